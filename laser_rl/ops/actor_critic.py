@@ -1,0 +1,162 @@
+"""The losses of LASER, one number a step, unreduced.
+
+Rows that are not learnable (rejected, or no transition at all) contribute exactly nothing: 0 to the loss and 0 to every gradient, whatever
+stands in them.
+"""
+
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Num
+from torch import Tensor
+
+from laser_rl.ops import checks
+from laser_rl.ops.distributions import Family
+from laser_rl.ops.vtrace import Estimate, vtrace
+
+Reduction = Literal["sum", "mean"]
+
+
+class ActorCriticLosses(NamedTuple):
+    """Per-step losses and what they were made of, which is also what a learner reports."""
+
+    policy: Float[Tensor, "T B"]
+    value: Float[Tensor, "T B"]
+    entropy: Float[Tensor, "T B"]
+    learnable: Bool[Tensor, "T B"]
+    policy_learnable: Bool[Tensor, "T B"]
+    estimate: Estimate
+
+
+def policy_gradient_loss(
+    log_prob: Float[Tensor, "T B"],
+    rho: Float[Tensor, "T B"],
+    advantage: Float[Tensor, "T B"],
+    learnable: Bool[Tensor, "T B"],
+) -> Float[Tensor, "T B"]:
+    """−ρ_t·log π(a_t|s_t)·advantage_t (eq. 2, to be minimised); ρ and the advantage are constants.
+
+    >>> policy_gradient_loss(torch.tensor([[-1.0]]), torch.tensor([[0.5]]), torch.tensor([[4.0]]), torch.tensor([[True]]))
+    tensor([[2.]])
+    """
+    if checks.active():
+        _check(learnable, log_prob=log_prob, rho=rho, advantage=advantage)
+    # The mask goes onto the weight, not onto the product: there the backward pass would meet 0 · NaN.
+    weight = torch.where(learnable, rho * advantage, rho.new_zeros(())).detach()
+    return -weight * log_prob
+
+
+def value_loss(
+    value: Float[Tensor, "T B"], target: Float[Tensor, "T B"], learnable: Bool[Tensor, "T B"]
+) -> Float[Tensor, "T B"]:
+    """½·(target_t − V(s_t))²; the target is a constant.
+
+    >>> value_loss(torch.tensor([[1.0]]), torch.tensor([[3.0]]), torch.tensor([[True]]))
+    tensor([[2.]])
+    """
+    if checks.active():
+        _check(learnable, value=value, target=target)
+    return 0.5 * torch.where(learnable, target.detach() - value, value.new_zeros(())) ** 2
+
+
+def entropy_loss(
+    entropy: Float[Tensor, "T B"], learnable: Bool[Tensor, "T B"], online: Bool[Tensor, "B"]
+) -> Float[Tensor, "T B"]:
+    """−H(π(·|s_t)), on learnable rows of online unrolls only.
+
+    >>> entropy_loss(torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool), torch.tensor([True, False]))
+    tensor([[-1., 0.]])
+    """
+    if checks.active():
+        _check(learnable, entropy=entropy)
+        checks.same_shape(row=learnable[0], online=online)
+        checks.boolean(online=online)
+    return torch.where(learnable & online, -entropy, entropy.new_zeros(()))
+
+
+def reduce(loss: Float[Tensor, "T B"], learnable: Bool[Tensor, "T B"], how: Reduction) -> Float[Tensor, ""]:
+    """Sum over batch and time (the paper's learning rates assume it), or mean over learnable steps (0 if there is none).
+
+    >>> mask = torch.tensor([[True, False], [True, False]])
+    >>> reduce(torch.tensor([[1.0, 0.0], [3.0, 0.0]]), mask, "mean")
+    tensor(2.)
+    """
+    if checks.active():
+        checks.require(how in {"sum", "mean"}, f"how is {how!r}, expected 'sum' or 'mean'")
+        _check(learnable, loss=loss)
+    total = loss.sum()
+    return total if how == "sum" else total / learnable.sum().clamp(min=1)
+
+
+def actor_critic_losses(
+    family: Family,
+    policy: Float[Tensor, "T B P"],
+    value: Float[Tensor, "T_plus_1 B"],
+    behaviour: Float[Tensor, "T B P"],
+    action: Num[Tensor, "T B *shape"],
+    reward: Float[Tensor, "T B"],
+    discount: Float[Tensor, "T B"],
+    real: Bool[Tensor, "T B"],
+    online: Bool[Tensor, "B"],
+    trusted: Bool[Tensor, "T B"],
+    *,
+    policy_trusted: Bool[Tensor, "T B"] | None = None,
+    clip_rho: float = 1.0,
+    clip_c: float = 1.0,
+) -> ActorCriticLosses:
+    """Algorithm 1 from the network's outputs to the losses (with eq. 2's advantage, see docs/differences-from-the-paper.md).
+
+    Args:
+        family: what `policy` and `behaviour` parametrise.
+        policy: parameters of π at the first T input rows.
+        value: V at all T+1 input rows; the only shift of the project happens here.
+        behaviour: parameters of μ, as stored.
+        action: the stored action.
+        reward: r_t.
+        discount: γ_t, 0 where the environment terminated.
+        real: False on the row after the end of an episode.
+        online: which unrolls of the batch are the agent's own newest.
+        trusted: the trust indicator λ.
+        policy_trusted: a separate indicator for the policy and entropy losses; `trusted` if None. Traces always follow `trusted`.
+        clip_rho: ρ̄.
+        clip_c: c̄.
+
+    >>> from laser_rl.ops.distributions import Categorical
+    >>> logits, ones = torch.zeros(2, 1, 2), torch.ones(2, 1)
+    >>> mask = ones.bool()
+    >>> losses = actor_critic_losses(
+    ...     Categorical(2), logits, torch.zeros(3, 1), logits, torch.zeros(2, 1, dtype=torch.long), ones, 0.5 * ones, mask, mask[0], mask)
+    >>> losses.value.squeeze(1)
+    tensor([1.1250, 0.5000])
+    """
+    if checks.active():
+        _check(real, reward=reward)
+        checks.boolean(trusted=trusted, online=online)
+        steps, batch = reward.shape
+        got = tuple(value.shape)
+        checks.require(
+            got == (steps + 1, batch), f"value has shape {got}, expected {(steps + 1, batch)}: one row more than reward"
+        )
+        checks.finite(value=value)
+    learnable = trusted & real
+    policy_learnable = learnable if policy_trusted is None else policy_trusted & real
+    this_value, next_value = value[:-1], value[1:]  # the only shift in the project
+    log_prob = family.log_prob(policy, action)
+    log_ratio = (log_prob - family.log_prob(behaviour, action)).detach()
+    estimate = vtrace(log_ratio, learnable, reward, discount, this_value, next_value, clip_rho=clip_rho, clip_c=clip_c)
+    return ActorCriticLosses(
+        policy=policy_gradient_loss(log_prob, estimate.rho, estimate.advantage, policy_learnable),
+        value=value_loss(this_value, estimate.target, learnable),
+        entropy=entropy_loss(family.entropy(policy), policy_learnable, online),
+        learnable=learnable,
+        policy_learnable=policy_learnable,
+        estimate=estimate,
+    )
+
+
+def _check(mask: Tensor, **numbers: Tensor) -> None:
+    checks.dimensions(2, mask=mask)
+    checks.same_shape(mask=mask, **numbers)
+    checks.boolean(mask=mask)
+    checks.floating(**numbers)
+    checks.finite(mask, **numbers)

@@ -1,0 +1,140 @@
+"""Bad input is refused at the public functions of `ops`, and costs nothing inside the training step.
+
+Every public function asks `active()` once and validates only if it says yes. It says no while `torch.compile` traces (so a compiled
+step contains no check at all) and inside `unchecked()` (one look-up of a context variable for each call, no look at any tensor).
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+from torch import Tensor
+
+_ACTIVE: ContextVar[bool] = ContextVar("laser_rl_checks_active", default=True)
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+class InputError(ValueError):
+    """An argument of a public function is wrong; the message says what was expected, what came and what to do.
+
+    >>> from laser_rl.ops.checks import InputError, clip_constants
+    >>> clip_constants(clip_rho=1.0, clip_c=2.0)
+    Traceback (most recent call last):
+    laser_rl.ops.checks.InputError: clip_rho (1.0) is below clip_c (2.0); V-trace needs clip_rho >= clip_c: raise clip_rho or lower clip_c
+    """
+
+
+def active() -> bool:
+    """Whether public functions look at their input now.
+
+    >>> from laser_rl.ops import checks
+    >>> checks.active()
+    True
+    """
+    return not torch.compiler.is_compiling() and _ACTIVE.get()
+
+
+@contextmanager
+def unchecked() -> Iterator[None]:
+    """Switch the checks off for the calling thread, as an eager training step does around its loss.
+
+    >>> from laser_rl.ops import checks
+    >>> with checks.unchecked():
+    ...     checks.active()
+    False
+    """
+    token = _ACTIVE.set(False)
+    try:
+        yield
+    finally:
+        _ACTIVE.reset(token)
+
+
+def require(holds: bool, message: str) -> None:
+    """Raise `InputError(message)` unless `holds`."""
+    if not holds:
+        raise InputError(message)
+
+
+def same_shape(**tensors: Tensor) -> None:
+    """All tensors have the shape of the first one."""
+    (first, reference), *others = tensors.items()
+    for name, tensor in others:
+        got, expected = tuple(tensor.shape), tuple(reference.shape)
+        require(
+            got == expected, f"{name} has shape {got}, expected {expected} like {first}; inputs are time-major, [T, B]"
+        )
+
+
+def dimensions(count: int, **tensors: Tensor) -> None:
+    """All tensors have `count` dimensions, none of them empty."""
+    for name, tensor in tensors.items():
+        got = tuple(tensor.shape)
+        require(tensor.ndim == count, f"{name} has {tensor.ndim} dimensions {got}, expected {count}")
+        require(tensor.numel() > 0, f"{name} is empty: its shape is {got}; pass at least one row and one sequence")
+
+
+def last_dimension(size: int, **tensors: Tensor) -> None:
+    """The last dimension of all tensors has `size` entries."""
+    for name, tensor in tensors.items():
+        got = tuple(tensor.shape)
+        require(tensor.ndim > 0 and got[-1] == size, f"{name} has shape {got}, expected a last dimension of {size}")
+
+
+def floating(**tensors: Tensor) -> None:
+    """All tensors are float32 or float64: returns and losses are not computed in half precision."""
+    for name, tensor in tensors.items():
+        right = tensor.dtype in {torch.float32, torch.float64}
+        require(right, f"{name} is {tensor.dtype}, expected torch.float32 or torch.float64; call {name}.float() first")
+
+
+def boolean(**tensors: Tensor) -> None:
+    """All tensors are masks."""
+    for name, tensor in tensors.items():
+        require(
+            tensor.dtype == torch.bool, f"{name} is {tensor.dtype}, expected torch.bool; compare or call {name}.bool()"
+        )
+
+
+def indices(size: int, **tensors: Tensor) -> None:
+    """All tensors are integers in [0, size)."""
+    for name, tensor in tensors.items():
+        require(tensor.dtype in _INTEGERS, f"{name} is {tensor.dtype}, expected integers; call {name}.long() first")
+        low, high = int(tensor.min()), int(tensor.max())
+        require(low >= 0 and high < size, f"{name} runs from {low} to {high}, expected 0 to {size - 1}")
+
+
+def finite(where: Tensor | None = None, **tensors: Tensor) -> None:
+    """No NaN and no infinity, in the rows that `where` marks (all rows if it is None)."""
+    for name, tensor in tensors.items():
+        bad = ~tensor.isfinite() if where is None else ~tensor.isfinite() & where
+        count = int(bad.sum())
+        if count:
+            place = tuple(int(index) for index in bad.nonzero()[0])
+            raise InputError(
+                f"{name} has {count} entries that are not finite, the first at {place} ({tensor[place].item()}); "
+                "find what produced them, they would spread through every target before them"
+            )
+
+
+def clip_constants(*, clip_rho: float, clip_c: float) -> None:
+    """ρ̄ ≥ c̄ > 0, as the contraction of V-trace needs."""
+    positive(clip_rho=clip_rho, clip_c=clip_c)
+    require(
+        clip_rho >= clip_c,
+        f"clip_rho ({clip_rho}) is below clip_c ({clip_c}); V-trace needs clip_rho >= clip_c: raise clip_rho or lower clip_c",
+    )
+
+
+def positive(**numbers: float) -> None:
+    """All numbers are above zero, and not NaN; infinity is allowed."""
+    for name, number in numbers.items():
+        require(number > 0, f"{name} is {number}, expected a number above 0")
+
+
+def share(**numbers: float) -> None:
+    """All numbers are in [0, 1]."""
+    for name, number in numbers.items():
+        require(not math.isnan(number) and 0 <= number <= 1, f"{name} is {number}, expected a share between 0 and 1")

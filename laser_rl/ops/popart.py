@@ -1,0 +1,132 @@
+"""PopArt: values learned in units of each task's own returns, with outputs that do not jump when the units change.
+
+The network's last layer predicts n = (v − mean) / σ. Order matters: the statistics move on the new targets, then the
+last layer is rescaled so that σ·n + mean is what it was, and only then is the loss taken, in the new units.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from laser_rl.ops import checks
+
+
+class Statistics(NamedTuple):
+    """First and second moments of each task's targets, in float64: mean_square − mean² cancels in float32 once the mean is large."""
+
+    mean: Float[Tensor, "tasks"]
+    mean_square: Float[Tensor, "tasks"]
+
+
+class Layer(NamedTuple):
+    """The last linear layer of the value head, one output a task."""
+
+    weight: Float[Tensor, "tasks features"]
+    bias: Float[Tensor, "tasks"]
+
+
+def initial(tasks: int, device: torch.device | str | None = None) -> Statistics:
+    """Mean 0, σ 1.
+
+    >>> sigma(initial(2))
+    tensor([1., 1.], dtype=torch.float64)
+    """
+    return Statistics(
+        torch.zeros(tasks, dtype=torch.float64, device=device), torch.ones(tasks, dtype=torch.float64, device=device)
+    )
+
+
+def sigma(statistics: Statistics, *, lowest: float = 1e-4, highest: float = 1e6) -> Float[Tensor, "tasks"]:
+    """√(mean_square − mean²), kept in [lowest, highest].
+
+    >>> sigma(Statistics(torch.tensor([3.0]), torch.tensor([13.0])))
+    tensor([2.])
+    """
+    if checks.active():
+        checks.positive(lowest=lowest, highest=highest)
+    variance = statistics.mean_square - statistics.mean.square()
+    return variance.clamp(lowest**2, highest**2).sqrt()
+
+
+def update(
+    statistics: Statistics,
+    target: Float[Tensor, "T B"],
+    task: Int[Tensor, "B"],
+    learnable: Bool[Tensor, "T B"],
+    *,
+    step: float = 3e-4,
+) -> Statistics:
+    """Move each task's moments towards those of its learnable targets, by `step` a target.
+
+    n targets of one task move its moments by 1 − (1 − step)ⁿ of the way to their average: a running mean that saw them one by one, made
+    independent of their order. It agrees with Σ step·(target − mean) to first order and cannot overshoot however large the batch.
+
+    >>> update(initial(2), torch.tensor([[4.0, 8.0]]), torch.tensor([0, 0]), torch.tensor([[True, False]]), step=0.5).mean
+    tensor([2., 0.], dtype=torch.float64)
+    """
+    if checks.active():
+        checks.same_shape(target=target, learnable=learnable)
+        checks.same_shape(column=target[0], task=task)
+        checks.boolean(learnable=learnable)
+        checks.indices(statistics.mean.shape[0], task=task)
+        checks.finite(learnable, target=target)
+        checks.share(step=step)
+    with torch.no_grad():
+        target = torch.where(learnable, target, target.new_zeros(())).to(statistics.mean.dtype)
+        nothing = torch.zeros_like(statistics.mean)
+        task = task.long()
+        count = nothing.index_add(0, task, learnable.sum(0).to(nothing.dtype))
+        rate = 1 - (1 - step) ** count  # 0 for a task without a target
+        seen = count.clamp(min=1)
+        mean = nothing.index_add(0, task, target.sum(0)) / seen
+        mean_square = nothing.index_add(0, task, target.square().sum(0)) / seen
+        return Statistics(
+            statistics.mean + rate * (mean - statistics.mean),
+            statistics.mean_square + rate * (mean_square - statistics.mean_square),
+        )
+
+
+def rescale(layer: Layer, old: Statistics, new: Statistics) -> Layer:
+    """The last layer in the new units: σ·(w·h + b) + mean stays what it was, for every task and every h.
+
+    >>> old, new = initial(1), Statistics(torch.tensor([1.0]), torch.tensor([5.0]))
+    >>> rescale(Layer(torch.tensor([[4.0]]), torch.tensor([3.0])), old, new)
+    Layer(weight=tensor([[2.]]), bias=tensor([1.]))
+    """
+    if checks.active():
+        checks.same_shape(mean=new.mean, bias=layer.bias)
+        checks.same_shape(mean=new.mean, first_weight=layer.weight[:, 0])
+    with torch.no_grad():
+        old_sigma, new_sigma = sigma(old), sigma(new)
+        weight = layer.weight * (old_sigma / new_sigma).unsqueeze(-1)
+        bias = (old_sigma * layer.bias + old.mean - new.mean) / new_sigma
+        return Layer(weight.to(layer.weight.dtype), bias.to(layer.bias.dtype))
+
+
+def normalise(statistics: Statistics, value: Float[Tensor, "T B"], task: Int[Tensor, "B"]) -> Float[Tensor, "T B"]:
+    """From the task's own units to the network's: (v − mean) / σ.
+
+    >>> normalise(Statistics(torch.tensor([1.0]), torch.tensor([5.0])), torch.tensor([[3.0]]), torch.tensor([0]))
+    tensor([[1.]])
+    """
+    mean, scale = _of_task(statistics, task)
+    return ((value - mean) / scale).to(value.dtype)
+
+
+def unnormalise(statistics: Statistics, value: Float[Tensor, "T B"], task: Int[Tensor, "B"]) -> Float[Tensor, "T B"]:
+    """From the network's units to the task's own: σ·n + mean.
+
+    >>> unnormalise(Statistics(torch.tensor([1.0]), torch.tensor([5.0])), torch.tensor([[1.0]]), torch.tensor([0]))
+    tensor([[3.]])
+    """
+    mean, scale = _of_task(statistics, task)
+    return (value * scale + mean).to(value.dtype)
+
+
+def _of_task(statistics: Statistics, task: Tensor) -> tuple[Tensor, Tensor]:
+    if checks.active():
+        checks.indices(statistics.mean.shape[0], task=task)
+    task = task.long()
+    return statistics.mean[task], sigma(statistics)[task]

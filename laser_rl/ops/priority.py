@@ -1,0 +1,70 @@
+"""Prioritised sampling, the baseline of the paper's appendix. N unrolls in the store, B of them in a batch."""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from laser_rl.ops import checks
+
+
+def probabilities(priority: Float[Tensor, "N"], *, exponent: float, uniform_share: float = 0.0) -> Float[Tensor, "N"]:
+    """P(τ) ∝ p^α, mixed with a uniform share ε so that no priority goes stale for ever; uniform while all priorities are 0.
+
+    >>> probabilities(torch.tensor([1.0, 3.0]), exponent=1.0, uniform_share=0.5)
+    tensor([0.3750, 0.6250])
+    """
+    if checks.active():
+        checks.dimensions(1, priority=priority)
+        checks.floating(priority=priority)
+        checks.finite(priority=priority)
+        checks.require(bool((priority >= 0).all()), "priority has negative entries; a priority is at least 0")
+        checks.require(exponent >= 0, f"exponent is {exponent}, expected at least 0")
+        checks.share(uniform_share=uniform_share)
+    powered = priority**exponent
+    total = powered.sum()
+    uniform = torch.full_like(priority, 1.0 / priority.shape[0])
+    prioritised = torch.where(total > 0, powered / total, uniform)
+    return (1 - uniform_share) * prioritised + uniform_share * uniform
+
+
+def weights(sampled: Float[Tensor, "B"], *, stored: int, exponent: float) -> Float[Tensor, "B"]:
+    """Importance weights (1 / (N·P))^β of unrolls sampled with probability `sampled` from `stored`; β = 1 corrects fully.
+
+    >>> weights(torch.tensor([0.25, 0.5]), stored=4, exponent=1.0)
+    tensor([1.0000, 0.5000])
+    """
+    if checks.active():
+        checks.share(exponent=exponent)
+        checks.require(stored > 0, f"stored is {stored}, expected at least 1")
+        checks.require(
+            bool((sampled > 0).all()), "sampled has entries that are not above 0; what was drawn had a chance"
+        )
+    return (stored * sampled) ** -exponent
+
+
+def critic_priority(value_loss: Float[Tensor, "T B"], learnable: Bool[Tensor, "T B"]) -> Float[Tensor, "B"]:
+    """The priority of an unroll: its mean critic loss over learnable steps, 0 if it has none.
+
+    >>> critic_priority(torch.tensor([[1.0], [9.0]]), torch.tensor([[True], [False]]))
+    tensor([1.])
+    """
+    if checks.active():
+        checks.same_shape(value_loss=value_loss, learnable=learnable)
+        checks.boolean(learnable=learnable)
+        checks.finite(learnable, value_loss=value_loss)
+    with torch.no_grad():
+        total = torch.where(learnable, value_loss, value_loss.new_zeros(())).sum(0)
+        return total / learnable.sum(0).clamp(min=1)
+
+
+def write(priority: Float[Tensor, "N"], slot: Int[Tensor, "B"], new: Float[Tensor, "B"]) -> Float[Tensor, "N"]:
+    """The priorities after a batch: `new[b]` at the place in the store that sequence b came from, not at b.
+
+    >>> write(torch.zeros(4), torch.tensor([3, 0]), torch.tensor([5.0, 7.0]))
+    tensor([7., 0., 0., 5.])
+    """
+    if checks.active():
+        checks.same_shape(new=new, slot=slot)
+        checks.indices(priority.shape[0], slot=slot)
+        checks.finite(new=new)
+    return priority.index_copy(0, slot.long(), new)

@@ -1,0 +1,83 @@
+"""RMSProp as TensorFlow 1 computes it, which the published learning rates assume.
+
+Two differences from torch.optim.RMSprop: ε stands inside the root, and the mean square starts at 1 instead of 0. At
+ε = 0.1 they decide the size of the step. The learning rate enters the momentum, so a schedule does not rescale steps
+already taken.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from laser_rl.ops import checks
+
+
+class State(NamedTuple):
+    """One tensor a parameter, in the order of the parameters."""
+
+    mean_square: tuple[Tensor, ...]
+    momentum: tuple[Tensor, ...]
+
+
+class Step(NamedTuple):
+    """What to subtract from each parameter, and the state after it."""
+
+    decrements: tuple[Tensor, ...]
+    state: State
+
+
+def initial(parameters: Sequence[Tensor]) -> State:
+    """The state before the first step: mean squares of 1, no momentum.
+
+    >>> initial([torch.zeros(2)]).mean_square
+    (tensor([1., 1.]),)
+    """
+    return State(tuple(torch.ones_like(p) for p in parameters), tuple(torch.zeros_like(p) for p in parameters))
+
+
+def update(
+    gradients: Sequence[Tensor],
+    state: State,
+    *,
+    learning_rate: float | Float[Tensor, ""],
+    decay: float = 0.99,
+    momentum: float = 0.0,
+    epsilon: float = 0.01,
+) -> Step:
+    """One step: ms ← decay·ms + (1 − decay)·g², mom ← momentum·mom + rate·g/√(ms + ε), parameter ← parameter − mom.
+
+    >>> update([torch.tensor([2.0])], initial([torch.zeros(1)]), learning_rate=0.1, decay=0.5, epsilon=1.5).decrements
+    (tensor([0.1000]),)
+    """
+    if checks.active():
+        checks.positive(learning_rate=float(learning_rate), epsilon=epsilon)
+        checks.share(decay=decay, momentum=momentum)
+        for gradient, mean_square in zip(gradients, state.mean_square, strict=True):
+            checks.same_shape(mean_square=mean_square, gradient=gradient)
+            checks.finite(gradient=gradient)
+    with torch.no_grad():
+        mean_squares = tuple(
+            decay * ms + (1 - decay) * g.square() for ms, g in zip(state.mean_square, gradients, strict=True)
+        )
+        decrements = tuple(
+            momentum * mom + learning_rate * g / (ms + epsilon).sqrt()
+            for mom, g, ms in zip(state.momentum, gradients, mean_squares, strict=True)
+        )
+    return Step(decrements, State(mean_squares, decrements))
+
+
+def linear_rate(start: float, end: float, *, step: int, total: int) -> float:
+    """A learning rate that goes from `start` to `end` over `total` steps and stays there.
+
+    >>> linear_rate(6e-4, 0.0, step=50, total=200)
+    0.00045
+    """
+    if checks.active():
+        checks.require(
+            total > 0 and step >= 0, f"step {step} of {total}: expected a step of at least 0 and a total of at least 1"
+        )
+    done = min(step / total, 1.0)
+    return start + (end - start) * done

@@ -1,0 +1,336 @@
+"""The paper's five propositions as things one can compute, on tabular Markov decision processes.
+
+Policies are probability tables [S, A]. Nothing here samples: values come from linear equations, so the propositions
+hold or fail by numbers. docs/theory.md walks through them; `laser theory` prints them for a random process.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from laser_rl.ops import checks
+from laser_rl.ops.trust_region import implied_log_probs
+
+Estimator = Literal["vtrace", "importance"]
+_SUM_TOLERANCE = 1e-6
+
+
+class MDP(NamedTuple):
+    """A finite Markov decision process. An episode's end is a state that leads to itself and rewards nothing."""
+
+    transition: Float[Tensor, "S A S2"]
+    reward: Float[Tensor, "S A"]
+    discount: float
+
+
+class Operator(NamedTuple):
+    """An expected return as an affine map of the bootstrap: new V = matrix · V + offset."""
+
+    matrix: Float[Tensor, "S S2"]
+    offset: Float[Tensor, "S"]
+
+
+def random_mdp(states: int, actions: int, *, discount: float = 0.9, generator: torch.Generator | None = None) -> MDP:
+    """A process drawn at random: transitions uniform on the simplex, rewards standard normal.
+
+    >>> mdp = random_mdp(3, 2, generator=torch.Generator().manual_seed(0))
+    >>> mdp.transition.sum(-1)
+    tensor([[1.0000, 1.0000], [1.0000, 1.0000], [1.0000, 1.0000]], dtype=torch.float64)
+    """
+    if checks.active():
+        checks.require(
+            states > 0 and actions > 0, f"{states} states and {actions} actions, expected at least one of each"
+        )
+        checks.require(0 <= discount < 1, f"discount is {discount}, expected at least 0 and below 1")
+    transition = random_policy(states * actions, states, generator=generator).reshape(states, actions, states)
+    reward = torch.randn(states, actions, dtype=torch.float64, generator=generator)
+    return MDP(transition, reward, discount)
+
+
+def random_policy(
+    states: int, actions: int, *, sharpness: float = 1.0, generator: torch.Generator | None = None
+) -> Float[Tensor, "S A"]:
+    """Probabilities ∝ Exp(1)^sharpness: uniform on the simplex at 1, nearer to deterministic above.
+
+    >>> random_policy(1, 2, generator=torch.Generator().manual_seed(0)).sum()
+    tensor(1., dtype=torch.float64)
+    """
+    weight = torch.empty(states, actions, dtype=torch.float64).exponential_(generator=generator)
+    return (sharpness * weight.log()).softmax(-1)
+
+
+def policy_value(mdp: MDP, policy: Float[Tensor, "S A"]) -> Float[Tensor, "S"]:
+    """V^π, from (I − γ·P^π)·V = r^π.
+
+    >>> one_state = MDP(torch.ones(1, 1, 1), torch.ones(1, 1), 0.5)
+    >>> policy_value(one_state, torch.ones(1, 1))
+    tensor([2.])
+    """
+    if checks.active():
+        _check(mdp, policy=policy)
+    moves, reward = _under(mdp, policy)
+    return _solve(_identity(moves) - mdp.discount * moves, reward)
+
+
+def action_values(mdp: MDP, value: Float[Tensor, "S"]) -> Float[Tensor, "S A"]:
+    """Q(s, a) = r(s, a) + γ·Σ P(s'|s, a)·V(s').
+
+    >>> action_values(MDP(torch.ones(1, 1, 1), torch.ones(1, 1), 0.5), torch.tensor([2.0]))
+    tensor([[2.]])
+    """
+    return mdp.reward + mdp.discount * mdp.transition @ value
+
+
+def state_distribution(mdp: MDP, policy: Float[Tensor, "S A"], start: Float[Tensor, "S"]) -> Float[Tensor, "S"]:
+    """d^π: the discounted share of time that π spends in each state from `start`; sums to 1.
+
+    >>> state_distribution(MDP(torch.ones(1, 1, 1), torch.ones(1, 1), 0.5), torch.ones(1, 1), torch.ones(1))
+    tensor([1.])
+    """
+    if checks.active():
+        _check(mdp, policy=policy)
+        checks.same_shape(states=mdp.reward[:, 0], start=start)
+    moves, _ = _under(mdp, policy)
+    return (1 - mdp.discount) * _solve(_identity(moves) - mdp.discount * moves.mT, start)
+
+
+def implied_policy(
+    policy: Float[Tensor, "S A"], behaviour: Float[Tensor, "S A"], *, clip_rho: float = 1.0
+) -> Float[Tensor, "S A"]:
+    """Prop. 1: the policy whose value V-trace estimates. Tables must be positive.
+
+    >>> implied_policy(torch.tensor([[0.9, 0.1]]), torch.tensor([[0.1, 0.9]]))
+    tensor([[0.5000, 0.5000]])
+    """
+    if checks.active():
+        _check_policies(policy=policy, behaviour=behaviour)
+    return implied_log_probs(policy.log(), behaviour.log(), clip_rho=clip_rho).exp()
+
+
+def distortion(
+    policy: Float[Tensor, "S A"], behaviour: Float[Tensor, "S A"], *, clip_rho: float = 1.0
+) -> Float[Tensor, "S A"]:
+    """Prop. 2: ω(s, a) = min(1, ρ̄·μ/π), with which V-trace's policy gradient scales the action values.
+
+    >>> distortion(torch.tensor([[0.5, 0.5]]), torch.tensor([[0.9, 0.1]])) * torch.tensor([[2.0, 5.0]])
+    tensor([[2., 1.]])
+    """
+    if checks.active():
+        _check_policies(policy=policy, behaviour=behaviour)
+        checks.positive(clip_rho=clip_rho)
+    return (clip_rho * behaviour / policy).clamp(max=1.0)
+
+
+def regret(q: Float[Tensor, "S A"], distorted: Float[Tensor, "S A"]) -> Float[Tensor, "S"]:
+    """R(s) = max_b Q(s, b) − Q(s, argmax Q^ω): what acting on the distorted values costs.
+
+    >>> regret(torch.tensor([[2.0, 5.0]]), torch.tensor([[2.0, 1.0]]))
+    tensor([3.])
+    """
+    if checks.active():
+        checks.same_shape(q=q, distorted=distorted)
+    chosen = distorted.argmax(-1, keepdim=True)
+    return q.amax(-1) - q.gather(-1, chosen).squeeze(-1)
+
+
+def mixed_values(
+    q: Float[Tensor, "S A"],
+    distorted: Float[Tensor, "S A"],
+    on_policy: Float[Tensor, "S"],
+    off_policy: Float[Tensor, "S"],
+    alpha: Float[Tensor, "S"],
+) -> Float[Tensor, "S A"]:
+    """Prop. 3: Q^α = Q·d^π·α + Q^ω·d^μ·(1 − α), the values that a share α of online data makes the gradient follow.
+
+    >>> one = torch.ones(1)
+    >>> mixed_values(torch.tensor([[2.0, 5.0]]), torch.tensor([[2.0, 1.0]]), one, one, 0.5 * one)
+    tensor([[2., 3.]])
+    """
+    true_weight, distorted_weight = on_policy * alpha, off_policy * (1 - alpha)
+    return q * true_weight.unsqueeze(-1) + distorted * distorted_weight.unsqueeze(-1)
+
+
+def alpha_bound(
+    q: Float[Tensor, "S A"],
+    distorted: Float[Tensor, "S A"],
+    on_policy: Float[Tensor, "S"],
+    off_policy: Float[Tensor, "S"],
+) -> Float[Tensor, "S"]:
+    """Prop. 3: above which share α of online data the best action of Q^α is the best action of Q, state by state.
+
+    From α/(1 − α) > max_{b ∉ A*} (Q^ω(b) − Q^ω(a*)) / (Q(a*) − Q(b)) · d^μ/d^π. Where the right side is negative any
+    α will do (0). Among several best actions the one that the distortion favours serves as a*. Where all actions are
+    best there is nothing to preserve (0).
+
+    >>> one = torch.ones(1)
+    >>> alpha_bound(torch.tensor([[2.0, 5.0]]), torch.tensor([[2.0, 1.0]]), one, one)
+    tensor([0.2500])
+    """
+    if checks.active():
+        checks.same_shape(q=q, distorted=distorted)
+        checks.same_shape(on_policy=on_policy, off_policy=off_policy)
+        checks.require(
+            bool((on_policy > 0).all()), "on_policy has a state that the policy never visits; no α helps there"
+        )
+    best = q.amax(-1, keepdim=True)
+    is_best = q == best
+    best_distorted = distorted.masked_fill(~is_best, -math.inf).amax(-1, keepdim=True)
+    needed = ((distorted - best_distorted) / (best - q)).masked_fill(is_best, 0.0).amax(-1)
+    odds = needed.clamp(min=0.0) * off_policy / on_policy
+    return odds / (1 + odds)
+
+
+def expected_return(
+    mdp: MDP,
+    policy: Float[Tensor, "S A"],
+    behaviour: Float[Tensor, "S A"],
+    trusted: Bool[Tensor, "S"],
+    *,
+    estimator: Estimator = "vtrace",
+    clip_rho: float = 1.0,
+    clip_c: float = 1.0,
+    steps: int | None = None,
+) -> Operator:
+    """E_μ of the trusted return (eqs. return_vtrace, return_is) as a map of the bootstrap V, over `steps` steps (None: without end).
+
+    With D·V = Σ_a μ·ρ·(r + γ·P·V − V) and the trace operator C = γ·Σ_a μ·c·P: new V = V + Σ_k (λC)^k · λD·V.
+
+    >>> mdp = MDP(torch.ones(1, 1, 1), torch.ones(1, 1), 0.5)
+    >>> operator = expected_return(mdp, torch.ones(1, 1), torch.ones(1, 1), torch.tensor([True]), steps=1)
+    >>> operator.matrix @ torch.tensor([8.0]) + operator.offset
+    tensor([5.])
+    """
+    if checks.active():
+        _check(mdp, policy=policy, behaviour=behaviour)
+        checks.same_shape(states=mdp.reward[:, 0], trusted=trusted)
+        checks.clip_constants(clip_rho=clip_rho, clip_c=clip_c)
+        checks.require(steps is None or steps > 0, f"steps is {steps}, expected at least 1, or None for no end")
+    if estimator == "importance":
+        clip_rho = clip_c = math.inf  # then μ·ρ = μ·c = π, and eq. return_vtrace's product becomes eq. return_is's
+    mask = trusted.to(mdp.reward.dtype).unsqueeze(-1)
+    moves, reward = _under(mdp, torch.minimum(policy, clip_rho * behaviour))
+    mass = torch.minimum(policy, clip_rho * behaviour).sum(-1)
+    traces, _ = _under(mdp, torch.minimum(policy, clip_c * behaviour))
+    trace = mdp.discount * mask * traces
+    td_matrix = mask * (mdp.discount * moves - mass.diag())
+    summed = _geometric_sum(trace, steps)
+    return Operator(_identity(moves) + summed @ td_matrix, summed @ (mask.squeeze(-1) * reward))
+
+
+def fixed_point(operator: Operator) -> Float[Tensor, "S"]:
+    """The V that an operator leaves unchanged: V^π for importance sampling, the implied policy's value for V-trace (Prop. 1).
+
+    >>> fixed_point(Operator(torch.tensor([[0.5]]), torch.tensor([1.0])))
+    tensor([2.])
+    """
+    return _solve(_identity(operator.matrix) - operator.matrix, operator.offset)
+
+
+def contraction_rate(operator: Operator, trusted: Bool[Tensor, "S"]) -> Float[Tensor, ""]:
+    """η: by how much at least the distance to the fixed point shrinks at trusted states, in the maximum norm.
+
+    >>> contraction_rate(Operator(torch.tensor([[0.5, 0.25], [0.0, 1.0]]), torch.zeros(2)), torch.tensor([True, False]))
+    tensor(0.7500)
+    """
+    if checks.active():
+        checks.require(bool(trusted.any()), "trusted is nowhere true; a rate needs one trusted state")
+    return operator.matrix.abs().sum(-1)[trusted].amax()
+
+
+def trusted_operator(
+    mdp: MDP,
+    policy: Float[Tensor, "S A"],
+    behaviours: Sequence[Float[Tensor, "S A"]],
+    weights: Float[Tensor, "Z"],
+    trusted: Bool[Tensor, "Z S"],
+    *,
+    estimator: Estimator = "vtrace",
+    clip_rho: float = 1.0,
+    clip_c: float = 1.0,
+    steps: int | None = None,
+) -> Operator:
+    """V_trusted (eq. censored_expectation) as a map of V: at each state the average return over the behaviours trusted there.
+
+    A state where no behaviour is trusted is never updated: there V stays as it is. If every state has one, the `fixed_point` is what
+    repeated application converges to.
+
+    >>> mdp, one = MDP(torch.ones(1, 1, 1), torch.ones(1, 1), 0.5), torch.ones(1, 1)
+    >>> trusted_operator(mdp, one, [one], torch.ones(1), torch.tensor([[False]]))
+    Operator(matrix=tensor([[1.]]), offset=tensor([0.]))
+    """
+    if checks.active():
+        checks.require(
+            len(behaviours) == weights.shape[0] == trusted.shape[0],
+            f"{len(behaviours)} behaviours, {weights.shape[0]} weights and {trusted.shape[0]} masks; expected as many of each",
+        )
+        checks.require(bool((weights > 0).all()), "weights has entries that are not above 0; leave such behaviours out")
+    operators = [
+        expected_return(
+            mdp, policy, behaviour, mask, estimator=estimator, clip_rho=clip_rho, clip_c=clip_c, steps=steps
+        )
+        for behaviour, mask in zip(behaviours, trusted, strict=True)
+    ]
+    share = conditional_share(weights, trusted)
+    matrix = (share.unsqueeze(-1) * torch.stack([operator.matrix for operator in operators])).sum(0)
+    offset = (share * torch.stack([operator.offset for operator in operators])).sum(0)
+    untouched = (~trusted.any(0)).to(matrix.dtype)
+    return Operator(matrix + untouched.diag(), offset)
+
+
+def conditional_share(weights: Float[Tensor, "Z"], trusted: Bool[Tensor, "Z S"]) -> Float[Tensor, "Z S"]:
+    """p(z | μ_z trusted at s); 0 where none is.
+
+    >>> conditional_share(torch.tensor([0.2, 0.2, 0.6]), torch.tensor([[True], [True], [False]])).squeeze(1)
+    tensor([0.5000, 0.5000, 0.0000])
+    """
+    mass = weights.unsqueeze(-1) * trusted
+    total = mass.sum(0)
+    return mass / torch.where(total > 0, total, torch.ones_like(total))
+
+
+def _geometric_sum(matrix: Tensor, steps: int | None) -> Tensor:
+    """Σ_{k < steps} matrix^k."""
+    if steps is None:
+        return _solve(_identity(matrix) - matrix, _identity(matrix))
+    total = _identity(matrix)
+    for _ in range(steps - 1):
+        total = _identity(matrix) + matrix @ total
+    return total
+
+
+def _under(mdp: MDP, table: Tensor) -> tuple[Tensor, Tensor]:
+    """State-to-state moves and expected reward when action a is weighted by table[s, a]."""
+    return torch.einsum("sa,sat->st", table, mdp.transition), (table * mdp.reward).sum(-1)
+
+
+def _solve(matrix: Tensor, right: Tensor) -> Tensor:
+    solution: Tensor = torch.linalg.solve(matrix, right)
+    return solution
+
+
+def _identity(like: Tensor) -> Tensor:
+    return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
+
+
+def _check(mdp: MDP, **policies: Tensor) -> None:
+    states, actions = mdp.reward.shape
+    got = tuple(mdp.transition.shape)
+    checks.require(
+        got == (states, actions, states), f"transition has shape {got}, expected {(states, actions, states)} for reward"
+    )
+    checks.require(0 <= mdp.discount < 1, f"discount is {mdp.discount}, expected at least 0 and below 1")
+    _check_policies(**policies)
+    for name, policy in policies.items():
+        checks.same_shape(reward=mdp.reward, **{name: policy})
+
+
+def _check_policies(**policies: Tensor) -> None:
+    for name, policy in policies.items():
+        checks.floating(**{name: policy})
+        sums = policy.sum(-1)
+        valid = bool((policy > 0).all()) and bool(((sums - 1).abs() < _SUM_TOLERANCE).all())
+        checks.require(valid, f"{name} is no table of positive probabilities: rows sum to {sums.tolist()}")

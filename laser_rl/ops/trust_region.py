@@ -1,0 +1,198 @@
+"""The trust region over behaviours: which stored steps a policy may learn from.
+
+A relevance function β(π, μ, s) says how far the behaviour is from where V-trace can be trusted; a step is trusted if β < b. Relevance
+depends on the state alone, never on the action that was taken: rejecting by action would bias the expectation. Sampled forms therefore draw
+their own actions. Everything here decides and is not learned from: no gradient flows.
+"""
+
+import math
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from laser_rl.ops import checks
+from laser_rl.ops.distributions import Family
+
+ENUMERABLE = 1024
+"""Up to so many joint actions a sum over all of them is exact and cheap; beyond, actions are drawn."""
+
+
+def implied_log_probs(
+    policy_logits: Float[Tensor, "*rows A"], behaviour_logits: Float[Tensor, "*rows A"], *, clip_rho: float = 1.0
+) -> Float[Tensor, "*rows A"]:
+    """Log-probabilities of the implied policy, whose value V-trace estimates (Prop. 1): min(ρ̄·μ, π) / Σ_b min(ρ̄·μ, π).
+
+    >>> mirrored = implied_log_probs(torch.tensor([0.9, 0.1]).log(), torch.tensor([0.1, 0.9]).log())
+    >>> mirrored.exp()
+    tensor([0.5000, 0.5000])
+    """
+    if checks.active():
+        _check_logits(policy_logits, behaviour_logits, clip_rho)
+    with torch.no_grad():
+        _, common = _common_mass(policy_logits, behaviour_logits, clip_rho)
+        return common.log_softmax(-1)
+
+
+def implied_kl(
+    policy_logits: Float[Tensor, "*rows A"], behaviour_logits: Float[Tensor, "*rows A"], *, clip_rho: float = 1.0
+) -> Float[Tensor, "*rows"]:
+    """KL(π ‖ implied policy), the text's relevance function, exactly and without a division.
+
+    With Z = Σ_a min(ρ̄·μ, π) it is log Z + Σ_a π·max(0, log π − log(ρ̄·μ)).
+
+    >>> implied_kl(torch.tensor([0.0, 0.0]), torch.tensor([0.0, 0.0]))
+    tensor(0.)
+    """
+    if checks.active():
+        _check_logits(policy_logits, behaviour_logits, clip_rho)
+    with torch.no_grad():
+        log_pi, common = _common_mass(policy_logits, behaviour_logits, clip_rho)
+        excess = (log_pi.exp() * (log_pi - common)).sum(-1)
+        return (common.logsumexp(-1) + excess).clamp(min=0.0)  # rounding alone can make it negative
+
+
+def sampled_implied_kl(
+    policy_log_prob: Float[Tensor, "N *rows"], behaviour_log_prob: Float[Tensor, "N *rows"], *, clip_rho: float = 1.0
+) -> Float[Tensor, "*rows"]:
+    """KL(π ‖ implied policy) from N actions drawn from π, for large or continuous action spaces.
+
+    With w = min(1, ρ̄·μ/π): Z = E[w] and KL = log Z − E[log w]. Never negative; biased low by O(1/N), since a logarithm is concave.
+
+    >>> log_pi = torch.zeros(4)
+    >>> sampled_implied_kl(log_pi, log_pi - 1.0)
+    tensor(0.)
+    """
+    if checks.active():
+        _check_samples(policy_log_prob, behaviour_log_prob)
+        checks.positive(clip_rho=clip_rho)
+    with torch.no_grad():
+        log_weight = (math.log(clip_rho) + behaviour_log_prob - policy_log_prob).clamp(max=0.0)
+        log_mass = log_weight.logsumexp(0) - math.log(log_weight.shape[0])
+        return (log_mass - log_weight.mean(0)).clamp(min=0.0)
+
+
+def sampled_kl(
+    policy_log_prob: Float[Tensor, "N *rows"], behaviour_log_prob: Float[Tensor, "N *rows"]
+) -> Float[Tensor, "*rows"]:
+    """KL(π ‖ μ) from N actions drawn from π: unbiased, and by chance below 0 where the two are close.
+
+    >>> sampled_kl(torch.tensor([-1.0, -2.0]), torch.tensor([-2.0, -2.0]))
+    tensor(0.5000)
+    """
+    if checks.active():
+        _check_samples(policy_log_prob, behaviour_log_prob)
+    with torch.no_grad():
+        return (policy_log_prob - behaviour_log_prob).mean(0)
+
+
+def kl_to_implied(
+    family: Family,
+    policy: Float[Tensor, "*rows P"],
+    behaviour: Float[Tensor, "*rows P"],
+    *,
+    clip_rho: float = 1.0,
+    draws: int = 32,
+    generator: torch.Generator | None = None,
+) -> Float[Tensor, "*rows"]:
+    """The default relevance function, for any family: exact where the actions can be enumerated, else from `draws` actions.
+
+    >>> from laser_rl.ops.distributions import Categorical
+    >>> kl_to_implied(Categorical(2), torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, 9.0]])).item() > 0.1
+    True
+    """
+    if checks.active():
+        checks.require(draws > 0, f"draws is {draws}, expected at least 1")
+    with torch.no_grad():
+        if family.joint_size is not None and family.joint_size <= ENUMERABLE:
+            return implied_kl(family.joint_log_probs(policy), family.joint_log_probs(behaviour), clip_rho=clip_rho)
+        policy, behaviour = policy.expand(draws, *policy.shape), behaviour.expand(draws, *behaviour.shape)
+        action = family.sample(policy, generator)
+        return sampled_implied_kl(
+            family.log_prob(policy, action), family.log_prob(behaviour, action), clip_rho=clip_rho
+        )
+
+
+def kl_to_behaviour(
+    family: Family, policy: Float[Tensor, "*rows P"], behaviour: Float[Tensor, "*rows P"]
+) -> Float[Tensor, "*rows"]:
+    """KL(π ‖ μ), Algorithm 1's relevance function; closed form for every family. Its bounds are not those of `kl_to_implied`.
+
+    >>> from laser_rl.ops.distributions import Categorical
+    >>> kl_to_behaviour(Categorical(2), torch.tensor([1.0, 0.0]), torch.tensor([1.0, 0.0]))
+    tensor(0.)
+    """
+    with torch.no_grad():
+        return family.kl(policy, behaviour).clamp(min=0.0)  # rounding alone can make it negative
+
+
+def within(relevance: Float[Tensor, "*rows"], bound: float | Float[Tensor, ""]) -> Bool[Tensor, "*rows"]:
+    """The trust indicator λ = 1[β < b]. A relevance of NaN is not trusted.
+
+    >>> within(torch.tensor([0.01, 0.03, float("nan")]), 0.03)
+    tensor([ True, False, False])
+    """
+    if checks.active():
+        checks.positive(bound=float(bound))
+    return relevance < bound
+
+
+def accepted_share(trusted: Bool[Tensor, "*rows"], counted: Bool[Tensor, "*rows"]) -> Float[Tensor, ""]:
+    """Share of the `counted` rows (replayed real steps, usually) that are trusted; NaN if none is counted.
+
+    >>> accepted_share(torch.tensor([True, False, True]), torch.tensor([True, True, False]))
+    tensor(0.5000)
+    """
+    if checks.active():
+        checks.same_shape(trusted=trusted, counted=counted)
+        checks.boolean(trusted=trusted, counted=counted)
+    return (trusted & counted).sum() / counted.sum()
+
+
+def adapt_bound(
+    bound: Float[Tensor, ""],
+    accepted: Float[Tensor, ""],
+    *,
+    target: float,
+    rate: float = 0.01,
+    lowest: float = 1e-5,
+    highest: float = 10.0,
+) -> Float[Tensor, ""]:
+    """Move the threshold so that the share of trusted steps approaches `target`: log b += rate·(target − accepted).
+
+    An integral controller in log b: it needs no model of how relevance is distributed, and a rate r moves b by at most a factor e^r a
+    call. Where no row was counted (`accepted` is NaN) the bound stays.
+
+    >>> adapt_bound(torch.tensor(0.1), torch.tensor(0.2), target=0.7, rate=1.0)
+    tensor(0.1649)
+    """
+    if checks.active():
+        checks.share(target=target)
+        checks.positive(bound=float(bound), rate=rate, lowest=lowest)
+        checks.require(lowest <= highest, f"lowest ({lowest}) is above highest ({highest}); swap them")
+    with torch.no_grad():
+        moved = (bound.log() + rate * (target - accepted)).exp().clamp(lowest, highest)
+        return torch.where(accepted.isnan(), bound, moved)
+
+
+def _common_mass(policy_logits: Tensor, behaviour_logits: Tensor, clip_rho: float) -> tuple[Tensor, Tensor]:
+    """Log π and log min(ρ̄·μ, π). Normalises by itself: raw logits are no log-probabilities."""
+    log_pi = policy_logits.log_softmax(-1)
+    log_mu = behaviour_logits.log_softmax(-1)
+    return log_pi, torch.minimum(log_pi, log_mu + math.log(clip_rho))
+
+
+def _check_logits(policy_logits: Tensor, behaviour_logits: Tensor, clip_rho: float) -> None:
+    checks.same_shape(policy_logits=policy_logits, behaviour_logits=behaviour_logits)
+    checks.floating(policy_logits=policy_logits, behaviour_logits=behaviour_logits)
+    checks.finite(policy_logits=policy_logits, behaviour_logits=behaviour_logits)
+    checks.positive(clip_rho=clip_rho)
+
+
+def _check_samples(policy_log_prob: Tensor, behaviour_log_prob: Tensor) -> None:
+    checks.same_shape(policy_log_prob=policy_log_prob, behaviour_log_prob=behaviour_log_prob)
+    checks.floating(policy_log_prob=policy_log_prob, behaviour_log_prob=behaviour_log_prob)
+    checks.finite(policy_log_prob=policy_log_prob, behaviour_log_prob=behaviour_log_prob)
+    checks.require(
+        policy_log_prob.ndim > 0 and policy_log_prob.shape[0] > 0, "policy_log_prob has no sample; draw at least one"
+    )
