@@ -4,7 +4,6 @@ Every public function asks `active()` once and validates only if it says yes. It
 step contains no check at all) and inside `unchecked()` (one look-up of a context variable for each call, no look at any tensor).
 """
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -128,13 +127,14 @@ def clip_constants(*, clip_rho: float, clip_c: float) -> None:
     )
 
 
-def positive(**numbers: float) -> None:
+def positive(**numbers: float | Tensor) -> None:
     """All numbers are above zero, and not NaN; infinity is allowed."""
     for name, number in numbers.items():
-        require(number > 0, f"{name} is {number}, expected a number above 0")
+        plain = number.item() if isinstance(number, Tensor) else number
+        require(plain > 0, f"{name} is {plain}, expected a number above 0")
 
 
 def share(**numbers: float) -> None:
     """All numbers are in [0, 1]."""
     for name, number in numbers.items():
-        require(not math.isnan(number) and 0 <= number <= 1, f"{name} is {number}, expected a share between 0 and 1")
+        require(0 <= number <= 1, f"{name} is {number}, expected a share between 0 and 1")

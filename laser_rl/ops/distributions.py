@@ -7,15 +7,16 @@ Parameters are logits, not probabilities; all is finite for parameters up to ±1
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int, Num
+from jaxtyping import Float, Integer, Num
 from torch import Tensor
 
 from laser_rl.ops import checks
 
 
+@runtime_checkable
 class Family(Protocol):
     """What an agent needs of a distribution over actions; bring your own by writing these methods.
 
@@ -92,7 +93,9 @@ class Categorical:
         """All actions."""
         return self.actions
 
-    def log_prob(self, parameters: Float[Tensor, "*rows P"], action: Int[Tensor, "*rows"]) -> Float[Tensor, "*rows"]:
+    def log_prob(
+        self, parameters: Float[Tensor, "*rows P"], action: Integer[Tensor, "*rows"]
+    ) -> Float[Tensor, "*rows"]:
         """Log π(action)."""
         if checks.active():
             check_parameters(self, parameters=parameters)
@@ -112,7 +115,7 @@ class Categorical:
 
     def sample(
         self, parameters: Float[Tensor, "*rows P"], generator: torch.Generator | None = None
-    ) -> Int[Tensor, "*rows"]:
+    ) -> Integer[Tensor, "*rows"]:
         """Gumbel's trick: the largest logit after noise. Needs no normalisation and no look at the values."""
         if checks.active():
             check_parameters(self, parameters=parameters)
@@ -120,7 +123,7 @@ class Categorical:
         # An exponential variate of exactly 0 would make its action win against any logit.
         return (parameters - noise.clamp(min=torch.finfo(noise.dtype).tiny).log()).argmax(-1)
 
-    def mode(self, parameters: Float[Tensor, "*rows P"]) -> Int[Tensor, "*rows"]:
+    def mode(self, parameters: Float[Tensor, "*rows P"]) -> Integer[Tensor, "*rows"]:
         """The most probable action."""
         return parameters.argmax(-1)
 
@@ -130,7 +133,7 @@ class Categorical:
             check_parameters(self, parameters=parameters)
         return parameters.log_softmax(-1)
 
-    def to_environment(self, action: Int[Tensor, "*rows"]) -> Int[Tensor, "*rows"]:
+    def to_environment(self, action: Integer[Tensor, "*rows"]) -> Integer[Tensor, "*rows"]:
         """As it is."""
         return action
 
@@ -168,7 +171,7 @@ class MultiCategorical:
         return math.prod(self.actions)
 
     def log_prob(
-        self, parameters: Float[Tensor, "*rows P"], action: Int[Tensor, "*rows factors"]
+        self, parameters: Float[Tensor, "*rows P"], action: Integer[Tensor, "*rows factors"]
     ) -> Float[Tensor, "*rows"]:
         """Σ over factors of log π_i(action_i)."""
         if checks.active():
@@ -189,12 +192,12 @@ class MultiCategorical:
 
     def sample(
         self, parameters: Float[Tensor, "*rows P"], generator: torch.Generator | None = None
-    ) -> Int[Tensor, "*rows factors"]:
+    ) -> Integer[Tensor, "*rows factors"]:
         """One draw a factor."""
         factors = zip(self._factors(), self._split(parameters), strict=True)
         return torch.stack([factor.sample(logits, generator) for factor, logits in factors], -1)
 
-    def mode(self, parameters: Float[Tensor, "*rows P"]) -> Int[Tensor, "*rows factors"]:
+    def mode(self, parameters: Float[Tensor, "*rows P"]) -> Integer[Tensor, "*rows factors"]:
         """The most probable action of each factor."""
         return torch.stack([logits.argmax(-1) for logits in self._split(parameters)], -1)
 
@@ -205,7 +208,7 @@ class MultiCategorical:
             joint = (joint.unsqueeze(-1) + log_p.unsqueeze(-2)).flatten(-2)
         return joint
 
-    def to_environment(self, action: Int[Tensor, "*rows factors"]) -> Int[Tensor, "*rows factors"]:
+    def to_environment(self, action: Integer[Tensor, "*rows factors"]) -> Integer[Tensor, "*rows factors"]:
         """As it is."""
         return action
 

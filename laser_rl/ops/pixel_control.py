@@ -5,7 +5,7 @@ are channel-first, [..., C, H, W].
 """
 
 import torch
-from jaxtyping import Bool, Float, Int, Num
+from jaxtyping import Bool, Float, Integer, Num
 from torch import Tensor
 
 from laser_rl.ops import checks
@@ -83,7 +83,7 @@ def q_targets(
 
 def q_loss(
     q: Float[Tensor, "T_plus_1 B A h w"],
-    action: Int[Tensor, "T B"],
+    action: Integer[Tensor, "T B"],
     cumulant: Float[Tensor, "T B h w"],
     discount: Float[Tensor, "T B"],
     learnable: Bool[Tensor, "T B"],

@@ -7,7 +7,7 @@ last layer is rescaled so that σ·n + mean is what it was, and only then is the
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
 from laser_rl.ops import checks
@@ -53,7 +53,7 @@ def sigma(statistics: Statistics, *, lowest: float = 1e-4, highest: float = 1e6)
 def update(
     statistics: Statistics,
     target: Float[Tensor, "T B"],
-    task: Int[Tensor, "B"],
+    task: Integer[Tensor, "B"],
     learnable: Bool[Tensor, "T B"],
     *,
     step: float = 3e-4,
@@ -105,7 +105,7 @@ def rescale(layer: Layer, old: Statistics, new: Statistics) -> Layer:
         return Layer(weight.to(layer.weight.dtype), bias.to(layer.bias.dtype))
 
 
-def normalise(statistics: Statistics, value: Float[Tensor, "T B"], task: Int[Tensor, "B"]) -> Float[Tensor, "T B"]:
+def normalise(statistics: Statistics, value: Float[Tensor, "T B"], task: Integer[Tensor, "B"]) -> Float[Tensor, "T B"]:
     """From the task's own units to the network's: (v − mean) / σ.
 
     >>> normalise(Statistics(torch.tensor([1.0]), torch.tensor([5.0])), torch.tensor([[3.0]]), torch.tensor([0]))
@@ -115,7 +115,9 @@ def normalise(statistics: Statistics, value: Float[Tensor, "T B"], task: Int[Ten
     return ((value - mean) / scale).to(value.dtype)
 
 
-def unnormalise(statistics: Statistics, value: Float[Tensor, "T B"], task: Int[Tensor, "B"]) -> Float[Tensor, "T B"]:
+def unnormalise(
+    statistics: Statistics, value: Float[Tensor, "T B"], task: Integer[Tensor, "B"]
+) -> Float[Tensor, "T B"]:
     """From the network's units to the task's own: σ·n + mean.
 
     >>> unnormalise(Statistics(torch.tensor([1.0]), torch.tensor([5.0])), torch.tensor([[1.0]]), torch.tensor([0]))

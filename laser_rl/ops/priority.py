@@ -1,7 +1,7 @@
 """Prioritised sampling, the baseline of the paper's appendix. N unrolls in the store, B of them in a batch."""
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
 from laser_rl.ops import checks
@@ -57,7 +57,7 @@ def critic_priority(value_loss: Float[Tensor, "T B"], learnable: Bool[Tensor, "T
         return total / learnable.sum(0).clamp(min=1)
 
 
-def write(priority: Float[Tensor, "N"], slot: Int[Tensor, "B"], new: Float[Tensor, "B"]) -> Float[Tensor, "N"]:
+def write(priority: Float[Tensor, "N"], slot: Integer[Tensor, "B"], new: Float[Tensor, "B"]) -> Float[Tensor, "N"]:
     """The priorities after a batch: `new[b]` at the place in the store that sequence b came from, not at b.
 
     >>> write(torch.zeros(4), torch.tensor([3, 0]), torch.tensor([5.0, 7.0]))

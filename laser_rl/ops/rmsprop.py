@@ -53,7 +53,7 @@ def update(
     (tensor([0.1000]),)
     """
     if checks.active():
-        checks.positive(learning_rate=float(learning_rate), epsilon=epsilon)
+        checks.positive(learning_rate=learning_rate, epsilon=epsilon)
         checks.share(decay=decay, momentum=momentum)
         for gradient, mean_square in zip(gradients, state.mean_square, strict=True):
             checks.same_shape(mean_square=mean_square, gradient=gradient)

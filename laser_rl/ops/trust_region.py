@@ -133,7 +133,7 @@ def within(relevance: Float[Tensor, "*rows"], bound: float | Float[Tensor, ""]) 
     tensor([ True, False, False])
     """
     if checks.active():
-        checks.positive(bound=float(bound))
+        checks.positive(bound=bound)
     return relevance < bound
 
 
@@ -168,7 +168,7 @@ def adapt_bound(
     """
     if checks.active():
         checks.share(target=target)
-        checks.positive(bound=float(bound), rate=rate, lowest=lowest)
+        checks.positive(bound=bound, rate=rate, lowest=lowest)
         checks.require(lowest <= highest, f"lowest ({lowest}) is above highest ({highest}); swap them")
     with torch.no_grad():
         moved = (bound.log() + rate * (target - accepted)).exp().clamp(lowest, highest)

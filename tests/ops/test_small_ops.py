@@ -1,0 +1,198 @@
+"""Rewards, RMSProp, priorities, memory and the clock."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from laser_rl.ops import clock, memory, priority, rewards, rmsprop
+from tests.ops.inputs import assert_same, generator, make_rows, normal, rows, seeds
+from tests.references import priority as twin_priority
+from tests.references import rewards as twin_rewards
+from tests.references import rmsprop as twin_rmsprop
+
+# rewards
+
+
+@given(seeds, st.sampled_from([0.5, 1.0, 3.0]))
+def test_reward_transforms_agree_with_their_twins(seed, bound):
+    reward = 4 * normal(seed, 5, 3)
+    assert_same(rewards.clip(reward, bound), twin_rewards.clipped(reward.numpy(), bound))
+    assert_same(rewards.dmlab_squash(reward), twin_rewards.dmlab_squashed(reward.numpy()))
+
+
+def test_rewards_have_numerical_gradients_and_the_usual_default():
+    reward = (4 * normal(0, 6)).requires_grad_()
+    assert torch.autograd.gradcheck(rewards.dmlab_squash, [reward])
+    assert torch.autograd.gradcheck(rewards.clip, [reward])
+    assert torch.equal(rewards.clip(reward), rewards.clip(reward, 1.0))
+
+
+# rmsprop
+
+
+@given(seeds, st.sampled_from([0.9, 0.99]), st.sampled_from([0.0, 0.9]), st.sampled_from([0.01, 0.1]))
+def test_rmsprop_agrees_with_tensorflows(seed, decay, momentum, epsilon):
+    gradients, start = normal(seed, 6, 4), normal(seed + 1, 4)
+    rates = [rmsprop.linear_rate(0.1, 0.01, step=step, total=4) for step in range(6)]
+    parameters, state = [start[:1], start[1:].reshape(3, 1)], rmsprop.initial([start[:1], start[1:].reshape(3, 1)])
+    history = []
+    for gradient, rate in zip(gradients, rates, strict=True):
+        step = rmsprop.update(
+            [gradient[:1], gradient[1:].reshape(3, 1)],
+            state,
+            learning_rate=rate,
+            decay=decay,
+            momentum=momentum,
+            epsilon=epsilon,
+        )
+        state = step.state
+        parameters = [p - d for p, d in zip(parameters, step.decrements, strict=True)]
+        history.append(torch.cat([p.flatten() for p in parameters]))
+    for entry in range(4):
+        expected = twin_rmsprop.run(start[entry].item(), gradients[:, entry].tolist(), rates, decay, momentum, epsilon)
+        assert_same(torch.stack(history)[:, entry], expected)
+
+
+def test_rmsprop_is_not_torchs():
+    gradient, start = torch.tensor([0.01]), torch.tensor([1.0])
+    ours = rmsprop.update([gradient], rmsprop.initial([start]), learning_rate=0.1, epsilon=0.1).decrements[0]
+    assert ours.item() == pytest.approx(0.1 * 0.01 / (0.99 + 1e-6 + 0.1) ** 0.5)
+    parameter = start.clone().requires_grad_()
+    parameter.grad = gradient
+    torch.optim.RMSprop([parameter], lr=0.1, alpha=0.99, eps=0.1).step()
+    assert abs((start - parameter).item() / ours.item() - 1) > 5
+
+
+def test_rmsprop_defaults_and_tensor_rates():
+    gradient, state = [normal(0, 3)], rmsprop.initial([normal(1, 3)])
+    plain = rmsprop.update(gradient, state, learning_rate=0.1).decrements[0]
+    explicit = rmsprop.update(
+        gradient, state, learning_rate=torch.tensor(0.1, dtype=torch.float64), decay=0.99, momentum=0.0, epsilon=0.01
+    )
+    assert_same(plain, explicit.decrements[0])
+    gradient[0].requires_grad_()
+    assert not rmsprop.update(gradient, state, learning_rate=0.1).decrements[0].requires_grad
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.integers(0, 20), st.integers(1, 10))
+def test_linear_rate_agrees_with_its_twin(start, end, step, total):
+    ours = rmsprop.linear_rate(start, end, step=step, total=total)
+    assert ours == pytest.approx(twin_rmsprop.linear_rate(start, end, step, total), abs=1e-12)
+
+
+# priority
+
+
+@given(seeds, st.sampled_from([0.0, 0.6, 1.0, 2.0]), st.sampled_from([0.0, 0.1, 1.0]))
+def test_priorities_agree_with_their_twins(seed, exponent, uniform_share):
+    priorities = normal(seed, 7).abs()
+    ours = priority.probabilities(priorities, exponent=exponent, uniform_share=uniform_share)
+    assert_same(ours, twin_priority.probabilities(priorities.numpy(), exponent, uniform_share))
+    for beta in (0.0, 0.5, 1.0):
+        assert_same(priority.weights(ours, stored=7, exponent=beta), twin_priority.weights(ours.numpy(), 7, beta))
+
+
+@given(rows())
+def test_critic_priority_agrees_with_its_twin(batch):
+    loss = batch.reward.square()
+    expected = twin_priority.critic_priority(loss.numpy(), batch.learnable.numpy())
+    assert_same(priority.critic_priority(loss, batch.learnable), expected)
+    dirty = loss.masked_fill(~batch.learnable, torch.nan).requires_grad_()
+    assert_same(priority.critic_priority(dirty, batch.learnable), expected)
+    assert not priority.critic_priority(dirty, batch.learnable).requires_grad
+
+
+def test_without_any_priority_sampling_is_uniform():
+    assert_same(priority.probabilities(torch.zeros(4), exponent=0.6), [0.25] * 4)
+    spread = priority.probabilities(torch.tensor([1.0, 3.0]), exponent=1.0)
+    assert torch.equal(spread, priority.probabilities(torch.tensor([1.0, 3.0]), exponent=1.0, uniform_share=0.0))
+
+
+def test_full_correction_makes_a_prioritised_mean_unbiased():
+    quantity = normal(0, 6)
+    chance = priority.probabilities(normal(1, 6).abs(), exponent=0.7, uniform_share=0.1)
+    corrected = (chance * priority.weights(chance, stored=6, exponent=1.0) * quantity).sum()
+    assert corrected.item() == pytest.approx(quantity.mean().item())
+
+
+def test_priorities_are_written_where_the_unrolls_came_from():
+    before = torch.arange(6, dtype=torch.float64)
+    after = priority.write(before, torch.tensor([4, 1]), torch.tensor([40.0, 10.0], dtype=torch.float64))
+    assert after.tolist() == [0, 10, 2, 3, 40, 5]
+    assert before.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+# memory
+
+
+def counting_cell(row, state):
+    """Each row adds one to the state; the environment's rows hold their time within the episode."""
+    count = state[0] + 1
+    return torch.stack([count, row], -1), (count,)
+
+
+def test_counting_memory_agrees_with_the_episodes_clock():
+    is_first = torch.rand(30, 4, generator=generator(0)) < 0.2
+    time = torch.zeros(30, 4)
+    running = torch.full((4,), 6.0)  # all four episodes are seven rows old at the start
+    for t in range(30):
+        running = torch.where(is_first[t], torch.ones(4), running + 1)
+        time[t] = running
+    whole = memory.unroll(counting_cell, time, is_first, (torch.full((4,), 6.0),))
+    assert torch.equal(whole.outputs[..., 0], whole.outputs[..., 1])
+    assert torch.equal(whole.state[0], time[-1])
+    first = memory.unroll(counting_cell, time[:13], is_first[:13], (torch.full((4,), 6.0),))
+    second = memory.unroll(counting_cell, time[13:], is_first[13:], first.state)
+    assert torch.equal(torch.cat([first.outputs, second.outputs]), whole.outputs)
+
+
+def test_a_reset_stops_the_gradient_of_an_earlier_episode():
+    state = torch.ones(1, 3, requires_grad=True)
+    is_first = torch.tensor([[False], [True], [False]])
+    total = memory.unroll(lambda x, s: (s[0] * x, (s[0] * x + 1,)), torch.ones(3, 1, 3), is_first, (state,)).outputs
+    assert torch.autograd.grad(total[0].sum(), state, retain_graph=True)[0].tolist() == [[1.0, 1.0, 1.0]]
+    assert torch.autograd.grad(total[1:].sum(), state)[0].tolist() == [[0.0, 0.0, 0.0]]
+
+
+def test_gradients_through_a_memory_are_the_numerical_ones():
+    weight, inputs, state = normal(0, 2, 2), normal(1, 4, 3, 2), (normal(2, 3, 2), normal(3, 3, 2))
+    is_first = torch.tensor([[False] * 3, [True, False, False], [False] * 3, [False, True, True]])
+
+    def cell(x, parts):
+        new = torch.tanh(x + parts[0] @ weight + parts[1])
+        return new, (new, parts[0])
+
+    def run(x, a, b):
+        return memory.unroll(cell, x, is_first, (a, b)).outputs
+
+    assert torch.autograd.gradcheck(run, [part.requires_grad_() for part in (inputs, *state)])
+
+
+# clock
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 3))
+def test_every_outcome_is_in_one_unroll_and_every_unroll_ends_where_the_next_begins(steps, unrolls, slots):
+    total = steps * unrolls
+    inputs = torch.arange((total + 1) * slots).reshape(total + 1, slots)
+    outcomes = torch.arange(total * slots).reshape(total, slots, 1)
+    cut = clock.cut(inputs, outcomes, steps)
+    assert cut.inputs.shape == (steps + 1, unrolls * slots)
+    assert cut.outcomes.shape == (steps, unrolls * slots, 1)
+    assert sorted(cut.outcomes.flatten().tolist()) == outcomes.flatten().tolist()
+    for u, b in itertools.product(range(unrolls), range(slots)):
+        column = u * slots + b
+        assert torch.equal(cut.inputs[:, column], inputs[u * steps : (u + 1) * steps + 1, b])
+        assert torch.equal(cut.outcomes[:, column], outcomes[u * steps : (u + 1) * steps, b])
+
+
+def test_rows_of_the_helpers_are_what_they_say():
+    batch = make_rows(50, 50, 0)
+    assert batch.learnable.double().mean() == pytest.approx(0.7, abs=0.05)
+    assert {0.0, 0.9, 1.0} == set(np.unique(batch.discount.numpy()))
+    assert batch.log_ratio.min() < -1.9
+    assert batch.log_ratio.max() > 1.9
