@@ -1,5 +1,7 @@
 """Shapes are checked in every test; one thread; examples that repeat."""
 
+import os
+
 import torch
 from hypothesis import HealthCheck, settings
 from jaxtyping import install_import_hook
@@ -8,7 +10,7 @@ from jaxtyping import install_import_hook
 install_import_hook("laser_rl.ops", "beartype.beartype")
 
 torch.set_num_threads(1)
-settings.register_profile(
-    "repeatable", derandomize=True, deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("repeatable")
+repeatable = settings(derandomize=True, deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("repeatable", repeatable)
+settings.register_profile("mutants", repeatable, max_examples=12)  # thousands of mutants, each against many tests
+settings.load_profile("mutants" if "MUTANT_UNDER_TEST" in os.environ else "repeatable")

@@ -130,14 +130,17 @@ def actor_critic_losses(
     tensor([1.1250, 0.5000])
     """
     if checks.active():
-        _check(real, reward=reward)
-        checks.boolean(trusted=trusted, online=online)
-        steps, batch = reward.shape
-        got = tuple(value.shape)
-        checks.require(
-            got == (steps + 1, batch), f"value has shape {got}, expected {(steps + 1, batch)}: one row more than reward"
-        )
-        checks.finite(value=value)
+        masks = {
+            "real": real,
+            "trusted": trusted,
+            "policy_trusted": trusted if policy_trusted is None else policy_trusted,
+        }
+        checks.dimensions(2, reward=reward)
+        checks.same_shape(reward=reward, **masks)
+        checks.boolean(**masks)
+        checks.finite(real, reward=reward)
+        expected, got = (len(reward) + 1, *reward.shape[1:]), tuple(value.shape)
+        checks.require(got == expected, f"value has shape {got}, expected {expected}: one row more than reward")
     learnable = trusted & real
     policy_learnable = learnable if policy_trusted is None else policy_trusted & real
     this_value, next_value = value[:-1], value[1:]  # the only shift in the project
@@ -154,9 +157,9 @@ def actor_critic_losses(
     )
 
 
-def _check(mask: Tensor, **numbers: Tensor) -> None:
-    checks.dimensions(2, mask=mask)
-    checks.same_shape(mask=mask, **numbers)
-    checks.boolean(mask=mask)
+def _check(learnable: Tensor, **numbers: Tensor) -> None:
+    checks.dimensions(2, learnable=learnable)
+    checks.same_shape(learnable=learnable, **numbers)
+    checks.boolean(learnable=learnable)
     checks.floating(**numbers)
-    checks.finite(mask, **numbers)
+    checks.finite(learnable, **numbers)

@@ -140,3 +140,4 @@ def _check_rows(q: Tensor, cumulant: Tensor, discount: Tensor, learnable: Tensor
     )
     checks.finite(q=q)
     checks.finite(learnable, discount=discount)
+    checks.finite(learnable[..., None, None], cumulant=cumulant)

@@ -55,6 +55,10 @@ def update(
     if checks.active():
         checks.positive(learning_rate=learning_rate, epsilon=epsilon)
         checks.share(decay=decay, momentum=momentum)
+        checks.require(
+            len(gradients) == len(state.mean_square),
+            f"{len(gradients)} gradients for a state of {len(state.mean_square)} parameters; make the state from the same parameters",
+        )
         for gradient, mean_square in zip(gradients, state.mean_square, strict=True):
             checks.same_shape(mean_square=mean_square, gradient=gradient)
             checks.finite(gradient=gradient)

@@ -6,7 +6,7 @@ hold or fail by numbers. docs/theory.md walks through them; `laser theory` print
 
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Bool, Float
@@ -208,6 +208,8 @@ def expected_return(
         _check(mdp, policy=policy, behaviour=behaviour)
         checks.same_shape(states=mdp.reward[:, 0], trusted=trusted)
         checks.clip_constants(clip_rho=clip_rho, clip_c=clip_c)
+        known = estimator in get_args(Estimator)
+        checks.require(known, f"estimator is {estimator!r}, expected 'vtrace' or 'importance'")
         checks.require(steps is None or steps > 0, f"steps is {steps}, expected at least 1, or None for no end")
     if estimator == "importance":
         clip_rho = clip_c = math.inf  # then μ·ρ = μ·c = π, and eq. return_vtrace's product becomes eq. return_is's

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -56,6 +57,11 @@ def clips(draw: st.DrawFn) -> tuple[float, float]:
     clip_rho = draw(st.sampled_from([0.5, 1.0, 1.5, 4.0, math.inf]))
     clip_c = draw(st.sampled_from([0.3, 1.0, 1.2, 3.0]))
     return clip_rho, min(clip_rho, clip_c)
+
+
+def examples(count: int) -> settings:
+    """As many examples as asked for, in the same proportion to the profile's own number."""
+    return settings(max_examples=count * settings.default.max_examples // 60)
 
 
 seeds = st.integers(0, 2**31)

@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from laser_rl.ops import theory
 from laser_rl.ops.vtrace import importance_sampled, vtrace
-from tests.ops.inputs import assert_same, generator, normal, seeds
+from tests.ops.inputs import assert_same, examples, generator, normal, seeds
 from tests.references import tabular
 
 CLIPS = [(1.0, 1.0), (2.0, 1.0), (1.0, 0.5), (4.0, 4.0), (0.7, 0.7)]
@@ -161,7 +161,7 @@ def test_distortion_and_regret_agree_with_their_twins(seed, clip_rho):
         assert_same(regret[s], tabular.regret(q[s].numpy(), expected))
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(seeds)
 def test_proposition_3_above_the_bound_the_best_action_is_preserved_and_just_below_it_is_not(seed):
     _, policy, behaviour, _ = random_case(seed, 5, 4, sharpness=3.0)
@@ -226,7 +226,7 @@ def trusted_case(seed, estimator, clip, steps):
     return mdp, value, weights, trusted, operator, parts, points
 
 
-@settings(max_examples=1000)
+@examples(1000)
 @given(seeds, st.sampled_from([1, 3, None]))
 def test_proposition_4_trusted_importance_sampling_contracts_by_gamma(seed, steps):
     mdp, value, _, trusted, operator, _, points = trusted_case(seed, "importance", (1.0, 1.0), steps)
@@ -237,7 +237,7 @@ def test_proposition_4_trusted_importance_sampling_contracts_by_gamma(seed, step
     assert torch.equal(new[~somewhere], value[~somewhere])
 
 
-@settings(max_examples=1000)
+@examples(1000)
 @given(seeds, st.sampled_from(CLIPS), st.sampled_from([1, 3, None]))
 def test_proposition_5_trusted_vtrace_shrinks_towards_the_average_of_fixed_points(seed, clip, steps):
     _, value, weights, trusted, operator, parts, points = trusted_case(seed, "vtrace", clip, steps)

@@ -1,0 +1,382 @@
+"""Bad input gets one clear error at the public functions: what was expected, what came, what to do."""
+
+import math
+
+import jaxtyping
+import pytest
+import torch
+
+from laser_rl.ops import actor_critic, checks, clock, memory, pixel_control, popart, priority, rewards, rmsprop, theory
+from laser_rl.ops import trust_region as trust
+from laser_rl.ops.checks import InputError
+from laser_rl.ops.distributions import Categorical, MultiCategorical
+from laser_rl.ops.gaussian import DiagonalGaussian
+from laser_rl.ops.recurrence import backward_recurrence
+from laser_rl.ops.vtrace import importance_sampled, vtrace
+
+
+@pytest.fixture(autouse=True)
+def _as_in_production():
+    """Without the hook that checks shapes in all other tests."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+ones = torch.ones(3, 2)
+mask = ones.bool()
+action = torch.zeros(3, 2, dtype=torch.long)
+task = torch.tensor([0, 1])
+logits = torch.zeros(3, 2, 4)
+four, pair = Categorical(4), MultiCategorical((2, 2))
+gaussian = DiagonalGaussian((-1.0,), (1.0,))
+statistics = popart.initial(2)
+mdp = theory.random_mdp(3, 2, generator=torch.Generator().manual_seed(0))
+table = torch.full((3, 2), 0.5, dtype=torch.float64)
+state_mask = torch.ones(3, dtype=torch.bool)
+weights = torch.ones(1, dtype=torch.float64)
+q = torch.zeros(4, 2, 5, 1, 1)
+cumulant = torch.zeros(3, 2, 1, 1)
+
+RETURNS = {
+    "log_ratio": 0 * ones,
+    "learnable": mask,
+    "reward": ones,
+    "discount": ones,
+    "value": ones,
+    "next_value": ones,
+}
+LOSSES = {
+    "family": Categorical(4), "policy": logits, "value": torch.ones(4, 2), "behaviour": logits, "action": action, "reward": ones,
+    "discount": ones, "real": mask, "online": mask[0], "trusted": mask,
+}  # fmt: skip
+GOOD = {
+    vtrace: RETURNS,
+    importance_sampled: RETURNS,
+    backward_recurrence: {"addend": ones, "factor": ones},
+    clock.cut: {"inputs": torch.ones(4, 2), "outcomes": ones, "steps": 3},
+    trust.implied_log_probs: {"policy_logits": logits, "behaviour_logits": logits},
+    trust.implied_kl: {"policy_logits": logits, "behaviour_logits": logits},
+    trust.sampled_implied_kl: {"policy_log_prob": ones, "behaviour_log_prob": ones},
+    trust.sampled_kl: {"policy_log_prob": ones, "behaviour_log_prob": ones},
+    trust.kl_to_implied: {"family": Categorical(4), "policy": logits, "behaviour": logits},
+    trust.within: {"relevance": ones, "bound": 0.1},
+    trust.accepted_share: {"trusted": mask, "counted": mask},
+    trust.adapt_bound: {"bound": torch.tensor(0.1), "accepted": torch.tensor(0.5), "target": 0.5},
+    actor_critic.policy_gradient_loss: {"log_prob": ones, "rho": ones, "advantage": ones, "learnable": mask},
+    actor_critic.value_loss: {"value": ones, "target": ones, "learnable": mask},
+    actor_critic.entropy_loss: {"entropy": ones, "learnable": mask, "online": mask[0]},
+    actor_critic.reduce: {"loss": ones, "learnable": mask, "how": "sum"},
+    actor_critic.actor_critic_losses: LOSSES,
+    popart.sigma: {"statistics": statistics},
+    popart.update: {"statistics": statistics, "target": ones, "task": task, "learnable": mask},
+    popart.rescale: {"layer": popart.Layer(torch.ones(2, 5), torch.ones(2)), "old": statistics, "new": statistics},
+    popart.normalise: {"statistics": statistics, "value": ones, "task": task},
+    pixel_control.cumulants: {"observation": torch.zeros(2, 1, 1, 8, 8)},
+    pixel_control.dueling: {"value": torch.ones(3, 1, 2, 2), "advantage": torch.ones(3, 4, 2, 2)},
+    pixel_control.q_targets: {"q": q, "cumulant": cumulant, "discount": ones, "learnable": mask},
+    pixel_control.q_loss: {"q": q, "action": action, "cumulant": cumulant, "discount": ones, "learnable": mask},
+    rewards.clip: {"reward": ones},
+    rewards.dmlab_squash: {"reward": ones},
+    rmsprop.update: {"gradients": [ones], "state": rmsprop.initial([ones]), "learning_rate": 0.1},
+    rmsprop.linear_rate: {"start": 1.0, "end": 0.0, "step": 0, "total": 10},
+    priority.probabilities: {"priority": torch.ones(4), "exponent": 1.0},
+    priority.weights: {"sampled": torch.ones(2), "stored": 4, "exponent": 1.0},
+    priority.critic_priority: {"value_loss": ones, "learnable": mask},
+    priority.write: {"priority": torch.ones(4), "slot": task, "new": torch.ones(2)},
+    memory.unroll: {"cell": lambda x, s: (x, s), "inputs": ones, "is_first": mask, "state": (torch.ones(2), torch.ones(2, 3))},
+    Categorical: {"actions": 2},
+    four.log_prob: {"parameters": logits, "action": action},
+    four.entropy: {"parameters": logits},
+    four.kl: {"parameters": logits, "other": logits},
+    four.sample: {"parameters": logits},
+    MultiCategorical: {"actions": (2, 2)},
+    pair.log_prob: {"parameters": logits, "action": torch.zeros(3, 2, 2, dtype=torch.long)},
+    pair.entropy: {"parameters": logits},
+    DiagonalGaussian: {"low": (-1.0,), "high": (1.0,)},
+    gaussian.log_prob: {"parameters": torch.zeros(3, 2), "action": torch.zeros(3, 1)},
+    gaussian.entropy: {"parameters": torch.zeros(3, 2)},
+    gaussian.to_environment: {"action": torch.zeros(3, 1)},
+    theory.random_mdp: {"states": 2, "actions": 2},
+    theory.policy_value: {"mdp": mdp, "policy": table},
+    theory.state_distribution: {"mdp": mdp, "policy": table, "start": table[:, 0]},
+    theory.implied_policy: {"policy": table, "behaviour": table},
+    theory.distortion: {"policy": table, "behaviour": table},
+    theory.regret: {"q": table, "distorted": table},
+    theory.alpha_bound: {"q": table, "distorted": table, "on_policy": table[:, 0], "off_policy": table[:, 0]},
+    theory.expected_return: {"mdp": mdp, "policy": table, "behaviour": table, "trusted": state_mask},
+    theory.contraction_rate: {"operator": theory.Operator(torch.ones(3, 3), torch.ones(3)), "trusted": state_mask},
+    theory.trusted_operator: {"mdp": mdp, "policy": table, "behaviours": [table], "weights": weights, "trusted": state_mask[None]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("function", GOOD, ids=lambda function: getattr(function, "__qualname__", str(function)))
+def test_good_input_passes(function):
+    assert function(**GOOD[function]) is not None
+
+
+def poisoned(tensor, number=math.nan):
+    tensor = tensor.clone()
+    tensor[(1,) * tensor.ndim] = number
+    return tensor
+
+
+def not_finite(name, tensor, number="nan"):
+    place = (1,) * tensor.ndim
+    return (
+        f"{name} has 1 entries that are not finite, the first at {place} ({number}); "
+        "find what produced them, they would spread through every target before them"
+    )
+
+
+def wrong_type(name, tensor):
+    return f"{name} is {tensor.dtype}, expected torch.float32 or torch.float64; call {name}.float() first"
+
+
+def not_mask(name):
+    return f"{name} is torch.float32, expected torch.bool; compare or call {name}.bool()"
+
+
+def wrong_shape(name, got, expected, like):
+    return f"{name} has shape {got}, expected {expected} like {like}; inputs are time-major, [T, B]"
+
+
+half = ones.half()
+wide = torch.ones(3, 5)
+NAN = "parameters of {} are not all finite; to forbid an action give it a logit of -1e4, not minus infinity"
+no_table = "{} is no table of positive probabilities: rows sum to {}"
+short = torch.full((2, 2), 0.5, dtype=torch.float64)
+
+CASES = [
+    # the returns
+    *[(f, {n: wide}, wrong_shape(n, (3, 5), (3, 2), "log_ratio")) for f in (vtrace, importance_sampled) for n in RETURNS if n not in {"learnable", "log_ratio"}],
+    *[(f, {"learnable": wide.bool()}, wrong_shape("learnable", (3, 5), (3, 2), "log_ratio")) for f in (vtrace, importance_sampled)],
+    *[(f, {n: half}, wrong_type(n, half)) for f in (vtrace, importance_sampled) for n in RETURNS if n != "learnable"],
+    *[(f, {n: poisoned(ones)}, not_finite(n, ones)) for f in (vtrace, importance_sampled) for n in RETURNS if n != "learnable"],
+    (vtrace, {"value": poisoned(ones, math.inf), "learnable": ~mask}, not_finite("value", ones, "inf")),
+    (vtrace, {"next_value": poisoned(ones, -math.inf), "learnable": ~mask}, not_finite("next_value", ones, "-inf")),
+    (vtrace, {"learnable": ones}, not_mask("learnable")),
+    (vtrace, {"log_ratio": torch.ones(3)}, "log_ratio has 1 dimensions (3,), expected 2"),
+    (vtrace, dict.fromkeys(RETURNS, torch.ones(0, 2)), "log_ratio is empty: its shape is (0, 2); pass at least one row and one sequence"),
+    (vtrace, {"clip_rho": 1.0, "clip_c": 2.0}, "clip_rho (1.0) is below clip_c (2.0); V-trace needs clip_rho >= clip_c: raise clip_rho or lower clip_c"),
+    (vtrace, {"clip_rho": -1.0}, "clip_rho is -1.0, expected a number above 0"),
+    (vtrace, {"clip_c": 0.0}, "clip_c is 0.0, expected a number above 0"),
+    (vtrace, {"clip_rho": math.nan}, "clip_rho is nan, expected a number above 0"),
+    # the recursion and the clock
+    (backward_recurrence, {"factor": wide}, wrong_shape("factor", (3, 5), (3, 2), "addend")),
+    (backward_recurrence, {"addend": half, "factor": half}, wrong_type("addend", half)),
+    (backward_recurrence, {"factor": half}, wrong_type("factor", half)),
+    (backward_recurrence, dict.fromkeys(("addend", "factor"), torch.ones(0, 2)), "addend has no row; pass at least one step"),
+    (backward_recurrence, dict.fromkeys(("addend", "factor"), torch.tensor(1.0)), "addend has no row; pass at least one step"),
+    (clock.cut, {"steps": 0}, "steps is 0, expected at least 1"),
+    (clock.cut, {"inputs": ones}, "inputs have 3 rows and outcomes 3; expected one input row more than outcomes (the bootstrap)"),
+    (clock.cut, {"steps": 2}, "a stream of 3 steps cannot be cut into whole unrolls of 2; wait for 1 more"),
+    (clock.cut, {"inputs": torch.ones(1, 2), "outcomes": torch.ones(0, 2)}, "a stream of 0 steps cannot be cut into whole unrolls of 3; wait for 3 more"),
+    # the trust region
+    *[(f, {"behaviour_logits": wide}, wrong_shape("behaviour_logits", (3, 5), (3, 2, 4), "policy_logits")) for f in (trust.implied_kl, trust.implied_log_probs)],
+    *[(f, {n: logits.half()}, wrong_type(n, half)) for f in (trust.implied_kl, trust.implied_log_probs) for n in ("policy_logits", "behaviour_logits")],
+    *[(f, {n: poisoned(logits)}, not_finite(n, logits)) for f in (trust.implied_kl, trust.implied_log_probs) for n in ("policy_logits", "behaviour_logits")],
+    *[(f, {"clip_rho": 0.0}, "clip_rho is 0.0, expected a number above 0") for f in (trust.implied_kl, trust.implied_log_probs, trust.sampled_implied_kl)],
+    *[(f, {"behaviour_log_prob": wide}, wrong_shape("behaviour_log_prob", (3, 5), (3, 2), "policy_log_prob")) for f in (trust.sampled_kl, trust.sampled_implied_kl)],
+    *[(f, {n: half}, wrong_type(n, half)) for f in (trust.sampled_kl, trust.sampled_implied_kl) for n in ("policy_log_prob", "behaviour_log_prob")],
+    *[(f, {n: poisoned(ones)}, not_finite(n, ones)) for f in (trust.sampled_kl, trust.sampled_implied_kl) for n in ("policy_log_prob", "behaviour_log_prob")],
+    (trust.sampled_kl, dict.fromkeys(("policy_log_prob", "behaviour_log_prob"), torch.ones(0, 2)), "policy_log_prob has no sample; draw at least one"),
+    (trust.sampled_kl, dict.fromkeys(("policy_log_prob", "behaviour_log_prob"), torch.tensor(1.0)), "policy_log_prob has no sample; draw at least one"),
+    (trust.kl_to_implied, {"draws": 0}, "draws is 0, expected at least 1"),
+    (trust.within, {"bound": -0.1}, "bound is -0.1, expected a number above 0"),
+    (trust.within, {"bound": torch.tensor(0.0)}, "bound is 0.0, expected a number above 0"),
+    (trust.accepted_share, {"counted": wide.bool()}, wrong_shape("counted", (3, 5), (3, 2), "trusted")),
+    (trust.accepted_share, {"counted": ones}, not_mask("counted")),
+    (trust.accepted_share, {"trusted": ones}, not_mask("trusted")),
+    (trust.adapt_bound, {"target": 1.1}, "target is 1.1, expected a share between 0 and 1"),
+    (trust.adapt_bound, {"target": -0.1}, "target is -0.1, expected a share between 0 and 1"),
+    (trust.adapt_bound, {"target": math.nan}, "target is nan, expected a share between 0 and 1"),
+    (trust.adapt_bound, {"bound": torch.tensor(-1.0)}, "bound is -1.0, expected a number above 0"),
+    (trust.adapt_bound, {"rate": 0.0}, "rate is 0.0, expected a number above 0"),
+    (trust.adapt_bound, {"lowest": 0.0}, "lowest is 0.0, expected a number above 0"),
+    (trust.adapt_bound, {"lowest": 2.0, "highest": 1.0}, "lowest (2.0) is above highest (1.0); swap them"),
+    # the losses
+    *[(actor_critic.policy_gradient_loss, {n: wide}, wrong_shape(n, (3, 5), (3, 2), "learnable")) for n in ("log_prob", "rho", "advantage")],
+    *[(actor_critic.policy_gradient_loss, {n: half}, wrong_type(n, half)) for n in ("log_prob", "rho", "advantage")],
+    *[(actor_critic.policy_gradient_loss, {n: poisoned(ones)}, not_finite(n, ones)) for n in ("log_prob", "rho", "advantage")],
+    *[(actor_critic.value_loss, {n: poisoned(ones)}, not_finite(n, ones)) for n in ("value", "target")],
+    *[(actor_critic.value_loss, {n: wide}, wrong_shape(n, (3, 5), (3, 2), "learnable")) for n in ("value", "target")],
+    (actor_critic.policy_gradient_loss, {"learnable": torch.ones(3).bool()}, "learnable has 1 dimensions (3,), expected 2"),
+    (actor_critic.value_loss, {"learnable": ones}, not_mask("learnable")),
+    (actor_critic.entropy_loss, {"entropy": poisoned(ones)}, not_finite("entropy", ones)),
+    (actor_critic.entropy_loss, {"online": mask[:, 0]}, wrong_shape("online", (3,), (2,), "row")),
+    (actor_critic.entropy_loss, {"online": ones[0]}, not_mask("online")),
+    (actor_critic.reduce, {"how": "max"}, "how is 'max', expected 'sum' or 'mean'"),
+    (actor_critic.reduce, {"loss": wide}, wrong_shape("loss", (3, 5), (3, 2), "learnable")),
+    (actor_critic.actor_critic_losses, {"value": ones}, "value has shape (3, 2), expected (4, 2): one row more than reward"),
+    (actor_critic.actor_critic_losses, {"value": poisoned(torch.ones(4, 2))}, not_finite("value", ones)),
+    (actor_critic.actor_critic_losses, {"reward": poisoned(ones)}, not_finite("reward", ones)),
+    (actor_critic.actor_critic_losses, {"real": ones}, not_mask("real")),
+    (actor_critic.actor_critic_losses, {"reward": torch.ones(3)}, "reward has 1 dimensions (3,), expected 2"),
+    *[(actor_critic.actor_critic_losses, {n: wide.bool()}, wrong_shape(n, (3, 5), (3, 2), "reward")) for n in ("real", "trusted", "policy_trusted")],
+    (actor_critic.actor_critic_losses, {"trusted": ones}, not_mask("trusted")),
+    (actor_critic.actor_critic_losses, {"online": ones[0]}, not_mask("online")),
+    (actor_critic.actor_critic_losses, {"policy_trusted": ones}, not_mask("policy_trusted")),
+    (actor_critic.actor_critic_losses, {"action": action + 4}, "action runs from 4 to 4, expected 0 to 3"),
+    # PopArt
+    (popart.sigma, {"lowest": 0.0}, "lowest is 0.0, expected a number above 0"),
+    (popart.sigma, {"highest": -1.0}, "highest is -1.0, expected a number above 0"),
+    (popart.update, {"learnable": wide.bool()}, wrong_shape("learnable", (3, 5), (3, 2), "target")),
+    (popart.update, {"task": torch.tensor([0, 1, 0])}, wrong_shape("task", (3,), (2,), "column")),
+    (popart.update, {"task": task + 1}, "task runs from 1 to 2, expected 0 to 1"),
+    (popart.update, {"learnable": ones}, not_mask("learnable")),
+    (popart.update, {"target": poisoned(ones)}, not_finite("target", ones)),
+    (popart.update, {"step": 2.0}, "step is 2.0, expected a share between 0 and 1"),
+    (popart.rescale, {"layer": popart.Layer(torch.ones(2, 5), torch.ones(3))}, wrong_shape("bias", (3,), (2,), "mean")),
+    (popart.rescale, {"layer": popart.Layer(torch.ones(3, 5), torch.ones(2))}, wrong_shape("first_weight", (3,), (2,), "mean")),
+    (popart.normalise, {"task": task - 1}, "task runs from -1 to 0, expected 0 to 1"),
+    (popart.normalise, {"task": task.float()}, "task is torch.float32, expected integers; call task.long() first"),
+    # PixelControl
+    (pixel_control.cumulants, {"observation": torch.zeros(1, 1, 8, 8)}, "observation has 4 dimensions (1, 1, 8, 8), expected 5"),
+    (pixel_control.cumulants, {"cell": 3}, "a picture of 8×8 has no whole cells of 3×3; crop it first"),
+    (pixel_control.cumulants, {"observation": torch.zeros(2, 1, 1, 8, 6)}, "a picture of 8×6 has no whole cells of 4×4; crop it first"),
+    (pixel_control.cumulants, {"observation": torch.zeros(2, 1, 1, 6, 8)}, "a picture of 6×8 has no whole cells of 4×4; crop it first"),
+    (pixel_control.cumulants, {"cell": 0}, "a picture of 8×8 has no whole cells of 0×0; crop it first"),
+    (pixel_control.cumulants, {"observation": torch.zeros(2, 1, 1, 8, 8).long()}, "observation is torch.int64, expected torch.uint8, torch.float32 or torch.float64"),
+    (pixel_control.dueling, {"value": torch.ones(3, 2, 2)}, "value has shape (3, 2, 2), expected (3, 1, 2, 2) for advantage (3, 4, 2, 2)"),
+    *[(f, {"q": q[..., 0]}, "q has 4 dimensions (4, 2, 5, 1), expected 5") for f in (pixel_control.q_targets, pixel_control.q_loss)],
+    *[(f, {"q": q.half()}, wrong_type("q", half)) for f in (pixel_control.q_targets, pixel_control.q_loss)],
+    *[(f, {"discount": half}, wrong_type("discount", half)) for f in (pixel_control.q_targets, pixel_control.q_loss)],
+    *[(f, {"cumulant": cumulant.half()}, wrong_type("cumulant", half)) for f in (pixel_control.q_targets, pixel_control.q_loss)],
+    *[(f, {"learnable": ones}, not_mask("learnable")) for f in (pixel_control.q_targets, pixel_control.q_loss)],
+    *[(f, {"discount": wide}, wrong_shape("discount", (3, 5), (3, 2), "learnable")) for f in (pixel_control.q_targets, pixel_control.q_loss)],
+    *[(f, {"cumulant": cumulant[1:]}, "cumulant has shape (2, 2, 1, 1), expected (3, 2, 1, 1) for q (4, 2, 5, 1, 1)") for f in (pixel_control.q_targets, pixel_control.q_loss)],
+    *[(f, {"learnable": wide.bool(), "discount": wide}, "learnable has shape (3, 5), expected (3, 2) like cumulant") for f in (pixel_control.q_targets, pixel_control.q_loss)],
+    (pixel_control.q_targets, {"q": poisoned(torch.zeros(4, 2, 5, 2, 2)), "cumulant": torch.zeros(3, 2, 2, 2)}, not_finite("q", q)),
+    (pixel_control.q_targets, {"cumulant": poisoned(torch.zeros(3, 2, 2, 2)), "q": torch.zeros(4, 2, 5, 2, 2)}, not_finite("cumulant", cumulant)),
+    (pixel_control.q_targets, {"discount": poisoned(ones)}, not_finite("discount", ones)),
+    (pixel_control.q_loss, {"action": action[1:]}, wrong_shape("action", (2, 2), (3, 2), "learnable")),
+    (pixel_control.q_loss, {"action": action + 5}, "action runs from 5 to 5, expected 0 to 4"),
+    # rewards, RMSProp, priorities, memory
+    *[(f, {"reward": half}, wrong_type("reward", half)) for f in (rewards.clip, rewards.dmlab_squash)],
+    *[(f, {"reward": poisoned(ones)}, not_finite("reward", ones)) for f in (rewards.clip, rewards.dmlab_squash)],
+    (rewards.clip, {"bound": -1.0}, "bound is -1.0, expected a number above 0"),
+    (rmsprop.update, {"learning_rate": 0.0}, "learning_rate is 0.0, expected a number above 0"),
+    (rmsprop.update, {"epsilon": 0.0}, "epsilon is 0.0, expected a number above 0"),
+    (rmsprop.update, {"decay": 1.5}, "decay is 1.5, expected a share between 0 and 1"),
+    (rmsprop.update, {"momentum": -0.5}, "momentum is -0.5, expected a share between 0 and 1"),
+    (rmsprop.update, {"gradients": [wide]}, wrong_shape("gradient", (3, 5), (3, 2), "mean_square")),
+    (rmsprop.update, {"gradients": [poisoned(ones)]}, not_finite("gradient", ones)),
+    (rmsprop.update, {"gradients": [ones, ones]}, "2 gradients for a state of 1 parameters; make the state from the same parameters"),
+    (rmsprop.linear_rate, {"total": 0}, "step 0 of 0: expected a step of at least 0 and a total of at least 1"),
+    (rmsprop.linear_rate, {"step": -1}, "step -1 of 10: expected a step of at least 0 and a total of at least 1"),
+    (priority.probabilities, {"priority": ones}, "priority has 2 dimensions (3, 2), expected 1"),
+    (priority.probabilities, {"priority": torch.ones(4).half()}, wrong_type("priority", half)),
+    (priority.probabilities, {"priority": poisoned(torch.ones(4))}, not_finite("priority", torch.ones(4))),
+    (priority.probabilities, {"priority": -torch.ones(4)}, "priority has negative entries; a priority is at least 0"),
+    (priority.probabilities, {"exponent": -1.0}, "exponent is -1.0, expected at least 0"),
+    (priority.probabilities, {"uniform_share": 2.0}, "uniform_share is 2.0, expected a share between 0 and 1"),
+    (priority.weights, {"exponent": 2.0}, "exponent is 2.0, expected a share between 0 and 1"),
+    (priority.weights, {"stored": 0}, "stored is 0, expected at least 1"),
+    (priority.weights, {"sampled": torch.zeros(2)}, "sampled has entries that are not above 0; what was drawn had a chance"),
+    (priority.critic_priority, {"learnable": wide.bool()}, wrong_shape("learnable", (3, 5), (3, 2), "value_loss")),
+    (priority.critic_priority, {"learnable": ones}, not_mask("learnable")),
+    (priority.critic_priority, {"value_loss": poisoned(ones)}, not_finite("value_loss", ones)),
+    (priority.write, {"slot": torch.tensor([0])}, wrong_shape("slot", (1,), (2,), "new")),
+    (priority.write, {"slot": torch.tensor([0, 4])}, "slot runs from 0 to 4, expected 0 to 3"),
+    (priority.write, {"new": poisoned(torch.ones(2))}, not_finite("new", torch.ones(2))),
+    (memory.unroll, {"is_first": ones}, not_mask("is_first")),
+    (memory.unroll, {"is_first": mask[0]}, "is_first has 1 dimensions (2,), expected 2"),
+    (memory.unroll, {"inputs": wide}, "inputs have rows (3, 5), is_first (3, 2); expected the same [T, B]"),
+    (memory.unroll, {"state": (torch.ones(2), torch.ones(3))}, "state has batches [2, 3], expected 2 like is_first"),
+    # the families
+    (Categorical, {"actions": 0}, "actions is 0, expected at least 1"),
+    *[(MultiCategorical, {"actions": a}, f"actions is {a}, expected at least one factor with at least one action each") for a in ((), (2, 0))],
+    *[(f, {"parameters": ones}, "parameters has shape (3, 2), expected a last dimension of 4") for f in list(GOOD) if getattr(f, "__self__", None) in (four, pair)],
+    *[(f, {"parameters": logits.half()}, wrong_type("parameters", half)) for f in list(GOOD) if getattr(f, "__self__", None) in (four, pair)],
+    *[(f, {"parameters": logits - math.inf}, NAN.format(f.__self__)) for f in list(GOOD) if getattr(f, "__self__", None) in (four, pair)],
+    (four.log_prob, {"parameters": torch.tensor(1.0)}, "parameters has shape (), expected a last dimension of 4"),
+    (four.log_prob, {"action": action[1:]}, "action has shape (2, 2), expected (3, 2) for parameters (3, 2, 4)"),
+    (four.log_prob, {"action": action.float()}, "action is torch.float32, expected integers; call action.long() first"),
+    (four.log_prob, {"action": action - 1}, "action runs from -1 to -1, expected 0 to 3"),
+    (four.log_prob, {"action": action + 4}, "action runs from 4 to 4, expected 0 to 3"),
+    (pair.log_prob, {"action": action}, "action has shape (3, 2), expected (3, 2, 2) for parameters (3, 2, 4)"),
+    (gaussian.log_prob, {"parameters": logits}, "action has shape (3, 1), expected (3, 2, 1) for parameters (3, 2, 4)"),
+    (gaussian.log_prob, {"action": torch.zeros(3, 1).half()}, wrong_type("action", half)),
+    (gaussian.log_prob, {"action": torch.full((3, 1), math.inf)}, "action has 3 entries that are not finite, the first at (0, 0) (inf); find what produced them, they would spread through every target before them"),
+    (gaussian.entropy, {"parameters": logits}, "parameters has shape (3, 2, 4), expected a last dimension of 2"),
+    (gaussian.to_environment, {"action": ones}, "action has shape (3, 2), expected a last dimension of 1"),
+    (gaussian.joint_log_probs, {"parameters": torch.zeros(3, 2)}, f"the actions of {gaussian} cannot be enumerated; use a sampled estimate, as kl_to_implied does"),
+    (DiagonalGaussian, {"min_scale": 0.0}, "min_scale is 0.0, expected a number above 0"),
+    (DiagonalGaussian, {"low": (0.0, 0.0)}, "low has 2 entries and high 1, expected the same number, at least 1"),
+    (DiagonalGaussian, {"low": (), "high": ()}, "low has 0 entries and high 0, expected the same number, at least 1"),
+    *[(DiagonalGaussian, {"low": (low,), "high": (high,)}, f"bounds ({low}, {high}) are neither two finite numbers in order nor (-inf, inf); give a dimension with one bound a second one")
+      for low, high in ((-math.inf, 1.0), (0.0, math.inf), (1.0, 1.0), (2.0, 1.0), (math.inf, -math.inf), (math.nan, 1.0))],
+    # theory
+    (theory.random_mdp, {"states": 0}, "0 states and 2 actions, expected at least one of each"),
+    (theory.random_mdp, {"actions": 0}, "2 states and 0 actions, expected at least one of each"),
+    (theory.random_mdp, {"discount": 1.0}, "discount is 1.0, expected at least 0 and below 1"),
+    (theory.random_mdp, {"discount": -0.1}, "discount is -0.1, expected at least 0 and below 1"),
+    (theory.policy_value, {"mdp": mdp._replace(discount=1.0)}, "discount is 1.0, expected at least 0 and below 1"),
+    (theory.policy_value, {"mdp": mdp._replace(discount=-0.1)}, "discount is -0.1, expected at least 0 and below 1"),
+    (theory.policy_value, {"mdp": mdp._replace(transition=mdp.transition[:2])}, "transition has shape (2, 2, 3), expected (3, 2, 3) for reward"),
+    (theory.policy_value, {"policy": short}, wrong_shape("policy", (2, 2), (3, 2), "reward")),
+    (theory.policy_value, {"policy": table.half()}, wrong_type("policy", half)),
+    (theory.policy_value, {"policy": 2 * table}, no_table.format("policy", [2.0] * 3)),
+    (theory.policy_value, {"policy": 2 * table - torch.tensor([1.5, -0.5])}, no_table.format("policy", [1.0] * 3)),
+    (theory.policy_value, {"policy": 2 * table - torch.tensor([1.0, 0.0])}, no_table.format("policy", [1.0] * 3)),
+    (theory.state_distribution, {"policy": short}, wrong_shape("policy", (2, 2), (3, 2), "reward")),
+    (theory.state_distribution, {"start": weights}, wrong_shape("start", (1,), (3,), "states")),
+    *[(f, {n: 2 * table}, no_table.format(n, [2.0] * 3)) for f in (theory.implied_policy, theory.distortion, theory.expected_return) for n in ("policy", "behaviour")],
+    *[(theory.expected_return, {n: short}, wrong_shape(n, (2, 2), (3, 2), "reward")) for n in ("policy", "behaviour")],
+    (theory.distortion, {"clip_rho": 0.0}, "clip_rho is 0.0, expected a number above 0"),
+    (theory.regret, {"distorted": short}, wrong_shape("distorted", (2, 2), (3, 2), "q")),
+    (theory.alpha_bound, {"distorted": short}, wrong_shape("distorted", (2, 2), (3, 2), "q")),
+    (theory.alpha_bound, {"off_policy": weights}, wrong_shape("off_policy", (1,), (3,), "on_policy")),
+    (theory.alpha_bound, {"on_policy": 0 * table[:, 0]}, "on_policy has a state that the policy never visits; no α helps there"),
+    (theory.expected_return, {"trusted": state_mask[:2]}, wrong_shape("trusted", (2,), (3,), "states")),
+    (theory.expected_return, {"clip_c": 2.0}, "clip_rho (1.0) is below clip_c (2.0); V-trace needs clip_rho >= clip_c: raise clip_rho or lower clip_c"),
+    (theory.expected_return, {"steps": 0}, "steps is 0, expected at least 1, or None for no end"),
+    (theory.expected_return, {"estimator": "retrace"}, "estimator is 'retrace', expected 'vtrace' or 'importance'"),
+    (theory.contraction_rate, {"trusted": ~state_mask}, "trusted is nowhere true; a rate needs one trusted state"),
+    (theory.trusted_operator, {"behaviours": [table, table]}, "2 behaviours, 1 weights and 1 masks; expected as many of each"),
+    (theory.trusted_operator, {"trusted": torch.ones(2, 3).bool()}, "1 behaviours, 1 weights and 2 masks; expected as many of each"),
+    (theory.trusted_operator, {"weights": 0 * weights}, "weights has entries that are not above 0; leave such behaviours out"),
+]  # fmt: skip
+
+
+def name_of(case):
+    function, overrides, _ = case
+    return f"{getattr(function, '__qualname__', function)}-{'-'.join(overrides)}"
+
+
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_bad_input_gets_one_clear_error(case):
+    function, overrides, message = case
+    with pytest.raises(InputError) as error:
+        function(**{**GOOD.get(function, {}), **overrides})
+    assert str(error.value) == message
+
+
+def test_an_input_error_is_a_value_error():
+    assert issubclass(InputError, ValueError)
+
+
+def test_unchecked_functions_do_not_look_at_their_input(monkeypatch):
+    bad = {**RETURNS, "value": poisoned(ones)}
+    with checks.unchecked():
+        assert not checks.active()
+        assert vtrace(**bad).target.isnan().any()
+        with checks.unchecked():
+            assert not checks.active()
+        assert not checks.active()
+    assert checks.active()
+    with pytest.raises(InputError):
+        vtrace(**bad)
+    looks = []
+    monkeypatch.setattr(torch.Tensor, "isfinite", looks.append)
+    with checks.unchecked():
+        for function, arguments in GOOD.items():
+            function(**arguments)
+    assert looks == []
+
+
+def test_checks_return_after_an_error_inside():
+    with pytest.raises(RuntimeError), checks.unchecked():
+        raise RuntimeError
+    assert checks.active()
