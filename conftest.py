@@ -2,8 +2,10 @@
 
 import os
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from jaxtyping import config as jaxtyping_config
 from jaxtyping import install_import_hook
 
 # Before anything imports laser_rl: every annotated shape is compared with what arrives.
@@ -14,3 +16,11 @@ repeatable = settings(derandomize=True, deadline=None, max_examples=60, suppress
 settings.register_profile("repeatable", repeatable)
 settings.register_profile("mutants", repeatable, max_examples=12)  # thousands of mutants, each against many tests
 settings.load_profile("mutants" if "MUTANT_UNDER_TEST" in os.environ else "repeatable")
+
+
+@pytest.fixture
+def as_in_production():
+    """Without the hook: for tests of our own errors, and of what torch.compile sees."""
+    jaxtyping_config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping_config.update("jaxtyping_disable", False)

@@ -101,27 +101,27 @@ class Categorical:
             check_parameters(self, parameters=parameters)
             check_action(self, parameters, action)
             checks.indices(self.actions, action=action)
-        return parameters.log_softmax(-1).gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
+        return _log_prob(parameters, action)
 
     def entropy(self, parameters: Float[Tensor, "*rows P"]) -> Float[Tensor, "*rows"]:
         """−Σ π log π."""
-        log_p = self.joint_log_probs(parameters)
-        return (log_p.exp() * -log_p).sum(-1)
+        if checks.active():
+            check_parameters(self, parameters=parameters)
+        return _entropy(parameters)
 
     def kl(self, parameters: Float[Tensor, "*rows P"], other: Float[Tensor, "*rows P"]) -> Float[Tensor, "*rows"]:
         """Σ π·(log π − log other)."""
-        log_p, log_q = self.joint_log_probs(parameters), self.joint_log_probs(other)
-        return (log_p.exp() * (log_p - log_q)).sum(-1)
+        if checks.active():
+            check_parameters(self, parameters=parameters, other=other)
+        return _kl(parameters, other)
 
     def sample(
         self, parameters: Float[Tensor, "*rows P"], generator: torch.Generator | None = None
     ) -> Integer[Tensor, "*rows"]:
-        """Gumbel's trick: the largest logit after noise. Needs no normalisation and no look at the values."""
+        """One draw; needs no normalisation and no look at the values."""
         if checks.active():
             check_parameters(self, parameters=parameters)
-        noise = torch.empty_like(parameters).exponential_(generator=generator)
-        # An exponential variate of exactly 0 would make its action win against any logit.
-        return (parameters - noise.clamp(min=torch.finfo(noise.dtype).tiny).log()).argmax(-1)
+        return _sample(parameters, generator)
 
     def mode(self, parameters: Float[Tensor, "*rows P"]) -> Integer[Tensor, "*rows"]:
         """The most probable action."""
@@ -177,25 +177,25 @@ class MultiCategorical:
         if checks.active():
             check_parameters(self, parameters=parameters)
             check_action(self, parameters, action)
-        factors = zip(self._factors(), self._split(parameters), action.unbind(-1), strict=True)
-        return torch.stack([factor.log_prob(logits, chosen) for factor, logits, chosen in factors]).sum(0)
+            for chosen, size in zip(action.unbind(-1), self.actions, strict=True):
+                checks.indices(size, action=chosen)
+        factors = zip(self._split(parameters), action.unbind(-1), strict=True)
+        return torch.stack([_log_prob(logits, chosen) for logits, chosen in factors]).sum(0)
 
     def entropy(self, parameters: Float[Tensor, "*rows P"]) -> Float[Tensor, "*rows"]:
         """The factors are independent: their entropies add up."""
-        factors = zip(self._factors(), self._split(parameters), strict=True)
-        return torch.stack([factor.entropy(logits) for factor, logits in factors]).sum(0)
+        return torch.stack([_entropy(logits) for logits in self._split(parameters)]).sum(0)
 
     def kl(self, parameters: Float[Tensor, "*rows P"], other: Float[Tensor, "*rows P"]) -> Float[Tensor, "*rows"]:
         """The factors are independent: their divergences add up (those to the implied policy do not)."""
-        factors = zip(self._factors(), self._split(parameters), self._split(other), strict=True)
-        return torch.stack([factor.kl(p, q) for factor, p, q in factors]).sum(0)
+        factors = zip(self._split(parameters), self._split(other), strict=True)
+        return torch.stack([_kl(p, q) for p, q in factors]).sum(0)
 
     def sample(
         self, parameters: Float[Tensor, "*rows P"], generator: torch.Generator | None = None
     ) -> Integer[Tensor, "*rows factors"]:
         """One draw a factor."""
-        factors = zip(self._factors(), self._split(parameters), strict=True)
-        return torch.stack([factor.sample(logits, generator) for factor, logits in factors], -1)
+        return torch.stack([_sample(logits, generator) for logits in self._split(parameters)], -1)
 
     def mode(self, parameters: Float[Tensor, "*rows P"]) -> Integer[Tensor, "*rows factors"]:
         """The most probable action of each factor."""
@@ -212,13 +212,31 @@ class MultiCategorical:
         """As it is."""
         return action
 
-    def _factors(self) -> list[Categorical]:
-        return [Categorical(size) for size in self.actions]
-
     def _split(self, parameters: Tensor) -> tuple[Tensor, ...]:
         if checks.active():
             check_parameters(self, parameters=parameters)
         return torch.split(parameters, list(self.actions), -1)
+
+
+def _log_prob(logits: Tensor, action: Tensor) -> Tensor:
+    return logits.log_softmax(-1).gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
+
+
+def _entropy(logits: Tensor) -> Tensor:
+    log_p = logits.log_softmax(-1)
+    return (log_p.exp() * -log_p).sum(-1)
+
+
+def _kl(p: Tensor, q: Tensor) -> Tensor:
+    log_p, log_q = p.log_softmax(-1), q.log_softmax(-1)
+    return (log_p.exp() * (log_p - log_q)).sum(-1)
+
+
+def _sample(logits: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Gumbel's trick: the largest logit after noise."""
+    noise = torch.empty_like(logits).exponential_(generator=generator)
+    # An exponential variate of exactly 0 would make its action win against any logit.
+    return (logits - noise.clamp(min=torch.finfo(noise.dtype).tiny).log()).argmax(-1)
 
 
 def check_parameters(family: Family, **tensors: Tensor) -> None:

@@ -2,7 +2,6 @@
 
 import math
 
-import jaxtyping
 import pytest
 import torch
 
@@ -14,14 +13,7 @@ from laser_rl.ops.gaussian import DiagonalGaussian
 from laser_rl.ops.recurrence import backward_recurrence
 from laser_rl.ops.vtrace import importance_sampled, vtrace
 
-
-@pytest.fixture(autouse=True)
-def _as_in_production():
-    """Without the hook that checks shapes in all other tests."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
-
+pytestmark = pytest.mark.usefixtures("as_in_production")
 
 ones = torch.ones(3, 2)
 mask = ones.bool()
