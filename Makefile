@@ -24,6 +24,16 @@ format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# Two cores need about half an hour. Fails below 95 % killed, or if a survivor is not explained in tests/mutation/survivors.toml.
+mutants: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[mutants]"
+	$(BIN)/mutmut run
+	$(BIN)/python -m tests.mutation.report
+
+bench: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[bench]"
+	$(BIN)/python benchmarks/loss.py
+
 clean:
 	rm -rf .venv mutants .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 

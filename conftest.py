@@ -8,14 +8,16 @@ from hypothesis import HealthCheck, settings
 from jaxtyping import config as jaxtyping_config
 from jaxtyping import install_import_hook
 
-# Before anything imports laser_rl: every annotated shape is compared with what arrives.
-install_import_hook("laser_rl.ops", "beartype.beartype")
+MUTATING = "MUTANT_UNDER_TEST" in os.environ
+if not MUTATING:  # mutants have to be killed by what tests assert, and there are thousands of them
+    # Before anything imports laser_rl: every annotated shape is compared with what arrives.
+    install_import_hook("laser_rl.ops", "beartype.beartype")
 
 torch.set_num_threads(1)
 repeatable = settings(derandomize=True, deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("repeatable", repeatable)
-settings.register_profile("mutants", repeatable, max_examples=12)  # thousands of mutants, each against many tests
-settings.load_profile("mutants" if "MUTANT_UNDER_TEST" in os.environ else "repeatable")
+settings.register_profile("mutants", repeatable, max_examples=12)
+settings.load_profile("mutants" if MUTATING else "repeatable")
 
 
 @pytest.fixture

@@ -1,0 +1,130 @@
+"""Three members of a sweep learn DeepSea from one replay, in tables instead of networks: LASER's mathematics with nothing around it.
+
+A diver moves down one row a step, left or right; only the path that goes right every time finds the treasure (1), and each step right costs
+a little. Acting at random finds it once in 2^SIZE episodes. Run: python examples/shared_replay.py [SEED]
+"""
+
+import sys
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from laser_rl.ops import actor_critic, checks, clock, rmsprop, trust_region
+from laser_rl.ops.distributions import Categorical
+
+SIZE, SLOTS, STEPS, UPDATES, DISCOUNT, BOUND = 10, 4, 22, 500, 0.99, 0.1
+REPLAYED, CAPACITY = 28, 2000  # unrolls: with SLOTS of the member's own newest, 87.5 % of each batch are replayed
+SETTINGS = [(0.02, 0.003), (0.05, 0.01), (0.1, 0.03)]  # learning rate, entropy cost
+STRETCHES = 5
+DIRECTION = Categorical(2)
+
+
+class Replay:
+    """The newest CAPACITY unrolls, whoever produced them: T+1 states, and T rows of action, reward, discount, real and logits."""
+
+    def __init__(self) -> None:
+        """Empty."""
+        self.states = torch.zeros(STEPS + 1, CAPACITY, dtype=torch.long)
+        self.outcomes = torch.zeros(STEPS, CAPACITY, 6)
+        self.written = 0
+
+    def insert(self, unrolls: clock.Unrolls) -> None:
+        """First in, first out."""
+        places = (self.written + torch.arange(SLOTS)) % CAPACITY
+        self.states[:, places], self.outcomes[:, places] = unrolls
+        self.written += SLOTS
+
+    def mix(self, newest: clock.Unrolls, generator: torch.Generator) -> clock.Unrolls:
+        """The newest unrolls of one member, then REPLAYED uniform draws."""
+        drawn = torch.randint(min(self.written, CAPACITY), (REPLAYED,), generator=generator)
+        return clock.Unrolls(
+            torch.cat([newest.inputs, self.states[:, drawn]], 1),
+            torch.cat([newest.outcomes, self.outcomes[:, drawn]], 1),
+        )
+
+
+class Member:
+    """A learner and its divers. Rows follow docs/glossary.md: the row after an episode's last step is not a transition."""
+
+    def __init__(self, learning_rate: float, entropy_cost: float, generator: torch.Generator) -> None:
+        """Start with the uniform policy, at the surface."""
+        self.parameters = [torch.zeros((SIZE + 1) * SIZE, 2), torch.zeros((SIZE + 1) * SIZE)]
+        self.optimiser = rmsprop.initial(self.parameters)
+        self.learning_rate, self.entropy_cost, self.generator = learning_rate, entropy_cost, generator
+        self.row, self.column = torch.zeros(2, SLOTS, dtype=torch.long)
+
+    def act(self) -> clock.Unrolls:
+        """STEPS rows of every slot."""
+        states, outcomes = [self.row * SIZE + self.column], []
+        for _ in range(STEPS):
+            logits = self.parameters[0][states[-1]]
+            action = DIRECTION.sample(logits, self.generator)
+            real = self.row < SIZE
+            never_left = self.column == self.row
+            self.column = real * (self.column + 2 * action - 1).clamp(0, SIZE - 1)
+            self.row = real * (self.row + 1)
+            ended = self.row == SIZE
+            reward = real * ((ended & never_left & (action == 1)).float() - 0.01 / SIZE * action)
+            outcomes.append(torch.stack([action, reward, DISCOUNT * ~ended, real, *logits.unbind(-1)], -1))
+            states.append(self.row * SIZE + self.column)
+        return clock.cut(torch.stack(states), torch.stack(outcomes), STEPS)
+
+    def learn(self, batch: clock.Unrolls) -> float:
+        """One update; returns the share of replayed steps inside the trust region."""
+        logits, value = [table.requires_grad_() for table in self.parameters]
+        action, reward, discount, real, *stored = batch.outcomes.unbind(-1)
+        policy, behaviour, real = logits[batch.inputs[:-1]], torch.stack(stored, -1), real.bool()
+        trusted = trust_region.within(trust_region.kl_to_implied(DIRECTION, policy, behaviour), BOUND)
+        online = torch.arange(SLOTS + REPLAYED) < SLOTS
+        losses = actor_critic.actor_critic_losses(
+            DIRECTION, policy, value[batch.inputs], behaviour, action.long(), reward, discount, real, online, trusted
+        )
+        total = losses.policy.sum() + 0.5 * losses.value.sum() + self.entropy_cost * losses.entropy.sum()
+        gradients = torch.autograd.grad(total, [logits, value])
+        step = rmsprop.update(gradients, self.optimiser, learning_rate=self.learning_rate)
+        self.parameters = [table.detach() - d for table, d in zip((logits, value), step.decrements, strict=True)]
+        self.optimiser = step.state
+        return trust_region.accepted_share(trusted, real & ~online).item()
+
+
+def run(*, shared: bool, seed: int) -> tuple[Tensor, Tensor]:
+    """Train the sweep; returns each member's share of treasures found in each stretch, and its mean accepted share."""
+    generator = torch.Generator().manual_seed(seed)
+    members = [Member(*setting, generator) for setting in SETTINGS]
+    replays = [Replay()] * len(members) if shared else [Replay() for _ in members]
+    episodes, treasures = torch.zeros(2, len(members), STRETCHES)
+    accepted = torch.zeros(len(members))
+    for update in range(UPDATES):
+        for index, (member, replay) in enumerate(zip(members, replays, strict=True)):
+            newest = member.act()
+            replay.insert(newest)
+            accepted[index] += member.learn(replay.mix(newest, generator)) / UPDATES
+            stretch = update * STRETCHES // UPDATES
+            episodes[index, stretch] += (newest.outcomes[..., 2] == 0).sum()
+            treasures[index, stretch] += (newest.outcomes[..., 1] > 0).sum()
+    return treasures / episodes, accepted
+
+
+def main() -> None:
+    """Run the same sweep with separate replays and with one for all, and print both."""
+    torch.set_num_threads(1)
+    seed = int(sys.argv[1]) if len(sys.argv) > 1 else 0
+    table = Table(title=f"DeepSea {SIZE}: share of episodes that find the treasure (seed {seed})", title_justify="left")
+    steps = [UPDATES * (i + 1) // STRETCHES * STEPS * SLOTS // 1000 for i in range(STRETCHES)]
+    for heading in ("replay", "rate", "entropy", *(f"{count}k" for count in steps), "trusted"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    with checks.unchecked():
+        for shared in (False, True):
+            curves, accepted = run(shared=shared, seed=seed)
+            for (rate, cost), curve, share in zip(SETTINGS, curves, accepted, strict=True):
+                cells = [f"{point:.2f}" for point in curve]
+                table.add_row("one for all" if shared else "its own", f"{rate:g}", f"{cost:g}", *cells, f"{share:.0%}")
+            table.add_section()
+    Console().print(table)
+    print("Columns: steps of each member. One seed shows one run, not an effect: try others.")
+
+
+if __name__ == "__main__":
+    main()
