@@ -90,7 +90,8 @@ def test_draws_stay_on_their_device():
 @CARD
 def test_a_card_gives_the_same_numbers():
     for here, there in zip(everything("cpu"), everything("cuda"), strict=True):
-        torch.testing.assert_close(there.cpu(), here, rtol=1e-10, atol=1e-10)
+        tolerance = 1e-6 if here.dtype == torch.float32 else 1e-10  # bytes are averaged in float32
+        torch.testing.assert_close(there.cpu(), here, rtol=tolerance, atol=tolerance)
 
 
 @CARD

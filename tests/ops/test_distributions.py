@@ -190,6 +190,21 @@ def test_samples_of_a_normal_have_its_moments():
     assert latent.std(0).tolist() == pytest.approx(scale.tolist(), rel=0.01)
 
 
+def test_rows_may_have_any_shape():
+    for family in FAMILIES:
+        parameters, other = normal(0, 2, 3, 4, family.parameter_size), normal(1, 2, 3, 4, family.parameter_size)
+        action = family.sample(parameters, generator(0))
+        for function, second in ((family.log_prob, action), (family.kl, other)):
+            flat = function(parameters.flatten(0, 2), second.flatten(0, 2))
+            assert torch.equal(function(parameters, second), flat.reshape(2, 3, 4))
+        assert torch.allclose(family.entropy(parameters), family.entropy(parameters.flatten(0, 2)).reshape(2, 3, 4))
+
+
+def test_gradients_pass_through_the_squashing():
+    family = DiagonalGaussian((-1.0, -math.inf), (3.0, math.inf))
+    assert torch.autograd.gradcheck(family.to_environment, [normal(0, 4, 2).requires_grad_()])
+
+
 def test_mode_is_the_most_probable_action():
     assert Categorical(3).mode(torch.tensor([0.0, 2.0, 1.0])).item() == 1
     assert MultiCategorical((2, 3)).mode(torch.tensor([0.0, 2.0, 5.0, 4.0, 3.0])).tolist() == [1, 0]

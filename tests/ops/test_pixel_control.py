@@ -31,7 +31,7 @@ def test_a_darker_picture_has_changed_as_much_as_a_brighter_one():
 @given(seeds, st.integers(1, 4))
 def test_dueling_agrees_with_its_twin(seed, actions):
     value, advantage = normal(seed, 2, 1, 3, 4), normal(seed + 1, 2, actions, 3, 4)
-    ours = pixel_control.dueling(value, advantage)
+    ours = pixel_control.dueling(value[None], advantage[None])[0]
     for row in range(2):
         assert_same(ours[row], twin.dueling(value[row, 0].numpy(), advantage[row].numpy()))
     assert_same(ours.mean(1, keepdim=True), value)

@@ -74,8 +74,17 @@ def test_rmsprop_defaults_and_tensor_rates():
         gradient, state, learning_rate=torch.tensor(0.1, dtype=torch.float64), decay=0.99, momentum=0.0, epsilon=0.01
     )
     assert_same(plain, explicit.decrements[0])
+    again = rmsprop.update(gradient, explicit.state, learning_rate=0.1).decrements[0]
+    assert_same(
+        again, 0.1 * gradient[0] / (0.99 * explicit.state.mean_square[0] + 0.01 * gradient[0] ** 2 + 0.01).sqrt()
+    )
     gradient[0].requires_grad_()
     assert not rmsprop.update(gradient, state, learning_rate=0.1).decrements[0].requires_grad
+
+
+def test_linear_rate_by_hand():
+    rates = [rmsprop.linear_rate(6e-4, 0.0, step=step, total=200) for step in (0, 50, 200, 201)]
+    assert rates == pytest.approx([6e-4, 4.5e-4, 0.0, 0.0])
 
 
 @given(st.floats(0, 1), st.floats(0, 1), st.integers(0, 20), st.integers(1, 10))
@@ -110,6 +119,8 @@ def test_without_any_priority_sampling_is_uniform():
     assert_same(priority.probabilities(torch.zeros(4), exponent=0.6), [0.25] * 4)
     spread = priority.probabilities(torch.tensor([1.0, 3.0]), exponent=1.0)
     assert torch.equal(spread, priority.probabilities(torch.tensor([1.0, 3.0]), exponent=1.0, uniform_share=0.0))
+    assert_same(priority.probabilities(torch.tensor([0.1, 0.3]), exponent=1.0), [0.25, 0.75], 1e-6)
+    assert priority.weights(torch.ones(1), stored=1, exponent=1.0).item() == 1
 
 
 def test_full_correction_makes_a_prioritised_mean_unbiased():
@@ -178,10 +189,10 @@ def test_gradients_through_a_memory_are_the_numerical_ones():
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 3))
 def test_every_outcome_is_in_one_unroll_and_every_unroll_ends_where_the_next_begins(steps, unrolls, slots):
     total = steps * unrolls
-    inputs = torch.arange((total + 1) * slots).reshape(total + 1, slots)
+    inputs = torch.arange((total + 1) * slots * 2).reshape(total + 1, slots, 2)
     outcomes = torch.arange(total * slots).reshape(total, slots, 1)
     cut = clock.cut(inputs, outcomes, steps)
-    assert cut.inputs.shape == (steps + 1, unrolls * slots)
+    assert cut.inputs.shape == (steps + 1, unrolls * slots, 2)
     assert cut.outcomes.shape == (steps, unrolls * slots, 1)
     assert sorted(cut.outcomes.flatten().tolist()) == outcomes.flatten().tolist()
     for u, b in itertools.product(range(unrolls), range(slots)):

@@ -169,6 +169,13 @@ def test_bound_adapts_as_its_twin(bound, accepted, target, rate):
     assert_same(ours, twin.adapted_bound(bound, accepted, **{**options, "target": target}))
 
 
+def test_one_draw_and_a_fixed_bound_are_allowed():
+    family, policy = DiagonalGaussian((-1.0,), (1.0,)), normal(0, 3, 2)
+    assert_same(trust_region.kl_to_implied(family, policy, normal(1, 3, 2), draws=1), [0.0, 0.0, 0.0])
+    fixed = trust_region.adapt_bound(torch.tensor(0.1), torch.tensor(0.5), target=0.9, lowest=0.2, highest=0.2)
+    assert fixed == pytest.approx(0.2)
+
+
 def test_bound_settles_at_the_target_acceptance():
     relevance = torch.rand(4000, generator=generator(0)) ** 4  # its 0.7-quantile is 0.7⁴ = 0.24
     counted = torch.ones_like(relevance, dtype=torch.bool)
