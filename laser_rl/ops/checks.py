@@ -130,8 +130,7 @@ def clip_constants(*, clip_rho: float, clip_c: float) -> None:
 def positive(**numbers: float | Tensor) -> None:
     """All numbers are above zero, and not NaN; infinity is allowed."""
     for name, number in numbers.items():
-        plain = number.item() if isinstance(number, Tensor) else number
-        require(plain > 0, f"{name} is {plain}, expected a number above 0")
+        require(bool(number > 0), f"{name} is {number}, expected a number above 0")
 
 
 def share(**numbers: float) -> None:

@@ -202,7 +202,7 @@ CASES = [
     (actor_critic.reduce, {"loss": wide}, wrong_shape("loss", (3, 5), (3, 2), "learnable")),
     (actor_critic.actor_critic_losses, {"value": ones}, "value has shape (3, 2), expected (4, 2): one row more than reward"),
     (actor_critic.actor_critic_losses, {"value": poisoned(torch.ones(4, 2))}, not_finite("value", ones)),
-    (actor_critic.actor_critic_losses, {"reward": poisoned(ones)}, not_finite("reward", ones)),
+    *[(actor_critic.actor_critic_losses, {"reward": poisoned(ones), "trusted": t}, not_finite("reward", ones)) for t in (mask, ~mask)],
     (actor_critic.actor_critic_losses, {"real": ones}, not_mask("real")),
     (actor_critic.actor_critic_losses, {"reward": torch.ones(3)}, "reward has 1 dimensions (3,), expected 2"),
     *[(actor_critic.actor_critic_losses, {n: wide.bool()}, wrong_shape(n, (3, 5), (3, 2), "reward")) for n in ("real", "trusted", "policy_trusted")],

@@ -15,6 +15,7 @@ from laser_rl.ops import (
     priority,
     rewards,
     rmsprop,
+    theory,
     trust_region,
     vtrace,
 )
@@ -79,6 +80,14 @@ def everything(device, dtype=torch.float64):
 def test_no_function_mixes_devices():
     with checks.unchecked():
         assert all(result.device.type == "meta" for result in everything("meta"))
+
+
+def test_theory_stays_on_its_device():
+    table = torch.empty(3, 2, device="meta")
+    mdp = theory.MDP(torch.empty(3, 2, 3, device="meta"), table, 0.9)
+    with checks.unchecked():
+        operator = theory.expected_return(mdp, table, table, table[:, 0] > 0, steps=2)
+    assert operator.matrix.device.type == operator.offset.device.type == "meta"
 
 
 def test_draws_stay_on_their_device():

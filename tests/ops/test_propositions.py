@@ -285,6 +285,43 @@ def test_trust_brings_the_limit_of_vtrace_nearer_to_the_policys_value():
     assert closer >= 38
 
 
+def test_trusted_operator_is_the_average_of_its_parts_and_has_their_defaults():
+    mdp, policy, behaviour, _ = random_case(3)
+    behaviours, weights = [policy, behaviour], torch.tensor([0.3, 0.7], dtype=torch.float64)
+    trusted = torch.tensor([[True, True, False], [True, False, False]])
+    for options in ({}, {"steps": 2}, {"estimator": "importance"}, {"clip_rho": 2.0}, {"clip_c": 0.5}):
+        operator = theory.trusted_operator(mdp, policy, behaviours, weights, trusted, **options)
+        full = {"estimator": "vtrace", "clip_rho": 1.0, "clip_c": 1.0, "steps": None, **options}
+        own, other = [
+            theory.expected_return(mdp, policy, mu, mask, **full) for mu, mask in zip(behaviours, trusted, strict=True)
+        ]
+        assert_same(operator.matrix[0], 0.3 * own.matrix[0] + 0.7 * other.matrix[0])
+        assert_same(operator.offset[0], 0.3 * own.offset[0] + 0.7 * other.offset[0])
+        assert_same(operator.matrix[1], own.matrix[1])
+        assert operator.matrix[2].tolist() == [0, 0, 1]
+        assert operator.offset[2] == 0
+        assert operator.matrix.dtype == torch.float64
+
+
+def test_the_smallest_processes_work():
+    mdp = theory.random_mdp(1, 1, discount=0.0, generator=generator(0))
+    only = torch.ones(1, 1, dtype=torch.float64)
+    assert_same(theory.policy_value(mdp, only), mdp.reward[0])
+    single = theory.MDP(*[table.float() for table in mdp[:2]], 0.5)
+    trusted = torch.tensor([[False]])
+    assert (
+        theory.trusted_operator(single, only.float(), [only.float()], torch.ones(1), trusted).matrix.dtype
+        == torch.float32
+    )
+
+
+def test_random_processes_repeat_with_their_generator():
+    one, same, other = [theory.random_mdp(3, 2, generator=generator(seed)) for seed in (0, 0, 1)]
+    for part in ("transition", "reward"):
+        assert torch.equal(getattr(one, part), getattr(same, part))
+        assert not torch.equal(getattr(one, part), getattr(other, part))
+
+
 def test_random_tables_are_what_they_say():
     mdp = theory.random_mdp(5, 3, generator=generator(0))
     assert mdp.discount == 0.9

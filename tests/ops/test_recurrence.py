@@ -26,6 +26,10 @@ def test_agrees_with_the_loop_for_every_length(steps, batch, seed):
     assert_same(backward_recurrence(addend, factor), loop(addend, factor))
 
 
+def test_a_vector_is_a_sequence_too():
+    assert_same(backward_recurrence(normal(0, 5), normal(1, 5)), loop(normal(0, 5), normal(1, 5)))
+
+
 def test_trailing_dimensions_are_independent():
     addend, factor = normal(0, 5, 2, 3, 4), normal(1, 5, 2, 3, 4)
     assert_same(backward_recurrence(addend, factor)[:, 1, 2, 3], loop(addend[:, 1, 2, 3], factor[:, 1, 2, 3]))
@@ -64,7 +68,7 @@ class CountOperations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("steps", [20, 80, 320])
+@pytest.mark.parametrize("steps", [16, 20, 80, 320])
 def test_kernels_grow_with_the_logarithm_of_time(steps):
     with CountOperations() as counter:
         backward_recurrence(torch.ones(steps, 4), torch.ones(steps, 4))

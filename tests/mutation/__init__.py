@@ -1,0 +1,1 @@
+"""Mutation testing: the report, and why survivors survive."""

@@ -1,0 +1,131 @@
+"""After `mutmut run`: counts, survivors with their reasons, and docs/mutants.md written from them.
+
+Fails if fewer than 95 % of the mutants of `laser_rl/ops` were killed, if one was not run, or if a survivor has no reason in survivors.toml.
+Run: python -m tests.mutation.report
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+META = ROOT / "mutants" / "laser_rl" / "ops"
+REASONS = Path(__file__).with_name("survivors.toml")
+PAGE = ROOT / "docs" / "mutants.md"
+SURVIVED, KILLED, NEEDED = 0, 1, 0.95
+
+HEAD = """# Mutants
+
+Mutation testing changes the code in small ways (`+` to `-`, `<` to `<=`, an argument dropped, a default raised, a text
+garbled) and runs the tests against each change. A change that no test notices survives. This page is written by
+`make mutants`, which fails below 95 % killed or if a survivor has no reason.
+
+What is mutated: every function and method of `laser_rl/ops` except decorated ones, which mutmut leaves out (the one-line
+properties of the families, and `checks.unchecked`). What has to notice: `tests/ops`, with 12 examples for each property
+instead of 60, without the hook that checks shapes, without doctests and without the tests of compiled code and of
+injected bugs. A mutant that runs into its time-out counts as killed, and is counted apart.
+
+"""
+
+
+class Survivor(NamedTuple):
+    """One change that no test noticed."""
+
+    name: str
+    before: str
+    after: str
+
+
+def statuses() -> dict[str, Counter[int | None]]:
+    """Exit codes of the tests for all mutants of each module."""
+    counts = {}
+    for path in sorted(META.glob("*.meta")):
+        codes = json.loads(path.read_text())["exit_code_by_key"]
+        if codes:
+            counts[path.name.removesuffix(".py.meta")] = Counter(codes.values())
+    return counts
+
+
+def survivors() -> list[Survivor]:
+    """All of them, with the line before and after."""
+    found = []
+    for path in sorted(META.glob("*.meta")):
+        codes = json.loads(path.read_text())["exit_code_by_key"]
+        for name in sorted(key for key, code in codes.items() if code == SURVIVED):
+            shown = subprocess.run(
+                [str(Path(sys.executable).with_name("mutmut")), "show", name],
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout
+            lines = [re.findall(rf"^\{sign}(?!\{sign})\s*(.*)$", shown, re.MULTILINE) for sign in "-+"]
+            found.append(Survivor(readable(name), " ".join(lines[0]), " ".join(lines[1])))
+    return found
+
+
+def readable(name: str) -> str:
+    """`module.function` from mutmut's mangled name."""
+    module, function = name.removeprefix("laser_rl.ops.").split(".", 1)
+    function = function.rpartition("__mutmut_")[0].replace("ǁ", ".").removeprefix("x.").removeprefix("x_")
+    return f"{module}.{function}"
+
+
+def reason_for(survivor: Survivor, rules: list[dict[str, str]]) -> str | None:
+    """The first rule whose patterns fit the name, the line before and the line after."""
+    for rule in rules:
+        parts = zip(("name", "before", "after"), survivor, strict=True)
+        if all(re.search(rule.get(key, ""), text) for key, text in parts):
+            return rule["reason"]
+    return None
+
+
+def page(counts: dict[str, Counter[int | None]], explained: list[tuple[Survivor, str | None]]) -> str:
+    """docs/mutants.md."""
+    rows = ["| module | mutants | killed | survived | timed out |", "|---|---|---|---|---|"]
+    total: Counter[int | None] = Counter()
+    for module, codes in counts.items():
+        total += codes
+        rows.append(row(module, codes))
+    rows.append(row("**all**", total))
+    lines = [f"{HEAD}## Counts\n", *rows, "", f"Killed: {killed(total):.1%}.\n", "## Survivors\n"]
+    lines += ["| where | before | after | why it may live |", "|---|---|---|---|"]
+    for survivor, reason in explained:
+        cells = [f"`{text.replace('|', chr(92) + '|')}`" for text in survivor]
+        lines.append("| " + " | ".join([*cells, reason or "**not explained**"]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def row(module: str, codes: Counter[int | None]) -> str:
+    """One line of the table."""
+    others = codes.total() - codes[KILLED] - codes[SURVIVED]
+    return f"| {module} | {codes.total()} | {codes[KILLED]} | {codes[SURVIVED]} | {others} |"
+
+
+def killed(codes: Counter[int | None]) -> float:
+    """Share of mutants that some test noticed."""
+    return 1 - (codes[SURVIVED] + codes[None]) / codes.total()
+
+
+def main() -> int:
+    """Write the page; 0 if all is well."""
+    counts = statuses()
+    rules = tomllib.loads(REASONS.read_text())["rule"]
+    explained = [(survivor, reason_for(survivor, rules)) for survivor in survivors()]
+    PAGE.write_text(page(counts, explained))
+    total = sum(counts.values(), Counter())
+    unexplained = [survivor for survivor, reason in explained if reason is None]
+    for survivor in unexplained:
+        print(f"not explained: {survivor.name}\n  - {survivor.before}\n  + {survivor.after}")
+    print(f"{total.total()} mutants, {killed(total):.1%} killed, {total[SURVIVED]} survived, {total[None]} not run")
+    print(f"written: {PAGE.relative_to(ROOT)}")
+    return int(killed(total) < NEEDED or bool(unexplained) or total[None] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
