@@ -120,7 +120,7 @@ def public_functions():
 WITHOUT_EXAMPLE = {
     "Unrolls", "Estimate", "ActorCriticLosses", "Statistics", "Layer", "State", "Step", "Unrolled", "MDP", "Operator", "require",
     "same_shape", "dimensions", "last_dimension", "floating", "boolean", "indices", "finite", "clip_constants", "positive", "share",
-    "check_parameters", "check_action",
+    "check_parameters", "check_action", "Evaluation",
 }  # fmt: skip
 
 

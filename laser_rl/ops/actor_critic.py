@@ -144,13 +144,13 @@ def actor_critic_losses(
     learnable = trusted & real
     policy_learnable = learnable if policy_trusted is None else policy_trusted & real
     this_value, next_value = value[:-1], value[1:]  # the only shift in the project
-    log_prob = family.log_prob(policy, action)
+    log_prob, entropy = family.evaluate(policy, action)
     log_ratio = (log_prob - family.log_prob(behaviour, action)).detach()
     estimate = vtrace(log_ratio, learnable, reward, discount, this_value, next_value, clip_rho=clip_rho, clip_c=clip_c)
     return ActorCriticLosses(
         policy=policy_gradient_loss(log_prob, estimate.rho, estimate.advantage, policy_learnable),
         value=value_loss(this_value, estimate.target, learnable),
-        entropy=entropy_loss(family.entropy(policy), policy_learnable, online),
+        entropy=entropy_loss(entropy, policy_learnable, online),
         learnable=learnable,
         policy_learnable=policy_learnable,
         estimate=estimate,

@@ -7,13 +7,20 @@ Parameters are logits, not probabilities; all is finite for parameters up to ±1
 
 import math
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Integer, Num
 from torch import Tensor
 
 from laser_rl.ops import checks
+
+
+class Evaluation(NamedTuple):
+    """What a loss asks of a policy at one action."""
+
+    log_prob: Float[Tensor, "*rows"]
+    entropy: Float[Tensor, "*rows"]
 
 
 @runtime_checkable
@@ -44,6 +51,9 @@ class Family(Protocol):
 
     def entropy(self, parameters: Float[Tensor, "*rows P"]) -> Float[Tensor, "*rows"]:
         """Entropy of what the environment receives."""
+
+    def evaluate(self, parameters: Float[Tensor, "*rows P"], action: Num[Tensor, "*rows_and_shape"]) -> "Evaluation":
+        """`log_prob` and `entropy` at once: a loss needs both, and they share most of their work."""
 
     def kl(self, parameters: Float[Tensor, "*rows P"], other: Float[Tensor, "*rows P"]) -> Float[Tensor, "*rows"]:
         """KL(parameters ‖ other)."""
@@ -97,23 +107,24 @@ class Categorical:
         self, parameters: Float[Tensor, "*rows P"], action: Integer[Tensor, "*rows"]
     ) -> Float[Tensor, "*rows"]:
         """Log π(action)."""
-        if checks.active():
-            check_parameters(self, parameters=parameters)
-            check_action(self, parameters, action)
-            checks.indices(self.actions, action=action)
-        return _log_prob(parameters, action)
+        self._check(parameters, action)
+        return _log_prob(parameters.log_softmax(-1), action)
 
     def entropy(self, parameters: Float[Tensor, "*rows P"]) -> Float[Tensor, "*rows"]:
         """−Σ π log π."""
-        if checks.active():
-            check_parameters(self, parameters=parameters)
-        return _entropy(parameters)
+        return _entropy(self.joint_log_probs(parameters))
+
+    def evaluate(self, parameters: Float[Tensor, "*rows P"], action: Integer[Tensor, "*rows"]) -> Evaluation:
+        """Both from one normalisation."""
+        self._check(parameters, action)
+        log_p = parameters.log_softmax(-1)
+        return Evaluation(_log_prob(log_p, action), _entropy(log_p))
 
     def kl(self, parameters: Float[Tensor, "*rows P"], other: Float[Tensor, "*rows P"]) -> Float[Tensor, "*rows"]:
         """Σ π·(log π − log other)."""
         if checks.active():
             check_parameters(self, parameters=parameters, other=other)
-        return _kl(parameters, other)
+        return _kl(parameters.log_softmax(-1), other.log_softmax(-1))
 
     def sample(
         self, parameters: Float[Tensor, "*rows P"], generator: torch.Generator | None = None
@@ -136,6 +147,12 @@ class Categorical:
     def to_environment(self, action: Integer[Tensor, "*rows"]) -> Integer[Tensor, "*rows"]:
         """As it is."""
         return action
+
+    def _check(self, parameters: Tensor, action: Tensor) -> None:
+        if checks.active():
+            check_parameters(self, parameters=parameters)
+            check_action(self, parameters, action)
+            checks.indices(self.actions, action=action)
 
 
 @dataclass(frozen=True)
@@ -174,22 +191,23 @@ class MultiCategorical:
         self, parameters: Float[Tensor, "*rows P"], action: Integer[Tensor, "*rows factors"]
     ) -> Float[Tensor, "*rows"]:
         """Σ over factors of log π_i(action_i)."""
-        if checks.active():
-            check_parameters(self, parameters=parameters)
-            check_action(self, parameters, action)
-            for chosen, size in zip(action.unbind(-1), self.actions, strict=True):
-                checks.indices(size, action=chosen)
-        factors = zip(self._split(parameters), action.unbind(-1), strict=True)
-        return torch.stack([_log_prob(logits, chosen) for logits, chosen in factors]).sum(0)
+        factors = zip(self._log_probs(parameters), self._chosen(parameters, action), strict=True)
+        return torch.stack([_log_prob(log_p, chosen) for log_p, chosen in factors]).sum(0)
 
     def entropy(self, parameters: Float[Tensor, "*rows P"]) -> Float[Tensor, "*rows"]:
         """The factors are independent: their entropies add up."""
-        return torch.stack([_entropy(logits) for logits in self._split(parameters)]).sum(0)
+        return torch.stack([_entropy(log_p) for log_p in self._log_probs(parameters)]).sum(0)
+
+    def evaluate(self, parameters: Float[Tensor, "*rows P"], action: Integer[Tensor, "*rows factors"]) -> Evaluation:
+        """Both from one normalisation."""
+        factors = list(zip(self._log_probs(parameters), self._chosen(parameters, action), strict=True))
+        log_prob = torch.stack([_log_prob(log_p, chosen) for log_p, chosen in factors]).sum(0)
+        return Evaluation(log_prob, torch.stack([_entropy(log_p) for log_p, _ in factors]).sum(0))
 
     def kl(self, parameters: Float[Tensor, "*rows P"], other: Float[Tensor, "*rows P"]) -> Float[Tensor, "*rows"]:
         """The factors are independent: their divergences add up (those to the implied policy do not)."""
-        factors = zip(self._split(parameters), self._split(other), strict=True)
-        return torch.stack([_kl(p, q) for p, q in factors]).sum(0)
+        factors = zip(self._log_probs(parameters), self._log_probs(other), strict=True)
+        return torch.stack([_kl(log_p, log_q) for log_p, log_q in factors]).sum(0)
 
     def sample(
         self, parameters: Float[Tensor, "*rows P"], generator: torch.Generator | None = None
@@ -203,7 +221,7 @@ class MultiCategorical:
 
     def joint_log_probs(self, parameters: Float[Tensor, "*rows P"]) -> Float[Tensor, "*rows A"]:
         """All combinations, the last factor fastest."""
-        joint, *others = [logits.log_softmax(-1) for logits in self._split(parameters)]
+        joint, *others = self._log_probs(parameters)
         for log_p in others:
             joint = (joint.unsqueeze(-1) + log_p.unsqueeze(-2)).flatten(-2)
         return joint
@@ -212,23 +230,34 @@ class MultiCategorical:
         """As it is."""
         return action
 
+    def _chosen(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, ...]:
+        if checks.active():
+            check_action(self, parameters, action)
+            for chosen, size in zip(action.unbind(-1), self.actions, strict=True):
+                checks.indices(size, action=chosen)
+        return action.unbind(-1)
+
+    def _log_probs(self, parameters: Tensor) -> list[Tensor]:
+        return [logits.log_softmax(-1) for logits in self._split(parameters)]
+
     def _split(self, parameters: Tensor) -> tuple[Tensor, ...]:
         if checks.active():
             check_parameters(self, parameters=parameters)
         return torch.split(parameters, list(self.actions), -1)
 
 
-def _log_prob(logits: Tensor, action: Tensor) -> Tensor:
-    return logits.log_softmax(-1).gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
+# From normalised log-probabilities.
 
 
-def _entropy(logits: Tensor) -> Tensor:
-    log_p = logits.log_softmax(-1)
+def _log_prob(log_p: Tensor, action: Tensor) -> Tensor:
+    return log_p.gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
+
+
+def _entropy(log_p: Tensor) -> Tensor:
     return (log_p.exp() * -log_p).sum(-1)
 
 
-def _kl(p: Tensor, q: Tensor) -> Tensor:
-    log_p, log_q = p.log_softmax(-1), q.log_softmax(-1)
+def _kl(log_p: Tensor, log_q: Tensor) -> Tensor:
     return (log_p.exp() * (log_p - log_q)).sum(-1)
 
 

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from laser_rl.ops import checks
-from laser_rl.ops.distributions import check_action, check_parameters
+from laser_rl.ops.distributions import Evaluation, check_action, check_parameters
 
 _LOG_ROOT_TWO_PI = 0.5 * math.log(2 * math.pi)
 # Nodes of the trapezoid rule under a standard normal: for a function analytic in a strip its error falls exponentially in the spacing.
@@ -89,6 +89,10 @@ class DiagonalGaussian:
         stretch = self._log_stretch(mean.unsqueeze(-2) + scale.unsqueeze(-2) * nodes.unsqueeze(-1))
         expected_stretch = (weights.unsqueeze(-1) * stretch).sum(-2)
         return (scale.log() + _LOG_ROOT_TWO_PI + 0.5 + expected_stretch).sum(-1)
+
+    def evaluate(self, parameters: Float[Tensor, "*rows P"], action: Float[Tensor, "*rows D"]) -> Evaluation:
+        """One after the other: they have nothing in common."""
+        return Evaluation(self.log_prob(parameters, action), self.entropy(parameters))
 
     def kl(self, parameters: Float[Tensor, "*rows P"], other: Float[Tensor, "*rows P"]) -> Float[Tensor, "*rows"]:
         """KL of the two normals: a bijection of the action, as the squashing is one, leaves it unchanged."""

@@ -30,8 +30,7 @@ def implied_log_probs(
     if checks.active():
         _check_logits(policy_logits, behaviour_logits, clip_rho)
     with torch.no_grad():
-        _, common = _common_mass(policy_logits, behaviour_logits, clip_rho)
-        return common.log_softmax(-1)
+        return _common_mass(policy_logits.log_softmax(-1), behaviour_logits.log_softmax(-1), clip_rho).log_softmax(-1)
 
 
 def implied_kl(
@@ -39,7 +38,8 @@ def implied_kl(
 ) -> Float[Tensor, "*rows"]:
     """KL(π ‖ implied policy), the text's relevance function, exactly and without a division.
 
-    With Z = Σ_a min(ρ̄·μ, π) it is log Z + Σ_a π·max(0, log π − log(ρ̄·μ)).
+    With Z = Σ_a min(ρ̄·μ, π) it is log Z + Σ_a π·max(0, log π − log(ρ̄·μ)). Normalises by itself: raw logits are no
+    log-probabilities.
 
     >>> implied_kl(torch.tensor([0.0, 0.0]), torch.tensor([0.0, 0.0]))
     tensor(0.)
@@ -47,9 +47,7 @@ def implied_kl(
     if checks.active():
         _check_logits(policy_logits, behaviour_logits, clip_rho)
     with torch.no_grad():
-        log_pi, common = _common_mass(policy_logits, behaviour_logits, clip_rho)
-        excess = (log_pi.exp() * (log_pi - common)).sum(-1)
-        return (common.logsumexp(-1) + excess).clamp(min=0.0)  # rounding alone can make it negative
+        return _implied_kl(policy_logits.log_softmax(-1), behaviour_logits.log_softmax(-1), clip_rho)
 
 
 def sampled_implied_kl(
@@ -102,10 +100,11 @@ def kl_to_implied(
     True
     """
     if checks.active():
+        checks.positive(clip_rho=clip_rho)
         checks.require(draws > 0, f"draws is {draws}, expected at least 1")
     with torch.no_grad():
         if family.joint_size is not None and family.joint_size <= ENUMERABLE:
-            return implied_kl(family.joint_log_probs(policy), family.joint_log_probs(behaviour), clip_rho=clip_rho)
+            return _implied_kl(family.joint_log_probs(policy), family.joint_log_probs(behaviour), clip_rho)
         policy, behaviour = policy.expand(draws, *policy.shape), behaviour.expand(draws, *behaviour.shape)
         action = family.sample(policy, generator)
         return sampled_implied_kl(
@@ -175,11 +174,15 @@ def adapt_bound(
         return torch.where(accepted.isnan(), bound, moved)
 
 
-def _common_mass(policy_logits: Tensor, behaviour_logits: Tensor, clip_rho: float) -> tuple[Tensor, Tensor]:
-    """Log π and log min(ρ̄·μ, π). Normalises by itself: raw logits are no log-probabilities."""
-    log_pi = policy_logits.log_softmax(-1)
-    log_mu = behaviour_logits.log_softmax(-1)
-    return log_pi, torch.minimum(log_pi, log_mu + math.log(clip_rho))
+def _implied_kl(log_pi: Tensor, log_mu: Tensor, clip_rho: float) -> Tensor:
+    common = _common_mass(log_pi, log_mu, clip_rho)
+    excess = (log_pi.exp() * (log_pi - common)).sum(-1)
+    return (common.logsumexp(-1) + excess).clamp(min=0.0)  # rounding alone can make it negative
+
+
+def _common_mass(log_pi: Tensor, log_mu: Tensor, clip_rho: float) -> Tensor:
+    """Log of min(ρ̄·μ, π), from normalised log-probabilities."""
+    return torch.minimum(log_pi, log_mu + math.log(clip_rho))
 
 
 def _check_logits(policy_logits: Tensor, behaviour_logits: Tensor, clip_rho: float) -> None:

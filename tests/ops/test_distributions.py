@@ -190,6 +190,15 @@ def test_samples_of_a_normal_have_its_moments():
     assert latent.std(0).tolist() == pytest.approx(scale.tolist(), rel=0.01)
 
 
+def test_evaluate_is_both_at_once():
+    for family in FAMILIES:
+        parameters = normal(0, 3, family.parameter_size)
+        action = family.sample(parameters, generator(0))
+        log_prob, entropy = family.evaluate(parameters, action)
+        assert torch.equal(log_prob, family.log_prob(parameters, action))
+        assert torch.equal(entropy, family.entropy(parameters))
+
+
 def test_rows_may_have_any_shape():
     for family in FAMILIES:
         parameters, other = normal(0, 2, 3, 4, family.parameter_size), normal(1, 2, 3, 4, family.parameter_size)

@@ -23,8 +23,8 @@ class Bug(NamedTuple):
 BUGS = [
     Bug(
         "trust_region",
-        "    log_pi = policy_logits.log_softmax(-1)\n    log_mu = behaviour_logits.log_softmax(-1)\n",
-        "    log_pi = policy_logits\n    log_mu = behaviour_logits\n",
+        "_implied_kl(policy_logits.log_softmax(-1), behaviour_logits.log_softmax(-1), clip_rho)",
+        "_implied_kl(policy_logits, behaviour_logits, clip_rho)",
         "test_divergence_of_raw_logits",
     ),
     Bug(
