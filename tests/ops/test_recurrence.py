@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from laser_rl.ops.recurrence import backward_recurrence
+from laser_rl.ops.recurrence import _written_out, backward_recurrence
 from tests.ops.inputs import assert_same, normal, seeds
 
 
@@ -24,6 +24,7 @@ def test_agrees_with_the_loop_for_every_length(steps, batch, seed):
     addend, factor = normal(seed, steps, batch), normal(seed + 1, steps, batch)
     factor[torch.rand(steps, batch) < 0.2] = 0
     assert_same(backward_recurrence(addend, factor), loop(addend, factor))
+    assert_same(_written_out(addend, factor), loop(addend, factor))
 
 
 def test_a_vector_is_a_sequence_too():
