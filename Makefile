@@ -27,6 +27,7 @@ format: $(READY)
 # Two cores need about half an hour. Fails below 95 % killed, or if a survivor is not explained in tests/mutation/survivors.toml.
 mutants: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[mutants]"
+	rm -rf mutants
 	$(BIN)/mutmut run
 	$(BIN)/python -m tests.mutation.report
 
