@@ -58,7 +58,7 @@ def _bias(mdp: theory.MDP, policy: Tensor, behaviour: Tensor, clip_rho: float) -
         "KL(pi||implied)": trust_region.implied_kl(policy.log(), behaviour.log(), clip_rho=clip_rho),
         "KL(pi||mu)": (policy * (policy / behaviour).log()).sum(-1),
     }
-    return _table("Proposition 1: V-trace estimates the implied policy's value, not the policy's", columns)
+    return _table("Proposition 1: V-trace estimates the implied policy's value", columns)
 
 
 def _greed(mdp: theory.MDP, policy: Tensor, behaviour: Tensor, clip_rho: float) -> Table:
@@ -74,7 +74,7 @@ def _greed(mdp: theory.MDP, policy: Tensor, behaviour: Tensor, clip_rho: float) 
         "d^mu/d^pi": visits[1] / visits[0],
         "share needed": theory.alpha_bound(q, distorted, visits[0], visits[1]),
     }
-    return _table("Propositions 2 and 3: what the distortion costs, and the online share that undoes it", columns)
+    return _table("Propositions 2 and 3: the distortion's cost, and its cure by online data", columns)
 
 
 def _contraction(mdp: theory.MDP, policy: Tensor, behaviours: Sequence[Tensor], clip_rho: float, bound: float) -> Table:

@@ -130,17 +130,7 @@ def actor_critic_losses(
     tensor([1.1250, 0.5000])
     """
     if checks.active():
-        masks = {
-            "real": real,
-            "trusted": trusted,
-            "policy_trusted": trusted if policy_trusted is None else policy_trusted,
-        }
-        checks.dimensions(2, reward=reward)
-        checks.same_shape(reward=reward, **masks)
-        checks.boolean(**masks)
-        checks.finite(real, reward=reward)
-        expected, got = (len(reward) + 1, *reward.shape[1:]), tuple(value.shape)
-        checks.require(got == expected, f"value has shape {got}, expected {expected}: one row more than reward")
+        _check_rows(value, reward, real, trusted, trusted if policy_trusted is None else policy_trusted)
     learnable = trusted & real
     policy_learnable = learnable if policy_trusted is None else policy_trusted & real
     this_value, next_value = value[:-1], value[1:]  # the only shift in the project
@@ -163,3 +153,13 @@ def _check(learnable: Tensor, **numbers: Tensor) -> None:
     checks.boolean(learnable=learnable)
     checks.floating(**numbers)
     checks.finite(learnable, **numbers)
+
+
+def _check_rows(value: Tensor, reward: Tensor, real: Tensor, trusted: Tensor, policy_trusted: Tensor) -> None:
+    masks = {"real": real, "trusted": trusted, "policy_trusted": policy_trusted}
+    checks.dimensions(2, reward=reward)
+    checks.same_shape(reward=reward, **masks)
+    checks.boolean(**masks)
+    checks.finite(real, reward=reward)
+    expected, got = (len(reward) + 1, *reward.shape[1:]), tuple(value.shape)
+    checks.require(got == expected, f"value has shape {got}, expected {expected}: one row more than reward")
