@@ -61,5 +61,5 @@ def test_every_function_that_the_documents_name_exists():
     modules = {path.stem for path in (ROOT / "laser_rl" / "ops").glob("*.py")}
     for path in documents():
         for module, name in re.findall(r"`([a-z_]+)\.([a-z_]+)`", path.read_text()):
-            if module in modules:
+            if module in modules and name not in {"md", "py"}:  # files, not functions
                 assert hasattr(importlib.import_module(f"laser_rl.ops.{module}"), name), f"{path.name}: {module}.{name}"
