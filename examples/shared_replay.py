@@ -1,7 +1,7 @@
 """Three members of a sweep learn DeepSea from one replay, in tables instead of networks: LASER's mathematics with nothing around it.
 
 A diver moves down one row a step, left or right; only the path that goes right every time finds the treasure (1), and each step right costs
-a little. Acting at random finds it once in 2^SIZE episodes. Run: python examples/shared_replay.py [SEED]
+a little. Acting at random finds it once in 2^SIZE episodes. Run: python examples/shared_replay.py [SEED ...]
 """
 
 import sys
@@ -17,7 +17,7 @@ from laser_rl.ops.distributions import Categorical
 SIZE, SLOTS, STEPS, UPDATES, DISCOUNT, BOUND = 10, 4, 22, 500, 0.99, 0.1
 REPLAYED, CAPACITY = 28, 2000  # unrolls: with SLOTS of the member's own newest, 87.5 % of each batch are replayed
 SETTINGS = [(0.02, 0.003), (0.05, 0.01), (0.1, 0.03)]  # learning rate, entropy cost
-STRETCHES = 5
+STRETCHES, SOLVED = 5, 0.9
 DIRECTION = Categorical(2)
 
 
@@ -107,23 +107,36 @@ def run(*, shared: bool, seed: int) -> tuple[Tensor, Tensor]:
     return treasures / episodes, accepted
 
 
-def main() -> None:
-    """Run the same sweep with separate replays and with one for all, and print both."""
-    torch.set_num_threads(1)
-    seed = int(sys.argv[1]) if len(sys.argv) > 1 else 0
+def show(seed: int) -> dict[bool, int]:
+    """Run the sweep with separate replays and with one for all, print both; returns how many members solved it in each."""
     table = Table(title=f"DeepSea {SIZE}: share of episodes that find the treasure (seed {seed})", title_justify="left")
     steps = [UPDATES * (i + 1) // STRETCHES * STEPS * SLOTS // 1000 for i in range(STRETCHES)]
     for heading in ("replay", "rate", "entropy", *(f"{count}k" for count in steps), "trusted"):
         table.add_column(heading, justify="right", no_wrap=True)
-    with checks.unchecked():
-        for shared in (False, True):
-            curves, accepted = run(shared=shared, seed=seed)
-            for (rate, cost), curve, share in zip(SETTINGS, curves, accepted, strict=True):
-                cells = [f"{point:.2f}" for point in curve]
-                table.add_row("one for all" if shared else "its own", f"{rate:g}", f"{cost:g}", *cells, f"{share:.0%}")
-            table.add_section()
+    solved = {}
+    for shared in (False, True):
+        curves, accepted = run(shared=shared, seed=seed)
+        solved[shared] = int((curves[:, -1] >= SOLVED).sum())
+        for (rate, cost), curve, share in zip(SETTINGS, curves, accepted, strict=True):
+            cells = [f"{point:.2f}" for point in curve]
+            table.add_row("one for all" if shared else "its own", f"{rate:g}", f"{cost:g}", *cells, f"{share:.0%}")
+        table.add_section()
     Console().print(table)
+    return solved
+
+
+def main() -> None:
+    """Show every seed that was asked for, then count."""
+    torch.set_num_threads(1)
+    seeds = [int(word) for word in sys.argv[1:]] or [0]
+    with checks.unchecked():
+        counts = [show(seed) for seed in seeds]
+    own, shared = [sum(count[kind] for count in counts) for kind in (False, True)]
+    members = len(SETTINGS) * len(seeds)
     print("Columns: steps of each member. One seed shows one run, not an effect: try others.")
+    print(
+        f"Solved (at least {SOLVED:.0%} at the end): own replay {own} of {members} members, one for all {shared} of {members}."
+    )
 
 
 if __name__ == "__main__":
