@@ -25,6 +25,7 @@ class ActorCriticLosses(NamedTuple):
     entropy: Float[Tensor, "T B"]
     learnable: Bool[Tensor, "T B"]
     policy_learnable: Bool[Tensor, "T B"]
+    log_ratio: Float[Tensor, "T B"]
     estimate: Estimate
 
 
@@ -143,6 +144,7 @@ def actor_critic_losses(
         entropy=entropy_loss(entropy, policy_learnable, online),
         learnable=learnable,
         policy_learnable=policy_learnable,
+        log_ratio=log_ratio,
         estimate=estimate,
     )
 

@@ -1,0 +1,1 @@
+"""The agent: what acts, what is minimised, what learns."""

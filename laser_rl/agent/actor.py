@@ -1,0 +1,181 @@
+"""The actor: rows in, actions out, and the stream of each slot cut into unrolls.
+
+Every slot writes its own unroll at its own pace: rows may come for some slots only, and a slot whose worker died starts its unroll anew.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from laser_rl.agent.policy import Policy
+from laser_rl.agent.stacking import FrameStack
+from laser_rl.envs.records import Environments, Rows
+from laser_rl.types import Array, Episode, UnrollLayout, Unrolls, empty_unrolls
+
+Slots = NDArray[np.int64]
+
+
+class Taken(NamedTuple):
+    """What one step of an actor brought."""
+
+    unrolls: Unrolls | None
+    episodes: list[Episode]
+    steps: int  # transitions; resets are none
+
+
+class Actor:
+    """Steps environments with a policy.
+
+    Args:
+        environments: not yet reset.
+        policy: whose parameters somebody else moves; that somebody also sets `version`.
+        layout: of the unrolls.
+        member: who writes.
+        stagger: shift the slots against each other, so that unrolls are finished evenly in time instead of all at once. The first
+            rows of a shifted slot are not recorded.
+    """
+
+    def __init__(
+        self, environments: Environments, policy: Policy, layout: UnrollLayout, *, member: int = 0, stagger: bool = True
+    ) -> None:
+        slots = environments.slots
+        self.environments, self.policy, self.layout, self.version = environments, policy, layout, 0
+        self._open = empty_unrolls(layout, slots)
+        self._open.member[:] = member
+        self._open.slot[:] = np.arange(slots)
+        self._unrecorded = (
+            np.arange(slots) * layout.steps // slots * stagger
+        )  # rows still to come before the recording starts
+        self._cursor = np.zeros(slots, np.int64)  # steps recorded in the open unroll
+        self._ended = np.zeros(slots, bool)  # the slot's newest row is the last of its episode
+        self._length = np.zeros(slots, np.int64)
+        self._return = np.zeros(slots, np.float64)
+        self._stack = FrameStack(slots, layout.stack, layout.observation_shape, layout.observation_dtype)
+        self._ready: Slots = np.zeros(0, np.int64)  # slots that wait for an action
+
+    def begin(self) -> None:
+        """Reset all environments; before the first step, unless a state is loaded."""
+        rows = self.environments.reset()
+        self._stack.push(rows)
+        self._begin_unrolls(rows)
+        self._ended[rows.slots] = False
+        self._ready = rows.slots
+
+    def step(self) -> Taken:
+        """Act in every slot that waits, and record the rows that come."""
+        slots = self._ready
+        decision = self.policy.act(self._stack.seen(slots))
+        at = self._cursor[slots]
+        self._open.version[slots[at == 0]] = self.version
+        # Written at once, so that it is there whenever the slot's row comes; counted only then.
+        self._open.action[slots, at] = decision.action
+        self._open.behaviour[slots, at] = decision.behaviour
+        self._open.real[slots, at] = ~self._ended[slots]
+        rows = self.environments.step(slots, decision.environment_action)
+        self._stack.push(rows)
+        episodes = self._count(rows)
+        unrolls = self._record(rows)
+        self._ended[rows.slots] = rows.terminated | rows.truncated
+        self._ready = rows.slots
+        return Taken(unrolls, episodes, int((~rows.is_first).sum()))
+
+    def _record(self, rows: Rows) -> Unrolls | None:
+        skipped = rows.restarted | (self._unrecorded[rows.slots] > 0)
+        if skipped.any():
+            without = _only(rows, skipped)
+            self._unrecorded[without.slots] = np.where(without.restarted, 0, self._unrecorded[without.slots] - 1)
+            self._begin_unrolls(without)
+            rows = _only(rows, ~skipped)
+        slots, at = rows.slots, self._cursor[rows.slots]
+        recording, first = self._open, rows.is_first
+        recording.reward[slots, at] = rows.reward
+        recording.terminated[slots, at] = rows.terminated
+        recording.truncated[slots, at] = rows.truncated
+        recording.lost_life[slots, at] = rows.lost_life
+        recording.last_reward[slots, at + 1] = rows.reward
+        action = recording.action[slots, at]
+        recording.last_action[slots, at + 1] = np.where(first.reshape(-1, *[1] * (action.ndim - 1)), 0, action)
+        recording.observation[slots, self.layout.context + at + 1] = rows.observation
+        recording.is_first[slots, self.layout.context + at + 1] = first
+        self._cursor[slots] = at + 1
+        full = at + 1 == self.layout.steps
+        return self._cut(_only(rows, full)) if full.any() else None
+
+    def _cut(self, rows: Rows) -> Unrolls:
+        """Hand out full unrolls; their last input row (and the context before it) is the first of the next ones."""
+        slots, steps, kept = rows.slots, self.layout.steps, self.layout.stack
+        done = Unrolls(*(field[slots] for field in self._open))
+        for name in ("observation", "is_first"):
+            field = getattr(self._open, name)
+            field[slots, :kept] = field[slots, steps : steps + kept]
+        for name in ("last_action", "last_reward"):
+            field = getattr(self._open, name)
+            field[slots, 0] = field[slots, steps]
+        self._open.episode[slots], self._open.seed[slots] = rows.episode, rows.seed
+        self._cursor[slots] = 0
+        return done
+
+    def _begin_unrolls(self, rows: Rows) -> None:
+        """Start anew at these rows; the context is what the stack still holds."""
+        slots, context, recording = rows.slots, self.layout.context, self._open
+        recording.observation[slots, : context + 1] = self._stack.array[slots]
+        recording.is_first[slots, :context] = False  # the stack has been cut already
+        recording.is_first[slots, context] = rows.is_first
+        recording.last_action[slots, 0] = 0
+        recording.last_reward[slots, 0] = rows.reward
+        recording.episode[slots], recording.seed[slots] = rows.episode, rows.seed
+        self._cursor[slots] = 0
+
+    def _count(self, rows: Rows) -> list[Episode]:
+        slots = rows.slots
+        self._length[slots] = np.where(rows.is_first, 0, self._length[slots] + 1)
+        self._return[slots] = np.where(rows.is_first, 0.0, self._return[slots] + rows.reward)
+        ended = slots[rows.terminated | rows.truncated]
+        return [Episode(int(s), int(self._length[s]), float(self._return[s])) for s in ended]
+
+    def state(self) -> dict[str, dict[str, Array]]:
+        """Open unrolls, stacks, counters, random numbers; and the environments, if they can be saved."""
+        own = {f"open/{name}": field.copy() for name, field in self._open._asdict().items()}
+        own |= {name: array.copy() for name, array in self._arrays().items()}
+        own["generator"] = self.policy.generator.get_state().numpy().copy()
+        own["ready"] = self._ready.copy()
+        owed = len(self._ready) < self.environments.slots  # a row is on its way: nobody can say where that slot stands
+        environments = None if owed else self.environments.state()
+        return {"actor": own, "environments": dict(environments or {})}
+
+    def load(self, tensors: Mapping[str, Mapping[str, Array]]) -> int:
+        """Go on where `state` was taken; returns how many open episodes could not be rebuilt and were lost."""
+        own, environments = tensors["actor"], tensors.get("environments", {})
+        for name, field in self._open._asdict().items():
+            field[...] = own[f"open/{name}"]
+        for name, array in self._arrays().items():
+            array[...] = own[name]
+        self.policy.generator.set_state(torch.from_numpy(np.array(own["generator"])))
+        rows = self.environments.restore(environments) if environments else self.environments.reset()
+        lost = rows.restarted if environments else np.ones(len(rows.slots), bool)
+        self._ready = rows.slots
+        if environments:
+            self._ready = np.array(own["ready"])
+        if lost.any():
+            new = _only(rows, lost)
+            self._stack.push(new)
+            self._begin_unrolls(new)
+            self._ended[new.slots], self._length[new.slots], self._return[new.slots] = False, 0, 0.0
+        return int(lost.sum())
+
+    def _arrays(self) -> dict[str, Array]:
+        return {
+            "unrecorded": self._unrecorded,
+            "cursor": self._cursor,
+            "ended": self._ended,
+            "length": self._length,
+            "return": self._return,
+            "stack": self._stack.array,
+        }
+
+
+def _only(rows: Rows, chosen: NDArray[np.bool_]) -> Rows:
+    return Rows._make(field[chosen] for field in rows)

@@ -1,0 +1,54 @@
+"""A policy that acts: observations in, actions out, and the distribution that they were drawn from."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from laser_rl.networks.agent_network import AgentNetwork
+from laser_rl.ops import checks
+from laser_rl.ops.distributions import Family
+from laser_rl.types import Array
+
+
+class Decision(NamedTuple):
+    """For n slots."""
+
+    action: Array  # as stored
+    behaviour: NDArray[np.float32]  # [n, P]
+    environment_action: Array
+
+
+class Policy:
+    """A network, a family and a stream of random numbers.
+
+    Args:
+        network: its parameters may move between two calls.
+        family: what its parameters mean.
+        seed: of the actions.
+        deterministic: take the mode instead of a sample.
+    """
+
+    def __init__(self, network: AgentNetwork, family: Family, *, seed: int, deterministic: bool = False) -> None:
+        self.network, self.family, self.deterministic = network, family, deterministic
+        self.device = next(network.parameters()).device
+        self.generator = torch.Generator(self.device).manual_seed(seed)
+
+    @torch.inference_mode()
+    def act(self, observation: Array) -> Decision:
+        """Decide for n observations [n, ...], stacked as the network expects them."""
+        seen = torch.from_numpy(observation).to(self.device).unsqueeze(0)
+        first = torch.zeros(seen.shape[:2], dtype=torch.bool, device=self.device)
+        with checks.unchecked():
+            output, _ = self.network(seen, first, self.network.initial_state(len(observation)))
+            behaviour = output.policy[0].float()
+            action = self._choose(behaviour)
+            for_environment = self.family.to_environment(action)
+        return Decision(action.cpu().numpy(), behaviour.cpu().numpy(), for_environment.cpu().numpy())
+
+    def _choose(self, behaviour: Tensor) -> Tensor:
+        if self.deterministic:
+            return self.family.mode(behaviour)
+        return self.family.sample(behaviour, self.generator)

@@ -1,0 +1,178 @@
+"""What a user imports: an agent that learns, predicts, is evaluated, saved and loaded."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import safetensors
+import safetensors.torch
+from numpy.typing import NDArray
+
+from laser_rl import recipes
+from laser_rl.agent.learner import load_network
+from laser_rl.agent.policy import Policy
+from laser_rl.config import Config, override, validated
+from laser_rl.envs.make import make_renderable
+from laser_rl.envs.spaces import action_border, observation_border
+from laser_rl.errors import ConfigError
+from laser_rl.evaluation.statistics import EvalResult
+from laser_rl.metrics.log import Sink
+from laser_rl.networks.build import TorsoSource
+from laser_rl.runtime.build import EnvironmentSource, Member, build_member, derive, open_environments
+from laser_rl.runtime.directory import RunDirectory
+from laser_rl.runtime.evaluate import evaluate_member
+from laser_rl.runtime.launch import prepare, run
+from laser_rl.runtime.training import Callback, Training
+
+Frames = NDArray[np.generic]  # what `predict` remembers: the newest frames of an episode
+FORMAT = "1"
+
+
+class LASER:
+    """One agent.
+
+    Args:
+        env: a Gymnasium id, one of our own (`laser/Catch`), a callable that makes an environment, an environment or a vector of them.
+        net: your own torso: a module from observations [N, ...] to features [N, F], or a function of the observation's shape
+            that returns one. None: the recipe's.
+        recipe: where the settings begin; None: what fits the environment.
+        run_dir: keep checkpoints and metrics there, and go on from them; None keeps nothing.
+        sinks: more places for rows of metrics.
+        settings: any setting by name, `learning_rate=1e-3` or `**{"loss.discount": 0.9}`.
+
+    >>> agent = LASER("laser/Catch", seed=1, slots=4).learn(200)
+    >>> agent.steps >= 200
+    True
+    >>> agent.close()
+    """
+
+    def __init__(
+        self,
+        env: EnvironmentSource,
+        *,
+        net: TorsoSource | None = None,
+        recipe: str | None = None,
+        run_dir: str | Path | None = None,
+        sinks: Sequence[Sink] = (),
+        **settings: Any,
+    ) -> None:
+        self._source, self._net, self._sinks = env, net, tuple(sinks)
+        self.config = override(_base(env, recipe), settings)
+        self._run_dir = None if run_dir is None else Path(run_dir)
+        self._directory: RunDirectory | None = None
+        self._training: Training | None = None
+        self._weights: Path | None = None
+        self._borders: Any = None
+
+    @property
+    def steps(self) -> int:
+        """Environment steps so far."""
+        return 0 if self._training is None else self._training.steps
+
+    @property
+    def member(self) -> Member:
+        """The agent's parts: network, replay, learner and the rest."""
+        return self._prepared().member
+
+    def learn(self, steps: int, *, callbacks: Sequence[Callback] = ()) -> Self:
+        """Act and learn for `steps` more environment steps; a callback that returns False ends it early."""
+        training = self._prepared()
+        training.extend(steps)
+        training.callbacks = list(callbacks)
+        run(training, evaluate_at_end=False)
+        return self
+
+    def predict(self, observation: Any, state: Frames | None = None, *, deterministic: bool = True) -> tuple[Any, Frames]:
+        """The action for one observation as the environment gives it, and what to hand in with the next one of the episode."""
+        member, layout = self.member, self.member.layout
+        sees, acts = self._border()
+        frame = np.asarray(sees(observation)).astype(layout.observation_dtype)
+        if state is None:
+            state = np.zeros((layout.stack, *layout.observation_shape), layout.observation_dtype)
+        state = np.concatenate([state[1:], frame[np.newaxis]])
+        seen = state.reshape(1, -1, *frame.shape[1:]) if layout.stack > 1 else state
+        policy = Policy(member.learner.network, member.family, seed=0, deterministic=deterministic)
+        if not deterministic:
+            policy.generator = member.actor.policy.generator
+        return acts(policy.act(np.ascontiguousarray(seen)).environment_action[0]), state
+
+    def evaluate(self, episodes: int = 20, *, deterministic: bool = False, seed: int | None = None) -> EvalResult:
+        """Play whole episodes in fresh environments."""
+        if seed is None:
+            seed = derive(self.config.run.seed, f"evaluation/{self.steps}")
+        return evaluate_member(self.member, episodes=episodes, deterministic=deterministic, seed=seed)
+
+    def save(self, path: str | Path) -> Path:
+        """The network and the configuration in one safetensors file. What is needed to go on learning is in a `run_dir`."""
+        from laser_rl.checkpoint import write_bytes  # noqa: PLC0415
+
+        network = self.member.learner.network.state_dict()
+        about = {"format": FORMAT, "config": self.config.model_dump_json(), "steps": str(self.steps)}
+        dense = {name: tensor.detach().cpu().contiguous() for name, tensor in network.items()}
+        write_bytes(Path(path), safetensors.torch.save(dense, metadata=about))
+        return Path(path)
+
+    @classmethod
+    def load(cls, path: str | Path, env: EnvironmentSource | None = None, *, net: TorsoSource | None = None) -> Self:
+        """An agent from `save`; hand in `env` and `net` again if they were not names."""
+        config = _stored_config(Path(path))
+        agent = cls.__new__(cls)
+        agent.__init__(config.environment.id if env is None else env, net=net, recipe="cartpole")  # type: ignore[misc]
+        agent.config = config
+        agent._weights = Path(path)
+        return agent
+
+    def close(self) -> None:
+        """End the environments, let go of the run directory; the agent can still predict."""
+        if self._training is not None:
+            self._training.member.environments.close()
+        if self._directory is not None:
+            self._directory.close()
+            self._directory = None
+
+    def _prepared(self) -> Training:
+        if self._training is None:
+            member = build_member(self.config, self._source, self._net)
+            if self._run_dir is not None:
+                self._directory = RunDirectory(self._run_dir, self.config)
+            sinks = [*self._sinks, *([self._directory.log] if self._directory else [])]
+            if self._weights is not None:
+                load_network(member.learner.network, safetensors.torch.load_file(self._weights))
+            self._training = prepare(member, self._directory, sinks=sinks)
+        return self._training
+
+    def _border(self) -> Any:
+        if self._borders is None:
+            env = make_renderable(self._source, options=self.config.environment.options)
+            name = self.config.environment.id
+            observation = observation_border(env.observation_space, name).convert
+            self._borders = observation, action_border(env.action_space, name).convert
+            env.close()
+        return self._borders
+
+
+def _base(env: EnvironmentSource, recipe: str | None) -> Config:
+    name = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
+    if recipe is not None:
+        return recipes.by_name(recipe, name)
+    environments = open_environments(env, recipes.cartpole().environment, seed=0, lockstep=True, slots=1)
+    try:
+        return recipes.for_environment(environments.spec, name)
+    finally:
+        if isinstance(env, str) or callable(env):
+            environments.close()
+
+
+def _stored_config(path: Path) -> Config:
+    if not path.is_file():
+        raise ConfigError(f"{path} is not there; LASER.save writes such a file")
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            about = file.metadata() or {}
+    except safetensors.SafetensorError as error:
+        raise ConfigError(f"{path} is no file of LASER.save: {error}") from None
+    if about.get("format") != FORMAT:
+        raise ConfigError(f"{path} has format {about.get('format')}, expected {FORMAT}; please upgrade laser-rl")
+    return validated(json.loads(about["config"]))

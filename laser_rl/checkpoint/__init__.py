@@ -1,0 +1,39 @@
+"""What a run keeps on disk to go on after a crash: checkpoints, the replay's segments, and the lock on its directory.
+
+Nothing that is read here is executed: safetensors, JSON and zstd blocks only, each checked against the manifest.
+"""
+
+from laser_rl.checkpoint.atomic import write_bytes, write_json
+from laser_rl.checkpoint.lock import Owner, RunLock, owner
+from laser_rl.checkpoint.segments import SegmentEntry, read_segment, write_segment
+from laser_rl.checkpoint.snapshot import (
+    CHECKPOINTS,
+    REPLAY,
+    Loaded,
+    Snapshot,
+    clear,
+    latest,
+    load_snapshot,
+    remove_leftovers,
+    write,
+)
+
+__all__ = [
+    "CHECKPOINTS",
+    "REPLAY",
+    "Loaded",
+    "Owner",
+    "RunLock",
+    "SegmentEntry",
+    "Snapshot",
+    "clear",
+    "latest",
+    "load_snapshot",
+    "owner",
+    "read_segment",
+    "remove_leftovers",
+    "write",
+    "write_bytes",
+    "write_json",
+    "write_segment",
+]

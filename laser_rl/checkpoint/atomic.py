@@ -1,0 +1,80 @@
+"""Files that are there whole or not at all: written beside their place, forced to disk, then renamed into it."""
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+TEMPORARY = ".tmp"  # ends the name of everything unfinished; `leftovers` removes it at the next start
+_CHUNK = 1 << 20
+
+
+def write_bytes(path: str | Path, data: bytes | Iterable[bytes]) -> None:
+    """Write `data` so that a crash at any moment leaves the old file or the new one.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> write_bytes(folder / "a", b"old")
+    >>> write_bytes(folder / "a", b"new")
+    >>> (folder / "a").read_bytes(), [file.name for file in folder.iterdir()]
+    (b'new', ['a'])
+    """
+    path = Path(path)
+    temporary = temporary_beside(path)
+    try:
+        write_through(temporary, data)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    r"""Write `value` as indented JSON, whole or not at all.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "config.json"
+    >>> write_json(path, {"seed": 1})
+    >>> path.read_text()
+    '{\n  "seed": 1\n}\n'
+    """
+    write_bytes(path, (json.dumps(value, indent=2) + "\n").encode())
+
+
+def write_through(path: Path, data: bytes | Iterable[bytes]) -> None:
+    """Write a new file and force it to disk; not atomic by itself."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        for block in [data] if isinstance(data, bytes) else data:
+            view = memoryview(block)
+            while view:
+                view = view[os.write(handle, view[:_CHUNK]) :]  # a full disk writes less than was asked, then raises
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_folder(folder: Path) -> None:
+    """Force the names in `folder` to disk: without it, a rename may be forgotten when the power fails."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def make_folder(folder: Path) -> None:
+    """Create `folder` and force its name to disk; its parents too."""
+    if folder.is_dir():
+        return
+    if folder.parent != folder:
+        make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    sync_folder(folder.parent)
+
+
+def temporary_beside(path: Path) -> Path:
+    """The name under which `path` is being written: hidden, of this process, and no earlier one's."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}{TEMPORARY}")

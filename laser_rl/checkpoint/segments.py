@@ -1,0 +1,241 @@
+"""Replay on disk: append-only files of consecutive unrolls, each unroll a block of its own with a checksum.
+
+A segment is a valid zstd file (`zstd -d` gives the unrolls' bytes one after the other): what we have to say ourselves stands in
+skippable frames, first the header (JSON), then before each unroll its number, length and checksum. So a later reader that meets a
+damaged unroll can look for the next frame's magic number and go on there.
+"""
+
+import hashlib
+import json
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from io import BufferedReader
+from pathlib import Path
+
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from laser_rl.checkpoint import atomic, guarded
+from laser_rl.checkpoint.guarded import Damaged, Newer
+from laser_rl.errors import ConfigError
+from laser_rl.types import UnrollLayout, Unrolls
+
+FORMAT = 1
+_LEVEL = 1
+_BLOCK_UNROLLS, _BLOCK_BYTES = 1024, 128 << 20  # what is held uncompressed at once
+_HEADER_LIMIT = 1 << 20
+_SKIPPABLE = struct.Struct("<II")  # magic number, bytes that follow
+_RECORD = struct.Struct("<QII")  # number of the unroll, compressed bytes, checksum of both and of the bytes
+_HEADER_MAGIC, _RECORD_MAGIC = 0x184D2A5A, 0x184D2A5B
+
+
+@dataclass(frozen=True)
+class SegmentEntry:
+    """What a checkpoint's manifest says of a segment.
+
+    >>> SegmentEntry("segment-000000000008-000000000011.zst", first_id=8, count=4, bytes=0, sha256="").last_id
+    11
+    """
+
+    name: str
+    first_id: int
+    count: int
+    bytes: int
+    sha256: str
+
+    @property
+    def last_id(self) -> int:
+        """Number of its last unroll."""
+        return self.first_id + self.count - 1
+
+
+def write_segment(folder: str | Path, layout: UnrollLayout, first_id: int, unrolls: Unrolls) -> SegmentEntry:
+    """Write consecutive unrolls, numbered from `first_id`, as one file; it is there whole or not at all.
+
+    >>> import tempfile
+    >>> from laser_rl.types import empty_unrolls
+    >>> layout, folder = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2), tempfile.mkdtemp()
+    >>> entry = write_segment(folder, layout, 8, empty_unrolls(layout, 3))
+    >>> entry.name, [(first, len(block.reward)) for first, block in read_segment(folder, entry, layout)]
+    ('segment-000000000008-000000000010.zst', [(8, 3)])
+    """
+    folder, count = Path(folder), len(unrolls.member)
+    _check(layout, first_id, unrolls)
+    name = segment_name(first_id, count)
+    digest, size = hashlib.sha256(), 0
+
+    def measured() -> Iterator[bytes]:
+        nonlocal size
+        for block in _encoded(layout, first_id, unrolls):
+            digest.update(block)
+            size += len(block)
+            yield block
+
+    atomic.make_folder(folder)
+    atomic.write_bytes(folder / name, measured())
+    return SegmentEntry(name, first_id, count, size, digest.hexdigest())
+
+
+def read_segment(
+    folder: str | Path, entry: SegmentEntry, layout: UnrollLayout, first_id: int | None = None
+) -> Iterator[tuple[int, Unrolls]]:
+    """Blocks of at most 1024 unrolls with the number of their first, from `first_id` on; raises `DamagedRun` at the first bad unroll."""
+    start = min(max(entry.first_id, first_id or 0), entry.last_id + 1)
+    path = Path(folder) / entry.name
+    with _opened(path, entry) as file:
+        header = _read_header(path, file)
+        if header.get("layout") != _layout_json(layout):
+            raise ConfigError(
+                f"{path} holds unrolls of layout {header.get('layout')}, expected {_layout_json(layout)}; "
+                "resume with the settings that the run was started with, or use --fresh to start again"
+            )
+        decompressor = zstandard.ZstdDecompressor()
+        size, block = _row_bytes(layout), _block_unrolls(layout)
+        for number in range(entry.first_id, start):
+            _read_record(path, file, number, entry.bytes)
+        for first in range(start, entry.last_id + 1, block):
+            rows = np.empty((min(block, entry.last_id + 1 - first), size), np.uint8)
+            for row in range(len(rows)):
+                compressed = _read_record(path, file, first + row, entry.bytes)
+                rows[row] = _decompressed(path, decompressor, compressed, size)
+            yield first, _split(layout, rows)
+        if file.read(1):
+            raise Damaged(path, f"goes on after its last unroll, number {entry.last_id}")
+
+
+def verify_segment(folder: Path, entry: SegmentEntry) -> None:
+    """Compare size, SHA-256 and format of a segment with what a manifest says; raises `Damaged`."""
+    path = folder / entry.name
+    with _opened(path, entry) as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != entry.sha256:
+            raise Damaged(path, f"has SHA-256 {digest}, expected {entry.sha256}")
+        file.seek(0)
+        header = _read_header(path, file)
+        found = (header.get("first_id"), header.get("count"))
+        if found != (entry.first_id, entry.count):
+            raise Damaged(path, f"says first unroll and count {found}, expected {(entry.first_id, entry.count)}")
+
+
+def segment_name(first_id: int, count: int) -> str:
+    """The file name of a segment: its first and last unroll.
+
+    >>> segment_name(0, 1000)
+    'segment-000000000000-000000000999.zst'
+    """
+    return f"segment-{first_id:012d}-{first_id + count - 1:012d}.zst"
+
+
+def _check(layout: UnrollLayout, first_id: int, unrolls: Unrolls) -> None:
+    count = len(unrolls.member)
+    if count == 0 or first_id < 0:
+        raise ValueError(f"a segment holds at least one unroll, numbered from 0; got {count} from {first_id}")
+    for name, (shape, dtype) in layout.fields().items():
+        array = getattr(unrolls, name)
+        if array.shape != (count, *shape) or array.dtype != np.dtype(dtype):
+            raise ValueError(f"{name} is {array.dtype} {array.shape}, expected {dtype} {(count, *shape)}")
+
+
+def _encoded(layout: UnrollLayout, first_id: int, unrolls: Unrolls) -> Iterator[bytes]:
+    count, block = len(unrolls.member), _block_unrolls(layout)
+    header = {"format": FORMAT, "first_id": first_id, "count": count, "layout": _layout_json(layout)}
+    text = json.dumps(header, sort_keys=True).encode()
+    yield _SKIPPABLE.pack(_HEADER_MAGIC, len(text)) + text
+    compressor = zstandard.ZstdCompressor(level=_LEVEL, write_content_size=True)
+    for first in range(0, count, block):
+        rows = _joined(layout, Unrolls(*(field[first : first + block] for field in unrolls)))
+        for row, data in enumerate(rows, start=first_id + first):
+            compressed = compressor.compress(data.data)
+            prefix = _SKIPPABLE.pack(_RECORD_MAGIC, _RECORD.size)
+            yield prefix + _RECORD.pack(row, len(compressed), _checksum(row, compressed)) + compressed
+
+
+def _joined(layout: UnrollLayout, unrolls: Unrolls) -> NDArray[np.uint8]:
+    """All fields of each unroll side by side, as bytes [n, bytes of an unroll]."""
+    count = len(unrolls.member)
+    fields = [np.ascontiguousarray(getattr(unrolls, name)).reshape(count, -1) for name in layout.fields()]
+    return np.concatenate([field.view(np.uint8) for field in fields], axis=1)
+
+
+def _split(layout: UnrollLayout, rows: NDArray[np.uint8]) -> Unrolls:
+    """The inverse of `_joined`."""
+    arrays, start = {}, 0
+    for name, (shape, dtype) in layout.fields().items():
+        stop = start + _field_bytes(shape, dtype)
+        arrays[name] = np.ascontiguousarray(rows[:, start:stop]).view(dtype).reshape(len(rows), *shape)
+        start = stop
+    return Unrolls(**arrays)
+
+
+def _opened(path: Path, entry: SegmentEntry) -> BufferedReader:
+    if not guarded.plain_name(entry.name) or entry.name != segment_name(entry.first_id, entry.count):
+        raise Damaged(path, f"is not the name of unrolls {entry.first_id} to {entry.last_id}")
+    file = guarded.open_plain(path)
+    size = os.fstat(file.fileno()).st_size
+    if size != entry.bytes:
+        file.close()
+        raise Damaged(path, f"has {size:,} bytes, expected {entry.bytes:,}")
+    return file
+
+
+def _read_header(path: Path, file: BufferedReader) -> dict[str, object]:
+    magic, size = _SKIPPABLE.unpack(_exactly(path, file, _SKIPPABLE.size))
+    if magic != _HEADER_MAGIC or size > _HEADER_LIMIT:
+        raise Damaged(path, "does not begin with the header of a replay segment")
+    header = guarded.parse_json(path, _exactly(path, file, size))
+    found = header.get("format")
+    if not isinstance(found, int) or found > FORMAT:
+        raise Newer(path, found, FORMAT)
+    return header
+
+
+def _read_record(path: Path, file: BufferedReader, expected: int, limit: int) -> bytes:
+    magic, size = _SKIPPABLE.unpack(_exactly(path, file, _SKIPPABLE.size))
+    number, length, checksum = _RECORD.unpack(_exactly(path, file, _RECORD.size))
+    if length > limit:  # a damaged length must not become a giant allocation
+        raise Damaged(path, f"unroll {expected} claims {length:,} bytes in a file of {limit:,}")
+    compressed = _exactly(path, file, length)
+    if (magic, size, number) != (_RECORD_MAGIC, _RECORD.size, expected) or checksum != _checksum(number, compressed):
+        raise Damaged(path, f"unroll {expected} does not match its checksum")
+    return compressed
+
+
+def _decompressed(path: Path, decompressor: zstandard.ZstdDecompressor, data: bytes, size: int) -> NDArray[np.uint8]:
+    try:
+        # Asked first: the size that a frame claims is allocated, whatever limit is passed.
+        if zstandard.frame_content_size(data) != size:
+            raise Damaged(path, f"an unroll has {zstandard.frame_content_size(data):,} bytes, expected {size:,}")
+        return np.frombuffer(decompressor.decompress(data), np.uint8)
+    except zstandard.ZstdError as error:
+        raise Damaged(path, f"cannot be decompressed: {error}") from None
+
+
+def _exactly(path: Path, file: BufferedReader, size: int) -> bytes:
+    data = file.read(size)
+    if len(data) != size:
+        raise Damaged(path, "ends too early")
+    return data
+
+
+def _checksum(number: int, compressed: bytes) -> int:
+    return zlib.crc32(compressed, zlib.crc32(struct.pack("<QI", number, len(compressed))))
+
+
+def _layout_json(layout: UnrollLayout) -> dict[str, object]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(layout).items()}
+
+
+def _field_bytes(shape: tuple[int, ...], dtype: str) -> int:
+    return int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+
+
+def _row_bytes(layout: UnrollLayout) -> int:
+    return sum(_field_bytes(shape, dtype) for shape, dtype in layout.fields().values())
+
+
+def _block_unrolls(layout: UnrollLayout) -> int:
+    return max(1, min(_BLOCK_UNROLLS, _BLOCK_BYTES // _row_bytes(layout)))

@@ -1,0 +1,116 @@
+"""Flags, files and recipes become one configuration; later sources win: recipe, file, flags."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+import yaml
+
+from laser_rl import recipes
+from laser_rl.config import Config, override, validated
+from laser_rl.errors import ConfigError
+from laser_rl.runtime.build import open_environments
+
+FILE_LIMIT_BYTES = 1 << 20
+_SHORT = {"k": 1_000, "M": 1_000_000, "m": 1_000_000, "G": 1_000_000_000}
+
+
+@dataclass(frozen=True)
+class Shortcuts:
+    """What is asked for most, under short names; each stands for a full setting."""
+
+    env: Annotated[str | None, tyro.conf.arg(metavar="ID")] = None
+    """What to play: environment.id."""
+    steps: int | None = None
+    """Environment steps: run.steps; 200k and 5M are understood."""
+    seed: int | None = None
+    """run.seed."""
+    runtime: Annotated[str | None, tyro.conf.arg(metavar="{serial,local}")] = None
+    """run.runtime."""
+    device: str | None = None
+    """run.device."""
+
+    def settings(self) -> dict[str, Any]:
+        """By full name, only those that were given."""
+        full = {"env": "environment.id", "steps": "run.steps", "seed": "run.seed", "runtime": "run.runtime", "device": "run.device"}
+        return {full[name]: value for name, value in vars(self).items() if value is not None}
+
+
+def expand_numbers(arguments: list[str]) -> list[str]:
+    """200k and 1.5M as whole numbers, after flags that count steps or frames.
+
+    >>> expand_numbers(["--steps", "200k", "--out", "10k", "--replay.capacity-steps=1.5M"])
+    ['--steps', '200000', '--out', '10k', '--replay.capacity-steps=1500000']
+    """
+    expanded = []
+    for before, word in zip(["", *arguments], arguments, strict=False):
+        flag, equals, value = word.partition("=")
+        if equals and _counts(flag):
+            expanded.append(f"{flag}={_expand(value)}")
+        else:
+            expanded.append(_expand(word) if _counts(before) else word)
+    return expanded
+
+
+def _counts(flag: str) -> bool:
+    return flag.startswith("--") and flag.endswith(("steps", "frames"))
+
+
+def _expand(word: str) -> str:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kMmG])", word.replace("_", ""))
+    return word if match is None else str(round(float(match[1]) * _SHORT[match[2]]))
+
+
+def base_config(recipe: str | None, file: Path | None, env: str | None) -> Config:
+    """Where the flags begin: the recipe by name, or what fits the environment; then the file's values over it."""
+    stored = read_file(file) if file is not None else {}
+    env = env or stored.get("environment", {}).get("id")
+    recipe = recipe or stored.pop("recipe", None)
+    if recipe == "default" or (recipe is None and env is None):
+        recipe = "cartpole"
+    config = recipes.by_name(recipe, env) if recipe is not None else fitting(env or "")
+    return validated(_merged(config.model_dump(), stored)) if stored else config
+
+
+def fitting(env: str) -> Config:
+    """The recipe that fits an environment, which is opened once to be looked at."""
+    base = recipes.cartpole(env)
+    environments = open_environments(env, base.environment, seed=0, lockstep=True, slots=1)
+    try:
+        return recipes.for_environment(environments.spec, env)
+    finally:
+        environments.close()
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """Settings from a YAML or JSON file; nothing in it is executed."""
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path}")
+    if path.stat().st_size > FILE_LIMIT_BYTES:
+        raise ConfigError(f"{path} has {path.stat().st_size:,} bytes, expected a configuration of at most {FILE_LIMIT_BYTES:,}")
+    text = path.read_text()
+    try:
+        values = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds {type(values).__name__}, expected sections such as 'loss:' with settings under them")
+    return values
+
+
+def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for name, value in over.items():
+        inner = merged.get(name)
+        # `options` is the user's own: replaced whole.
+        merged[name] = _merged(inner, value) if isinstance(inner, dict) and isinstance(value, dict) and name != "options" else value
+    return merged
+
+
+def apply(config: Config, shortcuts: Shortcuts) -> Config:
+    """The short flags over everything else."""
+    return override(config, shortcuts.settings())

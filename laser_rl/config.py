@@ -1,0 +1,283 @@
+"""The configuration: frozen values, built by a recipe, changed by flags or a file, kept in the run directory as it was used.
+
+Units stand in the field names. Parts of the program receive values, never this object.
+"""
+
+import difflib
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from laser_rl.errors import ConfigError
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+CountOrNone = Annotated[int, Field(ge=0)]
+
+
+class Frozen(BaseModel):
+    """Unknown names are refused and nothing can be changed after validation."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class AtariConfig(Frozen):
+    """Only read for Atari games."""
+
+    noop_max: CountOrNone = 37
+    """Largest number of no-ops at the start of an episode."""
+    sticky_actions: Share = 0.0
+    """Probability that an action is repeated instead of the chosen one."""
+    full_action_space: bool = False
+    """All 18 actions instead of those that the game uses."""
+    max_frames: Count = 108_000
+    """Longest episode, in emulator frames; its end is a truncation."""
+    threads: CountOrNone = 0
+    """Threads of the emulator; 0: one a core."""
+
+
+class EnvironmentConfig(Frozen):
+    """What is played, and where."""
+
+    id: str = "CartPole-v1"
+    """A Gymnasium id, laser/Catch, laser/DeepSea-10, laser/TMaze-10, ALE/Pong-v5, MinAtar/Breakout-v1 or module:callable."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the environment."""
+    slots: Count = 8
+    """How many environments are stepped side by side."""
+    placement: Literal["auto", "thread", "process"] = "auto"
+    """Python environments in this thread, or in supervised processes."""
+    workers: CountOrNone = 0
+    """Processes; 0: one a core."""
+    frame_stack: Count = 1
+    """Frames that the network sees at once; pictures only."""
+    step_timeout_s: Positive = 60.0
+    """A worker that takes longer for a step is replaced."""
+    reset_timeout_s: Positive = 60.0
+    """A worker that takes longer for a reset is replaced."""
+    on_bad_value: Literal["fail", "drop"] = "fail"
+    """NaN or infinity from the environment: stop, or discard the episode."""
+    atari: AtariConfig = AtariConfig()
+
+
+class NetworkConfig(Frozen):
+    """Torso, memory and heads are independent choices."""
+
+    torso: Literal["auto", "mlp", "cnn", "impala"] = "auto"
+    """auto: mlp for vectors, cnn for small pictures, impala for large ones."""
+    hidden: tuple[int, ...] = (64, 64)
+    """Layers of the mlp; the last one is also the layer after the convolutions of cnn."""
+    channels: int = 16
+    """Filters of the cnn."""
+    width: Count = 1
+    """Multiplies the filters of impala: the paper's large network is 4."""
+    memory: Literal["none"] = "none"
+    separate_value: bool = False
+    """A torso of its own for the value."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Arithmetic of the torso."""
+
+
+class ReplayConfig(Frozen):
+    """The mixture of every batch, and what is kept."""
+
+    fraction: Share = 0.875
+    """Share of replayed unrolls in every batch; honoured exactly, as integer counts."""
+    capacity_steps: Count = 100_000
+    """Oldest unrolls leave first."""
+    codec: Literal["auto", "raw", "zstd"] = "auto"
+    """auto: pictures compressed, everything else raw."""
+    budget_gb: Positive | None = None
+    """Also leave when compressed observations exceed this."""
+    warmup_steps: CountOrNone = 0
+    """Steps in the replay before the first update."""
+
+
+class LossConfig(Frozen):
+    """Algorithm 1's constants."""
+
+    discount: Share = 0.99
+    unroll_steps: Count = 20
+    """T: an unroll has T steps and T+1 observations."""
+    batch_unrolls: Count = 8
+    """Unrolls in a batch, online and replayed together."""
+    new_unrolls_per_update: CountOrNone = 0
+    """New unrolls between two updates; 0: as many as are online in a batch (1 if none is)."""
+    trust: Literal["implied", "behaviour", "off"] = "implied"
+    """Relevance: KL(pi || implied policy), KL(pi || mu), or every row is trusted."""
+    trust_bound: Positive | None = None
+    """Rows with a larger relevance are rejected; none: 0.03 for implied, 0.1 for behaviour."""
+    target_acceptance: Share | None = None
+    """Adapt the bound to keep this share of the replayed steps."""
+    clip_rho: Positive = 1.0
+    clip_c: Positive = 1.0
+    baseline_cost: Annotated[float, Field(ge=0)] = 0.5
+    entropy_cost: Annotated[float, Field(ge=0)] = 0.01
+    """On learnable online rows only."""
+    reduction: Literal["sum", "mean"] = "mean"
+    """Over batch and time: the sum, as the paper's learning rates assume, or the mean of learnable steps."""
+    reward_scale: Positive = 1.0
+    reward_transform: Literal["none", "clip", "dmlab"] = "none"
+    """After scaling. Raw rewards are what is stored and reported."""
+    life_loss_ends_discount: bool = False
+    """The loss of a life has discount 0; the episode goes on."""
+
+    @property
+    def bound(self) -> float:
+        """The threshold, with its default by relevance function; infinite if everything is trusted."""
+        if self.trust == "off":
+            return math.inf
+        return self.trust_bound or {"implied": 0.03, "behaviour": 0.1}[self.trust]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "LossConfig":
+        if self.clip_rho < self.clip_c:
+            raise ValueError(
+                f"clip_rho ({self.clip_rho}) is below clip_c ({self.clip_c}); raise one or lower the other"
+            )
+        if self.trust == "off" and (self.trust_bound or self.target_acceptance):
+            raise ValueError("trust is off, so trust_bound and target_acceptance mean nothing; leave them out")
+        return self
+
+
+class OptimiserConfig(Frozen):
+    """How a gradient becomes a step."""
+
+    kind: Literal["rmsprop", "adam"] = "adam"
+    """rmsprop is TensorFlow 1's: epsilon inside the root, mean square starting at 1."""
+    learning_rate: Positive = 2e-3
+    schedule: Literal["constant", "linear"] = "constant"
+    """linear: to 0 over all steps of the run."""
+    decay: Share = 0.99
+    """rmsprop only."""
+    momentum: Share = 0.0
+    """rmsprop only."""
+    epsilon: Positive | None = None
+    """none: 0.01 for rmsprop, 1e-8 for adam."""
+    clip_gradient_norm: Positive | None = None
+
+    @property
+    def added(self) -> float:
+        """ε, with its default by kind."""
+        return self.epsilon or {"rmsprop": 0.01, "adam": 1e-8}[self.kind]
+
+
+class RunConfig(Frozen):
+    """How long, how fast, what is written."""
+
+    steps: Count = 100_000
+    """Environment steps of the run, all slots together."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    runtime: Literal["serial", "local"] = "serial"
+    """serial: deterministic, one thread. local: acting overlaps learning."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1; auto: cuda if there is one."""
+    threads: CountOrNone = 0
+    """Threads of one torch operation on the CPU; 0: 1 for small networks, else one a core."""
+    queued_updates: Count = 2
+    """local: how many updates' worth of new unrolls may wait; what limits the lag."""
+    log_every_s: Positive = 2.0
+    """local: seconds between rows of metrics."""
+    log_every_updates: Count = 50
+    """serial: updates between rows of metrics."""
+    checkpoint_every_steps: CountOrNone = 50_000
+    """0: only at the end."""
+    keep_checkpoints: Count = 2
+    evaluate_every_steps: CountOrNone = 0
+    """0: only at the end."""
+    evaluate_episodes: Count = 20
+    evaluate_deterministic: bool = False
+
+
+class Config(Frozen):
+    """Everything that decides a run."""
+
+    recipe: str = "default"
+    """Where these values began."""
+    environment: EnvironmentConfig = EnvironmentConfig()
+    network: NetworkConfig = NetworkConfig()
+    replay: ReplayConfig = ReplayConfig()
+    loss: LossConfig = LossConfig()
+    optimiser: OptimiserConfig = OptimiserConfig()
+    run: RunConfig = RunConfig()
+
+    @field_validator("recipe")
+    @classmethod
+    def _short(cls, name: str) -> str:
+        if not name.replace("-", "").isalnum():
+            raise ValueError(f"a recipe's name has letters, digits and hyphens, not {name!r}")
+        return name
+
+
+def override(config: Config, settings: Mapping[str, Any]) -> Config:
+    """A copy with other values, by full name ("loss.discount") or by last name where only one field has it.
+
+    >>> override(Config(), {"learning_rate": 1e-3, "loss.discount": 0.9}).loss.discount
+    0.9
+    >>> override(Config(), {"learning_rat": 1e-3})
+    Traceback (most recent call last):
+    laser_rl.errors.ConfigError: there is no setting 'learning_rat'; did you mean 'optimiser.learning_rate'?
+    """
+    values = config.model_dump()
+    for name, value in settings.items():
+        *sections, last = _full_name(name).split(".")
+        place = values
+        for section in sections:
+            place = place[section]
+        place[last] = value
+    return validated(values)
+
+
+def validated(values: Mapping[str, Any]) -> Config:
+    """A configuration from plain values; the error names each field, what came and what was expected.
+
+    >>> validated({"loss": {"discount": 2}})
+    Traceback (most recent call last):
+    laser_rl.errors.ConfigError: loss.discount is 2: input should be less than or equal to 1
+    """
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_problem(item) for item in error.errors())) from None
+
+
+def _problem(item: Any) -> str:
+    name, message = ".".join(map(str, item["loc"])), item["msg"].removeprefix("Value error, ")
+    if item["type"] == "extra_forbidden":
+        return _unknown(name)
+    if item["type"] == "value_error":
+        return f"{name}: {message}"
+    return f"{name} is {item['input']!r}: {message[0].lower()}{message[1:]}"
+
+
+def _names(model: type[BaseModel] = Config, prefix: str = "") -> list[str]:
+    names = []
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            names += _names(kind, f"{prefix}{name}.")
+        else:
+            names.append(prefix + name)
+    return names
+
+
+def _full_name(name: str) -> str:
+    names = _names()
+    found = [full for full in names if full == name or full.split(".")[-1] == name]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ConfigError(f"{name!r} can be {' or '.join(found)}; use the full name")
+    raise ConfigError(_unknown(name))
+
+
+def _unknown(name: str) -> str:
+    names = _names()
+    by_last = {full.split(".")[-1]: full for full in names}
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.7)
+    close = close or [by_last[last] for last in difflib.get_close_matches(name.split(".")[-1], by_last, n=1)]
+    hint = f"did you mean {close[0]!r}?" if close else "'laser config show' lists all"
+    return f"there is no setting {name!r}; {hint}"

@@ -1,0 +1,162 @@
+"""Atari 2600 games in ALE's own vector environment: C++ threads, NEXT_STEP resets, and our settings instead of its defaults.
+
+Its defaults clip rewards, press fire on reset, and stack four frames: all off here. Rewards are raw; frames are stacked by the replay.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from laser_rl.envs.records import DiscreteActions, EnvironmentSpec, ObservationSpec, Rows, seed_of
+from laser_rl.errors import ConfigError, EnvironmentRefused, MissingExtra
+
+Array = NDArray[np.generic]
+
+ATARI_57 = tuple(
+    ["alien", "amidar", "assault", "asterix", "asteroids", "atlantis", "bank_heist", "battle_zone", "beam_rider", "berzerk", "bowling", "boxing", "breakout", "centipede", "chopper_command", "crazy_climber", "defender", "demon_attack", "double_dunk", "enduro", "fishing_derby", "freeway", "frostbite", "gopher", "gravitar", "hero", "ice_hockey", "jamesbond", "kangaroo", "krull", "kung_fu_master", "montezuma_revenge", "ms_pacman", "name_this_game", "phoenix", "pitfall", "pong", "private_eye", "qbert", "riverraid", "road_runner", "robotank", "seaquest", "skiing", "solaris", "space_invaders", "star_gunner", "surround", "tennis", "time_pilot", "tutankham", "up_n_down", "venture", "video_pinball", "wizard_of_wor", "yars_revenge", "zaxxon"]
+)
+
+
+@dataclass(frozen=True)
+class AtariSettings:
+    """How the games are played; the defaults are the paper's.
+
+    >>> AtariSettings().steps_per_episode
+    27000
+    """
+
+    screen_size: int = 84
+    frame_skip: int = 4  # of the last two, the brighter pixel is seen
+    most_noops: int = 37  # at the start of an episode, uniformly 0 to this many
+    most_frames: int = 108_000  # 30 minutes; then the episode is truncated. Initial no-ops do not count
+    repeat_action_probability: float = 0.0  # 0.25 for "sticky actions"
+    full_action_space: bool = False
+    threads: int = 0  # 0: as many as there are cores
+
+    @property
+    def steps_per_episode(self) -> int:
+        """The most agent steps in an episode."""
+        return self.most_frames // self.frame_skip
+
+
+def atari_game(name: str) -> str:
+    """The name of the game's ROM.
+
+    >>> [atari_game(name) for name in ("ALE/Breakout-v5", "BreakoutNoFrameskip-v4", "MsPacman", "ms_pacman", "ALE/UpNDown-v5", "ALE/Qbert-v5")]
+    ['breakout', 'breakout', 'ms_pacman', 'ms_pacman', 'up_n_down', 'qbert']
+    """
+    bare = re.sub(r"-v\d+$", "", name.removeprefix("ALE/"))
+    bare = re.sub(r"(NoFrameskip|Deterministic|-ram)$", "", bare)
+    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", bare).lower()
+    wanted = snake.replace("_", "")
+    return next((game for game in ATARI_57 if game.replace("_", "") == wanted), snake)
+
+
+def atari_vector(game: str, slots: int, settings: AtariSettings, **overrides: Any) -> Any:
+    """ALE's vector environment with `settings`; refuses a game that has no ROM."""
+    vector_env = _load()
+    roms = set(vector_env.roms.get_all_rom_ids())
+    if game not in roms:
+        raise EnvironmentRefused(
+            f"expected an Atari game, got {game!r}; known are, for example, {', '.join(ATARI_57[:8])} (ale_py.roms lists all)"
+        )
+    arguments: dict[str, Any] = {
+        "num_threads": settings.threads,
+        "max_num_frames_per_episode": settings.most_frames,
+        "repeat_action_probability": settings.repeat_action_probability,
+        "full_action_space": settings.full_action_space,
+        "img_height": settings.screen_size,
+        "img_width": settings.screen_size,
+        "grayscale": True,
+        "stack_num": 1,
+        "frameskip": settings.frame_skip,
+        "maxpool": True,
+        "noop_max": settings.most_noops + 1,  # ALE draws from 0 to noop_max − 1
+        "episodic_life": False,
+        "life_loss_info": False,
+        "reward_clipping": False,
+        "use_fire_reset": False,
+    }
+    return vector_env.AtariVectorEnv(game, slots, **{**arguments, **overrides})
+
+
+def _load() -> ModuleType:
+    try:
+        from ale_py import vector_env  # noqa: PLC0415  (an extra, under another licence: only when it is asked for)
+    except ImportError as error:
+        raise MissingExtra("Atari", "atari") from error
+    return vector_env
+
+
+class AtariEnvironments:
+    """One game in `slots` copies. A life lost is reported in `lost_life` and does not end the episode.
+
+    ALE takes a seed for each slot once, at the first reset; later episodes draw on from there. So `seed` in the rows is nominal except in episode 0,
+    and an episode cannot be rebuilt: `state` is None.
+    """
+
+    def __init__(self, game: str, *, slots: int, seed: int, settings: AtariSettings | None = None) -> None:
+        settings = settings or AtariSettings()
+        self._env = atari_vector(atari_game(game), slots, settings)
+        self.slots, self._seed, self._all = slots, seed, np.arange(slots)
+        shape = (1, settings.screen_size, settings.screen_size)
+        actions = DiscreteActions(int(self._env.single_action_space.n))
+        self.spec = EnvironmentSpec(f"ALE/{atari_game(game)}", ObservationSpec(shape, "uint8", 1 / 255), actions)
+        self._episode = np.zeros(slots, np.int64)
+        self._lives, self._ended = np.zeros(slots, np.int32), np.zeros(slots, np.bool_)
+        self._action, self._acted = np.zeros(slots, np.int64), np.zeros(slots, np.bool_)
+
+    def reset(self) -> Rows:
+        """Start every slot."""
+        observation, info = self._env.reset(seed=seed_of(self._seed, self._all, self._episode))
+        nothing = np.zeros(self.slots, np.bool_)
+        self._lives = info["lives"].copy()
+        return self._rows(observation, np.ones(self.slots, np.bool_), np.zeros(self.slots), nothing, nothing, nothing)
+
+    def step(self, slots: NDArray[np.int64], action: Array) -> Rows:
+        """A row for every slot; all of them have to act."""
+        if slots.size != self.slots:
+            raise ValueError(f"{self.spec.name}: expected actions for all {self.slots} slots at once, got {slots.size}")
+        self._action[slots] = action
+        observation, reward, terminated, truncated, info = self._env.step(self._action)
+        first = self._ended
+        self._episode[first] += 1
+        terminated, truncated = terminated & ~first, truncated & ~terminated & ~first
+        lost = (info["lives"] < self._lives) & ~first
+        self._lives, self._ended = info["lives"].copy(), terminated | truncated
+        return self._rows(observation, first, np.where(first, 0, reward), terminated, truncated, lost)
+
+    def _rows(
+        self, observation: Array, first: Array, reward: Array, terminated: Array, truncated: Array, lost: Array
+    ) -> Rows:
+        episode = self._episode.copy()
+        seed = seed_of(self._seed, self._all, episode)
+        restarted = np.zeros(self.slots, np.bool_)
+        raw = reward.astype(np.float32)
+        return Rows(
+            self._all.copy(), observation.copy(), first, raw, terminated, truncated, lost, restarted, episode, seed
+        )  # type: ignore[arg-type]
+
+    def state(self) -> None:
+        """ALE's vector environment has no state to save."""
+
+    def restore(self, state: Mapping[str, Array]) -> Rows:
+        """Not to be had."""
+        raise ConfigError(
+            f"{self.spec.name}: ALE's vector environment has no state to restore, got {sorted(state)}; start it with reset()"
+        )
+
+    def counters(self) -> Mapping[str, int]:
+        """None: the emulator runs in this process."""
+        return {}
+
+    def close(self) -> None:
+        """Ends ALE's threads."""
+        if self._env is not None:
+            self._env.close()
+            self._env = None

@@ -1,0 +1,176 @@
+"""One worker process, seen from the pool: started, spoken to, watched, killed.
+
+Processes are started afresh, never forked (the pool's process may hold torch), and they import this package only, not the user's main
+program, unless the environment's constructor is defined there. Their shared memory has no name: it goes with the last process that holds it.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import Pipe, spawn
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from laser_rl.envs.slot import CONSTRUCTING, IDLE, PAUSING, RESETTING, STEPPING
+from laser_rl.envs.worker import AT_SLOT, ENTRIES, PHASE
+from laser_rl.errors import EnvironmentFailed, EnvironmentRefused
+
+ENTRY = "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); from laser_rl.envs.worker import main; main()"
+LARGEST_CONSTRUCTOR = 100_000  # bytes; what fits into the connection's buffer, so that sending it never blocks
+START_LIMIT_S = 30.0
+KILL_LIMIT_S = 10.0
+MOST_CREDIT_S = 1.0
+DOING = {
+    IDLE: "waiting for its turn",
+    CONSTRUCTING: "constructing",
+    RESETTING: "in reset",
+    STEPPING: "in step",
+    PAUSING: "pausing after an error",
+}
+
+
+def constructor_message(make: Callable[[], Any], name: str) -> tuple[bytes, Mapping[str, Any]]:
+    """What a worker needs to call `make`: the constructor itself, and the user's main program if it lives there."""
+    try:
+        message = bytes(ForkingPickler.dumps(make))
+    except Exception as error:  # pickling runs a user's code, and that may raise anything
+        raise EnvironmentRefused(
+            f"{name}: expected a constructor that can be sent to a worker process, got {make!r} ({error}); "
+            "define it at the top of a module, or use placement='thread'"
+        ) from error
+    if len(message) > LARGEST_CONSTRUCTOR:
+        raise EnvironmentRefused(
+            f"{name}: expected a constructor of at most {LARGEST_CONSTRUCTOR:,} bytes, got {len(message):,}; "
+            "let it load its data itself, or use placement='thread'"
+        )
+    if b"__main__" not in message:
+        return message, {}
+    data = spawn.get_preparation_data(name)
+    return message, {key: data[key] for key in ("init_main_from_name", "init_main_from_path") if key in data}
+
+
+class WorkerProcess:
+    """A process that runs `worker.main`, and how long it has been busy without entering the environment anew."""
+
+    def __init__(
+        self, starter: ThreadPoolExecutor, memory: Sequence[int], start: Mapping[str, Any], constructor: bytes
+    ) -> None:
+        self.connection, theirs = Pipe(duplex=True)
+        path = json.dumps([entry or str(Path.cwd()) for entry in sys.path])
+        numbers = [str(number) for number in (theirs.fileno(), *memory, os.getpid())]
+
+        def launch() -> subprocess.Popen[bytes]:
+            return subprocess.Popen(  # noqa: S603  (our own interpreter and our own code)
+                [sys.executable, "-c", ENTRY, *numbers, path],
+                pass_fds=(theirs.fileno(), *memory),
+                stdin=subprocess.DEVNULL,
+                process_group=0,  # Ctrl-C is for us to handle, and what the environment starts can be killed with it
+                env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ},
+            )
+
+        try:
+            # From the pool's own thread: the kernel ends a worker with the *thread* that started it.
+            self._process = starter.submit(launch).result(START_LIMIT_S)
+        finally:
+            theirs.close()
+        self.index, self.pid = int(start["index"]), self._process.pid
+        self._waited, self._asked_at, self._entries = 0.0, time.monotonic(), -1
+        self.send(json.dumps(start).encode())
+        self.send(constructor)
+
+    def send(self, command: bytes) -> None:
+        """Never blocks: a worker has at most one command, and that is short."""
+        self._waited, self._asked_at = 0.0, time.monotonic()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died; `has_ended` says so
+            self.connection.send_bytes(command)
+
+    def receive(self) -> bytes:
+        """The next message, after the listener heard it; raises EOFError if the worker is gone."""
+        try:
+            return self.connection.recv_bytes()
+        except OSError as error:
+            raise EOFError from error
+
+    def has_ended(self) -> bool:
+        """Whether the process is gone. It is not reaped here: until `kill`, its number cannot become somebody else's."""
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def stalled_for(self, activity: NDArray[np.int64]) -> float:
+        """Seconds of waiting since it last entered the environment's code.
+
+        Time in which nobody looked counts for a second at most: a pause of the whole program is not the worker's.
+        """
+        now, entries = time.monotonic(), int(activity[ENTRIES])
+        self._waited += min(now - self._asked_at, MOST_CREDIT_S)
+        self._asked_at = now
+        if entries != self._entries:
+            self._entries, self._waited = entries, 0.0
+        return self._waited
+
+    def describe(self, activity: NDArray[np.int64]) -> str:
+        """Who, and doing what, for messages."""
+        ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        fate = (
+            ""
+            if ended is None
+            else f", ended with {'status' if ended.si_code == os.CLD_EXITED else 'signal'} {ended.si_status}"
+        )
+        return f"worker {self.index} (pid {self.pid}, {DOING[int(activity[PHASE])]} of slot {int(activity[AT_SLOT])}{fate})"
+
+    def kill(self) -> None:
+        """End the process and what it started; afterwards nobody writes to its slots, and nothing is left to reap."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self._process.kill()  # if it had no time yet to make its group
+        try:
+            self._process.wait(KILL_LIMIT_S)
+        except subprocess.TimeoutExpired as error:
+            raise EnvironmentFailed(
+                f"expected worker {self.index} (pid {self.pid}) to end within {KILL_LIMIT_S:.0f} s of being killed, it did not; "
+                "it hangs inside the kernel (a device or a network disk?): end it by hand and start again"
+            ) from error
+        finally:
+            self.connection.close()
+
+    def wait_until(self, deadline: float) -> None:
+        """Give it until `deadline` to end by itself."""
+        try:
+            self._process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            return
+
+
+class Listener:
+    """Waits for messages of several workers at once."""
+
+    def __init__(self) -> None:
+        self._poll = select.poll()
+        self._who: dict[int, int] = {}
+
+    def add(self, process: WorkerProcess) -> None:
+        """Listen to it from now on."""
+        handle = process.connection.fileno()
+        self._who[handle] = process.index
+        self._poll.register(handle, select.POLLIN | select.POLLHUP)
+
+    def remove(self, process: WorkerProcess) -> None:
+        """Before its connection is closed."""
+        handle = process.connection.fileno()
+        del self._who[handle]
+        self._poll.unregister(handle)
+
+    def wait(self, timeout_s: float) -> list[int]:
+        """Numbers of the workers that have something to say, in order."""
+        return sorted(self._who[handle] for handle, _ in self._poll.poll(max(0.0, timeout_s) * 1000.0))

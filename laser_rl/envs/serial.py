@@ -1,0 +1,115 @@
+"""Python environments stepped one after the other in the thread that asks: the specification of the pool."""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from laser_rl.envs.block import History, fresh_block
+from laser_rl.envs.border import Env
+from laser_rl.envs.records import Rows
+from laser_rl.envs.slot import COUNTERS, OnBadValue, Slot
+from laser_rl.envs.spaces import action_layout
+
+Array = NDArray[np.generic]
+LOGGER = logging.getLogger("laser_rl.envs")
+MOST_REPORTS = 100
+
+
+class ErrorLog:
+    """Logs each distinct error once: by its traceback, not by what its message says of the moment."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._seen: set[str] = set()
+
+    def report(self, text: str) -> None:
+        """Log a traceback unless its like was logged before."""
+        *frames, last = text.strip().splitlines()
+        key = "\n".join([*frames, last.split(":", maxsplit=1)[0]])
+        if key not in self._seen and len(self._seen) < MOST_REPORTS:
+            self._seen.add(key)
+            LOGGER.warning("%s raised; its episode is dropped and a new copy made (logged once):\n%s", self._name, text)
+
+
+class SerialEnvironments:
+    """`slots` copies of a Python environment, in this thread.
+
+    >>> import gymnasium
+    >>> envs = SerialEnvironments(lambda: gymnasium.make("CartPole-v1"), slots=2, seed=1, name="CartPole-v1")
+    >>> envs.reset().is_first.tolist()
+    [True, True]
+    >>> envs.step(np.arange(2), np.zeros(2, np.int64)).reward.tolist()
+    [1.0, 1.0]
+    >>> envs.close()
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Env],
+        *,
+        slots: int,
+        seed: int,
+        name: str = "environment",
+        on_bad_value: OnBadValue = "fail",
+    ) -> None:
+        self.slots = slots
+        self._counts = np.zeros((slots, len(COUNTERS)), np.int64)
+        report = ErrorLog(name).report
+        self._members = [
+            Slot(
+                make,
+                name=name,
+                slot=index,
+                seed=seed,
+                counts=self._counts[index],
+                on_bad_value=on_bad_value,
+                report=report,
+            )
+            for index in range(slots)
+        ]
+        self.spec = self._members[0].spec
+        self._block = fresh_block(self.spec.observation, slots)
+        for index, member in enumerate(self._members):
+            member.bind(self._block, index)
+        shape, dtype = action_layout(self.spec.action)
+        self._no_action = np.zeros((slots, *shape), dtype)
+        self._history = History(slots, shape, dtype)
+
+    def reset(self) -> Rows:
+        """Start every slot."""
+        return self.step(np.arange(self.slots), self._no_action)
+
+    def step(self, slots: NDArray[np.int64], action: Array) -> Rows:
+        """One row for each of `slots`."""
+        members = self._members
+        for slot, chosen in zip(slots.tolist(), action, strict=True):
+            members[slot].advance(chosen)
+        rows = self._block.take(slots)
+        self._history.note(rows, action.astype(self._no_action.dtype, copy=False), self._block.digest[slots])
+        return rows
+
+    def state(self) -> Mapping[str, Array]:
+        """Seeds are known: the numbers of the open episodes, their actions and a digest of their observations."""
+        return self._history.state()
+
+    def restore(self, state: Mapping[str, Array]) -> Rows:
+        """Play the open episodes again."""
+        episodes: list[Any] = state["episode"].tolist()
+        digests: list[Any] = state["digest"].tolist()
+        for member, *episode in zip(self._members, episodes, self._history.load(state), digests, strict=True):
+            member.rebuild(*episode)
+        rows = self._block.take(np.arange(self.slots))
+        self._history.renew(rows, self._block.digest)
+        return rows
+
+    def counters(self) -> Mapping[str, int]:
+        """Faults survived so far."""
+        return dict(zip(COUNTERS, self._counts.sum(0).tolist(), strict=True))
+
+    def close(self) -> None:
+        """Close every environment."""
+        for member in self._members:
+            member.close()

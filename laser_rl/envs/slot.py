@@ -1,0 +1,234 @@
+"""One Python environment in its slot: its episodes, its faults, its row. Steps in a thread and in a worker process are this code."""
+
+import time
+import traceback
+import zlib
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from laser_rl.envs.block import RowBlock
+from laser_rl.envs.border import BadValue, Border, Env
+from laser_rl.envs.records import EnvironmentSpec, seed_of
+from laser_rl.errors import EnvironmentFailed, EnvironmentRefused
+
+COUNTERS = ("restarts", "timeouts", "errors", "dropped_episodes", "lost_episodes")
+RESTARTS, TIMEOUTS, ERRORS, DROPPED, LOST = range(len(COUNTERS))
+IDLE, CONSTRUCTING, RESETTING, STEPPING, PAUSING = range(5)
+MOST_FAILURES = 5  # in a row, without one good step in between
+FIRST_PAUSE_S = 0.1
+
+OnBadValue = Literal["fail", "drop"]
+Array = NDArray[np.generic]
+
+
+class Slot:
+    """Steps one environment and writes its rows at its place in a block.
+
+    A fault in the environment ends its episode and begins another one, in a new copy; `report` receives the traceback and `watch`
+    each entry into the environment's own code.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Env],
+        *,
+        name: str,
+        slot: int,
+        seed: int,
+        counts: NDArray[np.int64],
+        on_bad_value: OnBadValue = "fail",
+        report: Callable[[str], None] = lambda text: None,
+        watch: Callable[[int, int], None] = lambda phase, slot: None,
+        episode: int = -1,
+        broken: bool = False,
+    ) -> None:
+        self._make, self._name, self._slot, self._seed = make, name, slot, seed
+        self._counts, self._on_bad_value, self._report, self._watch = counts, on_bad_value, report, watch
+        self._episode, self._broken = episode, broken
+        self._env: Env | None = None
+        self._failures, self._open, self._digest, self._lives = 0, False, 0, 0
+        self._border = self._construct_patiently()
+        self._out: Array = np.zeros(0)
+        self._bytes = memoryview(b"")
+
+    @property
+    def spec(self) -> EnvironmentSpec:
+        """What the environment looks like."""
+        return self._border.spec
+
+    @property
+    def border(self) -> Border:
+        """Where its returns pass."""
+        return self._border
+
+    def bind(self, block: RowBlock, index: int) -> None:
+        """Write rows at `index` of `block` from now on."""
+        self._block, self._index = block, index
+        self._out = block.observation[index]
+        self._bytes = self._out.reshape(-1).view(np.uint8).data
+        self._border.bind(self._out)
+
+    def advance(self, action: Any) -> None:
+        """The next row: of this episode, or of the next one where it had ended (then the action is ignored)."""
+        if not self._open:
+            self._begin()
+            return
+        try:
+            self._transition(action)
+            self._failures = 0
+        except BadValue as bad:
+            self._broken = True
+            self._refuse_or_drop(bad)
+            self._begin()
+        except EnvironmentRefused:
+            raise
+        except Exception:  # whatever a user's environment raises
+            self._broken = True
+            self._failed(traceback.format_exc())
+            self._begin()
+
+    def rebuild(self, episode: int, actions: Array, digest: int) -> None:
+        """Play an episode again up to where it was; begin a new one if that does not give the same observations."""
+        if episode < 0:
+            self._begin()
+            return
+        self._episode = episode - 1
+        try:
+            self._first_row()
+            same = self._play(actions) and self._digest == digest
+        except EnvironmentRefused:
+            raise
+        except Exception:  # the environment went another way: the digest could not agree either
+            self._drop_environment()
+            same = False
+        if not same:
+            self._counts[LOST] += 1
+            self._episode, self._broken = episode, True
+            self._begin()
+
+    def _play(self, actions: Array) -> bool:
+        for action in actions:
+            if not self._open:
+                return False
+            self._transition(action)
+        return True
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._drop_environment()
+
+    def _construct_patiently(self) -> Border:
+        while True:
+            try:
+                return self._construct()
+            except EnvironmentRefused:
+                raise
+            except Exception:  # whatever a user's constructor raises
+                self._failed(traceback.format_exc())
+
+    def _construct(self) -> Border:
+        self._watch(CONSTRUCTING, self._slot)
+        self._env = self._make()
+        if not all(hasattr(self._env, part) for part in ("observation_space", "action_space", "reset", "step")):
+            raise EnvironmentRefused(
+                f"{self._name}: expected a gymnasium.Env from its constructor, got {type(self._env).__name__}; "
+                "subclass gymnasium.Env, or hand in a function that returns one"
+            )
+        return Border(self._env, self._name, self._slot)
+
+    def _reconstruct(self) -> None:
+        border = self._construct()
+        if border.spec != self._border.spec:
+            raise EnvironmentRefused(
+                f"{self._name}: expected every copy to have the same spaces, got {self._border.spec} and then {border.spec}; "
+                "make the constructor give the same spaces each time"
+            )
+        self._border = border
+        self._border.bind(self._out)
+
+    def _begin(self) -> None:
+        self._open = False
+        while not self._open:
+            try:
+                if self._env is None:
+                    self._reconstruct()
+                self._first_row()
+            except BadValue as bad:
+                self._refuse_or_drop(bad)
+            except EnvironmentRefused:
+                raise
+            except Exception:  # whatever a user's environment raises
+                self._failed(traceback.format_exc())
+
+    def _first_row(self) -> None:
+        assert self._env is not None  # noqa: S101  (for mypy; both callers made it)
+        # A new number for each attempt: a seed that raises would raise again.
+        self._episode += 1
+        seed = int(seed_of(self._seed, np.array(self._slot), np.array(self._episode)))
+        self._border.starting(self._episode)
+        self._watch(RESETTING, self._slot)
+        info = self._border.after_reset(self._env.reset(seed=seed))
+        block, index = self._block, self._index
+        block.episode[index], block.seed[index] = self._episode, seed
+        block.is_first[index], block.restarted[index] = True, self._broken
+        block.reward[index] = 0.0
+        block.terminated[index] = block.truncated[index] = block.lost_life[index] = False
+        self._digest = zlib.crc32(self._bytes)
+        block.digest[index] = self._digest
+        self._lives = info.get("lives", 0) if info else 0
+        self._open, self._broken = True, False
+
+    def _transition(self, action: Any) -> None:
+        assert self._env is not None  # noqa: S101  (for mypy; an open episode has an environment)
+        self._watch(STEPPING, self._slot)
+        result = self._env.step(self._border.action.convert(action))
+        reward, terminated, truncated, info = self._border.after_step(result, self._env)
+        block, index = self._block, self._index
+        block.is_first[index] = block.restarted[index] = False
+        block.reward[index] = reward
+        block.terminated[index], block.truncated[index] = terminated, truncated and not terminated
+        lives = info.get("lives", self._lives) if info else self._lives
+        block.lost_life[index] = lives < self._lives
+        self._lives = lives
+        self._digest = zlib.crc32(self._bytes, self._digest)
+        block.digest[index] = self._digest
+        self._open = not (terminated or truncated)
+
+    def _refuse_or_drop(self, bad: BadValue) -> None:
+        if self._on_bad_value == "fail":
+            raise EnvironmentRefused(
+                f"{self._border.where()}: expected finite numbers, got {bad.value} in {bad.key}; "
+                "correct the environment, or set on_bad_value to 'drop' to discard such episodes"
+            ) from bad
+        self._counts[DROPPED] += 1
+        self._count_failure(f"{self._border.where()}: {bad.value} in {bad.key}")
+
+    def _failed(self, text: str) -> None:
+        self._counts[ERRORS] += 1
+        self._report(text)
+        self._drop_environment()
+        self._count_failure(text)
+        self._counts[RESTARTS] += 1
+
+    def _count_failure(self, text: str) -> None:
+        self._failures += 1
+        if self._failures >= MOST_FAILURES:
+            raise EnvironmentFailed(
+                f"{self._name}: slot {self._slot} failed {self._failures} times in a row, the last time with the error below; "
+                f"correct the environment (`laser check-env` steps it alone)\n\n{text}"
+            )
+        if self._failures > 1:
+            self._watch(PAUSING, self._slot)
+            time.sleep(FIRST_PAUSE_S * 2 ** (self._failures - 2))
+
+    def _drop_environment(self) -> None:
+        env, self._env = self._env, None
+        self._open = False
+        if env is not None:
+            try:
+                env.close()
+            except Exception:  # it is being thrown away; what it says now helps nobody
+                return

@@ -1,0 +1,39 @@
+"""Errors that a user can do something about; the command line prints the message, never a traceback, and exits with `exit_status`."""
+
+
+class UserError(Exception):
+    """The message says what was expected, what came and what to do.
+
+    >>> from laser_rl.errors import ConfigError, UserError
+    >>> issubclass(ConfigError, UserError), UserError.exit_status
+    (True, 2)
+    """
+
+    exit_status = 2
+
+
+class ConfigError(UserError):
+    """A setting, a file or a combination of them that cannot work."""
+
+
+class EnvironmentRefused(UserError):
+    """An environment does not keep Gymnasium's contract: names what was expected and what came."""
+
+
+class MissingExtra(UserError):
+    """A part that is not in the base install."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what} needs the extra {extra!r}: pip install 'laser-rl[{extra}]'")
+
+
+class EnvironmentFailed(UserError):
+    """An environment kept failing; the message ends with the original traceback."""
+
+    exit_status = 4
+
+
+class DamagedRun(UserError):
+    """Nothing in a run directory verifies."""
+
+    exit_status = 3

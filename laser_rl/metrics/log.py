@@ -1,0 +1,183 @@
+"""`metrics.jsonl`, the one source of truth: append-only, one JSON object a line, one system call a line.
+
+A run that is resumed says so in a row of its own, and rows that a later resume made void (what happened after the checkpoint that
+it went back to) are dropped by the reader, never by the writer.
+"""
+
+import errno
+import hashlib
+import json
+import math
+import numbers
+import os
+import time
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from laser_rl.metrics.sink import Kind, Row, Value
+
+FILE = "metrics.jsonl"
+WALL_CLOCK = frozenset({"time", "memory_bytes"})  # differ from run to run of the same seed
+WALL_CLOCK_ENDINGS = ("_per_second", "_seconds")
+_FIXED = ("kind", "step", "update", "time")
+_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # JSON has no such numbers
+
+
+class MetricsLog:
+    """The sink that appends to `metrics.jsonl` of a run directory.
+
+    >>> import tempfile
+    >>> run_dir = tempfile.mkdtemp()
+    >>> with MetricsLog(run_dir) as log:
+    ...     log.write("train", 640, 4, {"entropy": 0.6, "kl": float("inf")})
+    >>> [(row["step"], row["entropy"], row["kl"]) for row in read(run_dir)]
+    [(640, 0.6, inf)]
+    """
+
+    def __init__(self, run_dir: str | Path) -> None:
+        self.path = Path(run_dir) / FILE
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._handle: int | None = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        size = os.fstat(self._handle).st_size
+        # A killed writer may have left half a line: end it, so that it spoils no other.
+        self._torn = size > 0 and os.pread(self._handle, 1, size - 1) != b"\n"
+
+    def write(self, kind: Kind, step: int, update: int, values: Mapping[str, Value]) -> None:
+        """Append one row; the wall-clock time is added."""
+        if self._handle is None:
+            raise ValueError(f"{self.path} is closed")
+        clash = values.keys() & set(_FIXED)
+        if clash:
+            raise ValueError(f"values hold {sorted(clash)}, which every row has already; use other names")
+        row: Row = {"kind": kind, "step": int(step), "update": int(update), "time": round(time.time(), 3)}
+        row |= {name: _plain(value) for name, value in values.items()}
+        line = b"\n" * self._torn + json.dumps(row, allow_nan=False).encode() + b"\n"
+        written = os.write(self._handle, line)
+        self._torn = written != len(line)
+        if self._torn:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+
+    def resumed(self, step: int, update: int) -> None:
+        """Say that the run goes on from a checkpoint: earlier rows of later steps or updates are void."""
+        self.write("event", step, update, {"event": "resumed"})
+
+    def flush(self) -> None:
+        """Force all rows to disk."""
+        if self._handle is not None:
+            os.fsync(self._handle)
+
+    def close(self) -> None:
+        """Force all rows to disk and close the file; may be called twice."""
+        self.flush()
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read(run_dir: str | Path, kinds: Collection[Kind] | None = None) -> list[Row]:
+    """All rows that still hold, in order; of `kinds` only, if given. Also while the run is writing."""
+    rows = valid(read_from(Path(run_dir) / FILE)[0])
+    return rows if kinds is None else [row for row in rows if row["kind"] in kinds]
+
+
+def read_from(path: str | Path, offset: int = 0) -> tuple[list[Row], int]:
+    """The rows from byte `offset` on, void ones included, and the offset to go on from. Half a line is left for the next call.
+
+    >>> import tempfile
+    >>> log = MetricsLog(tempfile.mkdtemp())
+    >>> log.write("train", 1, 1, {})
+    >>> rows, offset = read_from(log.path)
+    >>> log.write("train", 2, 2, {})
+    >>> [row["step"] for row in read_from(log.path, offset)[0]]
+    [2]
+    >>> log.close()
+    """
+    try:
+        with Path(path).open("rb") as file:
+            file.seek(offset)
+            data = file.read()
+    except FileNotFoundError:
+        return [], offset
+    whole = data.rfind(b"\n") + 1
+    rows = [row for line in data[:whole].splitlines() if (row := _parsed(line)) is not None]
+    return rows, offset + whole
+
+
+def valid(rows: Iterable[Row]) -> list[Row]:
+    """Rows without those that a later resume made void; the marks of a resume themselves stay.
+
+    >>> rows = [{"kind": "train", "step": 10 * n, "update": n} for n in (1, 2, 3)]
+    >>> mark = {"kind": "event", "event": "resumed", "step": 20, "update": 2}
+    >>> [(row["kind"], row["update"]) for row in valid([*rows, mark])]
+    [('train', 1), ('train', 2), ('event', 2)]
+    """
+    kept: list[Row] = []
+    for row in rows:
+        if _is_mark(row):
+            kept = [
+                old
+                for old in kept
+                if _is_mark(old) or (old["step"] <= row["step"] and old["update"] <= row["update"])  # type: ignore[operator]
+            ]
+        kept.append(row)
+    return kept
+
+
+def rows_hash(run_dir: str | Path) -> str:
+    """SHA-256 of all rows that hold, without events and without what depends on the wall clock: equal for equal runs.
+
+    >>> import tempfile
+    >>> rows_hash(tempfile.mkdtemp())[:8]
+    'e3b0c442'
+    """
+    digest = hashlib.sha256()
+    for row in read(run_dir, ("train", "episode", "evaluation")):
+        timeless = {name: _plain(value) for name, value in row.items() if not is_wall_clock(name)}
+        digest.update(json.dumps(timeless, sort_keys=True).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def is_wall_clock(name: str) -> bool:
+    """Whether a number depends on the machine and the moment.
+
+    >>> [is_wall_clock(name) for name in ("time", "steps_per_second", "memory_bytes", "replay_bytes")]
+    [True, True, True, False]
+    """
+    return name in WALL_CLOCK or name.endswith(WALL_CLOCK_ENDINGS)
+
+
+def _plain(value: Value) -> Value:
+    """A value that JSON knows; numbers of NumPy and torch included."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    number = float(value)
+    return number if math.isfinite(number) else str(number)
+
+
+def _parsed(line: bytes) -> Row | None:
+    """The row of a line, or None for what a killed writer left of one."""
+    try:
+        fields = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(fields, dict) or not all(isinstance(fields.get(name), int) for name in ("step", "update")):
+        return None
+    if "kind" not in fields:
+        return None
+    return {name: _NOT_FINITE.get(value, value) if isinstance(value, str) else value for name, value in fields.items()}
+
+
+def _is_mark(row: Row) -> bool:
+    return row["kind"] == "event" and row.get("event") == "resumed"

@@ -1,0 +1,88 @@
+"""Running numbers: returns of the last episodes, speeds, memory."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from laser_rl.types import Numbers
+
+
+class EpisodeWindow:
+    """The returns of the last `size` episodes.
+
+    >>> window = EpisodeWindow(2)
+    >>> for raw_return in (9.0, 1.0, 3.0):
+    ...     window.add(raw_return)
+    >>> window.numbers()
+    {'return_mean': 2.0, 'return_best': 3.0, 'episodes': 3}
+    """
+
+    def __init__(self, size: int = 100) -> None:
+        self._returns: deque[float] = deque(maxlen=size)
+        self._episodes = 0
+
+    def add(self, raw_return: float) -> None:
+        """Take one finished episode."""
+        self._returns.append(float(raw_return))
+        self._episodes += 1
+
+    def numbers(self) -> Numbers:
+        """Mean and best of the window, and the count of all episodes; nothing before the first has ended."""
+        if not self._returns:
+            return {}
+        mean = sum(self._returns) / len(self._returns)
+        return {"return_mean": mean, "return_best": max(self._returns), "episodes": self._episodes}
+
+    @property
+    def full(self) -> bool:
+        """Whether the window holds as many episodes as it can: only then is a mean over them comparable."""
+        return len(self._returns) == self._returns.maxlen
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that `load_state_dict` needs, as JSON."""
+        return {"returns": list(self._returns), "episodes": self._episodes}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where the other one was."""
+        self._returns = deque(state["returns"], maxlen=self._returns.maxlen)
+        self._episodes = int(state["episodes"])
+
+
+class Rates:
+    """Steps and updates per second over the last `horizon_seconds`.
+
+    >>> clock = iter([0.0, 1.0, 2.0])
+    >>> rates = Rates(clock=lambda: next(clock))
+    >>> rates.numbers(0, 0), rates.numbers(100, 5), rates.numbers(300, 10)
+    ({}, {'steps_per_second': 100.0, 'updates_per_second': 5.0}, {'steps_per_second': 150.0, 'updates_per_second': 5.0})
+    """
+
+    def __init__(self, horizon_seconds: float = 10.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._horizon, self._clock = horizon_seconds, clock
+        self._marks: deque[tuple[float, int, int]] = deque()
+
+    def numbers(self, step: int, update: int) -> Numbers:
+        """Take the present counts and return the speeds; nothing at the first call."""
+        now = self._clock()
+        self._marks.append((now, step, update))
+        while len(self._marks) > 2 and now - self._marks[1][0] >= self._horizon:  # noqa: PLR2004
+            self._marks.popleft()
+        then, old_step, old_update = self._marks[0]
+        if now <= then:
+            return {}
+        seconds = now - then
+        return {"steps_per_second": (step - old_step) / seconds, "updates_per_second": (update - old_update) / seconds}
+
+
+def memory_bytes() -> int:
+    """Resident memory of this process.
+
+    >>> memory_bytes() > 1_000_000
+    True
+    """
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    return 0

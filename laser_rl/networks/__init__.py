@@ -1,0 +1,1 @@
+"""Networks: torso, memory and heads are independent choices; a user brings a torso of their own (build.users_torso)."""

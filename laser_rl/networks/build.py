@@ -1,0 +1,127 @@
+"""From a choice of parts to a network, and from a user's module to a torso."""
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import nn
+
+from laser_rl.envs.records import ActionSpec, BoxActions, DiscreteActions, EnvironmentSpec, ObservationSpec
+from laser_rl.errors import ConfigError
+from laser_rl.networks.agent_network import AgentNetwork
+from laser_rl.networks.torso import CNN, MLP, ImpalaDeep
+from laser_rl.ops.distributions import Categorical, Family, MultiCategorical
+from laser_rl.ops.gaussian import DiagonalGaussian
+
+TorsoName = Literal["auto", "mlp", "cnn", "impala"]
+# A user's torso: a module, or a function of the observation's shape (stack included) that makes one.
+TorsoSource = nn.Module | Callable[[tuple[int, ...]], nn.Module]
+SMALL_PICTURE = 32
+
+
+def family_of(action: ActionSpec) -> Family:
+    """The distribution that fits an action space.
+
+    >>> family_of(DiscreteActions(4))
+    Categorical(actions=4)
+    """
+    if isinstance(action, DiscreteActions):
+        return Categorical(action.count)
+    if isinstance(action, BoxActions):
+        return DiagonalGaussian(action.low, action.high)
+    return MultiCategorical(action.counts)
+
+
+def stacked_shape(observation: ObservationSpec, stack: int) -> tuple[int, ...]:
+    """What the network sees of an observation: pictures are stacked along their channels.
+
+    >>> stacked_shape(ObservationSpec((1, 84, 84), "uint8"), 4)
+    (4, 84, 84)
+    """
+    if stack == 1:
+        return observation.shape
+    if not observation.is_image:
+        raise ConfigError(f"frame_stack is {stack}, but observations {observation.shape} are no pictures; set it to 1")
+    return (stack * observation.shape[0], *observation.shape[1:])
+
+
+def build_torso(
+    name: TorsoName, shape: tuple[int, ...], *, hidden: tuple[int, ...], channels: int, width: int
+) -> nn.Module:
+    """One of ours.
+
+    >>> type(build_torso("auto", (4,), hidden=(64,), channels=16, width=1)).__name__
+    'MLP'
+    """
+    picture = len(shape) == 3  # noqa: PLR2004
+    if name == "auto":
+        name = "mlp" if not picture else "cnn" if max(shape[1:]) <= SMALL_PICTURE else "impala"
+    if not hidden:
+        raise ConfigError("network.hidden is empty, expected at least one layer size")
+    if name == "mlp":
+        return MLP(shape, hidden)
+    if not picture:
+        raise ConfigError(
+            f"torso {name} reads pictures [C, H, W], these observations have shape {shape}; use torso mlp"
+        )
+    return CNN(shape, channels, hidden[-1]) if name == "cnn" else ImpalaDeep(shape, width)
+
+
+def build_network(
+    spec: EnvironmentSpec,
+    *,
+    torso: TorsoName | TorsoSource = "auto",
+    stack: int = 1,
+    hidden: tuple[int, ...] = (64, 64),
+    channels: int = 16,
+    width: int = 1,
+    separate_value: bool = False,
+    bf16: bool = False,
+) -> AgentNetwork:
+    """A network for an environment, from our parts or a user's torso."""
+    shape = stacked_shape(spec.observation, stack)
+
+    def make() -> nn.Module:
+        if isinstance(torso, str):
+            return build_torso(torso, shape, hidden=hidden, channels=channels, width=width)
+        return users_torso(torso, shape)
+
+    return AgentNetwork(
+        make(),
+        parameter_size=family_of(spec.action).parameter_size,
+        value_torso=make() if separate_value else None,
+        scale=spec.observation.scale,
+        bf16=bf16,
+    )
+
+
+def users_torso(source: TorsoSource, shape: tuple[int, ...]) -> nn.Module:
+    """A user's module, tried once on two observations: it must answer with one vector of features each.
+
+    >>> users_torso(lambda shape: nn.Linear(shape[0], 7), (4,)).features
+    7
+    """
+    module = source if isinstance(source, nn.Module) else source(shape)
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"net returned {type(module).__name__}, expected a torch.nn.Module")
+    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    try:
+        with torch.no_grad():
+            answer = module(torch.zeros(2, *shape, device=device))
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(f"net failed on observations of shape {(2, *shape)}: {error}") from error
+    if not isinstance(answer, torch.Tensor) or answer.ndim != 2 or len(answer) != 2:  # noqa: PLR2004
+        got = tuple(answer.shape) if isinstance(answer, torch.Tensor) else type(answer).__name__
+        raise ConfigError(f"net maps observations {(2, *shape)} to {got}, expected features of shape (2, F)")
+    module.features = answer.shape[1]  # type: ignore[assignment]
+    return module
+
+
+def parameter_count(network: nn.Module) -> int:
+    """How many numbers are learned.
+
+    >>> parameter_count(nn.Linear(3, 2))
+    8
+    """
+    return sum(math.prod(p.shape) for p in network.parameters())

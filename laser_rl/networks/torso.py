@@ -1,0 +1,107 @@
+"""Torsos: from one observation to a vector of features. Anything with this shape can stand here, a user's own module too."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
+
+
+class Torso(Protocol):
+    """A module from observations [N, ...] (float, scaled) to features [N, features]."""
+
+    features: int
+
+    def __call__(self, observation: Tensor) -> Tensor:
+        """Features of each observation."""
+
+
+class MLP(nn.Module):
+    """Fully connected layers with tanh, the observation flattened.
+
+    >>> MLP((4,), (64, 32))(torch.zeros(7, 4)).shape
+    torch.Size([7, 32])
+    """
+
+    def __init__(self, shape: Sequence[int], hidden: Sequence[int]) -> None:
+        super().__init__()
+        sizes = [math.prod(shape), *hidden]
+        layers: list[nn.Module] = [nn.Flatten()]
+        for inputs, outputs in itertools.pairwise(sizes):
+            layers += [orthogonal(nn.Linear(inputs, outputs), gain=math.sqrt(2)), nn.Tanh()]
+        self.layers = nn.Sequential(*layers)
+        self.features = sizes[-1]
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Features of each observation."""
+        features: Tensor = self.layers(observation)
+        return features
+
+
+class CNN(nn.Module):
+    """One 3×3 convolution and one layer, for pictures of about 10×10 (MinAtar).
+
+    >>> CNN((4, 10, 10), channels=16, hidden=128)(torch.zeros(7, 4, 10, 10)).shape
+    torch.Size([7, 128])
+    """
+
+    def __init__(self, shape: Sequence[int], channels: int, hidden: int) -> None:
+        super().__init__()
+        planes, height, width = shape
+        self.convolution = orthogonal(nn.Conv2d(planes, channels, 3), gain=math.sqrt(2))
+        size = channels * (height - 2) * (width - 2)
+        self.linear = orthogonal(nn.Linear(size, hidden), gain=math.sqrt(2))
+        self.features = hidden
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Features of each observation."""
+        return torch.relu(self.linear(torch.relu(self.convolution(observation)).flatten(1)))
+
+
+class Residual(nn.Module):
+    """x + conv(relu(conv(relu(x)))), as in IMPALA's deep network."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, padding=1)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Same shape out as in."""
+        out: Tensor = x + self.second(torch.relu(self.first(torch.relu(x))))
+        return out
+
+
+class ImpalaDeep(nn.Module):
+    """IMPALA's deep residual network: three sections of (16, 32, 32)·width filters, then 256 features.
+
+    >>> ImpalaDeep((4, 84, 84), width=1)(torch.zeros(2, 4, 84, 84)).shape
+    torch.Size([2, 256])
+    """
+
+    def __init__(self, shape: Sequence[int], width: int = 1, hidden: int = 256) -> None:
+        super().__init__()
+        planes, height, breadth = shape
+        sections: list[nn.Module] = []
+        for channels in (16 * width, 32 * width, 32 * width):
+            pool = nn.MaxPool2d(3, stride=2, padding=1)
+            sections += [nn.Conv2d(planes, channels, 3, padding=1), pool, Residual(channels), Residual(channels)]
+            planes, height, breadth = channels, (height + 1) // 2, (breadth + 1) // 2
+        self.sections = nn.Sequential(*sections)
+        self.linear = nn.Linear(planes * height * breadth, hidden)
+        self.features = hidden
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Features of each observation."""
+        return torch.relu(self.linear(torch.relu(self.sections(observation)).flatten(1)))
+
+
+def orthogonal(layer: Layer, gain: float) -> Layer:
+    """Orthogonal weights, no bias: keeps the scale of what passes through."""
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+    return layer

@@ -1,0 +1,101 @@
+"""Frame stacks: each observation is kept once, and the stacks that a network sees are rebuilt when a batch is filled.
+
+Frames of an unroll lie one behind the other, so the stack at row t is the run of bytes that begins at frame t: windows that
+overlap. What is not a window: frames before an `is_first` belong to another episode (or to none) and are zero.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from numpy.lib.stride_tricks import as_strided
+from torch import Tensor
+
+from laser_rl.replay.records import ONLINE, Bytes, Packed, Parts, fields_of, pack, parts_of, shape_of, views
+from laser_rl.types import Batch, UnrollLayout, Unrolls
+
+
+def windows(layout: UnrollLayout, frames: Bytes, rows: int) -> Bytes:
+    """[n, frames_bytes] as [n, rows, bytes of a row], a view: stacks if rows is T+1, else single frames."""
+    sizes, count = shape_of(layout), len(frames)
+    if rows == sizes.frame_rows:
+        return frames.reshape(count, rows, sizes.frame_bytes)
+    shape = (count, rows, sizes.stack * sizes.frame_bytes)
+    return as_strided(frames, shape, (frames.strides[0], sizes.frame_bytes, 1), writeable=False)
+
+
+def cut(layout: UnrollLayout, parts: Parts, first: int, last: int) -> None:
+    """Zero what the stacks of columns first..last-1 hold of earlier episodes. `is_first` must be there already."""
+    sizes = shape_of(layout)
+    if sizes.stack == 1 or parts.frames.shape[1] == sizes.frame_rows:
+        return
+    is_first = fields_of(parts.records[first:last].numpy(), layout)["is_first"]
+    stacks = parts.frames[first:last].numpy().reshape(last - first, layout.steps + 1, sizes.stack, sizes.frame_bytes)
+    earlier = np.zeros((last - first, layout.steps + 1), np.bool_)
+    for age in range(1, sizes.stack):
+        begins = layout.context - age + 1  # the frame of this age precedes a reset among the younger ones
+        earlier |= is_first[:, begins : begins + layout.steps + 1].astype(np.bool_)
+        column, row = np.nonzero(earlier)
+        if len(column):
+            stacks[column, row, layout.context - age] = 0
+
+
+def stack_frames(layout: UnrollLayout, frames: Tensor, is_first: Tensor) -> Tensor:
+    """Stacks [B, T+1, stack · frame_bytes] of single frames [B, context + T+1, frame_bytes], on any device."""
+    sizes, rows = shape_of(layout), layout.steps + 1
+    stacks = frames.unfold(1, sizes.stack, 1).permute(0, 1, 3, 2).contiguous()  # [B, T+1, stack, frame_bytes]
+    earlier = torch.zeros(len(frames), rows, dtype=torch.bool, device=frames.device)
+    for age in range(1, sizes.stack):
+        begins = layout.context - age + 1
+        earlier = earlier | is_first[:, begins : begins + rows]
+        stacks[:, :, layout.context - age].masked_fill_(earlier[..., None], 0)
+    return stacks.flatten(2)
+
+
+def upload(layout: UnrollLayout, batch: Batch, device: torch.device | str) -> Batch:
+    """A batch of `allocate` on a device: two transfers whatever the number of fields; stacks what was allocated unstacked.
+
+    Transfers from pinned memory do not wait: keep the batch as it is until the device has caught up.
+
+    >>> from laser_rl.replay.records import allocate
+    >>> layout = UnrollLayout(20, 3, (1, 84, 84), "uint8", (), "int64", 18)
+    >>> upload(layout, allocate(layout, 8, stacked=False), "cpu").observation.shape
+    torch.Size([21, 8, 4, 84, 84])
+    """
+    sizes, parts = shape_of(layout), parts_of(layout, batch)
+    records = parts.records.to(device, non_blocking=True, copy=True)
+    frames = parts.frames.to(device, non_blocking=True, copy=True)
+    if sizes.stack > 1 and frames.shape[1] == sizes.frame_rows:
+        offset = sizes.place("is_first")[1]
+        is_first = records[:, offset : offset + sizes.frame_rows].view(torch.bool)
+        frames = stack_frames(layout, frames, is_first)
+    return views(layout, Parts(records, frames))
+
+
+def put(layout: UnrollLayout, unrolls: Unrolls, batch: Batch, first_column: int) -> None:
+    """Fill columns of a batch from unrolls that are in no store: the same bytes as `Replay.gather` gives, but online.
+
+    >>> from laser_rl.replay import allocate
+    >>> from laser_rl.types import empty_unrolls
+    >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
+    >>> batch = allocate(layout, columns=3)
+    >>> put(layout, empty_unrolls(layout, 2), batch, first_column=0)
+    >>> batch.online
+    tensor([ True,  True, False])
+    """
+    put_packed(layout, [pack(layout, unrolls)], batch, first_column)
+
+
+def put_packed(layout: UnrollLayout, blocks: Iterable[Packed], batch: Batch, first_column: int) -> None:
+    """The same for unrolls that `pack` has checked, in blocks of any size."""
+    parts = parts_of(layout, batch)
+    records, frames, at = parts.records.numpy(), parts.frames.numpy(), first_column
+    for block in blocks:
+        end = at + len(block.records)
+        if end > len(records):
+            raise ValueError(f"columns {at} to {end - 1} asked of a batch of {len(records)}")
+        records[at:end] = block.records
+        frames[at:end] = windows(layout, block.frames, frames.shape[1])
+        at = end
+    fields_of(records[first_column:at], layout)[ONLINE][:] = True
+    cut(layout, parts, first_column, at)

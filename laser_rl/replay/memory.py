@@ -1,0 +1,140 @@
+"""What a replay will need, before anything is allocated: estimated, printed, and refused if it does not fit."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from laser_rl.errors import ConfigError
+from laser_rl.replay.arena import chunk_bytes
+from laser_rl.replay.codec import compress_bound
+from laser_rl.replay.records import shape_of
+from laser_rl.types import UnrollLayout
+
+Codec = Literal["raw", "zstd"]
+ASSUMED_RATIO = 10  # random play of the 57 Atari games: median 50, worst 5.8; trained play compresses less well
+PICTURES_BYTES = (
+    1 << 16
+)  # observations of an unroll; below that raw memory is cheap and a copy is faster than any codec
+INDEX_BYTES = 20  # member, address and length of an unroll
+RESERVE = 0.9  # of the free memory: networks, batches and environments need the rest
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes of a replay when it is full."""
+
+    capacity_steps: int
+    codec: Codec
+    bytes_raw_fields: int  # everything but observations
+    bytes_observations: int
+    bytes_uncompressed: int  # what the observations would take as they are
+    ratio_assumed: (
+        bool  # no budget was given: a tenth of the raw size, and old unrolls leave early if that is too little
+    )
+
+    @property
+    def total(self) -> int:
+        """Bytes in all."""
+        return self.bytes_raw_fields + self.bytes_observations
+
+    def __str__(self) -> str:
+        if self.codec == "raw":
+            how = "raw"
+        elif self.ratio_assumed:
+            how = f"zstd, assuming {ASSUMED_RATIO}x, {self.bytes_uncompressed / 1e9:.1f} GB raw"
+        else:
+            how = f"zstd, as budgeted, {self.bytes_uncompressed / 1e9:.1f} GB raw"
+        return (
+            f"replay of {self.capacity_steps:,} steps: {self.total / 1e9:.2f} GB = {self.bytes_observations / 1e9:.2f} GB "
+            f"observations ({how}) + {self.bytes_raw_fields / 1e9:.2f} GB all else"
+        )
+
+
+def unrolls_of(layout: UnrollLayout, capacity_steps: int) -> int:
+    """Whole unrolls in so many steps, at least one."""
+    return max(1, capacity_steps // layout.steps)
+
+
+def resolve_codec(layout: UnrollLayout, codec: Literal["auto"] | Codec) -> Codec:
+    """Auto compresses pictures: bytes, and many of them.
+
+    >>> resolve_codec(UnrollLayout(20, 3, (1, 84, 84), "uint8", (), "int64", 18), "auto")
+    'zstd'
+    >>> resolve_codec(UnrollLayout(20, 0, (4,), "float32", (), "int64", 2), "auto")
+    'raw'
+    """
+    if codec != "auto":
+        return codec
+    pictures = layout.observation_dtype == "uint8" and shape_of(layout).frames_bytes >= PICTURES_BYTES
+    return "zstd" if pictures else "raw"
+
+
+def default_budget(layout: UnrollLayout, capacity_steps: int) -> int:
+    """A tenth of the raw size, and room for four unrolls that do not compress at all."""
+    raw = shape_of(layout).frames_bytes
+    return max(unrolls_of(layout, capacity_steps) * raw // ASSUMED_RATIO, 4 * compress_bound(raw))
+
+
+def estimate(
+    layout: UnrollLayout,
+    capacity_steps: int,
+    codec: Literal["auto"] | Codec = "auto",
+    budget_bytes: int | None = None,
+) -> Estimate:
+    """What a full `Replay` of these arguments holds.
+
+    >>> layout = UnrollLayout(20, 3, (1, 84, 84), "uint8", (), "int64", 18)
+    >>> print(estimate(layout, 1_000_000))
+    replay of 1,000,000 steps: 0.99 GB = 0.89 GB observations (zstd, assuming 10x, 8.5 GB raw) + 0.11 GB all else
+    """
+    sizes, unrolls, codec = shape_of(layout), unrolls_of(layout, capacity_steps), resolve_codec(layout, codec)
+    raw = unrolls * sizes.frames_bytes
+    if codec == "raw":
+        return Estimate(capacity_steps, codec, unrolls * (sizes.record_bytes + INDEX_BYTES), raw, raw, False)
+    budget = default_budget(layout, capacity_steps) if budget_bytes is None else budget_bytes
+    largest = compress_bound(sizes.frames_bytes)
+    chunk = chunk_bytes(budget, largest)
+    # A chunk may end with a gap just too small for the next block, and the oldest and the newest are partly empty.
+    chunks = -(-budget // (chunk - largest)) + 2 if raw > budget else -(-raw // (chunk - largest)) + 2
+    records = unrolls * (sizes.record_bytes + INDEX_BYTES)
+    return Estimate(capacity_steps, codec, records, chunks * chunk, raw, budget_bytes is None)
+
+
+def available_bytes(root: Path = Path("/")) -> int:
+    """Free memory: what the kernel says is available, or what the control group (version 1 or 2) leaves, whichever is less."""
+    candidates: list[int] = []
+    meminfo = root / "proc/meminfo"
+    if meminfo.exists():
+        lines = [line.split() for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable:")]
+        candidates = [1024 * int(kilobytes) for _, kilobytes, *_ in lines]
+    group = root / "sys/fs/cgroup"
+    for limit, usage in (
+        (group / "memory.max", group / "memory.current"),
+        (group / "memory/memory.limit_in_bytes", group / "memory/memory.usage_in_bytes"),
+    ):
+        if limit.exists() and usage.exists() and (text := limit.read_text().strip()).isdigit():
+            candidates.append(max(0, int(text) - int(usage.read_text())))
+    return min(candidates) if candidates else int(np.iinfo(np.int64).max)
+
+
+def require_fits(needed: Estimate, available: int | None = None) -> None:
+    """ConfigError if the replay takes more than nine tenths of what is free; says how much would fit.
+
+    >>> layout = UnrollLayout(20, 3, (1, 84, 84), "uint8", (), "int64", 18)
+    >>> require_fits(estimate(layout, 10_000_000, "raw"), available=8 * 10**9)
+    Traceback (most recent call last):
+    laser_rl.errors.ConfigError: a replay of 10,000,000 steps needs 85.7 GB, 8.0 GB are free...; lower --replay.capacity-steps to 830,000
+    """
+    free = available_bytes() if available is None else available
+    if needed.total <= RESERVE * free:
+        return
+    fixed = needed.bytes_observations if needed.codec == "zstd" and not needed.ratio_assumed else 0
+    share = (RESERVE * free - fixed) / (needed.total - fixed)
+    fits = int(needed.capacity_steps * share) // 10_000 * 10_000 or int(needed.capacity_steps * share)
+    advice = f"lower --replay.capacity-steps to {fits:,}" if fits > 0 else "lower --replay.budget-bytes"
+    raise ConfigError(
+        f"a replay of {needed.capacity_steps:,} steps needs {needed.total / 1e9:.1f} GB, {free / 1e9:.1f} GB are free "
+        f"(a tenth of it stays free); {advice}"
+    )

@@ -1,0 +1,155 @@
+"""Batches with an exact online share: new unrolls first, each once, the rest drawn from everybody's replay."""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from laser_rl.errors import ConfigError
+from laser_rl.replay.frames import put_packed
+from laser_rl.replay.records import Packed, pack, unpack
+from laser_rl.replay.store import Replay
+from laser_rl.types import Batch, UnrollLayout, Unrolls
+
+State = dict[str, Any]  # NumPy arrays, and numbers and strings as JSON has them
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Unrolls of a batch, whole numbers: an honoured replay fraction.
+
+    >>> Counts.of(128, 0.96), Counts.of(128, 0.875), Counts.of(32, 0.0)
+    (Counts(online=5, replayed=123), Counts(online=16, replayed=112), Counts(online=32, replayed=0))
+    >>> Counts.of(8, 0.96)
+    Traceback (most recent call last):
+    laser_rl.errors.ConfigError: a replay fraction of 0.96 leaves no online unroll in a batch of 8; use 0.875 or 1...
+    """
+
+    online: int
+    replayed: int
+
+    @classmethod
+    def of(cls, batch_size: int, replay_fraction: float) -> "Counts":
+        """The nearest whole numbers; ConfigError if they would turn some into none."""
+        if batch_size < 1 or not 0 <= replay_fraction <= 1:
+            raise ConfigError(
+                f"expected a batch of at least 1 and a replay fraction from 0 to 1, got {batch_size} and {replay_fraction}; "
+                "change --batch-size or --replay.fraction"
+            )
+        replayed = int(np.floor(replay_fraction * batch_size + 0.5))
+        smaller = min(replay_fraction, 1 - replay_fraction)
+        if smaller > 0 and replayed in {0, batch_size}:
+            missing = "replayed" if replayed == 0 else "online"
+            nearest = (0.0, 1 / batch_size) if replayed == 0 else (1 - 1 / batch_size, 1.0)
+            enough = int(0.5 / smaller) + 1
+            raise ConfigError(
+                f"a replay fraction of {replay_fraction} leaves no {missing} unroll in a batch of {batch_size}; "
+                f"use {nearest[0]:.6g} or {nearest[1]:.6g}, or a batch of at least {enough}"
+            )
+        return cls(batch_size - replayed, replayed)
+
+
+class Mixer:
+    """Makes the batches of one member; not shared between threads (the store may be).
+
+    Every update consumes `new_unrolls_per_update` new unrolls; the newest of them are the online columns, and each is online
+    once at most. All of them enter the store when they are offered. `store` is None where nothing is replayed.
+
+    >>> from laser_rl.replay import allocate
+    >>> from laser_rl.types import empty_unrolls
+    >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
+    >>> mixer = Mixer(layout, Replay(layout, 100), Counts.of(8, 0.875), np.random.Generator(np.random.PCG64(1)))
+    >>> mixer.offer(empty_unrolls(layout, 2))
+    >>> batch = allocate(layout, columns=8)
+    >>> mixer.ready(), mixer.fill(batch), int(batch.online.sum()), mixer.pending
+    (True, None, 1, 1)
+    """
+
+    def __init__(
+        self,
+        layout: UnrollLayout,
+        store: Replay | None,
+        counts: Counts,
+        random: np.random.Generator,
+        *,
+        new_unrolls_per_update: int | None = None,
+        min_unrolls: int = 1,
+    ) -> None:
+        least = max(1, counts.online)
+        self.new_unrolls_per_update = least if new_unrolls_per_update is None else new_unrolls_per_update
+        if self.new_unrolls_per_update < least:
+            raise ConfigError(
+                f"expected at least {least} new unrolls per update for {counts.online} online ones, got "
+                f"{new_unrolls_per_update}; raise it, or raise --replay.fraction"
+            )
+        if counts.replayed and store is None:
+            raise ConfigError(
+                f"{counts.replayed} unrolls of a batch are replayed, but there is no replay to draw them from"
+            )
+        if store is not None and counts.replayed and min_unrolls > store.capacity:
+            raise ConfigError(
+                f"learning waits for {min_unrolls} unrolls, the replay holds {store.capacity}; lower --replay.min-unrolls"
+            )
+        self.layout, self.store, self.counts = layout, store if counts.replayed else None, counts
+        self._random = random
+        self._min_unrolls = max(1, min_unrolls)
+        self._pending: deque[Packed] = deque()  # of one unroll each
+
+    @property
+    def pending(self) -> int:
+        """New unrolls that no update has consumed yet."""
+        return len(self._pending)
+
+    def offer(self, unrolls: Unrolls) -> None:
+        """New unrolls of this member: into the store, and into the queue of online ones."""
+        packed = pack(self.layout, unrolls)
+        if self.store is not None:
+            self.store.insert_packed(packed)
+        self._queue(packed)
+
+    def _queue(self, packed: Packed) -> None:
+        for i in range(len(packed.records)):
+            self._pending.append(Packed(packed.records[i : i + 1], packed.frames[i : i + 1]))
+
+    def ready(self) -> bool:
+        """Whether there is enough for one batch."""
+        enough = self.store is None or len(self.store) >= self._min_unrolls
+        return enough and len(self._pending) >= self.new_unrolls_per_update
+
+    def fill(self, batch: Batch) -> None:
+        """Fill all columns: online ones first, oldest first, then replayed ones in the order drawn."""
+        if not self.ready():
+            raise ValueError(
+                f"fill() before ready(): {self.pending} of {self.new_unrolls_per_update} new unrolls are there; offer more"
+            )
+        if batch.online.shape[0] != self.counts.online + self.counts.replayed:
+            raise ValueError(f"batch of {batch.online.shape[0]} columns for {self.counts}; allocate it with their sum")
+        consumed = [self._pending.popleft() for _ in range(self.new_unrolls_per_update)]
+        if self.counts.online:
+            put_packed(self.layout, consumed[-self.counts.online :], batch, 0)
+        if self.store is not None:
+            self.store.sample_into(self.counts.replayed, self._random, batch, self.counts.online)
+
+    def state_dict(self) -> State:
+        """Pending unrolls by field, and the state of the generator."""
+        return {"random": self._random.bit_generator.state, **self._pending_fields()}
+
+    def _pending_fields(self) -> dict[str, Any]:
+        empty = pack(self.layout, _none(self.layout))
+        blocks = [empty, *self._pending]
+        joined = Packed(
+            np.concatenate([block.records for block in blocks]), np.concatenate([block.frames for block in blocks])
+        )
+        return {f"pending.{name}": array for name, array in unpack(self.layout, joined)._asdict().items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the same batches, bit for bit, over a store with the same unrolls."""
+        self._random.bit_generator.state = state["random"]
+        self._pending.clear()
+        self._queue(pack(self.layout, Unrolls(*(state[f"pending.{name}"] for name in Unrolls._fields))))
+
+
+def _none(layout: UnrollLayout) -> Unrolls:
+    return Unrolls(**{name: np.zeros((0, *shape), dtype) for name, (shape, dtype) in layout.fields().items()})

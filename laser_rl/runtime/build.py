@@ -1,0 +1,212 @@
+"""From a configuration to the parts of one member; nothing runs yet."""
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+
+from laser_rl.agent.actor import Actor
+from laser_rl.agent.learner import Learner
+from laser_rl.agent.policy import Policy
+from laser_rl.config import Config, EnvironmentConfig
+from laser_rl.envs.atari import AtariSettings
+from laser_rl.envs.make import make_environments
+from laser_rl.envs.records import Environments, EnvironmentSpec
+from laser_rl.errors import ConfigError
+from laser_rl.networks.agent_network import AgentNetwork
+from laser_rl.networks.build import TorsoSource, build_network, family_of, parameter_count
+from laser_rl.ops.distributions import Family
+from laser_rl.replay.memory import estimate, require_fits
+from laser_rl.replay.mixer import Counts, Mixer
+from laser_rl.replay.store import Replay
+from laser_rl.types import UnrollLayout
+
+EnvironmentSource = (
+    str | Callable[[], gymnasium.Env[Any, Any]] | gymnasium.Env[Any, Any] | gymnasium.vector.VectorEnv[Any, Any, Any]
+)
+SMALL_NETWORK = 300_000  # parameters; below, a second thread costs more than it brings
+
+
+@dataclass(frozen=True)
+class Member:
+    """All parts of one agent."""
+
+    config: Config
+    source: EnvironmentSource
+    family: Family
+    layout: UnrollLayout
+    actor: Actor
+    learner: Learner
+    replay: Replay | None  # None where nothing is replayed
+    mixer: Mixer
+    counts: Counts
+
+    @property
+    def environments(self) -> Environments:
+        """Those that the actor steps."""
+        return self.actor.environments
+
+
+def build_member(config: Config, source: EnvironmentSource | None = None, torso: TorsoSource | None = None) -> Member:
+    """Environments, network, replay, actor, learner.
+
+    Args:
+        config: all values.
+        source: what to play, if it is not the configuration's id.
+        torso: a user's module, if it is not the configuration's torso.
+    """
+    source = config.environment.id if source is None else source
+    counts = Counts.of(config.loss.batch_unrolls, config.replay.fraction)
+    environments = open_environments(
+        source,
+        config.environment,
+        seed=derive(config.run.seed, "environments"),
+        lockstep=config.run.runtime == "serial",
+    )
+    try:
+        return _assemble(config, source, environments, counts, torso)
+    except BaseException:
+        environments.close()
+        raise
+
+
+def _assemble(
+    config: Config, source: EnvironmentSource, environments: Environments, counts: Counts, torso: TorsoSource | None
+) -> Member:
+    family = family_of(environments.spec.action)
+    layout = layout_of(environments.spec, family, config)
+    replay = build_replay(config, layout, counts)
+    device = device_of(config.run.device)
+    network = seeded_network(config, environments.spec, torso).to(device)
+    torch.set_num_threads(threads_of(config, network))
+    learner = Learner(network, family, config.loss, config.optimiser, seed=derive(config.run.seed, "learner"))
+    acting = network if config.run.runtime == "serial" else _copy(network, config, environments.spec, torso)
+    policy = Policy(acting, family, seed=derive(config.run.seed, "actions"))
+    mixer = Mixer(
+        layout,
+        replay,
+        counts,
+        np.random.Generator(np.random.PCG64(derive(config.run.seed, "replay"))),
+        new_unrolls_per_update=config.loss.new_unrolls_per_update or None,
+        min_unrolls=max(1, -(-config.replay.warmup_steps // layout.steps)),
+    )
+    actor = Actor(environments, policy, layout)
+    return Member(config, source, family, layout, actor, learner, replay, mixer, counts)
+
+
+def open_environments(
+    source: EnvironmentSource, config: EnvironmentConfig, *, seed: int, lockstep: bool, slots: int | None = None
+) -> Environments:
+    """The environments of a configuration, seeded."""
+    atari = config.atari
+    return make_environments(
+        source,
+        slots=slots or config.slots,
+        seed=seed,
+        placement=config.placement,
+        workers=config.workers or None,
+        options=config.options,
+        atari=AtariSettings(
+            noop_max=atari.noop_max,
+            sticky_actions=atari.sticky_actions,
+            full_action_space=atari.full_action_space,
+            max_frames=atari.max_frames,
+            threads=atari.threads,
+        ),
+        step_timeout_s=config.step_timeout_s,
+        reset_timeout_s=config.reset_timeout_s,
+        on_bad_value=config.on_bad_value,
+        lockstep=lockstep,
+    )
+
+
+def layout_of(spec: EnvironmentSpec, family: Family, config: Config) -> UnrollLayout:
+    """The shape of this agent's unrolls."""
+    return UnrollLayout(
+        steps=config.loss.unroll_steps,
+        context=config.environment.frame_stack - 1,
+        observation_shape=spec.observation.shape,
+        observation_dtype=spec.observation.dtype,
+        action_shape=family.action_shape,
+        action_dtype="int64" if family.joint_size is not None else "float32",
+        parameter_size=family.parameter_size,
+    )
+
+
+def build_replay(config: Config, layout: UnrollLayout, counts: Counts) -> Replay | None:
+    """The store; refused beforehand if it does not fit into memory."""
+    if not counts.replayed:
+        return None
+    capacity = config.replay.capacity_steps
+    budget = None if config.replay.budget_gb is None else int(config.replay.budget_gb * 1e9)
+    require_fits(estimate(layout, capacity, config.replay.codec, budget))
+    return Replay(layout, capacity, codec=config.replay.codec, budget_bytes=budget)
+
+
+def seeded_network(config: Config, spec: EnvironmentSpec, torso: TorsoSource | None) -> AgentNetwork:
+    """The same initial parameters for the same seed, and nobody else's random numbers disturbed."""
+    network = config.network
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(config.run.seed, "network"))
+        return build_network(
+            spec,
+            torso=network.torso if torso is None else torso,
+            stack=config.environment.frame_stack,
+            hidden=network.hidden,
+            channels=network.channels,
+            width=network.width,
+            separate_value=network.separate_value,
+            bf16=network.precision == "bf16",
+        )
+
+
+def _copy(network: AgentNetwork, config: Config, spec: EnvironmentSpec, torso: TorsoSource | None) -> AgentNetwork:
+    """A network of its own for an actor that runs beside the learner."""
+    if isinstance(torso, torch.nn.Module):
+        import copy  # noqa: PLC0415 - only for a user's instance, which cannot be built again
+
+        torso = copy.deepcopy(torso)
+    twin = seeded_network(config, spec, torso).to(next(network.parameters()).device)
+    twin.load_state_dict(network.state_dict())
+    return twin
+
+
+def device_of(name: str) -> torch.device:
+    """The device of a run.
+
+    >>> device_of("cpu")
+    device(type='cpu')
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device {name!r} is not known; use cpu, cuda, cuda:0 or auto") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device {name!r} was asked for, but torch sees no GPU here; use --run.device cpu")
+    return device
+
+
+def threads_of(config: Config, network: AgentNetwork) -> int:
+    """Threads of one torch operation: acting beside learning leaves a core to the actors."""
+    if config.run.threads:
+        return config.run.threads
+    if parameter_count(network) < SMALL_NETWORK:
+        return 1
+    cores = len(os.sched_getaffinity(0))
+    return cores if config.run.runtime == "serial" else max(1, cores - 1)
+
+
+def derive(seed: int, name: str) -> int:
+    """Independent seeds for the parts of a run.
+
+    >>> derive(1, "actions") == derive(1, "actions") != derive(1, "replay")
+    True
+    """
+    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7], "big")

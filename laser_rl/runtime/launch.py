@@ -1,0 +1,95 @@
+"""From a configuration and a directory to a finished run."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from laser_rl.config import Config
+from laser_rl.errors import ConfigError
+from laser_rl.evaluation.statistics import EvalResult
+from laser_rl.metrics.log import Sink
+from laser_rl.networks.build import TorsoSource
+from laser_rl.runtime.build import EnvironmentSource, Member, build_member
+from laser_rl.runtime.directory import RunDirectory
+from laser_rl.runtime.local import run_local
+from laser_rl.runtime.serial import run_serial
+from laser_rl.runtime.stop import FINISHED, signals
+from laser_rl.runtime.training import Callback, Training
+
+log = logging.getLogger("laser_rl.runtime")
+RUNTIMES = {"serial": run_serial, "local": run_local}
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended."""
+
+    member: Member
+    steps: int
+    updates: int
+    evaluation: EvalResult | None
+    interrupted: str | None  # the signal or reason, None if all steps were done
+    checkpoint: Path | None
+
+
+def train(
+    config: Config,
+    directory: RunDirectory | None = None,
+    *,
+    source: EnvironmentSource | None = None,
+    torso: TorsoSource | None = None,
+    sinks: Sequence[Sink] = (),
+    callbacks: Sequence[Callback] = (),
+) -> Result:
+    """Train one member until its steps are done; goes on from the newest checkpoint of `directory`, if there is one.
+
+    The environments are closed at the end, whatever the end is.
+    """
+    member = build_member(config, source, torso)
+    try:
+        training = prepare(member, directory, sinks=sinks, callbacks=callbacks)
+        return run(training)
+    finally:
+        member.environments.close()
+
+
+def prepare(
+    member: Member,
+    directory: RunDirectory | None = None,
+    *,
+    sinks: Sequence[Sink] = (),
+    callbacks: Sequence[Callback] = (),
+) -> Training:
+    """A member at its first step, or where its newest checkpoint left it."""
+    save = None if directory is None else directory.save
+    training = Training(member, sinks=sinks, callbacks=callbacks, save=save)
+    if directory is None or not directory.restore(training):
+        member.actor.begin()
+    return training
+
+
+def run(training: Training, *, evaluate_at_end: bool = True) -> Result:
+    """Act and learn up to the training's target; evaluate and save at the end."""
+    member = training.member
+    with signals(training.stop):
+        RUNTIMES[member.config.run.runtime](training)
+        training.check()
+    reason = training.stop.reason
+    interrupted = None if reason in {None, FINISHED} else reason
+    training.report()
+    evaluation = training.evaluate() if evaluate_at_end and interrupted is None else None
+    training.save()
+    return Result(member, training.steps, training.update, evaluation, interrupted, training.saved)
+
+
+def require_same(config: Config, stored: Config) -> None:
+    """A run goes on with the settings it was started with; only how long, where and what is reported may change."""
+    for name in ("environment", "network", "replay", "loss", "optimiser"):
+        ours, theirs = getattr(config, name).model_dump(), getattr(stored, name).model_dump()
+        for key in ours:
+            if ours[key] != theirs[key]:
+                raise ConfigError(
+                    f"this run was started with {name}.{key} = {theirs[key]}, not {ours[key]}; "
+                    "leave the flag out, or start another run"
+                )

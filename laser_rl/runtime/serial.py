@@ -1,0 +1,22 @@
+"""The specification: one thread, act, insert, learn; the same seed gives the same bits."""
+
+from laser_rl.replay.records import allocate
+from laser_rl.runtime.training import Training
+
+
+def run_serial(training: Training) -> None:
+    """Act and learn in turn until the steps are done or somebody asks to stop."""
+    member = training.member
+    actor, mixer, learner = member.actor, member.mixer, member.learner
+    batch = allocate(member.layout, member.config.loss.batch_unrolls)
+    while training.goes_on():
+        actor.version = learner.version
+        taken = actor.step()
+        training.acted(taken.steps, taken.episodes)
+        if taken.unrolls is not None:
+            mixer.offer(taken.unrolls)
+            while mixer.ready():
+                mixer.fill(batch)
+                learner.update(batch, progress=training.progress)
+                training.learned()
+        training.between()

@@ -1,0 +1,220 @@
+"""What stands beside the ring of acting and learning: counting, reporting, evaluating, saving. Never in it."""
+
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from laser_rl.evaluation.statistics import EvalResult
+from laser_rl.metrics.window import EpisodeWindow, memory_bytes
+from laser_rl.metrics.log import Sink
+from laser_rl.runtime.build import Member, derive
+from laser_rl.runtime.evaluate import evaluate_member
+from laser_rl.runtime.stop import Stop
+from laser_rl.types import Episode
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a callback sees at every row of metrics."""
+
+    step: int
+    update: int
+    kind: str
+    values: dict[str, float]
+
+
+Callback = Callable[[Progress], bool | None]
+
+
+class Training:
+    """One member on its way.
+
+    Args:
+        member: its parts.
+        sinks: where rows of metrics go.
+        callbacks: see `Progress`; one that returns False ends the run.
+        save: writes a checkpoint; None if nothing is kept.
+    """
+
+    def __init__(
+        self,
+        member: Member,
+        *,
+        sinks: Sequence[Sink] = (),
+        callbacks: Sequence[Callback] = (),
+        save: "Callable[[Training], Path] | None" = None,
+    ) -> None:
+        self.member, self.stop, self.steps = member, Stop(), 0
+        self.target = member.config.run.steps
+        self.window = EpisodeWindow(100)
+        self.evaluations: list[tuple[int, EvalResult]] = []
+        self.saved: Path | None = None
+        self.callbacks, self._sinks, self._save = list(callbacks), list(sinks), save
+        self._lock = threading.Lock()
+        self._error: BaseException | None = None
+        self._next = {"evaluate": 0, "save": 0}
+        self._logged_updates, self._logged_steps, self._logged_at = 0, 0, time.monotonic()
+        self._plan_next()
+
+    @property
+    def update(self) -> int:
+        """Updates so far, skipped ones included."""
+        return self.member.learner.version
+
+    @property
+    def progress(self) -> float:
+        """Share of the run that is done."""
+        return min(1.0, self.steps / self.target)
+
+    @property
+    def steps_left(self) -> int:
+        """To the target."""
+        return max(0, self.target - self.steps)
+
+    def extend(self, steps: int) -> None:
+        """Go on for `steps` more, after an end."""
+        self.target, self.stop, self._logged_at = self.steps + steps, Stop(), time.monotonic()
+
+    def goes_on(self) -> bool:
+        """Until the steps are done or somebody asks to stop."""
+        return self.steps < self.target and self.stop.reason is None
+
+    def acted(self, steps: int, episodes: Iterable[Episode]) -> None:
+        """Count what an actor did; any thread."""
+        with self._lock:
+            self.steps += steps
+            for episode in episodes:
+                self.window.add(episode)
+                self._write("episode", {"return": episode.raw_return, "length": episode.length, "slot": episode.slot})
+
+    def learned(self) -> None:
+        """After every update: a row of metrics, if one is due."""
+        run = self.member.config.run
+        if run.runtime == "serial":
+            due = self.update - self._logged_updates >= run.log_every_updates
+        else:
+            due = time.monotonic() - self._logged_at >= run.log_every_s
+        if due:
+            self.report()
+
+    def report(self) -> None:
+        """A row of metrics over the updates since the last one."""
+        if self.update == self._logged_updates:
+            return
+        now = time.monotonic()
+        seconds = max(now - self._logged_at, 1e-9)
+        values = {
+            **self.window.summary(),
+            **self.member.learner.report(),
+            **self._state_of_replay(),
+            "learning_rate": self.member.learner.learning_rate(self.progress),
+            "online_unrolls": self.member.counts.online,
+            "replayed_unrolls": self.member.counts.replayed,
+            "steps_per_second": (self.steps - self._logged_steps) / seconds,
+            "updates_per_second": (self.update - self._logged_updates) / seconds,
+            "memory_bytes": memory_bytes(),
+            **{f"environment_{name}": count for name, count in self.member.environments.counters().items()},
+        }
+        self._logged_updates, self._logged_steps, self._logged_at = self.update, self.steps, now
+        self._announce("train", {name: value for name, value in values.items() if not _undefined(value)})
+
+    def between(self, locks: Sequence[threading.Lock] = ()) -> None:
+        """Evaluate and save, if due. The locks stop the other threads while state is taken."""
+        if self._error is not None:
+            raise self._error
+        if self._next["evaluate"] and self.steps >= self._next["evaluate"]:
+            self.evaluate()
+            self._plan_next()
+        if self._next["save"] and self.steps >= self._next["save"]:
+            with contextlib.ExitStack() as stack:
+                for lock in locks:
+                    stack.enter_context(lock)
+                self.save()
+            self._plan_next()
+
+    def evaluate(self) -> EvalResult:
+        """Play with the current parameters; the seed depends on nothing but run and step."""
+        run = self.member.config.run
+        seed = derive(run.seed, f"evaluation/{self.steps}")
+        result = evaluate_member(
+            self.member, episodes=run.evaluate_episodes, deterministic=run.evaluate_deterministic, seed=seed
+        )
+        self.evaluations.append((self.steps, result))
+        low, high = result.ci95
+        values = {
+            "mean": result.mean,
+            "iqm": result.iqm,
+            "ci95_low": low,
+            "ci95_high": high,
+            "episodes": result.episodes,
+        }
+        self._announce("evaluation", values)
+        return result
+
+    def save(self) -> None:
+        """Write a checkpoint, if anything is kept."""
+        if self._save is not None:
+            self.saved = self._save(self)
+
+    def failed(self, error: BaseException) -> None:
+        """Another thread met this; the learner's thread raises it."""
+        self._error = error
+        self.stop.request(f"error: {error}")
+
+    def check(self) -> None:
+        """Raise what another thread met."""
+        if self._error is not None:
+            raise self._error
+
+    def state(self) -> dict[str, Any]:
+        """Counters, for a checkpoint."""
+        return {
+            "steps": self.steps,
+            "window": self.window.state_dict(),
+            "logged_updates": self._logged_updates,
+            "logged_steps": self._logged_steps,
+            "next": dict(self._next),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on counting there."""
+        self.steps = state["steps"]
+        self.window.load_state_dict(state["window"])
+        self._logged_updates, self._logged_steps = state["logged_updates"], state["logged_steps"]
+        self._next = dict(state["next"])
+
+    def _plan_next(self) -> None:
+        run = self.member.config.run
+        for name, every in (("evaluate", run.evaluate_every_steps), ("save", run.checkpoint_every_steps)):
+            self._next[name] = (self.steps // every + 1) * every if every else 0
+
+    def _state_of_replay(self) -> dict[str, float]:
+        replay = self.member.replay
+        if replay is None:
+            return {}
+        return {
+            "replay_fill": replay.steps / self.member.config.replay.capacity_steps,
+            "replay_steps": replay.steps,
+            "replay_bytes": replay.nbytes,
+        }
+
+    def _announce(self, kind: str, values: dict[str, float]) -> None:
+        with self._lock:
+            self._write(kind, values)
+        progress = Progress(self.steps, self.update, kind, values)
+        if any(callback(progress) is False for callback in self.callbacks):
+            self.stop.request("a callback")
+
+    def _write(self, kind: str, values: dict[str, float]) -> None:
+        for sink in self._sinks:
+            sink.write(kind, self.steps, self.update, values)
+
+
+def _undefined(value: float) -> bool:
+    """A mean over nothing, such as the acceptance of a batch without replay."""
+    return isinstance(value, float) and math.isnan(value)

@@ -1,0 +1,121 @@
+"""The records that travel between the layers: unrolls on their way into the replay, batches on their way into the learner."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+Array = NDArray[np.generic]
+
+
+@dataclass(frozen=True)
+class UnrollLayout:
+    """Shapes and types of one unroll.
+
+    `context` rows stand before the T+1 input rows: what a stack of frames needs of the past. Observations are single frames.
+
+    >>> layout = UnrollLayout(steps=2, context=0, observation_shape=(4,), observation_dtype="float32",
+    ...                       action_shape=(), action_dtype="int64", parameter_size=2)
+    >>> layout.fields()["observation"], layout.fields()["behaviour"]
+    (((3, 4), 'float32'), ((2, 2), 'float32'))
+    """
+
+    steps: int
+    context: int
+    observation_shape: tuple[int, ...]
+    observation_dtype: str
+    action_shape: tuple[int, ...]
+    action_dtype: str
+    parameter_size: int
+
+    @property
+    def stack(self) -> int:
+        """How many frames the network sees at once."""
+        return self.context + 1
+
+    def fields(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Shape and type of each field of `Unrolls`, without the leading dimension."""
+        inputs, rows = self.steps + 1, self.context + self.steps + 1
+        flags = dict.fromkeys(("terminated", "truncated", "lost_life", "real"), ((self.steps,), "bool"))
+        return {
+            "observation": ((rows, *self.observation_shape), self.observation_dtype),
+            "is_first": ((rows,), "bool"),
+            "last_action": ((inputs, *self.action_shape), self.action_dtype),
+            "last_reward": ((inputs,), "float32"),
+            "action": ((self.steps, *self.action_shape), self.action_dtype),
+            "reward": ((self.steps,), "float32"),
+            **flags,
+            "behaviour": ((self.steps, self.parameter_size), "float32"),
+            "member": ((), "int32"),
+            "slot": ((), "int32"),
+            "episode": ((), "int64"),
+            "seed": ((), "int64"),
+            "version": ((), "int64"),
+        }
+
+
+class Unrolls(NamedTuple):
+    """n unrolls, unroll-major: every array has a leading n. Row t of an outcome answers row t of the inputs (docs/glossary.md)."""
+
+    observation: Array  # [n, context + T+1, ...]
+    is_first: Array  # [n, context + T+1]
+    last_action: Array  # [n, T+1, ...]
+    last_reward: Array  # [n, T+1], raw
+    action: Array  # [n, T, ...], as stored by the policy's family
+    reward: Array  # [n, T], raw
+    terminated: Array  # [n, T]
+    truncated: Array
+    lost_life: Array
+    real: Array  # False on the step that follows an episode's last row
+    behaviour: Array  # [n, T, P]
+    member: Array  # [n]
+    slot: Array
+    episode: Array  # number of the episode of input row 0 within its slot
+    seed: Array  # of that episode
+    version: Array  # of the parameters that acted at row 0
+
+
+def empty_unrolls(layout: UnrollLayout, count: int) -> Unrolls:
+    """Fresh zeroed arrays for `count` unrolls.
+
+    >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
+    >>> empty_unrolls(layout, 3).reward.shape
+    (3, 2)
+    """
+    return Unrolls(**{name: np.zeros((count, *shape), dtype) for name, (shape, dtype) in layout.fields().items()})
+
+
+class Batch(NamedTuple):
+    """B unrolls, time-major, as the learner reads them. The first columns are the online ones."""
+
+    observation: Tensor  # [T+1, B, ...]; pictures are stacked: [T+1, B, stack · C, H, W], oldest frame first
+    is_first: Tensor  # [T+1, B]
+    last_action: Tensor
+    last_reward: Tensor
+    action: Tensor  # [T, B, ...]
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    lost_life: Tensor
+    real: Tensor
+    behaviour: Tensor  # [T, B, P]
+    member: Tensor  # [B]
+    slot: Tensor
+    episode: Tensor
+    seed: Tensor
+    version: Tensor
+    online: Tensor  # [B]: the member's own newest, not drawn from replay
+
+
+class Episode(NamedTuple):
+    """A finished episode, as reported."""
+
+    slot: int
+    length: int
+    raw_return: float
+
+
+Numbers = Mapping[str, float]  # what a part reports; numbers leave as data

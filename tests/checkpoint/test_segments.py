@@ -1,0 +1,106 @@
+"""Replay segments: every bit comes back, every damaged bit is noticed, memory is bounded by blocks."""
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from laser_rl.checkpoint import read_segment, segments, write_segment
+from laser_rl.errors import ConfigError, DamagedRun
+from laser_rl.types import UnrollLayout, Unrolls
+from tests.checkpoint.inputs import LAYOUT, unrolls
+
+
+def joined(blocks):
+    return Unrolls(*(np.concatenate(fields) for fields in zip(*(block for _, block in blocks), strict=True)))
+
+
+def assert_equal(found, expected):
+    for name, a, b in zip(Unrolls._fields, found, expected, strict=True):
+        assert a.dtype == b.dtype, name
+        np.testing.assert_array_equal(a, b, err_msg=name)
+
+
+@given(
+    count=st.integers(1, 9), first=st.integers(0, 10**13), block=st.integers(1, 4), skip=st.integers(-3, 12),
+    layout=st.builds(UnrollLayout, st.integers(1, 4), st.integers(0, 3), st.sampled_from([(), (3,), (1, 4, 4)]),
+                     st.sampled_from(["uint8", "float32"]), st.sampled_from([(), (2,)]), st.sampled_from(["int64", "float32"]),
+                     st.integers(1, 5)),
+)  # fmt: skip
+def test_unrolls_come_back_bit_by_bit_from_any_number_on(tmp_path_factory, count, first, block, skip, layout):
+    folder, written = tmp_path_factory.mktemp("replay"), unrolls(count, first, layout)
+    entry = write_segment(folder, layout, first, written)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(segments, "_BLOCK_UNROLLS", block)
+        start = first + skip
+        blocks = list(read_segment(folder, entry, layout, start))
+    expected = Unrolls(*(field[max(skip, 0) :] for field in written))
+    if not len(expected.member):
+        assert blocks == []
+        return
+    assert [len(part.member) for _, part in blocks[:-1]] == [block] * (len(blocks) - 1)
+    assert [number for number, _ in blocks] == [max(start, first) + block * i for i in range(len(blocks))]
+    assert_equal(joined(blocks), expected)
+
+
+def test_entry_describes_the_file(tmp_path):
+    entry = write_segment(tmp_path, LAYOUT, 40, unrolls(3))
+    assert (entry.first_id, entry.count, entry.last_id) == (40, 3, 42)
+    assert entry.bytes == (tmp_path / entry.name).stat().st_size
+    segments.verify_segment(tmp_path, entry)
+    assert [path.name for path in tmp_path.iterdir()] == [entry.name]
+
+
+def test_a_segment_is_a_valid_zstd_file(tmp_path):
+    written = unrolls(5)
+    entry = write_segment(tmp_path, LAYOUT, 0, written)
+    with (tmp_path / entry.name).open("rb") as file:
+        plain = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True).read()
+    assert plain == segments._joined(LAYOUT, written).tobytes()
+
+
+def test_every_flipped_bit_is_noticed_by_the_reader_too(tmp_path):
+    written = unrolls(2)
+    entry = write_segment(tmp_path, LAYOUT, 0, written)
+    path = tmp_path / entry.name
+    original = path.read_bytes()
+    header = original.index(b"}}") + 2
+    for position in range(header, len(original)):
+        flipped = bytearray(original)
+        flipped[position] ^= 1 << (position % 8)
+        path.write_bytes(flipped)
+        with pytest.raises(DamagedRun, match="segment-"):
+            list(read_segment(tmp_path, entry, LAYOUT))
+
+
+def test_a_segment_of_another_layout_is_refused(tmp_path):
+    entry = write_segment(tmp_path, LAYOUT, 0, unrolls(2))
+    other = UnrollLayout(3, 1, (5, 2), "uint8", (2,), "float32", 4)
+    with pytest.raises(ConfigError, match=r"layout.*--fresh"):
+        next(read_segment(tmp_path, entry, other))
+
+
+def test_wrong_types_and_shapes_are_refused_before_anything_is_written(tmp_path):
+    good = unrolls(2)
+    for bad in (good._replace(reward=good.reward.astype("float64")), good._replace(reward=good.reward[:1])):
+        with pytest.raises(ValueError, match="reward is float"):
+            write_segment(tmp_path, LAYOUT, 0, bad)
+    with pytest.raises(ValueError, match="at least one"):
+        write_segment(tmp_path, LAYOUT, 0, unrolls(0))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_giant_hidden_in_a_small_block_is_not_allocated(tmp_path, monkeypatch):
+    bomb = zstandard.ZstdCompressor().compress(bytes(1 << 28))
+    original = segments._encoded
+
+    def with_bomb(layout, first, block):
+        yield next(original(layout, first, block))
+        prefix = segments._SKIPPABLE.pack(segments._RECORD_MAGIC, segments._RECORD.size)
+        yield prefix + segments._RECORD.pack(first, len(bomb), segments._checksum(first, bomb)) + bomb
+
+    monkeypatch.setattr(segments, "_encoded", with_bomb)
+    entry = write_segment(tmp_path, LAYOUT, 0, unrolls(1))
+    with pytest.raises(DamagedRun, match="268,435,456 bytes"):
+        list(read_segment(tmp_path, entry, LAYOUT))
