@@ -18,11 +18,11 @@ from laser_rl.envs.make import make_renderable
 from laser_rl.envs.spaces import action_border, observation_border
 from laser_rl.errors import ConfigError
 from laser_rl.evaluation.statistics import EvalResult
-from laser_rl.metrics.log import Sink
+from laser_rl.metrics.sink import Sink
 from laser_rl.networks.build import TorsoSource
 from laser_rl.runtime.build import EnvironmentSource, Member, build_member, derive, open_environments
 from laser_rl.runtime.directory import RunDirectory
-from laser_rl.runtime.evaluate import evaluate_member
+from laser_rl.runtime.evaluate import evaluate, trained_of
 from laser_rl.runtime.launch import prepare, run
 from laser_rl.runtime.training import Callback, Training
 
@@ -38,6 +38,7 @@ class LASER:
         net: your own torso: a module from observations [N, ...] to features [N, F], or a function of the observation's shape
             that returns one. None: the recipe's.
         recipe: where the settings begin; None: what fits the environment.
+        config: a whole configuration, instead of a recipe.
         run_dir: keep checkpoints and metrics there, and go on from them; None keeps nothing.
         sinks: more places for rows of metrics.
         settings: any setting by name, `learning_rate=1e-3` or `**{"loss.discount": 0.9}`.
@@ -54,16 +55,17 @@ class LASER:
         *,
         net: TorsoSource | None = None,
         recipe: str | None = None,
+        config: Config | None = None,
         run_dir: str | Path | None = None,
         sinks: Sequence[Sink] = (),
         **settings: Any,
     ) -> None:
         self._source, self._net, self._sinks = env, net, tuple(sinks)
-        self.config = override(_base(env, recipe), settings)
+        self.config = override(config or _base(env, recipe), settings)
         self._run_dir = None if run_dir is None else Path(run_dir)
         self._directory: RunDirectory | None = None
         self._training: Training | None = None
-        self._weights: Path | None = None
+        self.weights: Path | None = None  # of a loaded agent
         self._borders: Any = None
 
     @property
@@ -84,7 +86,9 @@ class LASER:
         run(training, evaluate_at_end=False)
         return self
 
-    def predict(self, observation: Any, state: Frames | None = None, *, deterministic: bool = True) -> tuple[Any, Frames]:
+    def predict(
+        self, observation: Any, state: Frames | None = None, *, deterministic: bool = True
+    ) -> tuple[Any, Frames]:
         """The action for one observation as the environment gives it, and what to hand in with the next one of the episode."""
         member, layout = self.member, self.member.layout
         sees, acts = self._border()
@@ -102,7 +106,7 @@ class LASER:
         """Play whole episodes in fresh environments."""
         if seed is None:
             seed = derive(self.config.run.seed, f"evaluation/{self.steps}")
-        return evaluate_member(self.member, episodes=episodes, deterministic=deterministic, seed=seed)
+        return evaluate(trained_of(self.member, self.steps), episodes=episodes, deterministic=deterministic, seed=seed)
 
     def save(self, path: str | Path) -> Path:
         """The network and the configuration in one safetensors file. What is needed to go on learning is in a `run_dir`."""
@@ -118,10 +122,8 @@ class LASER:
     def load(cls, path: str | Path, env: EnvironmentSource | None = None, *, net: TorsoSource | None = None) -> Self:
         """An agent from `save`; hand in `env` and `net` again if they were not names."""
         config = _stored_config(Path(path))
-        agent = cls.__new__(cls)
-        agent.__init__(config.environment.id if env is None else env, net=net, recipe="cartpole")  # type: ignore[misc]
-        agent.config = config
-        agent._weights = Path(path)
+        agent = cls(config.environment.id if env is None else env, net=net, config=config)
+        agent.weights = Path(path)
         return agent
 
     def close(self) -> None:
@@ -138,8 +140,8 @@ class LASER:
             if self._run_dir is not None:
                 self._directory = RunDirectory(self._run_dir, self.config)
             sinks = [*self._sinks, *([self._directory.log] if self._directory else [])]
-            if self._weights is not None:
-                load_network(member.learner.network, safetensors.torch.load_file(self._weights))
+            if self.weights is not None:
+                load_network(member.learner.network, safetensors.torch.load_file(self.weights))
             self._training = prepare(member, self._directory, sinks=sinks)
         return self._training
 

@@ -27,13 +27,13 @@ class Frozen(BaseModel):
 class AtariConfig(Frozen):
     """Only read for Atari games."""
 
-    noop_max: CountOrNone = 37
+    most_noops: CountOrNone = 37
     """Largest number of no-ops at the start of an episode."""
     sticky_actions: Share = 0.0
     """Probability that an action is repeated instead of the chosen one."""
     full_action_space: bool = False
     """All 18 actions instead of those that the game uses."""
-    max_frames: Count = 108_000
+    most_frames: Count = 108_000
     """Longest episode, in emulator frames; its end is a truncation."""
     threads: CountOrNone = 0
     """Threads of the emulator; 0: one a core."""
@@ -195,8 +195,8 @@ class RunConfig(Frozen):
 class Config(Frozen):
     """Everything that decides a run."""
 
-    recipe: str = "default"
-    """Where these values began."""
+    recipe: str = "cartpole"
+    """Where the other settings begin: cartpole, minatar, continuous, impala or atari; what fits the environment, if left out."""
     environment: EnvironmentConfig = EnvironmentConfig()
     network: NetworkConfig = NetworkConfig()
     replay: ReplayConfig = ReplayConfig()
@@ -278,6 +278,6 @@ def _unknown(name: str) -> str:
     names = _names()
     by_last = {full.split(".")[-1]: full for full in names}
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.7)
-    close = close or [by_last[last] for last in difflib.get_close_matches(name.split(".")[-1], by_last, n=1)]
+    close = close or [by_last[last] for last in difflib.get_close_matches(name.rsplit(".", maxsplit=1)[-1], by_last, n=1)]
     hint = f"did you mean {close[0]!r}?" if close else "'laser config show' lists all"
     return f"there is no setting {name!r}; {hint}"

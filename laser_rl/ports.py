@@ -1,6 +1,6 @@
 """The four seams between the core and what carries it: threads here, other machines elsewhere. One contract suite holds them all."""
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +9,7 @@ from torch import Tensor
 from laser_rl.types import Batch, Episode, Unrolls
 
 
-class Delivery(Protocol):
+class Delivery(NamedTuple):
     """What an actor hands over at once."""
 
     unrolls: Unrolls
@@ -33,7 +33,9 @@ class ReplayStore(Protocol):
     def insert(self, unrolls: Unrolls) -> NDArray[np.int64]:
         """Ids of the new ones; the oldest leave."""
 
-    def sample_into(self, count: int, random: np.random.Generator, batch: Batch, first_column: int) -> NDArray[np.int64]:
+    def sample_into(
+        self, count: int, random: np.random.Generator, batch: Batch, first_column: int
+    ) -> NDArray[np.int64]:
         """Uniform draws with replacement, gathered into columns of a batch; returns their ids."""
 
 

@@ -107,7 +107,7 @@ def atari(environment: str = "ALE/Breakout-v5") -> Config:
             id=environment,
             slots=64,  # [D]
             frame_stack=4,  # [I]
-            atari=AtariConfig(noop_max=37, max_frames=108_000),  # [L] evaluation protocol
+            atari=AtariConfig(most_noops=37, most_frames=108_000),  # [L] evaluation protocol
         ),
         network=NetworkConfig(torso="impala", width=4, precision="bf16"),  # [L] 4 times the filters; bf16 [D]
         replay=ReplayConfig(fraction=0.875, capacity_steps=15_000_000),  # [L] single-agent experiment: 87.5 %, 15 M

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from laser_rl import __version__
 
 USAGE_ERROR = 2
+INTERRUPTED = 130
 
 
 class Command(NamedTuple):
@@ -23,7 +24,24 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "theory": Command("laser_rl.cli.theory", "show", "the paper's five propositions, computed on a random process"),
+    "train": Command("laser_rl.cli.train", "train_command", "train one agent; all its files go to a run directory"),
+    "resume": Command("laser_rl.cli.train", "resume_command", "go on with a run that was stopped, killed or finished"),
+    "evaluate": Command(
+        "laser_rl.cli.play", "evaluate_command", "play with the newest checkpoint: mean, IQM, 95 % interval"
+    ),
+    "enjoy": Command("laser_rl.cli.play", "enjoy_command", "make a video of the newest checkpoint"),
+    "config": Command(
+        "laser_rl.cli.show", "config_command", "show a configuration: of recipe, file and flags, or of a run"
+    ),
+    "check-env": Command(
+        "laser_rl.cli.show",
+        "check_command",
+        "does an environment keep the contract? what does it look like, how fast is it?",
+    ),
+    "report": Command("laser_rl.cli.show", "report_command", "write report.html of a run"),
+    "theory": Command(
+        "laser_rl.cli.theory", "theory_command", "the paper's five propositions, computed on a random process"
+    ),
 }
 
 
@@ -48,17 +66,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(name: str, arguments: list[str]) -> int:
-    import tyro  # noqa: PLC0415 - see the module's docstring
+    import logging  # noqa: PLC0415 - see the module's docstring
 
-    from laser_rl.ops.checks import InputError  # noqa: PLC0415
+    from laser_rl.errors import UserError  # noqa: PLC0415
 
+    logging.basicConfig(format="laser: %(message)s", level=logging.WARNING)
     command = COMMANDS[name]
     function = getattr(importlib.import_module(command.module), command.function)
     try:
-        tyro.cli(function, prog=f"laser {name}", args=arguments)
-    except InputError as error:
-        return _refuse(str(error))
-    return 0
+        return int(function(arguments))
+    except UserError as error:
+        return _refuse(str(error), error.exit_status)
+    except KeyboardInterrupt:
+        return _refuse("interrupted", INTERRUPTED)
 
 
 def _usage() -> str:
@@ -75,6 +95,6 @@ def _unknown(name: str) -> str:
     return f"there is no command {name!r}; {hint}"
 
 
-def _refuse(message: str) -> int:
+def _refuse(message: str, status: int = USAGE_ERROR) -> int:
     print(f"laser: {message}", file=sys.stderr)
-    return USAGE_ERROR
+    return status

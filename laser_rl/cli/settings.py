@@ -36,7 +36,13 @@ class Shortcuts:
 
     def settings(self) -> dict[str, Any]:
         """By full name, only those that were given."""
-        full = {"env": "environment.id", "steps": "run.steps", "seed": "run.seed", "runtime": "run.runtime", "device": "run.device"}
+        full = {
+            "env": "environment.id",
+            "steps": "run.steps",
+            "seed": "run.seed",
+            "runtime": "run.runtime",
+            "device": "run.device",
+        }
         return {full[name]: value for name, value in vars(self).items() if value is not None}
 
 
@@ -65,6 +71,18 @@ def _expand(word: str) -> str:
     return word if match is None else str(round(float(match[1]) * _SHORT[match[2]]))
 
 
+def peek(arguments: list[str]) -> tuple[str | None, Path | None, str | None]:
+    """The three flags that decide what the others begin with."""
+    found: dict[str, str] = {}
+    for number, word in enumerate(arguments):
+        flag, equals, value = word.partition("=")
+        if flag in {"--recipe", "--config", "--env", "--environment.id", "--id"}:
+            found[flag] = value if equals else next(iter(arguments[number + 1 :]), "")
+    file = found.get("--config")
+    env = found.get("--env") or found.get("--environment.id")
+    return found.get("--recipe"), Path(file) if file else None, env
+
+
 def base_config(recipe: str | None, file: Path | None, env: str | None) -> Config:
     """Where the flags begin: the recipe by name, or what fits the environment; then the file's values over it."""
     stored = read_file(file) if file is not None else {}
@@ -91,14 +109,18 @@ def read_file(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"there is no file {path}")
     if path.stat().st_size > FILE_LIMIT_BYTES:
-        raise ConfigError(f"{path} has {path.stat().st_size:,} bytes, expected a configuration of at most {FILE_LIMIT_BYTES:,}")
+        raise ConfigError(
+            f"{path} has {path.stat().st_size:,} bytes, expected a configuration of at most {FILE_LIMIT_BYTES:,}"
+        )
     text = path.read_text()
     try:
         values = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except (ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
     if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds {type(values).__name__}, expected sections such as 'loss:' with settings under them")
+        raise ConfigError(
+            f"{path} holds {type(values).__name__}, expected sections such as 'loss:' with settings under them"
+        )
     return values
 
 
@@ -107,7 +129,11 @@ def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in over.items():
         inner = merged.get(name)
         # `options` is the user's own: replaced whole.
-        merged[name] = _merged(inner, value) if isinstance(inner, dict) and isinstance(value, dict) and name != "options" else value
+        merged[name] = (
+            _merged(inner, value)
+            if isinstance(inner, dict) and isinstance(value, dict) and name != "options"
+            else value
+        )
     return merged
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import get_args
 
 import torch
+import tyro
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -11,6 +12,12 @@ from torch import Tensor
 from laser_rl.ops import checks, theory, trust_region
 
 BEHAVIOURS = 4
+
+
+def theory_command(arguments: list[str]) -> int:
+    """`laser theory`."""
+    tyro.cli(show, prog="laser theory", args=arguments)
+    return 0
 
 
 def show(

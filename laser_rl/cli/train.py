@@ -1,21 +1,21 @@
 """`laser train`, `laser resume`."""
 
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 import tyro
+from rich.console import Console as Terminal
 
 from laser_rl import checkpoint
-from laser_rl.cli.settings import Shortcuts, apply, base_config, expand_numbers
+from laser_rl.cli.settings import Shortcuts, apply, base_config, expand_numbers, peek
 from laser_rl.config import Config, override
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.console import Console
-from laser_rl.metrics.curves import report
-from laser_rl.metrics.tensorboard import TensorBoard
-from laser_rl.recipes import RECIPES
-from laser_rl.runtime.directory import RunDirectory, new_path
+from laser_rl.metrics.report import report
+from laser_rl.metrics.tensorboard import TensorBoardLog
+from laser_rl.runtime.directory import RunDirectory
+from laser_rl.runtime.files import new_path, read_config
 from laser_rl.runtime.launch import Result, train
 from laser_rl.runtime.stop import EXIT_STATUS
 
@@ -24,8 +24,6 @@ from laser_rl.runtime.stop import EXIT_STATUS
 class Train:
     """Train one agent. Begin with a recipe and an environment; every setting below can be changed."""
 
-    recipe: Annotated[str | None, tyro.conf.arg(metavar="{" + ",".join(RECIPES) + "}")] = None
-    """Where the settings begin; chosen by the environment if left out."""
     config_file: Annotated[Path | None, tyro.conf.arg(name="config")] = None
     """A YAML or JSON file with settings."""
     out: Path | None = None
@@ -41,10 +39,8 @@ class Train:
 def train_command(arguments: list[str]) -> int:
     """`laser train`."""
     arguments = expand_numbers(arguments)
-    peek = _peek(arguments)
-    asked = tyro.cli(
-        Train, prog="laser train", args=arguments, default=Train(settings=base_config(*peek)), config=(tyro.conf.OmitArgPrefixes,)
-    )
+    begin = peek(arguments)
+    asked = tyro.cli(Train, prog="laser train", args=arguments, default=Train(settings=base_config(*begin)))
     config = apply(asked.settings, asked.quick)
     path = asked.out or new_path(Path("runs"), config.environment.id)
     if asked.fresh and path.exists():
@@ -67,8 +63,6 @@ class Resume:
 
 def resume_command(arguments: list[str]) -> int:
     """`laser resume`."""
-    from laser_rl.runtime.directory import read_config  # noqa: PLC0415
-
     asked = tyro.cli(Resume, prog="laser resume", args=expand_numbers(arguments))
     config = read_config(asked.run_dir)
     if asked.steps is not None:
@@ -83,9 +77,9 @@ def resume_command(arguments: list[str]) -> int:
 def run_in(path: Path, config: Config, *, plain: bool) -> int:
     """Train in a run directory and say how it went and what can be done next."""
     directory = RunDirectory(path, config)
-    live = sys.stdout.isatty() and not plain
-    with Console(total_steps=config.run.steps, live=live, title=f"{config.environment.id} in {path}") as console:
-        board = TensorBoard(path)
+    terminal = Terminal(highlight=False, force_terminal=False if plain else None)
+    with Console(f"{config.environment.id} in {path}", config.run.steps, terminal=terminal) as console:
+        board = TensorBoardLog(path)
         try:
             result = train(config, directory, sinks=[directory.log, board, console])
         finally:
@@ -104,15 +98,3 @@ def _farewell(path: Path, result: Result) -> int:
     print(f"watch:    laser enjoy {path} --video {path}/video.mp4")
     print(f"curves:   tensorboard --logdir {path}")
     return 0
-
-
-def _peek(arguments: list[str]) -> tuple[str | None, Path | None, str | None]:
-    """The three flags that decide what the others begin with."""
-    found: dict[str, str] = {}
-    for number, word in enumerate(arguments):
-        flag, equals, value = word.partition("=")
-        if flag in {"--recipe", "--config", "--env", "--environment.id", "--id"}:
-            found[flag] = value if equals else next(iter(arguments[number + 1 :]), "")
-    file = found.get("--config")
-    env = found.get("--env") or found.get("--environment.id")
-    return found.get("--recipe"), Path(file) if file else None, env

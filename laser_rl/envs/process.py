@@ -1,7 +1,7 @@
 """One worker process, seen from the pool: started, spoken to, watched, killed.
 
 Processes are started afresh, never forked (the pool's process may hold torch), and they import this package only, not the user's main
-program, unless the environment's constructor is defined there. Their shared memory has no name: it goes with the last process that holds it.
+program, unless the environment's constructor is defined there. Their shared memory has no name: it goes with the last that holds it.
 """
 
 import contextlib

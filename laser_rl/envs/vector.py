@@ -1,4 +1,4 @@
-"""A user's own `gymnasium.vector.VectorEnv`, brought to the project's clock: the last observation is a row, the reset comes with the next step."""
+"""A user's own `gymnasium.vector.VectorEnv`, brought to the project's clock: the last observation is a row, the reset the next step."""
 
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -48,7 +48,7 @@ class VectorAdapter:
 
     def reset(self) -> Rows:
         """Start every slot."""
-        seeds = self._seeds().tolist()
+        seeds: Any = self._seeds().tolist()
         observation, info = self._env.reset(seed=seeds)
         self._lives = self._lives_in(info, self._lives)
         return self._first_rows(np.arange(self.slots), self._convert(observation))
@@ -91,7 +91,8 @@ class VectorAdapter:
         if self._mode is AutoresetMode.DISABLED:
             mask = np.zeros(self.slots, np.bool_)
             mask[slots] = True
-            seeds = [int(seed) if chosen else None for seed, chosen in zip(self._seeds(), mask, strict=True)]
+            # Gymnasium's own vectors take a list; its annotation says a number only.
+            seeds: Any = [int(seed) if chosen else None for seed, chosen in zip(self._seeds(), mask, strict=True)]
             observation, info = self._env.reset(seed=seeds, options={"reset_mask": mask})
             self._waiting[slots] = self._convert(observation)[slots]
             self._lives[slots] = self._lives_in(info, self._lives)[slots]
@@ -144,7 +145,10 @@ class VectorAdapter:
             observation,
             np.ones(slots.size, np.bool_),
             np.zeros(slots.size, np.float32),
-            *(flags.copy() for _ in range(4)),
+            flags,
+            flags.copy(),
+            flags.copy(),
+            flags.copy(),
             self._episode[slots],
             self._seeds()[slots],
         )
@@ -189,6 +193,7 @@ def _mode(env: Vector) -> AutoresetMode:
         return mode if isinstance(mode, AutoresetMode) else AutoresetMode(mode)
     except ValueError:
         raise EnvironmentRefused(
-            f"{type(env).__name__}: expected metadata['autoreset_mode'] to be one of {[str(known) for known in AutoresetMode]}, got {mode!r}; "
+            f"{type(env).__name__}: expected metadata['autoreset_mode'] to be one of "
+            f"{', '.join(str(known) for known in AutoresetMode)}, got {mode!r}; "
             "say there when your vector environment resets, e.g. gymnasium.vector.AutoresetMode.NEXT_STEP"
         ) from None

@@ -1,1 +1,22 @@
-"""To be written."""
+"""What a run reports: `metrics.jsonl`, TensorBoard, the terminal, curves and a report. Numbers come in as rows and leave as files.
+
+TensorBoard, curves and report are modules of their own to import: they are slow, and not every command needs them.
+"""
+
+from laser_rl.metrics.log import MetricsLog, read, read_from, rows_hash
+from laser_rl.metrics.sink import Kind, Row, Sink, Value
+from laser_rl.metrics.window import EpisodeWindow, Rates, memory_bytes
+
+__all__ = [
+    "EpisodeWindow",
+    "Kind",
+    "MetricsLog",
+    "Rates",
+    "Row",
+    "Sink",
+    "Value",
+    "memory_bytes",
+    "read",
+    "read_from",
+    "rows_hash",
+]

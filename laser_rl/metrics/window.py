@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from laser_rl.types import Numbers
-
 
 class EpisodeWindow:
     """The returns of the last `size` episodes.
@@ -28,7 +26,7 @@ class EpisodeWindow:
         self._returns.append(float(raw_return))
         self._episodes += 1
 
-    def numbers(self) -> Numbers:
+    def numbers(self) -> Mapping[str, float]:
         """Mean and best of the window, and the count of all episodes; nothing before the first has ended."""
         if not self._returns:
             return {}
@@ -63,7 +61,7 @@ class Rates:
         self._horizon, self._clock = horizon_seconds, clock
         self._marks: deque[tuple[float, int, int]] = deque()
 
-    def numbers(self, step: int, update: int) -> Numbers:
+    def numbers(self, step: int, update: int) -> Mapping[str, float]:
         """Take the present counts and return the speeds; nothing at the first call."""
         now = self._clock()
         self._marks.append((now, step, update))

@@ -11,11 +11,13 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
+from laser_rl.errors import UserError
+
 _ACTIVE: ContextVar[bool] = ContextVar("laser_rl_checks_active", default=True)
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-class InputError(ValueError):
+class InputError(UserError, ValueError):
     """An argument of a public function is wrong; the message says what was expected, what came and what to do.
 
     >>> from laser_rl.ops.checks import InputError, clip_constants

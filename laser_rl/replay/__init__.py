@@ -1,6 +1,6 @@
 """One store of unrolls for all members: insert, draw uniformly, mix with new ones, ahead of the learner."""
 
-from laser_rl.replay.ahead import Ahead, Starved
+from laser_rl.replay.ahead import Ahead, Exhausted, Starved
 from laser_rl.replay.frames import put, upload
 from laser_rl.replay.memory import Estimate, available_bytes, estimate, require_fits
 from laser_rl.replay.mixer import Counts, Mixer
@@ -12,6 +12,7 @@ __all__ = [
     "Counts",
     "Estimate",
     "Evicted",
+    "Exhausted",
     "Mixer",
     "Replay",
     "Starved",

@@ -20,6 +20,10 @@ class Starved(UserError):  # noqa: N818
     exit_status = 4
 
 
+class Exhausted(Exception):  # noqa: N818
+    """Raised by `ready` when nothing will ever come again: the batches end, in good order."""
+
+
 class Ahead:
     """Two or more batches go round: the thread fills what the learner has given back.
 
@@ -49,6 +53,7 @@ class Ahead:
         self._lent: list[Batch] = []
         self._stop = threading.Event()
         self._error: BaseException | None = None
+        self._ended = False
         for batch in batches:
             self._empty.put(batch)
         self._thread = threading.Thread(target=self._run, name="replay-ahead", daemon=True)
@@ -59,6 +64,8 @@ class Ahead:
             while (batch := self._take()) is not None:
                 self._fill(batch)
                 self._full.put(batch)
+        except Exhausted:
+            self._ended = True
         except Exception as error:  # raised again by next()
             self._error = error
         finally:
@@ -77,8 +84,8 @@ class Ahead:
                 return batch
         return None
 
-    def next(self, timeout_s: float) -> Batch:
-        """The next full batch, to be given back; `Starved` says for whom the learner has waited."""
+    def next(self, timeout_s: float) -> Batch | None:
+        """The next full batch, to be given back; None after the last. `Starved` says for whom the learner has waited."""
         begin = time.monotonic()
         try:
             batch = self._full.get(timeout=timeout_s)
@@ -91,6 +98,8 @@ class Ahead:
             self._full.put(None)  # for whoever asks next
             if self._error is not None:
                 raise self._error
+            if self._ended:
+                return None
             raise RuntimeError("next() after close(): no batch will come; ask before closing")
         self._lent.append(batch)
         return batch

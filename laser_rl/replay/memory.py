@@ -25,14 +25,13 @@ RESERVE = 0.9  # of the free memory: networks, batches and environments need the
 class Estimate:
     """Bytes of a replay when it is full."""
 
+    layout: UnrollLayout
     capacity_steps: int
     codec: Codec
+    budget_bytes: int | None  # None: a tenth of the raw size; old unrolls leave early if that is too little
     bytes_raw_fields: int  # everything but observations
     bytes_observations: int
     bytes_uncompressed: int  # what the observations would take as they are
-    ratio_assumed: (
-        bool  # no budget was given: a tenth of the raw size, and old unrolls leave early if that is too little
-    )
 
     @property
     def total(self) -> int:
@@ -42,7 +41,7 @@ class Estimate:
     def __str__(self) -> str:
         if self.codec == "raw":
             how = "raw"
-        elif self.ratio_assumed:
+        elif self.budget_bytes is None:
             how = f"zstd, assuming {ASSUMED_RATIO}x, {self.bytes_uncompressed / 1e9:.1f} GB raw"
         else:
             how = f"zstd, as budgeted, {self.bytes_uncompressed / 1e9:.1f} GB raw"
@@ -92,14 +91,14 @@ def estimate(
     sizes, unrolls, codec = shape_of(layout), unrolls_of(layout, capacity_steps), resolve_codec(layout, codec)
     raw = unrolls * sizes.frames_bytes
     if codec == "raw":
-        return Estimate(capacity_steps, codec, unrolls * (sizes.record_bytes + INDEX_BYTES), raw, raw, False)
+        return Estimate(layout, capacity_steps, codec, None, unrolls * (sizes.record_bytes + INDEX_BYTES), raw, raw)
     budget = default_budget(layout, capacity_steps) if budget_bytes is None else budget_bytes
     largest = compress_bound(sizes.frames_bytes)
     chunk = chunk_bytes(budget, largest)
     # A chunk may end with a gap just too small for the next block, and the oldest and the newest are partly empty.
     chunks = -(-budget // (chunk - largest)) + 2 if raw > budget else -(-raw // (chunk - largest)) + 2
     records = unrolls * (sizes.record_bytes + INDEX_BYTES)
-    return Estimate(capacity_steps, codec, records, chunks * chunk, raw, budget_bytes is None)
+    return Estimate(layout, capacity_steps, codec, budget_bytes, records, chunks * chunk, raw)
 
 
 def available_bytes(root: Path = Path("/")) -> int:
@@ -130,11 +129,22 @@ def require_fits(needed: Estimate, available: int | None = None) -> None:
     free = available_bytes() if available is None else available
     if needed.total <= RESERVE * free:
         return
-    fixed = needed.bytes_observations if needed.codec == "zstd" and not needed.ratio_assumed else 0
-    share = (RESERVE * free - fixed) / (needed.total - fixed)
-    fits = int(needed.capacity_steps * share) // 10_000 * 10_000 or int(needed.capacity_steps * share)
-    advice = f"lower --replay.capacity-steps to {fits:,}" if fits > 0 else "lower --replay.budget-bytes"
+    fits = _largest_that_fits(needed, RESERVE * free)
+    advice = f"lower --replay.capacity-steps to {fits:,}"
+    if needed.budget_bytes is not None:
+        advice += " or --replay.budget-bytes"
     raise ConfigError(
         f"a replay of {needed.capacity_steps:,} steps needs {needed.total / 1e9:.1f} GB, {free / 1e9:.1f} GB are free "
         f"(a tenth of it stays free); {advice}"
     )
+
+
+def _largest_that_fits(needed: Estimate, free: float) -> int:
+    """By bisection, rounded down to two digits; 0 if even one unroll is too much."""
+    low, high = 0, needed.capacity_steps
+    while high - low > 1:
+        middle = (low + high) // 2
+        fits = estimate(needed.layout, middle, needed.codec, needed.budget_bytes).total <= free
+        low, high = (middle, high) if fits else (low, middle)
+    unit = int(10 ** max(0, len(str(low)) - 2))
+    return low // unit * unit

@@ -43,7 +43,7 @@ class Counts:
         if smaller > 0 and replayed in {0, batch_size}:
             missing = "replayed" if replayed == 0 else "online"
             nearest = (0.0, 1 / batch_size) if replayed == 0 else (1 - 1 / batch_size, 1.0)
-            enough = int(0.5 / smaller) + 1
+            enough = int(0.5 / max(smaller, 1e-9)) + 1
             raise ConfigError(
                 f"a replay fraction of {replay_fraction} leaves no {missing} unroll in a batch of {batch_size}; "
                 f"use {nearest[0]:.6g} or {nearest[1]:.6g}, or a batch of at least {enough}"

@@ -111,8 +111,10 @@ def pack(layout: UnrollLayout, unrolls: Unrolls) -> Packed:
     structured = np.zeros(count, sizes.record)
     for name in unrolls._fields[1:]:
         structured[name] = getattr(unrolls, name)
-    frames = np.array(unrolls.observation, copy=True, order="C").reshape(count, -1).view(np.uint8)
-    return Packed(structured.view(np.uint8).reshape(count, sizes.record_bytes), frames)
+    frames = np.array(unrolls.observation, copy=True, order="C").reshape(-1).view(np.uint8)
+    return Packed(
+        structured.view(np.uint8).reshape(count, sizes.record_bytes), frames.reshape(count, sizes.frames_bytes)
+    )
 
 
 def unpack(layout: UnrollLayout, packed: Packed) -> Unrolls:

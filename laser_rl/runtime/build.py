@@ -112,10 +112,10 @@ def open_environments(
         workers=config.workers or None,
         options=config.options,
         atari=AtariSettings(
-            noop_max=atari.noop_max,
-            sticky_actions=atari.sticky_actions,
+            most_noops=atari.most_noops,
+            repeat_action_probability=atari.sticky_actions,
             full_action_space=atari.full_action_space,
-            max_frames=atari.max_frames,
+            most_frames=atari.most_frames,
             threads=atari.threads,
         ),
         step_timeout_s=config.step_timeout_s,

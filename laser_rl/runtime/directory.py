@@ -1,8 +1,6 @@
 """A run directory: configuration, metrics, checkpoints, replay. Everything of a run, in files that anybody can read."""
 
-import json
 import logging
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +14,11 @@ from laser_rl.config import Config
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.log import MetricsLog
 from laser_rl.replay.store import Replay
+from laser_rl.runtime.files import CONFIG, read_config
 from laser_rl.runtime.training import Training
 from laser_rl.types import UnrollLayout
 
 log = logging.getLogger("laser_rl.runtime")
-CONFIG = "config.json"
 SEGMENT_UNROLLS = 4096
 
 
@@ -38,7 +36,6 @@ class RunDirectory:
             raise ConfigError(f"{path} is no run directory: it has no {CONFIG}; 'laser train --out {path}' makes one")
         path.mkdir(parents=True, exist_ok=True)
         self._lock = RunLock(path)
-        self._lock.acquire()
         checkpoint.remove_leftovers(path)
         if config is not None:
             write_json(path / CONFIG, config.model_dump(mode="json"))
@@ -92,7 +89,7 @@ class RunDirectory:
                 "%d open episodes could not be rebuilt and start anew; the run goes on, but not bit for bit", lost
             )
         training.load(state["training"])
-        self.log.resumed(step=training.steps, update=training.update)
+        training.resumed()
         return True
 
     def close(self) -> None:
@@ -122,27 +119,3 @@ def _fill(replay: Replay, blocks: Iterator[Any], ids: dict[str, int]) -> None:
             f"the replay on disk holds unrolls {ids['first_id']} to {ids['next_id'] - 1}, but only "
             f"{replay.first_id} to {replay.next_id - 1} fit; resume with the capacity the run was started with"
         )
-
-
-def read_config(path: Path) -> Config:
-    """The configuration of a run directory."""
-    file = path / CONFIG
-    if not file.exists():
-        raise ConfigError(f"{path} is no run directory: it has no {CONFIG}")
-    try:
-        return Config.model_validate(json.loads(file.read_text()))
-    except ValueError as error:
-        raise ConfigError(f"{file} cannot be used: {error}") from None
-
-
-def new_path(parent: Path, environment: str) -> Path:
-    """The first free name for a run of this environment.
-
-    >>> new_path(Path("nowhere"), "ALE/Pong-v5").as_posix()
-    'nowhere/ALE-Pong-v5-1'
-    """
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", environment).strip("-") or "run"
-    number = 1
-    while (parent / f"{name}-{number}").exists():
-        number += 1
-    return parent / f"{name}-{number}"

@@ -1,14 +1,44 @@
 """Playing without learning."""
 
+from dataclasses import dataclass
+from pathlib import Path
+
+from laser_rl import checkpoint
+from laser_rl.agent.learner import load_network
 from laser_rl.agent.policy import Policy
 from laser_rl.agent.stacking import FrameStack
+from laser_rl.config import EnvironmentConfig
 from laser_rl.envs.records import Rows
+from laser_rl.errors import ConfigError
 from laser_rl.evaluation.rollout import rollout
-from laser_rl.evaluation.statistics import EvalResult, summarise
-from laser_rl.runtime.build import Member, open_environments
+from laser_rl.evaluation.statistics import EvalResult, summarise_episodes
+from laser_rl.networks.agent_network import AgentNetwork
+from laser_rl.networks.build import family_of
+from laser_rl.ops.distributions import Family
+from laser_rl.runtime.build import (
+    EnvironmentSource,
+    Member,
+    device_of,
+    layout_of,
+    open_environments,
+    seeded_network,
+)
+from laser_rl.runtime.files import read_config
 from laser_rl.types import Array, UnrollLayout
 
 SLOTS = 16
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A network that knows what it can play."""
+
+    network: AgentNetwork
+    family: Family
+    layout: UnrollLayout
+    source: EnvironmentSource
+    environment: EnvironmentConfig
+    steps: int
 
 
 class Player:
@@ -24,13 +54,35 @@ class Player:
         return self._policy.act(self._stack.seen(rows.slots)).environment_action
 
 
-def evaluate_member(member: Member, *, episodes: int, deterministic: bool, seed: int) -> EvalResult:
+def trained_of(member: Member, steps: int) -> Trained:
+    """What a member has learned so far."""
+    return Trained(
+        member.learner.network, member.family, member.layout, member.source, member.config.environment, steps
+    )
+
+
+def load_trained(run_dir: Path) -> Trained:
+    """What the newest checkpoint of a run holds; no replay is loaded."""
+    config = read_config(run_dir)
+    loaded = checkpoint.latest(run_dir)
+    if loaded is None:
+        raise ConfigError(f"{run_dir} holds no checkpoint yet; 'laser resume {run_dir}' goes on until it does")
+    environments = open_environments(config.environment.id, config.environment, seed=0, lockstep=True, slots=1)
+    spec = environments.spec
+    environments.close()
+    network = seeded_network(config, spec, None).to(device_of(config.run.device))
+    load_network(network, loaded.tensors["network"])
+    family = family_of(spec.action)
+    layout = layout_of(spec, family, config)
+    return Trained(network, family, layout, config.environment.id, config.environment, loaded.step)
+
+
+def evaluate(trained: Trained, *, episodes: int, deterministic: bool, seed: int) -> EvalResult:
     """Play whole episodes in fresh environments; the same seed gives the same result."""
     slots = min(episodes, SLOTS)
-    environments = open_environments(member.source, member.config.environment, seed=seed, lockstep=True, slots=slots)
-    policy = Policy(member.learner.network, member.family, seed=seed, deterministic=deterministic)
+    environments = open_environments(trained.source, trained.environment, seed=seed, lockstep=True, slots=slots)
+    policy = Policy(trained.network, trained.family, seed=seed, deterministic=deterministic)
     try:
-        played = rollout(environments, Player(policy, member.layout, slots), episodes)
+        return summarise_episodes(rollout(environments, Player(policy, trained.layout, slots), episodes))
     finally:
         environments.close()
-    return summarise([episode.raw_return for episode in played], lengths=[episode.length for episode in played])

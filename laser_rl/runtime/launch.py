@@ -8,7 +8,7 @@ from pathlib import Path
 from laser_rl.config import Config
 from laser_rl.errors import ConfigError
 from laser_rl.evaluation.statistics import EvalResult
-from laser_rl.metrics.log import Sink
+from laser_rl.metrics.sink import Sink
 from laser_rl.networks.build import TorsoSource
 from laser_rl.runtime.build import EnvironmentSource, Member, build_member
 from laser_rl.runtime.directory import RunDirectory

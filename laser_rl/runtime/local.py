@@ -8,7 +8,6 @@ import logging
 import queue
 import threading
 import time
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,24 +15,16 @@ from torch import Tensor
 from laser_rl.agent.actor import Actor
 from laser_rl.agent.parameters import FlatParameters
 from laser_rl.ports import Delivery, ParameterMailbox, StopSignal, UnrollInbox
-from laser_rl.replay.ahead import Ahead
+from laser_rl.replay.ahead import Ahead, Exhausted
 from laser_rl.replay.records import allocate
 from laser_rl.runtime.stop import FINISHED
 from laser_rl.runtime.training import Training
-from laser_rl.types import Batch, Episode, Unrolls
+from laser_rl.types import Batch, Episode
 
 log = logging.getLogger("laser_rl.runtime")
 PATIENCE_S = 0.2  # how long a thread sleeps before it looks for a stop again
 SAY_AFTER_S = 5.0
 GIVE_UP_S = 600.0
-
-
-class Delivered(NamedTuple):
-    """What an actor hands over at once."""
-
-    unrolls: Unrolls
-    episodes: list[Episode]
-    steps: int
 
 
 class ThreadInbox:
@@ -116,7 +107,7 @@ def run_actor(
         if taken.unrolls is None:
             continue
         waiting = Waiting("the actor", "the learner to take unrolls")
-        while not inbox.put(Delivered(taken.unrolls, episodes, unreported), PATIENCE_S):
+        while not inbox.put(Delivery(taken.unrolls, episodes, unreported), PATIENCE_S):
             if stop.reason is not None:
                 return
             waiting.again()
@@ -128,27 +119,31 @@ class Feed:
 
     def __init__(self, training: Training, inbox: UnrollInbox, acting: threading.Event, lock: threading.Lock) -> None:
         self._training, self._inbox, self._acting, self._lock = training, inbox, acting, lock
+        self._waiting: Waiting | None = None
 
-    def fill(self, batch: Batch) -> bool:
-        """One batch; False at the end."""
-        mixer, stop = self._training.member.mixer, self._training.stop
-        waiting = Waiting("the learner", "unrolls from the actor")
-        while stop.reason is None:
+    def ready(self, timeout_s: float) -> bool:
+        """Whether a batch can be filled, after waiting so long for unrolls at most."""
+        mixer = self._training.member.mixer
+        if mixer.ready():
+            return True
+        ended = not self._acting.is_set()
+        delivery = None if self._training.stop.reason else self._inbox.take(0.0 if ended else timeout_s)
+        if delivery is not None:
+            self._waiting = None
             with self._lock:
-                if mixer.ready():
-                    mixer.fill(batch)
-                    return True
-            ended = not self._acting.is_set()
-            delivery = self._inbox.take(0.0 if ended else PATIENCE_S)
-            if delivery is not None:
-                with self._lock:
-                    self._training.acted(delivery.steps, delivery.episodes)
-                    mixer.offer(delivery.unrolls)
-            elif ended:
-                return False
-            else:
-                waiting.again()
+                self._training.acted(delivery.steps, delivery.episodes)
+                mixer.offer(delivery.unrolls)
+            return mixer.ready()
+        if ended or self._training.stop.reason:
+            raise Exhausted
+        self._waiting = self._waiting or Waiting("the learner", "unrolls from the actor")
+        self._waiting.again()
         return False
+
+    def fill(self, batch: Batch) -> None:
+        """One batch."""
+        with self._lock:
+            self._training.member.mixer.fill(batch)
 
 
 def run_local(training: Training) -> None:
@@ -163,14 +158,15 @@ def run_local(training: Training) -> None:
     def act() -> None:
         try:
             run_actor(member.actor, flat, inbox, mailbox, stop, locks[0], training.steps_left)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the learner's thread must learn of it
+        except BaseException as error:
             training.failed(error)
         finally:
             acting.clear()
 
     thread = threading.Thread(target=act, name="actor", daemon=True)
     feed = Feed(training, inbox, acting, locks[1])
-    ahead = Ahead(feed.fill, [allocate(member.layout, member.config.loss.batch_unrolls) for _ in range(2)])
+    batches = [allocate(member.layout, member.config.loss.batch_unrolls) for _ in range(2)]
+    ahead = Ahead(feed.fill, batches, ready=feed.ready)
     thread.start()
     try:
         while (batch := ahead.next(GIVE_UP_S)) is not None:

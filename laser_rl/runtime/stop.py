@@ -40,7 +40,7 @@ def signals(stop: Stop) -> Iterator[None]:
         yield
         return
     wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.getsignal(number) for number in wanted}
+    before = {int(number): signal.getsignal(number) for number in wanted}
 
     def handle(number: int, frame: FrameType | None) -> None:
         if stop.reason is not None:
@@ -53,5 +53,5 @@ def signals(stop: Stop) -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number in wanted:
+            signal.signal(number, before[number])

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from laser_rl.evaluation.statistics import EvalResult
+from laser_rl.metrics.sink import Kind, Sink
 from laser_rl.metrics.window import EpisodeWindow, memory_bytes
-from laser_rl.metrics.log import Sink
 from laser_rl.runtime.build import Member, derive
-from laser_rl.runtime.evaluate import evaluate_member
+from laser_rl.runtime.evaluate import evaluate, trained_of
 from laser_rl.runtime.stop import Stop
 from laser_rl.types import Episode
 
@@ -89,7 +89,7 @@ class Training:
         with self._lock:
             self.steps += steps
             for episode in episodes:
-                self.window.add(episode)
+                self.window.add(episode.raw_return)
                 self._write("episode", {"return": episode.raw_return, "length": episode.length, "slot": episode.slot})
 
     def learned(self) -> None:
@@ -109,7 +109,7 @@ class Training:
         now = time.monotonic()
         seconds = max(now - self._logged_at, 1e-9)
         values = {
-            **self.window.summary(),
+            **self.window.numbers(),
             **self.member.learner.report(),
             **self._state_of_replay(),
             "learning_rate": self.member.learner.learning_rate(self.progress),
@@ -141,8 +141,11 @@ class Training:
         """Play with the current parameters; the seed depends on nothing but run and step."""
         run = self.member.config.run
         seed = derive(run.seed, f"evaluation/{self.steps}")
-        result = evaluate_member(
-            self.member, episodes=run.evaluate_episodes, deterministic=run.evaluate_deterministic, seed=seed
+        result = evaluate(
+            trained_of(self.member, self.steps),
+            episodes=run.evaluate_episodes,
+            deterministic=run.evaluate_deterministic,
+            seed=seed,
         )
         self.evaluations.append((self.steps, result))
         low, high = result.ci95
@@ -188,6 +191,12 @@ class Training:
         self._logged_updates, self._logged_steps = state["logged_updates"], state["logged_steps"]
         self._next = dict(state["next"])
 
+    def resumed(self) -> None:
+        """Tell the sinks that rows of later steps are void."""
+        with self._lock:
+            for sink in self._sinks:
+                sink.write("event", self.steps, self.update, {"event": "resumed"})
+
     def _plan_next(self) -> None:
         run = self.member.config.run
         for name, every in (("evaluate", run.evaluate_every_steps), ("save", run.checkpoint_every_steps)):
@@ -203,18 +212,18 @@ class Training:
             "replay_bytes": replay.nbytes,
         }
 
-    def _announce(self, kind: str, values: dict[str, float]) -> None:
+    def _announce(self, kind: Kind, values: dict[str, float]) -> None:
         with self._lock:
             self._write(kind, values)
         progress = Progress(self.steps, self.update, kind, values)
         if any(callback(progress) is False for callback in self.callbacks):
             self.stop.request("a callback")
 
-    def _write(self, kind: str, values: dict[str, float]) -> None:
+    def _write(self, kind: Kind, values: dict[str, float]) -> None:
         for sink in self._sinks:
             sink.write(kind, self.steps, self.update, values)
 
 
 def _undefined(value: float) -> bool:
     """A mean over nothing, such as the acceptance of a batch without replay."""
-    return isinstance(value, float) and math.isnan(value)
+    return math.isnan(value)

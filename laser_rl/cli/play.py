@@ -1,0 +1,90 @@
+"""`laser evaluate`, `laser enjoy`: what a run has learned."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tyro
+
+from laser_rl.agent.policy import Policy
+from laser_rl.envs.make import make_renderable
+from laser_rl.envs.spaces import action_border, observation_border
+from laser_rl.evaluation.video import record
+from laser_rl.runtime.evaluate import Trained, evaluate, load_trained
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Play whole episodes with the newest checkpoint of a run."""
+
+    run_dir: tyro.conf.Positional[Path]
+    episodes: int = 100
+    deterministic: bool = False
+    """The most probable action instead of a sampled one."""
+    seed: int = 0
+    json: bool = False
+    """Print everything, each return included, as JSON."""
+
+
+def evaluate_command(arguments: list[str]) -> int:
+    """`laser evaluate`."""
+    asked = tyro.cli(Evaluate, prog="laser evaluate", args=arguments)
+    trained = load_trained(asked.run_dir)
+    result = evaluate(trained, episodes=asked.episodes, deterministic=asked.deterministic, seed=asked.seed)
+    if asked.json:
+        print(json.dumps({"step": trained.steps, **asdict(result)}))
+        return 0
+    low, high = result.ci95
+    how = "most probable actions" if asked.deterministic else "sampled actions"
+    print(f"{trained.environment.id} after {trained.steps:,} steps, {result.episodes} episodes, {how}")
+    print(
+        f"mean {result.mean:.2f} (95 % interval {low:.2f} to {high:.2f}), IQM {result.iqm:.2f}, median {result.median:.2f}"
+    )
+    return 0
+
+
+@dataclass(frozen=True)
+class Enjoy:
+    """Make a video of one episode."""
+
+    run_dir: tyro.conf.Positional[Path]
+    video: Path | None = None
+    """Where it goes, .mp4 or .gif; RUN_DIR/videos/step-N.mp4 if left out."""
+    deterministic: bool = False
+    """The most probable action instead of a sampled one."""
+    seed: int = 0
+    max_steps: int = 10_000
+
+
+def enjoy_command(arguments: list[str]) -> int:
+    """`laser enjoy`."""
+    asked = tyro.cli(Enjoy, prog="laser enjoy", args=arguments)
+    trained = load_trained(asked.run_dir)
+    path = asked.video or asked.run_dir / "videos" / f"step-{trained.steps:012d}.mp4"
+    env = make_renderable(trained.source, options=trained.environment.options)
+    watched = Watched(trained, env, deterministic=asked.deterministic, seed=asked.seed)
+    total = record(env, watched, path, asked.max_steps, seed=asked.seed)
+    env.close()
+    print(f"return {total:.1f}; video: {path}")
+    return 0
+
+
+class Watched:
+    """Acts in one environment, observation by observation."""
+
+    def __init__(self, trained: Trained, env: Any, *, deterministic: bool, seed: int) -> None:
+        self._policy = Policy(trained.network, trained.family, seed=seed, deterministic=deterministic)
+        self._sees = observation_border(env.observation_space, trained.environment.id).convert
+        self._acts = action_border(env.action_space, trained.environment.id).convert
+        layout = trained.layout
+        self._frames = np.zeros((layout.stack, *layout.observation_shape), layout.observation_dtype)
+
+    def __call__(self, observation: Any) -> Any:
+        """The action, as the environment takes it."""
+        frame = np.asarray(self._sees(observation)).astype(self._frames.dtype)
+        self._frames = np.concatenate([self._frames[1:], frame[np.newaxis]])
+        stacked = len(self._frames) > 1
+        seen = self._frames.reshape(1, -1, *frame.shape[1:]) if stacked else self._frames
+        return self._acts(self._policy.act(seen).environment_action[0])

@@ -1,0 +1,103 @@
+"""`laser config`, `laser check-env`, `laser report`: to look at things without changing them."""
+
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import tyro
+import yaml
+
+from laser_rl.cli.settings import Shortcuts, apply, base_config, expand_numbers, peek
+from laser_rl.config import Config, EnvironmentConfig
+from laser_rl.metrics.report import report
+from laser_rl.networks.build import family_of
+from laser_rl.runtime.build import layout_of, open_environments
+from laser_rl.runtime.files import read_config
+
+
+@dataclass(frozen=True)
+class Show:
+    """Print a complete configuration: what `laser train` would use with the same flags, or what a run was started with."""
+
+    what: tyro.conf.Positional[Literal["show"]]
+    run_dir: Path | None = None
+    """A run's own configuration; all other flags are ignored."""
+    config_file: Annotated[Path | None, tyro.conf.arg(name="config")] = None
+    """A YAML or JSON file with settings."""
+    json: bool = False
+    """JSON instead of YAML."""
+    quick: Annotated[Shortcuts, tyro.conf.arg(name="")] = field(default_factory=Shortcuts)
+    settings: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
+
+
+def config_command(arguments: list[str]) -> int:
+    """`laser config show`; its output is a file for `laser train --config`."""
+    arguments = expand_numbers(arguments or ["show"])
+    default = Show("show", settings=base_config(*peek(arguments)))
+    asked = tyro.cli(Show, prog="laser config", args=arguments, default=default)
+    config = read_config(asked.run_dir) if asked.run_dir else apply(asked.settings, asked.quick)
+    values = config.model_dump(mode="json")
+    print(json.dumps(values, indent=2) if asked.json else yaml.safe_dump(values, sort_keys=False).rstrip())
+    return 0
+
+
+@dataclass(frozen=True)
+class CheckEnv:
+    """Play an environment at random, with every check on, and say what an agent would see."""
+
+    id: tyro.conf.Positional[str]
+    steps: int = 2_000
+    slots: int = 4
+
+
+def check_command(arguments: list[str]) -> int:
+    """`laser check-env`."""
+    asked = tyro.cli(CheckEnv, prog="laser check-env", args=arguments)
+    environments = open_environments(asked.id, EnvironmentConfig(id=asked.id), seed=0, lockstep=True, slots=asked.slots)
+    try:
+        spec, family = environments.spec, family_of(environments.spec.action)
+        layout = layout_of(spec, family, Config())
+        random = np.random.default_rng(0)
+        rows, episodes, start = environments.reset(), 0, time.perf_counter()
+        for _ in range(asked.steps // asked.slots):
+            rows = environments.step(rows.slots, _random_action(spec.action, random, len(rows.slots)))
+            episodes += int((rows.terminated | rows.truncated).sum())
+        seconds = time.perf_counter() - start
+    finally:
+        environments.close()
+    print(f"{spec.name}: fine")
+    print(f"observation  {layout.observation_dtype} {layout.observation_shape}, scale {spec.observation.scale:.4g}")
+    print(f"action       {spec.action}")
+    print(f"policy       {family}")
+    print(f"speed        {asked.steps / seconds:,.0f} steps/s in {asked.slots} slots, {episodes} episodes ended")
+    return 0
+
+
+def _random_action(action: object, random: np.random.Generator, count: int) -> np.ndarray:
+    from laser_rl.envs.records import BoxActions, DiscreteActions, MultiDiscreteActions  # noqa: PLC0415
+
+    if isinstance(action, DiscreteActions):
+        return random.integers(action.count, size=count)
+    if isinstance(action, MultiDiscreteActions):
+        return random.integers(np.array(action.counts), size=(count, len(action.counts)))
+    assert isinstance(action, BoxActions)  # noqa: S101
+    low, high = np.clip(action.low, -1e3, 1e3), np.clip(action.high, -1e3, 1e3)
+    return random.uniform(low, high, (count, len(low))).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write report.html of a run: curves, final numbers, configuration."""
+
+    run_dir: tyro.conf.Positional[Path]
+
+
+def report_command(arguments: list[str]) -> int:
+    """`laser report`."""
+    asked = tyro.cli(Report, prog="laser report", args=arguments)
+    read_config(asked.run_dir)  # refuses what is no run directory
+    print(report(asked.run_dir))
+    return 0

@@ -1,0 +1,212 @@
+"""One function makes every kind of environment; another makes one to look at."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from laser_rl.envs.atari import ATARI_57, AtariEnvironments, AtariSettings, atari_game, atari_vector
+from laser_rl.envs.border import Env
+from laser_rl.envs.construct import constructor
+from laser_rl.envs.native import TaskEnv, TaskEnvironments, task_of
+from laser_rl.envs.pool import Limits, PoolEnvironments, default_workers
+from laser_rl.envs.records import Environments
+from laser_rl.envs.serial import SerialEnvironments
+from laser_rl.envs.slot import OnBadValue
+from laser_rl.envs.vector import VectorAdapter
+from laser_rl.errors import ConfigError, EnvironmentRefused
+
+Placement = Literal["auto", "thread", "process"]
+Source = str | Callable[[], Env] | Env | gymnasium.vector.VectorEnv[Any, Any, Any]
+SCREEN = (210, 160)
+
+
+def make_environments(
+    source: Source,
+    *,
+    slots: int,
+    seed: int,
+    placement: Placement = "auto",
+    workers: int | None = None,
+    options: Mapping[str, Any] | None = None,
+    atari: AtariSettings | None = None,
+    step_timeout_s: float = 60.0,
+    reset_timeout_s: float = 60.0,
+    constructor_timeout_s: float = 120.0,
+    patience_s: float = 0.5,
+    on_bad_value: OnBadValue = "fail",
+    lockstep: bool = False,
+) -> Environments:
+    """Environments from an id, a constructor, an environment or a vector of them.
+
+    An id is one of ours (`laser/Catch`), a game (`ALE/Breakout-v5`), one of MinAtar's (`MinAtar/Breakout-v1`), any other that Gymnasium
+    knows (`module:Name-v0` imports the module first), or `module:callable`. Ours and ALE's step all slots at once in native code; Python
+    environments run in this thread, or with `placement="process"` in supervised workers.
+
+    >>> envs = make_environments("CartPole-v1", slots=2, seed=1)
+    >>> envs.spec.observation.shape
+    (4,)
+    """
+    if slots < 1:
+        raise ConfigError(f"expected at least one environment slot, got {slots}")
+    if isinstance(source, gymnasium.vector.VectorEnv):
+        return _adapted(source, slots, seed)
+    native = _native(source, slots, seed, options or {}, atari) if isinstance(source, str) else None
+    if native is not None:
+        return native
+    make, name = _constructor_of(source, slots, placement, options or {})
+    if placement != "process":
+        return SerialEnvironments(make, slots=slots, seed=seed, name=name, on_bad_value=on_bad_value)
+    return PoolEnvironments(
+        make,
+        slots=slots,
+        seed=seed,
+        workers=workers or default_workers(slots),
+        name=name,
+        on_bad_value=on_bad_value,
+        limits=Limits(step_timeout_s, reset_timeout_s, constructor_timeout_s),
+        patience_s=patience_s,
+        lockstep=lockstep,
+    )
+
+
+def make_renderable(
+    source: Source, *, options: Mapping[str, Any] | None = None, atari: AtariSettings | None = None
+) -> Env:
+    """One environment whose `render()` gives RGB frames; its observations are those of training, before they are flattened.
+
+    >>> env = make_renderable("laser/DeepSea-4")
+    >>> _ = env.reset(seed=1)
+    >>> env.render().shape
+    (64, 64, 3)
+    """
+    if isinstance(source, gymnasium.vector.VectorEnv):
+        raise EnvironmentRefused(
+            "expected one environment to look at, got a vector of them; hand in its id or constructor"
+        )
+    if not isinstance(source, str):
+        return source if isinstance(source, gymnasium.Env) else source()
+    if source.startswith("laser/"):
+        return TaskEnv(task_of(source, options or {}))
+    if is_atari(source):
+        return AtariScreen(source, atari or AtariSettings())
+    if source.startswith("MinAtar/"):
+        return MinAtarScreen(constructor(source, options or {})())
+    return constructor(source, {**(options or {}), "render_mode": "rgb_array"})()
+
+
+def is_atari(name: str) -> bool:
+    """Whether ALE's vector environment is meant.
+
+    >>> is_atari("ALE/Breakout-v5"), is_atari("pong"), is_atari("MinAtar/Breakout-v1")
+    (True, True, False)
+    """
+    return name.startswith("ALE/") or ("/" not in name and ":" not in name and atari_game(name) in ATARI_57)
+
+
+def _adapted(vector: gymnasium.vector.VectorEnv[Any, Any, Any], slots: int, seed: int) -> Environments:
+    if vector.num_envs != slots:
+        raise ConfigError(
+            f"expected a vector of {slots} environments, got one of {vector.num_envs}; ask for {vector.num_envs} slots"
+        )
+    return VectorAdapter(vector, seed=seed)
+
+
+def _native(
+    name: str, slots: int, seed: int, options: Mapping[str, Any], atari: AtariSettings | None
+) -> Environments | None:
+    if name.startswith("laser/"):
+        return TaskEnvironments(task_of(name, options), slots=slots, seed=seed)
+    if not is_atari(name):
+        return None
+    if options:
+        raise ConfigError(
+            f"{name}: expected no options for a game, got {sorted(options)}; the settings of Atari are separate"
+        )
+    return AtariEnvironments(name, slots=slots, seed=seed, settings=atari)
+
+
+def _constructor_of(
+    source: Source, slots: int, placement: Placement, options: Mapping[str, Any]
+) -> tuple[Callable[[], Env], str]:
+    if isinstance(source, str):
+        return constructor(source, options), source
+    if options:
+        raise ConfigError(
+            f"expected options only with the name of an environment, got {sorted(options)} with {source!r}; use functools.partial"
+        )
+    if isinstance(source, gymnasium.Env):
+        if slots != 1 or placement == "process":
+            raise ConfigError(
+                f"expected one slot in this thread for an environment that exists already, got {slots}; hand in its constructor"
+            )
+        return lambda: source, source.spec.id if source.spec is not None else type(source).__name__
+    if not callable(source):
+        raise EnvironmentRefused(
+            f"expected an id, a constructor, a gymnasium.Env or a VectorEnv, got {type(source).__name__}; e.g. 'CartPole-v1'"
+        )
+    return source, getattr(source, "__qualname__", type(source).__name__)
+
+
+class AtariScreen(gymnasium.Env[NDArray[np.uint8], Any]):
+    """A game with its screen in colour: a twin that takes the same seed and the same actions draws it. ALE gives one format at a time."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012  (Gymnasium's own way)
+    render_mode = "rgb_array"
+
+    def __init__(self, game: str, settings: AtariSettings) -> None:
+        rom = atari_game(game)
+        self._player = atari_vector(rom, 1, settings, num_threads=1)
+        height, width = SCREEN
+        self._painter = atari_vector(
+            rom, 1, settings, num_threads=1, grayscale=False, img_height=height, img_width=width
+        )
+        self.observation_space, self.action_space = (
+            self._player.single_observation_space,
+            self._player.single_action_space,
+        )
+        self._frame = np.zeros((*SCREEN, 3), np.uint8)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.uint8], dict[str, Any]]:
+        """Both from the same seed."""
+        super().reset(seed=seed)
+        chosen = np.array([int(self.np_random.integers(2**31)) if seed is None else seed])
+        observation, info = self._player.reset(seed=chosen)
+        self._frame = self._painter.reset(seed=chosen)[0][0, 0]
+        return observation[0], {"lives": int(info["lives"][0])}
+
+    def step(self, action: Any) -> tuple[NDArray[np.uint8], float, bool, bool, dict[str, Any]]:
+        """Both take the same action."""
+        actions = np.array([action], np.int64)
+        observation, reward, terminated, truncated, info = self._player.step(actions)
+        self._frame = self._painter.step(actions)[0][0, 0]
+        return (
+            observation[0],
+            float(reward[0]),
+            bool(terminated[0]),
+            bool(truncated[0]),
+            {"lives": int(info["lives"][0])},
+        )
+
+    def render(self) -> NDArray[np.uint8]:
+        """The screen after the last step."""
+        return self._frame.copy()
+
+
+class MinAtarScreen(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """MinAtar draws with seaborn, which is not among our dependencies; here every channel has its colour."""
+
+    render_mode = "rgb_array"  # type: ignore[assignment]
+
+    def render(self) -> Any:
+        """The board, the upper channels over the lower ones."""
+        board = np.asarray(self.unwrapped.game.state())
+        hue = np.linspace(0.0, 2.0 * np.pi, board.shape[-1], endpoint=False)
+        palette = 140 + 110 * np.stack([np.cos(hue), np.cos(hue - 2.1), np.cos(hue + 2.1)], axis=1)
+        top = (board * (1 + np.arange(board.shape[-1]))).max(-1)
+        pixels = np.concatenate([np.zeros((1, 3)), palette])[top].astype(np.uint8)
+        return pixels.repeat(16, axis=0).repeat(16, axis=1)

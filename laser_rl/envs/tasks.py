@@ -1,0 +1,259 @@
+"""Three small tasks whose answers are known, stepped as arrays: hundreds of thousands of steps a second on one core.
+
+An episode is a function of its seed and its actions. `Catch` and `DeepSea` follow bsuite (Osband et al., 2020), `TMaze` Bakker (2002).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from laser_rl.envs.records import DiscreteActions, EnvironmentSpec, ObservationSpec
+from laser_rl.errors import ConfigError
+
+Array = NDArray[np.generic]
+Ints = NDArray[np.int64]
+LEFT, RIGHT = 1, 2  # in a TMaze
+Positions = Mapping[str, Ints]  # what an episode is, one entry a slot
+
+
+class Outcome(NamedTuple):
+    """What a step of n slots led to."""
+
+    positions: Positions
+    reward: NDArray[np.float32]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+
+
+class Task(Protocol):
+    """The rules of a task, for any number of slots at once."""
+
+    @property
+    def spec(self) -> EnvironmentSpec:
+        """What an agent has to know."""
+
+    @property
+    def optimal_return(self) -> float:
+        """Of the best policy, on average."""
+
+    @property
+    def random_return(self) -> float:
+        """Of uniformly random actions, on average."""
+
+    def begin(self, seed: Ints) -> Positions:
+        """The first positions of episodes with these seeds."""
+
+    def advance(self, positions: Positions, action: Ints) -> Outcome:
+        """One step."""
+
+    def observe(self, positions: Positions) -> Array:
+        """What is seen there."""
+
+    def draw(self, positions: Positions) -> NDArray[np.float32]:
+        """The first slot as a board of cells, for people."""
+
+
+@dataclass(frozen=True)
+class Catch:
+    """A ball falls from a random column; be under it. Actions: left, stay, right; ±1 at the end.
+
+    >>> Catch().optimal_return, round(Catch().random_return, 3)
+    (1.0, -0.6)
+    """
+
+    rows: int = 10
+    columns: int = 5
+    image: bool = False
+
+    @property
+    def spec(self) -> EnvironmentSpec:
+        """Board as one-hot pixels: the ball and the paddle."""
+        return EnvironmentSpec(
+            "laser/Catch", _board_spec(self.rows, self.columns, image=self.image), DiscreteActions(3)
+        )
+
+    @property
+    def optimal_return(self) -> float:
+        """Every ball can be caught if the paddle has time to reach the wall."""
+        return 1.0 if self.rows - 1 >= self.columns // 2 else float("nan")
+
+    @property
+    def random_return(self) -> float:
+        """The ball's column is uniform whatever the paddle does, so each is right with 1 / columns."""
+        return 2.0 / self.columns - 1.0
+
+    def begin(self, seed: Ints) -> Positions:
+        """The seed decides the ball's column."""
+        middle = np.full(seed.shape, self.columns // 2, np.int64)
+        return {"ball": seed % self.columns, "row": np.zeros_like(seed), "paddle": middle}
+
+    def advance(self, positions: Positions, action: Ints) -> Outcome:
+        """The paddle moves, the ball falls by one row."""
+        paddle = np.clip(positions["paddle"] + action - 1, 0, self.columns - 1)
+        row = positions["row"] + 1
+        ended = row == self.rows - 1
+        reward = np.where(ended, np.where(paddle == positions["ball"], 1.0, -1.0), 0.0).astype(np.float32)
+        return Outcome({"ball": positions["ball"], "row": row, "paddle": paddle}, reward, ended, np.zeros_like(ended))
+
+    def observe(self, positions: Positions) -> Array:
+        """Two ones on an empty board."""
+        n = len(positions["row"])
+        board = np.zeros((n, self.rows, self.columns), np.uint8 if self.image else np.float32)
+        every = np.arange(n)
+        board[every, positions["row"], positions["ball"]] = 1
+        board[every, self.rows - 1, positions["paddle"]] = 1
+        return board[:, np.newaxis] if self.image else board.reshape(n, -1)
+
+    def draw(self, positions: Positions) -> NDArray[np.float32]:
+        """As it is seen."""
+        return np.asarray(self.observe(positions)[0], np.float32).reshape(self.rows, self.columns)
+
+
+@dataclass(frozen=True)
+class DeepSea:
+    """Fall one row a step; only N times "right" reaches the treasure, and each "right" costs 0.01/N. Exploration is all.
+
+    With `randomize`, which of the two actions means right differs from cell to cell, by a fixed mask.
+
+    >>> DeepSea(10).optimal_return
+    0.99
+    """
+
+    size: int = 10
+    randomize: bool = True
+    mask_seed: int = 42
+    image: bool = False
+    _mask: NDArray[np.int64] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ConfigError(f"expected a DeepSea of size 1 or more, got {self.size}; use e.g. laser/DeepSea-10")
+        mask = np.random.default_rng(self.mask_seed).integers(0, 2, (self.size, self.size))
+        object.__setattr__(self, "_mask", mask if self.randomize else np.ones_like(mask))
+
+    @property
+    def spec(self) -> EnvironmentSpec:
+        """Board as one-hot pixels: where the diver is; empty when the bottom is reached."""
+        return EnvironmentSpec(
+            f"laser/DeepSea-{self.size}", _board_spec(self.size, self.size, image=self.image), DiscreteActions(2)
+        )
+
+    @property
+    def optimal_return(self) -> float:
+        """Right, always."""
+        return 0.99
+
+    @property
+    def random_return(self) -> float:
+        """Half of the costs, and the treasure once in 2ᴺ."""
+        return 2.0**-self.size - 0.005
+
+    def right(self, row: Ints, column: Ints) -> Ints:
+        """The action that means "right" in these cells."""
+        return self._mask[row, column]
+
+    def begin(self, seed: Ints) -> Positions:
+        """Always the corner."""
+        return {"row": np.zeros_like(seed), "column": np.zeros_like(seed)}
+
+    def advance(self, positions: Positions, action: Ints) -> Outcome:
+        """Left or right, and down."""
+        row, column = positions["row"], positions["column"]
+        right = action == self._mask[row, column]
+        treasure = right & (column == self.size - 1)  # only the last row's corner can be reached that far right
+        reward = (treasure - right * (0.01 / self.size)).astype(np.float32)
+        column = np.clip(column + np.where(right, 1, -1), 0, self.size - 1)
+        ended = row + 1 == self.size
+        return Outcome({"row": row + 1, "column": column}, reward, ended, np.zeros_like(ended))
+
+    def observe(self, positions: Positions) -> Array:
+        """One one, none below the bottom."""
+        n, row = len(positions["row"]), positions["row"]
+        board = np.zeros((n, self.size, self.size), np.uint8 if self.image else np.float32)
+        inside = np.flatnonzero(row < self.size)
+        board[inside, row[inside], positions["column"][inside]] = 1
+        return board[:, np.newaxis] if self.image else board.reshape(n, -1)
+
+    def draw(self, positions: Positions) -> NDArray[np.float32]:
+        """As it is seen."""
+        return np.asarray(self.observe(positions)[0], np.float32).reshape(self.size, self.size)
+
+
+@dataclass(frozen=True)
+class TMaze:
+    """A cue on the first row says which way to turn at the end of a corridor, where nothing shows it any more. Memory is all.
+
+    Actions: on, left, right. The turn gives +1 or −1; turns in the corridor and walking into the end do nothing, and after
+    `3·length + 3` steps the episode is truncated with 0.
+
+    >>> TMaze(10).optimal_return
+    1.0
+    """
+
+    length: int = 10
+
+    def __post_init__(self) -> None:
+        if self.length < 1:
+            raise ConfigError(
+                f"expected a TMaze with a corridor of 1 or more, got {self.length}; use e.g. laser/TMaze-10"
+            )
+
+    @property
+    def spec(self) -> EnvironmentSpec:
+        """Seen: cue left, cue right, corridor, junction."""
+        return EnvironmentSpec(f"laser/TMaze-{self.length}", ObservationSpec((4,)), DiscreteActions(3))
+
+    @property
+    def most_steps(self) -> int:
+        """Steps to the truncation."""
+        return 3 * self.length + 3
+
+    @property
+    def optimal_return(self) -> float:
+        """Turn as the cue said."""
+        return 1.0
+
+    @property
+    def random_return(self) -> float:
+        """Left and right are equally likely, and so are their rewards. Nor is more to be had without memory."""
+        return 0.0
+
+    def begin(self, seed: Ints) -> Positions:
+        """The seed decides the cue."""
+        return {"cue": LEFT + seed % 2, "place": np.zeros_like(seed), "step": np.zeros_like(seed)}
+
+    def advance(self, positions: Positions, action: Ints) -> Outcome:
+        """On, or a turn."""
+        place, step = positions["place"], positions["step"] + 1
+        at_junction = place == self.length
+        turned = at_junction & (action > 0)
+        reward = np.where(turned, np.where(action == positions["cue"], 1.0, -1.0), 0.0).astype(np.float32)
+        place = np.minimum(place + (action == 0), self.length)
+        return Outcome(
+            {"cue": positions["cue"], "place": place, "step": step}, reward, turned, ~turned & (step >= self.most_steps)
+        )
+
+    def observe(self, positions: Positions) -> Array:
+        """The cue at the very start only."""
+        place, start = positions["place"], positions["step"] == 0
+        seen = (
+            start & (positions["cue"] == LEFT),
+            start & (positions["cue"] == RIGHT),
+            place < self.length,
+            place == self.length,
+        )
+        return np.stack(seen, axis=1).astype(np.float32)
+
+    def draw(self, positions: Positions) -> NDArray[np.float32]:
+        """The corridor in the middle; the cue above or below its start while it shows."""
+        board = np.zeros((3, self.length + 1), np.float32)
+        board[1, positions["place"][0]] = 1
+        board[0, 0], board[2, 0] = self.observe(positions)[0, :2]
+        return board
+
+
+def _board_spec(rows: int, columns: int, *, image: bool) -> ObservationSpec:
+    return ObservationSpec((1, rows, columns), "uint8") if image else ObservationSpec((rows * columns,))

@@ -1,0 +1,119 @@
+"""Returns as honest numbers: mean, interquartile mean, and bootstrap intervals."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from laser_rl.types import Episode
+
+_CUT = 0.25  # the interquartile mean leaves out a quarter at each end
+_LEVEL = 0.95
+_RESAMPLES = 2000
+
+
+@dataclass(frozen=True, repr=False)
+class EvalResult:
+    """What a number of episodes came to. `ci95` is the bootstrap interval of the mean."""
+
+    episodes: int
+    mean: float
+    median: float
+    iqm: float
+    ci95: tuple[float, float]
+    std: float  # of single episodes, not of the mean; 0 for one
+    minimum: float
+    maximum: float
+    returns: tuple[float, ...]
+    length_mean: float  # NaN where lengths are not known
+
+    def __repr__(self) -> str:
+        low, high = self.ci95
+        return f"EvalResult(mean={self.mean:.1f}, iqm={self.iqm:.1f}, ci95=({low:.1f}, {high:.1f}))"
+
+
+class Aggregate(NamedTuple):
+    """An interquartile mean over runs and tasks with its interval."""
+
+    iqm: float
+    ci95: tuple[float, float]
+
+
+def summarise(returns: Sequence[float], *, lengths: Sequence[int] | None = None, seed: int = 0) -> EvalResult:
+    """The statistics of episodes; the same for the same returns and seed.
+
+    >>> summarise([490.0, 500.0, 500.0, 500.0])
+    EvalResult(mean=497.5, iqm=500.0, ci95=(492.5, 500.0))
+    >>> summarise([7.0])
+    EvalResult(mean=7.0, iqm=7.0, ci95=(7.0, 7.0))
+    """
+    from scipy.stats import trim_mean  # type: ignore[import-untyped]  # noqa: PLC0415 - a second to import
+
+    values = np.asarray(returns, dtype=np.float64)
+    if values.ndim != 1 or values.size == 0:
+        raise ValueError(f"returns have shape {values.shape}, expected at least one number")
+    if lengths is not None and len(lengths) != values.size:
+        raise ValueError(f"{len(lengths)} lengths for {values.size} returns, expected as many")
+    return EvalResult(
+        episodes=values.size,
+        mean=float(values.mean()),
+        median=float(np.median(values)),
+        iqm=float(trim_mean(values, _CUT)),
+        ci95=_interval((values,), _mean, seed),
+        std=float(values.std(ddof=1)) if values.size > 1 else 0.0,
+        minimum=float(values.min()),
+        maximum=float(values.max()),
+        returns=tuple(values.tolist()),
+        length_mean=math.nan if lengths is None else float(np.mean(lengths)),
+    )
+
+
+def summarise_episodes(episodes: Sequence[Episode], *, seed: int = 0) -> EvalResult:
+    """The statistics of what `rollout` played.
+
+    >>> summarise_episodes([Episode(slot=0, length=9, raw_return=9.0)]).length_mean
+    9.0
+    """
+    returns, lengths = [one.raw_return for one in episodes], [one.length for one in episodes]
+    return summarise(returns, lengths=lengths, seed=seed)
+
+
+def stratified_iqm(scores: ArrayLike, *, seed: int = 0) -> Aggregate:
+    """The interquartile mean of scores [runs, tasks] over all of them; the bootstrap draws runs anew within each task.
+
+    >>> aggregate = stratified_iqm([[0.0, 10.0], [1.0, 11.0], [2.0, 12.0], [3.0, 13.0]])
+    >>> aggregate.iqm, aggregate.ci95[0] <= 6.5 <= aggregate.ci95[1]
+    (6.5, True)
+    """
+    table = np.asarray(scores, dtype=np.float64)
+    if table.ndim != 2 or table.size == 0:  # noqa: PLR2004
+        raise ValueError(f"scores have shape {table.shape}, expected [runs, tasks]")
+    tasks = tuple(table.T)
+    return Aggregate(float(_pooled_iqm(*tasks)), _interval(tasks, _pooled_iqm, seed))
+
+
+def _mean(sample: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
+    return np.asarray(sample.mean(axis))
+
+
+def _pooled_iqm(*tasks: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
+    from scipy.stats import trim_mean  # noqa: PLC0415
+
+    return np.asarray(trim_mean(np.concatenate(tasks, axis=axis), _CUT, axis=axis))
+
+
+def _interval(samples: tuple[NDArray[np.float64], ...], statistic: object, seed: int) -> tuple[float, float]:
+    """The percentile bootstrap interval; samples are drawn from one by one. It collapses where there is nothing to draw from."""
+    from scipy.stats import bootstrap  # noqa: PLC0415
+
+    if all(np.ptp(sample) == 0 for sample in samples):
+        value = float(statistic(*samples))  # type: ignore[operator]
+        return value, value
+    found = bootstrap(
+        samples, statistic, n_resamples=_RESAMPLES, confidence_level=_LEVEL, method="percentile", vectorized=True, batch=100,
+        random_state=np.random.default_rng(seed),  # called `rng` from SciPy 1.15 on, which takes both
+    ).confidence_interval  # fmt: skip
+    return float(found.low), float(found.high)

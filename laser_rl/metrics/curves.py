@@ -1,0 +1,139 @@
+"""Pictures of what was learned: returns over steps, several runs with their mean and range."""
+
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from laser_rl.errors import ConfigError
+from laser_rl.metrics.log import read
+from laser_rl.metrics.sink import Row
+from laser_rl.metrics.window import EpisodeWindow
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Curve = tuple[NDArray[np.float64], NDArray[np.float64]]  # steps, values
+_GRID = 400
+
+
+def curve(rows: Sequence[Row], name: str) -> Curve:
+    """The finite numbers called `name` in the training rows, over steps.
+
+    >>> steps, values = curve([{"kind": "train", "step": 10, "kl": 0.5}, {"kind": "train", "step": 20, "kl": float("nan")}], "kl")
+    >>> steps.tolist(), values.tolist()
+    ([10.0], [0.5])
+    """
+    pairs = [(row["step"], row[name]) for row in rows if row["kind"] == "train" and _finite(row.get(name))]
+    return _arrays(pairs)
+
+
+def returns(rows: Sequence[Row]) -> Curve:
+    """Mean return of the last 100 episodes over steps: as the run reported it, else from its episodes.
+
+    >>> steps, values = returns([{"kind": "episode", "step": 10, "return": 1.0}, {"kind": "episode", "step": 20, "return": 2.0}])
+    >>> values.tolist()
+    [1.0, 1.5]
+    """
+    reported = curve(rows, "return_mean")
+    if len(reported[0]):
+        return reported
+    window, pairs = EpisodeWindow(100), []
+    for row in rows:
+        if row["kind"] == "episode" and _finite(row.get("return")):
+            window.add(float(row["return"]))
+            pairs.append((row["step"], window.numbers()["return_mean"]))
+    return _arrays(pairs)
+
+
+def band(curves: Sequence[Curve]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Curves on common steps, where all of them have numbers: steps [n] and values [runs, n].
+
+    >>> first = (np.array([0.0, 10.0]), np.array([0.0, 10.0]))
+    >>> second = (np.array([5.0, 20.0]), np.array([0.0, 15.0]))
+    >>> steps, values = band([first, second])
+    >>> steps[[0, -1]].tolist(), values[:, -1].tolist()
+    ([5.0, 10.0], [10.0, 5.0])
+    """
+    start, stop = max(steps[0] for steps, _ in curves), min(steps[-1] for steps, _ in curves)
+    if stop < start:
+        return np.empty(0), np.empty((len(curves), 0))
+    grid = np.linspace(start, stop, _GRID)
+    return grid, np.stack([np.interp(grid, steps, values) for steps, values in curves])
+
+
+def plot_returns(runs: Sequence[str | Path | Sequence[Row]], path: str | Path, *, title: str = "") -> Path:
+    """Draw the training returns of run directories (or of their rows) over steps as a PNG.
+
+    >>> import tempfile
+    >>> rows = [{"kind": "train", "step": step, "update": 0, "return_mean": step / 10} for step in range(0, 100, 10)]
+    >>> plot_returns([rows, rows], Path(tempfile.mkdtemp()) / "returns.png").read_bytes()[1:4]
+    b'PNG'
+    """
+    all_rows = [read(run) if isinstance(run, str | Path) else run for run in runs]
+    curves = [found for rows in all_rows if len((found := returns(rows))[0])]
+    if not curves:
+        raise ConfigError(f"expected at least one finished episode, got none in {len(runs)} runs; train for longer")
+    figure = _figure()
+    axes = figure.subplots()
+    for steps, values in curves:
+        axes.plot(steps, values, color="C0", linewidth=1, alpha=1.0 if len(curves) == 1 else 0.35)
+    if len(curves) > 1:
+        grid, values = band(curves)
+        if len(grid):
+            axes.plot(grid, values.mean(0), color="C0", linewidth=2, label=f"mean of {len(curves)} runs")
+            axes.fill_between(
+                grid, values.min(0), values.max(0), color="C0", alpha=0.15, linewidth=0, label="lowest to highest"
+            )
+            axes.legend(frameon=False)
+    _label(axes, "mean return of the last 100 episodes", title)
+    Path(path).write_bytes(_png(figure))
+    return Path(path)
+
+
+def picture(rows: Sequence[Row], names: Sequence[str], label: str) -> bytes | None:
+    """A PNG of training numbers over steps; None if there are none."""
+    curves = {name: returns(rows) if name == "return_mean" else curve(rows, name) for name in names}
+    if not any(len(steps) for steps, _ in curves.values()):
+        return None
+    figure = _figure()
+    axes = figure.subplots()
+    for name, (steps, values) in curves.items():
+        axes.plot(steps, values, linewidth=1.2, label=name)
+    if len(names) > 1:
+        axes.legend(frameon=False)
+    _label(axes, label, "")
+    return _png(figure)
+
+
+def _figure() -> "Figure":
+    # Not pyplot: no window system is looked for, and nothing is kept in a global list.
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    return Figure(figsize=(6.4, 3.6), dpi=110, layout="constrained")
+
+
+def _label(axes: Any, label: str, title: str) -> None:
+    axes.set_xlabel("steps")
+    axes.set_ylabel(label)
+    axes.set_title(title.replace("$", r"\$"))
+    axes.grid(visible=True, alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _png(figure: "Figure") -> bytes:
+    buffer = BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, int | float) and bool(np.isfinite(value))
+
+
+def _arrays(pairs: Sequence[tuple[Any, Any]]) -> Curve:
+    array = np.asarray(pairs, dtype=np.float64).reshape(-1, 2)
+    return array[:, 0], array[:, 1]

@@ -1,0 +1,119 @@
+"""How numbers are written for people: which rows the progress table has, and the text of each."""
+
+from collections.abc import Callable, Mapping
+
+from laser_rl.metrics.sink import Value
+
+_KILO, _KIBI = 1000, 1024
+Text = Callable[[Mapping[str, Value]], str]
+
+
+def count(number: float) -> str:
+    """A whole number with separators.
+
+    >>> count(1234567.0)
+    '1,234,567'
+    """
+    return f"{number:,.0f}"
+
+
+def short(number: float) -> str:
+    """About three digits.
+
+    >>> [short(number) for number in (0, 0.012345, 3.14159, 512.34, 12345.6, 2.5e-7, float("nan"))]
+    ['0', '0.0123', '3.14', '512', '12,346', '2.5e-07', 'nan']
+    """
+    return f"{number:,.0f}" if _KILO <= abs(number) < float("inf") else f"{number:.3g}"
+
+
+def share(number: float) -> str:
+    """A share as a percentage.
+
+    >>> share(0.875)
+    '87.5 %'
+    """
+    return f"{100 * number:.1f} %"
+
+
+def size(number: float) -> str:
+    """Bytes.
+
+    >>> size(1_610_612_736)
+    '1.5 GiB'
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if number < _KIBI:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= _KIBI
+    return f"{number:.1f} TiB"
+
+
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds.
+
+    >>> duration(3725)
+    '1:02:05'
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+def number(values: Mapping[str, Value], name: str) -> float | None:
+    """The number of that name, if there is one."""
+    value = values.get(name)
+    return None if value is None or isinstance(value, str) else float(value)
+
+
+def _one(name: str, form: Callable[[float], str], unit: str = "") -> Text:
+    def text(values: Mapping[str, Value]) -> str:
+        found = number(values, name)
+        return "" if found is None else form(found) + unit
+
+    return text
+
+
+def _replay_share(values: Mapping[str, Value]) -> str:
+    online, replayed = number(values, "online_unrolls"), number(values, "replayed_unrolls")
+    if online is None or replayed is None:
+        return ""
+    return f"{replayed:.0f} of {online + replayed:.0f}"
+
+
+ENTRIES: dict[str, Text] = {
+    "return": _one("return_mean", short),
+    "best": _one("return_best", short),
+    "episodes": _one("episodes", count),
+    "steps/s": _one("steps_per_second", count),
+    "updates/s": _one("updates_per_second", short),
+    "replayed": _replay_share,
+    "trusted": _one("acceptance", share),
+    "KL": _one("kl", short),
+    "rho clipped": _one("rho_clipped", share),
+    "c clipped": _one("c_clipped", share),
+    "entropy": _one("entropy", short),
+    "policy loss": _one("policy_loss", short),
+    "value loss": _one("value_loss", short),
+    "gradient norm": _one("gradient_norm", short),
+    "learning rate": _one("learning_rate", short),
+    "policy lag": _one("lag_updates", short, " updates"),
+    "replay": _one("replay_fill", share, " full"),
+    "replay age": _one("replay_age_updates", short, " updates"),
+    "replay size": _one("replay_bytes", size),
+    "memory": _one("memory_bytes", size),
+    "skipped updates": _one("skipped_updates", count),
+    "restarts": _one("environment_restarts", count),
+}
+# A line has room for less; the rest is in metrics.jsonl.
+LINE = (
+    "step", "update", "left", "return", "best", "steps/s", "updates/s", "replayed", "trusted", "KL", "rho clipped", "c clipped",
+    "entropy", "policy lag", "replay", "replay age", "replay size", "memory", "skipped updates", "restarts",
+)  # fmt: skip
+
+
+def texts(values: Mapping[str, Value]) -> dict[str, str]:
+    """The entries of the table for which there are numbers.
+
+    >>> texts({"acceptance": 0.5, "online_unrolls": 1, "replayed_unrolls": 7, "name": "x"})
+    {'replayed': '7 of 8', 'trusted': '50.0 %'}
+    """
+    return {label: text for label, entry in ENTRIES.items() if (text := entry(values))}

@@ -1,0 +1,134 @@
+"""Environments that tell on whoever mixes up their rows, and the witness who listens."""
+
+import time
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+PRIME = 65_521
+WIDTH = 64
+
+
+def expected_observation(seed, t, total):
+    """Every entry depends on the episode, the step and all actions so far: one foreign byte shows."""
+    head = [seed >> 16, seed & 0xFFFF, t, total]
+    check = (seed % PRIME + 7919 * t + 31 * total) % PRIME
+    return np.array([*head, *((check + index) % PRIME for index in range(WIDTH - len(head)))], np.float32)
+
+
+def total_after(total, action):
+    return (total * 31 + int(action) + 1) % PRIME
+
+
+class Telltale(gymnasium.Env):
+    """Episodes of 5 to 24 steps by their seed, every third one truncated."""
+
+    observation_space = spaces.Box(0, PRIME, (WIDTH,), np.float32)
+    action_space = spaces.Discrete(3)
+
+    def __init__(self, hang_in_step=None, hang_in_reset=None, raise_with=0.0, pause_s=0.0, hang_s=1000.0):
+        self._hang_in_step, self._hang_in_reset = hang_in_step, hang_in_reset
+        self._raise_with, self._pause_s, self._hang_s = raise_with, pause_s, hang_s
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._hang_once(self._hang_in_reset)
+        self._seed, self._t, self._total = seed, 0, 0
+        return expected_observation(seed, 0, 0), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        self._hang_once(self._hang_in_step)
+        time.sleep(self._pause_s)
+        if self.np_random.random() < self._raise_with:
+            raise RuntimeError(f"the telltale stumbled at step {self._t}")
+        self._t, self._total = self._t + 1, total_after(self._total, action)
+        ended = self._t == 5 + self._seed % 20
+        truncated = ended and self._seed % 3 == 0
+        observation = expected_observation(self._seed, self._t, self._total)
+        return observation, float(self._t), ended and not truncated, truncated, {}
+
+    def _hang_once(self, marker):
+        if marker and Path(marker).exists():
+            Path(marker).unlink()
+            time.sleep(self._hang_s)
+
+
+class Witness:
+    """Follows every slot's stream row by row and knows what the next one has to be."""
+
+    def __init__(self, slots):
+        self.state = [None] * slots  # (episode, seed, t, total, ended)
+        self.restarts = self.episodes = self.rows = 0
+
+    def hear(self, rows, actions):
+        """`actions`: by slot, the last one sent."""
+        assert len(set(rows.slots.tolist())) == len(rows.slots)
+        for index, slot in enumerate(rows.slots.tolist()):
+            self._hear_one(slot, type(rows)(*(field[index] for field in rows)), actions[slot])
+
+    def _hear_one(self, slot, row, action):
+        before, self.rows = self.state[slot], self.rows + 1
+        if row.is_first:
+            assert before is None or row.episode > before[0]
+            assert before is None or before[4] or row.restarted
+            assert not (before is not None and before[4] and row.restarted)
+            assert row.reward == 0
+            assert not (row.terminated or row.truncated)
+            self.restarts += bool(row.restarted)
+            t, total = 0, 0
+        else:
+            assert not row.restarted
+            assert before is not None
+            assert not before[4]
+            assert (row.episode, row.seed) == before[:2]
+            t, total = before[2] + 1, total_after(before[3], action)
+            assert row.reward == t
+        np.testing.assert_array_equal(row.observation, expected_observation(int(row.seed), t, total))
+        ended = t == 5 + int(row.seed) % 20
+        assert (bool(row.terminated), bool(row.truncated)) == (
+            ended and row.seed % 3 != 0,
+            ended and row.seed % 3 == 0,
+        )
+        self.episodes += ended
+        self.state[slot] = (row.episode, row.seed, t, total, ended)
+
+
+def drive(envs, witness, steps, rng, *, before_step=lambda number: None, rows=None):
+    """Random actions for `steps` calls; every row goes to the witness. Returns the last rows."""
+    actions = np.zeros(envs.slots, np.int64)
+    if rows is None:
+        rows = envs.reset()
+        witness.hear(rows, actions)
+    for number in range(steps):
+        before_step(number)
+        actions[rows.slots] = rng.integers(3, size=rows.slots.size)
+        rows = envs.step(rows.slots, actions[rows.slots])
+        assert rows.slots.size
+        witness.hear(rows, actions)
+    return rows
+
+
+class Scripted(gymnasium.Env):
+    """Returns whatever it is told to, after some good steps."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, space=None, reset=None, step=None, good_steps=3, later=None):
+        self.observation_space = space if space is not None else spaces.Box(-1, 1, (2,), np.float32)
+        self._reset, self._step, self._good, self._later = reset, step, good_steps, later
+        self._t = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        self._t = 0
+        return self._reset(self) if self._reset else (self.observation_space.sample(), {})
+
+    def step(self, action):
+        self._t += 1
+        if self._step and self._t > self._good:
+            return self._step(self)
+        return self.observation_space.sample(), 1.0, False, False, {}

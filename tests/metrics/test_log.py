@@ -1,0 +1,178 @@
+"""metrics.jsonl: nothing is lost but half a line, void rows go, and equal runs have equal hashes."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from laser_rl.metrics import MetricsLog, read, read_from, rows_hash
+from laser_rl.metrics.log import FILE, valid
+
+VALUES = st.dictionaries(
+    st.text(min_size=1).filter(lambda name: name not in {"kind", "step", "update", "time"}),
+    st.floats(width=64) | st.integers(-(2**53), 2**53) | st.text().filter(lambda text: text not in {"nan", "inf", "-inf"}),
+    max_size=4,
+)  # fmt: skip
+
+
+def same(a, b):
+    return a == b or (isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b))
+
+
+@given(rows=st.lists(VALUES, max_size=5))
+def test_every_value_comes_back(tmp_path_factory, rows):
+    run_dir = tmp_path_factory.mktemp("run")
+    with MetricsLog(run_dir) as log:
+        for number, values in enumerate(rows):
+            log.write("train", 10 * number, number, values)
+    found = read(run_dir)
+    assert [(row["step"], row["update"]) for row in found] == [(10 * n, n) for n in range(len(rows))]
+    for row, values in zip(found, rows, strict=True):
+        assert row.keys() - {"kind", "step", "update", "time"} == values.keys()
+        assert all(same(row[name], value) for name, value in values.items())
+
+
+def test_each_line_is_strict_json_also_for_what_json_does_not_know(tmp_path):
+    with MetricsLog(tmp_path) as log:
+        log.write("train", np.int64(1), 1, {"a": math.nan, "b": -math.inf, "c": np.float32(0.5), "d": torch.tensor(2.0), "e": np.int32(3)})  # fmt: skip
+
+    def refuse(name):
+        raise AssertionError(name)
+
+    row = json.loads((tmp_path / FILE).read_text(), parse_constant=refuse)
+    assert (row["a"], row["b"], row["c"], row["d"], row["e"]) == ("nan", "-inf", 0.5, 2.0, 3)
+
+
+def test_names_that_every_row_has_are_refused(tmp_path):
+    with MetricsLog(tmp_path) as log, pytest.raises(ValueError, match="step"):
+        log.write("train", 1, 1, {"step": 3})
+
+
+def test_a_torn_last_line_is_left_out_and_spoils_no_later_one(tmp_path):
+    with MetricsLog(tmp_path) as log:
+        for number in range(3):
+            log.write("train", number, number, {"x": number})
+    whole = (tmp_path / FILE).read_bytes()
+    last = whole[:-1].rfind(b"\n") + 1
+    for cut in range(last, len(whole)):
+        (tmp_path / FILE).write_bytes(whole[:cut])
+        assert [row["x"] for row in read(tmp_path)] == [0, 1]
+        with MetricsLog(tmp_path) as log:
+            log.write("train", 9, 9, {"x": 9})
+        found = [row["x"] for row in read(tmp_path)]
+        assert found == ([0, 1, 2, 9] if cut == len(whole) - 1 else [0, 1, 9])
+
+
+def test_a_full_disk_is_said_and_the_next_row_is_whole(tmp_path, monkeypatch):
+    log, write = MetricsLog(tmp_path), os.write
+    log.write("train", 1, 1, {})
+    monkeypatch.setattr(os, "write", lambda handle, data: write(handle, data[:9]))
+    with pytest.raises(OSError, match="No space left"):
+        log.write("train", 2, 2, {})
+    monkeypatch.undo()
+    log.write("train", 3, 3, {})
+    log.close()
+    assert [row["step"] for row in read(tmp_path)] == [1, 3]
+
+
+def test_a_reader_beside_a_writer_sees_each_row_once_and_whole(tmp_path):
+    code = """
+import sys
+from laser_rl.metrics import MetricsLog
+with MetricsLog(sys.argv[1]) as log:
+    for n in range(3000):
+        log.write("train", n, n, {"text": "x" * (n % 700)})
+"""
+    writer = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
+    rows, offset, deadline = [], 0, time.monotonic() + 60
+    while len(rows) < 3000:
+        assert time.monotonic() < deadline
+        new, offset = read_from(tmp_path / FILE, offset)
+        rows += new
+    assert writer.wait(timeout=30) == 0
+    assert [row["step"] for row in rows] == list(range(3000))
+    assert all(len(row["text"]) == row["step"] % 700 for row in rows)
+
+
+def test_a_killed_writer_loses_no_row_that_it_has_written(tmp_path):
+    code = """
+import sys
+from laser_rl.metrics import MetricsLog
+log = MetricsLog(sys.argv[1])
+for n in range(10**9):
+    log.write("train", n, n, {})
+    print(n, flush=True)
+"""
+    writer = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    for _ in range(200):
+        seen = int(writer.stdout.readline())
+    writer.send_signal(signal.SIGKILL)
+    rest = [int(line) for line in writer.stdout.read().split("\n") if line]
+    writer.wait(timeout=30)
+    writer.stdout.close()
+    assert len(read(tmp_path)) >= max([seen, *rest[:-1]]) + 1
+
+
+def train(log, updates, steps_each=10):
+    """A little run: acting, an episode each third update, learning, evaluation each fifth."""
+    for update in updates:
+        if update % 3 == 0:
+            log.write("episode", update * steps_each - 4, update - 1, {"return": update * 0.5, "length": 7})
+        log.write("train", update * steps_each, update, {"kl": update / 7, "steps_per_second": time.perf_counter()})
+        if update % 5 == 0:
+            log.write(
+                "evaluation", update * steps_each, update, {"mean": update, "duration_seconds": time.perf_counter()}
+            )
+
+
+@pytest.mark.parametrize("died_after", range(6, 13))
+def test_a_resumed_run_has_the_hash_of_an_uninterrupted_one(tmp_path, died_after):
+    with MetricsLog(tmp_path / "whole") as log:
+        train(log, range(1, 16))
+    with MetricsLog(tmp_path / "resumed") as log:
+        train(log, range(1, died_after + 1))
+        # Acting goes on after the checkpoint: this episode has the update of the checkpoint, and a later step.
+        log.write("episode", died_after * 10 + 6, died_after, {"return": 1.5, "length": 7})
+    with MetricsLog(tmp_path / "resumed") as log:
+        log.resumed(60, 6)
+        train(log, range(7, 16))
+    assert rows_hash(tmp_path / "whole") == rows_hash(tmp_path / "resumed")
+    assert [row["step"] for row in read(tmp_path / "resumed", ["event"])] == [60]
+
+
+@pytest.mark.parametrize("change", [{"kl": 0.5}, {"step": 31}, {"kind": "episode"}, {"new": 1}])
+def test_the_hash_sees_every_number_but_not_the_clock(tmp_path, change):
+    row = {"kind": "train", "step": 30, "update": 3, "time": 1.0, "kl": 0.1, "steps_per_second": 5.0, "memory_bytes": 7}
+    hashes = []
+    for number, fields in enumerate(
+        [row, row | {"time": 2.0, "steps_per_second": 6.0, "memory_bytes": 8}, row | change]
+    ):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / FILE).write_text(json.dumps(fields) + "\n")
+        hashes.append(rows_hash(tmp_path / str(number)))
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_resuming_twice_voids_what_each_time_came_after():
+    def row(update):
+        return {"kind": "train", "step": update, "update": update}
+
+    def mark(update):
+        return {"kind": "event", "event": "resumed", "step": update, "update": update}
+
+    rows = [row(1), row(2), row(3), mark(2), row(3), row(4), mark(1), row(2)]
+    assert valid(rows) == [row(1), mark(2), mark(1), row(2)]
+
+
+def test_no_file_has_no_rows(tmp_path):
+    assert read(tmp_path) == []
+    assert read_from(tmp_path / FILE, 7) == ([], 7)

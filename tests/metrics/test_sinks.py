@@ -1,0 +1,176 @@
+"""What the terminal and TensorBoard show, and running numbers."""
+
+import re
+import subprocess
+import sys
+import warnings
+from io import StringIO
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console as Terminal
+
+from laser_rl.metrics import EpisodeWindow, Rates, display, memory_bytes
+from laser_rl.metrics.console import Console
+from laser_rl.metrics.tensorboard import TensorBoardLog
+
+ALL = {
+    "return_mean": 123.4, "return_best": 500.0, "episodes": 321, "steps_per_second": 15000.0, "updates_per_second": 93.2,
+    "online_unrolls": 1, "replayed_unrolls": 7, "acceptance": 0.931, "kl": 0.0123, "rho_clipped": 0.2, "c_clipped": 0.1,
+    "entropy": 0.62, "policy_loss": -0.01, "value_loss": 2.2, "gradient_norm": 40.0, "learning_rate": 6e-4, "lag_updates": 1.3,
+    "replay_fill": 0.7, "replay_age_updates": 1200.0, "replay_bytes": 2**30, "memory_bytes": 2**31, "skipped_updates": 4,
+    "environment_restarts": 9,
+}  # fmt: skip
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def plain(**options):
+    output, clock = StringIO(), Clock()
+    return Console("a [run]", 1000, terminal=Terminal(file=output, width=80), clock=clock, **options), output, clock
+
+
+def live(width=120):
+    output, clock = StringIO(), Clock()
+    terminal = Terminal(
+        file=output, width=width, height=60, force_terminal=True, color_system=None, legacy_windows=False
+    )
+    return Console("a [run]", 1000, terminal=terminal, clock=clock), output, clock
+
+
+def test_a_sign_of_life_before_any_number():
+    assert plain()[1].getvalue() == "a [run]\n"
+    console, output, _ = live()
+    assert "a [run]" in output.getvalue()
+    assert "starting" in output.getvalue()
+    console.close()
+
+
+def test_plain_lines_come_at_once_then_every_few_seconds_and_at_the_end():
+    console, output, clock = plain(every_seconds=5)
+    for second in range(12):
+        clock.now = float(second)
+        console.write("train", 10 * second, second, {"kl": 0.5})
+    assert re.findall(r"step (\d+) of 1,000", output.getvalue()) == ["0", "50", "100"]
+    console.close()
+    console.close()
+    assert re.findall(r"step (\d+) of 1,000", output.getvalue()) == ["0", "50", "100", "110"]
+    assert "\x1b" not in output.getvalue()
+    assert all("KL 0.5" in line for line in output.getvalue().splitlines()[1:])
+
+
+def test_a_live_table_is_drawn_four_times_a_second_at_most():
+    console, output, clock = live()
+    for tick in range(1000):
+        clock.now = tick / 100
+        console.write("train", tick, tick, {"kl": 0.5})
+    drawn = output.getvalue().count("a [run]")
+    assert 30 <= drawn <= 42
+    console.close()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_table_shows_every_number_in_full(width):
+    console, output, _ = live(width)
+    console.write("train", 640, 4, ALL)
+    console.close()
+    last = output.getvalue().rpartition("a [run]")[2]
+    for text in ("640 of 1,000 (64 %)", "123", "500", "321", "15,000", "93.2", "7 of 8", "93.1 %", "0.0123", "20.0 %", "10.0 %", "0.62",
+                 "-0.01", "2.2", "40", "0.0006", "1.3 updates", "70.0 % full", "1,200 updates", "1.0 GiB", "2.0 GiB", " 4 ", " 9 "):  # fmt: skip
+        assert text in last, text
+
+
+def test_what_is_missing_is_not_shown():
+    assert display.texts({"kl": 0.5, "note": "x", "replayed_unrolls": 7}) == {"KL": "0.5"}
+
+
+def test_every_key_has_an_entry():
+    for name in ALL:
+        if name not in {"online_unrolls", "replayed_unrolls"}:
+            assert len(display.texts({name: ALL[name]})) == 1, name
+    assert set(display.LINE) <= {"step", "update", "left", *display.ENTRIES}
+
+
+def test_events_and_evaluations_are_said_when_they_happen_and_nothing_is_markup():
+    console, output, _ = plain()
+    console.write("event", 50, 5, {"event": "resumed", "from": "[bold]x"})
+    console.write("evaluation", 50, 5, {"mean": 498.2, "member": "a"})
+    assert output.getvalue().splitlines()[1:] == [
+        "resumed at step 50: from [bold]x",
+        "evaluation at step 50: mean 498, member a",
+    ]
+
+
+def test_tensorboard_reads_what_was_written(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the reader's, not ours
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: PLC0415
+
+    log = TensorBoardLog(tmp_path)
+    for step in (10, 20, 30):
+        log.write("train", step, step, {"kl": step / 100, "note": "text", "broken": float("nan")})
+    log.write("event", 20, 20, {"event": "resumed"})
+    log.write("train", 30, 30, {"kl": 7.0})
+    log.write("episode", 30, 30, {"return": 5})
+    log.close()
+    log.close()
+    reader = EventAccumulator(str(tmp_path))
+    reader.Reload()
+    assert sorted(reader.Tags()["scalars"]) == ["episode/return", "train/broken", "train/kl"]
+    found = [(event.step, round(event.value, 6)) for event in reader.Scalars("train/kl")]
+    assert found == [(10, 0.1), (20, 0.2), (30, 7.0)]  # the first 30 was void
+
+
+def test_tensorboard_sink_needs_neither_torch_nor_tensorflow_and_does_not_warn(tmp_path):
+    code = f"""
+import sys
+from laser_rl.metrics.tensorboard import TensorBoardLog
+TensorBoardLog({str(tmp_path)!r}).close()
+sys.exit(any(name in sys.modules for name in ("torch", "tensorflow", "scipy")))
+"""
+    result = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@given(returns=st.lists(st.floats(-1e6, 1e6), max_size=30), size=st.integers(1, 8), cut=st.integers(0, 30))
+def test_window_holds_the_last_ones_and_survives_a_round_trip(returns, size, cut):
+    window, other = EpisodeWindow(size), EpisodeWindow(size)
+    for number in returns[:cut]:
+        window.add(number)
+    other.load_state_dict(window.state_dict())
+    for number in returns[cut:]:
+        window.add(number)
+        other.add(number)
+    assert window.numbers() == other.numbers()
+    last = returns[-size:]
+    if last:
+        assert window.numbers()["return_mean"] == pytest.approx(sum(last) / len(last))
+        assert window.numbers()["return_best"] == max(last)
+        assert window.numbers()["episodes"] == len(returns)
+    else:
+        assert window.numbers() == {}
+    assert window.full == (len(returns) >= size)
+
+
+def test_rates_forget_what_is_older_than_their_horizon():
+    clock = Clock()
+    rates = Rates(horizon_seconds=10, clock=clock)
+    numbers = {}
+    for second in range(100):
+        clock.now = float(second)
+        numbers = rates.numbers(1000 * second if second < 50 else 50_000 + 10 * (second - 50), second)
+    assert numbers == {"steps_per_second": 10.0, "updates_per_second": 1.0}
+    assert len(rates._marks) <= 12
+
+
+def test_memory_grows_by_what_is_allocated():
+    before = memory_bytes()
+    block = bytearray(b"x") * (64 << 20)
+    assert memory_bytes() - before > 48 << 20
+    del block

@@ -1,0 +1,160 @@
+"""The online share of every batch is exact, each unroll is online at most once, and a resumed mixer makes the same batches."""
+
+import json
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from laser_rl.errors import ConfigError
+from laser_rl.replay import Counts, Mixer, Replay, allocate
+from tests.replay.inputs import PICTURE, STACKED, VECTOR, assert_column, assert_same, numbered, take
+
+
+def mixer_of(layout=VECTOR, *, batch=8, fraction=0.75, seed=1, capacity=50, **options):
+    counts = Counts.of(batch, fraction)
+    store = Replay(layout, capacity * layout.steps, budget_bytes=10**6) if counts.replayed else None
+    return Mixer(layout, store, counts, np.random.Generator(np.random.PCG64(seed)), **options)
+
+
+@pytest.mark.parametrize(
+    ("size", "fraction", "replayed"),
+    [
+        (128, 0.96, 123),
+        (128, 0.875, 112),
+        (128, 0.0, 0),
+        (128, 1.0, 128),
+        (8, 0.875, 7),
+        (2, 0.5, 1),
+        (1, 1.0, 1),
+        (1, 0.0, 0),
+    ],
+)
+def test_the_papers_fractions(size, fraction, replayed):
+    assert Counts.of(size, fraction) == Counts(size - replayed, replayed)
+
+
+@given(size=st.integers(1, 512), fraction=st.floats(0, 1))
+def test_counts_are_nearest_or_refused(size, fraction):
+    try:
+        counts = Counts.of(size, fraction)
+    except ConfigError:
+        assert 0 < fraction < 1
+        assert min(fraction, 1 - fraction) * size <= 0.5 + 1e-9
+        return
+    assert counts.online + counts.replayed == size
+    assert abs(counts.replayed - Fraction(fraction) * size) <= Fraction(1, 2) + Fraction(1, 10**9)
+    assert (counts.replayed > 0) == (fraction > 0)
+    assert (counts.online > 0) == (fraction < 1)
+
+
+@pytest.mark.parametrize(
+    ("size", "fraction", "advice"),
+    [
+        (8, 0.96, "no online unroll in a batch of 8; use 0.875 or 1, or a batch of at least 13"),
+        (8, 0.05, "use 0 or 0.125"),
+    ],
+)
+def test_a_fraction_that_cannot_be_honoured_names_those_that_can(size, fraction, advice):
+    with pytest.raises(ConfigError, match=advice):
+        Counts.of(size, fraction)
+    for wrong in ((0, 0.5), (8, 1.5), (8, float("nan"))):
+        with pytest.raises(ConfigError, match="fraction from 0 to 1"):
+            Counts.of(*wrong)
+
+
+@given(offers=st.lists(st.integers(0, 5), min_size=5, max_size=15), new=st.integers(2, 5), minimum=st.integers(1, 9))
+def test_every_batch_has_its_newest_online_and_its_replay_from_the_store(offers, new, minimum):
+    mixer, batch = mixer_of(new_unrolls_per_update=new, min_unrolls=minimum), allocate(VECTOR, 8)
+    offered = updates = 0
+    for size in offers:
+        mixer.offer(numbered(VECTOR, range(offered, offered + size)))
+        offered += size
+        while mixer.ready():
+            assert offered >= minimum
+            mixer.fill(batch)
+            updates += 1
+            newest = updates * new
+            assert batch.version[:2].tolist() == [newest - 2, newest - 1]
+            assert batch.online.tolist() == [True] * 2 + [False] * 6
+            assert (batch.version[2:] < offered).all()
+        assert mixer.pending == offered - updates * new
+        assert offered < minimum or mixer.pending < new
+
+
+@pytest.mark.parametrize("layout", [VECTOR, PICTURE, STACKED], ids=["vector", "picture", "stacked"])
+def test_columns_hold_what_was_offered(layout):
+    mixer, batch, unrolls = mixer_of(layout, fraction=0.5), allocate(layout, 8), numbered(layout, range(30))
+    mixer.offer(unrolls)
+    for _ in range(3):
+        mixer.fill(batch)
+        for column in range(8):
+            assert_column(layout, batch, column, unrolls, int(batch.version[column]))
+    mixer.fill(batch)
+    assert batch.version[:4].tolist() == [12, 13, 14, 15]
+
+
+def test_online_unrolls_survive_their_eviction_from_a_small_store():
+    mixer, batch, unrolls = mixer_of(capacity=2), allocate(VECTOR, 8), numbered(VECTOR, range(10))
+    mixer.offer(unrolls)
+    mixer.fill(batch)
+    assert batch.version[:2].tolist() == [0, 1]
+    assert set(batch.version[2:].tolist()) <= {8, 9}
+    assert_column(VECTOR, batch, 0, unrolls, 0)
+
+
+def test_without_replay_and_with_nothing_else():
+    batch = allocate(VECTOR, 4)
+    online = mixer_of(batch=4, fraction=0.0)
+    online.offer(numbered(VECTOR, range(5)))
+    online.fill(batch)
+    assert batch.version.tolist() == [0, 1, 2, 3]
+    assert (online.store, online.pending, online.ready()) == (None, 1, False)
+    replayed = mixer_of(batch=4, fraction=1.0, min_unrolls=3)
+    for number, ready in enumerate([False, False, True]):
+        replayed.offer(numbered(VECTOR, [number]))
+        assert replayed.ready() == ready
+    replayed.fill(batch)
+    assert not batch.online.any()
+    assert replayed.pending == 2  # one new unroll for each update, even if none is online
+
+
+@pytest.mark.parametrize("pending", [0, 3])
+def test_a_resumed_mixer_makes_the_same_batches(pending):
+    original = mixer_of(STACKED)
+    original.offer(numbered(STACKED, range(10)))
+    batch, again = allocate(STACKED, 8), allocate(STACKED, 8)
+    for _ in range(5):
+        original.fill(batch)
+    original.offer(numbered(STACKED, range(10, 10 + pending)))
+    state = original.state_dict()
+    arrays = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
+    rest = json.loads(json.dumps({name: value for name, value in state.items() if name not in arrays}))
+    resumed = mixer_of(STACKED, seed=99)
+    resumed.store.insert(original.store.export(np.arange(10 + pending)))
+    resumed.load_state_dict({**arrays, **rest})
+    assert resumed.pending == pending
+    more = numbered(STACKED, range(20, 40))
+    for at in range(0, 20, 2):
+        for mixer, target in ((original, batch), (resumed, again)):
+            mixer.offer(take(more, slice(at, at + 2)))
+            mixer.fill(target)
+        assert_same(batch, again)
+
+
+def test_impossible_settings_are_refused():
+    with pytest.raises(ConfigError, match="at least 2 new unrolls per update for 2 online"):
+        mixer_of(new_unrolls_per_update=1)
+    with pytest.raises(ConfigError, match=r"the replay holds 50; lower --replay\.min-unrolls"):
+        mixer_of(min_unrolls=51)
+    with pytest.raises(ConfigError, match="no replay"):
+        Mixer(VECTOR, None, Counts(1, 1), np.random.default_rng(0))
+    mixer = mixer_of()
+    with pytest.raises(ValueError, match="0 of 2 new unrolls"):
+        mixer.fill(allocate(VECTOR, 8))
+    mixer.offer(numbered(VECTOR, range(2)))
+    with pytest.raises(ValueError, match="batch of 7 columns"):
+        mixer.fill(allocate(VECTOR, 7))
+    assert mixer.pending == 2

@@ -1,0 +1,150 @@
+"""Writers and readers at once: no mixed row, first in first out, uniform, and nobody waits for the interpreter lock."""
+
+import sys
+import threading
+import time
+from itertools import chain
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from laser_rl.replay import Replay, allocate
+from laser_rl.types import UnrollLayout, empty_unrolls
+
+LAYOUT = UnrollLayout(4, 2, (1, 32, 32), "uint8", (), "int64", 3)
+CAPACITY, WRITERS, READERS = 64, 4, 4
+
+
+def marked(member, number):
+    """Every field of the unroll tells who wrote it and when; the frames compress to different sizes."""
+    unrolls, mark = empty_unrolls(LAYOUT, 1), number * WRITERS + member
+    unrolls.observation[...] = mark % 251
+    unrolls.observation[0, :, 0, :, : number % 17] = np.arange(number % 17)
+    unrolls.is_first[...] = False
+    for field in (unrolls.last_action, unrolls.action, unrolls.seed, unrolls.episode, unrolls.version):
+        field[...] = mark
+    for field in (unrolls.last_reward, unrolls.reward, unrolls.behaviour):
+        field[...] = mark % 10_007
+    unrolls.member[...] = member
+    return unrolls
+
+
+def assert_unmixed(batch):
+    mark = batch.version
+    for field in (batch.last_action, batch.action, batch.seed, batch.episode):
+        assert (field == mark).all()
+    for field in (batch.last_reward, batch.reward, batch.behaviour.movedim(-1, 0)):
+        assert (field == mark % 10_007).all()
+    assert (batch.member == mark % WRITERS).all()
+    assert (batch.observation[..., 17:] == (mark % 251)[:, None, None, None]).all()
+    pixel, stripe = batch.observation[..., :17].movedim(1, -1), (mark // WRITERS) % 17
+    for column in range(17):
+        expected = np.where(column < stripe, column, mark % 251)
+        assert (pixel[..., column, :].numpy() == expected).all()
+
+
+def write(store, member, count, ids, failures):
+    try:
+        for number in range(count):
+            ids[member].extend(store.insert(marked(member, number)).tolist())
+            assert len(store) <= store.capacity
+    except BaseException as error:
+        failures.append(error)
+
+
+def read(store, seed, stop, ages, failures):
+    random, batch = np.random.default_rng(seed), allocate(LAYOUT, 16)
+    try:
+        while not stop.is_set():
+            before = store.first_id
+            ids = store.sample_into(16, random, batch, 0)
+            assert (ids >= before).all()
+            assert_unmixed(batch)
+            ages.append(len(ids))
+    except BaseException as error:
+        failures.append(error)
+
+
+def race(codec, count, threads):
+    store = Replay(LAYOUT, CAPACITY * LAYOUT.steps, codec=codec, budget_bytes=10**6, threads=threads)
+    store.insert(marked(0, 0))
+    ids, failures, batches, stop = [[] for _ in range(WRITERS)], [], [], threading.Event()
+    writers = [threading.Thread(target=write, args=(store, m, count, ids, failures)) for m in range(WRITERS)]
+    readers = [threading.Thread(target=read, args=(store, s, stop, batches, failures)) for s in range(READERS)]
+    for thread in (*writers, *readers):
+        thread.start()
+    for thread in writers:
+        thread.join(timeout=120)
+    stop.set()
+    for thread in readers:
+        thread.join(timeout=30)
+    assert not any(thread.is_alive() for thread in (*writers, *readers))
+    if failures:
+        raise failures[0]
+    assert len(batches) >= READERS
+    return store, ids
+
+
+def check_race(codec, count, threads):
+    store, ids = race(codec, count, threads)
+    total = WRITERS * count + 1
+    assert sorted(chain.from_iterable(ids)) == list(range(1, total))  # every id given once, none left out
+    assert all(own == sorted(own) for own in ids)
+    assert (store.next_id, store.first_id) == (total, total - CAPACITY)
+    held = store.export(np.arange(store.first_id, store.next_id))
+    written = {i: number * WRITERS + member for member in range(WRITERS) for number, i in enumerate(ids[member])}
+    assert held.version.tolist() == [written[i] for i in range(store.first_id, store.next_id)]
+    counts = {m: sum(i >= store.first_id for i in ids[m]) / CAPACITY for m in range(WRITERS)}
+    assert store.composition() == {m: share for m, share in counts.items() if share}
+    drawn = store.sample(64 * 200, np.random.default_rng(3)) - store.first_id
+    assert stats.chisquare(np.bincount(drawn, minlength=CAPACITY)).pvalue > 0.001
+
+
+@pytest.mark.parametrize(("codec", "threads"), [("raw", 1), ("zstd", 1), ("zstd", 2)])
+def test_four_writers_and_four_readers(codec, threads):
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)  # threads change places between almost any two instructions
+    try:
+        check_race(codec, 150, threads)
+    finally:
+        sys.setswitchinterval(interval)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("codec", ["raw", "zstd"])
+def test_four_writers_and_four_readers_for_longer(codec):
+    check_race(codec, 5000, 2)
+
+
+def progress_during(call):
+    """How often another thread gets a turn during one call, if it gets none unless the call gives up the interpreter lock."""
+    turns, stop = [0], threading.Event()
+
+    def count():
+        while not stop.is_set():
+            turns[0] += 1
+            time.sleep(0)
+
+    thread, interval = threading.Thread(target=count, daemon=True), sys.getswitchinterval()
+    sys.setswitchinterval(60.0)
+    try:
+        thread.start()
+        before = turns[0]
+        call()
+        return turns[0] - before
+    finally:
+        stop.set()
+        sys.setswitchinterval(interval)
+        thread.join(timeout=10)
+
+
+def test_other_threads_go_on_while_frames_are_compressed_and_decompressed():
+    layout = UnrollLayout(20, 0, (1, 84, 84), "uint8", (), "int64", 18)
+    store, batch = Replay(layout, 20 * 100, budget_bytes=10**8), allocate(layout, 64)
+    noise = np.random.default_rng(0).integers(0, 16, (64, 21, 1, 84, 84)).astype(np.uint8)
+    unrolls = empty_unrolls(layout, 64)._replace(observation=noise)
+    assert progress_during(lambda: store.insert(unrolls)) > 5
+    assert progress_during(lambda: store.gather(np.arange(64), batch, 0)) > 5
+    assert np.array_equal(batch.observation.numpy(), noise.swapaxes(0, 1))
+    assert progress_during(lambda: sum(range(10**6))) <= 1  # the measure itself: Python code gives no turn
