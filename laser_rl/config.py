@@ -138,8 +138,8 @@ class LossConfig(Frozen):
             raise ValueError(
                 f"clip_rho ({self.clip_rho}) is below clip_c ({self.clip_c}); raise one or lower the other"
             )
-        if self.trust == "off" and (self.trust_bound or self.target_acceptance):
-            raise ValueError("trust is off, so trust_bound and target_acceptance mean nothing; leave them out")
+        if self.trust == "off" and self.target_acceptance:
+            raise ValueError("trust is off, so target_acceptance means nothing; leave it out")
         return self
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ class LearnerState(NamedTuple):
     """All that a learner is, as tensors by group and plain numbers."""
 
     tensors: dict[str, dict[str, Tensor]]
-    numbers: dict[str, int]
+    numbers: dict[str, Any]
 
 
 class Learner:
@@ -49,8 +49,8 @@ class Learner:
         self.bound = torch.tensor(loss.bound, device=self.device)
         self._optimiser = build_optimiser(self.flat, optimiser)
         self._generator = torch.Generator(self.device).manual_seed(seed)
-        self._sums: dict[str, Tensor] = {}
-        self._summed = 0
+        self._names: list[str] = []
+        self._sums = torch.zeros(2, 0, device=self.device)  # of each number, and how often it was defined
 
     def update(self, batch: Batch, *, progress: float) -> bool:
         """One gradient step; False if it was skipped because the gradient was not finite.
@@ -87,8 +87,11 @@ class Learner:
 
     def report(self) -> dict[str, float]:
         """Means over the updates since the last report."""
-        means = {name: (total / self._summed).item() for name, total in self._sums.items()}
-        self._sums, self._summed = {}, 0
+        totals, counts = self._sums.tolist()
+        means = {
+            name: total / count for name, total, count in zip(self._names, totals, counts, strict=True) if count > 0
+        }
+        self._sums = torch.zeros_like(self._sums)
         if self.loss.trust != "off":
             means["trust_bound"] = self.bound.item()
         return {**means, "skipped_updates": self.skipped}
@@ -98,22 +101,23 @@ class Learner:
         tensors = {
             "network": {name: tensor.detach().clone() for name, tensor in self.network.state_dict().items()},
             "optimiser": {name: tensor.clone() for name, tensor in self._optimiser.state_dict().items()},
-            "learner": {"bound": self.bound.clone(), "generator": self._generator.get_state(), **self._running_sums()},
+            "learner": {
+                "bound": self.bound.clone(),
+                "generator": self._generator.get_state(),
+                "sums": self._sums.clone(),
+            },
         }
-        return LearnerState(tensors, {"version": self.version, "skipped": self.skipped, "summed": self._summed})
+        return LearnerState(tensors, {"version": self.version, "skipped": self.skipped, "names": list(self._names)})
 
-    def load(self, tensors: Mapping[str, Mapping[str, Tensor]], numbers: Mapping[str, int]) -> None:
+    def load(self, tensors: Mapping[str, Mapping[str, Tensor]], numbers: Mapping[str, Any]) -> None:
         """Go on exactly where `state` was taken."""
         load_network(self.network, tensors["network"])
         self._optimiser.load_state_dict(tensors["optimiser"])
-        learner = dict(tensors["learner"])
-        self.bound = learner.pop("bound").to(self.device)
-        self._generator.set_state(learner.pop("generator").cpu())
-        self._sums = {name.removeprefix("sum/"): tensor.to(self.device) for name, tensor in learner.items()}
-        self.version, self.skipped, self._summed = numbers["version"], numbers["skipped"], numbers["summed"]
-
-    def _running_sums(self) -> dict[str, Tensor]:
-        return {f"sum/{name}": tensor.clone() for name, tensor in self._sums.items()}
+        learner = tensors["learner"]
+        self.bound = learner["bound"].to(self.device)
+        self._generator.set_state(learner["generator"].cpu())
+        self._sums = learner["sums"].to(self.device)
+        self.version, self.skipped, self._names = numbers["version"], numbers["skipped"], list(numbers["names"])
 
     def _clip(self, norm: Tensor) -> None:
         limit = self.rates.clip_gradient_norm
@@ -135,11 +139,12 @@ class Learner:
         }
 
     def _count(self, numbers: dict[str, Tensor]) -> None:
-        if self._sums:
-            self._sums = {name: self._sums[name] + number for name, number in numbers.items()}
-        else:
-            self._sums = dict(numbers)
-        self._summed += 1
+        """Add up; a number that is undefined in this batch (an entropy where no online row is trusted) does not count."""
+        values = torch.stack([number.float() for number in numbers.values()])
+        defined = ~values.isnan()
+        if not self._names:
+            self._names, self._sums = list(numbers), torch.zeros(2, len(numbers), device=self.device)
+        self._sums += torch.stack([torch.where(defined, values, 0.0), defined.float()])
 
 
 def load_network(network: AgentNetwork, tensors: Mapping[str, Tensor]) -> None:

@@ -77,6 +77,9 @@ def _run(name: str, arguments: list[str]) -> int:
         return int(function(arguments))
     except UserError as error:
         return _refuse(str(error), error.exit_status)
+    except BrokenPipeError:  # the reader of our output has seen enough
+        sys.stderr.close()
+        return 0
     except KeyboardInterrupt:
         return _refuse("interrupted", INTERRUPTED)
 

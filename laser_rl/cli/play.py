@@ -5,12 +5,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import tyro
 
 from laser_rl.agent.policy import Policy
 from laser_rl.envs.make import make_renderable
 from laser_rl.envs.spaces import action_border, observation_border
+from laser_rl.errors import MissingExtra
 from laser_rl.evaluation.video import record
 from laser_rl.runtime.evaluate import Trained, evaluate, load_trained
 
@@ -65,8 +67,12 @@ def enjoy_command(arguments: list[str]) -> int:
     path = asked.video or asked.run_dir / "videos" / f"step-{trained.steps:012d}.mp4"
     env = make_renderable(trained.source, options=trained.environment.options)
     watched = Watched(trained, env, deterministic=asked.deterministic, seed=asked.seed)
-    total = record(env, watched, path, asked.max_steps, seed=asked.seed)
-    env.close()
+    try:
+        total = record(env, watched, path, asked.max_steps, seed=asked.seed)
+    except gymnasium.error.DependencyNotInstalled:
+        raise MissingExtra(f"drawing {trained.environment.id}", "video") from None
+    finally:
+        env.close()
     print(f"return {total:.1f}; video: {path}")
     return 0
 

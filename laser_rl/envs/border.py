@@ -27,7 +27,7 @@ Env = gymnasium.Env[Any, Any]
 StepResult = tuple[float, bool, bool, Mapping[str, Any]]
 
 
-class BadValue(Exception):  # noqa: N818  (a value, caught by the slot; what a user sees is EnvironmentRefused)
+class BadValue(Exception):
     """Something that is not finite, in the part called `key`."""
 
     def __init__(self, key: str, value: object) -> None:

@@ -200,11 +200,12 @@ class AtariScreen(gymnasium.Env[NDArray[np.uint8], Any]):
 class MinAtarScreen(gymnasium.Wrapper[Any, Any, Any, Any]):
     """MinAtar draws with seaborn, which is not among our dependencies; here every channel has its colour."""
 
-    render_mode = "rgb_array"  # type: ignore[assignment]
+    render_mode = "rgb_array"
 
     def render(self) -> Any:
         """The board, the upper channels over the lower ones."""
-        board = np.asarray(self.unwrapped.game.state())
+        bare: Any = self.unwrapped
+        board = np.asarray(bare.game.state())
         hue = np.linspace(0.0, 2.0 * np.pi, board.shape[-1], endpoint=False)
         palette = 140 + 110 * np.stack([np.cos(hue), np.cos(hue - 2.1), np.cos(hue + 2.1)], axis=1)
         top = (board * (1 + np.arange(board.shape[-1]))).max(-1)

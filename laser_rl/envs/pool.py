@@ -22,7 +22,7 @@ from laser_rl.envs.block import History, carve, size_of
 from laser_rl.envs.border import Env
 from laser_rl.envs.process import Listener, WorkerProcess, constructor_message
 from laser_rl.envs.records import EnvironmentSpec, Rows
-from laser_rl.envs.serial import ErrorLog
+from laser_rl.envs.serial import LOGGER, ErrorLog
 from laser_rl.envs.slot import COUNTERS, MOST_FAILURES, OnBadValue
 from laser_rl.envs.spaces import action_layout
 from laser_rl.envs.worker import (
@@ -45,7 +45,7 @@ from laser_rl.errors import EnvironmentFailed, EnvironmentRefused
 Array = NDArray[np.generic]
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 GLANCE_S = 0.1  # how often a waiting pool looks after its workers
-CLOSE_LIMIT_S = 2.0
+CLOSE_LIMIT_S, FATE_LIMIT_S = 2.0, 0.2
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,7 @@ class PoolEnvironments:
         self._finalizer = weakref.finalize(self, _shut_down, self._workers, self._memory, self._starter)
         self._episode, self._open = np.full(slots, -1, np.int64), np.zeros(slots, np.bool_)
         self._arrived: list[int] = []
+        self._look_at = 0.0
         self._spec: EnvironmentSpec | None = None
         try:
             self._construct()
@@ -210,8 +211,11 @@ class PoolEnvironments:
                 try:
                     self._take_in(worker, worker.process.receive())
                 except EOFError:
+                    worker.process.wait_until_ended(FATE_LIMIT_S)
                     self._lose(worker, "ended")
-        if not heard:
+        now = time.monotonic()
+        if now >= self._look_at:  # by the clock, not when it is quiet: the others may keep us busy for ever
+            self._look_at = now + GLANCE_S / 2
             for worker in self._workers:
                 self._look_after(worker)
 
@@ -303,7 +307,7 @@ class PoolEnvironments:
                 f"correct the environment, or raise its time limits\n\n{worker.last_error}"
             )
         self._counts[worker.slots.start, phases.RESTARTS] += 1
-        self._log.report(f"{description} {why}; it is replaced")
+        LOGGER.warning("%s: %s %s; its slots start anew in another process", self._name, description, why)
         worker.restart_at = time.monotonic() + min(FIRST_PAUSE_S * 2 ** (worker.failures - 1), LONGEST_PAUSE_S)
 
 
@@ -319,7 +323,7 @@ def _shut_down(workers: Sequence[_Worker], memory: Sequence[int], starter: Threa
     for process in living:
         process.send(QUIT)
     for process in living:
-        process.wait_until(deadline)
+        process.wait_until_ended(deadline - time.monotonic())
     for process in living:
         process.kill()
     for worker in workers:

@@ -104,7 +104,7 @@ class WorkerProcess:
 
     def has_ended(self) -> bool:
         """Whether the process is gone. It is not reaped here: until `kill`, its number cannot become somebody else's."""
-        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        return _fate(self.pid) is not None
 
     def stalled_for(self, activity: NDArray[np.int64]) -> float:
         """Seconds of waiting since it last entered the environment's code.
@@ -120,13 +120,19 @@ class WorkerProcess:
 
     def describe(self, activity: NDArray[np.int64]) -> str:
         """Who, and doing what, for messages."""
-        ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        ended = _fate(self.pid)
         fate = (
             ""
             if ended is None
             else f", ended with {'status' if ended.si_code == os.CLD_EXITED else 'signal'} {ended.si_status}"
         )
         return f"worker {self.index} (pid {self.pid}, {DOING[int(activity[PHASE])]} of slot {int(activity[AT_SLOT])}{fate})"
+
+    def wait_until_ended(self, timeout_s: float) -> None:
+        """A connection closes a moment before its process can be asked how it ended."""
+        deadline = time.monotonic() + timeout_s
+        while _fate(self.pid) is None and time.monotonic() < deadline:
+            time.sleep(0.002)
 
     def kill(self) -> None:
         """End the process and what it started; afterwards nobody writes to its slots, and nothing is left to reap."""
@@ -144,12 +150,9 @@ class WorkerProcess:
         finally:
             self.connection.close()
 
-    def wait_until(self, deadline: float) -> None:
-        """Give it until `deadline` to end by itself."""
-        try:
-            self._process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            return
+
+def _fate(pid: int) -> os.waitid_result | None:
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
 
 
 class Listener:

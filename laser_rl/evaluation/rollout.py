@@ -1,7 +1,6 @@
 """Playing whole episodes for their returns."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +20,10 @@ def rollout(
 ) -> list[Episode]:
     """Play exactly `episodes` episodes and return them, ordered by slot.
 
-    Each slot plays a fixed number of them, decided before the first step: taking the first that end would favour the short ones.
-    `act` gets the newest row of some slots and returns an action for each, in the form that the environments take; a row that ended
-    its episode is among them if its slot goes on, and its action is ignored. An episode of more than `max_steps` steps (default: a
-    million) is an error, not a wait without end. The environments must be fresh: they are reset here.
+    Each slot plays a fixed number of them, decided before the first step: taking the first that end would favour the short ones. So
+    more slots than episodes are of no use. `act` gets the newest row of some slots and returns an action for each, in the form that
+    the environments take; where a row ended its episode, the action is ignored. An episode of more than `max_steps` steps (default:
+    a million) is an error, not a wait without end. The environments must be fresh: they are reset here.
     """
     if episodes < 1:
         raise ConfigError(f"expected at least one episode to play, got {episodes}; raise --episodes")
@@ -38,11 +37,9 @@ def rollout(
         if not left.any():
             # Stable: within a slot the order in which they were played.
             return sorted(played, key=lambda episode: episode.slot)
-        _check_length(length, limit, environments.spec.name)
-        rows = _selected(rows, left[rows.slots] > 0)
-        # With no slot to act in, some still owe a row: ask for it.
-        actions = act(rows) if len(rows.slots) else np.empty(0, np.int64)
-        rows = environments.step(rows.slots, actions)
+        _check_length(np.where(left > 0, length, 0), limit, environments.spec.name)
+        # Slots that are done go on too: vector environments step all their slots or none.
+        rows = environments.step(rows.slots, act(rows))
 
 
 def _quotas(slots: int, episodes: int) -> NDArray[np.int64]:
@@ -74,8 +71,3 @@ def _check_length(length: NDArray[np.int64], limit: int, name: str) -> None:
             f"{name}: expected an episode to end within {limit:,} steps, slot {int(length.argmax())} has played "
             f"{int(length.max()):,}; wrap the environment in gymnasium.wrappers.TimeLimit, or raise max_steps"
         )
-
-
-def _selected(rows: Rows, mask: NDArray[np.bool_]) -> Rows:
-    fields: list[Any] = [field[mask] for field in rows]
-    return Rows(*fields)

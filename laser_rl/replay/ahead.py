@@ -14,13 +14,13 @@ POLL_S = 0.1  # how soon the thread sees that it is to stop
 CLOSE_S = 10.0
 
 
-class Starved(UserError):  # noqa: N818
+class Starved(UserError):
     """The learner has waited too long."""
 
     exit_status = 4
 
 
-class Exhausted(Exception):  # noqa: N818
+class Exhausted(Exception):
     """Raised by `ready` when nothing will ever come again: the batches end, in good order."""
 
 

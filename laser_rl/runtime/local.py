@@ -19,7 +19,7 @@ from laser_rl.replay.ahead import Ahead, Exhausted
 from laser_rl.replay.records import allocate
 from laser_rl.runtime.stop import FINISHED
 from laser_rl.runtime.training import Training
-from laser_rl.types import Batch, Episode
+from laser_rl.types import Batch, Episode, empty_unrolls
 
 log = logging.getLogger("laser_rl.runtime")
 PATIENCE_S = 0.2  # how long a thread sleeps before it looks for a stop again
@@ -104,10 +104,12 @@ def run_actor(
             taken = actor.step()
         done, unreported = done + taken.steps, unreported + taken.steps
         episodes += taken.episodes
-        if taken.unrolls is None:
+        ended = done >= steps or stop.reason is not None
+        if taken.unrolls is None and not ended:
             continue
+        unrolls = empty_unrolls(actor.layout, 0) if taken.unrolls is None else taken.unrolls
         waiting = Waiting("the actor", "the learner to take unrolls")
-        while not inbox.put(Delivery(taken.unrolls, episodes, unreported), PATIENCE_S):
+        while not inbox.put(Delivery(unrolls, episodes, unreported), PATIENCE_S):
             if stop.reason is not None:
                 return
             waiting.again()

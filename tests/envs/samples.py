@@ -1,5 +1,6 @@
 """Environments that tell on whoever mixes up their rows, and the witness who listens."""
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -51,9 +52,10 @@ class Telltale(gymnasium.Env):
         return observation, float(self._t), ended and not truncated, truncated, {}
 
     def _hang_once(self, marker):
-        if marker and Path(marker).exists():
-            Path(marker).unlink()
-            time.sleep(self._hang_s)
+        if marker:
+            with contextlib.suppress(FileNotFoundError):
+                Path(marker).unlink()  # one of all copies gets it
+                time.sleep(self._hang_s)
 
 
 class Witness:
@@ -76,7 +78,7 @@ class Witness:
             assert before is None or before[4] or row.restarted
             assert not (before is not None and before[4] and row.restarted)
             assert row.reward == 0
-            assert not (row.terminated or row.truncated)
+            assert not row.terminated | row.truncated
             self.restarts += bool(row.restarted)
             t, total = 0, 0
         else:
@@ -116,9 +118,9 @@ class Scripted(gymnasium.Env):
 
     action_space = spaces.Discrete(2)
 
-    def __init__(self, space=None, reset=None, step=None, good_steps=3, later=None):
+    def __init__(self, space=None, reset=None, step=None, good_steps=3):
         self.observation_space = space if space is not None else spaces.Box(-1, 1, (2,), np.float32)
-        self._reset, self._step, self._good, self._later = reset, step, good_steps, later
+        self._reset, self._step, self._good = reset, step, good_steps
         self._t = 0
 
     def reset(self, *, seed=None, options=None):

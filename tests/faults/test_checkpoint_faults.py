@@ -6,6 +6,7 @@ import logging
 import os
 import random
 import select
+import shutil
 import signal
 import time
 
@@ -49,21 +50,23 @@ def write_and_die(run_dir, step, number):
 
 @pytest.mark.parametrize("step", [30, 20])  # a new one; the newest one once more
 def test_killed_at_every_point_of_the_writer(tmp_path, caplog, step):
+    template = tmp_path / "template"
+    known = {old: snapshot(old, template, segments=2) for old in (10, 20)}
+    for old in known.values():
+        write(template, old)
+    known[step] = snapshot(step, tmp_path / "elsewhere", segments=2)
     points = 0
     for number in range(1000):
         run_dir = tmp_path / str(number)
-        before = {old: snapshot(old, run_dir, segments=2) for old in (10, 20)}
-        for old in before.values():
-            write(run_dir, old)
+        shutil.copytree(template, run_dir)
         died = write_and_die(run_dir, step, number)
-        after = before | {step: snapshot(step, run_dir, segments=2)}
         loaded = latest(run_dir)
         assert loaded.step >= 20
-        assert_is(loaded, after[loaded.step])
+        assert_is(loaded, known[loaded.step])
         assert not caplog.records  # not even an older one is damaged
         remove_leftovers(run_dir)
         kept = sorted(int(path.name[5:]) for path in (run_dir / CHECKPOINTS).glob("step-????????????"))
-        assert_is(latest(run_dir), after[loaded.step])
+        assert_is(latest(run_dir), known[loaded.step])
         assert not list(run_dir.rglob("*.tmp"))
         write(run_dir, snapshot(40, run_dir, segments=2))  # the next start goes on
         assert_clean(run_dir, [kept[-1], 40])
@@ -100,14 +103,14 @@ def random_kills(run_dir, count):
             continue
         assert loaded.step in (complete, complete + 1)
         complete = loaded.step
-        assert_is(loaded, snapshot(loaded.step, run_dir, segments=2))
+        assert_is(loaded, snapshot(loaded.step, run_dir.parent / "elsewhere", segments=2))
         remove_leftovers(run_dir)
         assert not list(run_dir.rglob("*.tmp"))
     return complete, hits
 
 
 def test_fifty_random_kills(tmp_path, caplog):
-    complete, hits = random_kills(tmp_path, 50)
+    complete, hits = random_kills(tmp_path / "run", 50)
     assert complete > 25
     assert hits > 0  # kills that struck in the middle of a checkpoint
     assert not caplog.records

@@ -13,6 +13,7 @@ from laser_rl.metrics import MetricsLog
 from laser_rl.metrics.curves import band, plot_returns, returns
 from laser_rl.metrics.report import report
 
+ALLOWED = {"html", "head", "meta", "title", "style", "body", "h1", "h2", "table", "tr", "td", "figure", "img", "pre"}
 EVIL = "<script>alert(1)</script>"
 
 
@@ -51,8 +52,8 @@ def test_report_is_whole_self_contained_and_escaped(tmp_path):
     reader = Reader()
     reader.feed(path.read_text())
     assert not reader.open  # every tag is closed
-    assert set(reader.tags) <= {"html", "head", "meta", "title", "style", "body", "h1", "h2", "table", "tr", "td", "figure", "img", "pre"}  # fmt: skip
-    assert reader.sources.__len__() == 5
+    assert set(reader.tags) <= ALLOWED
+    assert len(reader.sources) == 5
     assert all(source.startswith("data:image/png;base64,iVBOR") for source in reader.sources)
     text = "".join(reader.text)
     for part in (
@@ -115,4 +116,4 @@ def test_returns_from_episodes_are_means_of_the_last_hundred():
 
 def test_reading_metrics_imports_neither_torch_nor_matplotlib():
     code = "import laser_rl.metrics, sys; sys.exit(any(name in sys.modules for name in ('torch', 'matplotlib', 'scipy', 'tensorboard')))"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

@@ -43,7 +43,8 @@ def test_every_value_comes_back(tmp_path_factory, rows):
 
 def test_each_line_is_strict_json_also_for_what_json_does_not_know(tmp_path):
     with MetricsLog(tmp_path) as log:
-        log.write("train", np.int64(1), 1, {"a": math.nan, "b": -math.inf, "c": np.float32(0.5), "d": torch.tensor(2.0), "e": np.int32(3)})  # fmt: skip
+        values = {"a": math.nan, "b": -math.inf, "c": np.float32(0.5), "d": torch.tensor(2.0), "e": np.int32(3)}
+        log.write("train", np.int64(1), 1, values)
 
     def refuse(name):
         raise AssertionError(name)

@@ -81,8 +81,34 @@ def test_the_table_shows_every_number_in_full(width):
     console.write("train", 640, 4, ALL)
     console.close()
     last = output.getvalue().rpartition("a [run]")[2]
-    for text in ("640 of 1,000 (64 %)", "123", "500", "321", "15,000", "93.2", "7 of 8", "93.1 %", "0.0123", "20.0 %", "10.0 %", "0.62",
-                 "-0.01", "2.2", "40", "0.0006", "1.3 updates", "70.0 % full", "1,200 updates", "1.0 GiB", "2.0 GiB", " 4 ", " 9 "):  # fmt: skip
+    numbers = [
+        "640 of 1,000 (64 %)",
+        "123",
+        "500",
+        "321",
+        "15,000",
+        "93.2",
+        "7 of 8",
+        "93.1 %",
+        "0.0123",
+        "20.0 %",
+        "10.0 %",
+        "0.62",
+    ]
+    numbers += [
+        "-0.01",
+        "2.2",
+        "40",
+        "0.0006",
+        "1.3 updates",
+        "70.0 % full",
+        "1,200 updates",
+        "1.0 GiB",
+        "2.0 GiB",
+        " 4 ",
+        " 9 ",
+    ]
+    for text in numbers:
         assert text in last, text
 
 
@@ -91,9 +117,9 @@ def test_what_is_missing_is_not_shown():
 
 
 def test_every_key_has_an_entry():
-    for name in ALL:
+    for name, value in ALL.items():
         if name not in {"online_unrolls", "replayed_unrolls"}:
-            assert len(display.texts({name: ALL[name]})) == 1, name
+            assert len(display.texts({name: value})) == 1, name
     assert set(display.LINE) <= {"step", "update", "left", *display.ENTRIES}
 
 
@@ -134,7 +160,9 @@ from laser_rl.metrics.tensorboard import TensorBoardLog
 TensorBoardLog({str(tmp_path)!r}).close()
 sys.exit(any(name in sys.modules for name in ("torch", "tensorflow", "scipy")))
 """
-    result = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60)
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], check=False, capture_output=True, text=True, timeout=60
+    )
     assert (result.returncode, result.stderr) == (0, "")
 
 

@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from laser_rl.replay import Ahead, Starved, allocate
+from laser_rl.replay import Ahead, Exhausted, Starved, allocate
 from tests.replay.inputs import VECTOR
 
 
@@ -56,6 +56,22 @@ def test_what_fails_in_the_thread_is_raised_by_next():
         for _ in range(2):
             with pytest.raises(ZeroDivisionError, match="in the thread"):
                 ahead.next(10.0)
+
+
+def test_what_is_full_still_comes_when_nothing_more_will_and_then_none():
+    turns = iter([True, False, True])
+
+    def ready(seconds):
+        try:
+            return next(turns)
+        except StopIteration:
+            raise Exhausted from None
+
+    with Ahead(counting(), batches(3), ready=ready) as ahead:
+        rewards = [float(ahead.next(10.0).reward[0, 0]) for _ in range(2)]
+        assert rewards == [0.0, 1.0]
+        assert ahead.next(10.0) is None
+        assert ahead.next(10.0) is None
 
 
 def test_a_starved_learner_says_for_whom_it_waits():

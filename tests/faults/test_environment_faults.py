@@ -1,0 +1,259 @@
+"""Environments are killed, stopped, hung, and lied to; what comes back is whole, and the others go on. Rows 1 to 5 of the promises."""
+
+import functools
+import logging
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from laser_rl.envs.pool import Limits, PoolEnvironments
+from laser_rl.errors import EnvironmentFailed, EnvironmentRefused
+from tests.envs.samples import Scripted, Telltale, Witness, drive
+from tests.envs.test_border import BAD, GOOD
+
+pytestmark = pytest.mark.usefixtures("no_child_is_left")
+
+
+def alive(pid):
+    status = Path(f"/proc/{pid}/status")
+    return status.exists() and "State:\tZ" not in status.read_text()
+
+
+def children():
+    me = Path(f"/proc/self/task/{os.getpid()}/children").parent.parent
+    return {int(pid) for task in me.iterdir() for pid in (task / "children").read_text().split()}
+
+
+@pytest.fixture
+def no_child_is_left():
+    before = children()
+    yield
+    assert children() <= before
+
+
+def wait_for_all(pool, witness, rng, rows, limit_s):
+    """Step until every slot has answered once more; returns the rows and the seconds it took."""
+    began, missing = time.monotonic(), set(range(pool.slots))
+    while missing:
+        rows = drive(pool, witness, 1, rng, rows=rows)
+        missing -= set(rows.slots.tolist())
+        assert time.monotonic() - began < limit_s, f"slots {missing} did not come back within {limit_s} s"
+    return rows, time.monotonic() - began
+
+
+def kill_at_random(times):
+    pool, witness, rng = (
+        PoolEnvironments(Telltale, slots=6, seed=5, workers=3, patience_s=0.05),
+        Witness(6),
+        np.random.default_rng(5),
+    )
+    rows = drive(pool, witness, 20, rng)
+    longest, others = 0.0, children() - set(pool.processes())
+    for _ in range(times):
+        victim = int(rng.choice(pool.processes()))
+        time.sleep(rng.uniform(0, 2e-3))  # any moment of a step
+        os.kill(victim, signal.SIGKILL)
+        rows, seconds = wait_for_all(pool, witness, rng, rows, limit_s=10.0)
+        longest = max(longest, seconds)
+        rows = drive(pool, witness, int(rng.integers(3, 30)), rng, rows=rows)
+    counters = pool.counters()
+    assert counters["restarts"] == times
+    assert 0 < witness.restarts <= 2 * times
+    assert witness.episodes > times
+    assert {pid for pid in children() - others if not alive(pid)} == set()  # no zombies
+    pool.close()
+    return longest
+
+
+def test_workers_killed_at_random_ten_times_leave_every_stream_whole():
+    kill_at_random(10)
+
+
+@pytest.mark.slow
+def test_workers_killed_at_random_a_hundred_times_leave_every_stream_whole():
+    kill_at_random(100)
+
+
+def test_a_worker_killed_between_two_steps_is_replaced():
+    pool, witness, rng = (
+        PoolEnvironments(Telltale, slots=2, seed=5, workers=2, lockstep=True),
+        Witness(2),
+        np.random.default_rng(5),
+    )
+    rows = drive(pool, witness, 10, rng)
+    for pid in pool.processes():
+        os.kill(pid, signal.SIGKILL)
+    time.sleep(0.2)
+    rows = drive(pool, witness, 50, rng, rows=rows)
+    assert pool.counters()["restarts"] == 2
+    assert witness.restarts + sum(state[4] for state in witness.state) >= 1
+    pool.close()
+
+
+def test_a_stopped_worker_is_replaced_and_the_others_go_on():
+    limits = Limits(step_s=0.6, reset_s=0.6)
+    pool = PoolEnvironments(Telltale, slots=2, seed=5, workers=2, patience_s=0.05, limits=limits)
+    witness, rng = Witness(2), np.random.default_rng(5)
+    rows = drive(pool, witness, 20, rng)
+    stopped = pool.processes()[0]
+    os.kill(stopped, signal.SIGSTOP)
+    began, idle, missing, others = time.monotonic(), 0.0, True, 0
+    while missing:
+        before = time.monotonic()
+        rows = drive(pool, witness, 1, rng, rows=rows)
+        idle = max(idle, time.monotonic() - before)
+        missing = 0 not in rows.slots or not witness.restarts
+        others += 1 in rows.slots
+        assert time.monotonic() - began < 10
+    assert others > 20
+    assert idle < 1.0
+    assert not alive(stopped)
+    assert pool.counters()["timeouts"] == 1
+    pool.close()
+
+
+@pytest.mark.parametrize("where", ["hang_in_step", "hang_in_reset"])
+def test_an_endless_sleep_is_cut_short(where, tmp_path):
+    marker = tmp_path / "hang"
+    pool = PoolEnvironments(
+        functools.partial(Telltale, **{where: str(marker)}),
+        slots=2,
+        seed=5,
+        workers=2,
+        patience_s=0.05,
+        limits=Limits(step_s=0.5, reset_s=0.5),
+    )
+    witness, rng = Witness(2), np.random.default_rng(5)
+    rows = drive(pool, witness, 10, rng)
+    marker.touch()
+    began = time.monotonic()
+    while not pool.counters()["timeouts"]:
+        rows = drive(pool, witness, 1, rng, rows=rows)
+        assert time.monotonic() - began < 5
+    rows, _ = wait_for_all(pool, witness, rng, rows, limit_s=5)
+    assert pool.counters()["timeouts"] == pool.counters()["restarts"] == 1
+    pool.close()
+
+
+def test_many_slow_slots_of_one_worker_are_not_a_hang():
+    make = functools.partial(Telltale, pause_s=0.1)
+    pool = PoolEnvironments(make, slots=8, seed=5, workers=1, limits=Limits(step_s=0.4), lockstep=True)
+    drive(pool, Witness(8), 2, np.random.default_rng(0))  # 0.8 s a command, 0.1 s a step
+    assert pool.counters()["timeouts"] == 0
+    pool.close()
+
+
+def test_the_whole_program_may_sleep_longer_than_the_limit():
+    pool, witness, rng = (
+        PoolEnvironments(Telltale, slots=2, seed=5, workers=1, limits=Limits(step_s=0.3)),
+        Witness(2),
+        np.random.default_rng(0),
+    )
+    rows = drive(pool, witness, 3, rng)
+    time.sleep(0.8)
+    drive(pool, witness, 30, rng, rows=rows)
+    assert pool.counters()["restarts"] == 0
+    pool.close()
+
+
+def test_errors_now_and_then_cost_their_episodes_only(caplog):
+    make = functools.partial(Telltale, raise_with=0.01)
+    pool, witness = PoolEnvironments(make, slots=4, seed=5, workers=2), Witness(4)
+    with caplog.at_level(logging.WARNING, "laser_rl.envs"):
+        drive(pool, witness, 600, np.random.default_rng(5))
+    assert pool.counters()["errors"] == witness.restarts > 5
+    raised = [record for record in caplog.records if "the telltale stumbled" in record.getMessage()]
+    assert len(raised) == len(caplog.records) == 1  # from two workers
+    assert "samples.py" in raised[0].getMessage()
+    pool.close()
+
+
+def impossible():
+    raise OSError("the level is missing")
+
+
+def test_a_constructor_that_always_raises_ends_the_run_soon():
+    began = time.monotonic()
+    with pytest.raises(EnvironmentFailed, match=r"(?s)5 times in a row.*Traceback.*impossible.*the level is missing"):
+        PoolEnvironments(impossible, slots=4, seed=1, workers=2)
+    assert time.monotonic() - began < 10
+
+
+def deadly():
+    os._exit(7)
+
+
+def test_a_constructor_that_ends_its_process_ends_the_run_soon():
+    began = time.monotonic()
+    with pytest.raises(
+        EnvironmentFailed, match=r"constructing of slot 0, ended with status 7.* the 5th failure in a row"
+    ):
+        PoolEnvironments(deadly, slots=1, seed=1, workers=1)
+    assert time.monotonic() - began < 20
+
+
+def endless():
+    time.sleep(1000)
+
+
+def test_a_constructor_that_never_returns_ends_the_run():
+    with pytest.raises(EnvironmentFailed, match=r"exceeded its limit of 0.5 s"):
+        PoolEnvironments(endless, slots=1, seed=1, workers=1, limits=Limits(constructor_s=0.5))
+
+
+def not_finite(env, case):
+    return BAD[case][0](env)
+
+
+@pytest.mark.parametrize("case", ["observation", "reward"])
+def test_what_is_not_finite_never_leaves_the_pool(case):
+    make = functools.partial(Scripted, step=functools.partial(not_finite, case=case))
+    pool = PoolEnvironments(make, slots=2, seed=1, workers=2, name="Odd-v0", lockstep=True)
+    rows = pool.reset()
+    with pytest.raises(EnvironmentRefused, match=rf"Odd-v0 \(slot \d, episode 0, step 4\).*nan in {case}"):  # noqa: PT012
+        for _ in range(4):
+            pool.step(rows.slots, np.zeros(2, np.int64))
+    pool.close()
+    dropping = PoolEnvironments(make, slots=2, seed=1, workers=2, on_bad_value="drop", lockstep=True)
+    rows = dropping.reset()
+    for _ in range(12):
+        rows = dropping.step(rows.slots, np.zeros(2, np.int64))
+        assert np.isfinite(rows.observation).all()
+        assert np.isfinite(rows.reward).all()
+    assert dropping.counters()["dropped_episodes"] == 6
+    dropping.close()
+
+
+def malformed(env, case):
+    return {
+        "dtype": (GOOD.astype(np.float64), 0.0, False, False, {}),
+        "shape": (np.zeros(3, np.float32), 0.0, False, False, {}),
+        "outside": (GOOD + 2, 0.0, False, False, {}),
+        "reward": (GOOD, None, False, False, {}),
+        "old gym": (GOOD, 0.0, False, {}),
+        "info": (GOOD, 0.0, False, False, object()),
+    }[case]
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("dtype", "dtype float32, got float64"),
+        ("shape", r"shape \(2,\), got \(3,\)"),
+        ("outside", "within .*got 2.0"),
+        ("reward", "real number, got None"),
+        ("old gym", "got a tuple of 4; this is the step of the old Gym"),
+        ("info", "info to be a dict, got object"),
+    ],
+)
+def test_malformed_returns_are_refused_through_the_pool(case, message):
+    make = functools.partial(Scripted, step=functools.partial(malformed, case=case), good_steps=0)
+    pool = PoolEnvironments(make, slots=1, seed=1, workers=1, name="Odd-v0")
+    pool.reset()
+    with pytest.raises(EnvironmentRefused, match=message):
+        pool.step(np.array([0]), np.array([0]))
+    pool.close()
