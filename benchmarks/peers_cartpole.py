@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from laser_rl.api import LASER
 from laser_rl.agent.policy import Policy
+from laser_rl.api import LASER
 from laser_rl.errors import MissingExtra, UserError
 
 TASK, GOAL = "CartPole-v1", 475.0
@@ -152,7 +152,7 @@ def acting(policy: Policy) -> Act:
 
 def run_ours(seed: int, judge: Judge) -> None:
     """The recipe, as a user would run it, in pieces of `EVERY_STEPS`."""
-    settings = {"run.threads": 1, "run.device": "cpu", "run.runtime": "serial", "run.seed": seed}
+    settings: dict[str, Any] = {"run.threads": 1, "run.device": "cpu", "run.runtime": "serial", "run.seed": seed}
     agent = LASER(TASK, recipe="cartpole", sinks=[EpisodeSink(judge)], **settings)
     assert agent.config.optimiser.schedule == "constant", "a schedule over each piece would not be the recipe"
     member = agent.member  # built here, outside the clock

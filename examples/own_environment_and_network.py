@@ -1,63 +1,60 @@
-"""Bring your own: a Gymnasium environment, and a torch module that knows something about it. Run: python examples/own_environment_and_network.py
+"""Bring your own: a Gymnasium environment, and a torch module that knows something about it.
 
-A walker on a ring of 12 cells looks for a door. The shortest way takes 36/11 steps on average, so no agent earns more than 0.673.
+A walker on a ring of 8 cells looks for a door. The shortest way takes 16/7 steps on average: no agent's mean return exceeds 0.77.
 """
 
-import argparse
+import sys
 
 import gymnasium
 import numpy as np
 import torch
-from gymnasium import spaces
 from torch import nn
 
 from laser_rl.api import LASER
 
-CELLS, LONGEST = 12, 50
+CELLS = 8
 
 
 class Ring(gymnasium.Env):
-    """Where am I, where is the door: two rows of a picture that is bent to a ring. A step costs 0.1, the door brings 1."""
+    """Sees where the walker is and where the door is. A step costs 0.1, the door brings 1."""
 
-    observation_space = spaces.Box(0.0, 1.0, (2, CELLS), np.float32)
-    action_space = spaces.Discrete(2)  # back, on
+    observation_space = gymnasium.spaces.Box(0.0, 1.0, (2, CELLS), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)  # back, on
 
     def reset(self, *, seed=None, options=None):
-        """Two different cells."""
-        super().reset(seed=seed)  # seeds self.np_random: draw from nothing else, and runs repeat
-        self.walker, self.door = self.np_random.choice(CELLS, 2, replace=False)
-        self.age = 0
-        return self.look(), {}
+        """Seeds self.np_random: draw from nothing else, and runs repeat."""
+        super().reset(seed=seed)
+        (self.walker, self.door), self.age = self.np_random.choice(CELLS, 2, replace=False), 0
+        return np.eye(CELLS, dtype=np.float32)[[self.walker, self.door]], {}
 
     def step(self, action):
-        """Terminated is an end of the world, truncated one of our patience: the agent learns differently from them."""
+        """Terminated: nothing can follow. Truncated: something could have, and the agent goes on to reckon with it."""
         self.walker, self.age = (self.walker + 2 * action - 1) % CELLS, self.age + 1
-        found = bool(self.walker == self.door)
-        return self.look(), found - 0.1, found, self.age >= LONGEST and not found, {}
-
-    def look(self):
-        return np.eye(CELLS, dtype=np.float32)[[self.walker, self.door]]
+        found, seen = bool(self.walker == self.door), np.eye(CELLS, dtype=np.float32)[[self.walker, self.door]]
+        return seen, found - 0.1, found, self.age >= 50, {}
 
 
-class RingTorso(nn.Sequential):
-    """From observations [N, 2 · CELLS], flattened as all but pictures are, to features [N, F]; LASER adds policy and value."""
+class RingTorso(nn.Module):
+    """From observations [N, 2·CELLS], flattened as all but pictures are, to features [N, 32]. LASER adds policy and value."""
 
-    def __init__(self) -> None:
-        across = nn.Conv1d(2, 16, CELLS // 2 + 1, padding=CELLS // 4, padding_mode="circular")
-        super().__init__(nn.Unflatten(1, (2, CELLS)), across, nn.ReLU(), nn.Flatten(), nn.Linear(16 * CELLS, 32), nn.ReLU())
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(CELLS, 32)
+
+    def forward(self, observation):
+        """All that matters on a ring is door − walker: a correlation, one product after Fourier's transform."""
+        walker, door = torch.fft.rfft(observation.view(-1, 2, CELLS)).unbind(1)
+        return torch.tanh(self.linear(torch.fft.irfft(door * walker.conj(), CELLS)))
 
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--steps", type=int, default=20_000)
-agent = LASER(Ring, net=lambda shape: RingTorso(), seed=1, entropy_cost=0.01).learn(parser.parse_args().steps)
-print("100 episodes:", agent.evaluate(episodes=100))
-
-env, state, done = Ring(), None, False
-observation, _ = env.reset(seed=7)
-while not done:
-    action, state = agent.predict(observation, state)
-    print(f"walker in cell {env.walker:2d}, door in cell {env.door:2d}: {'on' if action else 'back'}")
-    observation, reward, terminated, truncated, _ = env.step(action)
-    done = terminated or truncated
-print("found" if terminated else "lost", "after", env.age, "steps")
-agent.close()
+if __name__ == "__main__":
+    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 8_000
+    agent = LASER(Ring, net=lambda shape: RingTorso(), seed=1, entropy_cost=0.05, reward_scale=1.0)
+    print(f"mean return of 100 episodes: {agent.learn(steps).evaluate(100).mean:.2f}, at best 0.77")
+    env, state, terminated, truncated = Ring(), None, False, False
+    observation, _ = env.reset(seed=3)
+    while not (terminated or truncated):
+        action, state = agent.predict(observation, state)
+        print(f"walker in cell {env.walker}, door in cell {env.door}: {('back', 'on')[action]}")
+        observation, reward, terminated, truncated, _ = env.step(action)
+    agent.close()

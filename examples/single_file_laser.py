@@ -1,7 +1,7 @@
 """LASER in one file: a single agent, a replay, the trust region. It needs torch, numpy and gymnasium, and nothing of the package.
 
 Schmitt, Hessel, Simonyan: Off-Policy Actor-Critic with Shared Experience Replay (2019). Equations, sections and Algorithm 1 are that
-paper's. Read it from `laser_loss` outwards. Solves CartPole-v1 in 10,000 to 20,000 steps:
+paper's. Read it from `laser_loss` outwards. CartPole-v1, seeds 0 to 4: a mean of 475 over 20 episodes after 16,000 to 25,000 steps.
 
     python examples/single_file_laser.py --seed 1
     python examples/single_file_laser.py --env Acrobot-v1 --steps 100000
@@ -29,7 +29,7 @@ class Settings:
     """Each one is a flag: `--learning-rate 1e-3`."""
 
     env: str = "CartPole-v1"
-    steps: int = 20_000  # of all slots together
+    steps: int = 25_000  # of all slots together
     seed: int = 0
     slots: int = 4  # environments side by side
     unroll: int = 20  # T: steps of an unroll, which has T+1 observations

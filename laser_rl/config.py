@@ -278,6 +278,8 @@ def _unknown(name: str) -> str:
     names = _names()
     by_last = {full.split(".")[-1]: full for full in names}
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.7)
-    close = close or [by_last[last] for last in difflib.get_close_matches(name.rsplit(".", maxsplit=1)[-1], by_last, n=1)]
+    close = close or [
+        by_last[last] for last in difflib.get_close_matches(name.rsplit(".", maxsplit=1)[-1], by_last, n=1)
+    ]
     hint = f"did you mean {close[0]!r}?" if close else "'laser config show' lists all"
     return f"there is no setting {name!r}; {hint}"

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from laser_rl.envs.atari import ATARI_57, AtariEnvironments, AtariSettings
     from laser_rl.envs.make import make_environments, make_renderable
     from laser_rl.envs.native import TaskEnv, TaskEnvironments
-    from laser_rl.envs.pool import Limits, PoolEnvironments
+    from laser_rl.envs.pool import PoolEnvironments
+    from laser_rl.envs.process import Limits
     from laser_rl.envs.records import (
         ActionSpec,
         BoxActions,
@@ -33,7 +34,8 @@ _HOMES = {
     "atari": ("ATARI_57", "AtariEnvironments", "AtariSettings"),
     "make": ("make_environments", "make_renderable"),
     "native": ("TaskEnv", "TaskEnvironments"),
-    "pool": ("Limits", "PoolEnvironments"),
+    "pool": ("PoolEnvironments",),
+    "process": ("Limits",),
     "records": (
         "ActionSpec",
         "BoxActions",

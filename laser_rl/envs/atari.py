@@ -118,7 +118,7 @@ class AtariEnvironments:
         self.spec = EnvironmentSpec(f"ALE/{atari_game(game)}", ObservationSpec(shape, "uint8", 1 / 255), actions)
         self._episode = np.zeros(slots, np.int64)
         self._lives, self._ended = np.zeros(slots, np.int32), np.zeros(slots, np.bool_)
-        self._action, self._acted = np.zeros(slots, np.int64), np.zeros(slots, np.bool_)
+        self._action = np.zeros(slots, np.int64)
 
     def reset(self) -> Rows:
         """Start every slot."""

@@ -18,6 +18,7 @@ from laser_rl.envs.spaces import action_border, observation_border
 from laser_rl.errors import EnvironmentRefused
 
 FULL_ROWS = 100
+FEW = 24
 LARGEST = float(np.finfo(np.float32).max)  # rewards are stored as float32
 PLAIN_REWARDS = frozenset({float, int, np.float64, np.float32})
 PLAIN_FLAGS = frozenset({bool, np.bool_})
@@ -117,8 +118,7 @@ class Border:
             self._store_carefully(observation)
         else:
             self._out[...] = self._convert(observation)
-        # A sum of squares is finite only if every term is, and one product is quicker than three passes.
-        if self._floats and not math.isfinite(self._flat.dot(self._flat)) and not np.isfinite(self._flat).all():
+        if self._floats and not _all_finite(self._flat):
             raise BadValue("observation", _first_bad(self._flat))
 
     def _store_carefully(self, observation: Any) -> None:
@@ -196,6 +196,12 @@ class Border:
     def where(self) -> str:
         """The environment and the place in its stream, for messages."""
         return f"{self._name} (slot {self._slot}, episode {self._episode}, step {self._step})"
+
+
+def _all_finite(flat: NDArray[Any]) -> bool:
+    if flat.size <= FEW:  # most environments are that small, and then Python is quicker than two calls into NumPy
+        return all(map(math.isfinite, flat.tolist()))
+    return bool(np.isfinite(flat).all())
 
 
 def _describe(value: Any) -> str:

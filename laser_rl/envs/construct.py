@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any, cast
 
 import gymnasium
@@ -29,18 +30,18 @@ def constructor(name: str, options: Mapping[str, Any]) -> Callable[[], Env]:
     Discrete(2)
     """
     module, _, attribute = name.partition(":")
-    if attribute and attribute.isidentifier() and not _is_registered(name):
+    if attribute.isidentifier():  # an id ends in a version, -v0, and is no identifier
         _attribute(module, attribute)
         return functools.partial(from_attribute, module, attribute, dict(options))
-    _find_spec(name)
+    _registered(name)
     return functools.partial(from_registry, name, dict(options))
 
 
 def from_registry(name: str, options: Mapping[str, Any]) -> Env:
     """A registered environment, without Gymnasium's own passive checker: ours is stricter and does not warn."""
-    _find_spec(name)
+    identifier = _registered(name)
     with _quiet():
-        return gymnasium.make(name, disable_env_checker=True, **options)
+        return gymnasium.make(identifier, disable_env_checker=True, **options)
 
 
 def from_attribute(module: str, attribute: str, options: Mapping[str, Any]) -> Env:
@@ -49,42 +50,43 @@ def from_attribute(module: str, attribute: str, options: Mapping[str, Any]) -> E
 
 
 def _attribute(module: str, attribute: str) -> Callable[..., Any]:
-    if str(Path.cwd()) not in sys.path:  # a command line has its own directory there, users have theirs in mind
-        sys.path.append(str(Path.cwd()))
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise EnvironmentRefused(
-            f"expected {module}:{attribute} to name a module and something in it, got {type(error).__name__}: {error}; "
-            "check the spelling and that the module can be imported from here"
-        ) from error
+    found = getattr(_import(module), attribute, None)
     if not callable(found):
         raise EnvironmentRefused(
-            f"expected {module}:{attribute} to be callable, got {type(found).__name__}; name a class or a function"
+            f"expected {module}:{attribute} to be a class or a function, got {'nothing' if found is None else type(found).__name__}; "
+            "check the spelling"
         )
     return cast("Callable[..., Any]", found)
 
 
-def _is_registered(name: str) -> bool:
-    module, _, identifier = name.partition(":")
-    return identifier in gymnasium.registry and module in sys.modules
+def _import(module: str) -> ModuleType:
+    if str(Path.cwd()) not in sys.path:  # a command line has its own directory there, users have theirs in mind
+        sys.path.append(str(Path.cwd()))
+    try:
+        with _quiet():
+            return importlib.import_module(module)
+    except ImportError as error:
+        raise EnvironmentRefused(
+            f"expected {module!r} to be a module that can be imported from here, got {type(error).__name__}: {error}; "
+            "check the spelling, and that its package is installed"
+        ) from error
 
 
-def _find_spec(name: str) -> None:
-    """Import whoever registers `name`, and refuse it if nobody does."""
+def _registered(name: str) -> str:
+    """Import whoever registers `name`, and refuse it if nobody does; returns the id alone."""
+    module, _, identifier = name.rpartition(":")
+    if module:
+        _import(module)
     if name.startswith("MinAtar/"):
         _register_minatar()
     try:
         with _quiet():
-            gymnasium.spec(name)
-    except ImportError as error:
-        raise EnvironmentRefused(
-            f"expected the module before the colon in {name!r} to register environments, got {error}; check that it can be imported"
-        ) from error
+            gymnasium.spec(identifier)
     except gymnasium.error.Error as error:
         near = nearest(name)
         hint = f"did you mean {' or '.join(near)}?" if near else "gymnasium.pprint_registry() lists what is registered"
         raise EnvironmentRefused(f"expected the id of an environment, got {name!r} ({error}); {hint}") from error
+    return identifier
 
 
 def nearest(name: str) -> list[str]:

@@ -11,7 +11,8 @@ from laser_rl.envs.atari import ATARI_57, AtariEnvironments, AtariSettings, atar
 from laser_rl.envs.border import Env
 from laser_rl.envs.construct import constructor
 from laser_rl.envs.native import TaskEnv, TaskEnvironments, task_of
-from laser_rl.envs.pool import Limits, PoolEnvironments, default_workers
+from laser_rl.envs.pool import PoolEnvironments, default_workers
+from laser_rl.envs.process import Limits
 from laser_rl.envs.records import Environments
 from laser_rl.envs.serial import SerialEnvironments
 from laser_rl.envs.slot import OnBadValue

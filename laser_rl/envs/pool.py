@@ -17,13 +17,12 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from laser_rl.envs import slot as phases
 from laser_rl.envs.block import History, carve, size_of
 from laser_rl.envs.border import Env
-from laser_rl.envs.process import Listener, WorkerProcess, constructor_message
+from laser_rl.envs.process import LONGEST_PAUSE_S, Limits, Listener, WorkerProcess, constructor_message
 from laser_rl.envs.records import EnvironmentSpec, Rows
 from laser_rl.envs.serial import LOGGER, ErrorLog
-from laser_rl.envs.slot import COUNTERS, MOST_FAILURES, OnBadValue
+from laser_rl.envs.slot import COUNTERS, MOST_FAILURES, RESTARTS, TIMEOUTS, OnBadValue
 from laser_rl.envs.spaces import action_layout
 from laser_rl.envs.worker import (
     DONE,
@@ -43,24 +42,10 @@ from laser_rl.envs.worker import (
 from laser_rl.errors import EnvironmentFailed, EnvironmentRefused
 
 Array = NDArray[np.generic]
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+FIRST_PAUSE_S = 0.1
 GLANCE_S = 0.1  # how often a waiting pool looks after its workers
 CLOSE_LIMIT_S, FATE_LIMIT_S = 2.0, 0.2
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How long an environment may take before its worker is replaced, in seconds."""
-
-    step_s: float = 60.0
-    reset_s: float = 60.0
-    constructor_s: float = 120.0
-
-    def of(self, phase: int, *, ready: bool) -> float:
-        """The limit of what a worker is doing."""
-        if not ready or phase == phases.CONSTRUCTING:
-            return self.constructor_s
-        return {phases.RESETTING: self.reset_s, phases.PAUSING: self.step_s + LONGEST_PAUSE_S}.get(phase, self.step_s)
+SILENCE_S = 5.0  # then a waiting pool says for whom it waits
 
 
 @dataclass
@@ -188,6 +173,7 @@ class PoolEnvironments:
     def _gather(self, *, everybody: bool, restoring: bool = False) -> Rows:
         if not self._arrived and not any(worker.owed for worker in self._workers):
             raise ValueError("expected at least one slot to act in, or one that owes a row; got neither")
+        complain_at = time.monotonic() + SILENCE_S
         while True:
             now = time.monotonic()
             owing = [worker for worker in self._workers if worker.owed]
@@ -196,11 +182,23 @@ class PoolEnvironments:
                 break
             ends = [deadline - now for deadline in deadlines if self._arrived and deadline > now]
             self._attend(min([GLANCE_S, *ends]))
+            if now >= complain_at:
+                complain_at = now + 2 * SILENCE_S
+                self._complain(owing)
         slots, self._arrived = np.array(sorted(self._arrived), np.int64), []
         rows = self._block.take(slots)
         if not restoring:
             self._history.note(rows, self._action[slots], self._block.digest[slots])
         return rows
+
+    def _complain(self, owing: Sequence[_Worker]) -> None:
+        names = [
+            worker.process.describe(self._activity[worker.index])
+            if worker.process
+            else f"worker {worker.index} (being replaced)"
+            for worker in owing
+        ]
+        LOGGER.warning("%s: waiting for %s", self._name, ", ".join(names))
 
     def _attend(self, timeout_s: float) -> None:
         """Wait for messages, take them in, look after whoever needs it."""
@@ -209,7 +207,8 @@ class PoolEnvironments:
             worker = self._workers[index]
             if worker.process is not None:
                 try:
-                    self._take_in(worker, worker.process.receive())
+                    for message in worker.process.receive():
+                        self._take_in(worker, message)
                 except EOFError:
                     worker.process.wait_until_ended(FATE_LIMIT_S)
                     self._lose(worker, "ended")
@@ -284,15 +283,19 @@ class PoolEnvironments:
         elif worker.command is not None or not worker.ready:
             limit = self._limits.of(int(activity[PHASE]), ready=worker.ready)
             if process.stalled_for(activity) > limit:
-                self._counts[worker.slots.start, phases.TIMEOUTS] += 1
+                self._counts[worker.slots.start, TIMEOUTS] += 1
                 self._lose(worker, f"exceeded its limit of {limit:g} s")
 
     def _launch(self, worker: _Worker) -> None:
         members = [(slot, int(self._episode[slot]), bool(self._open[slot])) for slot in worker.slots]
         start = {**self._start, "index": worker.index, "members": members}
         worker.ready = False
-        worker.process = WorkerProcess(self._starter, self._memory, start, self._constructor)
-        self._listener.add(worker.process)
+        try:
+            worker.process = WorkerProcess(self._starter, self._memory, start, self._constructor)
+        except OSError as error:  # no memory, or no process, to be had just now
+            self._count_failure(worker, f"worker {worker.index} could not be started: {error}")
+        else:
+            self._listener.add(worker.process)
 
     def _lose(self, worker: _Worker, why: str) -> None:
         """Bury a worker; its successor starts after a pause, while the others go on."""
@@ -300,14 +303,17 @@ class PoolEnvironments:
         description = process.describe(self._activity[worker.index])
         self._listener.remove(process)
         process.kill()
+        self._counts[worker.slots.start, RESTARTS] += 1
+        self._count_failure(worker, f"{description} {why}")
+
+    def _count_failure(self, worker: _Worker, what: str) -> None:
         worker.failures += 1
         if worker.failures >= MOST_FAILURES:
             raise EnvironmentFailed(
-                f"{self._name}: {description} {why}, the {worker.failures}th failure in a row; "
+                f"{self._name}: {what}, the {worker.failures}th failure in a row; "
                 f"correct the environment, or raise its time limits\n\n{worker.last_error}"
             )
-        self._counts[worker.slots.start, phases.RESTARTS] += 1
-        LOGGER.warning("%s: %s %s; its slots start anew in another process", self._name, description, why)
+        LOGGER.warning("%s: %s; its slots start anew in another process", self._name, what)
         worker.restart_at = time.monotonic() + min(FIRST_PAUSE_S * 2 ** (worker.failures - 1), LONGEST_PAUSE_S)
 
 

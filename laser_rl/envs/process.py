@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from multiprocessing import Pipe, spawn
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from laser_rl.envs.channel import Channel
 from laser_rl.envs.slot import CONSTRUCTING, IDLE, PAUSING, RESETTING, STEPPING
 from laser_rl.envs.worker import AT_SLOT, ENTRIES, PHASE
 from laser_rl.errors import EnvironmentFailed, EnvironmentRefused
@@ -31,6 +33,7 @@ LARGEST_CONSTRUCTOR = 100_000  # bytes; what fits into the connection's buffer, 
 START_LIMIT_S = 30.0
 KILL_LIMIT_S = 10.0
 MOST_CREDIT_S = 1.0
+LONGEST_PAUSE_S = 5.0  # before a worker that failed again is started again
 DOING = {
     IDLE: "waiting for its turn",
     CONSTRUCTING: "constructing",
@@ -38,6 +41,21 @@ DOING = {
     STEPPING: "in step",
     PAUSING: "pausing after an error",
 }
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long an environment may take before its worker is replaced, in seconds."""
+
+    step_s: float = 60.0
+    reset_s: float = 60.0
+    constructor_s: float = 120.0
+
+    def of(self, phase: int, *, ready: bool) -> float:
+        """The limit of what a worker is doing."""
+        if not ready or phase == CONSTRUCTING:
+            return self.constructor_s
+        return {RESETTING: self.reset_s, PAUSING: self.step_s + LONGEST_PAUSE_S}.get(phase, self.step_s)
 
 
 def constructor_message(make: Callable[[], Any], name: str) -> tuple[bytes, Mapping[str, Any]]:
@@ -86,19 +104,21 @@ class WorkerProcess:
             theirs.close()
         self.index, self.pid = int(start["index"]), self._process.pid
         self._waited, self._asked_at, self._entries = 0.0, time.monotonic(), -1
-        self.send(json.dumps(start).encode())
-        self.send(constructor)
+        self._channel = Channel(self.connection.fileno())
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died; `has_ended` says so
+            self.connection.send_bytes(json.dumps(start).encode())
+            self.connection.send_bytes(constructor)
 
     def send(self, command: bytes) -> None:
         """Never blocks: a worker has at most one command, and that is short."""
         self._waited, self._asked_at = 0.0, time.monotonic()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died; `has_ended` says so
-            self.connection.send_bytes(command)
+            self._channel.send(command)
 
-    def receive(self) -> bytes:
-        """The next message, after the listener heard it; raises EOFError if the worker is gone."""
+    def receive(self) -> list[bytes]:
+        """The messages that are there, after the listener heard something; raises EOFError if the worker is gone."""
         try:
-            return self.connection.recv_bytes()
+            return self._channel.receive()
         except OSError as error:
             raise EOFError from error
 

@@ -3,9 +3,10 @@
 import time
 import traceback
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,6 +20,7 @@ RESTARTS, TIMEOUTS, ERRORS, DROPPED, LOST = range(len(COUNTERS))
 IDLE, CONSTRUCTING, RESETTING, STEPPING, PAUSING = range(5)
 MOST_FAILURES = 5  # in a row, without one good step in between
 FIRST_PAUSE_S = 0.1
+SEEDS_AT_ONCE = 64
 
 OnBadValue = Literal["fail", "drop"]
 Array = NDArray[np.generic]
@@ -50,6 +52,9 @@ class Slot:
         self._episode, self._broken = episode, broken
         self._env: Env | None = None
         self._failures, self._open, self._digest, self._lives = 0, False, 0, 0
+        self._fresh, self._lost_life = True, False
+        self._seeds: list[int] = []
+        self._seed_block = -1
         self._border = self._construct_patiently()
         self._out: Array = np.zeros(0)
         self._bytes = memoryview(b"")
@@ -132,10 +137,11 @@ class Slot:
     def _construct(self) -> Border:
         self._watch(CONSTRUCTING, self._slot)
         self._env = self._make()
-        if not all(hasattr(self._env, part) for part in ("observation_space", "action_space", "reset", "step")):
+        parts = ("observation_space", "action_space", "reset", "step")
+        if isinstance(self._env, gymnasium.vector.VectorEnv) or not all(hasattr(self._env, part) for part in parts):
             raise EnvironmentRefused(
                 f"{self._name}: expected a gymnasium.Env from its constructor, got {type(self._env).__name__}; "
-                "subclass gymnasium.Env, or hand in a function that returns one"
+                "subclass gymnasium.Env, or hand in a function that returns one (a VectorEnv is handed in itself)"
             )
         return Border(self._env, self._name, self._slot)
 
@@ -167,7 +173,7 @@ class Slot:
         assert self._env is not None  # noqa: S101  (for mypy; both callers made it)
         # A new number for each attempt: a seed that raises would raise again.
         self._episode += 1
-        seed = int(seed_of(self._seed, np.array(self._slot), np.array(self._episode)))
+        seed = self._seed_now()
         self._border.starting(self._episode)
         self._watch(RESETTING, self._slot)
         info = self._border.after_reset(self._env.reset(seed=seed))
@@ -179,23 +185,40 @@ class Slot:
         self._digest = zlib.crc32(self._bytes)
         block.digest[index] = self._digest
         self._lives = info.get("lives", 0) if info else 0
-        self._open, self._broken = True, False
+        self._open, self._broken, self._fresh, self._lost_life = True, False, True, False
+
+    def _seed_now(self) -> int:
+        """The seeds of the next episodes are mixed together: one by one they would cost as much as a small environment's reset."""
+        block, place = divmod(self._episode, SEEDS_AT_ONCE)
+        if block != self._seed_block:
+            episodes = np.arange(block * SEEDS_AT_ONCE, (block + 1) * SEEDS_AT_ONCE)
+            self._seeds = seed_of(self._seed, np.full(SEEDS_AT_ONCE, self._slot), episodes).tolist()
+            self._seed_block = block
+        return self._seeds[place]
 
     def _transition(self, action: Any) -> None:
         assert self._env is not None  # noqa: S101  (for mypy; an open episode has an environment)
         self._watch(STEPPING, self._slot)
         result = self._env.step(self._border.action.convert(action))
         reward, terminated, truncated, info = self._border.after_step(result, self._env)
+        # A store into an array costs as much as a good part of a small environment's step: only what changes is written.
         block, index = self._block, self._index
-        block.is_first[index] = block.restarted[index] = False
+        if self._fresh:
+            block.is_first[index] = block.restarted[index] = self._fresh = False
         block.reward[index] = reward
-        block.terminated[index], block.truncated[index] = terminated, truncated and not terminated
-        lives = info.get("lives", self._lives) if info else self._lives
-        block.lost_life[index] = lives < self._lives
-        self._lives = lives
+        if info or self._lost_life:
+            self._count_lives(info)
         self._digest = zlib.crc32(self._bytes, self._digest)
         block.digest[index] = self._digest
-        self._open = not (terminated or truncated)
+        if terminated or truncated:
+            block.terminated[index], block.truncated[index] = terminated, not terminated
+            self._open = False
+
+    def _count_lives(self, info: Mapping[str, Any]) -> None:
+        lives = info.get("lives", self._lives)
+        self._lost_life = lives < self._lives
+        self._block.lost_life[self._index] = self._lost_life
+        self._lives = lives
 
     def _refuse_or_drop(self, bad: BadValue) -> None:
         if self._on_bad_value == "fail":

@@ -57,15 +57,14 @@ def action_border(space: spaces.Space[Any], name: str) -> ActionBorder:
     """How actions of `space` are chosen, stored and handed over.
 
     >>> action_border(spaces.Discrete(3, start=-1), "Maze").convert(np.int64(0))
-    np.int64(-1)
+    -1
     >>> action_border(spaces.MultiBinary(2), "Maze").spec
     MultiDiscreteActions(counts=(2, 2))
     """
     if isinstance(space, spaces.Discrete):
-        start, kind = int(space.start), space.dtype.type
-        if start == 0 and kind is np.int64:
-            return ActionBorder(DiscreteActions(int(space.n)), _as_it_is)
-        return ActionBorder(DiscreteActions(int(space.n)), lambda value: kind(value + start))
+        start = int(space.start)  # Python's own int: every space takes it, and Gymnasium checks it fastest
+        convert = int if start == 0 else lambda value: int(value) + start
+        return ActionBorder(DiscreteActions(int(space.n)), convert)
     if isinstance(space, spaces.MultiDiscrete):
         first = space.start
         counts = tuple(int(n) for n in space.nvec.ravel())

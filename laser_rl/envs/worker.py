@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laser_rl.envs.block import RowBlock, block_fields, carve
+from laser_rl.envs.channel import Channel
 from laser_rl.envs.records import (
     ActionSpec,
     BoxActions,
@@ -93,7 +94,7 @@ class Worker:
     """Some slots, and the loop that obeys the pool."""
 
     def __init__(self, connection: Connection, memory: Sequence[int], start: Mapping[str, Any]) -> None:
-        self._connection, self._start = connection, start
+        self._channel, self._start = Channel(connection.fileno()), start
         self._control, self._rows, self._scratch = memory
         mapped = mmap.mmap(self._control, 0)
         control = carve(memoryview(mapped), control_fields(start["workers"], start["slots"]))
@@ -120,21 +121,23 @@ class Worker:
 
     def run(self) -> None:
         """Say what the environment looks like, then obey until told to quit or alone."""
-        first = next(iter(self._members.values()))
-        self._connection.send_bytes(SPEC + write_spec(first.spec))
+        self._channel.send(SPEC + write_spec(next(iter(self._members.values())).spec))
         while True:
-            command = self._connection.recv_bytes()  # waits for the pool; if that dies, the kernel ends this process
-            kind = command[:1]
-            if kind == STEP:
-                self._step()
-            elif kind == MAP:
-                self._map(first.spec)
-            elif kind == REBUILD:
-                self._rebuild(json.loads(command[1:]))
-            else:
-                break
-        for member in self._members.values():
-            member.close()
+            for command in self._channel.receive():  # waits for the pool; if that dies, the kernel ends this process
+                if command == QUIT:
+                    for member in self._members.values():
+                        member.close()
+                    return
+                self._obey(command)
+
+    def _obey(self, command: bytes) -> None:
+        kind = command[:1]
+        if kind == STEP:
+            self._step()
+        elif kind == MAP:
+            self._map(next(iter(self._members.values())).spec)
+        elif kind == REBUILD:
+            self._rebuild(json.loads(command[1:]))
 
     def _map(self, spec: EnvironmentSpec) -> None:
         mapped = memoryview(mmap.mmap(self._rows, 0))
@@ -148,7 +151,7 @@ class Worker:
             if self._asked[slot]:
                 member.advance(self._action[slot])
         self._activity[PHASE] = IDLE
-        self._connection.send_bytes(DONE)
+        self._channel.send(DONE)
 
     def _rebuild(self, episodes: Sequence[tuple[int, int, int, int, int]]) -> None:
         shape, dtype = self._action.shape[1:], self._action.dtype
@@ -158,7 +161,7 @@ class Worker:
                 with mmap.mmap(self._scratch, 0) as mapped:
                     actions = np.frombuffer(mapped[offset : offset + actions.nbytes], dtype).reshape(actions.shape)
             self._members[slot].rebuild(episode, actions, digest)
-        self._connection.send_bytes(DONE)
+        self._channel.send(DONE)
 
     def _watch(self, phase: int, slot: int) -> None:
         activity = self._activity
@@ -167,7 +170,7 @@ class Worker:
         activity[ENTRIES] += 1
 
     def _report(self, text: str) -> None:
-        self._connection.send_bytes(LOG + text[-LONGEST_TEXT:].encode())
+        self._channel.send(LOG + text[-LONGEST_TEXT:].encode())
 
 
 def error_message(error: BaseException) -> bytes:
@@ -200,4 +203,4 @@ def main() -> None:
         except (EOFError, BrokenPipeError, ConnectionResetError):
             raise
         except Exception as error:  # all of it is for the pool to hear
-            connection.send_bytes(error_message(error))
+            Channel(handle).send(error_message(error))

@@ -185,7 +185,7 @@ class Replay:
         """Fill columns of a batch of `allocate`; `Evicted` if one of the unrolls has left."""
         parts = parts_of(self.layout, batch)
         with self._lock:
-            pinned = self._pin(ids, parts, first_column)
+            pinned = self._pin(self._slots(ids), parts, first_column)
         self._finish(pinned, parts, first_column, len(ids))
 
     def sample_into(self, count: int, random: np.random.Generator, batch: Batch, first_column: int) -> Ids:
@@ -193,7 +193,7 @@ class Replay:
         parts = parts_of(self.layout, batch)
         with self._lock:
             ids = self._draw(count, random)
-            pinned = self._pin(ids, parts, first_column)
+            pinned = self._pin(ids % self.capacity, parts, first_column)
         self._finish(pinned, parts, first_column, count)
         return ids
 
@@ -202,9 +202,9 @@ class Replay:
             raise Evicted(f"unrolls {int(ids.min())} to {int(ids.max())} asked, {self._first} to {self._next - 1} held")
         return ids % self.capacity
 
-    def _pin(self, ids: Ids, parts: Parts, first: int) -> _Pinned | None:
+    def _pin(self, slots: Ids, parts: Parts, first: int) -> _Pinned | None:
         """Under the lock: copy the records, and raw frames to their place or compressed ones aside."""
-        slots, last = self._slots(ids), first + len(ids)
+        last = first + len(slots)
         if last > len(parts.records):
             raise ValueError(f"columns {first} to {last - 1} asked of a batch of {len(parts.records)}")
         # numpy's take, not torch's index_select: as fast on one thread, and no team of threads to wait for on a busy machine.

@@ -1,6 +1,7 @@
 """Environments that tell on whoever mixes up their rows, and the witness who listens."""
 
 import contextlib
+import os
 import time
 from pathlib import Path
 
@@ -134,3 +135,49 @@ class Scripted(gymnasium.Env):
         if self._step and self._t > self._good:
             return self._step(self)
         return self.observation_space.sample(), 1.0, False, False, {}
+
+
+GOOD = np.zeros(2, np.float32)
+NOT_FINITE = {
+    "observation": (np.array([0, np.nan], np.float32), 0.0, False, False, {}),
+    "infinite": (np.array([0, -np.inf], np.float32), 0.0, False, False, {}),
+    "reward": (GOOD, float("nan"), False, False, {}),
+    "infinite reward": (GOOD, float("inf"), True, False, {}),
+    "too large for float32": (GOOD, 1e39, True, False, {}),
+}
+MALFORMED = {
+    "float64": (GOOD.astype(np.float64), 0.0, False, False, {}),
+    "shape": (np.zeros(3, np.float32), 0.0, False, False, {}),
+    "list": ([0.0, 0.0], 0.0, False, False, {}),
+    "none": (None, 0.0, False, False, {}),
+    "outside": (GOOD + 2, 0.0, False, False, {}),
+    "reward none": (GOOD, None, False, False, {}),
+    "reward array": (GOOD, np.zeros(1), False, False, {}),
+    "reward text": (GOOD, "1", False, False, {}),
+    "reward complex": (GOOD, 1j, False, False, {}),
+    "old gym": (GOOD, 0.0, False, {}),
+    "not a tuple": None,
+    "terminated": (GOOD, 0.0, 0, False, {}),
+    "truncated": (GOOD, 0.0, False, None, {}),
+    "info": (GOOD, 0.0, False, False, object()),
+}
+
+
+def not_finite(env, case):
+    return NOT_FINITE[case]
+
+
+def malformed(env, case):
+    return MALFORMED[case]
+
+
+def impossible():
+    raise OSError("the level is missing")
+
+
+def deadly():
+    os._exit(7)
+
+
+def endless():
+    time.sleep(1000)

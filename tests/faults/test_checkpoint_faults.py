@@ -22,6 +22,7 @@ from laser_rl.checkpoint import (
     remove_leftovers,
     segments,
     write,
+    write_bytes,
 )
 from laser_rl.errors import DamagedRun, UserError
 from tests.checkpoint.inputs import LAYOUT, assert_is, forked, kill_at, outcome, snapshot, unrolls
@@ -63,7 +64,9 @@ def test_killed_at_every_point_of_the_writer(tmp_path, caplog, step):
         loaded = latest(run_dir)
         assert loaded.step >= 20
         assert_is(loaded, known[loaded.step])
-        assert not caplog.records  # not even an older one is damaged
+        assert not caplog.records
+        for path in (run_dir / CHECKPOINTS).glob("step-*"):
+            load_snapshot(path)  # not even an older one is half there
         remove_leftovers(run_dir)
         kept = sorted(int(path.name[5:]) for path in (run_dir / CHECKPOINTS).glob("step-????????????"))
         assert_is(latest(run_dir), known[loaded.step])
@@ -74,6 +77,25 @@ def test_killed_at_every_point_of_the_writer(tmp_path, caplog, step):
             break
         points += 1
     assert points > 40  # the writer has that many points at least: opens, writes, syncs, renames, removals
+
+
+@pytest.mark.parametrize("old", [None, b"old" * 1000])
+def test_a_file_is_the_old_one_or_the_new_one(tmp_path, old):
+    new, died, number = b"new" * 2000, True, -1
+    while died:
+        number += 1
+        path = tmp_path / str(number)
+        if old is not None:
+            path.write_bytes(old)
+
+        def action(path=path, number=number):
+            kill_at(number)
+            write_bytes(path, new)
+
+        died = outcome(forked(action)) != 0
+        assert (path.read_bytes() if path.exists() else None) in (old, new)
+    assert path.read_bytes() == new
+    assert number > 5
 
 
 def keep_writing(run_dir, start, report):

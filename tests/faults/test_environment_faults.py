@@ -10,10 +10,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from laser_rl.envs.pool import Limits, PoolEnvironments
+from laser_rl.envs import pool as pool_module
+from laser_rl.envs.pool import PoolEnvironments
+from laser_rl.envs.process import Limits
 from laser_rl.errors import EnvironmentFailed, EnvironmentRefused
-from tests.envs.samples import Scripted, Telltale, Witness, drive
-from tests.envs.test_border import BAD, GOOD
+from tests.envs.samples import (
+    Scripted,
+    Telltale,
+    Witness,
+    deadly,
+    drive,
+    endless,
+    impossible,
+    malformed,
+    not_finite,
+)
 
 pytestmark = pytest.mark.usefixtures("no_child_is_left")
 
@@ -139,6 +150,19 @@ def test_an_endless_sleep_is_cut_short(where, tmp_path):
     pool.close()
 
 
+def test_a_waiting_pool_says_for_whom(monkeypatch, caplog, tmp_path):
+    monkeypatch.setattr(pool_module, "SILENCE_S", 0.2)
+    marker = tmp_path / "hang"
+    make = functools.partial(Telltale, hang_in_step=str(marker), hang_s=0.8)
+    pool, witness, rng = PoolEnvironments(make, slots=1, seed=5, workers=1), Witness(1), np.random.default_rng(5)
+    rows = drive(pool, witness, 2, rng)
+    marker.touch()
+    with caplog.at_level(logging.WARNING, "laser_rl.envs"):
+        drive(pool, witness, 10, rng, rows=rows)
+    assert f"waiting for worker 0 (pid {pool.processes()[0]}, in step of slot 0)" in caplog.text
+    pool.close()
+
+
 def test_many_slow_slots_of_one_worker_are_not_a_hang():
     make = functools.partial(Telltale, pause_s=0.1)
     pool = PoolEnvironments(make, slots=8, seed=5, workers=1, limits=Limits(step_s=0.4), lockstep=True)
@@ -172,19 +196,11 @@ def test_errors_now_and_then_cost_their_episodes_only(caplog):
     pool.close()
 
 
-def impossible():
-    raise OSError("the level is missing")
-
-
 def test_a_constructor_that_always_raises_ends_the_run_soon():
     began = time.monotonic()
     with pytest.raises(EnvironmentFailed, match=r"(?s)5 times in a row.*Traceback.*impossible.*the level is missing"):
         PoolEnvironments(impossible, slots=4, seed=1, workers=2)
     assert time.monotonic() - began < 10
-
-
-def deadly():
-    os._exit(7)
 
 
 def test_a_constructor_that_ends_its_process_ends_the_run_soon():
@@ -196,17 +212,9 @@ def test_a_constructor_that_ends_its_process_ends_the_run_soon():
     assert time.monotonic() - began < 20
 
 
-def endless():
-    time.sleep(1000)
-
-
 def test_a_constructor_that_never_returns_ends_the_run():
     with pytest.raises(EnvironmentFailed, match=r"exceeded its limit of 0.5 s"):
         PoolEnvironments(endless, slots=1, seed=1, workers=1, limits=Limits(constructor_s=0.5))
-
-
-def not_finite(env, case):
-    return BAD[case][0](env)
 
 
 @pytest.mark.parametrize("case", ["observation", "reward"])
@@ -228,24 +236,13 @@ def test_what_is_not_finite_never_leaves_the_pool(case):
     dropping.close()
 
 
-def malformed(env, case):
-    return {
-        "dtype": (GOOD.astype(np.float64), 0.0, False, False, {}),
-        "shape": (np.zeros(3, np.float32), 0.0, False, False, {}),
-        "outside": (GOOD + 2, 0.0, False, False, {}),
-        "reward": (GOOD, None, False, False, {}),
-        "old gym": (GOOD, 0.0, False, {}),
-        "info": (GOOD, 0.0, False, False, object()),
-    }[case]
-
-
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        ("dtype", "dtype float32, got float64"),
+        ("float64", "dtype float32, got float64"),
         ("shape", r"shape \(2,\), got \(3,\)"),
         ("outside", "within .*got 2.0"),
-        ("reward", "real number, got None"),
+        ("reward none", "real number, got None"),
         ("old gym", "got a tuple of 4; this is the step of the old Gym"),
         ("info", "info to be a dict, got object"),
     ],

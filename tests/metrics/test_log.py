@@ -174,6 +174,22 @@ def test_resuming_twice_voids_what_each_time_came_after():
     assert valid(rows) == [row(1), mark(2), mark(1), row(2)]
 
 
+def test_updates_without_a_step_between_are_void_too():
+    rows = [{"kind": "train", "step": 10, "update": update} for update in (1, 2, 3)]
+    mark = {"kind": "event", "event": "resumed", "step": 10, "update": 2}
+    assert valid([*rows, mark]) == [*rows[:2], mark]
+
+
+def test_half_a_line_is_left_for_the_next_call(tmp_path):
+    line = b'{"kind": "train", "step": 1, "update": 1}\n'
+    for cut in range(len(line)):
+        (tmp_path / FILE).write_bytes(line + line[:cut])
+        rows, offset = read_from(tmp_path / FILE)
+        assert (len(rows), offset) == (1, len(line))
+        (tmp_path / FILE).write_bytes(line + line)
+        assert read_from(tmp_path / FILE, offset) == (rows, 2 * len(line))
+
+
 def test_no_file_has_no_rows(tmp_path):
     assert read(tmp_path) == []
     assert read_from(tmp_path / FILE, 7) == ([], 7)

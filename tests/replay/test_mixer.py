@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from laser_rl.errors import ConfigError
 from laser_rl.replay import Counts, Mixer, Replay, allocate
+from laser_rl.replay.records import pack
 from tests.replay.inputs import PICTURE, STACKED, VECTOR, assert_column, assert_same, numbered, take
 
 
@@ -96,6 +97,16 @@ def test_columns_hold_what_was_offered(layout):
     assert batch.version[:4].tolist() == [12, 13, 14, 15]
 
 
+def test_later_changes_of_the_arrays_do_not_reach_a_batch():
+    mixer, batch, unrolls = mixer_of(), allocate(VECTOR, 8), numbered(VECTOR, range(2))
+    mixer.offer(unrolls)
+    for array in unrolls:
+        array[...] = 0
+    mixer.fill(batch)
+    for column in range(8):
+        assert_column(VECTOR, batch, column, numbered(VECTOR, range(2)), int(batch.version[column]))
+
+
 def test_online_unrolls_survive_their_eviction_from_a_small_store():
     mixer, batch, unrolls = mixer_of(capacity=2), allocate(VECTOR, 8), numbered(VECTOR, range(10))
     mixer.offer(unrolls)
@@ -134,6 +145,7 @@ def test_a_resumed_mixer_makes_the_same_batches(pending):
     rest = json.loads(json.dumps({name: value for name, value in state.items() if name not in arrays}))
     resumed = mixer_of(STACKED, seed=99)
     resumed.store.insert(original.store.export(np.arange(10 + pending)))
+    resumed._queue(pack(STACKED, numbered(STACKED, [99])))  # forgotten by loading
     resumed.load_state_dict({**arrays, **rest})
     assert resumed.pending == pending
     more = numbered(STACKED, range(20, 40))

@@ -12,8 +12,8 @@ from scipy import stats
 from laser_rl.replay import Replay, allocate, codec
 from laser_rl.types import UnrollLayout, empty_unrolls
 
-LAYOUT = UnrollLayout(4, 2, (1, 32, 32), "uint8", (), "int64", 3)
-CAPACITY, WRITERS, READERS = 64, 4, 4
+LAYOUT = UnrollLayout(4, 2, (1, 64, 64), "uint8", (), "int64", 3)  # large enough to be caught half written
+CAPACITY, WRITERS, READERS = 16, 4, 4
 
 
 def marked(member, number):

@@ -1,0 +1,45 @@
+"""Small configurations that run in a second, and what identifies a run."""
+
+import hashlib
+import json
+
+from laser_rl import checkpoint, recipes
+from laser_rl.config import override
+from laser_rl.metrics.log import rows_hash
+from laser_rl.runtime.build import build_member
+from laser_rl.runtime.directory import RunDirectory
+from laser_rl.runtime.launch import prepare, run
+
+
+def small(environment="CartPole-v1", **settings):
+    defaults = {
+        "run.steps": 600,
+        "hidden": (16,),
+        "unroll_steps": 5,
+        "slots": 3,
+        "capacity_steps": 300,
+        "evaluate_episodes": 2,
+        "log_every_updates": 10,
+        "checkpoint_every_steps": 200,
+    }
+    return override(recipes.cartpole(environment), {**defaults, **settings})
+
+
+def finish(config, path=None, source=None, **more):
+    """Build, run to the end; returns the result and its training."""
+    directory = None if path is None else RunDirectory(path, config)
+    member = build_member(config, source)
+    try:
+        sinks = [] if directory is None else [directory.log]
+        training = prepare(member, directory, sinks=sinks, **more)
+        return run(training), training
+    finally:
+        member.environments.close()
+        if directory is not None:
+            directory.close()
+
+
+def fingerprint(path):
+    """Everything that a run leaves, except what the wall clock writes."""
+    manifest = json.loads((checkpoint.latest(path).path / "manifest.json").read_text())
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest(), rows_hash(path)
