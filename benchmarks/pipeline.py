@@ -44,9 +44,9 @@ PONG = {
     "environment.atari.threads": 1,
     "environment.slots": 16,
     "capacity_steps": 50_000,
-    "batch_unrolls": 8,
+    "batch_unrolls": 4,
     "replay.fraction": 0.5,
-    "new_unrolls_per_update": 8,  # each new unroll is learned once on average: about as much acting as learning
+    "new_unrolls_per_update": 8,  # about as much acting as learning, where overlap is hardest and brings most
 }
 CASES: dict[str, Callable[[], Config]] = {
     # ALE's own vector environment, IMPALA's small network in bf16.

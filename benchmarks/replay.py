@@ -7,6 +7,7 @@ Run: python benchmarks/replay.py [--threads 2] [--fill 10M] [--csv FILE]
 
 import argparse
 import csv
+import ctypes
 import gc
 import os
 import statistics
@@ -230,6 +231,7 @@ def growth(pool: NDArray[np.uint8], inserts: int) -> list[dict[str, Any]]:
         store.insert(part(unrolls, at % len(pool), 1))
     store.sample_into(8, random, batch, 0)
     gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what earlier measurements left free would hide growth
     before, held = resident(), store.nbytes
     for i in range(inserts):
         store.insert(part(unrolls, int(random.integers(len(pool))), 1))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import gymnasium
 
-from laser_rl.api import LASER
+from laser_rl import LASER
 
 
 class Until:

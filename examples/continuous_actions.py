@@ -6,7 +6,7 @@ of π. A pendulum that hangs costs about 1,200 an episode, one that stands about
 
 import argparse
 
-from laser_rl.api import LASER
+from laser_rl import LASER
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from laser_rl.api import LASER
+from laser_rl import LASER
 
 CELLS = 8
 

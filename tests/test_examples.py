@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import itertools
 import os
 import re
 import subprocess
@@ -44,7 +45,7 @@ def load(name):
 
 
 def numbers(pattern, text):
-    found = [tuple(map(float, groups)) for groups in re.findall(pattern, text)]
+    found = [tuple(map(float, match.groups())) for match in re.finditer(pattern, text, re.MULTILINE)]
     assert found, text
     return found
 
@@ -56,7 +57,7 @@ def test_an_example_is_short(path):
 
 def test_own_environment_and_network():
     out = output_of("own_environment_and_network", 4000)
-    [(mean,)] = numbers(r"mean return of 100 episodes: ()(-?[\d.]+)".replace("()", ""), out) or [(0.0,)]
+    [(mean,)] = numbers(r"mean return of 100 episodes: (-?\d+\.\d+)", out)
     assert 0.62 < mean < 0.85  # always the same way round: 0.6; the shortest way: 0.77 in expectation
     *before, (walker, door) = numbers(r"walker in cell (\d+), door in cell (\d+)", out)
     assert abs(walker - door) in {1, 7}  # the last step leads through the door
@@ -69,9 +70,9 @@ def test_callbacks():
     steps, means = zip(*curve, strict=True)
     assert all(mean < 40 for mean in means[:-1])
     assert means[-1] >= 40  # the run ended at the first such row
-    [(goal, within)] = numbers(r"^reached (\d+) within (\d+) steps".replace("^", ""), out)
+    [(goal, within)] = numbers(r"^reached (\d+) within (\d+) steps", out)
     assert (goal, within) == (40, steps[-1])
-    [(balanced,)] = numbers(r"balances for (()\d+) steps".replace("()", ""), out)
+    [(balanced,)] = numbers(r"balances for (\d+) steps", out)
     assert 25 < balanced <= 500  # random actions: about 22
 
 
@@ -106,7 +107,7 @@ def test_shared_replay_counts_treasures(monkeypatch):
     monkeypatch.setattr(example, "SIZE", 2)  # a treasure every fourth episode, at random
     curves, accepted = example.run(shared=True, seed=0)
     assert curves.shape == (3, example.STRETCHES)
-    assert (0.05 < curves).all()
+    assert (curves > 0.05).all()
     assert (curves <= 1).all()
     assert (accepted > 0.5).all()
 
@@ -116,7 +117,7 @@ def test_single_file_laser_learns_cartpole():
     curve = numbers(r"step +(\d+)  update +(\d+)  return of the last episodes +([\d.]+)", out)
     step, update, mean = curve[-1]
     assert 4000 <= step < 4080
-    assert update == 4 * len(range(0, int(update), 4))  # each round of 4 slots brings 4 unrolls, so 4 updates
+    assert 0 < 20 * update - step < 0.1 * step  # an update for each unroll of 20 rows, a few of which are resets
     assert mean > 60  # random actions: about 22
 
 
@@ -167,10 +168,10 @@ def test_single_file_laser_computes_the_same_loss(seed):
     example = load("single_file_laser")
     batch, logits, value = random_batch(seed)
     # γ is a sum of powers of 2, so that it does not matter who keeps it in float32.
-    same = {"discount": 0.875, "trust_bound": 0.1, "baseline_cost": 0.5, "entropy_cost": 0.03, "reward_scale": 0.25}
+    same = {"discount": 0.875, "trust_bound": 0.03125, "baseline_cost": 0.5, "entropy_cost": 0.03, "reward_scale": 0.25}
 
     ours = [logits.clone().requires_grad_(), value.clone().requires_grad_()]
-    hyper, bound = LossConfig(**same), torch.tensor(0.1, dtype=torch.float64)
+    hyper, bound = LossConfig(**same), torch.tensor(0.03125, dtype=torch.float64)
     loss = laser_loss(Categorical(logits.shape[-1]), Output(*ours), batch, hyper, bound)
 
     theirs = [logits.clone().requires_grad_(), value.clone().requires_grad_()]
@@ -184,7 +185,7 @@ def test_single_file_laser_computes_the_same_loss(seed):
     replayed = batch.real & ~batch.online
     accepted = (learnable & replayed).sum() / replayed.sum()
     assert accepted == loss.numbers["acceptance"]
-    assert 0.2 < accepted < 0.95  # both kinds of rows were there
+    assert 0.2 < accepted < 1  # both kinds of rows were there
 
 
 class Clock(gymnasium.Env):
@@ -217,7 +218,7 @@ def test_single_file_laser_writes_down_what_happened(clocks):
     example = load("single_file_laser")
     actor = example.Actor(clocks, example.Network(inputs=2, actions=2, hidden=4), seed=0)
     unrolls = [actor.act(steps=7) for _ in range(5)]
-    for this, following in zip(unrolls, unrolls[1:], strict=False):
+    for this, following in itertools.pairwise(unrolls):
         assert torch.equal(this.observation[-1], following.observation[0])
     for unroll in unrolls:
         episode, age = unroll.observation[:-1].unbind(-1)

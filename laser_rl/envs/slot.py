@@ -136,14 +136,15 @@ class Slot:
 
     def _construct(self) -> Border:
         self._watch(CONSTRUCTING, self._slot)
-        self._env = self._make()
+        made: Any = self._make()
         parts = ("observation_space", "action_space", "reset", "step")
-        if isinstance(self._env, gymnasium.vector.VectorEnv) or not all(hasattr(self._env, part) for part in parts):
+        if isinstance(made, gymnasium.vector.VectorEnv) or not all(hasattr(made, part) for part in parts):
             raise EnvironmentRefused(
-                f"{self._name}: expected a gymnasium.Env from its constructor, got {type(self._env).__name__}; "
+                f"{self._name}: expected a gymnasium.Env from its constructor, got {type(made).__name__}; "
                 "subclass gymnasium.Env, or hand in a function that returns one (a VectorEnv is handed in itself)"
             )
-        return Border(self._env, self._name, self._slot)
+        self._env = made
+        return Border(made, self._name, self._slot)
 
     def _reconstruct(self) -> None:
         border = self._construct()

@@ -34,7 +34,7 @@ def rollout(
     rows = environments.reset()
     while True:
         _count(rows, left, total, length, played)
-        if not left.any():
+        if not (left > 0).any():
             # Stable: within a slot the order in which they were played.
             return sorted(played, key=lambda episode: episode.slot)
         _check_length(np.where(left > 0, length, 0), limit, environments.spec.name)
@@ -55,7 +55,7 @@ def _count(
     rows: Rows, left: NDArray[np.int64], total: NDArray[np.float64], length: NDArray[np.int64], played: list[Episode]
 ) -> None:
     """Add new rows to the open episodes; close those that ended."""
-    fresh = rows.is_first | rows.restarted  # a broken stream's open episode is void: it is played again
+    fresh = rows.is_first  # also where a stream broke: its open episode is void, and played again
     slots = rows.slots
     total[slots] = np.where(fresh, 0.0, total[slots] + rows.reward)
     length[slots] = np.where(fresh, 0, length[slots] + 1)

@@ -91,7 +91,7 @@ def _write_mp4(path: Path, frames: Iterator[Frame], frames_per_second: float) ->
     first = next(frames)
     height, width, _ = first.shape
     writer = imageio_ffmpeg.write_frames(
-        str(path), (width, height), fps=frames_per_second, macro_block_size=2, ffmpeg_timeout=_FFMPEG_SECONDS,
+        str(path), (width, height), fps=frames_per_second, macro_block_size=1, ffmpeg_timeout=_FFMPEG_SECONDS,
         ffmpeg_log_level="error",
     )  # fmt: skip
     writer.send(None)

@@ -78,7 +78,7 @@ def run(training: Training, *, evaluate_at_end: bool = True) -> Result:
     reason = training.stop.reason
     interrupted = None if reason in {None, FINISHED} else reason
     training.report()
-    evaluation = training.evaluate() if evaluate_at_end and interrupted is None else None
+    evaluation = training.last_evaluation() if evaluate_at_end and interrupted is None else None
     training.save()
     return Result(member, training.steps, training.update, evaluation, interrupted, training.saved)
 

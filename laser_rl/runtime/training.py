@@ -59,7 +59,8 @@ class Training:
         self._error: BaseException | None = None
         self._next = {"evaluate": 0, "save": 0}
         self._logged_updates, self._logged_steps, self._logged_at = 0, 0, time.monotonic()
-        self._plan_next()
+        for what in self._next:
+            self._plan(what)
 
     @property
     def update(self) -> int:
@@ -127,15 +128,13 @@ class Training:
         """Evaluate and save, if due. The locks stop the other threads while state is taken."""
         if self._error is not None:
             raise self._error
-        if self._next["evaluate"] and self.steps >= self._next["evaluate"]:
+        if self._due("evaluate"):
             self.evaluate()
-            self._plan_next()
-        if self._next["save"] and self.steps >= self._next["save"]:
+        if self._due("save"):
             with contextlib.ExitStack() as stack:
                 for lock in locks:
                     stack.enter_context(lock)
                 self.save()
-            self._plan_next()
 
     def evaluate(self) -> EvalResult:
         """Play with the current parameters; the seed depends on nothing but run and step."""
@@ -158,6 +157,12 @@ class Training:
         }
         self._announce("evaluation", values)
         return result
+
+    def last_evaluation(self) -> EvalResult:
+        """Of the current parameters; played now unless it has been."""
+        if self.evaluations and self.evaluations[-1][0] == self.steps:
+            return self.evaluations[-1][1]
+        return self.evaluate()
 
     def save(self) -> None:
         """Write a checkpoint, if anything is kept."""
@@ -197,10 +202,17 @@ class Training:
             for sink in self._sinks:
                 sink.write("event", self.steps, self.update, {"event": "resumed"})
 
-    def _plan_next(self) -> None:
+    def _due(self, what: str) -> bool:
+        """Whether it is time; the next time is planned at once, so that a checkpoint does not ask for itself again."""
+        due = 0 < self._next[what] <= self.steps
+        if due:
+            self._plan(what)
+        return due
+
+    def _plan(self, what: str) -> None:
         run = self.member.config.run
-        for name, every in (("evaluate", run.evaluate_every_steps), ("save", run.checkpoint_every_steps)):
-            self._next[name] = (self.steps // every + 1) * every if every else 0
+        every = {"evaluate": run.evaluate_every_steps, "save": run.checkpoint_every_steps}[what]
+        self._next[what] = (self.steps // every + 1) * every if every else 0
 
     def _state_of_replay(self) -> dict[str, float]:
         replay = self.member.replay

@@ -55,7 +55,7 @@ def test_an_endless_episode_is_an_error_with_advice():
 
 def test_an_episode_of_exactly_the_limit_is_fine_and_a_slot_that_is_done_may_go_on():
     assert len(rollout(Scripted([[50]]), act, 2, max_steps=50)) == 2
-    assert len(rollout(Scripted([[3, 10**9], [40]]), act, 2, max_steps=40)) == 2
+    assert len(rollout(Scripted([[40], [3, 10**9]]), act, 3, max_steps=40)) == 3
 
 
 def test_no_episodes_are_refused():

@@ -15,7 +15,10 @@ from laser_rl import checkpoint
 from tests.runtime.small import fingerprint
 
 LASER = (sys.executable, "-c", "import sys; from laser_rl.cli import main; sys.exit(main())")
-SETTINGS = "--steps 3000 --environment.slots 3 --replay.capacity-steps 2000 --run.checkpoint-every-steps 500 --run.evaluate-episodes 2 --plain"
+SETTINGS = (
+    "--steps 3000 --environment.slots 3 --replay.capacity-steps 2000 --run.checkpoint-every-steps 500 "
+    "--run.evaluate-episodes 2 --plain"
+)
 
 
 def start(*arguments):

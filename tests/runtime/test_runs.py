@@ -1,4 +1,5 @@
 import math
+import os
 
 import gymnasium
 import numpy as np
@@ -181,7 +182,7 @@ def test_an_error_in_the_environment_ends_the_run_with_it(runtime):
 def test_two_runs_in_one_directory_are_refused(tmp_path):
     directory = RunDirectory(tmp_path, small())
     try:
-        with pytest.raises(UserError, match="pid"):
+        with pytest.raises(UserError, match=f"in use by process {os.getpid()}"):
             RunDirectory(tmp_path, small())
     finally:
         directory.close()

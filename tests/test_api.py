@@ -1,0 +1,144 @@
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from laser_rl import LASER
+from laser_rl.errors import ConfigError, EnvironmentRefused
+from laser_rl.metrics.log import read
+from tests.envs.samples import Telltale
+
+SMALL = {"hidden": (16,), "unroll_steps": 5, "slots": 2, "capacity_steps": 500}
+
+
+@pytest.fixture(scope="module")
+def agent():
+    agent = LASER("CartPole-v1", seed=1, **SMALL).learn(300)
+    yield agent
+    agent.close()
+
+
+def test_learning_goes_on_where_it_stopped(agent):
+    before, updates = agent.steps, agent.member.learner.version
+    assert agent.learn(200) is agent
+    assert 200 <= agent.steps - before < 210
+    assert agent.member.learner.version > updates
+
+
+def test_predict_answers_in_the_environments_terms(agent):
+    env = gymnasium.make("CartPole-v1")
+    observation, _ = env.reset(seed=0)
+    action, state = agent.predict(observation, deterministic=True)
+    assert env.action_space.contains(np.int64(action))
+    assert agent.predict(observation, state)[0] == action
+    sampled = {int(agent.predict(observation, deterministic=False)[0]) for _ in range(60)}
+    assert sampled == {0, 1}
+
+
+def test_save_and_load_give_the_same_policy(agent, tmp_path):
+    path = agent.save(tmp_path / "agent.laser")
+    other = LASER.load(path)
+    for seed in range(5):
+        observation = gymnasium.make("CartPole-v1").reset(seed=seed)[0]
+        assert agent.predict(observation)[0] == other.predict(observation)[0]
+    assert agent.evaluate(3, seed=4) == other.evaluate(3, seed=4)
+    assert other.config == agent.config
+    other.learn(50)
+    other.close()
+
+
+def test_loading_something_else_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="is not there"):
+        LASER.load(tmp_path / "nothing")
+    (tmp_path / "text").write_text("hello")
+    with pytest.raises(ConfigError, match=r"is no file of LASER\.save"):
+        LASER.load(tmp_path / "text")
+
+
+def test_settings_go_by_name_and_wrong_ones_are_refused():
+    config = LASER("CartPole-v1", learning_rate=0.5, **{"loss.discount": 0.5}).config
+    assert (config.optimiser.learning_rate, config.loss.discount) == (0.5, 0.5)
+    with pytest.raises(ConfigError, match=r"did you mean 'optimiser\.learning_rate'"):
+        LASER("CartPole-v1", learning_rat=0.5)
+    with pytest.raises(ConfigError, match=r"loss\.discount is 7: input should be less than or equal to 1"):
+        LASER("CartPole-v1", discount=7)
+
+
+def test_the_recipe_fits_the_environment():
+    assert LASER("CartPole-v1").config.recipe == "cartpole"
+    assert LASER("Pendulum-v1").config.recipe == "continuous"
+    assert LASER("laser/Catch", recipe="minatar").config.recipe == "minatar"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "CartPole-v1",
+        lambda: gymnasium.make("CartPole-v1"),
+        Telltale,
+    ],
+    ids=["id", "callable", "class"],
+)
+def test_environments_of_every_kind(source):
+    agent = LASER(source, **SMALL).learn(60)
+    assert agent.evaluate(2).episodes == 2
+    agent.close()
+
+
+def test_one_environment_and_a_vector_of_them():
+    agent = LASER(gymnasium.make("CartPole-v1"), **{**SMALL, "slots": 1}).learn(60)
+    assert agent.steps >= 60
+    agent.close()
+    for mode in gymnasium.vector.AutoresetMode:
+        vector = gymnasium.vector.SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 2, autoreset_mode=mode)
+        agent = LASER(vector, **SMALL).learn(200)
+        assert agent.steps >= 200
+        agent.close()
+
+
+class Torso(nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        self.linear = nn.Linear(*shape, 12)
+
+    def forward(self, observation):
+        return torch.tanh(self.linear(observation))
+
+
+@pytest.mark.parametrize("runtime", ["serial", "local"])
+@pytest.mark.parametrize("net", [Torso, Torso((4,))], ids=["class", "instance"])
+def test_a_network_of_ones_own_learns(net, runtime):
+    agent = LASER("CartPole-v1", net=net, runtime=runtime, **SMALL)
+    before = agent.member.learner.network.torso.linear.weight.detach().clone()
+    agent.learn(200)
+    assert not torch.equal(before, agent.member.learner.network.torso.linear.weight)
+    agent.close()
+
+
+def test_callbacks_see_numbers_and_may_end_it():
+    seen = []
+    agent = LASER("CartPole-v1", log_every_updates=5, **SMALL)
+    agent.learn(50_000, callbacks=[lambda progress: seen.append(progress) or progress.update < 20])
+    assert agent.steps < 1000
+    assert seen[-1].values["return_mean"] > 0
+    agent.learn(50)  # and it can go on
+    agent.close()
+
+
+def test_a_run_directory_goes_on(tmp_path):
+    one = LASER("CartPole-v1", run_dir=tmp_path / "run", **SMALL).learn(300)
+    steps, updates = one.steps, one.member.learner.version
+    one.close()
+    two = LASER("CartPole-v1", run_dir=tmp_path / "run", **SMALL)
+    assert two.member.learner.version == updates
+    assert two.steps == steps
+    assert len(two.member.replay) > 0
+    two.learn(100)
+    two.close()
+    assert read(tmp_path / "run", ["train"])[-1]["step"] > steps
+
+
+def test_what_is_no_environment_is_refused():
+    with pytest.raises(EnvironmentRefused, match="expected an id, a constructor"):
+        LASER(42)
