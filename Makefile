@@ -6,7 +6,7 @@ READY := .venv/.ready
 .PHONY: demo test test-all check format mutants bench clean
 
 demo: $(READY)
-	$(BIN)/python examples/shared_replay.py
+	$(BIN)/laser train --recipe cartpole --steps 20000 --out runs/demo --fresh
 
 test: check
 	$(BIN)/python -m pytest -n auto -m "not slow"

@@ -13,6 +13,7 @@ import itertools
 import multiprocessing
 import os
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -253,7 +254,10 @@ def compare(cases: list[str], seconds: float, repeats: int) -> list[dict[str, An
     """All cases, printed as they come; returns the rows of the CSV."""
     today = dt.datetime.now(dt.UTC).date().isoformat()
     about = {"date": today, "hardware": hardware(), "torch": torch.__version__}
-    print(f"{', '.join(about.values())}; milliseconds per update, medians of {repeats}; ratios are medians of ratios\n")
+    about["switch_ms"] = f"{1e3 * sys.getswitchinterval():g}"
+    print(
+        f"{', '.join(f'{key} {value}' for key, value in about.items())}; milliseconds per update, medians of {repeats}; ratios are medians of ratios\n"
+    )
     headings = ["case", *Paces._fields, *RATIOS]
     print(f"| {' | '.join(headings)} |\n{'|---' * len(headings)}|")
     rows = []
@@ -275,8 +279,10 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--seconds", type=float, default=3.0, help="of each part, a quarter of them to warm up")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--switch-ms", type=float, default=5.0, help="how long a thread may keep the interpreter lock")
     parser.add_argument("--csv", type=Path)
     arguments = parser.parse_args()
+    sys.setswitchinterval(1e-3 * arguments.switch_ms)
     try:
         rows = compare(arguments.cases, arguments.seconds, arguments.repeats)
     except UserError as error:

@@ -1,10 +1,11 @@
 """LASER in one file: a single agent, a replay, the trust region. It needs torch, numpy and gymnasium, and nothing of the package.
 
 Schmitt, Hessel, Simonyan: Off-Policy Actor-Critic with Shared Experience Replay (2019). Equations, sections and Algorithm 1 are that
-paper's. Read it from `laser_loss` outwards. CartPole-v1, seeds 0 to 4: a mean of 475 over 20 episodes after 16,000 to 25,000 steps.
+paper's. Read it from `laser_loss` outwards. On CartPole-v1 seeds 0 to 4 first reach a mean of 475 over 20 episodes after 16,000 to
+25,000 steps.
 
     python examples/single_file_laser.py --seed 1
-    python examples/single_file_laser.py --env Acrobot-v1 --steps 100000
+    python examples/single_file_laser.py --env Acrobot-v1
 
 For any Gymnasium environment with Box observations (they are flattened) and Discrete actions.
 """

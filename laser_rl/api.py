@@ -20,7 +20,7 @@ from laser_rl.errors import ConfigError
 from laser_rl.evaluation.statistics import EvalResult
 from laser_rl.metrics.sink import Sink
 from laser_rl.networks.build import TorsoSource
-from laser_rl.runtime.build import EnvironmentSource, Member, build_member, derive, open_environments
+from laser_rl.runtime.build import EnvironmentSource, Member, build_member, derive, open_environments, slots_of
 from laser_rl.runtime.directory import RunDirectory
 from laser_rl.runtime.evaluate import evaluate, trained_of
 from laser_rl.runtime.launch import prepare, run
@@ -61,6 +61,8 @@ class LASER:
         **settings: Any,
     ) -> None:
         self._source, self._net, self._sinks = env, net, tuple(sinks)
+        if config is None and (count := slots_of(env)) is not None:
+            settings.setdefault("slots", count)
         self.config = override(config or _base(env, recipe), settings)
         self._run_dir = None if run_dir is None else Path(run_dir)
         self._directory: RunDirectory | None = None
@@ -159,7 +161,9 @@ def _base(env: EnvironmentSource, recipe: str | None) -> Config:
     name = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
     if recipe is not None:
         return recipes.by_name(recipe, name)
-    environments = open_environments(env, recipes.cartpole().environment, seed=0, lockstep=True, slots=1)
+    environments = open_environments(
+        env, recipes.cartpole().environment, seed=0, lockstep=True, slots=slots_of(env) or 1
+    )
     try:
         return recipes.for_environment(environments.spec, name)
     finally:

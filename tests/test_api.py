@@ -87,12 +87,13 @@ def test_environments_of_every_kind(source):
 
 
 def test_one_environment_and_a_vector_of_them():
-    agent = LASER(gymnasium.make("CartPole-v1"), **{**SMALL, "slots": 1}).learn(60)
+    agent = LASER(gymnasium.make("CartPole-v1"), hidden=(16,), unroll_steps=5).learn(60)
     assert agent.steps >= 60
+    assert agent.evaluate(2).episodes == 2
     agent.close()
     for mode in gymnasium.vector.AutoresetMode:
         vector = gymnasium.vector.SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 2, autoreset_mode=mode)
-        agent = LASER(vector, **SMALL).learn(200)
+        agent = LASER(vector, **{**SMALL, "slots": 2}).learn(200)
         assert agent.steps >= 200
         agent.close()
 

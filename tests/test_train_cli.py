@@ -6,8 +6,19 @@ import sys
 import pytest
 
 from laser_rl import cli
+from laser_rl.metrics.log import read
 
-SMALL = ["--steps", "400", "--environment.slots", "2", "--loss.unroll-steps", "5", "--run.evaluate-episodes", "2", "--plain"]
+SMALL = [
+    "--steps",
+    "400",
+    "--environment.slots",
+    "2",
+    "--loss.unroll-steps",
+    "5",
+    "--run.evaluate-episodes",
+    "2",
+    "--plain",
+]
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +158,17 @@ def test_check_env(capsys):
     out = capsys.readouterr().out
     assert out.startswith("Pendulum-v1: fine\n")
     assert "BoxActions(low=(-2.0,), high=(2.0,))" in out
+
+
+def test_other_settings_in_an_old_directory_are_refused_unless_fresh(tmp_path, capsys):
+    command = ["train", "--env", "laser/Catch", "--out", str(tmp_path / "run"), *SMALL]
+    assert cli.main(command) == 0
+    assert cli.main([*command, "--loss.discount", "0.5"]) == 2
+    assert "was started with loss.discount = 0.99, not 0.5" in capsys.readouterr().err
+    assert cli.main([*command, "--loss.discount", "0.5", "--fresh"]) == 0
+    steps = [row["step"] for row in read(tmp_path / "run", ["train"])]
+    assert steps == sorted(steps)  # the metrics of the first run are gone
+    assert len(list((tmp_path / "run").glob("events.*"))) == 1
 
 
 def test_resume_without_a_checkpoint_is_refused(tmp_path, capsys):

@@ -43,9 +43,7 @@ def train_command(arguments: list[str]) -> int:
     asked = tyro.cli(Train, prog="laser train", args=arguments, default=Train(settings=base_config(*begin)))
     config = apply(asked.settings, asked.quick)
     path = asked.out or new_path(Path("runs"), config.environment.id)
-    if asked.fresh and path.exists():
-        checkpoint.clear(path)
-    return run_in(path, config, plain=asked.plain)
+    return run_in(path, config, fresh=asked.fresh, plain=asked.plain)
 
 
 @dataclass(frozen=True)
@@ -67,16 +65,14 @@ def resume_command(arguments: list[str]) -> int:
     config = read_config(asked.run_dir)
     if asked.steps is not None:
         config = override(config, {"run.steps": asked.steps})
-    if asked.fresh:
-        checkpoint.clear(asked.run_dir)
-    elif checkpoint.latest(asked.run_dir) is None:
+    if not asked.fresh and checkpoint.latest(asked.run_dir) is None:
         raise ConfigError(f"{asked.run_dir} holds no checkpoint to go on from; use --fresh to start again")
-    return run_in(asked.run_dir, config, plain=asked.plain)
+    return run_in(asked.run_dir, config, fresh=asked.fresh, plain=asked.plain)
 
 
-def run_in(path: Path, config: Config, *, plain: bool) -> int:
+def run_in(path: Path, config: Config, *, fresh: bool, plain: bool) -> int:
     """Train in a run directory and say how it went and what can be done next."""
-    directory = RunDirectory(path, config)
+    directory = RunDirectory(path, config, fresh=fresh)
     terminal = Terminal(highlight=False, force_terminal=False if plain else None)
     with Console(f"{config.environment.id} in {path}", config.run.steps, terminal=terminal) as console:
         board = TensorBoardLog(path)

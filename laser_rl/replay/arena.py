@@ -1,8 +1,8 @@
 """Memory for blocks of bytes of any size that come and go first in, first out, without fragmentation.
 
 Blocks are laid one behind the other into chunks of equal size; a chunk whose last block is gone is used again. Chunks are never
-given back: the size is flat once the store is full, whatever `malloc` does. A thousand differently sized blocks a second
-allocated one by one would leave holes.
+given back: the size is that of the most bytes ever held at once, which the store's budget bounds, whatever `malloc` does. Blocks of
+many sizes allocated one by one would leave holes.
 """
 
 from collections import deque

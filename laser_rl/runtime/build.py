@@ -1,5 +1,6 @@
 """From a configuration to the parts of one member; nothing runs yet."""
 
+import functools
 import hashlib
 import os
 from collections.abc import Callable
@@ -123,6 +124,25 @@ def open_environments(
         on_bad_value=config.on_bad_value,
         lockstep=lockstep,
     )
+
+
+def slots_of(source: EnvironmentSource) -> int | None:
+    """How many slots an environment that exists already has; None if it is only a way to make them."""
+    if isinstance(source, gymnasium.vector.VectorEnv):
+        return int(source.num_envs)
+    return 1 if isinstance(source, gymnasium.Env) else None
+
+
+def another(source: EnvironmentSource) -> EnvironmentSource:
+    """Something that makes environments like this one, for playing beside the training."""
+    if slots_of(source) is None:
+        return source
+    spec = getattr(source, "spec", None)
+    if spec is None:
+        raise ConfigError(
+            "this environment exists already and cannot be made again for an evaluation; hand in its id or constructor"
+        )
+    return functools.partial(gymnasium.make, spec)
 
 
 def layout_of(spec: EnvironmentSpec, family: Family, config: Config) -> UnrollLayout:

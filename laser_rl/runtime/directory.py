@@ -12,9 +12,9 @@ from laser_rl.checkpoint import RunLock, SegmentEntry, Snapshot, read_segment, w
 from laser_rl.checkpoint.atomic import write_json
 from laser_rl.config import Config
 from laser_rl.errors import ConfigError
-from laser_rl.metrics.log import MetricsLog
+from laser_rl.metrics.log import FILE, MetricsLog
 from laser_rl.replay.store import Replay
-from laser_rl.runtime.files import CONFIG, read_config
+from laser_rl.runtime.files import CONFIG, read_config, require_same
 from laser_rl.runtime.training import Training
 from laser_rl.types import UnrollLayout
 
@@ -27,21 +27,36 @@ class RunDirectory:
 
     Args:
         path: created if it is not there.
-        config: written if the directory is new; otherwise the one that is there counts.
+        config: written there; None: the one that is there counts.
+        fresh: throw away what an earlier run left.
     """
 
-    def __init__(self, path: Path, config: Config | None = None) -> None:
+    def __init__(self, path: Path, config: Config | None = None, *, fresh: bool = False) -> None:
         self.path = path
         if config is None and not (path / CONFIG).exists():
             raise ConfigError(f"{path} is no run directory: it has no {CONFIG}; 'laser train --out {path}' makes one")
         path.mkdir(parents=True, exist_ok=True)
         self._lock = RunLock(path)
-        checkpoint.remove_leftovers(path)
-        if config is not None:
-            write_json(path / CONFIG, config.model_dump(mode="json"))
+        try:
+            self._settle(config, fresh=fresh)
+        except BaseException:
+            self._lock.release()
+            raise
         self.config = read_config(path)
         self.log = MetricsLog(path)
         self._entries: list[SegmentEntry] = []
+
+    def _settle(self, config: Config | None, *, fresh: bool) -> None:
+        path = self.path
+        checkpoint.remove_leftovers(path)
+        if fresh:
+            checkpoint.clear(path)
+            for old in [path / FILE, *path.glob("events.*")]:
+                old.unlink(missing_ok=True)
+        elif config is not None and any(path.glob(f"{checkpoint.CHECKPOINTS}/step-*")):
+            require_same(config, read_config(path))
+        if config is not None:
+            write_json(path / CONFIG, config.model_dump(mode="json"))
 
     def save(self, training: Training) -> Path:
         """A checkpoint: new unrolls become segments, everything else one folder."""

@@ -18,6 +18,7 @@ from laser_rl.ops.distributions import Family
 from laser_rl.runtime.build import (
     EnvironmentSource,
     Member,
+    another,
     device_of,
     layout_of,
     open_environments,
@@ -80,7 +81,9 @@ def load_trained(run_dir: Path) -> Trained:
 def evaluate(trained: Trained, *, episodes: int, deterministic: bool, seed: int) -> EvalResult:
     """Play whole episodes in fresh environments; the same seed gives the same result."""
     slots = min(episodes, SLOTS)
-    environments = open_environments(trained.source, trained.environment, seed=seed, lockstep=True, slots=slots)
+    environments = open_environments(
+        another(trained.source), trained.environment, seed=seed, lockstep=True, slots=slots
+    )
     policy = Policy(trained.network, trained.family, seed=seed, deterministic=deterministic)
     try:
         return summarise_episodes(rollout(environments, Player(policy, trained.layout, slots), episodes))

@@ -32,3 +32,20 @@ def new_path(parent: Path, environment: str) -> Path:
     while (parent / f"{name}-{number}").exists():
         number += 1
     return parent / f"{name}-{number}"
+
+
+def require_same(config: Config, stored: Config) -> None:
+    """A run goes on with the settings it was started with; only how long, where and what is reported may change."""
+    for section in ("environment", "network", "replay", "loss", "optimiser"):
+        ours, theirs = getattr(config, section).model_dump(), getattr(stored, section).model_dump()
+        for name, value in ours.items():
+            _require_equal(f"{section}.{name}", value, theirs[name])
+    _require_equal("run.seed", config.run.seed, stored.run.seed)
+
+
+def _require_equal(name: str, value: object, stored: object) -> None:
+    if value != stored:
+        raise ConfigError(
+            f"this run was started with {name} = {stored}, not {value}; "
+            "leave the flag out to go on with it, use --fresh to start again, or choose another --out"
+        )

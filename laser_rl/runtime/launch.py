@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from laser_rl.config import Config
-from laser_rl.errors import ConfigError
 from laser_rl.evaluation.statistics import EvalResult
 from laser_rl.metrics.sink import Sink
 from laser_rl.networks.build import TorsoSource
@@ -81,15 +80,3 @@ def run(training: Training, *, evaluate_at_end: bool = True) -> Result:
     evaluation = training.last_evaluation() if evaluate_at_end and interrupted is None else None
     training.save()
     return Result(member, training.steps, training.update, evaluation, interrupted, training.saved)
-
-
-def require_same(config: Config, stored: Config) -> None:
-    """A run goes on with the settings it was started with; only how long, where and what is reported may change."""
-    for name in ("environment", "network", "replay", "loss", "optimiser"):
-        ours, theirs = getattr(config, name).model_dump(), getattr(stored, name).model_dump()
-        for key in ours:
-            if ours[key] != theirs[key]:
-                raise ConfigError(
-                    f"this run was started with {name}.{key} = {theirs[key]}, not {ours[key]}; "
-                    "leave the flag out, or start another run"
-                )

@@ -143,6 +143,7 @@ NOT_FINITE = {
     "infinite": (np.array([0, -np.inf], np.float32), 0.0, False, False, {}),
     "reward": (GOOD, float("nan"), False, False, {}),
     "infinite reward": (GOOD, float("inf"), True, False, {}),
+    "negative infinite reward": (GOOD, np.float32("-inf"), True, False, {}),
     "too large for float32": (GOOD, 1e39, True, False, {}),
 }
 MALFORMED = {

@@ -98,6 +98,7 @@ BAD_MESSAGES = {
     "infinite": "-inf in observation",
     "reward": "nan in reward",
     "infinite reward": "inf in reward",
+    "negative infinite reward": "-inf in reward",
     "too large for float32": r"1e\+39 in reward",
 }
 
