@@ -73,23 +73,23 @@ def continuous(environment: str = "Pendulum-v1") -> Config:
     """Real-valued actions.
 
     >>> continuous().loss.reward_scale
-    0.1
+    0.05
     """
     return Config(
         recipe="continuous",
-        environment=EnvironmentConfig(id=environment, slots=8),  # [T] Pendulum
+        environment=EnvironmentConfig(id=environment, slots=4),  # [T] Pendulum
         network=NetworkConfig(hidden=(64, 64), separate_value=True),  # [T] Pendulum
-        replay=ReplayConfig(fraction=0.875, capacity_steps=100_000),  # fraction [L]
+        replay=ReplayConfig(fraction=0.9375, capacity_steps=100_000),  # [T] Pendulum: an update for every new unroll
         loss=LossConfig(
-            discount=0.95,  # [T] Pendulum
+            discount=0.9,  # [T] Pendulum
             unroll_steps=20,  # [I]
-            batch_unrolls=16,  # [T] Pendulum
+            batch_unrolls=16,  # [T] Pendulum: 1 online + 15 replayed
             trust="implied",  # [L]
             trust_bound=0.1,  # [T] Pendulum
-            entropy_cost=0.001,  # [T] Pendulum
-            reward_scale=0.1,  # [T] Pendulum
+            entropy_cost=0.003,  # [T] Pendulum
+            reward_scale=0.05,  # [T] Pendulum
         ),
-        optimiser=OptimiserConfig(kind="adam", learning_rate=1e-3),  # [T] Pendulum
+        optimiser=OptimiserConfig(kind="adam", learning_rate=1e-3, schedule="linear"),  # [T] Pendulum
         run=RunConfig(steps=300_000),
     )
 

@@ -22,10 +22,12 @@ from laser_rl.errors import ConfigError
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.networks.build import TorsoSource, build_network, family_of, parameter_count
 from laser_rl.ops.distributions import Family
+from laser_rl.replay.frames import upload
 from laser_rl.replay.memory import estimate, require_fits
 from laser_rl.replay.mixer import Counts, Mixer
+from laser_rl.replay.records import allocate
 from laser_rl.replay.store import Replay
-from laser_rl.types import UnrollLayout
+from laser_rl.types import Batch, UnrollLayout
 
 EnvironmentSource = (
     str | Callable[[], gymnasium.Env[Any, Any]] | gymnasium.Env[Any, Any] | gymnasium.vector.VectorEnv[Any, Any, Any]
@@ -124,6 +126,18 @@ def open_environments(
         on_bad_value=config.on_bad_value,
         lockstep=lockstep,
     )
+
+
+def batch_of(member: Member) -> Batch:
+    """A batch to be filled over and over; for a GPU in pinned memory and unstacked, a quarter of the bytes to transfer."""
+    gpu = member.learner.device.type == "cuda"
+    return allocate(member.layout, member.config.loss.batch_unrolls, pin=gpu, stacked=not gpu)
+
+
+def on_device(member: Member, batch: Batch) -> Batch:
+    """What the learner reads. A transfer may still be under way: the batch must stay as it is until the update is done."""
+    device = member.learner.device
+    return upload(member.layout, batch, device) if device.type == "cuda" else batch
 
 
 def slots_of(source: EnvironmentSource) -> int | None:

@@ -1,6 +1,6 @@
 """The specification: one thread, act, insert, learn; the same seed gives the same bits."""
 
-from laser_rl.replay.records import allocate
+from laser_rl.runtime.build import batch_of, on_device
 from laser_rl.runtime.training import Training
 
 
@@ -8,7 +8,7 @@ def run_serial(training: Training) -> None:
     """Act and learn in turn until the steps are done or somebody asks to stop."""
     member = training.member
     actor, mixer, learner = member.actor, member.mixer, member.learner
-    batch = allocate(member.layout, member.config.loss.batch_unrolls)
+    batch = batch_of(member)
     while training.goes_on():
         actor.version = learner.version
         taken = actor.step()
@@ -17,6 +17,6 @@ def run_serial(training: Training) -> None:
             mixer.offer(taken.unrolls)
             while mixer.ready():
                 mixer.fill(batch)
-                learner.update(batch, progress=training.progress)
+                learner.update(on_device(member, batch), progress=training.progress)
                 training.learned()
         training.between()

@@ -27,7 +27,7 @@ def total_after(total, action):
 class Telltale(gymnasium.Env):
     """Episodes of 5 to 24 steps by their seed, every third one truncated."""
 
-    observation_space = spaces.Box(0, PRIME, (WIDTH,), np.float32)
+    observation_space = spaces.Box(0, 0xFFFF, (WIDTH,), np.float32)
     action_space = spaces.Discrete(3)
 
     def __init__(self, hang_in_step=None, hang_in_reset=None, raise_with=0.0, pause_s=0.0, hang_s=1000.0):
