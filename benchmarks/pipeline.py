@@ -255,9 +255,8 @@ def compare(cases: list[str], seconds: float, repeats: int) -> list[dict[str, An
     today = dt.datetime.now(dt.UTC).date().isoformat()
     about = {"date": today, "hardware": hardware(), "torch": torch.__version__}
     about["switch_ms"] = f"{1e3 * sys.getswitchinterval():g}"
-    print(
-        f"{', '.join(f'{key} {value}' for key, value in about.items())}; milliseconds per update, medians of {repeats}; ratios are medians of ratios\n"
-    )
+    print(", ".join(f"{key} {value}" for key, value in about.items()))
+    print(f"milliseconds per update, medians of {repeats}; ratios are medians of ratios\n")
     headings = ["case", *Paces._fields, *RATIOS]
     print(f"| {' | '.join(headings)} |\n{'|---' * len(headings)}|")
     rows = []

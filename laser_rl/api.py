@@ -80,10 +80,16 @@ class LASER:
         """The agent's parts: network, replay, learner and the rest."""
         return self._prepared().member
 
-    def learn(self, steps: int, *, callbacks: Sequence[Callback] = ()) -> Self:
-        """Act and learn for `steps` more environment steps; a callback that returns False ends it early."""
+    def learn(self, steps: int, *, total: int | None = None, callbacks: Sequence[Callback] = ()) -> Self:
+        """Act and learn for `steps` more environment steps; a callback that returns False ends it early.
+
+        Args:
+            steps: how many more.
+            total: of all calls together, which is what a learning rate's schedule goes by; None: this is the last call.
+            callbacks: see `Progress`.
+        """
         training = self._prepared()
-        training.extend(steps)
+        training.extend(steps, total=total)
         training.callbacks = list(callbacks)
         run(training, evaluate_at_end=False)
         return self

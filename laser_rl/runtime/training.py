@@ -50,7 +50,7 @@ class Training:
         save: "Callable[[Training], Path] | None" = None,
     ) -> None:
         self.member, self.stop, self.steps = member, Stop(), 0
-        self.target = member.config.run.steps
+        self.target = self.horizon = member.config.run.steps
         self.window = EpisodeWindow(100)
         self.evaluations: list[tuple[int, EvalResult]] = []
         self.saved: Path | None = None
@@ -70,16 +70,17 @@ class Training:
     @property
     def progress(self) -> float:
         """Share of the run that is done."""
-        return min(1.0, self.steps / self.target)
+        return min(1.0, self.steps / self.horizon)
 
     @property
     def steps_left(self) -> int:
         """To the target."""
         return max(0, self.target - self.steps)
 
-    def extend(self, steps: int) -> None:
-        """Go on for `steps` more, after an end."""
+    def extend(self, steps: int, *, total: int | None = None) -> None:
+        """Go on for `steps` more, after an end; schedules go by `total`."""
         self.target, self.stop, self._logged_at = self.steps + steps, Stop(), time.monotonic()
+        self.horizon = total or self.target
 
     def goes_on(self) -> bool:
         """Until the steps are done or somebody asks to stop."""

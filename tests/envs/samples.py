@@ -64,6 +64,7 @@ class Witness:
 
     def __init__(self, slots):
         self.state = [None] * slots  # (episode, seed, t, total, ended)
+        self.sent = np.zeros(slots, np.int64)  # the last action of each slot; a late row may answer an older call
         self.restarts = self.episodes = self.rows = 0
 
     def hear(self, rows, actions):
@@ -101,7 +102,7 @@ class Witness:
 
 def drive(envs, witness, steps, rng, *, before_step=lambda number: None, rows=None):
     """Random actions for `steps` calls; every row goes to the witness. Returns the last rows."""
-    actions = np.zeros(envs.slots, np.int64)
+    actions = witness.sent
     if rows is None:
         rows = envs.reset()
         witness.hear(rows, actions)
