@@ -2,8 +2,8 @@
 
     python benchmarks/learning.py catch deepsea --seeds 0 1 2 3 4
 
-A run ends when the task's target is reached in two evaluations in a row, or after its steps. Seconds are those of acting and learning, on one
-core; evaluations are not counted.
+A run ends when the task's target is reached in two evaluations in a row, or after its steps. Seconds are those of acting and learning,
+on one core; evaluations are not counted.
 """
 
 import argparse
@@ -50,8 +50,8 @@ SPARSE = {"loss.reward_scale": 1.0, "loss.entropy_cost": 0.01}
 TASKS = {
     "catch": Task("laser/Catch", "cartpole", 60_000, 2_000, 1.0, 100, SPARSE),
     "deepsea": Task("laser/DeepSea-10", "cartpole", 200_000, 2_000, 0.99, 100, {**SPARSE, "environment.slots": 16}),
-    "breakout": Task("MinAtar/Breakout-v1", "minatar", 4_000_000, 100_000, 15.0, 50),
-    "pendulum": Task("Pendulum-v1", "continuous", 300_000, 10_000, -200.0, 50),
+    "breakout": Task("MinAtar/Breakout-v1", "minatar", 3_000_000, 100_000, 15.0, 50),
+    "pendulum": Task("Pendulum-v1", "continuous", 150_000, 5_000, -200.0, 50),
     "replay-cartpole": Task("CartPole-v1", "cartpole", 150_000, 2_000, 475.0, 20, {}, REPLAY),
     "replay-catch": Task("laser/Catch", "cartpole", 150_000, 2_000, 0.9, 100, SPARSE, REPLAY),
 }

@@ -10,6 +10,7 @@ Run: python benchmarks/peers_cartpole.py [--seeds 0 1 2 3 4] [--agents ours ppo 
 import argparse
 import csv
 import datetime as dt
+import itertools
 import os
 import statistics
 import time
@@ -305,16 +306,15 @@ def installed(package: str) -> str:
         return "none"
 
 
-def compare(names: list[str], seeds: list[int], limit: int | None) -> list[dict[str, Any]]:
-    """All agents on all seeds, printed as they come; returns the rows of the CSV."""
-    about = {"date": dt.datetime.now(dt.UTC).date().isoformat(), "hardware": hardware()}
+def compare(names: list[str], seeds: list[int], limit: int | None) -> Iterator[dict[str, Any]]:
+    """All agents on all seeds, printed as they come; yields the rows of the CSV."""
+    about = {"date": today(), "hardware": hardware()}
     about |= {package: installed(package) for package in ("torch", "gymnasium", "stable-baselines3")}
     print(", ".join(f"{key} {value}" for key, value in about.items()) + f"; {TASK}, 1 thread")
     for name in names:  # what torch loads at its first update is no part of anybody's time
         measured(name, 999, 2 * EVERY_STEPS)
     print("\n| seed | agent | evaluation: steps | s | CPU s | 100 episodes: steps | s | CPU s |\n" + "|---" * 8 + "|")
     results = {name: {EVALUATION: list[Mark](), TRAINING: list[Mark]()} for name in names}
-    rows = []
     for seed in seeds:
         for name in names:
             marks, load = measured(name, seed, limit), round(os.getloadavg()[0], 2)
@@ -323,9 +323,24 @@ def compare(names: list[str], seeds: list[int], limit: int | None) -> list[dict[
             for measure, mark in marks.items():
                 results[name][measure].append(mark)
                 rounded = {key: round(value, 3) for key, value in mark._asdict().items()}
-                rows.append({**about, "load": load, "agent": name, "seed": seed, "measure": measure, **rounded})
+                yield ({**about, "load": load, "agent": name, "seed": seed, "measure": measure, **rounded})
     print_medians(results)
-    return rows
+
+
+def today() -> str:
+    """The date of a result."""
+    return dt.datetime.now(dt.UTC).date().isoformat()
+
+
+def write(path: Path, rows: Iterator[dict[str, Any]]) -> None:
+    """Each row when it comes: a run that is ended early keeps what it has found."""
+    first = next(rows)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, first)
+        writer.writeheader()
+        for row in itertools.chain([first], rows):
+            writer.writerow(row)
+            file.flush()
 
 
 def main() -> None:
@@ -336,16 +351,11 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="environment steps; the default is each agent's own")
     parser.add_argument("--csv", type=Path)
     arguments = parser.parse_args()
+    path = arguments.csv or Path(__file__).parent / "results" / f"peers_cartpole-{today()}.csv"
     try:
-        rows = compare(arguments.agents, arguments.seeds, arguments.limit)
+        write(path, compare(arguments.agents, arguments.seeds, arguments.limit))
     except UserError as error:
         parser.exit(error.exit_status, f"{error}\n")
-    today = rows[0]["date"]
-    path = arguments.csv or Path(__file__).parent / "results" / f"peers_cartpole-{today}.csv"
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
     print(f"\nwritten to {path}")
 
 

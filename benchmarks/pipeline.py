@@ -3,7 +3,7 @@
 All at the same exact ratio of new unrolls to updates. Acting alone is the actor's loop with an inbox that takes everything; learning alone
 offers, gathers and learns unrolls that are there already; each keeps one core busy. The ideal of `local` is the slower of the two. The
 same two at once in two processes have no interpreter lock in common: what they lose is the machine's (memory, caches, other users).
-Run: python benchmarks/pipeline.py [--cases pong minatar catch] [--seconds 3] [--repeats 3] [--csv FILE]
+Run: python benchmarks/pipeline.py [--cases pong minatar catch] [--seconds 2.5] [--repeats 3] [--csv FILE]
 """
 
 import argparse
@@ -250,16 +250,14 @@ def hardware() -> str:
     return f"{len(os.sched_getaffinity(0))} cores {model}"
 
 
-def compare(cases: list[str], seconds: float, repeats: int) -> list[dict[str, Any]]:
-    """All cases, printed as they come; returns the rows of the CSV."""
-    today = dt.datetime.now(dt.UTC).date().isoformat()
-    about = {"date": today, "hardware": hardware(), "torch": torch.__version__}
+def compare(cases: list[str], seconds: float, repeats: int) -> Iterator[dict[str, Any]]:
+    """All cases, printed as they come; yields the rows of the CSV."""
+    about = {"date": today(), "hardware": hardware(), "torch": torch.__version__}
     about["switch_ms"] = f"{1e3 * sys.getswitchinterval():g}"
     print(", ".join(f"{key} {value}" for key, value in about.items()))
     print(f"milliseconds per update, medians of {repeats}; ratios are medians of ratios\n")
     headings = ["case", *Paces._fields, *RATIOS]
     print(f"| {' | '.join(headings)} |\n{'|---' * len(headings)}|")
-    rows = []
     for case in cases:
         found, load = measured(case, seconds, repeats), round(os.getloadavg()[0], 2)
         ms = [1e3 * statistics.median(column) for column in zip(*found, strict=True)]
@@ -268,29 +266,40 @@ def compare(cases: list[str], seconds: float, repeats: int) -> list[dict[str, An
         print(f"| {case} | {' | '.join(cells)} | {' | '.join(f'{ratio:.2f}' for ratio in ratios)} |", flush=True)
         for repeat, each in enumerate(found):
             numbers = {name: round(number, 6) for name, number in (each._asdict() | each.ratios()).items()}
-            rows.append({**about, "load": load, "case": case, "repeat": repeat, **numbers})
-    return rows
+            yield ({**about, "load": load, "case": case, "repeat": repeat, **numbers})
+
+
+def today() -> str:
+    """The date of a result."""
+    return dt.datetime.now(dt.UTC).date().isoformat()
+
+
+def write(path: Path, rows: Iterator[dict[str, Any]]) -> None:
+    """Each row when it comes: a run that is ended early keeps what it has found."""
+    first = next(rows)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, first)
+        writer.writeheader()
+        for row in itertools.chain([first], rows):
+            writer.writerow(row)
+            file.flush()
 
 
 def main() -> None:
     """Run, print, write the CSV."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each part, a quarter of them to warm up")
+    parser.add_argument("--seconds", type=float, default=2.5, help="of each part, a quarter of them to warm up")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--switch-ms", type=float, default=5.0, help="how long a thread may keep the interpreter lock")
     parser.add_argument("--csv", type=Path)
     arguments = parser.parse_args()
     sys.setswitchinterval(1e-3 * arguments.switch_ms)
+    path = arguments.csv or Path(__file__).parent / "results" / f"pipeline-{today()}.csv"
     try:
-        rows = compare(arguments.cases, arguments.seconds, arguments.repeats)
+        write(path, compare(arguments.cases, arguments.seconds, arguments.repeats))
     except UserError as error:
         parser.exit(error.exit_status, f"{error}\n")
-    path = arguments.csv or Path(__file__).parent / "results" / f"pipeline-{rows[0]['date']}.csv"
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
     print(f"\nwritten to {path}")
 
 

@@ -217,8 +217,8 @@ def test_a_constructor_that_ends_its_process_ends_the_run_soon():
 
 
 def test_a_constructor_that_never_returns_ends_the_run():
-    with pytest.raises(EnvironmentFailed, match=r"exceeded its limit of 0.5 s"):
-        PoolEnvironments(endless, slots=1, seed=1, workers=1, limits=Limits(constructor_s=0.5))
+    with pytest.raises(EnvironmentFailed, match=r"exceeded its limit of 0.2 s"):
+        PoolEnvironments(endless, slots=1, seed=1, workers=1, limits=Limits(constructor_s=0.2))
 
 
 @pytest.mark.parametrize("case", ["observation", "reward"])
