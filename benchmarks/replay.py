@@ -1,8 +1,9 @@
 """What the replay costs: inserting, drawing and gathering unrolls of 20 steps of Atari, beside a bare gather and other stores.
 
-All candidates hold the same bytes (frames and a record of everything else), real frames of random play. They take turns within each
-round; rates are medians over rounds: compare ratios within one run. Peers that are not installed are left out (extra `bench`).
-Run: python benchmarks/replay.py [--threads 2] [--fill 10M] [--csv FILE]
+All candidates hold the same bytes (frames and a record of all else): real frames of random play, and of trained play with --policies.
+They take turns within each round; rates are medians over rounds: compare ratios within one run. Peers that are not installed are left
+out (extra `bench`).
+Run: python benchmarks/replay.py [--threads 2] [--fill 10M] [--policies FOLDER] [--csv FILE]
 """
 
 import argparse
@@ -22,8 +23,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from laser_rl import LASER
+from laser_rl.agent.policy import Policy
 from laser_rl.replay import Counts, Mixer, Replay, allocate
 from laser_rl.replay.records import Packed, pack
+from laser_rl.runtime.build import open_environments
+from laser_rl.runtime.evaluate import Player
 from laser_rl.types import UnrollLayout, Unrolls, empty_unrolls
 
 GAMES = ["breakout", "pong", "seaquest", "ms_pacman", "space_invaders", "yars_revenge"]
@@ -33,7 +38,7 @@ STACKED = UnrollLayout(STEPS, 3, (1, 84, 84), "uint8", (), "int64", ACTIONS)
 SMALL = UnrollLayout(STEPS, 0, (4,), "float32", (), "int64", 2)
 ENVIRONMENTS, BATCH, AT_ONCE = 8, 128, 16
 ROUNDS, SECONDS_A_ROUND = 7, 0.25
-Policy = Callable[[NDArray[np.uint8]], NDArray[np.int64]]
+UNRECORDED = 100  # steps before trained play is recorded
 Call = Callable[[], Any]
 
 
@@ -45,11 +50,8 @@ class Candidate(NamedTuple):
     sample: Call
 
 
-def frames(game: str, count: int, rows: int, policy: Policy | None = None) -> NDArray[np.uint8]:
-    """`count` runs of `rows` consecutive frames [count, rows, 1, 84, 84].
-
-    `policy` maps frames [n, 1, 84, 84] to actions [n] among all 18; None plays at random. Trained play compresses less well.
-    """
+def frames(game: str, count: int, rows: int) -> NDArray[np.uint8]:
+    """`count` runs of `rows` consecutive frames [count, rows, 1, 84, 84] of random play."""
     from ale_py.vector_env import AtariVectorEnv  # noqa: PLC0415
 
     environments = AtariVectorEnv(
@@ -61,9 +63,28 @@ def frames(game: str, count: int, rows: int, policy: Policy | None = None) -> ND
     recorded = np.empty((ENVIRONMENTS, runs * rows, 1, 84, 84), np.uint8)
     for row in range(runs * rows):
         recorded[:, row] = observation
-        action = random.integers(0, ACTIONS, ENVIRONMENTS) if policy is None else policy(observation)
-        observation, *_ = environments.step(action)
+        observation, *_ = environments.step(random.integers(0, ACTIONS, ENVIRONMENTS))
     environments.close()
+    return recorded.reshape(-1, rows, 1, 84, 84)[:count]
+
+
+def trained_frames(path: Path, count: int, rows: int) -> NDArray[np.uint8]:
+    """The same of the policy in a file of LASER.save, sampled, after some steps so that games have come apart."""
+    agent = LASER.load(path)
+    config, layout = agent.config, agent.member.layout
+    environments = open_environments(
+        config.environment.id, config.environment, seed=1, lockstep=True, slots=ENVIRONMENTS
+    )
+    policy = Policy(agent.member.learner.network, agent.member.family, seed=1)
+    player, runs = Player(policy, layout, ENVIRONMENTS), -(-count // ENVIRONMENTS)
+    recorded = np.empty((ENVIRONMENTS, runs * rows, 1, 84, 84), np.uint8)
+    current = environments.reset()
+    for row in range(-UNRECORDED, runs * rows):
+        if row >= 0:
+            recorded[current.slots, row] = current.observation
+        current = environments.step(current.slots, player(current))
+    environments.close()
+    agent.close()
     return recorded.reshape(-1, rows, 1, 84, 84)[:count]
 
 
@@ -302,6 +323,7 @@ def main() -> None:
     parser.add_argument("--fill", help="fill a replay of so many steps, such as 10M, and nothing else")
     parser.add_argument("--inserts", type=int, default=100_000, help="into a full store, to see memory grow")
     parser.add_argument("--unrolls", type=int, default=200, help="to record of each game")
+    parser.add_argument("--policies", type=Path, help="a folder with files of LASER.save: frames of their play, too")
     parser.add_argument("--csv", type=Path)
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", module="torchrl|tensordict")
@@ -310,6 +332,8 @@ def main() -> None:
         f"torch {torch.__version__}, {os.cpu_count()} cores, {arguments.threads} threads; {STEPS}-step unrolls of 84x84"
     )
     pools = {game: frames(game, arguments.unrolls, STACKED.context + STEPS + 1) for game in GAMES}
+    for path in sorted(arguments.policies.glob("*.laser")) if arguments.policies else ():
+        pools[f"{path.stem.lower()}, trained"] = trained_frames(path, arguments.unrolls, STACKED.context + STEPS + 1)
     pool = np.random.default_rng(6).permutation(np.concatenate(list(pools.values())))
     if arguments.fill:
         scale = {"k": 10**3, "M": 10**6}.get(arguments.fill[-1], 1)

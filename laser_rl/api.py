@@ -187,4 +187,5 @@ def _stored_config(path: Path) -> Config:
         raise ConfigError(f"{path} is no file of LASER.save: {error}") from None
     if about.get("format") != FORMAT:
         raise ConfigError(f"{path} has format {about.get('format')}, expected {FORMAT}; please upgrade laser-rl")
-    return validated(json.loads(about["config"]))
+    # It may have been trained on a device that is not here.
+    return override(validated(json.loads(about["config"])), {"run.device": "auto"})

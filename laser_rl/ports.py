@@ -1,4 +1,4 @@
-"""The four seams between the core and what carries it: threads here, other machines elsewhere. One contract suite holds them all."""
+"""The four seams between the core and what carries it: threads here, other machines elsewhere."""
 
 from typing import NamedTuple, Protocol
 

@@ -46,7 +46,7 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status is 0, or 2 if the user's input was refused.
+    """Run one command; returns its exit status: 0, an error's own (2: the input was refused), or 128 + the number of a signal.
 
     >>> main(["--version"]) == 0
     laser ...

@@ -71,7 +71,7 @@ def load_trained(run_dir: Path) -> Trained:
     environments = open_environments(config.environment.id, config.environment, seed=0, lockstep=True, slots=1)
     spec = environments.spec
     environments.close()
-    network = seeded_network(config, spec, None).to(device_of(config.run.device))
+    network = seeded_network(config, spec, None).to(device_of("auto"))  # played where we are, not where it was trained
     load_network(network, loaded.tensors["network"])
     family = family_of(spec.action)
     layout = layout_of(spec, family, config)
