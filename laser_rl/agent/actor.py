@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from laser_rl.agent.policy import Policy
+from laser_rl.agent.policy import Policy, restore_generator
 from laser_rl.agent.stacking import FrameStack
 from laser_rl.envs.records import Environments, Rows
 from laser_rl.types import Array, Episode, UnrollLayout, Unrolls, empty_unrolls
@@ -153,7 +153,7 @@ class Actor:
             field[...] = own[f"open/{name}"]
         for name, array in self._arrays().items():
             array[...] = own[name]
-        self.policy.generator.set_state(torch.from_numpy(np.array(own["generator"])))
+        restore_generator(self.policy.generator, torch.from_numpy(np.array(own["generator"])))
         rows = self.environments.restore(environments) if environments else self.environments.reset()
         lost = rows.restarted if environments else np.ones(len(rows.slots), bool)
         self._ready = rows.slots

@@ -10,7 +10,9 @@ from torch import Tensor
 from laser_rl.agent.loss import laser_loss
 from laser_rl.agent.optimiser import build_optimiser
 from laser_rl.agent.parameters import FlatParameters
+from laser_rl.agent.policy import restore_generator
 from laser_rl.config import LossConfig, OptimiserConfig
+from laser_rl.errors import ConfigError
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.ops import checks, trust_region
 from laser_rl.ops.distributions import Family
@@ -115,7 +117,7 @@ class Learner:
         self._optimiser.load_state_dict(tensors["optimiser"])
         learner = tensors["learner"]
         self.bound = learner["bound"].to(self.device)
-        self._generator.set_state(learner["generator"].cpu())
+        restore_generator(self._generator, learner["generator"])
         self._sums = learner["sums"].to(self.device)
         self.version, self.skipped, self._names = numbers["version"], numbers["skipped"], list(numbers["names"])
 
@@ -151,7 +153,10 @@ def load_network(network: AgentNetwork, tensors: Mapping[str, Tensor]) -> None:
     """Copy values in place: parameters stay the views that they are."""
     own = network.state_dict()
     if missing := own.keys() ^ tensors.keys():
-        raise ValueError(f"the stored network does not fit this one; they differ in {sorted(missing)}")
+        raise ConfigError(
+            f"the stored network does not fit this one; they differ in {sorted(missing)}. If it was trained with a network of "
+            "your own, hand it in again: LASER(env, net=YourModule, run_dir=...)"
+        )
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(tensors[name])

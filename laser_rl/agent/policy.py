@@ -1,5 +1,6 @@
 """A policy that acts: observations in, actions out, and the distribution that they were drawn from."""
 
+import logging
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +12,8 @@ from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.ops import checks
 from laser_rl.ops.distributions import Family
 from laser_rl.types import Array
+
+log = logging.getLogger("laser_rl.agent")
 
 
 class Decision(NamedTuple):
@@ -52,3 +55,11 @@ class Policy:
         if self.deterministic:
             return self.family.mode(behaviour)
         return self.family.sample(behaviour, self.generator)
+
+
+def restore_generator(generator: torch.Generator, state: Tensor) -> None:
+    """Go on with the same random numbers; on another kind of device that is impossible, and said."""
+    try:
+        generator.set_state(state.cpu())
+    except RuntimeError:
+        log.warning("the run goes on on another kind of device: its random numbers start anew")

@@ -132,7 +132,7 @@ def require_fits(needed: Estimate, available: int | None = None) -> None:
     fits = _largest_that_fits(needed, RESERVE * free)
     advice = f"lower --replay.capacity-steps to {fits:,}"
     if needed.budget_bytes is not None:
-        advice += " or --replay.budget-bytes"
+        advice += " or --replay.budget-gb"
     raise ConfigError(
         f"a replay of {needed.capacity_steps:,} steps needs {needed.total / 1e9:.1f} GB, {free / 1e9:.1f} GB are free "
         f"(a tenth of it stays free); {advice}"

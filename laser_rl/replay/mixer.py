@@ -36,7 +36,7 @@ class Counts:
         if batch_size < 1 or not 0 <= replay_fraction <= 1:
             raise ConfigError(
                 f"expected a batch of at least 1 and a replay fraction from 0 to 1, got {batch_size} and {replay_fraction}; "
-                "change --batch-size or --replay.fraction"
+                "change --loss.batch-unrolls or --replay.fraction"
             )
         replayed = int(np.floor(replay_fraction * batch_size + 0.5))
         smaller = min(replay_fraction, 1 - replay_fraction)
@@ -90,7 +90,7 @@ class Mixer:
             )
         if store is not None and counts.replayed and min_unrolls > store.capacity:
             raise ConfigError(
-                f"learning waits for {min_unrolls} unrolls, the replay holds {store.capacity}; lower --replay.min-unrolls"
+                f"learning waits for {min_unrolls} unrolls, the replay holds {store.capacity}; lower --replay.warmup-steps"
             )
         self.layout, self.store, self.counts = layout, store if counts.replayed else None, counts
         self._random = random

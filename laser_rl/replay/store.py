@@ -88,7 +88,7 @@ class Replay:
             if self.budget_bytes < largest:
                 raise ConfigError(
                     f"replay budget of {self.budget_bytes:,} bytes cannot hold one unroll, which may need {largest:,}; "
-                    "raise --replay.budget-bytes"
+                    "raise --replay.budget-gb"
                 )
             self._arena = Arena(chunk_bytes(self.budget_bytes, largest))
             self._address = np.zeros(self.capacity, np.int64)

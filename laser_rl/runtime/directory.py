@@ -85,6 +85,8 @@ class RunDirectory:
         """Load the newest checkpoint that verifies; False if none was ever written."""
         loaded = checkpoint.latest(self.path)
         if loaded is None:
+            if self.log.path.stat().st_size:  # an earlier start left rows, but no checkpoint: they are void
+                training.announce("resumed")
             return False
         member, state = training.member, loaded.state
         if member.replay is not None:
@@ -104,7 +106,7 @@ class RunDirectory:
                 "%d open episodes could not be rebuilt and start anew; the run goes on, but not bit for bit", lost
             )
         training.load(state["training"])
-        training.resumed()
+        training.announce("resumed")
         return True
 
     def close(self) -> None:

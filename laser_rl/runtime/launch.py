@@ -78,5 +78,6 @@ def run(training: Training, *, evaluate_at_end: bool = True) -> Result:
     interrupted = None if reason in {None, FINISHED} else reason
     training.report()
     evaluation = training.last_evaluation() if evaluate_at_end and interrupted is None else None
+    training.announce("finished" if interrupted is None else "stopped")
     training.save()
     return Result(member, training.steps, training.update, evaluation, interrupted, training.saved)

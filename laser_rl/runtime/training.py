@@ -197,11 +197,11 @@ class Training:
         self._logged_updates, self._logged_steps = state["logged_updates"], state["logged_steps"]
         self._next = dict(state["next"])
 
-    def resumed(self) -> None:
-        """Tell the sinks that rows of later steps are void."""
+    def announce(self, event: str) -> None:
+        """Tell the sinks; "resumed" makes rows of later steps void."""
         with self._lock:
             for sink in self._sinks:
-                sink.write("event", self.steps, self.update, {"event": "resumed"})
+                sink.write("event", self.steps, self.update, {"event": event})
 
     def _due(self, what: str) -> bool:
         """Whether it is time; the next time is planned at once, so that a checkpoint does not ask for itself again."""

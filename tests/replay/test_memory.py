@@ -73,7 +73,7 @@ def test_the_advice_of_a_refusal_fits(codec, free):
 
 
 def test_a_budget_that_alone_is_too_large_is_named():
-    with pytest.raises(ConfigError, match=r"or --replay\.budget-bytes"):
+    with pytest.raises(ConfigError, match=r"or --replay\.budget-gb"):
         require_fits(estimate(ATARI, 10**6, budget_bytes=10**10), available=10**9)
     require_fits(estimate(ATARI, 10**5))  # this machine
 

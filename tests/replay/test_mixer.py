@@ -159,7 +159,7 @@ def test_a_resumed_mixer_makes_the_same_batches(pending):
 def test_impossible_settings_are_refused():
     with pytest.raises(ConfigError, match="at least 2 new unrolls per update for 2 online"):
         mixer_of(new_unrolls_per_update=1)
-    with pytest.raises(ConfigError, match=r"the replay holds 50; lower --replay\.min-unrolls"):
+    with pytest.raises(ConfigError, match=r"the replay holds 50; lower --replay\.warmup-steps"):
         mixer_of(min_unrolls=51)
     with pytest.raises(ConfigError, match="no replay"):
         Mixer(VECTOR, None, Counts(1, 1), np.random.default_rng(0))

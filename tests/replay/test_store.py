@@ -226,7 +226,7 @@ def test_pictures_are_compressed_and_vectors_are_not():
     assert Replay(atari, 200).codec == "zstd"
     assert Replay(VECTOR, 200).codec == "raw"
     assert Replay(VECTOR, 1).capacity == 1
-    with pytest.raises(ConfigError, match=r"1,000 bytes cannot hold one unroll.*budget-bytes"):
+    with pytest.raises(ConfigError, match=r"1,000 bytes cannot hold one unroll.*budget-gb"):
         Replay(atari, 200, budget_bytes=1000)
 
 

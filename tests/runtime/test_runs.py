@@ -129,6 +129,21 @@ def test_half_then_resume_is_the_whole_run_bit_for_bit(tmp_path):
         assert fingerprint(half) == fingerprint(whole)
 
 
+def test_a_start_that_died_before_its_first_checkpoint_leaves_no_rows(tmp_path):
+    whole, twice = tmp_path / "whole", tmp_path / "twice"
+    finish(small(), whole)
+
+    def die(progress):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        finish(small(), twice, callbacks=[die])
+    assert checkpoint.latest(twice) is None
+    assert read(twice)
+    finish(small(), twice)
+    assert fingerprint(twice) == fingerprint(whole)
+
+
 def test_metrics_say_what_happened(tmp_path):
     finish(small(evaluate_every_steps=200), tmp_path)
     rows = read(tmp_path)
