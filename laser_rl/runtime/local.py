@@ -157,7 +157,10 @@ def run_local(training: Training) -> None:
     acting, locks = threading.Event(), (threading.Lock(), threading.Lock())
     acting.set()
 
+    threads = torch.get_num_threads()
+
     def act() -> None:
+        torch.set_num_threads(threads)  # a new thread begins with one for each core, whatever was set elsewhere
         try:
             run_actor(member.actor, flat, inbox, mailbox, stop, locks[0], training.steps_left)
         except BaseException as error:
