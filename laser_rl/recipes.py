@@ -77,9 +77,10 @@ def continuous(environment: str = "Pendulum-v1") -> Config:
     """
     return Config(
         recipe="continuous",
-        environment=EnvironmentConfig(id=environment, slots=4),  # [T] Pendulum
+        environment=EnvironmentConfig(id=environment, slots=8),  # [T] Pendulum
         network=NetworkConfig(hidden=(64, 64), separate_value=True),  # [T] Pendulum
-        replay=ReplayConfig(fraction=31 / 32, capacity_steps=100_000),  # [T] Pendulum: an update for every new unroll
+        # [T] Pendulum: an update for every new unroll. Without the warm-up some seeds collapse onto one action at once.
+        replay=ReplayConfig(fraction=31 / 32, capacity_steps=100_000, warmup_steps=2_000),
         loss=LossConfig(
             discount=0.9,  # [T] Pendulum
             unroll_steps=10,  # [T] Pendulum: 20 learns too, but four times slower
@@ -89,7 +90,12 @@ def continuous(environment: str = "Pendulum-v1") -> Config:
             entropy_cost=0.003,  # [T] Pendulum
             reward_scale=0.05,  # [T] Pendulum
         ),
-        optimiser=OptimiserConfig(kind="adam", learning_rate=1e-3, schedule="linear"),  # [T] Pendulum
+        optimiser=OptimiserConfig(
+            kind="adam",
+            learning_rate=1e-3,
+            schedule="linear",
+            clip_gradient_norm=0.1,  # [T] Pendulum
+        ),
         run=RunConfig(steps=150_000),
     )
 
