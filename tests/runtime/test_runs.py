@@ -4,12 +4,16 @@ import os
 import gymnasium
 import numpy as np
 import pytest
+import torch
 
-from laser_rl import checkpoint
+from laser_rl import checkpoint, recipes
 from laser_rl.agent.learner import Learner
+from laser_rl.config import override
 from laser_rl.errors import ConfigError, UserError
 from laser_rl.metrics.log import read
+from laser_rl.runtime.build import build_member
 from laser_rl.runtime.directory import RunDirectory
+from laser_rl.runtime.launch import prepare, run
 from tests.agent.unroll_witness import UnrollWitness
 from tests.envs.samples import Telltale
 from tests.runtime.small import fingerprint, finish, small
@@ -207,3 +211,27 @@ def test_two_runs_in_one_directory_are_refused(tmp_path):
 def test_what_is_no_run_directory_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"is no run directory: it has no config\.json"):
         RunDirectory(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_game_is_learned_from_through_the_native_environment(runtime, tmp_path):
+    settings = {
+        "width": 1, "slots": 4, "atari.threads": 1, "unroll_steps": 4, "batch_unrolls": 4, "replay.fraction": 0.5,
+        "capacity_steps": 2000, "run.steps": 120, "runtime": runtime, "checkpoint_every_steps": 0,
+    }  # fmt: skip
+    settings["environment.atari.threads"] = settings.pop("atari.threads")
+    config = override(recipes.atari("ALE/Pong-v5"), settings)
+    member = build_member(config)
+    before = member.learner.flat.value.clone()
+    try:
+        training = prepare(member)
+        run(training, evaluate_at_end=False)
+    finally:
+        member.environments.close()
+    assert training.update >= 8
+    assert member.learner.skipped == 0
+    assert not torch.equal(before, member.learner.flat.value)
+    assert member.replay.codec == "zstd"
+    stored = member.replay.export(np.arange(member.replay.first_id, member.replay.next_id))
+    assert stored.observation.shape[1:] == (3 + 5, 1, 84, 84)
+    assert stored.observation.max() > 100
