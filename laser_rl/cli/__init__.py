@@ -71,6 +71,7 @@ def _run(name: str, arguments: list[str]) -> int:
     from laser_rl.errors import UserError  # noqa: PLC0415
 
     logging.basicConfig(format="laser: %(message)s", level=logging.WARNING)
+    logging.getLogger("laser_rl").setLevel(logging.INFO)
     if name in {"train", "resume"} and sys.stderr.isatty():
         print("laser: loading torch …", file=sys.stderr)  # a sign of life: it takes a second or two
     command = COMMANDS[name]

@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from laser_rl.types import Batch, UnrollLayout
 EnvironmentSource = (
     str | Callable[[], gymnasium.Env[Any, Any]] | gymnasium.Env[Any, Any] | gymnasium.vector.VectorEnv[Any, Any, Any]
 )
+log = logging.getLogger("laser_rl.runtime")
 SMALL_NETWORK = 300_000  # parameters; below, a second thread costs more than it brings
 
 
@@ -178,7 +180,9 @@ def build_replay(config: Config, layout: UnrollLayout, counts: Counts) -> Replay
         return None
     capacity = config.replay.capacity_steps
     budget = None if config.replay.budget_gb is None else int(config.replay.budget_gb * 1e9)
-    require_fits(estimate(layout, capacity, config.replay.codec, budget))
+    need = estimate(layout, capacity, config.replay.codec, budget)
+    log.info("%s", need)
+    require_fits(need)
     return Replay(layout, capacity, codec=config.replay.codec, budget_bytes=budget)
 
 

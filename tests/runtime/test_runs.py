@@ -216,7 +216,7 @@ def test_what_is_no_run_directory_is_refused(tmp_path):
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_a_game_is_learned_from_through_the_native_environment(runtime, tmp_path):
     settings = {
-        "width": 1, "slots": 4, "atari.threads": 1, "unroll_steps": 4, "batch_unrolls": 4, "replay.fraction": 0.5,
+        "width": 1, "codec": "zstd", "slots": 4, "atari.threads": 1, "unroll_steps": 4, "batch_unrolls": 4, "replay.fraction": 0.5,
         "capacity_steps": 2000, "run.steps": 120, "runtime": runtime, "checkpoint_every_steps": 0,
     }  # fmt: skip
     settings["environment.atari.threads"] = settings.pop("atari.threads")
