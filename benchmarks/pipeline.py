@@ -103,7 +103,7 @@ class Everything:
 
     def take(self, timeout_s: float) -> Delivery | None:
         """Nobody asks."""
-        raise NotImplementedError
+        return None
 
 
 def acting(member: Member, seconds: float) -> tuple[Pace, list[Unrolls]]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from laser_rl import recipes
 from laser_rl.agent.learner import load_network
 from laser_rl.agent.policy import Policy
+from laser_rl.agent.stacking import follow
 from laser_rl.config import Config, override, validated
 from laser_rl.envs.make import make_renderable
 from laser_rl.envs.spaces import action_border, observation_border
@@ -100,15 +101,13 @@ class LASER:
         """The action for one observation as the environment gives it, and what to hand in with the next one of the episode."""
         member, layout = self.member, self.member.layout
         sees, acts = self._border()
-        frame = np.asarray(sees(observation)).astype(layout.observation_dtype)
         if state is None:
             state = np.zeros((layout.stack, *layout.observation_shape), layout.observation_dtype)
-        state = np.concatenate([state[1:], frame[np.newaxis]])
-        seen = state.reshape(1, -1, *frame.shape[1:]) if layout.stack > 1 else state
+        state, seen = follow(state, np.asarray(sees(observation)))
         policy = Policy(member.learner.network, member.family, seed=0, deterministic=deterministic)
         if not deterministic:
             policy.generator = member.actor.policy.generator
-        return acts(policy.act(np.ascontiguousarray(seen)).environment_action[0]), state
+        return acts(policy.act(seen).environment_action[0]), state
 
     def evaluate(self, episodes: int = 20, *, deterministic: bool = False, seed: int | None = None) -> EvalResult:
         """Play whole episodes in fresh environments."""

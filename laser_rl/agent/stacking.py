@@ -33,3 +33,14 @@ class FrameStack:
         if self.frames == 1:
             return stacked[:, 0]
         return stacked.reshape(len(stacked), -1, *stacked.shape[3:])
+
+
+def follow(frames: Array, frame: Array) -> tuple[Array, Array]:
+    """One more frame of a single episode: the newest frames, and what the network sees of them, [1, ...].
+
+    >>> frames, seen = follow(np.zeros((2, 1, 1, 1)), np.ones((1, 1, 1)))
+    >>> frames.ravel().tolist(), seen.shape
+    ([0.0, 1.0], (1, 2, 1, 1))
+    """
+    frames = np.concatenate([frames[1:], frame[np.newaxis].astype(frames.dtype)])
+    return frames, frames.reshape(1, -1, *frame.shape[1:]) if len(frames) > 1 else frames

@@ -10,6 +10,7 @@ import numpy as np
 import tyro
 
 from laser_rl.agent.policy import Policy
+from laser_rl.agent.stacking import follow
 from laser_rl.envs.make import make_renderable
 from laser_rl.envs.spaces import action_border, observation_border
 from laser_rl.errors import MissingExtra
@@ -89,8 +90,5 @@ class Watched:
 
     def __call__(self, observation: Any) -> Any:
         """The action, as the environment takes it."""
-        frame = np.asarray(self._sees(observation)).astype(self._frames.dtype)
-        self._frames = np.concatenate([self._frames[1:], frame[np.newaxis]])
-        stacked = len(self._frames) > 1
-        seen = self._frames.reshape(1, -1, *frame.shape[1:]) if stacked else self._frames
+        self._frames, seen = follow(self._frames, np.asarray(self._sees(observation)))
         return self._acts(self._policy.act(seen).environment_action[0])
