@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 
 from laser_rl import LASER, recipes
 from laser_rl.config import override
+from laser_rl.evaluation.statistics import summarise
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 COLUMNS = ("task", "variant", "seed", "step", "update", "seconds", "mean", "ci95_low", "ci95_high")
@@ -98,7 +99,9 @@ def summary(name: str, task: Task, runs: dict[tuple[str, int], list[dict[str, An
         text = f"{name}{f', {variant}' if variant else ''}: {len(solved)} of {len(mine)} seeds reached {task.target}"
         if solved:
             steps, seconds = [end["step"] for end in solved], [end["seconds"] for end in solved]
-            text += f", after {np.median(steps):,.0f} steps (median; {min(steps):,} to {max(steps):,})"
+            low, high = summarise(steps).ci95
+            text += f", after {np.median(steps):,.0f} steps (median; {min(steps):,} to {max(steps):,}; mean {np.mean(steps):,.0f}"
+            text += f", 95 % interval {low:,.0f} to {high:,.0f})"
             text += f" and {np.median(seconds):.0f} s ({min(seconds):.0f} to {max(seconds):.0f})"
         lines.append(text)
     return lines
