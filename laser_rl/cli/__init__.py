@@ -67,9 +67,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(name: str, arguments: list[str]) -> int:
     import logging  # noqa: PLC0415 - see the module's docstring
+    import os  # noqa: PLC0415
 
     from laser_rl.errors import UserError  # noqa: PLC0415
 
+    os.environ.setdefault("PYDANTIC_ERRORS_INCLUDE_URL", "0")  # a mistake's message is for the user, not about pydantic
     logging.basicConfig(format="laser: %(message)s", level=logging.WARNING)
     logging.getLogger("laser_rl").setLevel(logging.INFO)
     if name in {"train", "resume"} and sys.stderr.isatty():
