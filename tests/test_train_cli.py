@@ -3,6 +3,7 @@
 import json
 import sys
 
+import gymnasium
 import pytest
 
 from laser_rl import cli
@@ -129,6 +130,10 @@ def test_a_missing_extra_says_which_one(tmp_path, capsys, monkeypatch, module, e
     for name in [name for name in sys.modules if name.split(".")[0] == module]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)
+    for name in [
+        name for name in gymnasium.registry if name.startswith("MinAtar/")
+    ]:  # other tests have registered them
+        monkeypatch.delitem(gymnasium.registry, name)
     assert cli.main(["train", "--env", environment, "--out", str(tmp_path / "run")]) == 2
     assert f"pip install 'laser-rl[{extra}]'" in capsys.readouterr().err
 

@@ -92,7 +92,7 @@ def test_rows_that_come_late_are_recorded_where_they_belong(tmp_path):
     try:
         actor = Actor(pool, RandomPolicy(), LAYOUT)
         actor.begin()
-        blocks, taken = play(actor, 150)
+        blocks, taken = play(actor, 800)  # more than two seconds, of which one worker sleeps 0.3
     finally:
         pool.close()
     witness = UnrollWitness()
@@ -107,7 +107,7 @@ class HangingTelltale:
         self.marker = marker
 
     def __call__(self):
-        return Telltale(hang_in_step=self.marker, hang_s=0.5, pause_s=0.001)
+        return Telltale(hang_in_step=self.marker, hang_s=0.3, pause_s=0.001)
 
 
 def test_a_state_goes_on_bit_for_bit():
