@@ -47,13 +47,14 @@ REPLAY = {
     "no replay, same batch": WITHOUT,
     "no replay, same number of updates": {**WITHOUT, "loss.batch_unrolls": 1},
 }
-SPARSE = {"loss.reward_scale": 1.0, "loss.entropy_cost": 0.01}
+CONSTANT = {"optimiser.schedule": "constant"}  # a run ends when it is solved, so there is no end to plan for
+SPARSE = {**CONSTANT, "loss.reward_scale": 1.0, "loss.entropy_cost": 0.01}
 TASKS = {
     "catch": Task("laser/Catch", "cartpole", 60_000, 2_000, 1.0, 100, SPARSE),
     "deepsea": Task("laser/DeepSea-10", "cartpole", 200_000, 2_000, 0.99, 100, {**SPARSE, "environment.slots": 16}),
     "breakout": Task("MinAtar/Breakout-v1", "minatar", 3_000_000, 100_000, 15.0, 50),
     "pendulum": Task("Pendulum-v1", "continuous", 150_000, 5_000, -200.0, 50),
-    "replay-cartpole": Task("CartPole-v1", "cartpole", 150_000, 2_000, 475.0, 20, {}, REPLAY),
+    "replay-cartpole": Task("CartPole-v1", "cartpole", 150_000, 2_000, 475.0, 20, CONSTANT, REPLAY),
     "replay-catch": Task("laser/Catch", "cartpole", 150_000, 2_000, 0.9, 100, SPARSE, REPLAY),
 }
 

@@ -12,14 +12,14 @@ from laser_rl import LASER
 def main() -> None:
     """Train in stretches, evaluate after each."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=300_000)
+    parser.add_argument("--steps", type=int, default=150_000)
     parser.add_argument("--stretches", type=int, default=10)
     arguments = parser.parse_args()
     agent = LASER("Pendulum-v1", recipe="continuous", seed=1)
     print(f"policy: {agent.member.family}")
     print(f"untrained: mean {agent.evaluate(episodes=20).mean:.0f}")
     for _ in range(arguments.stretches):
-        agent.learn(arguments.steps // arguments.stretches)
+        agent.learn(arguments.steps // arguments.stretches, total=arguments.steps)
         result = agent.evaluate(episodes=20)
         low, high = result.ci95
         print(f"step {agent.steps:6d}: mean {result.mean:.0f}, 95 % interval {low:.0f} to {high:.0f}", flush=True)

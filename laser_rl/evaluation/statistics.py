@@ -1,9 +1,9 @@
 """Returns as honest numbers: mean, interquartile mean, and bootstrap intervals."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -33,6 +33,19 @@ class EvalResult:
     def __repr__(self) -> str:
         low, high = self.ci95
         return f"EvalResult(mean={self.mean:.1f}, iqm={self.iqm:.1f}, ci95=({low:.1f}, {high:.1f}))"
+
+
+def evaluation_of(fields: Mapping[str, Any]) -> EvalResult:
+    """A result from its fields as JSON keeps them.
+
+    >>> import json
+    >>> from dataclasses import asdict
+    >>> result = summarise([7.0, 9.0])
+    >>> evaluation_of(json.loads(json.dumps(asdict(result)))).ci95 == result.ci95
+    True
+    """
+    low, high = fields["ci95"]
+    return EvalResult(**{**fields, "ci95": (low, high), "returns": tuple(fields["returns"])})
 
 
 class Aggregate(NamedTuple):

@@ -5,11 +5,11 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from laser_rl.evaluation.statistics import EvalResult
+from laser_rl.evaluation.statistics import EvalResult, evaluation_of
 from laser_rl.metrics.sink import Kind, Sink
 from laser_rl.metrics.window import EpisodeWindow, memory_bytes
 from laser_rl.runtime.build import Member, derive
@@ -188,6 +188,7 @@ class Training:
             "logged_updates": self._logged_updates,
             "logged_steps": self._logged_steps,
             "next": dict(self._next),
+            "evaluated": [[step, asdict(result)] for step, result in self.evaluations[-1:]],
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -196,6 +197,7 @@ class Training:
         self.window.load_state_dict(state["window"])
         self._logged_updates, self._logged_steps = state["logged_updates"], state["logged_steps"]
         self._next = dict(state["next"])
+        self.evaluations = [(step, evaluation_of(result)) for step, result in state["evaluated"]]
 
     def announce(self, event: str) -> None:
         """Tell the sinks; "resumed" makes rows of later steps void."""

@@ -20,8 +20,11 @@ from tests.envs.samples import Telltale
 from tests.runtime.small import small
 
 
-def learn(source, *, disturb=None, **settings):
-    """Train with environments in processes; `disturb(environments, stop)` runs beside it. Returns the member and its training."""
+def learn(source, *, disturb=None, until=None, **settings):
+    """Train with environments in processes; `disturb(environments, over)` runs beside it. Returns the member and its training.
+
+    With `until`, an event, it goes on until that is set instead of for so many steps.
+    """
     defaults = {
         "environment.placement": "process",
         "workers": 2,
@@ -33,7 +36,7 @@ def learn(source, *, disturb=None, **settings):
     member = build_member(small("Telltale", **{**defaults, **settings}), source)
     over = threading.Event()
     try:
-        training = prepare(member)
+        training = prepare(member, callbacks=[lambda progress: until is None or not until.is_set()])
         helper = threading.Thread(target=disturb or (lambda *_: None), args=(member.environments, over), daemon=True)
         helper.start()
         run(training, evaluate_at_end=False)
@@ -49,15 +52,23 @@ def assert_whole(member, training):
     replay, witness = member.replay, UnrollWitness()
     witness.hear(replay.export(np.arange(replay.first_id, replay.next_id)), contiguous=False)
     assert witness.unrolls == len(replay) > 0
-    assert training.update == replay.next_id - member.mixer.pending  # one new unroll each
-    assert training.steps >= training.target
+    # One new unroll for each update; a run of `local` that is stopped has up to two batches gathered ahead and not learned.
+    ahead = 2 if training.stop.reason == "a callback" and member.config.run.runtime == "local" else 0
+    assert 0 <= replay.next_id - member.mixer.pending - training.update <= ahead
 
 
-def killing(times):
+def killing(times, done):
     def disturb(environments, over):
         dice = random.Random(3)  # noqa: S311
+        try:
+            kill(environments, over, dice)
+        finally:
+            done.set()
+
+    def kill(environments, over, dice):
         for _ in range(times):
-            time.sleep(dice.uniform(0.02, 0.4))
+            # Five deaths before a first step would rightly count as a broken environment.
+            time.sleep(dice.uniform(0.4, 1.2))
             if over.is_set():
                 return
             try:
@@ -68,11 +79,14 @@ def killing(times):
     return disturb
 
 
-def kill_and_learn(runtime, times, steps):
-    source = partial(Telltale, pause_s=0.002)
-    member, training = learn(source, disturb=killing(times), runtime=runtime, steps=steps)
+def kill_and_learn(runtime, times):
+    source, done = partial(Telltale, pause_s=0.002), threading.Event()
+    member, training = learn(
+        source, disturb=killing(times, done), until=done, runtime=runtime, steps=10**7, log_every_s=0.2
+    )
+    assert done.is_set()
     assert_whole(member, training)
-    assert member.environments.counters()["restarts"] >= times // 3
+    assert member.environments.counters()["restarts"] >= 0.8 * times  # some were hit again before they were back
     states = subprocess.run(
         ["ps", "--ppid", str(os.getpid()), "-o", "stat="], capture_output=True, text=True, check=False
     )
@@ -81,13 +95,13 @@ def kill_and_learn(runtime, times, steps):
 
 @pytest.mark.parametrize("runtime", ["serial", "local"])
 def test_workers_killed_while_an_agent_learns(runtime):
-    kill_and_learn(runtime, times=6, steps=2500)
+    kill_and_learn(runtime, times=5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["serial", "local"])
 def test_workers_killed_a_hundred_times_while_an_agent_learns(runtime):
-    kill_and_learn(runtime, times=100, steps=40_000)
+    kill_and_learn(runtime, times=100)
 
 
 def test_a_worker_that_hangs_is_replaced_and_learning_goes_on():
