@@ -131,7 +131,8 @@ class Training:
             raise self._error
         if self._due("evaluate"):
             self.evaluate()
-        if self._due("save"):
+        # Not at the very end: `run` saves there, after the last rows. A checkpoint before them would let a resumed run write them twice.
+        if self.steps < self.target and self._due("save"):
             with contextlib.ExitStack() as stack:
                 for lock in locks:
                     stack.enter_context(lock)

@@ -148,6 +148,25 @@ def test_a_start_that_died_before_its_first_checkpoint_leaves_no_rows(tmp_path):
     assert fingerprint(twice) == fingerprint(whole)
 
 
+def test_killed_between_the_last_row_and_the_last_checkpoint_writes_no_row_twice(tmp_path, monkeypatch):
+    whole, twice = tmp_path / "whole", tmp_path / "twice"
+    finish(small(), whole)
+    write = checkpoint.write
+
+    def die_at_the_end(run_dir, snapshot, keep):
+        if snapshot.step >= 600:
+            raise KeyboardInterrupt
+        return write(run_dir, snapshot, keep)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "write", die_at_the_end)
+        with pytest.raises(KeyboardInterrupt):
+            finish(small(), twice)
+    for _ in range(2):  # and a finished run that is started again adds nothing
+        finish(small(), twice)
+        assert fingerprint(twice) == fingerprint(whole)
+
+
 def test_metrics_say_what_happened(tmp_path):
     finish(small(evaluate_every_steps=200), tmp_path)
     rows = read(tmp_path)
