@@ -14,6 +14,7 @@ from laser_rl.metrics.log import read
 from laser_rl.runtime.build import build_member
 from laser_rl.runtime.directory import RunDirectory
 from laser_rl.runtime.launch import prepare, run
+from laser_rl.runtime.training import Training
 from tests.agent.unroll_witness import UnrollWitness
 from tests.envs.samples import Telltale
 from tests.runtime.small import fingerprint, finish, small
@@ -151,15 +152,12 @@ def test_a_start_that_died_before_its_first_checkpoint_leaves_no_rows(tmp_path):
 def test_killed_between_the_last_row_and_the_last_checkpoint_writes_no_row_twice(tmp_path, monkeypatch):
     whole, twice = tmp_path / "whole", tmp_path / "twice"
     finish(small(), whole)
-    write = checkpoint.write
 
-    def die_at_the_end(run_dir, snapshot, keep):
-        if snapshot.step >= 600:
-            raise KeyboardInterrupt
-        return write(run_dir, snapshot, keep)
+    def die(self, event):
+        raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "write", die_at_the_end)
+        patch.setattr(Training, "announce", die)  # the last row is written, the last checkpoint is not
         with pytest.raises(KeyboardInterrupt):
             finish(small(), twice)
     for _ in range(2):  # and a finished run that is started again adds nothing
