@@ -79,6 +79,8 @@ def test_killed_at_twenty_random_moments(uninterrupted, tmp_path):
         time.sleep(dice.uniform(1.0, 5.0))
         if process.poll() is None:
             kill_group(process)
+        else:
+            finish(process)
         reached = newest(path) if path.exists() else -1
         assert reached >= before  # never back behind a complete checkpoint
         before = reached
