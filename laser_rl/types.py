@@ -1,6 +1,5 @@
 """The records that travel between the layers: unrolls on their way into the replay, batches on their way into the learner."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -116,6 +115,3 @@ class Episode(NamedTuple):
     slot: int
     length: int
     raw_return: float
-
-
-Numbers = Mapping[str, float]  # what a part reports; numbers leave as data

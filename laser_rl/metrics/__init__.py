@@ -5,13 +5,12 @@ TensorBoard, curves and report are modules of their own to import: they are slow
 
 from laser_rl.metrics.log import MetricsLog, read, read_from, rows_hash
 from laser_rl.metrics.sink import Kind, Row, Sink, Value
-from laser_rl.metrics.window import EpisodeWindow, Rates, memory_bytes
+from laser_rl.metrics.window import EpisodeWindow, memory_bytes
 
 __all__ = [
     "EpisodeWindow",
     "Kind",
     "MetricsLog",
-    "Rates",
     "Row",
     "Sink",
     "Value",

@@ -1,8 +1,7 @@
-"""Running numbers: returns of the last episodes, speeds, memory."""
+"""Running numbers: returns of the last episodes, memory."""
 
-import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,32 +45,6 @@ class EpisodeWindow:
         """Go on where the other one was."""
         self._returns = deque(state["returns"], maxlen=self._returns.maxlen)
         self._episodes = int(state["episodes"])
-
-
-class Rates:
-    """Steps and updates per second over the last `horizon_seconds`.
-
-    >>> clock = iter([0.0, 1.0, 2.0])
-    >>> rates = Rates(clock=lambda: next(clock))
-    >>> rates.numbers(0, 0), rates.numbers(100, 5), rates.numbers(300, 10)
-    ({}, {'steps_per_second': 100.0, 'updates_per_second': 5.0}, {'steps_per_second': 150.0, 'updates_per_second': 5.0})
-    """
-
-    def __init__(self, horizon_seconds: float = 10.0, clock: Callable[[], float] = time.monotonic) -> None:
-        self._horizon, self._clock = horizon_seconds, clock
-        self._marks: deque[tuple[float, int, int]] = deque()
-
-    def numbers(self, step: int, update: int) -> Mapping[str, float]:
-        """Take the present counts and return the speeds; nothing at the first call."""
-        now = self._clock()
-        self._marks.append((now, step, update))
-        while len(self._marks) > 2 and now - self._marks[1][0] >= self._horizon:  # noqa: PLR2004
-            self._marks.popleft()
-        then, old_step, old_update = self._marks[0]
-        if now <= then:
-            return {}
-        seconds = now - then
-        return {"steps_per_second": (step - old_step) / seconds, "updates_per_second": (update - old_update) / seconds}
 
 
 def memory_bytes() -> int:

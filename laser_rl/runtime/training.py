@@ -127,8 +127,7 @@ class Training:
 
     def between(self, locks: Sequence[threading.Lock] = ()) -> None:
         """Evaluate and save, if due. The locks stop the other threads while state is taken."""
-        if self._error is not None:
-            raise self._error
+        self.check()
         if self._due("evaluate"):
             self.evaluate()
         # Not at the very end: `run` saves there, after the last rows. A checkpoint before them would let a resumed run write them twice.

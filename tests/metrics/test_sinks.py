@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console as Terminal
 
-from laser_rl.metrics import EpisodeWindow, Rates, display, memory_bytes
+from laser_rl.metrics import EpisodeWindow, display, memory_bytes
 from laser_rl.metrics.console import Console
 from laser_rl.metrics.tensorboard import TensorBoardLog
 
@@ -184,17 +184,6 @@ def test_window_holds_the_last_ones_and_survives_a_round_trip(returns, size, cut
     else:
         assert window.numbers() == {}
     assert window.full == (len(returns) >= size)
-
-
-def test_rates_forget_what_is_older_than_their_horizon():
-    clock = Clock()
-    rates = Rates(horizon_seconds=10, clock=clock)
-    numbers = {}
-    for second in range(100):
-        clock.now = float(second)
-        numbers = rates.numbers(1000 * second if second < 50 else 50_000 + 10 * (second - 50), second)
-    assert numbers == {"steps_per_second": 10.0, "updates_per_second": 1.0}
-    assert len(rates._marks) <= 12
 
 
 def test_memory_grows_by_what_is_allocated():
