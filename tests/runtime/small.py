@@ -42,4 +42,5 @@ def finish(config, path=None, source=None, **more):
 def fingerprint(path):
     """Everything that a run leaves, except what the wall clock writes."""
     manifest = json.loads((checkpoint.latest(path).path / "manifest.json").read_text())
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest(), rows_hash(path)
+    kept = sorted(folder.name for folder in (path / checkpoint.CHECKPOINTS).iterdir())
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest(), rows_hash(path), kept
