@@ -223,7 +223,7 @@ def override(config: Config, settings: Mapping[str, Any]) -> Config:
     """
     values = config.model_dump()
     for name, value in settings.items():
-        *sections, last = _full_name(name).split(".")
+        *sections, last = full_name(name).split(".")
         place = values
         for section in sections:
             place = place[section]
@@ -264,7 +264,12 @@ def _names(model: type[BaseModel] = Config, prefix: str = "") -> list[str]:
     return names
 
 
-def _full_name(name: str) -> str:
+def full_name(name: str) -> str:
+    """A setting's full name, from that or from its last part where only one field has it.
+
+    >>> full_name("learning_rate")
+    'optimiser.learning_rate'
+    """
     names = _names()
     found = [full for full in names if full == name or full.split(".")[-1] == name]
     if len(found) == 1:

@@ -4,13 +4,13 @@ Every slot writes its own unroll at its own pace: rows may come for some slots o
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from laser_rl.agent.policy import Policy, restore_generator
+from laser_rl.agent.policy import Decision, restore_generator
 from laser_rl.agent.stacking import FrameStack
 from laser_rl.envs.records import Environments, Rows
 from laser_rl.types import Array, Episode, UnrollLayout, Unrolls, empty_unrolls
@@ -23,7 +23,21 @@ class Taken(NamedTuple):
 
     unrolls: Unrolls | None
     episodes: list[Episode]
-    steps: int  # transitions; resets are none
+    moved: Slots  # slots that made a transition; resets are none
+
+    @property
+    def steps(self) -> int:
+        """Transitions."""
+        return len(self.moved)
+
+
+class Decides(Protocol):
+    """A policy of one member, or of several that share an actor."""
+
+    generator: torch.Generator
+
+    def act(self, observation: Array, slots: Slots) -> Decision:
+        """Decide for the observations of these slots."""
 
 
 class Actor:
@@ -33,28 +47,45 @@ class Actor:
         environments: not yet reset.
         policy: whose parameters somebody else moves; that somebody also sets `version`.
         layout: of the unrolls.
-        member: who writes.
+        member: who writes: one member, or that of each slot.
         stagger: shift the slots against each other, so that unrolls are finished evenly in time instead of all at once. The first
             rows of a shifted slot are not recorded.
     """
 
     def __init__(
-        self, environments: Environments, policy: Policy, layout: UnrollLayout, *, member: int = 0, stagger: bool = True
+        self,
+        environments: Environments,
+        policy: Decides,
+        layout: UnrollLayout,
+        *,
+        member: int | Slots = 0,
+        stagger: bool = True,
     ) -> None:
         slots = environments.slots
-        self.environments, self.policy, self.layout, self.version = environments, policy, layout, 0
+        self.environments, self.policy, self.layout = environments, policy, layout
+        self.member = np.broadcast_to(np.asarray(member), slots)
+        self.versions = np.zeros(slots, np.int64)  # of the parameters that act in each slot
         self._open = empty_unrolls(layout, slots)
-        self._open.member[:] = member
-        self._open.slot[:] = np.arange(slots)
-        self._unrecorded = (
-            np.arange(slots) * layout.steps // slots * stagger
-        )  # rows still to come before the recording starts
+        self._open.member[:] = self.member
+        own = slots // len(np.unique(self.member))  # slots of one member
+        self._open.slot[:] = np.arange(slots) % own
+        # Rows still to come before the recording starts.
+        self._unrecorded = np.arange(slots) % own * layout.steps // own * stagger
         self._cursor = np.zeros(slots, np.int64)  # steps recorded in the open unroll
         self._ended = np.zeros(slots, bool)  # the slot's newest row is the last of its episode
         self._length = np.zeros(slots, np.int64)
         self._return = np.zeros(slots, np.float64)
         self._stack = FrameStack(slots, layout.stack, layout.observation_shape, layout.observation_dtype)
         self._ready: Slots = np.zeros(0, np.int64)  # slots that wait for an action
+
+    @property
+    def version(self) -> int:
+        """Of the parameters that act, where one member has all slots."""
+        return int(self.versions[0])
+
+    @version.setter
+    def version(self, version: int) -> None:
+        self.versions[:] = version
 
     def begin(self) -> None:
         """Reset all environments; before the first step, unless a state is loaded."""
@@ -64,12 +95,14 @@ class Actor:
         self._ended[rows.slots] = False
         self._ready = rows.slots
 
-    def step(self) -> Taken:
-        """Act in every slot that waits, and record the rows that come."""
-        slots = self._ready
-        decision = self.policy.act(self._stack.seen(slots))
+    def step(self, among: NDArray[np.bool_] | None = None) -> Taken:
+        """Act in every slot that waits (only `among` these, if given), and record the rows that come."""
+        slots = self._ready if among is None else self._ready[among[self._ready]]
+        resting = self._ready[:0] if among is None else self._ready[~among[self._ready]]
+        decision = self.policy.act(self._stack.seen(slots), slots)
         at = self._cursor[slots]
-        self._open.version[slots[at == 0]] = self.version
+        begun = slots[at == 0]
+        self._open.version[begun] = self.versions[begun]
         # Written at once, so that it is there whenever the slot's row comes; counted only then.
         self._open.action[slots, at] = decision.action
         self._open.behaviour[slots, at] = decision.behaviour
@@ -79,8 +112,8 @@ class Actor:
         episodes = self._count(rows)
         unrolls = self._record(rows)
         self._ended[rows.slots] = rows.terminated | rows.truncated
-        self._ready = rows.slots
-        return Taken(unrolls, episodes, int((~rows.is_first).sum()))
+        self._ready = rows.slots if among is None else np.concatenate([rows.slots, resting])
+        return Taken(unrolls, episodes, rows.slots[~rows.is_first])
 
     def _record(self, rows: Rows) -> Unrolls | None:
         skipped = rows.restarted | (self._unrecorded[rows.slots] > 0)

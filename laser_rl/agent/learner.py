@@ -1,5 +1,6 @@
 """The learner: a batch in, parameters moved, numbers out."""
 
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -7,11 +8,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from laser_rl.agent.loss import laser_loss
-from laser_rl.agent.optimiser import build_optimiser
+from laser_rl.agent.loss import Hyper, hyper_of, laser_loss
+from laser_rl.agent.optimiser import build_optimiser, load_state
 from laser_rl.agent.parameters import FlatParameters
 from laser_rl.agent.policy import restore_generator
-from laser_rl.config import LossConfig, OptimiserConfig
+from laser_rl.agent.tally import GROUPS, shares, tally
+from laser_rl.config import LossConfig, OptimiserConfig, full_name
 from laser_rl.errors import ConfigError
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.ops import checks, trust_region
@@ -19,7 +21,10 @@ from laser_rl.ops.distributions import Family
 from laser_rl.ops.rmsprop import linear_rate
 from laser_rl.types import Batch
 
+log = logging.getLogger("laser_rl.agent")
 BOUND_RATE = 0.01  # of the controller of the trust bound, a factor e^0.01 an update at most
+GOOD_EVERY = 200  # updates between two states to go back to
+GIVE_UP_AFTER = 20  # skipped updates in a row: these parameters will not recover
 
 
 class LearnerState(NamedTuple):
@@ -38,21 +43,32 @@ class Learner:
         loss: constants of Algorithm 1.
         optimiser: what to do with a gradient.
         seed: only used where relevance is estimated by sampling.
+        sources: how many members write into the replay; acceptance is reported for each.
     """
 
     def __init__(
-        self, network: AgentNetwork, family: Family, loss: LossConfig, optimiser: OptimiserConfig, *, seed: int = 0
+        self,
+        network: AgentNetwork,
+        family: Family,
+        loss: LossConfig,
+        optimiser: OptimiserConfig,
+        *,
+        seed: int = 0,
+        sources: int = 1,
     ) -> None:
-        self.network, self.family, self.loss, self.rates = network, family, loss, optimiser
+        self.network, self.family, self.loss, self.rates, self.sources = network, family, loss, optimiser, sources
         self.flat = FlatParameters(network)
         self.device = self.flat.value.device
-        self.version = 0
-        self.skipped = 0
+        self.version = self.skipped = self.rollbacks = 0
         self.bound = torch.tensor(loss.bound, device=self.device)
-        self._optimiser = build_optimiser(self.flat, optimiser)
-        self._generator = torch.Generator(self.device).manual_seed(seed)
+        self.hyper: Hyper = hyper_of([loss], self.device)
+        self.optimiser = build_optimiser(self.flat.value, optimiser)
+        self.generator = torch.Generator(self.device).manual_seed(seed)
         self._names: list[str] = []
         self._sums = torch.zeros(2, 0, device=self.device)  # of each number, and how often it was defined
+        self._tally = torch.zeros(sources + GROUPS, 3, device=self.device)
+        self._failing = 0  # skipped updates in a row
+        self._good = self._parameters()
 
     def update(self, batch: Batch, *, progress: float) -> bool:
         """One gradient step; False if it was skipped because the gradient was not finite.
@@ -67,18 +83,43 @@ class Learner:
             output, _ = self.network(
                 batch.observation, batch.is_first, self.network.initial_state(batch.online.shape[0])
             )
-            loss = laser_loss(self.family, output, batch, self.loss, self.bound, self._generator)
+            loss = laser_loss(self.family, output, batch, self.hyper, self.bound, self.generator)
             loss.total.backward()  # type: ignore[no-untyped-call]
             norm = self.flat.gradient.norm()
             learned = math.isfinite(norm.item())
             if learned:
-                self._clip(norm)
-                self._optimiser.step(self.learning_rate(progress))
+                self.step(norm, progress)
+        age = self.version - batch.version
+        numbers = {**loss.numbers, **ages(age, batch, 1), "gradient_norm": norm[None]}
+        counted = tally(loss, batch, age, sources=self.sources, members=1)
+        self.count(list(numbers), torch.cat(list(numbers.values())), counted[0], learned=learned)
+        return learned
+
+    def step(self, norm: Tensor, progress: float) -> None:
+        """Take the gradient that stands in `flat`."""
+        limit = self.rates.clip_gradient_norm
+        if limit is not None:
+            self.flat.gradient.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
+        self.optimiser.step(self.flat.value, self.flat.gradient, self.learning_rate(progress))
+
+    def count(self, names: list[str], values: Tensor, counted: Tensor, *, learned: bool) -> None:
+        """After an update: its numbers, the trust bound, and a state to go back to if this goes wrong."""
         self.version += 1
         self.skipped += not learned
-        self._adapt(loss.numbers["acceptance"])
-        self._count({**loss.numbers, **self._ages(batch), "gradient_norm": norm})
-        return learned
+        self._failing = 0 if learned else self._failing + 1
+        defined = ~values.isnan()  # an entropy where no online row is trusted does not count
+        if not self._names:
+            self._names, self._sums = names, torch.zeros(2, len(names), device=self.device)
+        self._sums += torch.stack([torch.where(defined, values, 0.0), defined.float()])
+        self._tally += counted
+        target = self.loss.target_acceptance
+        if target is not None:
+            accepted = values[names.index("acceptance")]
+            self.bound = trust_region.adapt_bound(self.bound, accepted, target=target, rate=BOUND_RATE)
+        if self._failing >= GIVE_UP_AFTER:
+            self._roll_back()
+        elif learned and self.version % GOOD_EVERY == 0:
+            self._good = self._parameters()
 
     def learning_rate(self, progress: float) -> float:
         """What the schedule says at this share of the run."""
@@ -93,60 +134,100 @@ class Learner:
         means = {
             name: total / count for name, total, count in zip(self._names, totals, counts, strict=True) if count > 0
         }
-        self._sums = torch.zeros_like(self._sums)
+        means |= shares(self._tally, self.sources)
+        self._sums, self._tally = torch.zeros_like(self._sums), torch.zeros_like(self._tally)
         if self.loss.trust != "off":
             means["trust_bound"] = self.bound.item()
-        return {**means, "skipped_updates": self.skipped}
+        return {**means, "skipped_updates": self.skipped, "rollbacks": self.rollbacks}
+
+    def setting(self, name: str) -> float:
+        """The present value of a hyper-parameter of loss or optimiser."""
+        section, _, field = full_name(name).partition(".")
+        value = (
+            self.bound.item()
+            if field == "trust_bound"
+            else getattr(self.loss if section == "loss" else self.rates, field)
+        )
+        return float(value)
+
+    def tune(self, settings: Mapping[str, float]) -> None:
+        """Go on with other hyper-parameters of loss or optimiser; what is not named stays."""
+        for name, value in settings.items():
+            section, _, field = full_name(name).partition(".")
+            if section == "loss":
+                self.loss = LossConfig.model_validate({**self.loss.model_dump(), field: value})
+                if field == "trust_bound":
+                    self.bound.fill_(self.loss.bound)
+            elif section == "optimiser":
+                self.rates = OptimiserConfig.model_validate({**self.rates.model_dump(), field: value})
+            else:
+                raise ConfigError(f"{name} cannot be changed while learning; only settings of loss and optimiser can")
+        self.hyper = hyper_of([self.loss], self.device)
+
+    def adopt(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Take another learner's parameters, optimiser and bound; counters and random numbers stay one's own. All or nothing."""
+        _require_finite(tensors["network"])
+        load_network(self.network, tensors["network"])
+        load_state(self.optimiser, tensors["optimiser"])
+        self.bound = tensors["learner"]["bound"].to(self.device).clone()
+        self._failing, self._good = 0, self._parameters()
 
     def state(self) -> LearnerState:
         """Everything, for a checkpoint."""
         tensors = {
             "network": {name: tensor.detach().clone() for name, tensor in self.network.state_dict().items()},
-            "optimiser": {name: tensor.clone() for name, tensor in self._optimiser.state_dict().items()},
+            "optimiser": {name: tensor.clone() for name, tensor in self.optimiser.state.items()},
             "learner": {
                 "bound": self.bound.clone(),
-                "generator": self._generator.get_state(),
+                "generator": self.generator.get_state(),
                 "sums": self._sums.clone(),
+                "tally": self._tally.clone(),
             },
+            "good": {name: tensor.clone() for name, tensor in self._good.items()},
         }
-        return LearnerState(tensors, {"version": self.version, "skipped": self.skipped, "names": list(self._names)})
+        counters = {"version": self.version, "skipped": self.skipped, "rollbacks": self.rollbacks}
+        tuned = {"loss": self.loss.model_dump(mode="json"), "optimiser": self.rates.model_dump(mode="json")}
+        return LearnerState(tensors, {**counters, "failing": self._failing, "names": list(self._names), **tuned})
 
     def load(self, tensors: Mapping[str, Mapping[str, Tensor]], numbers: Mapping[str, Any]) -> None:
         """Go on exactly where `state` was taken."""
         load_network(self.network, tensors["network"])
-        self._optimiser.load_state_dict(tensors["optimiser"])
+        load_state(self.optimiser, tensors["optimiser"])
         learner = tensors["learner"]
         self.bound = learner["bound"].to(self.device)
-        restore_generator(self._generator, learner["generator"])
-        self._sums = learner["sums"].to(self.device)
-        self.version, self.skipped, self._names = numbers["version"], numbers["skipped"], list(numbers["names"])
+        restore_generator(self.generator, learner["generator"])
+        self._sums, self._tally = learner["sums"].to(self.device), learner["tally"].to(self.device)
+        self._good = {name: tensor.to(self.device) for name, tensor in tensors["good"].items()}
+        self.version, self.skipped, self.rollbacks = numbers["version"], numbers["skipped"], numbers["rollbacks"]
+        self._failing, self._names = numbers["failing"], list(numbers["names"])
+        self.loss = LossConfig.model_validate(numbers["loss"])
+        self.rates = OptimiserConfig.model_validate(numbers["optimiser"])
+        self.hyper = hyper_of([self.loss], self.device)
 
-    def _clip(self, norm: Tensor) -> None:
-        limit = self.rates.clip_gradient_norm
-        if limit is not None:
-            self.flat.gradient.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
+    def _parameters(self) -> dict[str, Tensor]:
+        return {"value": self.flat.value.clone(), **{name: t.clone() for name, t in self.optimiser.state.items()}}
 
-    def _adapt(self, accepted: Tensor) -> None:
-        target = self.loss.target_acceptance
-        if target is not None:
-            self.bound = trust_region.adapt_bound(self.bound, accepted, target=target, rate=BOUND_RATE)
+    def _roll_back(self) -> None:
+        """To the last state that learned; whatever has been published of the broken one is overwritten by the next update."""
+        if self.rollbacks & (self.rollbacks - 1) == 0:  # the first, second, fourth, eighth, …
+            log.warning(
+                "%d updates in a row had no finite gradient: back to the parameters of at most %d updates before (time %d); "
+                "lower the learning rate or clip gradients if this repeats",
+                self._failing,
+                GOOD_EVERY + GIVE_UP_AFTER,
+                self.rollbacks + 1,
+            )
+        self.flat.value.copy_(self._good["value"])
+        load_state(self.optimiser, self._good)
+        self._failing, self.rollbacks = 0, self.rollbacks + 1
 
-    def _ages(self, batch: Batch) -> dict[str, Tensor]:
-        """How many versions old the data is."""
-        age = (self.version - 1 - batch.version).float()
-        online = batch.online
-        return {
-            "lag_updates": age[online].mean(),
-            "replay_age_updates": age[~online].mean(),
-        }
 
-    def _count(self, numbers: dict[str, Tensor]) -> None:
-        """Add up; a number that is undefined in this batch (an entropy where no online row is trusted) does not count."""
-        values = torch.stack([number.float() for number in numbers.values()])
-        defined = ~values.isnan()
-        if not self._names:
-            self._names, self._sums = list(numbers), torch.zeros(2, len(numbers), device=self.device)
-        self._sums += torch.stack([torch.where(defined, values, 0.0), defined.float()])
+def ages(age: Tensor, batch: Batch, members: int) -> dict[str, Tensor]:
+    """How many versions old the data is, online and replayed, for each member; `age` is [B]."""
+    parts = torch.stack([batch.online, ~batch.online]).float()
+    total = torch.unflatten((parts * age), 1, (members, -1)).sum(2)
+    lag, replayed = total / torch.unflatten(parts, 1, (members, -1)).sum(2)
+    return {"lag_updates": lag, "replay_age_updates": replayed}
 
 
 def load_network(network: AgentNetwork, tensors: Mapping[str, Tensor]) -> None:
@@ -160,3 +241,9 @@ def load_network(network: AgentNetwork, tensors: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(tensors[name])
+
+
+def _require_finite(tensors: Mapping[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
+        if not tensor.isfinite().all():
+            raise ValueError(f"{name} of the other learner is not finite; it is not taken")

@@ -1,31 +1,75 @@
-"""Algorithm 1, from the network's output on a batch to one number to minimise."""
+"""Algorithm 1, from the network's output on a batch to one number to minimise; for one member, or for several side by side."""
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from laser_rl.config import LossConfig
+from laser_rl.errors import ConfigError
 from laser_rl.networks.agent_network import Output
 from laser_rl.ops import rewards, trust_region
 from laser_rl.ops.actor_critic import ActorCriticLosses, actor_critic_losses, reduce
 from laser_rl.ops.distributions import Family
 from laser_rl.types import Batch
 
+# What members that are computed side by side may differ in; everything else of `LossConfig` decides which operations are done.
+ROWWISE = ("discount", "entropy_cost", "baseline_cost", "reward_scale")
+
 
 class Loss(NamedTuple):
-    """The number to minimise, and the numbers to report."""
+    """The number to minimise (of all members together: they share no parameter), the numbers to report, and the masks behind them."""
 
     total: Tensor
-    numbers: dict[str, Tensor]
+    numbers: dict[str, Tensor]  # each [members]
+    learnable: Tensor  # [T, B]
+    relevance: Tensor
+
+
+class Hyper(NamedTuple):
+    """The constants of Algorithm 1 for members side by side."""
+
+    common: LossConfig
+    discount: Tensor  # [members], as the next three
+    entropy_cost: Tensor
+    baseline_cost: Tensor
+    reward_scale: Tensor
+
+    @property
+    def members(self) -> int:
+        """How many."""
+        return len(self.discount)
+
+
+def hyper_of(
+    losses: Sequence[LossConfig], device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> Hyper:
+    """The constants of several members; ConfigError if they cannot be computed side by side.
+
+    >>> hyper_of([LossConfig(discount=0.5), LossConfig(discount=0.75)]).discount
+    tensor([0.5000, 0.7500])
+    """
+    first = losses[0]
+    for other in losses:
+        if differing := differences(first, other):
+            raise ConfigError(f"members that differ in {', '.join(differing)} cannot be computed side by side")
+    values = torch.tensor([[getattr(loss, name) for loss in losses] for name in ROWWISE], device=device, dtype=dtype)
+    return Hyper(first, *values)
+
+
+def differences(one: LossConfig, other: LossConfig) -> list[str]:
+    """The settings that keep two members from being computed side by side."""
+    free = {*ROWWISE, "trust_bound", "target_acceptance"}
+    return [name for name, value in one.model_dump().items() if name not in free and getattr(other, name) != value]
 
 
 def laser_loss(
     family: Family,
     output: Output,
     batch: Batch,
-    hyper: LossConfig,
+    hyper: LossConfig | Hyper,
     bound: Tensor,
     generator: torch.Generator | None = None,
 ) -> Loss:
@@ -34,13 +78,14 @@ def laser_loss(
     Args:
         family: what the policy's parameters mean.
         output: policy and value at all T+1 input rows.
-        batch: what was stored.
+        batch: what was stored; the columns of each member one after the other.
         hyper: the constants.
-        bound: the threshold on the relevance; infinite trusts everything.
+        bound: the threshold on the relevance, one number or one a member; infinite trusts everything.
         generator: only needed where the actions cannot be enumerated.
     """
-    policy = output.policy[:-1]
-    relevance = behaviour_relevance(family, policy, batch.behaviour, hyper, generator)
+    hyper = hyper if isinstance(hyper, Hyper) else hyper_of([hyper], batch.reward.device, batch.reward.dtype)
+    common, policy = hyper.common, output.policy[:-1]
+    relevance = behaviour_relevance(family, policy, batch.behaviour, common, generator)
     losses = actor_critic_losses(
         family,
         policy,
@@ -51,17 +96,19 @@ def laser_loss(
         learned_discount(batch, hyper),
         batch.real,
         batch.online,
-        relevance < bound,
-        clip_rho=hyper.clip_rho,
-        clip_c=hyper.clip_c,
+        relevance < columns(bound.expand(hyper.members), batch),
+        clip_rho=common.clip_rho,
+        clip_c=common.clip_c,
     )
-    policy_loss = reduce(losses.policy, losses.policy_learnable, hyper.reduction)
-    value_loss = reduce(losses.value, losses.learnable, hyper.reduction)
-    entropy_loss = reduce(losses.entropy, losses.policy_learnable & batch.online, hyper.reduction)
-    total = policy_loss + hyper.baseline_cost * value_loss + hyper.entropy_cost * entropy_loss
+    how, members = common.reduction, hyper.members
+    policy_loss = reduce(losses.policy, losses.policy_learnable, how, members=members)
+    value_loss = reduce(losses.value, losses.learnable, how, members=members)
+    entropy_loss = reduce(losses.entropy, losses.policy_learnable & batch.online, how, members=members)
+    total = (policy_loss + hyper.baseline_cost * value_loss + hyper.entropy_cost * entropy_loss).sum()
     with torch.no_grad():
         numbers = _numbers(losses, batch, relevance, hyper)
-    return Loss(total, {"policy_loss": policy_loss.detach(), "value_loss": value_loss.detach(), **numbers})
+    numbers = {"policy_loss": policy_loss.detach(), "value_loss": value_loss.detach(), **numbers}
+    return Loss(total, numbers, losses.learnable, relevance)
 
 
 def behaviour_relevance(
@@ -73,33 +120,57 @@ def behaviour_relevance(
     return trust_region.kl_to_implied(family, policy, behaviour, clip_rho=hyper.clip_rho, generator=generator)
 
 
-def learned_reward(raw: Tensor, hyper: LossConfig) -> Tensor:
+def learned_reward(raw: Tensor, hyper: Hyper) -> Tensor:
     """What is learned from; the raw reward is what is stored and reported."""
-    reward = raw * hyper.reward_scale if hyper.reward_scale != 1.0 else raw
-    if hyper.reward_transform == "clip":
+    reward = (torch.unflatten(raw, 1, (hyper.members, -1)) * hyper.reward_scale[:, None]).flatten(1)
+    if hyper.common.reward_transform == "clip":
         return rewards.clip(reward)
-    return rewards.dmlab_squash(reward) if hyper.reward_transform == "dmlab" else reward
+    return rewards.dmlab_squash(reward) if hyper.common.reward_transform == "dmlab" else reward
 
 
-def learned_discount(batch: Batch, hyper: LossConfig) -> Tensor:
+def learned_discount(batch: Batch, hyper: Hyper) -> Tensor:
     """γ where something can follow, 0 where the environment terminated; a truncation keeps γ."""
-    ended = batch.terminated | batch.lost_life if hyper.life_loss_ends_discount else batch.terminated
-    return torch.where(ended, 0.0, hyper.discount)
+    ended = batch.terminated | batch.lost_life if hyper.common.life_loss_ends_discount else batch.terminated
+    return torch.where(ended, 0.0, columns(hyper.discount, batch))
 
 
-def _numbers(losses: ActorCriticLosses, batch: Batch, relevance: Tensor, hyper: LossConfig) -> dict[str, Tensor]:
-    replayed = batch.real & ~batch.online
-    learned = losses.learnable.sum().clamp(min=1)
-    fresh = losses.policy_learnable & batch.online
+def columns(numbers: Tensor, batch: Batch) -> Tensor:
+    """A number a member [K] as one a column [B].
+
+    >>> batch = Batch(*[torch.zeros(4)] * 17)
+    >>> columns(torch.tensor([1.0, 2.0]), batch)
+    tensor([1., 1., 2., 2.])
+    """
+    width = batch.online.shape[0] // len(numbers)
+    return numbers[:, None].expand(-1, width).reshape(-1)
+
+
+def _numbers(losses: ActorCriticLosses, batch: Batch, relevance: Tensor, hyper: Hyper) -> dict[str, Tensor]:
+    clip_rho, clip_c = math.log(hyper.common.clip_rho), math.log(hyper.common.clip_c)
+    replayed, online = batch.real & ~batch.online, batch.real & batch.online
+    learnable = losses.learnable
+    # One sum over [rows, T, K, B] instead of eleven: small batches are limited by the number of operations.
+    masks = torch.stack(
+        [
+            learnable & replayed,
+            replayed,
+            learnable & online,
+            online,
+            learnable,
+            learnable & (losses.log_ratio > clip_rho),
+            learnable & (losses.log_ratio > clip_c),
+            losses.policy_learnable & batch.online,
+        ]
+    )
+    counts = torch.unflatten(masks, 2, (hyper.members, -1)).sum((1, 3)).float()
+    trusted, offered, trusted_online, offered_online, learned, rho, c, fresh = counts
+    kept = torch.stack([torch.where(replayed, relevance, 0.0), -losses.entropy.detach()])
+    divergence, entropy = torch.unflatten(kept, 2, (hyper.members, -1)).sum((1, 3))
     return {
-        "acceptance": _share(losses.learnable, replayed),
-        "acceptance_online": _share(losses.learnable, batch.real & batch.online),
-        "kl": torch.where(replayed, relevance, 0.0).sum() / replayed.sum(),
-        "rho_clipped": (losses.learnable & (losses.log_ratio > math.log(hyper.clip_rho))).sum() / learned,
-        "c_clipped": (losses.learnable & (losses.log_ratio > math.log(hyper.clip_c))).sum() / learned,
-        "entropy": -losses.entropy.sum() / fresh.sum(),
+        "acceptance": trusted / offered,
+        "acceptance_online": trusted_online / offered_online,
+        "kl": divergence / offered,
+        "rho_clipped": rho / learned.clamp(min=1),
+        "c_clipped": c / learned.clamp(min=1),
+        "entropy": entropy / fresh,
     }
-
-
-def _share(chosen: Tensor, counted: Tensor) -> Tensor:
-    return (chosen & counted).sum() / counted.sum()

@@ -1,88 +1,84 @@
-"""Optimisers over flat parameters: a gradient vector in, a step taken in place."""
+"""Optimisers over flat parameters: a gradient in, a step taken in place. Their memory can be moved beside that of other members."""
 
 from collections.abc import Mapping
 from typing import Protocol
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from laser_rl.agent.parameters import FlatParameters
 from laser_rl.config import OptimiserConfig
-from laser_rl.ops import rmsprop
+from laser_rl.ops import adam, rmsprop
+
+Rate = float | Tensor  # a number, or one a row [K, 1]
 
 
 class Optimiser(Protocol):
-    """Takes the gradient that stands in the flat parameters."""
+    """Keeps its state in `state`: tensors [P], or [K, P] for the rows of K members."""
 
-    def step(self, learning_rate: float) -> None:
-        """Move the parameters."""
+    state: dict[str, Tensor]
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Tensors by name."""
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on exactly there."""
+    def step(self, value: Tensor, gradient: Tensor, learning_rate: Rate) -> None:
+        """Move `value` in place."""
 
 
 class RMSProp:
     """TensorFlow 1's, from `ops.rmsprop`."""
 
-    def __init__(self, flat: FlatParameters, *, decay: float, momentum: float, epsilon: float) -> None:
-        self._flat = flat
+    def __init__(self, value: Tensor, *, decay: float, momentum: float, epsilon: float) -> None:
         self._decay, self._momentum, self._epsilon = decay, momentum, epsilon
-        self._state = rmsprop.initial([flat.value])
+        begin = rmsprop.initial([value])
+        self.state = {"mean_square": begin.mean_square[0], "momentum": begin.momentum[0]}
 
-    def step(self, learning_rate: float) -> None:
+    def step(self, value: Tensor, gradient: Tensor, learning_rate: Rate) -> None:
         """One step of `ops.rmsprop.update`."""
         step = rmsprop.update(
-            [self._flat.gradient],
-            self._state,
+            [gradient],
+            rmsprop.State((self.state["mean_square"],), (self.state["momentum"],)),
             learning_rate=learning_rate,
             decay=self._decay,
             momentum=self._momentum,
             epsilon=self._epsilon,
         )
-        self._flat.value.sub_(step.decrements[0])
-        self._state = step.state
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Tensors by name."""
-        return {"mean_square": self._state.mean_square[0], "momentum": self._state.momentum[0]}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on exactly there."""
-        device = self._flat.value.device
-        self._state = rmsprop.State((state["mean_square"].to(device),), (state["momentum"].to(device),))
+        value.sub_(step.decrements[0])
+        self.state["mean_square"].copy_(step.state.mean_square[0])
+        self.state["momentum"].copy_(step.state.momentum[0])
 
 
 class Adam:
-    """torch's, on one vector."""
+    """From `ops.adam`."""
 
-    def __init__(self, flat: FlatParameters, *, epsilon: float) -> None:
-        self._parameter = nn.Parameter(flat.value)
-        self._parameter.grad = flat.gradient
-        self._adam = torch.optim.Adam([self._parameter], eps=epsilon, foreach=False)
+    def __init__(self, value: Tensor, *, epsilon: float) -> None:
+        self._epsilon = epsilon
+        begin = adam.initial(value)
+        self.state = {"exp_avg": begin.mean, "exp_avg_sq": begin.square, "step": begin.steps}
 
-    def step(self, learning_rate: float) -> None:
-        """One step of Adam."""
-        self._adam.param_groups[0]["lr"] = learning_rate
-        self._adam.step()
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Tensors by name; none before the first step."""
-        return dict(self._adam.state[self._parameter])
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on exactly there."""
-        device = self._parameter.device
-        # Adam counts its steps on the CPU; moving the counter would change how it is used.
-        loaded = {name: tensor.clone() if name == "step" else tensor.to(device) for name, tensor in state.items()}
-        if loaded:
-            self._adam.state[self._parameter] = loaded
+    def step(self, value: Tensor, gradient: Tensor, learning_rate: Rate) -> None:
+        """One step of `ops.adam.update`."""
+        state = adam.State(self.state["exp_avg"], self.state["exp_avg_sq"], self.state["step"])
+        step = adam.update(gradient, state, learning_rate=learning_rate, epsilon=self._epsilon)
+        value.sub_(step.decrement)
+        for kept, new in zip(state, step.state, strict=True):
+            kept.copy_(new)
 
 
-def build_optimiser(flat: FlatParameters, config: OptimiserConfig) -> Optimiser:
-    """The optimiser that a configuration names."""
+def build_optimiser(value: Tensor, config: OptimiserConfig) -> Optimiser:
+    """The optimiser that a configuration names, for parameters [P] or [K, P].
+
+    >>> sorted(build_optimiser(torch.zeros(3), OptimiserConfig(kind="adam")).state)
+    ['exp_avg', 'exp_avg_sq', 'step']
+    """
     if config.kind == "adam":
-        return Adam(flat, epsilon=config.added)
-    return RMSProp(flat, decay=config.decay, momentum=config.momentum, epsilon=config.added)
+        return Adam(value, epsilon=config.added)
+    return RMSProp(value, decay=config.decay, momentum=config.momentum, epsilon=config.added)
+
+
+def load_state(optimiser: Optimiser, state: Mapping[str, Tensor]) -> None:
+    """Go on exactly there; memory stays where it is."""
+    for name, tensor in optimiser.state.items():
+        tensor.copy_(state[name].reshape(tensor.shape))
+
+
+def move_state(optimiser: Optimiser, rows: Mapping[str, Tensor]) -> None:
+    """Live in other memory from now on; the values come along."""
+    for name, tensor in optimiser.state.items():
+        rows[name].copy_(tensor)
+        optimiser.state[name] = rows[name]

@@ -1,14 +1,25 @@
 """All parameters of a network in one piece of memory.
 
-An optimiser step, a look for NaN, a publication to the actors is then one operation each, however many layers there are.
+An optimiser step, a look for NaN, a publication to the actors is then one operation each, however many layers there are; and the
+parameters of several members can lie side by side, as the rows of a matrix.
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from laser_rl.errors import ConfigError
+
+
+class Place(NamedTuple):
+    """Where one parameter lies in the vector."""
+
+    name: str
+    first: int
+    last: int
+    shape: tuple[int, ...]
 
 
 class FlatParameters:
@@ -20,35 +31,62 @@ class FlatParameters:
     tensor([0., 0., 0.])
     >>> layer.weight.tolist()
     [[0.0, 0.0]]
+    >>> rows = torch.ones(2, 3)
+    >>> flat.move(rows[1], torch.zeros(3))
+    >>> rows.tolist()
+    [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]]
     """
 
     def __init__(self, network: nn.Module) -> None:
-        parameters = list(network.parameters())
-        kinds = {(p.dtype, p.device) for p in parameters}
+        named = dict(network.named_parameters())
+        kinds = {(p.dtype, p.device) for p in named.values()}
         if len(kinds) != 1:
             raise ConfigError(
                 f"a network's parameters must have one type and one device, got {sorted(map(str, kinds))}"
             )
-        self.value = torch.cat([torch.zeros(p.numel(), dtype=p.dtype, device=p.device) for p in parameters])
-        self.gradient = torch.zeros_like(self.value)
+        self._parameters = list(named.values())
+        self.places: list[Place] = []
         first = 0
-        for parameter in parameters:
-            last = first + parameter.numel()
-            view = _like(self.value[first:last], parameter)
-            view.copy_(parameter.data)
-            parameter.data = view
-            parameter.grad = _like(self.gradient[first:last], parameter)
-            first = last
+        for name, parameter in named.items():
+            self.places.append(Place(name, first, first + parameter.numel(), tuple(parameter.shape)))
+            first += parameter.numel()
+        sample = self._parameters[0]
+        self.value = torch.cat([_flat(parameter) for parameter in self._parameters])
+        self.gradient = torch.zeros(first, dtype=sample.dtype, device=sample.device)
+        self._look()
+
+    def move(self, value: Tensor, gradient: Tensor) -> None:
+        """Live in other memory of the same size from now on; the values come along."""
+        value.copy_(self.value)
+        gradient.copy_(self.gradient)
+        self.value, self.gradient = value, gradient
+        self._look()
+
+    def _look(self) -> None:
+        for parameter, place in zip(self._parameters, self.places, strict=True):
+            parameter.data = shaped(self.value[place.first : place.last], place.shape)
+            parameter.grad = shaped(self.gradient[place.first : place.last], place.shape)
 
     def state_bytes(self) -> bytes:
         """For a hash."""
         return self.value.detach().cpu().numpy().tobytes()
 
 
-def _like(flat: Tensor, parameter: nn.Parameter) -> Tensor:
-    """A view of the parameter's shape; kernels of convolutions lie channels-last, as the pictures do."""
-    if parameter.ndim != 4:  # noqa: PLR2004
-        return flat.view(parameter.shape)
-    out, inputs, height, width = parameter.shape
-    assert flat.numel() == math.prod(parameter.shape)  # noqa: S101
-    return flat.view(out, height, width, inputs).permute(0, 3, 1, 2)
+def shaped(flat: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A view [..., n] → [..., *shape]; kernels of convolutions lie channels-last, as the pictures do.
+
+    >>> shaped(torch.zeros(2, 6), (3, 2)).shape
+    torch.Size([2, 3, 2])
+    """
+    rows = flat.shape[:-1]
+    if len(shape) != 4:  # noqa: PLR2004
+        return flat.view(*rows, *shape)
+    out, inputs, height, width = shape
+    assert flat.shape[-1] == math.prod(shape)  # noqa: S101
+    return flat.view(*rows, out, height, width, inputs).movedim(-1, -3)
+
+
+def _flat(parameter: nn.Parameter) -> Tensor:
+    """In the order in which `shaped` reads it."""
+    data = parameter.data
+    return (data.permute(0, 2, 3, 1) if data.ndim == 4 else data).reshape(-1)  # noqa: PLR2004

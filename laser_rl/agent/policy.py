@@ -40,21 +40,27 @@ class Policy:
         self.generator = torch.Generator(self.device).manual_seed(seed)
 
     @torch.inference_mode()
-    def act(self, observation: Array) -> Decision:
+    def act(self, observation: Array, slots: NDArray[np.int64] | None = None) -> Decision:
         """Decide for n observations [n, ...], stacked as the network expects them."""
         seen = torch.from_numpy(observation).to(self.device).unsqueeze(0)
         first = torch.zeros(seen.shape[:2], dtype=torch.bool, device=self.device)
         with checks.unchecked():
             output, _ = self.network(seen, first, self.network.initial_state(len(observation)))
-            behaviour = output.policy[0].float()
-            action = self._choose(behaviour)
-            for_environment = self.family.to_environment(action)
-        return Decision(action.cpu().numpy(), behaviour.cpu().numpy(), for_environment.cpu().numpy())
+            return decide(self.family, output.policy[0], self.generator, deterministic=self.deterministic)
 
-    def _choose(self, behaviour: Tensor) -> Tensor:
-        if self.deterministic:
-            return self.family.mode(behaviour)
-        return self.family.sample(behaviour, self.generator)
+
+def decide(family: Family, behaviour: Tensor, generator: torch.Generator, *, deterministic: bool = False) -> Decision:
+    """Actions from a policy's parameters [n, P].
+
+    A network that has diverged answers with NaN. Then the parameters are taken to be 0 (a uniform choice, a standard normal): what is
+    stored is what the action was drawn from, nothing non-finite reaches the replay, and the learner has time to roll back.
+    """
+    behaviour = behaviour.float()
+    broken = ~behaviour.isfinite().all(-1, keepdim=True)
+    behaviour = torch.where(broken, 0.0, behaviour)
+    action = family.mode(behaviour) if deterministic else family.sample(behaviour, generator)
+    for_environment = family.to_environment(action)
+    return Decision(action.cpu().numpy(), behaviour.cpu().numpy(), for_environment.cpu().numpy())
 
 
 def restore_generator(generator: torch.Generator, state: Tensor) -> None:

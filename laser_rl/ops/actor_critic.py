@@ -75,18 +75,29 @@ def entropy_loss(
     return torch.where(learnable & online, -entropy, entropy.new_zeros(()))
 
 
-def reduce(loss: Float[Tensor, "T B"], learnable: Bool[Tensor, "T B"], how: Reduction) -> Float[Tensor, ""]:
+def reduce(
+    loss: Float[Tensor, "T B"], learnable: Bool[Tensor, "T B"], how: Reduction, *, members: int = 1
+) -> Float[Tensor, "{members}"]:
     """Sum over batch and time (the paper's learning rates assume it), or mean over learnable steps (0 if there is none).
+
+    The columns of `members` members lie side by side, as many for each; each has a sum of its own.
 
     >>> mask = torch.tensor([[True, False], [True, False]])
     >>> reduce(torch.tensor([[1.0, 0.0], [3.0, 0.0]]), mask, "mean")
-    tensor(2.)
+    tensor([2.])
+    >>> reduce(torch.tensor([[1.0, 5.0], [3.0, 0.0]]), mask, "sum", members=2)
+    tensor([4., 5.])
     """
     if checks.active():
         checks.require(how in {"sum", "mean"}, f"how is {how!r}, expected 'sum' or 'mean'")
         _check(learnable, loss=loss)
-    total = loss.sum()
-    return total if how == "sum" else total / learnable.sum().clamp(min=1)
+        columns = loss.shape[1]
+        checks.require(
+            members > 0 and columns % members == 0,
+            f"{columns} columns for {members} members, expected as many for each",
+        )
+    total = torch.unflatten(loss, 1, (members, -1)).sum((0, 2))
+    return total if how == "sum" else total / torch.unflatten(learnable, 1, (members, -1)).sum((0, 2)).clamp(min=1)
 
 
 def actor_critic_losses(

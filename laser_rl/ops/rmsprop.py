@@ -42,7 +42,7 @@ def update(
     gradients: Sequence[Tensor],
     state: State,
     *,
-    learning_rate: float | Float[Tensor, ""],
+    learning_rate: float | Float[Tensor, ""] | Float[Tensor, "members 1"],
     decay: float = 0.99,
     momentum: float = 0.0,
     epsilon: float = 0.01,
@@ -53,7 +53,8 @@ def update(
     (tensor([0.1000]),)
     """
     if checks.active():
-        checks.positive(learning_rate=learning_rate, epsilon=epsilon)
+        lowest = learning_rate.min() if isinstance(learning_rate, Tensor) else learning_rate
+        checks.positive(learning_rate=lowest, epsilon=epsilon)
         checks.share(decay=decay, momentum=momentum)
         checks.require(
             len(gradients) == len(state.mean_square),

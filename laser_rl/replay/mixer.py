@@ -118,19 +118,20 @@ class Mixer:
         enough = self.store is None or len(self.store) >= self._min_unrolls
         return enough and len(self._pending) >= self.new_unrolls_per_update
 
-    def fill(self, batch: Batch) -> None:
-        """Fill all columns: online ones first, oldest first, then replayed ones in the order drawn."""
+    def fill(self, batch: Batch, first_column: int = 0) -> None:
+        """Fill the columns from `first_column` on: online ones first, oldest first, then replayed ones in the order drawn."""
         if not self.ready():
             raise ValueError(
                 f"fill() before ready(): {self.pending} of {self.new_unrolls_per_update} new unrolls are there; offer more"
             )
-        if batch.online.shape[0] != self.counts.online + self.counts.replayed:
-            raise ValueError(f"batch of {batch.online.shape[0]} columns for {self.counts}; allocate it with their sum")
+        counts, columns = self.counts, batch.online.shape[0]
+        if columns < first_column + counts.online + counts.replayed:
+            raise ValueError(f"batch of {columns} columns for {counts} from column {first_column}; allocate more")
         consumed = [self._pending.popleft() for _ in range(self.new_unrolls_per_update)]
-        if self.counts.online:
-            put_packed(self.layout, consumed[-self.counts.online :], batch, 0)
+        if counts.online:
+            put_packed(self.layout, consumed[-counts.online :], batch, first_column)
         if self.store is not None:
-            self.store.sample_into(self.counts.replayed, self._random, batch, self.counts.online)
+            self.store.sample_into(counts.replayed, self._random, batch, first_column + counts.online)
 
     def state_dict(self) -> State:
         """Pending unrolls by field, and the state of the generator."""

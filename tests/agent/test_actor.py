@@ -21,7 +21,7 @@ class RandomPolicy:
         self.random, self.calls = np.random.default_rng(seed), 0
         self.generator = torch.Generator().manual_seed(seed)
 
-    def act(self, observation):
+    def act(self, observation, slots=None):
         self.calls += 1
         action = self.random.integers(3, size=len(observation))
         behaviour = np.stack([observation[:, 2], observation[:, 3], action], 1).astype(np.float32)
@@ -172,7 +172,7 @@ def test_stacks_are_cut_at_the_first_row_and_carried_between_unrolls():
     seen = []
 
     class Looking(RandomPolicy):
-        def act(self, observation):
+        def act(self, observation, slots=None):
             seen.append(observation.reshape(-1).tolist())
             return Decision(np.zeros(1, np.int64), np.zeros((1, 3), np.float32), np.zeros(1, np.int64))
 
@@ -193,7 +193,7 @@ def test_the_replay_rebuilds_the_stacks_that_the_actor_saw():
     seen = []
 
     class Looking(RandomPolicy):
-        def act(self, observation):
+        def act(self, observation, slots=None):
             seen.append(observation.reshape(-1).tolist())
             return Decision(np.zeros(1, np.int64), np.zeros((1, 3), np.float32), np.zeros(1, np.int64))
 

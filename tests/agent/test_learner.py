@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from laser_rl.agent.learner import Learner
-from laser_rl.agent.loss import laser_loss, learned_discount, learned_reward
+from laser_rl.agent.loss import hyper_of, laser_loss, learned_discount, learned_reward
 from laser_rl.agent.parameters import FlatParameters
 from laser_rl.config import LossConfig, OptimiserConfig
 from laser_rl.errors import ConfigError
@@ -135,8 +135,9 @@ def test_entropy_moves_online_rows_only():
 
 def test_rewards_and_discounts_as_configured():
     batch = random_batch()
-    assert learned_reward(batch.reward, LossConfig(reward_scale=10.0, reward_transform="clip")).abs().max() == 1.0
-    plain, lives = LossConfig(discount=0.9), LossConfig(discount=0.9, life_loss_ends_discount=True)
+    clipped = hyper_of([LossConfig(reward_scale=10.0, reward_transform="clip")])
+    assert learned_reward(batch.reward, clipped).abs().max() == 1.0
+    plain, lives = (hyper_of([LossConfig(discount=0.9, life_loss_ends_discount=lost)]) for lost in (False, True))
     torch.testing.assert_close(learned_discount(batch, plain), 0.9 * (~batch.terminated).float())
     torch.testing.assert_close(learned_discount(batch, lives), 0.9 * (~(batch.terminated | batch.lost_life)).float())
 
