@@ -7,6 +7,7 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
+from laser_rl.envs.puzzles import Convention, KeyDoor, SparseGrid
 from laser_rl.envs.records import DiscreteActions, Rows, seed_of
 from laser_rl.envs.tasks import Catch, DeepSea, Ints, Task, TMaze
 from laser_rl.errors import ConfigError, EnvironmentRefused
@@ -149,8 +150,8 @@ class TaskEnv(gymnasium.Env[NDArray[Any], Any]):
 
     def render(self) -> NDArray[np.uint8]:
         """The board, large enough to see."""
-        board = self._task.draw(self._positions)
-        pixels = np.where(board[..., np.newaxis] > 0, np.array([250, 200, 60]), np.array([24, 28, 48])).astype(np.uint8)
+        board = self._task.draw(self._positions)[..., np.newaxis]
+        pixels = (np.array([250, 200, 60]) * board + np.array([24, 28, 48]) * (1 - board)).astype(np.uint8)
         return pixels.repeat(PIXELS_PER_CELL, axis=0).repeat(PIXELS_PER_CELL, axis=1)
 
 
@@ -161,12 +162,20 @@ def task_of(name: str, options: Mapping[str, Any]) -> Task:
     TMaze(length=5)
     """
     kind, _, size = name.removeprefix("laser/").partition("-")
-    kinds: dict[str, Callable[..., Task]] = {"Catch": Catch, "DeepSea": DeepSea, "TMaze": TMaze}
-    if kind not in kinds or (size and not size.isdigit()) or (kind == "Catch" and size):
+    unsized: dict[str, Callable[..., Task]] = {"Catch": Catch, "Convention": Convention}
+    sized: dict[str, Callable[..., Task]] = {
+        "DeepSea": DeepSea,
+        "TMaze": TMaze,
+        "KeyDoor": KeyDoor,
+        "SparseGrid": SparseGrid,
+    }
+    make = sized.get(kind) or unsized.get(kind)
+    if make is None or (size and (kind in unsized or not size.isdecimal())):
         raise EnvironmentRefused(
-            f"expected laser/Catch, laser/DeepSea-<size> or laser/TMaze-<length>, got {name!r}; e.g. laser/DeepSea-10"
+            "expected laser/Catch, laser/Convention, laser/DeepSea-<size>, laser/KeyDoor-<size>, laser/SparseGrid-<size> or "
+            f"laser/TMaze-<length>, got {name!r}; e.g. laser/DeepSea-10"
         )
     try:
-        return kinds[kind](*([int(size)] if size else []), **options)
+        return make(*([int(size)] if size else []), **options)
     except TypeError as error:
         raise ConfigError(f"{name}: {error}; leave that option out") from error

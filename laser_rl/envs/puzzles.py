@@ -1,0 +1,333 @@
+"""Three more tasks whose answers are known, for experiments on sharing: one of conflict, two of exploration.
+
+They follow the rules of `tasks`: arrays of slots, and an episode is a function of its seed and its actions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import isfinite
+from numbers import Real
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from laser_rl.envs.records import DiscreteActions, EnvironmentSpec, ObservationSpec, seed_of
+from laser_rl.envs.tasks import Array, Ints, Outcome, Positions
+from laser_rl.errors import ConfigError
+
+UP, DOWN, LEFT, RIGHT = range(4)  # in the grids
+FAINT, CLEAR = 0.3, 0.6  # shades of a board, between nothing (0) and what matters now (1)
+
+
+@dataclass(frozen=True)
+class Convention:
+    """The first action sets a mode that is never shown again; then the right answer to a cue is (cue + mode) mod `modes`.
+
+    Each of `steps` answers gives 1/`steps` if right. No memory is needed by one who always chooses the same mode, so each mode is a
+    convention as good as the others, and what one member learns is wrong for a member with another one. `bonus[m]` is paid at once for
+    choosing mode m, `late_bonus[m]` with the last reward: where both are set, the discount decides which mode is the best.
+
+    >>> Convention().optimal_return, round(Convention().random_return, 3)
+    (1.0, 0.333)
+    >>> Convention(bonus=[0.3, 0, 0], late_bonus=[0, 1.5, 0]).optimal_return
+    2.5
+    """
+
+    modes: int = 3
+    steps: int = 8
+    bonus: Sequence[float] = ()  # one number a mode; empty: none is paid
+    late_bonus: Sequence[float] = ()
+
+    def __post_init__(self) -> None:
+        _check_whole("Convention", "modes", self.modes, least=2)
+        _check_whole("Convention", "steps", self.steps, least=1)
+        for name in ("bonus", "late_bonus"):
+            object.__setattr__(self, name, _one_a_mode(name, getattr(self, name), self.modes))
+
+    @property
+    def spec(self) -> EnvironmentSpec:
+        """Seen: "choose now", or the cue; nothing after the last answer."""
+        return EnvironmentSpec("laser/Convention", ObservationSpec((1 + self.modes,)), DiscreteActions(self.modes))
+
+    @property
+    def optimal_return(self) -> float:
+        """The mode that pays most, and every answer right. Undiscounted."""
+        return 1.0 + max(now + late for now, late in zip(self.bonus, self.late_bonus, strict=True))
+
+    @property
+    def random_return(self) -> float:
+        """Each answer is right with 1 / modes, and each mode is as likely."""
+        return (1.0 + sum(self.bonus) + sum(self.late_bonus)) / self.modes
+
+    def begin(self, seed: Ints) -> Positions:
+        """No mode yet. The seed decides all the cues; it is copied, since positions are written in place."""
+        return {"seed": seed.astype(np.int64), "step": np.zeros(seed.shape, np.int64), "mode": np.full(seed.shape, -1)}
+
+    def advance(self, positions: Positions, action: Ints) -> Outcome:
+        """The choice, or an answer."""
+        seed, step = positions["seed"], positions["step"]
+        choosing, ended = step == 0, step == self.steps
+        mode = np.where(choosing, action, positions["mode"])
+        right = ~choosing & (action == (self._cue(seed, step) + mode) % self.modes)
+        reward = right / self.steps + choosing * np.array(self.bonus)[mode] + ended * np.array(self.late_bonus)[mode]
+        after = {"seed": seed, "step": step + 1, "mode": mode}
+        return Outcome(after, reward.astype(np.float32), ended, np.zeros_like(ended))
+
+    def observe(self, positions: Positions) -> Array:
+        """Never the mode."""
+        step = positions["step"]
+        seen = np.zeros((len(step), 1 + self.modes), np.float32)
+        going = np.flatnonzero(step <= self.steps)
+        cue = self._cue(positions["seed"][going], step[going])
+        seen[going, np.where(step[going] == 0, 0, 1 + cue)] = 1
+        return seen
+
+    def draw(self, positions: Positions) -> NDArray[np.float32]:
+        """On the left the mode (all of them: choose now), then a column for each cue up to this one."""
+        seed, step, mode = (int(positions[name][0]) for name in ("seed", "step", "mode"))
+        board = np.zeros((self.modes, self.steps + 1), np.float32)
+        board[:, 0] = (np.arange(self.modes) == mode) * CLEAR if step else 1
+        shown = np.arange(1, min(step, self.steps) + 1)
+        board[self._cue(np.full(shown.shape, seed), shown), shown] = np.where(shown == step, 1, FAINT)
+        return board
+
+    def _cue(self, seed: Ints, step: Ints) -> Ints:
+        return seed_of(0, seed, step) % self.modes
+
+
+@dataclass(frozen=True)
+class KeyDoor:
+    """Fetch the key, then go to the door: 1 there, with the key, and nothing anywhere else. Actions: up, down, left, right.
+
+    Start is the upper left corner. Key and door are where `layout_seed` put them, the same in every episode, at least `size` − 1 steps
+    from each other; after `most_steps` (0: 6·`size`) the episode is truncated.
+
+    >>> KeyDoor(6).key, KeyDoor(6).door, KeyDoor(6).shortest
+    ((2, 4), (3, 0), 11)
+    """
+
+    size: int = 6
+    layout_seed: int = 0
+    most_steps: int = 0
+    key: tuple[int, int] = field(init=False, repr=False, compare=False)  # row, column
+    door: tuple[int, int] = field(init=False, repr=False, compare=False)
+    _after: Ints = field(init=False, repr=False, compare=False)  # [place, action]; place: cell, + size² with the key
+
+    def __post_init__(self) -> None:
+        _check_whole("KeyDoor", "size", self.size, least=2)
+        _check_whole("KeyDoor", "layout_seed", self.layout_seed, least=0)
+        cells = self.size**2
+        row, column = np.divmod(np.arange(cells), self.size)
+        key = _pick(np.flatnonzero(row + column >= self.size / 2), self.layout_seed, 0)
+        # One of the corners beside the start is always as far as that: their distances from any cell add up to 2·(size - 1).
+        far = np.abs(row - key // self.size) + np.abs(column - key % self.size) >= self.size - 1
+        door = _pick(np.flatnonzero(far[1:]) + 1, self.layout_seed, 1)  # never the start
+        without = _open_moves(self.size)
+        after = np.concatenate([np.where(without == key, key + cells, without), without + cells])
+        for name, value in (("key", divmod(key, self.size)), ("door", divmod(door, self.size)), ("_after", after)):
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "most_steps", _time("KeyDoor", self.most_steps, 6 * self.size, self.shortest))
+
+    @property
+    def spec(self) -> EnvironmentSpec:
+        """Seen: where one is, one-hot, and whether one has the key."""
+        return EnvironmentSpec(f"laser/KeyDoor-{self.size}", ObservationSpec((self.size**2 + 1,)), DiscreteActions(4))
+
+    @property
+    def shortest(self) -> int:
+        """Steps of the shortest way."""
+        (row, column), (door_row, door_column) = self.key, self.door
+        return row + column + abs(door_row - row) + abs(door_column - column)
+
+    @property
+    def optimal_return(self) -> float:
+        """There is time enough."""
+        return 1.0
+
+    @cached_property
+    def random_return(self) -> float:
+        """The chance of a random walk to be there in time."""
+        return _chance(self._after, self._goal, self.most_steps)
+
+    def begin(self, seed: Ints) -> Positions:
+        """Always the corner, without the key."""
+        return {"place": np.zeros(seed.shape, np.int64), "step": np.zeros(seed.shape, np.int64)}
+
+    def advance(self, positions: Positions, action: Ints) -> Outcome:
+        """Walls stop; the key is picked up on the way."""
+        return _walk(self._after, self._goal, self.most_steps, positions, action)
+
+    def observe(self, positions: Positions) -> Array:
+        """The cell, and the key at the end."""
+        cells = self.size**2
+        has_key = positions["place"] >= cells
+        return np.concatenate(
+            [_one_hot(positions["place"] % cells, cells), has_key[:, np.newaxis]], 1, dtype=np.float32
+        )
+
+    def draw(self, positions: Positions) -> NDArray[np.float32]:
+        """The door faint, the key clear until it is taken, oneself bright."""
+        board = np.zeros((self.size, self.size), np.float32)
+        has_key, cell = divmod(int(positions["place"][0]), self.size**2)
+        board[self.door] = FAINT
+        board[self.key] = 0 if has_key else CLEAR
+        board[divmod(cell, self.size)] = 1
+        return board
+
+    @property
+    def _goal(self) -> int:
+        return self.size**2 + self.door[0] * self.size + self.door[1]
+
+
+@dataclass(frozen=True)
+class SparseGrid:
+    """Rows of free cells with walls between them, each with one gap; 1 at the goal in the last row, nothing on the way there.
+
+    Start is the upper left corner. Each gap is `size` // 4 columns from the one above, the goal so far from the last gap: `layout_seed`
+    decides to which side, so all layouts are about equally hard. They are the same in every episode, which is truncated after
+    `most_steps` (0: 8·`size`²). Actions: up, down, left, right.
+
+    >>> SparseGrid(12).shortest, round(SparseGrid(12).random_return, 4)
+    (47, 0.0031)
+    """
+
+    size: int = 12
+    layout_seed: int = 0
+    most_steps: int = 0
+    gaps: tuple[int, ...] = field(
+        init=False, repr=False, compare=False
+    )  # the way down's column in each row; last, the goal's
+    _after: Ints = field(init=False, repr=False, compare=False)  # [cell, action]
+
+    def __post_init__(self) -> None:
+        _check_whole("SparseGrid", "size", self.size, least=2)
+        _check_whole("SparseGrid", "layout_seed", self.layout_seed, least=0)
+        gaps = self._drawn()
+        after, here = _open_moves(self.size), np.arange(self.size**2)
+        row, column = np.divmod(here, self.size)
+        # Row -1 is the last one: harmless, since nobody can go up from the first row nor down from the last.
+        after[:, UP] = np.where(column == gaps[row - 1], after[:, UP], here)
+        after[:, DOWN] = np.where(column == gaps[row], after[:, DOWN], here)
+        object.__setattr__(self, "gaps", tuple(gaps.tolist()))
+        object.__setattr__(self, "_after", after)
+        object.__setattr__(self, "most_steps", _time("SparseGrid", self.most_steps, 8 * self.size**2, self.shortest))
+
+    @property
+    def spec(self) -> EnvironmentSpec:
+        """Seen: where one is, one-hot."""
+        return EnvironmentSpec(f"laser/SparseGrid-{self.size}", ObservationSpec((self.size**2,)), DiscreteActions(4))
+
+    @property
+    def shortest(self) -> int:
+        """Steps of the shortest way: along each row to its gap, and down."""
+        return self.size - 1 + sum(abs(a - b) for a, b in zip((0, *self.gaps[:-1]), self.gaps, strict=True))
+
+    @property
+    def optimal_return(self) -> float:
+        """There is time enough."""
+        return 1.0
+
+    @cached_property
+    def random_return(self) -> float:
+        """The chance of a random walk to be there in time."""
+        return _chance(self._after, self._goal, self.most_steps)
+
+    def begin(self, seed: Ints) -> Positions:
+        """Always the corner."""
+        return {"place": np.zeros(seed.shape, np.int64), "step": np.zeros(seed.shape, np.int64)}
+
+    def advance(self, positions: Positions, action: Ints) -> Outcome:
+        """Walls stop."""
+        return _walk(self._after, self._goal, self.most_steps, positions, action)
+
+    def observe(self, positions: Positions) -> Array:
+        """The cell."""
+        return _one_hot(positions["place"], self.size**2)
+
+    def draw(self, positions: Positions) -> NDArray[np.float32]:
+        """Cells in every other row, walls faint between them; the goal clear, oneself bright."""
+        board = np.zeros((2 * self.size - 1, self.size), np.float32)
+        board[1::2] = FAINT
+        board[np.arange(1, len(board), 2), self.gaps[:-1]] = 0
+        board[-1, self.gaps[-1]] = CLEAR
+        row, column = divmod(int(positions["place"][0]), self.size)
+        board[2 * row, column] = 1
+        return board
+
+    def _drawn(self) -> Ints:
+        """Columns of the gaps and of the goal; a turn that would lead outside is taken to the other side."""
+        rows, shift, column = np.arange(self.size), max(1, self.size // 4), 0
+        gaps = np.zeros_like(rows)
+        for row, to_left in enumerate(seed_of(self.layout_seed, np.zeros_like(rows), rows) % 2):
+            left, right = column - shift, column + shift
+            column = left if right >= self.size or (to_left and left >= 0) else right
+            gaps[row] = column
+        return gaps
+
+    @property
+    def _goal(self) -> int:
+        return self.size * (self.size - 1) + self.gaps[-1]
+
+
+def _open_moves(size: int) -> Ints:
+    """Where each action leads from each cell of a square without walls inside."""
+    row, column = np.divmod(np.arange(size**2), size)
+    up, down = np.maximum(row - 1, 0), np.minimum(row + 1, size - 1)
+    left, right = np.maximum(column - 1, 0), np.minimum(column + 1, size - 1)
+    return np.stack([up * size + column, down * size + column, row * size + left, row * size + right], axis=1)
+
+
+def _walk(after: Ints, goal: int, most_steps: int, positions: Positions, action: Ints) -> Outcome:
+    place, step = after[positions["place"], action], positions["step"] + 1
+    there = place == goal
+    return Outcome({"place": place, "step": step}, there.astype(np.float32), there, ~there & (step >= most_steps))
+
+
+def _chance(after: Ints, goal: int, steps: int) -> float:
+    """P_k(s) = mean over actions of P_{k-1}(after[s, a]), P(goal) = 1: a uniform walk from place 0 meets the goal within k steps."""
+    after = after.copy()
+    after[goal] = goal
+    chance = np.zeros(len(after))
+    chance[goal] = 1
+    for _ in range(steps):
+        chance = chance[after].mean(axis=1)
+    return float(chance[0])
+
+
+def _one_hot(place: Ints, count: int) -> NDArray[np.float32]:
+    seen = np.zeros((len(place), count), np.float32)
+    seen[np.arange(len(place)), place] = 1
+    return seen
+
+
+def _pick(cells: Ints, seed: int, draw: int) -> int:
+    """One of them. A hash and not NumPy's generator, whose stream may change: a layout is for ever."""
+    return int(cells[seed_of(seed, np.array(0), np.array(draw)) % len(cells)])
+
+
+def _time(kind: str, most_steps: int, default: int, shortest: int) -> int:
+    _check_whole(kind, "most_steps", most_steps, least=0)
+    if 0 < most_steps < shortest:
+        raise ConfigError(
+            f"{kind}: expected most_steps of {shortest} or more, the shortest way, got {most_steps}; 0 stands for {default}"
+        )
+    return most_steps or default
+
+
+def _check_whole(kind: str, name: str, value: Any, *, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{kind}: expected {name} to be a whole number of {least} or more, got {value!r}; correct it")
+
+
+def _one_a_mode(name: str, numbers: Any, modes: int) -> tuple[float, ...]:
+    """As a tuple: files hold lists, and a task has to be comparable."""
+    wanted = (0.0,) * modes if numbers in ((), []) else numbers
+    fits = isinstance(wanted, list | tuple) and len(wanted) == modes
+    if not fits or not all(isinstance(number, Real) and isfinite(number) for number in wanted):
+        raise ConfigError(
+            f"Convention: expected {name} to be a list of {modes} numbers, one for each mode, got {numbers!r}; "
+            f"e.g. {[0.3] + [0] * (modes - 1)}"
+        )
+    return tuple(float(number) for number in wanted)
