@@ -1,0 +1,1 @@
+"""A sweep: what its members differ in, and how a population moves on."""

@@ -1,0 +1,293 @@
+"""Population based training: who copies whom, and what is tried next. Decisions only; whoever runs the members applies them.
+
+The rule is that of IMPALA (Espeholt et al. 2018, appendix F) as docs/differences-from-the-paper.md, 14, reads it. After a burn-in, once
+in `every_episodes` of its own episodes, a member looks at one other, drawn uniformly. If that one is better by more than `margin`, its
+parameters and tuned settings are copied, and then each tuned setting moves: × factor with probability p/2, ÷ factor with probability p/2,
+else it stays (p = 1/3 is the probability of a move in either direction, both equally likely).
+
+What this rule settles:
+- A decision uses up the interval whatever comes of it.
+- Settings move only after a copy. Appendix F moves them without one too, for the sake of diversity: a difference.
+- A score that is not finite is worse than any other, and its member is never copied.
+- All decisions of a call rest on the standing at the call, but a member that has just been told to copy is no donor any more in that
+  call: its parameters are about to change. So the decisions may be applied in order or all at once.
+- The random numbers that a member uses depend neither on scores nor on outcomes, only on who is ready.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from laser_rl.config import Config, Count, CountOrNone, Frozen, Share, full_name, override
+from laser_rl.errors import ConfigError
+
+
+class PbtConfig(Frozen):
+    """When a member looks at another, what counts as better, and how settings move.
+
+    >>> PbtConfig(burn_in_steps=10_000, every_episodes=100, margin=20.0).tuned
+    ('learning_rate', 'entropy_cost')
+    """
+
+    burn_in_steps: CountOrNone
+    """Steps of a member before it copies or is copied."""
+    every_episodes: Count
+    """A member's own episodes between two of its decisions."""
+    margin: Annotated[float, Field(ge=0)]
+    """How much better another has to be, absolute: in returns, or in normalised scores if low and high are given."""
+    score_low: float | None = None
+    """Return that becomes a score of 0, such as a random player's; none: returns are the scores."""
+    score_high: float | None = None
+    """Return that becomes a score of 1, such as a human's; scores are capped there."""
+    factor: Annotated[float, Field(gt=1)] = 1.2
+    """A setting moves × or ÷ this."""
+    probability: Share = 1 / 3
+    """That a setting moves at all; up and down equally likely."""
+    tuned: Annotated[tuple[str, ...], Field(min_length=1)] = ("learning_rate", "entropy_cost")
+    """Settings that are copied and moved."""
+    limits: dict[str, tuple[float, float]] = Field(default_factory=dict)
+    """How far a move may lead, by name: (low, high)."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "PbtConfig":
+        if (self.score_low is None) != (self.score_high is None):
+            raise ValueError("score_low and score_high belong together; give both or none")
+        if self.score_low is not None and self.score_high is not None and self.score_low >= self.score_high:
+            raise ValueError(f"score_low ({self.score_low}) is not below score_high ({self.score_high}); swap them")
+        if unknown := sorted(set(self.limits) - set(self.tuned)):
+            raise ValueError(f"limits of {', '.join(unknown)}, which are not tuned; tune them or leave the limits out")
+        for name in self.tuned:
+            _can_move(name, self.limits.get(name))
+        if len({full_name(name) for name in self.tuned}) < len(self.tuned):
+            raise ValueError(f"tuned names a setting twice: {', '.join(self.tuned)}; name each once")
+        return self
+
+
+def _can_move(name: str, limits: tuple[float, float] | None) -> None:
+    """Tried now, as a move that the configuration refuses would otherwise end the sweep hours later."""
+    if limits is not None and not 0 < limits[0] < limits[1]:
+        raise ValueError(f"limits of {name} are {limits}; expected 0 < low < high")
+    low, high = limits or (1e-30, 1e30)
+    try:
+        for value in (low, math.sqrt(low * high), high):
+            override(Config(), {name: value})
+    except ConfigError as error:
+        raise ValueError(
+            f"{error}; a tuned setting is a real number, and one that has a range needs limits inside it"
+        ) from None
+
+
+def paper(*, score_low: float | None = None, score_high: float | None = None) -> PbtConfig:
+    """IMPALA's numbers: a burn-in of 20 M frames (5 M steps of 4), 5,000 episodes, 5 % of the capped normalised score.
+
+    Without low and high, the scores in the standing have to be normalised ones already, such as means over several tasks.
+
+    >>> paper(score_low=-20.7, score_high=14.6).margin
+    0.05
+    """
+    return PbtConfig(
+        burn_in_steps=5_000_000, every_episodes=5_000, margin=0.05, score_low=score_low, score_high=score_high
+    )
+
+
+class Standing(NamedTuple):
+    """Where one member is; after a copy, its score should count the episodes since only.
+
+    >>> Standing(member=0, steps=1_000, episodes=20, score=math.nan).episodes
+    20
+    """
+
+    member: int
+    steps: int
+    episodes: int
+    score: float  # mean return of the newest episodes, NaN if there are none
+
+
+class Exploit(NamedTuple):
+    """One copy: the member takes the donor's parameters and goes on with the settings `after`.
+
+    >>> Exploit(0, 500, 1, 2, 10.0, 90.0, {"learning_rate": 1e-3}, {"learning_rate": 1.2e-3}).donor
+    2
+    """
+
+    number: int  # counted through the whole sweep, from 0
+    step: int  # of the member that copies
+    member: int
+    donor: int
+    score: float  # as in the standing; math.nan, this very object, if not finite, so that records compare equal
+    donor_score: float
+    before: dict[str, float]  # tuned settings of the member
+    after: dict[str, float]
+
+
+class PbtState:
+    """All that decisions depend on besides the standing.
+
+    >>> state = PbtState(members=3, seed=1)
+    >>> state.decided_at, state.history
+    ([0, 0, 0], [])
+    """
+
+    def __init__(self, members: int, seed: int) -> None:
+        if members < 1:
+            raise ConfigError(f"expected at least 1 member, got {members}")
+        self.decided_at = [0] * members  # episodes of each member at its last decision
+        self.history: list[Exploit] = []
+        self.random = np.random.Generator(np.random.PCG64(seed))
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that `load_state_dict` needs, as strict JSON: a score that is not a number is null."""
+        return {
+            "decided_at": list(self.decided_at),
+            "history": [_record(exploit) for exploit in self.history],
+            "random": self.random.bit_generator.state,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the same decisions; nothing has changed if the state is refused."""
+        decided_at = [int(episodes) for episodes in state["decided_at"]]
+        if len(decided_at) != len(self.decided_at):
+            raise ConfigError(
+                f"the state is of {len(decided_at)} members, this sweep has {len(self.decided_at)}; resume with as many"
+            )
+        history = [_exploit(record) for record in state["history"]]
+        self.random.bit_generator.state = state["random"]
+        self.decided_at, self.history = decided_at, history
+
+
+def _record(exploit: Exploit) -> dict[str, Any]:
+    score = None if math.isnan(exploit.score) else exploit.score
+    return exploit._replace(before=dict(exploit.before), after=dict(exploit.after))._asdict() | {"score": score}
+
+
+def _exploit(record: Mapping[str, Any]) -> Exploit:
+    score = math.nan if record["score"] is None else record["score"]
+    return Exploit(**{**record, "score": score, "before": dict(record["before"]), "after": dict(record["after"])})
+
+
+def normalised(score: float, config: PbtConfig) -> float:
+    """The score that is compared: (score − low) / (high − low), at most 1; −∞ if it is not finite.
+
+    >>> config = PbtConfig(burn_in_steps=0, every_episodes=1, margin=0, score_low=-10, score_high=10)
+    >>> normalised(0.0, config), normalised(99.0, config), normalised(math.nan, config)
+    (0.5, 1.0, -inf)
+    """
+    if not math.isfinite(score):
+        return -math.inf
+    if config.score_low is None or config.score_high is None:
+        return float(score)
+    return min(1.0, (float(score) - config.score_low) / (config.score_high - config.score_low))
+
+
+def decide(
+    standing: Sequence[Standing], hyper: Sequence[Mapping[str, float]], config: PbtConfig, state: PbtState
+) -> list[Exploit]:
+    """The copies that are due now, in the order in which they may be applied; also appended to the state's history.
+
+    Args:
+        standing: every member, in order.
+        hyper: the present values of the tuned settings, by member.
+        config: the rule.
+        state: changed: decisions that were made, random numbers that were used.
+
+    >>> config = PbtConfig(burn_in_steps=100, every_episodes=10, margin=5.0, tuned=("learning_rate",), probability=0.0)
+    >>> standing = [Standing(0, 200, 10, 1.0), Standing(1, 200, 10, 9.0)]
+    >>> [copy] = decide(standing, [{"learning_rate": 1e-3}, {"learning_rate": 2e-3}], config, PbtState(2, seed=0))
+    >>> copy.member, copy.donor, copy.after
+    (0, 1, {'learning_rate': 0.002})
+    """
+    values = _checked(standing, hyper, config, state)
+    scores = [normalised(row.score, config) for row in standing]
+    donors = {row.member for row in standing if _settled(row, config) and math.isfinite(row.score)}
+    exploits: list[Exploit] = []
+    for row in standing:
+        if not _ready(row, config, state):
+            continue
+        state.decided_at[row.member] = int(row.episodes)
+        chance, *moves = state.random.random(1 + len(config.tuned)).tolist()
+        peers = sorted(donors - {row.member})
+        if not peers:
+            continue
+        donor = peers[int(chance * len(peers))]
+        if not scores[donor] > scores[row.member] + config.margin:
+            continue
+        donors.discard(row.member)
+        exploits.append(
+            Exploit(
+                number=len(state.history) + len(exploits),
+                step=int(row.steps),
+                member=row.member,
+                donor=donor,
+                score=float(row.score) if math.isfinite(row.score) else math.nan,
+                donor_score=float(standing[donor].score),
+                before=values[row.member],
+                after=_moved(values[donor], moves, config),
+            )
+        )
+    state.history += exploits
+    return exploits
+
+
+def _settled(row: Standing, config: PbtConfig) -> bool:
+    return row.steps >= config.burn_in_steps
+
+
+def _ready(row: Standing, config: PbtConfig, state: PbtState) -> bool:
+    return _settled(row, config) and row.episodes - state.decided_at[row.member] >= config.every_episodes
+
+
+def _moved(values: Mapping[str, float], moves: Sequence[float], config: PbtConfig) -> dict[str, float]:
+    after = dict(values)
+    for name, move in zip(config.tuned, moves, strict=True):
+        if move < config.probability:
+            moved = values[name] * config.factor if move < config.probability / 2 else values[name] / config.factor
+            low, high = config.limits.get(name, (-math.inf, math.inf))
+            after[name] = min(max(moved, low), high)
+    return after
+
+
+def _checked(
+    standing: Sequence[Standing], hyper: Sequence[Mapping[str, float]], config: PbtConfig, state: PbtState
+) -> list[dict[str, float]]:
+    members = len(state.decided_at)
+    if [row.member for row in standing] != list(range(members)) or len(hyper) != members:
+        raise ValueError(
+            f"expected standing and settings of members 0 to {members - 1} in order, got standing of "
+            f"{[row.member for row in standing]} and settings of {len(hyper)}"
+        )
+    for k, own in enumerate(hyper):
+        for name in config.tuned:
+            value = own.get(name)
+            if not isinstance(value, int | float) or not math.isfinite(value):
+                raise ConfigError(f"member {k}: tuned setting {name} is {value!r}; give it a number to start from")
+    return [{name: float(own[name]) for name in config.tuned} for own in hyper]
+
+
+def lineage(history: Sequence[Exploit], members: int) -> list[list[tuple[int, int]]]:
+    """For each member the copies (step, donor) that led to what it is now, oldest first; none if it is still its own.
+
+    >>> copies = [Exploit(0, 50, 2, 1, 0.0, 9.0, {}, {}), Exploit(1, 90, 0, 2, 0.0, 9.0, {}, {})]
+    >>> lineage(copies, members=3)
+    [[(50, 1), (90, 2)], [], [(50, 1)]]
+    """
+    # A copy takes over the donor's past as it is at that moment; lists that were handed out do not change afterwards.
+    chains: list[list[tuple[int, int]]] = [[] for _ in range(members)]
+    for copied in history:
+        chains[copied.member] = [*chains[copied.donor], (copied.step, copied.donor)]
+    return chains
+
+
+def ancestor(history: Sequence[Exploit], member: int, step: int) -> int:
+    """Whose parameters at `step` became those that the member has now; for its curve through the population.
+
+    >>> copies = [Exploit(0, 50, 2, 1, 0.0, 9.0, {}, {}), Exploit(1, 90, 0, 2, 0.0, 9.0, {}, {})]
+    >>> [ancestor(copies, 0, step) for step in (49, 50, 89, 90)]
+    [1, 2, 2, 0]
+    """
+    for copied in reversed(history):
+        if copied.member == member and copied.step > step:
+            member = copied.donor
+    return member

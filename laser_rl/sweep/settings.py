@@ -1,0 +1,96 @@
+"""Everything that decides a sweep, as one frozen value; kept in the run directory as `sweep.json`."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from laser_rl.config import Config, CountOrNone, Frozen, override
+from laser_rl.errors import ConfigError
+from laser_rl.sweep import space
+from laser_rl.sweep.pbt import PbtConfig
+from laser_rl.sweep.space import Distribution
+
+FORMAT = 1
+Sharing = Literal["shared", "separate", "none"]
+
+
+class SweepConfig(Frozen):
+    """A base, what the members differ in, and what they share.
+
+    >>> sweep = SweepConfig(grid={"learning_rate": [3e-4, 6e-4], "entropy_cost": [0.01]})
+    >>> sweep.settings
+    ({'learning_rate': 0.0003, 'entropy_cost': 0.01}, {'learning_rate': 0.0006, 'entropy_cost': 0.01})
+    """
+
+    base: Config = Config()
+    """What all members have in common."""
+    grid: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
+    """A list of values for each name; every combination is a member."""
+    random: dict[str, Distribution] = Field(default_factory=dict)
+    """A distribution for each name; `draws` members are drawn."""
+    draws: CountOrNone = 0
+    """How many members to draw."""
+    members: tuple[dict[str, Any], ...] = ()
+    """One dictionary of settings a member."""
+    share: Sharing = "shared"
+    """One replay for all, one each, or none: then a batch has the online unrolls only, and there are as many updates."""
+    pbt: PbtConfig | None = None
+    """Population based training on top."""
+    stack: Literal["auto", "on", "off"] = "auto"
+    """Compute members side by side: faster for small networks."""
+    processes: Annotated[int, Field(ge=0)] = 1
+    """Over how many processes the members are spread; 0: one a core. More than one is not deterministic."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "SweepConfig":
+        given = [name for name in ("grid", "random", "members") if getattr(self, name)]
+        if len(given) != 1:
+            got = " and ".join(given) or "none"
+            raise ValueError(f"expected one of grid, random and members to say what members differ in, got {got}")
+        if bool(self.random) != bool(self.draws):
+            raise ValueError("random and draws belong together: distributions, and how many members to draw")
+        return self
+
+    @property
+    def settings(self) -> tuple[dict[str, Any], ...]:
+        """What each member differs in."""
+        if self.grid:
+            return tuple(space.grid(self.grid))
+        if self.random:
+            return tuple(space.random(self.random, members=self.draws, seed=self.base.run.seed))
+        return tuple(space.explicit(self.members))
+
+    @property
+    def configs(self) -> tuple[Config, ...]:
+        """A whole configuration for each member."""
+        return space.member_configs(self._shared_base(), self.settings)
+
+    def _shared_base(self) -> Config:
+        if self.share != "none" or not self.base.replay.fraction:
+            return self.base
+        batch, fraction = self.base.loss.batch_unrolls, self.base.replay.fraction
+        online = max(1, batch - int(batch * fraction + 0.5))
+        return override(self.base, {"replay.fraction": 0.0, "loss.batch_unrolls": online})
+
+
+def sweep_from(values: Mapping[str, Any]) -> SweepConfig:
+    """A sweep from plain values; the error names each field, what came and what was expected.
+
+    >>> sweep_from({"grid": {"learning_rate": [1e-3]}, "share": "all"})
+    Traceback (most recent call last):
+    laser_rl.errors.ConfigError: share is 'all': input should be 'shared', 'separate' or 'none'
+    """
+    try:
+        sweep = SweepConfig.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_problem(item) for item in error.errors())) from None
+    sweep.configs  # noqa: B018 - refused now if a member's settings cannot be
+    return sweep
+
+
+def _problem(item: Any) -> str:
+    name, message = ".".join(map(str, item["loc"])), item["msg"].removeprefix("Value error, ")
+    if item["type"] == "value_error":
+        return f"{name}: {message}" if name else message
+    return f"{name} is {item['input']!r}: {message[0].lower()}{message[1:]}"

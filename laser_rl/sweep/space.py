@@ -1,0 +1,245 @@
+"""What the members of a sweep differ in: settings by name, as `config.override` takes them, one dictionary a member."""
+
+import copy
+import hashlib
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeAlias
+
+import numpy as np
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
+
+from laser_rl.config import Config, Frozen, ReplayConfig, RunConfig, full_name, override
+from laser_rl.errors import ConfigError
+
+Settings = dict[str, Any]
+
+
+class _Between(Frozen):
+    low: float
+    high: float
+
+    def __init__(self, *bounds: float, **named: Any) -> None:
+        super().__init__(**_by_name(("low", "high"), bounds, named))
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "_Between":
+        if self.low >= self.high:
+            raise ValueError(f"low ({self.low}) is not below high ({self.high}); swap them, or leave the setting out")
+        return self
+
+
+class Uniform(_Between):
+    """Evenly between two numbers.
+
+    >>> Uniform(0.5, 1.0).at(0.25)
+    0.625
+    """
+
+    kind: Literal["uniform"] = "uniform"
+
+    def at(self, share: float) -> float:
+        """The value below which `share` of all draws lie."""
+        # Rounding can end a hair outside the bounds, here and below.
+        return min(max(self.low + share * (self.high - self.low), self.low), self.high)
+
+
+class LogUniform(_Between):
+    """Evenly between two numbers on a logarithmic scale: as many draws from 1e-4 to 1e-3 as from 1e-3 to 1e-2.
+
+    >>> round(LogUniform(1e-4, 1e-2).at(0.5), 9)
+    0.001
+    """
+
+    kind: Literal["log_uniform"] = "log_uniform"
+    low: Annotated[float, Field(gt=0)]
+
+    def at(self, share: float) -> float:
+        """The value below which `share` of all draws lie."""
+        low, high = math.log(self.low), math.log(self.high)
+        return min(max(math.exp(low + share * (high - low)), self.low), self.high)
+
+
+class Choice(Frozen):
+    """One of several values, each equally likely.
+
+    >>> Choice(["implied", "behaviour"]).at(0.5)
+    'behaviour'
+    """
+
+    kind: Literal["choice"] = "choice"
+    values: Annotated[tuple[Any, ...], Field(min_length=1)]
+
+    def __init__(self, *values: Sequence[Any], **named: Any) -> None:
+        super().__init__(**_by_name(("values",), values, named))
+
+    def at(self, share: float) -> Any:
+        """The value in whose part of [0, 1) `share` lies."""
+        return self.values[min(int(share * len(self.values)), len(self.values) - 1)]
+
+
+Distribution: TypeAlias = Annotated[Uniform | LogUniform | Choice, Field(discriminator="kind")]
+_DISTRIBUTION: TypeAdapter[Any] = TypeAdapter(Distribution)
+
+
+def _by_name(names: Sequence[str], values: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    if len(values) > len(names):
+        raise TypeError(f"expected {' and '.join(names)}, got {len(values)} values: {', '.join(map(repr, values))}")
+    return {**dict(zip(names, values, strict=False)), **named}
+
+
+def grid(values: Mapping[str, Sequence[Any]]) -> list[Settings]:
+    """Every combination; the first name changes slowest.
+
+    >>> grid({"learning_rate": [3e-4, 6e-4], "trust": ["implied", "off"]})[:2]
+    [{'learning_rate': 0.0003, 'trust': 'implied'}, {'learning_rate': 0.0003, 'trust': 'off'}]
+    """
+    _some_names("grid", values)
+    for name, several in values.items():
+        if isinstance(several, str) or not isinstance(several, Sequence):
+            raise ConfigError(f"grid: {name} needs a list of values, got {several!r}; write [{several!r}]")
+        if not several:
+            raise ConfigError(f"grid: the list of {name} is empty, so there is no member; give a value or leave it out")
+    return [
+        copy.deepcopy(dict(zip(values, combination, strict=True)))
+        for combination in itertools.product(*values.values())
+    ]
+
+
+def random(space: Mapping[str, Distribution | Mapping[str, Any]], *, members: int, seed: int = 0) -> list[Settings]:
+    """Independent draws. Each depends on the seed, the member and the name alone: more members or more names change no other.
+
+    Args:
+        space: a distribution for each name, or what a file says of it: {"kind": "uniform", "low": 0.9, "high": 1}.
+        members: how many.
+        seed: the same seed, the same draws.
+
+    >>> space = {"learning_rate": LogUniform(1e-4, 1e-2), "discount": {"kind": "uniform", "low": 0.9, "high": 1.0}}
+    >>> random(space, members=10, seed=3)[:2] == random(space, members=2, seed=3) != random(space, members=2, seed=4)
+    True
+    """
+    _some_names("random", space)
+    if members < 1:
+        raise ConfigError(f"random: expected at least 1 member, got {members}")
+    distributions = {name: _distribution(name, given) for name, given in space.items()}
+    return [
+        {name: copy.deepcopy(kind.at(_share(f"{seed}/random/{k}/{name}"))) for name, kind in distributions.items()}
+        for k in range(members)
+    ]
+
+
+def _distribution(name: str, given: Any) -> Any:
+    try:
+        return _DISTRIBUTION.validate_python(given)
+    except (TypeError, ValidationError) as error:
+        problems = error.errors() if isinstance(error, ValidationError) else [{"msg": str(error)}]
+        said = "; ".join(problem["msg"].removeprefix("Value error, ") for problem in problems)
+        raise ConfigError(
+            f"random: {name} is {given!r}: {said}; expected LogUniform(low, high), Uniform(low, high) or Choice([...]), "
+            "in a file {kind: log_uniform, low: 1e-4, high: 1e-2}"
+        ) from None
+
+
+def _share(key: str) -> float:
+    return float(np.random.Generator(np.random.PCG64(_number(key))).random())
+
+
+def explicit(settings: Sequence[Mapping[str, Any]]) -> list[Settings]:
+    """A list of one's own, checked and copied; an empty dictionary is a member with the base settings.
+
+    >>> explicit([{"learning_rate": 3e-4}, {}])
+    [{'learning_rate': 0.0003}, {}]
+    """
+    if isinstance(settings, str | Mapping) or not isinstance(settings, Sequence):
+        raise ConfigError(f"expected a list with one dictionary of settings a member, got {settings!r}")
+    if not settings:
+        raise ConfigError("a sweep needs at least one member, got an empty list; [{}] is one with the base settings")
+    for k, member in enumerate(settings):
+        if not isinstance(member, Mapping):
+            raise ConfigError(f"member {k}: expected a dictionary of settings by name, got {member!r}")
+        _names_are_strings(f"member {k}", member)
+    return [copy.deepcopy(dict(member)) for member in settings]
+
+
+def _some_names(who: str, space: Any) -> None:
+    if not isinstance(space, Mapping) or not space:
+        raise ConfigError(f"{who}: expected at least one setting by name, got {space!r}; name what members differ in")
+    _names_are_strings(who, space)
+
+
+def _names_are_strings(who: str, settings: Mapping[str, Any]) -> None:
+    for name in settings:
+        if not isinstance(name, str):
+            raise ConfigError(f"{who}: a setting's name is text such as 'learning_rate', got {name!r}")
+
+
+_ONE_LAYOUT = "all members share one replay, and its unrolls have one shape"
+_ONE_SPEED = "all members run at identical speed"
+_SHARED = {
+    "recipe": "it only names where the base began; choose the base by it",
+    "environment.id": "all members share one replay, and its unrolls are of one task",
+    "environment.slots": _ONE_SPEED,
+    "environment.frame_stack": _ONE_LAYOUT,
+    "environment.atari.full_action_space": _ONE_LAYOUT,
+    "loss.unroll_steps": _ONE_LAYOUT,
+    **{f"replay.{name}": "all members share one replay" for name in ReplayConfig.model_fields},
+    **{f"run.{name}": f"{_ONE_SPEED}, in one run" for name in RunConfig.model_fields},
+    "run.seed": "each member's seed is derived from the base's",
+}
+
+
+def member_configs(base: Config, settings: Sequence[Mapping[str, Any]]) -> tuple[Config, ...]:
+    """The base with each member's settings and a seed of its own.
+
+    Members may differ in loss, optimiser, network and the environment's options. ConfigError where a difference would make
+    their unrolls unfit for one replay, or their speeds unequal.
+
+    >>> [member.loss.entropy_cost for member in member_configs(Config(), grid({"entropy_cost": [0.005, 0.01]}))]
+    [0.005, 0.01]
+    >>> member_configs(Config(), [{"capacity_steps": 10}])
+    Traceback (most recent call last):
+    laser_rl.errors.ConfigError: member 0: replay.capacity_steps cannot differ between members: all members share one replay; set
+    it in the base configuration
+    """
+    return tuple(_member_config(base, k, own) for k, own in enumerate(explicit(settings)))
+
+
+def _member_config(base: Config, k: int, own: Settings) -> Config:
+    config = override(base, own)
+    named: dict[str, str] = {}
+    for name in own:
+        full = full_name(name)
+        if reason := _SHARED.get(full):
+            raise ConfigError(
+                f"member {k}: {full} cannot differ between members: {reason}; set it in the base configuration"
+            )
+        if full in named:
+            raise ConfigError(f"member {k}: {named[full]} and {name} are the same setting; give one of them")
+        named[full] = name
+    return override(config, {"run.seed": member_seed(base.run.seed, k)})
+
+
+def member_seed(seed: int, member: int) -> int:
+    """The seed of one member: sweeps with neighbouring seeds share none.
+
+    >>> member_seed(0, 1) == member_seed(0, 1) != member_seed(1, 0)
+    True
+    """
+    return _number(f"{seed}/member/{member}") >> 1
+
+
+def _number(key: str) -> int:
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:6], "big")
+
+
+def label(settings: Mapping[str, Any]) -> str:
+    """A member's settings in a line, for legends and tables.
+
+    >>> label({"learning_rate": 6e-4 * 1.2, "trust": "off"}), label({})
+    ('learning_rate 0.00072, trust off', 'base')
+    """
+    parts = (
+        f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}" for name, value in settings.items()
+    )
+    return ", ".join(parts) or "base"
