@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Literal, Protocol
 
-Kind = Literal["train", "episode", "evaluation", "event"]
+Kind = Literal["train", "episode", "evaluation", "event", "sweep"]  # sweep: of all members together
 Value = float | str  # int, bool and NumPy's numbers included
 Row = dict[str, Value]
 

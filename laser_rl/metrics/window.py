@@ -33,6 +33,15 @@ class EpisodeWindow:
         return {"return_mean": mean, "return_best": max(self._returns), "episodes": self._episodes}
 
     @property
+    def episodes(self) -> int:
+        """All of them."""
+        return self._episodes
+
+    def forget(self) -> None:
+        """Go on with an empty window: what was in it is of another policy. The count of all episodes stays."""
+        self._returns.clear()
+
+    @property
     def full(self) -> bool:
         """Whether the window holds as many episodes as it can: only then is a mean over them comparable."""
         return len(self._returns) == self._returns.maxlen

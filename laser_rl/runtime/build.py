@@ -45,7 +45,8 @@ class Member:
     source: EnvironmentSource
     family: Family
     layout: UnrollLayout
-    actor: Actor
+    actor: Actor  # of this member alone, or of several side by side
+    acting: AgentNetwork  # the one that acts: the learner's own, or a copy that follows it
     learner: Learner
     replay: Replay | None  # None where nothing is replayed
     mixer: Mixer
@@ -86,13 +87,26 @@ def _assemble(
     family = family_of(environments.spec.action)
     layout = layout_of(environments.spec, family, config)
     replay = build_replay(config, layout, counts)
-    device = device_of(config.run.device)
-    network = seeded_network(config, environments.spec, torso).to(device)
-    torch.set_num_threads(threads_of(config, network))
-    learner = Learner(network, family, config.loss, config.optimiser, seed=derive(config.run.seed, "learner"))
+    learner = build_learner(config, environments.spec, torso)
+    torch.set_num_threads(threads_of(config, learner.network))
+    network = learner.network
     acting = network if config.run.runtime == "serial" else _copy(network, config, environments.spec, torso)
     policy = Policy(acting, family, seed=derive(config.run.seed, "actions"))
-    mixer = Mixer(
+    mixer = build_mixer(config, layout, replay, counts)
+    actor = Actor(environments, policy, layout)
+    return Member(config, source, family, layout, actor, acting, learner, replay, mixer, counts)
+
+
+def build_learner(config: Config, spec: EnvironmentSpec, torso: TorsoSource | None, *, sources: int = 1) -> Learner:
+    """A learner on its device, with the initial parameters that its seed gives."""
+    network = seeded_network(config, spec, torso).to(device_of(config.run.device))
+    seed = derive(config.run.seed, "learner")
+    return Learner(network, family_of(spec.action), config.loss, config.optimiser, seed=seed, sources=sources)
+
+
+def build_mixer(config: Config, layout: UnrollLayout, replay: Replay | None, counts: Counts) -> Mixer:
+    """A mixer with random numbers of its own."""
+    return Mixer(
         layout,
         replay,
         counts,
@@ -100,8 +114,6 @@ def _assemble(
         new_unrolls_per_update=config.loss.new_unrolls_per_update or None,
         min_unrolls=max(1, -(-config.replay.warmup_steps // layout.steps)),
     )
-    actor = Actor(environments, policy, layout)
-    return Member(config, source, family, layout, actor, learner, replay, mixer, counts)
 
 
 def open_environments(
@@ -174,8 +186,8 @@ def layout_of(spec: EnvironmentSpec, family: Family, config: Config) -> UnrollLa
     )
 
 
-def build_replay(config: Config, layout: UnrollLayout, counts: Counts) -> Replay | None:
-    """The store; refused beforehand if it does not fit into memory."""
+def build_replay(config: Config, layout: UnrollLayout, counts: Counts, *, shared: bool = False) -> Replay | None:
+    """The store; refused beforehand if it does not fit into memory. `shared` between processes, if asked."""
     if not counts.replayed:
         return None
     capacity = config.replay.capacity_steps
@@ -183,7 +195,7 @@ def build_replay(config: Config, layout: UnrollLayout, counts: Counts) -> Replay
     need = estimate(layout, capacity, config.replay.codec, budget)
     log.info("%s", need)
     require_fits(need)
-    return Replay(layout, capacity, codec=config.replay.codec, budget_bytes=budget)
+    return Replay(layout, capacity, codec=config.replay.codec, budget_bytes=budget, shared=shared)
 
 
 def seeded_network(config: Config, spec: EnvironmentSpec, torso: TorsoSource | None) -> AgentNetwork:

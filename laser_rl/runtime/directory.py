@@ -1,25 +1,17 @@
 """A run directory: configuration, metrics, checkpoints, replay. Everything of a run, in files that anybody can read."""
 
-import logging
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from laser_rl import checkpoint
-from laser_rl.checkpoint import RunLock, SegmentEntry, Snapshot, read_segment, write_segment
+from laser_rl.checkpoint import RunLock, Snapshot
 from laser_rl.checkpoint.atomic import write_json
 from laser_rl.config import Config
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.log import FILE, MetricsLog
-from laser_rl.replay.store import Replay
 from laser_rl.runtime.files import CONFIG, read_config, require_same
+from laser_rl.runtime.saving import Segments, load_member, member_groups, member_numbers, warn_of_lost
 from laser_rl.runtime.training import Training
 from laser_rl.types import UnrollLayout
-
-log = logging.getLogger("laser_rl.runtime")
-SEGMENT_UNROLLS = 4096
 
 
 class RunDirectory:
@@ -44,7 +36,7 @@ class RunDirectory:
             raise
         self.config = read_config(path)
         self.log = MetricsLog(path)
-        self._entries: list[SegmentEntry] = []
+        self._segments: Segments | None = None
 
     def _settle(self, config: Config | None, *, fresh: bool) -> None:
         path = self.path
@@ -60,23 +52,14 @@ class RunDirectory:
 
     def save(self, training: Training) -> Path:
         """A checkpoint: new unrolls become segments, everything else one folder."""
-        member = training.member
-        learner, mixer = member.learner.state(), member.mixer.state_dict()
-        arrays = {name: value for name, value in mixer.items() if isinstance(value, np.ndarray)}
-        numbers = {name: value for name, value in mixer.items() if name not in arrays}
-        replay = member.replay
-        if replay is not None:
-            self._write_segments(replay, member.layout)
+        member, replay = training.member, training.member.replay
+        segments = self._files_of(member.layout)
+        ids = None if replay is None else segments.write(replay)
         snapshot = Snapshot(
             step=training.steps,
-            tensors={**learner.tensors, **member.actor.state(), "mixer": arrays},
-            state={
-                "learner": learner.numbers,
-                "training": training.state(),
-                "mixer": numbers,
-                "replay": None if replay is None else {"first_id": replay.first_id, "next_id": replay.next_id},
-            },
-            segments=tuple(self._entries),
+            tensors={**member_groups(training), **member.actor.state()},
+            state={**member_numbers(training), "replay": ids},
+            segments=tuple(segments.entries),
         )
         self.log.flush()
         return checkpoint.write(self.path, snapshot, keep=self.config.run.keep_checkpoints)
@@ -88,51 +71,24 @@ class RunDirectory:
             if self.log.path.stat().st_size:  # an earlier start left rows, but no checkpoint: they are void
                 training.announce("resumed")
             return False
-        member, state = training.member, loaded.state
+        member, tensors = training.member, loaded.tensors
         if member.replay is not None:
-            self._entries = list(loaded.segments)
-            _fill(member.replay, self._unrolls(member.layout, state["replay"]), state["replay"])
-        tensors = loaded.tensors
-        member.learner.load(tensors, state["learner"])
+            self._files_of(member.layout).fill(member.replay, loaded.segments, loaded.state["replay"])
+        load_member(training, tensors, loaded.state)
+        member.acting.load_state_dict(member.learner.network.state_dict())
         arrays = {
-            group: {n: t.numpy() for n, t in tensors.get(group, {}).items()}
-            for group in ("actor", "environments", "mixer")
+            group: {n: t.numpy() for n, t in tensors.get(group, {}).items()} for group in ("actor", "environments")
         }
-        member.mixer.load_state_dict({**arrays["mixer"], **state["mixer"]})
-        member.actor.policy.network.load_state_dict(member.learner.network.state_dict())
-        lost = member.actor.load(arrays)
-        if lost:
-            log.warning(
-                "%d open episodes could not be rebuilt and start anew; the run goes on, but not bit for bit", lost
-            )
-        training.load(state["training"])
+        warn_of_lost(member.actor.load(arrays))
         training.announce("resumed")
         return True
+
+    def _files_of(self, layout: UnrollLayout) -> Segments:
+        if self._segments is None:
+            self._segments = Segments(self.path, layout)
+        return self._segments
 
     def close(self) -> None:
         """Let go of the lock and the files."""
         self.log.close()
         self._lock.release()
-
-    def _write_segments(self, replay: Replay, layout: UnrollLayout) -> None:
-        self._entries = [entry for entry in self._entries if entry.last_id >= replay.first_id]
-        first = max(replay.first_id, self._entries[-1].last_id + 1 if self._entries else 0)
-        for start in range(first, replay.next_id, SEGMENT_UNROLLS):
-            ids = np.arange(start, min(start + SEGMENT_UNROLLS, replay.next_id))
-            self._entries.append(write_segment(self.path / checkpoint.REPLAY, layout, start, replay.export(ids)))
-
-    def _unrolls(self, layout: UnrollLayout, ids: dict[str, int]) -> Iterator[Any]:
-        for entry in self._entries:
-            for _, block in read_segment(self.path / checkpoint.REPLAY, entry, layout, first_id=ids["first_id"]):
-                yield block
-
-
-def _fill(replay: Replay, blocks: Iterator[Any], ids: dict[str, int]) -> None:
-    replay.load(ids["first_id"])
-    for block in blocks:
-        replay.insert(block)
-    if (replay.first_id, replay.next_id) != (ids["first_id"], ids["next_id"]):
-        raise ConfigError(
-            f"the replay on disk holds unrolls {ids['first_id']} to {ids['next_id'] - 1}, but only "
-            f"{replay.first_id} to {replay.next_id - 1} fit; resume with the capacity the run was started with"
-        )

@@ -1,17 +1,21 @@
 """Playing without learning."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from torch import Tensor
 
 from laser_rl import checkpoint
 from laser_rl.agent.learner import load_network
 from laser_rl.agent.policy import Policy
 from laser_rl.agent.stacking import FrameStack
-from laser_rl.config import EnvironmentConfig
+from laser_rl.config import Config, EnvironmentConfig
 from laser_rl.envs.records import Rows
 from laser_rl.errors import ConfigError
 from laser_rl.evaluation.rollout import rollout
 from laser_rl.evaluation.statistics import EvalResult, summarise_episodes
+from laser_rl.metrics.sweep_standing import best, standing
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.networks.build import family_of
 from laser_rl.ops.distributions import Family
@@ -24,7 +28,7 @@ from laser_rl.runtime.build import (
     open_environments,
     seeded_network,
 )
-from laser_rl.runtime.files import read_config
+from laser_rl.runtime.files import is_sweep, read_config, read_sweep
 from laser_rl.types import Array, UnrollLayout
 
 SLOTS = 16
@@ -62,9 +66,14 @@ def trained_of(member: Member, steps: int) -> Trained:
     )
 
 
-def load_trained(run_dir: Path) -> Trained:
-    """What the newest checkpoint of a run holds; no replay is loaded."""
-    config = read_config(run_dir)
+def load_trained(run_dir: Path, member: str | int | None = None) -> Trained:
+    """What the newest checkpoint of a run holds; no replay is loaded.
+
+    Args:
+        run_dir: of a single run or of a sweep.
+        member: see `chosen_member`.
+    """
+    config, number = _config_of(run_dir, member)
     loaded = checkpoint.latest(run_dir)
     if loaded is None:
         raise ConfigError(f"{run_dir} holds no checkpoint yet; 'laser resume {run_dir}' goes on until it does")
@@ -72,10 +81,42 @@ def load_trained(run_dir: Path) -> Trained:
     spec = environments.spec
     environments.close()
     network = seeded_network(config, spec, None).to(device_of("auto"))  # played where we are, not where it was trained
-    load_network(network, loaded.tensors["network"])
+    load_network(network, _network_of(loaded.tensors, number))
     family = family_of(spec.action)
     layout = layout_of(spec, family, config)
     return Trained(network, family, layout, config.environment.id, config.environment, loaded.step)
+
+
+def chosen_member(run_dir: Path, member: str | int | None = None) -> int | None:
+    """Which member of a sweep is meant: a number, or "best" by its last evaluation (also if nothing is said); None for a single run."""
+    if not is_sweep(run_dir):
+        if member not in {None, 0, "0"}:
+            raise ConfigError(f"{run_dir} is a run of one agent, so there is no member {member}; leave it out")
+        return None
+    if member in {None, "best"}:
+        leader = best(standing(run_dir))
+        if leader is None:
+            raise ConfigError(
+                f"{run_dir} has neither evaluations nor returns yet, so no member is best; name one by number"
+            )
+        return leader.member
+    count = len(read_sweep(run_dir).settings)
+    if not str(member).isdecimal() or int(str(member)) >= count:
+        raise ConfigError(f"there is no member {member} in {run_dir}; expected best or a number from 0 to {count - 1}")
+    return int(str(member))
+
+
+def _config_of(run_dir: Path, member: str | int | None) -> tuple[Config, int | None]:
+    number = chosen_member(run_dir, member)
+    return (read_config(run_dir) if number is None else read_sweep(run_dir).configs[number]), number
+
+
+def _network_of(tensors: Mapping[str, Mapping[str, Tensor]], number: int | None) -> Mapping[str, Tensor]:
+    """In a sweep a member is one file with names such as `network/torso.0.weight`."""
+    if number is None:
+        return tensors["network"]
+    mine, prefix = tensors[f"member-{number:02d}"], "network/"
+    return {name.removeprefix(prefix): tensor for name, tensor in mine.items() if name.startswith(prefix)}
 
 
 def evaluate(trained: Trained, *, episodes: int, deterministic: bool, seed: int) -> EvalResult:

@@ -151,7 +151,7 @@ class Feed:
 def run_local(training: Training) -> None:
     """The learner's loop, with the other two threads around it."""
     member, learner, stop = training.member, training.member.learner, training.stop
-    flat = FlatParameters(member.actor.policy.network)
+    flat = FlatParameters(member.acting)
     inbox = ThreadInbox(_room(training))
     mailbox = ThreadMailbox(learner.flat.value, learner.version)
     acting, locks = threading.Event(), (threading.Lock(), threading.Lock())

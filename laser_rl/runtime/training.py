@@ -4,13 +4,13 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from laser_rl.evaluation.statistics import EvalResult, evaluation_of
-from laser_rl.metrics.sink import Kind, Sink
+from laser_rl.metrics.sink import Kind, Sink, Value
 from laser_rl.metrics.window import EpisodeWindow, memory_bytes
 from laser_rl.runtime.build import Member, derive
 from laser_rl.runtime.evaluate import evaluate, trained_of
@@ -39,6 +39,7 @@ class Training:
         sinks: where rows of metrics go.
         callbacks: see `Progress`; one that returns False ends the run.
         save: writes a checkpoint; None if nothing is kept.
+        stop: where everybody asks for an end; None: one of its own.
     """
 
     def __init__(
@@ -48,8 +49,9 @@ class Training:
         sinks: Sequence[Sink] = (),
         callbacks: Sequence[Callback] = (),
         save: "Callable[[Training], Path] | None" = None,
+        stop: Stop | None = None,
     ) -> None:
-        self.member, self.stop, self.steps = member, Stop(), 0
+        self.member, self.stop, self.steps = member, stop or Stop(), 0
         self.target = self.horizon = member.config.run.steps
         self.window = EpisodeWindow(100)
         self.evaluations: list[tuple[int, EvalResult]] = []
@@ -115,6 +117,7 @@ class Training:
             **self.member.learner.report(),
             **self._state_of_replay(),
             "learning_rate": self.member.learner.learning_rate(self.progress),
+            "entropy_cost": self.member.learner.loss.entropy_cost,
             "online_unrolls": self.member.counts.online,
             "replayed_unrolls": self.member.counts.replayed,
             "steps_per_second": (self.steps - self._logged_steps) / seconds,
@@ -199,11 +202,11 @@ class Training:
         self._next = dict(state["next"])
         self.evaluations = [(step, evaluation_of(result)) for step, result in state["evaluated"]]
 
-    def announce(self, event: str) -> None:
+    def announce(self, event: str, values: Mapping[str, Value] | None = None) -> None:
         """Tell the sinks; "resumed" makes rows of later steps void."""
         with self._lock:
             for sink in self._sinks:
-                sink.write("event", self.steps, self.update, {"event": event})
+                sink.write("event", self.steps, self.update, {"event": event, **(values or {})})
 
     def _due(self, what: str) -> bool:
         """Whether it is time; the next time is planned at once, so that a checkpoint does not ask for itself again."""

@@ -1,0 +1,182 @@
+"""The members of a sweep as they act and learn on one machine: one after the other, or side by side in one computation."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from laser_rl.replay.records import allocate
+from laser_rl.runtime.build import Member, batch_of, on_device
+from laser_rl.sweep.stacked import Stack
+from laser_rl.types import Batch, Episode, Unrolls
+
+Tensors = Mapping[str, Mapping[str, Tensor]]
+
+
+class Moves(NamedTuple):
+    """What one member did in one turn."""
+
+    place: int  # in the crew, not its number in the sweep
+    steps: int
+    episodes: list[Episode]
+    unrolls: Unrolls | None
+
+
+class Crew(Protocol):
+    """Some members of a sweep, all in this process."""
+
+    members: Sequence[Member]
+
+    def begin(self) -> None:
+        """Reset all environments."""
+
+    def act(self, among: Sequence[bool]) -> Iterable[Moves]:
+        """One turn of the members that are `among` those who may."""
+
+    def ready(self) -> list[int]:
+        """Who is to be updated now."""
+
+    def learn(self, places: Sequence[int], progress: Sequence[float]) -> None:
+        """One update of each of these."""
+
+    def actor_state(self) -> dict[str, dict[str, Any]]:
+        """Groups of tensors for a checkpoint."""
+
+    def load_actors(self, tensors: Tensors) -> int:
+        """Go on there; returns how many open episodes were lost."""
+
+    def close(self) -> None:
+        """End the environments."""
+
+
+class Looped:
+    """Each member has environments of its own and takes its turn."""
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self.members = members
+        self._batch = batch_of(members[0])
+
+    def begin(self) -> None:
+        """Reset all environments."""
+        for member in self.members:
+            member.actor.begin()
+
+    def act(self, among: Sequence[bool]) -> Iterator[Moves]:
+        """In order."""
+        for place, member in enumerate(self.members):
+            if among[place]:
+                member.actor.version = member.learner.version
+                taken = member.actor.step()
+                yield Moves(place, taken.steps, taken.episodes, taken.unrolls)
+
+    def ready(self) -> list[int]:
+        """Whoever has enough new unrolls."""
+        return [place for place, member in enumerate(self.members) if member.mixer.ready()]
+
+    def learn(self, places: Sequence[int], progress: Sequence[float]) -> None:
+        """One after the other."""
+        for place, done in zip(places, progress, strict=True):
+            member = self.members[place]
+            member.mixer.fill(self._batch)
+            member.learner.update(on_device(member, self._batch), progress=done)
+
+    def actor_state(self) -> dict[str, dict[str, Any]]:
+        """Two groups a member."""
+        return {
+            f"{group}-{place:02d}": arrays
+            for place, member in enumerate(self.members)
+            for group, arrays in member.actor.state().items()
+        }
+
+    def load_actors(self, tensors: Tensors) -> int:
+        """Of all members."""
+        return sum(member.actor.load(_arrays(tensors, f"-{place:02d}")) for place, member in enumerate(self.members))
+
+    def close(self) -> None:
+        """End the environments of all."""
+        for member in self.members:
+            member.environments.close()
+
+
+class Stacked:
+    """All members share one actor, whose slots are theirs in turn, and are updated in one computation.
+
+    A member that is ready waits for the others, until one has twice as many new unrolls as an update takes: members whose episodes are
+    short have more rows for the same steps, and get their additional updates alone.
+    """
+
+    def __init__(self, members: Sequence[Member], stack: Stack) -> None:
+        self.members, self._stack = members, stack
+        self.actor, first = members[0].actor, members[0]
+        self._slots = first.config.environment.slots
+        self._columns = first.config.loss.batch_unrolls
+        gpu = stack.value.device.type == "cuda"
+        self._batch = allocate(first.layout, self._columns * len(members), pin=gpu, stacked=not gpu)
+
+    def begin(self) -> None:
+        """Reset all environments."""
+        self.actor.begin()
+
+    def act(self, among: Sequence[bool]) -> Iterator[Moves]:
+        """All at once."""
+        versions = [member.learner.version for member in self.members]
+        self.actor.versions[:] = np.repeat(versions, self._slots)
+        taken = self.actor.step(np.repeat(np.asarray(among), self._slots))
+        steps = np.bincount(taken.moved // self._slots, minlength=len(self.members))
+        finished: list[list[Episode]] = [[] for _ in self.members]
+        for episode in taken.episodes:
+            place, slot = divmod(episode.slot, self._slots)
+            finished[place].append(episode._replace(slot=slot))
+        whose = self._places_of(taken.unrolls)
+        for place, member_steps in enumerate(steps.tolist()):
+            own = np.flatnonzero(whose == place)
+            unrolls = taken.unrolls
+            part = Unrolls(*(field[own] for field in unrolls)) if unrolls is not None and len(own) else None
+            if among[place]:
+                yield Moves(place, member_steps, finished[place], part)
+
+    def _places_of(self, unrolls: Unrolls | None) -> NDArray[np.int64]:
+        if unrolls is None:
+            return np.zeros(0, np.int64)
+        return np.searchsorted(self.actor.member[:: self._slots], unrolls.member).astype(np.int64)
+
+    def ready(self) -> list[int]:
+        """All together, or those that are ready as soon as one would fall behind."""
+        mixers = [member.mixer for member in self.members]
+        ready = [place for place, mixer in enumerate(mixers) if mixer.ready()]
+        late = any(mixers[place].pending >= 2 * mixers[place].new_unrolls_per_update for place in ready)
+        return ready if len(ready) == len(mixers) or late else []
+
+    def learn(self, places: Sequence[int], progress: Sequence[float]) -> None:
+        """In one computation."""
+        for number, place in enumerate(places):
+            self.members[place].mixer.fill(self._batch, number * self._columns)
+        batch = on_device(self.members[0], self._batch)
+        self._stack.update(places, _narrowed(batch, len(places) * self._columns), progress=progress)
+
+    def actor_state(self) -> dict[str, dict[str, Any]]:
+        """Of the one actor."""
+        return dict(self.actor.state())
+
+    def load_actors(self, tensors: Tensors) -> int:
+        """The one actor."""
+        return self.actor.load(_arrays(tensors, ""))
+
+    def close(self) -> None:
+        """End the environments."""
+        self.actor.environments.close()
+
+
+def _arrays(tensors: Tensors, ending: str) -> dict[str, dict[str, Any]]:
+    return {
+        group: {name: tensor.numpy() for name, tensor in tensors.get(group + ending, {}).items()}
+        for group in ("actor", "environments")
+    }
+
+
+def _narrowed(batch: Batch, columns: int) -> Batch:
+    if columns == batch.online.shape[0]:
+        return batch
+    return Batch(*(field[:columns] if field.ndim == 1 else field[:, :columns] for field in batch))

@@ -1,0 +1,184 @@
+"""From the settings of a sweep to its members' parts; nothing runs yet."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from laser_rl.agent.actor import Actor
+from laser_rl.agent.learner import Learner
+from laser_rl.agent.loss import ROWWISE
+from laser_rl.agent.policy import Policy
+from laser_rl.config import Config, full_name
+from laser_rl.envs.records import EnvironmentSpec
+from laser_rl.errors import ConfigError
+from laser_rl.networks.build import TorsoSource, family_of
+from laser_rl.replay.mixer import Counts, Mixer
+from laser_rl.replay.store import Replay
+from laser_rl.runtime.build import (
+    EnvironmentSource,
+    Member,
+    build_learner,
+    build_mixer,
+    build_replay,
+    derive,
+    layout_of,
+    open_environments,
+    slots_of,
+    threads_of,
+)
+from laser_rl.runtime.crew import Crew, Looped, Stacked
+from laser_rl.sweep.settings import SweepConfig
+from laser_rl.sweep.stacked import Stack, StackedPolicy, can_stack
+from laser_rl.types import UnrollLayout
+
+log = logging.getLogger("laser_rl.runtime")
+# What PBT may move while members are computed side by side.
+STACKABLE = {*(f"loss.{name}" for name in ROWWISE), "loss.trust_bound", "optimiser.learning_rate"}
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What stands before there is an actor."""
+
+    sweep: SweepConfig
+    source: EnvironmentSource
+    spec: EnvironmentSpec
+    layout: UnrollLayout
+    numbers: Sequence[int]  # of these members in the sweep
+    configs: Sequence[Config]
+    learners: Sequence[Learner]
+    stores: Sequence[Replay | None]
+    mixers: Sequence[Mixer] = field(default_factory=list)
+
+    def member(self, place: int, actor: Actor) -> Member:
+        """One member with its actor."""
+        config, learner = self.configs[place], self.learners[place]
+        return Member(
+            config,
+            self.source,
+            learner.family,
+            self.layout,
+            actor,
+            learner.network,
+            learner,
+            self.stores[place],
+            self.mixers[place],
+            self.mixers[place].counts,
+        )
+
+
+def build_crew(
+    sweep: SweepConfig,
+    source: EnvironmentSource | None = None,
+    torso: TorsoSource | None = None,
+    *,
+    numbers: Sequence[int] | None = None,
+    replay: Replay | None = None,
+) -> Crew:
+    """All members of a sweep, or some.
+
+    Args:
+        sweep: all values.
+        source: what to play, if it is not the configuration's id.
+        torso: a user's module, if it is not the configuration's torso.
+        numbers: which members; None: all.
+        replay: the store that they share, if it exists already.
+    """
+    parts = _parts(sweep, source, torso, numbers, replay)
+    return _stacked(parts) if _to_stack(parts) else _looped(parts)
+
+
+def _parts(
+    sweep: SweepConfig,
+    source: EnvironmentSource | None,
+    torso: TorsoSource | None,
+    numbers: Sequence[int] | None,
+    replay: Replay | None,
+) -> Parts:
+    every = sweep.configs
+    source = every[0].environment.id if source is None else source
+    if slots_of(source) is not None:
+        raise ConfigError("members cannot share an environment that exists already; hand in its id or constructor")
+    if isinstance(torso, torch.nn.Module):
+        raise ConfigError("members cannot share one module; hand in its class, or a function that makes one")
+    numbers = range(len(every)) if numbers is None else numbers
+    configs = [every[number] for number in numbers]
+    spec = spec_of(source, every[0])
+    layout = layout_of(spec, family_of(spec.action), every[0])
+    counts = [Counts.of(config.loss.batch_unrolls, config.replay.fraction) for config in configs]
+    stores = _stores(sweep, configs, layout, counts, replay)
+    learners = [build_learner(config, spec, torso, sources=len(every)) for config in configs]
+    torch.set_num_threads(threads_of(every[0], learners[0].network))
+    mixers = [build_mixer(*parts) for parts in zip(configs, [layout] * len(configs), stores, counts, strict=True)]
+    return Parts(sweep, source, spec, layout, numbers, configs, learners, stores, mixers)
+
+
+def spec_of(source: EnvironmentSource, config: Config) -> EnvironmentSpec:
+    """What an environment looks like; it is opened once to be looked at."""
+    environments = open_environments(source, config.environment, seed=0, lockstep=True, slots=1)
+    environments.close()
+    return environments.spec
+
+
+def _stores(
+    sweep: SweepConfig,
+    configs: Sequence[Config],
+    layout: UnrollLayout,
+    counts: Sequence[Counts],
+    replay: Replay | None,
+) -> list[Replay | None]:
+    if sweep.share == "separate":
+        return [build_replay(config, layout, count) for config, count in zip(configs, counts, strict=True)]
+    if replay is None:
+        replay = build_replay(configs[0], layout, counts[0])
+    return [replay] * len(configs)
+
+
+def _to_stack(parts: Parts) -> bool:
+    sweep = parts.sweep
+    same = all(
+        config.environment == parts.configs[0].environment
+        and config.loss.batch_unrolls == parts.configs[0].loss.batch_unrolls
+        for config in parts.configs
+    )
+    moved = {full_name(name) for name in sweep.pbt.tuned} if sweep.pbt is not None else set()
+    possible = same and moved <= STACKABLE and can_stack(parts.learners)
+    if sweep.stack == "on" and not possible:
+        raise ConfigError(
+            "these members cannot be computed side by side: that needs two or more feed-forward MLPs of one size, the same environment "
+            "and batch, discrete actions, and differences in rates, costs, discount, reward scale and trust bound only; use stack auto"
+        )
+    return possible and sweep.stack != "off"
+
+
+def _stacked(parts: Parts) -> Stacked:
+    """One actor for all: the environments of the members are the slots of one set."""
+    base, count = parts.configs[0], len(parts.configs)
+    slots, seed = base.environment.slots, derive(parts.sweep.base.run.seed, f"crew/{parts.numbers[0]}")
+    stack = Stack(parts.learners)
+    environments = open_environments(
+        parts.source, base.environment, seed=derive(seed, "environments"), lockstep=True, slots=slots * count
+    )
+    policy = StackedPolicy(stack, slots, seed=derive(seed, "actions"))
+    actor = Actor(environments, policy, parts.layout, member=np.repeat(np.asarray(parts.numbers), slots))
+    return Stacked([parts.member(place, actor) for place in range(count)], stack)
+
+
+def _looped(parts: Parts) -> Looped:
+    members: list[Member] = []
+    try:
+        for place, (number, config) in enumerate(zip(parts.numbers, parts.configs, strict=True)):
+            seed, learner = config.run.seed, parts.learners[place]
+            environments = open_environments(
+                parts.source, config.environment, seed=derive(seed, "environments"), lockstep=True
+            )
+            policy = Policy(learner.network, learner.family, seed=derive(seed, "actions"))
+            members.append(parts.member(place, Actor(environments, policy, parts.layout, member=number)))
+    except BaseException:
+        for member in members:
+            member.environments.close()
+        raise
+    return Looped(members)

@@ -1,0 +1,62 @@
+"""Identical speed: nobody acts who is ahead of the slowest member by more than an unroll."""
+
+import logging
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Steps = NDArray[np.int64]
+log = logging.getLogger("laser_rl.runtime")
+SAY_AFTER_S = 5.0
+GIVE_UP_S = 600.0
+
+
+class Pace:
+    """Keeps the step counts of all members of a sweep within `max(unroll_steps, slots)` of each other.
+
+    Args:
+        steps: of every member of the sweep; may be memory that other processes write their own into.
+        own: which of them move here.
+        unroll_steps: T.
+        slots: the most steps that one turn of a member makes.
+
+    >>> pace = Pace(np.array([0, 18, 25]), [0, 1, 2], unroll_steps=20, slots=4)
+    >>> pace.among([False, False, False])
+    [True, False, False]
+    """
+
+    def __init__(self, steps: Steps, own: Sequence[int], *, unroll_steps: int, slots: int) -> None:
+        self.steps, self._own = steps, list(own)
+        self._slack = max(0, unroll_steps - slots)
+        self._since: float | None = None
+        self._said = False
+
+    def among(self, done: Sequence[bool]) -> list[bool]:
+        """Who of those here may act: not ahead, and not done."""
+        slowest = int(self.steps.min())
+        return [
+            not ended and int(self.steps[number]) - slowest <= self._slack
+            for number, ended in zip(self._own, done, strict=True)
+        ]
+
+    def move(self, place: int, steps: int) -> None:
+        """A member here has got so far."""
+        self.steps[self._own[place]] = steps
+        self._since, self._said = None, False
+
+    def wait(self, paused_s: float) -> None:
+        """Called while everybody here has to wait; says for whom, and gives up in the end."""
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+        waited = now - self._since + paused_s
+        if waited > SAY_AFTER_S and not self._said:
+            slowest = int(self.steps.argmin())
+            log.warning("members %s have waited %.0f s for member %d", self._own, waited, slowest)
+            self._said = True
+        if waited > GIVE_UP_S:
+            raise TimeoutError(
+                f"members {self._own} have waited {waited:.0f} s for member {int(self.steps.argmin())} and give up"
+            )

@@ -1,0 +1,227 @@
+"""A sweep on its way: every member at the same speed, one stop, one checkpoint, and what is known of all of them together."""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from laser_rl.metrics.sink import Kind, Sink, Value
+from laser_rl.runtime.build import derive
+from laser_rl.runtime.crew import Crew, Moves
+from laser_rl.runtime.pace import Pace, Steps
+from laser_rl.runtime.stop import Stop
+from laser_rl.runtime.survey import survey
+from laser_rl.runtime.training import Callback, Training
+from laser_rl.sweep.pbt import Exploit, PbtState, Standing, decide
+from laser_rl.sweep.settings import SweepConfig
+
+
+class MemberSink:
+    """Rows of one member on their way to a sink of the whole sweep."""
+
+    def __init__(self, sink: Sink, member: int) -> None:
+        self._sink, self._member = sink, member
+
+    def write(self, kind: Kind, step: int, update: int, values: Mapping[str, Value]) -> None:
+        """With the member's number."""
+        self._sink.write(kind, step, update, {"member": self._member, **values})
+
+    def flush(self) -> None:
+        """Nothing is held back here."""
+        self._sink.flush()
+
+    def close(self) -> None:
+        """The sweep closes its sinks itself."""
+
+
+class SweepTraining:
+    """The members of a crew, and everything beside the ring of acting and learning.
+
+    Args:
+        sweep: all values.
+        crew: its members' parts.
+        sinks: where rows of metrics go.
+        callbacks: see `Progress`; one that returns False ends the sweep.
+        save: writes a checkpoint; None if nothing is kept.
+        numbers: of the crew's members in the sweep; None: all of them.
+        steps: of all members of the sweep, where other processes have some of them.
+    """
+
+    def __init__(
+        self,
+        sweep: SweepConfig,
+        crew: Crew,
+        *,
+        sinks: Sequence[Sink] = (),
+        callbacks: Sequence[Callback] = (),
+        save: "Callable[[SweepTraining], Path] | None" = None,
+        numbers: Sequence[int] | None = None,
+        steps: Steps | None = None,
+    ) -> None:
+        self.sweep, self.crew, self.sinks, self._save = sweep, crew, list(sinks), save
+        self.stop = Stop()
+        self.saved: Path | None = None
+        self.numbers = list(range(len(crew.members)) if numbers is None else numbers)
+        self.trainings = [
+            Training(member, sinks=[MemberSink(sink, number) for sink in sinks], callbacks=callbacks, stop=self.stop)
+            for number, member in zip(self.numbers, crew.members, strict=True)
+        ]
+        base = crew.members[0].config
+        self.pace = Pace(
+            np.zeros(len(self.numbers), np.int64) if steps is None else steps,
+            self.numbers if steps is not None else range(len(self.numbers)),
+            unroll_steps=base.loss.unroll_steps,
+            slots=base.environment.slots,
+        )
+        count = len(sweep.settings)
+        self.pbt = PbtState(count, derive(sweep.base.run.seed, "pbt")) if sweep.pbt is not None else None
+        self._surveyed, self._survey_random = 0, np.random.Generator(np.random.PCG64(derive(base.run.seed, "survey")))
+        every = base.run.checkpoint_every_steps
+        self._next_save, self._save_every = every, every
+
+    @property
+    def steps(self) -> int:
+        """Of the slowest member here."""
+        return min(training.steps for training in self.trainings)
+
+    @property
+    def updates(self) -> int:
+        """Of all members here together."""
+        return sum(training.update for training in self.trainings)
+
+    def goes_on(self) -> bool:
+        """Until every member here has done its steps or somebody asks to stop."""
+        return self.stop.reason is None and any(training.steps < training.target for training in self.trainings)
+
+    def turn(self) -> bool:
+        """Whoever is not ahead acts, whoever is ready learns; False if all here have to wait for members elsewhere."""
+        done = [training.steps >= training.target for training in self.trainings]
+        among = self.pace.among(done)
+        if not any(among):
+            return False
+        for moves in self.crew.act(among):
+            self._acted(moves)
+        while places := self.crew.ready():
+            self.crew.learn(places, [self.trainings[place].progress for place in places])
+            for place in places:
+                self.trainings[place].learned()
+            self._survey_if_due()
+        return True
+
+    def _acted(self, moves: Moves) -> None:
+        training = self.trainings[moves.place]
+        training.acted(moves.steps, moves.episodes)
+        self.pace.move(moves.place, training.steps)
+        if moves.unrolls is not None:
+            training.member.mixer.offer(moves.unrolls)
+
+    def between(self) -> None:
+        """Evaluate, exploit and save, if due; in this order, so that a checkpoint has all rows of its step before it."""
+        for training in self.trainings:
+            training.between()
+        self.exploit()
+        if self._save_every and self.goes_on() and self.steps >= self._next_save:
+            self._next_save = (self.steps // self._save_every + 1) * self._save_every
+            self.save()
+
+    def exploit(self) -> list[Exploit]:
+        """One look at who may copy whom; copies are made at once, each whole or not at all."""
+        if self.pbt is None or self.sweep.pbt is None:
+            return []
+        config = self.sweep.pbt
+        exploits = decide(
+            self.standing(), [self.tuned(place) for place in range(len(self.trainings))], config, self.pbt
+        )
+        # What donors are is taken before anything changes.
+        donors = {exploit.donor: self.trainings[exploit.donor].member.learner.state().tensors for exploit in exploits}
+        for exploit in exploits:
+            self.apply(exploit.member, exploit, donors[exploit.donor])
+        return exploits
+
+    def apply(self, place: int, exploit: Exploit, tensors: Mapping[str, Any]) -> None:
+        """The member in this place becomes a changed copy of its donor."""
+        training = self.trainings[place]
+        training.member.learner.adopt(tensors)
+        training.member.learner.tune(exploit.after)
+        training.window.forget()
+        values: dict[str, Value] = {"donor": exploit.donor, "score": exploit.score, "donor_score": exploit.donor_score}
+        values |= {f"before_{name}": value for name, value in exploit.before.items()}
+        values |= {f"after_{name}": value for name, value in exploit.after.items()}
+        training.announce("exploit", values)
+
+    def standing(self) -> list[Standing]:
+        """Where each member is."""
+        rows = []
+        for number, training in zip(self.numbers, self.trainings, strict=True):
+            numbers = training.window.numbers()
+            score = float(numbers.get("return_mean", math.nan))
+            rows.append(Standing(number, training.steps, training.window.episodes, score))
+        return rows
+
+    def tuned(self, place: int) -> dict[str, float]:
+        """Present values of what PBT moves."""
+        learner, names = self.trainings[place].member.learner, self.sweep.pbt.tuned if self.sweep.pbt else ()
+        return {name: learner.setting(name) for name in names}
+
+    def report(self) -> None:
+        """The last rows."""
+        for training in self.trainings:
+            training.report()
+        self._survey()
+
+    def _survey_if_due(self) -> None:
+        run = self.sweep.base.run
+        if self.updates - self._surveyed >= run.log_every_updates * len(self.trainings):
+            self._survey()
+
+    def _survey(self) -> None:
+        """A row about all members together; `update` counts those of all, so it grows with each of them."""
+        if self.updates == self._surveyed:
+            return
+        self._surveyed = self.updates
+        values = survey(self.crew.members, self._survey_random)
+        for sink in self.sinks:
+            sink.write("sweep", self.steps, self.updates, values)
+
+    def announce(self, event: str) -> None:
+        """Tell the sinks, for every member and for the sweep's own rows."""
+        for training in self.trainings:
+            training.announce(event)
+        for sink in self.sinks:
+            sink.write("event", self.steps, self.updates, {"event": event})
+
+    def save(self) -> None:
+        """Write a checkpoint, if anything is kept."""
+        if self._save is not None:
+            self.saved = self._save(self)
+
+    def state(self) -> dict[str, Any]:
+        """Counters of the sweep itself."""
+        return {
+            "surveyed": self._surveyed,
+            "survey_random": self._survey_random.bit_generator.state,
+            "next_save": self._next_save,
+            "pbt": None if self.pbt is None else self.pbt.state_dict(),
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on counting there; the members have been loaded already."""
+        self._surveyed, self._next_save = state["surveyed"], state["next_save"]
+        self._survey_random.bit_generator.state = state["survey_random"]
+        if self.pbt is not None and state["pbt"] is not None:
+            self.pbt.load_state_dict(state["pbt"])
+        for place, training in enumerate(self.trainings):
+            self.pace.move(place, training.steps)
+
+
+def run_sweep(training: SweepTraining, wait_s: float = 0.0005) -> None:
+    """Act and learn in turn until the steps are done or somebody asks to stop; in one process the same seed gives the same bits."""
+    while training.goes_on():
+        if training.turn():
+            training.between()
+        else:
+            training.pace.wait(wait_s)
+            time.sleep(wait_s)

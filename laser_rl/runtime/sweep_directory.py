@@ -1,0 +1,139 @@
+"""The run directory of a sweep: `sweep.json`, one log, one checkpoint of all members at once, one replay (or one each)."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from laser_rl import checkpoint
+from laser_rl.checkpoint import Loaded, RunLock, Snapshot
+from laser_rl.checkpoint.atomic import write_json
+from laser_rl.errors import ConfigError
+from laser_rl.metrics.log import FILE, MetricsLog
+from laser_rl.replay.store import Replay
+from laser_rl.runtime.files import SWEEP, read_sweep, require_same_sweep
+from laser_rl.runtime.saving import Segments, load_member, member_groups, member_numbers, warn_of_lost
+from laser_rl.runtime.sweep import SweepTraining
+from laser_rl.sweep.settings import FORMAT, SweepConfig
+from laser_rl.types import UnrollLayout
+
+
+class SweepDirectory:
+    """The files of one sweep, held by a lock.
+
+    Args:
+        path: created if it is not there.
+        sweep: written there; None: the one that is there counts.
+        fresh: throw away what an earlier sweep left.
+    """
+
+    def __init__(self, path: Path, sweep: SweepConfig | None = None, *, fresh: bool = False) -> None:
+        self.path = path
+        if sweep is None and not (path / SWEEP).exists():
+            raise ConfigError(f"{path} is no sweep: it has no {SWEEP}; 'laser sweep --out {path}' makes one")
+        path.mkdir(parents=True, exist_ok=True)
+        self._lock = RunLock(path)
+        try:
+            self._settle(sweep, fresh=fresh)
+        except BaseException:
+            self._lock.release()
+            raise
+        self.sweep = read_sweep(path)
+        self.log = MetricsLog(path)
+        self._segments: dict[int, Segments] = {}
+
+    def _settle(self, sweep: SweepConfig | None, *, fresh: bool) -> None:
+        path = self.path
+        checkpoint.remove_leftovers(path)
+        if fresh:
+            checkpoint.clear(path)
+            for old in [path / FILE, *path.glob("events.*"), *path.glob("members/*/events.*")]:
+                old.unlink(missing_ok=True)
+        elif sweep is not None and any(path.glob(f"{checkpoint.CHECKPOINTS}/step-*")):
+            require_same_sweep(sweep, read_sweep(path))
+        if sweep is not None:
+            write_json(path / SWEEP, {"format": FORMAT, **described(sweep)})
+
+    def save(self, training: SweepTraining) -> Path:
+        """A checkpoint of all members; it is there whole or not at all."""
+        members = training.crew.members
+        stores = stores_of(training)
+        ids = [self._files_of(number, members[0].layout).write(store) for number, store in enumerate(stores)]
+        tensors: dict[str, Mapping[str, Any]] = dict(training.crew.actor_state())
+        for number, member in enumerate(training.trainings):
+            tensors[f"member-{number:02d}"] = flat(member_groups(member))
+        snapshot = Snapshot(
+            step=training.steps,
+            tensors=tensors,
+            state={
+                "members": [member_numbers(member) for member in training.trainings],
+                "sweep": training.state(),
+                "replays": ids,
+            },
+            segments=tuple(entry for files in self._segments.values() for entry in files.entries),
+        )
+        self.log.flush()
+        return checkpoint.write(self.path, snapshot, keep=self.sweep.base.run.keep_checkpoints)
+
+    def restore(self, training: SweepTraining) -> bool:
+        """Load the newest checkpoint that verifies; False if none was ever written."""
+        loaded = checkpoint.latest(self.path)
+        if loaded is None:
+            if self.log.path.stat().st_size:  # an earlier start left rows, but no checkpoint: they are void
+                training.announce("resumed")
+            return False
+        self.fill(stores_of(training), training.crew.members[0].layout, loaded)
+        for number, member in enumerate(training.trainings):
+            load_member(member, grouped(loaded.tensors[f"member-{number:02d}"]), loaded.state["members"][number])
+        warn_of_lost(training.crew.load_actors(loaded.tensors))
+        training.load(loaded.state["sweep"])
+        training.announce("resumed")
+        return True
+
+    def fill(self, stores: list[Replay], layout: UnrollLayout, loaded: Loaded) -> None:
+        """Load the replay of a checkpoint."""
+        for number, store in enumerate(stores):
+            self._files_of(number, layout).fill(store, loaded.segments, loaded.state["replays"][number])
+
+    def close(self) -> None:
+        """Let go of the lock and the files."""
+        self.log.close()
+        self._lock.release()
+
+    def _files_of(self, store: int, layout: UnrollLayout) -> Segments:
+        return self._segments.setdefault(store, Segments(self.path, layout, store))
+
+
+def described(sweep: SweepConfig) -> dict[str, Any]:
+    """A sweep as JSON; `settings` says what each member differs in, however that was chosen."""
+    values = sweep.model_dump(mode="json")
+    return {"recipe": sweep.base.recipe, "settings": json.loads(json.dumps(sweep.settings)), **values}
+
+
+def stores_of(training: SweepTraining) -> list[Replay]:
+    """The stores of a sweep, each once, in the order of the members."""
+    stores: list[Replay] = []
+    for member in training.crew.members:
+        if member.replay is not None and not any(member.replay is store for store in stores):
+            stores.append(member.replay)
+    return stores
+
+
+def flat(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Groups as one file.
+
+    >>> flat({"network": {"weight": 1}, "learner": {"bound": 2}})
+    {'network/weight': 1, 'learner/bound': 2}
+    """
+    return {f"{group}/{name}": value for group, values in groups.items() for name, value in values.items()}
+
+
+def grouped(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """The inverse of `flat`."""
+    groups: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        group, _, own = name.partition("/")
+        groups.setdefault(group, {})[own] = tensor
+    return groups

@@ -1,0 +1,111 @@
+"""From the settings of a sweep and a directory to a finished sweep."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from laser_rl.config import Config
+from laser_rl.evaluation.statistics import EvalResult
+from laser_rl.metrics.sink import Sink
+from laser_rl.networks.build import TorsoSource
+from laser_rl.runtime.build import EnvironmentSource
+from laser_rl.runtime.crew_build import build_crew
+from laser_rl.runtime.evaluate import Trained, trained_of
+from laser_rl.runtime.stop import FINISHED, signals
+from laser_rl.runtime.sweep import SweepTraining, run_sweep
+from laser_rl.runtime.sweep_directory import SweepDirectory
+from laser_rl.runtime.training import Callback, Training
+from laser_rl.sweep.pbt import Exploit
+from laser_rl.sweep.settings import SweepConfig
+
+
+@dataclass(frozen=True)
+class MemberResult:
+    """How one member ended."""
+
+    number: int
+    settings: dict[str, Any]  # what it was started with, as far as members differ
+    config: Config  # all of it, with what population based training made of it
+    steps: int
+    updates: int
+    return_mean: float | None  # of its last 100 episodes
+    evaluation: EvalResult | None
+    trained: Trained  # its network, to play with
+
+
+@dataclass(frozen=True)
+class SweepEnd:
+    """How a sweep ended."""
+
+    members: tuple[MemberResult, ...]
+    exploits: tuple[Exploit, ...]
+    interrupted: str | None  # the signal or reason, None if all steps were done
+    checkpoint: Path | None
+
+    def best(self) -> MemberResult:
+        """The member with the best evaluation; without any, the one with the best returns."""
+
+        def merit(member: MemberResult) -> tuple[bool, float]:
+            score = member.evaluation.mean if member.evaluation is not None else member.return_mean
+            return (score is not None, score or 0.0)
+
+        return max(self.members, key=merit)
+
+
+def sweep(
+    config: SweepConfig,
+    directory: SweepDirectory | None = None,
+    *,
+    source: EnvironmentSource | None = None,
+    torso: TorsoSource | None = None,
+    sinks: Sequence[Sink] = (),
+    callbacks: Sequence[Callback] = (),
+) -> SweepEnd:
+    """Run a sweep until all members have done their steps; goes on from the newest checkpoint of `directory`, if there is one."""
+    crew = build_crew(config, source, torso)
+    try:
+        save = None if directory is None else directory.save
+        training = SweepTraining(config, crew, sinks=sinks, callbacks=callbacks, save=save)
+        if directory is None or not directory.restore(training):
+            crew.begin()
+        return finish(training)
+    finally:
+        crew.close()
+
+
+def finish(training: SweepTraining) -> SweepEnd:
+    """Act and learn to the end; evaluate everybody, and save."""
+    with signals(training.stop):
+        run_sweep(training)
+    reason = training.stop.reason
+    interrupted = None if reason in {None, FINISHED} else reason
+    training.report()
+    if interrupted is None:
+        for member in training.trainings:
+            member.last_evaluation()
+    training.announce("finished" if interrupted is None else "stopped")
+    training.save()
+    settings = training.sweep.settings
+    members = tuple(
+        _result(number, settings[number], member)
+        for number, member in zip(training.numbers, training.trainings, strict=True)
+    )
+    exploits = () if training.pbt is None else tuple(training.pbt.history)
+    return SweepEnd(members, exploits, interrupted, training.saved)
+
+
+def _result(number: int, settings: dict[str, Any], training: Training) -> MemberResult:
+    member, learner = training.member, training.member.learner
+    config = member.config.model_copy(update={"loss": learner.loss, "optimiser": learner.rates})
+    played = training.evaluations[-1][1] if training.evaluations else None
+    mean = training.window.numbers().get("return_mean")
+    trained = trained_of(member, training.steps)
+    return MemberResult(number, settings, config, training.steps, training.update, mean, played, trained)
+
+
+def process_count(config: SweepConfig) -> int:
+    """Over how many processes a sweep is spread."""
+    wanted = config.processes or len(os.sched_getaffinity(0))
+    return max(1, min(wanted, len(config.settings)))
