@@ -6,14 +6,13 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console as Terminal
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from laser_rl.metrics import display
+from laser_rl.metrics.screen import Screen
 from laser_rl.metrics.sink import Kind, Value
 
-_REFRESH_SECONDS = 0.25
 _WIDE = 110  # columns for three pairs of label and number side by side; else two
 
 
@@ -39,58 +38,36 @@ class Console:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._title, self._total = title, total_steps
-        self._every, self._clock = every_seconds, clock
         self._terminal = terminal or Terminal(highlight=False)
         self._values: dict[str, Value] = {}
         self._counts = (0, 0)
-        self._start = clock()
-        self._shown: float | None = None  # when numbers were last shown
-        self._pending = False
-        self._live: Live | None = None
-        self._closed = False
-        if self._terminal.is_terminal and not self._terminal.is_dumb_terminal:
-            # Refreshed by us, not by a thread of its own: a thread would be copied half-dead into forked workers.
-            self._live = Live(self._table(), console=self._terminal, auto_refresh=False)
-            self._live.start(refresh=True)
-        else:
-            self._say(title)
+        self._screen = Screen(
+            title, self._table, self._line, every_seconds=every_seconds, terminal=self._terminal, clock=clock
+        )
 
     def write(self, kind: Kind, step: int, update: int, values: Mapping[str, Value]) -> None:
         """Take a row; show it if it is time."""
         self._counts = (max(step, self._counts[0]), max(update, self._counts[1]))
         if kind == "event":
             detail = ", ".join(f"{name} {value}" for name, value in values.items() if name != "event")
-            self._say(f"{values.get('event', 'event')} at step {step:,}" + (f": {detail}" if detail else ""))
+            self._screen.say(f"{values.get('event', 'event')} at step {step:,}" + (f": {detail}" if detail else ""))
             if values.get("event") == "resumed":
                 self._counts = (step, update)
             return
         if kind == "evaluation":
-            detail = ", ".join(
-                f"{name} {value if isinstance(value, str) else display.short(value)}" for name, value in values.items()
-            )
-            self._say(f"evaluation at step {step:,}: {detail}")
+            self._screen.say(f"evaluation at step {step:,}: {display.listed(values)}")
             return
         if kind == "train":
             self._values |= values
-        self._pending = True
-        now, pause = self._clock(), _REFRESH_SECONDS if self._live else self._every
-        due = kind == "train" if self._shown is None else now - self._shown >= pause
-        if due or (self._shown is None and now - self._start >= pause):
-            self._show(now)
+        self._screen.changed(first=kind == "train")
 
     def flush(self) -> None:
         """Show what has come since the last time."""
-        if self._pending:
-            self._show(self._clock())
+        self._screen.flush()
 
     def close(self) -> None:
         """Show the last numbers and give the terminal back; may be called twice."""
-        if self._closed:
-            return
-        self._closed = True
-        self.flush()
-        if self._live is not None:
-            self._live.stop()
+        self._screen.close()
 
     def __enter__(self) -> Self:
         return self
@@ -100,30 +77,17 @@ class Console:
     ) -> None:
         self.close()
 
-    def _show(self, now: float) -> None:
-        self._shown, self._pending = now, False
-        if self._live is not None:
-            self._live.update(self._table(), refresh=True)
-        else:
-            known = self._known()
-            self._say(" | ".join(f"{label} {known[label]}" for label in display.LINE if label in known))
-
-    def _say(self, line: str) -> None:
-        # As text: a name in brackets is not markup. One line stays one line for those who read it by program.
-        self._terminal.print(Text(line), soft_wrap=True)
-
-    def _progress(self) -> str:
-        step = self._counts[0]
-        if not self._total:
-            return f"{step:,}"
-        return f"{step:,} of {self._total:,} ({100 * step // self._total} %)"
-
     def _known(self) -> dict[str, str]:
-        known = {"step": self._progress(), "update": f"{self._counts[1]:,}"}
+        step = self._counts[0]
+        known = {"step": display.progress(step, self._total), "update": f"{self._counts[1]:,}"}
         speed = display.number(self._values, "steps_per_second")
-        if self._total and speed and self._counts[0] < self._total:
-            known["left"] = display.duration((self._total - self._counts[0]) / speed)
+        if self._total and speed and step < self._total:
+            known["left"] = display.duration((self._total - step) / speed)
         return known | display.texts(self._values)
+
+    def _line(self) -> str:
+        known = self._known()
+        return " | ".join(f"{label} {known[label]}" for label in display.LINE if label in known)
 
     def _table(self) -> Table:
         known, pairs = self._known(), 3 if self._terminal.width >= _WIDE else 2

@@ -1,33 +1,30 @@
 """Pictures of what was learned: returns over steps, several runs with their mean and range."""
 
 from collections.abc import Sequence
-from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from laser_rl.errors import ConfigError
+from laser_rl.metrics import drawing
 from laser_rl.metrics.log import read
-from laser_rl.metrics.sink import Row
+from laser_rl.metrics.sink import Kind, Row
 from laser_rl.metrics.window import EpisodeWindow
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Curve = tuple[NDArray[np.float64], NDArray[np.float64]]  # steps, values
 _GRID = 400
 
 
-def curve(rows: Sequence[Row], name: str) -> Curve:
-    """The finite numbers called `name` in the training rows, over steps.
+def curve(rows: Sequence[Row], name: str, kind: Kind = "train") -> Curve:
+    """The finite numbers called `name` in the rows of a kind, over steps.
 
     >>> steps, values = curve([{"kind": "train", "step": 10, "kl": 0.5}, {"kind": "train", "step": 20, "kl": float("nan")}], "kl")
     >>> steps.tolist(), values.tolist()
     ([10.0], [0.5])
     """
-    pairs = [(row["step"], row[name]) for row in rows if row["kind"] == "train" and _finite(row.get(name))]
+    pairs = [(row["step"], row[name]) for row in rows if row["kind"] == kind and _finite(row.get(name))]
     return _arrays(pairs)
 
 
@@ -77,7 +74,7 @@ def plot_returns(runs: Sequence[str | Path | Sequence[Row]], path: str | Path, *
     curves = [found for rows in all_rows if len((found := returns(rows))[0])]
     if not curves:
         raise ConfigError(f"expected at least one finished episode, got none in {len(runs)} runs; train for longer")
-    figure = _figure()
+    figure = drawing.figure()
     axes = figure.subplots()
     for steps, values in curves:
         axes.plot(steps, values, color="C0", linewidth=1, alpha=1.0 if len(curves) == 1 else 0.35)
@@ -89,8 +86,8 @@ def plot_returns(runs: Sequence[str | Path | Sequence[Row]], path: str | Path, *
                 grid, values.min(0), values.max(0), color="C0", alpha=0.15, linewidth=0, label="lowest to highest"
             )
             axes.legend(frameon=False)
-    _label(axes, "mean return of the last 100 episodes", title)
-    Path(path).write_bytes(_png(figure))
+    drawing.label(axes, "mean return of the last 100 episodes", title)
+    Path(path).write_bytes(drawing.png(figure))
     return Path(path)
 
 
@@ -99,35 +96,14 @@ def picture(rows: Sequence[Row], names: Sequence[str], label: str) -> bytes | No
     curves = {name: returns(rows) if name == "return_mean" else curve(rows, name) for name in names}
     if not any(len(steps) for steps, _ in curves.values()):
         return None
-    figure = _figure()
+    figure = drawing.figure()
     axes = figure.subplots()
     for name, (steps, values) in curves.items():
         axes.plot(steps, values, linewidth=1.2, label=name)
     if len(names) > 1:
         axes.legend(frameon=False)
-    _label(axes, label, "")
-    return _png(figure)
-
-
-def _figure() -> "Figure":
-    # Not pyplot: no window system is looked for, and nothing is kept in a global list.
-    from matplotlib.figure import Figure  # noqa: PLC0415
-
-    return Figure(figsize=(6.4, 3.6), dpi=110, layout="constrained")
-
-
-def _label(axes: Any, label: str, title: str) -> None:
-    axes.set_xlabel("steps")
-    axes.set_ylabel(label)
-    axes.set_title(title.replace("$", r"\$"))
-    axes.grid(visible=True, alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _png(figure: "Figure") -> bytes:
-    buffer = BytesIO()
-    figure.savefig(buffer, format="png")
-    return buffer.getvalue()
+    drawing.label(axes, label, "")
+    return drawing.png(figure)
 
 
 def _finite(value: object) -> bool:

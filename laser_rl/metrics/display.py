@@ -58,6 +58,51 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
+def progress(step: int, total: int | None) -> str:
+    """Steps, and of how many, if that is known.
+
+    >>> progress(640, 1000), progress(640, None)
+    ('640 of 1,000 (64 %)', '640')
+    """
+    return f"{step:,} of {total:,} ({100 * step // total} %)" if total else f"{step:,}"
+
+
+def listed(values: Mapping[str, Value]) -> str:
+    """All values with their names, on one line.
+
+    >>> listed({"mean": 498.21, "note": "x"})
+    'mean 498, note x'
+    """
+    return ", ".join(f"{name} {value if isinstance(value, str) else short(value)}" for name, value in values.items())
+
+
+def setting(value: object) -> str:
+    """The value of a setting: all its digits, unlike a number that was measured.
+
+    >>> setting(0.00031234), setting(5e-5), setting("implied"), setting(None)
+    ('0.00031234', '5e-05', 'implied', 'None')
+    """
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def label(settings: Mapping[str, object]) -> str:
+    """What tells a member from the others.
+
+    >>> label({"learning_rate": 0.0006, "entropy_cost": 0.01}), label({})
+    ('learning_rate 0.0006, entropy_cost 0.01', 'base')
+    """
+    return ", ".join(f"{name} {setting(value)}" for name, value in settings.items()) or "base"
+
+
+def last_name(name: str) -> str:
+    """The name of a setting without its section.
+
+    >>> last_name("loss.entropy_cost")
+    'entropy_cost'
+    """
+    return name.rsplit(".", maxsplit=1)[-1]
+
+
 def number(values: Mapping[str, Value], name: str) -> float | None:
     """The number of that name, if there is one."""
     value = values.get(name)

@@ -1,7 +1,8 @@
 """`metrics.jsonl`, the one source of truth: append-only, one JSON object a line, one system call a line.
 
 A run that is resumed says so in a row of its own, and rows that a later resume made void (what happened after the checkpoint that
-it went back to) are dropped by the reader, never by the writer.
+it went back to) are dropped by the reader, never by the writer. In a sweep each member says so for itself, and the sweep for the rows
+that are of no member.
 """
 
 import errno
@@ -59,9 +60,9 @@ class MetricsLog:
         if self._torn:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
 
-    def resumed(self, step: int, update: int) -> None:
-        """Say that the run goes on from a checkpoint: earlier rows of later steps or updates are void."""
-        self.write("event", step, update, {"event": "resumed"})
+    def resumed(self, step: int, update: int, member: int | None = None) -> None:
+        """Say that the run goes on from a checkpoint: earlier rows (of this member) of later steps or updates are void."""
+        self.write("event", step, update, {"event": "resumed"} | ({} if member is None else {"member": member}))
 
     def flush(self) -> None:
         """Force all rows to disk."""
@@ -114,21 +115,19 @@ def read_from(path: str | Path, offset: int = 0) -> tuple[list[Row], int]:
 
 
 def valid(rows: Iterable[Row]) -> list[Row]:
-    """Rows without those that a later resume made void; the marks of a resume themselves stay.
+    """Rows without those that a later resume of the same member made void; the marks of a resume themselves stay.
 
     >>> rows = [{"kind": "train", "step": 10 * n, "update": n} for n in (1, 2, 3)]
     >>> mark = {"kind": "event", "event": "resumed", "step": 20, "update": 2}
     >>> [(row["kind"], row["update"]) for row in valid([*rows, mark])]
     [('train', 1), ('train', 2), ('event', 2)]
+    >>> len(valid([*rows, mark | {"member": 0}]))  # a mark of another member: nothing is void
+    4
     """
     kept: list[Row] = []
     for row in rows:
         if _is_mark(row):
-            kept = [
-                old
-                for old in kept
-                if _is_mark(old) or (old["step"] <= row["step"] and old["update"] <= row["update"])  # type: ignore[operator]
-            ]
+            kept = [old for old in kept if not _voids(row, old)]
         kept.append(row)
     return kept
 
@@ -141,7 +140,7 @@ def rows_hash(run_dir: str | Path) -> str:
     'e3b0c442'
     """
     digest = hashlib.sha256()
-    for row in read(run_dir, ("train", "episode", "evaluation")):
+    for row in read(run_dir, ("train", "episode", "evaluation", "sweep")):
         timeless = {name: _plain(value) for name, value in row.items() if not is_wall_clock(name)}
         digest.update(json.dumps(timeless, sort_keys=True).encode() + b"\n")
     return digest.hexdigest()
@@ -181,3 +180,9 @@ def _parsed(line: bytes) -> Row | None:
 
 def _is_mark(row: Row) -> bool:
     return row["kind"] == "event" and row.get("event") == "resumed"
+
+
+def _voids(mark: Row, old: Row) -> bool:
+    if _is_mark(old) or old.get("member") != mark.get("member"):
+        return False
+    return old["step"] > mark["step"] or old["update"] > mark["update"]  # type: ignore[operator]

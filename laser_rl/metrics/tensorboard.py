@@ -11,6 +11,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignor
 
 from laser_rl.metrics.sink import Kind, Value
 
+MEMBERS = "members"
 _FLUSH_SECONDS = 5.0
 
 
@@ -66,3 +67,42 @@ class TensorBoardLog:
         self._records.write(event.SerializeToString())
         if time.monotonic() >= self._next_flush:
             self.flush()
+
+
+class MemberBoards:
+    """The sink of a sweep: an event file a member under `members/NN/`, so that the curves of members lie over each other as runs.
+
+    Rows that are of no member go to the top directory.
+
+    >>> import tempfile
+    >>> run_dir = Path(tempfile.mkdtemp())
+    >>> boards = MemberBoards(run_dir)
+    >>> boards.write("train", 640, 4, {"member": 3, "entropy": 0.6})
+    >>> boards.write("sweep", 640, 4, {"replay_fill": 0.5})
+    >>> boards.close()
+    >>> sorted(path.parent.relative_to(run_dir).as_posix() for path in run_dir.rglob("events.*"))
+    ['.', 'members/03']
+    """
+
+    def __init__(self, run_dir: str | Path) -> None:
+        self._run_dir = Path(run_dir)
+        self._boards: dict[int | None, TensorBoardLog] = {}
+
+    def write(self, kind: Kind, step: int, update: int, values: Mapping[str, Value]) -> None:
+        """Hand a row to its member's file, which its first row opens."""
+        member = int(values["member"]) if "member" in values else None
+        if member not in self._boards:
+            folder = self._run_dir if member is None else self._run_dir / MEMBERS / f"{member:02d}"
+            self._boards[member] = TensorBoardLog(folder)
+        own = {name: value for name, value in values.items() if name != "member"}
+        self._boards[member].write(kind, step, update, own)
+
+    def flush(self) -> None:
+        """Hand everything to the operating system."""
+        for board in self._boards.values():
+            board.flush()
+
+    def close(self) -> None:
+        """Flush and close all files; may be called twice."""
+        for board in self._boards.values():
+            board.close()

@@ -180,6 +180,42 @@ def test_updates_without_a_step_between_are_void_too():
     assert valid([*rows, mark]) == [*rows[:2], mark]
 
 
+@given(
+    events=st.lists(
+        st.tuples(st.sampled_from([None, 0, 1]), st.booleans(), st.integers(0, 4), st.integers(0, 4)), max_size=12
+    )
+)
+def test_a_mark_voids_rows_of_its_own_member_only(events):
+    kinds = {True: {"kind": "event", "event": "resumed"}, False: {"kind": "train"}}
+    rows = [
+        kinds[mark] | {"step": step, "update": update} | ({} if member is None else {"member": member})
+        for member, mark, step, update in events
+    ]
+    found = valid(rows)
+    for member in (None, 0, 1):  # each one's rows are those of a single run that nobody shared a file with
+        own = [row for row in rows if row.get("member") == member]
+        alone = valid([{name: value for name, value in row.items() if name != "member"} for row in own])
+        kept = [{n: v for n, v in row.items() if n != "member"} for row in found if row.get("member") == member]
+        assert kept == alone
+    order = [id(row) for row in rows]
+    assert [order.index(id(row)) for row in found] == sorted(order.index(id(row)) for row in found)
+
+
+def test_member_zero_is_not_the_sweep_itself(tmp_path):
+    with MetricsLog(tmp_path) as log:
+        log.write("sweep", 10, 10, {"replay_fill": 0.5})
+        log.write("train", 10, 10, {"member": 0})
+        log.resumed(0, 0, member=0)
+    assert [row["kind"] for row in read(tmp_path)] == ["sweep", "event"]
+
+
+def test_the_hash_sees_rows_of_the_sweep(tmp_path):
+    for name, fill in (("a", 0.5), ("b", 0.25)):
+        with MetricsLog(tmp_path / name) as log:
+            log.write("sweep", 10, 1, {"replay_fill": fill})
+    assert rows_hash(tmp_path / "a") != rows_hash(tmp_path / "b")
+
+
 def test_half_a_line_is_left_for_the_next_call(tmp_path):
     line = b'{"kind": "train", "step": 1, "update": 1}\n'
     for cut in range(len(line)):
