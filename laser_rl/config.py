@@ -94,6 +94,8 @@ class ReplayConfig(Frozen):
     """Also leave when compressed observations exceed this."""
     warmup_steps: CountOrNone = 0
     """Steps in the replay before the first update."""
+    start_from: str | None = None
+    """Begin with the replay of this run directory, of a run or of a sweep."""
 
 
 class LossConfig(Frozen):

@@ -28,6 +28,7 @@ from laser_rl.replay.memory import estimate, require_fits
 from laser_rl.replay.mixer import Counts, Mixer
 from laser_rl.replay.records import allocate
 from laser_rl.replay.store import Replay
+from laser_rl.runtime.warm_start import earlier_members
 from laser_rl.types import Batch, UnrollLayout
 
 EnvironmentSource = (
@@ -87,7 +88,7 @@ def _assemble(
     family = family_of(environments.spec.action)
     layout = layout_of(environments.spec, family, config)
     replay = build_replay(config, layout, counts)
-    learner = build_learner(config, environments.spec, torso)
+    learner = build_learner(config, environments.spec, torso, sources=1 + earlier_members(config))
     torch.set_num_threads(threads_of(config, learner.network))
     network = learner.network
     acting = network if config.run.runtime == "serial" else _copy(network, config, environments.spec, torso)

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from laser_rl.agent.actor import Actor
 from laser_rl.replay.records import allocate
 from laser_rl.runtime.build import Member, batch_of, on_device
 from laser_rl.sweep.stacked import Stack
@@ -92,7 +93,7 @@ class Looped:
 
     def load_actors(self, tensors: Tensors) -> int:
         """Of all members."""
-        return sum(member.actor.load(_arrays(tensors, f"-{place:02d}")) for place, member in enumerate(self.members))
+        return sum(_load(member.actor, tensors, f"-{place:02d}") for place, member in enumerate(self.members))
 
     def close(self) -> None:
         """End the environments of all."""
@@ -162,18 +163,19 @@ class Stacked:
 
     def load_actors(self, tensors: Tensors) -> int:
         """The one actor."""
-        return self.actor.load(_arrays(tensors, ""))
+        return _load(self.actor, tensors, "")
 
     def close(self) -> None:
         """End the environments."""
         self.actor.environments.close()
 
 
-def _arrays(tensors: Tensors, ending: str) -> dict[str, dict[str, Any]]:
-    return {
-        group: {name: tensor.numpy() for name, tensor in tensors.get(group + ending, {}).items()}
-        for group in ("actor", "environments")
-    }
+def _load(actor: Actor, tensors: Tensors, ending: str) -> int:
+    groups = {group: tensors.get(group + ending, {}) for group in ("actor", "environments")}
+    if not groups["actor"]:  # a checkpoint of processes that were not stopped for it, or of a crew of the other kind
+        actor.begin()
+        return actor.environments.slots
+    return actor.load({group: {name: t.numpy() for name, t in own.items()} for group, own in groups.items()})
 
 
 def _narrowed(batch: Batch, columns: int) -> Batch:

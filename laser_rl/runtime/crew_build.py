@@ -30,6 +30,7 @@ from laser_rl.runtime.build import (
     threads_of,
 )
 from laser_rl.runtime.crew import Crew, Looped, Stacked
+from laser_rl.runtime.warm_start import earlier_members
 from laser_rl.sweep.settings import SweepConfig
 from laser_rl.sweep.stacked import Stack, StackedPolicy, can_stack
 from laser_rl.types import UnrollLayout
@@ -76,7 +77,7 @@ def build_crew(
     torso: TorsoSource | None = None,
     *,
     numbers: Sequence[int] | None = None,
-    replay: Replay | None = None,
+    stores: Sequence[Replay] | None = None,
 ) -> Crew:
     """All members of a sweep, or some.
 
@@ -85,19 +86,22 @@ def build_crew(
         source: what to play, if it is not the configuration's id.
         torso: a user's module, if it is not the configuration's torso.
         numbers: which members; None: all.
-        replay: the store that they share, if it exists already.
+        stores: the replay of each of them, if it exists already.
     """
-    parts = _parts(sweep, source, torso, numbers, replay)
+    parts = build_parts(sweep, source, torso, numbers=numbers, stores=stores)
     return _stacked(parts) if _to_stack(parts) else _looped(parts)
 
 
-def _parts(
+def build_parts(
     sweep: SweepConfig,
-    source: EnvironmentSource | None,
-    torso: TorsoSource | None,
-    numbers: Sequence[int] | None,
-    replay: Replay | None,
+    source: EnvironmentSource | None = None,
+    torso: TorsoSource | None = None,
+    *,
+    numbers: Sequence[int] | None = None,
+    stores: Sequence[Replay] | None = None,
+    shared: bool = False,
 ) -> Parts:
+    """Everything but environments and actors; `shared` puts the replay where other processes can attach to it."""
     every = sweep.configs
     source = every[0].environment.id if source is None else source
     if slots_of(source) is not None:
@@ -109,11 +113,12 @@ def _parts(
     spec = spec_of(source, every[0])
     layout = layout_of(spec, family_of(spec.action), every[0])
     counts = [Counts.of(config.loss.batch_unrolls, config.replay.fraction) for config in configs]
-    stores = _stores(sweep, configs, layout, counts, replay)
-    learners = [build_learner(config, spec, torso, sources=len(every)) for config in configs]
+    own = list(stores) if stores is not None else _stores(sweep, configs, layout, counts, shared=shared)
+    sources = len(every) + earlier_members(every[0])
+    learners = [build_learner(config, spec, torso, sources=sources) for config in configs]
     torch.set_num_threads(threads_of(every[0], learners[0].network))
-    mixers = [build_mixer(*parts) for parts in zip(configs, [layout] * len(configs), stores, counts, strict=True)]
-    return Parts(sweep, source, spec, layout, numbers, configs, learners, stores, mixers)
+    mixers = [build_mixer(*parts) for parts in zip(configs, [layout] * len(configs), own, counts, strict=True)]
+    return Parts(sweep, source, spec, layout, numbers, configs, learners, own, mixers)
 
 
 def spec_of(source: EnvironmentSource, config: Config) -> EnvironmentSpec:
@@ -124,17 +129,12 @@ def spec_of(source: EnvironmentSource, config: Config) -> EnvironmentSpec:
 
 
 def _stores(
-    sweep: SweepConfig,
-    configs: Sequence[Config],
-    layout: UnrollLayout,
-    counts: Sequence[Counts],
-    replay: Replay | None,
+    sweep: SweepConfig, configs: Sequence[Config], layout: UnrollLayout, counts: Sequence[Counts], *, shared: bool
 ) -> list[Replay | None]:
     if sweep.share == "separate":
-        return [build_replay(config, layout, count) for config, count in zip(configs, counts, strict=True)]
-    if replay is None:
-        replay = build_replay(configs[0], layout, counts[0])
-    return [replay] * len(configs)
+        both = zip(configs, counts, strict=True)
+        return [build_replay(config, layout, count, shared=shared) for config, count in both]
+    return [build_replay(configs[0], layout, counts[0], shared=shared)] * len(configs)
 
 
 def _to_stack(parts: Parts) -> bool:

@@ -15,6 +15,7 @@ from laser_rl.runtime.local import run_local
 from laser_rl.runtime.serial import run_serial
 from laser_rl.runtime.stop import FINISHED, signals
 from laser_rl.runtime.training import Callback, Training
+from laser_rl.runtime.warm_start import warm_start
 
 log = logging.getLogger("laser_rl.runtime")
 RUNTIMES = {"serial": run_serial, "local": run_local}
@@ -64,6 +65,8 @@ def prepare(
     save = None if directory is None else directory.save
     training = Training(member, sinks=sinks, callbacks=callbacks, save=save)
     if directory is None or not directory.restore(training):
+        if member.replay is not None:
+            warm_start(member.replay, member.config, members=1)
         member.actor.begin()
     return training
 

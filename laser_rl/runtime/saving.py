@@ -44,6 +44,12 @@ def load_member(training: Training, tensors: Mapping[str, Mapping[str, Tensor]],
     training.load(numbers["training"])
 
 
+def load_learner(training: Training, tensors: Mapping[str, Mapping[str, Tensor]], numbers: Mapping[str, Any]) -> None:
+    """Learner and counters go on there; the mixer keeps its own random numbers and unrolls."""
+    training.member.learner.load(tensors, numbers["learner"])
+    training.load(numbers["training"])
+
+
 def warn_of_lost(episodes: int) -> None:
     """An environment could not go on where it was."""
     if episodes:

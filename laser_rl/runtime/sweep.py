@@ -182,7 +182,8 @@ class SweepTraining:
         if self.updates == self._surveyed:
             return
         self._surveyed = self.updates
-        values = survey(self.crew.members, self._survey_random)
+        members = self.crew.members
+        values = survey([m.learner for m in members], [m.replay for m in members], self._survey_random)
         for sink in self.sinks:
             sink.write("sweep", self.steps, self.updates, values)
 

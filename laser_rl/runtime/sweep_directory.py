@@ -1,14 +1,14 @@
 """The run directory of a sweep: `sweep.json`, one log, one checkpoint of all members at once, one replay (or one each)."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from laser_rl import checkpoint
-from laser_rl.checkpoint import Loaded, RunLock, Snapshot
+from laser_rl.checkpoint import Loaded, RunLock, SegmentEntry, Snapshot
 from laser_rl.checkpoint.atomic import write_json
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.log import FILE, MetricsLog
@@ -58,9 +58,7 @@ class SweepDirectory:
 
     def save(self, training: SweepTraining) -> Path:
         """A checkpoint of all members; it is there whole or not at all."""
-        members = training.crew.members
-        stores = stores_of(training)
-        ids = [self._files_of(number, members[0].layout).write(store) for number, store in enumerate(stores)]
+        ids = self.write_stores(stores_of(training), training.crew.members[0].layout)
         tensors: dict[str, Mapping[str, Any]] = dict(training.crew.actor_state())
         for number, member in enumerate(training.trainings):
             tensors[f"member-{number:02d}"] = flat(member_groups(member))
@@ -72,7 +70,7 @@ class SweepDirectory:
                 "sweep": training.state(),
                 "replays": ids,
             },
-            segments=tuple(entry for files in self._segments.values() for entry in files.entries),
+            segments=self.segments(),
         )
         self.log.flush()
         return checkpoint.write(self.path, snapshot, keep=self.sweep.base.run.keep_checkpoints)
@@ -91,6 +89,14 @@ class SweepDirectory:
         training.load(loaded.state["sweep"])
         training.announce("resumed")
         return True
+
+    def write_stores(self, stores: Sequence[Replay], layout: UnrollLayout) -> list[dict[str, int]]:
+        """Write what is new in each store."""
+        return [self._files_of(number, layout).write(store) for number, store in enumerate(stores)]
+
+    def segments(self) -> tuple[SegmentEntry, ...]:
+        """All that a checkpoint needs of the replay on disk."""
+        return tuple(entry for files in self._segments.values() for entry in files.entries)
 
     def fill(self, stores: list[Replay], layout: UnrollLayout, loaded: Loaded) -> None:
         """Load the replay of a checkpoint."""

@@ -2,56 +2,21 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from laser_rl.config import Config
-from laser_rl.evaluation.statistics import EvalResult
 from laser_rl.metrics.sink import Sink
 from laser_rl.networks.build import TorsoSource
 from laser_rl.runtime.build import EnvironmentSource
 from laser_rl.runtime.crew_build import build_crew
-from laser_rl.runtime.evaluate import Trained, trained_of
+from laser_rl.runtime.evaluate import trained_of
+from laser_rl.runtime.processes import run_processes
+from laser_rl.runtime.results import MemberResult, SweepEnd
 from laser_rl.runtime.stop import FINISHED, signals
 from laser_rl.runtime.sweep import SweepTraining, run_sweep
-from laser_rl.runtime.sweep_directory import SweepDirectory
+from laser_rl.runtime.sweep_directory import SweepDirectory, stores_of
 from laser_rl.runtime.training import Callback, Training
-from laser_rl.sweep.pbt import Exploit
+from laser_rl.runtime.warm_start import warm_start
 from laser_rl.sweep.settings import SweepConfig
-
-
-@dataclass(frozen=True)
-class MemberResult:
-    """How one member ended."""
-
-    number: int
-    settings: dict[str, Any]  # what it was started with, as far as members differ
-    config: Config  # all of it, with what population based training made of it
-    steps: int
-    updates: int
-    return_mean: float | None  # of its last 100 episodes
-    evaluation: EvalResult | None
-    trained: Trained  # its network, to play with
-
-
-@dataclass(frozen=True)
-class SweepEnd:
-    """How a sweep ended."""
-
-    members: tuple[MemberResult, ...]
-    exploits: tuple[Exploit, ...]
-    interrupted: str | None  # the signal or reason, None if all steps were done
-    checkpoint: Path | None
-
-    def best(self) -> MemberResult:
-        """The member with the best evaluation; without any, the one with the best returns."""
-
-        def merit(member: MemberResult) -> tuple[bool, float]:
-            score = member.evaluation.mean if member.evaluation is not None else member.return_mean
-            return (score is not None, score or 0.0)
-
-        return max(self.members, key=merit)
 
 
 def sweep(
@@ -64,11 +29,16 @@ def sweep(
     callbacks: Sequence[Callback] = (),
 ) -> SweepEnd:
     """Run a sweep until all members have done their steps; goes on from the newest checkpoint of `directory`, if there is one."""
+    count = process_count(config)
+    if count > 1:
+        return run_processes(config, directory, count, source=source, torso=torso, sinks=sinks, callbacks=callbacks)
     crew = build_crew(config, source, torso)
     try:
         save = None if directory is None else directory.save
         training = SweepTraining(config, crew, sinks=sinks, callbacks=callbacks, save=save)
         if directory is None or not directory.restore(training):
+            for store in stores_of(training):
+                warm_start(store, config.base, members=len(config.settings))
             crew.begin()
         return finish(training)
     finally:

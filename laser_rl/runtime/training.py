@@ -56,6 +56,7 @@ class Training:
         self.window = EpisodeWindow(100)
         self.evaluations: list[tuple[int, EvalResult]] = []
         self.saved: Path | None = None
+        self.notes: dict[str, int] = {}  # of whoever runs this member, kept with its state
         self.callbacks, self._sinks, self._save = list(callbacks), list(sinks), save
         self._lock = threading.Lock()
         self._error: BaseException | None = None
@@ -192,6 +193,7 @@ class Training:
             "logged_steps": self._logged_steps,
             "next": dict(self._next),
             "evaluated": [[step, asdict(result)] for step, result in self.evaluations[-1:]],
+            "notes": dict(self.notes),
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -199,7 +201,7 @@ class Training:
         self.steps = state["steps"]
         self.window.load_state_dict(state["window"])
         self._logged_updates, self._logged_steps = state["logged_updates"], state["logged_steps"]
-        self._next = dict(state["next"])
+        self._next, self.notes = dict(state["next"]), dict(state["notes"])
         self.evaluations = [(step, evaluation_of(result)) for step, result in state["evaluated"]]
 
     def announce(self, event: str, values: Mapping[str, Value] | None = None) -> None:

@@ -1,0 +1,386 @@
+"""A sweep over several processes of one machine: who exists, what they share, and what happens when one is killed.
+
+The parent owns the directory, the replay's memory and the board. It starts the processes, starts again those that die, decides who copies
+whom, writes checkpoints from the board (nobody stops for them) and shows the rows that the processes write. Not deterministic.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from laser_rl import checkpoint
+from laser_rl.checkpoint import Loaded, Snapshot
+from laser_rl.errors import ConfigError, UserError
+from laser_rl.evaluation.statistics import evaluation_of
+from laser_rl.metrics.log import read_from
+from laser_rl.metrics.sink import Kind, Sink
+from laser_rl.networks.build import TorsoSource
+from laser_rl.runtime.board import ROOM_FOR_NUMBERS, Board, MemberState, packed, parsed, published
+from laser_rl.runtime.build import EnvironmentSource, derive
+from laser_rl.runtime.crew_build import Parts, build_parts
+from laser_rl.runtime.evaluate import Trained
+from laser_rl.runtime.results import MemberResult, SweepEnd
+from laser_rl.runtime.stop import Stop, signals
+from laser_rl.runtime.survey import survey
+from laser_rl.runtime.sweep_directory import SweepDirectory, flat, grouped
+from laser_rl.runtime.training import Callback, Progress, Training
+from laser_rl.runtime.warm_start import warm_start
+from laser_rl.sweep.pbt import Exploit, PbtState, Standing, decide
+from laser_rl.sweep.settings import SweepConfig
+
+log = logging.getLogger("laser_rl.runtime")
+LOOK_S = 0.1
+SURVEY_S = 2.0
+STOP_S = 30.0
+MOST_RESTARTS = 5  # of one process without a step of its members in between
+
+
+class ProcessDied(UserError):
+    """A process of the sweep dies again and again."""
+
+    exit_status = 4
+
+
+class ShareProcess:
+    """One process, seen from the parent."""
+
+    def __init__(self, numbers: Sequence[int], start: dict[str, Any], files: Sequence[int]) -> None:
+        self.numbers, self._start, self._files = list(numbers), start, list(files)
+        self.restarts, self._steps = 0, -1
+        self._process = self._launch()
+
+    @property
+    def pid(self) -> int:
+        """Of the process that runs now."""
+        return self._process.pid
+
+    def _launch(self) -> "subprocess.Popen[bytes]":
+        process = subprocess.Popen(  # noqa: S603 - our own interpreter and our own code
+            [sys.executable, "-m", "laser_rl.runtime.share_process", str(os.getpid())],
+            stdin=subprocess.PIPE,
+            pass_fds=self._files,
+            process_group=0,  # Ctrl-C is for the parent to handle
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)},
+        )
+        assert process.stdin is not None  # noqa: S101
+        process.stdin.write(json.dumps({**self._start, "numbers": self.numbers}).encode() + b"\n")
+        process.stdin.flush()
+        return process
+
+    def order(self, order: dict[str, Any]) -> None:
+        """Say something; a process that is gone does not hear it."""
+        with contextlib.suppress(BrokenPipeError, OSError):
+            assert self._process.stdin is not None  # noqa: S101
+            self._process.stdin.write(json.dumps(order).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def ended(self) -> int | None:
+        """Its exit status, None while it runs."""
+        return self._process.poll()
+
+    def restart(self, steps: int) -> None:
+        """After it died; `ProcessDied` if it does so without getting anywhere."""
+        self.restarts = self.restarts + 1 if steps == self._steps else 1
+        self._steps = steps
+        status = self._process.returncode
+        if self.restarts > MOST_RESTARTS or status == ConfigError.exit_status:
+            raise ProcessDied(
+                f"the process of members {self.numbers} ended with status {status}, {self.restarts} times without a step in between; "
+                "its error is above, and 'laser resume' goes on from the last checkpoint"
+            )
+        log.warning("the process of members %s ended with status %s; it is started again", self.numbers, status)
+        self._close()
+        self._process = self._launch()
+
+    def kill(self) -> None:
+        """End it and all that it started."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait(STOP_S)
+        self._close()
+
+    def _close(self) -> None:
+        with contextlib.suppress(OSError):
+            assert self._process.stdin is not None  # noqa: S101
+            self._process.stdin.close()
+
+
+class Supervisor:
+    """The parent's view of a sweep.
+
+    Args:
+        sweep: all values.
+        directory: of the sweep.
+        count: how many processes.
+        sinks: what else gets the rows that the processes write.
+        callbacks: see `Progress`.
+    """
+
+    def __init__(
+        self,
+        sweep: SweepConfig,
+        directory: SweepDirectory,
+        count: int,
+        *,
+        sinks: Sequence[Sink] = (),
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        self.sweep, self.directory, self.stop = sweep, directory, Stop()
+        self._sinks, self._callbacks = list(sinks), list(callbacks)
+        self.parts: Parts = build_parts(sweep, shared=True)
+        members = len(sweep.settings)
+        seed = sweep.base.run.seed
+        self.pbt = PbtState(members, derive(seed, "pbt")) if sweep.pbt is not None else None
+        self._random = np.random.Generator(np.random.PCG64(derive(seed, "survey")))
+        first = [self._fresh(place) for place in range(members)]
+        self.board = Board(members, 2 * max(map(len, first)) + ROOM_FOR_NUMBERS)
+        loaded = self._go_on()
+        if loaded is None:
+            for store in self._stores():
+                warm_start(store, sweep.base, members=members)
+            for number, data in enumerate(first):
+                self.board.put(number, data)
+        self._offset = self.directory.log.path.stat().st_size
+        self._next_save = 0
+        self._plan_save()
+        self._surveyed = time.monotonic()
+        self.processes = [self._process(share, count) for share in np.array_split(np.arange(members), count)]
+
+    def _fresh(self, place: int) -> bytes:
+        return published(Training(self.parts.member(place, None)))  # type: ignore[arg-type]  # nobody acts here
+
+    def _process(self, numbers: "np.ndarray[Any, Any]", count: int) -> ShareProcess:
+        stores = {str(number): store.handle() for number, store in enumerate(self.parts.stores) if store is not None}
+        start = {
+            "sweep": self.sweep.model_dump(mode="json"),
+            "run_dir": str(self.directory.path.resolve()),
+            "layout": asdict(self.parts.layout),
+            "stores": {number: list(handle) for number, handle in stores.items()},
+            "board": self.board.handle,
+            "size": self.board.size,
+            "threads": max(1, len(os.sched_getaffinity(0)) // count),
+        }
+        files = {self.board.handle, *(handle.file for handle in stores.values())}
+        return ShareProcess([int(number) for number in numbers], start, sorted(files))
+
+    def run(self) -> SweepEnd:
+        """Until all members have done their steps or somebody asks to stop."""
+        try:
+            with signals(self.stop):
+                while not self._look():
+                    time.sleep(LOOK_S)
+            interrupted = self.stop.reason
+            self._pass_rows()
+            self._survey()
+            self.save()
+            self._announce("finished" if interrupted is None else "stopped")
+            return self._end(interrupted)
+        finally:
+            for process in self.processes:
+                process.kill()
+
+    def _look(self) -> bool:
+        """One round; True when everybody has ended."""
+        if self.stop.reason is not None:
+            self._stop_all()
+            return True
+        over = True
+        for process in self.processes:
+            status = process.ended()
+            if status is None:
+                over = False
+            elif status != 0:
+                process.restart(int(self.board.steps[process.numbers].sum()))
+                over = False
+        self._pass_rows()
+        self._exploit()
+        if time.monotonic() - self._surveyed > SURVEY_S:
+            self._survey()
+        if self._next_save and int(self.board.steps.min()) >= self._next_save:
+            self._plan_save()
+            self.save()
+        return over
+
+    def _stop_all(self) -> None:
+        for process in self.processes:
+            process.order({"stop": self.stop.reason})
+        deadline = time.monotonic() + STOP_S
+        while any(process.ended() is None for process in self.processes) and time.monotonic() < deadline:
+            time.sleep(LOOK_S / 5)
+
+    def states(self) -> list[MemberState]:
+        """Every member as it was last published."""
+        found = [self.board.get(number) for number in range(self.board.members)]
+        return [parsed(data) for data in found if data is not None]
+
+    def _exploit(self) -> None:
+        """Decide on what is published, and see to it that what was decided is done: a killed process is told again."""
+        if self.pbt is None or self.sweep.pbt is None:
+            return
+        states = self.states()
+        names = self.sweep.pbt.tuned
+        decide(
+            [_standing(n, state) for n, state in enumerate(states)],
+            [_tuned(s, names) for s in states],
+            self.sweep.pbt,
+            self.pbt,
+        )
+        newest = {exploit.member: exploit for exploit in self.pbt.history}
+        for member, exploit in newest.items():
+            if states[member].numbers["training"]["notes"].get("applied", -1) < exploit.number:
+                self._process_of(member).order({"exploit": _order(exploit)})
+
+    def _process_of(self, member: int) -> ShareProcess:
+        return next(process for process in self.processes if member in process.numbers)
+
+    def _survey(self) -> None:
+        self._surveyed = time.monotonic()
+        states = self.states()
+        for learner, state in zip(self.parts.learners, states, strict=True):
+            learner.load(state.tensors, state.numbers["learner"])
+        values = survey(self.parts.learners, self.parts.stores, self._random)
+        updates = sum(learner.version for learner in self.parts.learners)
+        self.directory.log.write("sweep", int(self.board.steps.min()), updates, values)
+
+    def _announce(self, event: str) -> None:
+        updates = sum(learner.version for learner in self.parts.learners)
+        self.directory.log.write("event", int(self.board.steps.min()), updates, {"event": event})
+        self._pass_rows()
+
+    def _pass_rows(self) -> None:
+        """What the processes wrote since the last time, to whoever watches."""
+        rows, self._offset = read_from(self.directory.log.path, self._offset)
+        for row in rows:
+            kind: Kind = row["kind"]  # type: ignore[assignment]
+            step, update = int(row["step"]), int(row["update"])
+            values = {name: value for name, value in row.items() if name not in {"kind", "step", "update", "time"}}
+            for sink in self._sinks:
+                sink.write(kind, step, update, values)
+            if kind in {"train", "evaluation"}:
+                numbers = {name: float(value) for name, value in values.items() if not isinstance(value, str)}
+                if any(callback(Progress(step, update, kind, numbers)) is False for callback in self._callbacks):
+                    self.stop.request("a callback")
+
+    def save(self) -> None:
+        """A checkpoint of what is published; open episodes and unrolls under way are not in it."""
+        states, directory = self.states(), self.directory
+        for number, state in enumerate(states):
+            state.numbers["training"]["steps"] = int(self.board.steps[number])
+        snapshot = Snapshot(
+            step=int(self.board.steps.min()),
+            tensors={f"member-{number:02d}": flat(state.tensors) for number, state in enumerate(states)},
+            state={
+                "members": [state.numbers for state in states],
+                "sweep": {
+                    "surveyed": 0,
+                    "survey_random": self._random.bit_generator.state,
+                    "next_save": self._next_save,
+                    "pbt": None if self.pbt is None else self.pbt.state_dict(),
+                },
+                "replays": directory.write_stores(self._stores(), self.parts.layout),
+            },
+            segments=directory.segments(),
+        )
+        directory.log.flush()
+        checkpoint.write(directory.path, snapshot, keep=self.sweep.base.run.keep_checkpoints)
+
+    def _stores(self) -> list[Any]:
+        return list({id(store): store for store in self.parts.stores if store is not None}.values())
+
+    def _go_on(self) -> Loaded | None:
+        loaded = checkpoint.latest(self.directory.path)
+        if loaded is None:
+            return None
+        self.directory.fill(self._stores(), self.parts.layout, loaded)
+        for number, numbers in enumerate(loaded.state["members"]):
+            tensors = grouped(loaded.tensors[f"member-{number:02d}"])
+            tensors["mixer"] = {name: tensor[:0] for name, tensor in tensors["mixer"].items()}
+            self.board.put(number, packed(tensors, numbers))
+            self.board.steps[number] = numbers["training"]["steps"]
+        if self.pbt is not None and loaded.state["sweep"]["pbt"] is not None:
+            self.pbt.load_state_dict(loaded.state["sweep"]["pbt"])
+        updates = sum(numbers["learner"]["version"] for numbers in loaded.state["members"])
+        self.directory.log.write("event", loaded.step, updates, {"event": "resumed"})
+        return loaded
+
+    def _plan_save(self) -> None:
+        every = self.sweep.base.run.checkpoint_every_steps
+        self._next_save = (int(self.board.steps.min()) // every + 1) * every if every else 0
+
+    def _end(self, interrupted: str | None) -> SweepEnd:
+        members = []
+        for number, (state, learner) in enumerate(zip(self.states(), self.parts.learners, strict=True)):
+            learner.load(state.tensors, state.numbers["learner"])
+            counted, config = state.numbers["training"], self.parts.configs[number]
+            window, evaluated = counted["window"]["returns"], counted["evaluated"]
+            now = config.model_copy(update={"loss": learner.loss, "optimiser": learner.rates})
+            trained = Trained(
+                learner.network,
+                learner.family,
+                self.parts.layout,
+                self.parts.source,
+                config.environment,
+                counted["steps"],
+            )
+            played = evaluation_of(evaluated[-1][1]) if evaluated else None
+            mean = sum(window) / len(window) if window else None
+            settings = self.sweep.settings[number]
+            members.append(
+                MemberResult(
+                    number, settings, now, int(self.board.steps[number]), learner.version, mean, played, trained
+                )
+            )
+        history = () if self.pbt is None else tuple(self.pbt.history)
+        saved = checkpoint.latest(self.directory.path)
+        return SweepEnd(tuple(members), history, interrupted, None if saved is None else saved.path)
+
+
+def run_processes(
+    sweep: SweepConfig,
+    directory: SweepDirectory | None,
+    count: int,
+    *,
+    source: EnvironmentSource | None = None,
+    torso: TorsoSource | None = None,
+    sinks: Sequence[Sink] = (),
+    callbacks: Sequence[Callback] = (),
+) -> SweepEnd:
+    """Run a sweep over `count` processes; ConfigError for what cannot be sent to them."""
+    if directory is None:
+        raise ConfigError("a sweep over several processes needs a run directory: they meet there; give one")
+    if (source is not None and not isinstance(source, str)) or torso is not None:
+        raise ConfigError(
+            "a sweep over several processes needs an environment by id or 'module:callable' and one of our own networks; "
+            "use processes=1 with objects of your own"
+        )
+    others = [sink for sink in sinks if sink is not directory.log]  # the processes write into the log themselves
+    return Supervisor(sweep, directory, count, sinks=others, callbacks=callbacks).run()
+
+
+def _standing(number: int, state: MemberState) -> Standing:
+    window = state.numbers["training"]["window"]
+    returns = window["returns"]
+    score = sum(returns) / len(returns) if returns else float("nan")
+    return Standing(number, state.numbers["training"]["steps"], window["episodes"], score)
+
+
+def _tuned(state: MemberState, names: Sequence[str]) -> dict[str, float]:
+    learner = state.numbers["learner"]
+    sections = {**learner["optimiser"], **learner["loss"]}
+    return {name: sections[name.rpartition(".")[2]] for name in names}
+
+
+def _order(exploit: Exploit) -> dict[str, Any]:
+    score = None if np.isnan(exploit.score) else exploit.score
+    return exploit._replace(score=0.0)._asdict() | {"score": score}

@@ -1,0 +1,43 @@
+"""How a sweep ended."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from laser_rl.config import Config
+from laser_rl.evaluation.statistics import EvalResult
+from laser_rl.runtime.evaluate import Trained
+from laser_rl.sweep.pbt import Exploit
+
+
+@dataclass(frozen=True)
+class MemberResult:
+    """How one member ended."""
+
+    number: int
+    settings: dict[str, Any]  # what it was started with, as far as members differ
+    config: Config  # all of it, with what population based training made of it
+    steps: int
+    updates: int
+    return_mean: float | None  # of its last 100 episodes
+    evaluation: EvalResult | None
+    trained: Trained  # its network, to play with
+
+
+@dataclass(frozen=True)
+class SweepEnd:
+    """How a sweep ended."""
+
+    members: tuple[MemberResult, ...]
+    exploits: tuple[Exploit, ...]
+    interrupted: str | None  # the signal or reason, None if all steps were done
+    checkpoint: Path | None
+
+    def best(self) -> MemberResult:
+        """The member with the best evaluation; without any, the one with the best returns."""
+
+        def merit(member: MemberResult) -> tuple[bool, float]:
+            score = member.evaluation.mean if member.evaluation is not None else member.return_mean
+            return (score is not None, score or 0.0)
+
+        return max(self.members, key=merit)

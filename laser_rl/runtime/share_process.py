@@ -1,0 +1,152 @@
+"""One process of a sweep: some of its members, the shared replay, and the board.
+
+Started by `runtime.processes`. It obeys lines of JSON on its standard input, and dies with whoever started it.
+"""
+
+import json
+import logging
+import os
+import select
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from laser_rl.envs.worker import die_with
+from laser_rl.errors import UserError
+from laser_rl.metrics.log import MetricsLog
+from laser_rl.replay.shared import Handle
+from laser_rl.replay.store import Replay
+from laser_rl.runtime.board import Board, parsed, published
+from laser_rl.runtime.crew_build import build_crew
+from laser_rl.runtime.saving import load_learner
+from laser_rl.runtime.sweep import SweepTraining, run_sweep
+from laser_rl.sweep.pbt import Exploit
+from laser_rl.sweep.settings import sweep_from
+from laser_rl.types import UnrollLayout
+
+log = logging.getLogger("laser_rl.runtime")
+PUBLISH_S = 1.0  # so much of a member's learning is lost if its process is killed
+LOOK_S = 0.05
+
+
+class Share(SweepTraining):
+    """The members of this process on their way."""
+
+    def __init__(self, *arguments: Any, board: Board, orders: int, **named: Any) -> None:
+        super().__init__(*arguments, steps=board.steps, **named)
+        self.board, self._orders, self._heard = board, orders, b""
+        self._published = self._looked = 0.0
+        self.applied = dict.fromkeys(self.numbers, -1)  # the newest copy that each member has made
+
+    def between(self) -> None:
+        """Evaluate, obey, publish; checkpoints and decisions are made elsewhere."""
+        for training in self.trainings:
+            training.between()
+        now = time.monotonic()
+        if now - self._looked >= LOOK_S:
+            self._looked = now
+            self.obey()
+        if now - self._published >= PUBLISH_S:
+            self.publish()
+
+    def publish(self) -> None:
+        """Everybody's state onto the board."""
+        self._published = time.monotonic()
+        for number, training in zip(self.numbers, self.trainings, strict=True):
+            training.notes["applied"] = self.applied[number]
+            self.board.put(number, published(training))
+
+    def obey(self) -> None:
+        """Orders that have come: stop, or become a copy of another member."""
+        while select.select([self._orders], [], [], 0)[0]:
+            data = os.read(self._orders, 1 << 16)
+            if not data:
+                self.stop.request("its parent is gone")
+                return
+            *lines, self._heard = (self._heard + data).split(b"\n")
+            for line in lines:
+                self._obey(json.loads(line))
+
+    def _obey(self, order: Mapping[str, Any]) -> None:
+        if "stop" in order:
+            self.stop.request(order["stop"])
+            return
+        values = order["exploit"]
+        exploit = Exploit(**{**values, "score": float("nan") if values["score"] is None else values["score"]})
+        place = self.numbers.index(exploit.member)
+        state = self.board.get(exploit.donor)
+        if exploit.number <= self.applied[exploit.member] or state is None:
+            return
+        self.apply(place, exploit, parsed(state).tensors)
+        self.applied[exploit.member] = exploit.number
+        self.publish()
+
+    def go_on(self) -> None:
+        """Load what the board has of the members here; steps that were made are made, whatever of their learning was lost."""
+        for place, (number, training) in enumerate(zip(self.numbers, self.trainings, strict=True)):
+            data = self.board.get(number)
+            if data is None:
+                continue
+            state = parsed(data)
+            load_learner(training, state.tensors, state.numbers)
+            training.steps = max(training.steps, int(self.board.steps[number]))
+            self.applied[number] = training.notes.get("applied", -1)
+            training.announce("resumed")
+            self.pace.move(place, training.steps)
+
+
+def run(start: Mapping[str, Any], orders: int) -> None:
+    """Build, run to the end, publish."""
+    sweep = sweep_from(start["sweep"])
+    torch.set_num_threads(start["threads"])
+    numbers: Sequence[int] = start["numbers"]
+    handles = {number: Handle(*handle) for number, handle in start["stores"].items()}
+    attached = {handle.file: Replay.attach(_layout(start["layout"]), handle) for handle in set(handles.values())}
+    stores = [attached[handles[str(number)].file] for number in numbers] if handles else None
+    crew = build_crew(sweep, numbers=numbers, stores=stores)
+    torch.set_num_threads(start["threads"])
+    board = Board(len(sweep.settings), start["size"], start["board"])
+    log_file = MetricsLog(Path(start["run_dir"]))
+    training = Share(sweep, crew, sinks=[log_file], numbers=numbers, board=board, orders=orders)
+    try:
+        training.go_on()
+        crew.begin()
+        run_sweep(training)
+        for member in training.trainings:
+            member.report()
+            if training.stop.reason is None:
+                member.last_evaluation()
+            member.announce("finished" if training.stop.reason is None else "stopped")
+        training.publish()
+    finally:
+        crew.close()
+        log_file.close()
+
+
+def _layout(values: Mapping[str, Any]) -> UnrollLayout:
+    fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+    return UnrollLayout(**fields)
+
+
+def main() -> int:
+    """Entry: `python -m laser_rl.runtime.share_process <parent's process id>`, and its first line of input."""
+    die_with(int(sys.argv[1]))
+    logging.basicConfig(format="laser: %(message)s", level=logging.WARNING)
+    orders = sys.stdin.fileno()
+    line = b""
+    while not line.endswith(b"\n"):  # byte by byte: what follows is for `obey`
+        line += os.read(orders, 1)
+    try:
+        run(json.loads(line), orders)
+    except UserError as error:
+        print(f"laser: {error}", file=sys.stderr)
+        return error.exit_status
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

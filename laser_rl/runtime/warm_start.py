@@ -1,0 +1,64 @@
+"""A replay to begin with: the unrolls of an earlier run or sweep. The trust region decides what of it is worth learning from."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from laser_rl import checkpoint
+from laser_rl.checkpoint import read_segment
+from laser_rl.config import Config
+from laser_rl.errors import ConfigError
+from laser_rl.replay.store import Replay
+from laser_rl.runtime.files import is_sweep, read_config, read_sweep
+
+log = logging.getLogger("laser_rl.runtime")
+
+
+def earlier_members(config: Config) -> int:
+    """How many members elsewhere have written into the replay that this one begins with."""
+    start = config.replay.start_from
+    return 0 if start is None else _members_of(Path(start))
+
+
+def _members_of(run_dir: Path) -> int:
+    if is_sweep(run_dir):
+        sweep = read_sweep(run_dir)
+        config, own = sweep.base, len(sweep.settings)
+    else:
+        config, own = read_config(run_dir), 1
+    return own + earlier_members(config)
+
+
+def warm_start(replay: Replay, config: Config, members: int) -> None:
+    """Fill an empty store with the newest unrolls of the run that the configuration names, if it names one.
+
+    The members there get the numbers after the `members` that are here. Versions are moved to be at most 0: everything is older than the
+    first parameters here.
+    """
+    if config.replay.start_from is None:
+        return
+    run_dir = Path(config.replay.start_from)
+    loaded = checkpoint.latest(run_dir)
+    if loaded is None or not loaded.segments:
+        raise ConfigError(f"{run_dir} has no replay to start from: no checkpoint is there, or nothing was replayed")
+    newest = _newest(loaded.state)
+    for entry in loaded.segments:
+        try:
+            for _, block in read_segment(run_dir / checkpoint.REPLAY, entry, replay.layout):
+                older, numbers = np.asarray(block.version) - newest, np.asarray(block.member) + np.int32(members)
+                replay.insert(block._replace(version=older, member=numbers))
+        except ConfigError as error:
+            raise ConfigError(
+                f"the replay of {run_dir} does not fit this agent: its unrolls have another shape. Use the same environment, frame_stack "
+                f"and unroll_steps as there ({error})"
+            ) from None
+    log.info("the replay begins with %s unrolls of %s", f"{len(replay):,}", run_dir)
+
+
+def _newest(state: Mapping[str, Any]) -> int:
+    """The highest version in use when the checkpoint was written: no unroll is newer."""
+    members = state["members"] if "members" in state else [state]
+    return max(int(member["learner"]["version"]) for member in members)

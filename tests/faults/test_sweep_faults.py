@@ -1,0 +1,180 @@
+"""Processes of a sweep are killed, copies are interrupted, whole sweeps are killed. SIGKILL, not exceptions."""
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from laser_rl import checkpoint
+from laser_rl.metrics.log import read
+from laser_rl.runtime.board import Board, parsed, published
+from laser_rl.runtime.processes import ProcessDied, Supervisor
+from laser_rl.runtime.sweep_directory import SweepDirectory
+from laser_rl.runtime.sweep_launch import sweep
+from laser_rl.sweep.pbt import PbtConfig
+from laser_rl.sweep.settings import SweepConfig
+from tests.faults.test_run_faults import finish, kill_group, newest, start, wait_until
+from tests.runtime.small import fingerprint, small
+from tests.runtime.test_sweeps import prepared, small_sweep
+
+PBT = PbtConfig(burn_in_steps=200, every_episodes=10, margin=0.01)
+SWEEP = (
+    "sweep --recipe cartpole --env laser/Catch --grid learning_rate=5e-4,1e-3,4e-3 --pbt --steps 1500 --environment.slots 3 "
+    "--replay.capacity-steps 2000 --run.checkpoint-every-steps 300 --run.evaluate-episodes 2 --plain"
+)
+
+
+def in_processes(path, *, steps=3_000, pbt=PBT, **more):
+    base = small("laser/Catch", steps=steps, checkpoint_every_steps=1_000, capacity_steps=6_000, log_every_updates=20)
+    config = SweepConfig(base=base, grid={"learning_rate": [5e-4, 1e-3, 2e-3, 4e-3]}, pbt=pbt, processes=2)
+    directory = SweepDirectory(path, config)
+    return config, directory, Supervisor(config, directory, 2, **more)
+
+
+def test_a_killed_process_comes_back_and_members_stay_together(tmp_path):
+    killed, spreads = [], []
+    config, directory, supervisor = in_processes(tmp_path)
+    look = supervisor._look
+
+    def watched():
+        spreads.append(int(np.ptp(supervisor.board.steps.copy())))
+        if not killed and supervisor.board.steps.min() > 600:
+            killed.append(supervisor.processes[1].pid)
+            os.kill(killed[0], signal.SIGKILL)
+        return look()
+
+    supervisor._look = watched
+    try:
+        end = supervisor.run()
+    finally:
+        directory.close()
+    assert killed
+    assert supervisor.processes[1].restarts == 1
+    assert max(spreads) <= 5 + 3  # an unroll, and the turn that is under way while we look
+    assert all(member.steps >= 3_000 for member in end.members)
+    assert all(member.evaluation is not None for member in end.members)
+    store = supervisor.parts.stores[0]
+    kept = store.export(np.arange(store.first_id, store.next_id))
+    assert set(kept.member.tolist()) == {0, 1, 2, 3}
+    rows = [row for row in read(tmp_path, ("event",)) if row.get("event") == "resumed"]
+    assert {row["member"] for row in rows if row["step"] > 0} >= {2, 3}
+    for pid in killed:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    # What one way of running leaves, the other goes on with.
+    again = SweepDirectory(tmp_path, None)
+    try:
+        longer = config.model_copy(
+            update={
+                "processes": 1,
+                "base": config.base.model_copy(update={"run": config.base.run.model_copy(update={"steps": 3_300})}),
+            }
+        )
+        rest = sweep(longer, again, sinks=[again.log])
+    finally:
+        again.close()
+    assert all(3_300 <= member.steps < 3_310 for member in rest.members)
+    assert rest.exploits[: len(end.exploits)] == end.exploits
+
+
+def test_a_stop_ends_all_processes_with_a_checkpoint(tmp_path):
+    _, directory, supervisor = in_processes(tmp_path, steps=1_000_000, callbacks=[lambda progress: progress.step < 500])
+    try:
+        end = supervisor.run()
+    finally:
+        directory.close()
+    assert end.interrupted == "a callback"
+    assert checkpoint.latest(tmp_path).step >= 500
+    assert all(process.ended() is not None for process in supervisor.processes)
+
+
+def test_a_process_that_cannot_start_ends_the_sweep_with_its_error(tmp_path, monkeypatch):
+    monkeypatch.setattr("laser_rl.runtime.processes.LOOK_S", 0.02)
+    _, directory, supervisor = in_processes(tmp_path, pbt=None)
+    for process in supervisor.processes:
+        process.kill()
+        process._start["sweep"]["share"] = "nonsense"
+    try:
+        with pytest.raises(ProcessDied, match="ended with status 2"):
+            supervisor.run()
+    finally:
+        directory.close()
+
+
+def test_a_state_on_the_board_is_whole_whenever_its_writer_is_killed():
+    """A child publishes states of one repeated byte without a pause, and is killed again and again."""
+    board = Board(members=1, size=200_000)
+    for kill in range(20):
+        pid = os.fork()
+        if pid == 0:
+            letter = kill
+            while True:
+                letter = (letter + 1) % 251
+                board.put(0, bytes([letter]) * (100_000 + letter * 300))
+        deadline, seen = time.monotonic() + 0.05, 0
+        while time.monotonic() < deadline:
+            data = board.get(0)
+            if data is not None:
+                assert len(set(data)) == 1
+                assert len(data) == 100_000 + data[0] * 300
+                seen += 1
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        assert seen
+        assert len(set(board.get(0))) == 1
+
+
+def test_a_published_state_comes_back_as_it_was():
+    training = prepared(small_sweep(pbt=PBT))
+    for _ in range(60):
+        training.turn()
+    one = training.trainings[1]
+    state = parsed(published(one))
+    fresh = prepared(small_sweep(pbt=PBT)).trainings[1]
+    fresh.member.learner.load(state.tensors, state.numbers["learner"])
+    fresh.load(state.numbers["training"])
+    training.crew.close()
+    assert torch.equal(fresh.member.learner.flat.value, one.member.learner.flat.value)
+    assert fresh.window.numbers() == one.window.numbers()
+    assert fresh.steps == one.steps
+
+
+def test_resume_between_decision_and_copy_copies_once(tmp_path):
+    """Orders are repeated until the member's own state says that it has obeyed, and obeyed once."""
+    _, directory, supervisor = in_processes(tmp_path)
+    sent = []
+    for process in supervisor.processes:
+        order = process.order
+
+        def twice(message, order=order):
+            sent.append(message)
+            order(message)
+            order(message)  # a delivery that is repeated
+
+        process.order = twice
+    try:
+        end = supervisor.run()
+    finally:
+        directory.close()
+    copies = [row for row in read(tmp_path, ("event",)) if row.get("event") == "exploit"]
+    assert len(sent) >= len(copies) > 0
+    made = [(row["member"], row["donor"], row["after_learning_rate"]) for row in copies]
+    decided = [(e.member, e.donor, e.after["learning_rate"]) for e in end.exploits]
+    assert set(made) <= set(decided)
+    assert len(copies) <= len(decided)
+
+
+def test_a_killed_sweep_goes_on_bit_for_bit(tmp_path):
+    status, _, err = finish(start(*SWEEP.split(), "--out", tmp_path / "whole"))
+    assert status == 0, err
+    process = start(*SWEEP.split(), "--out", tmp_path / "parts")
+    wait_until(lambda: newest(tmp_path / "parts") >= 600, process)
+    kill_group(process)
+    assert newest(tmp_path / "parts") < 1_500
+    status, out, err = finish(start("resume", tmp_path / "parts", "--plain"))
+    assert status == 0, err
+    assert fingerprint(tmp_path / "parts") == fingerprint(tmp_path / "whole")
+    assert any(row.get("event") == "exploit" for row in read(tmp_path / "whole", ("event",)))
