@@ -5,6 +5,7 @@ from laser_rl.replay.frames import put, upload
 from laser_rl.replay.memory import Estimate, available_bytes, estimate, require_fits
 from laser_rl.replay.mixer import Counts, Mixer
 from laser_rl.replay.records import allocate
+from laser_rl.replay.shared import Handle
 from laser_rl.replay.store import Evicted, Replay
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "Estimate",
     "Evicted",
     "Exhausted",
+    "Handle",
     "Mixer",
     "Replay",
     "Starved",

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from laser_rl.errors import ConfigError
-from laser_rl.replay.arena import chunk_bytes
+from laser_rl.replay.arena import chunk_bytes, most_chunks
 from laser_rl.replay.codec import compress_bound
 from laser_rl.replay.records import shape_of
 from laser_rl.types import UnrollLayout
@@ -95,8 +95,7 @@ def estimate(
     budget = default_budget(layout, capacity_steps) if budget_bytes is None else budget_bytes
     largest = compress_bound(sizes.frames_bytes)
     chunk = chunk_bytes(budget, largest)
-    # A chunk may end with a gap just too small for the next block, and the oldest and the newest are partly empty.
-    chunks = -(-budget // (chunk - largest)) + 2 if raw > budget else -(-raw // (chunk - largest)) + 2
+    chunks = most_chunks(min(raw, budget), chunk, largest)
     records = unrolls * (sizes.record_bytes + INDEX_BYTES)
     return Estimate(layout, capacity_steps, codec, budget_bytes, records, chunks * chunk, raw)
 

@@ -1,27 +1,29 @@
 """The replay: unrolls of all members in one ring, first in, first out, drawn uniformly.
 
-Thread safety: one lock. Whoever holds it copies bytes and does nothing else: rows into the ring, or rows (and compressed blocks)
-out of it. Compressing and decompressing happen outside of it, on private copies. So a row is never seen half written, and
-what `sample_into` has drawn cannot be overwritten before it is read.
+Thread safety: one lock, of all processes if the store is shared. Whoever holds it copies bytes and does nothing else: rows into the
+ring, or rows (and compressed blocks) out of it. Compressing and decompressing happen outside of it, on private copies. So a row is
+never seen half written, and what `sample_into` has drawn cannot be overwritten before it is read.
+
+Of a writer that is killed nothing half written is seen, and the lock is free: see `shared_ring` and `shared_lock`.
 """
 
 import threading
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal, NamedTuple
+from functools import partial
+from typing import Literal, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from laser_rl.errors import ConfigError
 from laser_rl.replay import codec as zstd
-from laser_rl.replay.arena import Arena, chunk_bytes
 from laser_rl.replay.frames import cut, windows
 from laser_rl.replay.memory import Codec, default_budget, resolve_codec, unrolls_of
 from laser_rl.replay.records import Bytes, Packed, Parts, fields_of, pack, parts_of, shape_of, unpack
+from laser_rl.replay.shared import Handle, Ids, checksum, private_room, shared_room
+from laser_rl.replay.shared_ring import Ring
 from laser_rl.types import Batch, UnrollLayout, Unrolls
 
-Ids = NDArray[np.int64]
 DECOMPRESS_S = 60.0  # a part of a batch takes milliseconds
 
 
@@ -41,7 +43,7 @@ class Replay:
 
     An unroll's id is the number of unrolls inserted before it. `codec` "auto" compresses pictures and keeps everything else raw;
     without a budget a tenth of the raw size is assumed, and the oldest unrolls leave early when frames compress less well than that.
-    `threads` decompress the parts of one batch.
+    `threads` decompress the parts of one batch. `shared` puts the store into memory that other processes can `attach` to.
 
     >>> from laser_rl.replay import allocate
     >>> from laser_rl.types import empty_unrolls
@@ -64,48 +66,69 @@ class Replay:
         budget_bytes: int | None = None,
         level: int = 1,
         threads: int = 1,
+        shared: bool | Handle = False,
     ) -> None:
         self.layout = layout
         self.capacity = unrolls_of(layout, capacity_steps)  # in unrolls
         self.codec: Codec = resolve_codec(layout, codec)
         self._shape = shape_of(layout)
         self._level = level
-        self._lock = threading.Lock()
         self._local = threading.local()
-        self._first = self._next = 0
-        self._compressed_bytes = 0
-        self._records = np.zeros((self.capacity, self._shape.record_bytes), np.uint8)
-        self._records.fill(0)  # zeros are not there until they are written: the first touch of memory is the slow one
-        self._members = np.zeros(self.capacity, np.int32)
         self._pool = ThreadPoolExecutor(threads - 1, "decompress") if threads > 1 else None
         self._threads = threads
-        if self.codec == "raw":
-            self._frames = np.zeros((self.capacity, self._shape.frames_bytes), np.uint8)
-            self._frames.fill(0)
-        else:
-            self.budget_bytes = default_budget(layout, capacity_steps) if budget_bytes is None else budget_bytes
-            largest = zstd.compress_bound(self._shape.frames_bytes)
-            if self.budget_bytes < largest:
-                raise ConfigError(
-                    f"replay budget of {self.budget_bytes:,} bytes cannot hold one unroll, which may need {largest:,}; "
-                    "raise --replay.budget-gb"
-                )
-            self._arena = Arena(chunk_bytes(self.budget_bytes, largest))
-            self._address = np.zeros(self.capacity, np.int64)
-            self._length = np.zeros(self.capacity, np.int64)
+        budget: int | None = None
+        if self.codec == "zstd":
+            budget = default_budget(layout, capacity_steps) if budget_bytes is None else budget_bytes
+            self.budget_bytes = budget
+        handed = shared.file if isinstance(shared, Handle) else None
+        make = partial(shared_room, handed=handed) if shared else private_room
+        self._room = make(layout, self.capacity, budget)
+        self._records, self._frames, self._lock = self._room.records, self._room.frames, self._room.lock
+        self._ring = Ring(self._room, budget)
+
+    @classmethod
+    def attach(cls, layout: UnrollLayout, handle: Handle, *, threads: int = 1) -> "Replay":
+        """The store of another process, from its `handle`: nothing is copied. ConfigError if it is not one of this layout.
+
+        >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
+        >>> store = Replay(layout, capacity_steps=10, shared=True)
+        >>> other = Replay.attach(layout, store.handle())  # in a process started with pass_fds=[handle.file]
+        >>> from laser_rl.types import empty_unrolls
+        >>> ids = store.insert(empty_unrolls(layout, 6))
+        >>> len(other), other.first_id
+        (5, 1)
+        """
+        if handle.layout != checksum(layout):
+            raise ConfigError(f"the shared replay holds unrolls of another layout than {layout}; attach with its own")
+        return cls(
+            layout,
+            handle.capacity_steps,
+            codec=handle.codec,
+            budget_bytes=handle.budget_bytes,
+            level=handle.level,
+            threads=threads,
+            shared=handle,
+        )
+
+    def handle(self) -> Handle:
+        """For `attach`; the file in it stays ours, and open as long as this store exists."""
+        if self._room.file is None:
+            raise ValueError("expected a shared replay, this one lies in memory of its own; make it with shared=True")
+        steps, budget = self.capacity * self.layout.steps, self.budget_bytes if self.codec == "zstd" else None
+        return Handle(self._room.file.number, checksum(self.layout), steps, self.codec, budget, self._level)
 
     def __len__(self) -> int:
-        return self._next - self._first
+        return len(self._ring)
 
     @property
     def first_id(self) -> int:
         """The oldest unroll held."""
-        return self._first
+        return self._ring.first
 
     @property
     def next_id(self) -> int:
         """The id that the next unroll will get."""
-        return self._next
+        return self._ring.end
 
     @property
     def steps(self) -> int:
@@ -115,22 +138,20 @@ class Replay:
     @property
     def nbytes(self) -> int:
         """Bytes held in memory, whether filled or not."""
-        if self.codec == "raw":
-            return self._records.nbytes + self._members.nbytes + self._frames.nbytes
-        index = self._address.nbytes + self._length.nbytes
-        return self._records.nbytes + self._members.nbytes + index + self._arena.nbytes
+        return self._room.nbytes
 
     @property
     def compressed_bytes(self) -> int:
         """Bytes of all compressed blocks; what the budget bounds."""
-        return self._compressed_bytes
+        with self._lock:
+            return self._ring.compressed_bytes()
 
     def load(self, first_id: int) -> None:
         """Start an empty store at an id: then insert the unrolls of a checkpoint in order, and everything goes on as before."""
         with self._lock:
             if len(self):
                 raise ValueError(f"expected an empty replay to load into, this one holds {len(self)} unrolls")
-            self._first = self._next = first_id
+            self._ring.begin_at(first_id)
 
     def insert(self, unrolls: Unrolls) -> Ids:
         """Add unrolls and return their ids. ValueError, and nothing is added, if one is malformed or not finite."""
@@ -139,37 +160,11 @@ class Replay:
     def insert_packed(self, packed: Packed) -> Ids:
         """The same for unrolls that `pack` has checked already."""
         count = len(packed.records)
-        members = fields_of(packed.records, self.layout)["member"]
+        members = cast("NDArray[np.int32]", fields_of(packed.records, self.layout)["member"])
         blocks = zstd.compress(packed.frames, self._level) if self.codec == "zstd" and count else []
         with self._lock:
-            begin = self._next
-            at = 0
-            while at < count:
-                slot = self._next % self.capacity
-                piece = slice(at, min(count, at + self.capacity - slot))  # up to the end of the ring
-                room = slice(slot, slot + piece.stop - at)
-                if self.codec == "raw":
-                    self._frames[room] = packed.frames[piece]
-                    self._next += piece.stop - at
-                    self._first = max(self._first, self._next - self.capacity)
-                else:
-                    self._add_blocks(blocks[piece])
-                self._records[room] = packed.records[piece]
-                self._members[room] = members[piece]
-                at = piece.stop
+            begin = self._ring.insert(packed, members, blocks)
         return np.arange(begin, begin + count)
-
-    def _add_blocks(self, blocks: Iterable[memoryview]) -> None:
-        for block in blocks:
-            size = block.nbytes
-            while len(self) >= self.capacity or self._compressed_bytes + size > self.budget_bytes:
-                self._arena.drop()
-                self._compressed_bytes -= int(self._length[self._first % self.capacity])
-                self._first += 1
-            slot = self._next % self.capacity
-            self._address[slot], self._length[slot] = self._arena.add(block), size
-            self._compressed_bytes += size
-            self._next += 1
 
     def sample(self, count: int, random: np.random.Generator) -> Ids:
         """Ids drawn uniformly, with replacement. Others may insert before you gather: then use `sample_into`."""
@@ -177,9 +172,10 @@ class Replay:
             return self._draw(count, random)
 
     def _draw(self, count: int, random: np.random.Generator) -> Ids:
-        if not len(self):
+        first, end = self._ring.bounds()
+        if first >= end:
             raise ValueError(f"asked for {count} unrolls of an empty replay; insert some first")
-        return random.integers(self._first, self._next, count)
+        return random.integers(first, end, count)
 
     def gather(self, ids: Ids, batch: Batch, first_column: int) -> None:
         """Fill columns of a batch of `allocate`; `Evicted` if one of the unrolls has left."""
@@ -198,8 +194,9 @@ class Replay:
         return ids
 
     def _slots(self, ids: Ids) -> Ids:
-        if len(ids) and not (self._first <= int(ids.min()) and int(ids.max()) < self._next):
-            raise Evicted(f"unrolls {int(ids.min())} to {int(ids.max())} asked, {self._first} to {self._next - 1} held")
+        first, end = self._ring.bounds()
+        if len(ids) and not (first <= int(ids.min()) and int(ids.max()) < end):
+            raise Evicted(f"unrolls {int(ids.min())} to {int(ids.max())} asked, {first} to {end - 1} held")
         return ids % self.capacity
 
     def _pin(self, slots: Ids, parts: Parts, first: int) -> _Pinned | None:
@@ -220,9 +217,9 @@ class Replay:
         return None
 
     def _blocks(self, slots: Ids) -> _Pinned:
-        lengths = self._length[slots]
-        places = zip(self._address[slots].tolist(), lengths.tolist(), strict=True)
-        return _Pinned(b"".join([self._arena.read(address, length) for address, length in places]), lengths)
+        lengths, arena = self._room.length[slots], self._room.arena
+        places = zip(self._room.address[slots].tolist(), lengths.tolist(), strict=True)
+        return _Pinned(b"".join([arena.read(address, length) for address, length in places]), lengths)
 
     def _finish(self, pinned: _Pinned | None, parts: Parts, first: int, count: int) -> None:
         """Outside the lock: decompress and stack, in parts if there are threads for them."""
@@ -271,7 +268,7 @@ class Replay:
     def members(self, ids: Ids) -> NDArray[np.int32]:
         """Who produced each."""
         with self._lock:
-            return self._members[self._slots(ids)]
+            return self._room.members[self._slots(ids)]
 
     def versions(self, ids: Ids) -> Ids:
         """Of the parameters that acted; the learner's version less this is the age."""
@@ -290,6 +287,6 @@ class Replay:
         {0: 0.25, 1: 0.75}
         """
         with self._lock:
-            held = self._members[np.arange(self._first, self._next) % self.capacity]
+            held = self._room.members[self._ring.held()]
         members, counts = np.unique(held, return_counts=True)
         return {int(member): int(count) / len(held) for member, count in zip(members, counts, strict=True)}

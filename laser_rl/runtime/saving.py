@@ -13,11 +13,11 @@ from laser_rl.checkpoint import SegmentEntry, read_segment, write_segment
 from laser_rl.errors import ConfigError
 from laser_rl.replay.store import Replay
 from laser_rl.runtime.training import Training
+from laser_rl.runtime.warm_start import STORE_IDS
 from laser_rl.types import Array, UnrollLayout, Unrolls
 
 log = logging.getLogger("laser_rl.runtime")
 SEGMENT_UNROLLS = 4096
-STORE_IDS = 1 << 40  # numbers of unrolls on disk that each of several stores has to itself
 Groups = dict[str, Mapping[str, Array | Tensor]]
 
 

@@ -15,6 +15,7 @@ from laser_rl.replay.store import Replay
 from laser_rl.runtime.files import is_sweep, read_config, read_sweep
 
 log = logging.getLogger("laser_rl.runtime")
+STORE_IDS = 1 << 40  # numbers of unrolls on disk that each of several stores has to itself
 
 
 def earlier_members(config: Config) -> int:
@@ -44,10 +45,11 @@ def warm_start(replay: Replay, config: Config, members: int) -> None:
     loaded = checkpoint.latest(run_dir)
     if loaded is None or not loaded.segments:
         raise ConfigError(f"{run_dir} has no replay to start from: no checkpoint is there, or nothing was replayed")
-    newest = _newest(loaded.state)
+    newest, oldest = _newest(loaded.state), _oldest(loaded.state)
     for entry in loaded.segments:
+        first = oldest[entry.first_id // STORE_IDS]
         try:
-            for _, block in read_segment(run_dir / checkpoint.REPLAY, entry, replay.layout):
+            for _, block in read_segment(run_dir / checkpoint.REPLAY, entry, replay.layout, first_id=first):
                 older, numbers = np.asarray(block.version) - newest, np.asarray(block.member) + np.int32(members)
                 replay.insert(block._replace(version=older, member=numbers))
         except ConfigError as error:
@@ -62,3 +64,9 @@ def _newest(state: Mapping[str, Any]) -> int:
     """The highest version in use when the checkpoint was written: no unroll is newer."""
     members = state["members"] if "members" in state else [state]
     return max(int(member["learner"]["version"]) for member in members)
+
+
+def _oldest(state: Mapping[str, Any]) -> list[int]:
+    """The number on disk of the oldest unroll of each store; what precedes it in its file had left already."""
+    stores = state["replays"] if "replays" in state else [state["replay"]]
+    return [number * STORE_IDS + int(ids["first_id"]) for number, ids in enumerate(stores)]

@@ -1,0 +1,106 @@
+"""A lock between threads and between processes that a killed holder does not keep.
+
+Between processes it is flock(2): the kernel gives it up when the last descriptor of the holder's open file is closed, so also when the
+holder is killed. A descriptor that was inherited is the *same* open file: locks through it would exclude nobody, and an heir would
+keep the lock of a dead parent. So every lock opens the file anew, and nobody inherits what it opened.
+
+The others lost: fcntl's record locks exclude neither threads nor two stores of one process, and vanish when any descriptor of the file is
+closed; a robust mutex depends on the layout of the C library's structures. flock has no timeout: we try and sleep in turns.
+"""
+
+import fcntl
+import os
+import threading
+import time
+import weakref
+from types import TracebackType
+
+from laser_rl.errors import ConfigError
+
+LOCK_S = 60.0  # whoever holds it copies bytes: milliseconds
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 20e-6, 500e-6
+
+
+class SharedLock:
+    """A lock on the file of a descriptor; `holder` is one word of shared memory, for those who ask for whom they wait.
+
+    >>> file = os.memfd_create("example")
+    >>> word = memoryview(bytearray(8)).cast("q")
+    >>> with SharedLock(file, word):
+    ...     word[0] == os.getpid()
+    True
+    >>> word[0], os.close(file)
+    (0, None)
+    """
+
+    def __init__(self, file: int, holder: memoryview) -> None:
+        self._holder = holder
+        self._file = _open_anew(file)
+        self._close = weakref.finalize(self, os.close, self._file)
+        self._threads, self._process = threading.Lock(), os.getpid()
+        _LOCKS.add(self)
+
+    def __enter__(self) -> None:
+        if not self._threads.acquire(timeout=LOCK_S):
+            raise TimeoutError(self._complaint())
+        try:
+            if not self._try():
+                self._wait()
+            self._holder[0] = self._process
+        except BaseException:
+            fcntl.flock(self._file, fcntl.LOCK_UN)  # harmless if we do not hold it
+            self._threads.release()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._holder[0] = 0
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+        self._threads.release()
+
+    def _try(self) -> bool:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def _wait(self) -> None:
+        deadline, pause_s = time.monotonic() + LOCK_S, FIRST_PAUSE_S
+        while not self._try():
+            if time.monotonic() > deadline:
+                raise TimeoutError(self._complaint())
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _complaint(self) -> str:
+        holder = self._holder[0]
+        who = "a thread of this process" if holder == self._process else f"process {holder}"
+        return (
+            f"expected the lock of the replay within milliseconds, waited {LOCK_S:g} s for {who}; "
+            "if that is stopped, let it go on or kill it: then the lock is free"
+        )
+
+    def _renew(self) -> None:
+        """In the child of a fork: an open file of its own under the same number, and no thread that holds the lock."""
+        own = _open_anew(self._file)
+        os.dup2(own, self._file, inheritable=False)
+        os.close(own)
+        self._threads, self._process = threading.Lock(), os.getpid()
+
+
+def _open_anew(file: int) -> int:
+    try:
+        return os.open(f"/proc/self/fd/{file}", os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise ConfigError(f"a shared replay needs /proc, to open its file anew, got: {error}; mount it") from error
+
+
+def _renew_all() -> None:
+    for lock in list(_LOCKS):
+        lock._renew()  # noqa: SLF001
+
+
+_LOCKS: "weakref.WeakSet[SharedLock]" = weakref.WeakSet()
+os.register_at_fork(after_in_child=_renew_all)

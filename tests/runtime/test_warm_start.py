@@ -1,0 +1,77 @@
+"""A new agent learns from an old sweep's replay."""
+
+import numpy as np
+import pytest
+
+from laser_rl.errors import ConfigError
+from laser_rl.metrics.log import read
+from laser_rl.runtime.build import build_member
+from laser_rl.runtime.launch import prepare
+from laser_rl.runtime.sweep_directory import stores_of
+from laser_rl.runtime.warm_start import warm_start
+from tests.runtime.small import finish, fingerprint, small
+from tests.runtime.test_sweeps import in_directory, prepared, small_sweep
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory):
+    path = tmp_path_factory.mktemp("old")
+    in_directory(small_sweep("laser/Catch", capacity_steps=1_000), path)
+    return path
+
+
+def test_the_replay_begins_with_what_the_sweep_left(old):
+    member = build_member(small("laser/Catch", capacity_steps=2_000, start_from=str(old)))
+    prepare(member)
+    member.environments.close()
+    assert len(member.replay) == 200  # all of it: 1,000 steps in unrolls of 5
+    kept = member.replay.export(np.arange(200))
+    assert set(kept.member.tolist()) == {1, 2, 3}  # the new agent is 0
+    assert kept.version.max() <= 0
+
+
+def test_the_newest_are_kept_where_not_all_fit(old):
+    member = build_member(small("laser/Catch", capacity_steps=300, start_from=str(old)))
+    prepare(member)
+    member.environments.close()
+    all_of_it = build_member(small("laser/Catch", capacity_steps=2_000, start_from=str(old)))
+    prepare(all_of_it)
+    all_of_it.environments.close()
+    newest = all_of_it.replay.export(np.arange(140, 200))
+    kept = member.replay.export(np.arange(member.replay.first_id, member.replay.next_id))
+    np.testing.assert_array_equal(kept.observation, newest.observation)
+
+
+def test_acceptance_is_reported_for_the_old_members_and_the_run_resumes(old, tmp_path):
+    config = small("laser/Catch", capacity_steps=2_000, start_from=str(old))
+    finish(config, tmp_path / "whole")
+    rows = read(tmp_path / "whole", ("train",))
+    assert {f"acceptance_from_{j}" for j in range(4)} <= rows[-1].keys()
+    assert min(row["replay_age_updates"] for row in rows) > 0
+
+    def pulled(progress):
+        if progress.step >= 450:
+            raise ConnectionResetError
+
+    with pytest.raises(ConnectionResetError):
+        finish(config, tmp_path / "parts", callbacks=[pulled])
+    finish(config, tmp_path / "parts")
+    assert fingerprint(tmp_path / "parts") == fingerprint(tmp_path / "whole")
+
+
+def test_a_sweep_can_begin_with_it_too(old):
+    config = small_sweep("laser/Catch", capacity_steps=2_000, start_from=str(old), steps=50)
+    training = prepared(config)
+    warm_start(stores_of(training)[0], config.base, members=3)
+    training.crew.close()
+    assert set(stores_of(training)[0].composition()) == {3, 4, 5}
+    assert training.crew.members[0].learner.sources == 6
+
+
+def test_what_does_not_fit_is_refused(old, tmp_path):
+    member = build_member(small("laser/Catch", unroll_steps=7, start_from=str(old)))
+    with pytest.raises(ConfigError, match="another shape"):
+        prepare(member)
+    member.environments.close()
+    with pytest.raises(ConfigError, match="no run directory"):
+        build_member(small("laser/Catch", start_from=str(tmp_path)))
