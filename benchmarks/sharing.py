@@ -1,10 +1,10 @@
 """What sharing a replay does: sweeps that share, do not share, or share without a trust region, on tasks of several kinds.
 
     python benchmarks/sharing.py convention deepsea-12 --seeds 0 1 2 3 4 --jobs 2
-    python benchmarks/sharing.py --report
+    python benchmarks/sharing_report.py > docs/results/sharing/tables.md
 
-One row for each member and bucket of steps: the mean return of the episodes that ended in it. Rows go to docs/results/sharing/TASK.csv as
-they come; runs that are there already are not made again. The report (tables with bootstrap intervals, pictures) is made from the files.
+One row for each member and bucket of steps: the mean return of the episodes that ended in it. Rows go to docs/results/sharing/TASK.csv;
+runs that are there already are not made again.
 """
 
 import argparse
@@ -69,27 +69,28 @@ def discounts() -> tuple[dict[str, Any], ...]:
 
 
 CONVENTION = {"options": {"bonus": [0.3, 0, 0], "late_bonus": [0, 1.5, 0]}}
+MINATAR = {"slots": 16, "capacity_steps": 450_000}
 TASKS = {
     "convention": Task(
-        "laser/Convention", 40_000, 2_000, CONVENTION, discounts(), ("majority",) * 6 + ("minority",) * 3
+        "laser/Convention", 30_000, 2_000, CONVENTION, discounts(), ("majority",) * 6 + ("minority",) * 3
     ),
     "deepsea-10": Task("laser/DeepSea-10", 40_000, 2_000, {"entropy_cost": 0.02}, solved=0.9),
     "deepsea-12": Task("laser/DeepSea-12", 60_000, 3_000, {"entropy_cost": 0.02}, solved=0.9),
     "deepsea-14": Task("laser/DeepSea-14", 80_000, 4_000, {"entropy_cost": 0.02}, solved=0.9),
     "deepsea-16": Task("laser/DeepSea-16", 100_000, 5_000, {"entropy_cost": 0.02}, solved=0.9),
-    "keydoor-6": Task("laser/KeyDoor-6", 60_000, 3_000, {}, solved=0.9),
-    "keydoor-8": Task("laser/KeyDoor-8", 100_000, 5_000, {}, solved=0.9),
-    "sparsegrid-8": Task("laser/SparseGrid-8", 100_000, 5_000, {}, solved=0.9),
+    "keydoor-6": Task("laser/KeyDoor-6", 40_000, 2_000, {}, solved=0.9),
+    "keydoor-8": Task("laser/KeyDoor-8", 60_000, 3_000, {}, solved=0.9),
+    "sparsegrid-8": Task("laser/SparseGrid-8", 50_000, 2_500, {}, solved=0.9),
     "catch": Task("laser/Catch", 20_000, 1_000, {}, solved=0.9),
     "cartpole": Task("CartPole-v1", 20_000, 1_000, {"reward_scale": 0.1, "entropy_cost": 0.001}, solved=475),
-    "breakout": Task(
-        "MinAtar/Breakout-v1", 100_000, 5_000, {"slots": 16, "capacity_steps": 450_000}, solved=10, recipe="minatar"
-    ),
+    "breakout": Task("MinAtar/Breakout-v1", 100_000, 5_000, MINATAR, recipe="minatar"),
+    "asterix": Task("MinAtar/Asterix-v1", 100_000, 5_000, MINATAR, recipe="minatar"),
 }
 BOUNDS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 VARIANTS: dict[str, dict[str, Any]] = {
     "none": {"share": "none"},
     "separate": {"share": "separate"},
+    "separate 0.1": {"share": "separate", "trust_bound": 0.1},
     "naive": {"trust": "off"},
     "naive rho 2": {"trust": "off", "clip_rho": 2.0},
     "naive rho 4": {"trust": "off", "clip_rho": 4.0},
@@ -98,7 +99,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     **{f"target {share:g}": {"target_acceptance": share} for share in (0.5, 0.7, 0.9)},
     "trust 0.03 pbt": {"trust_bound": 0.03, "pbt": True},
     "trust 0.1 pbt": {"trust_bound": 0.1, "pbt": True},
-    "separate trust 0.03": {"share": "separate"},
 }
 
 

@@ -50,7 +50,7 @@ def warm_start(replay: Replay, config: Config, members: int) -> None:
         first = oldest[entry.first_id // STORE_IDS]
         try:
             for _, block in read_segment(run_dir / checkpoint.REPLAY, entry, replay.layout, first_id=first):
-                older, numbers = np.asarray(block.version) - newest, np.asarray(block.member) + np.int32(members)
+                older, numbers = np.asarray(block.version) - newest, (block.member.astype(np.int64) + members).astype(np.int32)
                 replay.insert(block._replace(version=older, member=numbers))
         except ConfigError as error:
             raise ConfigError(
@@ -62,11 +62,11 @@ def warm_start(replay: Replay, config: Config, members: int) -> None:
 
 def _newest(state: Mapping[str, Any]) -> int:
     """The highest version in use when the checkpoint was written: no unroll is newer."""
-    members = state["members"] if "members" in state else [state]
+    members = state.get("members", [state])
     return max(int(member["learner"]["version"]) for member in members)
 
 
 def _oldest(state: Mapping[str, Any]) -> list[int]:
     """The number on disk of the oldest unroll of each store; what precedes it in its file had left already."""
-    stores = state["replays"] if "replays" in state else [state["replay"]]
+    stores = state.get("replays") or [state["replay"]]
     return [number * STORE_IDS + int(ids["first_id"]) for number, ids in enumerate(stores)]

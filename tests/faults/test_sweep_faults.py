@@ -11,7 +11,8 @@ import torch
 from laser_rl import checkpoint
 from laser_rl.metrics.log import read
 from laser_rl.runtime.board import Board, parsed, published
-from laser_rl.runtime.processes import ProcessDied, Supervisor
+from laser_rl.runtime.child import ProcessDied
+from laser_rl.runtime.processes import Supervisor
 from laser_rl.runtime.sweep_directory import SweepDirectory
 from laser_rl.runtime.sweep_launch import sweep
 from laser_rl.sweep.pbt import PbtConfig
@@ -174,7 +175,7 @@ def test_a_killed_sweep_goes_on_bit_for_bit(tmp_path):
     wait_until(lambda: newest(tmp_path / "parts") >= 600, process)
     kill_group(process)
     assert newest(tmp_path / "parts") < 1_500
-    status, out, err = finish(start("resume", tmp_path / "parts", "--plain"))
+    status, _, err = finish(start("resume", tmp_path / "parts", "--plain"))
     assert status == 0, err
     assert fingerprint(tmp_path / "parts") == fingerprint(tmp_path / "whole")
     assert any(row.get("event") == "exploit" for row in read(tmp_path / "whole", ("event",)))

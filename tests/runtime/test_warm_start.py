@@ -9,7 +9,7 @@ from laser_rl.runtime.build import build_member
 from laser_rl.runtime.launch import prepare
 from laser_rl.runtime.sweep_directory import stores_of
 from laser_rl.runtime.warm_start import warm_start
-from tests.runtime.small import finish, fingerprint, small
+from tests.runtime.small import fingerprint, finish, small
 from tests.runtime.test_sweeps import in_directory, prepared, small_sweep
 
 
