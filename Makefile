@@ -6,7 +6,7 @@ READY := .venv/.ready
 .PHONY: demo test test-all check format mutants bench clean
 
 demo: $(READY)
-	$(BIN)/laser train --recipe cartpole --steps 20000 --out runs/demo --fresh
+	$(BIN)/laser sweep --recipe demo --out runs/demo --fresh
 
 test: check
 	$(BIN)/python -m pytest -n auto -m "not slow"

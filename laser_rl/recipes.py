@@ -1,4 +1,4 @@
-"""Recipes: functions that return a complete configuration, every number with its source.
+"""Recipes: functions that return a complete configuration, of one agent or of a sweep, every number with its source.
 
 Sources: [L] the LASER paper (Schmitt et al. 2019), [I] the IMPALA paper (Espeholt et al. 2018), whose values LASER inherits,
 [D] our decision where both are silent (docs/differences-from-the-paper.md), [T] tuned by us on the task named (docs/results/README.md).
@@ -18,6 +18,9 @@ from laser_rl.config import (
 )
 from laser_rl.envs.records import BoxActions, EnvironmentSpec
 from laser_rl.errors import ConfigError
+from laser_rl.sweep.pbt import PbtConfig, paper
+from laser_rl.sweep.settings import SweepConfig
+from laser_rl.sweep.space import LogUniform
 
 
 def cartpole(environment: str = "CartPole-v1") -> Config:
@@ -172,6 +175,8 @@ def by_name(name: str, environment: str | None = None) -> Config:
     >>> by_name("minatar", "MinAtar/Freeway-v1").environment.id
     'MinAtar/Freeway-v1'
     """
+    if name in SWEEPS:
+        raise ConfigError(f"recipe {name!r} is for several agents: use it with laser sweep, or choose another")
     if name not in RECIPES:
         raise ConfigError(f"there is no recipe {name!r}; there are {', '.join(RECIPES)}")
     recipe = RECIPES[name]
@@ -186,3 +191,118 @@ def for_environment(spec: EnvironmentSpec, environment: str) -> Config:
         return cartpole(environment)
     small = max(spec.observation.shape[1:]) <= 32  # noqa: PLR2004 - as networks.build chooses
     return minatar(environment) if small else atari(environment)
+
+
+def demo(environment: str = "CartPole-v1") -> SweepConfig:
+    """Three members that share a replay, in half a minute.
+
+    >>> demo().settings
+    ({'learning_rate': 0.0005}, {'learning_rate': 0.001}, {'learning_rate': 0.002})
+    """
+    base = cartpole(environment)
+    run = RunConfig(steps=15_000, log_every_updates=20)  # [T] CartPole: all three learn, at three speeds
+    return SweepConfig(
+        base=base.model_copy(update={"recipe": "demo", "run": run}),
+        grid={"learning_rate": (5e-4, 1e-3, 2e-3)},  # [T] CartPole
+    )
+
+
+def atari_shared(environment: str = "ALE/Breakout-v5") -> SweepConfig:
+    """The paper's sweep on Atari: nine members, one replay; all else as `atari`.
+
+    >>> sweep = atari_shared()
+    >>> len(sweep.settings), sweep.base.replay.capacity_steps
+    (9, 10000000)
+    """
+    base = atari(environment)
+    return SweepConfig(
+        base=base.model_copy(
+            update={
+                "recipe": "atari-shared",
+                # [L] 96 %: 5 online and 123 replayed unrolls. 10 M is the capacity of its other shared replays, [D] for Atari.
+                "replay": ReplayConfig(fraction=0.96, capacity_steps=10_000_000),
+                "optimiser": base.optimiser.model_copy(update={"schedule": "constant"}),  # [L] constant in sweeps
+            }
+        ),
+        # [L] factors of 1/2, 1 and 2 around IMPALA's values.
+        grid={"learning_rate": (3e-4, 6e-4, 1.2e-3), "entropy_cost": (5e-3, 1e-2, 2e-2)},
+    )
+
+
+def dmlab_pbt(environment: str) -> SweepConfig:
+    """The settings of the paper's sweep with population based training on DMLab-30, for any environment given.
+
+    DMLab itself, its memory networks, PopArt and PixelControl are not here yet. The margin is meant for normalised scores: set
+    `pbt.score_low` and `pbt.score_high` to the returns of a random player and of a human.
+
+    >>> sweep = dmlab_pbt("MinAtar/Breakout-v1")
+    >>> len(sweep.settings), sweep.pbt.every_episodes
+    (10, 5000)
+    """
+    base = Config(
+        recipe="dmlab-pbt",
+        environment=EnvironmentConfig(id=environment, slots=64),  # [D]
+        replay=ReplayConfig(fraction=0.875, capacity_steps=10_000_000),  # [L] 16 online and 112 replayed unrolls
+        loss=LossConfig(
+            discount=0.99,  # [I]
+            unroll_steps=79,  # [L] 80 observations
+            batch_unrolls=128,  # [L] with replay, in all
+            trust="implied",  # [L]
+            baseline_cost=0.5,  # [I]
+            reduction="sum",  # [I]
+            reward_transform="dmlab",  # [I]
+        ),
+        optimiser=OptimiserConfig(
+            kind="rmsprop",  # [I]
+            schedule="constant",  # [L] constant in sweeps, [D] for DMLab
+            decay=0.99,  # [I]
+            momentum=0.0,  # [I]
+            epsilon=0.1,  # [L]
+        ),
+        run=RunConfig(steps=2_500_000_000, checkpoint_every_steps=1_000_000),  # [L] 10 billion frames
+    )
+    return SweepConfig(
+        base=base,
+        random={
+            "learning_rate": LogUniform(low=5e-6, high=5e-3),
+            "entropy_cost": LogUniform(low=5e-5, high=1e-2),
+        },  # [I] appendix D
+        draws=10,  # [L]
+        pbt=paper(),  # [I] appendix F
+    )
+
+
+def small_pbt(steps: int) -> PbtConfig:
+    """Population based training for runs of minutes: what it means where a recipe has none of its own. [D], not tuned.
+
+    Args:
+        steps: of each member.
+
+    >>> small_pbt(15_000).burn_in_steps
+    1500
+    """
+    # The size of a return is not known here, so any difference counts: a margin in a file is better.
+    return PbtConfig(burn_in_steps=steps // 10, every_episodes=50, margin=0.0)
+
+
+SWEEPS: dict[str, Callable[[str], SweepConfig]] = {
+    "demo": demo,
+    "atari-shared": atari_shared,
+    "dmlab-pbt": dmlab_pbt,
+}
+
+
+def sweep_by_name(name: str, environment: str | None = None) -> SweepConfig:
+    """A recipe for a sweep, for another environment than its own if one is given.
+
+    >>> sweep_by_name("atari-shared", "ALE/Pong-v5").base.environment.id
+    'ALE/Pong-v5'
+    """
+    if name not in SWEEPS:
+        raise ConfigError(f"there is no recipe for sweeps {name!r}; there are {', '.join(SWEEPS)}")
+    if name == "dmlab-pbt" and environment is None:
+        raise ConfigError(
+            "recipe 'dmlab-pbt' has no environment of its own: DMLab is not supported yet; name one to play"
+        )
+    recipe = SWEEPS[name]
+    return recipe(environment) if environment is not None else recipe()  # type: ignore[call-arg]

@@ -1,4 +1,4 @@
-"""What a user imports: an agent that learns, predicts, is evaluated, saved and loaded."""
+"""An agent that learns, predicts, is evaluated, saved and loaded."""
 
 import json
 from collections.abc import Sequence
@@ -14,12 +14,14 @@ from laser_rl import recipes
 from laser_rl.agent.learner import load_network
 from laser_rl.agent.policy import Policy
 from laser_rl.agent.stacking import follow
+from laser_rl.checkpoint import write_bytes
 from laser_rl.config import Config, override, validated
 from laser_rl.envs.make import make_renderable
 from laser_rl.envs.spaces import action_border, observation_border
 from laser_rl.errors import ConfigError
 from laser_rl.evaluation.statistics import EvalResult
 from laser_rl.metrics.sink import Sink
+from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.networks.build import TorsoSource
 from laser_rl.runtime.build import EnvironmentSource, Member, build_member, derive, open_environments, slots_of
 from laser_rl.runtime.directory import RunDirectory
@@ -64,7 +66,7 @@ class LASER:
         self._source, self._net, self._sinks = env, net, tuple(sinks)
         if config is None and (count := slots_of(env)) is not None:
             settings.setdefault("slots", count)
-        self.config = override(config or _base(env, recipe), settings)
+        self.config = override(config or base_config(env, recipe), settings)
         self._run_dir = None if run_dir is None else Path(run_dir)
         self._directory: RunDirectory | None = None
         self._training: Training | None = None
@@ -117,13 +119,7 @@ class LASER:
 
     def save(self, path: str | Path) -> Path:
         """The network and the configuration in one safetensors file. What is needed to go on learning is in a `run_dir`."""
-        from laser_rl.checkpoint import write_bytes  # noqa: PLC0415
-
-        network = self.member.learner.network.state_dict()
-        about = {"format": FORMAT, "config": self.config.model_dump_json(), "steps": str(self.steps)}
-        dense = {name: tensor.detach().cpu().contiguous() for name, tensor in network.items()}
-        write_bytes(Path(path), safetensors.torch.save(dense, metadata=about))
-        return Path(path)
+        return save_network(path, self.member.learner.network, self.config, self.steps)
 
     @classmethod
     def load(cls, path: str | Path, env: EnvironmentSource | None = None, *, net: TorsoSource | None = None) -> Self:
@@ -162,8 +158,13 @@ class LASER:
         return self._borders
 
 
-def _base(env: EnvironmentSource, recipe: str | None) -> Config:
-    name = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
+def base_config(env: EnvironmentSource, recipe: str | None) -> Config:
+    """Where the settings of an agent begin: a recipe by name, or what fits the environment.
+
+    >>> base_config("CartPole-v1", None).recipe
+    'cartpole'
+    """
+    name = name_of(env)
     if recipe is not None:
         return recipes.by_name(recipe, name)
     environments = open_environments(
@@ -174,6 +175,23 @@ def _base(env: EnvironmentSource, recipe: str | None) -> Config:
     finally:
         if isinstance(env, str) or callable(env):
             environments.close()
+
+
+def name_of(env: EnvironmentSource) -> str:
+    """What an environment is called in a configuration.
+
+    >>> name_of("CartPole-v1"), name_of(dict)
+    ('CartPole-v1', 'dict')
+    """
+    return env if isinstance(env, str) else str(getattr(env, "__name__", type(env).__name__))
+
+
+def save_network(path: str | Path, network: AgentNetwork, config: Config, steps: int) -> Path:
+    """A network and its configuration in one safetensors file, for `LASER.load`."""
+    about = {"format": FORMAT, "config": config.model_dump_json(), "steps": str(steps)}
+    dense = {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
+    write_bytes(Path(path), safetensors.torch.save(dense, metadata=about))
+    return Path(path)
 
 
 def _stored_config(path: Path) -> Config:

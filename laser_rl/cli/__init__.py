@@ -25,7 +25,13 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "train": Command("laser_rl.cli.train", "train_command", "train one agent; all its files go to a run directory"),
-    "resume": Command("laser_rl.cli.train", "resume_command", "go on with a run that was stopped, killed or finished"),
+    "sweep": Command(
+        "laser_rl.cli.sweep", "sweep_command", "train several agents that differ in a few settings and share one replay"
+    ),
+    "status": Command("laser_rl.cli.status", "status_command", "how runs and sweeps stand, also while they go on"),
+    "resume": Command(
+        "laser_rl.cli.train", "resume_command", "go on with a run or sweep that was stopped, killed or finished"
+    ),
     "evaluate": Command(
         "laser_rl.cli.play", "evaluate_command", "play with the newest checkpoint: mean, IQM, 95 % interval"
     ),
@@ -38,7 +44,7 @@ COMMANDS = {
         "check_command",
         "does an environment keep the contract? what does it look like, how fast is it?",
     ),
-    "report": Command("laser_rl.cli.show", "report_command", "write report.html of a run"),
+    "report": Command("laser_rl.cli.show", "report_command", "write report.html of a run or sweep"),
     "theory": Command(
         "laser_rl.cli.theory", "theory_command", "the paper's five propositions, computed on a random process"
     ),
@@ -74,7 +80,7 @@ def _run(name: str, arguments: list[str]) -> int:
     os.environ.setdefault("PYDANTIC_ERRORS_INCLUDE_URL", "0")  # a mistake's message is for the user, not about pydantic
     logging.basicConfig(format="laser: %(message)s", level=logging.WARNING)
     logging.getLogger("laser_rl").setLevel(logging.INFO)
-    if name in {"train", "resume"} and sys.stderr.isatty():
+    if name in {"train", "sweep", "resume"} and sys.stderr.isatty():
         print("laser: loading torch …", file=sys.stderr)  # a sign of life: it takes a second or two
     command = COMMANDS[name]
     function = getattr(importlib.import_module(command.module), command.function)

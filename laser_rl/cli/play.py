@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import gymnasium
 import numpy as np
@@ -15,14 +15,16 @@ from laser_rl.envs.make import make_renderable
 from laser_rl.envs.spaces import action_border, observation_border
 from laser_rl.errors import MissingExtra
 from laser_rl.evaluation.video import record
-from laser_rl.runtime.evaluate import Trained, evaluate, load_trained
+from laser_rl.runtime.evaluate import Trained, chosen_member, evaluate, load_trained
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Play whole episodes with the newest checkpoint of a run."""
+    """Play whole episodes with the newest checkpoint of a run, or of a sweep's member."""
 
     run_dir: tyro.conf.Positional[Path]
+    member: Annotated[str | None, tyro.conf.arg(metavar="best|N")] = None
+    """Of a sweep: a member's number, or the best by its last evaluation, which is also meant if nothing is said."""
     episodes: int = 100
     deterministic: bool = False
     """The most probable action instead of a sampled one."""
@@ -34,14 +36,16 @@ class Evaluate:
 def evaluate_command(arguments: list[str]) -> int:
     """`laser evaluate`."""
     asked = tyro.cli(Evaluate, prog="laser evaluate", args=arguments)
-    trained = load_trained(asked.run_dir)
+    member = chosen_member(asked.run_dir, asked.member)
+    trained = load_trained(asked.run_dir, member)
     result = evaluate(trained, episodes=asked.episodes, deterministic=asked.deterministic, seed=asked.seed)
     if asked.json:
-        print(json.dumps({"step": trained.steps, **asdict(result)}))
+        whose = {} if member is None else {"member": member}
+        print(json.dumps({**whose, "step": trained.steps, **asdict(result)}))
         return 0
     low, high = result.ci95
     how = "most probable actions" if asked.deterministic else "sampled actions"
-    print(f"{trained.environment.id} after {trained.steps:,} steps, {result.episodes} episodes, {how}")
+    print(f"{_prefix(member)}{trained.environment.id} after {trained.steps:,} steps, {result.episodes} episodes, {how}")
     print(
         f"mean {result.mean:.2f} (95 % interval {low:.2f} to {high:.2f}), IQM {result.iqm:.2f}, median {result.median:.2f}"
     )
@@ -53,8 +57,10 @@ class Enjoy:
     """Make a video of one episode."""
 
     run_dir: tyro.conf.Positional[Path]
+    member: Annotated[str | None, tyro.conf.arg(metavar="best|N")] = None
+    """Of a sweep: a member's number, or the best by its last evaluation, which is also meant if nothing is said."""
     video: Path | None = None
-    """Where it goes, .mp4 or .gif; RUN_DIR/videos/step-N.mp4 if left out."""
+    """Where it goes, .mp4 or .gif; RUN_DIR/videos/step-N.mp4 if left out (of a sweep member-M-step-N.mp4)."""
     deterministic: bool = False
     """The most probable action instead of a sampled one."""
     seed: int = 0
@@ -64,8 +70,10 @@ class Enjoy:
 def enjoy_command(arguments: list[str]) -> int:
     """`laser enjoy`."""
     asked = tyro.cli(Enjoy, prog="laser enjoy", args=arguments)
-    trained = load_trained(asked.run_dir)
-    path = asked.video or asked.run_dir / "videos" / f"step-{trained.steps:012d}.mp4"
+    member = chosen_member(asked.run_dir, asked.member)
+    trained = load_trained(asked.run_dir, member)
+    name = f"step-{trained.steps:012d}.mp4"
+    path = asked.video or asked.run_dir / "videos" / (name if member is None else f"member-{member:02d}-{name}")
     env = make_renderable(trained.source, options=trained.environment.options)
     watched = Watched(trained, env, deterministic=asked.deterministic, seed=asked.seed)
     try:
@@ -74,8 +82,12 @@ def enjoy_command(arguments: list[str]) -> int:
         raise MissingExtra(f"drawing {trained.environment.id}", "video") from None
     finally:
         env.close()
-    print(f"return {total:.1f}; video: {path}")
+    print(f"{_prefix(member)}return {total:.1f}; video: {path}")
     return 0
+
+
+def _prefix(member: int | None) -> str:
+    return "" if member is None else f"member {member}: "
 
 
 class Watched:

@@ -85,13 +85,29 @@ def peek(arguments: list[str]) -> tuple[str | None, Path | None, str | None]:
 
 def base_config(recipe: str | None, file: Path | None, env: str | None) -> Config:
     """Where the flags begin: the recipe by name, or what fits the environment; then the file's values over it."""
-    stored = read_file(file) if file is not None else {}
-    env = env or stored.get("environment", {}).get("id")
-    recipe = recipe or stored.pop("recipe", None)
+    return base_from(read_file(file) if file is not None else {}, recipe, env)
+
+
+def base_from(stored: Mapping[str, Any], recipe: str | None, env: str | None) -> Config:
+    """The same from what a file holds."""
+    sections = {name: value for name, value in stored.items() if name != "recipe"}
+    env = env or environment_of(stored)
+    recipe = recipe or stored.get("recipe")
     if recipe == "default" or (recipe is None and env is None):
         recipe = "cartpole"
     config = recipes.by_name(recipe, env) if recipe is not None else fitting(env or "")
-    return validated(_merged(config.model_dump(), stored)) if stored else config
+    return merged(config, sections)
+
+
+def environment_of(stored: Mapping[str, Any]) -> str | None:
+    """The environment that the sections of a file name, if they do."""
+    section = stored.get("environment")
+    return section.get("id") if isinstance(section, dict) else None
+
+
+def merged(config: Config, sections: Mapping[str, Any]) -> Config:
+    """A configuration with what a file says over it."""
+    return validated(_merged(config.model_dump(), sections)) if sections else config
 
 
 def fitting(env: str) -> Config:

@@ -13,18 +13,20 @@ import yaml
 from laser_rl.cli.settings import Shortcuts, apply, base_config, expand_numbers, peek
 from laser_rl.config import Config, EnvironmentConfig
 from laser_rl.metrics.report import report
+from laser_rl.metrics.sweep_report import sweep_report
 from laser_rl.networks.build import family_of
 from laser_rl.runtime.build import layout_of, open_environments
-from laser_rl.runtime.files import read_config
+from laser_rl.runtime.files import is_sweep, read_config, read_sweep
+from laser_rl.sweep.settings import SweepConfig
 
 
 @dataclass(frozen=True)
 class Show:
-    """Print a complete configuration: what `laser train` would use with the same flags, or what a run was started with."""
+    """Print a complete configuration: what `laser train` would use with the same flags, or what a run or sweep was started with."""
 
     what: tyro.conf.Positional[Literal["show"]]
     run_dir: Path | None = None
-    """A run's own configuration; all other flags are ignored."""
+    """A run's or sweep's own configuration; all other flags are ignored."""
     config_file: Annotated[Path | None, tyro.conf.arg(name="config")] = None
     """A YAML or JSON file with settings."""
     json: bool = False
@@ -34,11 +36,13 @@ class Show:
 
 
 def config_command(arguments: list[str]) -> int:
-    """`laser config show`; its output is a file for `laser train --config`."""
+    """`laser config show`; its output is a file for `laser train --config`, or for `laser sweep` if it is a sweep's."""
     arguments = expand_numbers(arguments or ["show"])
     default = Show("show", settings=base_config(*peek(arguments)))
     asked = tyro.cli(Show, prog="laser config", args=arguments, default=default)
-    config = read_config(asked.run_dir) if asked.run_dir else apply(asked.settings, asked.quick)
+    config: Config | SweepConfig = apply(asked.settings, asked.quick)
+    if asked.run_dir:
+        config = read_sweep(asked.run_dir) if is_sweep(asked.run_dir) else read_config(asked.run_dir)
     values = config.model_dump(mode="json")
     print(json.dumps(values, indent=2) if asked.json else yaml.safe_dump(values, sort_keys=False).rstrip())
     return 0
@@ -90,7 +94,7 @@ def _random_action(action: object, random: np.random.Generator, count: int) -> n
 
 @dataclass(frozen=True)
 class Report:
-    """Write report.html of a run: curves, final numbers, configuration."""
+    """Write report.html of a run or sweep: curves, final numbers, configuration."""
 
     run_dir: tyro.conf.Positional[Path]
 
@@ -98,6 +102,9 @@ class Report:
 def report_command(arguments: list[str]) -> int:
     """`laser report`."""
     asked = tyro.cli(Report, prog="laser report", args=arguments)
+    if is_sweep(asked.run_dir):
+        print(sweep_report(asked.run_dir))
+        return 0
     read_config(asked.run_dir)  # refuses what is no run directory
     print(report(asked.run_dir))
     return 0

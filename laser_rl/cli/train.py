@@ -1,5 +1,6 @@
 """`laser train`, `laser resume`."""
 
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -9,13 +10,14 @@ from rich.console import Console as Terminal
 
 from laser_rl import checkpoint
 from laser_rl.cli.settings import Shortcuts, apply, base_config, expand_numbers, peek
+from laser_rl.cli.sweep import sweep_in
 from laser_rl.config import Config, override
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.console import Console
 from laser_rl.metrics.report import report
 from laser_rl.metrics.tensorboard import TensorBoardLog
 from laser_rl.runtime.directory import RunDirectory
-from laser_rl.runtime.files import new_path, read_config
+from laser_rl.runtime.files import SWEEP, is_sweep, new_path, read_config, read_sweep
 from laser_rl.runtime.launch import Result, train
 from laser_rl.runtime.stop import EXIT_STATUS
 
@@ -48,11 +50,11 @@ def train_command(arguments: list[str]) -> int:
 
 @dataclass(frozen=True)
 class Resume:
-    """Go on with a run that was stopped, killed or finished."""
+    """Go on with a run or sweep that was stopped, killed or finished."""
 
     run_dir: tyro.conf.Positional[Path]
     steps: int | None = None
-    """A new total number of environment steps."""
+    """A new total number of environment steps, in a sweep of each member."""
     fresh: bool = False
     """Start again from nothing, with the same settings."""
     plain: bool = False
@@ -62,17 +64,24 @@ class Resume:
 def resume_command(arguments: list[str]) -> int:
     """`laser resume`."""
     asked = tyro.cli(Resume, prog="laser resume", args=expand_numbers(arguments))
-    config = read_config(asked.run_dir)
-    if asked.steps is not None:
-        config = override(config, {"run.steps": asked.steps})
+    more = {} if asked.steps is None else {"run.steps": asked.steps}
+    sweep = read_sweep(asked.run_dir) if is_sweep(asked.run_dir) else None
+    config = override(read_config(asked.run_dir) if sweep is None else sweep.base, more)
     if not asked.fresh and checkpoint.latest(asked.run_dir) is None:
         raise ConfigError(f"{asked.run_dir} holds no checkpoint to go on from; use --fresh to start again")
+    if sweep is not None:
+        sweep = sweep.model_copy(update={"base": config})
+        return sweep_in(asked.run_dir, sweep, fresh=asked.fresh, plain=asked.plain)
     return run_in(asked.run_dir, config, fresh=asked.fresh, plain=asked.plain)
 
 
 def run_in(path: Path, config: Config, *, fresh: bool, plain: bool) -> int:
     """Train in a run directory and say how it went and what can be done next."""
+    if is_sweep(path) and not fresh:
+        raise ConfigError(f"{path} holds a sweep; use --fresh to throw it away, or choose another --out")
     directory = RunDirectory(path, config, fresh=fresh)
+    for old in [path / SWEEP, *path.glob("members/*/events.*")]:  # of a sweep that --fresh has thrown away
+        old.unlink(missing_ok=True)
     terminal = Terminal(highlight=False, force_terminal=False if plain else None)
     with Console(f"{config.environment.id} in {path}", config.run.steps, terminal=terminal) as console:
         board = TensorBoardLog(path)
@@ -85,12 +94,13 @@ def run_in(path: Path, config: Config, *, fresh: bool, plain: bool) -> int:
 
 
 def _farewell(path: Path, result: Result) -> int:
+    folder = shlex.quote(str(path))
     if result.interrupted is not None:
-        print(f"stopped ({result.interrupted}) at step {result.steps:,}; go on with: laser resume {path}")
+        print(f"stopped ({result.interrupted}) at step {result.steps:,}; go on with: laser resume {folder}")
         return EXIT_STATUS.get(result.interrupted, 1)
     print(f"done: {result.steps:,} steps, {result.updates:,} updates, {result.evaluation}")
     print(f"report:   {report(path)}")
-    print(f"evaluate: laser evaluate {path} --episodes 100")
-    print(f"watch:    laser enjoy {path} --video {path}/video.mp4")
-    print(f"curves:   tensorboard --logdir {path}")
+    print(f"evaluate: laser evaluate {folder} --episodes 100")
+    print(f"watch:    laser enjoy {folder} --video {folder}/video.mp4")
+    print(f"curves:   tensorboard --logdir {folder}")
     return 0

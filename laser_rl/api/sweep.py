@@ -1,0 +1,246 @@
+"""A sweep: several agents that differ in a few settings, run at the same speed and learn from one replay."""
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from laser_rl import recipes
+from laser_rl.api.agent import base_config, name_of, save_network
+from laser_rl.config import Config, override
+from laser_rl.errors import ConfigError, MissingExtra
+from laser_rl.metrics.sink import Sink
+from laser_rl.metrics.sweep_report import sweep_report
+from laser_rl.networks.build import TorsoSource, family_of
+from laser_rl.replay.memory import available_bytes, estimate, require_fits
+from laser_rl.runtime import results, sweep_launch
+from laser_rl.runtime.build import EnvironmentSource, layout_of, slots_of
+from laser_rl.runtime.crew_build import spec_of
+from laser_rl.runtime.files import CONFIG, is_sweep
+from laser_rl.runtime.sweep_directory import SweepDirectory
+from laser_rl.runtime.training import Callback
+from laser_rl.sweep.pbt import Exploit, PbtConfig
+from laser_rl.sweep.settings import SweepConfig, sweep_from
+from laser_rl.sweep.space import Distribution
+
+_SHARE: dict[bool | str, str] = {True: "shared", False: "separate", "none": "none"}
+
+
+class MemberResult(results.MemberResult):
+    """How one member ended: number, settings, config, steps, updates, return_mean, evaluation."""
+
+    def save(self, path: str | Path) -> Path:
+        """Its network and configuration in one file, which `LASER.load` plays."""
+        return save_network(path, self.trained.network, self.config, self.steps)
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """How a sweep ended."""
+
+    run_dir: Path
+    """Metrics and report; a temporary one lives as long as this object."""
+    members: tuple[MemberResult, ...]
+    exploits: tuple[Exploit, ...]
+    """Who copied whom under population based training."""
+    interrupted: str | None
+    """The signal or reason; None if all steps were done."""
+
+    def best(self) -> MemberResult:
+        """The member with the best evaluation; without any, the one with the best returns."""
+        number = results.SweepEnd(self.members, self.exploits, None, None).best().number
+        return next(member for member in self.members if member.number == number)
+
+    def to_pandas(self) -> Any:
+        """A table with one row a member: its settings, steps, updates, return and evaluation."""
+        try:
+            import pandas as pd  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
+        except ImportError:
+            raise MissingExtra("SweepResult.to_pandas", "pandas") from None
+        return pd.DataFrame([_row(member) for member in self.members])
+
+    def report(self, path: str | Path) -> Path:
+        """Write the report, one HTML file, to this path."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        return Path(shutil.copyfile(sweep_report(self.run_dir), path))
+
+
+class Sweep:
+    """Several agents at once. What members differ in is a `grid`, `random` draws or a list of `members`.
+
+    Args:
+        env: a Gymnasium id, one of our own (`laser/Catch`) or a callable that makes an environment.
+        grid: a list of values for each name; every combination is a member.
+        random: a distribution for each name; `draws` members are drawn.
+        draws: how many.
+        members: one dictionary of settings a member.
+        share_replay: True: one replay for all; False: one each; "none": no replay.
+        pbt: population based training: its settings, or True for the recipe's (`recipes.small_pbt` if it has none); False: without.
+        net: a class or function that makes your own torso from the observation's shape; None: the recipe's.
+        recipe: where the settings begin: one for a sweep or for an agent; None: what fits the environment.
+        config: a whole configuration of what members have in common, instead of a recipe.
+        run_dir: keep checkpoints and metrics there, and go on from them; None: metrics only, in a temporary directory.
+        processes: over how many the members are spread; 0: one a core.
+        stack: compute members side by side: "auto", "on", "off".
+        sinks: more places for rows of metrics.
+        settings: of all members, by name, `entropy_cost=1e-3` or `**{"loss.discount": 0.9}`.
+
+    >>> sweep = Sweep("laser/Catch", grid={"learning_rate": [1e-3, 2e-3]}, seed=1, slots=4, evaluate_episodes=4)
+    >>> result = sweep.run(200)
+    >>> [member.settings for member in result.members]
+    [{'learning_rate': 0.001}, {'learning_rate': 0.002}]
+    >>> result.best().evaluation.episodes
+    4
+    """
+
+    def __init__(
+        self,
+        env: EnvironmentSource,
+        *,
+        grid: Mapping[str, Sequence[Any]] | None = None,
+        random: Mapping[str, Distribution | Mapping[str, Any]] | None = None,
+        draws: int | None = None,
+        members: Sequence[Mapping[str, Any]] | None = None,
+        share_replay: bool | Literal["none"] | None = None,
+        pbt: PbtConfig | bool | None = None,
+        net: TorsoSource | None = None,
+        recipe: str | None = None,
+        config: Config | None = None,
+        run_dir: str | Path | None = None,
+        processes: int = 1,
+        stack: Literal["auto", "on", "off"] = "auto",
+        sinks: Sequence[Sink] = (),
+        **settings: Any,
+    ) -> None:
+        if slots_of(env) is not None:
+            raise ConfigError("members cannot share an environment that exists already; hand in its id or constructor")
+        self._source, self._net, self._sinks = env, net, tuple(sinks)
+        self._run_dir = None if run_dir is None else Path(run_dir)
+        base, values = _begin(env, recipe, config)
+        given = {"grid": grid, "random": random, "members": members}
+        source = {name: value for name, value in given.items() if value is not None}
+        if source:
+            values = {name: value for name, value in values.items() if name not in {*given, "draws"}} | source
+        if draws is not None:
+            values["draws"] = draws
+        if share_replay is not None:
+            values["share"] = _sharing(share_replay)
+        self._pbt_wanted = pbt is True and values.get("pbt") is None
+        if pbt is False or isinstance(pbt, PbtConfig):
+            values["pbt"] = pbt or None
+        self.config: SweepConfig = self._complete(
+            {**values, "processes": processes, "stack": stack}, override(base, settings)
+        )
+
+    def run(self, steps: int | None = None, *, callbacks: Sequence[Callback] = ()) -> SweepResult:
+        """Run all members to the end, or go on from the newest checkpoint of `run_dir`.
+
+        Args:
+            steps: of each member; None: as configured.
+            callbacks: see `Progress`; one that returns False ends the sweep.
+        """
+        if steps is not None:
+            values = self.config.model_dump(exclude={"base", "pbt"} if self._pbt_wanted else {"base"})
+            self.config = self._complete(values, override(self.config.base, {"run.steps": steps}))
+        require_memory(self.config, self._source)
+        if self._run_dir is not None:
+            return self._run_in(self._run_dir, callbacks, keep=True)
+        folder = Path(tempfile.mkdtemp(prefix="laser-sweep-"))
+        try:
+            result = self._run_in(folder, callbacks, keep=False)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        weakref.finalize(result, shutil.rmtree, folder, ignore_errors=True)
+        return result
+
+    def _run_in(self, path: Path, callbacks: Sequence[Callback], *, keep: bool) -> SweepResult:
+        require_no_run(path)
+        keep = keep or sweep_launch.process_count(self.config) > 1  # processes meet in the directory
+        directory = SweepDirectory(path, self.config)
+        try:
+            end = sweep_launch.sweep(
+                self.config,
+                directory if keep else None,
+                source=self._source,
+                torso=self._net,
+                sinks=[directory.log, *self._sinks],
+                callbacks=callbacks,
+            )
+        finally:
+            directory.close()
+        members = tuple(MemberResult(**vars(member)) for member in end.members)
+        return SweepResult(path, members, end.exploits, end.interrupted)
+
+    def _complete(self, values: Mapping[str, Any], base: Config) -> SweepConfig:
+        pbt = {"pbt": recipes.small_pbt(base.run.steps)} if self._pbt_wanted else {}
+        return sweep_from({**values, **pbt, "base": base})
+
+
+def require_memory(sweep: SweepConfig, source: EnvironmentSource | None = None) -> None:
+    """ConfigError if the replays of all members together do not fit, before anything is allocated or written."""
+    if sweep.share == "none" or not sweep.base.replay.fraction:
+        return
+    base, replay = sweep.base, sweep.base.replay
+    spec = spec_of(base.environment.id if source is None else source, base)
+    layout = layout_of(spec, family_of(spec.action), base)
+    budget = None if replay.budget_gb is None else int(replay.budget_gb * 1e9)
+    needed = estimate(layout, replay.capacity_steps, replay.codec, budget)
+    free, members = available_bytes(), len(sweep.settings)
+    if sweep.share == "shared":
+        require_fits(needed, available=free)
+        return
+    try:
+        require_fits(needed, available=free // members)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{members} members with a replay each have {free / 1e9:.1f} GB between them, so of each one: {error}, or share one replay"
+        ) from None
+
+
+def require_no_run(path: Path) -> None:
+    """ConfigError if a directory is that of a single run: a sweep would mix its rows with those.
+
+    >>> require_no_run(Path("nowhere"))
+    """
+    if (path / CONFIG).exists() and not is_sweep(path):
+        raise ConfigError(
+            f"{path} holds the run of one agent, expected a sweep or nothing; choose another directory, or use --fresh"
+        )
+
+
+def _begin(env: EnvironmentSource, recipe: str | None, config: Config | None) -> tuple[Config, dict[str, Any]]:
+    """The base, and all else that a recipe for sweeps says."""
+    if config is not None:
+        return config, {}
+    if recipe in recipes.SWEEPS:
+        sweep = recipes.sweep_by_name(recipe, name_of(env))
+        return sweep.base, sweep.model_dump(exclude={"base"})
+    return base_config(env, recipe), {}
+
+
+def _sharing(share_replay: object) -> str:
+    if isinstance(share_replay, bool | str) and share_replay in _SHARE:
+        return _SHARE[share_replay]
+    raise ConfigError(
+        f'share_replay is {share_replay!r}: expected True (one for all), False (one each) or "none" (no replay)'
+    )
+
+
+def _row(member: MemberResult) -> dict[str, Any]:
+    played = member.evaluation
+    low, high = (None, None) if played is None else played.ci95
+    return {
+        "member": member.number,
+        **member.settings,
+        "steps": member.steps,
+        "updates": member.updates,
+        "return_mean": member.return_mean,
+        "evaluation_mean": None if played is None else played.mean,
+        "evaluation_iqm": None if played is None else played.iqm,
+        "evaluation_ci95_low": low,
+        "evaluation_ci95_high": high,
+    }

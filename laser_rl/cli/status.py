@@ -1,0 +1,136 @@
+"""`laser status`: how runs and sweeps stand, read from their files, also while they are written."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from laser_rl import checkpoint
+from laser_rl.config import Config
+from laser_rl.errors import ConfigError
+from laser_rl.metrics import display
+from laser_rl.metrics.log import read
+from laser_rl.metrics.page import read_json
+from laser_rl.metrics.sink import Row
+from laser_rl.metrics.sweep_standing import MemberStanding, standing_of
+from laser_rl.runtime.files import SWEEP, is_sweep, read_config, read_sweep
+
+_NONE = "–"
+
+
+@dataclass(frozen=True)
+class Status:
+    """How runs and sweeps stand: a line a member. Reads only, so it may be asked at any time."""
+
+    run_dirs: tyro.conf.Positional[tuple[Path, ...]]
+    """Directories of runs or sweeps."""
+    json: bool = False
+    """Everything as JSON, a list with one object a directory."""
+
+
+def status_command(arguments: list[str]) -> int:
+    """`laser status`."""
+    asked = tyro.cli(Status, prog="laser status", args=arguments)
+    if not asked.run_dirs:
+        raise ConfigError("whose status? name one or more run directories: laser status runs/*")
+    found = [status_of(run_dir) for run_dir in asked.run_dirs]
+    print(json.dumps(found, indent=2) if asked.json else "\n\n".join(_text(one) for one in found))
+    return 0
+
+
+def status_of(run_dir: Path) -> dict[str, Any]:
+    """What the files of a run directory say, as plain values; refused if it is none."""
+    rows = read(run_dir)
+    if is_sweep(run_dir):
+        sweep = read_sweep(run_dir)
+        base, members = sweep.base, standing_of(rows, read_json(run_dir / SWEEP))
+    else:
+        base = read_config(run_dir)
+        rows = [{**row, "member": 0} for row in rows]
+        members = standing_of(rows, {"settings": [{}]})
+    owner = checkpoint.owner(run_dir)
+    return {
+        "run_dir": str(run_dir),
+        "kind": "sweep" if is_sweep(run_dir) else "run",
+        "environment": base.environment.id,
+        "recipe": base.recipe,
+        "state": _state(rows, running=owner is not None),
+        "process": None if owner is None else {"pid": owner.pid, "host": owner.host},
+        "checkpoint": _newest(run_dir),
+        "members": [_member(one, rows, base) for one in members],
+    }
+
+
+def _state(rows: Sequence[Row], *, running: bool) -> str:
+    """In a word; a run whose process was killed says nothing of it, so it is known by the missing process."""
+    if running:
+        return "running"
+    if rows and rows[-1].get("event") in {"finished", "stopped"}:  # nothing is written after it
+        return str(rows[-1]["event"])
+    return "broken off" if rows else "not begun"
+
+
+def _newest(run_dir: Path) -> dict[str, Any] | None:
+    """The newest checkpoint by its name; whether it is whole is found out by those who load it."""
+    folders = (run_dir / checkpoint.CHECKPOINTS).glob("step-*")
+    steps = {int(number): folder for folder in folders if (number := folder.name.removeprefix("step-")).isdecimal()}
+    if not steps:
+        return None
+    newest = max(steps)
+    return {"step": newest, "path": str(steps[newest])}
+
+
+def _member(one: MemberStanding, rows: Sequence[Row], base: Config) -> dict[str, Any]:
+    trained: Row = {}
+    for row in rows:
+        if row["kind"] == "train" and row.get("member") == one.member:
+            trained = row
+    own = one.acceptance_own
+    if own is None:  # a single run has no sources to tell apart
+        own = display.number(trained, "acceptance")
+    speeds = {name: display.number(trained, name) for name in ("steps_per_second", "updates_per_second")}
+    return {**asdict(one), "total_steps": base.run.steps, "acceptance_own": own, **speeds}
+
+
+def _text(found: dict[str, Any]) -> str:
+    members, process = found["members"], found["process"]
+    what = f"sweep of {len(members)} members" if found["kind"] == "sweep" else "run"
+    held = f" (process {process['pid']} on {process['host']})" if process else ""
+    saved = f"checkpoint at step {found['checkpoint']['step']:,}" if found["checkpoint"] else "no checkpoint yet"
+    title = f"{found['run_dir']}: {what} on {found['environment']}, {found['state']}{held}, {saved}"
+    return "\n".join([title, *_aligned([_HEADINGS, *(_cells(one) for one in members)])])
+
+
+_HEADINGS = [
+    "member", "settings", "steps", "return", "evaluation", "trusted own", "others", "steps/s", "updates/s", "last row"
+]  # fmt: skip
+
+
+def _cells(one: dict[str, Any]) -> list[str]:
+    interval = one["evaluation_interval"]
+    between = f" ({display.short(interval[0])} to {display.short(interval[1])})" if interval else ""
+    silent = one["silent_seconds"]
+    return [
+        str(one["member"]),
+        display.label(one["settings"]),
+        display.progress(one["steps"], one["total_steps"]),
+        _or_none(one["return_mean"], display.short),
+        _or_none(one["evaluation"], display.short) + between,
+        _or_none(one["acceptance_own"], display.share),
+        _or_none(one["acceptance_others"], display.share),
+        _or_none(one["steps_per_second"], display.count),
+        _or_none(one["updates_per_second"], display.short),
+        _NONE if silent is None else f"{display.duration(silent)} ago",
+    ]
+
+
+def _or_none(value: float | None, form: Any) -> str:
+    return _NONE if value is None else str(form(value))
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]

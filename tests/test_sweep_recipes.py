@@ -1,0 +1,78 @@
+"""The recipes for sweeps hold the paper's numbers, and a base that differs from its own recipe in nothing else."""
+
+import itertools
+
+import pytest
+
+from laser_rl import recipes
+from laser_rl.errors import ConfigError
+from laser_rl.replay.mixer import Counts
+from laser_rl.runtime.sweep_launch import sweep
+from laser_rl.sweep.pbt import paper
+
+
+def counts(config):
+    made = Counts.of(config.loss.batch_unrolls, config.replay.fraction)
+    return made.online, made.replayed
+
+
+def test_atari_shared_is_the_papers_sweep():
+    shared = recipes.atari_shared("ALE/Pong-v5")
+    rates, costs = (3e-4, 6e-4, 1.2e-3), (5e-3, 1e-2, 2e-2)
+    found = [(config.optimiser.learning_rate, config.loss.entropy_cost) for config in shared.configs]
+    assert found == list(itertools.product(rates, costs))
+    assert (shared.share, shared.pbt) == ("shared", None)
+    base, single = shared.base, recipes.atari("ALE/Pong-v5")
+    assert counts(base) == (5, 123)
+    assert (base.replay.capacity_steps, base.run.steps) == (10_000_000, 50_000_000)
+    assert (base.network.torso, base.network.width, base.loss.discount, base.loss.unroll_steps) == (
+        "impala",
+        4,
+        0.995,
+        19,
+    )
+    assert {config.optimiser.schedule for config in shared.configs} == {"constant"}
+    changed = {"recipe": single.recipe, "replay": single.replay, "optimiser": single.optimiser}
+    assert base.model_copy(update=changed) == single  # nothing else differs
+    assert base.optimiser.model_copy(update={"schedule": "linear"}) == single.optimiser
+
+
+def test_dmlab_pbt_is_the_papers_sweep():
+    dmlab = recipes.dmlab_pbt("MinAtar/Breakout-v1")
+    assert len(dmlab.settings) == 10
+    drawn = {name: (kind.kind, kind.low, kind.high) for name, kind in dmlab.random.items()}
+    assert drawn == {"learning_rate": ("log_uniform", 5e-6, 5e-3), "entropy_cost": ("log_uniform", 5e-5, 1e-2)}
+    base = dmlab.base
+    assert counts(base) == (16, 112)
+    assert (base.replay.capacity_steps, base.loss.unroll_steps, base.loss.discount) == (10_000_000, 79, 0.99)
+    assert (base.loss.reward_transform, base.loss.reduction, base.loss.trust) == ("dmlab", "sum", "implied")
+    assert (base.optimiser.kind, base.optimiser.added, base.optimiser.schedule) == ("rmsprop", 0.1, "constant")
+    assert dmlab.pbt == paper()
+    assert base.environment.id == "MinAtar/Breakout-v1"
+
+
+def test_demo_differs_from_cartpole_in_length_and_rates_only():
+    demo, single = recipes.demo("laser/Catch"), recipes.cartpole("laser/Catch")
+    assert demo.base.model_copy(update={"recipe": single.recipe, "run": single.run}) == single
+    assert [config.optimiser.learning_rate for config in demo.configs] == [5e-4, 1e-3, 2e-3]
+    assert demo.share == "shared"
+
+
+@pytest.mark.slow
+def test_every_member_of_the_demo_learns():
+    end = sweep(recipes.demo())
+    assert min(member.evaluation.mean for member in end.members) > 100  # at random 22
+    assert end.best().evaluation.mean > 450
+
+
+def test_recipes_by_name():
+    assert recipes.sweep_by_name("demo") == recipes.demo()
+    assert recipes.sweep_by_name("atari-shared", "ALE/Pong-v5") == recipes.atari_shared("ALE/Pong-v5")
+    assert all(recipes.sweep_by_name(name, "laser/Catch").base.recipe == name for name in recipes.SWEEPS)
+    assert not recipes.SWEEPS.keys() & recipes.RECIPES.keys()  # --recipe takes both
+    with pytest.raises(ConfigError, match="there are demo, atari-shared, dmlab-pbt"):
+        recipes.sweep_by_name("atari")
+    with pytest.raises(ConfigError, match="name one to play"):
+        recipes.sweep_by_name("dmlab-pbt")
+    with pytest.raises(ConfigError, match="'demo' is for several agents: use it with laser sweep"):
+        recipes.by_name("demo")
