@@ -50,7 +50,10 @@ def warm_start(replay: Replay, config: Config, members: int) -> None:
         first = oldest[entry.first_id // STORE_IDS]
         try:
             for _, block in read_segment(run_dir / checkpoint.REPLAY, entry, replay.layout, first_id=first):
-                older, numbers = np.asarray(block.version) - newest, (block.member.astype(np.int64) + members).astype(np.int32)
+                older, numbers = (
+                    np.asarray(block.version) - newest,
+                    (block.member.astype(np.int64) + members).astype(np.int32),
+                )
                 replay.insert(block._replace(version=older, member=numbers))
         except ConfigError as error:
             raise ConfigError(
