@@ -91,6 +91,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "none": {"share": "none"},
     "separate": {"share": "separate"},
     "separate 0.1": {"share": "separate", "trust_bound": 0.1},
+    "separate off": {"share": "separate", "trust": "off"},
     "naive": {"trust": "off"},
     "naive rho 2": {"trust": "off", "clip_rho": 2.0},
     "naive rho 4": {"trust": "off", "clip_rho": 4.0},

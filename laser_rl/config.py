@@ -43,7 +43,7 @@ class EnvironmentConfig(Frozen):
     """What is played, and where."""
 
     id: str = "CartPole-v1"
-    """A Gymnasium id, laser/Catch, laser/DeepSea-10, laser/TMaze-10, ALE/Pong-v5, MinAtar/Breakout-v1 or module:callable."""
+    """A Gymnasium id, laser/Catch, laser/DeepSea-10, laser/KeyDoor-6, ALE/Pong-v5, MinAtar/Breakout-v1 or module:callable."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the environment."""
     slots: Count = 8
@@ -198,7 +198,8 @@ class Config(Frozen):
     """Everything that decides a run."""
 
     recipe: str = "cartpole"
-    """Where the other settings begin: cartpole, minatar, continuous, impala or atari; what fits the environment, if left out."""
+    """Where the other settings begin: cartpole, minatar, continuous, impala or atari, for sweeps also demo, atari-shared or dmlab-pbt; what
+    fits the environment, if left out."""
     environment: EnvironmentConfig = EnvironmentConfig()
     network: NetworkConfig = NetworkConfig()
     replay: ReplayConfig = ReplayConfig()

@@ -51,18 +51,19 @@ def test_dmlab_pbt_is_the_papers_sweep():
     assert base.environment.id == "MinAtar/Breakout-v1"
 
 
-def test_demo_differs_from_cartpole_in_length_and_rates_only():
-    demo, single = recipes.demo("laser/Catch"), recipes.cartpole("laser/Catch")
-    assert demo.base.model_copy(update={"recipe": single.recipe, "run": single.run}) == single
+def test_demo_is_three_rates_and_one_replay():
+    demo = recipes.demo("laser/Catch")
     assert [config.optimiser.learning_rate for config in demo.configs] == [5e-4, 1e-3, 2e-3]
+    assert [config.optimiser.schedule for config in demo.configs] == ["constant"] * 3
     assert demo.share == "shared"
+    assert demo.base.environment.id == "laser/Catch"
 
 
 @pytest.mark.slow
 def test_every_member_of_the_demo_learns():
     end = sweep(recipes.demo())
-    assert min(member.evaluation.mean for member in end.members) > 100  # at random 22
-    assert end.best().evaluation.mean > 450
+    assert min(member.evaluation.mean for member in end.members) > 0.9  # the optimum is 0.99, one who never finds it has 0
+    assert end.best().evaluation.mean == pytest.approx(0.99, abs=0.02)
 
 
 def test_recipes_by_name():

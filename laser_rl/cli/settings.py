@@ -33,6 +33,8 @@ class Shortcuts:
     """run.runtime."""
     device: str | None = None
     """run.device."""
+    replay_from: Annotated[str | None, tyro.conf.arg(metavar="RUN_DIR")] = None
+    """Begin with the replay of another run or sweep: replay.start_from."""
 
     def settings(self) -> dict[str, Any]:
         """By full name, only those that were given."""
@@ -42,6 +44,7 @@ class Shortcuts:
             "seed": "run.seed",
             "runtime": "run.runtime",
             "device": "run.device",
+            "replay_from": "replay.start_from",
         }
         return {full[name]: value for name, value in vars(self).items() if value is not None}
 

@@ -141,7 +141,7 @@ def settings_of(sweep: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def best(members: Iterable[MemberStanding]) -> MemberStanding | None:
-    """The member with the highest mean in its last evaluation; if nobody was evaluated, with the highest return in training.
+    """The member with the highest mean in its last evaluation; of equals, or if nobody was evaluated, with the highest return in training.
 
     >>> first, second = MemberStanding(0, {}, return_mean=9.0, evaluation=1.0), MemberStanding(1, {}, return_mean=1.0, evaluation=5.0)
     >>> best([first, second]).member, best([]) is None
@@ -151,8 +151,12 @@ def best(members: Iterable[MemberStanding]) -> MemberStanding | None:
     for name in ("evaluation", "return_mean"):
         scored = [(score, one) for one in members if (score := getattr(one, name)) is not None]
         if scored:
-            return max(scored, key=lambda pair: pair[0])[1]  # the first of equals
+            return max(scored, key=lambda pair: (pair[0], _trained(pair[1])))[1]
     return None
+
+
+def _trained(member: MemberStanding) -> float:
+    return -math.inf if member.return_mean is None else member.return_mean
 
 
 def _moved(settings: Mapping[str, Any], after: Sequence[Mapping[str, float]]) -> dict[str, Any]:

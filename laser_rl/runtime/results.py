@@ -1,5 +1,6 @@
 """How a sweep ended."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,10 +35,10 @@ class SweepEnd:
     checkpoint: Path | None
 
     def best(self) -> MemberResult:
-        """The member with the best evaluation; without any, the one with the best returns."""
+        """The member with the best evaluation; of equal ones, and without any, the one with the best returns."""
 
-        def merit(member: MemberResult) -> tuple[bool, float]:
-            score = member.evaluation.mean if member.evaluation is not None else member.return_mean
-            return (score is not None, score or 0.0)
+        def merit(member: MemberResult) -> tuple[float, float]:
+            trained = -math.inf if member.return_mean is None else member.return_mean
+            return (trained if member.evaluation is None else member.evaluation.mean, trained)
 
         return max(self.members, key=merit)
