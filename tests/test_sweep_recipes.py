@@ -62,7 +62,9 @@ def test_demo_is_three_rates_and_one_replay():
 @pytest.mark.slow
 def test_every_member_of_the_demo_learns():
     end = sweep(recipes.demo())
-    assert min(member.evaluation.mean for member in end.members) > 0.9  # the optimum is 0.99, one who never finds it has 0
+    assert (
+        min(member.evaluation.mean for member in end.members) > 0.9
+    )  # the optimum is 0.99, one who never finds it has 0
     assert end.best().evaluation.mean == pytest.approx(0.99, abs=0.02)
 
 

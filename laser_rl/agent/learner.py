@@ -12,7 +12,7 @@ from laser_rl.agent.loss import Hyper, hyper_of, laser_loss
 from laser_rl.agent.optimiser import build_optimiser, load_state
 from laser_rl.agent.parameters import FlatParameters
 from laser_rl.agent.policy import restore_generator
-from laser_rl.agent.tally import GROUPS, shares, tally
+from laser_rl.agent.tally import EVERY, GROUPS, shares, tally
 from laser_rl.config import LossConfig, OptimiserConfig, full_name
 from laser_rl.errors import ConfigError
 from laser_rl.networks.agent_network import AgentNetwork
@@ -91,8 +91,8 @@ class Learner:
                 self.step(norm, progress)
         age = self.version - batch.version
         numbers = {**loss.numbers, **ages(age, batch, 1), "gradient_norm": norm[None]}
-        counted = tally(loss, batch, age, sources=self.sources, members=1)
-        self.count(list(numbers), torch.cat(list(numbers.values())), counted[0], learned=learned)
+        counted = tally(loss, batch, age, sources=self.sources, members=1)[0] if self.version % EVERY == 0 else None
+        self.count(list(numbers), torch.cat(list(numbers.values())), counted, learned=learned)
         return learned
 
     def step(self, norm: Tensor, progress: float) -> None:
@@ -102,7 +102,7 @@ class Learner:
             self.flat.gradient.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
         self.optimiser.step(self.flat.value, self.flat.gradient, self.learning_rate(progress))
 
-    def count(self, names: list[str], values: Tensor, counted: Tensor, *, learned: bool) -> None:
+    def count(self, names: list[str], values: Tensor, counted: Tensor | None, *, learned: bool) -> None:
         """After an update: its numbers, the trust bound, and a state to go back to if this goes wrong."""
         self.version += 1
         self.skipped += not learned
@@ -111,7 +111,8 @@ class Learner:
         if not self._names:
             self._names, self._sums = names, torch.zeros(2, len(names), device=self.device)
         self._sums += torch.stack([torch.where(defined, values, 0.0), defined.float()])
-        self._tally += counted
+        if counted is not None:
+            self._tally += counted
         target = self.loss.target_acceptance
         if target is not None:
             accepted = values[names.index("acceptance")]

@@ -16,7 +16,7 @@ from laser_rl.agent.loss import columns, differences, hyper_of, laser_loss
 from laser_rl.agent.optimiser import build_optimiser, move_state
 from laser_rl.agent.parameters import shaped
 from laser_rl.agent.policy import Decision, decide
-from laser_rl.agent.tally import tally
+from laser_rl.agent.tally import EVERY, tally
 from laser_rl.networks.memory import NoMemory
 from laser_rl.networks.stacked import side_by_side
 from laser_rl.networks.torso import MLP
@@ -98,9 +98,12 @@ class Stack:
         age = columns(version, batch) - batch.version
         numbers = {**loss.numbers, **ages(age, batch, members), "gradient_norm": norms[list(rows)]}
         names, values = list(numbers), torch.stack([number.float() for number in numbers.values()], dim=1)
-        counted = tally(loss, batch, age, sources=learners[0].sources, members=members)
+        counted = None
+        if learners[0].version % EVERY == 0:
+            counted = tally(loss, batch, age, sources=learners[0].sources, members=members)
         for number, (row, learner) in enumerate(zip(rows, learners, strict=True)):
-            learner.count(names, values[number], counted[number], learned=finite[row])
+            own = None if counted is None else counted[number]
+            learner.count(names, values[number], own, learned=finite[row])
 
     def _place(self, rows: Sequence[int], gradients: Sequence[Tensor]) -> None:
         whole = list(rows) == self._all

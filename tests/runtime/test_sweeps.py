@@ -120,8 +120,7 @@ def test_members_that_do_not_share_see_nobody_elses_data(share):
     assert abs(training.updates - shared.updates) <= 3  # the same number of updates with and without replay
 
 
-@pytest.mark.parametrize("share", ["shared", "separate", "none"])
-@pytest.mark.parametrize("stack", ["on", "off"])
+@pytest.mark.parametrize(("share", "stack"), [("shared", "on"), ("shared", "off"), ("separate", "on"), ("none", "on")])
 def test_a_stopped_sweep_goes_on_to_the_same_end(share, stack, tmp_path):
     config = small_sweep("laser/Catch", share=share, stack=stack, pbt=PBT, checkpoint_every_steps=150)
     whole = in_directory(config, tmp_path / "whole")
