@@ -63,6 +63,7 @@ class Adam:
 def build_optimiser(value: Tensor, config: OptimiserConfig) -> Optimiser:
     """The optimiser that a configuration names, for parameters [P] or [K, P].
 
+    >>> import torch
     >>> sorted(build_optimiser(torch.zeros(3), OptimiserConfig(kind="adam")).state)
     ['exp_avg', 'exp_avg_sq', 'step']
     """

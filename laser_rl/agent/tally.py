@@ -1,6 +1,4 @@
-"""Whose data, and how old, is trusted by whom: counted in every fourth update, which is a tenth of a small update saved, and reported as
-shares.
-"""
+"""Whose data, and how old, is trusted by whom: counted in every fourth update (in every one it would cost a tenth), reported as shares."""
 
 import torch
 from torch import Tensor
