@@ -296,6 +296,8 @@ def _standing(number: int, state: MemberState) -> Standing:
     window = state.numbers["training"]["window"]
     returns = window["returns"]
     score = sum(returns) / len(returns) if returns else float("nan")
+    if not all(bool(tensor.isfinite().all()) for tensor in state.tensors["network"].values()):
+        score = float("nan")  # nothing left to copy
     return Standing(number, state.numbers["training"]["steps"], window["episodes"], score)
 
 

@@ -53,6 +53,9 @@ class Share(SweepTraining):
         if now - self._published >= PUBLISH_S:
             self.publish()
 
+    def _survey_if_due(self) -> None:
+        """The parent sees all members, and does it."""
+
     def publish(self) -> None:
         """Everybody's state onto the board."""
         self._published = time.monotonic()
@@ -95,7 +98,8 @@ class Share(SweepTraining):
             load_learner(training, state.tensors, state.numbers)
             training.steps = max(training.steps, int(self.board.steps[number]))
             self.applied[number] = training.notes.get("applied", -1)
-            training.announce("resumed")
+            if training.steps or training.update:
+                training.announce("resumed")
             self.pace.move(place, training.steps)
 
 

@@ -131,7 +131,10 @@ class SweepTraining:
         """One look at who may copy whom; copies are made at once, each whole or not at all."""
         if self.pbt is None or self.sweep.pbt is None:
             return []
-        config = self.sweep.pbt
+        config, episodes = self.sweep.pbt, [training.window.episodes for training in self.trainings]
+        since = [now - before for now, before in zip(episodes, self.pbt.decided_at, strict=True)]
+        if max(since) < config.every_episodes:  # asked in every turn, so the usual answer has to be quick
+            return []
         exploits = decide(
             self.standing(), [self.tuned(place) for place in range(len(self.trainings))], config, self.pbt
         )
@@ -158,6 +161,8 @@ class SweepTraining:
         for number, training in zip(self.numbers, self.trainings, strict=True):
             numbers = training.window.numbers()
             score = float(numbers.get("return_mean", math.nan))
+            if not training.member.learner.flat.value.isfinite().all():
+                score = math.nan  # its returns were good, but there is nothing left to copy
             rows.append(Standing(number, training.steps, training.window.episodes, score))
         return rows
 

@@ -243,3 +243,14 @@ def test_nan_scores_copy_but_are_not_copied(tmp_path):
     assert history
     assert 2 not in {exploit.donor for exploit in history}
     assert 2 in {exploit.member for exploit in history}
+
+
+def test_a_member_whose_parameters_broke_is_not_copied():
+    training = prepared(small_sweep("laser/Catch", pbt=PBT))
+    while not training.pbt.history:
+        training.turn()
+        training.exploit()
+    donor = training.pbt.history[-1].donor
+    training.trainings[donor].member.learner.flat.value[0] = math.nan
+    assert math.isnan(training.standing()[donor].score)
+    training.crew.close()
