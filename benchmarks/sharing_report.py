@@ -4,7 +4,8 @@
 
 The unit is the sweep: numbers of its members are averaged first, and intervals are bootstraps over seeds (95 %, of the mean). "whole run"
 is the mean return over all of training, which is what sample efficiency looks like; "end" the last three buckets; "solved" the share of
-members whose end is at the task's mark; "best" the best member at the end (a maximum over nine: optimistic, as in the paper).
+members whose end is at the task's mark, "steps" the mean over members of the steps to the first bucket at the mark (a member that never
+gets there counts the whole run); "best" the best member at the end (a maximum over nine: optimistic, as in the paper).
 """
 
 import csv
@@ -52,12 +53,15 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
     return float(array.mean()), *np.percentile(means, [2.5, 97.5]).tolist()
 
 
-def numbers(curves: Values, solved: float | None) -> dict[str, float]:
+def numbers(curves: Values, solved: float | None, bucket: int = 1) -> dict[str, float]:
     """What one sweep achieved."""
     end = np.nanmean(curves[:, -END:], axis=1)
     made = {"whole run": float(np.nanmean(curves)), "end": float(end.mean()), "best": float(end.max())}
     if solved is not None:
         made["solved"] = float((end >= solved - 1e-9).mean())
+        there = curves >= solved - 1e-9
+        first = np.where(there.any(1), there.argmax(1) + 1, curves.shape[1])
+        made["steps"] = float(first.mean() * bucket / 1000)
     return made
 
 
@@ -65,14 +69,15 @@ def table(name: str, data: dict[str, dict[int, Values]], members: slice = slice(
     """A row a variant."""
     task = TASKS[name]
     order = [variant for variant in VARIANTS if variant in data]
-    columns = ["whole run", "end", "best", *(["solved"] if task.solved is not None else [])]
+    columns = ["whole run", "end", "best", *(["solved", "steps"] if task.solved is not None else [])]
     lines = [f"| variant | seeds | {' | '.join(columns)} |", "|---" * (2 + len(columns)) + "|"]
     for variant in order:
-        sweeps = [numbers(curves[members], task.solved) for curves in data[variant].values()]
+        sweeps = [numbers(curves[members], task.solved, task.bucket) for curves in data[variant].values()]
         cells = []
         for column in columns:
             mean, low, high = interval([sweep[column] for sweep in sweeps])
-            cells.append(f"{mean:.2f} [{low:.2f}, {high:.2f}]")
+            form = ".0f" if column == "steps" else ".2f"
+            cells.append(f"{mean:{form}} [{low:{form}}, {high:{form}}]{'k' * (column == 'steps')}")
         lines.append(f"| {variant} | {len(sweeps)} | {' | '.join(cells)} |")
     return lines
 

@@ -64,6 +64,20 @@ def test_own_environment_and_network():
     assert len(before) < 49
 
 
+def test_sweep(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    out = output_of("sweep", 20_000)
+    shared, separate = out.split("a replay each:")
+    means = [
+        [mean for _, mean in numbers(r"member \d, learning rate ([\d.]+): mean return (-?[\d.]+)", part)]
+        for part in (shared, separate)
+    ]
+    assert min(means[0]) > 0.9  # all of those who share have found it
+    assert min(means[1]) < 0.5 < max(means[1])  # of the others not all
+    [(again,)] = numbers(r"from its file: (-?[\d.]+)", out)
+    assert again == max(means[1])
+
+
 def test_callbacks():
     out = output_of("callbacks", "--goal", 40)
     curve = numbers(r"step +(\d+)  mean return +([\d.]+)", out)

@@ -181,3 +181,16 @@ def test_traces_follow_the_value_mask_and_only_the_value_mask():
     assert ((other.policy == 0) == batch.learnable).all()
     ratio = Categorical(3).log_prob(policy, action) - Categorical(3).log_prob(common[3], action)
     assert torch.equal(one.estimate.target, vtrace(ratio, batch.learnable, *batch.arguments[2:]).target)
+
+
+@pytest.mark.parametrize("how", ["sum", "mean"])
+def test_members_side_by_side_are_reduced_each_for_itself(how):
+    loss, mask = normal(1, 4, 6), normal(2, 4, 6) > 0
+    mask[:, 2:4] = False  # the second member has nothing to learn from
+    loss = loss * mask  # as all losses are
+    together = actor_critic.reduce(loss, mask, how, members=3)
+    for member in range(3):
+        columns = slice(2 * member, 2 * member + 2)
+        assert_same(
+            together[member : member + 1], twin.reduced(loss[:, columns].numpy(), mask[:, columns].numpy(), how)
+        )

@@ -201,6 +201,7 @@ CASES = [
     (actor_critic.entropy_loss, {"entropy": poisoned(ones)}, not_finite("entropy", ones)),
     (actor_critic.entropy_loss, {"online": mask[:, 0]}, wrong_shape("online", (3,), (2,), "row")),
     (actor_critic.entropy_loss, {"online": ones[0]}, not_mask("online")),
+    (actor_critic.reduce, {"members": 3}, "2 columns for 3 members, expected as many for each"),
     (actor_critic.reduce, {"how": "max"}, "how is 'max', expected 'sum' or 'mean'"),
     (actor_critic.reduce, {"loss": wide}, wrong_shape("loss", (3, 5), (3, 2), "learnable")),
     (actor_critic.actor_critic_losses, {"value": ones}, "value has shape (3, 2), expected (4, 2): one row more than reward"),
