@@ -18,6 +18,10 @@ Count = Annotated[int, Field(ge=1)]
 CountOrNone = Annotated[int, Field(ge=0)]
 
 
+# For KL(pi, implied) from our own sweep over it (docs/results/sharing); for KL(pi, mu), which is larger, from a prototype.
+DEFAULT_BOUND = 0.1
+
+
 class Frozen(BaseModel):
     """Unknown names are refused and nothing can be changed after validation."""
 
@@ -111,7 +115,7 @@ class LossConfig(Frozen):
     trust: Literal["implied", "behaviour", "off"] = "implied"
     """Relevance: KL(pi || implied policy), KL(pi || mu), or every row is trusted."""
     trust_bound: Positive | None = None
-    """Rows with a larger relevance are rejected; none: 0.03 for implied, 0.1 for behaviour."""
+    """Rows with a larger relevance are rejected; none: 0.1."""
     target_acceptance: Share | None = None
     """Adapt the bound to keep this share of the replayed steps."""
     clip_rho: Positive = 1.0
@@ -129,10 +133,10 @@ class LossConfig(Frozen):
 
     @property
     def bound(self) -> float:
-        """The threshold, with its default by relevance function; infinite if everything is trusted."""
+        """The threshold, or its default; infinite if everything is trusted."""
         if self.trust == "off":
             return math.inf
-        return self.trust_bound or {"implied": 0.03, "behaviour": 0.1}[self.trust]
+        return self.trust_bound or DEFAULT_BOUND
 
     @model_validator(mode="after")
     def _consistent(self) -> "LossConfig":

@@ -153,7 +153,7 @@ def test_flat_parameters_learn_what_separate_ones_learn(kind):
         batch = random_batch(seed)
         assert learner.update(batch, progress=0.0)
         adam.zero_grad()
-        loss = laser_loss(FAMILY, output_of(plain, batch), batch, LossConfig(), torch.tensor(0.03))
+        loss = laser_loss(FAMILY, output_of(plain, batch), batch, LossConfig(), torch.tensor(LossConfig().bound))
         loss.total.backward()
         if kind == "adam":
             adam.step()
