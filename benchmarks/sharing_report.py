@@ -145,9 +145,7 @@ def bounds_picture(every: dict[str, dict[str, dict[int, Values]]]) -> None:
         top = max(mean for mean, _, _ in made)
         mean, low, high = (np.array(part) / top for part in zip(*made, strict=True))
         axes.errorbar([b for b, _ in found], mean, [mean - low, high - mean], label=name, marker="o", capsize=3)
-    axes.set(
-        xscale="log", xlabel="bound b on KL(pi, implied)", ylabel="return over the whole run / that of the best bound"
-    )
+    axes.set(xscale="log", xlabel="bound b on KL(pi, implied)", ylabel="whole-run return / best bound")
     axes.grid(visible=True, alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8)
