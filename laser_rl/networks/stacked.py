@@ -25,7 +25,7 @@ def side_by_side(network: AgentNetwork, members: int) -> Forward:
     torch.Size([3, 10, 2])
     """
     if not isinstance(network.memory, NoMemory):
-        raise NotImplementedError("a memory's state is not carried for members side by side")
+        raise TypeError("members with a memory cannot be computed side by side: its state is not carried")
     plain = isinstance(network.torso, MLP) and isinstance(network.value_torso, MLP | None) and not network.bf16
     one = _matrices if plain else _vmapped
 

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from laser_rl import checkpoint
-from laser_rl.checkpoint import RunLock, Snapshot
+from laser_rl.checkpoint import Snapshot
 from laser_rl.checkpoint.atomic import write_json
 from laser_rl.config import Config
-from laser_rl.errors import ConfigError
-from laser_rl.metrics.log import FILE, MetricsLog
+from laser_rl.metrics.log import MetricsLog
 from laser_rl.runtime.files import CONFIG, read_config, require_same
+from laser_rl.runtime.held import has_checkpoints, hold, throw_away
 from laser_rl.runtime.saving import Segments, load_member, member_groups, member_numbers, warn_of_lost
 from laser_rl.runtime.training import Training
 from laser_rl.types import UnrollLayout
@@ -25,27 +25,18 @@ class RunDirectory:
 
     def __init__(self, path: Path, config: Config | None = None, *, fresh: bool = False) -> None:
         self.path = path
-        if config is None and not (path / CONFIG).exists():
-            raise ConfigError(f"{path} is no run directory: it has no {CONFIG}; 'laser train --out {path}' makes one")
-        path.mkdir(parents=True, exist_ok=True)
-        self._lock = RunLock(path)
-        try:
-            self._settle(config, fresh=fresh)
-        except BaseException:
-            self._lock.release()
-            raise
+        self._lock = hold(
+            path, CONFIG, "laser train", given=config is not None, settle=lambda: self._settle(config, fresh=fresh)
+        )
         self.config = read_config(path)
         self.log = MetricsLog(path)
         self._segments: Segments | None = None
 
     def _settle(self, config: Config | None, *, fresh: bool) -> None:
         path = self.path
-        checkpoint.remove_leftovers(path)
         if fresh:
-            checkpoint.clear(path)
-            for old in [path / FILE, *path.glob("events.*")]:
-                old.unlink(missing_ok=True)
-        elif config is not None and any(path.glob(f"{checkpoint.CHECKPOINTS}/step-*")):
+            throw_away(path)
+        elif config is not None and has_checkpoints(path):
             require_same(config, read_config(path))
         if config is not None:
             write_json(path / CONFIG, config.model_dump(mode="json"))

@@ -8,12 +8,12 @@ from typing import Any
 from torch import Tensor
 
 from laser_rl import checkpoint
-from laser_rl.checkpoint import Loaded, RunLock, SegmentEntry, Snapshot
+from laser_rl.checkpoint import Loaded, SegmentEntry, Snapshot
 from laser_rl.checkpoint.atomic import write_json
-from laser_rl.errors import ConfigError
-from laser_rl.metrics.log import FILE, MetricsLog
+from laser_rl.metrics.log import MetricsLog
 from laser_rl.replay.store import Replay
 from laser_rl.runtime.files import SWEEP, read_sweep, require_same_sweep
+from laser_rl.runtime.held import has_checkpoints, hold, throw_away
 from laser_rl.runtime.saving import Segments, load_member, member_groups, member_numbers, warn_of_lost
 from laser_rl.runtime.sweep import SweepTraining
 from laser_rl.sweep.settings import FORMAT, SweepConfig
@@ -31,27 +31,18 @@ class SweepDirectory:
 
     def __init__(self, path: Path, sweep: SweepConfig | None = None, *, fresh: bool = False) -> None:
         self.path = path
-        if sweep is None and not (path / SWEEP).exists():
-            raise ConfigError(f"{path} is no sweep: it has no {SWEEP}; 'laser sweep --out {path}' makes one")
-        path.mkdir(parents=True, exist_ok=True)
-        self._lock = RunLock(path)
-        try:
-            self._settle(sweep, fresh=fresh)
-        except BaseException:
-            self._lock.release()
-            raise
+        self._lock = hold(
+            path, SWEEP, "laser sweep", given=sweep is not None, settle=lambda: self._settle(sweep, fresh=fresh)
+        )
         self.sweep = read_sweep(path)
         self.log = MetricsLog(path)
         self._segments: dict[int, Segments] = {}
 
     def _settle(self, sweep: SweepConfig | None, *, fresh: bool) -> None:
         path = self.path
-        checkpoint.remove_leftovers(path)
         if fresh:
-            checkpoint.clear(path)
-            for old in [path / FILE, *path.glob("events.*"), *path.glob("members/*/events.*")]:
-                old.unlink(missing_ok=True)
-        elif sweep is not None and any(path.glob(f"{checkpoint.CHECKPOINTS}/step-*")):
+            throw_away(path)
+        elif sweep is not None and has_checkpoints(path):
             require_same_sweep(sweep, read_sweep(path))
         if sweep is not None:
             write_json(path / SWEEP, {"format": FORMAT, **described(sweep)})
