@@ -155,6 +155,10 @@ def bounds_picture(every: dict[str, dict[str, dict[int, Values]]]) -> None:
 def main() -> None:
     """All tasks that have a file."""
     every: dict[str, dict[str, dict[int, Values]]] = {}
+    print("# Sharing: all tables\n")
+    print(
+        "Made by `benchmarks/sharing_report.py` from the CSV files beside this one; [README](README.md) says what they mean.\n"
+    )
     for name, task in TASKS.items():
         if not (RESULTS / f"{name}.csv").exists():
             continue
