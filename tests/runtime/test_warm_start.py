@@ -46,7 +46,7 @@ def test_acceptance_is_reported_for_the_old_members_and_the_run_resumes(old, tmp
     config = small("laser/Catch", capacity_steps=2_000, start_from=str(old))
     finish(config, tmp_path / "whole")
     rows = read(tmp_path / "whole", ("train",))
-    assert {f"acceptance_from_{j}" for j in range(4)} <= rows[-1].keys()
+    assert {f"acceptance_from_{j}" for j in range(4)} <= rows[-2].keys()  # the last row may be of an update or two
     assert min(row["replay_age_updates"] for row in rows) > 0
 
     def pulled(progress):
