@@ -13,6 +13,7 @@ from laser_rl.types import Episode
 _CUT = 0.25  # the interquartile mean leaves out a quarter at each end
 _LEVEL = 0.95
 _RESAMPLES = 2000
+_LARGE = 10  # from here on one decimal is enough to print
 
 
 @dataclass(frozen=True, repr=False)
@@ -31,8 +32,10 @@ class EvalResult:
     length_mean: float  # NaN where lengths are not known
 
     def __repr__(self) -> str:
-        low, high = self.ci95
-        return f"EvalResult(mean={self.mean:.1f}, iqm={self.iqm:.1f}, ci95=({low:.1f}, {high:.1f}))"
+        mean, iqm, low, high = (
+            round(float(x), 1 if abs(x) >= _LARGE else 3) for x in (self.mean, self.iqm, *self.ci95)
+        )
+        return f"EvalResult(mean={mean}, iqm={iqm}, ci95=({low}, {high}))"
 
 
 def evaluation_of(fields: Mapping[str, Any]) -> EvalResult:

@@ -67,6 +67,7 @@ def test_the_seed_decides():
 
 def test_repr_is_short():
     assert repr(summarise([490.0, 500.0, 500.0, 500.0])) == "EvalResult(mean=497.5, iqm=500.0, ci95=(492.5, 500.0))"
+    assert repr(summarise([0.99, 0.99])) == "EvalResult(mean=0.99, iqm=0.99, ci95=(0.99, 0.99))"
 
 
 def test_lengths():
