@@ -23,6 +23,7 @@ from laser_rl.runtime.training import Training
 
 ROOM_FOR_NUMBERS = 1 << 16  # counters, window, settings, evaluation: a few kilobytes
 TRIES = 100
+PUBLISH_S = 1.0  # so much of a member's learning is lost if its process is killed
 
 
 class MemberState(NamedTuple):

@@ -20,7 +20,7 @@ from laser_rl.evaluation.statistics import evaluation_of
 from laser_rl.metrics.log import read_from
 from laser_rl.metrics.sink import Kind, Sink
 from laser_rl.networks.build import TorsoSource
-from laser_rl.runtime.board import ROOM_FOR_NUMBERS, Board, MemberState, packed, parsed, published
+from laser_rl.runtime.board import PUBLISH_S, ROOM_FOR_NUMBERS, Board, MemberState, packed, parsed, published
 from laser_rl.runtime.build import EnvironmentSource, derive
 from laser_rl.runtime.child import ShareProcess
 from laser_rl.runtime.crew_build import Parts, build_parts
@@ -78,7 +78,7 @@ class Supervisor:
         self._offset = self.directory.log.path.stat().st_size
         self._next_save = 0
         self._plan_save()
-        self._surveyed = time.monotonic()
+        self._surveyed = self._decided = time.monotonic()
         self.processes = [self._process(share, count) for share in np.array_split(np.arange(members), count)]
 
     def _fresh(self, place: int) -> bytes:
@@ -128,7 +128,8 @@ class Supervisor:
                 process.restart(int(self.board.steps[process.numbers].sum()))
                 over = False
         self._pass_rows()
-        self._exploit()
+        if time.monotonic() - self._decided > PUBLISH_S:  # nothing new is on the board before
+            self._exploit()
         if time.monotonic() - self._surveyed > SURVEY_S:
             self._survey()
         if self._next_save and int(self.board.steps.min()) >= self._next_save:
@@ -150,6 +151,7 @@ class Supervisor:
 
     def _exploit(self) -> None:
         """Decide on what is published, and see to it that what was decided is done: a killed process is told again."""
+        self._decided = time.monotonic()
         if self.pbt is None or self.sweep.pbt is None:
             return
         states = self.states()

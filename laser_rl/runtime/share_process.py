@@ -20,7 +20,7 @@ from laser_rl.errors import UserError
 from laser_rl.metrics.log import MetricsLog
 from laser_rl.replay.shared import Handle
 from laser_rl.replay.store import Replay
-from laser_rl.runtime.board import Board, parsed, published
+from laser_rl.runtime.board import PUBLISH_S, Board, parsed, published
 from laser_rl.runtime.crew_build import build_crew
 from laser_rl.runtime.saving import load_learner
 from laser_rl.runtime.sweep import SweepTraining, run_sweep
@@ -29,7 +29,6 @@ from laser_rl.sweep.settings import sweep_from
 from laser_rl.types import UnrollLayout
 
 log = logging.getLogger("laser_rl.runtime")
-PUBLISH_S = 1.0  # so much of a member's learning is lost if its process is killed
 LOOK_S = 0.05
 
 
