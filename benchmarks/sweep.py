@@ -39,7 +39,8 @@ def base(task: str, steps: int, **more: Any) -> Any:
     """The common settings."""
     settings = {
         "run.steps": steps, "reward_scale": 1.0, "entropy_cost": 0.01, "schedule": "constant", "run.device": "cpu",
-        "run.threads": 1, "checkpoint_every_steps": 0, "evaluate_episodes": 1, "capacity_steps": 90_000, **more,
+        "run.threads": 1, "checkpoint_every_steps": 0, "evaluate_episodes": 1, "capacity_steps": 90_000,
+        "hidden": (int(os.environ["LASER_HIDDEN"]),) * 2, **more,
     }  # fmt: skip
     return override(recipes.cartpole(task), settings)
 
@@ -145,7 +146,9 @@ def main() -> None:
     parser.add_argument("rest", nargs="*")
     parser.add_argument("--task", default="laser/DeepSea-10")
     parser.add_argument("--steps", type=int, default=6_000)
+    parser.add_argument("--hidden", type=int, default=64, help="units of each of two layers")
     asked = parser.parse_args()
+    os.environ.setdefault("LASER_HIDDEN", str(asked.hidden))  # for the children
     if asked.what == "child":
         kind, task, *rest = asked.rest
         made = {

@@ -38,6 +38,7 @@ log = logging.getLogger("laser_rl.runtime")
 LOOK_S = 0.1
 SURVEY_S = 2.0
 STOP_S = 30.0
+BYTES_A_RETURN = 64  # in the JSON of an evaluation, generously
 
 
 class Supervisor:
@@ -68,7 +69,8 @@ class Supervisor:
         self.pbt = PbtState(members, derive(seed, "pbt")) if sweep.pbt is not None else None
         self._random = np.random.Generator(np.random.PCG64(derive(seed, "survey")))
         first = [self._fresh(place) for place in range(members)]
-        self.board = Board(members, 2 * max(map(len, first)) + ROOM_FOR_NUMBERS)
+        numbers = ROOM_FOR_NUMBERS + BYTES_A_RETURN * sweep.base.run.evaluate_episodes
+        self.board = Board(members, 2 * max(map(len, first)) + numbers)
         loaded = self._go_on()
         if loaded is None:
             for store in self._stores():
@@ -107,8 +109,8 @@ class Supervisor:
             interrupted = self.stop.reason
             self._pass_rows()
             self._survey()
-            self.save()
             self._announce("finished" if interrupted is None else "stopped")
+            self.save()
             return self._end(interrupted)
         finally:
             for process in self.processes:
@@ -154,18 +156,14 @@ class Supervisor:
         self._decided = time.monotonic()
         if self.pbt is None or self.sweep.pbt is None:
             return
-        states = self.states()
-        names = self.sweep.pbt.tuned
-        decide(
-            [_standing(n, state) for n, state in enumerate(states)],
-            [_tuned(s, names) for s in states],
-            self.sweep.pbt,
-            self.pbt,
-        )
-        newest = {exploit.member: exploit for exploit in self.pbt.history}
-        for member, exploit in newest.items():
-            if states[member].numbers["training"]["notes"].get("applied", -1) < exploit.number:
-                self._process_of(member).order({"exploit": _order(exploit)})
+        states, names = self.states(), self.sweep.pbt.tuned
+        due = [exploit for exploit in self.pbt.history if not _applied(exploit, states)]
+        # Not before what was decided is done, and not where nobody would hear it any more.
+        if not due and int(self.board.steps.max()) < self.sweep.base.run.steps:
+            standing = [_standing(number, state) for number, state in enumerate(states)]
+            due = decide(standing, [_tuned(state, names) for state in states], self.sweep.pbt, self.pbt)
+        for exploit in due:
+            self._process_of(exploit.member).order({"exploit": _order(exploit)})
 
     def _process_of(self, member: int) -> ShareProcess:
         return next(process for process in self.processes if member in process.numbers)
@@ -245,8 +243,8 @@ class Supervisor:
         self._next_save = (int(self.board.steps.min()) // every + 1) * every if every else 0
 
     def _end(self, interrupted: str | None) -> SweepEnd:
-        members = []
-        for number, (state, learner) in enumerate(zip(self.states(), self.parts.learners, strict=True)):
+        members, states = [], self.states()
+        for number, (state, learner) in enumerate(zip(states, self.parts.learners, strict=True)):
             learner.load(state.tensors, state.numbers["learner"])
             counted, config = state.numbers["training"], self.parts.configs[number]
             window, evaluated = counted["window"]["returns"], counted["evaluated"]
@@ -267,7 +265,7 @@ class Supervisor:
                     number, settings, now, int(self.board.steps[number]), learner.version, mean, played, trained
                 )
             )
-        history = () if self.pbt is None else tuple(self.pbt.history)
+        history = () if self.pbt is None else tuple(e for e in self.pbt.history if _applied(e, states))
         saved = checkpoint.latest(self.directory.path)
         return SweepEnd(tuple(members), history, interrupted, None if saved is None else saved.path)
 
@@ -292,6 +290,12 @@ def run_processes(
         )
     others = [sink for sink in sinks if sink is not directory.log]  # the processes write into the log themselves
     return Supervisor(sweep, directory, count, sinks=others, callbacks=callbacks).run()
+
+
+def _applied(exploit: Exploit, states: Sequence[MemberState]) -> bool:
+    """Whether the member's own state says that it has made this copy."""
+    newest: int = states[exploit.member].numbers["training"]["notes"].get("applied", -1)
+    return exploit.number <= newest
 
 
 def _standing(number: int, state: MemberState) -> Standing:

@@ -105,13 +105,12 @@ class Share(SweepTraining):
 def run(start: Mapping[str, Any], orders: int) -> None:
     """Build, run to the end, publish."""
     sweep = sweep_from(start["sweep"])
-    torch.set_num_threads(start["threads"])
     numbers: Sequence[int] = start["numbers"]
     handles = {number: Handle(*handle) for number, handle in start["stores"].items()}
     attached = {handle.file: Replay.attach(_layout(start["layout"]), handle) for handle in set(handles.values())}
     stores = [attached[handles[str(number)].file] for number in numbers] if handles else None
     crew = build_crew(sweep, numbers=numbers, stores=stores)
-    torch.set_num_threads(start["threads"])
+    torch.set_num_threads(min(torch.get_num_threads(), start["threads"]))  # fewer where the network is small
     board = Board(len(sweep.settings), start["size"], start["board"])
     log_file = MetricsLog(Path(start["run_dir"]))
     training = Share(sweep, crew, sinks=[log_file], numbers=numbers, board=board, orders=orders)

@@ -30,7 +30,7 @@ class MemberSink:
         self._sink.write(kind, step, update, {"member": self._member, **values})
 
     def flush(self) -> None:
-        """Nothing is held back here."""
+        """Passed on."""
         self._sink.flush()
 
     def close(self) -> None:
@@ -226,8 +226,7 @@ class SweepTraining:
 def run_sweep(training: SweepTraining, wait_s: float = 0.0005) -> None:
     """Act and learn in turn until the steps are done or somebody asks to stop; in one process the same seed gives the same bits."""
     while training.goes_on():
-        if training.turn():
-            training.between()
-        else:
+        if not training.turn():
             training.pace.wait(wait_s)
             time.sleep(wait_s)
+        training.between()  # also while waiting: who waits must hear that it is to stop

@@ -24,9 +24,7 @@ from laser_rl.ops import checks
 from laser_rl.ops.distributions import Family
 from laser_rl.types import Array, Batch
 
-MOST_PARAMETERS = (
-    300_000  # beyond, a member's own computation is large enough to be worth its call (benchmarks/README.md)
-)
+MOST_PARAMETERS = 300_000  # of one member; how the gain shrinks with the size is in benchmarks/README.md
 
 
 def can_stack(learners: Sequence[Learner]) -> bool:
