@@ -254,3 +254,22 @@ def test_a_member_whose_parameters_broke_is_not_copied():
     training.trainings[donor].member.learner.flat.value[0] = math.nan
     assert math.isnan(training.standing()[donor].score)
     training.crew.close()
+
+
+@pytest.mark.parametrize("stack", ["on", "off"])
+def test_a_copy_has_the_donors_parameters_its_own_settings_and_an_empty_window(stack, tmp_path):
+    training = prepared(small_sweep("laser/Catch", pbt=PBT, stack=stack))
+    made = []
+    while not made:
+        training.turn()
+        before = [training.tuned(place) for place in range(3)]
+        made = training.exploit()
+    training.crew.close()
+    copied, donor = made[0], training.trainings[made[0].donor]
+    recipient = training.trainings[copied.member]
+    assert copied.before == before[copied.member]
+    assert training.tuned(copied.member) == copied.after != copied.before
+    if donor not in [training.trainings[other.member] for other in made]:  # else it has changed itself since
+        assert torch.equal(recipient.member.learner.flat.value, donor.member.learner.flat.value)
+    assert "return_mean" not in recipient.window.numbers()
+    assert recipient.window.episodes > 0  # the count goes on
