@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from laser_rl.agent.policy import Policy
+from laser_rl.agent.policy import Policy, Seen
 from laser_rl.api import LASER
 from laser_rl.errors import MissingExtra, UserError
 
@@ -157,7 +157,12 @@ class EpisodeSink:
 
 def acting(policy: Policy) -> Act:
     """As the judge asks."""
-    return lambda observation: policy.act(observation).environment_action
+
+    def act(observation: Any) -> Any:
+        first, nothing = np.ones(len(observation), bool), np.zeros(len(observation), np.float32)
+        return policy.act(Seen(observation, first, nothing, nothing, nothing[:, None][:, :0])).environment_action
+
+    return act
 
 
 def run_ours(seed: int, judge: Judge) -> None:

@@ -70,15 +70,22 @@ class EnvironmentConfig(Frozen):
 class NetworkConfig(Frozen):
     """Torso, memory and heads are independent choices."""
 
-    torso: Literal["auto", "mlp", "cnn", "impala"] = "auto"
-    """auto: mlp for vectors, cnn for small pictures, impala for large ones."""
+    torso: Literal["auto", "mlp", "cnn", "tiles", "impala"] = "auto"
+    """auto: mlp for vectors, cnn for small pictures, impala for large ones; tiles for pictures made of 4x4 tiles."""
     hidden: tuple[int, ...] = (64, 64)
-    """Layers of the mlp; the last one is also the layer after the convolutions of cnn."""
+    """Layers of the mlp; the last one is also the layer after the convolutions of cnn and tiles."""
     channels: int = 16
-    """Filters of the cnn."""
+    """Filters of cnn and tiles."""
     width: Count = 1
     """Multiplies the filters of impala: the paper's large network is 4."""
-    memory: Literal["none"] = "none"
+    memory: Literal["none", "lstm", "gru", "preco"] = "none"
+    """What is carried from row to row. preco: predictor-corrector LSTM."""
+    memory_size: Count = 256
+    """Units of the memory."""
+    last_step: bool = True
+    """A memory also reads the last action and the last reward."""
+    memory_span: CountOrNone = 0
+    """How many rows the units of a new memory last, from 1 to this; 0: a few. For what must be kept for longer than an unroll."""
     separate_value: bool = False
     """A torso of its own for the value."""
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -98,6 +105,19 @@ class ReplayConfig(Frozen):
     """Also leave when compressed observations exceed this."""
     warmup_steps: CountOrNone = 0
     """Steps in the replay before the first update."""
+    state: Literal["refresh", "stored", "zero"] = "refresh"
+    """With a memory, where a replayed unroll's state comes from: episodes replayed from their first row by the parameters that learn; or,
+    for comparison, unrolls drawn at random with the state that the actor had, or with none."""
+    burn_in_steps: CountOrNone = 0
+    """With stored or zero states: the first rows of a replayed unroll only warm the memory up."""
+    sampling: Literal["uniform", "prioritised"] = "uniform"
+    """prioritised: by the critic's loss; with refresh whole episodes, else unrolls."""
+    priority_exponent: Annotated[float, Field(ge=0)] = 0.6
+    """How strongly priorities count; 0 is uniform."""
+    importance_exponent: Share = 1.0
+    """How much of that bias the losses' weights correct; 1: all."""
+    priority_uniform_share: Share = 0.1
+    """Share of the draws that is uniform, so that no priority goes stale for ever."""
     start_from: str | None = None
     """Begin with the replay of this run directory, of a run or of a sweep."""
 
@@ -128,6 +148,15 @@ class LossConfig(Frozen):
     reward_scale: Positive = 1.0
     reward_transform: Literal["none", "clip", "dmlab"] = "none"
     """After scaling. Raw rewards are what is stored and reported."""
+    popart: bool = False
+    """Values and advantages in units of each task's own returns."""
+    popart_step: Annotated[float, Field(gt=0, le=1)] = 3e-4
+    """How far a task's statistics move on each target."""
+    pixel_control_cost: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of PixelControl, learning to change the picture; 0 leaves it out. 0.01 to 0.1 is what has been published."""
+    pixel_control_cell: Count = 4
+    """Pixels of a cell's side."""
+    pixel_control_discount: Share = 0.9
     life_loss_ends_discount: bool = False
     """The loss of a life has discount 0; the episode goes on."""
 
@@ -210,6 +239,21 @@ class Config(Frozen):
     loss: LossConfig = LossConfig()
     optimiser: OptimiserConfig = OptimiserConfig()
     run: RunConfig = RunConfig()
+
+    @model_validator(mode="after")
+    def _fits(self) -> "Config":
+        burn_in, recurrent = self.replay.burn_in_steps, self.network.memory != "none"
+        if burn_in and (not recurrent or self.replay.state == "refresh"):
+            raise ValueError(
+                "replay.burn_in_steps needs a network.memory and replay.state stored or zero; leave it at 0"
+            )
+        if burn_in >= self.loss.unroll_steps:
+            raise ValueError(
+                f"replay.burn_in_steps is {burn_in}, which leaves nothing to learn of {self.loss.unroll_steps} steps; lower it"
+            )
+        if self.network.separate_value and recurrent:
+            raise ValueError("network.separate_value: such a value sees nothing of network.memory; leave one out")
+        return self
 
     @field_validator("recipe")
     @classmethod

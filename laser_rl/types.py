@@ -29,6 +29,7 @@ class UnrollLayout:
     action_shape: tuple[int, ...]
     action_dtype: str
     parameter_size: int
+    state_size: int = 0  # of the memory, for one slot; 0 for a feed-forward agent
 
     @property
     def stack(self) -> int:
@@ -50,9 +51,11 @@ class UnrollLayout:
             "behaviour": ((self.steps, self.parameter_size), "float32"),
             "member": ((), "int32"),
             "slot": ((), "int32"),
+            "task": ((), "int32"),
             "episode": ((), "int64"),
             "seed": ((), "int64"),
             "version": ((), "int64"),
+            "state": ((self.state_size,), "float32"),
         }
 
 
@@ -72,9 +75,11 @@ class Unrolls(NamedTuple):
     behaviour: Array  # [n, T, P]
     member: Array  # [n]
     slot: Array
+    task: Array  # which task of the mixture the slot plays
     episode: Array  # number of the episode of input row 0 within its slot
     seed: Array  # of that episode
     version: Array  # of the parameters that acted at row 0
+    state: Array  # [n, S], the actor's memory before row 0
 
 
 def empty_unrolls(layout: UnrollLayout, count: int) -> Unrolls:
@@ -85,6 +90,15 @@ def empty_unrolls(layout: UnrollLayout, count: int) -> Unrolls:
     (3, 2)
     """
     return Unrolls(**{name: np.zeros((count, *shape), dtype) for name, (shape, dtype) in layout.fields().items()})
+
+
+class Inputs(NamedTuple):
+    """What a network reads of some rows, time-major."""
+
+    observation: Tensor  # [T, B, ...]
+    is_first: Tensor  # [T, B]
+    last_action: Tensor  # [T, B, ...], as stored by the policy's family; 0 on a first row
+    last_reward: Tensor  # [T, B], raw
 
 
 class Batch(NamedTuple):
@@ -103,10 +117,20 @@ class Batch(NamedTuple):
     behaviour: Tensor  # [T, B, P]
     member: Tensor  # [B]
     slot: Tensor
+    task: Tensor
     episode: Tensor
     seed: Tensor
     version: Tensor
+    state: Tensor  # [B, S]: the memory before row 0, where the column is not `carried`
     online: Tensor  # [B]: the member's own newest, not drawn from replay
+    carried: Tensor  # [B]: goes on where this column of the batch before ended; the learner has the state
+    weight: Tensor  # [B]: of the column's losses; 1 but for prioritised draws
+    id: Tensor  # [B]: of the unroll in the replay; -1 if online
+
+    @property
+    def inputs(self) -> "Inputs":
+        """What the network reads."""
+        return Inputs(self.observation, self.is_first, self.last_action, self.last_reward)
 
 
 class Episode(NamedTuple):

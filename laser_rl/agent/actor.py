@@ -4,13 +4,13 @@ Every slot writes its own unroll at its own pace: rows may come for some slots o
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from laser_rl.agent.policy import Decision, restore_generator
+from laser_rl.agent.policy import Decision, Seen, restore_generator
 from laser_rl.agent.stacking import FrameStack
 from laser_rl.envs.records import Environments, Rows
 from laser_rl.types import Array, Episode, UnrollLayout, Unrolls, empty_unrolls
@@ -36,8 +36,8 @@ class Decides(Protocol):
 
     generator: torch.Generator
 
-    def act(self, observation: Array, slots: Slots) -> Decision:
-        """Decide for the observations of these slots."""
+    def act(self, rows: Seen, slots: Slots) -> Decision:
+        """Decide for the newest rows of these slots."""
 
 
 class Actor:
@@ -69,6 +69,8 @@ class Actor:
         self._open.member[:] = self.member
         own = slots // len(np.unique(self.member))  # slots of one member
         self._open.slot[:] = np.arange(slots) % own
+        self._open.task[:] = [environments.spec.task_of(slot) for slot in self._open.slot.tolist()]
+        self._memory = np.zeros((slots, layout.state_size), np.float32)  # before each slot's newest row
         # Rows still to come before the recording starts.
         self._unrecorded = np.arange(slots) % own * layout.steps // own * stagger
         self._cursor = np.zeros(slots, np.int64)  # steps recorded in the open unroll
@@ -87,8 +89,14 @@ class Actor:
     def version(self, version: int) -> None:
         self.versions[:] = version
 
-    def begin(self) -> None:
-        """Reset all environments; before the first step, unless a state is loaded."""
+    def begin(self, *, recorded: bool = False) -> None:
+        """Reset all environments; before the first step, unless a state is loaded.
+
+        With `recorded` no first row is left out, for slots that have written into this replay before: an unroll that began in the middle
+        of an episode could be taken for the next of the one that was cut off.
+        """
+        if recorded:
+            self._unrecorded[:] = 0
         rows = self.environments.reset()
         self._stack.push(rows)
         self._begin_unrolls(rows)
@@ -99,10 +107,12 @@ class Actor:
         """Act in every slot that waits (only `among` these, if given), and record the rows that come."""
         slots = self._ready if among is None else self._ready[among[self._ready]]
         resting = self._ready[:0] if among is None else self._ready[~among[self._ready]]
-        decision = self.policy.act(self._stack.seen(slots), slots)
         at = self._cursor[slots]
         begun = slots[at == 0]
-        self._open.version[begun] = self.versions[begun]
+        self._open.version[begun], self._open.state[begun] = self.versions[begun], self._memory[begun]
+        decision = self.policy.act(self._seen(slots, at), slots)
+        if decision.state is not None:
+            self._memory[slots] = decision.state
         # Written at once, so that it is there whenever the slot's row comes; counted only then.
         self._open.action[slots, at] = decision.action
         self._open.behaviour[slots, at] = decision.behaviour
@@ -114,6 +124,13 @@ class Actor:
         self._ended[rows.slots] = rows.terminated | rows.truncated
         self._ready = rows.slots if among is None else np.concatenate([rows.slots, resting])
         return Taken(unrolls, episodes, rows.slots[~rows.is_first])
+
+    def _seen(self, slots: Slots, at: Slots) -> Seen:
+        """The newest row of each slot: it is the open unroll's row `at`."""
+        recording = self._open
+        first = cast("NDArray[np.bool_]", recording.is_first[slots, self.layout.context + at])
+        last = recording.last_action[slots, at], recording.last_reward[slots, at]
+        return Seen(self._stack.seen(slots), first, *last, self._memory[slots])
 
     def _record(self, rows: Rows) -> Unrolls | None:
         skipped = rows.restarted | (self._unrecorded[rows.slots] > 0)
@@ -129,8 +146,7 @@ class Actor:
         recording.truncated[slots, at] = rows.truncated
         recording.lost_life[slots, at] = rows.lost_life
         recording.last_reward[slots, at + 1] = rows.reward
-        action = recording.action[slots, at]
-        recording.last_action[slots, at + 1] = np.where(first.reshape(-1, *[1] * (action.ndim - 1)), 0, action)
+        recording.last_action[slots, at + 1] = self._taken(rows)
         recording.observation[slots, self.layout.context + at + 1] = rows.observation
         recording.is_first[slots, self.layout.context + at + 1] = first
         self._cursor[slots] = at + 1
@@ -151,13 +167,18 @@ class Actor:
         self._cursor[slots] = 0
         return done
 
+    def _taken(self, rows: Rows) -> Array:
+        """The action that led to these rows; none led to an episode's first, or to a row after the stream was broken."""
+        action = self._open.action[rows.slots, self._cursor[rows.slots]]
+        return np.where(rows.is_first.reshape(-1, *[1] * (action.ndim - 1)), 0, action).astype(action.dtype)
+
     def _begin_unrolls(self, rows: Rows) -> None:
         """Start anew at these rows; the context is what the stack still holds."""
         slots, context, recording = rows.slots, self.layout.context, self._open
         recording.observation[slots, : context + 1] = self._stack.array[slots]
         recording.is_first[slots, :context] = False  # the stack has been cut already
         recording.is_first[slots, context] = rows.is_first
-        recording.last_action[slots, 0] = 0
+        recording.last_action[slots, 0] = self._taken(rows)
         recording.last_reward[slots, 0] = rows.reward
         recording.episode[slots], recording.seed[slots] = rows.episode, rows.seed
         self._cursor[slots] = 0
@@ -207,6 +228,7 @@ class Actor:
             "length": self._length,
             "return": self._return,
             "stack": self._stack.array,
+            "memory": self._memory,
         }
 
 

@@ -12,12 +12,14 @@ from laser_rl.agent.loss import Hyper, hyper_of, laser_loss
 from laser_rl.agent.optimiser import build_optimiser, load_state
 from laser_rl.agent.parameters import FlatParameters
 from laser_rl.agent.policy import restore_generator
+from laser_rl.agent.recurrent import Recurrent
 from laser_rl.agent.tally import EVERY, GROUPS, shares, tally
 from laser_rl.config import LossConfig, OptimiserConfig, full_name
 from laser_rl.errors import ConfigError
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.ops import checks, trust_region
 from laser_rl.ops.distributions import Family
+from laser_rl.ops.priority import critic_priority
 from laser_rl.ops.rmsprop import linear_rate
 from laser_rl.types import Batch
 
@@ -44,6 +46,8 @@ class Learner:
         optimiser: what to do with a gradient.
         seed: only used where relevance is estimated by sampling.
         sources: how many members write into the replay; acceptance is reported for each.
+        burn_in_steps: first rows of a replayed unroll that only warm the memory up.
+        prioritise: keep the critic's loss of each unroll in `priorities`.
     """
 
     def __init__(
@@ -55,6 +59,8 @@ class Learner:
         *,
         seed: int = 0,
         sources: int = 1,
+        burn_in_steps: int = 0,
+        prioritise: bool = False,
     ) -> None:
         self.network, self.family, self.loss, self.rates, self.sources = network, family, loss, optimiser, sources
         self.flat = FlatParameters(network)
@@ -68,6 +74,11 @@ class Learner:
         self._sums = torch.zeros(2, 0, device=self.device)  # of each number, and how often it was defined
         self._tally = torch.zeros(sources + GROUPS, 3, device=self.device)
         self._failing = 0  # skipped updates in a row
+        self.recurrent = Recurrent(network, burn_in_steps)
+        self.prioritises = prioritise
+        self.priorities: tuple[Tensor, Tensor] | None = (
+            None  # ids and critic's losses of the last batch, unless it was skipped
+        )
         self._good = self._parameters()
 
     def update(self, batch: Batch, *, progress: float) -> bool:
@@ -80,15 +91,15 @@ class Learner:
         batch = Batch(*(field.to(self.device, non_blocking=True) for field in batch))
         self.flat.gradient.zero_()
         with checks.unchecked():
-            output, _ = self.network(
-                batch.observation, batch.is_first, self.network.initial_state(batch.online.shape[0])
-            )
-            loss = laser_loss(self.family, output, batch, self.hyper, self.bound, self.generator)
+            output, batch = self.recurrent.unroll(batch)
+            loss = laser_loss(self.family, output, batch, self.hyper, self.bound, self.generator, self.network)
             loss.total.backward()  # type: ignore[no-untyped-call]
             norm = self.flat.gradient.norm()
             learned = math.isfinite(norm.item())
             if learned:
                 self.step(norm, progress)
+        if self.prioritises:
+            self.priorities = (batch.id, critic_priority(loss.value, loss.learnable)) if learned else None
         age = self.version - batch.version
         numbers = {**loss.numbers, **ages(age, batch, 1), "gradient_norm": norm[None]}
         counted = tally(loss, batch, age, sources=self.sources, members=1)[0] if self.version % EVERY == 0 else None
@@ -171,6 +182,7 @@ class Learner:
         load_network(self.network, tensors["network"])
         load_state(self.optimiser, tensors["optimiser"])
         self.bound = tensors["learner"]["bound"].to(self.device).clone()
+        self.recurrent.forget()  # what lanes carry was computed by other parameters
         self._failing, self._good = 0, self._parameters()
 
     def state(self) -> LearnerState:
@@ -183,6 +195,7 @@ class Learner:
                 "generator": self.generator.get_state(),
                 "sums": self._sums.clone(),
                 "tally": self._tally.clone(),
+                **self.recurrent.state(),
             },
             "good": {name: tensor.clone() for name, tensor in self._good.items()},
         }
@@ -198,6 +211,7 @@ class Learner:
         self.bound = learner["bound"].to(self.device)
         restore_generator(self.generator, learner["generator"])
         self._sums, self._tally = learner["sums"].to(self.device), learner["tally"].to(self.device)
+        self.recurrent.load(learner)
         self._good = {name: tensor.to(self.device) for name, tensor in tensors["good"].items()}
         self.version, self.skipped, self.rollbacks = numbers["version"], numbers["skipped"], numbers["rollbacks"]
         self._failing, self._names = numbers["failing"], list(numbers["names"])
@@ -206,7 +220,9 @@ class Learner:
         self.hyper = hyper_of([self.loss], self.device)
 
     def _parameters(self) -> dict[str, Tensor]:
-        return {"value": self.flat.value.clone(), **{name: t.clone() for name, t in self.optimiser.state.items()}}
+        buffers = {f"buffer.{name}": tensor.clone() for name, tensor in self.network.named_buffers()}
+        moments = {name: tensor.clone() for name, tensor in self.optimiser.state.items()}
+        return {"value": self.flat.value.clone(), **moments, **buffers}
 
     def _roll_back(self) -> None:
         """To the last state that learned; whatever has been published of the broken one is overwritten by the next update."""
@@ -219,7 +235,10 @@ class Learner:
                 self.rollbacks + 1,
             )
         self.flat.value.copy_(self._good["value"])
+        for name, buffer in self.network.named_buffers():
+            buffer.copy_(self._good[f"buffer.{name}"])
         load_state(self.optimiser, self._good)
+        self.recurrent.forget()
         self._failing, self.rollbacks = 0, self.rollbacks + 1
 
 

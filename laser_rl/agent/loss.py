@@ -9,14 +9,16 @@ from torch import Tensor
 
 from laser_rl.config import LossConfig
 from laser_rl.errors import ConfigError
-from laser_rl.networks.agent_network import Output
-from laser_rl.ops import rewards, trust_region
-from laser_rl.ops.actor_critic import ActorCriticLosses, actor_critic_losses, reduce
+from laser_rl.networks.agent_network import AgentNetwork, Output
+from laser_rl.networks.heads import PixelControlHead, PopArtHead, of_task
+from laser_rl.ops import pixel_control, rewards, trust_region
+from laser_rl.ops.actor_critic import ActorCriticLosses, actor_critic_losses, reduce, value_loss
 from laser_rl.ops.distributions import Family
+from laser_rl.ops.popart import normalise, sigma
 from laser_rl.types import Batch
 
 # What members that are computed side by side may differ in; everything else of `LossConfig` decides which operations are done.
-ROWWISE = ("discount", "entropy_cost", "baseline_cost", "reward_scale")
+ROWWISE = ("discount", "entropy_cost", "baseline_cost", "reward_scale", "pixel_control_cost")
 
 
 class Loss(NamedTuple):
@@ -26,16 +28,18 @@ class Loss(NamedTuple):
     numbers: dict[str, Tensor]  # each [members]
     learnable: Tensor  # [T, B]
     relevance: Tensor
+    value: Tensor  # [T, B], the critic's, not weighted
 
 
 class Hyper(NamedTuple):
     """The constants of Algorithm 1 for members side by side."""
 
     common: LossConfig
-    discount: Tensor  # [members], as the next three
+    discount: Tensor  # [members], as all that follow
     entropy_cost: Tensor
     baseline_cost: Tensor
     reward_scale: Tensor
+    pixel_control_cost: Tensor
 
     @property
     def members(self) -> int:
@@ -72,6 +76,7 @@ def laser_loss(
     hyper: LossConfig | Hyper,
     bound: Tensor,
     generator: torch.Generator | None = None,
+    network: AgentNetwork | None = None,
 ) -> Loss:
     """Relevance, trust, V-trace, losses.
 
@@ -82,14 +87,16 @@ def laser_loss(
         hyper: the constants.
         bound: the threshold on the relevance, one number or one a member; infinite trusts everything.
         generator: only needed where the actions cannot be enumerated.
+        network: only needed for PopArt, whose statistics move here, and PixelControl.
     """
     hyper = hyper if isinstance(hyper, Hyper) else hyper_of([hyper], batch.reward.device, batch.reward.dtype)
     common, policy = hyper.common, output.policy[:-1]
+    popart = None if network is None else network.popart
     relevance = behaviour_relevance(family, policy, batch.behaviour, common, generator)
     losses = actor_critic_losses(
         family,
         policy,
-        output.value,
+        output.value if popart is None else popart.value(output.value, batch.task),
         batch.behaviour,
         batch.action,
         learned_reward(batch.reward, hyper),
@@ -100,15 +107,46 @@ def laser_loss(
         clip_rho=common.clip_rho,
         clip_c=common.clip_c,
     )
+    if popart is not None:
+        losses = in_units(popart, output, losses, batch.task, common.popart_step)
     how, members = common.reduction, hyper.members
-    policy_loss = reduce(losses.policy, losses.policy_learnable, how, members=members)
-    value_loss = reduce(losses.value, losses.learnable, how, members=members)
+    policy_loss = reduce(losses.policy * batch.weight, losses.policy_learnable, how, members=members)
+    critic_loss = reduce(losses.value * batch.weight, losses.learnable, how, members=members)
     entropy_loss = reduce(losses.entropy, losses.policy_learnable & batch.online, how, members=members)
-    total = (policy_loss + hyper.baseline_cost * value_loss + hyper.entropy_cost * entropy_loss).sum()
+    total = policy_loss + hyper.baseline_cost * critic_loss + hyper.entropy_cost * entropy_loss
     with torch.no_grad():
         numbers = _numbers(losses, batch, relevance, hyper)
-    numbers = {"policy_loss": policy_loss.detach(), "value_loss": value_loss.detach(), **numbers}
-    return Loss(total, numbers, losses.learnable, relevance)
+    numbers = {"policy_loss": policy_loss.detach(), "value_loss": critic_loss.detach(), **numbers}
+    if output.pixel_q is not None and network is not None and network.pixel_control is not None:
+        rows = pixel_loss(network.pixel_control, output.pixel_q, batch, losses.learnable, common)
+        pixels = reduce(rows * batch.weight, losses.learnable, how, members=members)
+        total = total + hyper.pixel_control_cost * pixels
+        numbers["pixel_control_loss"] = pixels.detach()
+    return Loss(total.sum(), numbers, losses.learnable, relevance, losses.value.detach())
+
+
+def in_units(
+    popart: PopArtHead, output: Output, losses: ActorCriticLosses, task: Tensor, step: float
+) -> ActorCriticLosses:
+    """PopArt's losses. The order matters.
+
+    First the statistics move on the V-trace targets, then the last layer is rescaled so that no value changes, and only then are the
+    losses taken: the advantage and the critic's error in the new units.
+    """
+    assert output.features is not None  # noqa: S101 - every network gives them
+    target = losses.estimate.target
+    popart.move(target, task, losses.learnable, step)
+    statistics = popart.statistics
+    predicted = of_task(popart(output.features[:-1]), task)
+    value = value_loss(predicted, normalise(statistics, target, task), losses.learnable)
+    unit = sigma(statistics)[task.long()].to(value.dtype)
+    return losses._replace(value=value, policy=losses.policy / unit)
+
+
+def pixel_loss(head: PixelControlHead, q: Tensor, batch: Batch, learnable: Tensor, hyper: LossConfig) -> Tensor:
+    """PixelControl's, on the rows that everything else is learned from: the trust region holds for auxiliary tasks too."""
+    discount = torch.where(batch.terminated, 0.0, hyper.pixel_control_discount)
+    return pixel_control.q_loss(q, batch.action, head.cumulants(batch.observation), discount, learnable)
 
 
 def behaviour_relevance(
@@ -137,7 +175,7 @@ def learned_discount(batch: Batch, hyper: Hyper) -> Tensor:
 def columns(numbers: Tensor, batch: Batch) -> Tensor:
     """A number a member [K] as one a column [B].
 
-    >>> batch = Batch(*[torch.zeros(4)] * 17)
+    >>> batch = Batch(*[torch.zeros(4)] * 22)
     >>> columns(torch.tensor([1.0, 2.0]), batch)
     tensor([1., 1., 2., 2.])
     """

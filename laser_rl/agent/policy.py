@@ -11,9 +11,19 @@ from torch import Tensor
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.ops import checks
 from laser_rl.ops.distributions import Family
-from laser_rl.types import Array
+from laser_rl.types import Array, Inputs
 
 log = logging.getLogger("laser_rl.agent")
+
+
+class Seen(NamedTuple):
+    """What n slots show, and what is remembered of them."""
+
+    observation: Array  # [n, ...], stacked as the network expects it
+    is_first: NDArray[np.bool_]
+    last_action: Array  # as stored
+    last_reward: Array
+    state: Array  # [n, S], the memory before this row
 
 
 class Decision(NamedTuple):
@@ -22,6 +32,7 @@ class Decision(NamedTuple):
     action: Array  # as stored
     behaviour: NDArray[np.float32]  # [n, P]
     environment_action: Array
+    state: Array | None = None  # [n, S], the memory after this row
 
 
 class Policy:
@@ -40,13 +51,14 @@ class Policy:
         self.generator = torch.Generator(self.device).manual_seed(seed)
 
     @torch.inference_mode()
-    def act(self, observation: Array, slots: NDArray[np.int64] | None = None) -> Decision:
-        """Decide for n observations [n, ...], stacked as the network expects them."""
-        seen = torch.from_numpy(observation).to(self.device).unsqueeze(0)
-        first = torch.zeros(seen.shape[:2], dtype=torch.bool, device=self.device)
+    def act(self, rows: Seen, slots: NDArray[np.int64] | None = None) -> Decision:
+        """Decide for n rows."""
+        observation, first, action, reward, state = (torch.from_numpy(part).to(self.device) for part in rows)
+        inputs = Inputs(*(part.unsqueeze(0) for part in (observation, first, action, reward)))
         with checks.unchecked():
-            output, _ = self.network(seen, first, self.network.initial_state(len(observation)))
-            return decide(self.family, output.policy[0], self.generator, deterministic=self.deterministic)
+            output, states = self.network(inputs, state)
+            decision = decide(self.family, output.policy[0], self.generator, deterministic=self.deterministic)
+        return decision._replace(state=finite(states[-1]).cpu().numpy())
 
 
 def decide(family: Family, behaviour: Tensor, generator: torch.Generator, *, deterministic: bool = False) -> Decision:
@@ -61,6 +73,16 @@ def decide(family: Family, behaviour: Tensor, generator: torch.Generator, *, det
     action = family.mode(behaviour) if deterministic else family.sample(behaviour, generator)
     for_environment = family.to_environment(action)
     return Decision(action.cpu().numpy(), behaviour.cpu().numpy(), for_environment.cpu().numpy())
+
+
+def finite(state: Tensor) -> Tensor:
+    """A memory that has diverged forgets everything: nothing non-finite is carried on, or reaches the replay.
+
+    >>> finite(torch.tensor([[1.0, 2.0], [3.0, float("nan")]]))
+    tensor([[1., 2.],
+            [0., 0.]])
+    """
+    return torch.where(state.isfinite().all(-1, keepdim=True), state, 0.0)
 
 
 def restore_generator(generator: torch.Generator, state: Tensor) -> None:

@@ -8,15 +8,15 @@ from typing import Any, Self
 import numpy as np
 import safetensors
 import safetensors.torch
-from numpy.typing import NDArray
 
 from laser_rl import recipes
 from laser_rl.agent.learner import load_network
 from laser_rl.agent.policy import Policy
-from laser_rl.agent.stacking import follow
+from laser_rl.agent.single import Memento, act_once
 from laser_rl.checkpoint import write_bytes
 from laser_rl.config import Config, override, validated
-from laser_rl.envs.make import make_renderable
+from laser_rl.envs.make import is_mixture, make_renderable
+from laser_rl.envs.scores import tasks_of
 from laser_rl.envs.spaces import action_border, observation_border
 from laser_rl.errors import ConfigError
 from laser_rl.evaluation.statistics import EvalResult
@@ -25,11 +25,10 @@ from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.networks.build import TorsoSource
 from laser_rl.runtime.build import EnvironmentSource, Member, build_member, derive, open_environments, slots_of
 from laser_rl.runtime.directory import RunDirectory
-from laser_rl.runtime.evaluate import evaluate, trained_of
+from laser_rl.runtime.evaluate import evaluate, task_count, trained_of
 from laser_rl.runtime.launch import prepare, run
 from laser_rl.runtime.training import Callback, Training
 
-Frames = NDArray[np.generic]  # what `predict` remembers: the newest frames of an episode
 FORMAT = "1"
 
 
@@ -98,18 +97,23 @@ class LASER:
         return self
 
     def predict(
-        self, observation: Any, state: Frames | None = None, *, deterministic: bool = True
-    ) -> tuple[Any, Frames]:
-        """The action for one observation as the environment gives it, and what to hand in with the next one of the episode."""
+        self, observation: Any, state: Memento | None = None, *, reward: float = 0.0, deterministic: bool = True
+    ) -> tuple[Any, Memento]:
+        """The action for one observation as the environment gives it, and what to hand in with the next one of the episode.
+
+        Args:
+            observation: as the environment gives it.
+            state: what the last call returned; None at the start of an episode.
+            reward: of the last step; an agent with a memory looks at it.
+            deterministic: the likeliest action instead of a random one.
+        """
         member, layout = self.member, self.member.layout
         sees, acts = self._border()
-        if state is None:
-            state = np.zeros((layout.stack, *layout.observation_shape), layout.observation_dtype)
-        state, seen = follow(state, np.asarray(sees(observation)))
         policy = Policy(member.learner.network, member.family, seed=0, deterministic=deterministic)
         if not deterministic:
             policy.generator = member.actor.policy.generator
-        return acts(policy.act(seen).environment_action[0]), state
+        action, after = act_once(policy, layout, np.asarray(sees(observation)), state, reward)
+        return acts(action), after
 
     def evaluate(self, episodes: int = 20, *, deterministic: bool = False, seed: int | None = None) -> EvalResult:
         """Play whole episodes in fresh environments."""
@@ -150,10 +154,13 @@ class LASER:
 
     def _border(self) -> Any:
         if self._borders is None:
-            env = make_renderable(self._source, options=self.config.environment.options)
-            name = self.config.environment.id
+            name, options = self.config.environment.id, self.config.environment.options
+            mixed = isinstance(self._source, str) and is_mixture(self._source)
+            # All tasks of a mixture are seen alike; the action is the mixture's, of which a task may know a part.
+            one, own = next(iter(tasks_of(name).items())) if mixed else (self._source, {})
+            env = make_renderable(one, options={**own, **options})
             observation = observation_border(env.observation_space, name).convert
-            self._borders = observation, action_border(env.action_space, name).convert
+            self._borders = observation, int if mixed else action_border(env.action_space, name).convert
             env.close()
         return self._borders
 
@@ -168,7 +175,7 @@ def base_config(env: EnvironmentSource, recipe: str | None) -> Config:
     if recipe is not None:
         return recipes.by_name(recipe, name)
     environments = open_environments(
-        env, recipes.cartpole().environment, seed=0, lockstep=True, slots=slots_of(env) or 1
+        env, recipes.cartpole().environment, seed=0, lockstep=True, slots=slots_of(env) or task_count(env)
     )
     try:
         return recipes.for_environment(environments.spec, name)

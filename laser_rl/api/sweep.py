@@ -232,14 +232,14 @@ def _sharing(share_replay: object) -> str:
 
 def _row(member: MemberResult) -> dict[str, Any]:
     played = member.evaluation
-    low, high = (None, None) if played is None else played.ci95
+    low, high = (None, None) if played is None else played.score_ci95
     return {
         "member": member.number,
         **member.settings,
         "steps": member.steps,
         "updates": member.updates,
         "return_mean": member.return_mean,
-        "evaluation_mean": None if played is None else played.mean,
+        "evaluation_mean": None if played is None else played.score,
         "evaluation_iqm": None if played is None else played.iqm,
         "evaluation_ci95_low": low,
         "evaluation_ci95_high": high,

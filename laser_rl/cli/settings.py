@@ -14,6 +14,7 @@ from laser_rl import recipes
 from laser_rl.config import Config, override, validated
 from laser_rl.errors import ConfigError
 from laser_rl.runtime.build import open_environments
+from laser_rl.runtime.evaluate import task_count
 
 FILE_LIMIT_BYTES = 1 << 20
 _SHORT = {"k": 1_000, "M": 1_000_000, "m": 1_000_000, "G": 1_000_000_000}
@@ -116,7 +117,7 @@ def merged(config: Config, sections: Mapping[str, Any]) -> Config:
 def fitting(env: str) -> Config:
     """The recipe that fits an environment, which is opened once to be looked at."""
     base = recipes.cartpole(env)
-    environments = open_environments(env, base.environment, seed=0, lockstep=True, slots=1)
+    environments = open_environments(env, base.environment, seed=0, lockstep=True, slots=task_count(env))
     try:
         return recipes.for_environment(environments.spec, env)
     finally:

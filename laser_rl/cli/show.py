@@ -15,6 +15,7 @@ from laser_rl.config import Config, EnvironmentConfig
 from laser_rl.metrics.report import report
 from laser_rl.metrics.sweep_report import sweep_report
 from laser_rl.networks.build import family_of
+from laser_rl.recipes.single import shared
 from laser_rl.runtime.build import layout_of, open_environments
 from laser_rl.runtime.files import is_sweep, read_config, read_sweep
 from laser_rl.sweep.settings import SweepConfig
@@ -55,18 +56,20 @@ class CheckEnv:
     id: tyro.conf.Positional[str]
     steps: int = 2_000
     slots: int = 4
+    """Of a mixture at least so many, the same for each task."""
 
 
 def check_command(arguments: list[str]) -> int:
     """`laser check-env`."""
     asked = tyro.cli(CheckEnv, prog="laser check-env", args=arguments)
-    environments = open_environments(asked.id, EnvironmentConfig(id=asked.id), seed=0, lockstep=True, slots=asked.slots)
+    slots = shared(asked.id, asked.slots)
+    environments = open_environments(asked.id, EnvironmentConfig(id=asked.id), seed=0, lockstep=True, slots=slots)
     try:
         spec, family = environments.spec, family_of(environments.spec.action)
         layout = layout_of(spec, family, Config())
         random = np.random.default_rng(0)
         rows, episodes, start = environments.reset(), 0, time.perf_counter()
-        for _ in range(asked.steps // asked.slots):
+        for _ in range(asked.steps // slots):
             rows = environments.step(rows.slots, _random_action(spec.action, random, len(rows.slots)))
             episodes += int((rows.terminated | rows.truncated).sum())
         seconds = time.perf_counter() - start
@@ -74,9 +77,11 @@ def check_command(arguments: list[str]) -> int:
         environments.close()
     print(f"{spec.name}: fine")
     print(f"observation  {layout.observation_dtype} {layout.observation_shape}, scale {spec.observation.scale:.4g}")
+    if spec.tasks:
+        print(f"tasks        {', '.join(spec.tasks)}")
     print(f"action       {spec.action}")
     print(f"policy       {family}")
-    print(f"speed        {asked.steps / seconds:,.0f} steps/s in {asked.slots} slots, {episodes} episodes ended")
+    print(f"speed        {asked.steps / seconds:,.0f} steps/s in {slots} slots, {episodes} episodes ended")
     return 0
 
 

@@ -4,6 +4,7 @@ import difflib
 import functools
 import importlib
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -16,8 +17,11 @@ import gymnasium
 
 from laser_rl.envs.atari import ATARI_57
 from laser_rl.envs.border import Env
+from laser_rl.envs.dmlab import dmlab_constructor
+from laser_rl.envs.grid import GridPictures
 from laser_rl.errors import EnvironmentRefused, MissingExtra
 
+MINIGRID = "MiniGrid-"
 OURS = ("laser/Catch", "laser/DeepSea-10", "laser/TMaze-10")
 
 
@@ -33,6 +37,8 @@ def constructor(name: str, options: Mapping[str, Any]) -> Callable[[], Env]:
     if attribute.isidentifier():  # an id ends in a version, -v0, and is no identifier
         _attribute(module, attribute)
         return functools.partial(from_attribute, module, attribute, dict(options))
+    if name.startswith("dmlab/"):
+        return dmlab_constructor(name.removeprefix("dmlab/"), options)
     _registered(name)
     return functools.partial(from_registry, name, dict(options))
 
@@ -41,7 +47,8 @@ def from_registry(name: str, options: Mapping[str, Any]) -> Env:
     """A registered environment, without Gymnasium's own passive checker: ours is stricter and does not warn."""
     identifier = _registered(name)
     with _quiet():
-        return gymnasium.make(identifier, disable_env_checker=True, **options)
+        env = gymnasium.make(identifier, disable_env_checker=True, **options)
+    return GridPictures(env) if identifier.startswith(MINIGRID) else env
 
 
 def from_attribute(module: str, attribute: str, options: Mapping[str, Any]) -> Env:
@@ -79,6 +86,8 @@ def _registered(name: str) -> str:
         _import(module)
     if name.startswith("MinAtar/"):
         _register_minatar()
+    if identifier.startswith(MINIGRID):
+        _register_minigrid()
     try:
         with _quiet():
             gymnasium.spec(identifier)
@@ -109,6 +118,15 @@ def _register_minatar() -> None:
     except ImportError as error:
         raise MissingExtra("MinAtar", "minatar") from error
     gym.register_envs()
+
+
+def _register_minigrid() -> None:
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # it would greet everybody on standard output
+    try:
+        with _quiet():
+            importlib.import_module("minigrid")  # an extra; registers its tasks on import
+    except ImportError as error:
+        raise MissingExtra("MiniGrid", "minigrid") from error
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 """One function makes every kind of environment; another makes one to look at."""
 
+import functools
+import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -10,12 +12,14 @@ from numpy.typing import NDArray
 from laser_rl.envs.atari import ATARI_57, AtariEnvironments, AtariSettings, atari_game, atari_vector
 from laser_rl.envs.border import Env
 from laser_rl.envs.construct import constructor
+from laser_rl.envs.mixture import MixedEnvironments, refuse_twice
 from laser_rl.envs.native import TaskEnv, TaskEnvironments, task_of
 from laser_rl.envs.pool import PoolEnvironments, default_workers
 from laser_rl.envs.process import Limits
-from laser_rl.envs.records import Environments
+from laser_rl.envs.records import Environments, seed_of
 from laser_rl.envs.serial import SerialEnvironments
 from laser_rl.envs.slot import OnBadValue
+from laser_rl.envs.suites import PREFIX
 from laser_rl.envs.vector import VectorAdapter
 from laser_rl.errors import ConfigError, EnvironmentRefused
 
@@ -42,35 +46,60 @@ def make_environments(
 ) -> Environments:
     """Environments from an id, a constructor, an environment or a vector of them.
 
-    An id is one of ours (`laser/Catch`), a game (`ALE/Breakout-v5`), one of MinAtar's (`MinAtar/Breakout-v1`), any other that Gymnasium
-    knows (`module:Name-v0` imports the module first), or `module:callable`. Ours and ALE's step all slots at once in native code; Python
-    environments run in this thread, or with `placement="process"` in supervised workers.
+    An id is one of ours (`laser/Catch`), a game (`ALE/Breakout-v5`), one of MinAtar's (`MinAtar/Breakout-v1`) or MiniGrid's, any other that
+    Gymnasium knows (`module:Name-v0` imports the module first), or `module:callable`. Ours and ALE's step all slots at once in native code;
+    Python environments run in this thread, or with `placement="process"` in supervised workers. Several ids with commas between them, or
+    a suite of tasks (`suite:grid`), are a mixture: the slots take turns, and `options` reach every task.
 
     >>> envs = make_environments("CartPole-v1", slots=2, seed=1)
     >>> envs.spec.observation.shape
     (4,)
+    >>> make_environments("laser/DeepSea-5,laser/SparseGrid-5", slots=4, seed=1).spec.tasks
+    ('laser/DeepSea-5', 'laser/SparseGrid-5')
     """
     if slots < 1:
         raise ConfigError(f"expected at least one environment slot, got {slots}")
     if isinstance(source, gymnasium.vector.VectorEnv):
         return _adapted(source, slots, seed)
-    native = _native(source, slots, seed, options or {}, atari) if isinstance(source, str) else None
+    limits = Limits(step_timeout_s, reset_timeout_s, constructor_timeout_s)
+    pool: dict[str, Any] = {"limits": limits, "patience_s": patience_s, "lockstep": lockstep}
+    make = functools.partial(_make_one, placement=placement, atari=atari, on_bad_value=on_bad_value, pool=pool)
+    workers = workers or default_workers(slots)
+    if not isinstance(source, str) or not is_mixture(source):
+        return make(source, slots=slots, seed=seed, options=options or {}, workers=workers)
+    tasks = _tasks_of(source)
+    share, workers = _share(source, slots, len(tasks)), max(1, workers // len(tasks))
+    parts: list[Environments] = []
+    try:
+        for task, own in tasks.items():
+            all_options = {**own, **(options or {})}
+            parts.append(make(task, slots=share, seed=_seed_of(task, seed), options=all_options, workers=workers))
+        return MixedEnvironments(parts, name=source, patience_s=patience_s, lockstep=lockstep)
+    except BaseException:
+        for part in parts:
+            part.close()
+        raise
+
+
+def _make_one(
+    source: Source,
+    *,
+    slots: int,
+    seed: int,
+    placement: Placement,
+    workers: int,
+    options: Mapping[str, Any],
+    atari: AtariSettings | None,
+    on_bad_value: OnBadValue,
+    pool: Mapping[str, Any],
+) -> Environments:
+    native = _native(source, slots, seed, options, atari) if isinstance(source, str) else None
     if native is not None:
         return native
-    make, name = _constructor_of(source, slots, placement, options or {})
+    make, name = _constructor_of(source, slots, placement, options)
     if placement != "process":
         return SerialEnvironments(make, slots=slots, seed=seed, name=name, on_bad_value=on_bad_value)
-    return PoolEnvironments(
-        make,
-        slots=slots,
-        seed=seed,
-        workers=workers or default_workers(slots),
-        name=name,
-        on_bad_value=on_bad_value,
-        limits=Limits(step_timeout_s, reset_timeout_s, constructor_timeout_s),
-        patience_s=patience_s,
-        lockstep=lockstep,
-    )
+    return PoolEnvironments(make, slots=slots, seed=seed, workers=workers, name=name, on_bad_value=on_bad_value, **pool)
 
 
 def make_renderable(
@@ -89,6 +118,11 @@ def make_renderable(
         )
     if not isinstance(source, str):
         return source if isinstance(source, gymnasium.Env) else source()
+    if is_mixture(source):
+        tasks = _tasks_of(source.partition("#")[0])
+        raise EnvironmentRefused(
+            f"expected one task to look at, got the {len(tasks)} of {source}; name one of them, e.g. {next(iter(tasks))}"
+        )
     if source.startswith("laser/"):
         return TaskEnv(task_of(source, options or {}))
     if is_atari(source):
@@ -105,6 +139,45 @@ def is_atari(name: str) -> bool:
     (True, True, False)
     """
     return name.startswith("ALE/") or ("/" not in name and ":" not in name and atari_game(name) in ATARI_57)
+
+
+def is_mixture(name: str) -> bool:
+    """Whether a name stands for several tasks.
+
+    >>> is_mixture("suite:grid"), is_mixture("CartPole-v1,laser/Catch"), is_mixture("laser/Catch")
+    (True, True, False)
+    """
+    return name.startswith(PREFIX) or "," in name
+
+
+def _tasks_of(name: str) -> dict[str, Mapping[str, Any]]:
+    """The ids of a mixture's tasks, in order, and their own options."""
+    names = [part.strip() for part in name.split(",")]
+    if name.startswith(PREFIX) and len(names) == 1:
+        return tasks_of(name)
+    if "" in names or any(part.startswith(PREFIX) for part in names):
+        raise EnvironmentRefused(
+            f"expected ids of tasks with commas between them, got {name!r}; leave out what is empty, and name a suite alone"
+        )
+    refuse_twice(names)
+    return tasks_of(name)
+
+
+def _share(name: str, slots: int, tasks: int) -> int:
+    """Slots for each of a mixture's tasks."""
+    share, rest = divmod(slots, tasks)
+    if rest:
+        fits = [str(number * tasks) for number in (share, share + 1) if number]
+        raise ConfigError(
+            f"{name}: expected a number of environment slots that its {tasks} tasks can share evenly, got {slots}; "
+            f"use {' or '.join(fits)}"
+        )
+    return share
+
+
+def _seed_of(task: str, seed: int) -> int:
+    """By the task's name: it plays the same episodes in every company."""
+    return int(seed_of(seed, np.array([zlib.crc32(task.encode())]), np.zeros(1, np.int64))[0])
 
 
 def _adapted(vector: gymnasium.vector.VectorEnv[Any, Any, Any], slots: int, seed: int) -> Environments:

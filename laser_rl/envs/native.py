@@ -130,7 +130,7 @@ class TaskEnv(gymnasium.Env[NDArray[Any], Any]):
         assert isinstance(spec.action, DiscreteActions)  # noqa: S101  (all our tasks are)
         self.action_space = gymnasium.spaces.Discrete(spec.action.count)
         self.observation_space = gymnasium.spaces.Box(
-            0, 1, spec.observation.shape, np.dtype(spec.observation.dtype).type
+            0, round(1 / spec.observation.scale), spec.observation.shape, np.dtype(spec.observation.dtype).type
         )
         self._positions = task.begin(np.zeros(1, np.int64))
 
@@ -158,8 +158,8 @@ class TaskEnv(gymnasium.Env[NDArray[Any], Any]):
 def task_of(name: str, options: Mapping[str, Any]) -> Task:
     """The task with an id like `laser/DeepSea-10`.
 
-    >>> task_of("laser/TMaze-5", {})
-    TMaze(length=5)
+    >>> task_of("laser/TMaze-5", {}).length
+    5
     """
     kind, _, size = name.removeprefix("laser/").partition("-")
     unsized: dict[str, Callable[..., Task]] = {"Catch": Catch, "Convention": Convention}

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 class ObservationSpec:
     """One observation as it is stored: uint8 [C, H, W] for pictures, float32 of any shape otherwise.
 
+    A picture may carry an instruction: then its last row holds no pixels but the numbers of `words` words (`envs.instructions`).
+
     >>> ObservationSpec((1, 84, 84), "uint8", scale=1 / 255).is_image
     True
     """
@@ -23,6 +25,7 @@ class ObservationSpec:
     shape: tuple[int, ...]
     dtype: str = "float32"
     scale: float = 1.0  # what a network multiplies it by
+    words: int = 0
 
     @property
     def is_image(self) -> bool:
@@ -57,11 +60,20 @@ ActionSpec = DiscreteActions | MultiDiscreteActions | BoxActions
 
 @dataclass(frozen=True)
 class EnvironmentSpec:
-    """What an agent has to know to be built."""
+    """What an agent has to know to be built.
+
+    >>> EnvironmentSpec("two", ObservationSpec((4,)), DiscreteActions(2), ("CartPole-v1", "laser/Catch")).task_of(5)
+    1
+    """
 
     name: str
     observation: ObservationSpec
     action: ActionSpec
+    tasks: tuple[str, ...] = ()  # names, where one set of environments is a mixture of several
+
+    def task_of(self, slot: int) -> int:
+        """Which task a slot plays, for good: they take turns."""
+        return slot % max(1, len(self.tasks))
 
 
 class Rows(NamedTuple):

@@ -1,6 +1,7 @@
 """From Gymnasium's spaces to what an agent is built from, and the conversions at the border.
 
-A picture is stored as uint8 [C, H, W]; everything else as a flat float32 vector, by Gymnasium's own rules of flattening.
+A picture is stored as uint8 [C, H, W]; everything else as a flat float32 vector, by Gymnasium's own rules of flattening. A picture that
+carries an instruction says so by its space (`envs.instructions`).
 """
 
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from laser_rl.envs.instructions import PictureWithInstruction
 from laser_rl.envs.records import ActionSpec, BoxActions, DiscreteActions, MultiDiscreteActions, ObservationSpec
 from laser_rl.errors import EnvironmentRefused
 
@@ -39,10 +41,13 @@ def observation_border(space: spaces.Space[Any], name: str) -> ObservationBorder
     """How observations of `space` are stored.
 
     >>> observation_border(spaces.Box(0, 255, (84, 84, 3), np.uint8), "Maze").spec
-    ObservationSpec(shape=(3, 84, 84), dtype='uint8', scale=0.00392156862745098)
+    ObservationSpec(shape=(3, 84, 84), dtype='uint8', scale=0.00392156862745098, words=0)
     >>> observation_border(spaces.Discrete(3), "Maze").convert(np.int64(1))
     array([0, 1, 0])
     """
+    if isinstance(space, PictureWithInstruction):
+        # Its channels are first, whatever its width.
+        return ObservationBorder(ObservationSpec(space.shape, "uint8", _scale(space), space.words), _as_it_is)
     if isinstance(space, spaces.Box) and _is_picture(space):
         return _picture(space)
     _refuse_unsized(space, name, "observation_space")

@@ -3,6 +3,7 @@
 An episode is a function of its seed and its actions. `Catch` and `DeepSea` follow bsuite (Osband et al., 2020), `TMaze` Bakker (2002).
 """
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -10,6 +11,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from laser_rl.envs.grid import MIDDLE, SHAPE, VIEW, draw, tile_number
 from laser_rl.envs.records import DiscreteActions, EnvironmentSpec, ObservationSpec
 from laser_rl.errors import ConfigError
 
@@ -189,11 +191,16 @@ class TMaze:
     Actions: on, left, right. The turn gives +1 or −1; turns in the corridor and walking into the end do nothing, and after
     `3·length + 3` steps the episode is truncated with 0.
 
-    >>> TMaze(10).optimal_return
-    1.0
+    With `passive` the corridor carries its walker along whatever it does, and nothing but memory is asked for (Ni et al. 2023 call such
+    mazes passive). With `tiles` it is seen as pictures like those of `envs.grid`, so that it mixes with MiniGrid's tasks.
+
+    >>> TMaze(10).optimal_return, TMaze(10, tiles=True).spec.observation.shape
+    (1.0, (3, 28, 28))
     """
 
     length: int = 10
+    passive: bool = False
+    tiles: bool = False
 
     def __post_init__(self) -> None:
         if self.length < 1:
@@ -203,8 +210,9 @@ class TMaze:
 
     @property
     def spec(self) -> EnvironmentSpec:
-        """Seen: cue left, cue right, corridor, junction."""
-        return EnvironmentSpec(f"laser/TMaze-{self.length}", ObservationSpec((4,)), DiscreteActions(3))
+        """Seen: cue left, cue right, junction; the corridor shows nothing."""
+        observation = ObservationSpec(SHAPE, "uint8", 1 / 255) if self.tiles else ObservationSpec((3,))
+        return EnvironmentSpec(f"laser/TMaze-{self.length}", observation, DiscreteActions(3))
 
     @property
     def most_steps(self) -> int:
@@ -231,18 +239,27 @@ class TMaze:
         at_junction = place == self.length
         turned = at_junction & (action > 0)
         reward = np.where(turned, np.where(action == positions["cue"], 1.0, -1.0), 0.0).astype(np.float32)
-        place = np.minimum(place + (action == 0), self.length)
+        place = np.minimum(place + ((action == 0) | self.passive), self.length)
         return Outcome(
             {"cue": positions["cue"], "place": place, "step": step}, reward, turned, ~turned & (step >= self.most_steps)
         )
 
     def observe(self, positions: Positions) -> Array:
         """The cue at the very start only."""
+        if self.tiles:
+            return _maze_pictures()[self._sight(positions)]
+        return self._features(positions)
+
+    def _sight(self, positions: Positions) -> Ints:
+        """Which of the pictures: corridor, junction, cue left, cue right."""
+        at_junction = (positions["place"] == self.length).astype(np.int64)
+        return np.where(positions["step"] == 0, 1 + positions["cue"], at_junction)
+
+    def _features(self, positions: Positions) -> NDArray[np.float32]:
         place, start = positions["place"], positions["step"] == 0
         seen = (
             start & (positions["cue"] == LEFT),
             start & (positions["cue"] == RIGHT),
-            place < self.length,
             place == self.length,
         )
         return np.stack(seen, axis=1).astype(np.float32)
@@ -251,8 +268,23 @@ class TMaze:
         """The corridor in the middle; the cue above or below its start while it shows."""
         board = np.zeros((3, self.length + 1), np.float32)
         board[1, positions["place"][0]] = 1
-        board[0, 0], board[2, 0] = self.observe(positions)[0, :2]
+        board[0, 0], board[2, 0] = self._features(positions)[0, :2]
         return board
+
+
+@functools.cache
+def _maze_pictures() -> NDArray[np.uint8]:
+    """Corridor, junction, corridor with the cue left and right: the agent in the middle of the last row, looking along the corridor."""
+    corridor = np.full((VIEW, VIEW), tile_number("unseen"))
+    corridor[:, MIDDLE - 1 : MIDDLE + 2] = tile_number("wall", "grey")
+    corridor[:, MIDDLE] = tile_number("empty")
+    corridor[-1, MIDDLE] = tile_number("agent")
+    junction = np.full_like(corridor, tile_number("unseen"))
+    junction[-2], junction[-1] = tile_number("wall", "grey"), tile_number("empty")
+    junction[-1, MIDDLE] = tile_number("agent")
+    left, right = corridor.copy(), corridor.copy()
+    left[-2, MIDDLE - 1] = right[-2, MIDDLE + 1] = tile_number("ball", "green")
+    return np.stack([draw(view.ravel()) for view in (corridor, junction, left, right)])
 
 
 def _board_spec(rows: int, columns: int, *, image: bool) -> ObservationSpec:

@@ -67,7 +67,7 @@ def split_shared(arrays: Mapping[str, Array]) -> tuple[RowBlock, Array, Array]:
 def write_spec(spec: EnvironmentSpec) -> bytes:
     """A spec as a message.
 
-    >>> spec = EnvironmentSpec("Maze", ObservationSpec((4,)), DiscreteActions(2))
+    >>> spec = EnvironmentSpec("Maze", ObservationSpec((4,), words=16), DiscreteActions(2), ("easy", "hard"))
     >>> read_spec(write_spec(spec)) == spec
     True
     """
@@ -80,7 +80,8 @@ def read_spec(message: bytes) -> EnvironmentSpec:
     observation = parts["observation"]
     observation["shape"] = tuple(observation["shape"])
     action = {key: tuple(value) if isinstance(value, list) else value for key, value in parts["action"].items()}
-    return EnvironmentSpec(parts["name"], ObservationSpec(**observation), KINDS[parts["kind"]](**action))
+    chosen = KINDS[parts["kind"]](**action)
+    return EnvironmentSpec(parts["name"], ObservationSpec(**observation), chosen, tuple(parts["tasks"]))
 
 
 def die_with(parent: int) -> None:

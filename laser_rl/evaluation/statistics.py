@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from laser_rl.envs.records import EnvironmentSpec
+from laser_rl.envs.scores import TaskScores, references_of
 from laser_rl.types import Episode
 
 _CUT = 0.25  # the interquartile mean leaves out a quarter at each end
@@ -16,9 +18,22 @@ _RESAMPLES = 2000
 _LARGE = 10  # from here on one decimal is enough to print
 
 
+@dataclass(frozen=True)
+class TaskResult:
+    """What the episodes of one task of a mixture came to."""
+
+    name: str
+    episodes: int
+    mean: float  # raw return
+    score: float  # the same, normalised
+
+
 @dataclass(frozen=True, repr=False)
 class EvalResult:
-    """What a number of episodes came to. `ci95` is the bootstrap interval of the mean."""
+    """What a number of episodes came to. `ci95` is the bootstrap interval of the mean.
+
+    Of a mixture of tasks, all numbers but those in `tasks` are of normalised returns. Agents are compared by `score`.
+    """
 
     episodes: int
     mean: float
@@ -30,12 +45,32 @@ class EvalResult:
     maximum: float
     returns: tuple[float, ...]
     length_mean: float  # NaN where lengths are not known
+    tasks: tuple[TaskResult, ...] = ()  # of a mixture
+    tasks_ci95: tuple[float, float] | None = None  # of a mixture: of the median over tasks
+
+    @property
+    def score(self) -> float:
+        """The mean return; of a mixture, the median over tasks of the normalised mean return."""
+        return self.task_scores.median if self.tasks else self.mean
+
+    @property
+    def score_ci95(self) -> tuple[float, float]:
+        """The bootstrap interval of `score`; of a mixture, episodes are drawn anew within each task."""
+        return self.ci95 if self.tasks_ci95 is None else self.tasks_ci95
+
+    @property
+    def task_scores(self) -> TaskScores:
+        """Of a mixture: median, mean capped, how many above random; empty otherwise."""
+        columns = (tuple(getattr(task, name) for task in self.tasks) for name in ("name", "mean", "score"))
+        return TaskScores(*columns)
 
     def __repr__(self) -> str:
-        mean, iqm, low, high = (
-            round(float(x), 1 if abs(x) >= _LARGE else 3) for x in (self.mean, self.iqm, *self.ci95)
+        score, iqm, low, high = (
+            round(float(x), 1 if abs(x) >= _LARGE else 3) for x in (self.score, self.iqm, *self.score_ci95)
         )
-        return f"EvalResult(mean={mean}, iqm={iqm}, ci95=({low}, {high}))"
+        if self.tasks:
+            return f"EvalResult(score={score}, ci95=({low}, {high}), tasks={len(self.tasks)})"
+        return f"EvalResult(mean={score}, iqm={iqm}, ci95=({low}, {high}))"
 
 
 def evaluation_of(fields: Mapping[str, Any]) -> EvalResult:
@@ -47,8 +82,9 @@ def evaluation_of(fields: Mapping[str, Any]) -> EvalResult:
     >>> evaluation_of(json.loads(json.dumps(asdict(result)))).ci95 == result.ci95
     True
     """
-    low, high = fields["ci95"]
-    return EvalResult(**{**fields, "ci95": (low, high), "returns": tuple(fields["returns"])})
+    pairs = {name: tuple(fields[name]) for name in ("ci95", "tasks_ci95") if fields.get(name) is not None}
+    tasks = tuple(TaskResult(**task) for task in fields.get("tasks", ()))
+    return EvalResult(**{**fields, **pairs, "returns": tuple(fields["returns"]), "tasks": tasks})
 
 
 class Aggregate(NamedTuple):
@@ -97,6 +133,38 @@ def summarise_episodes(episodes: Sequence[Episode], *, seed: int = 0) -> EvalRes
     return summarise(returns, lengths=lengths, seed=seed)
 
 
+def summarise_mixture(episodes: Sequence[Episode], spec: EnvironmentSpec, *, seed: int = 0) -> EvalResult:
+    """The statistics of what `rollout` played in a mixture: as many episodes of every task.
+
+    >>> from laser_rl.envs.records import DiscreteActions, ObservationSpec
+    >>> spec = EnvironmentSpec("two", ObservationSpec((4,)), DiscreteActions(3), ("laser/Catch", "laser/TMaze-5"))
+    >>> result = summarise_mixture([Episode(slot=0, length=9, raw_return=0.2), Episode(slot=1, length=6, raw_return=1.0)], spec)
+    >>> result, [task.mean for task in result.tasks]
+    (EvalResult(score=0.75, ci95=(0.75, 0.75), tasks=2), [0.2, 1.0])
+    """
+    own: list[list[float]] = [[] for _ in spec.tasks]
+    normalised, references = [], references_of(spec.tasks)
+    for episode in episodes:
+        task = spec.task_of(episode.slot)
+        own[task].append(episode.raw_return)
+        normalised.append(references[task].normalised(episode.raw_return))
+    if len({len(returns) for returns in own}) != 1 or not normalised:
+        counts = ", ".join(f"{len(returns)} of {name}" for name, returns in zip(spec.tasks, own, strict=True))
+        raise ValueError(f"expected as many episodes of every task, at least one, got {counts}")
+    means = [math.fsum(returns) / len(returns) for returns in own]
+    tasks = tuple(
+        TaskResult(name, len(returns), mean, reference.normalised(mean))
+        for name, returns, mean, reference in zip(spec.tasks, own, means, references, strict=True)
+    )
+    strata = tuple(
+        np.array([reference.normalised(value) for value in returns])
+        for returns, reference in zip(own, references, strict=True)
+    )
+    pooled = summarise(normalised, lengths=[episode.length for episode in episodes], seed=seed)
+    ci95, tasks_ci95 = (_interval(strata, statistic, seed) for statistic in (_mean_of_means, _median_of_means))
+    return replace(pooled, ci95=ci95, tasks=tasks, tasks_ci95=tasks_ci95)
+
+
 def stratified_iqm(scores: ArrayLike, *, seed: int = 0) -> Aggregate:
     """The interquartile mean of scores [runs, tasks] over all of them; the bootstrap draws runs anew within each task.
 
@@ -113,6 +181,14 @@ def stratified_iqm(scores: ArrayLike, *, seed: int = 0) -> Aggregate:
 
 def _mean(sample: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
     return np.asarray(sample.mean(axis))
+
+
+def _mean_of_means(*tasks: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
+    return np.asarray(np.mean([task.mean(axis) for task in tasks], axis=0))
+
+
+def _median_of_means(*tasks: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
+    return np.asarray(np.median([task.mean(axis) for task in tasks], axis=0))
 
 
 def _pooled_iqm(*tasks: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:

@@ -18,7 +18,7 @@ _GIF_FRAMES = 3000
 
 def record(
     env: "gymnasium.Env[Any, Any]",
-    act_one: Callable[[Any], Any],
+    act_one: Callable[[Any, float], Any],
     path: str | Path,
     max_steps: int = 10_000,
     *,
@@ -51,15 +51,18 @@ def record(
 class _Play:
     """An episode as a stream of pictures; `total` is its return so far."""
 
-    def __init__(self, env: "gymnasium.Env[Any, Any]", act_one: Callable[[Any], Any], max_steps: int, seed: int | None):
+    def __init__(
+        self, env: "gymnasium.Env[Any, Any]", act_one: Callable[[Any, float], Any], max_steps: int, seed: int | None
+    ):
         self._env, self._act, self._max_steps, self._seed = env, act_one, max_steps, seed
         self.total = 0.0
 
     def frames(self) -> Iterator[Frame]:
         observation, _ = self._env.reset(seed=self._seed)
+        reward: Any = 0.0
         yield self._picture()
         for _ in range(self._max_steps):
-            observation, reward, terminated, truncated, _ = self._env.step(self._act(observation))
+            observation, reward, terminated, truncated, _ = self._env.step(self._act(observation, float(reward)))
             self.total += float(reward)
             yield self._picture()
             if terminated or truncated:

@@ -26,6 +26,8 @@ class Console:
     >>> print(output.getvalue().strip())
     CartPole-v1
     step 640 of 1,000 (64 %) | update 4 | return 21.5 | replayed 7 of 8
+
+    Of a mixture of tasks it shows the median of their normalised scores, as `score`.
     """
 
     def __init__(

@@ -8,12 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laser_rl.errors import ConfigError
-from laser_rl.metrics import drawing
+from laser_rl.metrics import display, drawing
 from laser_rl.metrics.log import read
 from laser_rl.metrics.sink import Kind, Row
-from laser_rl.metrics.window import EpisodeWindow
+from laser_rl.metrics.window import window_for
 
 Curve = tuple[NDArray[np.float64], NDArray[np.float64]]  # steps, values
+MEDIAN = "Median over tasks of the normalised score"
 _GRID = 400
 
 
@@ -29,7 +30,7 @@ def curve(rows: Sequence[Row], name: str, kind: Kind = "train") -> Curve:
 
 
 def returns(rows: Sequence[Row]) -> Curve:
-    """Mean return of the last 100 episodes over steps: as the run reported it, else from its episodes.
+    """Mean return of the last 100 episodes (of a mixture: median score) over steps: as the run reported it, else from its episodes.
 
     >>> steps, values = returns([{"kind": "episode", "step": 10, "return": 1.0}, {"kind": "episode", "step": 20, "return": 2.0}])
     >>> values.tolist()
@@ -38,12 +39,22 @@ def returns(rows: Sequence[Row]) -> Curve:
     reported = curve(rows, "return_mean")
     if len(reported[0]):
         return reported
-    window, pairs = EpisodeWindow(100), []
-    for row in rows:
-        if row["kind"] == "episode" and _finite(row.get("return")):
-            window.add(float(row["return"]))
-            pairs.append((row["step"], window.numbers()["return_mean"]))
+    episodes = [row for row in rows if row["kind"] == "episode" and _finite(row.get("return"))]
+    tasks = list(dict.fromkeys(str(row["task"]) for row in episodes if "task" in row))
+    window, pairs = window_for(tasks), []
+    for row in episodes:
+        window.add(float(row["return"]), tasks.index(str(row["task"])) if tasks else 0)
+        pairs.append((row["step"], window.numbers()["return_mean"]))
     return _arrays(pairs)
+
+
+def is_mixture(rows: Sequence[Row]) -> bool:
+    """Whether several tasks were learned: then returns are normalised scores.
+
+    >>> is_mixture([{"kind": "episode", "step": 10, "return": 1.0, "task": "laser/Catch"}])
+    True
+    """
+    return any("task" in row or display.is_mixture(row) for row in rows)
 
 
 def band(curves: Sequence[Curve]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -86,7 +97,8 @@ def plot_returns(runs: Sequence[str | Path | Sequence[Row]], path: str | Path, *
                 grid, values.min(0), values.max(0), color="C0", alpha=0.15, linewidth=0, label="lowest to highest"
             )
             axes.legend(frameon=False)
-    drawing.label(axes, "mean return of the last 100 episodes", title)
+    several = any(is_mixture(rows) for rows in all_rows)
+    drawing.label(axes, MEDIAN.lower() if several else "mean return of the last 100 episodes", title)
     Path(path).write_bytes(drawing.png(figure))
     return Path(path)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
+from laser_rl.envs.scores import RETURN_OF, SCORE_OF
 from laser_rl.metrics.sink import Value
 
 _KILO, _KIBI = 1000, 1024
@@ -68,12 +69,15 @@ def progress(step: int, total: int | None) -> str:
 
 
 def listed(values: Mapping[str, Value]) -> str:
-    """All values with their names, on one line.
+    """All values with their names, on one line. Of a mixture, those of single tasks are too many, and the mean is a score.
 
-    >>> listed({"mean": 498.21, "note": "x"})
-    'mean 498, note x'
+    >>> listed({"mean": 498.21, "note": "x"}), listed({"mean": 0.5, "tasks_seen": 2, "score_of_laser/Catch": 0.5})
+    ('mean 498, note x', 'score 0.5, tasks_seen 2')
     """
-    return ", ".join(f"{name} {value if isinstance(value, str) else short(value)}" for name, value in values.items())
+    kept = {name: value for name, value in values.items() if not name.startswith((RETURN_OF, SCORE_OF))}
+    if is_mixture(kept):
+        kept = {"score" if name == "mean" else name: value for name, value in kept.items()}
+    return ", ".join(f"{name} {value if isinstance(value, str) else short(value)}" for name, value in kept.items())
 
 
 def setting(value: object) -> str:
@@ -124,8 +128,33 @@ def _replay_share(values: Mapping[str, Value]) -> str:
     return f"{replayed:.0f} of {online + replayed:.0f}"
 
 
+def is_mixture(values: Mapping[str, Value]) -> bool:
+    """Whether a row is of several tasks: then its `return_mean` is a score, the median of what is normalised.
+
+    >>> is_mixture({"return_mean": 0.5, "tasks_seen": 3}), is_mixture({"return_mean": 21.5})
+    (True, False)
+    """
+    return "tasks_seen" in values
+
+
+def _return(values: Mapping[str, Value]) -> str:
+    return "" if is_mixture(values) else _one("return_mean", short)(values)
+
+
+def _score(values: Mapping[str, Value]) -> str:
+    return _one("return_mean", short)(values) if is_mixture(values) else ""
+
+
+def _above_random(values: Mapping[str, Value]) -> str:
+    above, seen = number(values, "tasks_above_random"), number(values, "tasks_seen")
+    return "" if above is None or seen is None else f"{above:.0f} of {seen:.0f}"
+
+
 ENTRIES: dict[str, Text] = {
-    "return": _one("return_mean", short),
+    "return": _return,
+    "score": _score,
+    "mean capped": _one("score_mean_capped", short),
+    "above random": _above_random,
     "best": _one("return_best", short),
     "episodes": _one("episodes", count),
     "steps/s": _one("steps_per_second", count),
@@ -150,8 +179,8 @@ ENTRIES: dict[str, Text] = {
 }
 # A line has room for less; the rest is in metrics.jsonl.
 LINE = (
-    "step", "update", "left", "return", "best", "steps/s", "updates/s", "replayed", "trusted", "KL", "rho clipped", "c clipped",
-    "entropy", "policy lag", "replay", "replay age", "replay size", "memory", "skipped updates", "restarts",
+    "step", "update", "left", "return", "score", "above random", "best", "steps/s", "updates/s", "replayed", "trusted", "KL",
+    "rho clipped", "c clipped", "entropy", "policy lag", "replay", "replay age", "replay size", "memory", "skipped updates", "restarts",
 )  # fmt: skip
 
 

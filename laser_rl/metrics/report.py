@@ -5,14 +5,16 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+from laser_rl.envs.scores import RETURN_OF, SCORE_OF
 from laser_rl.errors import ConfigError
 from laser_rl.metrics import curves, display, page
 from laser_rl.metrics.log import FILE, read
 from laser_rl.metrics.sink import Row
+from laser_rl.metrics.task_pictures import tasks_section
 
 _CONFIG = "config.json"
+_RETURNS = "Mean return of the last 100 episodes"
 _PICTURES = {
-    "Mean return of the last 100 episodes": ("return_mean",),
     "Share of replayed steps that is trusted": ("acceptance",),
     "Entropy": ("entropy",),
     "Policy lag, updates": ("lag_updates",),
@@ -40,10 +42,12 @@ def report(run_dir: str | Path) -> Path:
 
 
 def _parts(run_dir: Path, rows: Sequence[Row]) -> list[str]:
-    pictures = {label: curves.picture(rows, names, label) for label, names in _PICTURES.items()}
+    returns = {curves.MEDIAN if curves.is_mixture(rows) else _RETURNS: ("return_mean",)}
+    pictures = {label: curves.picture(rows, names, label) for label, names in (returns | _PICTURES).items()}
     return [
         page.section("At the end" if _ended(rows) else "At the last row", page.pairs(_last_numbers(rows))),
         page.section("Evaluation", page.pairs(_last_evaluation(rows))),
+        tasks_section(rows),
         page.section("Curves", "".join(page.figure(label, png) for label, png in pictures.items())),
         page.section("What happened", page.pairs(_events(rows))),
         page.section("Next", f"<pre>{escape(_commands(run_dir))}</pre>"),
@@ -71,7 +75,12 @@ def _last_evaluation(rows: Sequence[Row]) -> dict[str, str]:
     found = [row for row in rows if row["kind"] == "evaluation"]
     if not found:
         return {}
-    return {name: page.text(value) for name, value in found[-1].items() if name not in {"kind", "time"}}
+    several = display.is_mixture(found[-1])
+    return {
+        curves.MEDIAN.lower() if several and name == "mean" else name: page.text(value)
+        for name, value in found[-1].items()
+        if name not in {"kind", "time"} and not name.startswith((RETURN_OF, SCORE_OF))
+    }
 
 
 def _events(rows: Sequence[Row]) -> dict[str, str]:

@@ -1,9 +1,17 @@
-"""Running numbers: returns of the last episodes, memory."""
+"""Running numbers: returns of the last episodes, of one task or of several; memory."""
 
+import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from laser_rl.envs.scores import references_of, scores_of
+
+if TYPE_CHECKING:
+    from laser_rl.envs.suites import Reference
+
+EPISODES, EPISODES_A_TASK = 100, 50
 
 
 class EpisodeWindow:
@@ -16,12 +24,12 @@ class EpisodeWindow:
     {'return_mean': 2.0, 'return_best': 3.0, 'episodes': 3}
     """
 
-    def __init__(self, size: int = 100) -> None:
+    def __init__(self, size: int = EPISODES) -> None:
         self._returns: deque[float] = deque(maxlen=size)
         self._episodes = 0
 
-    def add(self, raw_return: float) -> None:
-        """Take one finished episode."""
+    def add(self, raw_return: float, task: int = 0) -> None:
+        """Take one finished episode; there is one task."""
         self._returns.append(float(raw_return))
         self._episodes += 1
 
@@ -54,6 +62,99 @@ class EpisodeWindow:
         """Go on where the other one was."""
         self._returns = deque(state["returns"], maxlen=self._returns.maxlen)
         self._episodes = int(state["episodes"])
+
+
+class TaskWindow:
+    """The returns of the last `size` episodes of every task of a mixture.
+
+    >>> window = TaskWindow(("laser/Catch", "laser/TMaze-5", "laser/DeepSea-4"))
+    >>> for raw_return, task in ((0.2, 0), (1.0, 0), (1.0, 1)):
+    ...     window.add(raw_return, task)
+    >>> numbers = window.numbers()
+    >>> [round(numbers[name], 3) for name in ("return_mean", "return_of_laser/Catch", "score_of_laser/Catch", "tasks_seen")]
+    [0.875, 0.6, 0.75, 2]
+    """
+
+    def __init__(
+        self, tasks: Sequence[str], references: "Sequence[Reference] | None" = None, size: int = EPISODES_A_TASK
+    ) -> None:
+        self._names = tuple(tasks)
+        self._references = references_of(self._names) if references is None else tuple(references)
+        self._returns: list[deque[float]] = [deque(maxlen=size) for _ in self._names]
+        self._size, self._episodes = size, 0
+
+    def add(self, raw_return: float, task: int = 0) -> None:
+        """Take one finished episode of a task."""
+        self._returns[task].append(float(raw_return))
+        self._episodes += 1
+
+    def numbers(self) -> Mapping[str, float]:
+        """Of the tasks that have episodes; `return_mean`, by which agents are compared, is the median of their normalised scores."""
+        if not any(self._returns):
+            return {}
+        means = [sum(own) / len(own) if own else None for own in self._returns]
+        scores = scores_of(self._names, means, self._references)
+        return {"return_mean": scores.median, **scores.numbers(), "episodes": self._episodes}
+
+    @property
+    def episodes(self) -> int:
+        """All of them, of all tasks together."""
+        return self._episodes
+
+    def forget(self) -> None:
+        """Go on with empty windows: what was in them is of another policy. The count of all episodes stays."""
+        for own in self._returns:
+            own.clear()
+
+    @property
+    def full(self) -> bool:
+        """Whether the window of every task holds as many episodes as it can."""
+        return all(len(own) == self._size for own in self._returns)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that `load_state_dict` needs, as JSON."""
+        returns = {name: list(own) for name, own in zip(self._names, self._returns, strict=True)}
+        return {"tasks": returns, "episodes": self._episodes}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where the other one was, or begin, where that one was of somebody who never acted and does not know the tasks."""
+        returns = state.get("tasks") or dict.fromkeys(self._names, ())
+        self._returns = [deque(returns[name], maxlen=self._size) for name in self._names]
+        self._episodes = int(state["episodes"])
+
+
+Window = EpisodeWindow | TaskWindow
+
+
+def window_for(tasks: Sequence[str]) -> Window:
+    """What fits the tasks of some environments; they have none if they are no mixture.
+
+    >>> type(window_for(())).__name__, type(window_for(("laser/Catch", "laser/TMaze-5"))).__name__
+    ('EpisodeWindow', 'TaskWindow')
+    """
+    return TaskWindow(tasks) if tasks else EpisodeWindow()
+
+
+def window_from(state: Mapping[str, Any]) -> Window:
+    """The window whose `state_dict` this is.
+
+    >>> window = TaskWindow(("laser/Catch", "laser/TMaze-5"))
+    >>> window.add(1.0, task=1)
+    >>> window_from(window.state_dict()).numbers() == window.numbers()
+    True
+    """
+    window = window_for(tuple(state.get("tasks", ())))
+    window.load_state_dict(state)
+    return window
+
+
+def fitness(numbers: Mapping[str, float]) -> float:
+    """What population based training compares: mean returns; of a mixture, as in IMPALA, the mean capped score. NaN without episodes.
+
+    >>> fitness({"return_mean": 7.0}), fitness({"return_mean": 0.5, "score_mean_capped": 0.4}), fitness({})
+    (7.0, 0.4, nan)
+    """
+    return float(numbers.get("score_mean_capped", numbers.get("return_mean", math.nan)))
 
 
 def memory_bytes() -> int:

@@ -7,15 +7,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from laser_rl.networks.memory import Memory, NoMemory, State
+from laser_rl.networks.heads import PixelControlHead, PopArtHead
+from laser_rl.networks.inputs import Instruction, LastStep
+from laser_rl.networks.memory import Memory, NoMemory
 from laser_rl.networks.torso import orthogonal
+from laser_rl.types import Inputs
 
 
 class Output(NamedTuple):
     """What the heads say at every row."""
 
     policy: Tensor  # [T, B, P], parameters of the family
-    value: Tensor  # [T, B]
+    value: Tensor  # [T, B]; with PopArt [T, B, tasks], normalised
+    features: Tensor | None = None  # [T, B, F], what the value was made of
+    pixel_q: Tensor | None = None  # [T, B, A, h, w], if asked for
 
 
 class AgentNetwork(nn.Module):
@@ -24,16 +29,21 @@ class AgentNetwork(nn.Module):
     Args:
         torso: a module from [N, ...] to [N, features]; it receives the observation as float, times `scale`.
         memory: what happens between torso and heads.
+        last: how the last step is read, if there is a memory.
+        instruction: reads the last row of a picture, which the torso then does not see.
         parameter_size: P of the policy's family.
         value_torso: the value's own torso; None shares the policy's.
+        popart_tasks: values in each task's own units; 0: one value as it is.
+        pixel_control: PixelControl's head, if it is learned.
         scale: what a stored observation is multiplied by.
         bf16: run the torso in bfloat16 (heads and everything after them stay in float32).
 
     >>> from laser_rl.networks.torso import MLP
     >>> network = AgentNetwork(MLP((4,), (8,)), parameter_size=2)
-    >>> output, state = network(torch.zeros(3, 5, 4), torch.zeros(3, 5, dtype=torch.bool), ())
-    >>> output.policy.shape, output.value.shape
-    (torch.Size([3, 5, 2]), torch.Size([3, 5]))
+    >>> rows = Inputs(torch.zeros(3, 5, 4), torch.zeros(3, 5, dtype=torch.bool), torch.zeros(3, 5), torch.zeros(3, 5))
+    >>> output, states = network(rows, network.initial_state(5))
+    >>> output.policy.shape, output.value.shape, states.shape
+    (torch.Size([3, 5, 2]), torch.Size([3, 5]), torch.Size([3, 5, 0]))
     """
 
     def __init__(
@@ -42,7 +52,11 @@ class AgentNetwork(nn.Module):
         *,
         parameter_size: int,
         memory: Memory | None = None,
+        last: LastStep | None = None,
+        instruction: Instruction | None = None,
         value_torso: nn.Module | None = None,
+        popart_tasks: int = 0,
+        pixel_control: PixelControlHead | None = None,
         scale: float = 1.0,
         bf16: bool = False,
     ) -> None:
@@ -50,26 +64,48 @@ class AgentNetwork(nn.Module):
         features = int(torso.features)  # type: ignore[arg-type]
         self.torso, self.value_torso = torso, value_torso
         self.memory: Memory = memory or NoMemory(features)
+        self.last, self.instruction, self.pixel_control = last, instruction, pixel_control
         self.scale, self.bf16 = scale, bf16
         # A policy that starts near uniform, as small weights make it, explores before it has reasons not to.
         self.policy_head = orthogonal(nn.Linear(self.memory.features, parameter_size), gain=0.01)
-        self.value_head = orthogonal(nn.Linear(_features(value_torso, self.memory.features), 1), gain=1.0)
+        width = _features(value_torso, self.memory.features)
+        self.value_head = PopArtHead(width, popart_tasks) if popart_tasks else orthogonal(nn.Linear(width, 1), gain=1.0)
 
-    def initial_state(self, batch: int) -> State:
-        """The memory's."""
-        return self.memory.initial_state(batch)
+    @property
+    def popart(self) -> PopArtHead | None:
+        """The value's head, if it has units."""
+        return self.value_head if isinstance(self.value_head, PopArtHead) else None
 
-    def forward(self, observation: Tensor, is_first: Tensor, state: State) -> tuple[Output, State]:
-        """All rows at once; only the memory looks at time."""
-        rows = observation.shape[:2]
-        flat = self._prepare(observation.flatten(0, 1))
-        features, state = self.memory(self._features(self.torso, flat).view(*rows, -1), is_first, state)
-        seen = features if self.value_torso is None else self._features(self.value_torso, flat).view(*rows, -1)
-        return Output(self.policy_head(features), self.value_head(seen).squeeze(-1)), state
+    @property
+    def state_size(self) -> int:
+        """S of the memory's state [B, S]."""
+        return self.memory.state_size
+
+    def initial_state(self, batch: int) -> Tensor:
+        """The memory's before an episode's first row: zeros."""
+        return torch.zeros(batch, self.state_size, device=self.policy_head.weight.device)
+
+    def forward(self, inputs: Inputs, state: Tensor, *, auxiliary: bool = False) -> tuple[Output, Tensor]:
+        """All rows at once; only the memory looks at time. Also returns its state after each row, [T, B, S]."""
+        rows = inputs.observation.shape[:2]
+        flat = inputs.observation.flatten(0, 1)
+        seen = self._prepare(flat)
+        features = self._features(self.torso, seen)
+        if self.instruction is not None:
+            features = torch.cat([features, self.instruction(flat)], -1)
+        last = features if self.last is None else self.last(inputs.last_action, inputs.last_reward, inputs.is_first)
+        features, states = self.memory(features.view(*rows, -1), last, inputs.is_first, state)
+        valued = features if self.value_torso is None else self._features(self.value_torso, seen).view(*rows, -1)
+        pixel_q = self.pixel_control(features) if auxiliary and self.pixel_control is not None else None
+        value = self.value_head(valued)
+        value = value if self.popart is not None else value.squeeze(-1)
+        return Output(self.policy_head(features), value, valued, pixel_q), states
 
     def _prepare(self, flat: Tensor) -> Tensor:
         dtype = torch.bfloat16 if self.bf16 else torch.float32
         flat = flat.to(dtype)
+        if self.instruction is not None:
+            flat = flat[:, :, :-1]
         if self.scale != 1.0:
             flat = flat * self.scale
         picture = flat.ndim == 4  # noqa: PLR2004

@@ -10,11 +10,14 @@ from torch import nn
 from laser_rl.envs.records import ActionSpec, BoxActions, DiscreteActions, EnvironmentSpec, ObservationSpec
 from laser_rl.errors import ConfigError
 from laser_rl.networks.agent_network import AgentNetwork
-from laser_rl.networks.torso import CNN, MLP, ImpalaDeep
+from laser_rl.networks.heads import PixelControlHead
+from laser_rl.networks.inputs import Instruction, LastStep
+from laser_rl.networks.memory import MemoryName, build_memory
+from laser_rl.networks.torso import CNN, MLP, ImpalaDeep, Tiles
 from laser_rl.ops.distributions import Categorical, Family, MultiCategorical
 from laser_rl.ops.gaussian import DiagonalGaussian
 
-TorsoName = Literal["auto", "mlp", "cnn", "impala"]
+TorsoName = Literal["auto", "mlp", "cnn", "tiles", "impala"]
 # A user's torso: a module, or a function of the observation's shape (stack included) that makes one.
 TorsoSource = nn.Module | Callable[[tuple[int, ...]], nn.Module]
 SMALL_PICTURE = 32
@@ -65,7 +68,9 @@ def build_torso(
         raise ConfigError(
             f"torso {name} reads pictures [C, H, W], these observations have shape {shape}; use torso mlp"
         )
-    return CNN(shape, channels, hidden[-1]) if name == "cnn" else ImpalaDeep(shape, width)
+    if name == "impala":
+        return ImpalaDeep(shape, width)
+    return (CNN if name == "cnn" else Tiles)(shape, channels, hidden[-1])
 
 
 def build_network(
@@ -76,24 +81,57 @@ def build_network(
     hidden: tuple[int, ...] = (64, 64),
     channels: int = 16,
     width: int = 1,
+    memory: MemoryName = "none",
+    memory_size: int = 256,
+    memory_span: int = 0,
+    last_step: bool = True,
     separate_value: bool = False,
+    popart: bool = False,
+    pixel_control_cell: int = 0,
     bf16: bool = False,
 ) -> AgentNetwork:
-    """A network for an environment, from our parts or a user's torso."""
+    """A network for an environment, from our parts or a user's torso; `pixel_control_cell` 0 leaves that head out."""
+    if separate_value and memory != "none":
+        raise ConfigError("a value with a torso of its own would see nothing of the memory; leave one of the two out")
     shape = stacked_shape(spec.observation, stack)
+    words, instruction = spec.observation.words, None
+    if words:
+        shape = (shape[0], shape[1] - 1, shape[2])
+        instruction = Instruction(words, spec.observation.shape[0])
 
     def make() -> nn.Module:
         if isinstance(torso, str):
             return build_torso(torso, shape, hidden=hidden, channels=channels, width=width)
         return users_torso(torso, shape)
 
+    own, last = make(), LastStep(spec.action, blind=not last_step)
+    features = int(own.features) + (instruction.features if instruction else 0)  # type: ignore[arg-type]
+    built = build_memory(memory, features, last.features, memory_size, memory_span)
     return AgentNetwork(
-        make(),
+        own,
         parameter_size=family_of(spec.action).parameter_size,
+        memory=built,
+        last=last if memory != "none" else None,
+        instruction=instruction,
         value_torso=make() if separate_value else None,
+        popart_tasks=max(1, len(spec.tasks)) if popart else 0,
+        pixel_control=_pixel_control(spec, built.features, pixel_control_cell) if pixel_control_cell else None,
         scale=spec.observation.scale,
         bf16=bf16,
     )
+
+
+def _pixel_control(spec: EnvironmentSpec, features: int, cell: int) -> PixelControlHead:
+    if not spec.observation.is_image or not isinstance(spec.action, DiscreteActions):
+        raise ConfigError(
+            f"PixelControl needs pictures and one choice among actions, {spec.name} has observations "
+            f"{spec.observation.shape} and {spec.action}; set loss.pixel_control_cost to 0"
+        )
+    channels, height, width = spec.observation.shape
+    picture = (channels, height - (spec.observation.words > 0), width)
+    if min(picture[1:]) < cell:
+        raise ConfigError(f"pictures of {picture[1:]} have no cell of {cell}×{cell}; set loss.pixel_control_cell lower")
+    return PixelControlHead(features, spec.action.count, picture, cell)
 
 
 def users_torso(source: TorsoSource, shape: tuple[int, ...]) -> nn.Module:

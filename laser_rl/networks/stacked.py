@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from laser_rl.networks.agent_network import AgentNetwork, Output
 from laser_rl.networks.memory import NoMemory
 from laser_rl.networks.torso import MLP
+from laser_rl.types import Inputs
 
 Parameters = Mapping[str, Tensor]  # by the network's own names, each with a leading K
 Forward = Callable[[Parameters, Tensor, Tensor], Output]  # observation [T, K · B, ...], is_first [T, K · B]
@@ -24,8 +25,10 @@ def side_by_side(network: AgentNetwork, members: int) -> Forward:
     >>> side_by_side(network, 2)(both, torch.zeros(3, 10, 4), torch.zeros(3, 10, dtype=torch.bool)).policy.shape
     torch.Size([3, 10, 2])
     """
-    if not isinstance(network.memory, NoMemory):
-        raise TypeError("members with a memory cannot be computed side by side: its state is not carried")
+    if not isinstance(network.memory, NoMemory) or network.popart is not None:
+        raise TypeError(
+            "members with a memory or with PopArt cannot be computed side by side: their state is not carried"
+        )
     plain = isinstance(network.torso, MLP) and isinstance(network.value_torso, MLP | None) and not network.bf16
     one = _matrices if plain else _vmapped
 
@@ -41,7 +44,11 @@ def _vmapped(network: AgentNetwork, parameters: Parameters, seen: Tensor, first:
     """Any module that torch.vmap understands."""
 
     def one(own: Parameters, observation: Tensor, is_first: Tensor) -> tuple[Tensor, Tensor]:
-        output, _ = torch.func.functional_call(network, dict(own), (observation, is_first, ()))
+        nothing = torch.zeros(
+            is_first.shape, device=is_first.device
+        )  # who has no memory does not look at the last step
+        rows = Inputs(observation, is_first, nothing, nothing)
+        output, _ = torch.func.functional_call(network, dict(own), (rows, nothing[0, :, None][:, :0]))
         return output.policy, output.value
 
     answer: tuple[Tensor, Tensor] = torch.vmap(one, in_dims=(0, 1, 1), out_dims=(1, 1))(parameters, seen, first)

@@ -62,6 +62,30 @@ class CNN(nn.Module):
         return torch.relu(self.linear(torch.relu(self.convolution(observation)).flatten(1)))
 
 
+class Tiles(nn.Module):
+    """For pictures made of 4×4 tiles: one look at each tile, one at its neighbours, one layer.
+
+    >>> Tiles((3, 28, 28), channels=16, hidden=128)(torch.zeros(7, 3, 28, 28)).shape
+    torch.Size([7, 128])
+    """
+
+    TILE = 4
+
+    def __init__(self, shape: Sequence[int], channels: int, hidden: int) -> None:
+        super().__init__()
+        planes, height, width = shape
+        rows, columns = height // self.TILE, width // self.TILE
+        self.tile = orthogonal(nn.Conv2d(planes, channels, self.TILE, stride=self.TILE), gain=math.sqrt(2))
+        self.neighbours = orthogonal(nn.Conv2d(channels, 2 * channels, 3, padding=1), gain=math.sqrt(2))
+        self.linear = orthogonal(nn.Linear(2 * channels * rows * columns, hidden), gain=math.sqrt(2))
+        self.features = hidden
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Features of each observation."""
+        seen = torch.relu(self.neighbours(torch.relu(self.tile(observation))))
+        return torch.relu(self.linear(seen.flatten(1)))
+
+
 class Residual(nn.Module):
     """x + conv(relu(conv(relu(x)))), as in IMPALA's deep network."""
 

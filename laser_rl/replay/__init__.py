@@ -1,23 +1,33 @@
-"""One store of unrolls for all members: insert, draw uniformly, mix with new ones, ahead of the learner."""
+"""One store of unrolls for all members: insert, draw unrolls or whole episodes, mix with new ones, ahead of the learner."""
 
 from laser_rl.replay.ahead import Ahead, Exhausted, Starved
+from laser_rl.replay.episodes import Episodes
 from laser_rl.replay.frames import put, upload
+from laser_rl.replay.lanes import Lanes
 from laser_rl.replay.memory import Estimate, available_bytes, estimate, require_fits
 from laser_rl.replay.mixer import Counts, Mixer
+from laser_rl.replay.prioritised import Prioritised, PrioritisedLanes
 from laser_rl.replay.records import allocate
+from laser_rl.replay.sampler import Sampler, Uniform
 from laser_rl.replay.shared import Handle
 from laser_rl.replay.store import Evicted, Replay
 
 __all__ = [
     "Ahead",
     "Counts",
+    "Episodes",
     "Estimate",
     "Evicted",
     "Exhausted",
     "Handle",
+    "Lanes",
     "Mixer",
+    "Prioritised",
+    "PrioritisedLanes",
     "Replay",
+    "Sampler",
     "Starved",
+    "Uniform",
     "allocate",
     "available_bytes",
     "estimate",

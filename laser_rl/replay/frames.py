@@ -11,7 +11,7 @@ import torch
 from numpy.lib.stride_tricks import as_strided
 from torch import Tensor
 
-from laser_rl.replay.records import ONLINE, Bytes, Packed, Parts, fields_of, pack, parts_of, shape_of, views
+from laser_rl.replay.records import ID, ONLINE, WEIGHT, Bytes, Packed, Parts, fields_of, pack, parts_of, shape_of, views
 from laser_rl.types import Batch, UnrollLayout, Unrolls
 
 
@@ -97,5 +97,6 @@ def put_packed(layout: UnrollLayout, blocks: Iterable[Packed], batch: Batch, fir
         records[at:end] = block.records
         frames[at:end] = windows(layout, block.frames, frames.shape[1])
         at = end
-    fields_of(records[first_column:at], layout)[ONLINE][:] = True
+    fields = fields_of(records[first_column:at], layout)
+    fields[ONLINE][:], fields[WEIGHT][:], fields[ID][:] = True, 1.0, -1
     cut(layout, parts, first_column, at)

@@ -86,7 +86,7 @@ def estimate(
 
     >>> layout = UnrollLayout(20, 3, (1, 84, 84), "uint8", (), "int64", 18)
     >>> print(estimate(layout, 1_000_000))
-    replay of 1,000,000 steps: 0.99 GB = 0.89 GB observations (zstd, assuming 10x, 8.5 GB raw) + 0.11 GB all else
+    replay of 1,000,000 steps: 1.00 GB = 0.89 GB observations (zstd, assuming 10x, 8.5 GB raw) + 0.11 GB all else
     """
     sizes, unrolls, codec = shape_of(layout), unrolls_of(layout, capacity_steps), resolve_codec(layout, codec)
     raw = unrolls * sizes.frames_bytes
@@ -123,7 +123,7 @@ def require_fits(needed: Estimate, available: int | None = None) -> None:
     >>> layout = UnrollLayout(20, 3, (1, 84, 84), "uint8", (), "int64", 18)
     >>> require_fits(estimate(layout, 10_000_000, "raw"), available=8 * 10**9)
     Traceback (most recent call last):
-    laser_rl.errors.ConfigError: a replay of 10,000,000 steps needs 85.7 GB, 8.0 GB are free...; lower --replay.capacity-steps to 830,000
+    laser_rl.errors.ConfigError: a replay of 10,000,000 steps needs 85.8 GB, 8.0 GB are free...; lower --replay.capacity-steps to 830,000
     """
     free = available_bytes() if available is None else available
     if needed.total <= RESERVE * free:

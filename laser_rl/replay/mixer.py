@@ -6,14 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from laser_rl.errors import ConfigError
 from laser_rl.replay.frames import put_packed
 from laser_rl.replay.records import Packed, pack, unpack
+from laser_rl.replay.sampler import Priorities, Sampler, State, Uniform
+from laser_rl.replay.shared import Ids
 from laser_rl.replay.store import Replay
 from laser_rl.types import Batch, UnrollLayout, Unrolls
 
-State = dict[str, Any]  # NumPy arrays, and numbers and strings as JSON has them
+SAMPLER = "sampler."  # before the names of its state
 
 
 @dataclass(frozen=True)
@@ -52,10 +55,11 @@ class Counts:
 
 
 class Mixer:
-    """Makes the batches of one member; not shared between threads (the store may be).
+    """Makes the batches of one member; not shared between threads, but for `prioritise` and `restart` (the store may be).
 
     Every update consumes `new_unrolls_per_update` new unrolls; the newest of them are the online columns, and each is online
-    once at most. All of them enter the store when they are offered. `store` is None where nothing is replayed.
+    once at most. All of them enter the store when they are offered. `store` is None where nothing is replayed; `sampler` draws
+    what is, uniformly if none is given.
 
     >>> from laser_rl.replay import allocate
     >>> from laser_rl.types import empty_unrolls
@@ -76,6 +80,7 @@ class Mixer:
         *,
         new_unrolls_per_update: int | None = None,
         min_unrolls: int = 1,
+        sampler: Sampler | None = None,
     ) -> None:
         least = max(1, counts.online)
         self.new_unrolls_per_update = least if new_unrolls_per_update is None else new_unrolls_per_update
@@ -96,6 +101,12 @@ class Mixer:
         self._random = random
         self._min_unrolls = max(1, min_unrolls)
         self._pending: deque[Packed] = deque()  # of one unroll each
+        self._sampler: Sampler | None = None
+        if self.store is not None:
+            self._sampler = Uniform(self.store) if sampler is None else sampler
+        self.filled = 0  # batches so far
+        # For the sampler, from the learner's thread: taken up before the next batch. None to restart.
+        self._news: deque[tuple[Ids, Priorities] | None] = deque()
 
     @property
     def pending(self) -> int:
@@ -115,14 +126,18 @@ class Mixer:
 
     def ready(self) -> bool:
         """Whether there is enough for one batch."""
-        enough = self.store is None or len(self.store) >= self._min_unrolls
-        return enough and len(self._pending) >= self.new_unrolls_per_update
+        if len(self._pending) < self.new_unrolls_per_update:
+            return False
+        if self.store is None or self._sampler is None:
+            return True
+        return len(self.store) >= self._min_unrolls and self._sampler.ready()
 
     def fill(self, batch: Batch, first_column: int = 0) -> None:
         """Fill the columns from `first_column` on: online ones first, oldest first, then replayed ones in the order drawn."""
         if not self.ready():
             raise ValueError(
-                f"fill() before ready(): {self.pending} of {self.new_unrolls_per_update} new unrolls are there; offer more"
+                f"fill() before ready(): {self.pending} of {self.new_unrolls_per_update} new unrolls are there, "
+                f"{0 if self.store is None else len(self.store)} unrolls in the replay; offer more"
             )
         counts, columns = self.counts, batch.online.shape[0]
         if columns < first_column + counts.online + counts.replayed:
@@ -130,12 +145,44 @@ class Mixer:
         consumed = [self._pending.popleft() for _ in range(self.new_unrolls_per_update)]
         if counts.online:
             put_packed(self.layout, consumed[-counts.online :], batch, first_column)
-        if self.store is not None:
-            self.store.sample_into(counts.replayed, self._random, batch, first_column + counts.online)
+        if self._sampler is not None:
+            self._settle()
+            self._sampler.fill(counts.replayed, self._random, batch, first_column + counts.online)
+        self.filled += 1
+
+    def prioritise(self, ids: ArrayLike, priority: ArrayLike) -> None:
+        """What the learner found in the columns of a batch: `batch.id` and a priority each. Online ones (-1) have none to keep.
+
+        Arrays or tensors on the CPU, from any thread; both are copied, so that the batch may be filled again.
+        """
+        number, found = np.asarray(ids).astype(np.int64), np.asarray(priority).astype(np.float64)
+        if number.shape != found.shape or not (np.isfinite(found) & (found >= 0)).all():
+            raise ValueError(
+                f"expected a finite priority of at least 0 for each of {number.size} unrolls, got {found}; "
+                "report nothing for an update that failed"
+            )
+        self._news.append((number[number >= 0], found[number >= 0]))
+
+    def restart(self) -> None:
+        """The learner's memory has lost its states: lanes draw anew for the next batch. From any thread."""
+        self._news.append(None)
+
+    def _settle(self) -> None:
+        while self._news:
+            news = self._news.popleft()
+            if self._sampler is None:
+                continue
+            if news is None:
+                self._sampler.restart()
+            else:
+                self._sampler.prioritise(*news)
 
     def state_dict(self) -> State:
-        """Pending unrolls by field, and the state of the generator."""
-        return {"random": self._random.bit_generator.state, **self._pending_fields()}
+        """Pending unrolls by field, and the states of the generator and of the sampler."""
+        self._settle()
+        drawn = {} if self._sampler is None else self._sampler.state_dict()
+        sampler = {SAMPLER + name: value for name, value in drawn.items()}
+        return {"random": self._random.bit_generator.state, "filled": self.filled, **sampler, **self._pending_fields()}
 
     def _pending_fields(self) -> dict[str, Any]:
         empty = pack(self.layout, _none(self.layout))
@@ -148,6 +195,11 @@ class Mixer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the same batches, bit for bit, over a store with the same unrolls."""
         self._random.bit_generator.state = state["random"]
+        self.filled = int(state["filled"])
+        self._news.clear()
+        if self._sampler is not None:
+            drawn = {name.removeprefix(SAMPLER): value for name, value in state.items() if name.startswith(SAMPLER)}
+            self._sampler.load_state_dict(drawn)
         self._pending.clear()
         self._queue(pack(self.layout, Unrolls(*(state[f"pending.{name}"] for name in Unrolls._fields))))
 

@@ -1,6 +1,6 @@
 """How an unroll lies in memory: one record of bytes for all that is small, one row of bytes for its frames.
 
-The store and a batch use the same two rows, so that gathering is copying rows, and the sixteen fields of a batch are views
+The store and a batch use the same two rows, so that gathering is copying rows, and the fields of a batch are views
 into them: no loop over fields, no transposition.
 """
 
@@ -17,7 +17,10 @@ from torch import Tensor
 from laser_rl.types import Array, Batch, UnrollLayout, Unrolls
 
 Bytes = NDArray[np.uint8]
-ONLINE = "online"  # one more field of a record: False in the store, set in a batch
+# More fields of a record: zero in the store, set in a batch.
+ONLINE, CARRIED, WEIGHT, ID = "online", "carried", "weight", "id"
+STATE = "state"
+OF_BATCH = {ONLINE: "bool", CARRIED: "bool", WEIGHT: "float32", ID: "int64"}
 ALIGNMENT = 64  # of a record: a cache line; every field starts at a multiple of 8 so that it can be viewed as its type
 FIELD_ALIGNMENT = 8
 
@@ -67,10 +70,10 @@ def shape_of(layout: UnrollLayout) -> Shape:
     >>> layout = UnrollLayout(20, 3, (1, 84, 84), "uint8", (), "int64", 18)
     >>> shape = shape_of(layout)
     >>> shape.record_bytes, shape.frames_bytes
-    (2112, 169344)
+    (2176, 169344)
     """
     names, formats, offsets, at = [], [], [], 0
-    fields = {**layout.fields(), ONLINE: ((), "bool")}
+    fields = {**layout.fields(), **{name: ((), dtype) for name, dtype in OF_BATCH.items()}}
     del fields["observation"]
     for name, (shape, dtype) in fields.items():
         names.append(name)
@@ -148,11 +151,11 @@ def views(layout: UnrollLayout, parts: Parts) -> Batch:
     """The batch that lies in two blocks of any device."""
     sizes, columns = shape_of(layout), len(parts.records)
     fields = {"observation": _observation(layout, parts.frames)}
-    for name in (*Unrolls._fields[1:], ONLINE):
+    for name in (*Unrolls._fields[1:], *OF_BATCH):
         dtype, offset = sizes.place(name)
         raw = parts.records[:, offset : offset + dtype.itemsize]
         field = raw.view(_torch_type(dtype.base)).reshape(columns, *dtype.shape)
-        fields[name] = field.transpose(0, 1) if dtype.shape else field
+        fields[name] = field.transpose(0, 1) if dtype.shape and name != STATE else field  # a state has no rows
     fields["is_first"] = fields["is_first"][layout.context :]
     return Batch(**fields)
 

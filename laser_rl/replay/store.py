@@ -8,6 +8,7 @@ Of a writer that is killed nothing half written is seen, and the lock is free: s
 """
 
 import threading
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Literal, NamedTuple, cast
@@ -19,10 +20,10 @@ from laser_rl.errors import ConfigError
 from laser_rl.replay import codec as zstd
 from laser_rl.replay.frames import cut, windows
 from laser_rl.replay.memory import Codec, default_budget, resolve_codec, unrolls_of
-from laser_rl.replay.records import Bytes, Packed, Parts, fields_of, pack, parts_of, shape_of, unpack
+from laser_rl.replay.records import ID, WEIGHT, Bytes, Packed, Parts, fields_of, pack, parts_of, shape_of, unpack
 from laser_rl.replay.shared import Handle, Ids, checksum, private_room, shared_room
 from laser_rl.replay.shared_ring import Ring
-from laser_rl.types import Batch, UnrollLayout, Unrolls
+from laser_rl.types import Array, Batch, UnrollLayout, Unrolls
 
 DECOMPRESS_S = 60.0  # a part of a batch takes milliseconds
 
@@ -182,6 +183,7 @@ class Replay:
         parts = parts_of(self.layout, batch)
         with self._lock:
             pinned = self._pin(self._slots(ids), parts, first_column)
+        self._label(ids, parts, first_column)
         self._finish(pinned, parts, first_column, len(ids))
 
     def sample_into(self, count: int, random: np.random.Generator, batch: Batch, first_column: int) -> Ids:
@@ -190,6 +192,7 @@ class Replay:
         with self._lock:
             ids = self._draw(count, random)
             pinned = self._pin(ids % self.capacity, parts, first_column)
+        self._label(ids, parts, first_column)
         self._finish(pinned, parts, first_column, count)
         return ids
 
@@ -215,6 +218,10 @@ class Replay:
             frames = self._frames.take(slots, 0, self._scratch(len(slots)), "clip")
             np.copyto(target, windows(self.layout, frames, target.shape[1]))
         return None
+
+    def _label(self, ids: Ids, parts: Parts, first: int) -> None:
+        fields = fields_of(parts.records[first : first + len(ids)].numpy(), self.layout)
+        fields[ID][:], fields[WEIGHT][:] = ids, 1.0
 
     def _blocks(self, slots: Ids) -> _Pinned:
         lengths, arena = self._room.length[slots], self._room.arena
@@ -275,6 +282,19 @@ class Replay:
         with self._lock:
             versions: Ids = fields_of(self._records, self.layout)["version"][self._slots(ids)].astype(np.int64)
             return versions
+
+    def fields(self, ids: Ids, names: Iterable[str]) -> dict[str, Array]:
+        """Copies of some fields of these unrolls, all but the observation; `Evicted` if one of the unrolls has left.
+
+        >>> from laser_rl.types import empty_unrolls
+        >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
+        >>> store = Replay(layout, capacity_steps=10)
+        >>> store.fields(store.insert(empty_unrolls(layout, 3)), ["slot", "real"])["real"].shape
+        (3, 2)
+        """
+        with self._lock:
+            slots, held = self._slots(ids), fields_of(self._records, self.layout)
+            return {name: held[name][slots] for name in names}
 
     def composition(self) -> dict[int, float]:
         """The share of each member in all that is held.

@@ -21,7 +21,7 @@ from laser_rl.runtime.saving import member_groups, member_numbers
 from laser_rl.runtime.sweep_directory import flat, grouped
 from laser_rl.runtime.training import Training
 
-ROOM_FOR_NUMBERS = 1 << 16  # counters, window, settings, evaluation: a few kilobytes
+ROOM_FOR_NUMBERS = 1 << 18  # counters, windows of all tasks, settings, evaluation: up to 100 kilobytes
 TRIES = 100
 PUBLISH_S = 1.0  # so much of a member's learning is lost if its process is killed
 

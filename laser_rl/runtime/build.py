@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
@@ -22,11 +22,15 @@ from laser_rl.envs.records import Environments, EnvironmentSpec
 from laser_rl.errors import ConfigError
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.networks.build import TorsoSource, build_network, family_of, parameter_count
+from laser_rl.networks.memory import state_size
 from laser_rl.ops.distributions import Family
 from laser_rl.replay.frames import upload
+from laser_rl.replay.lanes import Lanes
 from laser_rl.replay.memory import estimate, require_fits
 from laser_rl.replay.mixer import Counts, Mixer
+from laser_rl.replay.prioritised import Prioritised, PrioritisedLanes
 from laser_rl.replay.records import allocate
+from laser_rl.replay.sampler import Sampler, Uniform
 from laser_rl.replay.store import Replay
 from laser_rl.runtime.warm_start import earlier_members
 from laser_rl.types import Batch, UnrollLayout
@@ -101,8 +105,16 @@ def _assemble(
 def build_learner(config: Config, spec: EnvironmentSpec, torso: TorsoSource | None, *, sources: int = 1) -> Learner:
     """A learner on its device, with the initial parameters that its seed gives."""
     network = seeded_network(config, spec, torso).to(device_of(config.run.device))
-    seed = derive(config.run.seed, "learner")
-    return Learner(network, family_of(spec.action), config.loss, config.optimiser, seed=seed, sources=sources)
+    return Learner(
+        network,
+        family_of(spec.action),
+        config.loss,
+        config.optimiser,
+        seed=derive(config.run.seed, "learner"),
+        sources=sources,
+        burn_in_steps=config.replay.burn_in_steps,
+        prioritise=config.replay.sampling == "prioritised",
+    )
 
 
 def build_mixer(config: Config, layout: UnrollLayout, replay: Replay | None, counts: Counts) -> Mixer:
@@ -112,9 +124,35 @@ def build_mixer(config: Config, layout: UnrollLayout, replay: Replay | None, cou
         replay,
         counts,
         np.random.Generator(np.random.PCG64(derive(config.run.seed, "replay"))),
+        sampler=None if replay is None else build_sampler(config, replay, counts),
         new_unrolls_per_update=config.loss.new_unrolls_per_update or None,
         min_unrolls=max(1, -(-config.replay.warmup_steps // layout.steps)),
     )
+
+
+def build_sampler(config: Config, replay: Replay, counts: Counts) -> Sampler:
+    """How replayed unrolls are drawn."""
+    settings, refresh = config.replay, config.network.memory != "none" and config.replay.state == "refresh"
+    state: Literal["stored", "zero"] = "zero" if settings.state == "zero" else "stored"
+    if settings.sampling == "uniform":
+        return Lanes(replay, counts.replayed) if refresh else Uniform(replay, state=state)
+    exponents = {
+        "exponent": settings.priority_exponent,
+        "importance_exponent": settings.importance_exponent,
+        "uniform_share": settings.priority_uniform_share,
+    }
+    if refresh:
+        return PrioritisedLanes(replay, counts.replayed, **exponents)
+    return Prioritised(replay, state=state, **exponents)
+
+
+def learn(member: Member, batch: Batch, *, progress: float) -> None:
+    """One update from a filled batch; what it says of its unrolls goes back to the mixer."""
+    learner = member.learner
+    learner.update(on_device(member, batch), progress=progress)
+    if learner.priorities is not None:
+        ids, priority = (part.cpu().numpy() for part in learner.priorities)
+        member.mixer.prioritise(ids, priority.astype(np.float64))
 
 
 def open_environments(
@@ -184,6 +222,7 @@ def layout_of(spec: EnvironmentSpec, family: Family, config: Config) -> UnrollLa
         action_shape=family.action_shape,
         action_dtype="int64" if family.joint_size is not None else "float32",
         parameter_size=family.parameter_size,
+        state_size=state_size(config.network.memory, config.network.memory_size),
     )
 
 
@@ -211,7 +250,13 @@ def seeded_network(config: Config, spec: EnvironmentSpec, torso: TorsoSource | N
             hidden=network.hidden,
             channels=network.channels,
             width=network.width,
+            memory=network.memory,
+            memory_size=network.memory_size,
+            memory_span=network.memory_span,
+            last_step=network.last_step,
             separate_value=network.separate_value,
+            popart=config.loss.popart,
+            pixel_control_cell=config.loss.pixel_control_cell if config.loss.pixel_control_cost else 0,
             bf16=network.precision == "bf16",
         )
 

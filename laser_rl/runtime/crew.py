@@ -9,7 +9,7 @@ from torch import Tensor
 
 from laser_rl.agent.actor import Actor
 from laser_rl.replay.records import allocate
-from laser_rl.runtime.build import Member, batch_of, on_device
+from laser_rl.runtime.build import Member, batch_of, learn, on_device
 from laser_rl.sweep.stacked import Stack
 from laser_rl.types import Batch, Episode, Unrolls
 
@@ -81,7 +81,7 @@ class Looped:
         for place, done in zip(places, progress, strict=True):
             member = self.members[place]
             member.mixer.fill(self._batch)
-            member.learner.update(on_device(member, self._batch), progress=done)
+            learn(member, self._batch, progress=done)
 
     def actor_state(self) -> dict[str, dict[str, Any]]:
         """Two groups a member."""
@@ -173,7 +173,7 @@ class Stacked:
 def _load(actor: Actor, tensors: Tensors, ending: str) -> int:
     groups = {group: tensors.get(group + ending, {}) for group in ("actor", "environments")}
     if not groups["actor"]:  # a checkpoint of processes that were not stopped for it, or of a crew of the other kind
-        actor.begin()
+        actor.begin(recorded=True)
         return actor.environments.slots
     return actor.load({group: {name: t.numpy() for name, t in own.items()} for group, own in groups.items()})
 
@@ -181,4 +181,6 @@ def _load(actor: Actor, tensors: Tensors, ending: str) -> int:
 def _narrowed(batch: Batch, columns: int) -> Batch:
     if columns == batch.online.shape[0]:
         return batch
-    return Batch(*(field[:columns] if field.ndim == 1 else field[:, :columns] for field in batch))
+    of_rows = Batch._fields.index("member")  # the fields before it have rows [T, B, ...], the others are one a column
+    cut = [field[:, :columns] if at < of_rows else field[:columns] for at, field in enumerate(batch)]
+    return Batch(*cut)

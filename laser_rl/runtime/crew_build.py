@@ -123,7 +123,7 @@ def build_parts(
 
 def spec_of(source: EnvironmentSource, config: Config) -> EnvironmentSpec:
     """What an environment looks like; it is opened once to be looked at."""
-    environments = open_environments(source, config.environment, seed=0, lockstep=True, slots=1)
+    environments = open_environments(source, config.environment, seed=0, lockstep=True)
     environments.close()
     return environments.spec
 

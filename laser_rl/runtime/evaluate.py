@@ -4,17 +4,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from torch import Tensor
 
 from laser_rl import checkpoint
 from laser_rl.agent.learner import load_network
-from laser_rl.agent.policy import Policy
+from laser_rl.agent.policy import Policy, Seen
 from laser_rl.agent.stacking import FrameStack
 from laser_rl.config import Config, EnvironmentConfig
 from laser_rl.envs.records import Rows
+from laser_rl.envs.scores import tasks_of
 from laser_rl.errors import ConfigError
 from laser_rl.evaluation.rollout import rollout
-from laser_rl.evaluation.statistics import EvalResult, summarise_episodes
+from laser_rl.evaluation.statistics import EvalResult, summarise_episodes, summarise_mixture
 from laser_rl.metrics.sweep_standing import best, standing
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.networks.build import family_of
@@ -47,16 +49,25 @@ class Trained:
 
 
 class Player:
-    """A policy with the frame stacks of the slots it plays in."""
+    """A policy with what it remembers of the slots it plays in: frame stacks, memory, the last action."""
 
     def __init__(self, policy: Policy, layout: UnrollLayout, slots: int) -> None:
         self._policy = policy
         self._stack = FrameStack(slots, layout.stack, layout.observation_shape, layout.observation_dtype)
+        self._memory = np.zeros((slots, layout.state_size), np.float32)
+        self._action: Array = np.zeros((slots, *layout.action_shape), layout.action_dtype)
 
     def __call__(self, rows: Rows) -> Array:
         """The environment's actions for these rows."""
         self._stack.push(rows)
-        return self._policy.act(self._stack.seen(rows.slots)).environment_action
+        slots = rows.slots
+        self._action[slots[rows.is_first]] = 0
+        seen = Seen(self._stack.seen(slots), rows.is_first, self._action[slots], rows.reward, self._memory[slots])
+        decision = self._policy.act(seen, slots)
+        self._action[slots] = decision.action
+        if decision.state is not None:
+            self._memory[slots] = decision.state
+        return decision.environment_action
 
 
 def trained_of(member: Member, steps: int) -> Trained:
@@ -77,14 +88,15 @@ def load_trained(run_dir: Path, member: str | int | None = None) -> Trained:
     loaded = checkpoint.latest(run_dir)
     if loaded is None:
         raise ConfigError(f"{run_dir} holds no checkpoint yet; 'laser resume {run_dir}' goes on until it does")
-    environments = open_environments(config.environment.id, config.environment, seed=0, lockstep=True, slots=1)
+    source = config.environment.id
+    environments = open_environments(source, config.environment, seed=0, lockstep=True, slots=task_count(source))
     spec = environments.spec
     environments.close()
     network = seeded_network(config, spec, None).to(device_of("auto"))  # played where we are, not where it was trained
     load_network(network, _network_of(loaded.tensors, number))
     family = family_of(spec.action)
     layout = layout_of(spec, family, config)
-    return Trained(network, family, layout, config.environment.id, config.environment, loaded.step)
+    return Trained(network, family, layout, source, config.environment, loaded.step)
 
 
 def chosen_member(run_dir: Path, member: str | int | None = None) -> int | None:
@@ -120,13 +132,29 @@ def _network_of(tensors: Mapping[str, Mapping[str, Tensor]], number: int | None)
 
 
 def evaluate(trained: Trained, *, episodes: int, deterministic: bool, seed: int) -> EvalResult:
-    """Play whole episodes in fresh environments; the same seed gives the same result."""
-    slots = min(episodes, SLOTS)
+    """Play whole episodes in fresh environments; the same seed gives the same result.
+
+    Of a mixture, every task is played as often: more than `episodes` are played if its tasks cannot share so many evenly.
+    """
+    tasks = task_count(trained.source)
+    episodes = -(-episodes // tasks) * tasks
+    slots = min(episodes, max(1, SLOTS // tasks) * tasks)
     environments = open_environments(
         another(trained.source), trained.environment, seed=seed, lockstep=True, slots=slots
     )
     policy = Policy(trained.network, trained.family, seed=seed, deterministic=deterministic)
     try:
-        return summarise_episodes(rollout(environments, Player(policy, trained.layout, slots), episodes))
+        played = rollout(environments, Player(policy, trained.layout, slots), episodes)
     finally:
         environments.close()
+    spec = environments.spec
+    return summarise_mixture(played, spec) if spec.tasks else summarise_episodes(played)
+
+
+def task_count(source: EnvironmentSource) -> int:
+    """How many tasks an environment is a mixture of: the fewest slots in which it can be played.
+
+    >>> task_count("laser/TMaze-3,laser/TMaze-5"), task_count("laser/Catch")
+    (2, 1)
+    """
+    return len(tasks_of(source)) if isinstance(source, str) else 1

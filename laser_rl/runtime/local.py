@@ -16,7 +16,7 @@ from laser_rl.agent.actor import Actor
 from laser_rl.agent.parameters import FlatParameters
 from laser_rl.ports import Delivery, ParameterMailbox, StopSignal, UnrollInbox
 from laser_rl.replay.ahead import Ahead, Exhausted
-from laser_rl.runtime.build import batch_of, on_device
+from laser_rl.runtime.build import batch_of, learn
 from laser_rl.runtime.stop import FINISHED
 from laser_rl.runtime.training import Training
 from laser_rl.types import Batch, Episode, empty_unrolls
@@ -175,7 +175,7 @@ def run_local(training: Training) -> None:
     thread.start()
     try:
         while (batch := ahead.next(GIVE_UP_S)) is not None:
-            learner.update(on_device(member, batch), progress=training.progress)
+            learn(member, batch, progress=training.progress)
             mailbox.publish(learner.flat.value, learner.version)
             ahead.give_back(batch)
             training.learned()

@@ -19,6 +19,7 @@ from laser_rl.errors import ConfigError
 from laser_rl.evaluation.statistics import evaluation_of
 from laser_rl.metrics.log import read_from
 from laser_rl.metrics.sink import Kind, Sink
+from laser_rl.metrics.window import fitness, window_from
 from laser_rl.networks.build import TorsoSource
 from laser_rl.runtime.board import PUBLISH_S, ROOM_FOR_NUMBERS, Board, MemberState, packed, parsed, published
 from laser_rl.runtime.build import EnvironmentSource, derive
@@ -247,7 +248,7 @@ class Supervisor:
         for number, (state, learner) in enumerate(zip(states, self.parts.learners, strict=True)):
             learner.load(state.tensors, state.numbers["learner"])
             counted, config = state.numbers["training"], self.parts.configs[number]
-            window, evaluated = counted["window"]["returns"], counted["evaluated"]
+            numbers, evaluated = window_from(counted["window"]).numbers(), counted["evaluated"]
             now = config.model_copy(update={"loss": learner.loss, "optimiser": learner.rates})
             trained = Trained(
                 learner.network,
@@ -258,7 +259,7 @@ class Supervisor:
                 counted["steps"],
             )
             played = evaluation_of(evaluated[-1][1]) if evaluated else None
-            mean = sum(window) / len(window) if window else None
+            mean = numbers.get("return_mean")
             settings = self.sweep.settings[number]
             members.append(
                 MemberResult(
@@ -299,12 +300,11 @@ def _applied(exploit: Exploit, states: Sequence[MemberState]) -> bool:
 
 
 def _standing(number: int, state: MemberState) -> Standing:
-    window = state.numbers["training"]["window"]
-    returns = window["returns"]
-    score = sum(returns) / len(returns) if returns else float("nan")
+    window = window_from(state.numbers["training"]["window"])
+    score = fitness(window.numbers())
     if not all(bool(tensor.isfinite().all()) for tensor in state.tensors["network"].values()):
         score = float("nan")  # nothing left to copy
-    return Standing(number, state.numbers["training"]["steps"], window["episodes"], score)
+    return Standing(number, state.numbers["training"]["steps"], window.episodes, score)
 
 
 def _tuned(state: MemberState, names: Sequence[str]) -> dict[str, float]:

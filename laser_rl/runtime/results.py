@@ -20,7 +20,7 @@ class MemberResult:
     config: Config  # all of it, with what population based training made of it
     steps: int
     updates: int
-    return_mean: float | None  # of its last 100 episodes
+    return_mean: float | None  # of its last 100 episodes; of a mixture, the median of its tasks' normalised scores
     evaluation: EvalResult | None
     trained: Trained  # its network, to play with
 
@@ -39,6 +39,6 @@ class SweepEnd:
 
         def merit(member: MemberResult) -> tuple[float, float]:
             trained = -math.inf if member.return_mean is None else member.return_mean
-            return (trained if member.evaluation is None else member.evaluation.mean, trained)
+            return (trained if member.evaluation is None else member.evaluation.score, trained)
 
         return max(self.members, key=merit)

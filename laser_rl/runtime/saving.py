@@ -41,6 +41,9 @@ def load_member(training: Training, tensors: Mapping[str, Mapping[str, Tensor]],
     member.learner.load(tensors, numbers["learner"])
     arrays = {name: tensor.numpy() for name, tensor in tensors.get("mixer", {}).items()}
     member.mixer.load_state_dict({**arrays, **numbers["mixer"]})
+    if member.mixer.filled != member.learner.version:
+        # Batches had been filled ahead of the learner: lanes stand elsewhere than the states that it carries for them.
+        member.mixer.restart()
     training.load(numbers["training"])
 
 

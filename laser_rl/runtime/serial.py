@@ -1,6 +1,6 @@
 """The specification: one thread, act, insert, learn; the same seed gives the same bits."""
 
-from laser_rl.runtime.build import batch_of, on_device
+from laser_rl.runtime.build import batch_of, learn
 from laser_rl.runtime.training import Training
 
 
@@ -17,6 +17,6 @@ def run_serial(training: Training) -> None:
             mixer.offer(taken.unrolls)
             while mixer.ready():
                 mixer.fill(batch)
-                learner.update(on_device(member, batch), progress=training.progress)
+                learn(member, batch, progress=training.progress)
                 training.learned()
         training.between()

@@ -9,6 +9,7 @@ from laser_rl.agent.learner import Learner
 from laser_rl.ops import checks
 from laser_rl.replay.records import allocate
 from laser_rl.replay.store import Replay
+from laser_rl.types import Inputs
 
 UNROLLS = 16  # whose states the policies are compared on
 SAMPLE = 256  # unrolls whose age is looked at
@@ -54,7 +55,9 @@ def divergence(learners: Sequence[Learner], store: Replay, random: np.random.Gen
     with checks.unchecked():
         for learner in learners:
             network, device = learner.network, learner.device
-            output, _ = network(batch.observation.to(device), batch.is_first.to(device), network.initial_state(UNROLLS))
+            rows = Inputs(*(part.to(device) for part in batch.inputs))
+            # A memory starts from nothing at each unroll: whoever wrote it had another one.
+            output, _ = network(rows, network.initial_state(UNROLLS))
             policies.append(output.policy)
         return {
             f"divergence_{i}_{j}": float(family.kl(one, other).clamp(min=0.0).mean())

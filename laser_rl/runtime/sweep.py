@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from laser_rl.metrics.sink import Kind, Sink, Value
+from laser_rl.metrics.window import fitness
 from laser_rl.runtime.build import derive
 from laser_rl.runtime.crew import Crew, Moves
 from laser_rl.runtime.pace import Pace, Steps
@@ -159,8 +160,7 @@ class SweepTraining:
         """Where each member is."""
         rows = []
         for number, training in zip(self.numbers, self.trainings, strict=True):
-            numbers = training.window.numbers()
-            score = float(numbers.get("return_mean", math.nan))
+            score = fitness(training.window.numbers())
             if not training.member.learner.flat.value.isfinite().all():
                 score = math.nan  # its returns were good, but there is nothing left to copy
             rows.append(Standing(number, training.steps, training.window.episodes, score))

@@ -9,9 +9,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from laser_rl.agent.actor import Actor
 from laser_rl.evaluation.statistics import EvalResult, evaluation_of
 from laser_rl.metrics.sink import Kind, Sink, Value
-from laser_rl.metrics.window import EpisodeWindow, memory_bytes
+from laser_rl.metrics.window import memory_bytes, window_for
 from laser_rl.runtime.build import Member, derive
 from laser_rl.runtime.evaluate import evaluate, trained_of
 from laser_rl.runtime.stop import Stop
@@ -53,7 +54,7 @@ class Training:
     ) -> None:
         self.member, self.stop, self.steps = member, stop or Stop(), 0
         self.target = self.horizon = member.config.run.steps
-        self.window = EpisodeWindow(100)
+        self.window = window_for(_tasks_of(member))
         self.evaluations: list[tuple[int, EvalResult]] = []
         self.saved: Path | None = None
         self.notes: dict[str, int] = {}  # of whoever runs this member, kept with its state
@@ -94,8 +95,14 @@ class Training:
         with self._lock:
             self.steps += steps
             for episode in episodes:
-                self.window.add(episode.raw_return)
-                self._write("episode", {"return": episode.raw_return, "length": episode.length, "slot": episode.slot})
+                self._ended(episode)
+
+    def _ended(self, episode: Episode) -> None:
+        spec = self.member.environments.spec
+        task = spec.task_of(episode.slot)
+        self.window.add(episode.raw_return, task)
+        values = {"return": episode.raw_return, "length": episode.length, "slot": episode.slot}
+        self._write("episode", {**values, "task": spec.tasks[task]} if spec.tasks else values)
 
     def learned(self) -> None:
         """After every update: a row of metrics, if one is due."""
@@ -152,13 +159,14 @@ class Training:
             seed=seed,
         )
         self.evaluations.append((self.steps, result))
-        low, high = result.ci95
+        low, high = result.score_ci95
         values = {
-            "mean": result.mean,
+            "mean": result.score,  # by which members are compared
             "iqm": result.iqm,
             "ci95_low": low,
             "ci95_high": high,
             "episodes": result.episodes,
+            **(result.task_scores.numbers() if result.tasks else {}),
         }
         self._announce("evaluation", values)
         return result
@@ -239,9 +247,15 @@ class Training:
         if any(callback(progress) is False for callback in self.callbacks):
             self.stop.request("a callback")
 
-    def _write(self, kind: Kind, values: dict[str, float]) -> None:
+    def _write(self, kind: Kind, values: Mapping[str, Value]) -> None:
         for sink in self._sinks:
             sink.write(kind, self.steps, self.update, values)
+
+
+def _tasks_of(member: Member) -> tuple[str, ...]:
+    """Those of a mixture. Unknown, but also of no use, where nobody acts: the parent of a sweep's processes has members without actors."""
+    actor: Actor | None = member.actor
+    return actor.environments.spec.tasks if actor else ()
 
 
 def _undefined(value: float) -> bool:

@@ -15,14 +15,14 @@ from laser_rl.agent.learner import Learner, ages
 from laser_rl.agent.loss import columns, differences, hyper_of, laser_loss
 from laser_rl.agent.optimiser import build_optimiser, move_state
 from laser_rl.agent.parameters import shaped
-from laser_rl.agent.policy import Decision, decide
+from laser_rl.agent.policy import Decision, Seen, decide
 from laser_rl.agent.tally import EVERY, tally
 from laser_rl.networks.memory import NoMemory
 from laser_rl.networks.stacked import side_by_side
 from laser_rl.networks.torso import MLP
 from laser_rl.ops import checks
 from laser_rl.ops.distributions import Family
-from laser_rl.types import Array, Batch
+from laser_rl.types import Batch
 
 MOST_PARAMETERS = 300_000  # of one member; how the gain shrinks with the size is in benchmarks/README.md
 
@@ -33,10 +33,12 @@ def can_stack(learners: Sequence[Learner]) -> bool:
     kinds = {(type(x.network.torso), x.flat.places == first.flat.places, x.rates.kind) for x in learners}
     alike = len(kinds) == 1 and not any(differences(first.loss, x.loss) for x in learners)
     fixed = {(x.rates.decay, x.rates.momentum, x.rates.added, x.rates.clip_gradient_norm) for x in learners}
-    ours = isinstance(first.network.torso, MLP) and isinstance(first.network.memory, NoMemory)
+    network = first.network
+    ours = isinstance(network.torso, MLP) and isinstance(network.memory, NoMemory) and network.popart is None
     small = first.flat.value.numel() <= MOST_PARAMETERS
     enumerable = first.family.joint_size is not None  # else each member needs random numbers of its own
-    return len(learners) > 1 and alike and len(fixed) == 1 and ours and small and enumerable
+    drawn = not any(x.prioritises for x in learners)
+    return len(learners) > 1 and drawn and alike and len(fixed) == 1 and ours and small and enumerable
 
 
 class Stack:
@@ -143,11 +145,11 @@ class StackedPolicy:
         self._forward = side_by_side(stack.learners[0].network, self._members)
 
     @torch.inference_mode()
-    def act(self, observation: Array, slots: NDArray[np.int64]) -> Decision:
-        """Decide for the observations of these slots; the others are computed too, and ignored."""
+    def act(self, rows: Seen, slots: NDArray[np.int64]) -> Decision:
+        """Decide for the rows of these slots; the others are computed too, and ignored."""
         count = self._members * self._slots
-        seen = np.zeros((count, *observation.shape[1:]), observation.dtype)
-        seen[slots] = observation
+        seen = np.zeros((count, *rows.observation.shape[1:]), rows.observation.dtype)
+        seen[slots] = rows.observation
         first = torch.zeros(1, count, dtype=torch.bool, device=self.device)
         with checks.unchecked():
             output = self._forward(

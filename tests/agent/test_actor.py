@@ -21,8 +21,9 @@ class RandomPolicy:
         self.random, self.calls = np.random.default_rng(seed), 0
         self.generator = torch.Generator().manual_seed(seed)
 
-    def act(self, observation, slots=None):
+    def act(self, rows, slots=None):
         self.calls += 1
+        observation = rows.observation
         action = self.random.integers(3, size=len(observation))
         behaviour = np.stack([observation[:, 2], observation[:, 3], action], 1).astype(np.float32)
         return Decision(action, behaviour, action)
@@ -172,8 +173,8 @@ def test_stacks_are_cut_at_the_first_row_and_carried_between_unrolls():
     seen = []
 
     class Looking(RandomPolicy):
-        def act(self, observation, slots=None):
-            seen.append(observation.reshape(-1).tolist())
+        def act(self, rows, slots=None):
+            seen.append(rows.observation.reshape(-1).tolist())
             return Decision(np.zeros(1, np.int64), np.zeros((1, 3), np.float32), np.zeros(1, np.int64))
 
     actor = Actor(Frames(), Looking(), layout)
@@ -193,8 +194,8 @@ def test_the_replay_rebuilds_the_stacks_that_the_actor_saw():
     seen = []
 
     class Looking(RandomPolicy):
-        def act(self, observation, slots=None):
-            seen.append(observation.reshape(-1).tolist())
+        def act(self, rows, slots=None):
+            seen.append(rows.observation.reshape(-1).tolist())
             return Decision(np.zeros(1, np.int64), np.zeros((1, 3), np.float32), np.zeros(1, np.int64))
 
     actor = Actor(Frames(), Looking(), layout)

@@ -39,6 +39,11 @@ def random_batch(seed=0, online=2, family=FAMILY):
         behaviour=behaviour,
         member=torch.zeros(B, dtype=torch.int32),
         slot=torch.zeros(B, dtype=torch.int32),
+        task=torch.zeros(B, dtype=torch.int32),
+        state=torch.zeros(B, 0),
+        carried=torch.zeros(B, dtype=torch.bool),
+        weight=torch.ones(B),
+        id=torch.full((B,), -1),
         episode=torch.zeros(B, dtype=torch.long),
         seed=torch.zeros(B, dtype=torch.long),
         version=torch.zeros(B, dtype=torch.long),
@@ -54,7 +59,7 @@ def make_network(seed=1, family=FAMILY):
 
 
 def output_of(network, batch):
-    return network(batch.observation, batch.is_first, ())[0]
+    return network(batch.inputs, batch.state)[0]
 
 
 def by_hand(output, batch, hyper):

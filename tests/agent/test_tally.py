@@ -23,7 +23,7 @@ def many(seed):
     learnable = (torch.rand(T, columns, generator=g) < 0.5) & wide.real
     relevance = torch.rand(T, columns, generator=g) * 3
     age = torch.tensor([0, 9, 10, 99, 100, 999, 1_000, 9_999, 10_000, 10**6, -5, 3, 50, 500, 5_000])
-    return Loss(torch.zeros(()), {}, learnable, relevance), wide, age[torch.randperm(columns, generator=g)]
+    return Loss(torch.zeros(()), {}, learnable, relevance, relevance), wide, age[torch.randperm(columns, generator=g)]
 
 
 @pytest.mark.parametrize("seed", range(5))

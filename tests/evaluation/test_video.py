@@ -38,7 +38,7 @@ class Fading(gymnasium.Env):
         return np.full((*self.size, 3), 20 * self.t, np.uint8)
 
 
-def act_one(observation):
+def act_one(observation, reward):
     return int(observation[0])
 
 

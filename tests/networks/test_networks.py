@@ -8,6 +8,7 @@ from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.networks.build import build_network, build_torso, family_of, parameter_count, stacked_shape, users_torso
 from laser_rl.networks.torso import CNN, MLP, ImpalaDeep
 from laser_rl.ops.gaussian import DiagonalGaussian
+from laser_rl.types import Inputs
 
 PIXELS = EnvironmentSpec("game", ObservationSpec((1, 84, 84), "uint8", 1 / 255), DiscreteActions(6))
 
@@ -27,13 +28,19 @@ def test_impala_has_the_published_layers(width):
     assert len([m for m in torso.modules() if isinstance(m, nn.Conv2d)]) == 15
 
 
+def run(network, observation):
+    nothing = torch.zeros(observation.shape[:2])
+    inputs = Inputs(observation, nothing.bool(), nothing, nothing)
+    return network(inputs, network.initial_state(observation.shape[1]))[0]
+
+
 def test_torso_memory_and_heads_are_chosen_apart():
     spec = EnvironmentSpec("box", ObservationSpec((5,)), BoxActions((-1.0, -1.0), (1.0, 1.0)))
     shared, separate = build_network(spec), build_network(spec, separate_value=True)
     assert shared.policy_head.out_features == 4
     torso = parameter_count(MLP((5,), (64, 64)))
     assert parameter_count(separate) - parameter_count(shared) == torso
-    output, _ = separate(torch.ones(2, 3, 5), torch.zeros(2, 3, dtype=torch.bool), ())
+    output = run(separate, torch.ones(2, 3, 5))
     assert output.policy.shape == (2, 3, 4)
     output.value.sum().backward()
     assert separate.torso.layers[1].weight.grad is None
@@ -53,7 +60,7 @@ def test_stored_pictures_are_scaled_once():
     network = build_network(PIXELS, torso="impala", stack=1)
     seen = []
     network.torso.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
-    network(torch.full((1, 2, 1, 84, 84), 255, dtype=torch.uint8), torch.zeros(1, 2, dtype=torch.bool), ())
+    run(network, torch.full((1, 2, 1, 84, 84), 255, dtype=torch.uint8))
     torch.testing.assert_close(seen[0], torch.ones_like(seen[0]))
 
 
@@ -61,18 +68,17 @@ def test_every_row_is_computed_alone():
     torch.manual_seed(0)
     network = build_network(PIXELS, torso="impala")
     rows = torch.randint(0, 255, (3, 2, 1, 84, 84), dtype=torch.uint8)
-    whole, _ = network(rows, torch.zeros(3, 2, dtype=torch.bool), ())
-    one, _ = network(rows[1:2, 1:2], torch.zeros(1, 1, dtype=torch.bool), ())
+    whole, one = run(network, rows), run(network, rows[1:2, 1:2])
     torch.testing.assert_close(whole.policy[1, 1], one.policy[0, 0], rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(whole.value[1, 1], one.value[0, 0], rtol=1e-4, atol=1e-5)
 
 
 def test_bf16_is_close_and_heads_stay_float32():
-    rows, firsts = torch.randint(0, 255, (2, 2, 1, 84, 84), dtype=torch.uint8), torch.zeros(2, 2, dtype=torch.bool)
+    rows = torch.randint(0, 255, (2, 2, 1, 84, 84), dtype=torch.uint8)
     outputs = []
     for bf16 in (False, True):
         torch.manual_seed(3)
-        outputs.append(build_network(PIXELS, torso="impala", bf16=bf16)(rows, firsts, ())[0])
+        outputs.append(run(build_network(PIXELS, torso="impala", bf16=bf16), rows))
     assert outputs[1].value.dtype == torch.float32
     torch.testing.assert_close(outputs[0].value, outputs[1].value, rtol=0.1, atol=0.02)
     assert not torch.equal(outputs[0].value, outputs[1].value)

@@ -9,9 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laser_rl.errors import ConfigError
-from laser_rl.replay import Counts, Mixer, Replay, allocate
+from laser_rl.replay import Counts, Lanes, Mixer, Prioritised, PrioritisedLanes, Replay, Uniform, allocate
 from laser_rl.replay.records import pack
-from tests.replay.inputs import PICTURE, STACKED, VECTOR, assert_column, assert_same, numbered, take
+from tests.replay.inputs import (
+    PICTURE,
+    RECURRENT,
+    STACKED,
+    VECTOR,
+    Stream,
+    assert_column,
+    assert_same,
+    cycle_of,
+    numbered,
+    take,
+)
 
 
 def mixer_of(layout=VECTOR, *, batch=8, fraction=0.75, seed=1, capacity=50, **options):
@@ -154,6 +165,141 @@ def test_a_resumed_mixer_makes_the_same_batches(pending):
             mixer.offer(take(more, slice(at, at + 2)))
             mixer.fill(target)
         assert_same(batch, again)
+
+
+def test_uniform_draws_consume_the_random_numbers_of_the_store_alone():
+    """What a run of an earlier release drew, it draws again."""
+    mixer, batch, random = mixer_of(), allocate(VECTOR, 8), np.random.Generator(np.random.PCG64(1))
+    mixer.offer(numbered(VECTOR, range(10)))
+    for filled in range(5):
+        assert mixer.filled == filled
+        mixer.fill(batch)
+        assert batch.id[2:].tolist() == mixer.store.sample(6, random).tolist()
+        mixer.prioritise(batch.id, batch.weight)
+        mixer.restart()
+        assert mixer.state_dict()["random"] == random.bit_generator.state
+
+
+def sampled(make, *, seed=1):
+    """A mixer whose replayed columns a sampler fills."""
+    store = Replay(RECURRENT, 30 * RECURRENT.steps)
+    random = np.random.Generator(np.random.PCG64(seed))
+    return Mixer(RECURRENT, store, Counts(2, 6), random, sampler=make(store))
+
+
+PRIORITISED = {"exponent": 0.7, "importance_exponent": 0.5, "uniform_share": 0.1}
+SAMPLERS = {
+    "zero": lambda store: Uniform(store, "zero"),
+    "lanes": lambda store: Lanes(store, 6),
+    "prioritised": lambda store: Prioritised(store, **PRIORITISED),
+    "prioritised lanes": lambda store: PrioritisedLanes(store, 6, **PRIORITISED),
+}
+samplers = pytest.mark.parametrize("make", SAMPLERS.values(), ids=SAMPLERS)
+
+
+def streams():
+    return [Stream(RECURRENT, name, cycle_of(2, 11, 1, 5), unrecorded=name) for name in range(2)]
+
+
+def offer(mixers, slots, number):
+    unrolls = slots[number % 2].cut()[0]
+    for mixer in mixers:
+        mixer.offer(unrolls)
+
+
+def learn(mixer, batch):
+    """A loss that depends on the unroll."""
+    mixer.fill(batch)
+    mixer.prioritise(batch.id, np.where(batch.online, 1e9, batch.id % 5))
+
+
+@samplers
+def test_a_sampler_fills_the_columns_behind_the_online_ones(make):
+    mixer, batch, slots = sampled(make), allocate(RECURRENT, 9), streams()
+    for number in range(40):
+        offer([mixer], slots, number)
+        while mixer.ready():
+            learn(mixer, batch)
+            assert batch.online.tolist() == [True] * 2 + [False] * 7
+            assert batch.id[:2].tolist() == [-1, -1]
+            assert batch.weight[:2].tolist() == [1, 1]
+            assert not batch.carried[:2].any()
+            assert (batch.id[2:8] >= mixer.store.first_id).all()
+    assert mixer.filled == 20
+
+
+@samplers
+def test_a_resumed_mixer_goes_on_where_its_sampler_was(make):
+    original, batch, again, slots = sampled(make), allocate(RECURRENT, 8), allocate(RECURRENT, 8), streams()
+    for number in range(45):
+        offer([original], slots, number)
+        if original.ready():
+            learn(original, batch)
+    state = original.state_dict()
+    arrays = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
+    rest = json.loads(json.dumps({name: value for name, value in state.items() if name not in arrays}))
+    resumed = sampled(make, seed=99)
+    resumed.load_state_dict({**arrays, **rest})
+    assert resumed.filled == original.filled > 0
+    held = np.arange(original.store.first_id, original.store.next_id)
+    resumed.store.load(original.store.first_id)
+    resumed.store.insert(original.store.export(held))
+    for number in range(45, 85):
+        offer([original, resumed], slots, number)
+        if original.ready():
+            for mixer, target in ((original, batch), (resumed, again)):
+                learn(mixer, target)
+            assert_same(batch, again)
+    assert original.filled == resumed.filled > 30
+
+
+def test_the_mixer_waits_for_a_whole_episode():
+    mixer = sampled(SAMPLERS["lanes"])
+    slot = Stream(RECURRENT, 0, cycle_of(22))
+    ready = []
+    for _ in range(6):
+        mixer.offer(slot.cut()[0])
+        ready.append(mixer.ready())
+    assert ready == [False] * 5 + [True]
+    with pytest.raises(ValueError, match=r"0 unrolls in the replay"):
+        sampled(SAMPLERS["lanes"]).fill(allocate(RECURRENT, 8))
+
+
+def test_restarted_lanes_begin_anew_in_the_next_batch_and_online_ones_are_reported_by_nobody():
+    mixer, batch = sampled(SAMPLERS["prioritised lanes"]), allocate(RECURRENT, 8)
+    slots = [Stream(RECURRENT, name, cycle_of(39)) for name in range(2)]
+    for number in range(28):
+        offer([mixer], slots, number)
+    for restarted in (True, False, True, False):
+        if restarted:
+            mixer.restart()
+        learn(mixer, batch)
+        assert batch.carried.tolist() == [False] * 2 + [not restarted] * 6
+        reported = (batch.id[2:] % 5).tolist()
+        total = reported if restarted else (total + np.array(reported)).tolist()
+        assert mixer.state_dict()["sampler.total"].tolist() == total
+
+
+def test_priorities_are_taken_up_as_they_were_reported():
+    mixer, batch = sampled(SAMPLERS["prioritised"]), allocate(RECURRENT, 8)
+    for number in range(6):
+        offer([mixer], streams(), number)
+    mixer.fill(batch)
+    ids, priority = batch.id.clone(), batch.id.double() + 2
+    priority[:2] = 50.0  # of online unrolls
+    mixer.prioritise(ids, priority)
+    ids.fill_(0)
+    priority.fill_(77.0)  # the batch is filled again while the report waits
+    state = mixer.state_dict()
+    found = dict(zip(state["sampler.id"].tolist(), state["sampler.priority"].tolist(), strict=True))
+    drawn = set(batch.id[2:].tolist())
+    assert found == {i: i + 2.0 if i in drawn else 1.0 for i in range(6)}
+    assert state["sampler.largest"] == max(drawn) + 2.0
+    for wrong in (np.nan, np.inf, -1.0):
+        with pytest.raises(ValueError, match="finite priority of at least 0 for each of 1"):
+            mixer.prioritise([3], [wrong])
+    with pytest.raises(ValueError, match="each of 2"):
+        mixer.prioritise([3, 4], [1.0])
 
 
 def test_impossible_settings_are_refused():

@@ -62,7 +62,10 @@ def test_put_and_gather_and_upload_give_the_same_bytes(layout, codec):
     store.gather(ids, single, 0)
     assert direct.online.all()
     assert not gathered.online.any()
-    assert_same(direct._replace(online=gathered.online), gathered)
+    assert (direct.id == -1).all()
+    assert gathered.id.tolist() == ids.tolist()
+    assert (gathered.weight == 1).all()
+    assert_same(direct._replace(online=gathered.online, id=gathered.id), gathered)
     assert_same(upload(layout, single, "cpu"), gathered)
     assert_same(upload(layout, gathered, "cpu"), gathered)
 
@@ -181,12 +184,26 @@ def test_the_drawn_are_uniform_over_all_held_and_repeat_with_the_seed():
     assert stats.chisquare(counts[23:]).pvalue > 0.001
 
 
+@codecs
+def test_single_fields_are_those_of_the_unrolls_asked(codec):
+    store, unrolls = Replay(VECTOR, 6 * VECTOR.steps, codec=codec), numbered(VECTOR, range(9))
+    store.insert(unrolls)
+    fields = store.fields(np.array([8, 3, 3]), ["is_first", "slot", "last_reward"])
+    assert list(fields) == ["is_first", "slot", "last_reward"]
+    for name, array in fields.items():
+        assert np.array_equal(array, getattr(unrolls, name)[[8, 3, 3]])
+        array[...] = 0  # copies
+        assert np.array_equal(store.fields(np.array([8]), [name])[name], getattr(unrolls, name)[[8]])
+
+
 def test_unrolls_that_have_left_or_never_came_are_refused():
     store, batch = Replay(VECTOR, 4 * VECTOR.steps), allocate(VECTOR, 2)
     store.insert(numbered(VECTOR, range(6)))
     for ids in ([1, 3], [3, 6]):
         with pytest.raises(Evicted, match="2 to 5 held"):
             store.gather(np.array(ids), batch, 0)
+        with pytest.raises(Evicted, match="2 to 5 held"):
+            store.fields(np.array(ids), ["slot"])
     with pytest.raises(ValueError, match="batch of 2"):
         store.gather(np.array([2, 3]), batch, 1)
     with pytest.raises(ValueError, match="empty"):

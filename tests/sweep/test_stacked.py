@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from laser_rl.agent.learner import GIVE_UP_AFTER, Learner
+from laser_rl.agent.policy import Seen
 from laser_rl.config import LossConfig, OptimiserConfig
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.networks.stacked import side_by_side
 from laser_rl.networks.torso import CNN, MLP
 from laser_rl.sweep.stacked import Stack, StackedPolicy, can_stack
-from laser_rl.types import Batch
+from laser_rl.types import Batch, Inputs
 from tests.agent.test_learner import FAMILY, B, random_batch
 
 K = 4
@@ -181,7 +182,8 @@ def test_other_networks_go_through_vmap():
     output = side_by_side(networks[0], K)(stacked, observation, first)
     for k, one in enumerate(networks):
         columns = slice(k * B, (k + 1) * B)
-        expected, _ = one(observation[:, columns], first[:, columns], ())
+        nothing = torch.zeros(3, B)
+        expected, _ = one(Inputs(observation[:, columns], first[:, columns], nothing, nothing), torch.zeros(B, 0))
         torch.testing.assert_close(output.policy[:, columns], expected.policy)
         torch.testing.assert_close(output.value[:, columns], expected.value)
 
@@ -191,10 +193,12 @@ def test_the_policy_answers_for_each_slot_with_its_own_member():
     policy = StackedPolicy(stack, slots=2, seed=1)
     slots = np.array([7, 0, 3, 4])
     observation = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
-    decision = policy.act(observation, slots)
+    nothing = np.zeros(4, np.float32)
+    decision = policy.act(Seen(observation, np.zeros(4, bool), nothing, nothing, nothing[:, None][:, :0]), slots)
     for row, slot in enumerate(slots):
-        seen = torch.from_numpy(observation[row])[None, None]
-        expected, _ = stack.learners[slot // 2].network(seen, torch.zeros(1, 1, dtype=torch.bool), ())
+        seen, zero = torch.from_numpy(observation[row])[None, None], torch.zeros(1, 1)
+        rows = Inputs(seen, zero.bool(), zero, zero)
+        expected, _ = stack.learners[slot // 2].network(rows, torch.zeros(1, 0))
         np.testing.assert_allclose(
             decision.behaviour[row], expected.policy[0, 0].detach().numpy(), rtol=1e-5, atol=1e-6
         )

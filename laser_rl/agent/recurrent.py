@@ -1,0 +1,83 @@
+"""The memory's state at the learner: where each column's comes from, and what its lane carries to the next batch.
+
+Column b of every batch is one lane of the replay. Where it goes on (`carried`), it starts from the state that this learner's own
+parameters reached at the end of the column's unroll before: after row T−1, since row T is also row 0 of the next. No second pass is
+needed, and no stored state is ever used for it (docs/adr/0016). Online columns start from the state that the actor had.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from laser_rl.agent.policy import finite
+from laser_rl.networks.agent_network import AgentNetwork, Output
+from laser_rl.types import Batch, Inputs
+
+
+class Recurrent:
+    """Unrolls a network over batches in their order.
+
+    Args:
+        network: whose parameters somebody else moves.
+        burn_in_steps: first rows of a replayed column from which nothing is learned, nor any gradient runs through; the baseline of
+            Kapturowski et al. 2019, for unrolls drawn at random.
+    """
+
+    def __init__(self, network: AgentNetwork, burn_in_steps: int = 0) -> None:
+        self._network, self._burn_in = network, burn_in_steps
+        device = next(network.parameters()).device
+        self._carried = torch.zeros(0, network.state_size, device=device)
+        self._lost = torch.zeros(
+            0, dtype=torch.bool, device=device
+        )  # lanes whose state is no use until they begin anew
+
+    def unroll(self, batch: Batch) -> tuple[Output, Batch]:
+        """Outputs at all rows, and the batch less the rows that must not be learned from."""
+        auxiliary = self._network.pixel_control is not None
+        if not self._network.state_size:
+            return self._network(batch.inputs, batch.state, auxiliary=auxiliary)[0], batch
+        columns = batch.online.shape[0]
+        if len(self._lost) != columns:
+            self._carried, self._lost = batch.state.new_zeros(batch.state.shape), torch.ones_like(batch.carried)
+        start = torch.where(batch.carried[:, None], self._carried, batch.state)
+        lost = self._lost & batch.carried
+        output, states = self._forward(batch, start, auxiliary=auxiliary)
+        end = states[-2].detach()
+        self._lost = lost | ~end.isfinite().all(-1)
+        self._carried = finite(end)
+        return output, batch._replace(real=batch.real & ~lost & ~self._warming(batch))
+
+    def _forward(self, batch: Batch, start: Tensor, *, auxiliary: bool) -> tuple[Output, Tensor]:
+        rows = self._burn_in
+        if not rows:
+            output: tuple[Output, Tensor] = self._network(batch.inputs, start, auxiliary=auxiliary)
+            return output
+        before, states = self._network(_rows(batch.inputs, slice(0, rows)), start, auxiliary=auxiliary)
+        # What an online column learns may run through all of its rows; a replayed one is cut here.
+        middle = torch.where(batch.online[:, None], states[-1], states[-1].detach())
+        after, later = self._network(_rows(batch.inputs, slice(rows, None)), middle, auxiliary=auxiliary)
+        parts = zip(before._asdict().items(), after, strict=True)
+        joined = {name: torch.cat([one, other]) for (name, one), other in parts if one is not None}
+        return Output(**joined), torch.cat([states, later])
+
+    def _warming(self, batch: Batch) -> Tensor:
+        early = torch.arange(batch.real.shape[0], device=batch.real.device) < self._burn_in
+        return early[:, None] & ~batch.online
+
+    def forget(self) -> None:
+        """The parameters are others now: nothing is learned from a lane until it begins anew."""
+        self._lost = torch.ones_like(self._lost)
+
+    def state(self) -> dict[str, Tensor]:
+        """For a checkpoint."""
+        return {"carried": self._carried.clone(), "lost": self._lost.clone()}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on there."""
+        device = self._carried.device
+        self._carried, self._lost = tensors["carried"].to(device), tensors["lost"].to(device)
+
+
+def _rows(inputs: Inputs, which: slice) -> Inputs:
+    return Inputs(*(part[which] for part in inputs))

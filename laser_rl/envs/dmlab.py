@@ -1,0 +1,303 @@
+"""DeepMind Lab's levels as Gymnasium environments; `dmlab/rooms_watermaze` names one.
+
+The package `deepmind_lab` is on no registry: it is built from its own repository (docs/dmlab.md). Rewards are raw. An episode is a function
+of its seed and of the actions: Lab's own counter of episodes, from which a level might draw too, always says 0.
+"""
+
+import difflib
+import functools
+import importlib
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from laser_rl.envs.dmlab_levels import LEVELS, NEEDS_PICTURES, level_of
+from laser_rl.envs.instructions import WORDS, PictureWithInstruction, with_instruction
+from laser_rl.errors import EnvironmentRefused
+
+LOGGER = logging.getLogger("laser_rl.envs")
+FOLDER = "contributed/dmlab30/"
+PICTURE, INSTRUCTION = "RGB_INTERLEAVED", "INSTR"
+FRAMES_PER_SECOND = 60  # Lab's own default
+HELD_OUT_SEEDS = 0x600D5EED  # IMPALA's: mixed into every seed, so that tests play levels that no training has seen
+SEEDS = 2**31  # Lab keeps a seed in a C int
+FIRST_PICTURE, LAST_PICTURE = "0001.png", "2400.png"
+
+Picture = NDArray[np.uint8]
+
+
+class Controls(NamedTuple):
+    """What is pressed in a frame, in the order in which Lab takes it.
+
+    >>> tuple(Controls(forward=1, fire=1))
+    (0, 0, 0, 1, 1, 0, 0)
+    """
+
+    look_right: int = 0  # pixels of a mouse in each frame; about 57 are one turn a second
+    look_down: int = 0  # Lab calls it LOOK_DOWN_UP, but a positive number looks down
+    strafe_right: int = 0
+    forward: int = 0
+    fire: int = 0
+    jump: int = 0
+    crouch: int = 0
+
+
+CONTROLS = (
+    "LOOK_LEFT_RIGHT_PIXELS_PER_FRAME",
+    "LOOK_DOWN_UP_PIXELS_PER_FRAME",
+    "STRAFE_LEFT_RIGHT",
+    "MOVE_BACK_FORWARD",
+    "FIRE",
+    "JUMP",
+    "CROUCH",
+)
+_WALK = (Controls(forward=1), Controls(forward=-1), Controls(strafe_right=-1), Controls(strafe_right=1))
+_FIRE = Controls(fire=1)
+ACTIONS: Mapping[int, tuple[Controls, ...]] = {
+    # IMPALA's nine.
+    9: (*_WALK, *(Controls(look_right=look, forward=walk) for walk in (0, 1) for look in (-20, 20)), _FIRE),
+    # The fifteen of PopArt and R2D2: slow and fast turns, and looking up and down.
+    15: (
+        *_WALK,
+        *(Controls(look_right=look) for look in (-10, 10, -60, 60)),
+        *(Controls(look_down=look) for look in (10, -10)),
+        *(Controls(look_right=look, forward=1) for look in (-10, 10, -60, 60)),
+        _FIRE,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class DmlabSettings:
+    """How a level is played; the defaults are IMPALA's, and the names those of `environment.options`.
+
+    >>> DmlabSettings("rooms_collect_good_objects_train", test=True).lab_level
+    'contributed/dmlab30/rooms_collect_good_objects_test'
+    """
+
+    level: str  # one of DMLab-30's; a name with a slash is any level of Lab's, as it is
+    width: int = 96
+    height: int = 72
+    action_repeat: int = 4
+    actions: int = 9  # or 15
+    test: bool = False  # the version and the seeds that are held out
+    instructions: bool = True  # in the picture's last row, see `envs.instructions`
+    renderer: str = "software"  # or "hardware"
+    level_cache: str | Path | None = None  # a directory where compiled maps are kept
+    dataset_path: str | Path | None = None  # pictures for two of the psychlab levels
+    lab_config: Mapping[str, Any] = field(default_factory=dict)  # handed to Lab as it is
+    render_mode: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("width", "height", "action_repeat"):
+            value = getattr(self, name)
+            self._expect(name, isinstance(value, int) and value >= 1, "a whole number of at least 1")
+        for name in ("test", "instructions"):
+            self._expect(name, isinstance(getattr(self, name), bool), "true or false")
+        self._expect("lab_config", isinstance(self.lab_config, Mapping), "a mapping of names to values")
+        self._expect("actions", self.actions in ACTIONS, f"one of {', '.join(map(str, ACTIONS))}")
+        self._expect("renderer", self.renderer in {"software", "hardware"}, "software or hardware")
+        self._expect("render_mode", self.render_mode in {None, "rgb_array"}, "rgb_array or nothing")
+        self._check_level()
+        if self.level in NEEDS_PICTURES:
+            self._check_pictures()
+
+    @property
+    def lab_level(self) -> str:
+        """The level's path in Lab."""
+        known = level_of(self.level)
+        return self.level if known is None else FOLDER + (known.test_name if self.test else known.name)
+
+    @property
+    def config(self) -> dict[str, str]:
+        """Lab's own settings: it takes nothing but strings."""
+        config: dict[str, Any] = {"width": self.width, "height": self.height, "logLevel": "WARN"}
+        if self.test:
+            config |= {"allowHoldOutLevels": "true", "mixerSeed": HELD_OUT_SEEDS}
+        if self.level in NEEDS_PICTURES:
+            config["datasetPath"] = self.dataset_path
+        return {key: str(value) for key, value in (config | dict(self.lab_config)).items()}
+
+    def _check_level(self) -> None:
+        known = level_of(self.level)
+        if known is None and "/" not in self.level:
+            names = [name for level in LEVELS for name in (level.name, level.test_name)]
+            near = difflib.get_close_matches(self.level, names, n=3) or ["rooms_watermaze"]
+            self._refuse("the name of a level of DMLab-30", repr(self.level), f"did you mean {' or '.join(near)}?")
+        if known is not None and self.level != known.name and not self.test:
+            advice = f"train on {known.name}, or set the option test to play it"
+            self._refuse("a level to train on", "one that is held out for tests", advice)
+
+    def _check_pictures(self) -> None:
+        expected = f"the option dataset_path with the pictures {FIRST_PICTURE} to {LAST_PICTURE} of Brady, Konkle and others (2008)"
+        advice = "data/brady_konkle_oliva2008/README.md in Lab's repository says where to get them"
+        if self.dataset_path is None:
+            self._refuse(expected, "none", advice)
+        missing = [name for name in (FIRST_PICTURE, LAST_PICTURE) if not (Path(self.dataset_path) / name).is_file()]
+        if missing:
+            self._refuse(expected, f"{str(self.dataset_path)!r} without {' and '.join(missing)}", advice)
+
+    def _expect(self, name: str, holds: bool, what: str) -> None:
+        if not holds:
+            self._refuse(f"the option {name} to be {what}", repr(getattr(self, name)), "correct it")
+
+    def _refuse(self, expected: str, got: str, advice: str) -> NoReturn:
+        raise EnvironmentRefused(f"dmlab/{self.level}: expected {expected}, got {got}; {advice}")
+
+
+def dmlab_constructor(level: str, options: Mapping[str, Any]) -> Callable[[], "DmlabEnv"]:
+    """A function that makes the level; refuses at once what cannot be played.
+
+    >>> dmlab_constructor("rooms_watermaze", {"wide": 96})
+    Traceback (most recent call last):
+    ...
+    laser_rl.errors.EnvironmentRefused: dmlab/rooms_watermaze: expected options among width, ..., got wide; check the spelling
+    """
+    known = [part.name for part in fields(DmlabSettings)][1:]
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise EnvironmentRefused(
+            f"dmlab/{level}: expected options among {', '.join(known)}, got {', '.join(unknown)}; check the spelling"
+        )
+    DmlabSettings(level, **options)
+    _load(level)
+    return functools.partial(DmlabEnv, level, **options)
+
+
+class DmlabEnv(gymnasium.Env[Picture, Any]):
+    """One level; the keyword arguments are the fields of `DmlabSettings`.
+
+    Every end is a termination: the time limit is a part of the level, and Lab has no observation after it. The row that ends an episode
+    shows the last picture that there was. It is not what followed, but where the discount is 0 nobody asks what followed.
+    """
+
+    def __init__(self, level: str, **options: Any) -> None:
+        settings = DmlabSettings(level, **options)
+        lab = _load(level)
+        names = [PICTURE, INSTRUCTION] if settings.instructions else [PICTURE]
+        cache = None if settings.level_cache is None else LevelCache(settings.level_cache)
+        size = {"channels": 3, "height": settings.height, "width": settings.width}
+        plain = spaces.Box(0, 255, tuple(size.values()), np.uint8)
+        self.observation_space: spaces.Space[Any] = PictureWithInstruction(**size) if settings.instructions else plain
+        self.action_space = spaces.Discrete(settings.actions)
+        self.metadata = {"render_modes": ["rgb_array"], "render_fps": FRAMES_PER_SECOND // settings.action_repeat}
+        self.render_mode = settings.render_mode
+        self._settings = settings
+        self._actions = np.array(ACTIONS[settings.actions], np.intc)
+        self._lab = lab.Lab(
+            settings.lab_level, names, config=settings.config, renderer=settings.renderer, level_cache=cache
+        )
+        self._check_controls()
+        self._seen: dict[str, Any] = {PICTURE: np.zeros((settings.height, settings.width, 3), np.uint8)}
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Picture, dict[str, Any]]:
+        """A new episode; Lab may compile a map for it, which takes seconds where no cache has it."""
+        super().reset(seed=seed)
+        chosen = int(self.np_random.integers(SEEDS)) if seed is None else seed % SEEDS
+        self._lab.reset(episode=0, seed=chosen)
+        return self._look(), {}
+
+    def step(self, action: Any) -> tuple[Picture, float, bool, bool, dict[str, Any]]:
+        """Hold the action's controls for some frames; the reward is the sum over them."""
+        reward = self._lab.step(self._actions[int(action)], num_steps=self._settings.action_repeat)
+        ended = not self._lab.is_running()
+        return self._show() if ended else self._look(), float(reward), ended, False, {}
+
+    def render(self) -> Any:
+        """The picture of the last step, [H, W, 3]."""
+        return self._seen[PICTURE].copy()
+
+    def close(self) -> None:
+        """End the game."""
+        self._lab.close()
+
+    def _look(self) -> Picture:
+        self._seen = self._lab.observations()
+        return self._show()
+
+    def _show(self) -> Picture:
+        picture: Picture = self._seen[PICTURE].transpose(2, 0, 1)
+        if self._settings.instructions:
+            return with_instruction(picture, self._seen[INSTRUCTION], WORDS)
+        return np.ascontiguousarray(picture)
+
+    def _check_controls(self) -> None:
+        names = tuple(control["name"] for control in self._lab.action_spec())
+        if names != CONTROLS:
+            self._lab.close()
+            raise EnvironmentRefused(
+                f"dmlab/{self._settings.level}: expected the controls {', '.join(CONTROLS)}, got {', '.join(names)}; "
+                "leave out of lab_config what adds controls"
+            )
+
+
+class LevelCache:
+    """Compiled maps in a directory, for all processes that are given it: levels that draw a new map for each episode compile for seconds.
+
+    Lab's keys are names of files with a hash of the map's source in them. A file appears whole or not at all; one that cannot be written is
+    compiled again next time.
+
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     LevelCache(directory).fetch("maze_noaas_0123", "/tmp/maze.pk3")
+    False
+    """
+
+    def __init__(self, directory: str | Path) -> None:
+        self._directory = Path(directory).expanduser()
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise EnvironmentRefused(
+                f"expected a directory for compiled maps in the option level_cache, got {str(directory)!r} ({error}); "
+                "name one that can be written"
+            ) from error
+
+    def fetch(self, key: str, pk3_path: str) -> bool:
+        """Copy the map called `key` to `pk3_path`; False if it is not here."""
+        try:
+            shutil.copyfile(self._directory / Path(key).name, pk3_path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def write(self, key: str, pk3_path: str) -> None:
+        """Keep the map that Lab has compiled at `pk3_path`."""
+        path = self._directory / Path(key).name
+        if path.exists():
+            return
+        partial = ""
+        try:
+            with tempfile.NamedTemporaryFile(dir=self._directory, suffix=".partial", delete=False) as file:
+                partial = file.name
+                with Path(pk3_path).open("rb") as source:
+                    shutil.copyfileobj(source, file)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(partial).replace(path)
+        except OSError as error:  # a full disk must not end the run: the map is where Lab wants it
+            LOGGER.warning("the compiled map %s could not be kept in %s: %s", key, self._directory, error)
+            if partial:
+                Path(partial).unlink(missing_ok=True)
+
+
+def _load(level: str) -> Any:
+    try:
+        return importlib.import_module("deepmind_lab")
+    except ImportError as error:
+        raise EnvironmentRefused(
+            f"dmlab/{level}: expected the package deepmind_lab, got {type(error).__name__}: {error}; no package registry has it: "
+            "clone github.com/google-deepmind/lab, build //python/pip_package:build_pip_package with bazel and install the wheel "
+            "that it makes (docs/dmlab.md)"
+        ) from error

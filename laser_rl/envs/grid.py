@@ -1,0 +1,223 @@
+"""MiniGrid's partial view as small pictures: seven by seven cells in front of the agent, four by four pixels each.
+
+MiniGrid copies and turns a grid of objects for every observation and fills the view cell by cell, which takes ten times as long as its
+rules do. Here the view is read off the world through a table of indices, what walls hide is found by rows of bits, and tiles come from
+a table. A test compares every cell with MiniGrid's own answer.
+"""
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from laser_rl.envs.instructions import WORDS, PictureWithInstruction, with_instruction
+from laser_rl.errors import EnvironmentRefused
+
+Picture = NDArray[np.uint8]
+VIEW, TILE = 7, 4
+SHAPE = (3, VIEW * TILE, VIEW * TILE)
+MIDDLE, AGENT_CELL = (
+    VIEW // 2,
+    VIEW * VIEW - 1 - VIEW // 2,
+)  # the agent stands in the middle of the last row and looks up
+FORWARD = ((1, 0), (0, 1), (-1, 0), (0, -1))  # right, down, left, up, as MiniGrid counts directions
+# The numbers that MiniGrid gives to what it knows.
+OBJECTS = ("unseen", "empty", "wall", "floor", "door", "key", "ball", "box", "goal", "lava", "agent")
+COLOURS = {
+    "red": (255, 0, 0),
+    "green": (0, 255, 0),
+    "blue": (0, 0, 255),
+    "purple": (160, 60, 255),
+    "yellow": (255, 255, 0),
+    "grey": (120, 120, 120),
+}
+OPEN, CLOSED, LOCKED = range(3)
+# Pixels: # in the object's colour, + in half of it, . the ground, o white, blank black.
+GROUND, WHITE = (40, 40, 40), (255, 255, 255)
+SHAPES = {
+    "unseen": ("    ", "    ", "    ", "    "),
+    "empty": ("....", "....", "....", "...."),
+    "wall": ("####", "####", "####", "####"),
+    "floor": ("++++", "++++", "++++", "++++"),
+    "door": ("#..#", "#..#", "#..#", "#..#"),
+    "door closed": ("####", "#..#", "#..#", "####"),
+    "door locked": ("####", "#++#", "#++#", "####"),
+    "key": (".##.", ".##.", ".#..", ".##."),
+    "ball": ("....", ".##.", ".##.", "...."),
+    "box": ("+##+", "#++#", "#++#", "+##+"),
+    "goal": ("#+#+", "+#+#", "#+#+", "+#+#"),
+    "lava": ("####", "++++", "####", "++++"),
+    "agent": (".oo.", ".oo.", "oooo", "o..o"),
+}
+STATES = {OPEN: "", CLOSED: " closed", LOCKED: " locked"}
+# Missions that differ between episodes only in what the grid shows anyway: there is one object of the kind to be fetched.
+SHOWN = ("KeyCorridor", "UnlockPickup", "BlockedUnlockPickup", "LockedRoom", "ObstructedMaze")
+
+
+def tile_number(kind: str, colour: str = "red", state: int = 0, *, carried: bool = False) -> int:
+    """Where a cell's tile is in the table; `carried`: by the agent, in its own cell.
+
+    >>> tile_number("unseen"), tile_number("empty"), tile_number("wall", "grey")
+    (0, 18, 51)
+    """
+    number = (OBJECTS.index(kind) * len(COLOURS) + list(COLOURS).index(colour)) * len(STATES) + state
+    return number + carried * len(OBJECTS) * len(COLOURS) * len(STATES)
+
+
+def tile(kind: str, colour: str = "red", state: int = 0, *, carried: bool = False) -> Picture:
+    """The pixels [3, 4, 4] of a cell. What the agent carries stands on a white bar, in its place.
+
+    >>> tile("ball", "blue")[2].tolist()
+    [[40, 40, 40, 40], [40, 255, 255, 40], [40, 255, 255, 40], [40, 40, 40, 40]]
+    """
+    rows = SHAPES[kind + STATES[state] if kind == "door" else kind]
+    full = np.array(COLOURS[colour])
+    paint = {" ": np.zeros(3), ".": np.array(GROUND), "o": np.array(WHITE), "#": full, "+": full // 2}
+    pixels = np.array([[paint[mark] for mark in row] for row in rows], np.uint8)
+    if carried:
+        pixels[-1] = WHITE
+    return pixels.transpose(2, 0, 1)
+
+
+@functools.cache
+def tiles() -> NDArray[np.uint32]:
+    """The table of all tiles, [number, 12]: four pixels of a channel are one number, so that a picture is put together in few moves."""
+    cells = [(kind, colour, state) for kind in OBJECTS for colour in COLOURS for state in STATES]
+    every = np.stack([tile(*cell, carried=carried) for carried in (False, True) for cell in cells])
+    return np.ascontiguousarray(every).reshape(len(every), -1).view(np.uint32)
+
+
+def draw(numbers: Sequence[int] | NDArray[np.int64]) -> Picture:
+    """A picture of 49 tiles, given row by row.
+
+    >>> draw([tile_number("empty")] * 49).shape
+    (3, 28, 28)
+    """
+    cells = tiles().take(numbers, axis=0).reshape(VIEW, VIEW, 3, TILE)
+    return cells.transpose(2, 0, 3, 1).copy().view(np.uint8).reshape(SHAPE)
+
+
+class GridPictures(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """A MiniGrid environment that is seen as pictures [3, 28, 28].
+
+    The agent stands in the middle of the last row and looks up; what it carries shows in its cell. The compass that MiniGrid hands out
+    beside the view is dropped: it is not seen. So is the mission, except where episodes differ in it and nothing else tells; there it is an
+    instruction in a row of its own, [3, 29, 28].
+
+    >>> from laser_rl.envs.construct import constructor
+    >>> constructor("MiniGrid-DoorKey-5x5-v0", {})().reset(seed=1)[0].shape
+    (3, 28, 28)
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        bare: Any = env.unwrapped
+        if bare.agent_view_size != VIEW:
+            raise EnvironmentRefused(
+                f"{type(bare).__name__}: expected a view of {VIEW} by {VIEW} cells, got {bare.agent_view_size}; "
+                "leave the option agent_view_size out"
+            )
+        channels, height, width = SHAPE
+        told = _must_be_told(bare)
+        self.observation_space = (
+            PictureWithInstruction(channels=channels, height=height, width=width, words=WORDS)
+            if told
+            else spaces.Box(0, 255, SHAPE, np.uint8)
+        )
+        # MiniGrid's reset and step end with this call; it is most of what they cost.
+        bare.gen_obs = self._picture_and_mission if told else self.picture
+        self._bare = bare
+
+    def picture(self) -> Picture:
+        """What the agent sees now."""
+        return draw(self.numbers())
+
+    def _picture_and_mission(self) -> Picture:
+        return with_instruction(self.picture(), self._bare.mission, WORDS)
+
+    def numbers(self) -> list[int]:
+        """The tiles of what the agent sees, row by row."""
+        bare = self._bare
+        grid, (x, y), carrying = bare.grid, bare.agent_pos, bare.carrying
+        window = _window(grid.width, grid.height, int(x), int(y), int(bare.agent_dir))
+        numbers = [
+            EMPTY if thing is None else NUMBERS[thing.type, thing.color] if thing.type != "door" else _door(thing)
+            for thing in window([*grid.grid, _Outside])
+        ]
+        if not bare.see_through_walls:
+            _hide(numbers)
+        numbers[AGENT_CELL] = AGENT if carrying is None else NUMBERS[carrying.type, carrying.color] + CARRIED
+        return numbers
+
+
+def _must_be_told(bare: Any) -> bool:
+    varies = bool(bare.observation_space["mission"].ordered_placeholders)
+    return varies and not type(bare).__name__.startswith(SHOWN)
+
+
+UNSEEN, EMPTY, AGENT = tile_number("unseen"), tile_number("empty"), tile_number("agent")
+NUMBERS = {(kind, colour): tile_number(kind, colour) for kind in OBJECTS for colour in COLOURS}
+CARRIED = tile_number("unseen", carried=True)
+DOORS = range(tile_number("door"), tile_number("key"))
+WALLS = range(tile_number("wall"), tile_number("floor"))
+OPAQUE = frozenset([*WALLS, *(door for door in DOORS if door % len(STATES) != OPEN)])
+CLEAR = bytes(ord("0") if number in OPAQUE else ord("1") for number in range(256))  # digits of a binary number
+LEFTMOST = 1 << VIEW - 1
+
+
+class _Outside:
+    """What lies around the grid."""
+
+    type, color = "wall", "grey"
+
+
+def _door(door: Any) -> int:
+    return NUMBERS["door", door.color] + (OPEN if door.is_open else LOCKED if door.is_locked else CLOSED)
+
+
+@functools.cache
+def _window(width: int, height: int, x: int, y: int, direction: int) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Takes the 49 cells in front of an agent out of the world's cells, which are followed by one that is outside."""
+    forward_x, forward_y = FORWARD[direction]
+    places = []
+    for ahead in reversed(range(VIEW)):
+        for right in range(-MIDDLE, MIDDLE + 1):
+            column, row = x + ahead * forward_x - right * forward_y, y + ahead * forward_y + right * forward_x
+            inside = 0 <= column < width and 0 <= row < height
+            places.append(row * width + column if inside else width * height)
+    return operator.itemgetter(*places)
+
+
+def _hide(numbers: list[int]) -> None:
+    """Unseen is what light from the agent does not reach; it spreads sideways and ahead from cells that are not opaque."""
+    clear = bytes(numbers).translate(CLEAR)
+    lit = 1 << MIDDLE
+    for start in range(AGENT_CELL - MIDDLE, -1, -VIEW):
+        if not lit:  # nor is anything further ahead
+            numbers[: start + VIEW] = [UNSEEN] * (start + VIEW)
+            return
+        dark, lit = _spread(lit, int(clear[start : start + VIEW], 2))
+        for column in dark:
+            numbers[start + column] = UNSEEN
+
+
+@functools.cache
+def _spread(lit: int, clear: int) -> tuple[tuple[int, ...], int]:
+    """Columns of a row that stay dark, and the cells ahead that the row lights. First to the right, then to the left."""
+    ahead = 0
+    for column in range(VIEW - 1):
+        here = LEFTMOST >> column
+        if lit & clear & here:
+            lit |= here >> 1
+            ahead |= here | here >> 1
+    for column in range(VIEW - 1, 0, -1):
+        here = LEFTMOST >> column
+        if lit & clear & here:
+            lit |= here << 1
+            ahead |= here | here << 1
+    return tuple(column for column in range(VIEW) if not lit << column & LEFTMOST), ahead

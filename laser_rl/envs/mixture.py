@@ -1,0 +1,246 @@
+"""Several tasks as one set of environments: slot s plays task s mod the number of tasks, for good.
+
+Tasks that run in this thread are stepped one after the other. Those that wait for other processes are stepped each in a thread of its own,
+so that they wait at the same time; a task that is late is left behind, and its rows come with a later step.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from laser_rl.envs.pool import PoolEnvironments
+from laser_rl.envs.records import ActionSpec, DiscreteActions, Environments, EnvironmentSpec, Rows
+from laser_rl.envs.serial import LOGGER
+from laser_rl.envs.spaces import action_layout
+from laser_rl.errors import ConfigError, EnvironmentRefused
+
+Array = NDArray[np.generic]
+Slots = NDArray[np.int64]
+GLANCE_S, SILENCE_S, CLOSE_LIMIT_S = 0.1, 5.0, 2.0
+
+
+@dataclass
+class _Part:
+    """One task's environments and how its calls stand."""
+
+    index: int
+    envs: Environments
+    actions: int  # that the task knows; 0 where they are not discrete
+    background: bool
+    queued: list[int] = field(default_factory=list)  # its own slots that are asked to act and not handed over yet
+    owed: int = 0  # rows that are to come, with those of `queued`
+    call: Future[Rows] | None = None  # under way in its thread
+    began_at: float = 0.0
+
+
+class MixedEnvironments:
+    """The environments of several tasks, `parts`, as one.
+
+    All have the same observations and the same number of slots. Where tasks have different numbers of discrete actions, the mixture has
+    the largest, and an action that a task does not know acts as its action 0. With `lockstep` a step waits for all rows that are owed;
+    otherwise a task that takes longer than `patience_s` is left behind.
+
+    >>> from laser_rl.envs.native import TaskEnvironments
+    >>> from laser_rl.envs.tasks import Catch, DeepSea
+    >>> tasks = Catch(rows=8, columns=8), DeepSea(8)
+    >>> envs = MixedEnvironments([TaskEnvironments(task, slots=2, seed=1) for task in tasks])
+    >>> envs.spec.tasks, envs.spec.action, envs.slots
+    (('laser/Catch', 'laser/DeepSea-8'), DiscreteActions(count=3), 4)
+    >>> envs.reset().slots.tolist()
+    [0, 1, 2, 3]
+    """
+
+    def __init__(
+        self, parts: Sequence[Environments], *, name: str | None = None, patience_s: float = 0.5, lockstep: bool = False
+    ) -> None:
+        names = tuple(part.spec.name for part in parts)
+        _refuse_unfit(parts)
+        self.slots = sum(part.slots for part in parts)
+        action = _common_actions(parts)
+        self.spec = EnvironmentSpec(name or ",".join(names), parts[0].spec.observation, action, names)
+        self._patience_s, self._lockstep = patience_s, lockstep
+        self._parts = [
+            _Part(index, part, _count(part.spec.action), isinstance(part, PoolEnvironments))
+            for index, part in enumerate(parts)
+        ]
+        shape, dtype = action_layout(action)
+        self._action = np.zeros((self.slots, *shape), dtype)
+        self._threads = ThreadPoolExecutor(max_workers=len(parts), thread_name_prefix="laser-task")
+
+    def reset(self) -> Rows:
+        """Start every slot; waits for all of them."""
+        return self._everywhere(lambda part: part.envs.reset())
+
+    def step(self, slots: Slots, action: Array) -> Rows:
+        """Hand out the actions and return the rows that are there, of any slot that owed one, in the order of the slots."""
+        self._queue(slots, action)
+        arrived = []
+        for part in self._parts:
+            if part.background:
+                self._begin_call(part)
+            elif part.queued:
+                arrived.append(self._receive(part, part.envs.step(*self._orders(part))))
+        return self._merge(self._gather(arrived, everybody=self._lockstep))
+
+    def state(self) -> Mapping[str, Array] | None:
+        """Those of all tasks; None if one of them has none, or while one of them is late: its rows may be ahead of those handed out."""
+        states = [part.envs.state() for part in self._parts if part.call is None]
+        if len(states) < len(self._parts):
+            return None
+        merged: dict[str, Array] = {}
+        for name, state in zip(self.spec.tasks, states, strict=True):
+            if state is None:
+                return None
+            merged.update({f"{name}:{key}": value for key, value in state.items()})
+        return merged
+
+    def restore(self, state: Mapping[str, Array]) -> Rows:
+        """Go on exactly there, in every task."""
+        states: dict[str, dict[str, Array]] = {name: {} for name in self.spec.tasks}
+        for key, value in state.items():
+            task, _, name = key.rpartition(":")
+            states.setdefault(task, {})[name] = value
+        if len(states) != len(self.spec.tasks) or not all(states.values()):
+            raise ConfigError(
+                f"{self.spec.name}: expected the state of {', '.join(self.spec.tasks)}, got that of "
+                f"{', '.join(sorted({key.rpartition(':')[0] for key in state}))}; resume with the tasks that the run was started with"
+            )
+        return self._everywhere(lambda part: part.envs.restore(states[self.spec.tasks[part.index]]))
+
+    def counters(self) -> Mapping[str, int]:
+        """Faults survived so far, by all tasks together."""
+        counts: dict[str, int] = {}
+        for part in self._parts:
+            for name, count in part.envs.counters().items():
+                counts[name] = counts.get(name, 0) + count
+        return counts
+
+    def close(self) -> None:
+        """Close all of them, also where one fails to."""
+        wait([part.call for part in self._parts if part.call is not None], timeout=CLOSE_LIMIT_S)
+        with ExitStack() as stack:
+            stack.callback(self._threads.shutdown, wait=False)
+            for part in self._parts:
+                stack.callback(part.envs.close)
+
+    def _queue(self, slots: Slots, action: Array) -> None:
+        self._action[slots] = action
+        for slot in slots.tolist():
+            own, index = divmod(slot, len(self._parts))
+            part = self._parts[index]
+            part.queued.append(own)
+            part.owed += 1
+
+    def _orders(self, part: _Part) -> tuple[Slots, Array]:
+        """The slots and actions that a part is handed now, in its own counting."""
+        own, part.queued = np.array(part.queued, np.int64), []
+        action = self._action[own * len(self._parts) + part.index]
+        return own, np.where(action < part.actions, action, 0) if part.actions else action
+
+    def _begin_call(self, part: _Part) -> None:
+        """Also where no slot is asked: to collect what is owed from earlier."""
+        if part.owed and part.call is None:
+            part.began_at = time.monotonic()
+            part.call = self._threads.submit(part.envs.step, *self._orders(part))
+
+    def _receive(self, part: _Part, rows: Rows) -> Rows:
+        part.owed -= rows.slots.size
+        return rows._replace(slots=rows.slots * len(self._parts) + part.index)
+
+    def _gather(self, arrived: list[Rows], *, everybody: bool) -> list[Rows]:
+        """Rows of at least one part. Waits for the others while they are within their time, or for `everybody`; parts limit their calls."""
+        if not arrived and not any(part.call for part in self._parts):
+            raise ValueError(
+                f"{self.spec.name}: expected at least one slot to act in, or one that owes a row; got neither"
+            )
+        complain_at = time.monotonic() + SILENCE_S
+        while True:
+            arrived += self._collect(everybody=everybody)
+            late = [part for part in self._parts if part.call is not None]
+            now = time.monotonic()
+            ends = [part.began_at + self._patience_s - now for part in late]
+            if not late or (arrived and not everybody and max(ends) <= 0):
+                return arrived
+            wait([part.call for part in late if part.call], timeout=min([GLANCE_S, *(end for end in ends if end > 0)]))
+            if now >= complain_at:
+                complain_at = now + 2 * SILENCE_S
+                LOGGER.warning("%s: waiting for %s", self.spec.name, ", ".join(part.envs.spec.name for part in late))
+
+    def _collect(self, *, everybody: bool) -> list[Rows]:
+        """What the calls that are done have brought; where more is owed to `everybody`, the next ones begin."""
+        arrived = []
+        for part in self._parts:
+            if part.call is not None and part.call.done():
+                done, part.call = part.call, None
+                arrived.append(self._receive(part, done.result()))
+                if everybody:
+                    self._begin_call(part)
+        return arrived
+
+    def _everywhere(self, act: Callable[[_Part], Rows]) -> Rows:
+        """All rows of all parts, those in the background at the same time."""
+        for part in self._parts:
+            part.owed = part.envs.slots
+            if part.background:
+                part.call = self._threads.submit(act, part)
+        arrived = [self._receive(part, act(part)) for part in self._parts if not part.background]
+        return self._merge(self._gather(arrived, everybody=True))
+
+    @staticmethod
+    def _merge(arrived: Sequence[Rows]) -> Rows:
+        order = np.argsort(np.concatenate([rows.slots for rows in arrived]))
+        return Rows(*(np.concatenate(column)[order] for column in zip(*arrived, strict=True)))
+
+
+def _count(action: ActionSpec) -> int:
+    return action.count if isinstance(action, DiscreteActions) else 0
+
+
+def _common_actions(parts: Sequence[Environments]) -> ActionSpec:
+    first, *others = parts
+    if isinstance(first.spec.action, DiscreteActions):
+        odd = [part for part in others if not isinstance(part.spec.action, DiscreteActions)]
+    else:
+        odd = [part for part in others if part.spec.action != first.spec.action]
+    if odd:
+        raise EnvironmentRefused(
+            f"expected tasks with discrete actions, or all with the same ones, got {first.spec.action} in {first.spec.name} and "
+            f"{odd[0].spec.action} in {odd[0].spec.name}; train them apart"
+        )
+    counts = [_count(part.spec.action) for part in parts]
+    return DiscreteActions(max(counts)) if all(counts) else first.spec.action
+
+
+def _refuse_unfit(parts: Sequence[Environments]) -> None:
+    if not parts:
+        raise EnvironmentRefused("expected at least one task for a mixture, got none; name some")
+    refuse_twice([part.spec.name for part in parts])
+    first, *others = parts
+    for part in others:
+        if part.spec.observation != first.spec.observation:
+            raise EnvironmentRefused(
+                f"expected tasks that are seen alike, got {first.spec.observation} in {first.spec.name} and {part.spec.observation} "
+                f"in {part.spec.name}; bring one to the form of the other in a wrapper, or train them apart"
+            )
+        if part.slots != first.slots:
+            raise ConfigError(
+                f"expected as many slots for every task, got {first.slots} for {first.spec.name} and {part.slots} for "
+                f"{part.spec.name}; they take turns"
+            )
+
+
+def refuse_twice(names: Sequence[str]) -> None:
+    """Tasks of a mixture go by their names, so a name may be there once.
+
+    >>> refuse_twice(["CartPole-v1", "CartPole-v1"])
+    Traceback (most recent call last):
+    laser_rl.errors.EnvironmentRefused: expected every task once, got CartPole-v1 twice; leave one of them out
+    """
+    twice = [name for index, name in enumerate(names) if name in names[:index]]
+    if twice:
+        raise EnvironmentRefused(f"expected every task once, got {twice[0]} twice; leave one of them out")

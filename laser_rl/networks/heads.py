@@ -1,0 +1,102 @@
+"""Heads that are more than a layer: values in each task's own units, and PixelControl's action values."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from laser_rl.networks.torso import orthogonal
+from laser_rl.ops import pixel_control, popart
+
+
+class PopArtHead(nn.Linear):
+    """One value a task, in units of that task's returns; its statistics are part of the network's state.
+
+    >>> head = PopArtHead(features=4, tasks=3)
+    >>> head(torch.zeros(2, 5, 4)).shape
+    torch.Size([2, 5, 3])
+    """
+
+    def __init__(self, features: int, tasks: int) -> None:
+        super().__init__(features, tasks)
+        orthogonal(self, gain=1.0)
+        mean, mean_square = popart.initial(tasks)
+        self.mean: Tensor
+        self.mean_square: Tensor
+        self.register_buffer("mean", mean)
+        self.register_buffer("mean_square", mean_square)
+
+    @property
+    def statistics(self) -> popart.Statistics:
+        """As they are now."""
+        return popart.Statistics(self.mean, self.mean_square)
+
+    def value(self, normalised: Tensor, task: Tensor) -> Tensor:
+        """From outputs [T, B, tasks] to values [T, B] in the units of each column's task."""
+        return popart.unnormalise(self.statistics, of_task(normalised, task), task)
+
+    @torch.no_grad()
+    def move(self, target: Tensor, task: Tensor, learnable: Tensor, step: float) -> None:
+        """The statistics follow the targets, and the layer is rescaled so that no value changes. Nothing moves on what is not finite."""
+        old = self.statistics
+        new = popart.update(old, target, task, learnable, step=step)
+        if not (new.mean.isfinite().all() and new.mean_square.isfinite().all()):
+            return
+        layer = popart.rescale(popart.Layer(self.weight, self.bias), old, new)
+        # Through `data`: the parameters may be views of one vector, and the graph of the values before is not needed any more.
+        self.weight.data.copy_(layer.weight)
+        self.bias.data.copy_(layer.bias)
+        self.mean.copy_(new.mean)
+        self.mean_square.copy_(new.mean_square)
+
+
+def of_task(values: Tensor, task: Tensor) -> Tensor:
+    """The column's own task of [T, B, tasks].
+
+    >>> of_task(torch.tensor([[[1.0, 2.0], [3.0, 4.0]]]), torch.tensor([1, 0]))
+    tensor([[2., 3.]])
+    """
+    index = task.long()[None, :, None].expand(values.shape[0], -1, 1)
+    return values.gather(2, index).squeeze(2)
+
+
+class PixelControlHead(nn.Module):
+    """Action values of every cell of the picture, by a dueling deconvolution from the memory's features.
+
+    Args:
+        features: of the memory.
+        actions: how many.
+        picture: shape [C, H, W] of one frame, without an instruction's row.
+        cell: pixels of a cell's side; rows and columns that fill no cell are cut off evenly.
+
+    >>> head = PixelControlHead(features=8, actions=3, picture=(3, 72, 96))
+    >>> head(torch.zeros(2, 5, 8)).shape
+    torch.Size([2, 5, 3, 18, 24])
+    """
+
+    CHANNELS = 32
+
+    def __init__(self, features: int, actions: int, picture: tuple[int, int, int], cell: int = 4) -> None:
+        super().__init__()
+        self.picture, self.cell = picture, cell
+        self.grid = (picture[1] // cell, picture[2] // cell)
+        self._half = tuple(math.ceil(side / 2) for side in self.grid)
+        self.linear = nn.Linear(features, self.CHANNELS * math.prod(self._half))
+        self.value = nn.ConvTranspose2d(self.CHANNELS, 1, 4, stride=2, padding=1)
+        self.advantage = nn.ConvTranspose2d(self.CHANNELS, actions, 4, stride=2, padding=1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Of rows [T, B, F]: [T, B, actions, h, w]."""
+        rows, (height, width) = features.shape[:2], self.grid
+        coarse = F.relu(self.linear(features.flatten(0, 1))).view(-1, self.CHANNELS, *self._half)
+        q = pixel_control.dueling(self.value(coarse), self.advantage(coarse))
+        return torch.unflatten(q[..., :height, :width], 0, rows)
+
+    def cumulants(self, observation: Tensor) -> Tensor:
+        """How much each cell of the newest frame changes, of observations [T+1, B, stack · C, H (+ 1), W]: [T, B, h, w]."""
+        channels, height, width = self.picture
+        top, left = (height % self.cell) // 2, (width % self.cell) // 2
+        bottom, right = top + self.grid[0] * self.cell, left + self.grid[1] * self.cell
+        newest = observation[:, :, -channels:, top:bottom, left:right]
+        return pixel_control.cumulants(newest, cell=self.cell)

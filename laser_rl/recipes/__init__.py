@@ -1,0 +1,91 @@
+"""Recipes: functions that return a complete configuration, of one agent or of a sweep, every number with its source.
+
+Sources: [L] the LASER paper (Schmitt et al. 2019), [I] the IMPALA paper (Espeholt et al. 2018), whose values LASER inherits,
+[D] our decision where both are silent (docs/differences-from-the-paper.md), [T] tuned by us on the task named (docs/results/README.md).
+"""
+
+from collections.abc import Callable
+
+from laser_rl.config import Config
+from laser_rl.envs.records import BoxActions, EnvironmentSpec
+from laser_rl.errors import ConfigError
+from laser_rl.recipes.multitask import is_dmlab, laser_multitask, popart_impala, popart_impala_pixelcontrol
+from laser_rl.recipes.single import atari, cartpole, continuous, impala, minatar
+from laser_rl.recipes.sweeps import atari_shared, demo, dmlab_pbt, small_pbt
+from laser_rl.sweep.settings import SweepConfig
+
+__all__ = [
+    "RECIPES",
+    "SWEEPS",
+    "atari",
+    "atari_shared",
+    "by_name",
+    "cartpole",
+    "continuous",
+    "demo",
+    "dmlab_pbt",
+    "for_environment",
+    "impala",
+    "laser_multitask",
+    "minatar",
+    "popart_impala",
+    "popart_impala_pixelcontrol",
+    "small_pbt",
+    "sweep_by_name",
+]
+
+RECIPES: dict[str, Callable[[str], Config]] = {
+    "cartpole": cartpole,
+    "minatar": minatar,
+    "continuous": continuous,
+    "impala": impala,
+    "atari": atari,
+    "popart-impala": popart_impala,
+    "popart-impala-pixelcontrol": popart_impala_pixelcontrol,
+    "laser-multitask": laser_multitask,
+}
+
+
+def by_name(name: str, environment: str | None = None) -> Config:
+    """A recipe, for another environment than its own if one is given.
+
+    >>> by_name("minatar", "MinAtar/Freeway-v1").environment.id
+    'MinAtar/Freeway-v1'
+    """
+    if name in SWEEPS:
+        raise ConfigError(f"recipe {name!r} is for several agents: use it with laser sweep, or choose another")
+    if name not in RECIPES:
+        raise ConfigError(f"there is no recipe {name!r}; there are {', '.join(RECIPES)}")
+    recipe = RECIPES[name]
+    return recipe(environment) if environment is not None else recipe()  # type: ignore[call-arg]
+
+
+def for_environment(spec: EnvironmentSpec, environment: str) -> Config:
+    """The recipe that fits what an environment looks like."""
+    if isinstance(spec.action, BoxActions):
+        return continuous(environment)
+    if not spec.observation.is_image:
+        return cartpole(environment)
+    if spec.tasks or is_dmlab(environment):
+        return laser_multitask(environment)
+    small = max(spec.observation.shape[1:]) <= 32  # noqa: PLR2004 - as networks.build chooses
+    return minatar(environment) if small else atari(environment)
+
+
+SWEEPS: dict[str, Callable[[str], SweepConfig]] = {
+    "demo": demo,
+    "atari-shared": atari_shared,
+    "dmlab-pbt": dmlab_pbt,
+}
+
+
+def sweep_by_name(name: str, environment: str | None = None) -> SweepConfig:
+    """A recipe for a sweep, for another environment than its own if one is given.
+
+    >>> sweep_by_name("atari-shared", "ALE/Pong-v5").base.environment.id
+    'ALE/Pong-v5'
+    """
+    if name not in SWEEPS:
+        raise ConfigError(f"there is no recipe for sweeps {name!r}; there are {', '.join(SWEEPS)}")
+    recipe = SWEEPS[name]
+    return recipe(environment) if environment is not None else recipe()  # type: ignore[call-arg]

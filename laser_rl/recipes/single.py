@@ -1,0 +1,160 @@
+"""Recipes of one agent on one task."""
+
+from laser_rl.config import (
+    AtariConfig,
+    Config,
+    EnvironmentConfig,
+    LossConfig,
+    NetworkConfig,
+    OptimiserConfig,
+    ReplayConfig,
+    RunConfig,
+)
+from laser_rl.envs.scores import tasks_of
+
+
+def shared(environment: str, slots: int) -> int:
+    """At least so many slots, and as many for each task of a mixture.
+
+    >>> shared("laser/Catch", 4), shared("suite:grid", 16)
+    (4, 24)
+    """
+    tasks = len(tasks_of(environment))
+    return -(-slots // tasks) * tasks
+
+
+def cartpole(environment: str = "CartPole-v1") -> Config:
+    """Small observations and few actions; also what is used where no other recipe fits.
+
+    >>> cartpole().loss.batch_unrolls
+    8
+    """
+    return Config(
+        recipe="cartpole",
+        environment=EnvironmentConfig(id=environment, slots=shared(environment, 4)),  # [T] CartPole
+        network=NetworkConfig(hidden=(64, 64)),  # [T] CartPole; the size of stable-baselines3's default
+        replay=ReplayConfig(fraction=0.875, capacity_steps=100_000),  # fraction [L]
+        loss=LossConfig(
+            discount=0.99,  # [I] is 0.99 for Atari too
+            unroll_steps=20,  # [I]
+            batch_unrolls=8,  # [T] CartPole: 1 online + 7 replayed
+            trust="implied",  # [L] section 4.3
+            trust_bound=0.03,  # [T] CartPole
+            entropy_cost=0.0,  # [T] CartPole
+            reward_scale=0.1,  # [T] CartPole: returns of 500 would otherwise swamp the shared torso
+        ),
+        # [T] CartPole. The schedule matters at the end: with a constant rate a solved task is lost again on some seeds.
+        optimiser=OptimiserConfig(kind="adam", learning_rate=2e-3, schedule="linear"),
+        run=RunConfig(steps=50_000),
+    )
+
+
+def minatar(environment: str = "MinAtar/Breakout-v1") -> Config:
+    """MinAtar's 10×10 pictures.
+
+    >>> minatar().network.torso
+    'cnn'
+    """
+    return Config(
+        recipe="minatar",
+        environment=EnvironmentConfig(id=environment, slots=shared(environment, 16)),  # [D], not tuned
+        network=NetworkConfig(torso="cnn", channels=16, hidden=(128,)),  # Young & Tian 2019, MinAtar's own networks
+        replay=ReplayConfig(fraction=0.875, capacity_steps=500_000),  # fraction [L]
+        loss=LossConfig(
+            discount=0.99,  # MinAtar's own agents
+            unroll_steps=20,  # [I]
+            batch_unrolls=32,  # [I], here online and replayed together
+            trust="implied",  # [L]
+            trust_bound=0.1,  # [D], not tuned
+            entropy_cost=0.01,  # [I]
+        ),
+        optimiser=OptimiserConfig(kind="adam", learning_rate=1e-3, schedule="linear"),  # [D], not tuned
+        run=RunConfig(steps=3_000_000, log_every_updates=200, checkpoint_every_steps=500_000),
+    )
+
+
+def continuous(environment: str = "Pendulum-v1") -> Config:
+    """Real-valued actions.
+
+    >>> continuous().loss.reward_scale
+    0.05
+    """
+    return Config(
+        recipe="continuous",
+        environment=EnvironmentConfig(id=environment, slots=shared(environment, 8)),  # [T] Pendulum
+        network=NetworkConfig(hidden=(64, 64), separate_value=True),  # [D], not compared
+        # [T] Pendulum: an update for every new unroll. Without the warm-up some seeds collapse onto one action at once.
+        replay=ReplayConfig(fraction=31 / 32, capacity_steps=100_000, warmup_steps=2_000),
+        loss=LossConfig(
+            discount=0.9,  # [T] Pendulum
+            unroll_steps=10,  # [T] Pendulum: better than 20 on the one seed compared
+            batch_unrolls=32,  # [T] Pendulum: 1 online + 31 replayed
+            trust="implied",  # [L]
+            trust_bound=0.1,  # [T] Pendulum
+            entropy_cost=0.003,  # [T] Pendulum
+            reward_scale=0.05,  # [T] Pendulum
+        ),
+        optimiser=OptimiserConfig(
+            kind="adam",
+            learning_rate=1e-3,
+            schedule="linear",
+            clip_gradient_norm=0.1,  # [T] Pendulum
+        ),
+        run=RunConfig(steps=150_000),
+    )
+
+
+def atari(environment: str = "ALE/Breakout-v5") -> Config:
+    """The paper's single LASER agent: large network, 87.5 % replay, IMPALA's tuned schedule.
+
+    >>> config = atari()
+    >>> config.replay.capacity_steps, config.loss.batch_unrolls, config.network.width
+    (15000000, 128, 4)
+    """
+    return Config(
+        recipe="atari",
+        environment=EnvironmentConfig(
+            id=environment,
+            slots=64,  # [D]
+            frame_stack=4,  # [I]
+            atari=AtariConfig(most_noops=37, most_frames=108_000),  # [L] evaluation protocol
+        ),
+        network=NetworkConfig(torso="impala", width=4, precision="bf16"),  # [L] 4 times the filters; bf16 [D]
+        replay=ReplayConfig(fraction=0.875, capacity_steps=15_000_000),  # [L] single-agent experiment: 87.5 %, 15 M
+        loss=LossConfig(
+            discount=0.995,  # [L]
+            unroll_steps=19,  # [L] 20 observations
+            batch_unrolls=128,  # [L] with replay, in all
+            trust="implied",  # [L]
+            entropy_cost=0.01,  # [I]
+            baseline_cost=0.5,  # [I]
+            reduction="sum",  # [I]
+            reward_transform="clip",  # [I]
+            life_loss_ends_discount=True,  # [I]
+        ),
+        optimiser=OptimiserConfig(
+            kind="rmsprop",  # [I]
+            learning_rate=6e-4,  # [I]
+            schedule="linear",  # [I]
+            decay=0.99,  # [I]
+            momentum=0.0,  # [I]
+            epsilon=0.01,  # [I]
+        ),
+        run=RunConfig(steps=50_000_000, runtime="local", checkpoint_every_steps=1_000_000),  # [L] 200 M frames
+    )
+
+
+def impala(environment: str = "ALE/Breakout-v5") -> Config:
+    """The paper's baseline: no replay, batch 32; all else as `atari`.
+
+    >>> impala().replay.fraction, impala().loss.batch_unrolls
+    (0.0, 32)
+    """
+    base = atari(environment)
+    return base.model_copy(
+        update={
+            "recipe": "impala",
+            "replay": ReplayConfig(fraction=0.0, capacity_steps=1),
+            "loss": base.loss.model_copy(update={"batch_unrolls": 32, "trust": "off"}),  # [L] 32 without replay
+        }
+    )

@@ -1,0 +1,84 @@
+"""Recipes of sweeps."""
+
+from laser_rl.config import EnvironmentConfig, ReplayConfig, RunConfig
+from laser_rl.recipes.multitask import laser_multitask
+from laser_rl.recipes.single import atari, cartpole, shared
+from laser_rl.sweep.pbt import PbtConfig, paper
+from laser_rl.sweep.settings import SweepConfig
+from laser_rl.sweep.space import LogUniform
+
+
+def demo(environment: str = "laser/DeepSea-10") -> SweepConfig:
+    """Three members that share a replay, in seconds: the treasure of DeepSea, once one has found it, is everybody's.
+
+    >>> demo().settings
+    ({'learning_rate': 0.0005}, {'learning_rate': 0.001}, {'learning_rate': 0.002})
+    """
+    base = cartpole(environment)
+    sparse = {"trust_bound": 0.1, "entropy_cost": 0.01, "reward_scale": 1.0}  # [T] DeepSea-10
+    return SweepConfig(
+        base=base.model_copy(
+            update={
+                "recipe": "demo",
+                "environment": EnvironmentConfig(id=environment, slots=shared(environment, 8)),  # [D]
+                "loss": base.loss.model_copy(update=sparse),
+                "optimiser": base.optimiser.model_copy(update={"schedule": "constant"}),  # [L] constant in sweeps
+                # [T] DeepSea-10: all three solve it on seeds 0, 1 and 2; with a replay each, one of them does not.
+                "run": RunConfig(steps=20_000, log_every_updates=20),
+            }
+        ),
+        grid={"learning_rate": (5e-4, 1e-3, 2e-3)},  # [T] DeepSea-10
+    )
+
+
+def atari_shared(environment: str = "ALE/Breakout-v5") -> SweepConfig:
+    """The paper's sweep on Atari: nine members, one replay; all else as `atari`.
+
+    >>> sweep = atari_shared()
+    >>> len(sweep.settings), sweep.base.replay.capacity_steps
+    (9, 10000000)
+    """
+    base = atari(environment)
+    return SweepConfig(
+        base=base.model_copy(
+            update={
+                "recipe": "atari-shared",
+                # [L] 96 %: 5 online and 123 replayed unrolls. 10 M is the capacity of its other shared replays, [D] for Atari.
+                "replay": ReplayConfig(fraction=0.96, capacity_steps=10_000_000),
+                "optimiser": base.optimiser.model_copy(update={"schedule": "constant"}),  # [L] constant in sweeps
+            }
+        ),
+        # [L] factors of 1/2, 1 and 2 around IMPALA's values.
+        grid={"learning_rate": (3e-4, 6e-4, 1.2e-3), "entropy_cost": (5e-3, 1e-2, 2e-2)},
+    )
+
+
+def dmlab_pbt(environment: str = "suite:dmlab-30") -> SweepConfig:
+    """The paper's sweep with population based training on DMLab-30; of any other mixture, if one is named.
+
+    >>> sweep = dmlab_pbt()
+    >>> len(sweep.settings), sweep.pbt.every_episodes, sweep.base.loss.unroll_steps
+    (10, 5000, 79)
+    """
+    return SweepConfig(
+        base=laser_multitask(environment).model_copy(update={"recipe": "dmlab-pbt"}),
+        random={
+            "learning_rate": LogUniform(low=5e-6, high=5e-3),
+            "entropy_cost": LogUniform(low=5e-5, high=1e-2),
+        },  # [I] appendix D
+        draws=10,  # [L]
+        pbt=paper(),  # [I] appendix F
+    )
+
+
+def small_pbt(steps: int) -> PbtConfig:
+    """Population based training for runs of minutes: what it means where a recipe has none of its own. [D], not tuned.
+
+    Args:
+        steps: of each member.
+
+    >>> small_pbt(15_000).burn_in_steps
+    1500
+    """
+    # The size of a return is not known here, so any difference counts: a margin in a file is better.
+    return PbtConfig(burn_in_steps=steps // 10, every_episodes=50, margin=0.0)
