@@ -17,6 +17,7 @@ from laser_rl.envs.native import TaskEnv, TaskEnvironments, task_of
 from laser_rl.envs.pool import PoolEnvironments, default_workers
 from laser_rl.envs.process import Limits
 from laser_rl.envs.records import Environments, seed_of
+from laser_rl.envs.scores import tasks_of
 from laser_rl.envs.serial import SerialEnvironments
 from laser_rl.envs.slot import OnBadValue
 from laser_rl.envs.suites import PREFIX

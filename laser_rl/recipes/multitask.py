@@ -99,20 +99,21 @@ def _dmlab(environment: str) -> Config:
 
 
 def _small(environment: str) -> Config:
+    """[T] suite:grid, where marked: the better of a few values, one run of 1.1 M steps each (docs/results/recurrent)."""
     return Config(
         environment=EnvironmentConfig(id=environment, slots=shared(environment, 48)),  # [D]
         network=NetworkConfig(torso="tiles", channels=16, hidden=(128,), memory="preco", memory_size=128),  # [D]
-        replay=ReplayConfig(fraction=0.75, capacity_steps=500_000),  # [D]
+        replay=ReplayConfig(fraction=0.75, capacity_steps=500_000),  # [T]
         loss=LossConfig(
-            discount=0.99,  # [I]
+            discount=0.99,  # [I], [T]
             unroll_steps=20,  # [D]
             batch_unrolls=64,  # [D] 16 online and 48 replayed
             trust="implied",  # [L]
-            trust_bound=0.1,  # [D]
-            entropy_cost=0.01,  # [D]
+            trust_bound=0.3,  # [T]
+            entropy_cost=0.01,  # [T]
             popart=True,  # [L]
-            pixel_control_cost=0.01,  # [D]
+            pixel_control_cost=0.05,  # [T]
         ),
-        optimiser=OptimiserConfig(kind="adam", learning_rate=1e-3, clip_gradient_norm=1.0),  # [D]
+        optimiser=OptimiserConfig(kind="adam", learning_rate=1e-3, clip_gradient_norm=1.0),  # rate [T]
         run=RunConfig(steps=2_000_000, log_every_updates=100, checkpoint_every_steps=500_000),
     )

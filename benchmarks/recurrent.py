@@ -1,0 +1,206 @@
+"""What the parts of a recurrent, multi-task agent do: memory, PopArt, PixelControl, where a replayed state comes from, priorities.
+
+    python benchmarks/recurrent.py tmaze --seeds 0 1 2 --jobs 2
+    python benchmarks/recurrent.py suite --seeds 1 2 3 --jobs 12 --device cuda --minutes 9
+    python benchmarks/recurrent.py priorities --seeds 1 2 --jobs 12 --device cuda --minutes 9
+    python benchmarks/recurrent_report.py
+
+Each run writes a row for every `every` steps into docs/results/recurrent/EXPERIMENT.csv: the score, and the mean return of each task over
+its last 50 episodes. Runs that are there already are not made again. A run that reaches `--minutes` stops there and says so.
+"""
+
+import argparse
+import csv
+import time
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from laser_rl import LASER
+from laser_rl.runtime.training import Progress
+
+RESULTS = Path(__file__).parents[1] / "docs" / "results" / "recurrent"
+Settings = Mapping[str, Any]
+
+# Where the state of a replayed unroll comes from.
+STATES: dict[str, Settings] = {
+    "refresh": {"replay.state": "refresh"},
+    "stored": {"replay.state": "stored"},
+    "burn-in": {"replay.state": "zero", "replay.burn_in_steps": "half"},
+    "zero": {"replay.state": "zero"},
+}
+NONE: Settings = {
+    "replay.fraction": 0.0,
+    "loss.trust": "off",
+    "loss.trust_bound": None,
+}  # and only the online part of the batch
+WITHOUT_STATES: Settings = {"replay.state": "stored"}
+PRIORITISED: Settings = {"replay.sampling": "prioritised"}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What is played, by which variants, for how long."""
+
+    environment: str
+    recipe: str
+    steps: int
+    every: int
+    settings: Settings
+    variants: Mapping[str, Settings]
+
+
+SMALL_MEMORY: Settings = {
+    "network.memory": "lstm",
+    "network.memory_size": 128,
+    "network.memory_span": 40,
+    "network.last_step": False,
+    "network.hidden": (32,),
+    "environment.slots": 16,
+    "replay.fraction": 0.75,
+    "replay.capacity_steps": 100_000,
+    "loss.batch_unrolls": 64,
+    "loss.unroll_steps": 5,
+    "loss.trust_bound": 0.1,
+    "loss.entropy_cost": 0.02,
+    "loss.reward_scale": 1.0,
+    "optimiser.learning_rate": 5e-4,
+    "optimiser.schedule": "constant",
+}
+EXPERIMENTS = {
+    "tmaze": Experiment(
+        "laser/TMaze-15",
+        "cartpole",
+        2_000_000,
+        20_000,
+        SMALL_MEMORY,
+        {**STATES, "no replay": {**NONE, "loss.batch_unrolls": 16}},
+    ),
+    "suite": Experiment(
+        "suite:grid",
+        "laser-multitask",
+        1_700_000,
+        50_000,
+        {},
+        {
+            "all three": {},
+            "no memory": {"network.memory": "none"},
+            "no PopArt": {"loss.popart": False},
+            "no PixelControl": {"loss.pixel_control_cost": 0.0},
+        },
+    ),
+    "priorities": Experiment(
+        "suite:grid",
+        "laser-multitask",
+        1_700_000,
+        50_000,
+        {"replay.fraction": 0.5},  # the appendix: half of each batch
+        {
+            "no replay": {**NONE, "loss.batch_unrolls": 32},
+            "uniform, refreshed": {},
+            "uniform, stored": WITHOUT_STATES,
+            "prioritised β=1, stored": {**WITHOUT_STATES, **PRIORITISED},
+            "prioritised β=0.5, stored": {**WITHOUT_STATES, **PRIORITISED, "replay.importance_exponent": 0.5},
+            "prioritised β=1, refreshed": PRIORITISED,
+        },
+    ),
+}
+
+
+class Watch:
+    """Writes a row every so many steps; ends a run whose time is up."""
+
+    def __init__(self, every: int, minutes: float) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self._every, self._next, self._begin, self._seconds = every, every, time.monotonic(), 60 * minutes
+
+    def __call__(self, progress: Progress) -> bool | None:
+        """A callback of `learn`."""
+        now = time.monotonic() - self._begin
+        if progress.kind == "train" and progress.step >= self._next:
+            self._next = (progress.step // self._every + 1) * self._every
+            kept = {name: value for name, value in progress.values.items() if name.startswith("return_of_")}
+            numbers = {"score": progress.values.get("return_mean"), "acceptance": progress.values.get("acceptance")}
+            for name in ("score_mean_capped", "tasks_above_random", "entropy", "value_loss"):
+                numbers[name] = progress.values.get(name)
+            place = {"step": progress.step, "update": progress.update, "seconds": round(now, 1)}
+            self.rows.append({**place, **numbers, **kept})
+        return False if now > self._seconds else None
+
+
+def one_run(name: str, variant: str, seed: int, device: str, minutes: float) -> tuple[str, int, list[dict[str, Any]]]:
+    """One agent from the beginning."""
+    torch.set_num_threads(1)
+    experiment = EXPERIMENTS[name]
+    settings = {**experiment.settings, **experiment.variants[variant]}
+    if settings.get("replay.burn_in_steps") == "half":
+        settings["replay.burn_in_steps"] = settings["loss.unroll_steps"] // 2
+    settings |= {"run.seed": seed, "run.device": device, "run.threads": 1}
+    watch = Watch(experiment.every, minutes)
+    agent = LASER(experiment.environment, recipe=experiment.recipe, **settings)
+    try:
+        agent.learn(experiment.steps, callbacks=[watch])
+    finally:
+        agent.close()
+    return variant, seed, watch.rows
+
+
+def main() -> None:
+    """Run what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("experiment", choices=EXPERIMENTS)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--variants", nargs="+")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--minutes", type=float, default=1e9)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    asked = parser.parse_args()
+    path = asked.out / f"{asked.experiment}.csv"
+    there = read(path)
+    done = {(row["variant"], int(row["seed"])) for row in there}
+    variants = asked.variants or list(EXPERIMENTS[asked.experiment].variants)
+    jobs = [(variant, seed) for seed in asked.seeds for variant in variants if (variant, seed) not in done]
+    context = get_context("spawn")
+    with ProcessPoolExecutor(min(asked.jobs, max(1, len(jobs))), mp_context=context) as pool:
+        waiting = [pool.submit(one_run, asked.experiment, *job, asked.device, asked.minutes) for job in jobs]
+        for ended in as_completed(waiting):
+            variant, seed, rows = ended.result()
+            there += [{"variant": variant, "seed": seed, **row} for row in rows]
+            write(path, there)
+            last = rows[-1] if rows else {"step": 0, "score": None, "seconds": 0}
+            print(
+                f"{variant}, seed {seed}: score {last['score']} at step {last['step']:,}, {last['seconds']} s",
+                flush=True,
+            )
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The rows of a table, none if it is not there."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    """All rows, with every column that any of them has."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows({name: _short(value) for name, value in row.items()} for row in rows)
+
+
+def _short(value: Any) -> Any:
+    return f"{value:.5g}" if isinstance(value, float) else value
+
+
+if __name__ == "__main__":
+    main()
