@@ -155,7 +155,7 @@ def test_what_members_differ_in_is_replaced_as_a_whole(tmp_path):
         ([*GRID, "--random", "discount=uniform:0:1", "--draws", "2"], "got grid and random"),
         ([*GRID, "--draws", "2"], "random and draws belong together"),
         (["--recipe", "atari-share", *GRID], "did you mean 'atari-shared'?"),
-        (["--recipe", "dmlab-pbt"], "name one to play"),
+        (["--recipe", "dmlab-pbt"], "deepmind_lab"),
         (["--env", "CartPol-v1", *GRID], "did you mean CartPole-v1"),
         (["--env", "laser/Catch", *GRID, "--replay.capacity-steps", "900000M"], "lower --replay.capacity-steps to"),
         (["--env", "laser/Catch", *GRID, "elsewhere.yaml"], "the file comes first: laser sweep elsewhere.yaml"),

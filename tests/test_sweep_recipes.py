@@ -38,7 +38,7 @@ def test_atari_shared_is_the_papers_sweep():
 
 
 def test_dmlab_pbt_is_the_papers_sweep():
-    dmlab = recipes.dmlab_pbt("MinAtar/Breakout-v1")
+    dmlab = recipes.dmlab_pbt()
     assert len(dmlab.settings) == 10
     drawn = {name: (kind.kind, kind.low, kind.high) for name, kind in dmlab.random.items()}
     assert drawn == {"learning_rate": ("log_uniform", 5e-6, 5e-3), "entropy_cost": ("log_uniform", 5e-5, 1e-2)}
@@ -48,7 +48,11 @@ def test_dmlab_pbt_is_the_papers_sweep():
     assert (base.loss.reward_transform, base.loss.reduction, base.loss.trust) == ("dmlab", "sum", "implied")
     assert (base.optimiser.kind, base.optimiser.added, base.optimiser.schedule) == ("rmsprop", 0.1, "constant")
     assert dmlab.pbt == paper()
-    assert base.environment.id == "MinAtar/Breakout-v1"
+    assert base.environment.id == "suite:dmlab-30"
+    assert (base.network.memory, base.loss.popart, base.loss.pixel_control_cost > 0) == ("preco", True, True)
+    small = recipes.dmlab_pbt("suite:grid")
+    assert small.base.environment.id == "suite:grid"
+    assert small.pbt.burn_in_steps < small.base.run.steps
 
 
 def test_demo_is_three_rates_and_one_replay():
@@ -75,7 +79,5 @@ def test_recipes_by_name():
     assert not recipes.SWEEPS.keys() & recipes.RECIPES.keys()  # --recipe takes both
     with pytest.raises(ConfigError, match="there are demo, atari-shared, dmlab-pbt"):
         recipes.sweep_by_name("atari")
-    with pytest.raises(ConfigError, match="name one to play"):
-        recipes.sweep_by_name("dmlab-pbt")
     with pytest.raises(ConfigError, match="'demo' is for several agents: use it with laser sweep"):
         recipes.by_name("demo")

@@ -191,15 +191,16 @@ class TMaze:
     Actions: on, left, right. The turn gives +1 or −1; turns in the corridor and walking into the end do nothing, and after
     `3·length + 3` steps the episode is truncated with 0.
 
-    With `passive` the corridor carries its walker along whatever it does, and nothing but memory is asked for (Ni et al. 2023 call such
-    mazes passive). With `tiles` it is seen as pictures like those of `envs.grid`, so that it mixes with MiniGrid's tasks.
+    With `one_cue` only the right turn is announced, and it is right in seven of ten episodes: who remembers nothing takes every silent
+    episode for a left one, or every left one for forgotten. With `tiles` it is seen as pictures like those of `envs.grid`, so that it mixes
+    with MiniGrid's tasks.
 
     >>> TMaze(10).optimal_return, TMaze(10, tiles=True).spec.observation.shape
     (1.0, (3, 28, 28))
     """
 
     length: int = 10
-    passive: bool = False
+    one_cue: bool = False
     tiles: bool = False
 
     def __post_init__(self) -> None:
@@ -226,12 +227,13 @@ class TMaze:
 
     @property
     def random_return(self) -> float:
-        """Left and right are equally likely, and so are their rewards. Nor is more to be had without memory."""
+        """Left and right are equally likely, and so are their rewards. Nor is more to be had without memory (0.4 with `one_cue`)."""
         return 0.0
 
     def begin(self, seed: Ints) -> Positions:
         """The seed decides the cue."""
-        return {"cue": LEFT + seed % 2, "place": np.zeros_like(seed), "step": np.zeros_like(seed)}
+        cue = np.where(seed % 10 < 7, RIGHT, LEFT) if self.one_cue else LEFT + seed % 2  # noqa: PLR2004
+        return {"cue": cue, "place": np.zeros_like(seed), "step": np.zeros_like(seed)}
 
     def advance(self, positions: Positions, action: Ints) -> Outcome:
         """On, or a turn."""
@@ -239,7 +241,7 @@ class TMaze:
         at_junction = place == self.length
         turned = at_junction & (action > 0)
         reward = np.where(turned, np.where(action == positions["cue"], 1.0, -1.0), 0.0).astype(np.float32)
-        place = np.minimum(place + ((action == 0) | self.passive), self.length)
+        place = np.minimum(place + (action == 0), self.length)
         return Outcome(
             {"cue": positions["cue"], "place": place, "step": step}, reward, turned, ~turned & (step >= self.most_steps)
         )
@@ -253,13 +255,19 @@ class TMaze:
     def _sight(self, positions: Positions) -> Ints:
         """Which of the pictures: corridor, junction, cue left, cue right."""
         at_junction = (positions["place"] == self.length).astype(np.int64)
-        return np.where(positions["step"] == 0, 1 + positions["cue"], at_junction)
+        return np.where(self._shows(positions), 1 + positions["cue"], at_junction)
+
+    def _shows(self, positions: Positions) -> NDArray[np.bool_]:
+        shows: NDArray[np.bool_] = positions["step"] == 0
+        if self.one_cue:
+            shows = shows & (positions["cue"] == RIGHT)
+        return shows
 
     def _features(self, positions: Positions) -> NDArray[np.float32]:
-        place, start = positions["place"], positions["step"] == 0
+        place, shows = positions["place"], self._shows(positions)
         seen = (
-            start & (positions["cue"] == LEFT),
-            start & (positions["cue"] == RIGHT),
+            shows & (positions["cue"] == LEFT),
+            shows & (positions["cue"] == RIGHT),
             place == self.length,
         )
         return np.stack(seen, axis=1).astype(np.float32)

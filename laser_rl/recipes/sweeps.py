@@ -1,7 +1,7 @@
 """Recipes of sweeps."""
 
 from laser_rl.config import EnvironmentConfig, ReplayConfig, RunConfig
-from laser_rl.recipes.multitask import laser_multitask
+from laser_rl.recipes.multitask import is_dmlab, laser_multitask
 from laser_rl.recipes.single import atari, cartpole, shared
 from laser_rl.sweep.pbt import PbtConfig, paper
 from laser_rl.sweep.settings import SweepConfig
@@ -60,14 +60,16 @@ def dmlab_pbt(environment: str = "suite:dmlab-30") -> SweepConfig:
     >>> len(sweep.settings), sweep.pbt.every_episodes, sweep.base.loss.unroll_steps
     (10, 5000, 79)
     """
+    base = laser_multitask(environment).model_copy(update={"recipe": "dmlab-pbt"})
+    if is_dmlab(environment):
+        rates, costs = LogUniform(low=5e-6, high=5e-3), LogUniform(low=5e-5, high=1e-2)  # [I] appendix D
+    else:
+        rates, costs = LogUniform(low=3e-4, high=3e-3), LogUniform(low=1e-3, high=3e-2)  # [D] around the recipe's own
     return SweepConfig(
-        base=laser_multitask(environment).model_copy(update={"recipe": "dmlab-pbt"}),
-        random={
-            "learning_rate": LogUniform(low=5e-6, high=5e-3),
-            "entropy_cost": LogUniform(low=5e-5, high=1e-2),
-        },  # [I] appendix D
+        base=base,
+        random={"learning_rate": rates, "entropy_cost": costs},
         draws=10,  # [L]
-        pbt=paper(),  # [I] appendix F
+        pbt=paper() if is_dmlab(environment) else small_pbt(base.run.steps),  # [I] appendix F
     )
 
 

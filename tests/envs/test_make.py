@@ -20,7 +20,7 @@ from tests.envs.samples import Telltale
     [
         ("laser/Catch", "laser/Catch", (50,)),
         ("laser/DeepSea-6", "laser/DeepSea-6", (36,)),
-        ("laser/TMaze-4", "laser/TMaze-4", (4,)),
+        ("laser/TMaze-4", "laser/TMaze-4", (3,)),
         ("CartPole-v1", "CartPole-v1", (4,)),
         ("Pendulum-v1", "Pendulum-v1", (3,)),
         ("MinAtar/Breakout-v1", "MinAtar/Breakout-v1", (4, 10, 10)),

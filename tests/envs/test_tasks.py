@@ -40,7 +40,7 @@ def deep_sea_policy(task):
 
 
 def t_maze_policy(observation, memory):
-    return np.where(observation[:, 3] > 0, np.where(memory[:, 0] > 0, 1, 2), 0)
+    return np.where(observation[:, 2] > 0, np.where(memory[:, 1] > 0, 2, 1), 0)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,7 @@ def t_maze_policy(observation, memory):
         (DeepSea(12, randomize=False), deep_sea_policy(DeepSea(12, randomize=False))),
         (TMaze(1), t_maze_policy),
         (TMaze(9), t_maze_policy),
+        (TMaze(9, one_cue=True), t_maze_policy),
     ],
 )
 def test_the_best_policy_has_the_return_that_is_claimed(task, policy):
@@ -68,7 +69,7 @@ def test_random_play_has_the_return_that_is_claimed(task):
 
 
 def test_without_memory_half_of_the_turns_are_wrong():
-    done = returns(TaskEnvironments(TMaze(3), slots=64, seed=1), lambda seen, _: np.where(seen[:, 3] > 0, 1, 0), 4000)
+    done = returns(TaskEnvironments(TMaze(3), slots=64, seed=1), lambda seen, _: np.where(seen[:, 2] > 0, 1, 0), 4000)
     assert abs(done.mean()) < 0.06
 
 
@@ -126,7 +127,16 @@ def test_the_cue_shows_once():
     assert (first[:, :2].sum(1) == 1).all()
     assert 0 < first[:, 0].sum() < 8
     np.testing.assert_array_equal(then[:, :2], 0)
-    np.testing.assert_array_equal(then[:, 2], 1)
+    np.testing.assert_array_equal(then[:, 2], 0)
+
+
+def test_one_cue_shows_the_right_turn_only_and_it_is_the_commoner():
+    always_right = lambda seen, _: np.where(seen[:, 2] > 0, 2, 0)  # noqa: E731
+    done = returns(TaskEnvironments(TMaze(3, one_cue=True), slots=64, seed=1), always_right, 4000)
+    assert abs(done.mean() - 0.4) < 0.06  # seven of ten: what is to be had without memory
+    first = TaskEnvironments(TMaze(3, one_cue=True), slots=200, seed=1).reset().observation
+    assert (first[:, 0] == 0).all()
+    assert 0.6 < first[:, 1].mean() < 0.8
 
 
 @pytest.mark.parametrize("task", TASKS, ids=str)
