@@ -1,6 +1,6 @@
 """What the parts of a recurrent, multi-task agent do: memory, PopArt, PixelControl, where a replayed state comes from, priorities.
 
-    python benchmarks/recurrent.py tmaze --seeds 0 1 2 3 4 --jobs 2
+    python benchmarks/recurrent.py tmaze --seeds 5 6 7 8 9 --jobs 2
     python benchmarks/recurrent.py suite --seeds 1 2 3 --jobs 12 --device cuda --minutes 9
     python benchmarks/recurrent.py priorities --seeds 1 2 --jobs 12 --device cuda --minutes 9
     python benchmarks/recurrent_report.py
@@ -74,12 +74,13 @@ SMALL_MEMORY: Settings = {
     "loss.reward_scale": 1.0,
     "optimiser.learning_rate": 1e-3,
     "optimiser.schedule": "constant",
+    "optimiser.clip_gradient_norm": 0.5,
 }
 EXPERIMENTS = {
     "tmaze": Experiment(
         MAZES,
         "cartpole",
-        200_000,
+        150_000,
         4_000,
         SMALL_MEMORY,
         {**STATES, "no replay": {**NONE, "loss.batch_unrolls": 8}},

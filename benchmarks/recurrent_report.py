@@ -1,0 +1,125 @@
+"""Pictures and tables of `recurrent.py`, from its CSV files.
+
+python benchmarks/recurrent_report.py > docs/results/recurrent/tables.md
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.recurrent import EXPERIMENTS, RESULTS, read
+from laser_rl.envs.suites import reference_of
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+
+COLOURS = ("#1f77b4", "#d95f02", "#2a9d5c", "#9467bd", "#8c564b", "#555555")
+RETURN_OF = "return_of_"
+Rows = Sequence[Mapping[str, Any]]
+Curves = NDArray[np.float64]
+
+
+def numbers(rows: Rows, name: str) -> Curves:
+    """A column; NaN where there is nothing."""
+    return np.array([float(row[name]) if row.get(name) else np.nan for row in rows])
+
+
+def curves(rows: Rows, variant: str, name: str, grid: Curves) -> Curves:
+    """[seeds, grid]: a column over steps, as far as each run went."""
+    seeds = sorted({row["seed"] for row in rows if row["variant"] == variant})
+    found = []
+    for seed in seeds:
+        own = [row for row in rows if row["variant"] == variant and row["seed"] == seed]
+        steps, values = numbers(own, "step"), numbers(own, name)
+        known = np.isfinite(values)
+        found.append(np.interp(grid, steps[known], values[known], left=np.nan, right=np.nan))
+    return np.stack(found) if found else np.full((1, len(grid)), np.nan)
+
+
+def draw(axes: Any, rows: Rows, variants: Sequence[str], name: str, title: str, grid: Curves) -> None:
+    """Mean over seeds, lowest to highest shaded, each seed thin."""
+    for colour, variant in zip(COLOURS, variants, strict=False):
+        values = curves(rows, variant, name, grid)
+        axes.fill_between(grid, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
+        axes.plot(grid, values.mean(0), color=colour, linewidth=1.8, label=variant)
+    axes.set_title(title, fontsize=10)
+    axes.set_xlabel("environment steps")
+    axes.grid(visible=True, alpha=0.25)
+
+
+def common(rows: Rows) -> Curves:
+    """Steps up to where all runs have got."""
+    ends = {(row["variant"], row["seed"]): 0.0 for row in rows}
+    for row in rows:
+        key = row["variant"], row["seed"]
+        ends[key] = max(ends[key], float(row["step"]))
+    return np.linspace(0, min(ends.values()), 200)
+
+
+def scores(rows: Rows, name: str) -> list[str]:
+    """A line a variant: score at the end and on the way, by seed."""
+    grid, variants = common(rows), list(EXPERIMENTS[name].variants)
+    end = grid[-1]
+    lines = [
+        f"### {name}, to {end:,.0f} steps",
+        "",
+        "| variant | seeds | score at half | score at the end, mean (range) | mean capped | above random | area under the curve |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for variant in variants:
+        score = curves(rows, variant, "score", grid)
+        capped, above = (curves(rows, variant, column, grid) for column in ("score_mean_capped", "tasks_above_random"))
+        last = score[:, -1]
+        area = np.nanmean(score, axis=1).mean()
+        lines.append(
+            f"| {variant} | {len(score)} | {score[:, len(grid) // 2].mean():.2f} | {last.mean():.2f} ({last.min():.2f} to {last.max():.2f}) "
+            f"| {capped[:, -1].mean():.2f} | {above[:, -1].mean():.1f} | {area:.2f} |"
+        )
+    return [*lines, ""]
+
+
+def by_task(rows: Rows, name: str) -> list[str]:
+    """Normalised score of each task at the end, mean over seeds."""
+    grid, variants = common(rows), list(EXPERIMENTS[name].variants)
+    tasks = list(dict.fromkeys(column for row in rows for column in row if column.startswith(RETURN_OF)))
+    lines = [f"| task | {' | '.join(variants)} |", "|---" * (len(variants) + 1) + "|"]
+    for task in tasks:
+        reference = reference_of(task.removeprefix(RETURN_OF))
+        ends = [curves(rows, variant, task, grid)[:, -1].mean() for variant in variants]
+        shown = [f"{reference.normalised(end) if reference else end:.2f}" for end in ends]
+        lines.append(f"| {task.removeprefix(RETURN_OF)} | {' | '.join(shown)} |")
+    return [*lines, ""]
+
+
+def picture(rows: Rows, name: str, path: Path) -> None:
+    """The median score; for the mazes one panel a length."""
+    grid, variants = common(rows), list(EXPERIMENTS[name].variants)
+    panels = {"score": "median normalised score"}
+    if name == "tmaze":
+        mazes = [column for column in rows[0] if column.startswith(RETURN_OF)]
+        panels = {maze: f"return, corridor of {maze.rpartition('-')[2]}" for maze in mazes}
+    figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels) + 2.2, 3.6), squeeze=False, sharey=True)
+    for axis, (column, title) in zip(axes[0], panels.items(), strict=True):
+        draw(axis, rows, variants, column, title, grid)
+    axes[0][-1].legend(frameon=False, loc="center left", bbox_to_anchor=(1.02, 0.5), fontsize=9)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def main() -> None:
+    """All experiments whose rows are there."""
+    for name in EXPERIMENTS:
+        rows = read(RESULTS / f"{name}.csv")
+        if not rows:
+            continue
+        picture(rows, name, RESULTS / f"{name}.png")
+        print("\n".join([*scores(rows, name), *by_task(rows, name)]))
+
+
+if __name__ == "__main__":
+    main()
