@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import matplotlib.ticker
 import numpy as np
 from numpy.typing import NDArray
 
@@ -48,6 +49,8 @@ def draw(axes: Any, rows: Rows, variants: Sequence[str], name: str, title: str, 
         axes.plot(grid, values.mean(0), color=colour, linewidth=1.8, label=variant)
     axes.set_title(title, fontsize=10)
     axes.set_xlabel("environment steps")
+    axes.xaxis.set_major_locator(mpl.ticker.MaxNLocator(5))
+    axes.xaxis.set_major_formatter(mpl.ticker.EngFormatter(sep=""))
     axes.grid(visible=True, alpha=0.25)
 
 
@@ -73,12 +76,10 @@ def scores(rows: Rows, name: str) -> list[str]:
     for variant in variants:
         score = curves(rows, variant, "score", grid)
         capped, above = (curves(rows, variant, column, grid) for column in ("score_mean_capped", "tasks_above_random"))
-        last = score[:, -1]
-        area = np.nanmean(score, axis=1).mean()
-        lines.append(
-            f"| {variant} | {len(score)} | {score[:, len(grid) // 2].mean():.2f} | {last.mean():.2f} ({last.min():.2f} to {last.max():.2f}) "
-            f"| {capped[:, -1].mean():.2f} | {above[:, -1].mean():.1f} | {area:.2f} |"
-        )
+        half, last, area = score[:, len(grid) // 2].mean(), score[:, -1], np.nanmean(score, axis=1).mean()
+        spread = f"{last.mean():.2f} ({last.min():.2f} to {last.max():.2f})"
+        others = f"{capped[:, -1].mean():.2f} | {above[:, -1].mean():.1f} | {area:.2f}"
+        lines.append(f"| {variant} | {len(score)} | {half:.2f} | {spread} | {others} |")
     return [*lines, ""]
 
 

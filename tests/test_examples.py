@@ -64,6 +64,26 @@ def test_own_environment_and_network():
     assert len(before) < 49
 
 
+def test_memory():
+    out = output_of("memory", 6_000)
+    found = numbers(r"laser/TMaze-(\d+): mean return (-?\d+\.\d+) in (\d+) episodes", out)
+    assert [(length, episodes) for length, _, episodes in found] == [(2, 20), (5, 20), (15, 20)]
+    assert all(-1 <= mean <= 1 for _, mean, _ in found)
+
+
+@pytest.mark.slow
+def test_memory_learns():
+    assert (
+        min(
+            mean
+            for _, mean, _ in numbers(
+                r"laser/TMaze-(\d+): mean return (-?\d+\.\d+) in (\d+)", output_of("memory", 100_000)
+            )
+        )
+        > 0.9
+    )
+
+
 def test_sweep(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     out = output_of("sweep", 20_000)

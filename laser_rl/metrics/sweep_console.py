@@ -147,6 +147,9 @@ class SweepConsole:
         fill = display.texts(self._sweep).get("replay")
         return known | ({"replay": fill} if fill else {})
 
+    def _measure(self) -> str:
+        return "score" if any(display.is_mixture(one.values) for one in self._members) else "return"
+
     def _returns(self) -> dict[int, float]:
         found = {k: display.number(one.values, "return_mean") for k, one in enumerate(self._members)}
         return {member: value for member, value in found.items() if value is not None and math.isfinite(value)}
@@ -159,7 +162,7 @@ class SweepConsole:
             high, low = max(returns, key=returns.__getitem__), min(returns, key=returns.__getitem__)
             mean = display.short(sum(returns.values()) / len(returns))
             ends = [f"{display.short(returns[member])} (member {member})" for member in (high, low)]
-            parts.append(f"return best {ends[0]}, mean {mean}, worst {ends[1]}")
+            parts.append(f"{self._measure()} best {ends[0]}, mean {mean}, worst {ends[1]}")
         own, others = zip(*(_trusted(k, one.values) for k, one in enumerate(self._members)), strict=True)
         trusted = {"own": _mean(own), "others": _mean(others)}
         texts = [f"{name} {display.share(share)}" for name, share in trusted.items() if share is not None]
@@ -176,7 +179,7 @@ class SweepConsole:
         if self._names:
             heading = ", ".join(display.last_name(name) for name in self._names)
             table.add_column(Text(heading + (", now" if self._pbt else "")))
-        for name in ("steps", "updates", "return", "trusted own", "others"):
+        for name in ("steps", "updates", self._measure(), "trusted own", "others"):
             table.add_column(name, justify="right")
         best = max(returns, key=returns.__getitem__) if returns else None
         for member, seen in enumerate(self._members):

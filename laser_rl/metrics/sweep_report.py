@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from laser_rl.errors import ConfigError
-from laser_rl.metrics import display, page, pbt_pictures, sweep_pictures
+from laser_rl.metrics import curves, display, page, pbt_pictures, sweep_pictures
 from laser_rl.metrics.log import FILE, read
 from laser_rl.metrics.sink import Row
 from laser_rl.metrics.sweep_curves import copies
 from laser_rl.metrics.sweep_standing import SWEEP, MemberStanding, best, standing, standing_of
+from laser_rl.metrics.task_pictures import tasks_section
 
 __all__ = ["MemberStanding", "best", "standing", "sweep_report"]
 
@@ -44,14 +45,17 @@ def sweep_report(run_dir: str | Path) -> Path:
 def _parts(
     run_dir: Path, rows: Sequence[Row], sweep: Mapping[str, Any], members: Sequence[MemberStanding]
 ) -> list[str]:
-    leader = best(members)
+    leader, mixed = best(members), curves.is_mixture(rows)
+    label = curves.MEDIAN.lower() if mixed else "mean return of the last 100 episodes"
     about = {name: value for name, value in sweep.items() if name != "settings" and value is not None}
     return [
-        page.section("Best member", page.pairs(_best(leader)) if leader else ""),
-        page.section("Members", _members(members, leader)),
+        page.section("Best member", page.pairs(_best(leader, label)) if leader else ""),
+        page.section("Members", _members(members, leader, "score" if mixed else "return")),
         page.section(
-            "Returns", page.figure("Returns by member", sweep_pictures.returns_picture(rows), _OPTIMISTIC, wide=True)
+            "Scores" if mixed else "Returns",
+            page.figure("By member", sweep_pictures.returns_picture(rows, label), _OPTIMISTIC, wide=True),
         ),
+        tasks_section([row for row in rows if row.get("member") == leader.member]) if leader and mixed else "",
         page.section("Who learns from whom", _trust(rows, len(members))),
         page.section("Replay", _replay(rows, len(members))),
         page.section("Population based training", _pbt(rows, len(members))),
@@ -60,23 +64,23 @@ def _parts(
     ]
 
 
-def _best(leader: MemberStanding) -> dict[str, str]:
+def _best(leader: MemberStanding, label: str) -> dict[str, str]:
     scores = {
         "mean of its last evaluation": _evaluation(leader),
-        "mean return of the last 100 episodes": _or_none(leader.return_mean, display.short),
+        label: _or_none(leader.return_mean, display.short),
     }
     settings = {name: display.setting(value) for name, value in leader.settings.items()}
     return {"member": str(leader.member)} | {n: text for n, text in scores.items() if text != _NONE} | settings
 
 
-def _members(members: Sequence[MemberStanding], leader: MemberStanding | None) -> str:
+def _members(members: Sequence[MemberStanding], leader: MemberStanding | None, measure: str) -> str:
     names = list(dict.fromkeys(name for one in members for name in one.settings))
     header = [
         "member",
         *names,
         "steps",
         "updates",
-        "return",
+        measure,
         "evaluation",
         "trusted: own",
         "others",

@@ -94,7 +94,8 @@ class TaskWindow:
             return {}
         means = [sum(own) / len(own) if own else None for own in self._returns]
         scores = scores_of(self._names, means, self._references)
-        return {"return_mean": scores.median, **scores.numbers(), "episodes": self._episodes}
+        counts = {"tasks": len(self._names), "episodes": self._episodes}
+        return {"return_mean": scores.median, **scores.numbers(), **counts}
 
     @property
     def episodes(self) -> int:
@@ -149,11 +150,16 @@ def window_from(state: Mapping[str, Any]) -> Window:
 
 
 def fitness(numbers: Mapping[str, float]) -> float:
-    """What population based training compares: mean returns; of a mixture, as in IMPALA, the mean capped score. NaN without episodes.
+    """What population based training compares: mean returns; of a mixture, as in IMPALA, the mean capped score.
 
-    >>> fitness({"return_mean": 7.0}), fitness({"return_mean": 0.5, "score_mean_capped": 0.4}), fitness({})
-    (7.0, 0.4, nan)
+    NaN without episodes, and while a task of a mixture has none: tasks with short episodes would count alone.
+
+    >>> mixed = {"return_mean": 0.5, "score_mean_capped": 0.4, "tasks_seen": 2, "tasks": 2}
+    >>> fitness({"return_mean": 7.0}), fitness(mixed), fitness({**mixed, "tasks_seen": 1}), fitness({})
+    (7.0, 0.4, nan, nan)
     """
+    if numbers.get("tasks_seen") != numbers.get("tasks"):
+        return math.nan
     return float(numbers.get("score_mean_capped", numbers.get("return_mean", math.nan)))
 
 

@@ -175,6 +175,6 @@ def held_ids(store: Replay) -> tuple[int, int]:
 def outrun(store: Replay) -> ConfigError:
     """Writers that are this much faster have replaced the whole store again and again."""
     return ConfigError(
-        f"unrolls left the replay before they could be read, {ATTEMPTS} times over: it holds only {store.capacity} of them; "
+        f"unrolls leave the replay before they can be read, again and again: it holds only {store.capacity} of them; "
         "raise --replay.capacity-steps"
     )

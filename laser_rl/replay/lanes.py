@@ -4,6 +4,7 @@ Column j of every batch is lane j. It goes through an episode unroll by unroll, 
 batch to the next: a state that its own newest parameters computed from the episode's first row on, never one that was stored.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from laser_rl.replay.shared import Ids
 from laser_rl.replay.store import Evicted, Replay
 from laser_rl.types import Batch
 
+log = logging.getLogger("laser_rl.replay")
 # The unroll to come, or -1 to draw anew; where the lane's episode ends; what its draw weighs.
 LANE = np.dtype([("next", "i8"), ("last", "i8"), ("end", "i8"), ("weight", "f8")])
 
@@ -74,18 +76,27 @@ class Lanes:
         self._store, self._draw = store, draw
         self.episodes = Episodes(store)
         self._lanes = np.zeros(count, LANE)
+        self._seen = self._waiting = False  # a whole episode; for one, since the last look
         self.restart()
 
     def ready(self) -> bool:
-        """Whether a whole episode is there; ConfigError if there will be none."""
+        """Whether a whole episode is there. If none has been until the store was full there will be none: ConfigError."""
         self.episodes.refresh()
-        if not len(self.episodes) and self.episodes.full:
+        found = len(self.episodes) > 0
+        if not found and self.episodes.full:
             held, capacity = len(self._store), self._store.capacity * self._store.layout.steps
-            raise ConfigError(
-                f"expected a whole episode in the replay, but none fits: it is full with {held:,} unrolls of all environments together, "
-                f"for a capacity of {capacity:,} steps; raise --replay.capacity-steps or use --replay.state stored"
+            why = (
+                f"it is full with {held:,} unrolls of all environments together, for a capacity of {capacity:,} steps; "
+                "raise --replay.capacity-steps or use --replay.state stored"
             )
-        return len(self.episodes) > 0
+            if not self._seen:
+                raise ConfigError(f"expected a whole episode in the replay, but none fits: {why}")
+            if not self._waiting:
+                log.warning(
+                    "no whole episode is in the replay at the moment, and learning waits until one has ended: %s", why
+                )
+        self._seen, self._waiting = self._seen or found, not found
+        return found
 
     def fill(self, count: int, random: np.random.Generator, batch: Batch, first_column: int) -> None:
         """Every lane one unroll further."""
@@ -121,6 +132,8 @@ class Lanes:
 
     def _drawable(self) -> NDArray[np.void]:
         if not self.ready():
+            if self._seen:  # the last one has left since the mixer asked
+                raise outrun(self._store)
             raise ValueError("fill() before ready(): no whole episode is in the replay; insert more unrolls first")
         return self.episodes.table
 

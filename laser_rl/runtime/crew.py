@@ -30,8 +30,8 @@ class Crew(Protocol):
 
     members: Sequence[Member]
 
-    def begin(self) -> None:
-        """Reset all environments."""
+    def begin(self, *, recorded: bool = False) -> None:
+        """Reset all environments; `recorded` where these members have written into the replay before (see `Actor.begin`)."""
 
     def act(self, among: Sequence[bool]) -> Iterable[Moves]:
         """One turn of the members that are `among` those who may."""
@@ -59,10 +59,10 @@ class Looped:
         self.members = members
         self._batch = batch_of(members[0])
 
-    def begin(self) -> None:
+    def begin(self, *, recorded: bool = False) -> None:
         """Reset all environments."""
         for member in self.members:
-            member.actor.begin()
+            member.actor.begin(recorded=recorded)
 
     def act(self, among: Sequence[bool]) -> Iterator[Moves]:
         """In order."""
@@ -116,9 +116,9 @@ class Stacked:
         gpu = stack.value.device.type == "cuda"
         self._batch = allocate(first.layout, self._columns * len(members), pin=gpu, stacked=not gpu)
 
-    def begin(self) -> None:
+    def begin(self, *, recorded: bool = False) -> None:
         """Reset all environments."""
-        self.actor.begin()
+        self.actor.begin(recorded=recorded)
 
     def act(self, among: Sequence[bool]) -> Iterator[Moves]:
         """All at once."""

@@ -8,6 +8,7 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 
 import torch
 from torch import Tensor
@@ -95,21 +96,29 @@ def run_actor(
     stop: StopSignal,
     lock: threading.Lock,
     steps: int,
+    sent: deque[Delivery] | None = None,
 ) -> None:
-    """Act until `steps` more steps are done or somebody asks to stop. The lock is held while the actor's state moves."""
+    """Act until `steps` more steps are done or somebody asks to stop.
+
+    The lock is held while the actor's state moves. What it hands over is in `sent` before the lock is let go: a checkpoint that had the
+    actor's new state but not the unrolls before it would leave a hole in its streams, and lanes would carry a state over it.
+    """
     done, episodes, unreported = 0, list[Episode](), 0
     while done < steps and stop.reason is None:
         with lock:
             actor.version = mailbox.collect(flat.value, actor.version)
             taken = actor.step()
-        done, unreported = done + taken.steps, unreported + taken.steps
-        episodes += taken.episodes
-        ended = done >= steps or stop.reason is not None
-        if taken.unrolls is None and not ended:
-            continue
-        unrolls = empty_unrolls(actor.layout, 0) if taken.unrolls is None else taken.unrolls
+            done, unreported = done + taken.steps, unreported + taken.steps
+            episodes += taken.episodes
+            ended = done >= steps or stop.reason is not None
+            if taken.unrolls is None and not ended:
+                continue
+            unrolls = empty_unrolls(actor.layout, 0) if taken.unrolls is None else taken.unrolls
+            delivery = Delivery(unrolls, episodes, unreported)
+            if sent is not None:
+                sent.append(delivery)
         waiting = Waiting("the actor", "the learner to take unrolls")
-        while not inbox.put(Delivery(unrolls, episodes, unreported), PATIENCE_S):
+        while not inbox.put(delivery, PATIENCE_S):
             if stop.reason is not None:
                 return
             waiting.again()
@@ -121,26 +130,34 @@ class Feed:
 
     def __init__(self, training: Training, inbox: UnrollInbox, acting: threading.Event, lock: threading.Lock) -> None:
         self._training, self._inbox, self._acting, self._lock = training, inbox, acting, lock
+        self.sent: deque[Delivery] = deque()  # what the actor has handed over and the mixer has not got yet
         self._waiting: Waiting | None = None
 
     def ready(self, timeout_s: float) -> bool:
         """Whether a batch can be filled, after waiting so long for unrolls at most."""
         mixer = self._training.member.mixer
-        if mixer.ready():
-            return True
+        with self._lock:
+            if mixer.ready():
+                return True
         ended = not self._acting.is_set()
         delivery = None if self._training.stop.reason else self._inbox.take(0.0 if ended else timeout_s)
         if delivery is not None:
             self._waiting = None
             with self._lock:
-                self._training.acted(delivery.steps, delivery.episodes)
-                mixer.offer(delivery.unrolls)
-            return mixer.ready()
+                self.settle()
+                return mixer.ready()
         if ended or self._training.stop.reason:
             raise Exhausted
         self._waiting = self._waiting or Waiting("the learner", "unrolls from the actor")
         self._waiting.again()
         return False
+
+    def settle(self) -> None:
+        """Everything on its way, to the mixer; with the lock held. What then comes out of the inbox is known already."""
+        while self.sent:
+            delivery = self.sent.popleft()
+            self._training.acted(delivery.steps, delivery.episodes)
+            self._training.member.mixer.offer(delivery.unrolls)
 
     def fill(self, batch: Batch) -> None:
         """One batch."""
@@ -156,20 +173,19 @@ def run_local(training: Training) -> None:
     mailbox = ThreadMailbox(learner.flat.value, learner.version)
     acting, locks = threading.Event(), (threading.Lock(), threading.Lock())
     acting.set()
-
+    feed = Feed(training, inbox, acting, locks[1])
     threads = torch.get_num_threads()
 
     def act() -> None:
         torch.set_num_threads(threads)  # a new thread begins with one for each core, whatever was set elsewhere
         try:
-            run_actor(member.actor, flat, inbox, mailbox, stop, locks[0], training.steps_left)
+            run_actor(member.actor, flat, inbox, mailbox, stop, locks[0], training.steps_left, feed.sent)
         except BaseException as error:
             training.failed(error)
         finally:
             acting.clear()
 
     thread = threading.Thread(target=act, name="actor", daemon=True)
-    feed = Feed(training, inbox, acting, locks[1])
     batches = [batch_of(member) for _ in range(2)]
     ahead = Ahead(feed.fill, batches, ready=feed.ready)
     thread.start()
@@ -179,11 +195,12 @@ def run_local(training: Training) -> None:
             mailbox.publish(learner.flat.value, learner.version)
             ahead.give_back(batch)
             training.learned()
-            training.between(locks)
+            training.between(locks, settle=feed.settle)
     finally:
         stop.request(FINISHED)
         ahead.close()
         thread.join(GIVE_UP_S)
+        feed.settle()
 
 
 def _room(training: Training) -> int:

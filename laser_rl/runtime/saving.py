@@ -44,6 +44,7 @@ def load_member(training: Training, tensors: Mapping[str, Mapping[str, Tensor]],
     if member.mixer.filled != member.learner.version:
         # Batches had been filled ahead of the learner: lanes stand elsewhere than the states that it carries for them.
         member.mixer.restart()
+        member.mixer.filled = member.learner.version  # from here on they are in step: a later checkpoint is whole again
     training.load(numbers["training"])
 
 

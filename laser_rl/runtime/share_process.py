@@ -87,6 +87,12 @@ class Share(SweepTraining):
         self.applied[exploit.member] = exploit.number
         self.publish()
 
+    def begin(self) -> None:
+        """Reset all environments, also after a process that died: nothing of its open episodes is known."""
+        stores = [member.replay for member in self.crew.members]
+        written = {number for store in stores if store is not None for number in store.composition()}
+        self.crew.begin(recorded=not written.isdisjoint(self.numbers))
+
     def go_on(self) -> None:
         """Load what the board has of the members here; steps that were made are made, whatever of their learning was lost."""
         for place, (number, training) in enumerate(zip(self.numbers, self.trainings, strict=True)):
@@ -116,7 +122,7 @@ def run(start: Mapping[str, Any], orders: int) -> None:
     training = Share(sweep, crew, sinks=[log_file], numbers=numbers, board=board, orders=orders)
     try:
         training.go_on()
-        crew.begin()
+        training.begin()
         run_sweep(training)
         for member in training.trainings:
             member.report()

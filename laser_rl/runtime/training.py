@@ -136,8 +136,8 @@ class Training:
         self._logged_updates, self._logged_steps, self._logged_at = self.update, self.steps, now
         self._announce("train", {name: value for name, value in values.items() if not _undefined(value)})
 
-    def between(self, locks: Sequence[threading.Lock] = ()) -> None:
-        """Evaluate and save, if due. The locks stop the other threads while state is taken."""
+    def between(self, locks: Sequence[threading.Lock] = (), settle: Callable[[], None] = lambda: None) -> None:
+        """Evaluate and save, if due. The locks stop the other threads while state is taken, after `settle`."""
         self.check()
         if self._due("evaluate"):
             self.evaluate()
@@ -146,7 +146,9 @@ class Training:
             with contextlib.ExitStack() as stack:
                 for lock in locks:
                     stack.enter_context(lock)
-                self.save()
+                settle()
+                if self.steps < self.target:
+                    self.save()
 
     def evaluate(self) -> EvalResult:
         """Play with the current parameters; the seed depends on nothing but run and step."""

@@ -138,7 +138,7 @@ def test_a_lane_whose_next_unroll_has_left_draws_anew():
     assert (batch.id.tolist(), batch.carried.tolist()) == ([1], [True])
     for _ in range(5):  # 3 to 16 are held: the lane's next has left, and with it the only whole episode
         walk.cut(0)
-    with pytest.raises(ConfigError, match="none fits"):
+    with pytest.raises(ConfigError, match="leave the replay before they can be read"):
         lanes.fill(1, random, batch, 0)
     for _ in range(5):
         walk.cut(0)
@@ -190,6 +190,19 @@ def test_episodes_longer_than_the_store_are_refused_once_it_is_full():
         ConfigError, match=r"capacity of 20 steps; raise --replay\.capacity-steps or use --replay\.state stored"
     ):
         lanes.ready()
+
+
+def test_where_there_have_been_episodes_learning_waits_for_the_next_and_says_so(caplog):
+    walk = walk_of(3, 1000, capacity=5, streams=1)
+    lanes = Lanes(walk.store, 2)
+    while not lanes.ready():
+        walk.cut(0)
+    for _ in range(12):
+        walk.cut(0)
+        ready = lanes.ready()
+    assert not ready
+    assert [record.message for record in caplog.records if "learning waits until one has ended" in record.message] != []
+    assert len(caplog.records) == 1  # once, not at every look
 
 
 @pytest.mark.parametrize("moment", [0, 3, 7])
