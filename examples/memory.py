@@ -2,8 +2,8 @@
 
     python examples/memory.py            # about a minute
 
-The longest corridor takes several unrolls, so what the memory holds at the junction was seen unrolls ago. In the replay, episodes are gone through
-from their first row, and their states come from the parameters that learn.
+The longest corridor takes several unrolls, so what the memory holds at the junction was seen unrolls ago. In the replay, episodes are gone
+through from their first row, and their states come from the parameters that learn.
 """
 
 import sys

@@ -292,7 +292,12 @@ def validated(values: Mapping[str, Any]) -> Config:
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        raise ConfigError("\n".join(_problem(item) for item in error.errors())) from None
+        raise ConfigError(problems(error)) from None
+
+
+def problems(error: ValidationError) -> str:
+    """A sentence for each mistake."""
+    return "\n".join(_problem(item) for item in error.errors())
 
 
 def _problem(item: Any) -> str:
@@ -300,7 +305,7 @@ def _problem(item: Any) -> str:
     if item["type"] == "extra_forbidden":
         return _unknown(name)
     if item["type"] == "value_error":
-        return f"{name}: {message}"
+        return f"{name}: {message}" if name else message
     return f"{name} is {item['input']!r}: {message[0].lower()}{message[1:]}"
 
 

@@ -5,18 +5,20 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import tyro
 import yaml
+from pydantic import ValidationError
 
 from laser_rl import recipes
-from laser_rl.config import Config, override, validated
+from laser_rl.config import Config, override, problems, validated
 from laser_rl.errors import ConfigError
 from laser_rl.runtime.build import open_environments
 from laser_rl.runtime.evaluate import task_count
 
 FILE_LIMIT_BYTES = 1 << 20
+Asked = TypeVar("Asked")
 _SHORT = {"k": 1_000, "M": 1_000_000, "m": 1_000_000, "G": 1_000_000_000}
 
 
@@ -155,6 +157,14 @@ def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
             else value
         )
     return merged
+
+
+def flags(default: Asked, prog: str, arguments: list[str]) -> Asked:
+    """What the flags ask for, over `default`; settings that do not go together are refused like any other mistake."""
+    try:
+        return tyro.cli(type(default), prog=prog, args=arguments, default=default)
+    except ValidationError as error:  # tyro sees to those within one section
+        raise ConfigError(problems(error)) from None
 
 
 def apply(config: Config, shortcuts: Shortcuts) -> Config:

@@ -10,7 +10,7 @@ import numpy as np
 import tyro
 import yaml
 
-from laser_rl.cli.settings import Shortcuts, apply, base_config, expand_numbers, peek
+from laser_rl.cli.settings import Shortcuts, apply, base_config, expand_numbers, flags, peek
 from laser_rl.config import Config, EnvironmentConfig
 from laser_rl.metrics.report import report
 from laser_rl.metrics.sweep_report import sweep_report
@@ -40,7 +40,7 @@ def config_command(arguments: list[str]) -> int:
     """`laser config show`; its output is a file for `laser train --config`, or for `laser sweep` if it is a sweep's."""
     arguments = expand_numbers(arguments or ["show"])
     default = Show("show", settings=base_config(*peek(arguments)))
-    asked = tyro.cli(Show, prog="laser config", args=arguments, default=default)
+    asked = flags(default, "laser config", arguments)
     config: Config | SweepConfig = apply(asked.settings, asked.quick)
     if asked.run_dir:
         config = read_sweep(asked.run_dir) if is_sweep(asked.run_dir) else read_config(asked.run_dir)

@@ -11,7 +11,7 @@ from rich.console import Console as Terminal
 
 from laser_rl import checkpoint, recipes
 from laser_rl.api.sweep import require_memory, require_no_run
-from laser_rl.cli.settings import Shortcuts, apply, expand_numbers, peek
+from laser_rl.cli.settings import Shortcuts, apply, expand_numbers, flags, peek
 from laser_rl.cli.sweep_settings import SOURCES, Begun, begin, grid_of, one_by_one, random_of
 from laser_rl.config import Config, full_name
 from laser_rl.errors import ConfigError
@@ -72,7 +72,7 @@ def sweep_command(arguments: list[str]) -> int:
     begun = begin(recipe, file, env)
     shown = {name: begun.rest[name] for name in ("share", "stack", "processes") if name in begun.rest}
     default = Sweep(pbt=begun.rest.get("pbt") is not None, settings=begun.base, **shown)
-    asked = tyro.cli(Sweep, prog="laser sweep", args=arguments, default=default)
+    asked = flags(default, "laser sweep", arguments)
     if asked.file != file:
         raise ConfigError(f"the file comes first: laser sweep {asked.file} ...")
     config = sweep_of(asked, begun)

@@ -9,7 +9,7 @@ import tyro
 from rich.console import Console as Terminal
 
 from laser_rl import checkpoint
-from laser_rl.cli.settings import Shortcuts, apply, base_config, expand_numbers, peek
+from laser_rl.cli.settings import Shortcuts, apply, base_config, expand_numbers, flags, peek
 from laser_rl.cli.sweep import sweep_in
 from laser_rl.config import Config, override
 from laser_rl.errors import ConfigError
@@ -42,7 +42,7 @@ def train_command(arguments: list[str]) -> int:
     """`laser train`."""
     arguments = expand_numbers(arguments)
     begin = peek(arguments)
-    asked = tyro.cli(Train, prog="laser train", args=arguments, default=Train(settings=base_config(*begin)))
+    asked = flags(Train(settings=base_config(*begin)), "laser train", arguments)
     config = apply(asked.settings, asked.quick)
     path = asked.out or new_path(Path("runs"), config.environment.id)
     return run_in(path, config, fresh=asked.fresh, plain=asked.plain)

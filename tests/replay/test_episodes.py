@@ -185,6 +185,6 @@ def test_unrolls_that_leave_while_they_are_read_are_given_up():
     walk.cut(0)
     with (
         mock.patch.object(walk.store, "fields", side_effect=Evicted),
-        pytest.raises(ConfigError, match=r"100 times over: it holds only 6 .*--replay\.capacity-steps"),
+        pytest.raises(ConfigError, match=r"again and again: it holds only 6 .*--replay\.capacity-steps"),
     ):
         index.refresh()

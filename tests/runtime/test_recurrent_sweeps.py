@@ -135,7 +135,7 @@ def test_processes_share_episodes_and_one_process_goes_on_with_what_they_left(ki
 
 def test_a_process_that_died_in_an_episode_leaves_no_false_one_behind():
     """Its successor begins all episodes anew. None of its rows may pass for the rest of an episode that was cut off."""
-    config = members(environment="laser/TMaze-20", steps=5_000)
+    config = members(environment="laser/TMaze-20", steps=5_000, capacity_steps=3_000)
     orders, _ = os.pipe()
     first = Share(config, build_crew(config), board=Board(3, 1 << 20), orders=orders)
     first.begin()
@@ -149,7 +149,7 @@ def test_a_process_that_died_in_an_episode_leaves_no_false_one_behind():
     assert not len(cut)
     second = Share(config, build_crew(config, stores=[store] * 3), board=Board(3, 1 << 20), orders=orders)
     second.begin()
-    while store.next_id < before + 120:
+    while store.next_id < before + 240:
         second.turn()
     second.crew.close()
     os.close(orders)

@@ -1,0 +1,79 @@
+"""Runs and sweeps of agents with a memory are killed, and go on. SIGKILL, not an exception."""
+
+import os
+import signal
+
+import pytest
+
+from laser_rl import checkpoint
+from laser_rl.metrics.log import read
+from laser_rl.runtime.processes import Supervisor
+from laser_rl.runtime.sweep_directory import SweepDirectory
+from tests.faults.test_run_faults import finish, kill_group, newest, start, wait_until
+from tests.runtime.small import fingerprint
+from tests.runtime.test_recurrent_sweeps import PBT, members
+
+TRAIN = (
+    "train --recipe cartpole --env laser/TMaze-8 --network.memory lstm --network.memory-size 8 --network.hidden 8 --loss.unroll-steps 5 "
+    "--loss.popart --replay.sampling prioritised --steps 1500 --environment.slots 4 --replay.capacity-steps 2000 "
+    "--run.checkpoint-every-steps 300 --run.evaluate-episodes 2 --plain"
+)
+
+
+def test_killed_and_resumed_is_the_uninterrupted_run_bit_for_bit(tmp_path):
+    status, _, err = finish(start(*TRAIN.split(), "--out", tmp_path / "whole"))
+    assert status == 0, err
+    path = tmp_path / "parts"
+    process = start(*TRAIN.split(), "--out", path)
+    wait_until(lambda: newest(path) >= 600, process)
+    kill_group(process)
+    at = newest(path)
+    assert at < 1_500
+    kept = checkpoint.latest(path).tensors
+    assert (kept["mixer"]["sampler.lane.next"] >= 0).any()  # in the middle of episodes
+    assert kept["learner"]["carried"].abs().sum() > 0
+    status, out, err = finish(start("resume", path, "--plain"))
+    assert status == 0, err
+    assert f"resumed at step {at:,}" in out
+    assert fingerprint(path) == fingerprint(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_run_with_threads_goes_on_after_its_end(tmp_path, number):
+    path = tmp_path / "run"
+    words = [*TRAIN.replace("--steps 1500", "--steps 10M").split(), "--runtime", "local", "--out", path]
+    process = start(*words)
+    wait_until(lambda: newest(path) >= 600, process)
+    process.send_signal(number)
+    status, _, err = finish(process, timeout_s=30)
+    assert status == {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 143}[number], err
+    stopped = newest(path)
+    status, _, err = finish(start("resume", path, "--steps", stopped + 500, "--plain"))
+    assert status == 0, err
+    assert newest(path) >= stopped + 500
+    rows = [row for row in read(path, ("train",)) if row["step"] > stopped]
+    assert all(row["skipped_updates"] == 0 for row in rows)
+
+
+def test_a_killed_process_of_a_sweep_comes_back_with_lanes_drawn_anew(tmp_path):
+    config = members(processes=2, pbt=PBT, steps=1_200, capacity_steps=4_000, checkpoint_every_steps=500)
+    directory, killed = SweepDirectory(tmp_path, config), []
+    supervisor = Supervisor(config, directory, 2)
+    look = supervisor._look
+
+    def watched():
+        if not killed and supervisor.board.steps.min() > 400:
+            killed.append(supervisor.processes[1].pid)
+            os.kill(killed[0], signal.SIGKILL)
+        return look()
+
+    supervisor._look = watched
+    try:
+        end = supervisor.run()
+    finally:
+        directory.close()
+    assert killed
+    assert supervisor.processes[1].restarts == 1
+    assert all(member.steps >= 1_200 for member in end.members)
+    last = {row["member"]: row for row in read(tmp_path, ("train",))}
+    assert all(row["skipped_updates"] == 0 for row in last.values())
