@@ -122,8 +122,8 @@ def test_actor_evaluation_and_predict_do_the_same(guide):
         assert len(episodes) > 12
         for seed, actions in episodes.items():
             assert play(agent, env, seed)[0] == actions
-        result = agent.evaluate(4, deterministic=True, seed=5)
-        seeds = [int(seed_of(5, np.array(slot), np.array(0))) for slot in range(4)]
+        result = agent.evaluate(16, deterministic=True, seed=5)
+        seeds = [int(seed_of(5, np.array(slot), np.array(0))) for slot in range(16)]
         assert list(result.returns) == pytest.approx([play(agent, env, seed)[1] for seed in seeds])
 
 

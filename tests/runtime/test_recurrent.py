@@ -47,6 +47,7 @@ class Seen(NamedTuple):
     learner: int
     batch: object
     real: torch.Tensor
+    policy: torch.Tensor
 
 
 def recurrent(environment="laser/TMaze-3", **settings):
@@ -63,13 +64,13 @@ def recurrent(environment="laser/TMaze-3", **settings):
 
 @pytest.fixture
 def unrolled(monkeypatch):
-    """Every batch that a learner's memory went over, in order."""
+    """Every batch that a learner's memory went over, in order. What was stored for a column that goes on is made useless."""
     seen, unroll = [], Recurrent.unroll
 
     def listening(self, batch):
         copy = type(batch)(*(field.clone() for field in batch))
-        output, masked = unroll(self, batch)
-        seen.append(Seen(id(self), copy, masked.real.clone()))
+        output, masked = unroll(self, batch._replace(state=torch.where(batch.carried[:, None], 7.0, batch.state)))
+        seen.append(Seen(id(self), copy, masked.real.clone(), output.policy.detach().clone()))
         return output, masked
 
     monkeypatch.setattr(Recurrent, "unroll", listening)
@@ -147,6 +148,39 @@ def test_unrolls_drawn_at_random_begin_with_the_stored_state_or_with_none(state,
     assert bool((replayed != 0).any()) == (state == "stored")
 
 
+def off_policy(seen):
+    """How far the learner's policy is from the one that acted, over all rows that are learned from."""
+    return max(float((one.policy[:-1] - one.batch.behaviour).abs()[one.real].max()) for one in seen)
+
+
+@pytest.mark.parametrize("runtime", ["serial", "local"])
+@pytest.mark.parametrize("memory", ["lstm", "gru", "preco"])
+def test_with_parameters_that_stand_still_lanes_see_what_the_actor_saw(runtime, memory, unrolled):
+    config = recurrent("laser/TMaze-8", runtime=runtime, memory=memory, learning_rate=1e-30)
+    finish(config)
+    assert sum(int(one.real[:, one.batch.carried].sum()) for one in unrolled) > 500
+    assert off_policy(unrolled) < 1e-6
+
+
+def test_so_do_stored_states_but_not_a_memory_without_one(unrolled):
+    far = {}
+    for state in ("stored", "zero"):
+        unrolled.clear()
+        finish(recurrent("laser/TMaze-8", state=state, learning_rate=1e-30))
+        far[state] = off_policy(unrolled)
+    assert far["stored"] < 1e-6
+    assert far["zero"] > 1e-4
+
+
+def test_rows_that_warm_the_memory_up_are_not_learned_from(unrolled):
+    finish(recurrent("laser/TMaze-8", state="stored", burn_in_steps=2))
+    for one in unrolled:
+        replayed = ~one.batch.online
+        assert not one.real[:2, replayed].any()
+        assert torch.equal(one.real[2:], one.batch.real[2:])
+        assert torch.equal(one.real[:, ~replayed], one.batch.real[:, ~replayed])
+
+
 def test_the_state_that_is_stored_is_that_before_the_first_row():
     """The network that acted, over the stored rows from the stored state, gives the distributions that were acted from."""
     result, _ = finish(recurrent("laser/Convention", learning_rate=1e-30))
@@ -213,8 +247,16 @@ def test_a_checkpoint_with_batches_ahead_goes_on_with_lanes_drawn_anew(sampling,
 
 def test_a_stop_leaves_no_hole_in_the_streams(tmp_path, unrolled):
     """Whatever was on its way from the actor is kept: lanes of the next start go over the place without a gap."""
-    config = recurrent("Telltale", runtime="local", steps=900, capacity_steps=900, log_every_s=0.01)
-    stopped, _ = finish(config, tmp_path, source=Telltale, callbacks=[lambda progress: progress.step < 300])
+
+    def stop(progress):
+        if progress.step < 300:
+            return True
+        time.sleep(0.3)  # the actor goes on until nobody takes its unrolls any more
+        return False
+
+    tiny = {"steps": 900, "capacity_steps": 900, "log_every_s": 0.01, "checkpoint_every_steps": 0}
+    config = recurrent("Telltale", runtime="local", **tiny)
+    stopped, _ = finish(config, tmp_path, source=Telltale, callbacks=[stop])
     assert stopped.interrupted == "a callback"
     assert stopped.steps < 900
     result, _ = finish(config, tmp_path, source=Telltale)
