@@ -76,9 +76,8 @@ class Learner:
         self._failing = 0  # skipped updates in a row
         self.recurrent = Recurrent(network, burn_in_steps)
         self.prioritises = prioritise
-        self.priorities: tuple[Tensor, Tensor] | None = (
-            None  # ids and critic's losses of the last batch, unless it was skipped
-        )
+        # Ids and critic's losses of the last batch, unless it was skipped.
+        self.priorities: tuple[Tensor, Tensor] | None = None
         self._good = self._parameters()
 
     def update(self, batch: Batch, *, progress: float) -> bool:

@@ -28,9 +28,8 @@ class Recurrent:
         self._network, self._burn_in = network, burn_in_steps
         device = next(network.parameters()).device
         self._carried = torch.zeros(0, network.state_size, device=device)
-        self._lost = torch.zeros(
-            0, dtype=torch.bool, device=device
-        )  # lanes whose state is no use until they begin anew
+        # Lanes whose state is no use until they begin anew.
+        self._lost = torch.zeros(0, dtype=torch.bool, device=device)
 
     def unroll(self, batch: Batch) -> tuple[Output, Batch]:
         """Outputs at all rows, and the batch less the rows that must not be learned from."""

@@ -21,10 +21,8 @@ from laser_rl.errors import EnvironmentRefused
 Picture = NDArray[np.uint8]
 VIEW, TILE = 7, 4
 SHAPE = (3, VIEW * TILE, VIEW * TILE)
-MIDDLE, AGENT_CELL = (
-    VIEW // 2,
-    VIEW * VIEW - 1 - VIEW // 2,
-)  # the agent stands in the middle of the last row and looks up
+# The agent stands in the middle of the last row and looks up.
+MIDDLE, AGENT_CELL = VIEW // 2, VIEW * VIEW - 1 - VIEW // 2
 FORWARD = ((1, 0), (0, 1), (-1, 0), (0, -1))  # right, down, left, up, as MiniGrid counts directions
 # The numbers that MiniGrid gives to what it knows.
 OBJECTS = ("unseen", "empty", "wall", "floor", "door", "key", "ball", "box", "goal", "lava", "agent")
