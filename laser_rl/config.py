@@ -47,7 +47,8 @@ class EnvironmentConfig(Frozen):
     """What is played, and where."""
 
     id: str = "CartPole-v1"
-    """A Gymnasium id, laser/Catch, laser/DeepSea-10, laser/KeyDoor-6, ALE/Pong-v5, MinAtar/Breakout-v1 or module:callable."""
+    """A Gymnasium id, laser/Catch, laser/DeepSea-10, laser/KeyDoor-6, ALE/Pong-v5, MinAtar/Breakout-v1, MiniGrid-Unlock-v0 or
+    module:callable; several with commas between them, or a suite: suite:grid."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the environment."""
     slots: Count = 8
@@ -231,8 +232,8 @@ class Config(Frozen):
     """Everything that decides a run."""
 
     recipe: str = "cartpole"
-    """Where the other settings begin: cartpole, minatar, continuous, impala or atari, for sweeps also demo, atari-shared or dmlab-pbt; what
-    fits the environment, if left out."""
+    """Where the other settings begin: cartpole, minatar, continuous, impala, atari, popart-impala, popart-impala-pixelcontrol or
+    laser-multitask, for sweeps also demo, atari-shared or dmlab-pbt; what fits the environment, if left out."""
     environment: EnvironmentConfig = EnvironmentConfig()
     network: NetworkConfig = NetworkConfig()
     replay: ReplayConfig = ReplayConfig()

@@ -155,6 +155,13 @@ def learn(member: Member, batch: Batch, *, progress: float) -> None:
         member.mixer.prioritise(ids, priority.astype(np.float64))
 
 
+def keep_in_step(member: Member) -> None:
+    """Where batches were filled that the learner has not seen, lanes stand elsewhere than the states that it carries: they begin anew."""
+    if member.mixer.filled != member.learner.version:
+        member.mixer.restart()
+        member.mixer.filled = member.learner.version
+
+
 def open_environments(
     source: EnvironmentSource, config: EnvironmentConfig, *, seed: int, lockstep: bool, slots: int | None = None
 ) -> Environments:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from laser_rl import checkpoint
@@ -29,6 +30,7 @@ from laser_rl.runtime.build import (
     layout_of,
     open_environments,
     seeded_network,
+    threads_of,
 )
 from laser_rl.runtime.files import is_sweep, read_config, read_sweep
 from laser_rl.types import Array, UnrollLayout
@@ -93,6 +95,7 @@ def load_trained(run_dir: Path, member: str | int | None = None) -> Trained:
     spec = environments.spec
     environments.close()
     network = seeded_network(config, spec, None).to(device_of("auto"))  # played where we are, not where it was trained
+    torch.set_num_threads(threads_of(config, network))
     load_network(network, _network_of(loaded.tensors, number))
     family = family_of(spec.action)
     layout = layout_of(spec, family, config)

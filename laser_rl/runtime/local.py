@@ -17,7 +17,7 @@ from laser_rl.agent.actor import Actor
 from laser_rl.agent.parameters import FlatParameters
 from laser_rl.ports import Delivery, ParameterMailbox, StopSignal, UnrollInbox
 from laser_rl.replay.ahead import Ahead, Exhausted
-from laser_rl.runtime.build import batch_of, learn
+from laser_rl.runtime.build import batch_of, keep_in_step, learn
 from laser_rl.runtime.stop import FINISHED
 from laser_rl.runtime.training import Training
 from laser_rl.types import Batch, Episode, empty_unrolls
@@ -167,6 +167,7 @@ class Feed:
 
 def run_local(training: Training) -> None:
     """The learner's loop, with the other two threads around it."""
+    keep_in_step(training.member)  # what an earlier call had filled ahead is gone
     member, learner, stop = training.member, training.member.learner, training.stop
     flat = FlatParameters(member.acting)
     inbox = ThreadInbox(_room(training))

@@ -12,6 +12,7 @@ from laser_rl import checkpoint
 from laser_rl.checkpoint import SegmentEntry, read_segment, write_segment
 from laser_rl.errors import ConfigError
 from laser_rl.replay.store import Replay
+from laser_rl.runtime.build import keep_in_step
 from laser_rl.runtime.training import Training
 from laser_rl.runtime.warm_start import STORE_IDS
 from laser_rl.types import Array, UnrollLayout, Unrolls
@@ -41,10 +42,7 @@ def load_member(training: Training, tensors: Mapping[str, Mapping[str, Tensor]],
     member.learner.load(tensors, numbers["learner"])
     arrays = {name: tensor.numpy() for name, tensor in tensors.get("mixer", {}).items()}
     member.mixer.load_state_dict({**arrays, **numbers["mixer"]})
-    if member.mixer.filled != member.learner.version:
-        # Batches had been filled ahead of the learner: lanes stand elsewhere than the states that it carries for them.
-        member.mixer.restart()
-        member.mixer.filled = member.learner.version  # from here on they are in step: a later checkpoint is whole again
+    keep_in_step(member)
     training.load(numbers["training"])
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from laser_rl import checkpoint
+from laser_rl import LASER, checkpoint
 from laser_rl.agent.recurrent import Recurrent
 from laser_rl.errors import ConfigError
-from laser_rl.runtime.build import build_member
+from laser_rl.runtime.build import batch_of, build_member
 from laser_rl.runtime.directory import RunDirectory
 from laser_rl.runtime.launch import prepare
 from laser_rl.runtime.training import Training
@@ -283,6 +283,19 @@ def test_lanes_are_drawn_anew_once_for_a_checkpoint_with_batches_ahead(tmp_path)
             directory.save(training)
     finally:
         directory.close()
+
+
+def test_a_second_call_does_not_go_on_from_batches_that_nobody_learned_from(unrolled):
+    agent = LASER("laser/TMaze-3", config=recurrent(runtime="local")).learn(300)
+    member, batch = agent.member, batch_of(agent.member)
+    while not member.mixer.ready():
+        taken = member.actor.step()
+        if taken.unrolls is not None:
+            member.mixer.offer(taken.unrolls)
+    member.mixer.fill(batch)  # as one that was filled ahead when the first call ended
+    agent.learn(300)
+    agent.close()
+    assert carried_columns(unrolled) > 50
 
 
 @pytest.mark.parametrize("runtime", ["serial", "local"])
