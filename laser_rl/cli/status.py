@@ -10,6 +10,7 @@ import tyro
 
 from laser_rl import checkpoint
 from laser_rl.config import Config
+from laser_rl.envs.scores import tasks_of
 from laser_rl.errors import ConfigError
 from laser_rl.metrics import display
 from laser_rl.metrics.log import read
@@ -101,7 +102,9 @@ def _text(found: dict[str, Any]) -> str:
     held = f" (process {process['pid']} on {process['host']})" if process else ""
     saved = f"checkpoint at step {found['checkpoint']['step']:,}" if found["checkpoint"] else "no checkpoint yet"
     title = f"{found['run_dir']}: {what} on {found['environment']}, {found['state']}{held}, {saved}"
-    return "\n".join([title, *_aligned([_HEADINGS, *(_cells(one) for one in members)])])
+    mixed = len(tasks_of(found["environment"])) > 1
+    headings = ["score" if mixed and name == "return" else name for name in _HEADINGS]
+    return "\n".join([title, *_aligned([headings, *(_cells(one) for one in members)])])
 
 
 _HEADINGS = [
