@@ -53,12 +53,14 @@ class Policy:
     @torch.inference_mode()
     def act(self, rows: Seen, slots: NDArray[np.int64] | None = None) -> Decision:
         """Decide for n rows."""
-        observation, first, action, reward, state = (torch.from_numpy(part).to(self.device) for part in rows)
+        remembers = self.network.state_size > 0
+        parts = rows if remembers else (rows.observation,) * len(rows)  # who has no memory looks at nothing else
+        observation, first, action, reward, state = (torch.from_numpy(part).to(self.device) for part in parts)
         inputs = Inputs(*(part.unsqueeze(0) for part in (observation, first, action, reward)))
         with checks.unchecked():
             output, states = self.network(inputs, state)
             decision = decide(self.family, output.policy[0], self.generator, deterministic=self.deterministic)
-        return decision._replace(state=finite(states[-1]).cpu().numpy())
+        return decision._replace(state=finite(states[-1]).cpu().numpy()) if remembers else decision
 
 
 def decide(family: Family, behaviour: Tensor, generator: torch.Generator, *, deterministic: bool = False) -> Decision:

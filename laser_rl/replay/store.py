@@ -220,8 +220,8 @@ class Replay:
         return None
 
     def _label(self, ids: Ids, parts: Parts, first: int) -> None:
-        fields = fields_of(parts.records[first : first + len(ids)].numpy(), self.layout)
-        fields[ID][:], fields[WEIGHT][:] = ids, 1.0
+        rows = parts.records[first : first + len(ids)].numpy().view(self._shape.record)[:, 0]
+        rows[ID], rows[WEIGHT] = ids, 1.0
 
     def _blocks(self, slots: Ids) -> _Pinned:
         lengths, arena = self._room.length[slots], self._room.arena
