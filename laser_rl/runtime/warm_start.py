@@ -10,6 +10,7 @@ import numpy as np
 from laser_rl import checkpoint
 from laser_rl.checkpoint import read_segment
 from laser_rl.config import Config
+from laser_rl.envs.scores import tasks_of
 from laser_rl.errors import ConfigError
 from laser_rl.replay.store import Replay
 from laser_rl.runtime.files import is_sweep, read_config, read_sweep
@@ -45,6 +46,7 @@ def warm_start(replay: Replay, config: Config, members: int) -> None:
     loaded = checkpoint.latest(run_dir)
     if loaded is None or not loaded.segments:
         raise ConfigError(f"{run_dir} has no replay to start from: no checkpoint is there, or nothing was replayed")
+    _check_tasks(run_dir, config)
     newest, oldest = _newest(loaded.state), _oldest(loaded.state)
     for entry in loaded.segments:
         first = oldest[entry.first_id // STORE_IDS]
@@ -61,6 +63,17 @@ def warm_start(replay: Replay, config: Config, members: int) -> None:
                 f"and unroll_steps as there ({error})"
             ) from None
     log.info("the replay begins with %s unrolls of %s", f"{len(replay):,}", run_dir)
+
+
+def _check_tasks(run_dir: Path, config: Config) -> None:
+    """Unrolls say by number which task they are of: the numbers must mean the same there."""
+    there = read_sweep(run_dir).base if is_sweep(run_dir) else read_config(run_dir)
+    before, now = (list(tasks_of(one.environment.id)) for one in (there, config))
+    if before != now and max(len(before), len(now)) > 1:
+        raise ConfigError(
+            f"the replay of {run_dir} is of the tasks {', '.join(before)}, this agent learns {', '.join(now)}; "
+            "use the same tasks in the same order"
+        )
 
 
 def _newest(state: Mapping[str, Any]) -> int:

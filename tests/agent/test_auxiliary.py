@@ -14,6 +14,7 @@ from laser_rl.envs.records import DiscreteActions, EnvironmentSpec, ObservationS
 from laser_rl.networks.build import build_network
 from laser_rl.networks.heads import of_task
 from laser_rl.ops import popart
+from laser_rl.ops.actor_critic import actor_critic_losses
 from laser_rl.ops.distributions import Categorical
 from tests.agent.test_learner import ACTIONS, B, T, random_batch
 
@@ -22,10 +23,10 @@ FAMILY = Categorical(ACTIONS)
 PICTURE = (3, 12, 8)
 
 
-def vector_network(seed=1, *, with_popart=True):
+def vector_network(seed=1):
     torch.manual_seed(seed)
     spec = EnvironmentSpec("x", ObservationSpec((4,)), DiscreteActions(ACTIONS), TASKS)
-    net = build_network(spec, hidden=(8,), popart=with_popart)
+    net = build_network(spec, hidden=(8,), popart=True)
     nn.init.orthogonal_(net.policy_head.weight)
     return net
 
@@ -72,14 +73,9 @@ def test_the_losses_are_those_of_the_new_units_taken_after_the_rescaling():
     loss = laser_loss(FAMILY, output, batch, hyper, bound, network=net)
     loss.total.backward()
 
-    # The twin has plain values: its last layer is in the task's units, so V-trace needs no PopArt.
-    plain = vector_network(with_popart=False)
-    plain.load_state_dict({k: v for k, v in twin.state_dict().items() if not k.startswith("value_head")}, strict=False)
     old = twin.popart.statistics
     out, _ = twin(batch.inputs, batch.state)
     raw = popart.sigma(old)[batch.task.long()] * of_task(out.value, batch.task) + old.mean[batch.task.long()]
-    from laser_rl.ops.actor_critic import actor_critic_losses  # noqa: PLC0415
-
     discount = torch.where(batch.terminated, 0.0, hyper.discount)
     every = torch.ones(T, B, dtype=torch.bool)
     losses = actor_critic_losses(
@@ -153,7 +149,7 @@ def test_an_update_that_fails_does_not_spoil_the_statistics():
     assert learner.update(multitask_batch(1), progress=0.0)
 
 
-def picture_batch(seed=0, bound_columns=None):
+def picture_batch(seed=0):
     batch = random_batch(seed)
     g = torch.Generator().manual_seed(seed)
     observation = torch.randint(0, 256, (T + 1, B, *PICTURE), generator=g, dtype=torch.int64).to(torch.uint8)
@@ -201,6 +197,17 @@ def test_pixel_control_agrees_with_plain_loops_and_obeys_the_trust_region(bound)
     np.testing.assert_allclose(loss.numbers["pixel_control_loss"].item(), expected, rtol=1e-4)
     without = laser_loss(FAMILY, output._replace(pixel_q=None), batch, hyper, torch.tensor(bound), network=net)
     np.testing.assert_allclose((loss.total - without.total).item(), 0.5 * expected, rtol=1e-3)
+
+
+def test_pixel_control_is_weighted_like_the_other_losses():
+    batch, net = picture_batch(), picture_network()
+    output, _ = net(batch.inputs, batch.state, auxiliary=True)
+    hyper, bound = LossConfig(pixel_control_cost=0.5, entropy_cost=0.0), torch.tensor(torch.inf)
+    one, three = (
+        laser_loss(FAMILY, output, batch._replace(weight=torch.full((B,), weight)), hyper, bound, network=net)
+        for weight in (1.0, 3.0)
+    )
+    np.testing.assert_allclose(three.total.item(), 3 * one.total.item(), rtol=1e-5)
 
 
 def test_rejected_rows_send_no_gradient_into_the_pixel_head():

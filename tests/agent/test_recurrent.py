@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from laser_rl.agent.learner import Learner
+from laser_rl.agent.learner import GIVE_UP_AFTER, Learner
 from laser_rl.agent.recurrent import Recurrent
 from laser_rl.config import LossConfig, OptimiserConfig
 from laser_rl.envs.records import DiscreteActions, EnvironmentSpec, ObservationSpec
@@ -139,6 +139,18 @@ def test_another_learners_parameters_make_the_lanes_worthless():
     one.update(batch_of(one.network), progress=0.0)
     one.adopt(other.state().tensors)
     masked = one.recurrent.unroll(batch_of(one.network, 1, carried=True))[1]
+    assert not masked.real[:, ~masked.online].any()
+
+
+def test_so_does_a_roll_back():
+    learner = Learner(network(), Categorical(ACTIONS), LossConfig(), OptimiserConfig())
+    learner.update(batch_of(learner.network), progress=0.0)
+    broken = batch_of(learner.network, 1)
+    broken.reward[:] = torch.inf
+    for _ in range(GIVE_UP_AFTER):
+        assert not learner.update(broken, progress=0.0)
+    assert learner.rollbacks == 1
+    masked = learner.recurrent.unroll(batch_of(learner.network, 2, carried=True))[1]
     assert not masked.real[:, ~masked.online].any()
 
 

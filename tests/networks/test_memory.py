@@ -132,3 +132,19 @@ def test_the_instruction_is_read_and_is_no_picture():
     torch.testing.assert_close(red, policy("get the red ball"))
     assert seen[0].shape == (1, 3, 16, 16)
     torch.testing.assert_close(seen[0], seen[1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_span_lets_what_was_seen_once_last(kind):
+    """How much of the first row is left after twenty empty ones, against a memory of the usual kind."""
+
+    def left(span):
+        torch.manual_seed(0)
+        memory = build_memory(kind, F, C, 64, span)
+        features = torch.zeros(21, 2, F)
+        features[0, 0] = 1.0
+        empty = torch.zeros(21, 2, C), torch.zeros(21, 2, dtype=torch.bool)
+        states = memory(features, *empty, torch.zeros(2, memory.state_size))[1]
+        return ((states[-1, 0] - states[-1, 1]).norm() / (states[0, 0] - states[0, 1]).norm()).item()
+
+    assert left(200) > 10 * left(0)

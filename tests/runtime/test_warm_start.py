@@ -75,3 +75,17 @@ def test_what_does_not_fit_is_refused(old, tmp_path):
     member.environments.close()
     with pytest.raises(ConfigError, match="no run directory"):
         build_member(small("laser/Catch", start_from=str(tmp_path)))
+
+
+def test_a_replay_of_other_tasks_is_refused(tmp_path):
+    """Unrolls know their task by its number only."""
+    finish(small("laser/TMaze-2,laser/TMaze-3", slots=4), tmp_path)
+    for environment in ("laser/TMaze-3,laser/TMaze-2", "laser/TMaze-2", "laser/TMaze-2,laser/TMaze-4"):
+        member = build_member(small(environment, slots=4, start_from=str(tmp_path)))
+        with pytest.raises(ConfigError, match="of the tasks laser/TMaze-2, laser/TMaze-3, this agent learns"):
+            prepare(member)
+        member.environments.close()
+    member = build_member(small("laser/TMaze-2,laser/TMaze-3", slots=4, start_from=str(tmp_path)))
+    prepare(member)
+    member.environments.close()
+    assert set(member.replay.export(np.arange(len(member.replay))).task.tolist()) == {0, 1}
