@@ -55,6 +55,12 @@ def test_dmlab_pbt_is_the_papers_sweep():
     assert small.pbt.burn_in_steps < small.base.run.steps
 
 
+def test_scores_of_a_mixture_are_not_normalised_twice():
+    base = recipes.dmlab_pbt("suite:grid")
+    with pytest.raises(ValueError, match="normalised already; leave"):
+        type(base)(**{**base.model_dump(), "pbt": paper(score_low=0.0, score_high=1.0)})
+
+
 def test_demo_is_three_rates_and_one_replay():
     demo = recipes.demo("laser/Catch")
     assert [config.optimiser.learning_rate for config in demo.configs] == [5e-4, 1e-3, 2e-3]

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from laser_rl.config import Config, CountOrNone, Frozen, override
+from laser_rl.envs.scores import tasks_of
 from laser_rl.errors import ConfigError
 from laser_rl.sweep import space
 from laser_rl.sweep.pbt import PbtConfig
@@ -50,6 +51,10 @@ class SweepConfig(Frozen):
             raise ValueError(f"expected one of grid, random and members to say what members differ in, got {got}")
         if bool(self.random) != bool(self.draws):
             raise ValueError("random and draws belong together: distributions, and how many members to draw")
+        if self.pbt is not None and self.pbt.score_low is not None and len(tasks_of(self.base.environment.id)) > 1:
+            raise ValueError(
+                "scores of a mixture of tasks are normalised already; leave pbt.score_low and score_high out"
+            )
         return self
 
     @property
