@@ -1,0 +1,172 @@
+"""The three sections of IMPALA's deep network on a GPU, forward and backward by hand, from bytes to the last rectified pictures.
+
+What autograd and a compiler would do is right but moves several times the bytes (benchmarks/kernels.md). Pictures lie channels last,
+[N, H, W, C] in bfloat16; biases and everything summed over positions are float32. Two ways, by the number of channels:
+
+- wide: convolutions are the library's, at the rate of the matrix units; all that stands between them is one pass each.
+- narrow (`NARROW` channels at most): convolutions are limited by memory, so they are ours, with all that stands around them inside.
+
+One section is a convolution, a max-pooling and two residual blocks x + w2 ∗ relu(w1 ∗ relu(x) + b1) + b2: ten parameters.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from laser_rl.kernels import convolution as own
+from laser_rl.kernels.first import first, first_gradient
+from laser_rl.kernels.plain import nchw
+from laser_rl.kernels.pointwise import add_bias_rectify, bias_rectify, channel_sums, masked
+from laser_rl.kernels.pool import pool, pool_gradient
+
+NARROW = 32
+PER_SECTION = 10
+BF16 = torch.bfloat16
+
+
+class Section(NamedTuple):
+    """The parameters of one."""
+
+    weight: Tensor
+    bias: Tensor
+    blocks: tuple[Sequence[Tensor], Sequence[Tensor]]  # w1, b1, w2, b2 of each
+
+
+class Sections(torch.autograd.Function):
+    """[N, H, W, planes] of bytes → the rectified end of the last section, [N, h, w, C]; all else is `parameters`, in order."""
+
+    @staticmethod
+    def forward(ctx: Any, pictures: Tensor, scale: float, *parameters: Tensor) -> Tensor:
+        """Keeps what the backward pass reads, no more."""
+        sections = _sections(parameters)
+        narrow = all(len(section.weight) <= NARROW for section in sections)
+        out, kept = (_narrow if narrow else _wide)(pictures, scale, sections)
+        ctx.save_for_backward(pictures, out, *parameters, *kept)
+        ctx.scale, ctx.narrow, ctx.count = scale, narrow, len(parameters)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        """Gradients of the parameters; bytes have none."""
+        pictures, out, *rest = ctx.saved_tensors
+        sections, kept = _sections(rest[: ctx.count]), list(rest[ctx.count :])
+        back = _narrow_back if ctx.narrow else _wide_back
+        return None, None, *back(pictures, ctx.scale, sections, kept, out, gradient.contiguous())
+
+
+def _sections(parameters: Sequence[Tensor]) -> list[Section]:
+    parts = [parameters[at : at + PER_SECTION] for at in range(0, len(parameters), PER_SECTION)]
+    return [Section(part[0], part[1], (part[2:6], part[6:10])) for part in parts]
+
+
+def _wide(pictures: Tensor, scale: float, sections: Sequence[Section]) -> tuple[Tensor, list[Tensor]]:
+    kept: list[Tensor] = []
+    x, r = pictures, pictures
+    for number, section in enumerate(sections):
+        if number == 0:
+            x, r, index = _both(first(pictures, section.weight, section.bias, scale, rectified=True))
+        else:
+            kept.append(x)
+            x, r, index = _both(pool(_convolve(x, section.weight), section.bias, rectified=True))
+        kept.append(index)
+        for place, (w1, b1, w2, b2) in enumerate(section.blocks):
+            y = bias_rectify(_convolve(r, w1), b1)
+            kept += [r, y]
+            ends, last = place == 1, number == len(sections) - 1
+            # The next section reads x alone, the next block both, and whatever follows the last section only what is positive.
+            total, positive = add_bias_rectify(
+                x, _convolve(y, w2), b2, total=not (ends and last), rectified=not ends or last
+            )
+            x, r = x if total is None else total, r if positive is None else positive
+    return r, kept
+
+
+def _wide_back(
+    pictures: Tensor, scale: float, sections: Sequence[Section], kept: list[Tensor], out: Tensor, gradient: Tensor
+) -> list[Tensor]:
+    found: list[Tensor] = []  # from the last parameter to the first
+    dx, sums = masked(gradient, out)
+    for number in reversed(range(len(sections))):
+        section = sections[number]
+        for w1, _, w2, _ in reversed(section.blocks):
+            y, r = kept.pop(), kept.pop()
+            dy, dw2 = _convolve_back(dx, y, w2)
+            found += [sums, dw2]
+            dy, sums = masked(dy, y)
+            dr, dw1 = _convolve_back(dy, r, w1)
+            found += [sums, dw1]
+            dx, sums = masked(dr, r, dx)
+        index = kept.pop()
+        found.append(sums)
+        if number == 0:
+            found.append(first_gradient(pictures, dx, index, scale)[0])
+        else:
+            x = kept.pop()
+            dx, dw = _convolve_back(pool_gradient(dx, index, *x.shape[1:3]), x, section.weight)
+            found.append(dw)
+            sums = channel_sums(dx)
+    return found[::-1]
+
+
+def _narrow(pictures: Tensor, scale: float, sections: Sequence[Section]) -> tuple[Tensor, list[Tensor]]:
+    kept: list[Tensor] = []
+    x = pictures
+    for number, section in enumerate(sections):
+        if number == 0:
+            x, _, index = first(pictures, section.weight, section.bias, scale, rectified=False)
+        else:
+            kept.append(x)
+            x, _, index = pool(own.convolve(x, own.taps(section.weight, BF16)), section.bias, rectified=False)
+        kept.append(index)
+        for w1, b1, w2, b2 in section.blocks:
+            y = own.convolve(x, own.taps(w1, BF16), b1, rectify=True, rectified=True)
+            kept += [x, y]
+            x = own.convolve(y, own.taps(w2, BF16), b2, residual=x)
+    return x.clamp(min=0), kept
+
+
+def _narrow_back(
+    pictures: Tensor, scale: float, sections: Sequence[Section], kept: list[Tensor], out: Tensor, gradient: Tensor
+) -> list[Tensor]:
+    found: list[Tensor] = []  # from the last parameter to the first
+    dx = torch.where(out > 0, gradient, 0)
+    for number in reversed(range(len(sections))):
+        section = sections[number]
+        for w1, _, w2, _ in reversed(section.blocks):
+            y, x = kept.pop(), kept.pop()
+            found += own.weight_gradient(y, dx)[::-1]
+            dy = own.convolve(dx, own.taps_back(w2, BF16), positive=y)
+            found += own.weight_gradient(x, dy, rectify=True)[::-1]
+            dx = own.convolve(dy, own.taps_back(w1, BF16), positive=x, residual=dx)
+        index = kept.pop()
+        if number == 0:
+            found += first_gradient(pictures, dx, index, scale)[::-1]
+        else:
+            x = kept.pop()
+            full = pool_gradient(dx, index, *x.shape[1:3])
+            found += own.weight_gradient(x, full)[::-1]
+            dx = own.convolve(full, own.taps_back(section.weight, BF16))
+    return found[::-1]
+
+
+def _convolve(x: Tensor, weight: Tensor) -> Tensor:
+    """The library's, without bias."""
+    out = torch.nn.functional.conv2d(nchw(x), weight.to(x.dtype, memory_format=torch.channels_last), padding=1)
+    return out.permute(0, 2, 3, 1)
+
+
+def _convolve_back(gradient: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of input and weight."""
+    low = weight.to(x.dtype, memory_format=torch.channels_last)
+    dx, dw, _ = torch.ops.aten.convolution_backward(
+        nchw(gradient), nchw(x), low, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False]
+    )
+    return dx.permute(0, 2, 3, 1), dw.float()
+
+
+def _both(parts: tuple[Tensor, Tensor | None, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    x, r, index = parts
+    assert r is not None  # noqa: S101 - it was asked for
+    return x, r, index
