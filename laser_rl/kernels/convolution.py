@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PROGRAMS = 132 * 2  # that sum weight gradients, for each row of the kernel
+PROGRAMS = 132 * 8  # that sum weight gradients, for each row of the kernel
 
 
 @triton.jit
@@ -50,40 +50,41 @@ def _weight_gradient(
     x, gradient, partial, positions,
     H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, BLOCK: tl.constexpr, RECTIFY: tl.constexpr,
 ):  # fmt: skip
-    """One row of the 3×3 kernel: patches of three columns, and a fourth that is 1 once, whose gradient is the bias's."""
-    co, k = tl.arange(0, CO), tl.arange(0, 4 * CI)
+    """One row of the 3×3 kernel, a product for each of its columns; and one with ones, whose result is the bias's gradient."""
+    ci, co = tl.arange(0, CI), tl.arange(0, CO)
     dh = tl.program_id(1) - 1
-    tap = k // CI
-    ones = (k == 3 * CI)[None, :]
-    total = tl.zeros((4 * CI, CO), tl.float32)
+    left, middle, right = (
+        tl.zeros((CI, CO), tl.float32), tl.zeros((CI, CO), tl.float32), tl.zeros((CI, CO), tl.float32)
+    )  # fmt: skip
+    sums = tl.zeros((16, CO), tl.float32)
+    ones = tl.full((16, BLOCK), 1.0, x.dtype.element_ty)
     for block in range(tl.program_id(0), tl.cdiv(positions, BLOCK), tl.num_programs(0)):
         position = block * BLOCK + tl.arange(0, BLOCK)
         valid = position < positions
         column, row = position % W, (position // W) % H
         rows = valid & (row + dh >= 0) & (row + dh < H)
-        near = column[:, None] + (tap - 1)[None, :]
-        inside = rows[:, None] & (near >= 0) & (near < W) & (tap < 3)[None, :]
-        at = ((position.to(tl.int64) + dh * W - 1) * CI)[:, None] + k[None, :]  # column w + tap - 1, channel k mod CI
-        v = tl.load(x + at, mask=inside, other=0.0)
+        at = ((position.to(tl.int64) + dh * W) * CI)[:, None] + ci[None, :]
+        g = tl.load(gradient + (position.to(tl.int64) * CO)[:, None] + co[None, :], mask=valid[:, None], other=0.0)
+        v0 = tl.load(x + at - CI, mask=(rows & (column > 0))[:, None], other=0.0)
+        v1 = tl.load(x + at, mask=rows[:, None], other=0.0)
+        v2 = tl.load(x + at + CI, mask=(rows & (column < W - 1))[:, None], other=0.0)
         if RECTIFY:
-            v = tl.where(v < 0, 0.0, v)
-        v = tl.where(ones, 1.0, v).to(x.dtype.element_ty)
-        g = tl.load(
-            gradient + (position.to(tl.int64) * CO)[:, None] + co[None, :], mask=valid[:, None], other=0.0
-        )
-        total = tl.dot(tl.trans(v), g, total)
-    to = (tl.program_id(0) * 3 + tl.program_id(1)) * 4 * CI
-    tl.store(partial + (to + k[:, None]) * CO + co[None, :], total)
-
-
-def taps(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """A weight [O, I, 3, 3] as the kernel reads it, [9, I, O]."""
-    return weight.permute(2, 3, 1, 0).reshape(9, weight.shape[1], weight.shape[0]).to(dtype).contiguous()
-
-
-def taps_back(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """The same for the gradient of the input: the kernel turned round, [9, O, I]."""
-    return weight.flip(2, 3).permute(2, 3, 0, 1).reshape(9, *weight.shape[:2]).to(dtype).contiguous()
+            v0 = tl.where(v0 < 0, 0.0, v0).to(x.dtype.element_ty)
+            v1 = tl.where(v1 < 0, 0.0, v1).to(x.dtype.element_ty)
+            v2 = tl.where(v2 < 0, 0.0, v2).to(x.dtype.element_ty)
+        left = tl.dot(tl.trans(v0), g, left)
+        middle = tl.dot(tl.trans(v1), g, middle)
+        right = tl.dot(tl.trans(v2), g, right)
+        if dh == 0:
+            sums = tl.dot(ones, g, sums)
+    to = partial + (tl.program_id(0) * 3 + tl.program_id(1)) * 4 * CI * CO + ci[:, None] * CO + co[None, :]
+    tl.store(to, left)
+    tl.store(to + CI * CO, middle)
+    tl.store(to + 2 * CI * CO, right)
+    if dh == 0:
+        first_of_16 = (tl.arange(0, 16) == 0)[:, None] & (co < CO)[None, :]
+        at_bias = (tl.program_id(0) * 3 + 1) * 4 * CI * CO + 3 * CI * CO
+        tl.store(partial + at_bias + tl.arange(0, 16)[:, None] * CO + co[None, :], sums, mask=first_of_16)
 
 
 def convolve(
@@ -96,11 +97,11 @@ def convolve(
     positive: Tensor | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """residual + (positive > 0) · f(weight ∗ g(x) + bias), where f and g rectify if asked to.
+    """Gives residual + (positive > 0) · f(weight ∗ g(x) + bias), where f and g rectify if asked to.
 
     Args:
         x: [N, H, W, I].
-        weight: [9, I, O], of `taps` or `taps_back`.
+        weight: [9, I, O], of `convolution_taps`.
         bias: [O].
         rectify: the input.
         rectified: the output, before mask and residual.
@@ -130,10 +131,10 @@ def weight_gradient(x: Tensor, gradient: Tensor, *, rectify: bool = False) -> tu
     _weight_gradient[(programs, 3)](
         x, gradient, partial, positions, height, width, inputs, outputs, block, rectify, num_warps=warps
     )
-    total = partial.sum(0)
-    return total[:, :3].permute(3, 2, 0, 1), total[0, 3, 0]
+    weight = partial[:, :, :3].sum(0)
+    return weight.permute(3, 2, 0, 1), partial[:, 1, 3, 0].sum(0)
 
 
 # Positions of a program and its warps, by channels in and out; measured on an H200 (benchmarks/kernels.md).
 FORWARD = {(16, 16): (128, 4), (16, 32): (128, 4), (32, 16): (128, 4), (32, 32): (128, 4)}
-BACKWARD = {(16, 16): (128, 4), (16, 32): (128, 4), (32, 32): (128, 4)}
+BACKWARD = {(16, 16): (128, 1), (16, 32): (128, 1), (32, 32): (128, 2)}

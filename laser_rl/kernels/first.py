@@ -1,11 +1,13 @@
 """The first convolution of a picture's bytes together with the max-pooling behind it, in Triton.
 
 The convolution's own output, at full resolution, would be the largest tensor of the whole step; here it lives in registers only. Forward:
-each pooled position computes the nine convolutions of its window and keeps the largest. Backward: the bytes have no gradient, so the
-gradients of weights and bias are all there is: each input position gathers its gradient from the windows that chose it
-(see `pool`), and its patch times that gradient is summed. One more column of ones in the patch makes that sum give the bias's gradient.
+each pooled position computes the nine convolutions of its window and keeps the largest. Backward: the bytes have no gradient, so that of
+the weights is all there is: each input position gathers its gradient from the windows that chose it (see `pool`), and its patch times that
+gradient is summed.
 
-Patches are [positions, K] with K = 9 · planes numbers in the order (row, column, plane), padded to a power of 2.
+Patches are [positions, K] with K = 9 · planes numbers in the order (row, column, plane), padded to a power of 2. They are read from framed
+pictures, [N, H+2, W+2, planes] with a border of zeros: no reading needs a mask, which would cost more than the products do. What is read
+for the padding of K is multiplied with zero weights, or left out of the sum.
 """
 
 import torch
@@ -17,22 +19,25 @@ from laser_rl.kernels.pool import window
 from laser_rl.kernels.shapes import pooled, power_of_2
 
 PROGRAMS = 132 * 2  # that sum weight gradients
+LOW = tl.constexpr(-3e38)  # of a convolution beyond the border
 
 
 @triton.jit
-def _patch(
-    pictures, picture, h, w, valid, k,
-    H: tl.constexpr, W: tl.constexpr, PLANES: tl.constexpr, ONES: tl.constexpr,
-):  # fmt: skip
-    """Bytes around (h, w) of some positions, [positions, K]; 1 in the column after them if `ONES`."""
-    tap, plane = k // PLANES, k % PLANES
-    hh, ww = h[:, None] + (tap // 3 - 1)[None, :], w[:, None] + (tap % 3 - 1)[None, :]
-    inside = valid[:, None] & (hh >= 0) & (hh < H) & (ww >= 0) & (ww < W) & (tap < 9)[None, :]
-    at = ((picture[:, None] * H + hh) * W + ww) * PLANES + plane[None, :]
-    v = tl.load(pictures + at, mask=inside, other=0).to(tl.float32)  # bytes are exact in bfloat16 too
-    if ONES:
-        v = tl.where((k == 9 * PLANES)[None, :], 1.0, v)
-    return v
+def _frame(pictures, out, pixels, H: tl.constexpr, W: tl.constexpr, PLANES: tl.constexpr, BLOCK: tl.constexpr):
+    pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    w, h, picture = pixel % (W + 2) - 1, (pixel // (W + 2)) % (H + 2) - 1, (pixel // ((W + 2) * (H + 2))).to(tl.int64)
+    inside = (pixel < pixels) & (h >= 0) & (h < H) & (w >= 0) & (w < W)
+    for plane in tl.static_range(PLANES):
+        v = tl.load(pictures + ((picture * PLANES + plane) * H + h) * W + w, mask=inside, other=0)
+        tl.store(out + pixel.to(tl.int64) * PLANES + plane, v, mask=pixel < pixels)
+
+
+@triton.jit
+def _reach(k, W: tl.constexpr, PLANES: tl.constexpr):
+    """Where the K numbers of a patch lie, counted from its first."""
+    tap = k // PLANES
+    at = ((tap // 3) * (W + 2) + tap % 3) * PLANES + k % PLANES
+    return tl.where(tap < 9, at, k % PLANES)
 
 
 @triton.jit
@@ -44,18 +49,23 @@ def _forward(
     position = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     c, k = tl.arange(0, CP), tl.arange(0, KP)
     valid = position < positions
-    column, row, picture = position % WO, (position // WO) % HO, (position // (WO * HO)).to(tl.int64)
+    real = tl.minimum(position, positions - 1)
+    column, row, picture = real % WO, (real // WO) % HO, real // (WO * HO)
     w9 = tl.load(weight + k[:, None] * CP + c[None, :])
-    best = tl.full((BLOCK, CP), -float("inf"), tl.float32)
-    which = tl.zeros((BLOCK, CP), tl.int32)
-    for window_at in tl.static_range(9):
-        h, w = 2 * row - 1 + window_at // 3, 2 * column - 1 + window_at % 3
-        inside = valid & (h >= 0) & (h < H) & (w >= 0) & (w < W)
-        v = tl.dot(_patch(pictures, picture, h, w, inside, k, H, W, PLANES, False).to(w9.dtype), w9)
-        v = tl.where(inside[:, None], v, -float("inf"))
-        take = (v > best) | (v != v)
-        best = tl.where(take, v, best)
-        which = tl.where(take, window_at, which)
+    reach = _reach(k, W, PLANES)
+    best = tl.full((BLOCK, CP), LOW, tl.float32)
+    for at in tl.static_range(9):
+        h, w = 2 * row - 1 + at // 3, 2 * column - 1 + at % 3
+        inside = (h >= 0) & (h < H) & (w >= 0) & (w < W)
+        start = ((picture * (H + 2) + tl.where(inside, h, 0)) * (W + 2) + tl.where(inside, w, 0)) * PLANES
+        patch = tl.load(pictures + start[:, None] + reach[None, :]).to(w9.dtype)  # bytes are exact in bfloat16
+        v = tl.where(inside[:, None], tl.dot(patch, w9), LOW)
+        # Which of the nine it is stands in the last four bits: one comparison keeps value and choice, of equals (if positive) the
+        # first. The value moves by 2⁻²⁰ of itself, far below what bfloat16 can tell.
+        bits = (v.to(tl.int32, bitcast=True) & -16) | (8 - at)
+        best = tl.maximum(best, bits.to(tl.float32, bitcast=True))
+    which = 8 - (best.to(tl.int32, bitcast=True) & 15)
+    best = tl.where(best > LOW / 2, best, float("nan"))  # no number was larger: the weights are not finite
     best += tl.load(bias + c, mask=c < C, other=0.0).to(tl.float32)[None, :]
     to = (position.to(tl.int64) * C)[:, None] + c[None, :]
     kept = valid[:, None] & (c < C)[None, :]
@@ -72,34 +82,52 @@ def _weight_gradient(
     C: tl.constexpr, CP: tl.constexpr, KP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     c, k = tl.arange(0, CP), tl.arange(0, KP)
+    reach = _reach(k, W, PLANES)
     total = tl.zeros((KP, CP), tl.float32)
     for block in range(tl.program_id(0), tl.cdiv(tiles, BLOCK), tl.num_programs(0)):
         tile = block * BLOCK + tl.arange(0, BLOCK)
         valid = tile < tiles
-        j, i, picture = tile % WO, (tile // WO) % HO, (tile // (WO * HO)).to(tl.int64)
-        g00, k00 = window(gradient, index, picture, i, j, valid, c, HO, WO, C)
-        g01, k01 = window(gradient, index, picture, i, j + 1, valid, c, HO, WO, C)
-        g10, k10 = window(gradient, index, picture, i + 1, j, valid, c, HO, WO, C)
-        g11, k11 = window(gradient, index, picture, i + 1, j + 1, valid, c, HO, WO, C)
-        right, below = 2 * j + 1 < W, 2 * i + 1 < H
+        real = tl.minimum(tile, tiles - 1)
+        j, i, picture = real % WO, (real // WO) % HO, real // (WO * HO)
+        g00, k00 = window(gradient, index, picture.to(tl.int64), i, j, valid, c, HO, WO, C, CP)
+        g01, k01 = window(gradient, index, picture.to(tl.int64), i, j + 1, valid, c, HO, WO, C, CP)
+        g10, k10 = window(gradient, index, picture.to(tl.int64), i + 1, j, valid, c, HO, WO, C, CP)
+        g11, k11 = window(gradient, index, picture.to(tl.int64), i + 1, j + 1, valid, c, HO, WO, C, CP)
+        # Beyond the border of a picture of odd size no window has chosen anything: its patch is any that exists.
+        right, below = tl.minimum(2 * j + 1, W - 1) - 2 * j, tl.minimum(2 * i + 1, H - 1) - 2 * i
+        start = ((picture * (H + 2) + 2 * i) * (W + 2) + 2 * j) * PLANES
         g = tl.where(k00 == 4, g00, 0.0)
-        p = _patch(pictures, picture, 2 * i, 2 * j, valid, k, H, W, PLANES, True)
+        p = tl.load(pictures + start[:, None] + reach[None, :])
         total = tl.dot(tl.trans(p.to(gradient.dtype.element_ty)), g.to(gradient.dtype.element_ty), total)
         g = tl.where(k00 == 5, g00, 0.0) + tl.where(k01 == 3, g01, 0.0)
-        p = _patch(pictures, picture, 2 * i, 2 * j + 1, valid & right, k, H, W, PLANES, True)
+        p = tl.load(pictures + (start + right * PLANES)[:, None] + reach[None, :])
         total = tl.dot(tl.trans(p.to(gradient.dtype.element_ty)), g.to(gradient.dtype.element_ty), total)
         g = tl.where(k00 == 7, g00, 0.0) + tl.where(k10 == 1, g10, 0.0)
-        p = _patch(pictures, picture, 2 * i + 1, 2 * j, valid & below, k, H, W, PLANES, True)
+        start += below * (W + 2) * PLANES
+        p = tl.load(pictures + start[:, None] + reach[None, :])
         total = tl.dot(tl.trans(p.to(gradient.dtype.element_ty)), g.to(gradient.dtype.element_ty), total)
         g = tl.where(k00 == 8, g00, 0.0) + tl.where(k01 == 6, g01, 0.0)
         g += tl.where(k10 == 2, g10, 0.0) + tl.where(k11 == 0, g11, 0.0)
-        p = _patch(pictures, picture, 2 * i + 1, 2 * j + 1, valid & right & below, k, H, W, PLANES, True)
+        p = tl.load(pictures + (start + right * PLANES)[:, None] + reach[None, :])
         total = tl.dot(tl.trans(p.to(gradient.dtype.element_ty)), g.to(gradient.dtype.element_ty), total)
     tl.store(partial + tl.program_id(0) * KP * CP + k[:, None] * CP + c[None, :], total)
 
 
+def frame(pictures: Tensor) -> Tensor:
+    """Bytes [N, planes, H, W] as [N, H+2, W+2, planes], with a border of zeros."""
+    n, planes, height, width = pictures.shape
+    out = torch.empty(n, height + 2, width + 2, planes, dtype=torch.uint8, device=pictures.device)
+    if out.numel() >= 2**31:
+        raise ValueError(
+            f"{n} pictures of {height}×{width}×{planes} at once are too many for 32-bit places; take fewer"
+        )
+    pixels = n * (height + 2) * (width + 2)
+    _frame[(triton.cdiv(pixels, 1024),)](pictures, out, pixels, height, width, planes, 1024, num_warps=4)
+    return out
+
+
 def first(
-    pictures: Tensor,
+    framed: Tensor,
     weight: Tensor,
     bias: Tensor,
     scale: float,
@@ -110,16 +138,16 @@ def first(
     """As `pool` of a convolution of scale · bytes.
 
     Args:
-        pictures: [N, H, W, planes], bytes.
+        framed: [N, H+2, W+2, planes], of `frame`.
         weight: [C, planes, 3, 3], float32.
         bias: [C].
         scale: what a byte is multiplied by.
         rectified: also give the rectified result.
         dtype: of products and results.
     """
-    n, height, width, planes = pictures.shape
+    n, height, width, planes = framed.shape[0], framed.shape[1] - 2, framed.shape[2] - 2, framed.shape[3]
     channels, (rows, columns) = len(weight), pooled(height, width)
-    wide, deep = max(16, power_of_2(channels)), max(16, power_of_2(9 * planes + 1))
+    wide, deep = max(16, power_of_2(channels)), max(16, power_of_2(9 * planes))
     flat = torch.zeros(deep, wide, dtype=dtype, device=weight.device)
     flat[: 9 * planes, :channels] = (weight * scale).permute(2, 3, 1, 0).reshape(9 * planes, channels)
     out = torch.empty(n, rows, columns, channels, dtype=dtype, device=weight.device)
@@ -127,30 +155,29 @@ def first(
     index = torch.empty(out.shape, dtype=torch.uint8, device=weight.device)
     block, warps = FORWARD[min(wide, 64)]
     _forward[(triton.cdiv(n * rows * columns, block),)](
-        pictures, flat, bias, out, out if positive is None else positive, index, n * rows * columns,
+        framed, flat, bias, out, out if positive is None else positive, index, n * rows * columns,
         height, width, rows, columns, planes, channels, wide, deep, block, rectified, num_warps=warps,
     )  # fmt: skip
     return out, positive, index
 
 
-def first_gradient(pictures: Tensor, gradient: Tensor, index: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Of the weight [C, planes, 3, 3] and of the bias, float32, from that of the pooled output."""
-    n, height, width, planes = pictures.shape
+def first_gradient(framed: Tensor, gradient: Tensor, index: Tensor, scale: float) -> Tensor:
+    """Of the weight [C, planes, 3, 3], float32, from that of the pooled output. The bias's is the sum over all positions."""
+    n, height, width, planes = framed.shape[0], framed.shape[1] - 2, framed.shape[2] - 2, framed.shape[3]
     _, rows, columns, channels = gradient.shape
-    wide, deep = max(16, power_of_2(channels)), max(16, power_of_2(9 * planes + 1))
+    wide, deep = max(16, power_of_2(channels)), max(16, power_of_2(9 * planes))
     block, warps = BACKWARD[min(wide, 64)]
     tiles = n * rows * columns
     programs = min(PROGRAMS, triton.cdiv(tiles, block))
     partial = torch.empty(programs, deep, wide, dtype=torch.float32, device=gradient.device)
     _weight_gradient[(programs,)](
-        pictures, gradient, index, partial, tiles,
+        framed, gradient, index, partial, tiles,
         height, width, rows, columns, planes, channels, wide, deep, block, num_warps=warps,
     )  # fmt: skip
-    total = partial.sum(0)[:, :channels]
-    weight = total[: 9 * planes].view(3, 3, planes, channels).permute(3, 2, 0, 1) * scale
-    return weight, total[9 * planes]
+    total = partial.sum(0)[: 9 * planes, :channels]
+    return total.view(3, 3, planes, channels).permute(3, 2, 0, 1) * scale
 
 
 # Positions of a program and its warps, by channels; measured on an H200 (benchmarks/kernels.md).
-FORWARD = {16: (128, 4), 32: (128, 4), 64: (128, 4)}
-BACKWARD = {16: (64, 4), 32: (64, 4), 64: (64, 4)}
+FORWARD = {16: (64, 4), 32: (64, 4), 64: (64, 4)}
+BACKWARD = {16: (64, 4), 32: (64, 4), 64: (32, 4)}

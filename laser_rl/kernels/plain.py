@@ -17,7 +17,6 @@ def nhwc(x: Tensor) -> Tensor:
 
 def pool(x: Tensor, bias: Tensor, *, rectified: bool) -> tuple[Tensor, Tensor | None, Tensor]:
     """Twin of `laser_rl.kernels.pool.pool`."""
-    n, height, width, channels = x.shape
     high = F.pad(nchw(x), (1, 1, 1, 1), value=-torch.inf)
     windows = high.unfold(2, 3, 2).unfold(3, 3, 2).flatten(4)  # [N, C, rows, columns, 9]
     best, index = windows.max(-1)
@@ -57,19 +56,29 @@ def masked(gradient: Tensor, positive: Tensor, other: Tensor | None = None) -> t
     return out, out.sum((0, 1, 2))
 
 
+def frame(pictures: Tensor) -> Tensor:
+    """Twin of `laser_rl.kernels.first.frame`."""
+    return nhwc(F.pad(pictures, (1, 1, 1, 1)))
+
+
 def first(
-    pictures: Tensor, weight: Tensor, bias: Tensor, scale: float, *, rectified: bool
+    framed: Tensor, weight: Tensor, bias: Tensor, scale: float, *, rectified: bool
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """Twin of `laser_rl.kernels.first.first`."""
-    x = nhwc(F.conv2d(nchw(pictures).to(weight.dtype), weight * scale, padding=1))
+    x = nhwc(F.conv2d(nchw(framed).to(weight.dtype), weight * scale))
     return pool(x, bias, rectified=rectified)
 
 
-def first_gradient(pictures: Tensor, gradient: Tensor, index: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def first_gradient(framed: Tensor, gradient: Tensor, index: Tensor, scale: float) -> Tensor:
     """Twin of `laser_rl.kernels.first.first_gradient`."""
+    pictures = framed[:, 1:-1, 1:-1]
     full = pool_gradient(gradient, index, *pictures.shape[1:3])
-    weight, bias = weight_gradient(pictures.to(gradient.dtype), full)
-    return weight * scale, bias
+    return weight_gradient(pictures.to(gradient.dtype), full)[0] * scale
+
+
+def channel_sums(x: Tensor) -> Tensor:
+    """Twin of `laser_rl.kernels.pointwise.channel_sums`."""
+    return x.sum((0, 1, 2))
 
 
 def convolve(

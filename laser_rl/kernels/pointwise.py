@@ -67,7 +67,7 @@ def bias_rectify(c: Tensor, bias: Tensor) -> Tensor:
 def add_bias_rectify(
     x: Tensor, c: Tensor, bias: Tensor, *, total: bool, rectified: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """x + c + b, and the same rectified; each only if asked for."""
+    """Gives x + c + b, and the same rectified; each only if asked for."""
     out = torch.empty_like(x) if total else None
     positive = torch.empty_like(x) if rectified else None
     _add_bias_rectify[(triton.cdiv(x.numel(), NUMBERS),)](
@@ -78,7 +78,7 @@ def add_bias_rectify(
 
 
 def masked(gradient: Tensor, positive: Tensor, other: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """g where `positive` is above 0 (plus `other` everywhere), and its sum over all but the last dimension in float32.
+    """The gradient where `positive` is above 0 (plus `other` everywhere), and its sum over all but the last dimension in float32.
 
     A gradient that is not finite is kept where it is let through, and only there.
     """

@@ -49,9 +49,14 @@ def _forward(
 
 
 @triton.jit
-def window(gradient, index, picture, row, column, valid, c, HO: tl.constexpr, WO: tl.constexpr, C: tl.constexpr):
+def window(
+    gradient, index, picture, row, column, valid, c,
+    HO: tl.constexpr, WO: tl.constexpr, C: tl.constexpr, CP: tl.constexpr,
+):  # fmt: skip
     """Gradient and choice of one window for each of some positions; nothing beyond the border."""
-    kept = (valid & (row < HO) & (column < WO))[:, None] & (c < C)[None, :]
+    kept = (valid & (row < HO) & (column < WO))[:, None]
+    if CP > C:
+        kept = kept & (c < C)[None, :]
     at = (((picture * HO + row) * WO + column) * C)[:, None] + c[None, :]
     return tl.load(gradient + at, mask=kept, other=0.0).to(tl.float32), tl.load(index + at, mask=kept, other=9)
 
@@ -66,10 +71,10 @@ def _backward(
     c = tl.arange(0, CP)
     valid = tile < tiles
     j, i, picture = tile % WO, (tile // WO) % HO, (tile // (WO * HO)).to(tl.int64)
-    g00, k00 = window(gradient, index, picture, i, j, valid, c, HO, WO, C)
-    g01, k01 = window(gradient, index, picture, i, j + 1, valid, c, HO, WO, C)
-    g10, k10 = window(gradient, index, picture, i + 1, j, valid, c, HO, WO, C)
-    g11, k11 = window(gradient, index, picture, i + 1, j + 1, valid, c, HO, WO, C)
+    g00, k00 = window(gradient, index, picture, i, j, valid, c, HO, WO, C, CP)
+    g01, k01 = window(gradient, index, picture, i, j + 1, valid, c, HO, WO, C, CP)
+    g10, k10 = window(gradient, index, picture, i + 1, j, valid, c, HO, WO, C, CP)
+    g11, k11 = window(gradient, index, picture, i + 1, j + 1, valid, c, HO, WO, C, CP)
     real = (c < C)[None, :]
     at = (((picture * H + 2 * i) * W + 2 * j) * C)[:, None] + c[None, :]
     right, below = 2 * j + 1 < W, 2 * i + 1 < H
@@ -122,5 +127,5 @@ def pool_gradient(gradient: Tensor, index: Tensor, height: int, width: int) -> T
 
 
 def _blocks(channels: int) -> tuple[int, int]:
-    """Positions of a program and its warps: 2048 numbers, a 16-byte access for each of 128 threads twice over."""
-    return max(1, 2048 // power_of_2(channels)), 4
+    """Positions of a program and its warps: 4 numbers for each of 256 threads, measured on an H200 (benchmarks/kernels.md)."""
+    return max(1, 1024 // power_of_2(channels)), 8

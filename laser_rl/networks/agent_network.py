@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from laser_rl.networks.heads import PixelControlHead, PopArtHead
 from laser_rl.networks.inputs import Instruction, LastStep
 from laser_rl.networks.memory import Memory, NoMemory
-from laser_rl.networks.torso import orthogonal
+from laser_rl.networks.torso import ImpalaDeep, orthogonal
 from laser_rl.types import Inputs
 
 
@@ -102,6 +102,8 @@ class AgentNetwork(nn.Module):
         return Output(self.policy_head(features), value, valued, pixel_q), states
 
     def _prepare(self, flat: Tensor) -> Tensor:
+        if self._by_bytes(flat):
+            return flat
         dtype = torch.bfloat16 if self.bf16 else torch.float32
         flat = flat.to(dtype)
         if self.instruction is not None:
@@ -114,7 +116,18 @@ class AgentNetwork(nn.Module):
     def _features(self, torso: Callable[[Tensor], Tensor], flat: Tensor) -> Tensor:
         cast = torch.autocast(flat.device.type, torch.bfloat16) if self.bf16 else contextlib.nullcontext()
         with cast:
+            if flat.dtype == torch.uint8 and isinstance(torso, ImpalaDeep):
+                return torso.from_bytes(flat, self.scale).float()
             return torso(flat).float()
+
+    def _by_bytes(self, flat: Tensor) -> bool:
+        """Whether all torsos take the stored bytes as they are: our own kernels scale them on the way."""
+        torsos = [self.torso] if self.value_torso is None else [self.torso, self.value_torso]
+        return (
+            self.bf16
+            and self.instruction is None
+            and all(isinstance(torso, ImpalaDeep) and torso.reads_bytes(flat) for torso in torsos)
+        )
 
 
 def _features(torso: nn.Module | None, shared: int) -> int:

@@ -16,14 +16,15 @@ import torch
 from torch import Tensor
 
 from laser_rl.kernels import convolution as own
-from laser_rl.kernels.first import first, first_gradient
+from laser_rl.kernels.convolution_taps import taps, taps_back
+from laser_rl.kernels.first import first, first_gradient, frame
 from laser_rl.kernels.plain import nchw
 from laser_rl.kernels.pointwise import add_bias_rectify, bias_rectify, channel_sums, masked
 from laser_rl.kernels.pool import pool, pool_gradient
 
 NARROW = 32
 PER_SECTION = 10
-BF16 = torch.bfloat16
+DTYPE = torch.bfloat16
 
 
 class Section(NamedTuple):
@@ -35,25 +36,26 @@ class Section(NamedTuple):
 
 
 class Sections(torch.autograd.Function):
-    """[N, H, W, planes] of bytes → the rectified end of the last section, [N, h, w, C]; all else is `parameters`, in order."""
+    """Bytes [N, planes, H, W] → the rectified end of the last section, [N, h, w, C]; all else is `parameters`, in order."""
 
     @staticmethod
     def forward(ctx: Any, pictures: Tensor, scale: float, *parameters: Tensor) -> Tensor:
         """Keeps what the backward pass reads, no more."""
         sections = _sections(parameters)
         narrow = all(len(section.weight) <= NARROW for section in sections)
-        out, kept = (_narrow if narrow else _wide)(pictures, scale, sections)
-        ctx.save_for_backward(pictures, out, *parameters, *kept)
+        framed = frame(pictures)
+        out, kept = (_narrow if narrow else _wide)(framed, scale, sections)
+        ctx.save_for_backward(framed, out, *parameters, *kept)
         ctx.scale, ctx.narrow, ctx.count = scale, narrow, len(parameters)
         return out
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         """Gradients of the parameters; bytes have none."""
-        pictures, out, *rest = ctx.saved_tensors
+        framed, out, *rest = ctx.saved_tensors
         sections, kept = _sections(rest[: ctx.count]), list(rest[ctx.count :])
         back = _narrow_back if ctx.narrow else _wide_back
-        return None, None, *back(pictures, ctx.scale, sections, kept, out, gradient.contiguous())
+        return None, None, *back(framed, ctx.scale, sections, kept, out, gradient.contiguous())
 
 
 def _sections(parameters: Sequence[Tensor]) -> list[Section]:
@@ -61,18 +63,18 @@ def _sections(parameters: Sequence[Tensor]) -> list[Section]:
     return [Section(part[0], part[1], (part[2:6], part[6:10])) for part in parts]
 
 
-def _wide(pictures: Tensor, scale: float, sections: Sequence[Section]) -> tuple[Tensor, list[Tensor]]:
+def _wide(framed: Tensor, scale: float, sections: Sequence[Section]) -> tuple[Tensor, list[Tensor]]:
     kept: list[Tensor] = []
-    x, r = pictures, pictures
+    x = r = framed
     for number, section in enumerate(sections):
         if number == 0:
-            x, r, index = _both(first(pictures, section.weight, section.bias, scale, rectified=True))
+            x, r, index = _both(first(framed, section.weight, section.bias, scale, rectified=True, dtype=DTYPE))
         else:
             kept.append(x)
             x, r, index = _both(pool(_convolve(x, section.weight), section.bias, rectified=True))
         kept.append(index)
         for place, (w1, b1, w2, b2) in enumerate(section.blocks):
-            y = bias_rectify(_convolve(r, w1), b1)
+            y = _convolve_rectify(r, w1, b1)
             kept += [r, y]
             ends, last = place == 1, number == len(sections) - 1
             # The next section reads x alone, the next block both, and whatever follows the last section only what is positive.
@@ -84,7 +86,7 @@ def _wide(pictures: Tensor, scale: float, sections: Sequence[Section]) -> tuple[
 
 
 def _wide_back(
-    pictures: Tensor, scale: float, sections: Sequence[Section], kept: list[Tensor], out: Tensor, gradient: Tensor
+    framed: Tensor, scale: float, sections: Sequence[Section], kept: list[Tensor], out: Tensor, gradient: Tensor
 ) -> list[Tensor]:
     found: list[Tensor] = []  # from the last parameter to the first
     dx, sums = masked(gradient, out)
@@ -101,7 +103,7 @@ def _wide_back(
         index = kept.pop()
         found.append(sums)
         if number == 0:
-            found.append(first_gradient(pictures, dx, index, scale)[0])
+            found.append(first_gradient(framed, dx, index, scale))
         else:
             x = kept.pop()
             dx, dw = _convolve_back(pool_gradient(dx, index, *x.shape[1:3]), x, section.weight)
@@ -110,25 +112,25 @@ def _wide_back(
     return found[::-1]
 
 
-def _narrow(pictures: Tensor, scale: float, sections: Sequence[Section]) -> tuple[Tensor, list[Tensor]]:
+def _narrow(framed: Tensor, scale: float, sections: Sequence[Section]) -> tuple[Tensor, list[Tensor]]:
     kept: list[Tensor] = []
-    x = pictures
+    x = framed
     for number, section in enumerate(sections):
         if number == 0:
-            x, _, index = first(pictures, section.weight, section.bias, scale, rectified=False)
+            x, _, index = first(framed, section.weight, section.bias, scale, rectified=False, dtype=DTYPE)
         else:
             kept.append(x)
-            x, _, index = pool(own.convolve(x, own.taps(section.weight, BF16)), section.bias, rectified=False)
+            x, _, index = pool(own.convolve(x, taps(section.weight, DTYPE)), section.bias, rectified=False)
         kept.append(index)
         for w1, b1, w2, b2 in section.blocks:
-            y = own.convolve(x, own.taps(w1, BF16), b1, rectify=True, rectified=True)
+            y = own.convolve(x, taps(w1, DTYPE), b1, rectify=True, rectified=True)
             kept += [x, y]
-            x = own.convolve(y, own.taps(w2, BF16), b2, residual=x)
+            x = own.convolve(y, taps(w2, DTYPE), b2, residual=x)
     return x.clamp(min=0), kept
 
 
 def _narrow_back(
-    pictures: Tensor, scale: float, sections: Sequence[Section], kept: list[Tensor], out: Tensor, gradient: Tensor
+    framed: Tensor, scale: float, sections: Sequence[Section], kept: list[Tensor], out: Tensor, gradient: Tensor
 ) -> list[Tensor]:
     found: list[Tensor] = []  # from the last parameter to the first
     dx = torch.where(out > 0, gradient, 0)
@@ -137,23 +139,32 @@ def _narrow_back(
         for w1, _, w2, _ in reversed(section.blocks):
             y, x = kept.pop(), kept.pop()
             found += own.weight_gradient(y, dx)[::-1]
-            dy = own.convolve(dx, own.taps_back(w2, BF16), positive=y)
+            dy = own.convolve(dx, taps_back(w2, DTYPE), positive=y)
             found += own.weight_gradient(x, dy, rectify=True)[::-1]
-            dx = own.convolve(dy, own.taps_back(w1, BF16), positive=x, residual=dx)
+            dx = own.convolve(dy, taps_back(w1, DTYPE), positive=x, residual=dx)
         index = kept.pop()
         if number == 0:
-            found += first_gradient(pictures, dx, index, scale)[::-1]
+            found += [channel_sums(dx), first_gradient(framed, dx, index, scale)]
         else:
             x = kept.pop()
             full = pool_gradient(dx, index, *x.shape[1:3])
             found += own.weight_gradient(x, full)[::-1]
-            dx = own.convolve(full, own.taps_back(section.weight, BF16))
+            dx = own.convolve(full, taps_back(section.weight, DTYPE))
     return found[::-1]
 
 
 def _convolve(x: Tensor, weight: Tensor) -> Tensor:
     """The library's, without bias."""
     out = torch.nn.functional.conv2d(nchw(x), weight.to(x.dtype, memory_format=torch.channels_last), padding=1)
+    return out.permute(0, 2, 3, 1)
+
+
+def _convolve_rectify(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """With bias and rectified, in the library's own last step where it has one."""
+    if not x.is_cuda:
+        return bias_rectify(_convolve(x, weight), bias)
+    low = weight.to(x.dtype, memory_format=torch.channels_last)
+    out: Tensor = torch.ops.aten.cudnn_convolution_relu(nchw(x), low, bias.to(x.dtype), [1, 1], [1, 1], [1, 1], 1)
     return out.permute(0, 2, 3, 1)
 
 

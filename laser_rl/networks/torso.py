@@ -8,6 +8,8 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from laser_rl import kernels
+
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
 
@@ -121,7 +123,21 @@ class ImpalaDeep(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         """Features of each observation."""
-        return torch.relu(self.linear(torch.relu(self.sections(observation)).flatten(1)))
+        return self._ends(torch.relu(self.sections(observation)))
+
+    def reads_bytes(self, observation: Tensor) -> bool:
+        """Whether `from_bytes` understands these; it needs a GPU and Triton."""
+        return observation.is_cuda and observation.dtype == torch.uint8 and kernels.available()
+
+    def from_bytes(self, observation: Tensor, scale: float) -> Tensor:
+        """Features of scale · bytes [N, planes, H, W]: the same function, in bfloat16 and by our own kernels."""
+        from laser_rl.networks.impala import Sections  # noqa: PLC0415 - Triton need not be there
+
+        out = Sections.apply(observation.contiguous(), scale, *self.sections.parameters())  # type: ignore[no-untyped-call]
+        return self._ends(out.permute(0, 3, 1, 2))
+
+    def _ends(self, pictures: Tensor) -> Tensor:
+        return torch.relu(self.linear(pictures.flatten(1)))
 
 
 def orthogonal(layer: Layer, gain: float) -> Layer:
