@@ -13,6 +13,8 @@ from laser_rl.networks.memory import Memory, NoMemory
 from laser_rl.networks.torso import ImpalaDeep, orthogonal
 from laser_rl.types import Inputs
 
+PICTURE = 4  # dimensions of [N, C, H, W]
+
 
 class Output(NamedTuple):
     """What the heads say at every row."""
@@ -88,14 +90,20 @@ class AgentNetwork(nn.Module):
     def forward(self, inputs: Inputs, state: Tensor, *, auxiliary: bool = False) -> tuple[Output, Tensor]:
         """All rows at once; only the memory looks at time. Also returns its state after each row, [T, B, S]."""
         rows = inputs.observation.shape[:2]
-        flat = inputs.observation.flatten(0, 1)
+        # Batches lie unroll by unroll; torsos do not care for the order of rows, and pictures are too large to be put into another.
+        turned = inputs.observation.ndim > PICTURE and inputs.observation.stride(0) < inputs.observation.stride(1)
+        flat = (inputs.observation.transpose(0, 1) if turned else inputs.observation).flatten(0, 1)
+
+        def by_row(features: Tensor) -> Tensor:
+            return features.view(rows[1], rows[0], -1).transpose(0, 1) if turned else features.view(*rows, -1)
+
         seen = self._prepare(flat)
         features = self._features(self.torso, seen)
         if self.instruction is not None:
             features = torch.cat([features, self.instruction(flat)], -1)
         last = features if self.last is None else self.last(inputs.last_action, inputs.last_reward, inputs.is_first)
-        features, states = self.memory(features.view(*rows, -1), last, inputs.is_first, state)
-        valued = features if self.value_torso is None else self._features(self.value_torso, seen).view(*rows, -1)
+        features, states = self.memory(by_row(features), last, inputs.is_first, state)
+        valued = features if self.value_torso is None else by_row(self._features(self.value_torso, seen))
         pixel_q = self.pixel_control(features) if auxiliary and self.pixel_control is not None else None
         value = self.value_head(valued)
         value = value if self.popart is not None else value.squeeze(-1)
@@ -110,8 +118,7 @@ class AgentNetwork(nn.Module):
             flat = flat[:, :, :-1]
         if self.scale != 1.0:
             flat = flat * self.scale
-        picture = flat.ndim == 4  # noqa: PLR2004
-        return flat.contiguous(memory_format=torch.channels_last) if picture else flat
+        return flat.contiguous(memory_format=torch.channels_last) if flat.ndim == PICTURE else flat
 
     def _features(self, torso: Callable[[Tensor], Tensor], flat: Tensor) -> Tensor:
         cast = torch.autocast(flat.device.type, torch.bfloat16) if self.bf16 else contextlib.nullcontext()
