@@ -1,6 +1,5 @@
 """The learner: a batch in, parameters moved, numbers out."""
 
-import logging
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -8,12 +7,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from laser_rl.agent.loss import Hyper, hyper_of, laser_loss
+from laser_rl.agent.graphed import MOST_GRAPHS, CudaGraphs, Graphed, Recorder
+from laser_rl.agent.loss import Hyper, Loss, draws, hyper_of, laser_loss
 from laser_rl.agent.optimiser import build_optimiser, load_state
 from laser_rl.agent.parameters import FlatParameters
 from laser_rl.agent.policy import restore_generator
+from laser_rl.agent.recovery import Counts, Recovery
 from laser_rl.agent.recurrent import Recurrent
-from laser_rl.agent.tally import EVERY, GROUPS, shares, tally
+from laser_rl.agent.tally import EVERY, Numbers, tally
 from laser_rl.config import LossConfig, OptimiserConfig, full_name
 from laser_rl.errors import ConfigError
 from laser_rl.networks.agent_network import AgentNetwork
@@ -23,7 +24,6 @@ from laser_rl.ops.priority import critic_priority
 from laser_rl.ops.rmsprop import linear_rate
 from laser_rl.types import Batch
 
-log = logging.getLogger("laser_rl.agent")
 BOUND_RATE = 0.01  # of the controller of the trust bound, a factor e^0.01 an update at most
 GOOD_EVERY = 200  # updates between two states to go back to
 GIVE_UP_AFTER = 20  # skipped updates in a row: these parameters will not recover
@@ -36,8 +36,19 @@ class LearnerState(NamedTuple):
     numbers: dict[str, Any]
 
 
+class Outcome(NamedTuple):
+    """What is left to look at after an update that was only launched; the next one may overwrite it."""
+
+    loss: Loss
+    batch: Batch
+    age: Tensor
+
+
 class Learner:
     """Owns the parameters, the optimiser and the version.
+
+    On a GPU updates are launched on the current stream and nobody waits for them; what reads a result (`report`, `state`, `setting`,
+    `skipped`) waits for that stream, so it belongs into the same thread.
 
     Args:
         network: moved to `device` by the caller; its parameters become views of one vector.
@@ -47,7 +58,8 @@ class Learner:
         seed: only used where relevance is estimated by sampling.
         sources: how many members write into the replay; acceptance is reported for each.
         burn_in_steps: first rows of a replayed unroll that only warm the memory up.
-        prioritise: keep the critic's loss of each unroll in `priorities`.
+        prioritise: keep the critic's loss of each unroll in `priorities`; the host then waits for each update, since who draws needs them.
+        graphs: on a GPU, capture an update as a graph and launch that, where the policy's family needs no random numbers for it.
     """
 
     def __init__(
@@ -61,37 +73,83 @@ class Learner:
         sources: int = 1,
         burn_in_steps: int = 0,
         prioritise: bool = False,
+        graphs: bool = True,
     ) -> None:
         self.network, self.family, self.loss, self.rates, self.sources = network, family, loss, optimiser, sources
         self.flat = FlatParameters(network)
         self.device = self.flat.value.device
-        self.version = self.skipped = self.rollbacks = 0
+        self.version = 0
         self.bound = torch.tensor(loss.bound, device=self.device)
         self.hyper: Hyper = hyper_of([loss], self.device)
         self.optimiser = build_optimiser(self.flat.value, optimiser)
         self.generator = torch.Generator(self.device).manual_seed(seed)
-        self._names: list[str] = []
-        self._sums = torch.zeros(2, 0, device=self.device)  # of each number, and how often it was defined
-        self._tally = torch.zeros(sources + GROUPS, 3, device=self.device)
-        self._failing = 0  # skipped updates in a row
+        self.numbers = Numbers(sources, self.device)
         self.recurrent = Recurrent(network, burn_in_steps)
+        self.recovery = Recovery(self.flat, network, self.optimiser, good_every=GOOD_EVERY, give_up_after=GIVE_UP_AFTER)
         self.prioritises = prioritise
         # Ids and critic's losses of the last batch, unless it was skipped.
         self.priorities: tuple[Tensor, Tensor] | None = None
-        self._good = self._parameters()
+        # What changes from update to update, where a graph can read it.
+        self._rate, self._version = (
+            self.flat.value.new_zeros(()),
+            torch.zeros((), dtype=torch.int64, device=self.device),
+        )
+        self._launcher: Graphed[Outcome] | None = None
+        self._addresses: tuple[int, ...] = ()
+        if self.device.type == "cuda" and not prioritise:
+            self.launch_with(CudaGraphs(self.device), graphs=graphs and not burn_in_steps)
+
+    def launch_with(self, recorder: Recorder, *, graphs: bool = True) -> None:
+        """From now on updates are launched and nobody waits for their outcome; with `graphs` they are recorded where they can be.
+
+        That is: where the policy is a table of probabilities. Densities copy their bounds from the host, and random numbers would be the
+        same in every replay.
+        """
+        fixed = self.family.joint_size is not None and not draws(self.family, self.loss)
+        self._launcher = Graphed(self._launch, recorder, self.device, most=MOST_GRAPHS if graphs and fixed else 0)
+
+    @property
+    def skipped(self) -> int:
+        """Updates whose gradient was not finite."""
+        return self.recovery.counts.skipped
+
+    @property
+    def rollbacks(self) -> int:
+        """How often all went back to an earlier state."""
+        return self.recovery.counts.rollbacks
 
     def update(self, batch: Batch, *, progress: float) -> bool:
         """One gradient step; False if it was skipped because the gradient was not finite.
+
+        On a GPU True says that it was launched: a gradient that is not finite changes nothing there either, and `skipped` counts it. The
+        batch may be overwritten once the current stream is done with it. A roll-back may come four updates later than on a CPU.
 
         Args:
             batch: any device.
             progress: share of the run that is done, for the learning rate's schedule.
         """
-        batch = Batch(*(field.to(self.device, non_blocking=True) for field in batch))
+        if self._launcher is None:
+            return self._update(batch, progress)
+        if self._addresses != (addresses := self._present_addresses()):
+            self._launcher.forget()
+            self._addresses = addresses
+        # A number travels with its launch; one in memory of the host could be overwritten before it is read.
+        self._rate.fill_(self.learning_rate(progress))
+        self._version.fill_(self.version)
+        self.recovery.launching()
+        outcome = self._launcher(batch)
+        if self.version % EVERY == 0:
+            self.numbers.tally += tally(outcome.loss, outcome.batch, outcome.age, sources=self.sources, members=1)[0]
+        self.version += 1
+        gave_up = self.recovery.launched(self.version)
+        if gave_up is not None:
+            self.recurrent.forget(gave_up)
+        return True
+
+    def _update(self, batch: Batch, progress: float) -> bool:
         self.flat.gradient.zero_()
         with checks.unchecked():
-            output, batch = self.recurrent.unroll(batch)
-            loss = laser_loss(self.family, output, batch, self.hyper, self.bound, self.generator, self.network)
+            loss, batch = self._loss(batch)
             loss.total.backward()  # type: ignore[no-untyped-call]
             norm = self.flat.gradient.norm()
             learned = math.isfinite(norm.item())
@@ -105,32 +163,60 @@ class Learner:
         self.count(list(numbers), torch.cat(list(numbers.values())), counted, learned=learned)
         return learned
 
+    def _launch(self, batch: Batch) -> Outcome:
+        """An update without a look at any value: a graph of it can be recorded. Where the gradient is not finite nothing moves."""
+        parameters = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
+        with checks.unchecked():
+            loss, batch = self._loss(batch)
+            # Not `backward`, which adds every gradient to zeros: these are copied, all of them in one launch.
+            gradients = torch.autograd.grad(loss.total, parameters, materialize_grads=True)
+            torch._foreach_copy_([parameter.grad for parameter in parameters], gradients)  # type: ignore[misc]
+            norm = self.flat.gradient.norm()
+            finite = norm.isfinite()
+            self._clip(norm)
+            self.optimiser.step_where(finite, self.flat.value, self.flat.gradient, self._rate)
+            age = self._version - batch.version
+            numbers = {**loss.numbers, **ages(age, batch, 1), "gradient_norm": norm[None]}
+            self._add(list(numbers), torch.cat(list(numbers.values())))
+            self.recovery.note(finite)
+        return Outcome(loss._replace(total=loss.total.detach()), batch, age)  # without what it was computed from
+
+    def _loss(self, batch: Batch) -> tuple[Loss, Batch]:
+        batch = Batch(*(field.to(self.device, non_blocking=True) for field in batch))
+        output, batch = self.recurrent.unroll(batch)
+        return laser_loss(self.family, output, batch, self.hyper, self.bound, self.generator, self.network), batch
+
+    def _present_addresses(self) -> tuple[int, ...]:
+        """Of all that an update reads or writes and that is ever replaced."""
+        tensors = (self.flat.value, self.flat.gradient, self.bound, self.numbers.sums, *self.optimiser.state.values())
+        return *(tensor.data_ptr() for tensor in tensors), *self.recurrent.addresses()
+
     def step(self, norm: Tensor, progress: float) -> None:
         """Take the gradient that stands in `flat`."""
+        self._clip(norm)
+        self.optimiser.step(self.flat.value, self.flat.gradient, self.learning_rate(progress))
+
+    def _clip(self, norm: Tensor) -> None:
         limit = self.rates.clip_gradient_norm
         if limit is not None:
             self.flat.gradient.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
-        self.optimiser.step(self.flat.value, self.flat.gradient, self.learning_rate(progress))
 
     def count(self, names: list[str], values: Tensor, counted: Tensor | None, *, learned: bool) -> None:
         """After an update: its numbers, the trust bound, and a state to go back to if this goes wrong."""
         self.version += 1
-        self.skipped += not learned
-        self._failing = 0 if learned else self._failing + 1
-        defined = ~values.isnan()  # an entropy where no online row is trusted does not count
-        if not self._names:
-            self._names, self._sums = names, torch.zeros(2, len(names), device=self.device)
-        self._sums += torch.stack([torch.where(defined, values, 0.0), defined.float()])
+        self._add(names, values)
         if counted is not None:
-            self._tally += counted
+            self.numbers.tally += counted
+        if self.recovery.count(self.version, learned=learned):
+            self.recurrent.forget()
+
+    def _add(self, names: list[str], values: Tensor) -> None:
+        """The numbers of an update, and what the trust bound makes of them."""
+        self.numbers.add(names, values)
         target = self.loss.target_acceptance
         if target is not None:
             accepted = values[names.index("acceptance")]
-            self.bound = trust_region.adapt_bound(self.bound, accepted, target=target, rate=BOUND_RATE)
-        if self._failing >= GIVE_UP_AFTER:
-            self._roll_back()
-        elif learned and self.version % GOOD_EVERY == 0:
-            self._good = self._parameters()
+            self.bound.copy_(trust_region.adapt_bound(self.bound, accepted, target=target, rate=BOUND_RATE))
 
     def learning_rate(self, progress: float) -> float:
         """What the schedule says at this share of the run."""
@@ -141,15 +227,11 @@ class Learner:
 
     def report(self) -> dict[str, float]:
         """Means over the updates since the last report."""
-        totals, counts = self._sums.tolist()
-        means = {
-            name: total / count for name, total, count in zip(self._names, totals, counts, strict=True) if count > 0
-        }
-        means |= shares(self._tally, self.sources)
-        self._sums, self._tally = torch.zeros_like(self._sums), torch.zeros_like(self._tally)
+        means = self.numbers.report()
         if self.loss.trust != "off":
             means["trust_bound"] = self.bound.item()
-        return {**means, "skipped_updates": self.skipped, "rollbacks": self.rollbacks}
+        counts = self.recovery.counts
+        return {**means, "skipped_updates": counts.skipped, "rollbacks": counts.rollbacks}
 
     def setting(self, name: str) -> float:
         """The present value of a hyper-parameter of loss or optimiser."""
@@ -173,6 +255,11 @@ class Learner:
                 self.rates = OptimiserConfig.model_validate({**self.rates.model_dump(), field: value})
             else:
                 raise ConfigError(f"{name} cannot be changed while learning; only settings of loss and optimiser can")
+        self._set_hyper()
+
+    def _set_hyper(self) -> None:
+        if self._launcher is not None:
+            self._launcher.forget()  # the old numbers are part of what it has recorded
         self.hyper = hyper_of([self.loss], self.device)
 
     def adopt(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
@@ -180,9 +267,9 @@ class Learner:
         _require_finite(tensors["network"])
         load_network(self.network, tensors["network"])
         load_state(self.optimiser, tensors["optimiser"])
-        self.bound = tensors["learner"]["bound"].to(self.device).clone()
+        self.bound.copy_(tensors["learner"]["bound"])
         self.recurrent.forget()  # what lanes carry was computed by other parameters
-        self._failing, self._good = 0, self._parameters()
+        self.recovery.adopted()
 
     def state(self) -> LearnerState:
         """Everything, for a checkpoint."""
@@ -192,53 +279,30 @@ class Learner:
             "learner": {
                 "bound": self.bound.clone(),
                 "generator": self.generator.get_state(),
-                "sums": self._sums.clone(),
-                "tally": self._tally.clone(),
+                "sums": self.numbers.sums.clone(),
+                "tally": self.numbers.tally.clone(),
                 **self.recurrent.state(),
             },
-            "good": {name: tensor.clone() for name, tensor in self._good.items()},
+            "good": {name: tensor.clone() for name, tensor in self.recovery.good.items()},
         }
-        counters = {"version": self.version, "skipped": self.skipped, "rollbacks": self.rollbacks}
+        counters = {"version": self.version, **self.recovery.counts._asdict()}
         tuned = {"loss": self.loss.model_dump(mode="json"), "optimiser": self.rates.model_dump(mode="json")}
-        return LearnerState(tensors, {**counters, "failing": self._failing, "names": list(self._names), **tuned})
+        return LearnerState(tensors, {**counters, "names": list(self.numbers.names), **tuned})
 
     def load(self, tensors: Mapping[str, Mapping[str, Tensor]], numbers: Mapping[str, Any]) -> None:
         """Go on exactly where `state` was taken."""
         load_network(self.network, tensors["network"])
         load_state(self.optimiser, tensors["optimiser"])
         learner = tensors["learner"]
-        self.bound = learner["bound"].to(self.device)
+        self.bound.copy_(learner["bound"])
         restore_generator(self.generator, learner["generator"])
-        self._sums, self._tally = learner["sums"].to(self.device), learner["tally"].to(self.device)
+        self.numbers.load(numbers["names"], learner)
         self.recurrent.load(learner)
-        self._good = {name: tensor.to(self.device) for name, tensor in tensors["good"].items()}
-        self.version, self.skipped, self.rollbacks = numbers["version"], numbers["skipped"], numbers["rollbacks"]
-        self._failing, self._names = numbers["failing"], list(numbers["names"])
+        self.recovery.load(tensors["good"], Counts(*(numbers[name] for name in Counts._fields)))
+        self.version = numbers["version"]
         self.loss = LossConfig.model_validate(numbers["loss"])
         self.rates = OptimiserConfig.model_validate(numbers["optimiser"])
-        self.hyper = hyper_of([self.loss], self.device)
-
-    def _parameters(self) -> dict[str, Tensor]:
-        buffers = {f"buffer.{name}": tensor.clone() for name, tensor in self.network.named_buffers()}
-        moments = {name: tensor.clone() for name, tensor in self.optimiser.state.items()}
-        return {"value": self.flat.value.clone(), **moments, **buffers}
-
-    def _roll_back(self) -> None:
-        """To the last state that learned; whatever has been published of the broken one is overwritten by the next update."""
-        if self.rollbacks & (self.rollbacks - 1) == 0:  # the first, second, fourth, eighth, …
-            log.warning(
-                "%d updates in a row had no finite gradient: back to the parameters of at most %d updates before (time %d); "
-                "lower the learning rate or clip gradients if this repeats",
-                self._failing,
-                GOOD_EVERY + GIVE_UP_AFTER,
-                self.rollbacks + 1,
-            )
-        self.flat.value.copy_(self._good["value"])
-        for name, buffer in self.network.named_buffers():
-            buffer.copy_(self._good[f"buffer.{name}"])
-        load_state(self.optimiser, self._good)
-        self.recurrent.forget()
-        self._failing, self.rollbacks = 0, self.rollbacks + 1
+        self._set_hyper()
 
 
 def ages(age: Tensor, batch: Batch, members: int) -> dict[str, Tensor]:

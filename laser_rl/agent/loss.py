@@ -158,6 +158,17 @@ def behaviour_relevance(
     return trust_region.kl_to_implied(family, policy, behaviour, clip_rho=hyper.clip_rho, generator=generator)
 
 
+def draws(family: Family, hyper: LossConfig) -> bool:
+    """Whether relevance is estimated from random actions.
+
+    >>> from laser_rl.ops.distributions import Categorical
+    >>> draws(Categorical(18), LossConfig()), draws(Categorical(5000), LossConfig())
+    (False, True)
+    """
+    exact = family.joint_size is not None and family.joint_size <= trust_region.ENUMERABLE
+    return hyper.trust != "behaviour" and not exact
+
+
 def learned_reward(raw: Tensor, hyper: Hyper) -> Tensor:
     """What is learned from; the raw reward is what is stored and reported."""
     reward = (torch.unflatten(raw, 1, (hyper.members, -1)) * hyper.reward_scale[:, None]).flatten(1)

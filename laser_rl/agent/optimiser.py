@@ -19,6 +19,9 @@ class Optimiser(Protocol):
     def step(self, value: Tensor, gradient: Tensor, learning_rate: Rate) -> None:
         """Move `value` in place."""
 
+    def step_where(self, taken: Tensor, value: Tensor, gradient: Tensor, learning_rate: Tensor) -> None:
+        """The same, without a look from the host: nothing moves where the device says that the step is not `taken`."""
+
 
 class RMSProp:
     """TensorFlow 1's, from `ops.rmsprop`."""
@@ -42,6 +45,19 @@ class RMSProp:
         self.state["mean_square"].copy_(step.state.mean_square[0])
         self.state["momentum"].copy_(step.state.momentum[0])
 
+    def step_where(self, taken: Tensor, value: Tensor, gradient: Tensor, learning_rate: Tensor) -> None:
+        """One step of `ops.rmsprop.update_where`."""
+        rmsprop.update_where(
+            taken,
+            value,
+            gradient,
+            rmsprop.State((self.state["mean_square"],), (self.state["momentum"],)),
+            learning_rate=learning_rate,
+            decay=self._decay,
+            momentum=self._momentum,
+            epsilon=self._epsilon,
+        )
+
 
 class Adam:
     """From `ops.adam`."""
@@ -58,6 +74,11 @@ class Adam:
         value.sub_(step.decrement)
         for kept, new in zip(state, step.state, strict=True):
             kept.copy_(new)
+
+    def step_where(self, taken: Tensor, value: Tensor, gradient: Tensor, learning_rate: Tensor) -> None:
+        """One step of `ops.adam.update_where`."""
+        state = adam.State(self.state["exp_avg"], self.state["exp_avg_sq"], self.state["step"])
+        adam.update_where(taken, value, gradient, state, learning_rate=learning_rate, epsilon=self._epsilon)
 
 
 def build_optimiser(value: Tensor, config: OptimiserConfig) -> Optimiser:

@@ -36,15 +36,16 @@ class Recurrent:
         auxiliary = self._network.pixel_control is not None
         if not self._network.state_size:
             return self._network(batch.inputs, batch.state, auxiliary=auxiliary)[0], batch
-        columns = batch.online.shape[0]
-        if len(self._lost) != columns:
+        if (
+            len(self._lost) != batch.online.shape[0]
+        ):  # else the room stays where it is: a recorded update knows its address
             self._carried, self._lost = batch.state.new_zeros(batch.state.shape), torch.ones_like(batch.carried)
         start = torch.where(batch.carried[:, None], self._carried, batch.state)
         lost = self._lost & batch.carried
         output, states = self._forward(batch, start, auxiliary=auxiliary)
         end = states[-2].detach()
-        self._lost = lost | ~end.isfinite().all(-1)
-        self._carried = finite(end)
+        self._lost.copy_(lost | ~end.isfinite().all(-1))
+        self._carried.copy_(finite(end))
         return output, batch._replace(real=batch.real & ~lost & ~self._warming(batch))
 
     def _forward(self, batch: Batch, start: Tensor, *, auxiliary: bool) -> tuple[Output, Tensor]:
@@ -64,9 +65,13 @@ class Recurrent:
         early = torch.arange(batch.real.shape[0], device=batch.real.device) < self._burn_in
         return early[:, None] & ~batch.online
 
-    def forget(self) -> None:
-        """The parameters are others now: nothing is learned from a lane until it begins anew."""
-        self._lost = torch.ones_like(self._lost)
+    def forget(self, others: Tensor | bool = True) -> None:
+        """The parameters are others now: nothing is learned from a lane until it begins anew. Or only if the device says so."""
+        self._lost.bitwise_or_(others)
+
+    def addresses(self) -> tuple[int, ...]:
+        """Where the state lies: whoever records an update has to know whether it still does."""
+        return self._carried.data_ptr(), self._lost.data_ptr()
 
     def state(self) -> dict[str, Tensor]:
         """For a checkpoint."""
@@ -75,7 +80,7 @@ class Recurrent:
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Go on there."""
         device = self._carried.device
-        self._carried, self._lost = tensors["carried"].to(device), tensors["lost"].to(device)
+        self._carried, self._lost = (tensors[name].to(device, copy=True) for name in ("carried", "lost"))
 
 
 def _rows(inputs: Inputs, which: slice) -> Inputs:

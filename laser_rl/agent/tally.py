@@ -1,4 +1,10 @@
-"""Whose data, and how old, is trusted by whom: counted in every fourth update (in every one it would cost a tenth), reported as shares."""
+"""What updates report: means of their numbers, and whose data, and how old, is trusted by whom.
+
+The latter is counted in every fourth update (in every one it would cost a tenth) and reported as shares.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -30,13 +36,19 @@ def tally(loss: Loss, batch: Batch, age: Tensor, *, sources: int, members: int) 
     of_column = torch.stack([(loss.learnable & replayed).sum(0), replayed.sum(0), divergence.sum(0)], dim=1).float()
     width = sources + GROUPS
     member = torch.arange(members, device=age.device).repeat_interleave(age.shape[0] // members) * width
-    group = sources + torch.bucketize(age.clamp(min=0), torch.tensor(AGES, device=age.device), right=True)
+    group = sources + torch.bucketize(age.clamp(min=0), _edges(age.device), right=True)
     # A column of a member that is not one of the sources (of another sweep, say) counts by age only.
     known = batch.member < sources
     place = torch.cat([torch.where(known, member + batch.member, member + group), member + group])
     weight = torch.cat([known, torch.ones_like(known)])
     counted = of_column.repeat(2, 1) * weight[:, None]
     return torch.zeros(members * width, 3, device=age.device).index_add_(0, place, counted).view(members, width, 3)
+
+
+@functools.cache
+def _edges(device: torch.device) -> Tensor:
+    """Made once: a copy from the host is waited for."""
+    return torch.tensor(AGES, device=device)
 
 
 def shares(counted: Tensor, sources: int) -> dict[str, float]:
@@ -56,3 +68,41 @@ def shares(counted: Tensor, sources: int) -> dict[str, float]:
         else:
             numbers[f"acceptance_age_{row - sources}"] = trusted / offered
     return numbers
+
+
+class Numbers:
+    """Sums over updates, on the device; nobody waits for them before a report.
+
+    >>> numbers = Numbers(sources=1, device=torch.device("cpu"))
+    >>> numbers.add(["kl", "entropy"], torch.tensor([1.0, torch.nan]))
+    >>> numbers.add(["kl", "entropy"], torch.tensor([2.0, 3.0]))
+    >>> numbers.report()
+    {'kl': 1.5, 'entropy': 3.0}
+    """
+
+    def __init__(self, sources: int, device: torch.device) -> None:
+        self._sources, self.names = sources, list[str]()
+        self.sums = torch.zeros(2, 0, device=device)  # of each number, and how often it was defined
+        self.tally = torch.zeros(sources + GROUPS, 3, device=device)
+
+    def add(self, names: list[str], values: Tensor) -> None:
+        """The numbers of an update, the same ones every time. Can be recorded in a graph, but for the first time."""
+        defined = ~values.isnan()  # an entropy where no online row is trusted does not count
+        if not self.names:
+            self.names, self.sums = names, torch.zeros(2, len(names), device=self.sums.device)
+        self.sums += torch.stack([torch.where(defined, values, 0.0), defined.float()])
+
+    def report(self) -> dict[str, float]:
+        """Means and shares since the last report."""
+        totals, counts = self.sums.tolist()
+        found = zip(self.names, totals, counts, strict=True)
+        means = {name: total / count for name, total, count in found if count > 0}
+        means |= shares(self.tally, self._sources)
+        self.sums.zero_()  # in place: a recorded update adds to this memory
+        self.tally.zero_()
+        return means
+
+    def load(self, names: Sequence[str], tensors: Mapping[str, Tensor]) -> None:
+        """Go on there."""
+        device, self.names = self.sums.device, list(names)
+        self.sums, self.tally = (tensors[name].to(device, copy=True) for name in ("sums", "tally"))

@@ -41,14 +41,12 @@ class PopArtHead(nn.Linear):
         """The statistics follow the targets, and the layer is rescaled so that no value changes. Nothing moves on what is not finite."""
         old = self.statistics
         new = popart.update(old, target, task, learnable, step=step)
-        if not (new.mean.isfinite().all() and new.mean_square.isfinite().all()):
-            return
+        whole = new.mean.isfinite().all() & new.mean_square.isfinite().all()  # not looked at: that would wait for a GPU
         layer = popart.rescale(popart.Layer(self.weight, self.bias), old, new)
         # Through `data`: the parameters may be views of one vector, and the graph of the values before is not needed any more.
-        self.weight.data.copy_(layer.weight)
-        self.bias.data.copy_(layer.bias)
-        self.mean.copy_(new.mean)
-        self.mean_square.copy_(new.mean_square)
+        places = (self.weight.data, self.bias.data, self.mean, self.mean_square)
+        for place, moved in zip(places, (*layer, *new), strict=True):
+            place.copy_(torch.where(whole, moved, place))
 
 
 def of_task(values: Tensor, task: Tensor) -> Tensor:

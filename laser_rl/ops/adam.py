@@ -7,7 +7,7 @@ copied another.
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from laser_rl.ops import checks
@@ -67,3 +67,37 @@ def update(
         rate = learning_rate / (1 - beta1**count)
         spread = square.sqrt().div_((1 - beta2**count).sqrt()).add_(epsilon)
         return Step((mean / spread).mul_(rate), State(mean, square, count))
+
+
+def update_where(
+    taken: Bool[Tensor, ""],
+    value: Float[Tensor, "*members P"],
+    gradient: Float[Tensor, "*members P"],
+    state: State,
+    *,
+    learning_rate: Float[Tensor, ""],
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    epsilon: float = 1e-8,
+) -> None:
+    """`update` in place, bit for bit, where the device says that it is taken; else nothing changes, whatever the gradient.
+
+    As in `rmsprop.update_where` a step that is not taken has gradient 0, weights that keep the moments, and rate 0.
+
+    >>> value, state = torch.zeros(1), initial(torch.zeros(1))
+    >>> for gradient in (torch.tensor([torch.inf]), torch.tensor([2.0])):
+    ...     update_where(gradient.isfinite().all(), value, gradient, state, learning_rate=torch.tensor(0.1))
+    >>> value, state.steps
+    (tensor([-0.1000]), tensor([1.]))
+    """
+    mean, square, steps = state
+    with torch.no_grad():
+        step = torch.where(taken, gradient, 0.0)  # a product with 0 would leave NaN
+        mean.lerp_(step, torch.where(taken, value.new_full((), 1 - beta1), 0.0))
+        square.mul_(torch.where(taken, value.new_full((), beta2), 1.0)).addcmul_(step, step, value=1 - beta2)
+        steps.add_(taken)
+        count = steps.clamp(min=1)  # before the first step that is taken: 0/0
+        # `update` divides a number by a tensor, which torch does as a product.
+        rate = torch.where(taken, (1 - beta1**count).reciprocal() * learning_rate, 0.0)
+        spread = torch.sqrt(square, out=step).div_((1 - beta2**count).sqrt()).add_(epsilon)
+        value.sub_(torch.div(mean, spread, out=spread).mul_(rate))

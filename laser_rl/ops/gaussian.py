@@ -4,6 +4,7 @@ The stored action is the latent u ~ N(mean, scale²), never the bounded one: in 
 cannot be scored again. `log_prob` is nevertheless the density of what the environment receives; in a ratio π/μ the Jacobian cancels.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -124,8 +125,7 @@ class DiagonalGaussian:
         """Squash the bounded dimensions into their bounds."""
         if checks.active():
             checks.last_dimension(len(self.low), action=action)
-        bounded, half = self._bounds(action)
-        middle = action.new_tensor([_middle(low, high) for low, high in zip(self.low, self.high, strict=True)])
+        bounded, middle, half = self._bounds(action)
         return torch.where(bounded, middle + half * action.tanh(), action)
 
     def _mean_and_scale(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
@@ -136,17 +136,30 @@ class DiagonalGaussian:
 
     def _log_stretch(self, latent: Tensor) -> Tensor:
         """Each dimension's log |da/du|; without cancellation log(1 − tanh² u) = 2·(log 2 − u − softplus(−2u))."""
-        bounded, half = self._bounds(latent)
+        bounded, _, half = self._bounds(latent)
         squash = 2 * (math.log(2) - latent - F.softplus(-2 * latent))
         return torch.where(bounded, half.log() + squash, torch.zeros_like(latent))
 
-    def _bounds(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        bounded = torch.tensor([math.isfinite(low) for low in self.low], device=like.device)
-        half = [
-            0.5 * (high - low) if math.isfinite(low) else 1.0 for low, high in zip(self.low, self.high, strict=True)
-        ]
-        return bounded, like.new_tensor(half)
+    def _bounds(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        of = _bounds if torch.compiler.is_compiling() else _kept_bounds  # a compiler keeps constants by itself
+        return of(self.low, self.high, like.device, like.dtype)
 
 
-def _middle(low: float, high: float) -> float:
-    return 0.5 * (low + high) if math.isfinite(low) else 0.0
+def _bounds(
+    low: tuple[float, ...], high: tuple[float, ...], device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Which dimensions are bounded, their middles and half widths."""
+    both = list(zip(low, high, strict=True))
+    middle = [0.5 * (a + b) if math.isfinite(a) else 0.0 for a, b in both]
+    half = [0.5 * (b - a) if math.isfinite(a) else 1.0 for a, b in both]
+    bounded = torch.tensor([math.isfinite(a) for a in low], device=device)
+    return bounded, torch.tensor(middle, device=device, dtype=dtype), torch.tensor(half, device=device, dtype=dtype)
+
+
+@functools.lru_cache(maxsize=64)
+def _kept_bounds(
+    low: tuple[float, ...], high: tuple[float, ...], device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Made once: a copy from the host is waited for, and cannot be part of a CUDA graph."""
+    with torch.inference_mode(False):  # gradients may run through them later, whoever asks first
+        return _bounds(low, high, device, dtype)

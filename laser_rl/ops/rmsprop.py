@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from laser_rl.ops import checks
@@ -72,6 +72,49 @@ def update(
             for mom, g, ms in zip(state.momentum, gradients, mean_squares, strict=True)
         )
     return Step(decrements, State(mean_squares, decrements))
+
+
+def update_where(
+    taken: Bool[Tensor, ""],
+    value: Float[Tensor, "*members P"],
+    gradient: Float[Tensor, "*members P"],
+    state: State,
+    *,
+    learning_rate: Float[Tensor, ""],
+    decay: float = 0.99,
+    momentum: float = 0.0,
+    epsilon: float = 0.01,
+) -> None:
+    """`update` of one parameter in place, bit for bit, where the device says that it is taken; else nothing changes, whatever the gradient.
+
+    A step that is not taken is one with gradient 0 and factors 1: the mask costs one pass over the gradient, not one over each result. In
+    all 26 vectors are read or written (30 with momentum), none of them allocated but two.
+
+    >>> value, state = torch.zeros(1), initial([torch.zeros(1)])
+    >>> for gradient in (torch.nan, 2.0):
+    ...     gradient = torch.tensor([gradient])
+    ...     update_where(gradient.isfinite().all(), value, gradient, state, learning_rate=torch.tensor(0.1), decay=0.5, epsilon=1.5)
+    >>> value
+    tensor([-0.1000])
+    """
+    (mean_square,), (velocity,) = state
+    with torch.no_grad():
+        step = torch.where(taken, gradient, 0.0)  # a product with 0 would leave NaN
+        scratch = step.square().mul_(1 - decay)
+        mean_square.mul_(_factor(taken, decay, value)).add_(scratch)
+        torch.add(mean_square, epsilon, out=scratch).sqrt_()
+        step.mul_(learning_rate).div_(scratch)
+        if momentum == 0.0:
+            torch.where(taken, step, velocity, out=velocity)
+            value.sub_(step)
+        else:
+            velocity.mul_(_factor(taken, momentum, value)).add_(step)
+            value.addcmul_(velocity, taken.to(value.dtype), value=-1)
+
+
+def _factor(taken: Tensor, factor: float, like: Tensor) -> Tensor:
+    """A number in memory of the device; one copied from the host would have to be waited for."""
+    return torch.where(taken, like.new_full((), factor), 1.0)
 
 
 def linear_rate(start: float, end: float, *, step: int, total: int) -> float:

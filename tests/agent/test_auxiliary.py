@@ -136,7 +136,7 @@ def test_statistics_are_part_of_state_copy_and_roll_back():
         assert torch.equal(copied.network.popart.mean_square, one.network.popart.mean_square)
     good = other.network.popart.mean.clone()
     other.network.popart.mean.fill_(7.0)
-    other._roll_back()
+    other.recovery.roll_back()
     assert torch.equal(other.network.popart.mean, good)
 
 

@@ -1,0 +1,174 @@
+"""Updates as CUDA graphs: recorded once, then one launch each, however many operations they are made of.
+
+A graph is a list of kernels with the addresses and the numbers that they had when it was recorded. So the work that is recorded must not
+look at a tensor, everything that changes between two updates must lie in a tensor that stays where it is, and whoever replaces such a
+tensor, or changes a number that the work has read, has to `forget` what was recorded.
+"""
+
+import contextlib
+import functools
+import logging
+import weakref
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from laser_rl.agent.capture import WARM_UPS, turn
+from laser_rl.types import Batch
+
+log = logging.getLogger("laser_rl.agent")
+MOST_GRAPHS = 4  # shapes of batches
+_ALIVE: dict[torch.device, weakref.WeakSet[torch.cuda.CUDAGraph]] = {}
+_FAILED: list[torch.cuda.CUDAGraph] = []  # kept: allocators hold their addresses
+Result = TypeVar("Result")
+Shapes = tuple[tuple[torch.Size, torch.dtype], ...]
+
+
+class Recorder(Protocol):
+    """Remembers work, and does it again on the same memory."""
+
+    def rehearse(self, work: Callable[[], Result]) -> Result:
+        """Do it as it will be recorded: what is allocated or chosen at a first time must not happen while it is recorded."""
+
+    def record(self, work: Callable[[], Result]) -> Callable[[], Result]:
+        """Without doing it. Each call of what is returned does it; the result is the same memory every time."""
+
+
+class CudaGraphs:
+    """Records on a stream for that purpose; a replay goes to the stream that is current then.
+
+    All learners of a process belong into one thread: they share that stream, what libraries keep for each stream (a workspace of cuBLAS,
+    say, which a graph goes on using), and the memory for what is computed on the way. One after the other they cannot meet there.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._stream = device, _stream_of(device)
+
+    def rehearse(self, work: Callable[[], Result]) -> Result:
+        """On the stream on which it will be recorded: libraries prepare themselves for each stream apart."""
+        here = torch.cuda.current_stream(self._device)
+        # With `turn`, because kernels are compiled and tuned in the first runs, which waits for the whole device.
+        with turn("the learner"), torch.cuda.device(self._device):
+            self._stream.wait_stream(here)
+            with torch.cuda.stream(self._stream):
+                result = work()
+            # Results are memory of the other stream; it is not used again before that stream has waited for this one, above.
+            here.wait_stream(self._stream)
+        return result
+
+    def record(self, work: Callable[[], Result]) -> Callable[[], Result]:
+        """Other threads go on launching work and allocating memory meanwhile."""
+        graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
+        alive = next(iter(_ALIVE.setdefault(self._device, weakref.WeakSet())), None)
+        # A pool lives as long as one of its graphs: none alive, a new one.
+        pool = torch.cuda.graph_pool_handle() if alive is None else alive.pool()
+        with turn("the learner"), torch.cuda.device(self._device):
+            try:
+                with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
+                    result = work()
+            except BaseException:
+                torch.cuda.set_stream(here)  # still that of the capture
+                self._clear_away(graph, pool)
+                raise
+        _ALIVE[self._device].add(graph)
+
+        def replay() -> Result:
+            graph.replay()
+            return result
+
+        return replay
+
+    def _clear_away(self, graph: torch.cuda.CUDAGraph, pool: Any) -> None:
+        """After a capture that failed: torch leaves its allocators as if it were still under way, and they go on asking it."""
+        _FAILED.append(graph)
+        with contextlib.suppress(RuntimeError):  # it was ended in good order
+            torch._C._cuda_endAllocateToPool(self._device.index, pool)  # noqa: SLF001
+            torch._C._cuda_releasePool(self._device.index, pool)  # noqa: SLF001
+
+
+@functools.cache
+def _stream_of(device: torch.device) -> torch.cuda.Stream:
+    """One for ever: torch has 32 and then hands out the same ones again, and a capture swallows whatever goes to its stream."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+class Graphed(Generic[Result]):
+    """Work on a batch, recorded for each shape of batch after a few eager runs. If it cannot be recorded, it stays eager, and that is said.
+
+    Args:
+        work: launches everything on the current stream. It may read the batch it is given again and again from the same memory.
+        recorder: how to record.
+        device: where the batches that are replayed lie; the ones handed in may come from elsewhere.
+        most: how many shapes; 0: nothing is recorded.
+
+    >>> class Calls:
+    ...     def rehearse(self, work):
+    ...         return work()
+    ...     def record(self, work):
+    ...         return work
+    >>> double = Graphed(lambda batch: 2 * batch.reward, Calls(), torch.device("cpu"))
+    >>> double(Batch(*[torch.ones(2)] * 22))
+    tensor([2., 2.])
+    """
+
+    def __init__(
+        self, work: Callable[[Batch], Result], recorder: Recorder, device: torch.device, *, most: int = MOST_GRAPHS
+    ) -> None:
+        self._work, self._recorder, self._device, self._most = work, recorder, device, most
+        self._runs: dict[Shapes, int] = {}
+        self._replays: dict[Shapes, tuple[Batch, Callable[[], Result]]] = {}
+
+    @property
+    def recorded(self) -> int:
+        """How many shapes are replayed."""
+        return len(self._replays)
+
+    def forget(self) -> None:
+        """What was recorded is out of date: run eagerly a few times, and record anew. Waits for replays that are under way."""
+        if self._replays and self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+        self._replays.clear()
+        self._runs.clear()
+
+    def __call__(self, batch: Batch) -> Result:
+        """The work on this batch, which may be overwritten as soon as the current stream is done with it."""
+        shapes = tuple((field.shape, field.dtype) for field in batch)
+        if shapes not in self._replays:
+            runs = self._runs[shapes] = self._runs.get(shapes, 0) + 1
+            if runs <= WARM_UPS:
+                return self._recorder.rehearse(lambda: self._work(batch))
+            if len(self._replays) >= self._most or not self._record(shapes, batch):
+                return self._work(batch)
+        fixed, replay = self._replays[shapes]
+        _copy(batch, fixed)
+        return replay()
+
+    def _record(self, shapes: Shapes, batch: Batch) -> bool:
+        fixed = Batch(*(field.to(self._device, copy=True) for field in batch))
+        try:
+            self._replays[shapes] = fixed, self._recorder.record(lambda: self._work(fixed))
+        except Exception as error:  # whatever a user's own network does in there
+            reason = error.__context__ or error  # the end of a broken capture hides what broke it
+            log.warning(
+                "an update cannot be captured as a CUDA graph, so its operations are launched one by one, which is slower (%s: %s). "
+                "A network must not look at the values of tensors (.item(), `if tensor`) nor copy from the host; run.graphs=false does "
+                "without graphs and without this message",
+                type(reason).__name__,
+                str(reason).partition("\n")[0],
+            )
+            self._most = 0
+            return False
+        return True
+
+
+def _copy(batch: Batch, fixed: Batch) -> None:
+    """All fields of one type in one launch: most are small, and a launch costs more than their bytes."""
+    groups: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    for field, place in zip(batch, fixed, strict=True):
+        places, fields = groups.setdefault(field.dtype, ([], []))
+        places.append(place)
+        fields.append(field)
+    for places, fields in groups.values():
+        torch._foreach_copy_(places, fields, non_blocking=True)
