@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from laser_rl.agent.staged import Staged
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.ops import checks
 from laser_rl.ops.distributions import Family
@@ -38,6 +39,9 @@ class Decision(NamedTuple):
 class Policy:
     """A network, a family and a stream of random numbers.
 
+    On a GPU everything is launched on the current stream of the calling thread. Where that thread also learns, acting thus sees the
+    newest parameters; where it only acts, give it a stream of its own (`streams.own_stream`).
+
     Args:
         network: its parameters may move between two calls.
         family: what its parameters mean.
@@ -49,22 +53,55 @@ class Policy:
         self.network, self.family, self.deterministic = network, family, deterministic
         self.device = next(network.parameters()).device
         self.generator = torch.Generator(self.device).manual_seed(seed)
+        self._tensors = [*network.parameters(), *network.buffers()]
+        self._staged: Staged | None = None
+        if self.device.type == "cuda":
+            self._staged = Staged(
+                self._decide,
+                self.device,
+                generator=self.generator,
+                graphs=capturable(network),
+                addresses=self._addresses,
+            )
 
-    @torch.inference_mode()
     def act(self, rows: Seen, slots: NDArray[np.int64] | None = None) -> Decision:
         """Decide for n rows."""
-        remembers = self.network.state_size > 0
-        parts = rows if remembers else (rows.observation,) * len(rows)  # who has no memory looks at nothing else
-        observation, first, action, reward, state = (torch.from_numpy(part).to(self.device) for part in parts)
+        parts = rows if self.network.state_size else rows[:1]  # who has no memory looks at nothing else
+        if self._staged is not None:
+            return Decision(*self._staged(parts))
+        with torch.inference_mode():
+            results = self._decide([torch.from_numpy(part).to(self.device) for part in parts])
+            return Decision(*(result.cpu().numpy() for result in results))
+
+    def _decide(self, parts: list[Tensor]) -> list[Tensor]:
+        """The fields of a decision, from those of `Seen`."""
+        observation, first, action, reward, state = parts if self.network.state_size else parts * len(Seen._fields)
         inputs = Inputs(*(part.unsqueeze(0) for part in (observation, first, action, reward)))
         with checks.unchecked():
             output, states = self.network(inputs, state)
-            decision = decide(self.family, output.policy[0], self.generator, deterministic=self.deterministic)
-        return decision._replace(state=finite(states[-1]).cpu().numpy()) if remembers else decision
+            chosen = choose(self.family, output.policy[0], self.generator, deterministic=self.deterministic)
+        return [*chosen, finite(states[-1])] if self.network.state_size else list(chosen)
+
+    def _addresses(self) -> tuple[int, ...]:
+        return tuple(tensor.data_ptr() for tensor in self._tensors)
 
 
-def decide(family: Family, behaviour: Tensor, generator: torch.Generator, *, deterministic: bool = False) -> Decision:
-    """Actions from a policy's parameters [n, P].
+def capturable(network: AgentNetwork) -> bool:
+    """Whether a CUDA graph can be made of it: no memory, and no torso of a user, who may look at values in it.
+
+    >>> from laser_rl.networks.torso import MLP
+    >>> capturable(AgentNetwork(MLP((4,), (8,)), parameter_size=2))
+    True
+    """
+    torsos = [torso for torso in (network.torso, network.value_torso) if torso is not None]
+    ours = all(type(torso).__module__.startswith("laser_rl.") for torso in torsos)
+    return ours and network.state_size == 0
+
+
+def choose(
+    family: Family, behaviour: Tensor, generator: torch.Generator, *, deterministic: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """From a policy's parameters [n, P]: actions as stored, the parameters that they were drawn from, the environment's actions.
 
     A network that has diverged answers with NaN. Then the parameters are taken to be 0 (a uniform choice, a standard normal): what is
     stored is what the action was drawn from, nothing non-finite reaches the replay, and the learner has time to roll back.
@@ -73,8 +110,13 @@ def decide(family: Family, behaviour: Tensor, generator: torch.Generator, *, det
     broken = ~behaviour.isfinite().all(-1, keepdim=True)
     behaviour = torch.where(broken, 0.0, behaviour)
     action = family.mode(behaviour) if deterministic else family.sample(behaviour, generator)
-    for_environment = family.to_environment(action)
-    return Decision(action.cpu().numpy(), behaviour.cpu().numpy(), for_environment.cpu().numpy())
+    return action, behaviour, family.to_environment(action)
+
+
+def decide(family: Family, behaviour: Tensor, generator: torch.Generator, *, deterministic: bool = False) -> Decision:
+    """What `choose` says, on the host."""
+    chosen = choose(family, behaviour, generator, deterministic=deterministic)
+    return Decision(*(part.cpu().numpy() for part in chosen))
 
 
 def finite(state: Tensor) -> Tensor:

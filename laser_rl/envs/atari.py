@@ -4,10 +4,11 @@ Its defaults clip rewards, press fire on reset, and stack four frames: all off h
 """
 
 import re
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +46,7 @@ class AtariSettings:
     most_frames: int = 108_000  # 30 minutes; then the episode is truncated. Initial no-ops do not count
     repeat_action_probability: float = 0.0  # 0.25 for "sticky actions"
     full_action_space: bool = False
-    threads: int = 0  # 0: as many as there are cores
+    threads: int = 0  # of each group of slots; 0: as many as there are cores
 
     @property
     def steps_per_episode(self) -> int:
@@ -102,53 +103,111 @@ def _load() -> ModuleType:
     return vector_env
 
 
+class _Group(NamedTuple):
+    """Slots that ALE steps together."""
+
+    slots: NDArray[np.int64]
+    env: Any
+
+
 class AtariEnvironments:
     """One game in `slots` copies. A life lost is reported in `lost_life` and does not end the episode.
 
     ALE takes a seed for each slot once, at the first reset; later episodes draw on from there. So `seed` in the rows is nominal except in
     episode 0, and an episode cannot be rebuilt: `state` is None.
+
+    With two groups, a step sends one group off and brings the rows of the other: the emulators of one work while whoever decides for the
+    other does. Rows of a slot are the same for any number of groups. A wait for ALE has no limit, since `recv` takes none; its threads do
+    nothing but emulate.
+
+    Args:
+        game: by any of its names.
+        slots: how many copies.
+        seed: of all of them.
+        settings: how it is played. Each group has `settings.threads` of its own. With one for each core, a group that emulates alone has
+            the whole machine, and two at once share it; halves would leave cores idle whenever one group waits for its actions.
+        groups: into which the slots are split, evenly; no more than there are slots.
     """
 
-    def __init__(self, game: str, *, slots: int, seed: int, settings: AtariSettings | None = None) -> None:
-        settings = settings or AtariSettings()
-        self._env = atari_vector(atari_game(game), slots, settings)
-        self.slots, self._seed, self._all = slots, seed, np.arange(slots)
+    def __init__(
+        self, game: str, *, slots: int, seed: int, settings: AtariSettings | None = None, groups: int = 1
+    ) -> None:
+        settings, rom = settings or AtariSettings(), atari_game(game)
+        self._groups = [
+            _Group(own, atari_vector(rom, len(own), settings))
+            for own in np.array_split(np.arange(slots), max(1, min(groups, slots)))
+        ]
+        self._sent: deque[_Group] = deque()  # longest ago first; their rows are owed
+        self.slots, self._seed = slots, seed
         shape = (1, settings.screen_size, settings.screen_size)
-        actions = DiscreteActions(int(self._env.single_action_space.n))
-        self.spec = EnvironmentSpec(f"ALE/{atari_game(game)}", ObservationSpec(shape, "uint8", 1 / 255), actions)
+        actions = DiscreteActions(int(self._groups[0].env.single_action_space.n))
+        self.spec = EnvironmentSpec(f"ALE/{rom}", ObservationSpec(shape, "uint8", 1 / 255), actions)
         self._episode = np.zeros(slots, np.int64)
         self._lives, self._ended = np.zeros(slots, np.int32), np.zeros(slots, np.bool_)
         self._action = np.zeros(slots, np.int64)
 
     def reset(self) -> Rows:
-        """Start every slot."""
-        observation, info = self._env.reset(seed=seed_of(self._seed, self._all, self._episode))
-        nothing = np.zeros(self.slots, np.bool_)
-        self._lives = info["lives"].copy()
-        return self._rows(observation, np.ones(self.slots, np.bool_), np.zeros(self.slots), nothing, nothing, nothing)
+        """Start every slot; rows that are owed are dropped."""
+        while self._sent:
+            self._sent.popleft().env.recv()
+        self._ended[:] = False
+        shown = []
+        for slots, env in self._groups:
+            observation, info = env.reset(seed=seed_of(self._seed, slots, self._episode[slots]))
+            self._lives[slots] = info["lives"]
+            shown.append(observation)
+        nothing, everybody = np.zeros(self.slots, np.bool_), np.arange(self.slots)
+        observation = shown[0] if len(shown) == 1 else np.concatenate(shown)
+        return self._rows(everybody, observation, ~nothing, np.zeros(self.slots), nothing, nothing, nothing)
 
     def step(self, slots: NDArray[np.int64], action: Array) -> Rows:
-        """A row for every slot; all of them have to act."""
-        if slots.size != self.slots:
-            raise ValueError(f"{self.spec.name}: expected actions for all {self.slots} slots at once, got {slots.size}")
+        """Send off the groups of `slots`, each as a whole, and wait for the group that was sent longest ago."""
         self._action[slots] = action
-        observation, reward, terminated, truncated, info = self._env.step(self._action)
-        first = self._ended
-        self._episode[first] += 1
+        for group in self._whole(slots):
+            group.env.send(self._action[group.slots])
+            self._sent.append(group)
+        if not self._sent:
+            raise ValueError(f"{self.spec.name}: expected a slot to act in, or one that owes a row; got neither")
+        return self._receive(self._sent.popleft())
+
+    def _whole(self, slots: NDArray[np.int64]) -> list[_Group]:
+        """The groups that these slots make up."""
+        asked = np.zeros(self.slots, np.bool_)
+        asked[slots] = True
+        chosen = [group for group in self._groups if asked[group.slots].any()]
+        for group in chosen:
+            acting, size = int(asked[group.slots].sum()), len(group.slots)
+            if acting < size:
+                raise ValueError(f"{self.spec.name}: expected actions for all {size} slots at once, got {acting}")
+            if any(group is sent for sent in self._sent):
+                raise ValueError(
+                    f"{self.spec.name}: expected slots that owe no row, got {group.slots[0]} to {group.slots[-1]}"
+                )
+        return chosen
+
+    def _receive(self, group: _Group) -> Rows:
+        slots = group.slots
+        observation, reward, terminated, truncated, info = group.env.recv()
+        first = self._ended[slots]
+        self._episode[slots] += first
         terminated, truncated = terminated & ~first, truncated & ~terminated & ~first
-        lost = (info["lives"] < self._lives) & ~first
-        self._lives, self._ended = info["lives"].copy(), terminated | truncated
-        return self._rows(observation, first, np.where(first, 0, reward), terminated, truncated, lost)
+        lost = (info["lives"] < self._lives[slots]) & ~first
+        self._lives[slots], self._ended[slots] = info["lives"], terminated | truncated
+        return self._rows(slots, observation, first, np.where(first, 0, reward), terminated, truncated, lost)
 
     def _rows(
-        self, observation: Array, first: Flags, reward: Array, terminated: Flags, truncated: Flags, lost: Flags
+        self,
+        slots: NDArray[np.int64],
+        observation: Array,
+        first: Flags,
+        reward: Array,
+        terminated: Flags,
+        truncated: Flags,
+        lost: Flags,
     ) -> Rows:
-        episode = self._episode.copy()
-        seed = seed_of(self._seed, self._all, episode)
-        restarted = np.zeros(self.slots, np.bool_)
-        raw = reward.astype(np.float32)
-        slots = self._all.copy()
-        return Rows(slots, observation, first, raw, terminated, truncated, lost, restarted, episode, seed)
+        episode, restarted = self._episode[slots], np.zeros(len(slots), np.bool_)
+        seed, raw = seed_of(self._seed, slots, episode), reward.astype(np.float32)
+        return Rows(slots.copy(), observation, first, raw, terminated, truncated, lost, restarted, episode, seed)
 
     def state(self) -> None:
         """ALE's vector environment has no state to save."""
@@ -164,7 +223,7 @@ class AtariEnvironments:
         return {}
 
     def close(self) -> None:
-        """Ends ALE's threads."""
-        if self._env is not None:
-            self._env.close()
-            self._env = None
+        """Ends ALE's threads, also those that are at work; they finish their frame."""
+        self._sent.clear()
+        while self._groups:
+            self._groups.pop().env.close()

@@ -27,6 +27,7 @@ from laser_rl.errors import ConfigError, EnvironmentRefused
 Placement = Literal["auto", "thread", "process"]
 Source = str | Callable[[], Env] | Env | gymnasium.vector.VectorEnv[Any, Any, Any]
 SCREEN = (210, 160)
+ALTERNATING = 2  # groups of ALE's slots, where nobody has to wait for all
 
 
 def make_environments(
@@ -94,7 +95,8 @@ def _make_one(
     on_bad_value: OnBadValue,
     pool: Mapping[str, Any],
 ) -> Environments:
-    native = _native(source, slots, seed, options, atari) if isinstance(source, str) else None
+    groups = 1 if pool["lockstep"] else ALTERNATING
+    native = _native(source, slots, seed, options, atari, groups) if isinstance(source, str) else None
     if native is not None:
         return native
     make, name = _constructor_of(source, slots, placement, options)
@@ -190,7 +192,7 @@ def _adapted(vector: gymnasium.vector.VectorEnv[Any, Any, Any], slots: int, seed
 
 
 def _native(
-    name: str, slots: int, seed: int, options: Mapping[str, Any], atari: AtariSettings | None
+    name: str, slots: int, seed: int, options: Mapping[str, Any], atari: AtariSettings | None, groups: int
 ) -> Environments | None:
     if name.startswith("laser/"):
         return TaskEnvironments(task_of(name, options), slots=slots, seed=seed)
@@ -200,7 +202,7 @@ def _native(
         raise ConfigError(
             f"{name}: expected no options for a game, got {sorted(options)}; the settings of Atari are separate"
         )
-    return AtariEnvironments(name, slots=slots, seed=seed, settings=atari)
+    return AtariEnvironments(name, slots=slots, seed=seed, settings=atari, groups=groups)
 
 
 def _constructor_of(

@@ -5,13 +5,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Generic, Self, TypeVar
 
 from laser_rl.errors import UserError
-from laser_rl.types import Batch
 
 POLL_S = 0.1  # how soon the thread sees that it is to stop
 CLOSE_S = 10.0
+Item = TypeVar("Item")  # a batch, or what a batch travels in
 
 
 class Starved(UserError):
@@ -24,7 +24,7 @@ class Exhausted(Exception):
     """Raised by `ready` when nothing will ever come again: the batches end, in good order."""
 
 
-class Ahead:
+class Ahead(Generic[Item]):
     """Two or more batches go round: the thread fills what the learner has given back.
 
     `ready(seconds)` waits at most so long until `fill` can go on, and says whether it can. Gathering works outside the interpreter
@@ -39,8 +39,8 @@ class Ahead:
 
     def __init__(
         self,
-        fill: Callable[[Batch], None],
-        batches: Sequence[Batch],
+        fill: Callable[[Item], None],
+        batches: Sequence[Item],
         *,
         ready: Callable[[float], bool] = lambda seconds: True,
         waiting_for: str = "unrolls from the actors",
@@ -48,9 +48,9 @@ class Ahead:
         if len(batches) < 2:  # noqa: PLR2004
             raise ValueError(f"expected at least 2 batches to fill one while another is read, got {len(batches)}")
         self._fill, self._ready, self._waiting_for = fill, ready, waiting_for
-        self._empty: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
-        self._full: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()  # None: the thread has ended
-        self._lent: list[Batch] = []
+        self._empty: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
+        self._full: queue.SimpleQueue[Item | None] = queue.SimpleQueue()  # None: the thread has ended
+        self._lent: list[Item] = []
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self._ended = False
@@ -71,7 +71,7 @@ class Ahead:
         finally:
             self._full.put(None)
 
-    def _take(self) -> Batch | None:
+    def _take(self) -> Item | None:
         """The next batch to fill, once there is something to fill it with; None when closing."""
         batch = None
         while not self._stop.is_set():
@@ -84,7 +84,7 @@ class Ahead:
                 return batch
         return None
 
-    def next(self, timeout_s: float) -> Batch | None:
+    def next(self, timeout_s: float) -> Item | None:
         """The next full batch, to be given back; None after the last. `Starved` says for whom the learner has waited."""
         begin = time.monotonic()
         try:
@@ -104,7 +104,7 @@ class Ahead:
         self._lent.append(batch)
         return batch
 
-    def give_back(self, batch: Batch) -> None:
+    def give_back(self, batch: Item) -> None:
         """The learner has read it; it may be overwritten."""
         for i, lent in enumerate(self._lent):
             if lent is batch:

@@ -42,34 +42,84 @@ def cut(layout: UnrollLayout, parts: Parts, first: int, last: int) -> None:
 
 def stack_frames(layout: UnrollLayout, frames: Tensor, is_first: Tensor) -> Tensor:
     """Stacks [B, T+1, stack · frame_bytes] of single frames [B, context + T+1, frame_bytes], on any device."""
+    sizes = shape_of(layout)
+    stacks = frames.new_empty(len(frames), layout.steps + 1, sizes.stack * sizes.frame_bytes)
+    stack_into(layout, frames, is_first, stacks)
+    return stacks
+
+
+def stack_into(layout: UnrollLayout, frames: Tensor, is_first: Tensor, stacks: Tensor) -> None:
+    """The same into memory that is there."""
     sizes, rows = shape_of(layout), layout.steps + 1
-    stacks = frames.unfold(1, sizes.stack, 1).permute(0, 1, 3, 2).contiguous()  # [B, T+1, stack, frame_bytes]
+    frames, stacks = _wide(frames, sizes.frame_bytes), _wide(stacks, sizes.frame_bytes)
+    stacks = stacks.view(len(stacks), rows, sizes.stack, -1)
+    stacks.copy_(frames.unfold(1, sizes.stack, 1).movedim(-1, -2))
     earlier = torch.zeros(len(frames), rows, dtype=torch.bool, device=frames.device)
     for age in range(1, sizes.stack):
         begins = layout.context - age + 1
         earlier = earlier | is_first[:, begins : begins + rows]
         stacks[:, :, layout.context - age].masked_fill_(earlier[..., None], 0)
-    return stacks.flatten(2)
+
+
+def _wide(rows: Tensor, frame_bytes: int) -> Tensor:
+    """Bytes [..., k · frame_bytes] eight at a time where a frame allows it: a GPU copies so many words a second, whatever their width."""
+    return rows.view(torch.int64) if frame_bytes % 8 == 0 else rows
+
+
+class DeviceBatch:
+    """Memory on a device for batches like one of `allocate`, to be copied into over and over; stacks what was allocated unstacked.
+
+    Args:
+        layout: of the unrolls.
+        like: a batch on the host.
+        device: of this one.
+
+    >>> from laser_rl.replay.records import allocate
+    >>> layout = UnrollLayout(20, 3, (1, 84, 84), "uint8", (), "int64", 18)
+    >>> host = allocate(layout, 8, stacked=False)
+    >>> there = DeviceBatch(layout, host, "cpu")
+    >>> there.copy_from(host)
+    >>> there.batch.observation.shape
+    torch.Size([21, 8, 4, 84, 84])
+    """
+
+    def __init__(self, layout: UnrollLayout, like: Batch, device: torch.device | str) -> None:
+        sizes, parts = shape_of(layout), parts_of(layout, like)
+        self._layout, (records, frames) = layout, parts
+        self._parts = Parts(*(torch.empty(part.shape, dtype=torch.uint8, device=device) for part in (records, frames)))
+        self._stacks = self._parts.frames
+        if sizes.stack > 1 and frames.shape[1] == sizes.frame_rows:
+            stacked = (len(frames), layout.steps + 1, sizes.stack * sizes.frame_bytes)
+            self._stacks = torch.empty(stacked, dtype=torch.uint8, device=device)
+        self.batch = views(layout, Parts(self._parts.records, self._stacks))
+
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """Another stream than the one it was made on will write here: when this is freed, nobody gets the memory before that is done."""
+        for block in (*self._parts, self._stacks):
+            block.record_stream(stream)
+
+    def copy_from(self, batch: Batch) -> None:
+        """On the current stream. From pinned memory this does not wait: keep the batch as it is until the device has caught up."""
+        for there, here in zip(self._parts, parts_of(self._layout, batch), strict=True):
+            there.copy_(here, non_blocking=True)
+        if self._stacks is not self._parts.frames:
+            sizes = shape_of(self._layout)
+            offset = sizes.place("is_first")[1]
+            is_first = self._parts.records[:, offset : offset + sizes.frame_rows].view(torch.bool)
+            stack_into(self._layout, self._parts.frames, is_first, self._stacks)
 
 
 def upload(layout: UnrollLayout, batch: Batch, device: torch.device | str) -> Batch:
-    """A batch of `allocate` on a device: two transfers whatever the number of fields; stacks what was allocated unstacked.
-
-    Transfers from pinned memory do not wait: keep the batch as it is until the device has caught up.
+    """A batch of `allocate` on a device, in memory of its own; see `DeviceBatch.copy_from`.
 
     >>> from laser_rl.replay.records import allocate
     >>> layout = UnrollLayout(20, 3, (1, 84, 84), "uint8", (), "int64", 18)
     >>> upload(layout, allocate(layout, 8, stacked=False), "cpu").observation.shape
     torch.Size([21, 8, 4, 84, 84])
     """
-    sizes, parts = shape_of(layout), parts_of(layout, batch)
-    records = parts.records.to(device, non_blocking=True, copy=True)
-    frames = parts.frames.to(device, non_blocking=True, copy=True)
-    if sizes.stack > 1 and frames.shape[1] == sizes.frame_rows:
-        offset = sizes.place("is_first")[1]
-        is_first = records[:, offset : offset + sizes.frame_rows].view(torch.bool)
-        frames = stack_frames(layout, frames, is_first)
-    return views(layout, Parts(records, frames))
+    there = DeviceBatch(layout, batch, device)
+    there.copy_from(batch)
+    return there.batch
 
 
 def put(layout: UnrollLayout, unrolls: Unrolls, batch: Batch, first_column: int) -> None:

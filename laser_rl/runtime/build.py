@@ -104,7 +104,12 @@ def _assemble(
 
 def build_learner(config: Config, spec: EnvironmentSpec, torso: TorsoSource | None, *, sources: int = 1) -> Learner:
     """A learner on its device, with the initial parameters that its seed gives."""
-    network = seeded_network(config, spec, torso).to(device_of(config.run.device))
+    device = device_of(config.run.device)
+    if device.type == "cuda":
+        torch.backends.cudnn.benchmark = (
+            True  # shapes hardly ever change: let cuDNN try its kernels once and take the fastest
+        )
+    network = seeded_network(config, spec, torso).to(device)
     return Learner(
         network,
         family_of(spec.action),
@@ -114,6 +119,7 @@ def build_learner(config: Config, spec: EnvironmentSpec, torso: TorsoSource | No
         sources=sources,
         burn_in_steps=config.replay.burn_in_steps,
         prioritise=config.replay.sampling == "prioritised",
+        graphs=config.run.graphs,
     )
 
 
@@ -197,7 +203,7 @@ def batch_of(member: Member) -> Batch:
 def on_device(member: Member, batch: Batch) -> Batch:
     """What the learner reads. A transfer may still be under way: the batch must stay as it is until the update is done."""
     device = member.learner.device
-    return upload(member.layout, batch, device) if device.type == "cuda" else batch
+    return batch if batch.online.device.type == device.type else upload(member.layout, batch, device)
 
 
 def slots_of(source: EnvironmentSource) -> int | None:

@@ -1,5 +1,6 @@
 """The members of a sweep as they act and learn on one machine: one after the other, or side by side in one computation."""
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -8,8 +9,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from laser_rl.agent.actor import Actor
+from laser_rl.agent.streams import own_stream
 from laser_rl.replay.records import allocate
-from laser_rl.runtime.build import Member, batch_of, learn, on_device
+from laser_rl.runtime.build import Member, learn, on_device
+from laser_rl.runtime.feed import Crate
 from laser_rl.sweep.stacked import Stack
 from laser_rl.types import Batch, Episode, Unrolls
 
@@ -57,7 +60,9 @@ class Looped:
 
     def __init__(self, members: Sequence[Member]) -> None:
         self.members = members
-        self._batch = batch_of(members[0])
+        stream = own_stream(members[0].learner.device, "uploading")
+        # On a GPU a second one is filled and uploaded while the update from the first is under way.
+        self._crates = deque(Crate.of(members[0], stream) for _ in range(1 if stream is None else 2))
 
     def begin(self, *, recorded: bool = False) -> None:
         """Reset all environments."""
@@ -80,8 +85,11 @@ class Looped:
         """One after the other."""
         for place, done in zip(places, progress, strict=True):
             member = self.members[place]
-            member.mixer.fill(self._batch)
-            learn(member, self._batch, progress=done)
+            crate = self._crates[0]
+            self._crates.rotate()
+            crate.fill(member.mixer.fill)
+            with crate.read() as batch:
+                learn(member, batch, progress=done)
 
     def actor_state(self) -> dict[str, dict[str, Any]]:
         """Two groups a member."""

@@ -30,6 +30,7 @@ from laser_rl.runtime.build import (
     threads_of,
 )
 from laser_rl.runtime.crew import Crew, Looped, Stacked
+from laser_rl.runtime.evaluate import task_count
 from laser_rl.runtime.warm_start import earlier_members
 from laser_rl.sweep.settings import SweepConfig
 from laser_rl.sweep.stacked import Stack, StackedPolicy, can_stack
@@ -122,8 +123,8 @@ def build_parts(
 
 
 def spec_of(source: EnvironmentSource, config: Config) -> EnvironmentSpec:
-    """What an environment looks like; it is opened once to be looked at."""
-    environments = open_environments(source, config.environment, seed=0, lockstep=True)
+    """What an environment looks like; it is opened once to be looked at, in as few slots as it can be."""
+    environments = open_environments(source, config.environment, seed=0, lockstep=True, slots=task_count(source))
     environments.close()
     return environments.spec
 

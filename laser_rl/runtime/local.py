@@ -2,30 +2,32 @@
 
 The inbox is bounded: an actor that is too fast waits, so no unroll is older than the updates that fit into inbox and gathered batches.
 Emulators, torch and the gather give up the interpreter lock while they work; that is what makes threads enough.
+
+On a GPU each thread has a stream: the learner's is the default one, the actor's goes before it, batches are uploaded on a third.
+No thread waits for another's stream, and the learner's waits for the card only to stay near it (`Busy`).
 """
 
-import logging
 import queue
 import threading
-import time
 from collections import deque
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from laser_rl.agent.actor import Actor
 from laser_rl.agent.parameters import FlatParameters
+from laser_rl.agent.streams import Handover, on, own_stream
 from laser_rl.ports import Delivery, ParameterMailbox, StopSignal, UnrollInbox
-from laser_rl.replay.ahead import Ahead, Exhausted
-from laser_rl.runtime.build import batch_of, keep_in_step, learn
+from laser_rl.replay.ahead import Ahead
+from laser_rl.runtime.build import Member, keep_in_step, learn
+from laser_rl.runtime.busy import UNDER_WAY, Busy
+from laser_rl.runtime.feed import GIVE_UP_S, Crate, Feed, Waiting
 from laser_rl.runtime.stop import FINISHED
 from laser_rl.runtime.training import Training
-from laser_rl.types import Batch, Episode, empty_unrolls
+from laser_rl.types import Episode, empty_unrolls
 
-log = logging.getLogger("laser_rl.runtime")
 PATIENCE_S = 0.2  # how long a thread sleeps before it looks for a stop again
-SAY_AFTER_S = 5.0
-GIVE_UP_S = 600.0
 
 
 class ThreadInbox:
@@ -50,42 +52,58 @@ class ThreadInbox:
             return None
 
 
+@dataclass
+class _Copy:
+    """Parameters that were published."""
+
+    parameters: Tensor
+    version: int
+    handover: Handover
+
+
 class ThreadMailbox:
-    """The newest parameters, behind a lock."""
+    """The newest parameters, behind a lock.
+
+    A learner publishes when an update has been launched, which a GPU may do two updates later. An actor whose stream waited for that
+    would act once an update. So several copies go round, and the actor takes the newest that is there already.
+
+    `collect` writes into memory that stays where it is, which is what a captured graph reads.
+    """
 
     def __init__(self, parameters: Tensor, version: int) -> None:
-        self._lock = threading.Lock()
-        self._parameters, self._version = parameters.detach().clone(), version
+        self._lock, self._version = threading.Lock(), version
+        # Those under way, one that is there, and the one that is written next.
+        copies = UNDER_WAY + 2 if parameters.device.type == "cuda" else 1
+        self._copies = deque(
+            _Copy(torch.empty_like(parameters, requires_grad=False), version - 1, Handover(parameters.device))
+            for _ in range(copies)
+        )
+        self.publish(parameters, version)
+        # The first ones are there from the beginning: an actor that goes on with a run must not act with others before.
+        self._copies[-1].handover.await_written("the actor", "the parameters to begin with")
 
     def publish(self, parameters: Tensor, version: int) -> None:
-        """Replace what is there."""
+        """Replace the oldest."""
         with self._lock, torch.no_grad():
-            self._parameters.copy_(parameters)
-            self._version = version
+            copy = self._copies.popleft()
+            with copy.handover.write():
+                copy.parameters.copy_(parameters)
+            copy.version = self._version = version
+            self._copies.append(copy)
 
     def collect(self, into: Tensor, newer_than: int) -> int:
-        """Copy if newer."""
+        """Copy the newest that is there, if it is newer."""
         if self._version <= newer_than:  # a stale look costs one step with older parameters
             return newer_than
         with self._lock, torch.no_grad():
-            into.copy_(self._parameters)
-            return self._version
-
-
-class Waiting:
-    """Says for whom it waits after `SAY_AFTER_S`, and gives up after `GIVE_UP_S`."""
-
-    def __init__(self, who: str, whom: str) -> None:
-        self._who, self._whom, self._since, self._said = who, whom, time.monotonic(), False
-
-    def again(self) -> None:
-        """Another wait was in vain."""
-        waited = time.monotonic() - self._since
-        if waited > SAY_AFTER_S and not self._said:
-            log.warning("%s has waited %.0f s for %s", self._who, waited, self._whom)
-            self._said = True
-        if waited > GIVE_UP_S:
-            raise TimeoutError(f"{self._who} has waited {waited:.0f} s for {self._whom} and gives up")
+            for copy in reversed(self._copies):
+                if copy.version <= newer_than:
+                    break
+                if copy.handover.written():
+                    with copy.handover.read():
+                        into.copy_(copy.parameters)
+                    return copy.version
+        return newer_than
 
 
 def run_actor(
@@ -125,46 +143,6 @@ def run_actor(
         episodes, unreported = [], 0
 
 
-class Feed:
-    """Fills batches from the inbox, in the thread that gathers ahead; ends after the actor has ended and nothing is left."""
-
-    def __init__(self, training: Training, inbox: UnrollInbox, acting: threading.Event, lock: threading.Lock) -> None:
-        self._training, self._inbox, self._acting, self._lock = training, inbox, acting, lock
-        self.sent: deque[Delivery] = deque()  # what the actor has handed over and the mixer has not got yet
-        self._waiting: Waiting | None = None
-
-    def ready(self, timeout_s: float) -> bool:
-        """Whether a batch can be filled, after waiting so long for unrolls at most."""
-        mixer = self._training.member.mixer
-        with self._lock:
-            if mixer.ready():
-                return True
-        ended = not self._acting.is_set()
-        delivery = None if self._training.stop.reason else self._inbox.take(0.0 if ended else timeout_s)
-        if delivery is not None:
-            self._waiting = None
-            with self._lock:
-                self.settle()
-                return mixer.ready()
-        if ended or self._training.stop.reason:
-            raise Exhausted
-        self._waiting = self._waiting or Waiting("the learner", "unrolls from the actor")
-        self._waiting.again()
-        return False
-
-    def settle(self) -> None:
-        """Everything on its way, to the mixer; with the lock held. What then comes out of the inbox is known already."""
-        while self.sent:
-            delivery = self.sent.popleft()
-            self._training.acted(delivery.steps, delivery.episodes)
-            self._training.member.mixer.offer(delivery.unrolls)
-
-    def fill(self, batch: Batch) -> None:
-        """One batch."""
-        with self._lock:
-            self._training.member.mixer.fill(batch)
-
-
 def run_local(training: Training) -> None:
     """The learner's loop, with the other two threads around it."""
     keep_in_step(training.member)  # what an earlier call had filled ahead is gone
@@ -175,26 +153,27 @@ def run_local(training: Training) -> None:
     acting, locks = threading.Event(), (threading.Lock(), threading.Lock())
     acting.set()
     feed = Feed(training, inbox, acting, locks[1])
-    threads = torch.get_num_threads()
+    threads, stream = torch.get_num_threads(), own_stream(learner.device, "acting")
 
     def act() -> None:
         torch.set_num_threads(threads)  # a new thread begins with one for each core, whatever was set elsewhere
         try:
-            run_actor(member.actor, flat, inbox, mailbox, stop, locks[0], training.steps_left, feed.sent)
+            with on(stream):
+                run_actor(member.actor, flat, inbox, mailbox, stop, locks[0], training.steps_left, feed.sent)
         except BaseException as error:
             training.failed(error)
         finally:
             acting.clear()
 
     thread = threading.Thread(target=act, name="actor", daemon=True)
-    batches = [batch_of(member) for _ in range(2)]
-    ahead = Ahead(feed.fill, batches, ready=feed.ready)
+    ahead, busy = _gathered(member, feed), _measured(training)
     thread.start()
     try:
-        while (batch := ahead.next(GIVE_UP_S)) is not None:
-            learn(member, batch, progress=training.progress)
-            mailbox.publish(learner.flat.value, learner.version)
-            ahead.give_back(batch)
+        while (crate := _next(ahead, busy)) is not None:
+            with crate.read() as batch, busy.learning():
+                learn(member, batch, progress=training.progress)
+                mailbox.publish(learner.flat.value, learner.version)
+            ahead.give_back(crate)
             training.learned()
             training.between(locks, settle=feed.settle)
     finally:
@@ -204,7 +183,28 @@ def run_local(training: Training) -> None:
         feed.settle()
 
 
+def _gathered(member: Member, feed: Feed) -> Ahead[Crate]:
+    """On a GPU one more: the learner's thread gives a batch back when the card has yet to read it."""
+    stream = own_stream(member.learner.device, "uploading")
+    crates = [Crate.of(member, stream) for _ in range(2 if stream is None else 3)]
+    return Ahead(lambda crate: crate.fill(feed.fill), crates, ready=feed.ready)
+
+
+def _measured(training: Training) -> Busy:
+    """In every row of metrics from now on, instead of what measured an earlier call."""
+    busy = Busy(training.member.learner.device)
+    training.extra[:] = [more for more in training.extra if not isinstance(getattr(more, "__self__", None), Busy)]
+    training.extra.append(busy.report)
+    return busy
+
+
+def _next(ahead: Ahead[Crate], busy: Busy) -> Crate | None:
+    with busy.waiting():
+        return ahead.next(GIVE_UP_S)
+
+
 def _room(training: Training) -> int:
-    """Deliveries in the inbox. One holds at least one unroll."""
+    """Deliveries in the inbox. Slots are shifted against each other, so a step of all of them ends this many unrolls."""
     config = training.member.config
-    return max(1, config.run.queued_updates * max(1, training.member.counts.online))
+    at_once = max(1, config.environment.slots // config.loss.unroll_steps)
+    return max(1, config.run.queued_updates * max(1, training.member.counts.online) // at_once)

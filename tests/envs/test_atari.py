@@ -2,6 +2,7 @@
 
 import builtins
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 ale_py = pytest.importorskip("ale_py")
 
 from laser_rl.envs.atari import ATARI_57, AtariEnvironments, AtariSettings, atari_game  # noqa: E402
-from laser_rl.envs.make import make_renderable  # noqa: E402
+from laser_rl.envs.make import make_environments, make_renderable  # noqa: E402
 from laser_rl.errors import ConfigError, EnvironmentRefused, MissingExtra  # noqa: E402
 
 
@@ -102,7 +103,7 @@ def test_the_clock_is_ours_and_the_cap_is_a_truncation():
 
 def test_the_first_no_ops_are_up_to_37():
     envs = AtariEnvironments("breakout", slots=4, seed=1, settings=AtariSettings(threads=1))
-    frames = [envs._env.reset(seed=np.arange(4) + 4 * turn)[1]["episode_frame_number"] for turn in range(6)]
+    frames = [envs._groups[0].env.reset(seed=np.arange(4) + 4 * turn)[1]["episode_frame_number"] for turn in range(6)]
     counted = set(np.concatenate(frames).tolist())
     assert counted <= set(range(38))
     assert max(counted) >= 33
@@ -211,3 +212,90 @@ def test_the_screen_to_look_at_plays_the_same_game():
         rows = envs.step(np.array([0]), action)
         seen, reward, *_ = screen.step(action[0])
         assert reward == rows.reward[0]
+
+
+def collect(envs, steps, actions):
+    """Rows by slot; each slot's actions are its own, so they do not depend on who acts when."""
+    taken = np.zeros(envs.slots, np.int64)
+    streams = [[] for _ in range(envs.slots)]
+
+    def note(rows):
+        for index, slot in enumerate(rows.slots):
+            streams[slot].append(tuple(field[index].tobytes() for field in rows))
+        return rows.slots
+
+    ready = note(envs.reset())
+    while min(map(len, streams)) <= steps:
+        chosen = actions[ready, taken[ready]]
+        taken[ready] += 1
+        ready = note(envs.step(ready, chosen))
+    return [stream[: steps + 1] for stream in streams]
+
+
+@pytest.mark.parametrize("slots", [1, 4, 5])
+def test_a_slot_plays_the_same_in_any_group(slots):
+    settings, steps = AtariSettings(most_frames=120, threads=1), 75  # two truncations
+    actions = np.random.default_rng(0).integers(6, size=(slots, 2 * steps + 9))
+    one, two, three = (
+        collect(AtariEnvironments("pong", slots=slots, seed=3, settings=settings, groups=groups), steps, actions)
+        for groups in (1, 2, 3)
+    )
+    assert one == two == three
+    assert slots == 1 or one[0] != one[-1]
+
+
+def test_groups_answer_in_turn_and_only_whole():
+    envs = AtariEnvironments("pong", slots=5, seed=1, settings=AtariSettings(threads=1), groups=2)
+    assert envs.reset().slots.tolist() == [0, 1, 2, 3, 4]
+    assert envs.step(np.arange(5), np.zeros(5, np.int64)).slots.tolist() == [0, 1, 2]
+    with pytest.raises(ValueError, match="owe no row, got 3 to 4"):
+        envs.step(np.array([3, 4]), np.zeros(2, np.int64))
+    with pytest.raises(ValueError, match="all 3 slots at once, got 2"):
+        envs.step(np.array([0, 2]), np.zeros(2, np.int64))
+    orders = [np.array([2, 0, 1]), np.array([4, 3]), np.array([0, 1, 2])]
+    answers = [envs.step(order, np.zeros(len(order), np.int64)).slots.tolist() for order in orders]
+    assert answers == [[3, 4], [0, 1, 2], [3, 4]]
+    nobody = np.zeros(0, np.int64)
+    assert envs.step(nobody, nobody).slots.tolist() == [0, 1, 2]
+    with pytest.raises(ValueError, match="got neither"):
+        envs.step(nobody, nobody)
+
+
+def test_rows_that_are_owed_hinder_neither_a_reset_nor_the_end():
+    settings = AtariSettings(most_frames=40, threads=1)
+    envs = AtariEnvironments("pong", slots=4, seed=1, settings=settings, groups=2)
+    ready = envs.reset().slots
+    ended = []
+    for _ in range(20):
+        rows = envs.step(ready, np.zeros(len(ready), np.int64))
+        ready = rows.slots
+        ended.append(bool(rows.truncated.all()))
+    assert ended[-2:] == [True, True]  # both groups; the first is on its way to the next episode
+    again = envs.reset()
+    assert again.is_first.all()
+    rows = envs.step(np.arange(4), np.zeros(4, np.int64))
+    assert rows.slots.tolist() == [0, 1]
+    assert not rows.is_first.any()
+    begin = time.monotonic()
+    envs.close()
+    envs.close()
+    assert time.monotonic() - begin < 10
+
+
+@pytest.mark.parametrize(("lockstep", "answering"), [(True, 4), (False, 2)])
+def test_only_without_lockstep_are_there_two_groups(lockstep, answering):
+    envs = make_environments("ALE/Pong-v5", slots=4, seed=1, atari=AtariSettings(threads=1), lockstep=lockstep)
+    envs.reset()
+    assert len(envs.step(np.arange(4), np.zeros(4, np.int64)).slots) == answering
+    envs.close()
+
+
+def test_games_that_alternate_can_be_mixed():
+    envs = make_environments("pong,breakout", slots=8, seed=1, atari=AtariSettings(threads=1))
+    ready, answered = envs.reset().slots, np.zeros(8, int)
+    for _ in range(10):
+        rows = envs.step(ready, np.zeros(len(ready), np.int64))
+        ready = rows.slots
+        answered[ready] += 1
+    assert answered.tolist() == [5] * 8
+    envs.close()

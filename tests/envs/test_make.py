@@ -32,7 +32,7 @@ from tests.envs.samples import Telltale
     ],
 )
 def test_every_kind_of_source_makes_environments(source, name, shape):
-    envs = make_environments(source, slots=2, seed=1)
+    envs = make_environments(source, slots=2, seed=1, lockstep=True)
     assert envs.spec.name == name
     assert envs.spec.observation.shape == shape
     rows = envs.reset()

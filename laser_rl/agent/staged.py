@@ -1,0 +1,165 @@
+"""A function of arrays, computed on a GPU with little to wait for."""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from laser_rl.agent.capture import graphed, turn
+from laser_rl.agent.streams import wait_for
+from laser_rl.types import Array
+
+OFTEN = 16  # calls with as many rows, before they are worth a graph
+MOST_GRAPHS = 8
+ALIGNMENT = 16
+WHO = "the actor"
+Kind = tuple["np.dtype[np.generic]", tuple[int, ...]]  # of an array's rows
+
+
+class Result(NamedTuple):
+    """One of the function's results, for one row."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Of a row."""
+        return prod(self.shape) * self.dtype.itemsize
+
+
+class Staged:
+    """Arrays [n, ...] in, arrays [n, ...] out, through memory that stays where it is.
+
+    What goes in is uploaded from pinned memory; results come back in one transfer. All is launched on the current stream, so it comes
+    after what that stream was given before. A number of rows that comes often is captured as a CUDA graph: one launch instead of a hundred.
+
+    Args:
+        function: from tensors to tensors, with rows in front. For a graph it must not look at values.
+        device: of the computation.
+        generator: what `function` draws from.
+        graphs: whether `function` can be captured.
+        addresses: where the memory lies that `function` reads besides; graphs are void when it has moved.
+
+    >>> double = Staged(lambda parts: [2 * parts[0]], torch.device("cpu"))
+    >>> double([np.arange(3)])
+    [array([0, 2, 4])]
+    """
+
+    def __init__(
+        self,
+        function: Callable[[list[Tensor]], Sequence[Tensor]],
+        device: torch.device,
+        *,
+        generator: torch.Generator | None = None,
+        graphs: bool = False,
+        addresses: Callable[[], Hashable] = lambda: None,
+    ) -> None:
+        self._function, self._device, self._addresses = function, device, addresses
+        self._generators = [] if generator is None else [generator]
+        self._on_card = device.type == "cuda"
+        self._captures = graphs and self._on_card
+        self._done = torch.cuda.Event() if self._on_card else None  # type: ignore[no-untyped-call]
+        self._room, self._kinds = 0, list[Kind]()
+        self._host: list[Tensor] = []
+        self._there: list[Tensor] = []
+        self._results: list[Result] = []
+        self._packed = self._back = torch.zeros(0, dtype=torch.uint8)
+        self._met: Counter[int] = Counter()
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._where = addresses()
+
+    @torch.no_grad()  # not inference mode: see `graphed`
+    def __call__(self, arrays: Sequence[Array]) -> list[NDArray[Any]]:
+        """Results in arrays of their own."""
+        rows = len(arrays[0])
+        self._make_room(arrays, rows)
+        for host, there, array in zip(self._host, self._there, arrays, strict=True):
+            # The call before has waited for its results, so nothing reads the pinned memory any more.
+            host[:rows].numpy()[...] = array
+            there[:rows].copy_(host[:rows], non_blocking=True)
+        self._run(rows)
+        used = self._size(rows)
+        self._back[:used].copy_(self._packed[:used], non_blocking=True)
+        if self._done is not None:
+            self._done.record(torch.cuda.current_stream(self._device))
+            wait_for(self._done, WHO, "its policy's network")
+        return [view.numpy().copy() for view in self._views(self._back, rows)]
+
+    def _make_room(self, arrays: Sequence[Array], rows: int) -> None:
+        kinds: list[Kind] = [(array.dtype, array.shape[1:]) for array in arrays]
+        if rows <= self._room and kinds == self._kinds:
+            return
+        self._room, self._kinds = max(rows, 1), kinds
+        self._host = [
+            torch.zeros(self._room, *array.shape[1:], dtype=_torch_type(array), pin_memory=self._on_card)
+            for array in arrays
+        ]
+        self._there = [torch.zeros_like(host, device=self._device) for host in self._host]
+        self._forget()
+        self._results = []
+
+    def _forget(self) -> None:
+        self._graphs.clear()
+        self._met.clear()
+
+    def _run(self, rows: int) -> None:
+        where = self._addresses()
+        if where != self._where:
+            self._forget()
+            self._where = where
+        self._met[rows] += 1
+        if self._met[rows] == 1 and self._on_card:
+            with turn(WHO):  # kernels may be compiled and tuned on first sight
+                self._compute(rows)
+        elif self._worth(rows):
+            if rows not in self._graphs:
+                self._capture(rows)
+            self._graphs[rows].replay()
+        else:
+            self._compute(rows)
+
+    def _worth(self, rows: int) -> bool:
+        often = self._met[rows] > OFTEN and len(self._graphs) < MOST_GRAPHS
+        return self._captures and (rows in self._graphs or often)
+
+    def _capture(self, rows: int) -> None:
+        # One pool: graphs follow one another on one stream, and what they leave is in `_packed`, which is not of the pool.
+        pool = next((graph.pool() for graph in self._graphs.values()), None)
+        self._graphs[rows] = graphed(
+            lambda: self._compute(rows), self._device, who=WHO, generators=self._generators, pool=pool
+        )
+
+    def _compute(self, rows: int) -> None:
+        results = self._function([there[:rows] for there in self._there])
+        if not self._results:  # the first call; never within a capture
+            self._results = [Result(result.dtype, tuple(result.shape[1:])) for result in results]
+            size = self._size(self._room)
+            self._packed = torch.zeros(size, dtype=torch.uint8, device=self._device)
+            self._back = torch.zeros(size, dtype=torch.uint8, pin_memory=self._on_card)
+        for view, result in zip(self._views(self._packed, rows), results, strict=True):
+            view.copy_(result)
+
+    def _size(self, rows: int) -> int:
+        return sum(_up(rows * result.nbytes) for result in self._results)
+
+    def _views(self, packed: Tensor, rows: int) -> list[Tensor]:
+        views, at = [], 0
+        for result in self._results:
+            part = packed[at : at + rows * result.nbytes]
+            views.append(part.view(result.dtype).view(rows, *result.shape))
+            at += _up(rows * result.nbytes)
+        return views
+
+
+def _torch_type(array: Array) -> torch.dtype:
+    return torch.from_numpy(np.zeros(0, array.dtype)).dtype
+
+
+def _up(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,106 @@
+"""What is needed where several streams of one GPU, and the host, use the same memory. On a CPU all of it does nothing."""
+
+import functools
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Literal, Protocol
+
+import torch
+from torch import cuda
+
+PAUSE_S = 2e-5  # between two looks at an event: the scheduler makes it about 0.1 ms, and nobody spins on a core that emulators need
+GIVE_UP_S = 600.0
+Purpose = Literal["acting", "uploading", "capturing"]
+
+
+class Done(Protocol):
+    """An event on a device."""
+
+    def query(self) -> bool:
+        """Whether all before it is done."""
+
+
+def wait_for(event: Done, who: str, whom: str, timeout_s: float = GIVE_UP_S) -> None:
+    """Wait on the host until the device has come to `event`; TimeoutError says who has waited for whom."""
+    begin = time.monotonic()
+    while not event.query():
+        if time.monotonic() - begin > timeout_s:
+            raise TimeoutError(f"{who} has waited {timeout_s:.0f} s for {whom} and gives up")
+        time.sleep(PAUSE_S)
+
+
+def own_stream(device: torch.device, purpose: Purpose) -> "cuda.Stream | None":
+    """The stream of this process for a purpose, after all that the current one was given; None on a CPU.
+
+    One for each purpose, for ever: torch has 32 streams and then hands out the same ones again, and a capture on a stream that another
+    thread uses would swallow what that thread launches. Kernels of the acting stream begin before those of others that wait.
+    """
+    if device.type != "cuda":
+        return None
+    stream = _stream(device, purpose)
+    stream.wait_stream(cuda.current_stream(device))
+    return stream
+
+
+@functools.cache
+def _stream(device: torch.device, purpose: Purpose) -> "cuda.Stream":
+    return cuda.Stream(device, priority=-1 if purpose == "acting" else 0)  # type: ignore[no-untyped-call]
+
+
+def on(stream: "cuda.Stream | None") -> AbstractContextManager[object]:
+    """Whatever this thread launches within goes to that stream.
+
+    >>> with on(own_stream(torch.device("cpu"), "acting")):
+    ...     float(torch.ones(2).sum())
+    2.0
+    """
+    return nullcontext() if stream is None else cuda.stream(stream)
+
+
+class Handover:
+    """One piece of memory that one stream writes and another reads, in turn.
+
+    Each side's stream waits on the device for what the other side had asked before; the host never waits. Both sides agree on the order
+    among themselves (a lock, a queue): an event must have been recorded before the other side looks for it.
+
+    >>> handover, memory = Handover(torch.device("cpu")), torch.zeros(2)
+    >>> with handover.write():
+    ...     _ = memory.fill_(3.0)
+    >>> with handover.read():
+    ...     memory.tolist()
+    [3.0, 3.0]
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        on_card = device.type == "cuda"
+        self._written = cuda.Event() if on_card else None  # type: ignore[no-untyped-call]
+        self._read = cuda.Event() if on_card else None  # type: ignore[no-untyped-call]
+
+    def write(self) -> AbstractContextManager[None]:
+        """Around what the current stream is given to write."""
+        return self._between(self._read, self._written)
+
+    def read(self) -> AbstractContextManager[None]:
+        """Around what the current stream is given to read."""
+        return self._between(self._written, self._read)
+
+    @contextmanager
+    def _between(self, after: "cuda.Event | None", before: "cuda.Event | None") -> Iterator[None]:
+        if after is None or before is None:
+            yield
+            return
+        stream = cuda.current_stream(self._device)
+        stream.wait_event(after)  # one that was never recorded is over
+        yield
+        before.record(stream)
+
+    def written(self) -> bool:
+        """Whether the last write is done: who reads now does not wait."""
+        return self._written is None or bool(self._written.query())  # type: ignore[no-untyped-call]
+
+    def await_written(self, who: str, whom: str) -> None:
+        """Wait on the host until the last write is done: what it was copied from is free."""
+        if self._written is not None:
+            wait_for(self._written, who, whom)

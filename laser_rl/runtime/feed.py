@@ -1,0 +1,121 @@
+"""From the actor's inbox to batches that lie where the learner reads them."""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from torch import cuda
+
+from laser_rl.agent.streams import Handover, on
+from laser_rl.ports import Delivery, UnrollInbox
+from laser_rl.replay.ahead import Exhausted
+from laser_rl.replay.frames import DeviceBatch
+from laser_rl.runtime.build import Member, batch_of
+from laser_rl.runtime.training import Training
+from laser_rl.types import Batch
+
+log = logging.getLogger("laser_rl.runtime")
+SAY_AFTER_S = 5.0
+GIVE_UP_S = 600.0
+
+
+class Waiting:
+    """Says for whom it waits after `SAY_AFTER_S`, and gives up after `GIVE_UP_S`."""
+
+    def __init__(self, who: str, whom: str) -> None:
+        self._who, self._whom, self._since, self._said = who, whom, time.monotonic(), False
+
+    def again(self) -> None:
+        """Another wait was in vain."""
+        waited = time.monotonic() - self._since
+        if waited > SAY_AFTER_S and not self._said:
+            log.warning("%s has waited %.0f s for %s", self._who, waited, self._whom)
+            self._said = True
+        if waited > GIVE_UP_S:
+            raise TimeoutError(f"{self._who} has waited {waited:.0f} s for {self._whom} and gives up")
+
+
+class Feed:
+    """Fills batches from the inbox, in the thread that gathers ahead; ends after the actor has ended and nothing is left."""
+
+    def __init__(self, training: Training, inbox: UnrollInbox, acting: threading.Event, lock: threading.Lock) -> None:
+        self._training, self._inbox, self._acting, self._lock = training, inbox, acting, lock
+        self.sent: deque[Delivery] = deque()  # what the actor has handed over and the mixer has not got yet
+        self._waiting: Waiting | None = None
+
+    def ready(self, timeout_s: float) -> bool:
+        """Whether a batch can be filled, after waiting so long for unrolls at most."""
+        mixer = self._training.member.mixer
+        with self._lock:
+            if mixer.ready():
+                return True
+        ended = not self._acting.is_set()
+        delivery = None if self._training.stop.reason else self._inbox.take(0.0 if ended else timeout_s)
+        if delivery is not None:
+            self._waiting = None
+            with self._lock:
+                self.settle()
+                return mixer.ready()
+        if ended or self._training.stop.reason:
+            raise Exhausted
+        self._waiting = self._waiting or Waiting("the learner", "unrolls from the actor")
+        self._waiting.again()
+        return False
+
+    def settle(self) -> None:
+        """Everything on its way, to the mixer; with the lock held. What then comes out of the inbox is known already."""
+        while self.sent:
+            delivery = self.sent.popleft()
+            self._training.acted(delivery.steps, delivery.episodes)
+            self._training.member.mixer.offer(delivery.unrolls)
+
+    def fill(self, batch: Batch) -> None:
+        """One batch."""
+        with self._lock:
+            self._training.member.mixer.fill(batch)
+
+
+class Crate:
+    """A batch on its way to the learner: filled on the host and, for a GPU, uploaded and stacked at once, on a stream of its own.
+
+    So stacking costs the learner's stream nothing, and only single frames travel. The host's memory is filled again when its upload is
+    over, the card's is written again when the learner's stream has read it.
+
+    Args:
+        host: is filled; pinned, if it is uploaded.
+        there: where it goes; None if the learner reads the host's memory.
+        handover: between the stream that uploads and the one that learns.
+        stream: that uploads.
+    """
+
+    def __init__(
+        self, host: Batch, there: DeviceBatch | None, handover: Handover, stream: "cuda.Stream | None" = None
+    ) -> None:
+        self._host, self._there, self._handover, self._stream = host, there, handover, stream
+
+    @classmethod
+    def of(cls, member: Member, stream: "cuda.Stream | None") -> "Crate":
+        """For the batches of a member; `stream` is None on a CPU."""
+        host, device = batch_of(member), member.learner.device
+        if stream is None:
+            return cls(host, None, Handover(device))
+        there = DeviceBatch(member.layout, host, device)
+        there.record_stream(stream)
+        return cls(host, there, Handover(device), stream)
+
+    def fill(self, fill: Callable[[Batch], None]) -> None:
+        """In the thread that gathers."""
+        self._handover.await_written("the thread that gathers", "the upload of a batch")
+        fill(self._host)
+        if self._there is not None:
+            with on(self._stream), self._handover.write():
+                self._there.copy_from(self._host)
+
+    @contextmanager
+    def read(self) -> Iterator[Batch]:
+        """Around an update, in the learner's thread; the host does not wait for the upload."""
+        with self._handover.read():
+            yield self._host if self._there is None else self._there.batch
