@@ -186,7 +186,7 @@ class OptimiserConfig(Frozen):
     """rmsprop is TensorFlow 1's: epsilon inside the root, mean square starting at 1."""
     learning_rate: Positive = 2e-3
     schedule: Literal["constant", "linear"] = "constant"
-    """linear: to 0 over all steps of the run."""
+    """linear: to 0 over all steps of the run, or over its budget of time if that is used up first."""
     decay: Share = 0.99
     """rmsprop only."""
     momentum: Share = 0.0
@@ -206,6 +206,9 @@ class RunConfig(Frozen):
 
     steps: Count = 100_000
     """Environment steps of the run, all slots together."""
+    budget_minutes: Positive | None = None
+    """Fits a run to a time: it ends in good order after so many minutes of training, all its sessions together, if its steps are not done
+    before. In a sweep for all members at once."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     runtime: Literal["serial", "local"] = "serial"
     """serial: deterministic, one thread. local: acting overlaps learning."""
@@ -213,10 +216,13 @@ class RunConfig(Frozen):
     """cpu, cuda, cuda:1; auto: cuda if there is one."""
     threads: CountOrNone = 0
     """Threads of one torch operation on the CPU; 0: 1 for small networks, else one a core."""
+    graphs: bool = True
+    """CUDA graphs: one launch for an update; off for a network that cannot be captured."""
     queued_updates: Count = 2
     """local: how many updates' worth of new unrolls may wait; what limits the lag."""
     log_every_s: Positive = 2.0
-    """local: seconds between rows of metrics."""
+    """local: seconds between rows of metrics. serial: likewise for slow updates, but only where no two runs are equal anyway: on a GPU, and
+    in a sweep over several processes."""
     log_every_updates: Count = 50
     """serial: updates between rows of metrics."""
     checkpoint_every_steps: CountOrNone = 50_000

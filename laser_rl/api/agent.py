@@ -43,7 +43,8 @@ class LASER:
         config: a whole configuration, instead of a recipe.
         run_dir: keep checkpoints and metrics there, and go on from them; None keeps nothing.
         sinks: more places for rows of metrics.
-        settings: any setting by name, `learning_rate=1e-3` or `**{"loss.discount": 0.9}`.
+        settings: any setting by name, `learning_rate=1e-3` or `**{"loss.discount": 0.9}`; `budget_minutes=30` ends `learn` after so long,
+            all calls together.
 
     >>> agent = LASER("laser/Catch", seed=1, slots=4).learn(200)
     >>> agent.steps >= 200
@@ -83,7 +84,7 @@ class LASER:
         return self._prepared().member
 
     def learn(self, steps: int, *, total: int | None = None, callbacks: Sequence[Callback] = ()) -> Self:
-        """Act and learn for `steps` more environment steps; a callback that returns False ends it early.
+        """Act and learn for `steps` more environment steps; a callback that returns False, or the end of the budget, ends it early.
 
         Args:
             steps: how many more.

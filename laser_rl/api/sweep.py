@@ -47,7 +47,7 @@ class SweepResult:
     exploits: tuple[Exploit, ...]
     """Who copied whom under population based training."""
     interrupted: str | None
-    """The signal or reason; None if all steps were done."""
+    """The signal or reason; None if all steps were done, or the budget of time was used up."""
 
     def best(self) -> MemberResult:
         """The member with the best evaluation; without any, the one with the best returns."""
@@ -86,7 +86,7 @@ class Sweep:
         processes: over how many the members are spread; 0: one a core.
         stack: compute members side by side: "auto", "on", "off".
         sinks: more places for rows of metrics.
-        settings: of all members, by name, `entropy_cost=1e-3` or `**{"loss.discount": 0.9}`.
+        settings: of all members, by name, `entropy_cost=1e-3` or `**{"loss.discount": 0.9}`; `budget_minutes=30` is for all together.
 
     >>> sweep = Sweep("laser/Catch", grid={"learning_rate": [1e-3, 2e-3]}, seed=1, slots=4, evaluate_episodes=4)
     >>> result = sweep.run(200)

@@ -30,6 +30,8 @@ class Shortcuts:
     """What to play: environment.id."""
     steps: int | None = None
     """Environment steps: run.steps; 200k and 5M are understood."""
+    budget_minutes: float | None = None
+    """Minutes of training, if the steps are not done before: run.budget-minutes."""
     seed: int | None = None
     """run.seed."""
     runtime: Annotated[str | None, tyro.conf.arg(metavar="{serial,local}")] = None
@@ -44,6 +46,7 @@ class Shortcuts:
         full = {
             "env": "environment.id",
             "steps": "run.steps",
+            "budget_minutes": "run.budget_minutes",
             "seed": "run.seed",
             "runtime": "run.runtime",
             "device": "run.device",

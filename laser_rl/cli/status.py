@@ -92,7 +92,8 @@ def _member(one: MemberStanding, rows: Sequence[Row], base: Config) -> dict[str,
     own = one.acceptance_own
     if own is None:  # a single run has no sources to tell apart
         own = display.number(trained, "acceptance")
-    speeds = {name: display.number(trained, name) for name in ("steps_per_second", "updates_per_second")}
+    clocked = ("steps_per_second", "updates_per_second", "budget_left_seconds")
+    speeds = {name: display.number(trained, name) for name in clocked}
     return {**asdict(one), "total_steps": base.run.steps, "acceptance_own": own, **speeds}
 
 
@@ -101,7 +102,9 @@ def _text(found: dict[str, Any]) -> str:
     what = f"sweep of {len(members)} members" if found["kind"] == "sweep" else "run"
     held = f" (process {process['pid']} on {process['host']})" if process else ""
     saved = f"checkpoint at step {found['checkpoint']['step']:,}" if found["checkpoint"] else "no checkpoint yet"
-    title = f"{found['run_dir']}: {what} on {found['environment']}, {found['state']}{held}, {saved}"
+    left = [one["budget_left_seconds"] for one in members if one["budget_left_seconds"] is not None]
+    budget = f", {display.duration(min(left))} left of its budget" if left else ""
+    title = f"{found['run_dir']}: {what} on {found['environment']}, {found['state']}{held}, {saved}{budget}"
     mixed = len(tasks_of(found["environment"])) > 1
     headings = ["score" if mixed and name == "return" else name for name in _HEADINGS]
     return "\n".join([title, *_aligned([headings, *(_cells(one) for one in members)])])

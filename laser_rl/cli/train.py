@@ -55,6 +55,8 @@ class Resume:
     run_dir: tyro.conf.Positional[Path]
     steps: int | None = None
     """A new total number of environment steps, in a sweep of each member."""
+    budget_minutes: float | None = None
+    """A new total of minutes, those of the earlier sessions included."""
     fresh: bool = False
     """Start again from nothing, with the same settings."""
     plain: bool = False
@@ -64,7 +66,8 @@ class Resume:
 def resume_command(arguments: list[str]) -> int:
     """`laser resume`."""
     asked = tyro.cli(Resume, prog="laser resume", args=expand_numbers(arguments))
-    more = {} if asked.steps is None else {"run.steps": asked.steps}
+    given = {"run.steps": asked.steps, "run.budget_minutes": asked.budget_minutes}
+    more = {name: value for name, value in given.items() if value is not None}
     sweep = read_sweep(asked.run_dir) if is_sweep(asked.run_dir) else None
     config = override(read_config(asked.run_dir) if sweep is None else sweep.base, more)
     if not asked.fresh and checkpoint.latest(asked.run_dir) is None:

@@ -82,9 +82,9 @@ class Console:
     def _known(self) -> dict[str, str]:
         step = self._counts[0]
         known = {"step": display.progress(step, self._total), "update": f"{self._counts[1]:,}"}
-        speed = display.number(self._values, "steps_per_second")
-        if self._total and speed and step < self._total:
-            known["left"] = display.duration((self._total - step) / speed)
+        left = display.time_left(step, self._total, self._values)
+        if left is not None:
+            known["left"] = display.duration(left)
         return known | display.texts(self._values)
 
     def _line(self) -> str:

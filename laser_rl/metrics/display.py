@@ -59,6 +59,20 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
+def time_left(step: int, total: int | None, values: Mapping[str, Value]) -> float | None:
+    """Seconds to the end of a run at its present speed, or of its budget if that comes first; None if neither is known.
+
+    >>> time_left(500, 1000, {"steps_per_second": 5.0}), time_left(500, 1000, {"steps_per_second": 5.0, "budget_left_seconds": 60.0})
+    (100.0, 60.0)
+    """
+    speed, budget = number(values, "steps_per_second"), number(values, "budget_left_seconds")
+    if total is not None and step >= total:
+        return None
+    by_steps = (total - step) / speed if total and speed else None
+    known = [seconds for seconds in (by_steps, budget) if seconds is not None]
+    return min(known) if known else None
+
+
 def progress(step: int, total: int | None) -> str:
     """Steps, and of how many, if that is known.
 
@@ -159,6 +173,7 @@ ENTRIES: dict[str, Text] = {
     "episodes": _one("episodes", count),
     "steps/s": _one("steps_per_second", count),
     "updates/s": _one("updates_per_second", short),
+    "learned steps/s": _one("learned_steps_per_second", count),
     "replayed": _replay_share,
     "trusted": _one("acceptance", share),
     "KL": _one("kl", short),

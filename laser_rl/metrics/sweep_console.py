@@ -138,8 +138,11 @@ class SweepConsole:
         busy = [one.values for one in self._members if self._total is None or one.steps < self._total]
         speed = sum(display.number(values, "steps_per_second") or 0.0 for values in busy)
         learning = sum(display.number(values, "updates_per_second") or 0.0 for values in busy)
-        if total and speed:
-            known["left"] = display.duration((total - steps) / speed)
+        budgets = [left for values in busy if (left := display.number(values, "budget_left_seconds")) is not None]
+        budget = {"budget_left_seconds": min(budgets)} if budgets else {}
+        left = display.time_left(steps, total, {"steps_per_second": speed, **budget})
+        if left is not None:
+            known["left"] = display.duration(left)
         if speed:
             known["steps/s"] = display.count(speed)
         if learning:

@@ -1,4 +1,4 @@
-"""Identical speed: nobody acts who is ahead of the slowest member by more than an unroll."""
+"""Identical speed: nobody acts who is ahead of the slowest member by more than an unroll, or a few turns."""
 
 import logging
 import time
@@ -14,22 +14,24 @@ GIVE_UP_S = 600.0
 
 
 class Pace:
-    """Keeps the step counts of all members of a sweep within `max(unroll_steps, slots)` of each other.
+    """Keeps the step counts of all members of a sweep within `max(unroll_steps, (turns + 1) · slots)` of each other.
 
     Args:
         steps: of every member of the sweep; may be memory that other processes write their own into.
         own: which of them move here.
         unroll_steps: T.
         slots: the most steps that one turn of a member makes.
+        turns: that a member may be ahead by. With 0 only the slowest act as soon as a turn is longer than an unroll: right where members
+            take turns, but processes would act one at a time, each waiting for the others to learn.
 
     >>> pace = Pace(np.array([0, 18, 25]), [0, 1, 2], unroll_steps=20, slots=4)
     >>> pace.among([False, False, False])
     [True, False, False]
     """
 
-    def __init__(self, steps: Steps, own: Sequence[int], *, unroll_steps: int, slots: int) -> None:
+    def __init__(self, steps: Steps, own: Sequence[int], *, unroll_steps: int, slots: int, turns: int = 0) -> None:
         self.steps, self._own = steps, list(own)
-        self._slack = max(0, unroll_steps - slots)
+        self._slack = max(0, unroll_steps - slots, turns * slots)
         self._since: float | None = None
         self._said = False
 

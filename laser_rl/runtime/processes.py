@@ -5,7 +5,6 @@ whom, writes checkpoints from the board (nobody stops for them) and shows the ro
 """
 
 import logging
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from laser_rl import checkpoint
+from laser_rl.agent.learner import load_network
 from laser_rl.checkpoint import Loaded, Snapshot
 from laser_rl.errors import ConfigError
 from laser_rl.evaluation.statistics import evaluation_of
@@ -22,11 +22,14 @@ from laser_rl.metrics.sink import Kind, Sink
 from laser_rl.metrics.window import fitness, window_from
 from laser_rl.networks.build import TorsoSource
 from laser_rl.runtime.board import PUBLISH_S, ROOM_FOR_NUMBERS, Board, MemberState, packed, parsed, published
+from laser_rl.runtime.budget import Budget
 from laser_rl.runtime.build import EnvironmentSource, derive
 from laser_rl.runtime.child import ShareProcess
+from laser_rl.runtime.cores import cores_of_each, within
 from laser_rl.runtime.crew_build import Parts, build_parts
 from laser_rl.runtime.evaluate import Trained
 from laser_rl.runtime.results import MemberResult, SweepEnd
+from laser_rl.runtime.sparing import Sparing
 from laser_rl.runtime.stop import Stop, signals
 from laser_rl.runtime.survey import survey
 from laser_rl.runtime.sweep_directory import SweepDirectory, flat, grouped
@@ -38,6 +41,7 @@ from laser_rl.sweep.settings import SweepConfig
 log = logging.getLogger("laser_rl.runtime")
 LOOK_S = 0.1
 SURVEY_S = 2.0
+READ_SHARE, READ_MOST_S = 0.05, 60.0  # of the parent's time, at most, for reading large states off the board
 STOP_S = 30.0
 BYTES_A_RETURN = 64  # in the JSON of an evaluation, generously
 
@@ -81,7 +85,10 @@ class Supervisor:
         self._offset = self.directory.log.path.stat().st_size
         self._next_save = 0
         self._plan_save()
-        self._surveyed = self._decided = time.monotonic()
+        self._surveys = Sparing(SURVEY_S, share=READ_SHARE, most_s=READ_MOST_S)
+        self._decisions = Sparing(PUBLISH_S, share=READ_SHARE, most_s=READ_MOST_S)  # nothing new is on the board before
+        self.budget = Budget(sweep.base.run.budget_minutes, spent_s=_spent_s(loaded))
+        self.budget.tick()  # for all processes, also those that are started again later
         self.processes = [self._process(share, count) for share in np.array_split(np.arange(members), count)]
 
     def _fresh(self, place: int) -> bytes:
@@ -89,20 +96,22 @@ class Supervisor:
 
     def _process(self, numbers: "np.ndarray[Any, Any]", count: int) -> ShareProcess:
         stores = {str(number): store.handle() for number, store in enumerate(self.parts.stores) if store is not None}
+        cores = cores_of_each(count)
         start = {
-            "sweep": self.sweep.model_dump(mode="json"),
+            "sweep": within(self.sweep, cores).model_dump(mode="json"),
+            "budget": self.budget.handle(),
             "run_dir": str(self.directory.path.resolve()),
             "layout": asdict(self.parts.layout),
             "stores": {number: list(handle) for number, handle in stores.items()},
             "board": self.board.handle,
             "size": self.board.size,
-            "threads": max(1, len(os.sched_getaffinity(0)) // count),
+            "threads": cores,
         }
         files = {self.board.handle, *(handle.file for handle in stores.values())}
         return ShareProcess([int(number) for number in numbers], start, sorted(files))
 
     def run(self) -> SweepEnd:
-        """Until all members have done their steps or somebody asks to stop."""
+        """Until all members have done their steps, the time is over or somebody asks to stop."""
         try:
             with signals(self.stop):
                 while not self._look():
@@ -131,9 +140,10 @@ class Supervisor:
                 process.restart(int(self.board.steps[process.numbers].sum()))
                 over = False
         self._pass_rows()
-        if time.monotonic() - self._decided > PUBLISH_S:  # nothing new is on the board before
-            self._exploit()
-        if time.monotonic() - self._surveyed > SURVEY_S:
+        if self._decisions.due():
+            with self._decisions.measured():
+                self._exploit()
+        if self._surveys.due():
             self._survey()
         if self._next_save and int(self.board.steps.min()) >= self._next_save:
             self._plan_save()
@@ -149,12 +159,15 @@ class Supervisor:
 
     def states(self) -> list[MemberState]:
         """Every member as it was last published."""
-        found = [self.board.get(number) for number in range(self.board.members)]
-        return [parsed(data) for data in found if data is not None]
+        return [self._state(number) for number in range(self.board.members)]
+
+    def _state(self, number: int) -> MemberState:
+        data = self.board.get(number)
+        assert data is not None  # noqa: S101 - all are there before the first process is
+        return parsed(data)
 
     def _exploit(self) -> None:
         """Decide on what is published, and see to it that what was decided is done: a killed process is told again."""
-        self._decided = time.monotonic()
         if self.pbt is None or self.sweep.pbt is None:
             return
         states, names = self.states(), self.sweep.pbt.tuned
@@ -170,11 +183,12 @@ class Supervisor:
         return next(process for process in self.processes if member in process.numbers)
 
     def _survey(self) -> None:
-        self._surveyed = time.monotonic()
-        states = self.states()
-        for learner, state in zip(self.parts.learners, states, strict=True):
-            learner.load(state.tensors, state.numbers["learner"])
-        values = survey(self.parts.learners, self.parts.stores, self._random)
+        with self._surveys.measured():
+            for number, learner in enumerate(self.parts.learners):  # one by one: large states are not held together
+                state = self._state(number)
+                load_network(learner.network, state.tensors["network"])
+                learner.version = state.numbers["learner"]["version"]
+            values = survey(self.parts.learners, self.parts.stores, self._random)
         updates = sum(learner.version for learner in self.parts.learners)
         self.directory.log.write("sweep", int(self.board.steps.min()), updates, values)
 
@@ -291,6 +305,12 @@ def run_processes(
         )
     others = [sink for sink in sinks if sink is not directory.log]  # the processes write into the log themselves
     return Supervisor(sweep, directory, count, sinks=others, callbacks=callbacks).run()
+
+
+def _spent_s(loaded: Loaded | None) -> float:
+    """Seconds of training before; none where no time was counted."""
+    members = [] if loaded is None else loaded.state["members"]
+    return max((float(numbers["training"].get("spent_seconds", 0.0)) for numbers in members), default=0.0)
 
 
 def _applied(exploit: Exploit, states: Sequence[MemberState]) -> bool:

@@ -21,8 +21,11 @@ from laser_rl.metrics.log import MetricsLog
 from laser_rl.replay.shared import Handle
 from laser_rl.replay.store import Replay
 from laser_rl.runtime.board import PUBLISH_S, Board, parsed, published
+from laser_rl.runtime.budget import Budget
 from laser_rl.runtime.crew_build import build_crew
 from laser_rl.runtime.saving import load_learner
+from laser_rl.runtime.sparing import Sparing
+from laser_rl.runtime.stop import FINISHED
 from laser_rl.runtime.sweep import SweepTraining, run_sweep
 from laser_rl.sweep.pbt import Exploit
 from laser_rl.sweep.settings import sweep_from
@@ -30,6 +33,8 @@ from laser_rl.types import UnrollLayout
 
 log = logging.getLogger("laser_rl.runtime")
 LOOK_S = 0.05
+# Large networks are published more seldom, so that it takes no more of the time than this.
+PUBLISH_SHARE, PUBLISH_MOST_S = 0.01, 60.0
 
 
 class Share(SweepTraining):
@@ -38,7 +43,10 @@ class Share(SweepTraining):
     def __init__(self, *arguments: Any, board: Board, orders: int, **named: Any) -> None:
         super().__init__(*arguments, steps=board.steps, **named)
         self.board, self._orders, self._heard = board, orders, b""
-        self._published = self._looked = 0.0
+        self._looked = 0.0
+        self._publishing = Sparing(PUBLISH_S, share=PUBLISH_SHARE, most_s=PUBLISH_MOST_S)
+        for training in self.trainings:
+            training.by_clock = True  # processes are not deterministic anyway
         self.applied = dict.fromkeys(self.numbers, -1)  # the newest copy that each member has made
 
     def between(self) -> None:
@@ -49,7 +57,7 @@ class Share(SweepTraining):
         if now - self._looked >= LOOK_S:
             self._looked = now
             self.obey()
-        if now - self._published >= PUBLISH_S:
+        if self._publishing.due():
             self.publish()
 
     def _survey_if_due(self) -> None:
@@ -57,10 +65,10 @@ class Share(SweepTraining):
 
     def publish(self) -> None:
         """Everybody's state onto the board."""
-        self._published = time.monotonic()
-        for number, training in zip(self.numbers, self.trainings, strict=True):
-            training.notes["applied"] = self.applied[number]
-            self.board.put(number, published(training))
+        with self._publishing.measured():
+            for number, training in zip(self.numbers, self.trainings, strict=True):
+                training.notes["applied"] = self.applied[number]
+                self.board.put(number, published(training))
 
     def obey(self) -> None:
         """Orders that have come: stop, or become a copy of another member."""
@@ -119,16 +127,18 @@ def run(start: Mapping[str, Any], orders: int) -> None:
     torch.set_num_threads(min(torch.get_num_threads(), start["threads"]))  # fewer where the network is small
     board = Board(len(sweep.settings), start["size"], start["board"])
     log_file = MetricsLog(Path(start["run_dir"]))
-    training = Share(sweep, crew, sinks=[log_file], numbers=numbers, board=board, orders=orders)
+    budget = Budget(**start["budget"])
+    training = Share(sweep, crew, sinks=[log_file], numbers=numbers, board=board, orders=orders, budget=budget)
     try:
         training.go_on()
         training.begin()
         run_sweep(training)
+        finished = training.stop.reason in {None, FINISHED}
         for member in training.trainings:
             member.report()
-            if training.stop.reason is None:
+            if finished:
                 member.last_evaluation()
-            member.announce("finished" if training.stop.reason is None else "stopped")
+            member.announce("finished" if finished else "stopped")
         training.publish()
     finally:
         crew.close()

@@ -10,14 +10,19 @@ import numpy as np
 
 from laser_rl.metrics.sink import Kind, Sink, Value
 from laser_rl.metrics.window import fitness
+from laser_rl.runtime.budget import Budget
 from laser_rl.runtime.build import derive
 from laser_rl.runtime.crew import Crew, Moves
 from laser_rl.runtime.pace import Pace, Steps
+from laser_rl.runtime.sparing import Sparing
 from laser_rl.runtime.stop import Stop
 from laser_rl.runtime.survey import survey
 from laser_rl.runtime.training import Callback, Training
 from laser_rl.sweep.pbt import Exploit, PbtState, Standing, decide
 from laser_rl.sweep.settings import SweepConfig
+
+SURVEY_SHARE = 0.01  # of the time, at most, for rows about all members together, where they come by the clock
+TURNS_AHEAD = 4  # of members in other processes: one may learn for as long as others act
 
 
 class MemberSink:
@@ -49,6 +54,7 @@ class SweepTraining:
         save: writes a checkpoint; None if nothing is kept.
         numbers: of the crew's members in the sweep; None: all of them.
         steps: of all members of the sweep, where other processes have some of them.
+        budget: the time of the sweep, where other processes count it too; None: one of its own, as configured.
     """
 
     def __init__(
@@ -61,13 +67,21 @@ class SweepTraining:
         save: "Callable[[SweepTraining], Path] | None" = None,
         numbers: Sequence[int] | None = None,
         steps: Steps | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self.sweep, self.crew, self.sinks, self._save = sweep, crew, list(sinks), save
         self.stop = Stop()
+        self.budget = Budget(sweep.base.run.budget_minutes) if budget is None else budget
         self.saved: Path | None = None
         self.numbers = list(range(len(crew.members)) if numbers is None else numbers)
         self.trainings = [
-            Training(member, sinks=[MemberSink(sink, number) for sink in sinks], callbacks=callbacks, stop=self.stop)
+            Training(
+                member,
+                sinks=[MemberSink(sink, number) for sink in sinks],
+                callbacks=callbacks,
+                stop=self.stop,
+                budget=self.budget,
+            )
             for number, member in zip(self.numbers, crew.members, strict=True)
         ]
         base = crew.members[0].config
@@ -76,10 +90,12 @@ class SweepTraining:
             self.numbers if steps is not None else range(len(self.numbers)),
             unroll_steps=base.loss.unroll_steps,
             slots=base.environment.slots,
+            turns=0 if steps is None else TURNS_AHEAD,
         )
         count = len(sweep.settings)
         self.pbt = PbtState(count, derive(sweep.base.run.seed, "pbt")) if sweep.pbt is not None else None
         self._surveyed, self._survey_random = 0, np.random.Generator(np.random.PCG64(derive(base.run.seed, "survey")))
+        self._survey_sparing = Sparing(base.run.log_every_s, share=SURVEY_SHARE, most_s=60.0)
         every = base.run.checkpoint_every_steps
         self._next_save, self._save_every = every, every
 
@@ -94,8 +110,8 @@ class SweepTraining:
         return sum(training.update for training in self.trainings)
 
     def goes_on(self) -> bool:
-        """Until every member here has done its steps or somebody asks to stop."""
-        return self.stop.reason is None and any(training.steps < training.target for training in self.trainings)
+        """Until every member here has done its steps, the time is over or somebody asks to stop."""
+        return self.stop.reason is None and not all(training.done for training in self.trainings)
 
     def turn(self) -> bool:
         """Whoever is not ahead acts, whoever is ready learns; False if all here have to wait for members elsewhere."""
@@ -179,7 +195,9 @@ class SweepTraining:
 
     def _survey_if_due(self) -> None:
         run = self.sweep.base.run
-        if self.updates - self._surveyed >= run.log_every_updates * len(self.trainings):
+        enough = self.updates - self._surveyed >= run.log_every_updates * len(self.trainings)
+        on_gpu = self.crew.members[0].learner.device.type == "cuda"  # there no two runs are equal anyway
+        if enough or (on_gpu and self._survey_sparing.due()):
             self._survey()
 
     def _survey(self) -> None:
@@ -188,7 +206,8 @@ class SweepTraining:
             return
         self._surveyed = self.updates
         members = self.crew.members
-        values = survey([m.learner for m in members], [m.replay for m in members], self._survey_random)
+        with self._survey_sparing.measured():
+            values = survey([m.learner for m in members], [m.replay for m in members], self._survey_random)
         for sink in self.sinks:
             sink.write("sweep", self.steps, self.updates, values)
 
@@ -224,7 +243,10 @@ class SweepTraining:
 
 
 def run_sweep(training: SweepTraining, wait_s: float = 0.0005) -> None:
-    """Act and learn in turn until the steps are done or somebody asks to stop; in one process the same seed gives the same bits."""
+    """Act and learn in turn until the steps are done, the time is over or somebody asks to stop.
+
+    In one process the same seed gives the same bits.
+    """
     while training.goes_on():
         if not training.turn():
             training.pace.wait(wait_s)

@@ -13,9 +13,10 @@ from laser_rl.agent.actor import Actor
 from laser_rl.evaluation.statistics import EvalResult, evaluation_of
 from laser_rl.metrics.sink import Kind, Sink, Value
 from laser_rl.metrics.window import memory_bytes, window_for
+from laser_rl.runtime.budget import Budget
 from laser_rl.runtime.build import Member, derive
 from laser_rl.runtime.evaluate import evaluate, trained_of
-from laser_rl.runtime.stop import Stop
+from laser_rl.runtime.stop import FINISHED, Stop
 from laser_rl.types import Episode
 
 
@@ -41,6 +42,7 @@ class Training:
         callbacks: see `Progress`; one that returns False ends the run.
         save: writes a checkpoint; None if nothing is kept.
         stop: where everybody asks for an end; None: one of its own.
+        budget: the time that it shares with others; None: one of its own, as configured.
     """
 
     def __init__(
@@ -51,13 +53,18 @@ class Training:
         callbacks: Sequence[Callback] = (),
         save: "Callable[[Training], Path] | None" = None,
         stop: Stop | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self.member, self.stop, self.steps = member, stop or Stop(), 0
+        self.budget = Budget(member.config.run.budget_minutes) if budget is None else budget
         self.target = self.horizon = member.config.run.steps
         self.window = window_for(_tasks_of(member))
         self.evaluations: list[tuple[int, EvalResult]] = []
         self.saved: Path | None = None
         self.notes: dict[str, int] = {}  # of whoever runs this member, kept with its state
+        self.extra: list[Callable[[], dict[str, float]]] = []  # more numbers for every row of metrics
+        # Rows by the clock as well, for slow updates. Not where the same seed has to give the same rows.
+        self.by_clock = member.config.run.runtime != "serial" or member.learner.device.type == "cuda"
         self.callbacks, self._sinks, self._save = list(callbacks), list(sinks), save
         self._lock = threading.Lock()
         self._error: BaseException | None = None
@@ -73,22 +80,28 @@ class Training:
 
     @property
     def progress(self) -> float:
-        """Share of the run that is done."""
-        return min(1.0, self.steps / self.horizon)
+        """Share of the run that is done, by its steps or by its time."""
+        return max(min(1.0, self.steps / self.horizon), self.budget.share)
+
+    @property
+    def done(self) -> bool:
+        """Whether its steps, or its time, are used up."""
+        return self.steps >= self.target or self.budget.over
 
     @property
     def steps_left(self) -> int:
-        """To the target."""
-        return max(0, self.target - self.steps)
+        """To the target; none if the time is over."""
+        return 0 if self.done else self.target - self.steps
 
     def extend(self, steps: int, *, total: int | None = None) -> None:
         """Go on for `steps` more, after an end; schedules go by `total`."""
         self.target, self.stop, self._logged_at = self.steps + steps, Stop(), time.monotonic()
         self.horizon = total or self.target
+        self.budget.pause()
 
     def goes_on(self) -> bool:
-        """Until the steps are done or somebody asks to stop."""
-        return self.steps < self.target and self.stop.reason is None
+        """Until the steps are done, the time is over or somebody asks to stop."""
+        return not self.done and self.stop.reason is None
 
     def acted(self, steps: int, episodes: Iterable[Episode]) -> None:
         """Count what an actor did; any thread."""
@@ -96,6 +109,12 @@ class Training:
             self.steps += steps
             for episode in episodes:
                 self._ended(episode)
+        self._tick()
+
+    def _tick(self) -> None:
+        """Whoever acts or learns hears at the next look at `stop` that the time is over; the run is then finished, not interrupted."""
+        if self.budget.tick():
+            self.stop.request(FINISHED)
 
     def _ended(self, episode: Episode) -> None:
         spec = self.member.environments.spec
@@ -106,12 +125,10 @@ class Training:
 
     def learned(self) -> None:
         """After every update: a row of metrics, if one is due."""
+        self._tick()
         run = self.member.config.run
-        if run.runtime == "serial":
-            due = self.update - self._logged_updates >= run.log_every_updates
-        else:
-            due = time.monotonic() - self._logged_at >= run.log_every_s
-        if due:
+        enough = run.runtime == "serial" and self.update - self._logged_updates >= run.log_every_updates
+        if enough or (self.by_clock and time.monotonic() - self._logged_at >= run.log_every_s):
             self.report()
 
     def report(self) -> None:
@@ -120,6 +137,7 @@ class Training:
             return
         now = time.monotonic()
         seconds = max(now - self._logged_at, 1e-9)
+        updates_per_second = (self.update - self._logged_updates) / seconds
         values = {
             **self.window.numbers(),
             **self.member.learner.report(),
@@ -129,25 +147,31 @@ class Training:
             "online_unrolls": self.member.counts.online,
             "replayed_unrolls": self.member.counts.replayed,
             "steps_per_second": (self.steps - self._logged_steps) / seconds,
-            "updates_per_second": (self.update - self._logged_updates) / seconds,
+            "updates_per_second": updates_per_second,
+            "learned_steps_per_second": updates_per_second * self._steps_an_update,
             "memory_bytes": memory_bytes(),
             **{f"environment_{name}": count for name, count in self.member.environments.counters().items()},
         }
+        if self.budget.left_s is not None:
+            values["budget_left_seconds"] = self.budget.left_s
+        for more in self.extra:
+            values |= more()
         self._logged_updates, self._logged_steps, self._logged_at = self.update, self.steps, now
         self._announce("train", {name: value for name, value in values.items() if not _undefined(value)})
 
     def between(self, locks: Sequence[threading.Lock] = (), settle: Callable[[], None] = lambda: None) -> None:
         """Evaluate and save, if due. The locks stop the other threads while state is taken, after `settle`."""
         self.check()
+        self._tick()
         if self._due("evaluate"):
             self.evaluate()
         # Not at the very end: `run` saves there, after the last rows. A checkpoint before them would let a resumed run write them twice.
-        if self.steps < self.target and self._due("save"):
+        if not self.done and self._due("save"):
             with contextlib.ExitStack() as stack:
                 for lock in locks:
                     stack.enter_context(lock)
                 settle()
-                if self.steps < self.target:
+                if not self.done:
                     self.save()
 
     def evaluate(self) -> EvalResult:
@@ -196,7 +220,10 @@ class Training:
 
     def state(self) -> dict[str, Any]:
         """Counters, for a checkpoint."""
+        # Only where time counts: what the clock says is not the same in two equal runs.
+        spent = {} if self.budget.minutes is None else {"spent_seconds": self.budget.spent_s}
         return {
+            **spent,
             "steps": self.steps,
             "window": self.window.state_dict(),
             "logged_updates": self._logged_updates,
@@ -213,6 +240,7 @@ class Training:
         self._logged_updates, self._logged_steps = state["logged_updates"], state["logged_steps"]
         self._next, self.notes = dict(state["next"]), dict(state["notes"])
         self.evaluations = [(step, evaluation_of(result)) for step, result in state["evaluated"]]
+        self.budget.go_on(state.get("spent_seconds", 0.0))
 
     def announce(self, event: str, values: Mapping[str, Value] | None = None) -> None:
         """Tell the sinks; "resumed" makes rows of later steps void."""
@@ -231,6 +259,12 @@ class Training:
         run = self.member.config.run
         every = {"evaluate": run.evaluate_every_steps, "save": run.checkpoint_every_steps}[what]
         self._next[what] = (self.steps // every + 1) * every if every else 0
+
+    @property
+    def _steps_an_update(self) -> int:
+        """Steps in a batch, online and replayed."""
+        loss = self.member.config.loss
+        return loss.batch_unrolls * loss.unroll_steps
 
     def _state_of_replay(self) -> dict[str, float]:
         replay = self.member.replay

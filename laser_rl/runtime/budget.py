@@ -1,0 +1,79 @@
+"""The time that a run may take: over all its sessions, and in a sweep for all members together."""
+
+import time
+from collections.abc import Callable
+
+
+class Budget:
+    """Counts the seconds from tick to tick.
+
+    What is no training does not tick, and is not counted: loading, the evaluation at the end, a user who thinks between two calls. Any
+    thread may tick.
+
+    Args:
+        minutes: how many may be spent; None: nothing is counted, and it is never over.
+        spent_s: seconds of earlier sessions.
+        since: when the present session began, by `clock`, if it has: other processes of the machine count from the same moment.
+        clock: in seconds, and the same in all processes of the machine.
+
+    >>> now = iter([10.0, 40.0, 70.0])
+    >>> budget = Budget(1.0, clock=lambda: next(now))
+    >>> [(budget.tick(), budget.share) for _ in range(3)]
+    [(False, 0.0), (False, 0.5), (True, 1.0)]
+    """
+
+    def __init__(
+        self,
+        minutes: float | None,
+        *,
+        spent_s: float = 0.0,
+        since: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.minutes, self._clock = minutes, clock
+        self._before, self._since, self._seen = spent_s, since, 0.0
+        if since is not None:
+            self._seen = clock()
+
+    def tick(self) -> bool:
+        """Training goes on at this moment; True if the time is over."""
+        if self.minutes is None:
+            return False
+        now = self._clock()
+        if self._since is None:
+            self._since = now
+        self._seen = now
+        return self.over
+
+    def pause(self) -> None:
+        """The session ends: what passes until the next tick is not counted."""
+        self._before, self._since = self.spent_s, None
+
+    def go_on(self, spent_s: float) -> None:
+        """Earlier sessions took so long; known already if one is under way, where a state that was saved in it would count twice."""
+        if self._since is None:
+            self._before = max(self._before, spent_s)
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds of all sessions, up to the last tick."""
+        return self._before if self._since is None else self._before + self._seen - self._since
+
+    @property
+    def left_s(self) -> float | None:
+        """None where there is no limit."""
+        return None if self.minutes is None else max(0.0, 60 * self.minutes - self.spent_s)
+
+    @property
+    def share(self) -> float:
+        """Of the time that is over; 0 where there is no limit."""
+        return 0.0 if self.minutes is None else min(1.0, self.spent_s / (60 * self.minutes))
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left."""
+        return self.left_s == 0.0
+
+    def handle(self) -> dict[str, float | None]:
+        """Arguments of the same budget in another process of the machine."""
+        return {"minutes": self.minutes, "spent_s": self._before, "since": self._since}
