@@ -1,0 +1,244 @@
+"""Pictures and tables of `atari.py`, from the files that its --collect wrote.
+
+python benchmarks/atari_report.py FILE.json.gz [FILE.json.gz ...] > docs/results/atari/tables.md
+
+Where two files hold the same run, the later one counts. Curves are the mean returns of the episodes that ended in a span of steps, smoothed
+over `WINDOW` episodes; "reached" means that the mean of the last 100 episodes was there for the first time. All actions are sampled.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib as mpl
+import matplotlib.ticker
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.atari_collect import game_of, load, scores
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+
+RESULTS = Path(__file__).parents[1] / "docs" / "results" / "atari"
+TARGETS = {"pong": 18.0, "breakout": 100.0}
+FRAMES_A_STEP, WINDOW = 4, 100
+COLOURS = {"shared": "#1f77b4", "separate": "#d95f02", None: "#1f77b4"}
+Entry = Mapping[str, Any]
+Curve = NDArray[np.float64]
+
+
+class Reached(NamedTuple):
+    """When a run was there for the first time."""
+
+    frames: int
+    minutes: float
+
+
+def entries_of(paths: Sequence[Path]) -> list[Entry]:
+    """All runs and members, each once."""
+    found = {(entry["run"], entry["member"]): entry for path in paths for entry in load(path)["runs"]}
+    return [found[key] for key in sorted(found, key=lambda key: (key[0], key[1] or 0))]
+
+
+def first_reach(entry: Entry, threshold: float) -> Reached | None:
+    """The first row whose mean of the last 100 episodes, all of them there, is not below a threshold.
+
+    >>> train = {"step": [10, 20, 30], "seconds": [60.0, 120.0, 180.0], "return_mean": [9.0, 3.0, 5.0], "episodes": [50, 100, 150]}
+    >>> first_reach({"train": train}, 4.0)
+    Reached(frames=120, minutes=3.0)
+    """
+    train = entry["train"]
+    columns = (train["step"], train["seconds"], train.get("return_mean", ()), train.get("episodes", ()))
+    for step, seconds, mean, episodes in zip(*columns, strict=False):
+        if mean is not None and episodes is not None and episodes >= WINDOW and mean >= threshold:
+            return Reached(FRAMES_A_STEP * step, seconds / 60)
+    return None
+
+
+def smoothed(returns: Sequence[float], counts: Sequence[int]) -> Curve:
+    """The mean over the newest bins that hold `WINDOW` episodes together, or over all there are.
+
+    >>> smoothed([0.0, 2.0, 4.0], [100, 50, 50]).tolist()
+    [0.0, 0.6666666666666666, 3.0]
+    """
+    values, found = np.asarray(returns, float), np.empty(len(returns))
+    weights = np.asarray(counts, float)
+    first = 0
+    for last in range(len(values)):
+        while weights[first + 1 : last + 1].sum() >= WINDOW:
+            first += 1
+        found[last] = np.average(values[first : last + 1], weights=weights[first : last + 1])
+    return found
+
+
+def at(entry: Entry, axis: str) -> Curve:
+    """Where the bins of a run stand: in M frames, or in minutes."""
+    episodes = entry["episodes"]
+    if axis == "minutes":
+        return np.asarray(episodes["seconds"], float) / 60
+    return FRAMES_A_STEP * np.asarray(episodes["step"], float) / 1e6
+
+
+def draw(axes: Any, entry: Entry, axis: str, colour: str, *, bold: bool = True) -> None:
+    """One run; its last evaluation at its end."""
+    episodes, x = entry["episodes"], at(entry, axis)
+    if not len(x):
+        return
+    if bold:
+        axes.plot(x, episodes["return"], color=colour, linewidth=0.6, alpha=0.3)
+    curve = smoothed(episodes["return"], episodes["count"])
+    axes.plot(x, curve, color=colour, linewidth=1.8 if bold else 0.9, alpha=1.0 if bold else 0.6)
+    if bold and entry["evaluations"]:
+        last = entry["evaluations"][-1]
+        spread = [[last["mean"] - last["ci95_low"]], [last["ci95_high"] - last["mean"]]]
+        axes.errorbar([x[-1]], [last["mean"]], yerr=spread, fmt="o", color="#222222", markersize=4, capsize=3)
+
+
+def dress(axes: Any, environment: str, axis: str) -> None:
+    """Lines of reference, labels."""
+    game = game_of(environment)
+    score = scores().get(game)
+    if score is not None:
+        axes.axhline(score.human, color="#2a9d5c", linestyle="--", linewidth=1, label=f"human {score.human:g}")
+        axes.axhline(score.random, color="#999999", linestyle=":", linewidth=1, label=f"random {score.random:g}")
+    if game in TARGETS:
+        axes.axhline(TARGETS[game], color="#9467bd", linestyle="-.", linewidth=1, label=f"target {TARGETS[game]:g}")
+    axes.set_title(f"{environment.removeprefix('ALE/').partition('-v')[0]}", fontsize=10)
+    axes.set_xlabel("minutes of training" if axis == "minutes" else "environment frames, millions")
+    axes.set_ylabel("return")
+    axes.grid(visible=True, alpha=0.25)
+    if score is not None or game in TARGETS:
+        axes.legend(frameon=False, fontsize=8)
+
+
+def picture(entries: Sequence[Entry], path: Path) -> None:
+    """A row a game: against frames, and against minutes."""
+    figure, grid = plt.subplots(len(entries), 2, figsize=(10, 3 * len(entries)), squeeze=False, sharey="row")
+    for row, entry in zip(grid, entries, strict=True):
+        for axes, axis in zip(row, ("frames", "minutes"), strict=True):
+            draw(axes, entry, axis, COLOURS[None])
+            dress(axes, entry["environment"], axis)
+    _save(figure, path)
+
+
+def sharing_picture(entries: Sequence[Entry], path: Path) -> None:
+    """Members that share a replay beside the same with one each; thin: members, bold: their mean."""
+    figure, (row,) = plt.subplots(1, 2, figsize=(10, 3.6), squeeze=False, sharey=True)
+    for axes, axis in zip(row, ("frames", "minutes"), strict=True):
+        for share in sorted({entry["share"] for entry in entries}):
+            own = [entry for entry in entries if entry["share"] == share and entry["episodes"]["step"]]
+            for entry in own:
+                draw(axes, entry, axis, COLOURS[share], bold=False)
+            if own:
+                x, mean = mean_curve(own, axis)
+                label = {"shared": "one replay", "separate": "a replay each"}[share]
+                axes.plot(x, mean, color=COLOURS[share], linewidth=2.2, label=f"{label}: mean of {len(own)}")
+        dress(axes, entries[0]["environment"], axis)
+        axes.legend(frameon=False, fontsize=8, loc="upper left")
+    _save(figure, path)
+
+
+def mean_curve(entries: Sequence[Entry], axis: str) -> tuple[Curve, Curve]:
+    """The mean of several curves, where all of them have begun and none has ended."""
+    begin, end = max(at(entry, axis)[0] for entry in entries), min(at(entry, axis)[-1] for entry in entries)
+    x = np.linspace(begin, max(begin, end), 200)
+    curves = [
+        np.interp(x, at(entry, axis), smoothed(entry["episodes"]["return"], entry["episodes"]["count"]))
+        for entry in entries
+    ]
+    return x, np.mean(curves, axis=0)
+
+
+def _save(figure: Any, path: Path) -> None:
+    for axes in figure.axes:
+        axes.xaxis.set_major_locator(mpl.ticker.MaxNLocator(6))
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def shown(reached: Reached | None) -> str:
+    """For a table.
+
+    >>> shown(Reached(12_340_000, 7.25)), shown(None)
+    ('12.34 M (7.2 min)', 'not yet')
+    """
+    return "not yet" if reached is None else f"{reached.frames / 1e6:.2f} M ({reached.minutes:.1f} min)"
+
+
+def standing(entry: Entry) -> list[str]:
+    """Frames, minutes, last 100 episodes, evaluation."""
+    means = [value for value in entry["train"].get("return_mean", ()) if value is not None]
+    played = entry["evaluations"][-1] if entry["evaluations"] else None
+    result = (
+        "–"
+        if played is None
+        else f"{played['mean']:.1f} ({played['ci95_low']:.1f} to {played['ci95_high']:.1f}), {played['episodes']} episodes"
+    )
+    frames, minutes = f"{FRAMES_A_STEP * entry['step'] / 1e6:.2f} M", f"{entry['seconds'] / 60:.1f}"
+    return [frames, minutes, f"{means[-1]:.1f}" if means else "–", result]
+
+
+def table(entries: Sequence[Entry]) -> list[str]:
+    """A line a game."""
+    lines = [
+        (
+            "| game | frames | minutes | last 100 episodes | evaluation, mean (95 %) | random | human | human-normalised | "
+            "human reached | target | target reached |"
+        ),
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for entry in entries:
+        game = game_of(entry["environment"])
+        score, target, played = scores().get(game), TARGETS.get(game), entry["evaluations"][-1:]
+        known = ["–", "–", "–", "–"]
+        if score is not None:
+            normalised = f"{(played[0]['mean'] - score.random) / (score.human - score.random):.2f}" if played else "–"
+            known = [f"{score.random:g}", f"{score.human:g}", normalised, shown(first_reach(entry, score.human))]
+        aim = ["–", "–"] if target is None else [f"{target:g}", shown(first_reach(entry, target))]
+        lines.append(f"| {' | '.join([entry['run'], *standing(entry), *known, *aim])} |")
+    return lines
+
+
+def sharing_table(entries: Sequence[Entry]) -> list[str]:
+    """A line a member."""
+    lines = [
+        "| sweep | member | learning rate | frames | minutes | last 100 episodes | evaluation, mean (95 %) |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for entry in entries:
+        rate = entry["config"]["optimiser"]["learning_rate"]
+        lines.append(f"| {' | '.join([entry['run'], str(entry['member']), f'{rate:g}', *standing(entry)])} |")
+    return lines
+
+
+def report(entries: Sequence[Entry], out: Path) -> str:
+    """All pictures into a folder; the tables."""
+    single = [entry for entry in entries if entry["share"] is None]
+    lines: list[str] = []
+    if single:
+        picture(single, out / "games.png")
+        lines += [*table(single), "", "![returns by game](games.png)", ""]
+    members = [entry for entry in entries if entry["share"] is not None]
+    for environment in sorted({entry["environment"] for entry in members}):
+        own = [entry for entry in members if entry["environment"] == environment]
+        name = f"sharing-{game_of(environment)}.png"
+        sharing_picture(own, out / name)
+        lines += [*sharing_table(own), "", f"![one replay, or one each]({name})", ""]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Pictures to docs/results/atari, tables to standard output."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", type=Path, nargs="+")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    asked = parser.parse_args()
+    print(report(entries_of(asked.files), asked.out))
+
+
+if __name__ == "__main__":
+    main()
