@@ -150,7 +150,7 @@ def _bounds(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Which dimensions are bounded, their middles and half widths."""
     both = list(zip(low, high, strict=True))
-    middle = [0.5 * (a + b) if math.isfinite(a) else 0.0 for a, b in both]
+    middle = [_middle(a, b) for a, b in both]
     half = [0.5 * (b - a) if math.isfinite(a) else 1.0 for a, b in both]
     bounded = torch.tensor([math.isfinite(a) for a in low], device=device)
     return bounded, torch.tensor(middle, device=device, dtype=dtype), torch.tensor(half, device=device, dtype=dtype)
@@ -163,3 +163,7 @@ def _kept_bounds(
     """Made once: a copy from the host is waited for, and cannot be part of a CUDA graph."""
     with torch.inference_mode(False):  # gradients may run through them later, whoever asks first
         return _bounds(low, high, device, dtype)
+
+
+def _middle(low: float, high: float) -> float:
+    return 0.5 * (low + high) if math.isfinite(low) else 0.0

@@ -13,6 +13,7 @@ from laser_rl.metrics.log import read
 from laser_rl.runtime.board import Board, parsed, published
 from laser_rl.runtime.child import ProcessDied
 from laser_rl.runtime.processes import STOP_S, Supervisor
+from laser_rl.runtime.sweep import TURNS_AHEAD
 from laser_rl.runtime.sweep_directory import SweepDirectory
 from laser_rl.runtime.sweep_launch import sweep
 from laser_rl.sweep.pbt import PbtConfig
@@ -54,7 +55,7 @@ def test_a_killed_process_comes_back_and_members_stay_together(tmp_path):
         directory.close()
     assert killed
     assert supervisor.processes[1].restarts == 1
-    assert max(spreads) <= 5 + 3  # an unroll, and the turn that is under way while we look
+    assert max(spreads) <= (TURNS_AHEAD + 1) * 3 + 3  # turns of three slots, and the one that is under way while we look
     assert all(member.steps >= 3_000 for member in end.members)
     assert all(member.evaluation is not None for member in end.members)
     store = supervisor.parts.stores[0]
