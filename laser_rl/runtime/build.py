@@ -95,7 +95,7 @@ def _assemble(
     learner = build_learner(config, environments.spec, torso, sources=1 + earlier_members(config))
     torch.set_num_threads(threads_of(config, learner.network))
     network = learner.network
-    acting = network if config.run.runtime == "serial" else _copy(network, config, environments.spec, torso)
+    acting = network if config.run.runtime == "serial" else acting_copy(network, config, environments.spec, torso)
     policy = Policy(acting, family, seed=derive(config.run.seed, "actions"))
     mixer = build_mixer(config, layout, replay, counts)
     actor = Actor(environments, policy, layout)
@@ -274,7 +274,9 @@ def seeded_network(config: Config, spec: EnvironmentSpec, torso: TorsoSource | N
         )
 
 
-def _copy(network: AgentNetwork, config: Config, spec: EnvironmentSpec, torso: TorsoSource | None) -> AgentNetwork:
+def acting_copy(
+    network: AgentNetwork, config: Config, spec: EnvironmentSpec, torso: TorsoSource | None
+) -> AgentNetwork:
     """A network of its own for an actor that runs beside the learner."""
     if isinstance(torso, torch.nn.Module):
         import copy  # noqa: PLC0415 - only for a user's instance, which cannot be built again

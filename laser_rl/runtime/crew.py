@@ -9,10 +9,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from laser_rl.agent.actor import Actor
-from laser_rl.agent.streams import own_stream
+from laser_rl.agent.parameters import FlatParameters
+from laser_rl.agent.streams import on, own_stream
 from laser_rl.replay.records import allocate
 from laser_rl.runtime.build import Member, learn, on_device
 from laser_rl.runtime.feed import Crate
+from laser_rl.runtime.mailbox import ThreadMailbox
 from laser_rl.sweep.stacked import Stack
 from laser_rl.types import Batch, Episode, Unrolls
 
@@ -55,26 +57,57 @@ class Crew(Protocol):
         """End the environments."""
 
 
+class Following:
+    """The parameters of a network that acts beside its learner: the newest that a GPU has finished.
+
+    Args:
+        member: whose `acting` is not its learner's own network.
+    """
+
+    def __init__(self, member: Member) -> None:
+        self._learner, self._flat = member.learner, FlatParameters(member.acting)
+        self._version = self._learner.version - 1
+        self._mailbox = ThreadMailbox(self._learner.flat.value, self._learner.version)
+
+    def collect(self) -> int:
+        """On the stream that acts: take what is there, without waiting; the version of what is taken."""
+        self._version = self._mailbox.collect(self._flat.value, self._version)
+        return self._version
+
+    def publish(self) -> None:
+        """On the learner's stream, after each update."""
+        self._mailbox.publish(self._learner.flat.value, self._learner.version)
+
+
 class Looped:
-    """Each member has environments of its own and takes its turn."""
+    """Each member has environments of its own and takes its turn. On a GPU updates go on while others, or the same member, act."""
 
     def __init__(self, members: Sequence[Member]) -> None:
         self.members = members
+        self._following: list[Following | None] = [None] * len(members)
+        self._acting = own_stream(members[0].learner.device, "acting")
         stream = own_stream(members[0].learner.device, "uploading")
         # On a GPU a second one is filled and uploaded while the update from the first is under way.
         self._crates = deque(Crate.of(members[0], stream) for _ in range(1 if stream is None else 2))
 
     def begin(self, *, recorded: bool = False) -> None:
         """Reset all environments."""
+        self._follow()
         for member in self.members:
             member.actor.begin(recorded=recorded)
 
+    def _follow(self) -> None:
+        """From the parameters that learners have now, which may have been loaded."""
+        apart = [member.acting is not member.learner.network for member in self.members]
+        self._following = [Following(member) if own else None for member, own in zip(self.members, apart, strict=True)]
+
     def act(self, among: Sequence[bool]) -> Iterator[Moves]:
         """In order."""
-        for place, member in enumerate(self.members):
+        for place, (member, following) in enumerate(zip(self.members, self._following, strict=True)):
             if among[place]:
-                member.actor.version = member.learner.version
-                taken = member.actor.step()
+                with on(self._acting):
+                    member.actor.version = member.learner.version if following is None else following.collect()
+                    taken = member.actor.step()
                 yield Moves(place, taken.steps, taken.episodes, taken.unrolls)
 
     def ready(self) -> list[int]:
@@ -90,6 +123,9 @@ class Looped:
             crate.fill(member.mixer.fill)
             with crate.read() as batch:
                 learn(member, batch, progress=done)
+            following = self._following[place]
+            if following is not None:
+                following.publish()
 
     def actor_state(self) -> dict[str, dict[str, Any]]:
         """Two groups a member."""
@@ -101,6 +137,7 @@ class Looped:
 
     def load_actors(self, tensors: Tensors) -> int:
         """Of all members."""
+        self._follow()
         return sum(_load(member.actor, tensors, f"-{place:02d}") for place, member in enumerate(self.members))
 
     def close(self) -> None:

@@ -14,12 +14,14 @@ from laser_rl.agent.policy import Policy
 from laser_rl.config import Config, full_name
 from laser_rl.envs.records import EnvironmentSpec
 from laser_rl.errors import ConfigError
+from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.networks.build import TorsoSource, family_of
 from laser_rl.replay.mixer import Counts, Mixer
 from laser_rl.replay.store import Replay
 from laser_rl.runtime.build import (
     EnvironmentSource,
     Member,
+    acting_copy,
     build_learner,
     build_mixer,
     build_replay,
@@ -54,9 +56,10 @@ class Parts:
     learners: Sequence[Learner]
     stores: Sequence[Replay | None]
     mixers: Sequence[Mixer] = field(default_factory=list)
+    torso: TorsoSource | None = None
 
-    def member(self, place: int, actor: Actor) -> Member:
-        """One member with its actor."""
+    def member(self, place: int, actor: Actor, acting: AgentNetwork | None = None) -> Member:
+        """One member with its actor, and the network that acts if it is not the learner's own."""
         config, learner = self.configs[place], self.learners[place]
         return Member(
             config,
@@ -64,7 +67,7 @@ class Parts:
             learner.family,
             self.layout,
             actor,
-            learner.network,
+            learner.network if acting is None else acting,
             learner,
             self.stores[place],
             self.mixers[place],
@@ -119,7 +122,7 @@ def build_parts(
     learners = [build_learner(config, spec, torso, sources=sources) for config in configs]
     torch.set_num_threads(threads_of(every[0], learners[0].network))
     mixers = [build_mixer(*parts) for parts in zip(configs, [layout] * len(configs), own, counts, strict=True)]
-    return Parts(sweep, source, spec, layout, numbers, configs, learners, own, mixers)
+    return Parts(sweep, source, spec, layout, numbers, configs, learners, own, mixers, torso)
 
 
 def spec_of(source: EnvironmentSource, config: Config) -> EnvironmentSpec:
@@ -169,15 +172,18 @@ def _stacked(parts: Parts) -> Stacked:
 
 
 def _looped(parts: Parts) -> Looped:
+    """Each with environments of its own. On a GPU acting must not wait for updates under way, so it has a network of its own too."""
     members: list[Member] = []
+    gpu = parts.learners[0].device.type == "cuda"
     try:
         for place, (number, config) in enumerate(zip(parts.numbers, parts.configs, strict=True)):
             seed, learner = config.run.seed, parts.learners[place]
             environments = open_environments(
-                parts.source, config.environment, seed=derive(seed, "environments"), lockstep=True
+                parts.source, config.environment, seed=derive(seed, "environments"), lockstep=not gpu
             )
-            policy = Policy(learner.network, learner.family, seed=derive(seed, "actions"))
-            members.append(parts.member(place, Actor(environments, policy, parts.layout, member=number)))
+            network = acting_copy(learner.network, config, parts.spec, parts.torso) if gpu else learner.network
+            policy = Policy(network, learner.family, seed=derive(seed, "actions"))
+            members.append(parts.member(place, Actor(environments, policy, parts.layout, member=number), network))
     except BaseException:
         for member in members:
             member.environments.close()

@@ -19,7 +19,8 @@ from laser_rl.replay.mixer import Mixer
 from laser_rl.runtime import feed as feeding
 from laser_rl.runtime.busy import Busy
 from laser_rl.runtime.feed import Crate
-from laser_rl.runtime.local import ThreadMailbox, _Copy, _measured
+from laser_rl.runtime.local import _measured
+from laser_rl.runtime.mailbox import ThreadMailbox, _Copy
 from tests.replay.inputs import STACKED, numbered
 from tests.runtime.small import finish, small
 
