@@ -9,6 +9,7 @@ What autograd and a compiler would do is right but moves several times the bytes
 One section is a convolution, a max-pooling and two residual blocks x + w2 ∗ relu(w1 ∗ relu(x) + b1) + b2: ten parameters.
 """
 
+import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -22,7 +23,9 @@ from laser_rl.kernels.plain import nchw
 from laser_rl.kernels.pointwise import add_bias_rectify, bias_rectify, channel_sums, masked
 from laser_rl.kernels.pool import pool, pool_gradient
 
+log = logging.getLogger("laser_rl.networks")
 NARROW = 32
+TRIED = 16  # pictures; a multiple of 16, so that what is compiled for them is compiled for batches
 PER_SECTION = 10
 DTYPE = torch.bfloat16
 
@@ -56,6 +59,29 @@ class Sections(torch.autograd.Function):
         sections, kept = _sections(rest[: ctx.count]), list(rest[ctx.count :])
         back = _narrow_back if ctx.narrow else _wide_back
         return None, None, *back(framed, ctx.scale, sections, kept, out, gradient.contiguous())
+
+
+def kernels_work(parameters: Sequence[Tensor], picture: Sequence[int]) -> bool:
+    """Whether all of this runs here; tried once, because nothing else can tell (a compiler is missing, a card is too old or small).
+
+    Args:
+        parameters: of all sections, on the GPU.
+        picture: [planes, H, W].
+    """
+    pictures = torch.zeros(TRIED, *picture, dtype=torch.uint8, device=parameters[0].device)
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            out: Tensor = Sections.apply(pictures, 1.0, *parameters)  # type: ignore[no-untyped-call]
+            torch.autograd.grad(out, list(parameters), torch.zeros_like(out))
+        torch.cuda.current_stream(pictures.device).synchronize()
+    except Exception as error:  # of Triton, of its compiler, of the driver
+        log.warning(
+            "our kernels do not run on this GPU (%s: %s); the network uses torch's own instead, which is slower",
+            type(error).__name__,
+            str(error).partition("\n")[0],
+        )
+        return False
+    return True
 
 
 def _sections(parameters: Sequence[Tensor]) -> list[Section]:

@@ -120,14 +120,21 @@ class ImpalaDeep(nn.Module):
         self.sections = nn.Sequential(*sections)
         self.linear = nn.Linear(planes * height * breadth, hidden)
         self.features = hidden
+        self._kernels_work: bool | None = None  # not known before they have been tried
 
     def forward(self, observation: Tensor) -> Tensor:
         """Features of each observation."""
         return self._ends(torch.relu(self.sections(observation)))
 
     def reads_bytes(self, observation: Tensor) -> bool:
-        """Whether `from_bytes` understands these; it needs a GPU and Triton."""
-        return observation.is_cuda and observation.dtype == torch.uint8 and kernels.available()
+        """Whether `from_bytes` understands these; it needs a GPU on which our kernels work."""
+        if not observation.is_cuda or observation.dtype != torch.uint8 or not kernels.available():
+            return False
+        if self._kernels_work is None:
+            from laser_rl.networks.impala import kernels_work  # noqa: PLC0415 - Triton need not be there
+
+            self._kernels_work = kernels_work(list(self.sections.parameters()), observation.shape[1:])
+        return self._kernels_work
 
     def from_bytes(self, observation: Tensor, scale: float) -> Tensor:
         """Features of scale · bytes [N, planes, H, W]: the same function, in bfloat16 and by our own kernels."""

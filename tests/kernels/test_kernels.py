@@ -177,3 +177,24 @@ def test_sections_are_the_network_and_its_gradients(width, size, monkeypatch):
     for one, other in zip((out, *found), (expected, *wanted), strict=True):
         assert one.shape == other.shape
         assert (one.double() - other).norm() / other.norm() < tolerance
+
+
+def test_kernels_that_do_not_run_are_not_used(monkeypatch, caplog):
+    torso = ImpalaDeep((4, 20, 20), 1).to(DEVICE)
+    parameters = list(torso.sections.parameters())
+    monkeypatch.setattr(impala, "DTYPE", DTYPE)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: torch.Event(DEVICE))
+    assert impala.kernels_work(parameters, (4, 20, 20))
+
+    def no_compiler(*_):
+        raise RuntimeError("no C compiler\nsecond line")
+
+    monkeypatch.setattr(impala, "frame", no_compiler)
+    assert not impala.kernels_work(parameters, (4, 20, 20))
+    assert "no C compiler" in caplog.text
+    assert "second line" not in caplog.text
+
+
+def test_pictures_on_a_cpu_go_through_torch():
+    torso = ImpalaDeep((4, 20, 20), 1)
+    assert not torso.reads_bytes(torch.zeros(1, 4, 20, 20, dtype=torch.uint8))
