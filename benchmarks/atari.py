@@ -204,7 +204,8 @@ def _line(job: Job, run_dir: Path) -> str:
     rows = read(run_dir, ("train",))
     if not rows:
         return f"{job.name}: no row yet"
-    last = {row.get("member"): row for row in rows}
+    newest = {row.get("member"): row for row in rows}
+    last = dict(sorted(newest.items(), key=lambda item: item[0] or 0))
     frames = FRAMES_A_STEP * sum(int(row["step"]) for row in last.values())
     returns = [f"{float(row['return_mean']):.1f}" for row in last.values() if "return_mean" in row]
     speed = FRAMES_A_STEP * sum(float(row["steps_per_second"]) for row in last.values())

@@ -1,12 +1,14 @@
 """Pictures and tables of `atari.py`, from the files that its --collect wrote.
 
-python benchmarks/atari_report.py FILE.json.gz [FILE.json.gz ...] > docs/results/atari/tables.md
+python benchmarks/atari_report.py FILE.json.gz [FILE.json.gz ...] [--evaluations FILE.json] > docs/results/atari/tables.md
 
-Where two files hold the same run, the later one counts. Curves are the mean returns of the episodes that ended in a span of steps, smoothed
-over `WINDOW` episodes; "reached" means that the mean of the last 100 episodes was there for the first time. All actions are sampled.
+Where two files hold the same run, the later one counts. Dots are the mean returns of the episodes that ended in a span of steps, curves
+the same over `WINDOW` episodes; "reached" means that the mean of the last 100 episodes was there for the first time. All actions are
+sampled. --evaluations names a list of results of `laser evaluate`, with the run of each; an evaluation of one episode is not shown.
 """
 
 import argparse
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +26,7 @@ from matplotlib import pyplot as plt
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "atari"
 TARGETS = {"pong": 18.0, "breakout": 100.0}
 FRAMES_A_STEP, WINDOW = 4, 100
+LEAST_EPISODES = 2  # of an evaluation: one episode has no interval
 COLOURS = {"shared": "#1f77b4", "separate": "#d95f02", None: "#1f77b4"}
 Entry = Mapping[str, Any]
 Curve = NDArray[np.float64]
@@ -36,10 +39,49 @@ class Reached(NamedTuple):
     minutes: float
 
 
-def entries_of(paths: Sequence[Path]) -> list[Entry]:
-    """All runs and members, each once."""
+class Flow(NamedTuple):
+    """What a run did in a second."""
+
+    updates: float
+    steps: float
+
+
+def entries_of(paths: Sequence[Path], evaluations: Sequence[Mapping[str, Any]] = ()) -> list[Entry]:
+    """All runs and members, each once; with evaluations that were made apart from their runs."""
     found = {(entry["run"], entry["member"]): entry for path in paths for entry in load(path)["runs"]}
+    for played in evaluations:
+        entry = found[played["run"], played["member"]]
+        known = sorted([*entry["evaluations"], played], key=lambda one: int(one["step"]))
+        found[played["run"], played["member"]] = {**entry, "evaluations": known}
     return [found[key] for key in sorted(found, key=lambda key: (key[0], key[1] or 0))]
+
+
+def evaluation_of(entry: Entry) -> Mapping[str, Any] | None:
+    """The last one that tells something.
+
+    >>> evaluation_of({"evaluations": [{"episodes": 16, "mean": 17.0}, {"episodes": 1, "mean": 19.0}]})
+    {'episodes': 16, 'mean': 17.0}
+    """
+    kept = [played for played in entry["evaluations"] if played["episodes"] >= LEAST_EPISODES]
+    return kept[-1] if kept else None
+
+
+def flow(entry: Entry, begin_s: float, end_s: float) -> Flow:
+    """Between the first and the last row of a span of its seconds of training.
+
+    >>> train = {"seconds": [0.0, 10.0, 14.0, 20.0], "update": [0, 5, 13, 14], "step": [0, 50, 130, 140]}
+    >>> flow({"train": train}, 9.0, 15.0)
+    Flow(updates=2.0, steps=20.0)
+    """
+    train = entry["train"]
+    places = [place for place, second in enumerate(train["seconds"]) if begin_s <= second <= end_s]
+    if len(places) < 2:
+        raise ValueError(
+            f"{len(places)} rows between {begin_s:g} and {end_s:g} s, expected at least 2; choose a longer span"
+        )
+    first, last = places[0], places[-1]
+    seconds = train["seconds"][last] - train["seconds"][first]
+    return Flow(*((train[name][last] - train[name][first]) / seconds for name in ("update", "step")))
 
 
 def first_reach(entry: Entry, threshold: float) -> Reached | None:
@@ -87,13 +129,17 @@ def draw(axes: Any, entry: Entry, axis: str, colour: str, *, bold: bool = True) 
     if not len(x):
         return
     if bold:
-        axes.plot(x, episodes["return"], color=colour, linewidth=0.6, alpha=0.3)
+        axes.plot(x, episodes["return"], ".", color=colour, markersize=3.5, alpha=0.5, markeredgewidth=0)
     curve = smoothed(episodes["return"], episodes["count"])
     axes.plot(x, curve, color=colour, linewidth=1.8 if bold else 0.9, alpha=1.0 if bold else 0.6)
-    if bold and entry["evaluations"]:
-        last = entry["evaluations"][-1]
+    last = evaluation_of(entry)
+    if bold and last is not None:
         spread = [[last["mean"] - last["ci95_low"]], [last["ci95_high"] - last["mean"]]]
-        axes.errorbar([x[-1]], [last["mean"]], yerr=spread, fmt="o", color="#222222", markersize=4, capsize=3)
+        label = f"evaluation, {last['episodes']} episodes"
+        where = [FRAMES_A_STEP * last["step"] / 1e6 if axis == "frames" else entry["seconds"] / 60]
+        axes.errorbar(
+            where, [last["mean"]], yerr=spread, fmt="o", color="#222222", markersize=4, capsize=3, label=label
+        )
 
 
 def dress(axes: Any, environment: str, axis: str) -> None:
@@ -136,7 +182,7 @@ def sharing_picture(entries: Sequence[Entry], path: Path) -> None:
                 label = {"shared": "one replay", "separate": "a replay each"}[share]
                 axes.plot(x, mean, color=COLOURS[share], linewidth=2.2, label=f"{label}: mean of {len(own)}")
         dress(axes, entries[0]["environment"], axis)
-        axes.legend(frameon=False, fontsize=8, loc="upper left")
+        axes.legend(frameon=False, fontsize=8, loc="lower right")
     _save(figure, path)
 
 
@@ -153,7 +199,8 @@ def mean_curve(entries: Sequence[Entry], axis: str) -> tuple[Curve, Curve]:
 
 def _save(figure: Any, path: Path) -> None:
     for axes in figure.axes:
-        axes.xaxis.set_major_locator(mpl.ticker.MaxNLocator(6))
+        axes.set_xlim(left=0)
+        axes.xaxis.set_major_locator(mpl.ticker.MaxNLocator(7, steps=[1, 2, 5, 10]))
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
@@ -172,14 +219,14 @@ def shown(reached: Reached | None) -> str:
 def standing(entry: Entry) -> list[str]:
     """Frames, minutes, last 100 episodes, evaluation."""
     means = [value for value in entry["train"].get("return_mean", ()) if value is not None]
-    played = entry["evaluations"][-1] if entry["evaluations"] else None
+    played = evaluation_of(entry)
     result = (
         "–"
         if played is None
-        else f"{played['mean']:.1f} ({played['ci95_low']:.1f} to {played['ci95_high']:.1f}), {played['episodes']} episodes"
+        else f"{played['mean']:,.1f} ({played['ci95_low']:,.1f} to {played['ci95_high']:,.1f}), {played['episodes']} episodes"
     )
     frames, minutes = f"{FRAMES_A_STEP * entry['step'] / 1e6:.2f} M", f"{entry['seconds'] / 60:.1f}"
-    return [frames, minutes, f"{means[-1]:.1f}" if means else "–", result]
+    return [frames, minutes, f"{means[-1]:,.1f}" if means else "–", result]
 
 
 def table(entries: Sequence[Entry]) -> list[str]:
@@ -193,11 +240,11 @@ def table(entries: Sequence[Entry]) -> list[str]:
     ]
     for entry in entries:
         game = game_of(entry["environment"])
-        score, target, played = scores().get(game), TARGETS.get(game), entry["evaluations"][-1:]
+        score, target, played = scores().get(game), TARGETS.get(game), evaluation_of(entry)
         known = ["–", "–", "–", "–"]
         if score is not None:
-            normalised = f"{(played[0]['mean'] - score.random) / (score.human - score.random):.2f}" if played else "–"
-            known = [f"{score.random:g}", f"{score.human:g}", normalised, shown(first_reach(entry, score.human))]
+            normalised = f"{(played['mean'] - score.random) / (score.human - score.random):.2f}" if played else "–"
+            known = [f"{score.random:,g}", f"{score.human:,g}", normalised, shown(first_reach(entry, score.human))]
         aim = ["–", "–"] if target is None else [f"{target:g}", shown(first_reach(entry, target))]
         lines.append(f"| {' | '.join([entry['run'], *standing(entry), *known, *aim])} |")
     return lines
@@ -206,13 +253,37 @@ def table(entries: Sequence[Entry]) -> list[str]:
 def sharing_table(entries: Sequence[Entry]) -> list[str]:
     """A line a member."""
     lines = [
-        "| sweep | member | learning rate | frames | minutes | last 100 episodes | evaluation, mean (95 %) |",
-        "|---|---|---|---|---|---|---|",
+        "| sweep | member | learning rate | frames | minutes | episodes | their mean return | of the second half | acceptance, median |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for entry in entries:
-        rate = entry["config"]["optimiser"]["learning_rate"]
-        lines.append(f"| {' | '.join([entry['run'], str(entry['member']), f'{rate:g}', *standing(entry)])} |")
+        frames, minutes, *_ = standing(entry)
+        own = [
+            entry["run"],
+            str(entry["member"]),
+            f"{entry['config']['optimiser']['learning_rate']:g}",
+            frames,
+            minutes,
+        ]
+        accepted = [share for share in entry["train"].get("acceptance", ()) if share is not None]
+        own += [*halves(entry), f"{np.median(accepted):.2f}" if accepted else "–"]
+        lines.append(f"| {' | '.join(own)} |")
     return lines
+
+
+def halves(entry: Entry) -> list[str]:
+    """How many episodes; the mean return of all of them, and of those that ended in the second half of the steps.
+
+    >>> halves({"step": 4, "episodes": {"step": [1, 3, 4], "return": [0.0, 2.0, 5.0], "count": [2, 2, 1]}})
+    ['5', '1.8', '3.0']
+    """
+    episodes = entry["episodes"]
+    returns, counts = np.asarray(episodes["return"], float), np.asarray(episodes["count"], float)
+    later = np.asarray(episodes["step"]) > entry["step"] / 2
+    means = [
+        f"{np.average(returns[of], weights=counts[of]):,.1f}" if counts[of].sum() else "–" for of in (counts > 0, later)
+    ]
+    return [f"{counts.sum():.0f}", *means]
 
 
 def report(entries: Sequence[Entry], out: Path) -> str:
@@ -236,8 +307,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--evaluations", type=Path, metavar="FILE.json")
     asked = parser.parse_args()
-    print(report(entries_of(asked.files), asked.out))
+    evaluations = json.loads(asked.evaluations.read_text()) if asked.evaluations else []
+    print(report(entries_of(asked.files, evaluations), asked.out))
 
 
 if __name__ == "__main__":

@@ -165,6 +165,7 @@ class Watcher:
     def __init__(self, supervisor: Supervisor, log: Path, members: int, seconds: float, device: torch.device) -> None:
         self.begin: float | None = None  # when everybody had written rows
         self.end = 0.0
+        self.late = False  # it was ended because somebody was silent for too long
         self.gpu_bytes = 0
         self._supervisor, self._log, self._rows = supervisor, log, dict.fromkeys(range(members), 0)
         self._seconds, self._device, self._over = seconds, device, threading.Event()
@@ -190,7 +191,7 @@ class Watcher:
                 self.begin = time.time()  # rows carry the wall clock
             late = self.begin is None and time.monotonic() - started > START_S
             if late or (self.begin is not None and time.time() - self.begin > self._seconds):
-                self.end = time.time()
+                self.end, self.late = time.time(), late
                 self._supervisor.stop.request("enough seen")
                 return
 
@@ -214,7 +215,8 @@ def members(config: Config, count: int, seconds: float, alone: Alone) -> Numbers
         watcher = _swept(sweep, Path(folder), count, seconds)
         rows = [row for row in read(folder, ("train",)) if float(row["time"]) <= watcher.end]
     if watcher.begin is None:
-        raise RuntimeError(f"members {watcher.missing} of {count} wrote no two rows of metrics within {START_S:.0f} s")
+        how = f"within {START_S:.0f} s" if watcher.late else "before the sweep ended; see its log"
+        raise RuntimeError(f"members {watcher.missing} of {count} wrote no two rows of metrics {how}")
     since = watcher.begin + WARM_UP_SHARE * seconds
     each = [member_rates(rows, number, since) for number in range(count)]
     frames = observations_of(config)
