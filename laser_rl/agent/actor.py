@@ -71,8 +71,8 @@ class Actor:
         self._open.slot[:] = np.arange(slots) % own
         self._open.task[:] = [environments.spec.task_of(slot) for slot in self._open.slot.tolist()]
         self._memory = np.zeros((slots, layout.state_size), np.float32)  # before each slot's newest row
-        # Rows still to come before the recording starts.
-        self._unrecorded = np.arange(slots) % own * layout.steps // own * stagger
+        self._shift = np.arange(slots) % own * layout.steps // own * stagger
+        self._unrecorded = self._shift.copy()  # rows still to come before the recording starts
         self._cursor = np.zeros(slots, np.int64)  # steps recorded in the open unroll
         self._ended = np.zeros(slots, bool)  # the slot's newest row is the last of its episode
         self._length = np.zeros(slots, np.int64)
@@ -92,10 +92,10 @@ class Actor:
     def begin(self, *, recorded: bool = False) -> None:
         """Reset all environments; before the first step, unless a state is loaded.
 
-        With `recorded` no first row is left out, for slots that have written into this replay before: an unroll that began in the middle
-        of an episode could be taken for the next of the one that was cut off.
+        With `recorded` no first row is left out where there is a memory, for slots that have written into this replay before: an unroll
+        that began in the middle of an episode could be taken for the next of the one that was cut off.
         """
-        if recorded:
+        if recorded and self.layout.state_size:
             self._unrecorded[:] = 0
         rows = self.environments.reset()
         self._stack.push(rows)
@@ -218,6 +218,10 @@ class Actor:
             self._stack.push(new)
             self._begin_unrolls(new)
             self._ended[new.slots], self._length[new.slots], self._return[new.slots] = False, 0, 0.0
+            if (
+                not self.layout.state_size
+            ):  # shifted anew, or all would end their unrolls at once from now on; see `begin` for the others
+                self._unrecorded[new.slots] = self._shift[new.slots]
         return int(lost.sum())
 
     def _arrays(self) -> dict[str, Array]:

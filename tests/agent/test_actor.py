@@ -207,3 +207,16 @@ def test_the_replay_rebuilds_the_stacks_that_the_actor_saw():
     replay.gather(np.arange(len(blocks)), batch, 0)
     gathered = [batch.observation[t, b].reshape(-1).tolist() for b in range(len(blocks)) for t in range(layout.steps)]
     assert gathered == seen[: len(gathered)]
+
+
+@pytest.mark.parametrize(("state_size", "most"), [(0, 1), (2, 4)])
+def test_slots_whose_episodes_were_lost_are_shifted_anew_unless_there_is_a_memory(state_size, most):
+    layout = UnrollLayout(7, 0, (WIDTH,), "float32", (), "int64", 3, state_size)
+    actor = Actor(telltales(slots=4), RandomPolicy(), layout)
+    actor.begin()
+    play(actor, 20)
+    kept = actor.state()["actor"]
+    resumed = Actor(telltales(slots=4), RandomPolicy(), layout)
+    assert resumed.load({"actor": kept, "environments": {}}) == 4
+    blocks, _ = play(resumed, 60)
+    assert max(len(block.member) for block in blocks) == most
