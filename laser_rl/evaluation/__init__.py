@@ -1,7 +1,31 @@
-"""How good an agent is: playing episodes, their statistics, and videos."""
+"""How good an agent is: playing episodes, their statistics, and videos; the paper's protocol, its tables, and what became of its claims."""
 
+from laser_rl.evaluation.aggregate import (
+    Aggregate,
+    Improvement,
+    Profile,
+    performance_profile,
+    probability_of_improvement,
+    stratified_iqm,
+)
+from laser_rl.evaluation.claims import Claim, Verdict, verdict
 from laser_rl.evaluation.rollout import rollout
-from laser_rl.evaluation.statistics import Aggregate, EvalResult, stratified_iqm, summarise, summarise_episodes
+from laser_rl.evaluation.statistics import EvalResult, summarise, summarise_episodes
 from laser_rl.evaluation.video import record
 
-__all__ = ["Aggregate", "EvalResult", "record", "rollout", "stratified_iqm", "summarise", "summarise_episodes"]
+__all__ = [
+    "Aggregate",
+    "Claim",
+    "EvalResult",
+    "Improvement",
+    "Profile",
+    "Verdict",
+    "performance_profile",
+    "probability_of_improvement",
+    "record",
+    "rollout",
+    "stratified_iqm",
+    "summarise",
+    "summarise_episodes",
+    "verdict",
+]

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from laser_rl.envs.records import EnvironmentSpec
 from laser_rl.envs.scores import TaskScores, references_of
@@ -87,13 +87,6 @@ def evaluation_of(fields: Mapping[str, Any]) -> EvalResult:
     return EvalResult(**{**fields, **pairs, "returns": tuple(fields["returns"]), "tasks": tasks})
 
 
-class Aggregate(NamedTuple):
-    """An interquartile mean over runs and tasks with its interval."""
-
-    iqm: float
-    ci95: tuple[float, float]
-
-
 def summarise(returns: Sequence[float], *, lengths: Sequence[int] | None = None, seed: int = 0) -> EvalResult:
     """The statistics of episodes; the same for the same returns and seed.
 
@@ -165,20 +158,6 @@ def summarise_mixture(episodes: Sequence[Episode], spec: EnvironmentSpec, *, see
     return replace(pooled, ci95=ci95, tasks=tasks, tasks_ci95=tasks_ci95)
 
 
-def stratified_iqm(scores: ArrayLike, *, seed: int = 0) -> Aggregate:
-    """The interquartile mean of scores [runs, tasks] over all of them; the bootstrap draws runs anew within each task.
-
-    >>> aggregate = stratified_iqm([[0.0, 10.0], [1.0, 11.0], [2.0, 12.0], [3.0, 13.0]])
-    >>> aggregate.iqm, aggregate.ci95[0] <= 6.5 <= aggregate.ci95[1]
-    (6.5, True)
-    """
-    table = np.asarray(scores, dtype=np.float64)
-    if table.ndim != 2 or table.size == 0:  # noqa: PLR2004
-        raise ValueError(f"scores have shape {table.shape}, expected [runs, tasks]")
-    tasks = tuple(table.T)
-    return Aggregate(float(_pooled_iqm(*tasks)), _interval(tasks, _pooled_iqm, seed))
-
-
 def _mean(sample: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
     return np.asarray(sample.mean(axis))
 
@@ -189,12 +168,6 @@ def _mean_of_means(*tasks: NDArray[np.float64], axis: int = -1) -> NDArray[np.fl
 
 def _median_of_means(*tasks: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
     return np.asarray(np.median([task.mean(axis) for task in tasks], axis=0))
-
-
-def _pooled_iqm(*tasks: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
-    from scipy.stats import trim_mean  # noqa: PLC0415
-
-    return np.asarray(trim_mean(np.concatenate(tasks, axis=axis), _CUT, axis=axis))
 
 
 def _interval(samples: tuple[NDArray[np.float64], ...], statistic: object, seed: int) -> tuple[float, float]:
