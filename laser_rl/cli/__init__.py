@@ -45,6 +45,16 @@ COMMANDS = {
         "does an environment keep the contract? what does it look like, how fast is it?",
     ),
     "report": Command("laser_rl.cli.show", "report_command", "write report.html of a run or sweep"),
+    "compare": Command(
+        "laser_rl.cli.compare",
+        "compare_command",
+        "Atari runs beside the paper's scores of LASER and Rainbow, game by game",
+    ),
+    "experiment": Command(
+        "laser_rl.cli.experiment",
+        "experiment_command",
+        "the paper's figures and tables as experiments: list, run, report; verdicts from intervals",
+    ),
     "theory": Command(
         "laser_rl.cli.theory", "theory_command", "the paper's five propositions, computed on a random process"
     ),

@@ -10,10 +10,11 @@ import numpy as np
 import tyro
 import yaml
 
+from laser_rl import checkpoint
 from laser_rl.cli.settings import Shortcuts, apply, base_config, expand_numbers, flags, peek
 from laser_rl.config import Config, EnvironmentConfig
-from laser_rl.metrics.report import report
-from laser_rl.metrics.sweep_report import sweep_report
+from laser_rl.errors import ConfigError
+from laser_rl.metrics.report import Format, write_report
 from laser_rl.networks.build import family_of
 from laser_rl.recipes.single import shared
 from laser_rl.runtime.build import layout_of, open_environments
@@ -99,17 +100,30 @@ def _random_action(action: object, random: np.random.Generator, count: int) -> n
 
 @dataclass(frozen=True)
 class Report:
-    """Write report.html of a run or sweep: curves, final numbers, configuration."""
+    """Write a report, one HTML file: of a run, of a sweep, or of several of them side by side. Reads only, also while they go on."""
 
-    run_dir: tyro.conf.Positional[Path]
+    run_dirs: tyro.conf.Positional[tuple[Path, ...]]
+    """Directories of runs or sweeps."""
+    out: Path | None = None
+    """The HTML file; by default report.html in the directory or, of several, where you are."""
+    markdown: bool = False
+    """Also as Markdown, beside the HTML file."""
+    csv: bool = False
+    """Also as CSV: every cell of every table and every point of every chart."""
 
 
 def report_command(arguments: list[str]) -> int:
     """`laser report`."""
     asked = tyro.cli(Report, prog="laser report", args=arguments)
-    if is_sweep(asked.run_dir):
-        print(sweep_report(asked.run_dir))
-        return 0
-    read_config(asked.run_dir)  # refuses what is no run directory
-    print(report(asked.run_dir))
+    if asked.out is not None and (asked.out.is_dir() or asked.out.suffix not in {".html", ".htm"}):
+        raise ConfigError(
+            f"--out names the HTML file, expected something like report.html, got {asked.out}; "
+            "--markdown and --csv write theirs beside it"
+        )
+    running = [path for path in asked.run_dirs if checkpoint.owner(path) is not None]
+    formats: list[Format] = ["html"]
+    formats += ["markdown"] if asked.markdown else []
+    formats += ["csv"] if asked.csv else []
+    for path in write_report(asked.run_dirs, asked.out, formats=formats, running=running):
+        print(path)
     return 0
