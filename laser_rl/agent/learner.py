@@ -9,6 +9,7 @@ from torch import Tensor
 
 from laser_rl.agent.graphed import MOST_GRAPHS, CudaGraphs, Graphed, Recorder
 from laser_rl.agent.loss import Hyper, Loss, draws, hyper_of, laser_loss
+from laser_rl.agent.online_share import STATE, require_countable
 from laser_rl.agent.optimiser import build_optimiser, load_state
 from laser_rl.agent.parameters import FlatParameters
 from laser_rl.agent.policy import restore_generator
@@ -75,11 +76,13 @@ class Learner:
         prioritise: bool = False,
         graphs: bool = True,
     ) -> None:
+        require_countable(family, loss)
         self.network, self.family, self.loss, self.rates, self.sources = network, family, loss, optimiser, sources
         self.flat = FlatParameters(network)
         self.device = self.flat.value.device
         self.version = 0
         self.bound = torch.tensor(loss.bound, device=self.device)
+        self.mixing = torch.zeros(STATE, device=self.device)  # what an adaptive online share remembers
         self.hyper: Hyper = hyper_of([loss], self.device)
         self.optimiser = build_optimiser(self.flat.value, optimiser)
         self.generator = torch.Generator(self.device).manual_seed(seed)
@@ -155,6 +158,7 @@ class Learner:
             learned = math.isfinite(norm.item())
             if learned:
                 self.step(norm, progress)
+                self.remember(loss.mixing)
         if self.prioritises:
             self.priorities = (batch.id, critic_priority(loss.value, loss.learnable)) if learned else None
         age = self.version - batch.version
@@ -178,13 +182,20 @@ class Learner:
             age = self._version - batch.version
             numbers = {**loss.numbers, **ages(age, batch, 1), "gradient_norm": norm[None]}
             self._add(list(numbers), torch.cat(list(numbers.values())))
+            self.remember(loss.mixing, finite)
             self.recovery.note(finite)
         return Outcome(loss._replace(total=loss.total.detach()), batch, age)  # without what it was computed from
 
     def _loss(self, batch: Batch) -> tuple[Loss, Batch]:
         batch = Batch(*(field.to(self.device, non_blocking=True) for field in batch))
         output, batch = self.recurrent.unroll(batch)
-        return laser_loss(self.family, output, batch, self.hyper, self.bound, self.generator, self.network), batch
+        constants = (self.hyper, self.bound, self.generator, self.network)
+        return laser_loss(self.family, output, batch, *constants, mixing=self.mixing[None]), batch
+
+    def remember(self, mixing: Tensor | None, finite: Tensor | bool = True) -> None:
+        """What an update found out about the online share, [1, STATE], unless its gradient was not `finite`; None: there is nothing."""
+        if mixing is not None:
+            self.mixing.copy_(torch.where(mixing.isfinite().all() & finite, mixing[0], self.mixing))
 
     def _present_addresses(self) -> tuple[int, ...]:
         """Of all that an update reads or writes and that is ever replaced."""
@@ -236,12 +247,10 @@ class Learner:
     def setting(self, name: str) -> float:
         """The present value of a hyper-parameter of loss or optimiser."""
         section, _, field = full_name(name).partition(".")
-        value = (
-            self.bound.item()
-            if field == "trust_bound"
-            else getattr(self.loss if section == "loss" else self.rates, field)
-        )
-        return float(value)
+        bounds = {"trust_bound": 1.0, "policy_trust_bound": self.loss.policy_bound_ratio}
+        if field in bounds:
+            return self.bound.item() * bounds[field]
+        return float(getattr(self.loss if section == "loss" else self.rates, field))
 
     def tune(self, settings: Mapping[str, float]) -> None:
         """Go on with other hyper-parameters of loss or optimiser; what is not named stays."""
@@ -268,6 +277,8 @@ class Learner:
         load_network(self.network, tensors["network"])
         load_state(self.optimiser, tensors["optimiser"])
         self.bound.copy_(tensors["learner"]["bound"])
+        if self.loss.online_share != "fixed" and "mixing" in tensors["learner"]:
+            self.mixing.copy_(tensors["learner"]["mixing"])
         self.recurrent.forget()  # what lanes carry was computed by other parameters
         self.recovery.adopted()
 
@@ -281,6 +292,7 @@ class Learner:
                 "generator": self.generator.get_state(),
                 "sums": self.numbers.sums.clone(),
                 "tally": self.numbers.tally.clone(),
+                **({} if self.loss.online_share == "fixed" else {"mixing": self.mixing.clone()}),
                 **self.recurrent.state(),
             },
             "good": {name: tensor.clone() for name, tensor in self.recovery.good.items()},
@@ -298,6 +310,7 @@ class Learner:
         restore_generator(self.generator, learner["generator"])
         self.numbers.load(numbers["names"], learner)
         self.recurrent.load(learner)
+        self.mixing.copy_(learner.get("mixing", torch.zeros(STATE)))
         self.recovery.load(tensors["good"], Counts(*(numbers[name] for name in Counts._fields)))
         self.version = numbers["version"]
         self.loss = LossConfig.model_validate(numbers["loss"])

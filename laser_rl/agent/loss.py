@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from laser_rl.agent.online_share import OnlineShare, online_share
 from laser_rl.config import LossConfig
 from laser_rl.errors import ConfigError
 from laser_rl.networks.agent_network import AgentNetwork, Output
@@ -29,6 +30,7 @@ class Loss(NamedTuple):
     learnable: Tensor  # [T, B]
     relevance: Tensor
     value: Tensor  # [T, B], the critic's, not weighted
+    mixing: Tensor | None = None  # [members, STATE] after this batch, where the online share is adaptive
 
 
 class Hyper(NamedTuple):
@@ -40,6 +42,7 @@ class Hyper(NamedTuple):
     baseline_cost: Tensor
     reward_scale: Tensor
     pixel_control_cost: Tensor
+    policy_bound_ratio: Tensor | None = None  # None: the policy trusts what the value trusts
 
     @property
     def members(self) -> int:
@@ -60,7 +63,10 @@ def hyper_of(
         if differing := differences(first, other):
             raise ConfigError(f"members that differ in {', '.join(differing)} cannot be computed side by side")
     values = torch.tensor([[getattr(loss, name) for loss in losses] for name in ROWWISE], device=device, dtype=dtype)
-    return Hyper(first, *values)
+    ratio = None
+    if first.policy_trust_bound is not None:
+        ratio = torch.tensor([loss.policy_bound_ratio for loss in losses], device=device, dtype=dtype)
+    return Hyper(first, *values)._replace(policy_bound_ratio=ratio)
 
 
 def differences(one: LossConfig, other: LossConfig) -> list[str]:
@@ -77,6 +83,7 @@ def laser_loss(
     bound: Tensor,
     generator: torch.Generator | None = None,
     network: AgentNetwork | None = None,
+    mixing: Tensor | None = None,
 ) -> Loss:
     """Relevance, trust, V-trace, losses.
 
@@ -88,41 +95,70 @@ def laser_loss(
         bound: the threshold on the relevance, one number or one a member; infinite trusts everything.
         generator: only needed where the actions cannot be enumerated.
         network: only needed for PopArt, whose statistics move here, and PixelControl.
+        mixing: what an adaptive online share remembers of the batches before, [members, STATE].
     """
     hyper = hyper if isinstance(hyper, Hyper) else hyper_of([hyper], batch.reward.device, batch.reward.dtype)
     common, policy = hyper.common, output.policy[:-1]
     popart = None if network is None else network.popart
     relevance = behaviour_relevance(family, policy, batch.behaviour, common, generator)
+    limit, ratio = columns(bound.expand(hyper.members), batch), hyper.policy_bound_ratio
+    value = output.value if popart is None else popart.value(output.value, batch.task)
     losses = actor_critic_losses(
         family,
         policy,
-        output.value if popart is None else popart.value(output.value, batch.task),
+        value,
         batch.behaviour,
         batch.action,
         learned_reward(batch.reward, hyper),
         learned_discount(batch, hyper),
         batch.real,
         batch.online,
-        relevance < columns(bound.expand(hyper.members), batch),
+        relevance < limit,
+        policy_trusted=None if ratio is None else relevance < limit * columns(ratio, batch),
         clip_rho=common.clip_rho,
         clip_c=common.clip_c,
     )
     if popart is not None:
         losses = in_units(popart, output, losses, batch.task, common.popart_step)
     how, members = common.reduction, hyper.members
-    policy_loss = reduce(losses.policy * batch.weight, losses.policy_learnable, how, members=members)
+    share = _online_share(mixing, family, policy, value[:-1], batch, losses, common, popart)
+    policy_weight = batch.weight if share is None else batch.weight * share.weight
+    policy_loss = reduce(losses.policy * policy_weight, losses.policy_learnable, how, members=members)
     critic_loss = reduce(losses.value * batch.weight, losses.learnable, how, members=members)
     entropy_loss = reduce(losses.entropy, losses.policy_learnable & batch.online, how, members=members)
     total = policy_loss + hyper.baseline_cost * critic_loss + hyper.entropy_cost * entropy_loss
     with torch.no_grad():
         numbers = _numbers(losses, batch, relevance, hyper)
     numbers = {"policy_loss": policy_loss.detach(), "value_loss": critic_loss.detach(), **numbers}
+    if share is not None:
+        numbers |= share.numbers
     if output.pixel_q is not None and network is not None and network.pixel_control is not None:
         rows = pixel_loss(network.pixel_control, output.pixel_q, batch, losses.learnable, common)
         pixels = reduce(rows * batch.weight, losses.learnable, how, members=members)
         total = total + hyper.pixel_control_cost * pixels
         numbers["pixel_control_loss"] = pixels.detach()
-    return Loss(total.sum(), numbers, losses.learnable, relevance, losses.value.detach())
+    after = None if share is None else share.state
+    return Loss(total.sum(), numbers, losses.learnable, relevance, losses.value.detach(), after)
+
+
+def _online_share(
+    state: Tensor | None,
+    family: Family,
+    policy: Tensor,
+    value: Tensor,
+    batch: Batch,
+    losses: ActorCriticLosses,
+    hyper: LossConfig,
+    popart: PopArtHead | None,
+) -> OnlineShare | None:
+    if hyper.online_share == "fixed":
+        return None
+    if state is None:
+        raise ValueError(
+            f"loss.online_share is {hyper.online_share}, which needs what it found before; hand `mixing` to laser_loss"
+        )
+    unit = None if popart is None else sigma(popart.statistics)[batch.task.long()].to(value.dtype)
+    return online_share(state, family, policy.detach(), value.detach(), batch, losses, hyper, unit)
 
 
 def in_units(
@@ -209,12 +245,14 @@ def _numbers(losses: ActorCriticLosses, batch: Batch, relevance: Tensor, hyper: 
             learnable & (losses.log_ratio > clip_rho),
             learnable & (losses.log_ratio > clip_c),
             losses.policy_learnable & batch.online,
+            *([] if hyper.policy_bound_ratio is None else [losses.policy_learnable & replayed]),
         ]
     )
     counts = torch.unflatten(masks, 2, (hyper.members, -1)).sum((1, 3)).float()
-    trusted, offered, trusted_online, offered_online, learned, rho, c, fresh = counts
+    trusted, offered, trusted_online, offered_online, learned, rho, c, fresh, *policy_trusted = counts
     kept = torch.stack([torch.where(replayed, relevance, 0.0), -losses.entropy.detach()])
     divergence, entropy = torch.unflatten(kept, 2, (hyper.members, -1)).sum((1, 3))
+    own = {"acceptance_policy": policy_trusted[0] / offered} if policy_trusted else {}
     return {
         "acceptance": trusted / offered,
         "acceptance_online": trusted_online / offered_online,
@@ -222,4 +260,5 @@ def _numbers(losses: ActorCriticLosses, batch: Batch, relevance: Tensor, hyper: 
         "rho_clipped": rho / learned.clamp(min=1),
         "c_clipped": c / learned.clamp(min=1),
         "entropy": entropy / fresh,
+        **own,
     }
