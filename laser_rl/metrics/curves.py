@@ -1,5 +1,6 @@
 """Pictures of what was learned: returns over steps, several runs with their mean and range."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -103,23 +104,8 @@ def plot_returns(runs: Sequence[str | Path | Sequence[Row]], path: str | Path, *
     return Path(path)
 
 
-def picture(rows: Sequence[Row], names: Sequence[str], label: str) -> bytes | None:
-    """A PNG of training numbers over steps; None if there are none."""
-    curves = {name: returns(rows) if name == "return_mean" else curve(rows, name) for name in names}
-    if not any(len(steps) for steps, _ in curves.values()):
-        return None
-    figure = drawing.figure()
-    axes = figure.subplots()
-    for name, (steps, values) in curves.items():
-        axes.plot(steps, values, linewidth=1.2, label=name)
-    if len(names) > 1:
-        axes.legend(frameon=False)
-    drawing.label(axes, label, "")
-    return drawing.png(figure)
-
-
 def _finite(value: object) -> bool:
-    return isinstance(value, int | float) and bool(np.isfinite(value))
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _arrays(pairs: Sequence[tuple[Any, Any]]) -> Curve:

@@ -1,26 +1,25 @@
-"""`report.html`: one file without scripts or links, with curves, the last numbers, the configuration and what to type next."""
+"""`report.html`: one file without scripts or links that shows runs and sweeps, alone or side by side; also as Markdown and CSV."""
 
-import shlex
-from collections.abc import Sequence
-from html import escape
+import os
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
-from laser_rl.envs.scores import RETURN_OF, SCORE_OF
 from laser_rl.errors import ConfigError
-from laser_rl.metrics import curves, display, page
-from laser_rl.metrics.log import FILE, read
-from laser_rl.metrics.sink import Row
-from laser_rl.metrics.task_pictures import tasks_section
+from laser_rl.metrics.page import REPORT
+from laser_rl.metrics.reporting import pbt_sections, record_sections, run_sections, speed_sections, sweep_sections
+from laser_rl.metrics.reporting.comparison import common, comparison
+from laser_rl.metrics.reporting.document import Document, Part, Section, part, section
+from laser_rl.metrics.reporting.faults import notices
+from laser_rl.metrics.reporting.html import html
+from laser_rl.metrics.reporting.markdown import markdown
+from laser_rl.metrics.reporting.subject import Subject, distinct, subject_of
+from laser_rl.metrics.reporting.tidy import tidy
 
-_CONFIG = "config.json"
-_RETURNS = "Mean return of the last 100 episodes"
-_PICTURES = {
-    "Share of replayed steps that is trusted": ("acceptance",),
-    "Entropy": ("entropy",),
-    "Policy lag, updates": ("lag_updates",),
-    "Clipped ratios, share": ("rho_clipped", "c_clipped"),
-    "Steps per second": ("steps_per_second",),
-}
+Format = Literal["html", "markdown", "csv"]
+_ENDINGS: dict[Format, str] = {"html": ".html", "markdown": ".md", "csv": ".csv"}
 
 
 def report(run_dir: str | Path) -> Path:
@@ -34,68 +33,94 @@ def report(run_dir: str | Path) -> Path:
     >>> "<h1>" in report(run_dir).read_text()
     True
     """
-    run_dir = Path(run_dir)
-    rows = read(run_dir)
-    if not rows:
-        raise ConfigError(f"expected {run_dir / FILE} with the numbers of a run, got none; is this a run directory?")
-    return page.write_page(run_dir / page.REPORT, run_dir.resolve().name, _parts(run_dir, rows))
+    return write_report([run_dir])[0]
 
 
-def _parts(run_dir: Path, rows: Sequence[Row]) -> list[str]:
-    returns = {curves.MEDIAN if curves.is_mixture(rows) else _RETURNS: ("return_mean",)}
-    pictures = {label: curves.picture(rows, names, label) for label, names in (returns | _PICTURES).items()}
+def write_report(
+    run_dirs: Sequence[str | Path],
+    out: str | Path | None = None,
+    *,
+    formats: Sequence[Format] = ("html",),
+    running: Collection[Path] = (),
+) -> list[Path]:
+    """Write the report of one or several directories, each format to a file beside the others.
+
+    Args:
+        run_dirs: of runs or sweeps.
+        out: the HTML file; by default `report.html` in the directory or, of several, in the current one.
+        formats: which files to write.
+        running: those directories in which a process is still at work.
+    """
+    paths = [Path(one) for one in run_dirs]
+    document = document_of(paths, running)
+    page = Path(out) if out is not None else (paths[0] if len(paths) == 1 else Path()) / REPORT
+    writers = {"html": html, "markdown": markdown, "csv": tidy}
     return [
-        page.section("At the end" if _ended(rows) else "At the last row", page.pairs(_last_numbers(rows))),
-        page.section("Evaluation", page.pairs(_last_evaluation(rows))),
-        tasks_section(rows),
-        page.section("Curves", "".join(page.figure(label, png) for label, png in pictures.items())),
-        page.section("What happened", page.pairs(_events(rows))),
-        page.section("Next", f"<pre>{escape(_commands(run_dir))}</pre>"),
-        page.section("Configuration", page.pairs(page.flat(page.read_json(run_dir / _CONFIG)))),
+        _write(page.with_suffix(_ENDINGS[one]) if one != "html" else page, writers[one](document)) for one in formats
     ]
 
 
-def _last_numbers(rows: Sequence[Row]) -> dict[str, str]:
-    """The counts of the last row, and the newest value of everything that training reported."""
-    values: Row = {}
-    for row in rows:
-        if row["kind"] == "train":
-            values |= row
-    last = rows[-1]
-    seconds = float(last["time"]) - float(rows[0]["time"]) if "time" in last and "time" in rows[0] else 0.0
-    counts = {
-        "steps": f"{last['step']:,}",
-        "updates": f"{last['update']:,}",
-        "from first to last row": display.duration(seconds),
-    }
-    return counts | display.texts(values)
+def document_of(run_dirs: Sequence[Path], running: Collection[Path] = ()) -> Document:
+    """The report as data.
+
+    >>> document_of([])
+    Traceback (most recent call last):
+    laser_rl.errors.ConfigError: a report of what? name one or more run directories: laser report runs/*
+    """
+    if not run_dirs:
+        raise ConfigError("a report of what? name one or more run directories: laser report runs/*")
+    named = zip(run_dirs, distinct(run_dirs), strict=True)
+    subjects = [replace(subject_of(path, running=path in running), name=name) for path, name in dict(named).items()]
+    written = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    parts = [part_of(one, alone=len(subjects) == 1) for one in subjects]
+    if len(subjects) == 1:
+        return Document(subjects[0].name, f"{parts[0].lead}. Report of {written}.", (parts[0],))
+    return Document(
+        f"Report of {len(subjects)} directories",
+        f"Written {written}.",
+        (comparison(subjects), *parts, common(subjects)),
+    )
 
 
-def _last_evaluation(rows: Sequence[Row]) -> dict[str, str]:
-    found = [row for row in rows if row["kind"] == "evaluation"]
-    if not found:
-        return {}
-    several = display.is_mixture(found[-1])
-    return {
-        curves.MEDIAN.lower() if several and name == "mean" else name: page.text(value)
-        for name, value in found[-1].items()
-        if name not in {"kind", "time"} and not name.startswith((RETURN_OF, SCORE_OF))
-    }
+def part_of(subject: Subject, *, alone: bool = True) -> Part:
+    """Everything about one directory; of several, settings are told once for all of them."""
+    kind = sweep_sections.described(subject) if subject.is_sweep else "run"
+    lead = f"{kind.capitalize()} on {subject.environment}, {subject.state.partition(':')[0]}"
+    warnings = section("Warnings", notices(subject))
+    own = _of_sweep(subject) if subject.is_sweep else _of_run(subject)
+    records = [
+        record_sections.happened(subject),
+        record_sections.reproduce(subject, alone=alone),
+        record_sections.configuration(subject) if alone else None,
+    ]
+    return part(subject.name, lead, [warnings, *own, speed_sections.speed(subject), *records])
 
 
-def _events(rows: Sequence[Row]) -> dict[str, str]:
-    """Events other than checkpoints, which are many."""
-    found = [row for row in rows if row["kind"] == "event" and row.get("event") != "checkpoint"]
-    return {
-        f"{number}. {row.get('event', 'event')}": f"step {row['step']:,}, update {row['update']:,}"
-        for number, row in enumerate(found[-20:], start=1)
-    }
+def _of_run(subject: Subject) -> list[Section | None]:
+    return [
+        run_sections.final_numbers(subject),
+        run_sections.tasks(subject, subject.rows),
+        run_sections.learning(subject),
+        run_sections.replay(subject),
+    ]
 
 
-def _ended(rows: Sequence[Row]) -> bool:
-    return rows[-1]["kind"] == "event" and rows[-1].get("event") in {"finished", "stopped"}
+def _of_sweep(subject: Subject) -> list[Section | None]:
+    leader = subject.best
+    return [
+        sweep_sections.best_member(subject),
+        sweep_sections.members(subject),
+        sweep_sections.returns(subject),
+        run_sections.tasks(subject, subject.of(leader.member)) if leader is not None else None,
+        sweep_sections.trust(subject),
+        sweep_sections.replay(subject),
+        pbt_sections.pbt(subject),
+    ]
 
 
-def _commands(run_dir: Path) -> str:
-    folder = shlex.quote(str(run_dir))
-    return f"laser evaluate {folder} --episodes 100\nlaser resume {folder}\ntensorboard --logdir {folder}"
+def _write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)  # a browser that reloads never sees half of it
+    return path

@@ -55,7 +55,9 @@ def test_a_killed_process_comes_back_and_members_stay_together(tmp_path):
         directory.close()
     assert killed
     assert supervisor.processes[1].restarts == 1
-    assert max(spreads) <= (TURNS_AHEAD + 1) * 3 + 3  # turns of three slots, and the one that is under way while we look
+    assert (
+        max(spreads) <= (TURNS_AHEAD + 1) * 3 + 3
+    )  # turns of three slots, and the one that is under way while we look
     assert all(member.steps >= 3_000 for member in end.members)
     assert all(member.evaluation is not None for member in end.members)
     store = supervisor.parts.stores[0]

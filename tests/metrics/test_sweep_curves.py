@@ -1,11 +1,11 @@
-"""Numbers and pictures of a sweep: each cell is of the members it says, and each member has one colour."""
+"""Numbers of a sweep: each cell is of the members it says."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laser_rl.metrics import drawing, pbt_pictures, read, sweep_pictures
+from laser_rl.metrics import read
 from laser_rl.metrics.sweep_curves import (
     Copy,
     acceptance_by_age,
@@ -23,18 +23,6 @@ from laser_rl.metrics.sweep_curves import (
     spread,
 )
 from tests.metrics.test_sweep_rows import TIMES, a_sweep, trust
-
-PICTURES = {
-    "returns": lambda rows, members: sweep_pictures.returns_picture(rows),
-    "trust": sweep_pictures.trust_picture,
-    "trust over time": sweep_pictures.trust_over_time_picture,
-    "acceptance": sweep_pictures.acceptance_picture,
-    "age": sweep_pictures.age_picture,
-    "replay": sweep_pictures.replay_picture,
-    "divergence": sweep_pictures.divergence_picture,
-    "settings": lambda rows, members: pbt_pictures.settings_picture(rows),
-    "lineage": pbt_pictures.lineage_picture,
-}
 
 
 @pytest.fixture(scope="module", params=[3, 9])
@@ -146,78 +134,3 @@ def test_founders_are_what_copying_marked_cards_gives(moves):
     found = founders(history, 5)
     assert [found[member][-1][1] for member in range(5)] == cards
     assert sum(len(changes) for changes in found.values()) == 5 + len(moves)
-
-
-@pytest.mark.parametrize("name", PICTURES)
-def test_every_picture_is_drawn(sweep, name):
-    rows, members = sweep
-    assert PICTURES[name](rows, members)[:4] == b"\x89PNG"
-
-
-@pytest.mark.parametrize("name", PICTURES)
-def test_no_picture_without_its_numbers(name):
-    nothing = [row(10, k, note="x") for k in range(3)] + [{"kind": "sweep", "step": 10, "update": 1}]
-    assert PICTURES[name](nothing, 3) is None
-    assert PICTURES[name]([], 3) is None
-
-
-@pytest.mark.parametrize("name", ["trust", "trust over time", "divergence", "settings", "lineage"])
-def test_separate_members_have_no_picture_of_two(name):
-    rows = [row(10, k, **{f"acceptance_from_{k}": 1.0, "learning_rate": 0.1}) for k in range(3)]
-    assert PICTURES[name](rows, 3) is None
-    assert PICTURES["acceptance"](rows, 3) is not None
-
-
-@pytest.mark.parametrize("members", [1, 20])
-def test_pictures_of_few_and_many_members(tmp_path, members):
-    rows = read(a_sweep(tmp_path, members, pbt=members > 1, times=13))
-    for name, draw in PICTURES.items():
-        expected = members > 1 or name in {"returns", "acceptance", "age", "replay"}
-        assert (draw(rows, members) is not None) == expected, name
-
-
-def drawn(monkeypatch, draw):
-    """The figure that a picture was made of."""
-    kept = []
-    monkeypatch.setattr(drawing, "png", lambda figure: kept.append(figure) or b"")
-    draw()
-    return kept[0]
-
-
-@pytest.mark.parametrize("name", ["returns", "acceptance", "age", "settings"])
-def test_a_member_has_its_colour_in_every_picture(sweep, monkeypatch, name):
-    rows, members = sweep
-    figure = drawn(monkeypatch, lambda: PICTURES[name](rows, members))
-    lines = {line.get_label(): line.get_color() for axes in figure.axes for line in axes.lines}
-    assert {k: lines[str(k)] for k in range(members)} == {k: drawing.colour(k) for k in range(members)}
-    assert len({drawing.colour(k) for k in range(members)}) == members
-
-
-def test_the_heat_map_has_its_numbers_where_the_matrix_has(sweep, monkeypatch):
-    rows, members = sweep
-    axes = drawn(monkeypatch, lambda: sweep_pictures.trust_picture(rows, members)).axes[0]
-    matrix = acceptance_matrix(rows, members)
-    assert len(axes.texts) == members**2
-    for text in axes.texts:
-        source, learner = text.get_position()
-        assert text.get_text() == f"{100 * matrix[learner, source]:.0f}"
-    assert axes.get_ylabel() == "learner"
-
-
-def test_a_line_of_the_lineage_has_the_colour_of_its_founder(sweep, monkeypatch):
-    rows, members = sweep
-    axes = drawn(monkeypatch, lambda: pbt_pictures.lineage_picture(rows, members)).axes[0]
-    found = founders(copies(rows), members)
-    for member in range(members):
-        pieces = [line for line in axes.lines if line.get_linewidth() == 4 and line.get_ydata()[0] == member]
-        expected = [(step, drawing.colour(founder)) for step, founder in found[member]]
-        assert [(line.get_xdata()[0], line.get_color()) for line in pieces] == expected
-
-
-def test_the_line_of_a_setting_goes_through_the_marks_of_its_exploits(sweep, monkeypatch):
-    rows, _ = sweep
-    axes = drawn(monkeypatch, lambda: pbt_pictures.settings_picture(rows)).axes[0]
-    lines = {line.get_label(): line for line in axes.lines if line.get_label().isdigit()}
-    for copy in copies(rows):
-        points = list(zip(*lines[str(copy.member)].get_data(), strict=True))
-        assert (copy.step, copy.after["learning_rate"]) in points

@@ -8,67 +8,52 @@ from dataclasses import replace
 import pytest
 
 from laser_rl.errors import ConfigError
-from laser_rl.metrics import MetricsLog, read
+from laser_rl.metrics import MetricsLog, display, read
 from laser_rl.metrics.log import FILE
 from laser_rl.metrics.sweep_report import MemberStanding, best, standing, sweep_report
 from laser_rl.metrics.sweep_standing import SWEEP, standing_of
-from tests.metrics.test_curves import ALLOWED, EVIL, Reader
+from tests.metrics.reading import EVIL, read_page
 from tests.metrics.test_sweep_curves import row
 from tests.metrics.test_sweep_rows import a_sweep, settings_of, trust
 
 
-def parsed(path):
-    reader = Reader()
-    reader.feed(path.read_text())
-    assert not reader.open  # every tag is closed
-    assert set(reader.tags) <= ALLOWED | {"th", "div", "figcaption"}
-    assert all(source.startswith("data:image/png;base64,iVBOR") for source in reader.sources)
-    return reader
-
-
-def lines_of(path):
-    """The cells of each line of the table of members."""
-    text = path.read_text().partition("<h2>Members</h2>")[2].partition("</table>")[0]
-    lines = [line for line in text.splitlines() if line.startswith("<tr")]
-    return [line.replace("</th>", "</td>").replace("<th>", "<td>").split("<td>")[1:] for line in lines]
-
-
-@pytest.mark.parametrize(("members", "pbt", "pictures"), [(3, False, 7), (9, True, 9)])
-def test_report_is_whole_self_contained_and_says_what_is_best(tmp_path, members, pbt, pictures):
+@pytest.mark.parametrize(("members", "pbt", "pictures"), [(3, False, 13), (9, True, 16)])
+def test_report_is_whole_and_says_what_is_best(tmp_path, members, pbt, pictures):
     folder = tmp_path / "a sweep & <b>"
-    path = sweep_report(a_sweep(folder, members, pbt=pbt))
-    reader = parsed(path)
-    assert len(reader.sources) == pictures
-    text = "".join(reader.text)
+    page = read_page(sweep_report(a_sweep(folder, members, pbt=pbt)))
+    assert len(page.pictures) == len(page.figures) == pictures
     for part in (
-        "a sweep & <b>",
+        f"laser sweep '{folder}/sweep.json' --out '{folder}-again'",
         f"laser evaluate '{folder}' --member best",
         f"laser resume '{folder}'",
         f"laser status '{folder}'",
-        "base.loss.discount",
-        f"{100 + members - 1} ({90 + members - 1} to {110 + members - 1})",
     ):
-        assert part in text, part
-    assert ("donor" in text) == pbt
-    table = [[cell.partition("<")[0] for cell in line] for line in lines_of(path)]
-    assert len(table) == members + 1
+        assert part in page.commands[0], part
+    assert ["loss.discount", "0.99"] in page.table("Configuration", "")
+    assert ["member", str(members - 1)] in page.table("Best member", "")
+    assert ("Population based training" in page.headings) == pbt
+    table = page.table("Members", "Members")
     assert [line[0] for line in table[1:]] == [str(k) for k in range(members)]
     assert sorted(file.name for file in folder.iterdir()) == ["metrics.jsonl", "report.html", "sweep.json"]
 
 
-def test_the_table_has_each_number_under_its_heading(tmp_path):
-    run_dir = a_sweep(tmp_path, 3)
-    header, *lines = [[cell.partition("<")[0] for cell in line] for line in lines_of(sweep_report(run_dir))]
+def test_the_tables_have_each_number_under_its_heading(tmp_path):
+    page = read_page(sweep_report(a_sweep(tmp_path, 3)))
+    header, *lines = page.table("Members", "Members")
     for member, line in enumerate(lines):
         cells = dict(zip(header, line, strict=True))
         assert cells["learning_rate"] == f"{settings_of(3)[member]['learning_rate']:g}"
         assert (cells["steps"], cells["updates"]) == ("60,000", "600")
         assert cells["skipped"] == str(member)
         assert cells["rollbacks"] == str(member // 2)
-        assert cells["evaluation"].startswith(f"{100 + member} ")
-    text = (run_dir / "report.html").read_text()
-    assert text.count('class="best"') == 1
-    assert '<tr class="best"><td>2</td>' in text
+    header, *lines = page.table("Members", "Final scores")
+    for member, line in enumerate(lines):
+        cells = dict(zip(header, line, strict=True))
+        assert cells["evaluation return"] == f"{100 + member}"
+        assert cells["interval"] == f"{90 + member} to {110 + member}"
+        assert cells["training return"] == display.short(standing(tmp_path)[member].return_mean)
+    assert page.source.count('class="best"') == 2
+    assert page.source.count('<tr class="best"><td class="num">2</td>') == 2
 
 
 def test_everything_from_outside_is_escaped(tmp_path):
@@ -78,7 +63,7 @@ def test_everything_from_outside_is_escaped(tmp_path):
         log.write("event", 10, 1, {"event": "exploit", "member": 0, "donor": 1, f"after_{EVIL}": 1.0})
     settings = [{EVIL: EVIL}, {"learning_rate": EVIL}]
     (tmp_path / SWEEP).write_text(json.dumps({"settings": settings, "recipe": EVIL, "base": {EVIL: EVIL}}))
-    parsed(sweep_report(tmp_path))
+    read_page(sweep_report(tmp_path))
     assert "<script" not in (tmp_path / "report.html").read_text()
 
 
@@ -88,7 +73,7 @@ def test_report_does_without_settings(tmp_path, content):
         for member in range(3):
             log.write("train", 10, 1, {"member": member, "entropy": 0.5})
     (tmp_path / SWEEP).unlink(missing_ok=True) if content is None else (tmp_path / SWEEP).write_text(content)
-    parsed(sweep_report(tmp_path))
+    read_page(sweep_report(tmp_path))
     assert [one.member for one in standing(tmp_path)] == [0, 1, 2]
 
 
@@ -163,7 +148,7 @@ def test_standing_and_report_while_half_a_row_is_written(tmp_path):
     with (tmp_path / FILE).open("ab") as file:
         file.write(b'{"kind": "train", "step": 99000, "update": 990, "member": 1, "retu')
     assert standing(tmp_path)[1].steps == 60_000
-    parsed(sweep_report(tmp_path))
+    read_page(sweep_report(tmp_path))
 
 
 def test_a_member_that_went_back_has_the_steps_it_went_back_to(tmp_path):

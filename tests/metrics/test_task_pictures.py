@@ -10,8 +10,7 @@ from laser_rl.metrics import MetricsLog, display
 from laser_rl.metrics.console import Console
 from laser_rl.metrics.curves import MEDIAN, plot_returns, returns
 from laser_rl.metrics.report import report
-from laser_rl.metrics.task_pictures import task_names, tasks_picture, tasks_table
-from tests.metrics.test_curves import ALLOWED, EVIL, Reader
+from tests.metrics.reading import EVIL, read_page
 
 TASKS = ("laser/Catch", "laser/TMaze-5", EVIL)
 
@@ -33,40 +32,36 @@ def a_mixture(run_dir):
 
 
 def test_report_has_every_task_and_says_what_its_curve_is(tmp_path):
-    reader = Reader()
-    reader.feed(report(a_mixture(tmp_path)).read_text())
-    assert not reader.open
-    assert set(reader.tags) <= ALLOWED | {"div", "th", "figcaption"}
-    cells = [text for text in reader.text if text.strip()]
+    page = read_page(report(a_mixture(tmp_path)))
+    lines = {line[0]: line[1:] for line in page.table("Tasks", "By task")[1:]}
     for number, name in enumerate(TASKS):
-        at = cells.index(name)
         known = [["-0.6", "1"], ["0", "1"], ["–", "–"]][number]
         trained = [display.short(1.9 + number), display.short(1.9 - number)]
-        assert cells[at + 1 : at + 7] == [*known, *trained, display.short(4.0 + number), display.short(4.0 - number)]
-    text = (tmp_path / "report.html").read_text()
-    assert f'alt="{MEDIAN}"' in text
-    assert 'alt="Scores by task"' in text
-    assert "Mean return" not in text
-    assert cells[cells.index("score", cells.index("steps")) + 1] == "1.9"
-    assert f"{MEDIAN.lower()}" in cells
+        assert lines[name] == [*known, *trained, display.short(4.0 + number), display.short(4.0 - number)]
+    assert [title for title in page.figures if title in TASKS] == list(TASKS)
+    assert MEDIAN in page.figures
+    assert "Mean return" not in page.source
+    assert ["score", "1.9"] in page.table("At the last row", "")
+    assert [MEDIAN.lower(), "4"] in page.table("At the last row", "Last evaluation")
 
 
 def test_a_single_task_has_no_such_section(tmp_path):
     with MetricsLog(tmp_path) as log:
         log.write("train", 10, 1, {"return_mean": 3.0})
-    text = report(tmp_path).read_text()
-    assert "Tasks" not in text
-    assert 'alt="Mean return of the last 100 episodes"' in text
-    assert tasks_picture([{"kind": "train", "step": 1, "return_mean": 3.0}]) is None
-    assert tasks_table([]) == ""
+    page = read_page(report(tmp_path))
+    assert "Tasks" not in page.headings
+    assert "Mean return of the last 100 episodes" in page.figures
 
 
 @pytest.mark.parametrize("count", [1, 4, 5, 30])
-def test_any_number_of_tasks_is_drawn(count):
+def test_any_number_of_tasks_is_drawn(tmp_path, count):
     values = {f"score_of_laser/TMaze-{n + 2}": 0.5 for n in range(count)}
-    rows = [{"kind": "train", "step": step, "return_mean": 0.5, **values} for step in (1, 2)]
-    assert len(task_names(rows)) == count
-    assert tasks_picture(rows)[:4] == b"\x89PNG"
+    with MetricsLog(tmp_path) as log:
+        for step in (1, 2):
+            log.write("train", step, step, {"return_mean": 0.5, "tasks_seen": count, **values})
+    page = read_page(report(tmp_path))
+    assert sum(title.startswith("laser/TMaze") for title in page.figures) == count
+    assert len(page.table("Tasks", "By task")) == count + 1
 
 
 def test_the_terminal_shows_a_score_and_not_thirty_tasks():

@@ -1,0 +1,95 @@
+"""`machine.json`: on what, with which libraries and by which command a run was started, and each time it was resumed."""
+
+import importlib.metadata
+import json
+import os
+import platform
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from laser_rl.metrics.page import read_json
+
+FILE = "machine.json"
+_LIBRARIES = (
+    "laser-rl", "torch", "numpy", "gymnasium", "ale-py", "minigrid", "MinAtar", "triton", "pydantic", "safetensors"
+)  # fmt: skip
+_MOST_SESSIONS = 100
+
+
+def machine() -> dict[str, Any]:
+    """Versions and hardware as they are now.
+
+    >>> found = machine()
+    >>> found["python"] == platform.python_version(), found["cores"] > 0, "numpy" in found["libraries"]
+    (True, True, True)
+    """
+    return {
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "gpu": ", ".join(gpus()) or None,
+        "libraries": {name: version for name in _LIBRARIES if (version := _version(name))},
+    }
+
+
+def record(run_dir: str | Path) -> Path:
+    """Add this process to `machine.json` of a run directory; the newest sessions are kept.
+
+    >>> import tempfile
+    >>> run_dir = tempfile.mkdtemp()
+    >>> path = record(run_dir)
+    >>> record(run_dir) == path, len(sessions(run_dir))
+    (True, 2)
+    """
+    path = Path(run_dir) / FILE
+    command = shlex.join([Path(sys.argv[0]).name or "python", *sys.argv[1:]])
+    this = {"time": round(time.time(), 3), "command": command, **machine()}
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps({"sessions": [*sessions(run_dir), this][-_MOST_SESSIONS:]}, indent=1))
+    temporary.replace(path)  # a reader never sees half of it
+    return path
+
+
+def sessions(run_dir: str | Path) -> list[dict[str, Any]]:
+    """What was recorded, oldest first; nothing of a run that was made before there was such a file.
+
+    >>> import tempfile
+    >>> sessions(tempfile.mkdtemp())
+    []
+    """
+    found = read_json(Path(run_dir) / FILE).get("sessions")
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def gpus(driver: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:
+    """Names of the GPUs, as NVIDIA's driver tells them.
+
+    Not asked of torch: that would create a context on the card, which processes that are forked later could not use.
+
+    >>> gpus(Path("/nowhere"))
+    []
+    """
+    files = sorted(driver.glob("*/information"))
+    lines = [line for file in files for line in file.read_text(errors="replace").splitlines()]
+    return [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
