@@ -6,6 +6,7 @@ from laser_rl import checkpoint
 from laser_rl.checkpoint import Snapshot
 from laser_rl.checkpoint.atomic import write_json
 from laser_rl.config import Config
+from laser_rl.metrics import machine
 from laser_rl.metrics.log import MetricsLog
 from laser_rl.runtime.files import CONFIG, read_config, require_same
 from laser_rl.runtime.held import has_checkpoints, hold, throw_away
@@ -30,6 +31,7 @@ class RunDirectory:
         )
         self.config = read_config(path)
         self.log = MetricsLog(path)
+        machine.record(path)
         self._segments: Segments | None = None
 
     def _settle(self, config: Config | None, *, fresh: bool) -> None:

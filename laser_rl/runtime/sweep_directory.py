@@ -10,6 +10,7 @@ from torch import Tensor
 from laser_rl import checkpoint
 from laser_rl.checkpoint import Loaded, SegmentEntry, Snapshot
 from laser_rl.checkpoint.atomic import write_json
+from laser_rl.metrics import machine
 from laser_rl.metrics.log import MetricsLog
 from laser_rl.replay.store import Replay
 from laser_rl.runtime.files import SWEEP, read_sweep, require_same_sweep
@@ -36,6 +37,7 @@ class SweepDirectory:
         )
         self.sweep = read_sweep(path)
         self.log = MetricsLog(path)
+        machine.record(path)
         self._segments: dict[int, Segments] = {}
 
     def _settle(self, sweep: SweepConfig | None, *, fresh: bool) -> None:

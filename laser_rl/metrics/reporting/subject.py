@@ -1,5 +1,6 @@
 """What a run directory says of itself: its rows, settings, sessions, and where it was resumed. Read only, also while it is written."""
 
+import bisect
 import math
 import time
 from collections.abc import Sequence
@@ -7,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from laser_rl.errors import ConfigError
 from laser_rl.metrics import curves
@@ -20,6 +23,7 @@ from laser_rl.metrics.sweep_standing import SWEEP, MemberStanding, best, standin
 
 CONFIG = "config.json"
 SEED = "run.seed"
+_NO_ROWS: tuple[list[Row], set[str]] = ([], set())
 
 
 class Resumption(NamedTuple):
@@ -105,26 +109,40 @@ class Subject:
         return self._owned.get(member, []) if self.is_sweep else self.rows
 
     def curve(self, name: str, kind: Kind = "train", member: int = 0) -> Curve:
-        """The finite numbers of a name over steps, of one member; it looks at rows of the kind only."""
-        return curves.curve(self._sorted.get((kind, member if self.is_sweep else None), []), name, kind)
+        """The finite numbers of a name over steps, as `curves.curve` finds them, but without a look at rows of others."""
+        rows, names = self._sorted.get((kind, member if self.is_sweep else None), _NO_ROWS)
+        if name not in names:
+            return np.empty(0), np.empty(0)
+        found = [(row["step"], value) for row in rows if isinstance(value := row.get(name), int | float)]
+        array = np.array(found, np.float64).reshape(-1, 2)
+        array = array[np.isfinite(array[:, 1])]
+        return array[:, 0], array[:, 1]
+
+    def newest(self, member: int, count: int, until: float = math.inf) -> list[Row]:
+        """Its last rows of training that are not after a step."""
+        rows, _ = self._sorted.get(("train", member if self.is_sweep else None), _NO_ROWS)
+        return rows[: bisect.bisect_right(rows, until, key=lambda row: float(row["step"]))][-count:]
 
     @cached_property
     def not_finite(self) -> dict[str, int]:
         """How many rows of training have which number that is none."""
         found: dict[str, int] = {}
-        for row in self.rows:
-            if row["kind"] == "train":
+        for (kind, _), (rows, _names) in self._sorted.items():
+            for row in rows if kind == "train" else ():
+                if math.isfinite(sum([value for value in row.values() if value.__class__ is float])):
+                    continue  # quick: nearly all rows
                 for name, value in row.items():
                     if isinstance(value, float) and not math.isfinite(value):
                         found[name] = found.get(name, 0) + 1
         return found
 
     @cached_property
-    def _sorted(self) -> dict[tuple[object, object], list[Row]]:
+    def _sorted(self) -> dict[tuple[object, object], tuple[list[Row], set[str]]]:
+        """Rows by kind and member, and the names of all that they tell."""
         found: dict[tuple[object, object], list[Row]] = {}
         for row in self.rows:
             found.setdefault((row["kind"], row.get("member") if self.is_sweep else None), []).append(row)
-        return found
+        return {key: (rows, set().union(*rows)) for key, rows in found.items()}
 
     @cached_property
     def _owned(self) -> dict[int, list[Row]]:

@@ -1,8 +1,10 @@
 """The sections of a sweep: the best member, all members beside each other, who learned from whom, what is in the replay."""
 
+import math
+
 import numpy as np
 
-from laser_rl.metrics import display, sweep_curves
+from laser_rl.metrics import curves, display, sweep_curves
 from laser_rl.metrics.curves import curve
 from laser_rl.metrics.reporting.binning import BINS, binned, series
 from laser_rl.metrics.reporting.document import (
@@ -23,11 +25,14 @@ from laser_rl.metrics.reporting.document import (
 from laser_rl.metrics.reporting.run_sections import age_map
 from laser_rl.metrics.reporting.scores import scores_table
 from laser_rl.metrics.reporting.subject import Subject
+from laser_rl.metrics.sink import Row
 
 _OPTIMISTIC = "The best at each time is a maximum over members of noisy means, chosen anew at each step: optimistic, as in the paper."
 _TRUST = "Of the steps that a learner (down) replays from a source (across), the share inside its trust region, in its last rows."
 _FAR = "The further two policies are from each other, the less one can use of the other's experience."
 _TIMES = 3
+_LAST = 10  # rows
+_MOST_ROWS = 4000  # of a member; of more, every so many are taken
 
 
 def best_member(subject: Subject) -> Section | None:
@@ -77,7 +82,8 @@ def members(subject: Subject) -> Section | None:
 
 def returns(subject: Subject) -> Section | None:
     """Returns of each member, the best at each time, mean and range."""
-    found = sweep_curves.member_returns(subject.rows)
+    every = {one.member: curves.returns(subject.of(one.member)) for one in subject.members}
+    found = {member: pair for member, pair in every.items() if len(pair[0])}
     if not found:
         return None
     drawn = [series(str(member), pair, member, band=False) for member, pair in found.items()]
@@ -98,20 +104,31 @@ def trust(subject: Subject) -> Section | None:
     """From whom and by whom, by age, over time; and how far policies are from each other."""
     rows, count = subject.rows, len(subject.members)
     names = tuple(str(member) for member in range(count))
-    matrix = sweep_curves.acceptance_matrix(rows, count)
+    matrix = _accepted(subject)
     blocks: list[Chart | None] = []
     if _of_others(matrix):
         blocks.append(_trust_map("Trusted share of replayed steps", names, matrix, _TRUST))
-    steps, matrices = sweep_curves.acceptance_over_time(rows, count, times=_TIMES)
-    earlier = zip(steps[:-1], matrices[:-1], strict=True)  # the last is the map above
-    blocks += [_trust_map(f"Trusted share at step {at:,.0f}", names, one, "") for at, one in earlier if _of_others(one)]
+    end = max((one.steps for one in subject.members), default=0)
+    for step in [end * n / _TIMES for n in range(1, _TIMES)]:  # the last is the map above
+        earlier = _accepted(subject, step)
+        blocks.append(
+            _trust_map(f"Trusted share at step {step:,.0f}", names, earlier, "") if _of_others(earlier) else None
+        )
     divergence = sweep_curves.divergence_matrix(rows, count)
     if _of_others(divergence):
         title = "Mean KL(policy i || policy j) on replayed states"
         blocks.append(HeatMap(title, "policy i", "policy j", names, names, divergence, _FAR, share=False))
-    blocks.append(age_map(sweep_curves.acceptance_by_age(rows, count), names))
+    blocks.append(age_map(sweep_curves.acceptance_by_age(_newest(subject), count, last=_LAST), names))
     blocks += _acceptance_charts(subject)
     return section("Who learns from whom", blocks)
+
+
+def _newest(subject: Subject, until: float = math.inf) -> list[Row]:
+    return [row for one in subject.members for row in subject.newest(one.member, _LAST, until)]
+
+
+def _accepted(subject: Subject, until: float = math.inf) -> Array:
+    return sweep_curves.acceptance_matrix(_newest(subject, until), len(subject.members), last=_LAST)
 
 
 def _trust_map(title: str, names: tuple[str, ...], matrix: Array, note: str) -> HeatMap:
@@ -124,7 +141,10 @@ def _of_others(matrix: Array) -> bool:
 
 
 def _acceptance_charts(subject: Subject) -> list[Chart | None]:
-    found = {one.member: sweep_curves.own_and_others(subject.of(one.member), one.member) for one in subject.members}
+    found = {}
+    for one in subject.members:
+        rows = subject.of(one.member)
+        found[one.member] = sweep_curves.own_and_others(rows[:: 1 + len(rows) // _MOST_ROWS], one.member)
     charts: list[Chart | None] = []
     for place, whose in enumerate(("its own", "the others'")):
         drawn = [series(str(member), two[place], member, band=False) for member, two in found.items()]
