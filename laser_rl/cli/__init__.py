@@ -44,7 +44,9 @@ COMMANDS = {
         "check_command",
         "does an environment keep the contract? what does it look like, how fast is it?",
     ),
-    "report": Command("laser_rl.cli.show", "report_command", "write a report of runs and sweeps, alone or side by side"),
+    "report": Command(
+        "laser_rl.cli.show", "report_command", "write a report of runs and sweeps, alone or side by side"
+    ),
     "compare": Command(
         "laser_rl.cli.compare",
         "compare_command",
