@@ -24,11 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import atari_collect
-from benchmarks.atari_collect import EVALUATIONS, game_of
+from benchmarks.atari_collect import EVALUATIONS
 from laser_rl import checkpoint, recipes
 from laser_rl.checkpoint import write_json
 from laser_rl.cli.sweep_settings import value_of
 from laser_rl.config import Config, full_name, override
+from laser_rl.envs.atari import atari_game
+from laser_rl.evaluation.paper import atari_references
 from laser_rl.metrics.log import read
 from laser_rl.runtime.files import is_sweep, read_sweep
 
@@ -248,7 +250,7 @@ def summary(jobs: Sequence[Job], statuses: Mapping[str, int], out: Path) -> dict
     for entry in atari_collect.collect(out, bins=1)["runs"]:
         if entry["run"] not in {job.name for job in jobs}:
             continue
-        human = atari_collect.scores().get(game_of(entry["environment"]))
+        human = atari_references().get(atari_game(entry["environment"]))
         found.setdefault(entry["run"], {"status": statuses[entry["run"]], "members": []})["members"].append(
             {
                 "member": entry["member"],
@@ -257,7 +259,7 @@ def summary(jobs: Sequence[Job], statuses: Mapping[str, int], out: Path) -> dict
                 "minutes": round(entry["seconds"] / 60, 2),
                 "return_mean": (entry["train"].get("return_mean") or [None])[-1],
                 "evaluation": entry["evaluations"][-1] if entry["evaluations"] else None,
-                "human": None if human is None else human.human,
+                "human": None if human is None else human.best,
             }
         )
     return found

@@ -1,13 +1,11 @@
 """What the curves of `atari.py` need of its run directories, small enough to be sent anywhere: one compressed JSON file."""
 
-import csv
 import gzip
 import json
 import math
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -21,7 +19,6 @@ FORMAT = 1
 LIMIT_BYTES = 1 << 20
 MOST_BINS = 400
 EVALUATIONS = "evaluations.json"  # in a run directory: those that were made after a session that was cut short
-SCORES = Path(__file__).parent / "data" / "atari57_scores.csv"
 # What is kept of rows of metrics; a name that ends in * stands for all that begin so.
 KEPT = (
     "return_mean", "episodes", "steps_per_second", "updates_per_second", "learner_*", "acceptance", "trust_bound", "learning_rate",
@@ -29,29 +26,6 @@ KEPT = (
 )  # fmt: skip
 BETWEEN_SESSIONS = {"resumed", "finished", "stopped"}
 Numbers = dict[str, Any]
-
-
-class Score(NamedTuple):
-    """What a random and what a human player reach."""
-
-    random: float
-    human: float
-
-
-def scores() -> dict[str, Score]:
-    """By game, as in the table of the 57 games."""
-    with SCORES.open() as file:
-        return {row["game"]: Score(float(row["random"]), float(row["human"])) for row in csv.DictReader(file)}
-
-
-def game_of(environment: str) -> str:
-    """The name of a game in the table.
-
-    >>> [game_of(name) for name in ("ALE/MsPacman-v5", "ALE/UpNDown-v5", "Qbert", "ALE/Pong-v5")]
-    ['ms_pacman', 'up_n_down', 'qbert', 'pong']
-    """
-    name = environment.removeprefix("ALE/").partition("-v")[0]
-    return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
 def timed(rows: Sequence[Row]) -> Iterator[tuple[float, Row]]:

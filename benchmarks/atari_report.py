@@ -18,7 +18,9 @@ import matplotlib.ticker
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.atari_collect import game_of, load, scores
+from benchmarks.atari_collect import load
+from laser_rl.envs.atari import atari_game
+from laser_rl.evaluation.paper import atari_references
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
@@ -144,10 +146,10 @@ def draw(axes: Any, entry: Entry, axis: str, colour: str, *, bold: bool = True) 
 
 def dress(axes: Any, environment: str, axis: str) -> None:
     """Lines of reference, labels."""
-    game = game_of(environment)
-    score = scores().get(game)
+    game = atari_game(environment)
+    score = atari_references().get(game)
     if score is not None:
-        axes.axhline(score.human, color="#2a9d5c", linestyle="--", linewidth=1, label=f"human {score.human:g}")
+        axes.axhline(score.best, color="#2a9d5c", linestyle="--", linewidth=1, label=f"human {score.best:g}")
         axes.axhline(score.random, color="#999999", linestyle=":", linewidth=1, label=f"random {score.random:g}")
     if game in TARGETS:
         axes.axhline(TARGETS[game], color="#9467bd", linestyle="-.", linewidth=1, label=f"target {TARGETS[game]:g}")
@@ -239,12 +241,12 @@ def table(entries: Sequence[Entry]) -> list[str]:
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for entry in entries:
-        game = game_of(entry["environment"])
-        score, target, played = scores().get(game), TARGETS.get(game), evaluation_of(entry)
+        game = atari_game(entry["environment"])
+        score, target, played = atari_references().get(game), TARGETS.get(game), evaluation_of(entry)
         known = ["–", "–", "–", "–"]
         if score is not None:
-            normalised = f"{(played['mean'] - score.random) / (score.human - score.random):.2f}" if played else "–"
-            known = [f"{score.random:,g}", f"{score.human:,g}", normalised, shown(first_reach(entry, score.human))]
+            normalised = f"{(played['mean'] - score.random) / (score.best - score.random):.2f}" if played else "–"
+            known = [f"{score.random:,g}", f"{score.best:,g}", normalised, shown(first_reach(entry, score.best))]
         aim = ["–", "–"] if target is None else [f"{target:g}", shown(first_reach(entry, target))]
         lines.append(f"| {' | '.join([entry['run'], *standing(entry), *known, *aim])} |")
     return lines
@@ -296,7 +298,7 @@ def report(entries: Sequence[Entry], out: Path) -> str:
     members = [entry for entry in entries if entry["share"] is not None]
     for environment in sorted({entry["environment"] for entry in members}):
         own = [entry for entry in members if entry["environment"] == environment]
-        name = f"sharing-{game_of(environment)}.png"
+        name = f"sharing-{atari_game(environment)}.png"
         sharing_picture(own, out / name)
         lines += [*sharing_table(own), "", f"![one replay, or one each]({name})", ""]
     return "\n".join(lines)

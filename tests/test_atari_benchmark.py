@@ -20,6 +20,8 @@ import pytest
 from benchmarks import atari, atari_collect, atari_report
 from laser_rl import recipes
 from laser_rl.config import override
+from laser_rl.envs.atari import atari_game
+from laser_rl.evaluation.paper import atari_references
 from laser_rl.metrics.log import MetricsLog
 from laser_rl.runtime.files import CONFIG, SWEEP
 from laser_rl.runtime.sweep_directory import described
@@ -43,11 +45,11 @@ def test_examples_in_docstrings_hold(name):
 
 def test_every_game_of_the_table_is_found_by_its_environment():
     gymnasium.register_envs(ale_py)
-    known = {atari_collect.game_of(name) for name in gymnasium.registry if name.startswith("ALE/")}
-    table = atari_collect.scores()
+    known = {atari_game(name) for name in gymnasium.registry if name.startswith("ALE/")}
+    table = atari_references()
     assert len(table) == 57
     assert table.keys() <= known
-    assert all(score.human != score.random for score in table.values())
+    assert all(score.best != score.random for score in table.values())
 
 
 def test_a_first_call_without_a_total_is_the_whole_run(tmp_path):

@@ -132,9 +132,8 @@ def laser_loss(
     numbers = {"policy_loss": policy_loss.detach(), "value_loss": critic_loss.detach(), **numbers}
     if share is not None:
         numbers |= share.numbers
-    if output.pixel_q is not None and network is not None and network.pixel_control is not None:
-        rows = pixel_loss(network.pixel_control, output.pixel_q, batch, losses.learnable, common)
-        pixels = reduce(rows * batch.weight, losses.learnable, how, members=members)
+    pixels = None if network is None else _pixels(network, output, batch, losses.learnable, hyper)
+    if pixels is not None:
         total = total + hyper.pixel_control_cost * pixels
         numbers["pixel_control_loss"] = pixels.detach()
     after = None if share is None else share.state
@@ -159,6 +158,14 @@ def _online_share(
         )
     unit = None if popart is None else sigma(popart.statistics)[batch.task.long()].to(value.dtype)
     return online_share(state, family, policy.detach(), value.detach(), batch, losses, hyper, unit)
+
+
+def _pixels(network: AgentNetwork, output: Output, batch: Batch, learnable: Tensor, hyper: Hyper) -> Tensor | None:
+    """PixelControl's loss of each member, if there is one."""
+    if output.pixel_q is None or network.pixel_control is None:
+        return None
+    rows = pixel_loss(network.pixel_control, output.pixel_q, batch, learnable, hyper.common)
+    return reduce(rows * batch.weight, learnable, hyper.common.reduction, members=hyper.members)
 
 
 def in_units(

@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import os
-import platform
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from laser_rl.experiments.experiment import core_minutes
 from laser_rl.experiments.report import About, experiment_of, report, write_about
 from laser_rl.experiments.runner import assemble, perform
 from laser_rl.experiments.verdicts import ALL, Judged
+from laser_rl.metrics.machine import machine
 
 SEEDS, SMOKE_SEEDS, SMOKE_TASKS = 5, 2, 2
 CORES = 2  # of which the list's minutes are
@@ -158,22 +158,14 @@ def _say(line: str) -> None:
 
 
 def _made_with(device: str) -> dict[str, str]:
-    where = torch.cuda.get_device_name(device) if device.startswith("cuda") else _processor()
+    found = machine()
+    where = found["gpu"] if device.startswith("cuda") else found["processor"]
     return {
         "laser-rl": __version__,
-        "Python": platform.python_version(),
+        "Python": found["python"],
         "torch": torch.__version__,
-        "on": f"{where}, {len(os.sched_getaffinity(0))} cores, {datetime.now(UTC):%-d %B %Y}",
+        "on": f"{where or found['system']}, {found['cores']} cores, {datetime.now(UTC):%-d %B %Y}",
     }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.machine()
 
 
 def _report(arguments: list[str]) -> int:

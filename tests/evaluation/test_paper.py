@@ -1,6 +1,5 @@
 """The paper's tables: what is in them, and the medians they give."""
 
-import csv
 from pathlib import Path
 
 import pytest
@@ -71,9 +70,3 @@ def test_the_levels_of_dmlab_have_the_scores_of_the_table():
     assert {level.test_name: (level.random, level.human) for level in LEVELS} == {
         name: (reference.random, reference.best) for name, reference in dmlab_references().items()
     }
-
-
-def test_the_benchmarks_go_by_the_same_scores():
-    with (ROOT / "benchmarks" / "data" / "atari57_scores.csv").open() as file:
-        theirs = {line["game"]: (float(line["random"]), float(line["human"])) for line in csv.DictReader(file)}
-    assert theirs == {game: (one.random, one.best) for game, one in atari_references().items()}
