@@ -6,23 +6,19 @@ import os
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
-import torch
 import tyro
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from laser_rl import __version__
 from laser_rl.errors import ConfigError
 from laser_rl.experiments import EXPERIMENTS, SUITES, Experiment, Task, planned, shrunk, suite_of
 from laser_rl.experiments.experiment import core_minutes
 from laser_rl.experiments.report import About, experiment_of, report, write_about
 from laser_rl.experiments.runner import assemble, perform
 from laser_rl.experiments.verdicts import ALL, Judged
-from laser_rl.metrics.machine import machine
 
 SEEDS, SMOKE_SEEDS, SMOKE_TASKS = 5, 2, 2
 CORES = 2  # of which the list's minutes are
@@ -148,24 +144,13 @@ def _run_one(experiment: Experiment, asked: RunExperiment, command: str) -> None
     names = tuple(task.name for task in tasks)
     write_about(
         folder,
-        About(experiment.name, suite.name, names, seeds, asked.device, asked.smoke, command, _made_with(asked.device)),
+        About(experiment.name, suite.name, names, seeds, asked.device, asked.smoke, command),
     )
     _show(folder, report(folder))
 
 
 def _say(line: str) -> None:
     print(line, flush=True)
-
-
-def _made_with(device: str) -> dict[str, str]:
-    found = machine()
-    where = found["gpu"] if device.startswith("cuda") else found["processor"]
-    return {
-        "laser-rl": __version__,
-        "Python": found["python"],
-        "torch": torch.__version__,
-        "on": f"{where or found['system']}, {found['cores']} cores, {datetime.now(UTC):%-d %B %Y}",
-    }
 
 
 def _report(arguments: list[str]) -> int:

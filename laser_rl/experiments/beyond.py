@@ -39,10 +39,12 @@ def relevance(task: Task) -> Sequence[Condition]:
     return (
         shared(task, "KL to implied"),
         shared(task, "KL to behaviour", trust="behaviour"),
+        shared(task, "KL to behaviour, 0.4", trust="behaviour", trust_bound=0.4),
         shared(task, "target acceptance 0.5", target_acceptance=0.5),
         shared(task, "target acceptance 0.9", target_acceptance=0.9),
         shared(task, "strict policy", policy_trust_bound=0.01),
         shared(task, "strict value", trust_bound=0.01, policy_trust_bound=0.1),
+        shared(task, "loose policy", policy_trust_bound=0.4),
     )
 
 
@@ -53,11 +55,13 @@ RELEVANCE = Experiment(
     relevance,
     (
         RunClaim("KL to the implied policy beats KL to the behaviour", "KL to implied", "KL to behaviour"),
+        RunClaim("a bound of 0.4 on KL to the behaviour beats one of 0.1", "KL to behaviour, 0.4", "KL to behaviour"),
         RunClaim("a target acceptance of 0.5 beats a fixed bound", "target acceptance 0.5", "KL to implied"),
         RunClaim("a target acceptance of 0.9 beats a fixed bound", "target acceptance 0.9", "KL to implied"),
         RunClaim("a stricter bound for the policy alone is better", "strict policy", "KL to implied"),
         RunClaim("a stricter bound for the value alone is better", "strict value", "KL to implied"),
+        RunClaim("a looser bound for the policy alone is better", "loose policy", "KL to implied"),
     ),
     {"small": QUICK},
-    "Both KL criteria have a bound of 0.1; strict is 0.01.",
+    "Both KL criteria have a bound of 0.1 where no other is named; strict is 0.01, loose 0.4.",
 )

@@ -28,7 +28,6 @@ class About:
     device: str
     smoke: bool
     command: str
-    made_with: Mapping[str, str]
 
     def experiment(self) -> Experiment:
         """By its name."""
@@ -53,7 +52,7 @@ def experiment_of(name: str) -> Experiment:
 
 def write_about(folder: Path, about: About) -> None:
     """Beside the numbers."""
-    write_json(folder / ABOUT, {**vars(about), "made_with": dict(about.made_with)})
+    write_json(folder / ABOUT, vars(about))
 
 
 def read_about(folder: Path) -> About:
@@ -80,7 +79,7 @@ def report(folder: Path) -> list[Judged]:
     write_bytes(folder / SCORES, table(("task", "condition", "seed", *STATISTICS), _score_lines(results)))
     write_bytes(folder / VERDICTS, table(_VERDICT_COLUMNS, [_verdict_line(one) for one in judged]))
     write_bytes(folder / PICTURE, picture(experiment, tasks, lines))
-    page = _page(about, experiment, tasks, results, judged, _core_minutes(folder))
+    page = _page(about, experiment, tasks, results, judged, _made(folder))
     write_bytes(folder / PAGE, ("\n".join(page) + "\n").encode())
     return judged
 
@@ -106,9 +105,17 @@ def _score_lines(results: Results) -> list[dict[str, Any]]:
     ]
 
 
-def _core_minutes(folder: Path) -> float | None:
+def _made(folder: Path) -> list[str]:
+    """On what runs were made and how long they took, a line for each machine and day."""
     path = folder / TIMES
-    return sum(float(line["seconds"]) for line in read_table(path)) / 60 if path.is_file() else None
+    lines = read_table(path) if path.is_file() else []
+    seconds: dict[str, list[float]] = {}
+    for line in lines:
+        seconds.setdefault(line["made_with"], []).append(float(line["seconds"]))
+    return [
+        f"- {len(each)} runs, {sum(each) / 60:,.0f} minutes of one core or device: {made}"
+        for made, each in sorted(seconds.items())
+    ]
 
 
 def _page(
@@ -117,14 +124,13 @@ def _page(
     tasks: Sequence[Task],
     results: Results,
     judged: Sequence[Judged],
-    minutes: float | None,
+    made: Sequence[str],
 ) -> list[str]:
-    made = ", ".join(f"{name} {value}" for name, value in about.made_with.items())
-    took = "" if minutes is None else f" All runs together took {minutes:,.0f} minutes of one core or device."
     return [
         f"# {experiment.name}: {experiment.question}",
         "",
-        f"{experiment.figure}. Suite `{about.suite}`, seeds {', '.join(map(str, about.seeds))}, device {about.device}. {made}.{took}",
+        f"{experiment.figure}. Suite `{about.suite}`, seeds {', '.join(map(str, about.seeds))}, device {about.device}.",
+        *(["", *made] if made else []),
         *(["", "**Made with `--smoke`: runs are so short that nothing was learned.**"] if about.smoke else []),
         "",
         f"```\n{about.command}\n```",

@@ -11,10 +11,12 @@ import io
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from laser_rl import __version__
 from laser_rl.checkpoint.atomic import make_folder, write_bytes, write_json
@@ -23,6 +25,7 @@ from laser_rl.evaluation import protocol
 from laser_rl.experiments.execute import Buckets, Floats, executed, from_lines, to_lines
 from laser_rl.experiments.experiment import Run
 from laser_rl.experiments.pool import spread
+from laser_rl.metrics.machine import machine
 from laser_rl.sweep.settings import sweep_from
 
 CURVES, TIMES = "curves.csv", "times.csv"
@@ -104,11 +107,24 @@ def perform_one(job: Mapping[str, Any]) -> str:
     buckets = executed(sweep_from(job["sweep"]), job["bucket_steps"], directory)
     seconds = time.monotonic() - begin
     # What a run was and how long it took is kept beside its numbers: times are not the same twice.
-    write_json(part.with_suffix(".json"), {"seconds": round(seconds, 1), "sweep": job["sweep"]})
+    about = {"seconds": round(seconds, 1), "made_with": made_with(job["sweep"]["base"]["run"]["device"])}
+    write_json(part.with_suffix(".json"), {**about, "sweep": job["sweep"]})
     write_bytes(part, table(PART_COLUMNS, to_lines(buckets)))
     known = _known(protocol.carried(buckets.value)[:, -1])
     said = f"{known.mean():.3f} at the end" if known.size else "no episode ended"
     return f"{said}, {seconds:.0f} s"
+
+
+def made_with(device: str) -> str:
+    """Versions, hardware and date, as a page says them; runs of one experiment may come from several machines.
+
+    >>> made_with("cpu").startswith(f"laser-rl {__version__}, Python 3.")
+    True
+    """
+    found = machine()
+    where = found["gpu"] if device.startswith("cuda") else found["processor"]
+    versions = f"laser-rl {__version__}, Python {found['python']}, torch {torch.__version__}"
+    return f"{versions}, {where or found['system']} with {found['cores']} cores, {datetime.now(UTC):%-d %B %Y}"
 
 
 def assemble(runs: Sequence[Run], parts: Path, folder: Path) -> Path:
@@ -119,7 +135,8 @@ def assemble(runs: Sequence[Run], parts: Path, folder: Path) -> Path:
         part = part_of(parts, run)
         place = {"task": run.task.name, "condition": run.condition, "seed": run.seed}
         lines += [{**place, **line} for line in curve_lines(from_lines(read_table(part)))]
-        times.append({**place, "seconds": json.loads(part.with_suffix(".json").read_bytes())["seconds"]})
+        about = json.loads(part.with_suffix(".json").read_bytes())
+        times.append({**place, "seconds": about["seconds"], "made_with": about["made_with"]})
     write_bytes(folder / TIMES, table((*times[0],), times))
     write_bytes(folder / CURVES, table(CURVE_COLUMNS, lines))
     return folder / CURVES

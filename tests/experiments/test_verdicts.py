@@ -9,7 +9,7 @@ import pytest
 from laser_rl.errors import ConfigError
 from laser_rl.experiments import EXPERIMENTS, Experiment, RunClaim, suite_of
 from laser_rl.experiments.report import About, read_about, report, write_about
-from laser_rl.experiments.runner import CURVE_COLUMNS, CURVES, table
+from laser_rl.experiments.runner import CURVE_COLUMNS, CURVES, TIMES, table
 from laser_rl.experiments.verdicts import ALL, judge, overall, results_of, spread_of, statistics_of
 
 TASKS = [suite_of("small").task(name) for name in ("catch", "cartpole")]
@@ -102,9 +102,17 @@ def test_the_overall_table_takes_the_median_over_tasks_of_means_over_seeds():
     assert found.iqm["end"].low < found.iqm["end"].mean < found.iqm["end"].high
 
 
+def test_the_page_names_each_machine_once(folder):
+    times = [{"seconds": 60 * n, "made_with": made} for n, made in enumerate(("one", "other", "other"), start=1)]
+    (folder / TIMES).write_bytes(table(("seconds", "made_with"), times))
+    report(folder)
+    page = (folder / "README.md").read_text()
+    assert "- 1 runs, 1 minutes of one core or device: one\n- 2 runs, 5 minutes of one core or device: other\n" in page
+
+
 @pytest.fixture
 def folder(tmp_path):
-    about = About("sharing", "small", ("catch", "cartpole"), tuple(SEEDS), "cpu", False, "laser …", {"Python": "3"})
+    about = About("sharing", "small", ("catch", "cartpole"), tuple(SEEDS), "cpu", False, "laser …")
     write_about(tmp_path, about)
     assert read_about(tmp_path) == about
     filled = [{**dict.fromkeys(CURVE_COLUMNS, "0"), **line} for line in curve_lines()]
