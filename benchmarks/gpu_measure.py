@@ -54,6 +54,20 @@ def times_of(step: Callable[[], Any], device: torch.device, *, repeats: int, war
     return Times(statistics.median(spans), statistics.fmean(spans), max(spans))
 
 
+def sustained(step: Callable[[], Any], device: torch.device, *, seconds: float, warm_ups: int) -> float:
+    """Mean milliseconds of a call over so many seconds, after a third of that: a card that is at work for long is slower than in a burst.
+
+    >>> sustained(lambda: time.sleep(0.002), torch.device("cpu"), seconds=0.02, warm_ups=0) >= 2
+    True
+    """
+    times_of(step, device, repeats=1, warm_ups=warm_ups)
+    means: list[tuple[float, Times]] = []
+    begin = time.monotonic()
+    while not means or time.monotonic() - begin < seconds:
+        means.append((time.monotonic() - begin, times_of(step, device, repeats=10, warm_ups=0)))
+    return statistics.fmean(times.mean for at, times in means if at >= seconds / 3 or at == means[-1][0])
+
+
 @dataclass(frozen=True)
 class Card:
     """What the device does at best, measured in the same run."""

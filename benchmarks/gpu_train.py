@@ -32,6 +32,7 @@ from benchmarks.gpu_measure import (
     forget_memory,
     least_bytes,
     peak_memory,
+    sustained,
     times_of,
     where,
     work_of,
@@ -217,11 +218,24 @@ def _warm(learner: Learner, batch: Batch, count: int) -> None:
         learner.update(batch, progress=0.0)
 
 
-def runs(asked: argparse.Namespace, width: int, rows: list[Numbers], console: Console) -> list[Numbers]:
-    """The sections that act, too; compared with the fastest step of ours measured before."""
+def learner_alone(asked: argparse.Namespace, width: int) -> Alone:
+    """Updates with nothing beside them, for seconds: a card at its limit of power is a few per cent slower than in a burst."""
+    config, device = config_of(asked, width), device_of(asked.device)
+    learner, batch = build_learner(config, SPEC, None), batch_of(config, device)
+    ms = sustained(
+        lambda: learner.update(batch, progress=0.0), device, seconds=asked.alone_seconds, warm_ups=asked.warm_ups
+    )
+    del learner, batch
+    gc.collect()
+    forget_memory(device)
+    return Alone(ms)
+
+
+def runs(asked: argparse.Namespace, width: int, console: Console) -> list[Numbers]:
+    """The sections that act, too; compared with updates on one batch, one after the other for as long."""
     if not asked.end_to_end and not asked.members:
         return []
-    alone = Alone(min(row["ms"] for row in rows if row["width"] == width and row["step"].startswith(OURS)))
+    alone = learner_alone(asked, width)
     small = {"replay.capacity_steps": asked.capacity, "run.log_every_s": 0.5 if asked.smoke else 2.0}
     found = []
     if asked.end_to_end:
@@ -275,6 +289,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--slots", type=int, help="of that run; 256")
     parser.add_argument("--fraction", type=float, help="replayed share of its batches; 0.875")
     parser.add_argument("--capacity", type=int, help="of its replay, in steps; 1,000,000")
+    parser.add_argument("--alone-seconds", type=float, help="of updates alone, to compare with; 10")
     parser.add_argument("--members", type=int, default=0, help="a sweep of so many members, a process each")
     parser.add_argument("--seconds", type=float, default=60.0, help="of the sweep, after its start")
     parser.add_argument("--member-slots", type=int, help="of each member; 32")
@@ -285,6 +300,7 @@ def parsed() -> argparse.Namespace:
     full = {"widths": [1, 4], "batch": 128, "observations": 20, "repeats": 30, "slots": 256, "capacity": 1_000_000}
     small = {"widths": [1], "batch": 2, "observations": 3, "repeats": 3, "slots": 4, "capacity": 2_000}
     full |= {"fraction": 0.875, "member_fraction": 0.96, "member_slots": 32, "warm_ups": WARM_UPS}
+    full["alone_seconds"], small["alone_seconds"] = 10.0, 0.1
     small |= {"fraction": 0.5, "member_fraction": 0.5, "member_slots": 2, "warm_ups": 1}
     for name, value in (small if asked.smoke else full).items():
         if getattr(asked, name, None) is None:
@@ -306,7 +322,7 @@ def main() -> None:
             profiled(asked, width, device, asked.profile, console)
     gc.collect()
     forget_memory(device)
-    found = [numbers for width in asked.widths for numbers in runs(asked, width, rows, console)]
+    found = [numbers for width in asked.widths for numbers in runs(asked, width, console)]
     slug = re.sub(r"[^a-z0-9]+", "-", here["device"].lower()).strip("-")
     path = asked.json or (None if asked.smoke else RESULTS / f"{here['date'][:10]}-gpu-train-{slug}.json")
     if path is not None:

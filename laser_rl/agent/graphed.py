@@ -71,6 +71,9 @@ class CudaGraphs:
             except BaseException:
                 torch.cuda.set_stream(here)  # still that of the capture
                 self._clear_away(graph, pool)
+                _ALIVE[
+                    self._device
+                ].clear()  # pinned memory's allocator still records to this pool: the next takes another
                 raise
         _ALIVE[self._device].add(graph)
 

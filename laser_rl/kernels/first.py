@@ -8,6 +8,9 @@ gradient is summed.
 Patches are [positions, K] with K = 9 · planes numbers in the order (row, column, plane), padded to a power of 2. They are read from framed
 pictures, [N, H+2, W+2, planes] with a border of zeros: no reading needs a mask, which would cost more than the products do. What is read
 for the padding of K is multiplied with zero weights, or left out of the sum.
+
+Where channels are few the products are cheap and the readings are not. There patches are read by row: one row serves up to three of the
+convolutions above each other, so a window takes 15 readings of K = 3 · planes instead of 9 of three times that.
 """
 
 import torch
@@ -41,16 +44,30 @@ def _reach(k, W: tl.constexpr, PLANES: tl.constexpr):
 
 
 @triton.jit
-def _forward(
-    pictures, weight, bias, out, rectified, index, positions,
-    H: tl.constexpr, W: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, PLANES: tl.constexpr,
-    C: tl.constexpr, CP: tl.constexpr, KP: tl.constexpr, BLOCK: tl.constexpr, RECTIFIED: tl.constexpr,
+def _keep(best, v, inside, at: tl.constexpr):
+    """The larger of two, and which it is.
+
+    That stands in the last four bits: one comparison keeps value and choice, of equals (if positive) the first. The value moves by 2⁻²⁰
+    of itself, far below what bfloat16 can tell.
+    """
+    v = tl.where(inside[:, None], v, LOW)
+    bits = (v.to(tl.int32, bitcast=True) & -16) | (8 - at)
+    return tl.maximum(best, bits.to(tl.float32, bitcast=True))
+
+
+@triton.jit
+def _row(pictures, picture, row, start, k, H: tl.constexpr, W: tl.constexpr, PLANES: tl.constexpr, dtype: tl.constexpr):
+    """Of patches, the numbers of one row; for the padding of K what follows it."""
+    at = ((picture * (H + 2) + row) * (W + 2) + start) * PLANES
+    return tl.load(pictures + at[:, None] + k[None, :]).to(dtype)  # bytes are exact in bfloat16
+
+
+@triton.jit
+def _best_by_patch(
+    pictures, weight, picture, row, column,
+    H: tl.constexpr, W: tl.constexpr, PLANES: tl.constexpr, CP: tl.constexpr, KP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    position = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     c, k = tl.arange(0, CP), tl.arange(0, KP)
-    valid = position < positions
-    real = tl.minimum(position, positions - 1)
-    column, row, picture = real % WO, (real // WO) % HO, real // (WO * HO)
     w9 = tl.load(weight + k[:, None] * CP + c[None, :])
     reach = _reach(k, W, PLANES)
     best = tl.full((BLOCK, CP), LOW, tl.float32)
@@ -58,12 +75,52 @@ def _forward(
         h, w = 2 * row - 1 + at // 3, 2 * column - 1 + at % 3
         inside = (h >= 0) & (h < H) & (w >= 0) & (w < W)
         start = ((picture * (H + 2) + tl.where(inside, h, 0)) * (W + 2) + tl.where(inside, w, 0)) * PLANES
-        patch = tl.load(pictures + start[:, None] + reach[None, :]).to(w9.dtype)  # bytes are exact in bfloat16
-        v = tl.where(inside[:, None], tl.dot(patch, w9), LOW)
-        # Which of the nine it is stands in the last four bits: one comparison keeps value and choice, of equals (if positive) the
-        # first. The value moves by 2⁻²⁰ of itself, far below what bfloat16 can tell.
-        bits = (v.to(tl.int32, bitcast=True) & -16) | (8 - at)
-        best = tl.maximum(best, bits.to(tl.float32, bitcast=True))
+        patch = tl.load(pictures + start[:, None] + reach[None, :]).to(w9.dtype)
+        best = _keep(best, tl.dot(patch, w9), inside, at)
+    return best
+
+
+@triton.jit
+def _best_by_row(
+    pictures, weight, picture, row, column,
+    H: tl.constexpr, W: tl.constexpr, PLANES: tl.constexpr, CP: tl.constexpr, KP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    c, k = tl.arange(0, CP), tl.arange(0, KP)
+    at = weight + k[:, None] * CP + c[None, :]
+    w0, w1, w2 = tl.load(at), tl.load(at + KP * CP), tl.load(at + 2 * KP * CP)
+    best = tl.full((BLOCK, CP), LOW, tl.float32)
+    top = 2 * row - 1
+    for tap in tl.static_range(3):
+        w = 2 * column - 1 + tap
+        inside = (w >= 0) & (w < W)
+        start = tl.where(inside, w, 0)
+        # Framed rows: that of the picture's row h is h + 1. Those beyond the frame belong to convolutions that are not inside.
+        p0 = _row(pictures, picture, tl.maximum(top, 0), start, k, H, W, PLANES, w0.dtype)
+        p1 = _row(pictures, picture, top + 1, start, k, H, W, PLANES, w0.dtype)
+        p2 = _row(pictures, picture, top + 2, start, k, H, W, PLANES, w0.dtype)
+        p3 = _row(pictures, picture, top + 3, start, k, H, W, PLANES, w0.dtype)
+        p4 = _row(pictures, picture, tl.minimum(top + 4, H + 1), start, k, H, W, PLANES, w0.dtype)
+        best = _keep(best, tl.dot(p2, w2, tl.dot(p1, w1, tl.dot(p0, w0))), inside & (top >= 0), tap)
+        best = _keep(best, tl.dot(p3, w2, tl.dot(p2, w1, tl.dot(p1, w0))), inside, 3 + tap)
+        best = _keep(best, tl.dot(p4, w2, tl.dot(p3, w1, tl.dot(p2, w0))), inside & (top + 2 < H), 6 + tap)
+    return best
+
+
+@triton.jit
+def _forward(
+    pictures, weight, bias, out, rectified, index, positions,
+    H: tl.constexpr, W: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, PLANES: tl.constexpr,
+    C: tl.constexpr, CP: tl.constexpr, KP: tl.constexpr, BLOCK: tl.constexpr, RECTIFIED: tl.constexpr, BY_ROW: tl.constexpr,
+):  # fmt: skip
+    position = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    c = tl.arange(0, CP)
+    valid = position < positions
+    real = tl.minimum(position, positions - 1)
+    column, row, picture = real % WO, (real // WO) % HO, real // (WO * HO)
+    if BY_ROW:
+        best = _best_by_row(pictures, weight, picture, row, column, H, W, PLANES, CP, KP, BLOCK)
+    else:
+        best = _best_by_patch(pictures, weight, picture, row, column, H, W, PLANES, CP, KP, BLOCK)
     which = 8 - (best.to(tl.int32, bitcast=True) & 15)
     best = tl.where(best > LOW / 2, best, float("nan"))  # no number was larger: the weights are not finite
     best += tl.load(bias + c, mask=c < C, other=0.0).to(tl.float32)[None, :]
@@ -116,11 +173,14 @@ def _weight_gradient(
 def frame(pictures: Tensor) -> Tensor:
     """Bytes [N, planes, H, W] as [N, H+2, W+2, planes], with a border of zeros."""
     n, planes, height, width = pictures.shape
-    out = torch.empty(n, height + 2, width + 2, planes, dtype=torch.uint8, device=pictures.device)
-    if out.numel() >= 2**31:
+    size = n * (height + 2) * (width + 2) * planes
+    if size >= 2**31:
         raise ValueError(
             f"{n} pictures of {height}×{width}×{planes} at once are too many for 32-bit places; take fewer"
         )
+    # The padding of the last picture's last row reads a few bytes beyond it.
+    out = torch.empty(size + 3 * planes + 16, dtype=torch.uint8, device=pictures.device)[:size]
+    out = out.view(n, height + 2, width + 2, planes)
     pixels = n * (height + 2) * (width + 2)
     _frame[(triton.cdiv(pixels, 1024),)](pictures, out, pixels, height, width, planes, 1024, num_warps=4)
     return out
@@ -147,16 +207,19 @@ def first(
     """
     n, height, width, planes = framed.shape[0], framed.shape[1] - 2, framed.shape[2] - 2, framed.shape[3]
     channels, (rows, columns) = len(weight), pooled(height, width)
-    wide, deep = max(16, power_of_2(channels)), max(16, power_of_2(9 * planes))
-    flat = torch.zeros(deep, wide, dtype=dtype, device=weight.device)
-    flat[: 9 * planes, :channels] = (weight * scale).permute(2, 3, 1, 0).reshape(9 * planes, channels)
+    wide = max(16, power_of_2(channels))
+    block, warps, by_row = FORWARD[min(wide, 64)]
+    parts = 3 if by_row else 1
+    each = 9 * planes // parts
+    deep = max(16, power_of_2(each))
+    flat = torch.zeros(parts, deep, wide, dtype=dtype, device=weight.device)
+    flat[:, :each, :channels] = (weight * scale).permute(2, 3, 1, 0).reshape(parts, each, channels)
     out = torch.empty(n, rows, columns, channels, dtype=dtype, device=weight.device)
     positive = torch.empty_like(out) if rectified else None
     index = torch.empty(out.shape, dtype=torch.uint8, device=weight.device)
-    block, warps = FORWARD[min(wide, 64)]
     _forward[(triton.cdiv(n * rows * columns, block),)](
         framed, flat, bias, out, out if positive is None else positive, index, n * rows * columns,
-        height, width, rows, columns, planes, channels, wide, deep, block, rectified, num_warps=warps,
+        height, width, rows, columns, planes, channels, wide, deep, block, rectified, by_row, num_warps=warps,
     )  # fmt: skip
     return out, positive, index
 
@@ -178,6 +241,6 @@ def first_gradient(framed: Tensor, gradient: Tensor, index: Tensor, scale: float
     return total.view(3, 3, planes, channels).permute(3, 2, 0, 1) * scale
 
 
-# Positions of a program and its warps, by channels; measured on an H200 (benchmarks/kernels.md).
-FORWARD = {16: (64, 4), 32: (64, 4), 64: (64, 4)}
+# Positions of a program, its warps, and whether patches are read by row, by channels; measured on an H200 (benchmarks/kernels.md).
+FORWARD = {16: (32, 2, True), 32: (64, 4, False), 64: (64, 4, False)}
 BACKWARD = {16: (64, 4), 32: (64, 4), 64: (32, 4)}

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -15,6 +16,7 @@ from laser_rl.replay.records import allocate
 from laser_rl.runtime.build import Member, learn, on_device
 from laser_rl.runtime.feed import Crate
 from laser_rl.runtime.mailbox import ThreadMailbox
+from laser_rl.runtime.turns import Turns
 from laser_rl.sweep.stacked import Stack
 from laser_rl.types import Batch, Episode, Unrolls
 
@@ -80,10 +82,15 @@ class Following:
 
 
 class Looped:
-    """Each member has environments of its own and takes its turn. On a GPU updates go on while others, or the same member, act."""
+    """Each member has environments of its own and takes its turn. On a GPU updates go on while others, or the same member, act.
 
-    def __init__(self, members: Sequence[Member]) -> None:
-        self.members = members
+    Args:
+        members: all on one device.
+        turns: for updates, where other processes use the same card.
+    """
+
+    def __init__(self, members: Sequence[Member], turns: Turns | None = None) -> None:
+        self.members, self._turns = members, turns
         self._following: list[Following | None] = [None] * len(members)
         self._acting = own_stream(members[0].learner.device, "acting")
         stream = own_stream(members[0].learner.device, "uploading")
@@ -121,7 +128,8 @@ class Looped:
             crate = self._crates[0]
             self._crates.rotate()
             crate.fill(member.mixer.fill)
-            with crate.read() as batch:
+            turn = nullcontext() if self._turns is None else self._turns.one(member.learner.device)
+            with turn, crate.read() as batch:
                 learn(member, batch, progress=done)
             following = self._following[place]
             if following is not None:

@@ -34,6 +34,7 @@ from laser_rl.runtime.stop import Stop, signals
 from laser_rl.runtime.survey import survey
 from laser_rl.runtime.sweep_directory import SweepDirectory, flat, grouped
 from laser_rl.runtime.training import Callback, Progress, Training
+from laser_rl.runtime.turns import Turns
 from laser_rl.runtime.warm_start import warm_start
 from laser_rl.sweep.pbt import Exploit, PbtState, Standing, decide
 from laser_rl.sweep.settings import SweepConfig
@@ -43,6 +44,7 @@ LOOK_S = 0.1
 SURVEY_S = 2.0
 READ_SHARE, READ_MOST_S = 0.05, 60.0  # of the parent's time, at most, for reading large states off the board
 STOP_S = 30.0
+MOST_UPDATES = 3  # at a time on one card: 1 leaves gaps, 9 slow each other down (benchmarks/kernels.md)
 BYTES_A_RETURN = 64  # in the JSON of an evaluation, generously
 
 
@@ -88,6 +90,8 @@ class Supervisor:
         self._surveys = Sparing(SURVEY_S, share=READ_SHARE, most_s=READ_MOST_S)
         self._decisions = Sparing(PUBLISH_S, share=READ_SHARE, most_s=READ_MOST_S)  # nothing new is on the board before
         self.budget = Budget(sweep.base.run.budget_minutes, spent_s=_spent_s(loaded))
+        on_card = count > 1 and self.parts.learners[0].device.type == "cuda"
+        self.turns = Turns(MOST_UPDATES) if on_card else None
         self.budget.tick()  # for all processes, also those that are started again later
         self.processes = [self._process(share, count) for share in np.array_split(np.arange(members), count)]
 
@@ -106,8 +110,10 @@ class Supervisor:
             "board": self.board.handle,
             "size": self.board.size,
             "threads": cores,
+            "turns": None if self.turns is None else [self.turns.most, self.turns.handle],
         }
         files = {self.board.handle, *(handle.file for handle in stores.values())}
+        files |= set() if self.turns is None else {self.turns.handle}
         return ShareProcess([int(number) for number in numbers], start, sorted(files))
 
     def run(self) -> SweepEnd:
