@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-all check format mutants bench clean
+.PHONY: demo test test-all faults check format mutants bench clean
 
 demo: $(READY)
 	$(BIN)/laser sweep --recipe demo --out runs/demo --fresh
@@ -13,6 +13,12 @@ test: check
 
 test-all: check
 	$(BIN)/python -m pytest -n auto
+
+# Every fault of docs/reliability.md, slow ones too, with figures; writes that page and the README's table.
+faults: $(READY)
+	rm -rf .faults && mkdir .faults
+	-LASER_FAULT_FIGURES=.faults $(BIN)/python -m pytest -q -n auto -m fault tests
+	$(BIN)/python -m tests.faults.report .faults
 
 check: $(READY)
 	$(BIN)/ruff format --check .

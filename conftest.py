@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, settings
 from jaxtyping import config as jaxtyping_config
 from jaxtyping import install_import_hook
 
+pytest_plugins = ["tests.faults.figures"]
 MUTATING = "MUTANT_UNDER_TEST" in os.environ
 if not MUTATING:  # mutants have to be killed by what tests assert, and there are thousands of them
     # Before anything imports laser_rl: every annotated shape is compared with what arrives.
