@@ -16,6 +16,7 @@ from rich.table import Table
 from laser_rl.errors import ConfigError
 from laser_rl.experiments import EXPERIMENTS, SUITES, Experiment, Task, planned, shrunk, suite_of
 from laser_rl.experiments.experiment import core_minutes
+from laser_rl.experiments.index import write_index
 from laser_rl.experiments.report import About, experiment_of, report, write_about
 from laser_rl.experiments.runner import assemble, perform
 from laser_rl.experiments.verdicts import ALL, Judged
@@ -111,6 +112,7 @@ def _run(arguments: list[str]) -> int:
     with _quiet():
         for experiment in experiments:
             _run_one(experiment, asked, shlex.join(["laser", "experiment", "run", *arguments]))
+    print(f"all experiments there: {write_index(asked.out)}")
     return 0
 
 

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from laser_rl.checkpoint.atomic import write_bytes, write_json
 from laser_rl.errors import ConfigError
 from laser_rl.experiments import EXPERIMENTS, shrunk, suite_of
 from laser_rl.experiments.experiment import STATISTICS, Experiment, Task
 from laser_rl.experiments.pictures import picture
 from laser_rl.experiments.runner import CURVES, TIMES, read_table, table
-from laser_rl.experiments.verdicts import ALL, Judged, Results, Spread, judge, overall, results_of, spread_of
+from laser_rl.experiments.verdicts import ALL, Judged, Results, Spread, judge, overall, results_of, scores_of, spread_of
 
 ABOUT, PAGE, PICTURE, SCORES, VERDICTS = "experiment.json", "README.md", "curves.png", "scores.csv", "verdicts.csv"
 
@@ -151,6 +153,10 @@ def _page(
         "",
         *_by_task(judged),
         "",
+        "## Scores over the whole run",
+        "",
+        *_matrix(tasks, results),
+        "",
         "## Over all tasks",
         "",
         *_overall_table(tasks, results),
@@ -184,6 +190,19 @@ def _difference(judged: Judged) -> str:
         return ""
     low, high = judged.verdict.interval
     return f"{judged.verdict.difference:+.2f} [{low:+.2f}, {high:+.2f}]"
+
+
+def _matrix(tasks: Sequence[Task], results: Results) -> list[str]:
+    """Tasks by conditions; the best of a line stands out, which says nothing about its distance to the others."""
+    conditions = list(results[tasks[0].name])
+    lines = [f"| task | {' | '.join(conditions)} |", "|---" * (1 + len(conditions)) + "|"]
+    for task in tasks:
+        scores = scores_of(task, results[task.name], "whole run")
+        means = {condition: float(np.mean(list(scores[condition].values()))) for condition in conditions}
+        best = max(means.values())
+        cells = [f"**{mean:.3f}**" if mean == best else f"{mean:.3f}" for mean in means.values()]
+        lines.append(f"| {task.name} | {' | '.join(cells)} |")
+    return lines
 
 
 def _overall_table(tasks: Sequence[Task], results: Results) -> list[str]:

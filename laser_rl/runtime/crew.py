@@ -16,7 +16,7 @@ from laser_rl.replay.records import allocate
 from laser_rl.runtime.build import Member, learn, on_device
 from laser_rl.runtime.feed import Crate
 from laser_rl.runtime.mailbox import ThreadMailbox
-from laser_rl.runtime.turns import Turns
+from laser_rl.runtime.permits import Permits
 from laser_rl.sweep.stacked import Stack
 from laser_rl.types import Batch, Episode, Unrolls
 
@@ -86,11 +86,11 @@ class Looped:
 
     Args:
         members: all on one device.
-        turns: for updates, where other processes use the same card.
+        permits: for updates, where other processes use the same card.
     """
 
-    def __init__(self, members: Sequence[Member], turns: Turns | None = None) -> None:
-        self.members, self._turns = members, turns
+    def __init__(self, members: Sequence[Member], permits: Permits | None = None) -> None:
+        self.members, self._permits = members, permits
         self._following: list[Following | None] = [None] * len(members)
         self._acting = own_stream(members[0].learner.device, "acting")
         stream = own_stream(members[0].learner.device, "uploading")
@@ -128,8 +128,8 @@ class Looped:
             crate = self._crates[0]
             self._crates.rotate()
             crate.fill(member.mixer.fill)
-            turn = nullcontext() if self._turns is None else self._turns.one(member.learner.device)
-            with turn, crate.read() as batch:
+            permit = nullcontext() if self._permits is None else self._permits.one(member.learner.device)
+            with permit, crate.read() as batch:
                 learn(member, batch, progress=done)
             following = self._following[place]
             if following is not None:

@@ -33,7 +33,7 @@ from laser_rl.runtime.build import (
 )
 from laser_rl.runtime.crew import Crew, Looped, Stacked
 from laser_rl.runtime.evaluate import task_count
-from laser_rl.runtime.turns import Turns
+from laser_rl.runtime.permits import Permits
 from laser_rl.runtime.warm_start import earlier_members
 from laser_rl.sweep.settings import SweepConfig
 from laser_rl.sweep.stacked import Stack, StackedPolicy, can_stack
@@ -83,7 +83,7 @@ def build_crew(
     *,
     numbers: Sequence[int] | None = None,
     stores: Sequence[Replay] | None = None,
-    turns: Turns | None = None,
+    permits: Permits | None = None,
 ) -> Crew:
     """All members of a sweep, or some.
 
@@ -93,10 +93,10 @@ def build_crew(
         torso: a user's module, if it is not the configuration's torso.
         numbers: which members; None: all.
         stores: the replay of each of them, if it exists already.
-        turns: for their updates, where other processes use the same card.
+        permits: for their updates, where other processes use the same card.
     """
     parts = build_parts(sweep, source, torso, numbers=numbers, stores=stores)
-    return _stacked(parts) if _to_stack(parts) else _looped(parts, turns)
+    return _stacked(parts) if _to_stack(parts) else _looped(parts, permits)
 
 
 def build_parts(
@@ -174,10 +174,10 @@ def _stacked(parts: Parts) -> Stacked:
     return Stacked([parts.member(place, actor) for place in range(count)], stack)
 
 
-def _looped(parts: Parts, turns: Turns | None) -> Looped:
+def _looped(parts: Parts, permits: Permits | None) -> Looped:
     """Each with environments of its own. On a GPU acting must not wait for updates under way, so it has a network of its own too.
 
-    Where there are `turns`, other processes use the card while this one's emulators work: one large group of slots is decided for faster
+    Where there are `permits`, other processes use the card while this one's emulators work: one large group of slots is decided for faster
     than two small ones.
     """
     members: list[Member] = []
@@ -189,7 +189,7 @@ def _looped(parts: Parts, turns: Turns | None) -> Looped:
                 parts.source,
                 config.environment,
                 seed=derive(seed, "environments"),
-                lockstep=not gpu or turns is not None,
+                lockstep=not gpu or permits is not None,
             )
             network = acting_copy(learner.network, config, parts.spec, parts.torso) if gpu else learner.network
             policy = Policy(network, learner.family, seed=derive(seed, "actions"))
@@ -198,4 +198,4 @@ def _looped(parts: Parts, turns: Turns | None) -> Looped:
         for member in members:
             member.environments.close()
         raise
-    return Looped(members, turns)
+    return Looped(members, permits)

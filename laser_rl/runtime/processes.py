@@ -28,13 +28,13 @@ from laser_rl.runtime.child import ShareProcess
 from laser_rl.runtime.cores import cores_of_each, within
 from laser_rl.runtime.crew_build import Parts, build_parts
 from laser_rl.runtime.evaluate import Trained
+from laser_rl.runtime.permits import Permits
 from laser_rl.runtime.results import MemberResult, SweepEnd
 from laser_rl.runtime.sparing import Sparing
 from laser_rl.runtime.stop import Stop, signals
 from laser_rl.runtime.survey import survey
 from laser_rl.runtime.sweep_directory import SweepDirectory, flat, grouped
 from laser_rl.runtime.training import Callback, Progress, Training
-from laser_rl.runtime.turns import Turns
 from laser_rl.runtime.warm_start import warm_start
 from laser_rl.sweep.pbt import Exploit, PbtState, Standing, decide
 from laser_rl.sweep.settings import SweepConfig
@@ -91,7 +91,7 @@ class Supervisor:
         self._decisions = Sparing(PUBLISH_S, share=READ_SHARE, most_s=READ_MOST_S)  # nothing new is on the board before
         self.budget = Budget(sweep.base.run.budget_minutes, spent_s=_spent_s(loaded))
         on_card = count > 1 and self.parts.learners[0].device.type == "cuda"
-        self.turns = Turns(MOST_UPDATES) if on_card else None
+        self.permits = Permits(MOST_UPDATES) if on_card else None
         self.budget.tick()  # for all processes, also those that are started again later
         self.processes = [self._process(share, count) for share in np.array_split(np.arange(members), count)]
 
@@ -110,10 +110,10 @@ class Supervisor:
             "board": self.board.handle,
             "size": self.board.size,
             "threads": cores,
-            "turns": None if self.turns is None else [self.turns.most, self.turns.handle],
+            "permits": None if self.permits is None else [self.permits.most, self.permits.handle],
         }
         files = {self.board.handle, *(handle.file for handle in stores.values())}
-        files |= set() if self.turns is None else {self.turns.handle}
+        files |= set() if self.permits is None else {self.permits.handle}
         return ShareProcess([int(number) for number in numbers], start, sorted(files))
 
     def run(self) -> SweepEnd:

@@ -23,11 +23,11 @@ from laser_rl.replay.store import Replay
 from laser_rl.runtime.board import PUBLISH_S, Board, parsed, published
 from laser_rl.runtime.budget import Budget
 from laser_rl.runtime.crew_build import build_crew
+from laser_rl.runtime.permits import Permits
 from laser_rl.runtime.saving import load_learner
 from laser_rl.runtime.sparing import Sparing
 from laser_rl.runtime.stop import FINISHED
 from laser_rl.runtime.sweep import SweepTraining, run_sweep
-from laser_rl.runtime.turns import Turns
 from laser_rl.sweep.pbt import Exploit
 from laser_rl.sweep.settings import sweep_from
 from laser_rl.types import UnrollLayout
@@ -124,8 +124,8 @@ def run(start: Mapping[str, Any], orders: int) -> None:
     handles = {number: Handle(*handle) for number, handle in start["stores"].items()}
     attached = {handle.file: Replay.attach(_layout(start["layout"]), handle) for handle in set(handles.values())}
     stores = [attached[handles[str(number)].file] for number in numbers] if handles else None
-    turns = None if start["turns"] is None else Turns(*start["turns"])
-    crew = build_crew(sweep, numbers=numbers, stores=stores, turns=turns)
+    permits = None if start["permits"] is None else Permits(*start["permits"])
+    crew = build_crew(sweep, numbers=numbers, stores=stores, permits=permits)
     torch.set_num_threads(min(torch.get_num_threads(), start["threads"]))  # fewer where the network is small
     board = Board(len(sweep.settings), start["size"], start["board"])
     log_file = MetricsLog(Path(start["run_dir"]))

@@ -15,7 +15,7 @@ PAUSE_S = 1e-4
 GIVE_UP_S = 600.0
 
 
-class Turns:
+class Permits:
     """At most so many updates at a time, over all processes that hold the same file.
 
     A large update fills a card by itself, and nine at once make each other slower; a few at once leave no gap between one and the next. A
@@ -23,17 +23,17 @@ class Turns:
 
     Args:
         most: updates at a time.
-        handle: of the file of another process's turns, to attach to. The memory has no name: it goes with the last that holds it.
+        handle: of the file of another process's permits, to attach to. The memory has no name: it goes with the last that holds it.
 
-    >>> turns = Turns(most=1)
-    >>> with turns.one(torch.device("cpu")):
-    ...     turns.taken
+    >>> permits = Permits(most=1)
+    >>> with permits.one(torch.device("cpu")):
+    ...     permits.taken
     0
     """
 
     def __init__(self, most: int, handle: int | None = None) -> None:
         self.most = most
-        self.handle = os.memfd_create("laser-turns") if handle is None else handle
+        self.handle = os.memfd_create("laser-permits") if handle is None else handle
         self.taken: int | None = None  # the place that this process has
 
     @contextmanager
