@@ -1,10 +1,11 @@
 """Pictures and tables of `atari.py`, from the files that its --collect wrote.
 
-python benchmarks/atari_report.py FILE.json.gz [FILE.json.gz ...] [--evaluations FILE.json] > docs/results/atari/tables.md
+python benchmarks/atari_report.py FILE.json.gz [FILE.json.gz ...] [--evaluations FILE.json] [--tag TAG] > docs/results/atari/tables.md
 
 Where two files hold the same run, the later one counts. Dots are the mean returns of the episodes that ended in a span of steps, curves
 the same over `WINDOW` episodes; "reached" means that the mean of the last 100 episodes was there for the first time. All actions are
 sampled. --evaluations names a list of results of `laser evaluate`, with the run of each; an evaluation of one episode is not shown.
+--tag ends the names of pictures, so that those of another day stay.
 """
 
 import argparse
@@ -138,7 +139,7 @@ def draw(axes: Any, entry: Entry, axis: str, colour: str, *, bold: bool = True) 
     if bold and last is not None:
         spread = [[last["mean"] - last["ci95_low"]], [last["ci95_high"] - last["mean"]]]
         label = f"evaluation, {last['episodes']} episodes"
-        where = [FRAMES_A_STEP * last["step"] / 1e6 if axis == "frames" else entry["seconds"] / 60]
+        where = [FRAMES_A_STEP * last["step"] / 1e6 if axis == "frames" else minutes_of(entry)]
         axes.errorbar(
             where, [last["mean"]], yerr=spread, fmt="o", color="#222222", markersize=4, capsize=3, label=label
         )
@@ -218,6 +219,16 @@ def shown(reached: Reached | None) -> str:
     return "not yet" if reached is None else f"{reached.frames / 1e6:.2f} M ({reached.minutes:.1f} min)"
 
 
+def minutes_of(entry: Entry) -> float:
+    """Until its last row of training: members of a sweep go on with evaluations, which take another half a minute.
+
+    >>> minutes_of({"seconds": 300.0, "train": {"seconds": [30.0, 270.0]}})
+    4.5
+    """
+    seconds = entry["train"]["seconds"]
+    return float(seconds[-1] if seconds else entry["seconds"]) / 60
+
+
 def standing(entry: Entry) -> list[str]:
     """Frames, minutes, last 100 episodes, evaluation."""
     means = [value for value in entry["train"].get("return_mean", ()) if value is not None]
@@ -227,7 +238,7 @@ def standing(entry: Entry) -> list[str]:
         if played is None
         else f"{played['mean']:,.1f} ({played['ci95_low']:,.1f} to {played['ci95_high']:,.1f}), {played['episodes']} episodes"
     )
-    frames, minutes = f"{FRAMES_A_STEP * entry['step'] / 1e6:.2f} M", f"{entry['seconds'] / 60:.1f}"
+    frames, minutes = f"{FRAMES_A_STEP * entry['step'] / 1e6:.2f} M", f"{minutes_of(entry):.1f}"
     return [frames, minutes, f"{means[-1]:,.1f}" if means else "–", result]
 
 
@@ -255,11 +266,14 @@ def table(entries: Sequence[Entry]) -> list[str]:
 def sharing_table(entries: Sequence[Entry]) -> list[str]:
     """A line a member."""
     lines = [
-        "| sweep | member | learning rate | frames | minutes | episodes | their mean return | of the second half | acceptance, median |",
-        "|---|---|---|---|---|---|---|---|---|",
+        (
+            "| sweep | member | learning rate | frames | minutes | episodes | their mean return | of the second half | "
+            "evaluation, mean (95 %) | acceptance, median |"
+        ),
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for entry in entries:
-        frames, minutes, *_ = standing(entry)
+        frames, minutes, _, played = standing(entry)
         own = [
             entry["run"],
             str(entry["member"]),
@@ -268,7 +282,7 @@ def sharing_table(entries: Sequence[Entry]) -> list[str]:
             minutes,
         ]
         accepted = [share for share in entry["train"].get("acceptance", ()) if share is not None]
-        own += [*halves(entry), f"{np.median(accepted):.2f}" if accepted else "–"]
+        own += [*halves(entry), played, f"{np.median(accepted):.2f}" if accepted else "–"]
         lines.append(f"| {' | '.join(own)} |")
     return lines
 
@@ -288,17 +302,18 @@ def halves(entry: Entry) -> list[str]:
     return [f"{counts.sum():.0f}", *means]
 
 
-def report(entries: Sequence[Entry], out: Path) -> str:
-    """All pictures into a folder; the tables."""
+def report(entries: Sequence[Entry], out: Path, tag: str = "") -> str:
+    """All pictures into a folder, their names ending in `tag`; the tables."""
     single = [entry for entry in entries if entry["share"] is None]
     lines: list[str] = []
     if single:
-        picture(single, out / "games.png")
-        lines += [*table(single), "", "![returns by game](games.png)", ""]
+        name = f"games{tag}.png"
+        picture(single, out / name)
+        lines += [*table(single), "", f"![returns by game]({name})", ""]
     members = [entry for entry in entries if entry["share"] is not None]
     for environment in sorted({entry["environment"] for entry in members}):
         own = [entry for entry in members if entry["environment"] == environment]
-        name = f"sharing-{atari_game(environment)}.png"
+        name = f"sharing-{atari_game(environment)}{tag}.png"
         sharing_picture(own, out / name)
         lines += [*sharing_table(own), "", f"![one replay, or one each]({name})", ""]
     return "\n".join(lines)
@@ -310,9 +325,10 @@ def main() -> None:
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--evaluations", type=Path, metavar="FILE.json")
+    parser.add_argument("--tag", default="", help="at the end of the names of pictures")
     asked = parser.parse_args()
     evaluations = json.loads(asked.evaluations.read_text()) if asked.evaluations else []
-    print(report(entries_of(asked.files, evaluations), asked.out))
+    print(report(entries_of(asked.files, evaluations), asked.out, asked.tag))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,117 @@
+"""The kept runs of `gpu_train.py`: what the documents say of them is what they hold."""
+
+import doctest
+import json
+import re
+import statistics
+from pathlib import Path
+
+import pytest
+
+from benchmarks import gpu_report
+
+ROOT = Path(__file__).parents[1]
+KEPT = ROOT / "benchmarks" / "results"
+FILES = sorted(KEPT.glob("2026-11-16-gpu-*.json"))
+PAGE = (ROOT / "benchmarks" / "README.md").read_text()
+NOTES = (ROOT / "benchmarks" / "kernels.md").read_text()
+LOADED_W = 640.0  # above it the card is at work at ×4, and near its limit
+
+
+def steps(name):
+    """Frames a second by width and step."""
+    rows = json.loads((KEPT / f"2026-11-16-gpu-{name}.json").read_text())["steps"]
+    return {(row["width"], row["step"]): row["frames_per_second"] for row in rows}
+
+
+def test_examples_in_docstrings_hold():
+    found = doctest.testmod(gpu_report)
+    assert found.attempted > 0
+    assert found.failed == 0
+
+
+def test_the_tables_of_the_page_are_those_of_the_files():
+    assert len(FILES) == 8
+    tables = gpu_report.report(gpu_report.load(FILES)).split("\n\n")
+    assert len(tables) == 3
+    for table in tables:
+        assert table in PAGE
+
+
+@pytest.mark.parametrize(("name", "over"), [("members-x4", "10 s"), ("members-x4-before-permits", "burst of 10")])
+def test_a_burst_is_not_shown_as_a_mean_over_seconds(name, over):
+    (line,) = gpu_report.members_table(gpu_report.load([KEPT / f"2026-11-16-gpu-{name}.json"]))[2:]
+    assert f"| {over} |" in line
+
+
+def spells(text):
+    """Clocks of each time without a pause in which the card was at work."""
+    found, clocks = [], []
+    for clock, power in [*re.findall(r"^(\d+) MHz, ([\d.]+) W", text, re.MULTILINE), ("0", "0")]:
+        if float(power) > LOADED_W:
+            clocks.append(int(clock))
+        elif clocks:
+            found.append(clocks)
+            clocks = []
+    return [clocks for clocks in found if len(clocks) > 2]
+
+
+def test_the_clocks_of_the_page_are_those_of_the_list():
+    found = spells((KEPT / "2026-11-16-gpu-clock.txt").read_text())
+    table = PAGE[PAGE.index("| call | what ran | samples |") :].split("\n\n")[0].splitlines()[2:]
+    shown = [[cell.strip() for cell in line.strip("| ").split("|")][-4:] for line in table]
+    assert shown == [
+        [str(len(one)), *(f"{value:,.0f}" for value in (min(one), statistics.median(one), max(one)))] for one in found
+    ]
+
+
+def test_permits_on_the_pages_are_those_of_the_list():
+    phases = re.findall(
+        r"K=(\d): ([\d,]+) training frames/s, ([\d,]+) env", (KEPT / "2026-11-16-gpu-permits.txt").read_text()
+    )
+    assert [int(count) for count, *_ in phases] == [9, 1, 2, 3]
+    decision = (ROOT / "docs" / "adr" / "0022-permits-for-updates.md").read_text()
+    for count, training, environment in phases:
+        assert re.search(rf"^\| {count}[^|]*\| {training} \| {environment} \|$", PAGE, re.MULTILINE)
+        assert re.search(rf"^\| {count}[^|]*\| {training} \|$", decision, re.MULTILINE)
+        assert training in NOTES
+
+
+def best(text, channels, kind):
+    """Milliseconds before, and the best after."""
+    part = text[text.index(f"C {channels} ") :].split("\nC ")[0]
+    old = re.search(rf"old.* {kind} ([\d.]+)", part)
+    return float(old.group(1)), min(float(ms) for ms in re.findall(rf"new {kind} \d+ \d+ ([\d.]+)", part))
+
+
+@pytest.mark.parametrize(
+    ("channels", "kind", "said"),
+    [(64, "fwd", "1.74 at best"), (64, "bwd", "backward 2.10"), (16, "fwd", "1.30 → 0.55"), (16, "bwd", "0.77 → 1.27")],
+)
+def test_the_notes_on_the_first_convolution_are_those_of_the_list(channels, kind, said):
+    before, after = best((KEPT / "2026-11-16-gpu-kernels.txt").read_text(), channels, kind)
+    assert said in NOTES
+    figures = [float(figure) for figure in re.findall(r"\d+\.\d+", said)]
+    assert figures == [round(value, 2) for value in (before, after)[-len(figures) :]]
+
+
+def test_the_readme_shows_the_steps_that_were_measured():
+    page, train = (ROOT / "README.md").read_text(), steps("train")
+    for width in (1, 4):
+        (line,) = re.findall(rf"^\| ×{width}[, ].*\| \d.*$", page, re.MULTILINE)
+        for name in ("eager bf16 channels-last autocast", "torch.compile bf16", "ours"):
+            assert f"{train[width, name]:,.0f}"[:-3] in line
+    assert f"in a later run {round(steps('train-x1-by-row')[1, 'ours'], -2):,.0f}" in page
+
+
+def test_shares_put_together_from_two_calls_are_said_to_be_so():
+    documents = gpu_report.load(FILES)
+    kept, other = (documents[f"2026-11-16-gpu-end-to-end-256{name}"]["runs"][0] for name in ("", "-priorities"))
+    usable = other["environment_frames_per_second_the_learner_alone_could_use"]
+    share = kept["environment_frames_per_second"] / usable
+    assert f"Put together from two calls (37,507 of {usable:,.0f} usable) it would be {100 * share:.1f} %" in PAGE
+
+
+def test_no_kept_file_names_a_path_of_a_machine():
+    for path in [*FILES, *KEPT.glob("2026-11-16-*.txt")]:
+        assert not re.search(r"/(root|home|tmp|work)/", path.read_text()), path.name
