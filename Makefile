@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-all faults check format mutants bench clean
+.PHONY: demo test test-all faults fuzz soak check format mutants bench clean
 
 demo: $(READY)
 	$(BIN)/laser sweep --recipe demo --out runs/demo --fresh
@@ -17,8 +17,16 @@ test-all: check
 # Every fault of docs/reliability.md, slow ones too, with figures; writes that page and the README's table.
 faults: $(READY)
 	rm -rf .faults && mkdir .faults
-	-LASER_FAULT_FIGURES=.faults $(BIN)/python -m pytest -q -n auto -m fault tests
+	-LASER_FAULT_FIGURES=.faults $(BIN)/python -m pytest -q -m fault tests  # one after the other: figures are times, too
 	$(BIN)/python -m tests.faults.report .faults
+
+# Half an hour of random kills, pauses and lies at a sweep, then a look at all that has to hold: make soak SOAK="--minutes 5 --disk-full".
+soak: $(READY)
+	$(BIN)/python -m tests.faults.soak $(SOAK)
+
+# Damaged and forged files for every reader, 100,000 in all: ten minutes. Fails at an error that is not ours, or if memory grows.
+fuzz: $(READY)
+	$(BIN)/python -m tests.fuzz --inputs 100000
 
 check: $(READY)
 	$(BIN)/ruff format --check .

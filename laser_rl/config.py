@@ -20,6 +20,7 @@ CountOrNone = Annotated[int, Field(ge=0)]
 
 # For KL(pi, implied) from our own sweep over it (docs/results/sharing); for KL(pi, mu), which is larger, from a prototype.
 DEFAULT_BOUND = 0.1
+_MOST_REPEATED = 200  # letters of a value that is refused
 
 
 class Frozen(BaseModel):
@@ -338,10 +339,20 @@ def problems(error: ValidationError) -> str:
 def _problem(item: Any) -> str:
     name, message = ".".join(map(str, item["loc"])), item["msg"].removeprefix("Value error, ")
     if item["type"] == "extra_forbidden":
-        return _unknown(name)
+        return unknown(name)
     if item["type"] == "value_error":
         return f"{name}: {message}" if name else message
-    return f"{name} is {item['input']!r}: {message[0].lower()}{message[1:]}"
+    return f"{name} is {shortened(item['input'])}: {message[0].lower()}{message[1:]}"
+
+
+def shortened(value: object) -> str:
+    """A value as a message repeats it.
+
+    >>> shortened(2), len(shortened("a" * 5_000))
+    ('2', 201)
+    """
+    text = repr(value)
+    return text if len(text) <= _MOST_REPEATED else text[:_MOST_REPEATED] + "…"
 
 
 def _names(model: type[BaseModel] = Config, prefix: str = "") -> list[str]:
@@ -367,10 +378,15 @@ def full_name(name: str) -> str:
         return found[0]
     if found:
         raise ConfigError(f"{name!r} can be {' or '.join(found)}; use the full name")
-    raise ConfigError(_unknown(name))
+    raise ConfigError(unknown(name))
 
 
-def _unknown(name: str) -> str:
+def unknown(name: str) -> str:
+    """What to say of a name that no setting has.
+
+    >>> unknown("loss.discont")
+    "there is no setting 'loss.discont'; did you mean 'loss.discount'?"
+    """
     names = _names()
     by_last = {full.split(".")[-1]: full for full in names}
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.7)

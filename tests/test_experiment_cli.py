@@ -17,7 +17,11 @@ def out(tmp_path_factory):
     return tmp_path_factory.mktemp("experiments")
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+QUICKEST = ("sharing", "capacity", "pbt")
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in EXPERIMENTS if name not in QUICKEST]
+
+
+@pytest.mark.parametrize("name", [*QUICKEST, *OTHERS])
 def test_every_experiment_runs_to_its_verdicts(name, out, capsys):
     arguments = [name, "--smoke", "--tasks", TASKS.get(name, "catch"), "--jobs", "1", "--out", str(out)]
     assert cli.main(["experiment", "run", *arguments]) == 0

@@ -273,7 +273,7 @@ class Learner:
 
     def adopt(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Take another learner's parameters, optimiser and bound; counters and random numbers stay one's own. All or nothing."""
-        _require_finite(tensors["network"])
+        _require_finite(tensors["network"], "the other learner")
         load_network(self.network, tensors["network"])
         load_state(self.optimiser, tensors["optimiser"])
         self.bound.copy_(tensors["learner"]["bound"])
@@ -302,7 +302,8 @@ class Learner:
         return LearnerState(tensors, {**counters, "names": list(self.numbers.names), **tuned})
 
     def load(self, tensors: Mapping[str, Mapping[str, Tensor]], numbers: Mapping[str, Any]) -> None:
-        """Go on exactly where `state` was taken."""
+        """Go on exactly where `state` was taken; refused if not even what a roll back would lead to is finite."""
+        _require_finite(tensors["good"], "the last state that learned")
         load_network(self.network, tensors["network"])
         load_state(self.optimiser, tensors["optimiser"])
         learner = tensors["learner"]
@@ -334,12 +335,18 @@ def load_network(network: AgentNetwork, tensors: Mapping[str, Tensor]) -> None:
             f"the stored network does not fit this one; they differ in {sorted(missing)}. If it was trained with a network of "
             "your own, hand it in again: LASER(env, net=YourModule, run_dir=...)"
         )
+    for name, tensor in own.items():
+        if (tensors[name].shape, tensors[name].dtype) != (tensor.shape, tensor.dtype):
+            raise ConfigError(
+                f"the stored network does not fit this one: {name} is {tensors[name].dtype} {tuple(tensors[name].shape)}, "
+                f"expected {tensor.dtype} {tuple(tensor.shape)}; use the settings and the environment that it was trained with"
+            )
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(tensors[name])
 
 
-def _require_finite(tensors: Mapping[str, Tensor]) -> None:
+def _require_finite(tensors: Mapping[str, Tensor], whose: str) -> None:
     for name, tensor in tensors.items():
         if not tensor.isfinite().all():
-            raise ValueError(f"{name} of the other learner is not finite; it is not taken")
+            raise ValueError(f"{name} of {whose} is not finite; it is not taken")

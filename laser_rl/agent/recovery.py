@@ -113,9 +113,8 @@ class Recovery:
         return gave_up
 
     def adopted(self) -> None:
-        """The parameters are others now, and have not failed yet."""
+        """The parameters are others now, and have not failed yet. The way back leads to one's own until these have learned, too."""
         self._counts, self._there = self.counts._replace(failing=0), False
-        self.good = self._copies()
 
     def load(self, good: Mapping[str, Tensor], counts: Counts) -> None:
         """Go on there."""

@@ -25,7 +25,7 @@ from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.networks.build import TorsoSource
 from laser_rl.runtime.build import EnvironmentSource, Member, build_member, derive, open_environments, slots_of
 from laser_rl.runtime.directory import RunDirectory
-from laser_rl.runtime.evaluate import evaluate, task_count, trained_of
+from laser_rl.runtime.evaluate import evaluate, require_finite, task_count, trained_of
 from laser_rl.runtime.launch import prepare, run
 from laser_rl.runtime.training import Callback, Training
 
@@ -149,7 +149,7 @@ class LASER:
                 self._directory = RunDirectory(self._run_dir, self.config)
             sinks = [*self._sinks, *([self._directory.log] if self._directory else [])]
             if self.weights is not None:
-                load_network(member.learner.network, safetensors.torch.load_file(self.weights))
+                _load_weights(self.weights, member.learner.network)
             self._training = prepare(member, self._directory, sinks=sinks)
         return self._training
 
@@ -212,5 +212,18 @@ def _stored_config(path: Path) -> Config:
         raise ConfigError(f"{path} is no file of LASER.save: {error}") from None
     if about.get("format") != FORMAT:
         raise ConfigError(f"{path} has format {about.get('format')}, expected {FORMAT}; please upgrade laser-rl")
+    try:
+        values = json.loads(about["config"])
+    except (KeyError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is no file of LASER.save: its configuration cannot be read: {error}") from None
     # It may have been trained on a device that is not here.
-    return override(validated(json.loads(about["config"])), {"run.device": "auto"})
+    return override(validated(values), {"run.device": "auto"})
+
+
+def _load_weights(path: Path, network: AgentNetwork) -> None:
+    try:
+        tensors = safetensors.torch.load_file(path)
+    except (safetensors.SafetensorError, OSError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path} is no file of LASER.save: {error}") from None
+    load_network(network, tensors)
+    require_finite(path, network)

@@ -5,6 +5,7 @@ Nothing that is read here is executed: safetensors, JSON and zstd blocks only, e
 
 from laser_rl.checkpoint.atomic import write_bytes, write_json
 from laser_rl.checkpoint.lock import Owner, RunLock, owner
+from laser_rl.checkpoint.salvage import Mended, Salvage
 from laser_rl.checkpoint.segments import SegmentEntry, read_segment, write_segment
 from laser_rl.checkpoint.snapshot import (
     CHECKPOINTS,
@@ -14,24 +15,32 @@ from laser_rl.checkpoint.snapshot import (
     clear,
     latest,
     load_snapshot,
+    newest_step,
     remove_leftovers,
+    remove_unnamed,
     write,
 )
+from laser_rl.checkpoint.streams import Streams
 
 __all__ = [
     "CHECKPOINTS",
     "REPLAY",
     "Loaded",
+    "Mended",
     "Owner",
     "RunLock",
+    "Salvage",
     "SegmentEntry",
     "Snapshot",
+    "Streams",
     "clear",
     "latest",
     "load_snapshot",
+    "newest_step",
     "owner",
     "read_segment",
     "remove_leftovers",
+    "remove_unnamed",
     "write",
     "write_bytes",
     "write_json",

@@ -1,12 +1,15 @@
 """Files that are there whole or not at all: written beside their place, forced to disk, then renamed into it."""
 
+import contextlib
+import errno
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 TEMPORARY = ".tmp"  # ends the name of everything unfinished; `leftovers` removes it at the next start
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # the disk, the user's share of it, or one file is full
 _CHUNK = 1 << 20
 
 
@@ -52,8 +55,49 @@ def write_through(path: Path, data: bytes | Iterable[bytes]) -> None:
             while view:
                 view = view[os.write(handle, view[:_CHUNK]) :]  # a full disk writes less than was asked, then raises
         os.fsync(handle)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # what works on a handle does not know it
+        raise
     finally:
         os.close(handle)
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether something could not be written for lack of space: it may work later.
+
+    >>> is_full(OSError(errno.ENOSPC, "No space left on device")), is_full(OSError(errno.EACCES, "Permission denied"))
+    (True, False)
+    """
+    return isinstance(error, OSError) and error.errno in NO_SPACE
+
+
+class Full(OSError):
+    """There is no space for something of which the size is known.
+
+    >>> print(Full(OSError(28, "No space left on device", "a"), needed=1_500_000))
+    [Errno 28] No space left on device: 'a'
+    """
+
+    def __init__(self, error: OSError, needed: int) -> None:
+        super().__init__(error.errno, error.strerror, error.filename)
+        self.needed = needed  # bytes, about
+
+
+@contextlib.contextmanager
+def needing(size: int) -> Iterator[None]:
+    """Around writing about `size` bytes: if there is no space for them, the error says how many they are.
+
+    >>> with needing(1_500_000):
+    ...     raise OSError(28, "No space left on device")
+    Traceback (most recent call last):
+    laser_rl.checkpoint.atomic.Full: [Errno 28] No space left on device
+    """
+    try:
+        yield
+    except OSError as error:
+        if not is_full(error):
+            raise
+        raise Full(error, size) from error
 
 
 def sync_folder(folder: Path) -> None:

@@ -1,9 +1,11 @@
 """Reading what somebody else may have written: no links, no pipes, no giants, and no name that leaves its folder."""
 
+import contextlib
 import json
 import os
 import re
 import stat
+from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 from laser_rl.errors import DamagedRun, UserError
 
 JSON_LIMIT_BYTES = 64 << 20  # Python's parser needs many times the text
+_MOST_SAID = 300  # letters of a foreign error: it may repeat a value of any length
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
@@ -63,13 +66,28 @@ def open_plain(path: Path) -> BufferedReader:
     return os.fdopen(handle, "rb")
 
 
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """A sector that cannot be read is damage like any other.
+
+    >>> with reading(Path("state.json")):
+    ...     raise OSError(5, "Input/output error")
+    Traceback (most recent call last):
+    laser_rl.checkpoint.guarded.Damaged: state.json cannot be read: [Errno 5] Input/output error
+    """
+    try:
+        yield
+    except OSError as error:
+        raise Damaged(path, f"cannot be read: {error}") from error
+
+
 def read_bytes(path: Path, *, limit: int) -> bytes:
     """All of a regular file of at most `limit` bytes; a larger one is refused unread."""
-    with open_plain(path) as file:
+    with reading(path), open_plain(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > limit:
             raise Damaged(path, f"has {size:,} bytes, expected at most {limit:,}")
-        return file.read(limit + 1)[:limit]
+        return file.read(size)  # not `limit`, which a forged manifest may set: that much would be allocated
 
 
 def parse_json(path: Path, data: bytes) -> dict[str, Any]:
@@ -85,3 +103,20 @@ def parse_json(path: Path, data: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Damaged(path, f"holds a {type(value).__name__}, expected an object")
     return value
+
+
+@contextlib.contextmanager
+def fitting(path: Path) -> Iterator[None]:
+    """Refuse a checkpoint whose bytes verify and whose contents do not fit: forged, or written by other code than it says.
+
+    >>> with fitting(Path("step-000000000640")):
+    ...     {}["learner"]
+    Traceback (most recent call last):
+    laser_rl.checkpoint.guarded.Damaged: step-000000000640 verifies, but does not hold what is needed here (KeyError: 'learner'); ...
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        what = f"{type(error).__name__}: {error}"[:_MOST_SAID]
+        advice = "restore it from a copy, or use --fresh to start again"
+        raise Damaged(path, f"verifies, but does not hold what is needed here ({what}); {advice}") from error

@@ -9,11 +9,14 @@ import fcntl
 import json
 import os
 import platform
+import stat
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from laser_rl.checkpoint import guarded
+from laser_rl.checkpoint.guarded import Damaged
 from laser_rl.errors import ConfigError
 
 _NAME = "run.lock"
@@ -76,9 +79,16 @@ def owner(run_dir: str | Path) -> Owner | None:
 
 def _acquire(path: Path) -> int | None:
     """The locked file with our name in it, or None if the lock is held."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    except OSError as error:
+        if not path.is_symlink():
+            raise
+        raise ConfigError(f"{path} is a symbolic link, expected a file of its own; remove it") from error
     kept = False
     try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise ConfigError(f"{path} is not a regular file, expected one; remove it")
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # Another inode: the file was taken over between our open and our lock.
         if path.exists() and os.fstat(handle).st_ino == path.stat().st_ino:
@@ -119,10 +129,10 @@ def _take_over(path: Path) -> int:
 
 def _read_owner(path: Path) -> Owner | None:
     try:
-        with path.open("rb") as file:
+        with guarded.open_plain(path) as file:  # a pipe would be waited for for ever
             fields = json.loads(file.read(_LIMIT))
         return Owner(int(fields["pid"]), str(fields["started"]), str(fields["host"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (Damaged, OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 

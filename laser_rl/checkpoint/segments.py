@@ -1,8 +1,9 @@
 """Replay on disk: append-only files of consecutive unrolls, each unroll a block of its own with a checksum.
 
 A segment is a valid zstd file (`zstd -d` gives the unrolls' bytes one after the other): what we have to say ourselves stands in
-skippable frames, first the header (JSON), then before each unroll its number, length and checksum. So a later reader that meets a
-damaged unroll can look for the next frame's magic number and go on there.
+skippable frames, first the header (JSON), then before each unroll its number, length and checksum, and the number of the unroll before
+it in its stream. So whoever meets a damaged unroll can look for the next frame's magic number and go on there (`salvage`), and knows
+what no longer follows what. Files of format 1 have no number of the unroll before.
 """
 
 import hashlib
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from io import BufferedReader
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import zstandard
@@ -21,16 +23,19 @@ from numpy.typing import NDArray
 
 from laser_rl.checkpoint import atomic, guarded
 from laser_rl.checkpoint.guarded import Damaged, Newer
+from laser_rl.checkpoint.streams import UNKNOWN, Streams
 from laser_rl.errors import ConfigError
 from laser_rl.types import UnrollLayout, Unrolls
 
-FORMAT = 1
+FORMAT = 2
 _LEVEL = 1
 _BLOCK_UNROLLS, _BLOCK_BYTES = 1024, 128 << 20  # what is held uncompressed at once
 _HEADER_LIMIT = 1 << 20
 _SKIPPABLE = struct.Struct("<II")  # magic number, bytes that follow
-_RECORD = struct.Struct("<QII")  # number of the unroll, compressed bytes, checksum of both and of the bytes
+_RECORD = struct.Struct("<QII")  # number of the unroll, compressed bytes, checksum of both and of the bytes; format 1
+_LINKED = struct.Struct("<QIIq")  # and the number of the unroll before it in its stream, which the checksum covers too
 _HEADER_MAGIC, _RECORD_MAGIC = 0x184D2A5A, 0x184D2A5B
+RECORD_MAGIC = _RECORD_MAGIC.to_bytes(4, "little")  # what a record begins with
 
 
 @dataclass(frozen=True)
@@ -53,8 +58,26 @@ class SegmentEntry:
         return self.first_id + self.count - 1
 
 
-def write_segment(folder: str | Path, layout: UnrollLayout, first_id: int, unrolls: Unrolls) -> SegmentEntry:
+class Record(NamedTuple):
+    """One unroll as it lies in a segment."""
+
+    number: int
+    previous: int  # number of the unroll before it in its stream, or what `streams` has instead
+    compressed: bytes
+    size: int  # with all that stands before the compressed bytes
+
+
+def write_segment(
+    folder: str | Path,
+    layout: UnrollLayout,
+    first_id: int,
+    unrolls: Unrolls,
+    previous: NDArray[np.int64] | None = None,
+) -> SegmentEntry:
     """Write consecutive unrolls, numbered from `first_id`, as one file; it is there whole or not at all.
+
+    `previous` says which number the unroll before each of them has, as `Streams` counts; without it, what came before this file is
+    taken to be nothing.
 
     >>> import tempfile
     >>> from laser_rl.types import empty_unrolls
@@ -66,17 +89,19 @@ def write_segment(folder: str | Path, layout: UnrollLayout, first_id: int, unrol
     folder, count = Path(folder), len(unrolls.member)
     _check(layout, first_id, unrolls)
     name = segment_name(first_id, count)
+    before = Streams().follow(first_id, unrolls) if previous is None else previous
     digest, size = hashlib.sha256(), 0
 
     def measured() -> Iterator[bytes]:
         nonlocal size
-        for block in _encoded(layout, first_id, unrolls):
+        for block in _encoded(layout, first_id, unrolls, before):
             digest.update(block)
             size += len(block)
             yield block
 
     atomic.make_folder(folder)
-    atomic.write_bytes(folder / name, measured())
+    with atomic.needing(count * row_bytes(layout)):
+        atomic.write_bytes(folder / name, measured())
     return SegmentEntry(name, first_id, count, size, digest.hexdigest())
 
 
@@ -86,23 +111,18 @@ def read_segment(
     """Blocks of at most 1024 unrolls with the number of their first, from `first_id` on; raises `DamagedRun` at the first bad unroll."""
     start = min(max(entry.first_id, first_id or 0), entry.last_id + 1)
     path = Path(folder) / entry.name
-    with _opened(path, entry) as file:
-        header = _read_header(path, file)
-        if header.get("layout") != _layout_json(layout):
-            raise ConfigError(
-                f"{path} holds unrolls of layout {header.get('layout')}, expected {_layout_json(layout)}; "
-                "resume with the settings that the run was started with, or use --fresh to start again"
-            )
+    with guarded.reading(path), _opened(path, entry) as file:
+        _require_layout(path, _read_header(path, file), layout)
         decompressor = zstandard.ZstdDecompressor()
-        size, block = _row_bytes(layout), _block_unrolls(layout)
+        size, block = row_bytes(layout), block_unrolls(layout)
         for number in range(entry.first_id, start):
             _read_record(path, file, number, entry.bytes)
         for first in range(start, entry.last_id + 1, block):
             rows = np.empty((min(block, entry.last_id + 1 - first), size), np.uint8)
             for row in range(len(rows)):
-                compressed = _read_record(path, file, first + row, entry.bytes)
-                rows[row] = _decompressed(path, decompressor, compressed, size)
-            yield first, _split(layout, rows)
+                record = _read_record(path, file, first + row, entry.bytes)
+                rows[row] = decompressed(path, decompressor, record.compressed, size)
+            yield first, split(layout, rows)
         if file.read(1):
             raise Damaged(path, f"goes on after its last unroll, number {entry.last_id}")
 
@@ -110,7 +130,7 @@ def read_segment(
 def verify_segment(folder: Path, entry: SegmentEntry) -> None:
     """Compare size, SHA-256 and format of a segment with what a manifest says; raises `Damaged`."""
     path = folder / entry.name
-    with _opened(path, entry) as file:
+    with guarded.reading(path), _opened(path, entry) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest != entry.sha256:
             raise Damaged(path, f"has SHA-256 {digest}, expected {entry.sha256}")
@@ -140,18 +160,26 @@ def _check(layout: UnrollLayout, first_id: int, unrolls: Unrolls) -> None:
             raise ValueError(f"{name} is {array.dtype} {array.shape}, expected {dtype} {(count, *shape)}")
 
 
-def _encoded(layout: UnrollLayout, first_id: int, unrolls: Unrolls) -> Iterator[bytes]:
-    count, block = len(unrolls.member), _block_unrolls(layout)
-    header = {"format": FORMAT, "first_id": first_id, "count": count, "layout": _layout_json(layout)}
-    text = json.dumps(header, sort_keys=True).encode()
-    yield _SKIPPABLE.pack(_HEADER_MAGIC, len(text)) + text
+def _encoded(layout: UnrollLayout, first_id: int, unrolls: Unrolls, previous: NDArray[np.int64]) -> Iterator[bytes]:
+    count, block = len(unrolls.member), block_unrolls(layout)
+    yield _header(layout, first_id, count, FORMAT)
     compressor = zstandard.ZstdCompressor(level=_LEVEL, write_content_size=True)
     for first in range(0, count, block):
         rows = _joined(layout, Unrolls(*(field[first : first + block] for field in unrolls)))
-        for row, data in enumerate(rows, start=first_id + first):
-            compressed = compressor.compress(data.data)
-            prefix = _SKIPPABLE.pack(_RECORD_MAGIC, _RECORD.size)
-            yield prefix + _RECORD.pack(row, len(compressed), _checksum(row, compressed)) + compressed
+        for row, data in enumerate(rows, start=first):
+            number, before, compressed = first_id + row, int(previous[row]), compressor.compress(data.data)
+            prefix = _SKIPPABLE.pack(_RECORD_MAGIC, _LINKED.size)
+            yield (
+                prefix
+                + _LINKED.pack(number, len(compressed), _checksum(number, compressed, before), before)
+                + compressed
+            )
+
+
+def _header(layout: UnrollLayout, first_id: int, count: int, number: int) -> bytes:
+    header = {"format": number, "first_id": first_id, "count": count, "layout": _layout_json(layout)}
+    text = json.dumps(header, sort_keys=True).encode()
+    return _SKIPPABLE.pack(_HEADER_MAGIC, len(text)) + text
 
 
 def _joined(layout: UnrollLayout, unrolls: Unrolls) -> NDArray[np.uint8]:
@@ -161,7 +189,7 @@ def _joined(layout: UnrollLayout, unrolls: Unrolls) -> NDArray[np.uint8]:
     return np.concatenate([field.view(np.uint8) for field in fields], axis=1)
 
 
-def _split(layout: UnrollLayout, rows: NDArray[np.uint8]) -> Unrolls:
+def split(layout: UnrollLayout, rows: NDArray[np.uint8]) -> Unrolls:
     """The inverse of `_joined`."""
     arrays, start = {}, 0
     for name, (shape, dtype) in layout.fields().items():
@@ -193,18 +221,55 @@ def _read_header(path: Path, file: BufferedReader) -> dict[str, object]:
     return header
 
 
-def _read_record(path: Path, file: BufferedReader, expected: int, limit: int) -> bytes:
-    magic, size = _SKIPPABLE.unpack(_exactly(path, file, _SKIPPABLE.size))
-    number, length, checksum = _RECORD.unpack(_exactly(path, file, _RECORD.size))
+def begins_as_written(file: BufferedReader, entry: SegmentEntry, layout: UnrollLayout) -> bool:
+    """Whether every byte of a segment's header is what a writer of ours writes."""
+    for number in range(1, FORMAT + 1):
+        expected = _header(layout, entry.first_id, entry.count, number)
+        file.seek(0)
+        if file.read(len(expected)) == expected:
+            return True
+    return False
+
+
+def _require_layout(path: Path, header: dict[str, object], layout: UnrollLayout) -> None:
+    if header.get("layout") != _layout_json(layout):
+        raise ConfigError(
+            f"{path} holds unrolls of layout {header.get('layout')}, expected {_layout_json(layout)}; "
+            "resume with the settings that the run was started with, or use --fresh to start again"
+        )
+
+
+def _read_record(path: Path, file: BufferedReader, expected: int, limit: int) -> Record:
+    record = read_record(file, limit)
+    if record is None or record.number != expected:
+        raise Damaged(path, f"unroll {expected} does not match its checksum, or ends too early")
+    return record
+
+
+def read_record(file: BufferedReader, limit: int) -> Record | None:
+    """The record that begins here, of at most `limit` compressed bytes; None if there is none that matches its checksum."""
+    prefix = file.read(_SKIPPABLE.size)
+    magic, size = _SKIPPABLE.unpack(prefix) if len(prefix) == _SKIPPABLE.size else (0, 0)
+    if magic != _RECORD_MAGIC or size not in {_RECORD.size, _LINKED.size}:
+        return None
+    fields = file.read(size)
+    if len(fields) != size:
+        return None
+    previous = UNKNOWN
+    if size == _LINKED.size:
+        number, length, checksum, previous = _LINKED.unpack(fields)
+    else:
+        number, length, checksum = _RECORD.unpack(fields)
     if length > limit:  # a damaged length must not become a giant allocation
-        raise Damaged(path, f"unroll {expected} claims {length:,} bytes in a file of {limit:,}")
-    compressed = _exactly(path, file, length)
-    if (magic, size, number) != (_RECORD_MAGIC, _RECORD.size, expected) or checksum != _checksum(number, compressed):
-        raise Damaged(path, f"unroll {expected} does not match its checksum")
-    return compressed
+        return None
+    compressed = file.read(length)
+    if len(compressed) != length or checksum != _checksum(number, compressed, previous):
+        return None
+    return Record(number, previous, compressed, _SKIPPABLE.size + size + length)
 
 
-def _decompressed(path: Path, decompressor: zstandard.ZstdDecompressor, data: bytes, size: int) -> NDArray[np.uint8]:
+def decompressed(path: Path, decompressor: zstandard.ZstdDecompressor, data: bytes, size: int) -> NDArray[np.uint8]:
+    """The `size` bytes of one unroll; `Damaged` if it is anything else."""
     try:
         # Asked first: the size that a frame claims is allocated, whatever limit is passed.
         if zstandard.frame_content_size(data) != size:
@@ -221,8 +286,11 @@ def _exactly(path: Path, file: BufferedReader, size: int) -> bytes:
     return data
 
 
-def _checksum(number: int, compressed: bytes) -> int:
-    return zlib.crc32(compressed, zlib.crc32(struct.pack("<QI", number, len(compressed))))
+def _checksum(number: int, compressed: bytes, previous: int = UNKNOWN) -> int:
+    begin = struct.pack("<QI", number, len(compressed))
+    if previous != UNKNOWN:
+        begin += struct.pack("<q", previous)
+    return zlib.crc32(compressed, zlib.crc32(begin))
 
 
 def _layout_json(layout: UnrollLayout) -> dict[str, object]:
@@ -233,9 +301,11 @@ def _field_bytes(shape: tuple[int, ...], dtype: str) -> int:
     return int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
 
 
-def _row_bytes(layout: UnrollLayout) -> int:
+def row_bytes(layout: UnrollLayout) -> int:
+    """Of one unroll, uncompressed."""
     return sum(_field_bytes(shape, dtype) for shape, dtype in layout.fields().values())
 
 
-def _block_unrolls(layout: UnrollLayout) -> int:
-    return max(1, min(_BLOCK_UNROLLS, _BLOCK_BYTES // _row_bytes(layout)))
+def block_unrolls(layout: UnrollLayout) -> int:
+    """How many unrolls are held uncompressed at once."""
+    return max(1, min(_BLOCK_UNROLLS, _BLOCK_BYTES // row_bytes(layout)))

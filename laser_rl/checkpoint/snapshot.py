@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import safetensors
@@ -25,6 +25,8 @@ CHECKPOINTS, REPLAY = "checkpoints", "replay"  # folders of a run directory
 _STATE, _TENSORS = "state.json", ".safetensors"
 _REPLACED, _ASIDE = ".replaced", ".set-aside"
 _FOLDER = re.compile(rf"step-(\d{{12,18}})({re.escape(_REPLACED)})?")
+# What is asked of the segments: that every byte verifies; only to be named if one does not; nothing, where no replay is needed.
+ReplayCheck = Literal["whole", "salvage", "unread"]
 _log = logging.getLogger(__name__)
 
 
@@ -47,6 +49,7 @@ class Loaded:
     tensors: dict[str, dict[str, Tensor]]
     state: dict[str, Any]
     segments: tuple[SegmentEntry, ...]
+    damaged: tuple[Damaged, ...] = ()  # segments of which not every byte verifies, if that was allowed
 
 
 def write(run_dir: str | Path, snapshot: Snapshot, keep: int = 2) -> Path:
@@ -70,7 +73,8 @@ def write(run_dir: str | Path, snapshot: Snapshot, keep: int = 2) -> Path:
     final = folder / f"step-{snapshot.step:012d}"
     temporary = atomic.temporary_beside(final)
     try:
-        _write_files(temporary, snapshot)
+        with atomic.needing(_bytes_of(snapshot)):
+            _write_files(temporary, snapshot)
         _into_place(temporary, final)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -80,15 +84,17 @@ def write(run_dir: str | Path, snapshot: Snapshot, keep: int = 2) -> Path:
     return final
 
 
-def latest(run_dir: str | Path) -> Loaded | None:
-    """The newest checkpoint of which every byte verifies, replay segments included; None if none was ever written.
+def latest(run_dir: str | Path, *, replay: ReplayCheck = "whole") -> Loaded | None:
+    """The newest checkpoint of which every byte verifies; None if none was ever written.
 
-    Each newer one that does not is named in a warning. Raises `DamagedRun` if there are some and none verifies.
+    Each newer one that does not is named in a warning. Raises `DamagedRun` if there are some and none verifies. The replay's segments
+    have to be "whole", too; or damage there is no reason to go back to an older checkpoint: "salvage" names them in `Loaded.damaged`,
+    "unread" does not look at them.
     """
     problems: list[Damaged] = []
     for path in _candidates(Path(run_dir) / CHECKPOINTS):
         try:
-            return load_snapshot(path)
+            return load_snapshot(path, replay=replay)
         except Damaged as problem:
             problems.append(problem)
             _log.warning("checkpoint %s is not used, trying the one before it: %s", path.name, problem)
@@ -104,8 +110,11 @@ def latest(run_dir: str | Path) -> Loaded | None:
     )
 
 
-def load_snapshot(path: str | Path) -> Loaded:
-    """Read one checkpoint, `RUN_DIR/checkpoints/step-…`, and verify it; raises `DamagedRun` with the file and the reason."""
+def load_snapshot(path: str | Path, *, replay: ReplayCheck = "whole") -> Loaded:
+    """Read one checkpoint, `RUN_DIR/checkpoints/step-…`, and verify it; raises `DamagedRun` with the file and the reason.
+
+    `replay`: see `latest`.
+    """
     path = Path(path)
     if path.is_symlink():
         raise Damaged(path, "is a symbolic link, expected a folder of its own")
@@ -118,9 +127,22 @@ def load_snapshot(path: str | Path) -> Loaded:
         raise Damaged(path / manifest.NAME, f"does not name {_STATE}")
     state = guarded.parse_json(path / _STATE, files.pop(_STATE))
     tensors = {name.removesuffix(_TENSORS): _tensors(path / name, data) for name, data in files.items()}
-    for entry in contents.segments:
-        verify_segment(path.parent.parent / REPLAY, entry)
-    return Loaded(path, contents.step, tensors, state, contents.segments)
+    damaged = () if replay == "unread" else _damaged(path.parent.parent / REPLAY, contents.segments)
+    if damaged and replay == "whole":
+        raise damaged[0]
+    return Loaded(path, contents.step, tensors, state, contents.segments, damaged)
+
+
+def _damaged(folder: Path, segments: Sequence[SegmentEntry]) -> tuple[Damaged, ...]:
+    found = []
+    for entry in segments:
+        try:
+            verify_segment(folder, entry)
+        except Newer:  # whole, and not ours to take apart
+            raise
+        except Damaged as problem:
+            found.append(problem)
+    return tuple(found)
 
 
 def remove_leftovers(run_dir: str | Path) -> list[Path]:
@@ -149,6 +171,23 @@ def remove_leftovers(run_dir: str | Path) -> list[Path]:
     return removed + _prune(run_dir, before=None)
 
 
+def remove_unnamed(run_dir: str | Path) -> list[Path]:
+    """Remove segments that no checkpoint names, after an attempt to write one has failed; only for the holder of the run's lock."""
+    return _prune(Path(run_dir), before=None)
+
+
+def newest_step(run_dir: str | Path) -> int | None:
+    """The step of the newest checkpoint by its name, None if there is none; it may be damaged.
+
+    >>> import tempfile
+    >>> run_dir = tempfile.mkdtemp()
+    >>> path = write(run_dir, Snapshot(640, {}, {}))
+    >>> newest_step(run_dir)
+    640
+    """
+    return max(map(_step_of, _candidates(Path(run_dir) / CHECKPOINTS)), default=None)
+
+
 def clear(run_dir: str | Path) -> None:
     """Remove all checkpoints and the replay on disk, for a run that starts again (`--fresh`); only for the holder of the run's lock.
 
@@ -173,6 +212,11 @@ def _write_files(folder: Path, snapshot: Snapshot) -> None:
     contents = manifest.Manifest(snapshot.step, files, tuple(snapshot.segments))
     atomic.write_through(folder / manifest.NAME, manifest.encode(contents))
     atomic.sync_folder(folder)
+
+
+def _bytes_of(snapshot: Snapshot) -> int:
+    """About; the state is small."""
+    return sum(value.nbytes for tensors in snapshot.tensors.values() for value in tensors.values())
 
 
 def _encoded(snapshot: Snapshot) -> Iterator[tuple[str, bytes]]:

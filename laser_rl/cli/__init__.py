@@ -13,6 +13,7 @@ from laser_rl import __version__
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
+FULL = 5  # as of `runtime.space.NoSpace`
 
 
 class Command(NamedTuple):
@@ -32,6 +33,11 @@ COMMANDS = {
     "resume": Command(
         "laser_rl.cli.train", "resume_command", "go on with a run or sweep that was stopped, killed or finished"
     ),
+    "verify": Command(
+        "laser_rl.cli.verify",
+        "verify_command",
+        "check every file of runs and sweeps: checkpoints, replay, metrics, settings",
+    ),
     "evaluate": Command(
         "laser_rl.cli.play", "evaluate_command", "play with the newest checkpoint: mean, IQM, 95 % interval"
     ),
@@ -46,6 +52,9 @@ COMMANDS = {
     ),
     "report": Command(
         "laser_rl.cli.show", "report_command", "write a report of runs and sweeps, alone or side by side"
+    ),
+    "dashboard": Command(
+        "laser_rl.dashboard.command", "dashboard_command", "show runs and sweeps in a browser, also while they go on"
     ),
     "compare": Command(
         "laser_rl.cli.compare",
@@ -95,14 +104,22 @@ def _run(name: str, arguments: list[str]) -> int:
     if name in {"train", "sweep", "resume"} and sys.stderr.isatty():
         print("laser: loading torch …", file=sys.stderr)  # a sign of life: it takes a second or two
     command = COMMANDS[name]
-    function = getattr(importlib.import_module(command.module), command.function)
     try:
+        function = getattr(importlib.import_module(command.module), command.function)
         return int(function(arguments))
     except UserError as error:
         return _refuse(str(error), error.exit_status)
     except BrokenPipeError:  # the reader of our output has seen enough
         sys.stderr.close()
         return 0
+    except OSError as error:
+        from laser_rl.checkpoint.atomic import is_full  # noqa: PLC0415
+
+        if not is_full(error):
+            raise
+        return _refuse(
+            f"{error.strerror}: {error.filename or 'a file'} could not be written; free some space there", FULL
+        )
     except KeyboardInterrupt:
         return _refuse("interrupted", INTERRUPTED)
 

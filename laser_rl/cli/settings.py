@@ -12,13 +12,26 @@ import yaml
 from pydantic import ValidationError
 
 from laser_rl import recipes
-from laser_rl.config import Config, override, problems, validated
+from laser_rl.config import Config, override, problems, shortened, validated
 from laser_rl.errors import ConfigError
 from laser_rl.runtime.build import open_environments
 from laser_rl.runtime.evaluate import task_count
 
-FILE_LIMIT_BYTES = 1 << 20
+# PyYAML takes 30 s for a MiB of short values, and minutes for a number with many colons; JSON is parsed at once.
+FILE_LIMIT_BYTES, YAML_LIMIT_BYTES = 1 << 20, 32 << 10
 Asked = TypeVar("Asked")
+_MOST_VALUES, _MOST_LEVELS = 100_000, 20
+# PyYAML's safe constructors also fail in ways of their own: !!bool x is a KeyError, !!timestamp x an AttributeError.
+_UNREADABLE = (
+    yaml.YAMLError,
+    OSError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 _SHORT = {"k": 1_000, "M": 1_000_000, "m": 1_000_000, "G": 1_000_000_000}
 
 
@@ -101,17 +114,26 @@ def base_from(stored: Mapping[str, Any], recipe: str | None, env: str | None) ->
     """The same from what a file holds."""
     sections = {name: value for name, value in stored.items() if name != "recipe"}
     env = env or environment_of(stored)
-    recipe = recipe or stored.get("recipe")
+    recipe = recipe or recipe_of(stored)
     if recipe == "default" or (recipe is None and env is None):
         recipe = "cartpole"
     config = recipes.by_name(recipe, env) if recipe is not None else fitting(env or "")
     return merged(config, sections)
 
 
+def recipe_of(stored: Mapping[str, Any]) -> str | None:
+    """The recipe that a file names, if it does."""
+    name = stored.get("recipe")
+    if name is not None and not isinstance(name, str):
+        raise ConfigError(f"recipe is {shortened(name)}, expected a name; 'laser train --help' lists them")
+    return name
+
+
 def environment_of(stored: Mapping[str, Any]) -> str | None:
     """The environment that the sections of a file name, if they do."""
     section = stored.get("environment")
-    return section.get("id") if isinstance(section, dict) else None
+    name = section.get("id") if isinstance(section, dict) else None
+    return name if isinstance(name, str) else None  # anything else is refused with the other settings
 
 
 def merged(config: Config, sections: Mapping[str, Any]) -> Config:
@@ -133,20 +155,36 @@ def read_file(path: Path) -> dict[str, Any]:
     """Settings from a YAML or JSON file; nothing in it is executed."""
     if not path.is_file():
         raise ConfigError(f"there is no file {path}")
-    if path.stat().st_size > FILE_LIMIT_BYTES:
-        raise ConfigError(
-            f"{path} has {path.stat().st_size:,} bytes, expected a configuration of at most {FILE_LIMIT_BYTES:,}"
-        )
-    text = path.read_text()
+    is_json, size = path.suffix == ".json", path.stat().st_size
+    limit = FILE_LIMIT_BYTES if is_json else YAML_LIMIT_BYTES
+    if size > limit:
+        hint = "" if is_json else f"; a .json file may have {FILE_LIMIT_BYTES:,}"
+        raise ConfigError(f"{path} has {size:,} bytes, expected a configuration of at most {limit:,}{hint}")
     try:
-        values = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (ValueError, yaml.YAMLError) as error:
+        text = path.read_text(encoding="utf-8")
+        values = json.loads(text) if is_json else yaml.safe_load(text)
+    except _UNREADABLE as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
+    _require_plain(path, values)
     if not isinstance(values, dict):
         raise ConfigError(
             f"{path} holds {type(values).__name__}, expected sections such as 'loss:' with settings under them"
         )
     return values
+
+
+def _require_plain(path: Path, values: Any) -> None:
+    """A few lines of YAML can stand for billions of values, or for a value that holds itself: by aliases of aliases."""
+    waiting, count = [(values, 0)], 0
+    while waiting:
+        value, depth = waiting.pop()
+        inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list | tuple) else []
+        count += len(inner)
+        if depth > _MOST_LEVELS or count > _MOST_VALUES:
+            raise ConfigError(
+                f"{path} cannot be read: expected at most {_MOST_VALUES:,} values in {_MOST_LEVELS} levels, aliases written out"
+            )
+        waiting += [(one, depth + 1) for one in inner]
 
 
 def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

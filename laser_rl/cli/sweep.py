@@ -13,6 +13,7 @@ from laser_rl import checkpoint, recipes
 from laser_rl.api.sweep import require_memory, require_no_run
 from laser_rl.cli.settings import Shortcuts, apply, expand_numbers, flags, peek
 from laser_rl.cli.sweep_settings import SOURCES, Begun, begin, grid_of, one_by_one, random_of
+from laser_rl.cli.watch import dashboard_of, require_dashboard
 from laser_rl.config import Config, full_name
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.display import label
@@ -21,7 +22,7 @@ from laser_rl.metrics.sweep_report import sweep_report
 from laser_rl.metrics.tensorboard import MemberBoards
 from laser_rl.runtime.files import CONFIG, new_path
 from laser_rl.runtime.results import MemberResult, SweepEnd
-from laser_rl.runtime.stop import EXIT_STATUS
+from laser_rl.runtime.stop import EXIT_STATUS, StoppedAtOnce, nothing_to_save
 from laser_rl.runtime.sweep_directory import SweepDirectory
 from laser_rl.runtime.sweep_launch import sweep
 from laser_rl.sweep.settings import Sharing, SweepConfig, sweep_from
@@ -60,6 +61,8 @@ class Sweep:
     """Throw away what the run directory holds and start again."""
     plain: bool = False
     """Lines instead of a live table."""
+    dashboard: bool = False
+    """Show the sweep in a browser while it goes on: a process of its own, on this machine only."""
     quick: Annotated[Shortcuts, tyro.conf.arg(name="")] = field(default_factory=Shortcuts)
     settings: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
 
@@ -77,7 +80,7 @@ def sweep_command(arguments: list[str]) -> int:
         raise ConfigError(f"the file comes first: laser sweep {asked.file} ...")
     config = sweep_of(asked, begun)
     path = asked.out or new_path(Path("runs"), f"{config.base.environment.id}-sweep")
-    return sweep_in(path, config, fresh=asked.fresh, plain=asked.plain)
+    return sweep_in(path, config, fresh=asked.fresh, plain=asked.plain, dashboard=asked.dashboard)
 
 
 def sweep_of(asked: Sweep, begun: Begun) -> SweepConfig:
@@ -103,11 +106,21 @@ def sweep_of(asked: Sweep, begun: Begun) -> SweepConfig:
     return sweep_from({**rest, **chosen, "pbt": pbt, "base": base})
 
 
-def sweep_in(path: Path, config: SweepConfig, *, fresh: bool, plain: bool) -> int:
+def sweep_in(path: Path, config: SweepConfig, *, fresh: bool, plain: bool, dashboard: bool = False) -> int:
     """Run a sweep in a run directory and say how it went and what can be done next."""
+    try:
+        with nothing_to_save():
+            return _sweep_in(path, config, fresh=fresh, plain=plain, dashboard=dashboard)
+    except KeyboardInterrupt as error:  # before the first step, or again while the end is being saved
+        return broken_off(path, error)
+
+
+def _sweep_in(path: Path, config: SweepConfig, *, fresh: bool, plain: bool, dashboard: bool) -> int:
     if not fresh:
         require_no_run(path)
     require_memory(config)
+    if dashboard:
+        require_dashboard()
     directory = SweepDirectory(path, config, fresh=fresh)
     (path / CONFIG).unlink(missing_ok=True)  # of a run of one agent that --fresh has thrown away
     terminal = Terminal(highlight=False, force_terminal=False if plain else None)
@@ -115,21 +128,24 @@ def sweep_in(path: Path, config: SweepConfig, *, fresh: bool, plain: bool) -> in
     title = f"{config.base.environment.id}, {len(config.settings)} members in {path}"
     boards = MemberBoards(path)
     try:
-        with SweepConsole(title, config.settings, steps, pbt=pbt, terminal=terminal) as console:
+        with (
+            dashboard_of(path, asked=dashboard),
+            SweepConsole(title, config.settings, steps, pbt=pbt, terminal=terminal) as console,
+        ):
             end = sweep(config, directory, sinks=[directory.log, boards, console])
-    except KeyboardInterrupt:  # before the first step, or again while the end is being saved
-        return _broken_off(path)
     finally:
         boards.close()
         directory.close()
     return _farewell(path, end)
 
 
-def _broken_off(path: Path) -> int:
+def broken_off(path: Path, error: KeyboardInterrupt) -> int:
+    """Say what is left of a run that was ended at once, and how to go on."""
+    name = error.name if isinstance(error, StoppedAtOnce) else "SIGINT"
     saved = any((path / checkpoint.CHECKPOINTS).glob("step-*"))
     how = f"go on with: laser resume {shlex.quote(str(path))}" if saved else "nothing was saved yet, so start again"
-    print(f"stopped (SIGINT) at once; {how}")
-    return EXIT_STATUS["SIGINT"]
+    print(f"stopped ({name}) at once; {how}")
+    return EXIT_STATUS[name]
 
 
 def _farewell(path: Path, end: SweepEnd) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from laser_rl import recipes
-from laser_rl.cli.settings import base_from, environment_of, merged, read_file
+from laser_rl.cli.settings import base_from, environment_of, merged, read_file, recipe_of
 from laser_rl.config import Config, full_name
 from laser_rl.errors import ConfigError
 from laser_rl.sweep.settings import SweepConfig, sweep_from
@@ -32,7 +32,8 @@ def begin(recipe: str | None, file: Path | None, env: str | None) -> Begun:
     sections = stored.pop("base", {})
     if not isinstance(sections, dict):
         raise ConfigError(f"base is {sections!r}, expected sections such as 'loss:' with settings under them")
-    named = stored.pop("recipe", None) or sections.get("recipe")
+    named = recipe_of(stored) or recipe_of(sections)
+    stored.pop("recipe", None)
     recipe, env = recipe or named, env or environment_of(sections)
     rest: dict[str, Any] = {}
     if recipe in recipes.SWEEPS:

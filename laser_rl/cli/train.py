@@ -10,7 +10,8 @@ from rich.console import Console as Terminal
 
 from laser_rl import checkpoint
 from laser_rl.cli.settings import Shortcuts, apply, base_config, expand_numbers, flags, peek
-from laser_rl.cli.sweep import sweep_in
+from laser_rl.cli.sweep import broken_off, sweep_in
+from laser_rl.cli.watch import dashboard_of, require_dashboard
 from laser_rl.config import Config, override
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.console import Console
@@ -19,7 +20,7 @@ from laser_rl.metrics.tensorboard import TensorBoardLog
 from laser_rl.runtime.directory import RunDirectory
 from laser_rl.runtime.files import SWEEP, is_sweep, new_path, read_config, read_sweep
 from laser_rl.runtime.launch import Result, train
-from laser_rl.runtime.stop import EXIT_STATUS
+from laser_rl.runtime.stop import EXIT_STATUS, nothing_to_save
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class Train:
     """Throw away what the run directory holds and start again."""
     plain: bool = False
     """Lines instead of a live table."""
+    dashboard: bool = False
+    """Show the run in a browser while it goes on: a process of its own, on this machine only."""
     quick: Annotated[Shortcuts, tyro.conf.arg(name="")] = field(default_factory=Shortcuts)
     settings: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
 
@@ -45,7 +48,7 @@ def train_command(arguments: list[str]) -> int:
     asked = flags(Train(settings=base_config(*begin)), "laser train", arguments)
     config = apply(asked.settings, asked.quick)
     path = asked.out or new_path(Path("runs"), config.environment.id)
-    return run_in(path, config, fresh=asked.fresh, plain=asked.plain)
+    return run_in(path, config, fresh=asked.fresh, plain=asked.plain, dashboard=asked.dashboard)
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ def resume_command(arguments: list[str]) -> int:
     more = {name: value for name, value in given.items() if value is not None}
     sweep = read_sweep(asked.run_dir) if is_sweep(asked.run_dir) else None
     config = override(read_config(asked.run_dir) if sweep is None else sweep.base, more)
-    if not asked.fresh and checkpoint.latest(asked.run_dir) is None:
+    if not asked.fresh and checkpoint.latest(asked.run_dir, replay="unread") is None:
         raise ConfigError(f"{asked.run_dir} holds no checkpoint to go on from; use --fresh to start again")
     if sweep is not None:
         sweep = sweep.model_copy(update={"base": config})
@@ -78,15 +81,28 @@ def resume_command(arguments: list[str]) -> int:
     return run_in(asked.run_dir, config, fresh=asked.fresh, plain=asked.plain)
 
 
-def run_in(path: Path, config: Config, *, fresh: bool, plain: bool) -> int:
+def run_in(path: Path, config: Config, *, fresh: bool, plain: bool, dashboard: bool = False) -> int:
     """Train in a run directory and say how it went and what can be done next."""
+    try:
+        with nothing_to_save():
+            return _run_in(path, config, fresh=fresh, plain=plain, dashboard=dashboard)
+    except KeyboardInterrupt as error:  # before the first step, or again while the end is being saved
+        return broken_off(path, error)
+
+
+def _run_in(path: Path, config: Config, *, fresh: bool, plain: bool, dashboard: bool) -> int:
     if is_sweep(path) and not fresh:
         raise ConfigError(f"{path} holds a sweep; use --fresh to throw it away, or choose another --out")
+    if dashboard:
+        require_dashboard()
     directory = RunDirectory(path, config, fresh=fresh)
     for old in [path / SWEEP, *path.glob("members/*/events.*")]:  # of a sweep that --fresh has thrown away
         old.unlink(missing_ok=True)
     terminal = Terminal(highlight=False, force_terminal=False if plain else None)
-    with Console(f"{config.environment.id} in {path}", config.run.steps, terminal=terminal) as console:
+    with (
+        dashboard_of(path, asked=dashboard),
+        Console(f"{config.environment.id} in {path}", config.run.steps, terminal=terminal) as console,
+    ):
         board = TensorBoardLog(path)
         try:
             result = train(config, directory, sinks=[directory.log, board, console])

@@ -218,7 +218,7 @@ class AtariEnvironments:
             f"{self.spec.name}: ALE's vector environment has no state to restore, got {sorted(state)}; start it with reset()"
         )
 
-    def counters(self) -> Mapping[str, int]:
+    def counters(self, slots: NDArray[np.int64] | None = None) -> Mapping[str, int]:
         """None: the emulator runs in this process."""
         return {}
 

@@ -4,6 +4,7 @@ The first rows of each slot are looked at in full, the later ones cheaply: type,
 """
 
 import math
+import operator
 from collections.abc import Mapping
 from numbers import Real
 from typing import Any, NoReturn
@@ -176,6 +177,14 @@ class Border:
     def _check_reward(self, reward: Any) -> None:
         if not isinstance(reward, Real):
             self._refuse("reward to be a real number", _describe(reward), "return float(reward)")
+
+    def lives(self, info: Mapping[str, Any], before: int) -> int:
+        """How many are left, where the environment says so: the only part of its info that is read."""
+        lives = info.get("lives", before)
+        try:
+            return operator.index(lives)  # of NumPy's whole numbers, too
+        except TypeError:
+            self._refuse("info['lives'] to be a whole number", _describe(lives), "return int(lives), or rename the key")
 
     def _check_info(self, info: Any) -> None:
         if type(info) is not dict and not isinstance(info, Mapping):

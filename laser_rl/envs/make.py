@@ -62,7 +62,7 @@ def make_environments(
     if slots < 1:
         raise ConfigError(f"expected at least one environment slot, got {slots}")
     if isinstance(source, gymnasium.vector.VectorEnv):
-        return _adapted(source, slots, seed)
+        return _adapted(source, slots, seed, on_bad_value)
     limits = Limits(step_timeout_s, reset_timeout_s, constructor_timeout_s)
     pool: dict[str, Any] = {"limits": limits, "patience_s": patience_s, "lockstep": lockstep}
     make = functools.partial(_make_one, placement=placement, atari=atari, on_bad_value=on_bad_value, pool=pool)
@@ -183,7 +183,14 @@ def _seed_of(task: str, seed: int) -> int:
     return int(seed_of(seed, np.array([zlib.crc32(task.encode())]), np.zeros(1, np.int64))[0])
 
 
-def _adapted(vector: gymnasium.vector.VectorEnv[Any, Any, Any], slots: int, seed: int) -> Environments:
+def _adapted(
+    vector: gymnasium.vector.VectorEnv[Any, Any, Any], slots: int, seed: int, on_bad_value: OnBadValue
+) -> Environments:
+    if on_bad_value == "drop":
+        raise ConfigError(
+            "expected on_bad_value 'fail' with a vector of environments, got 'drop': none of its episodes can be ended alone; "
+            "hand in a constructor of one environment"
+        )
     if vector.num_envs != slots:
         raise ConfigError(
             f"expected a vector of {slots} environments, got one of {vector.num_envs}; ask for {vector.num_envs} slots"

@@ -112,11 +112,12 @@ class MixedEnvironments:
             )
         return self._everywhere(lambda part: part.envs.restore(states[self.spec.tasks[part.index]]))
 
-    def counters(self) -> Mapping[str, int]:
+    def counters(self, slots: Slots | None = None) -> Mapping[str, int]:
         """Faults survived so far, by all tasks together."""
+        own, of = np.divmod(np.arange(self.slots) if slots is None else slots, len(self._parts))
         counts: dict[str, int] = {}
         for part in self._parts:
-            for name, count in part.envs.counters().items():
+            for name, count in part.envs.counters(own[of == part.index]).items():
                 counts[name] = counts.get(name, 0) + count
         return counts
 

@@ -106,7 +106,7 @@ class TaskEnvironments:
             "truncated": self._truncated,
         }
 
-    def counters(self) -> Mapping[str, int]:
+    def counters(self, slots: NDArray[np.int64] | None = None) -> Mapping[str, int]:
         """None: nothing here can fail."""
         return {}
 

@@ -11,7 +11,6 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
@@ -19,11 +18,12 @@ from numpy.typing import NDArray
 
 from laser_rl.envs.block import History, carve, size_of
 from laser_rl.envs.border import Env
-from laser_rl.envs.process import LONGEST_PAUSE_S, Limits, Listener, WorkerProcess, constructor_message
+from laser_rl.envs.process import Limits, Listener, WorkerProcess, constructor_message
 from laser_rl.envs.records import EnvironmentSpec, Rows
-from laser_rl.envs.serial import LOGGER, ErrorLog
-from laser_rl.envs.slot import COUNTERS, MOST_FAILURES, RESTARTS, TIMEOUTS, OnBadValue
+from laser_rl.envs.serial import LOGGER, ErrorLog, totals
+from laser_rl.envs.slot import RESTARTS, TIMEOUTS, OnBadValue
 from laser_rl.envs.spaces import action_layout
+from laser_rl.envs.supervised import Supervised
 from laser_rl.envs.worker import (
     DONE,
     ERROR,
@@ -42,27 +42,9 @@ from laser_rl.envs.worker import (
 from laser_rl.errors import EnvironmentFailed, EnvironmentRefused
 
 Array = NDArray[np.generic]
-FIRST_PAUSE_S = 0.1
 GLANCE_S = 0.1  # how often a waiting pool looks after its workers
 CLOSE_LIMIT_S, FATE_LIMIT_S = 2.0, 0.2
-SILENCE_S = 5.0  # then a waiting pool says for whom it waits
-
-
-@dataclass
-class _Worker:
-    """The bookkeeping of one worker, over all processes that ever were it."""
-
-    index: int
-    slots: range
-    process: WorkerProcess | None = None
-    ready: bool = False  # its environments are built
-    command: bytes | None = None  # what it is doing, to be repeated by its successor
-    owed: list[int] = field(default_factory=list)  # slots of that command
-    queued: list[int] = field(default_factory=list)  # slots of the next one
-    sent_at: float = 0.0
-    failures: int = 0
-    restart_at: float = 0.0
-    last_error: str = ""
+SILENCE_S = 4.0  # then a waiting pool says for whom it waits
 
 
 class PoolEnvironments:
@@ -97,7 +79,7 @@ class PoolEnvironments:
             "main": main,
         }
         bounds = [slots * index // workers for index in range(workers + 1)]
-        self._workers = [_Worker(index, range(*bounds[index : index + 2])) for index in range(workers)]
+        self._workers = [Supervised(index, range(*bounds[index : index + 2])) for index in range(workers)]
         self._of_slot = np.repeat(np.arange(workers), np.diff(bounds)).tolist()
         self._memory = tuple(os.memfd_create(f"laser-{os.getpid()}-{part}") for part in ("control", "rows", "scratch"))
         control = _grow(self._memory[0], control_fields(workers, slots))
@@ -158,9 +140,9 @@ class PoolEnvironments:
         self._history.renew(rows, self._block.digest)
         return rows
 
-    def counters(self) -> Mapping[str, int]:
-        """Faults survived so far."""
-        return dict(zip(COUNTERS, self._counts.sum(0).tolist(), strict=True))
+    def counters(self, slots: NDArray[np.int64] | None = None) -> Mapping[str, int]:
+        """Faults survived so far, in all slots or in these; those of a whole worker count in its first slot."""
+        return totals(self._counts, slots)
 
     def processes(self) -> list[int]:
         """Process numbers of the workers that live, in the order of their slots."""
@@ -168,6 +150,7 @@ class PoolEnvironments:
 
     def close(self) -> None:
         """End all workers."""
+        self._log.close()
         self._finalizer()
 
     def _gather(self, *, everybody: bool, restoring: bool = False) -> Rows:
@@ -191,7 +174,7 @@ class PoolEnvironments:
             self._history.note(rows, self._action[slots], self._block.digest[slots])
         return rows
 
-    def _complain(self, owing: Sequence[_Worker]) -> None:
+    def _complain(self, owing: Sequence[Supervised]) -> None:
         names = [
             worker.process.describe(self._activity[worker.index])
             if worker.process
@@ -218,7 +201,7 @@ class PoolEnvironments:
             for worker in self._workers:
                 self._look_after(worker)
 
-    def _take_in(self, worker: _Worker, message: bytes) -> None:
+    def _take_in(self, worker: Supervised, message: bytes) -> None:
         kind, content = message[:1], message[1:]
         if kind == DONE:
             self._arrive(worker)
@@ -231,18 +214,18 @@ class PoolEnvironments:
             error = json.loads(content)
             raise (EnvironmentRefused if error["kind"] == "refused" else EnvironmentFailed)(error["text"])
 
-    def _arrive(self, worker: _Worker) -> None:
+    def _arrive(self, worker: Supervised) -> None:
         block, slots = self._block, worker.owed
         self._arrived.extend(slots)
         self._asked[slots] = False
         self._episode[slots] = block.episode[slots]
         self._open[slots] = ~(block.terminated[slots] | block.truncated[slots])
-        if worker.failures and not block.is_first[slots].all():
-            worker.failures = 0
+        if (worker.failures or worker.kills) and not block.is_first[slots].all():
+            worker.stepped()
         worker.owed, worker.command = [], None
         self._send_next(worker)
 
-    def _meet(self, worker: _Worker, spec: EnvironmentSpec) -> None:
+    def _meet(self, worker: Supervised, spec: EnvironmentSpec) -> None:
         if self._spec is None:
             self._spec = spec
             shared = _grow(self._memory[1], shared_fields(spec, self.slots))
@@ -260,21 +243,21 @@ class PoolEnvironments:
             if worker.command is not None:
                 worker.process.send(worker.command)
 
-    def _send_next(self, worker: _Worker) -> None:
+    def _send_next(self, worker: Supervised) -> None:
         if worker.queued and worker.command is None:
             worker.owed, worker.queued = worker.queued, []
             self._asked[worker.owed] = True
             self._send(worker, STEP)
 
-    def _send(self, worker: _Worker, command: bytes) -> None:
+    def _send(self, worker: Supervised, command: bytes) -> None:
         worker.command, worker.sent_at = command, time.monotonic()
         if worker.ready and worker.process is not None:
             worker.process.send(command)
 
-    def _look_after(self, worker: _Worker) -> None:
+    def _look_after(self, worker: Supervised) -> None:
         process = worker.process
         if process is None:
-            if time.monotonic() >= worker.restart_at:
+            if worker.may_start():
                 self._launch(worker)
             return
         activity = self._activity[worker.index]
@@ -286,7 +269,7 @@ class PoolEnvironments:
                 self._counts[worker.slots.start, TIMEOUTS] += 1
                 self._lose(worker, f"exceeded its limit of {limit:g} s")
 
-    def _launch(self, worker: _Worker) -> None:
+    def _launch(self, worker: Supervised) -> None:
         members = [(slot, int(self._episode[slot]), bool(self._open[slot])) for slot in worker.slots]
         start = {**self._start, "index": worker.index, "members": members}
         worker.ready = False
@@ -297,24 +280,20 @@ class PoolEnvironments:
         else:
             self._listener.add(worker.process)
 
-    def _lose(self, worker: _Worker, why: str) -> None:
-        """Bury a worker; its successor starts after a pause, while the others go on."""
+    def _lose(self, worker: Supervised, why: str) -> None:
+        """Bury a worker; its successor starts at once, or after a pause if it failed before, while the others go on."""
         process, worker.process, worker.ready = cast("WorkerProcess", worker.process), None, False
-        description = process.describe(self._activity[worker.index])
+        description, killed = process.describe(self._activity[worker.index]), process.was_killed()
         self._listener.remove(process)
         process.kill()
         self._counts[worker.slots.start, RESTARTS] += 1
-        self._count_failure(worker, f"{description} {why}")
+        self._count_failure(worker, f"{description} {why}", killed=killed)
+        if worker.may_start():
+            self._launch(worker)
 
-    def _count_failure(self, worker: _Worker, what: str) -> None:
-        worker.failures += 1
-        if worker.failures >= MOST_FAILURES:
-            raise EnvironmentFailed(
-                f"{self._name}: {what}, the {worker.failures}th failure in a row; "
-                f"correct the environment, or raise its time limits\n\n{worker.last_error}"
-            )
+    def _count_failure(self, worker: Supervised, what: str, *, killed: bool = False) -> None:
+        worker.failed(what, name=self._name, killed=killed)
         LOGGER.warning("%s: %s; its slots start anew in another process", self._name, what)
-        worker.restart_at = time.monotonic() + min(FIRST_PAUSE_S * 2 ** (worker.failures - 1), LONGEST_PAUSE_S)
 
 
 def _grow(handle: int, fields: Mapping[str, tuple[tuple[int, ...], str]]) -> dict[str, Array]:
@@ -322,7 +301,7 @@ def _grow(handle: int, fields: Mapping[str, tuple[tuple[int, ...], str]]) -> dic
     return carve(memoryview(mmap.mmap(handle, 0)), fields)
 
 
-def _shut_down(workers: Sequence[_Worker], memory: Sequence[int], starter: ThreadPoolExecutor) -> None:
+def _shut_down(workers: Sequence[Supervised], memory: Sequence[int], starter: ThreadPoolExecutor) -> None:
     """Also runs when a pool is forgotten, and when the program ends."""
     deadline = time.monotonic() + CLOSE_LIMIT_S
     living = [worker.process for worker in workers if worker.process is not None]

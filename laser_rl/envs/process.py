@@ -34,6 +34,7 @@ START_LIMIT_S = 30.0
 KILL_LIMIT_S = 10.0
 MOST_CREDIT_S = 1.0
 LONGEST_PAUSE_S = 5.0  # before a worker that failed again is started again
+FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 DOING = {
     IDLE: "waiting for its turn",
     CONSTRUCTING: "constructing",
@@ -125,6 +126,11 @@ class WorkerProcess:
     def has_ended(self) -> bool:
         """Whether the process is gone. It is not reaped here: until `kill`, its number cannot become somebody else's."""
         return _fate(self.pid) is not None
+
+    def was_killed(self) -> bool:
+        """Whether somebody else ended it; a signal of its own, as for a wrong address, is not among these."""
+        fate = _fate(self.pid)
+        return fate is not None and fate.si_code == os.CLD_KILLED and fate.si_status in FROM_OUTSIDE
 
     def stalled_for(self, activity: NDArray[np.int64]) -> float:
         """Seconds of waiting since it last entered the environment's code.

@@ -112,8 +112,8 @@ class Environments(Protocol):
     def restore(self, state: Mapping[str, NDArray[np.generic]]) -> Rows:
         """The current row of every slot; `restarted` where the open episode could not be rebuilt and a new one began."""
 
-    def counters(self) -> Mapping[str, int]:
-        """Faults survived so far: restarts, timeouts, errors, dropped episodes."""
+    def counters(self, slots: NDArray[np.int64] | None = None) -> Mapping[str, int]:
+        """Faults survived so far, in all slots or in these: restarts, timeouts, errors, dropped episodes."""
 
     def close(self) -> None:
         """End all processes and threads; may be called twice."""

@@ -1,8 +1,9 @@
 """Python environments stepped one after the other in the thread that asks: the specification of the pool."""
 
 import logging
+import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +19,30 @@ LOGGER = logging.getLogger("laser_rl.envs")
 MOST_REPORTS = 100
 
 
+def totals(counts: NDArray[np.int64], slots: NDArray[np.int64] | None) -> dict[str, int]:
+    """Counters by name, over all slots or over these.
+
+    >>> totals(np.eye(5, dtype=np.int64), np.array([0, 2]))["errors"]
+    1
+    """
+    return dict(zip(COUNTERS, (counts if slots is None else counts[slots]).sum(0).tolist(), strict=True))
+
+
 class ErrorLog:
-    """Logs each distinct error once: by its traceback, not by what its message says of the moment."""
+    """Logs each distinct error once: by its traceback, not by what its message says of the moment.
+
+    Members of a sweep have environments of their own, but one such log: what one of them has said, none of the others says again.
+    """
+
+    _open: ClassVar[weakref.WeakValueDictionary[str, set[str]]] = weakref.WeakValueDictionary()
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._seen: set[str] = set()
+        self._seen = self._open.setdefault(name, set())
+
+    def close(self) -> None:
+        """Whoever opens the same environment later, when nobody has it any more, hears of its errors again."""
+        self._seen = set()
 
     def report(self, text: str) -> None:
         """Log a traceback unless its like was logged before."""
@@ -57,7 +76,7 @@ class SerialEnvironments:
     ) -> None:
         self.slots = slots
         self._counts = np.zeros((slots, len(COUNTERS)), np.int64)
-        report = ErrorLog(name).report
+        self._log = ErrorLog(name)
         self._members = [
             Slot(
                 make,
@@ -66,7 +85,7 @@ class SerialEnvironments:
                 seed=seed,
                 counts=self._counts[index],
                 on_bad_value=on_bad_value,
-                report=report,
+                report=self._log.report,
             )
             for index in range(slots)
         ]
@@ -105,11 +124,12 @@ class SerialEnvironments:
         self._history.renew(rows, self._block.digest)
         return rows
 
-    def counters(self) -> Mapping[str, int]:
-        """Faults survived so far."""
-        return dict(zip(COUNTERS, self._counts.sum(0).tolist(), strict=True))
+    def counters(self, slots: NDArray[np.int64] | None = None) -> Mapping[str, int]:
+        """Faults survived so far, in all slots or in these."""
+        return totals(self._counts, slots)
 
     def close(self) -> None:
         """Close every environment."""
+        self._log.close()
         for member in self._members:
             member.close()

@@ -185,7 +185,7 @@ class Slot:
         block.terminated[index] = block.truncated[index] = block.lost_life[index] = False
         self._digest = zlib.crc32(self._bytes)
         block.digest[index] = self._digest
-        self._lives = info.get("lives", 0) if info else 0
+        self._lives = self._border.lives(info, 0) if info else 0
         self._open, self._broken, self._fresh, self._lost_life = True, False, True, False
 
     def _seed_now(self) -> int:
@@ -216,7 +216,7 @@ class Slot:
             self._open = False
 
     def _count_lives(self, info: Mapping[str, Any]) -> None:
-        lives = info.get("lives", self._lives)
+        lives = self._border.lives(info, self._lives)
         self._lost_life = lives < self._lives
         self._block.lost_life[self._index] = self._lost_life
         self._lives = lives

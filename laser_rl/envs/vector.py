@@ -77,7 +77,7 @@ class VectorAdapter:
             f"{self.spec.name}: a vector environment has no state to restore, got {sorted(state)}; start it with reset()"
         )
 
-    def counters(self) -> Mapping[str, int]:
+    def counters(self, slots: NDArray[np.int64] | None = None) -> Mapping[str, int]:
         """None: a fault in a user's vector ends the run."""
         return {}
 

@@ -43,7 +43,7 @@ def episodes_of(
     pairs = [
         (float(row["step"]) * frames_a_step, float(row["return"]))
         for row in rows
-        if row["kind"] == "episode" and row.get("member") == member and row.get("task") == task
+        if row["kind"] == "episode" and "return" in row and row.get("member") == member and row.get("task") == task
     ]
     # Rows of several processes may stand in another order than they were made; equal frames keep theirs.
     columns = np.array(sorted(pairs, key=lambda pair: pair[0]), dtype=np.float64).reshape(-1, 2)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from laser_rl.api.sweep import require_memory
 from laser_rl.envs.scores import references_of, tasks_of
+from laser_rl.errors import ConfigError
 from laser_rl.evaluation import protocol
 from laser_rl.metrics.log import read
 from laser_rl.metrics.sink import Kind, Row, Value
@@ -179,11 +180,14 @@ def from_lines(lines: Sequence[Mapping[str, str]]) -> Buckets:
     >>> from_lines(lines).value
     array([[nan]])
     """
-    members = 1 + max(int(line["member"]) for line in lines)
-    columns = {
-        name: np.array([float(line[name] or "nan") for line in lines]).reshape(members, -1)
-        for name in ("step", *_COLUMNS)
-    }
+    try:
+        members = 1 + max(int(line["member"]) for line in lines)
+        columns = {
+            name: np.array([float(line[name] or "nan") for line in lines]).reshape(members, -1)
+            for name in ("step", *_COLUMNS)
+        }
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"the numbers of a run cannot be used: {error}; remove its part, and run it again") from None
     return Buckets(**{**columns, "step": columns["step"][0]})
 
 

@@ -4,9 +4,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+from pydantic import ConfigDict, TypeAdapter
 
 from laser_rl.checkpoint.atomic import write_bytes, write_json
 from laser_rl.errors import ConfigError
@@ -22,6 +23,8 @@ ABOUT, PAGE, PICTURE, SCORES, VERDICTS = "experiment.json", "README.md", "curves
 @dataclass(frozen=True)
 class About:
     """How an experiment was run."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     name: str
     suite: str
@@ -39,6 +42,9 @@ class About:
         """As they were run."""
         found = [suite_of(self.suite).task(name) for name in self.tasks]
         return [shrunk(task) for task in found] if self.smoke else found
+
+
+_ABOUT = TypeAdapter(About)
 
 
 def experiment_of(name: str) -> Experiment:
@@ -64,8 +70,8 @@ def read_about(folder: Path) -> About:
         raise ConfigError(f"{folder} has no {ABOUT}; expected the folder of one experiment, such as OUT/sharing")
     try:
         values = json.loads(path.read_bytes())
-        return About(**{**values, "tasks": tuple(values["tasks"]), "seeds": tuple(values["seeds"])})
-    except (ValueError, TypeError, KeyError) as error:
+        return _ABOUT.validate_python(values)
+    except (ValueError, RecursionError) as error:  # pydantic's are such
         raise ConfigError(f"{path} cannot be read: {error}; run the experiment again to write it anew") from None
 
 

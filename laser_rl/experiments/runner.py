@@ -20,7 +20,7 @@ import torch
 
 from laser_rl import __version__
 from laser_rl.checkpoint.atomic import make_folder, write_bytes, write_json
-from laser_rl.errors import UserError
+from laser_rl.errors import ConfigError, UserError
 from laser_rl.evaluation import protocol
 from laser_rl.experiments.execute import Buckets, Floats, executed, from_lines, to_lines
 from laser_rl.experiments.experiment import Run
@@ -184,5 +184,8 @@ def table(columns: Sequence[str], lines: Iterable[Mapping[str, Any]]) -> bytes:
 
 def read_table(path: Path) -> list[dict[str, str]]:
     """The lines of a CSV file."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            return list(csv.DictReader(file))
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}; remove it, and run the experiment again") from None

@@ -44,7 +44,7 @@ def returns(rows: Sequence[Row]) -> Curve:
     tasks = list(dict.fromkeys(str(row["task"]) for row in episodes if "task" in row))
     window, pairs = window_for(tasks), []
     for row in episodes:
-        window.add(float(row["return"]), tasks.index(str(row["task"])) if tasks else 0)
+        window.add(float(row["return"]), tasks.index(str(row.get("task", tasks[0]))) if tasks else 0)
         pairs.append((row["step"], window.numbers()["return_mean"]))
     return _arrays(pairs)
 

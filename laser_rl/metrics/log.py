@@ -5,9 +5,9 @@ it went back to) are dropped by the reader, never by the writer. In a sweep each
 that are of no member.
 """
 
-import errno
 import hashlib
 import json
+import logging
 import math
 import numbers
 import os
@@ -15,14 +15,23 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, get_args
 
+from laser_rl.errors import ConfigError
+from laser_rl.metrics.late import MOST_KEPT, LateLines, full_disk_forgiven, is_full
+from laser_rl.metrics.page import open_regular
 from laser_rl.metrics.sink import Kind, Row, Value
 
+log = logging.getLogger("laser_rl.metrics")
 FILE = "metrics.jsonl"
 WALL_CLOCK = frozenset({"time", "memory_bytes"})  # differ from run to run of the same seed
 WALL_CLOCK_ENDINGS = ("_per_second", "_seconds")
 _FIXED = ("kind", "step", "update", "time")
+_KINDS = frozenset(get_args(Kind))
+_NUMBERS = {"episode": ("return",), "event": ("score", "donor_score")}  # what has to be one, if it is there
+_WHOLE = frozenset({int, bool})
+_MOST = 1 << 63  # a count beyond it is none, and may be too large for a float
+_MOST_MEMBERS = 1000  # tables of members by members are made of what is read
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # JSON has no such numbers
 
 
@@ -37,37 +46,75 @@ class MetricsLog:
     [(640, 0.6, inf)]
     """
 
-    def __init__(self, run_dir: str | Path) -> None:
+    def __init__(self, run_dir: str | Path, *, most_kept: int = MOST_KEPT) -> None:
         self.path = Path(run_dir) / FILE
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._handle: int | None = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        size = os.fstat(self._handle).st_size
-        # A killed writer may have left half a line: end it, so that it spoils no other.
-        self._torn = size > 0 and os.pread(self._handle, 1, size - 1) != b"\n"
+        self._late = LateLines(most_kept)
+        self._newest = (0, 0)
 
     def write(self, kind: Kind, step: int, update: int, values: Mapping[str, Value]) -> None:
-        """Append one row; the wall-clock time is added."""
+        """Append one row; the wall-clock time is added. On a full disk it is kept in memory, and written when there is space again."""
         if self._handle is None:
             raise ValueError(f"{self.path} is closed")
         clash = values.keys() & set(_FIXED)
         if clash:
             raise ValueError(f"values hold {sorted(clash)}, which every row has already; use other names")
-        row: Row = {"kind": kind, "step": int(step), "update": int(update), "time": round(time.time(), 3)}
+        self._newest = (int(step), int(update))
+        line = self._line(kind, values)
+        if not self._late.waiting and self._append(line):
+            return
+        self._late.add(line, keep=kind == "event")  # readers would miss the mark of a resume
+        if self._late.due():
+            self._catch_up()
+
+    def _line(self, kind: Kind, values: Mapping[str, Value]) -> bytes:
+        step, update = self._newest
+        row: Row = {"kind": kind, "step": step, "update": update, "time": round(time.time(), 3)}
         row |= {name: _plain(value) for name, value in values.items()}
-        line = b"\n" * self._torn + json.dumps(row, allow_nan=False).encode() + b"\n"
-        written = os.write(self._handle, line)
-        self._torn = written != len(line)
-        if self._torn:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+        return json.dumps(row, allow_nan=False).encode() + b"\n"
+
+    def _append(self, line: bytes) -> bool:
+        """One row, one system call; False if there was no space for all of it."""
+        handle = self._handle
+        if handle is None:
+            return False
+        size = os.fstat(handle).st_size
+        # A killed writer, a full disk or another process may have left half a line: end it, so that it spoils no other.
+        torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
+        whole = b"\n" * torn + line
+        try:
+            return os.write(handle, whole) == len(whole)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            return False
+
+    def _catch_up(self) -> None:
+        """Write what could not be written before, in order, as far as there is space."""
+        if not self._late.waiting:
+            return
+        if self._late.write(self._append):
+            waited_s, late, lost = self._late.over()
+            log.warning("%s is written again after %.0f s: %d rows late, %d lost", self.path, waited_s, late, lost)
+            if lost and not self._append(line := self._line("event", {"event": "rows_lost", "rows": lost})):
+                self._late.add(line, keep=True)
+        elif self._late.say():
+            log.warning(
+                "no space for rows of metrics in %s: the run goes on, and the newest %d are kept in memory until there is; "
+                "free some space", self.path, self._late.most,
+            )  # fmt: skip
 
     def resumed(self, step: int, update: int, member: int | None = None) -> None:
         """Say that the run goes on from a checkpoint: earlier rows (of this member) of later steps or updates are void."""
         self.write("event", step, update, {"event": "resumed"} | ({} if member is None else {"member": member}))
 
     def flush(self) -> None:
-        """Force all rows to disk."""
+        """Force all rows to disk for which there is space."""
         if self._handle is not None:
-            os.fsync(self._handle)
+            self._catch_up()
+            with full_disk_forgiven():
+                os.fsync(self._handle)
 
     def close(self) -> None:
         """Force all rows to disk and close the file; may be called twice."""
@@ -75,6 +122,8 @@ class MetricsLog:
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
+            if self._late.waiting:
+                log.error("%d rows of metrics are lost: no space for them in %s", self._late.count, self.path)
 
     def __enter__(self) -> Self:
         return self
@@ -104,11 +153,13 @@ def read_from(path: str | Path, offset: int = 0) -> tuple[list[Row], int]:
     >>> log.close()
     """
     try:
-        with Path(path).open("rb") as file:
+        with open_regular(Path(path)) as file:
             file.seek(offset)
             data = file.read()
     except FileNotFoundError:
         return [], offset
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
     whole = data.rfind(b"\n") + 1
     rows = [row for line in data[:whole].splitlines() if (row := _parsed(line)) is not None]
     return rows, offset + whole
@@ -169,13 +220,31 @@ def _parsed(line: bytes) -> Row | None:
     """The row of a line, or None for what a killed writer left of one."""
     try:
         fields = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    if not isinstance(fields, dict) or not all(isinstance(fields.get(name), int) for name in ("step", "update")):
+    if not isinstance(fields, dict) or not isinstance(kind := fields.get("kind"), str) or kind not in _KINDS:
         return None
-    if "kind" not in fields:
-        return None
-    return {name: _NOT_FINITE.get(value, value) if isinstance(value, str) else value for name, value in fields.items()}
+    row: Row = {
+        name: _number_or_text(value) if of is str else value
+        for name, value in fields.items()
+        if (of := value.__class__) is float or of is str or (of in _WHOLE and -_MOST < value < _MOST)
+    }
+    return row if _is_row(row) else None
+
+
+def _number_or_text(text: str) -> Value:
+    return _NOT_FINITE.get(text, text)
+
+
+def _is_row(row: Mapping[str, object]) -> bool:
+    """Whether a writer of ours could have written it: readers of rows rely on what is checked here."""
+    whole = {"step": _MOST, "update": _MOST, "member": _MOST_MEMBERS, "donor": _MOST_MEMBERS}
+    for name, most in whole.items():
+        value = row.get(name, None if name in _FIXED else 0)
+        if not isinstance(value, int) or not 0 <= value < most:
+            return False
+    numbers = ("time", *_NUMBERS.get(str(row["kind"]), ()))
+    return all(isinstance(row.get(name, 0.0), int | float) for name in numbers) and isinstance(row.get("task", ""), str)
 
 
 def _is_mark(row: Row) -> bool:

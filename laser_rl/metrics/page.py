@@ -1,7 +1,11 @@
 """What reports and tables read of a run directory besides its rows: settings as JSON, by their full names."""
 
+import errno
 import json
+import os
+import stat
 from collections.abc import Mapping
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +13,26 @@ REPORT = "report.html"
 _JSON_LIMIT_BYTES = 4 << 20
 
 
+def open_regular(path: Path) -> BufferedReader:
+    """Open a file for reading that is one; OSError for a link, which could lead out of the run, and a pipe, which might never end.
+
+    >>> open_regular(Path("/dev/zero"))
+    Traceback (most recent call last):
+    OSError: [Errno 22] not a regular file: '/dev/zero'
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(handle, "rb")
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """An object from a file, empty if there is none: a report is worth having without its configuration."""
     try:
-        if path.stat().st_size > _JSON_LIMIT_BYTES:
-            return {}
-        value = json.loads(path.read_bytes())
+        with open_regular(path) as file:
+            data = file.read(_JSON_LIMIT_BYTES + 1)
+        value = json.loads(data) if len(data) <= _JSON_LIMIT_BYTES else {}
     except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 from rich.console import Console as Terminal
 from rich.console import RenderableType
@@ -40,7 +41,7 @@ class Screen:
         self._shown: float | None = None  # when numbers were last shown
         self._pending = False
         self._live: Live | None = None
-        self._closed = False
+        self._closed = self._gone = False
         if self._terminal.is_terminal and not self._terminal.is_dumb_terminal:
             # Refreshed by us, not by a thread of its own: a thread would be copied half-dead into forked workers.
             self._live = Live(self._table(), console=self._terminal, auto_refresh=False)
@@ -68,16 +69,24 @@ class Screen:
         self._closed = True
         self.flush()
         if self._live is not None:
-            self._live.stop()
+            self._while_there(self._live.stop)
 
     def say(self, line: str) -> None:
         """A line of its own, above the table if there is one."""
         # As text: a name in brackets is not markup. One line stays one line for those who read it by program.
-        self._terminal.print(Text(line), soft_wrap=True)
+        self._while_there(lambda: self._terminal.print(Text(line), soft_wrap=True))
 
     def _show(self, now: float) -> None:
         self._shown, self._pending = now, False
-        if self._live is not None:
-            self._live.update(self._table(), refresh=True)
-        else:
+        if self._live is None:
             self.say(self._line())
+        else:
+            self._while_there(partial(self._live.update, self._table(), refresh=True))
+
+    def _while_there(self, show: Callable[[], object]) -> None:
+        """A terminal that was closed ends no run: nothing more is shown."""
+        if not self._gone:
+            try:
+                show()
+            except OSError:
+                self._gone = True

@@ -1,16 +1,20 @@
 """TensorBoard event files, written record by record: torch's own writer takes 1.4 s to import and puts a thread between."""
 
+import contextlib
+import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
 from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
 
+from laser_rl.metrics.late import is_full
 from laser_rl.metrics.sink import Kind, Value
 
+log = logging.getLogger("laser_rl.metrics")
 MEMBERS = "members"
 _FLUSH_SECONDS = 5.0
 
@@ -34,7 +38,7 @@ class TensorBoardLog:
         name = f"events.out.tfevents.{int(time.time()):010d}.{os.getpid()}.{os.urandom(4).hex()}"
         self._file = (folder / name).open("xb")
         self._records = RecordWriter(self._file)
-        self._next_flush = 0.0
+        self._next_flush, self._said_full = 0.0, False
         self._add(Event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def write(self, kind: Kind, step: int, update: int, values: Mapping[str, Value]) -> None:
@@ -56,17 +60,32 @@ class TensorBoardLog:
     def flush(self) -> None:
         """Hand everything to the operating system."""
         if not self._file.closed:
-            self._file.flush()
             self._next_flush = time.monotonic() + _FLUSH_SECONDS
+            with self._forgiving():
+                self._file.flush()
 
     def close(self) -> None:
         """Flush and close the file; may be called twice."""
-        self._file.close()
+        with self._forgiving():
+            self._file.close()
 
     def _add(self, event: Event) -> None:
-        self._records.write(event.SerializeToString())
+        with self._forgiving():
+            self._records.write(event.SerializeToString())
         if time.monotonic() >= self._next_flush:
             self.flush()
+
+    @contextlib.contextmanager
+    def _forgiving(self) -> Iterator[None]:
+        """On a full disk rows are missing here, `metrics.jsonl` gets them later. What is in the buffer stays there until there is space."""
+        try:
+            yield
+        except OSError as error:
+            if not is_full(error):
+                raise
+            if not self._said_full:
+                log.warning("no space for TensorBoard's rows in %s: some will be missing there", self._file.name)
+            self._said_full = True
 
 
 class MemberBoards:

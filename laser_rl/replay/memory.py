@@ -17,7 +17,7 @@ ASSUMED_RATIO = 10  # random play of the 57 Atari games: median 50, worst 5.8; t
 PICTURES_BYTES = (
     1 << 16
 )  # observations of an unroll; below that raw memory is cheap and a copy is faster than any codec
-INDEX_BYTES = 20  # member, address and length of an unroll
+INDEX_BYTES = 28  # member, number, address and length of an unroll
 RESERVE = 0.9  # of the free memory: networks, batches and environments need the rest
 
 

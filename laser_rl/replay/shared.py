@@ -24,8 +24,10 @@ from laser_rl.replay.shared_lock import SharedLock
 from laser_rl.types import UnrollLayout
 
 Ids = NDArray[np.int64]
-FIRST, NEXT, COMPRESSED, UNSETTLED, HOLDER = range(5)  # unroll ids; bytes of blocks; a writer is at work; of the lock
+# Unroll ids; bytes of blocks; a writer is at work; of the lock; the first id that is not in `delivered` yet.
+FIRST, NEXT, COMPRESSED, UNSETTLED, HOLDER, COUNTED = range(6)
 WORDS = 8
+MOST_MEMBERS = 4096  # that may write into one store
 
 
 class Handle(NamedTuple):
@@ -50,10 +52,12 @@ class Room(NamedTuple):
 
     words: Words  # FIRST, NEXT and so on
     members: NDArray[np.int32]
+    numbers: Ids  # of each unroll among those of its member
     records: Bytes
     frames: Bytes
     address: Ids
     length: Ids
+    delivered: Ids  # by member: how many of its unrolls have ever come in
     arena: Arena
     lock: "threading.Lock | SharedLock"
     file: "MemoryFile | None"
@@ -61,7 +65,7 @@ class Room(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes held; those of a shared store are the same bytes in every process."""
-        return sum(array.nbytes for array in self[1:6]) + self.arena.nbytes
+        return sum(array.nbytes for array in self[1:7]) + self.arena.nbytes
 
 
 class MemoryFile:
@@ -128,16 +132,18 @@ def shared_room(layout: UnrollLayout, capacity: int, budget_bytes: int | None, h
 
 
 def _rows(layout: UnrollLayout, capacity: int, budget_bytes: int | None) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Shape and type of every array that has a row for each unroll."""
+    """Shape and type of every array: a row for each unroll, and one for each member."""
     sizes, raw, compressed = shape_of(layout), capacity, 0
     if budget_bytes is not None:
         raw, compressed = 0, capacity
     return {
         "members": ((capacity,), "int32"),
+        "numbers": ((capacity,), "int64"),
         "records": ((capacity, sizes.record_bytes), "uint8"),
         "frames": ((raw, sizes.frames_bytes), "uint8"),
         "address": ((compressed,), "int64"),
         "length": ((compressed,), "int64"),
+        "delivered": ((MOST_MEMBERS,), "int64"),
     }
 
 

@@ -9,6 +9,7 @@ closed; a robust mutex depends on the layout of the C library's structures. floc
 """
 
 import fcntl
+import logging
 import os
 import threading
 import time
@@ -17,7 +18,9 @@ from types import TracebackType
 
 from laser_rl.errors import ConfigError
 
+log = logging.getLogger("laser_rl.replay")
 LOCK_S = 60.0  # whoever holds it copies bytes: milliseconds
+SAY_AFTER_S = 4.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 20e-6, 500e-6
 
 
@@ -41,8 +44,10 @@ class SharedLock:
         _LOCKS.add(self)
 
     def __enter__(self) -> None:
-        if not self._threads.acquire(timeout=LOCK_S):
-            raise TimeoutError(self._complaint())
+        if not self._threads.acquire(timeout=min(SAY_AFTER_S, LOCK_S)):
+            self._say(SAY_AFTER_S)
+            if not self._threads.acquire(timeout=max(0.0, LOCK_S - SAY_AFTER_S)):
+                raise TimeoutError(self._complaint())
         try:
             if not self._try():
                 self._wait()
@@ -67,18 +72,27 @@ class SharedLock:
         return True
 
     def _wait(self) -> None:
-        deadline, pause_s = time.monotonic() + LOCK_S, FIRST_PAUSE_S
+        begin, pause_s, said = time.monotonic(), FIRST_PAUSE_S, False
         while not self._try():
-            if time.monotonic() > deadline:
+            waited_s = time.monotonic() - begin
+            if waited_s > SAY_AFTER_S and not said:
+                self._say(waited_s)
+                said = True
+            if waited_s > LOCK_S:
                 raise TimeoutError(self._complaint())
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    def _complaint(self) -> str:
+    def _say(self, waited_s: float) -> None:
+        log.warning("waited %.0f s for the lock of the replay; %s has it", min(waited_s, LOCK_S), self._who())
+
+    def _who(self) -> str:
         holder = self._holder[0]
-        who = "a thread of this process" if holder == self._process else f"process {holder}"
+        return "a thread of this process" if holder == self._process else f"process {holder}"
+
+    def _complaint(self) -> str:
         return (
-            f"expected the lock of the replay within milliseconds, waited {LOCK_S:g} s for {who}; "
+            f"expected the lock of the replay within milliseconds, waited {LOCK_S:g} s for {self._who()}; "
             "if that is stopped, let it go on or kill it: then the lock is free"
         )
 

@@ -154,18 +154,41 @@ class Replay:
                 raise ValueError(f"expected an empty replay to load into, this one holds {len(self)} unrolls")
             self._ring.begin_at(first_id)
 
-    def insert(self, unrolls: Unrolls) -> Ids:
-        """Add unrolls and return their ids. ValueError, and nothing is added, if one is malformed or not finite."""
-        return self.insert_packed(pack(self.layout, unrolls))
+    def insert(self, unrolls: Unrolls, number: int | None = None) -> Ids:
+        """Add unrolls and return their ids. ValueError, and nothing is added, if one is malformed or not finite.
 
-    def insert_packed(self, packed: Packed) -> Ids:
+        With `number`, that of the first among all of their one member, they may have been sent before: those that are in already are
+        left out, and ValueError says which ones are missing before them. `delivered` tells a writer where to go on.
+
+        >>> from laser_rl.types import empty_unrolls
+        >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
+        >>> store = Replay(layout, capacity_steps=20)
+        >>> store.insert(empty_unrolls(layout, 3), number=0), store.insert(empty_unrolls(layout, 4), number=1)
+        (array([0, 1, 2]), array([3, 4]))
+        >>> store.delivered(member=0)
+        5
+        """
+        return self.insert_packed(pack(self.layout, unrolls), number)
+
+    def insert_packed(self, packed: Packed, number: int | None = None) -> Ids:
         """The same for unrolls that `pack` has checked already."""
-        count = len(packed.records)
         members = cast("NDArray[np.int32]", fields_of(packed.records, self.layout)["member"])
-        blocks = zstd.compress(packed.frames, self._level) if self.codec == "zstd" and count else []
+        if number is not None and len(set(members.tolist())) > 1:
+            raise ValueError(
+                f"expected unrolls of one member to have numbers, got members {sorted(set(members.tolist()))}"
+            )
+        blocks = zstd.compress(packed.frames, self._level) if self.codec == "zstd" and len(members) else []
         with self._lock:
+            if number is not None and len(members):
+                there = self._ring.repeated(int(members[0]), number, len(members))
+                packed, members, blocks = Packed(*(part[there:] for part in packed)), members[there:], blocks[there:]
             begin = self._ring.insert(packed, members, blocks)
-        return np.arange(begin, begin + count)
+        return np.arange(begin, begin + len(members))
+
+    def delivered(self, member: int) -> int:
+        """How many unrolls of a member have ever come in, whoever sent them: the number of its next one."""
+        with self._lock:
+            return self._ring.delivered(member)
 
     def sample(self, count: int, random: np.random.Generator) -> Ids:
         """Ids drawn uniformly, with replacement. Others may insert before you gather: then use `sample_into`."""
@@ -277,10 +300,22 @@ class Replay:
         with self._lock:
             return self._room.members[self._slots(ids)]
 
+    def numbers(self, ids: Ids) -> Ids:
+        """Of each among the unrolls of its member, from 0: with the member, its name for good."""
+        with self._lock:
+            return self._room.numbers[self._slots(ids)]
+
     def versions(self, ids: Ids) -> Ids:
         """Of the parameters that acted; the learner's version less this is the age."""
         with self._lock:
             versions: Ids = fields_of(self._records, self.layout)["version"][self._slots(ids)].astype(np.int64)
+            return versions
+
+    def sample_versions(self, count: int, random: np.random.Generator) -> Ids:
+        """Those of unrolls drawn as in `sample`; nothing that was drawn can leave in between."""
+        with self._lock:
+            slots = self._draw(count, random) % self.capacity
+            versions: Ids = fields_of(self._records, self.layout)["version"][slots].astype(np.int64)
             return versions
 
     def fields(self, ids: Ids, names: Iterable[str]) -> dict[str, Array]:

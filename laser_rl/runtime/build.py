@@ -4,7 +4,7 @@ import functools
 import hashlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -56,11 +56,17 @@ class Member:
     replay: Replay | None  # None where nothing is replayed
     mixer: Mixer
     counts: Counts
+    number: int | None = None  # in a sweep
 
     @property
     def environments(self) -> Environments:
         """Those that the actor steps."""
         return self.actor.environments
+
+    def faults(self) -> Mapping[str, int]:
+        """What its environments survived; members side by side share one set, and have some of its slots each."""
+        own = None if self.number is None else np.flatnonzero(self.actor.member == self.number)
+        return self.environments.counters(own)
 
 
 def build_member(config: Config, source: EnvironmentSource | None = None, torso: TorsoSource | None = None) -> Member:

@@ -15,6 +15,11 @@ from laser_rl.errors import ConfigError, UserError
 log = logging.getLogger("laser_rl.runtime")
 KILL_S = 30.0
 MOST_RESTARTS = 5  # without a step of its members in between
+# It has to die with us from the first moment on, not only after the seconds that torch takes to be imported.
+ENTRY = (
+    "import sys; from laser_rl.envs.worker import die_with; die_with(int(sys.argv[1])); "
+    "from laser_rl.runtime.share_process import main; main()"
+)
 
 
 class ProcessDied(UserError):
@@ -38,7 +43,7 @@ class ShareProcess:
 
     def _launch(self) -> "subprocess.Popen[bytes]":
         process = subprocess.Popen(  # noqa: S603 - our own interpreter and our own code
-            [sys.executable, "-m", "laser_rl.runtime.share_process", str(os.getpid())],
+            [sys.executable, "-c", ENTRY, str(os.getpid())],
             stdin=subprocess.PIPE,
             pass_fds=self._files,
             process_group=0,  # Ctrl-C is for the parent to handle

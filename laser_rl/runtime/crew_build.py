@@ -73,6 +73,7 @@ class Parts:
             self.stores[place],
             self.mixers[place],
             self.mixers[place].counts,
+            self.numbers[place],
         )
 
 
@@ -84,6 +85,7 @@ def build_crew(
     numbers: Sequence[int] | None = None,
     stores: Sequence[Replay] | None = None,
     permits: Permits | None = None,
+    begun: int = 0,
 ) -> Crew:
     """All members of a sweep, or some.
 
@@ -94,9 +96,12 @@ def build_crew(
         numbers: which members; None: all.
         stores: the replay of each of them, if it exists already.
         permits: for their updates, where other processes use the same card.
+        begun: steps that these members have behind them, if whoever made them is gone with its open episodes and its random numbers. The
+            seeds then are others: the same would play the first episodes again, and put them into the replay twice.
     """
     parts = build_parts(sweep, source, torso, numbers=numbers, stores=stores)
-    return _stacked(parts) if _to_stack(parts) else _looped(parts, permits)
+    after = f"/{begun}" if begun else ""
+    return _stacked(parts, after) if _to_stack(parts) else _looped(parts, permits, after)
 
 
 def build_parts(
@@ -161,20 +166,20 @@ def _to_stack(parts: Parts) -> bool:
     return possible and sweep.stack != "off"
 
 
-def _stacked(parts: Parts) -> Stacked:
+def _stacked(parts: Parts, after: str) -> Stacked:
     """One actor for all: the environments of the members are the slots of one set."""
     base, count = parts.configs[0], len(parts.configs)
     slots, seed = base.environment.slots, derive(parts.sweep.base.run.seed, f"crew/{parts.numbers[0]}")
     stack = Stack(parts.learners)
     environments = open_environments(
-        parts.source, base.environment, seed=derive(seed, "environments"), lockstep=True, slots=slots * count
+        parts.source, base.environment, seed=derive(seed, f"environments{after}"), lockstep=True, slots=slots * count
     )
-    policy = StackedPolicy(stack, slots, seed=derive(seed, "actions"))
+    policy = StackedPolicy(stack, slots, seed=derive(seed, f"actions{after}"))
     actor = Actor(environments, policy, parts.layout, member=np.repeat(np.asarray(parts.numbers), slots))
     return Stacked([parts.member(place, actor) for place in range(count)], stack)
 
 
-def _looped(parts: Parts, permits: Permits | None) -> Looped:
+def _looped(parts: Parts, permits: Permits | None, after: str) -> Looped:
     """Each with environments of its own. On a GPU acting must not wait for updates under way, so it has a network of its own too.
 
     Where there are `permits`, other processes use the card while this one's emulators work: one large group of slots is decided for faster
@@ -188,11 +193,11 @@ def _looped(parts: Parts, permits: Permits | None) -> Looped:
             environments = open_environments(
                 parts.source,
                 config.environment,
-                seed=derive(seed, "environments"),
+                seed=derive(seed, f"environments{after}"),
                 lockstep=not gpu or permits is not None,
             )
             network = acting_copy(learner.network, config, parts.spec, parts.torso) if gpu else learner.network
-            policy = Policy(network, learner.family, seed=derive(seed, "actions"))
+            policy = Policy(network, learner.family, seed=derive(seed, f"actions{after}"))
             members.append(parts.member(place, Actor(environments, policy, parts.layout, member=number), network))
     except BaseException:
         for member in members:

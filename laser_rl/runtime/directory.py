@@ -3,14 +3,24 @@
 from pathlib import Path
 
 from laser_rl import checkpoint
-from laser_rl.checkpoint import Snapshot
+from laser_rl.checkpoint import Loaded, Mended, Snapshot
 from laser_rl.checkpoint.atomic import write_json
+from laser_rl.checkpoint.guarded import fitting
 from laser_rl.config import Config
 from laser_rl.metrics import machine
 from laser_rl.metrics.log import MetricsLog
 from laser_rl.runtime.files import CONFIG, read_config, require_same
 from laser_rl.runtime.held import has_checkpoints, hold, throw_away
-from laser_rl.runtime.saving import Segments, load_member, member_groups, member_numbers, warn_of_lost
+from laser_rl.runtime.saving import (
+    MENDED,
+    Segments,
+    fill_stores,
+    load_member,
+    member_groups,
+    member_numbers,
+    warn_of_lost,
+)
+from laser_rl.runtime.space import all_or_nothing
 from laser_rl.runtime.training import Training
 from laser_rl.types import UnrollLayout
 
@@ -44,37 +54,46 @@ class RunDirectory:
             write_json(path / CONFIG, config.model_dump(mode="json"))
 
     def save(self, training: Training) -> Path:
-        """A checkpoint: new unrolls become segments, everything else one folder."""
+        """A checkpoint: new unrolls become segments, everything else one folder. `NoSpace` if the disk is full."""
         member, replay = training.member, training.member.replay
         segments = self._files_of(member.layout)
-        ids = None if replay is None else segments.write(replay)
-        snapshot = Snapshot(
-            step=training.steps,
-            tensors={**member_groups(training), **member.actor.state()},
-            state={**member_numbers(training), "replay": ids},
-            segments=tuple(segments.entries),
-        )
-        self.log.flush()
-        return checkpoint.write(self.path, snapshot, keep=self.config.run.keep_checkpoints)
+        with all_or_nothing(self.path, training.steps, lambda: [segments]):
+            ids = None if replay is None else segments.write(replay)
+            snapshot = Snapshot(
+                step=training.steps,
+                tensors={**member_groups(training), **member.actor.state()},
+                state={**member_numbers(training), "replay": ids},
+                segments=tuple(segments.entries),
+            )
+            self.log.flush()
+            return checkpoint.write(self.path, snapshot, keep=self.config.run.keep_checkpoints)
 
     def restore(self, training: Training) -> bool:
-        """Load the newest checkpoint that verifies; False if none was ever written."""
-        loaded = checkpoint.latest(self.path)
+        """Load the newest checkpoint that verifies, with what is left of a damaged replay; False if none was ever written."""
+        loaded = checkpoint.latest(self.path, replay="salvage")
         if loaded is None:
             if self.log.path.stat().st_size:  # an earlier start left rows, but no checkpoint: they are void
                 training.announce("resumed")
             return False
+        with fitting(loaded.path):
+            mended = self._load(training, loaded)
+        training.announce("resumed")
+        if mended is not None:
+            training.announce(MENDED, mended.values)
+        return True
+
+    def _load(self, training: Training, loaded: Loaded) -> Mended | None:
         member, tensors = training.member, loaded.tensors
+        mended = None
         if member.replay is not None:
-            self._files_of(member.layout).fill(member.replay, loaded.segments, loaded.state["replay"])
+            mended = fill_stores(loaded, [(self._files_of(member.layout), member.replay, loaded.state["replay"])])
         load_member(training, tensors, loaded.state)
         member.acting.load_state_dict(member.learner.network.state_dict())
         arrays = {
             group: {n: t.numpy() for n, t in tensors.get(group, {}).items()} for group in ("actor", "environments")
         }
         warn_of_lost(member.actor.load(arrays))
-        training.announce("resumed")
-        return True
+        return mended
 
     def _files_of(self, layout: UnrollLayout) -> Segments:
         if self._segments is None:

@@ -1,6 +1,6 @@
 """Playing without learning."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,10 +12,11 @@ from laser_rl import checkpoint
 from laser_rl.agent.learner import load_network
 from laser_rl.agent.policy import Policy, Seen
 from laser_rl.agent.stacking import FrameStack
+from laser_rl.checkpoint.guarded import fitting
 from laser_rl.config import Config, EnvironmentConfig
 from laser_rl.envs.records import Rows
 from laser_rl.envs.scores import tasks_of
-from laser_rl.errors import ConfigError
+from laser_rl.errors import ConfigError, DamagedRun
 from laser_rl.evaluation.rollout import rollout
 from laser_rl.evaluation.statistics import EvalResult, summarise_episodes, summarise_mixture
 from laser_rl.metrics.sweep_standing import best, standing
@@ -48,6 +49,10 @@ class Trained:
     source: EnvironmentSource
     environment: EnvironmentConfig
     steps: int
+
+
+class Unfinished(Exception):
+    """An evaluation was asked to end; a part of its episodes would favour the short ones, so there is no result."""
 
 
 class Player:
@@ -87,7 +92,7 @@ def load_trained(run_dir: Path, member: str | int | None = None) -> Trained:
         member: see `chosen_member`.
     """
     config, number = _config_of(run_dir, member)
-    loaded = checkpoint.latest(run_dir)
+    loaded = checkpoint.latest(run_dir, replay="unread")
     if loaded is None:
         raise ConfigError(f"{run_dir} holds no checkpoint yet; 'laser resume {run_dir}' goes on until it does")
     source = config.environment.id
@@ -96,10 +101,30 @@ def load_trained(run_dir: Path, member: str | int | None = None) -> Trained:
     environments.close()
     network = seeded_network(config, spec, None).to(device_of("auto"))  # played where we are, not where it was trained
     torch.set_num_threads(threads_of(config, network))
-    load_network(network, _network_of(loaded.tensors, number))
+    with fitting(loaded.path):
+        load_network(network, _network_of(loaded.tensors, number))
+    require_finite(loaded.path, network)
     family = family_of(spec.action)
     layout = layout_of(spec, family, config)
     return Trained(network, family, layout, source, config.environment, loaded.step)
+
+
+def require_finite(path: Path, network: AgentNetwork) -> None:
+    """Refuse parameters with which nothing can be played, wherever they came from.
+
+    >>> from laser_rl.networks.torso import MLP
+    >>> network = AgentNetwork(MLP((4,), (8,)), parameter_size=2)
+    >>> network.policy_head.bias.data[0] = torch.nan
+    >>> require_finite(Path("agent.safetensors"), network)
+    Traceback (most recent call last):
+    laser_rl.errors.DamagedRun: agent.safetensors: policy_head.bias holds 1 numbers of 2 that are not finite, expected none; ...
+    """
+    for name, tensor in network.state_dict().items():
+        if bad := int((~tensor.isfinite()).sum()):
+            raise DamagedRun(
+                f"{path}: {name} holds {bad} numbers of {tensor.numel()} that are not finite, expected none; "
+                "use an earlier copy, or train again"
+            )
 
 
 def chosen_member(run_dir: Path, member: str | int | None = None) -> int | None:
@@ -134,8 +159,15 @@ def _network_of(tensors: Mapping[str, Mapping[str, Tensor]], number: int | None)
     return {name.removeprefix(prefix): tensor for name, tensor in mine.items() if name.startswith(prefix)}
 
 
-def evaluate(trained: Trained, *, episodes: int, deterministic: bool, seed: int) -> EvalResult:
-    """Play whole episodes in fresh environments; the same seed gives the same result.
+def evaluate(
+    trained: Trained,
+    *,
+    episodes: int,
+    deterministic: bool,
+    seed: int,
+    goes_on: Callable[[], bool] = lambda: True,
+) -> EvalResult:
+    """Play whole episodes in fresh environments; the same seed gives the same result. `Unfinished` as soon as it no longer `goes_on`.
 
     Of a mixture, every task is played as often: more than `episodes` are played if its tasks cannot share so many evenly.
     """
@@ -146,8 +178,15 @@ def evaluate(trained: Trained, *, episodes: int, deterministic: bool, seed: int)
         another(trained.source), trained.environment, seed=seed, lockstep=True, slots=slots
     )
     policy = Policy(trained.network, trained.family, seed=seed, deterministic=deterministic)
+    player = Player(policy, trained.layout, slots)
+
+    def act(rows: Rows) -> Array:
+        if not goes_on():
+            raise Unfinished
+        return player(rows)
+
     try:
-        played = rollout(environments, Player(policy, trained.layout, slots), episodes)
+        played = rollout(environments, act, episodes)
     finally:
         environments.close()
     spec = environments.spec

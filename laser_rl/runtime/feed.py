@@ -1,8 +1,6 @@
 """From the actor's inbox to batches that lie where the learner reads them."""
 
-import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,33 +13,14 @@ from laser_rl.replay.ahead import Exhausted
 from laser_rl.replay.frames import DeviceBatch
 from laser_rl.runtime.build import Member, batch_of
 from laser_rl.runtime.training import Training
+from laser_rl.runtime.waiting import Gate, Waiting
 from laser_rl.types import Batch
-
-log = logging.getLogger("laser_rl.runtime")
-SAY_AFTER_S = 5.0
-GIVE_UP_S = 600.0
-
-
-class Waiting:
-    """Says for whom it waits after `SAY_AFTER_S`, and gives up after `GIVE_UP_S`."""
-
-    def __init__(self, who: str, whom: str) -> None:
-        self._who, self._whom, self._since, self._said = who, whom, time.monotonic(), False
-
-    def again(self) -> None:
-        """Another wait was in vain."""
-        waited = time.monotonic() - self._since
-        if waited > SAY_AFTER_S and not self._said:
-            log.warning("%s has waited %.0f s for %s", self._who, waited, self._whom)
-            self._said = True
-        if waited > GIVE_UP_S:
-            raise TimeoutError(f"{self._who} has waited {waited:.0f} s for {self._whom} and gives up")
 
 
 class Feed:
     """Fills batches from the inbox, in the thread that gathers ahead; ends after the actor has ended and nothing is left."""
 
-    def __init__(self, training: Training, inbox: UnrollInbox, acting: threading.Event, lock: threading.Lock) -> None:
+    def __init__(self, training: Training, inbox: UnrollInbox, acting: threading.Event, lock: Gate) -> None:
         self._training, self._inbox, self._acting, self._lock = training, inbox, acting, lock
         self.sent: deque[Delivery] = deque()  # what the actor has handed over and the mixer has not got yet
         self._waiting: Waiting | None = None
@@ -55,6 +34,8 @@ class Feed:
         ended = not self._acting.is_set()
         delivery = None if self._training.stop.reason else self._inbox.take(0.0 if ended else timeout_s)
         if delivery is not None:
+            if self._waiting is not None:
+                self._waiting.over()
             self._waiting = None
             with self._lock:
                 self.settle()

@@ -5,11 +5,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+from laser_rl.checkpoint import guarded
 from laser_rl.config import Config, validated
 from laser_rl.errors import ConfigError
 from laser_rl.sweep.settings import FORMAT, SweepConfig, sweep_from
 
 CONFIG, SWEEP = "config.json", "sweep.json"
+_LIMIT_BYTES = 4 << 20
 
 
 def read_config(path: Path) -> Config:
@@ -39,8 +41,8 @@ def _read(path: Path, name: str) -> dict[str, Any]:
     if not file.exists():
         raise ConfigError(f"{path} is no run directory: it has no {name}")
     try:
-        values = json.loads(file.read_text())
-    except json.JSONDecodeError as error:
+        values = json.loads(guarded.read_bytes(file, limit=_LIMIT_BYTES))
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file} cannot be used: {error}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{file} cannot be used: it holds {type(values).__name__}, expected settings")

@@ -73,14 +73,15 @@ def prepare(
 
 def run(training: Training, *, evaluate_at_end: bool = True) -> Result:
     """Act and learn up to the training's target; evaluate and save at the end."""
-    member = training.member
-    with signals(training.stop):
+    member, stop = training.member, training.stop
+    # To the very end: the last evaluation and the last checkpoint may be long, and are asked to end as well.
+    with signals(stop):
         RUNTIMES[member.config.run.runtime](training)
         training.check()
-    reason = training.stop.reason
-    interrupted = None if reason in {None, FINISHED} else reason
-    training.report()
-    evaluation = training.last_evaluation() if evaluate_at_end and interrupted is None else None
-    training.announce("finished" if interrupted is None else "stopped")
-    training.save()
+        stop.request(FINISHED)
+        training.report()
+        evaluation = training.last_evaluation() if evaluate_at_end and stop.interrupted is None else None
+        interrupted = stop.interrupted
+        training.announce("finished" if interrupted is None else "stopped")
+        training.save()
     return Result(member, training.steps, training.update, evaluation, interrupted, training.saved)

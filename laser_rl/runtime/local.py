@@ -20,13 +20,12 @@ from laser_rl.ports import Delivery, ParameterMailbox, StopSignal, UnrollInbox
 from laser_rl.replay.ahead import Ahead
 from laser_rl.runtime.build import Member, keep_in_step, learn
 from laser_rl.runtime.busy import Busy
-from laser_rl.runtime.feed import GIVE_UP_S, Crate, Feed, Waiting
+from laser_rl.runtime.feed import Crate, Feed
 from laser_rl.runtime.mailbox import ThreadMailbox
 from laser_rl.runtime.stop import FINISHED
 from laser_rl.runtime.training import Training
+from laser_rl.runtime.waiting import GIVE_UP_S, PATIENCE_S, Gate, Waiting, join
 from laser_rl.types import Episode, empty_unrolls
-
-PATIENCE_S = 0.2  # how long a thread sleeps before it looks for a stop again
 
 
 class ThreadInbox:
@@ -57,7 +56,7 @@ def run_actor(
     inbox: UnrollInbox,
     mailbox: ParameterMailbox,
     stop: StopSignal,
-    lock: threading.Lock,
+    lock: Gate,
     steps: int,
     sent: deque[Delivery] | None = None,
 ) -> None:
@@ -85,6 +84,7 @@ def run_actor(
             if stop.reason is not None:
                 return
             waiting.again()
+        waiting.over()
         episodes, unreported = [], 0
 
 
@@ -95,7 +95,8 @@ def run_local(training: Training) -> None:
     flat = FlatParameters(member.acting)
     inbox = ThreadInbox(_room(training))
     mailbox = ThreadMailbox(learner.flat.value, learner.version)
-    acting, locks = threading.Event(), (threading.Lock(), threading.Lock())
+    acting = threading.Event()
+    locks = Gate("the actor to finish its step"), Gate("the batch that is being filled")
     acting.set()
     feed = Feed(training, inbox, acting, locks[1])
     threads, stream = torch.get_num_threads(), own_stream(learner.device, "acting")
@@ -124,7 +125,7 @@ def run_local(training: Training) -> None:
     finally:
         stop.request(FINISHED)
         ahead.close()
-        thread.join(GIVE_UP_S)
+        join(thread, "the learner", "the actor to end its last step")
         feed.settle()
 
 

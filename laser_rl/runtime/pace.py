@@ -1,16 +1,13 @@
 """Identical speed: nobody acts who is ahead of the slowest member by more than an unroll, or a few turns."""
 
-import logging
-import time
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from laser_rl.runtime.waiting import Waiting
+
 Steps = NDArray[np.int64]
-log = logging.getLogger("laser_rl.runtime")
-SAY_AFTER_S = 5.0
-GIVE_UP_S = 600.0
 
 
 class Pace:
@@ -32,8 +29,7 @@ class Pace:
     def __init__(self, steps: Steps, own: Sequence[int], *, unroll_steps: int, slots: int, turns: int = 0) -> None:
         self.steps, self._own = steps, list(own)
         self._slack = max(0, unroll_steps - slots, turns * slots)
-        self._since: float | None = None
-        self._said = False
+        self._waiting: Waiting | None = None
 
     def among(self, done: Sequence[bool]) -> list[bool]:
         """Who of those here may act: not ahead, and not done."""
@@ -46,19 +42,13 @@ class Pace:
     def move(self, place: int, steps: int) -> None:
         """A member here has got so far."""
         self.steps[self._own[place]] = steps
-        self._since, self._said = None, False
+        if self._waiting is not None:
+            self._waiting.over()
+        self._waiting = None
 
-    def wait(self, paused_s: float) -> None:
+    def wait(self) -> None:
         """Called while everybody here has to wait; says for whom, and gives up in the end."""
-        now = time.monotonic()
-        if self._since is None:
-            self._since = now
-        waited = now - self._since + paused_s
-        if waited > SAY_AFTER_S and not self._said:
-            slowest = int(self.steps.argmin())
-            log.warning("members %s have waited %.0f s for member %d", self._own, waited, slowest)
-            self._said = True
-        if waited > GIVE_UP_S:
-            raise TimeoutError(
-                f"members {self._own} have waited {waited:.0f} s for member {int(self.steps.argmin())} and give up"
-            )
+        if self._waiting is None:
+            self._waiting = Waiting(f"the process of members {self._own}", "another")
+        self._waiting.whom = f"member {int(self.steps.argmin())}, which is behind"
+        self._waiting.again()

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from laser_rl import checkpoint
 from laser_rl.agent.learner import load_network
 from laser_rl.checkpoint import Loaded, Snapshot
+from laser_rl.checkpoint.guarded import fitting
 from laser_rl.errors import ConfigError
 from laser_rl.evaluation.statistics import evaluation_of
 from laser_rl.metrics.log import read_from
@@ -30,6 +32,8 @@ from laser_rl.runtime.crew_build import Parts, build_parts
 from laser_rl.runtime.evaluate import Trained
 from laser_rl.runtime.permits import Permits
 from laser_rl.runtime.results import MemberResult, SweepEnd
+from laser_rl.runtime.saving import MENDED
+from laser_rl.runtime.space import Tries
 from laser_rl.runtime.sparing import Sparing
 from laser_rl.runtime.stop import Stop, signals
 from laser_rl.runtime.survey import survey
@@ -43,7 +47,7 @@ log = logging.getLogger("laser_rl.runtime")
 LOOK_S = 0.1
 SURVEY_S = 2.0
 READ_SHARE, READ_MOST_S = 0.05, 60.0  # of the parent's time, at most, for reading large states off the board
-STOP_S = 30.0
+STOP_S = 7.0  # of the ten in which a run that was asked to stop has ended
 MOST_UPDATES = 3  # at a time on one card: 1 leaves gaps, 9 slow each other down (benchmarks/kernels.md)
 BYTES_A_RETURN = 64  # in the JSON of an evaluation, generously
 
@@ -78,13 +82,14 @@ class Supervisor:
         first = [self._fresh(place) for place in range(members)]
         numbers = ROOM_FOR_NUMBERS + BYTES_A_RETURN * sweep.base.run.evaluate_episodes
         self.board = Board(members, 2 * max(map(len, first)) + numbers)
+        self._offset = self.directory.log.path.stat().st_size
+        self._tries = Tries()
         loaded = self._go_on()
         if loaded is None:
             for store in self._stores():
                 warm_start(store, sweep.base, members=members)
             for number, data in enumerate(first):
                 self.board.put(number, data)
-        self._offset = self.directory.log.path.stat().st_size
         self._next_save = 0
         self._plan_save()
         self._surveys = Sparing(SURVEY_S, share=READ_SHARE, most_s=READ_MOST_S)
@@ -122,12 +127,12 @@ class Supervisor:
             with signals(self.stop):
                 while not self._look():
                     time.sleep(LOOK_S)
-            interrupted = self.stop.reason
-            self._pass_rows()
-            self._survey()
-            self._announce("finished" if interrupted is None else "stopped")
-            self.save()
-            return self._end(interrupted)
+                interrupted = self.stop.interrupted
+                self._pass_rows()
+                self._survey()
+                self._announce("finished" if interrupted is None else "stopped")
+                self._tries.save(self.save, last=True)
+                return self._end(interrupted)
         finally:
             for process in self.processes:
                 process.kill()
@@ -151,17 +156,28 @@ class Supervisor:
                 self._exploit()
         if self._surveys.due():
             self._survey()
-        if self._next_save and int(self.board.steps.min()) >= self._next_save:
+        due = bool(self._next_save) and int(self.board.steps.min()) >= self._next_save
+        if due:
             self._plan_save()
-            self.save()
+        if self._tries.due() if self._tries.failing else due:
+            self._tries.save(self.save, last=False)
         return over
 
     def _stop_all(self) -> None:
         for process in self.processes:
             process.order({"stop": self.stop.reason})
         deadline = time.monotonic() + STOP_S
-        while any(process.ended() is None for process in self.processes) and time.monotonic() < deadline:
+        while (
+            late := [process for process in self.processes if process.ended() is None]
+        ) and time.monotonic() < deadline:
             time.sleep(LOOK_S / 5)
+        for process in late:
+            log.warning(
+                "the process of members %s has not ended in %.0f s; it is killed, and what it last published is saved",
+                process.numbers,
+                STOP_S,
+            )
+            process.kill()  # before anything is saved: it may be in the middle of an insert
 
     def states(self) -> list[MemberState]:
         """Every member as it was last published."""
@@ -217,46 +233,54 @@ class Supervisor:
                 if any(callback(Progress(step, update, kind, numbers)) is False for callback in self._callbacks):
                     self.stop.request("a callback")
 
-    def save(self) -> None:
+    def save(self) -> Path:
         """A checkpoint of what is published; open episodes and unrolls under way are not in it."""
         states, directory = self.states(), self.directory
         for number, state in enumerate(states):
             state.numbers["training"]["steps"] = int(self.board.steps[number])
-        snapshot = Snapshot(
-            step=int(self.board.steps.min()),
-            tensors={f"member-{number:02d}": flat(state.tensors) for number, state in enumerate(states)},
-            state={
-                "members": [state.numbers for state in states],
-                "sweep": {
-                    "surveyed": 0,
-                    "survey_random": self._random.bit_generator.state,
-                    "next_save": self._next_save,
-                    "pbt": None if self.pbt is None else self.pbt.state_dict(),
+        step = int(self.board.steps.min())
+        with directory.all_or_nothing(step):
+            snapshot = Snapshot(
+                step=step,
+                tensors={f"member-{number:02d}": flat(state.tensors) for number, state in enumerate(states)},
+                state={
+                    "members": [state.numbers for state in states],
+                    "sweep": {
+                        "surveyed": 0,
+                        "survey_random": self._random.bit_generator.state,
+                        "next_save": self._next_save,
+                        "pbt": None if self.pbt is None else self.pbt.state_dict(),
+                    },
+                    "replays": directory.write_stores(self._stores(), self.parts.layout),
                 },
-                "replays": directory.write_stores(self._stores(), self.parts.layout),
-            },
-            segments=directory.segments(),
-        )
-        directory.log.flush()
-        checkpoint.write(directory.path, snapshot, keep=self.sweep.base.run.keep_checkpoints)
+                segments=directory.segments(),
+            )
+            directory.log.flush()
+            return checkpoint.write(directory.path, snapshot, keep=self.sweep.base.run.keep_checkpoints)
 
     def _stores(self) -> list[Any]:
         return list({id(store): store for store in self.parts.stores if store is not None}.values())
 
     def _go_on(self) -> Loaded | None:
-        loaded = checkpoint.latest(self.directory.path)
+        loaded = checkpoint.latest(self.directory.path, replay="salvage")
         if loaded is None:
+            if self._offset:  # an earlier start left rows, but no checkpoint: they are void
+                for member in (None, *range(self.board.members)):
+                    self.directory.log.resumed(0, 0, member)
             return None
-        self.directory.fill(self._stores(), self.parts.layout, loaded)
-        for number, numbers in enumerate(loaded.state["members"]):
-            tensors = grouped(loaded.tensors[f"member-{number:02d}"])
-            tensors["mixer"] = {name: tensor[:0] for name, tensor in tensors["mixer"].items()}
-            self.board.put(number, packed(tensors, numbers))
-            self.board.steps[number] = numbers["training"]["steps"]
-        if self.pbt is not None and loaded.state["sweep"]["pbt"] is not None:
-            self.pbt.load_state_dict(loaded.state["sweep"]["pbt"])
-        updates = sum(numbers["learner"]["version"] for numbers in loaded.state["members"])
+        with fitting(loaded.path):
+            mended = self.directory.fill(self._stores(), self.parts.layout, loaded)
+            for number, numbers in enumerate(loaded.state["members"]):
+                tensors = grouped(loaded.tensors[f"member-{number:02d}"])
+                tensors["mixer"] = {name: tensor[:0] for name, tensor in tensors["mixer"].items()}
+                self.board.put(number, packed(tensors, numbers))
+                self.board.steps[number] = numbers["training"]["steps"]
+            if self.pbt is not None and loaded.state["sweep"]["pbt"] is not None:
+                self.pbt.load_state_dict(loaded.state["sweep"]["pbt"])
+            updates = sum(numbers["learner"]["version"] for numbers in loaded.state["members"])
         self.directory.log.write("event", loaded.step, updates, {"event": "resumed"})
+        if mended is not None:
+            self.directory.log.write("event", loaded.step, updates, {"event": MENDED, **mended.values})
         return loaded
 
     def _plan_save(self) -> None:
@@ -287,7 +311,7 @@ class Supervisor:
                 )
             )
         history = () if self.pbt is None else tuple(e for e in self.pbt.history if _applied(e, states))
-        saved = checkpoint.latest(self.directory.path)
+        saved = checkpoint.latest(self.directory.path, replay="unread")
         return SweepEnd(tuple(members), history, interrupted, None if saved is None else saved.path)
 
 
@@ -328,7 +352,8 @@ def _applied(exploit: Exploit, states: Sequence[MemberState]) -> bool:
 def _standing(number: int, state: MemberState) -> Standing:
     window = window_from(state.numbers["training"]["window"])
     score = fitness(window.numbers())
-    if not all(bool(tensor.isfinite().all()) for tensor in state.tensors["network"].values()):
+    whole = all(bool(tensor.isfinite().all()) for tensor in state.tensors["network"].values())
+    if not whole or state.numbers["learner"]["failing"]:
         score = float("nan")  # nothing left to copy
     return Standing(number, state.numbers["training"]["steps"], window.episodes, score)
 

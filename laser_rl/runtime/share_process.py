@@ -3,6 +3,7 @@
 Started by `runtime.processes`. It obeys lines of JSON on its standard input, and dies with whoever started it.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -11,11 +12,10 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
-from laser_rl.envs.worker import die_with
 from laser_rl.errors import UserError
 from laser_rl.metrics.log import MetricsLog
 from laser_rl.replay.shared import Handle
@@ -26,7 +26,7 @@ from laser_rl.runtime.crew_build import build_crew
 from laser_rl.runtime.permits import Permits
 from laser_rl.runtime.saving import load_learner
 from laser_rl.runtime.sparing import Sparing
-from laser_rl.runtime.stop import FINISHED
+from laser_rl.runtime.stop import FINISHED, deaf
 from laser_rl.runtime.sweep import SweepTraining, run_sweep
 from laser_rl.sweep.pbt import Exploit
 from laser_rl.sweep.settings import sweep_from
@@ -44,7 +44,8 @@ class Share(SweepTraining):
     def __init__(self, *arguments: Any, board: Board, orders: int, **named: Any) -> None:
         super().__init__(*arguments, steps=board.steps, **named)
         self.board, self._orders, self._heard = board, orders, b""
-        self._looked = 0.0
+        self._looked, self._waiting = 0.0, list[Mapping[str, Any]]()  # orders that have been heard
+        self.stop.listen = self.listen
         self._publishing = Sparing(PUBLISH_S, share=PUBLISH_SHARE, most_s=PUBLISH_MOST_S)
         for training in self.trainings:
             training.by_clock = True  # processes are not deterministic anyway
@@ -54,10 +55,8 @@ class Share(SweepTraining):
         """Evaluate, obey, publish; checkpoints and decisions are made elsewhere."""
         for training in self.trainings:
             training.between()
-        now = time.monotonic()
-        if now - self._looked >= LOOK_S:
-            self._looked = now
-            self.obey()
+        self.listen()
+        self.obey()
         if self._publishing.due():
             self.publish()
 
@@ -71,21 +70,30 @@ class Share(SweepTraining):
                 training.notes["applied"] = self.applied[number]
                 self.board.put(number, published(training))
 
-    def obey(self) -> None:
-        """Orders that have come: stop, or become a copy of another member."""
+    def listen(self) -> None:
+        """Hear orders, now and then; also within an evaluation, which ends if one is to stop."""
+        now = time.monotonic()
+        if now - self._looked < LOOK_S:
+            return
+        self._looked = now
         while select.select([self._orders], [], [], 0)[0]:
             data = os.read(self._orders, 1 << 16)
             if not data:
                 self.stop.request("its parent is gone")
                 return
             *lines, self._heard = (self._heard + data).split(b"\n")
-            for line in lines:
-                self._obey(json.loads(line))
+            for order in map(json.loads, lines):
+                if "stop" in order:
+                    self.stop.interrupt(order["stop"])
+                else:
+                    self._waiting.append(order)
+
+    def obey(self) -> None:
+        """Become a copy of another member, if one was ordered."""
+        while self._waiting:
+            self._obey(self._waiting.pop(0))
 
     def _obey(self, order: Mapping[str, Any]) -> None:
-        if "stop" in order:
-            self.stop.request(order["stop"])
-            return
         values = order["exploit"]
         exploit = Exploit(**{**values, "score": float("nan") if values["score"] is None else values["score"]})
         place = self.numbers.index(exploit.member)
@@ -125,9 +133,10 @@ def run(start: Mapping[str, Any], orders: int) -> None:
     attached = {handle.file: Replay.attach(_layout(start["layout"]), handle) for handle in set(handles.values())}
     stores = [attached[handles[str(number)].file] for number in numbers] if handles else None
     permits = None if start["permits"] is None else Permits(*start["permits"])
-    crew = build_crew(sweep, numbers=numbers, stores=stores, permits=permits)
-    torch.set_num_threads(min(torch.get_num_threads(), start["threads"]))  # fewer where the network is small
     board = Board(len(sweep.settings), start["size"], start["board"])
+    begun = int(board.steps[numbers].sum())
+    crew = build_crew(sweep, numbers=numbers, stores=stores, permits=permits, begun=begun)
+    torch.set_num_threads(min(torch.get_num_threads(), start["threads"]))  # fewer where the network is small
     log_file = MetricsLog(Path(start["run_dir"]))
     budget = Budget(**start["budget"])
     training = Share(sweep, crew, sinks=[log_file], numbers=numbers, board=board, orders=orders, budget=budget)
@@ -135,12 +144,12 @@ def run(start: Mapping[str, Any], orders: int) -> None:
         training.go_on()
         training.begin()
         run_sweep(training)
-        finished = training.stop.reason in {None, FINISHED}
+        training.stop.request(FINISHED)
         for member in training.trainings:
             member.report()
-            if finished:
+            if training.stop.interrupted is None:
                 member.last_evaluation()
-            member.announce("finished" if finished else "stopped")
+            member.announce("finished" if training.stop.interrupted is None else "stopped")
         training.publish()
     finally:
         crew.close()
@@ -152,21 +161,22 @@ def _layout(values: Mapping[str, Any]) -> UnrollLayout:
     return UnrollLayout(**fields)
 
 
-def main() -> int:
-    """Entry: `python -m laser_rl.runtime.share_process <parent's process id>`, and its first line of input."""
-    die_with(int(sys.argv[1]))
+def main() -> NoReturn:
+    """Entry, see `child`: what to do is its first line of input."""
+    deaf()
     logging.basicConfig(format="laser: %(message)s", level=logging.WARNING)
     orders = sys.stdin.fileno()
     line = b""
     while not line.endswith(b"\n"):  # byte by byte: what follows is for `obey`
         line += os.read(orders, 1)
+    status = 0
     try:
         run(json.loads(line), orders)
     except UserError as error:
         print(f"laser: {error}", file=sys.stderr)
-        return error.exit_status
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        status = error.exit_status
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # nobody may be left to hear it
+            stream.flush()
+    # All is closed, and what Python takes apart on its way out takes longer than all else at a sweep's end.
+    os._exit(status)

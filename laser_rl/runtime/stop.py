@@ -1,13 +1,17 @@
 """One way to end a run: signals, callbacks, errors and the end itself all ask here."""
 
 import contextlib
+import os
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 FINISHED = "finished"
 EXIT_STATUS = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129}
+AGAIN_S = 0.1  # sooner, a signal is the same one twice: from the terminal, and passed on by whoever started us
+WANTED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stop:
@@ -17,41 +21,123 @@ class Stop:
     >>> stop.request("a callback"); stop.request("too late")
     >>> stop.reason
     'a callback'
+
+    A run that is finished still hears what is urgent: its last evaluation may take longer than whoever asks will wait.
+
+    >>> stop = Stop()
+    >>> stop.request(FINISHED); stop.request("a callback"); stop.interrupt("SIGTERM")
+    >>> stop.reason, stop.urgent
+    ('SIGTERM', True)
     """
 
     def __init__(self) -> None:
         self._reason: str | None = None
+        self._urgent = False
+        self.listen: Callable[[], None] = lambda: None  # where one hears of it only by asking
 
     def request(self, reason: str) -> None:
         """Ask everybody to end."""
         if self._reason is None:  # no lock: a signal's handler may interrupt the holder of one
             self._reason = reason
 
+    def interrupt(self, reason: str) -> None:
+        """Ask everybody to end within seconds."""
+        if self.interrupted is None:
+            self._reason = reason
+        self._urgent = True
+
     @property
     def reason(self) -> str | None:
         """None while the run goes on."""
         return self._reason
 
+    @property
+    def urgent(self) -> bool:
+        """Whether even an evaluation under way is to be broken off."""
+        self.listen()
+        return self._urgent
+
+    @property
+    def interrupted(self) -> str | None:
+        """Who ended it before its end; None while it goes on, and if it was finished."""
+        return None if self._reason == FINISHED else self._reason
+
+
+class StoppedAtOnce(KeyboardInterrupt):
+    """A signal that asks for no order, or came where there is nothing to save.
+
+    >>> StoppedAtOnce("SIGTERM").exit_status
+    143
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name, self.exit_status = name, EXIT_STATUS[name]
+
 
 @contextlib.contextmanager
 def signals(stop: Stop) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM asks for an orderly end; the second one ends at once."""
+    """The first Ctrl-C or SIGTERM asks for an orderly end, a second of the same kind raises `StoppedAtOnce`.
+
+    A terminal that is closed asks for an orderly end too, however often: the kernel and the shell both tell of it.
+    """
+    heard: dict[int, float] = {}
+
+    def handle(number: int, _: FrameType | None) -> None:
+        now, name = time.monotonic(), signal.Signals(number).name
+        if number != signal.SIGHUP and now - heard.setdefault(number, now) > AGAIN_S:
+            raise StoppedAtOnce(name)
+        stop.interrupt(name)
+
+    with _handled(handle):
+        yield
+
+
+@contextlib.contextmanager
+def nothing_to_save() -> Iterator[None]:
+    """Around the start and the end of a command: there SIGTERM and a closed terminal raise, as Ctrl-C does."""
+
+    def handle(number: int, _: FrameType | None) -> None:
+        raise StoppedAtOnce(signal.Signals(number).name)
+
+    with _handled(handle):
+        yield
+
+
+def deaf() -> None:
+    """Signals are for the parent to handle, which then says what to do. Not SIG_IGN: what this process starts would inherit that."""
+    for number in WANTED:
+        signal.signal(number, lambda *_: None)
+
+
+@contextlib.contextmanager
+def _handled(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """What is ignored stays ignored: `nohup` asked for it. Elsewhere than in the main thread nothing can be handled."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {int(number): signal.getsignal(number) for number in wanted}
+    before = {number: signal.getsignal(number) for number in WANTED}
+    before = {number: found for number, found in before.items() if found not in (None, signal.SIG_IGN)}
+    terminals = [stream for stream in (1, 2) if os.isatty(stream)]
 
-    def handle(number: int, frame: FrameType | None) -> None:
-        if stop.reason is not None:
-            signal.signal(number, before[number])
-            signal.raise_signal(number)
-        stop.request(signal.Signals(number).name)
+    def handle_one(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            _mute(terminals)
+        handle(number, frame)
 
-    for number in wanted:
-        signal.signal(number, handle)
+    for number in before:
+        signal.signal(number, handle_one)
     try:
         yield
     finally:
-        for number in wanted:
-            signal.signal(number, before[number])
+        for number, found in before.items():
+            signal.signal(number, found)
+
+
+def _mute(terminals: list[int]) -> None:
+    """What would be said to a terminal that is gone is said to nobody: it would be an error, before the run has been saved."""
+    for stream in terminals:
+        if not os.isatty(stream):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream)
+            os.close(nowhere)

@@ -42,7 +42,7 @@ def composition(stores: Sequence[Replay | None]) -> dict[str, float]:
 def ages(learners: Sequence[Learner], store: Replay, random: np.random.Generator) -> dict[str, float]:
     """Percentiles of the age of a sample, in updates of the member that has made most."""
     newest = max(learner.version for learner in learners)
-    age = newest - store.versions(store.sample(SAMPLE, random))
+    age = newest - store.sample_versions(SAMPLE, random)
     return {f"age_{q}": float(value) for q, value in zip(PERCENTILES, np.percentile(age, PERCENTILES), strict=True)}
 
 

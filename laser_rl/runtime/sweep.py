@@ -14,6 +14,7 @@ from laser_rl.runtime.budget import Budget
 from laser_rl.runtime.build import derive
 from laser_rl.runtime.crew import Crew, Moves
 from laser_rl.runtime.pace import Pace, Steps
+from laser_rl.runtime.space import Tries
 from laser_rl.runtime.sparing import Sparing
 from laser_rl.runtime.stop import Stop
 from laser_rl.runtime.survey import survey
@@ -73,6 +74,7 @@ class SweepTraining:
         self.stop = Stop()
         self.budget = Budget(sweep.base.run.budget_minutes) if budget is None else budget
         self.saved: Path | None = None
+        self._tries = Tries()
         self.numbers = list(range(len(crew.members)) if numbers is None else numbers)
         self.trainings = [
             Training(
@@ -140,8 +142,12 @@ class SweepTraining:
         for training in self.trainings:
             training.between()
         self.exploit()
-        if self._save_every and self.goes_on() and self.steps >= self._next_save:
+        if not self.goes_on():
+            return
+        due = bool(self._save_every) and self.steps >= self._next_save
+        if due:
             self._next_save = (self.steps // self._save_every + 1) * self._save_every
+        if self._tries.due() if self._tries.failing else due:
             self.save()
 
     def exploit(self) -> list[Exploit]:
@@ -177,7 +183,8 @@ class SweepTraining:
         rows = []
         for number, training in zip(self.numbers, self.trainings, strict=True):
             score = fitness(training.window.numbers())
-            if not training.member.learner.flat.value.isfinite().all():
+            learner = training.member.learner
+            if learner.recovery.counts.failing or not learner.flat.value.isfinite().all():
                 score = math.nan  # its returns were good, but there is nothing left to copy
             rows.append(Standing(number, training.steps, training.window.episodes, score))
         return rows
@@ -219,9 +226,10 @@ class SweepTraining:
             sink.write("event", self.steps, self.updates, {"event": event})
 
     def save(self) -> None:
-        """Write a checkpoint, if anything is kept."""
-        if self._save is not None:
-            self.saved = self._save(self)
+        """Write a checkpoint, if anything is kept. If the disk is full it is tried again later; `NoSpace` if the sweep is at its end."""
+        write = self._save
+        if write is not None:
+            self.saved = self._tries.save(lambda: write(self), last=not self.goes_on()) or self.saved
 
     def state(self) -> dict[str, Any]:
         """Counters of the sweep itself."""
@@ -249,6 +257,6 @@ def run_sweep(training: SweepTraining, wait_s: float = 0.0005) -> None:
     """
     while training.goes_on():
         if not training.turn():
-            training.pace.wait(wait_s)
+            training.pace.wait()
             time.sleep(wait_s)
         training.between()  # also while waiting: who waits must hear that it is to stop

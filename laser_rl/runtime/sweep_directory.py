@@ -2,20 +2,31 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from laser_rl import checkpoint
-from laser_rl.checkpoint import Loaded, SegmentEntry, Snapshot
+from laser_rl.checkpoint import Loaded, Mended, SegmentEntry, Snapshot
 from laser_rl.checkpoint.atomic import write_json
+from laser_rl.checkpoint.guarded import fitting
 from laser_rl.metrics import machine
 from laser_rl.metrics.log import MetricsLog
 from laser_rl.replay.store import Replay
 from laser_rl.runtime.files import SWEEP, read_sweep, require_same_sweep
 from laser_rl.runtime.held import has_checkpoints, hold, throw_away
-from laser_rl.runtime.saving import Segments, load_member, member_groups, member_numbers, warn_of_lost
+from laser_rl.runtime.saving import (
+    MENDED,
+    Segments,
+    fill_stores,
+    load_member,
+    member_groups,
+    member_numbers,
+    warn_of_lost,
+)
+from laser_rl.runtime.space import all_or_nothing
 from laser_rl.runtime.sweep import SweepTraining
 from laser_rl.sweep.settings import FORMAT, SweepConfig
 from laser_rl.types import UnrollLayout
@@ -51,36 +62,45 @@ class SweepDirectory:
 
     def save(self, training: SweepTraining) -> Path:
         """A checkpoint of all members; it is there whole or not at all."""
-        ids = self.write_stores(stores_of(training), training.crew.members[0].layout)
-        tensors: dict[str, Mapping[str, Any]] = dict(training.crew.actor_state())
-        for number, member in enumerate(training.trainings):
-            tensors[f"member-{number:02d}"] = flat(member_groups(member))
-        snapshot = Snapshot(
-            step=training.steps,
-            tensors=tensors,
-            state={
-                "members": [member_numbers(member) for member in training.trainings],
-                "sweep": training.state(),
-                "replays": ids,
-            },
-            segments=self.segments(),
-        )
-        self.log.flush()
-        return checkpoint.write(self.path, snapshot, keep=self.sweep.base.run.keep_checkpoints)
+        with self.all_or_nothing(training.steps):
+            ids = self.write_stores(stores_of(training), training.crew.members[0].layout)
+            tensors: dict[str, Mapping[str, Any]] = dict(training.crew.actor_state())
+            for number, member in enumerate(training.trainings):
+                tensors[f"member-{number:02d}"] = flat(member_groups(member))
+            snapshot = Snapshot(
+                step=training.steps,
+                tensors=tensors,
+                state={
+                    "members": [member_numbers(member) for member in training.trainings],
+                    "sweep": training.state(),
+                    "replays": ids,
+                },
+                segments=self.segments(),
+            )
+            self.log.flush()
+            return checkpoint.write(self.path, snapshot, keep=self.sweep.base.run.keep_checkpoints)
+
+    def all_or_nothing(self, step: int) -> AbstractContextManager[None]:
+        """Around writing a checkpoint: `NoSpace` if the disk is full, and nothing stays of one that was not finished."""
+        return all_or_nothing(self.path, step, self._segments.values)
 
     def restore(self, training: SweepTraining) -> bool:
-        """Load the newest checkpoint that verifies; False if none was ever written."""
-        loaded = checkpoint.latest(self.path)
+        """Load the newest checkpoint that verifies, with what is left of a damaged replay; False if none was ever written."""
+        loaded = checkpoint.latest(self.path, replay="salvage")
         if loaded is None:
             if self.log.path.stat().st_size:  # an earlier start left rows, but no checkpoint: they are void
                 training.announce("resumed")
             return False
-        self.fill(stores_of(training), training.crew.members[0].layout, loaded)
-        for number, member in enumerate(training.trainings):
-            load_member(member, grouped(loaded.tensors[f"member-{number:02d}"]), loaded.state["members"][number])
-        warn_of_lost(training.crew.load_actors(loaded.tensors))
-        training.load(loaded.state["sweep"])
+        with fitting(loaded.path):
+            mended = self.fill(stores_of(training), training.crew.members[0].layout, loaded)
+            for number, member in enumerate(training.trainings):
+                load_member(member, grouped(loaded.tensors[f"member-{number:02d}"]), loaded.state["members"][number])
+            warn_of_lost(training.crew.load_actors(loaded.tensors))
+            training.load(loaded.state["sweep"])
         training.announce("resumed")
+        if mended is not None:
+            for sink in training.sinks:
+                sink.write("event", training.steps, training.updates, {"event": MENDED, **mended.values})
         return True
 
     def write_stores(self, stores: Sequence[Replay], layout: UnrollLayout) -> list[dict[str, int]]:
@@ -91,10 +111,13 @@ class SweepDirectory:
         """All that a checkpoint needs of the replay on disk."""
         return tuple(entry for files in self._segments.values() for entry in files.entries)
 
-    def fill(self, stores: list[Replay], layout: UnrollLayout, loaded: Loaded) -> None:
-        """Load the replay of a checkpoint."""
-        for number, store in enumerate(stores):
-            self._files_of(number, layout).fill(store, loaded.segments, loaded.state["replays"][number])
+    def fill(self, stores: list[Replay], layout: UnrollLayout, loaded: Loaded) -> Mended | None:
+        """Load the replay of a checkpoint; says what is lost of a damaged one."""
+        numbered = enumerate(stores)
+        return fill_stores(
+            loaded,
+            [(self._files_of(number, layout), store, loaded.state["replays"][number]) for number, store in numbered],
+        )
 
     def close(self) -> None:
         """Let go of the lock and the files."""

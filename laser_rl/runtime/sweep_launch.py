@@ -49,14 +49,14 @@ def finish(training: SweepTraining) -> SweepEnd:
     """Act and learn to the end; evaluate everybody, and save."""
     with signals(training.stop):
         run_sweep(training)
-    reason = training.stop.reason
-    interrupted = None if reason in {None, FINISHED} else reason
-    training.report()
-    if interrupted is None:
+        training.stop.request(FINISHED)
+        training.report()
         for member in training.trainings:
-            member.last_evaluation()
-    training.announce("finished" if interrupted is None else "stopped")
-    training.save()
+            if training.stop.interrupted is None:
+                member.last_evaluation()
+        interrupted = training.stop.interrupted
+        training.announce("finished" if interrupted is None else "stopped")
+        training.save()
     settings = training.sweep.settings
     members = tuple(
         _result(number, settings[number], member)

@@ -15,7 +15,8 @@ from laser_rl.metrics.sink import Kind, Sink, Value
 from laser_rl.metrics.window import memory_bytes, window_for
 from laser_rl.runtime.budget import Budget
 from laser_rl.runtime.build import Member, derive
-from laser_rl.runtime.evaluate import evaluate, trained_of
+from laser_rl.runtime.evaluate import Unfinished, evaluate, trained_of
+from laser_rl.runtime.space import Tries
 from laser_rl.runtime.stop import FINISHED, Stop
 from laser_rl.types import Episode
 
@@ -61,6 +62,7 @@ class Training:
         self.window = window_for(_tasks_of(member))
         self.evaluations: list[tuple[int, EvalResult]] = []
         self.saved: Path | None = None
+        self._tries = Tries()
         self.notes: dict[str, int] = {}  # of whoever runs this member, kept with its state
         self.extra: list[Callable[[], dict[str, float]]] = []  # more numbers for every row of metrics
         # Rows by the clock as well, for slow updates. Not where the same seed has to give the same rows.
@@ -150,7 +152,7 @@ class Training:
             "updates_per_second": updates_per_second,
             "learned_steps_per_second": updates_per_second * self._steps_an_update,
             "memory_bytes": memory_bytes(),
-            **{f"environment_{name}": count for name, count in self.member.environments.counters().items()},
+            **{f"environment_{name}": count for name, count in self.member.faults().items()},
         }
         if self.budget.left_s is not None:
             values["budget_left_seconds"] = self.budget.left_s
@@ -159,14 +161,18 @@ class Training:
         self._logged_updates, self._logged_steps, self._logged_at = self.update, self.steps, now
         self._announce("train", {name: value for name, value in values.items() if not _undefined(value)})
 
-    def between(self, locks: Sequence[threading.Lock] = (), settle: Callable[[], None] = lambda: None) -> None:
+    def between(
+        self,
+        locks: Sequence[contextlib.AbstractContextManager[None]] = (),
+        settle: Callable[[], None] = lambda: None,
+    ) -> None:
         """Evaluate and save, if due. The locks stop the other threads while state is taken, after `settle`."""
         self.check()
         self._tick()
-        if self._due("evaluate"):
-            self.evaluate()
+        if self._due("evaluate") and self.evaluate() is None:
+            self._next["evaluate"] = self.steps  # again, as soon as the run goes on
         # Not at the very end: `run` saves there, after the last rows. A checkpoint before them would let a resumed run write them twice.
-        if not self.done and self._due("save"):
+        if not self.done and self._save_is_due():
             with contextlib.ExitStack() as stack:
                 for lock in locks:
                     stack.enter_context(lock)
@@ -174,16 +180,20 @@ class Training:
                 if not self.done:
                     self.save()
 
-    def evaluate(self) -> EvalResult:
-        """Play with the current parameters; the seed depends on nothing but run and step."""
+    def evaluate(self) -> EvalResult | None:
+        """Play with the current parameters; the seed depends on nothing but run and step. None if somebody asks to stop meanwhile."""
         run = self.member.config.run
         seed = derive(run.seed, f"evaluation/{self.steps}")
-        result = evaluate(
-            trained_of(self.member, self.steps),
-            episodes=run.evaluate_episodes,
-            deterministic=run.evaluate_deterministic,
-            seed=seed,
-        )
+        try:
+            result = evaluate(
+                trained_of(self.member, self.steps),
+                episodes=run.evaluate_episodes,
+                deterministic=run.evaluate_deterministic,
+                seed=seed,
+                goes_on=lambda: not self.stop.urgent,
+            )
+        except Unfinished:
+            return None
         self.evaluations.append((self.steps, result))
         low, high = result.score_ci95
         values = {
@@ -197,16 +207,21 @@ class Training:
         self._announce("evaluation", values)
         return result
 
-    def last_evaluation(self) -> EvalResult:
-        """Of the current parameters; played now unless it has been."""
+    def last_evaluation(self) -> EvalResult | None:
+        """Of the current parameters; played now unless it has been. None if somebody asks to stop meanwhile."""
         if self.evaluations and self.evaluations[-1][0] == self.steps:
             return self.evaluations[-1][1]
         return self.evaluate()
 
     def save(self) -> None:
-        """Write a checkpoint, if anything is kept."""
-        if self._save is not None:
-            self.saved = self._save(self)
+        """Write a checkpoint, if anything is kept. If the disk is full it is tried again later; `NoSpace` if the run is at its end."""
+        write = self._save
+        if write is not None:
+            self.saved = self._tries.save(lambda: write(self), last=not self.goes_on()) or self.saved
+
+    def _save_is_due(self) -> bool:
+        due = self._due("save")
+        return self._tries.due() if self._tries.failing else due
 
     def failed(self, error: BaseException) -> None:
         """Another thread met this; the learner's thread raises it."""

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from laser_rl import checkpoint
-from laser_rl.checkpoint import read_segment
+from laser_rl.checkpoint import Loaded, read_segment
+from laser_rl.checkpoint.guarded import fitting
 from laser_rl.config import Config
 from laser_rl.envs.scores import tasks_of
 from laser_rl.errors import ConfigError
@@ -47,6 +48,12 @@ def warm_start(replay: Replay, config: Config, members: int) -> None:
     if loaded is None or not loaded.segments:
         raise ConfigError(f"{run_dir} has no replay to start from: no checkpoint is there, or nothing was replayed")
     _check_tasks(run_dir, config)
+    with fitting(loaded.path):
+        _fill(replay, run_dir, loaded, members)
+    log.info("the replay begins with %s unrolls of %s", f"{len(replay):,}", run_dir)
+
+
+def _fill(replay: Replay, run_dir: Path, loaded: Loaded, members: int) -> None:
     newest, oldest = _newest(loaded.state), _oldest(loaded.state)
     for entry in loaded.segments:
         first = oldest[entry.first_id // STORE_IDS]
@@ -62,7 +69,6 @@ def warm_start(replay: Replay, config: Config, members: int) -> None:
                 f"the replay of {run_dir} does not fit this agent: its unrolls have another shape. Use the same environment, frame_stack "
                 f"and unroll_steps as there ({error})"
             ) from None
-    log.info("the replay begins with %s unrolls of %s", f"{len(replay):,}", run_dir)
 
 
 def _check_tasks(run_dir: Path, config: Config) -> None:

@@ -1,11 +1,13 @@
 """Everything that decides a sweep, as one frozen value; kept in the run directory as `sweep.json`."""
 
+import difflib
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from laser_rl.config import Config, CountOrNone, Frozen, override
+from laser_rl.config import Config, CountOrNone, Frozen, override, shortened, unknown
 from laser_rl.envs.scores import tasks_of
 from laser_rl.errors import ConfigError
 from laser_rl.sweep import space
@@ -13,6 +15,7 @@ from laser_rl.sweep.pbt import PbtConfig
 from laser_rl.sweep.space import Distribution
 
 FORMAT = 1
+MOST_MEMBERS = 1000  # all of them are built before anything is refused for its size
 Sharing = Literal["shared", "separate", "none"]
 
 
@@ -51,6 +54,9 @@ class SweepConfig(Frozen):
             raise ValueError(f"expected one of grid, random and members to say what members differ in, got {got}")
         if bool(self.random) != bool(self.draws):
             raise ValueError("random and draws belong together: distributions, and how many members to draw")
+        count = max(math.prod(map(len, self.grid.values())) if self.grid else 0, self.draws, len(self.members))
+        if count > MOST_MEMBERS:
+            raise ValueError(f"{count:,} members were asked for, expected at most {MOST_MEMBERS:,}; leave values out")
         if self.pbt is not None and self.pbt.score_low is not None and len(tasks_of(self.base.environment.id)) > 1:
             raise ValueError(
                 "scores of a mixture of tasks are normalised already; leave pbt.score_low and score_high out"
@@ -96,6 +102,18 @@ def sweep_from(values: Mapping[str, Any]) -> SweepConfig:
 
 def _problem(item: Any) -> str:
     name, message = ".".join(map(str, item["loc"])), item["msg"].removeprefix("Value error, ")
+    if item["type"] == "extra_forbidden":
+        return _unknown(*map(str, item["loc"]))
     if item["type"] == "value_error":
         return f"{name}: {message}" if name else message
-    return f"{name} is {item['input']!r}: {message[0].lower()}{message[1:]}"
+    return f"{name} is {shortened(item['input'])}: {message[0].lower()}{message[1:]}"
+
+
+def _unknown(section: str, *rest: str) -> str:
+    """In the base a name is one of a run's settings; others are of the sweep itself."""
+    if rest and section == "base":
+        return unknown(".".join(rest))
+    known = [*PbtConfig.model_fields] if rest and section == "pbt" else [*SweepConfig.model_fields]
+    close = difflib.get_close_matches(rest[-1] if rest else section, known, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
+    return f"there is no setting {'.'.join((section, *rest))!r} of a sweep; {hint}"

@@ -39,6 +39,7 @@ def end(child):
     assert outcome(child) == -signal.SIGKILL
 
 
+@pytest.mark.fault(23)
 def test_a_second_run_is_refused_with_the_owners_number(tmp_path):
     child = hold(tmp_path)
     try:
@@ -60,6 +61,7 @@ def test_the_same_process_cannot_have_it_twice_but_again(tmp_path):
                 RunLock(tmp_path)
 
 
+@pytest.mark.fault(23)
 def test_a_killed_owner_loses_the_lock(tmp_path):
     end(hold(tmp_path))
     assert owner(tmp_path) is None
@@ -67,6 +69,7 @@ def test_a_killed_owner_loses_the_lock(tmp_path):
         assert owner(tmp_path).pid == os.getpid()
 
 
+@pytest.mark.fault(23)
 @pytest.mark.parametrize("reused", [False, True])
 def test_an_orphan_that_inherited_the_lock_does_not_keep_it(tmp_path, reused):
     """The owner forks a worker and is killed; the worker lives on and, by the kernel's rules, holds the lock."""
@@ -97,7 +100,8 @@ def test_an_orphan_that_inherited_the_lock_does_not_keep_it(tmp_path, reused):
         os.kill(orphan, signal.SIGKILL)
 
 
-def test_only_one_of_many_gets_it(tmp_path):
+@pytest.mark.fault(23)
+def test_only_one_of_many_gets_it(tmp_path, figure):
     def attempt():
         RunLock(tmp_path)
         time.sleep(LIMIT)
@@ -117,6 +121,7 @@ def test_only_one_of_many_gets_it(tmp_path):
         wait_for(lambda: owner(tmp_path) is not None)
         assert owner(tmp_path).pid == living[0]
         assert len(refused) == 7
+        figure("8 at once: 1 has it, 7 refused")
     finally:
         for child in living:
             end(child)

@@ -95,8 +95,8 @@ def test_a_giant_hidden_in_a_small_block_is_not_allocated(tmp_path, monkeypatch)
     bomb = zstandard.ZstdCompressor().compress(bytes(1 << 28))
     original = segments._encoded
 
-    def with_bomb(layout, first, block):
-        yield next(original(layout, first, block))
+    def with_bomb(layout, first, block, previous):
+        yield next(original(layout, first, block, previous))
         prefix = segments._SKIPPABLE.pack(segments._RECORD_MAGIC, segments._RECORD.size)
         yield prefix + segments._RECORD.pack(first, len(bomb), segments._checksum(first, bomb)) + bomb
 

@@ -144,6 +144,7 @@ def test_a_run_that_went_back_is_not_overtaken_by_its_damaged_future(tmp_path, c
     assert names(tmp_path / CHECKPOINTS) == ["step-000000000015", "step-000000000020.set-aside"]
 
 
+@pytest.mark.fault(10)
 def test_a_full_disk_leaves_the_previous_checkpoint_and_no_rubbish(tmp_path, monkeypatch):
     write(tmp_path, snapshot(1))
     fsync, left = os.fsync, iter(range(3))

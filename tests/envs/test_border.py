@@ -44,6 +44,7 @@ def one_slot(env, **settings):
     return envs, lambda: envs.step(np.array([0]), np.array([0]))
 
 
+@pytest.mark.fault(5)
 @pytest.mark.parametrize("case", [*MALFORMED, "action space"])
 def test_a_malformed_step_is_refused_by_name_and_place(case):
     wrong = change_action_space if case == "action space" else functools.partial(malformed, case=case)
@@ -56,6 +57,7 @@ def test_a_malformed_step_is_refused_by_name_and_place(case):
         step()
 
 
+@pytest.mark.fault(5)
 @pytest.mark.parametrize("case", ["float64", "shape", "list", "none", "reward none", "old gym", "terminated", "info"])
 def test_the_cheap_check_of_later_rows_sees_it_too(case):
     wrong, message = functools.partial(malformed, case=case), MESSAGES[case]
@@ -67,6 +69,7 @@ def test_the_cheap_check_of_later_rows_sees_it_too(case):
         step()
 
 
+@pytest.mark.fault(5)
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -103,6 +106,7 @@ BAD_MESSAGES = {
 }
 
 
+@pytest.mark.fault(4)
 @pytest.mark.parametrize("good_steps", [3, FULL_ROWS + 5])
 @pytest.mark.parametrize("case", NOT_FINITE)
 def test_what_is_not_finite_fails_and_says_where(case, good_steps):
@@ -115,6 +119,7 @@ def test_what_is_not_finite_fails_and_says_where(case, good_steps):
         step()
 
 
+@pytest.mark.fault(4)
 @pytest.mark.parametrize("case", NOT_FINITE)
 def test_or_its_episode_is_dropped_and_counted(case):
     envs, step = one_slot(
@@ -147,6 +152,7 @@ def test_large_but_finite_observations_pass():
     np.testing.assert_array_equal(rows.observation[0], large)
 
 
+@pytest.mark.fault(4)
 def test_float64_that_does_not_fit_float32_is_not_stored():
     wide = spaces.Box(-np.inf, np.inf, (2,), np.float64)
     envs, step = one_slot(
@@ -162,6 +168,7 @@ def test_float64_that_does_not_fit_float32_is_not_stored():
 NESTED = spaces.Dict({"place": spaces.Box(-1, 1, (2,), np.float32), "kinds": spaces.Tuple([spaces.Discrete(3)])})
 
 
+@pytest.mark.fault(5)
 @pytest.mark.parametrize(
     ("value", "message"),
     [

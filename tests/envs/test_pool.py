@@ -171,6 +171,7 @@ time.sleep(60 if sys.argv[2] != "exit" else 0)
 """
 
 
+@pytest.mark.fault(18)
 @pytest.mark.parametrize("manner", ["idle", "busy", "exit"])
 def test_workers_die_with_the_program(manner, tmp_path):
     marker = tmp_path / "hang"

@@ -49,14 +49,15 @@ def write_and_die(run_dir, step, number):
     return status != 0
 
 
+@pytest.mark.fault(7)
 @pytest.mark.parametrize("step", [30, 20])  # a new one; the newest one once more
-def test_killed_at_every_point_of_the_writer(tmp_path, caplog, step):
+def test_killed_at_every_point_of_the_writer(tmp_path, caplog, step, figure):
     template = tmp_path / "template"
     known = {old: snapshot(old, template, segments=2) for old in (10, 20)}
     for old in known.values():
         write(template, old)
     known[step] = snapshot(step, tmp_path / "elsewhere", segments=2)
-    points = 0
+    points = removed = 0
     for number in range(1000):
         run_dir = tmp_path / str(number)
         shutil.copytree(template, run_dir)
@@ -67,7 +68,7 @@ def test_killed_at_every_point_of_the_writer(tmp_path, caplog, step):
         assert not caplog.records
         for path in (run_dir / CHECKPOINTS).glob("step-*"):
             load_snapshot(path)  # not even an older one is half there
-        remove_leftovers(run_dir)
+        removed += len(remove_leftovers(run_dir))
         kept = sorted(int(path.name[5:]) for path in (run_dir / CHECKPOINTS).glob("step-????????????"))
         assert_is(latest(run_dir), known[loaded.step])
         assert not list(run_dir.rglob("*.tmp"))
@@ -77,8 +78,11 @@ def test_killed_at_every_point_of_the_writer(tmp_path, caplog, step):
             break
         points += 1
     assert points > 40  # the writer has that many points at least: opens, writes, syncs, renames, removals
+    what = "the newest step once more" if step == 20 else "a new checkpoint"
+    figure(f"{what}: killed at {points} points, {points} loadable, {removed} leftovers removed")
 
 
+@pytest.mark.fault(7)
 @pytest.mark.parametrize("old", [None, b"old" * 1000])
 def test_a_file_is_the_old_one_or_the_new_one(tmp_path, old):
     new, died, number = b"new" * 2000, True, -1
@@ -131,11 +135,15 @@ def random_kills(run_dir, count):
     return complete, hits
 
 
-def test_fifty_random_kills(tmp_path, caplog):
+@pytest.mark.fault(7)
+def test_fifty_random_kills(tmp_path, caplog, figure):
     complete, hits = random_kills(tmp_path / "run", 50)
     assert complete > 25
     assert hits > 0  # kills that struck in the middle of a checkpoint
     assert not caplog.records
+    figure(
+        f"50 random kills, {hits} within a checkpoint: 50 loadable, none older than the last of {complete} complete ones"
+    )
 
 
 def truncated(path):
@@ -202,6 +210,7 @@ def two_checkpoints(run_dir):
     return written
 
 
+@pytest.mark.fault(8)
 @pytest.mark.parametrize("damage", DAMAGE, ids=lambda function: function.__name__)
 @pytest.mark.parametrize("name", FILES)
 def test_any_damage_to_any_file_falls_back_and_names_it(tmp_path, caplog, name, damage):
@@ -217,7 +226,8 @@ def test_any_damage_to_any_file_falls_back_and_names_it(tmp_path, caplog, name, 
         load_snapshot(tmp_path / CHECKPOINTS / "step-000000000020")
 
 
-def test_every_single_bit_of_a_manifest_counts(tmp_path):
+@pytest.mark.fault(8)
+def test_every_single_bit_of_a_manifest_counts(tmp_path, figure):
     write(tmp_path, snapshot(1, tmp_path, segments=1))
     path = file_of(tmp_path, 1, manifest.NAME)
     original = path.read_bytes()
@@ -226,8 +236,10 @@ def test_every_single_bit_of_a_manifest_counts(tmp_path):
         data[position] ^= 1 << (position % 8)
         with pytest.raises(DamagedRun, match="manifest"):
             manifest.decode(path, bytes(data))
+    figure(f"{len(original)} flipped bytes of a manifest, {len(original)} found")
 
 
+@pytest.mark.fault(8)
 @pytest.mark.parametrize("damage", DAMAGE, ids=lambda function: function.__name__)
 @pytest.mark.parametrize("name", FILES)
 def test_all_damaged_says_use_fresh_and_exits_with_3(tmp_path, name, damage):
@@ -248,6 +260,7 @@ def make_newer(run_dir, step):
     path.write_bytes(blank.replace(b"0" * 64, digest.encode()))
 
 
+@pytest.mark.fault(8)
 def test_a_newer_manifest_falls_back_and_alone_asks_for_an_upgrade(tmp_path, caplog):
     older, newer = two_checkpoints(tmp_path)
     make_newer(tmp_path, 20)
@@ -262,11 +275,12 @@ def test_a_newer_manifest_falls_back_and_alone_asks_for_an_upgrade(tmp_path, cap
     assert caught.value.exit_status == 2
 
 
+@pytest.mark.fault(8)
 def test_a_newer_segment_falls_back(tmp_path, caplog, monkeypatch):
     older = snapshot(10, tmp_path, segments=1)
     write(tmp_path, older)
     with monkeypatch.context() as patch:
-        patch.setattr(segments, "FORMAT", 2)
+        patch.setattr(segments, "FORMAT", segments.FORMAT + 1)
         entry = segments.write_segment(tmp_path / REPLAY, LAYOUT, 100, unrolls(2))
         write(tmp_path, Snapshot(20, {}, {}, [entry]))
     assert_is(latest(tmp_path), older)
@@ -282,6 +296,7 @@ def test_a_segment_deleted_under_two_checkpoints_damages_both(tmp_path):
     assert latest(tmp_path).step == 20
 
 
+@pytest.mark.fault(14)
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/../../secret", "..", "", ".hidden", "a\x00b"])
 def test_a_manifest_cannot_name_a_file_elsewhere(tmp_path, name):
     """Even where the file is there and has the right hash."""
@@ -300,6 +315,7 @@ def test_a_manifest_cannot_name_a_file_elsewhere(tmp_path, name):
         load_snapshot(path.parent)
 
 
+@pytest.mark.fault(14)
 @pytest.mark.parametrize("name", ["manifest.json", "state.json"])
 def test_giant_json_is_refused_unread(tmp_path, name, caplog):
     older, _ = two_checkpoints(tmp_path)
@@ -311,6 +327,7 @@ def test_giant_json_is_refused_unread(tmp_path, name, caplog):
     assert "expected at most 67,108,864" in caplog.text
 
 
+@pytest.mark.fault(14)
 @pytest.mark.parametrize("text", [b"[" * 100_000, b"[1]", b"null", b'{"format": 1}', b"\xff", b"1" * 5000,
                                   b"cos\nsystem\n(S'true'\ntR.", b"\x80\x04\x95"])  # fmt: skip
 @pytest.mark.parametrize("name", ["manifest.json", "state.json", "learner.safetensors"])
@@ -334,6 +351,7 @@ def test_a_folder_under_another_step_is_refused(tmp_path):
     assert_is(latest(tmp_path), older)
 
 
+@pytest.mark.fault(14)
 def test_a_linked_folder_is_refused(tmp_path):
     older, _ = two_checkpoints(tmp_path)
     (tmp_path / CHECKPOINTS / "step-000000000020").rename(tmp_path / "elsewhere")

@@ -9,8 +9,7 @@ from laser_rl import checkpoint
 from laser_rl.metrics.log import read
 from laser_rl.runtime.processes import Supervisor
 from laser_rl.runtime.sweep_directory import SweepDirectory
-from tests.faults.test_run_faults import finish, kill_group, newest, start, wait_until
-from tests.runtime.small import fingerprint
+from tests.faults.test_run_faults import finish, kill_group, newest, start, the_same, wait_until
 from tests.runtime.test_recurrent_sweeps import PBT, members
 
 TRAIN = (
@@ -20,7 +19,15 @@ TRAIN = (
 )
 
 
-def test_killed_and_resumed_is_the_uninterrupted_run_bit_for_bit(tmp_path):
+SWEEP = (
+    "sweep --recipe cartpole --env laser/TMaze-4 --network.memory lstm --network.memory-size 8 --network.hidden 8 --loss.unroll-steps 5 "
+    "--grid learning_rate=5e-4,1e-3,4e-3 --pbt --steps 1500 --environment.slots 3 --replay.capacity-steps 2000 "
+    "--run.checkpoint-every-steps 300 --run.evaluate-episodes 2 --plain"
+)
+
+
+@pytest.mark.fault(9)
+def test_killed_and_resumed_is_the_uninterrupted_run_bit_for_bit(tmp_path, figure):
     status, _, err = finish(start(*TRAIN.split(), "--out", tmp_path / "whole"))
     assert status == 0, err
     path = tmp_path / "parts"
@@ -35,7 +42,26 @@ def test_killed_and_resumed_is_the_uninterrupted_run_bit_for_bit(tmp_path):
     status, out, err = finish(start("resume", path, "--plain"))
     assert status == 0, err
     assert f"resumed at step {at:,}" in out
-    assert fingerprint(path) == fingerprint(tmp_path / "whole")
+    figure(f"LSTM, 1 member, killed after step {at:,} of 1,500: {the_same(path, tmp_path / 'whole')}")
+
+
+@pytest.mark.slow
+@pytest.mark.fault(9, 20)
+def test_a_killed_sweep_goes_on_bit_for_bit(tmp_path, figure):
+    status, _, err = finish(start(*SWEEP.split(), "--out", tmp_path / "whole"))
+    assert status == 0, err
+    path = tmp_path / "parts"
+    process = start(*SWEEP.split(), "--out", path)
+    wait_until(lambda: newest(path) >= 600, process)
+    kill_group(process)
+    at = newest(path)
+    assert at < 1_500
+    status, _, err = finish(start("resume", path, "--plain"))
+    assert status == 0, err
+    figure(f"LSTM, 3 members with PBT, killed after step {at:,} of 1,500: {the_same(path, tmp_path / 'whole')}")
+    state = checkpoint.latest(path).state["sweep"]["pbt"]
+    assert len(state["history"]) > 0
+    assert state == checkpoint.latest(tmp_path / "whole").state["sweep"]["pbt"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

@@ -12,6 +12,7 @@ import time
 import pytest
 
 from laser_rl import checkpoint
+from laser_rl.metrics.log import read
 from tests.runtime.small import fingerprint
 
 LASER = (sys.executable, "-c", "import sys; from laser_rl.cli import main; sys.exit(main())")
@@ -36,7 +37,7 @@ def kill_group(process):
     process.communicate(timeout=30)
 
 
-def wait_until(condition, process, timeout_s=60):
+def wait_until(condition, process, timeout_s=120):
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert process.poll() is None, process.communicate()
@@ -49,6 +50,14 @@ def newest(path):
     return -1 if loaded is None else loaded.step
 
 
+def the_same(path, other):
+    """Asserts equal SHA-256 of all files of the newest checkpoint, of the replay and of all rows; how much that was."""
+    assert fingerprint(path) == fingerprint(other)
+    manifest = json.loads((checkpoint.latest(path).path / "manifest.json").read_text())
+    segments, rows = len(manifest["segments"]), len(read(path, ("train", "episode", "evaluation", "sweep")))
+    return f"the same SHA-256 of {len(manifest['files'])} files, {segments} segments of replay and {rows} rows"
+
+
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     path = tmp_path_factory.mktemp("whole") / "run"
@@ -57,7 +66,8 @@ def uninterrupted(tmp_path_factory):
     return path
 
 
-def test_killed_and_resumed_is_the_uninterrupted_run_bit_for_bit(uninterrupted, tmp_path):
+@pytest.mark.fault(6, 9)
+def test_killed_and_resumed_is_the_uninterrupted_run_bit_for_bit(uninterrupted, tmp_path, figure):
     path = tmp_path / "run"
     process = start("train", "--out", path, *SETTINGS.split())
     wait_until(lambda: newest(path) >= 1000, process)
@@ -67,10 +77,11 @@ def test_killed_and_resumed_is_the_uninterrupted_run_bit_for_bit(uninterrupted, 
     status, out, err = finish(start("resume", path, "--plain"))
     assert status == 0, err
     assert f"resumed at step {at:,}" in out
-    assert fingerprint(path) == fingerprint(uninterrupted)
+    figure(f"MLP, 1 member, killed after step {at:,} of 3,000: {the_same(path, uninterrupted)}")
 
 
 @pytest.mark.slow
+@pytest.mark.fault(6)
 def test_killed_at_twenty_random_moments(uninterrupted, tmp_path):
     path, dice, before = tmp_path / "run", random.Random(4), -1  # noqa: S311
     command = ("train", "--out", path, *SETTINGS.split())
@@ -90,15 +101,18 @@ def test_killed_at_twenty_random_moments(uninterrupted, tmp_path):
     assert fingerprint(path) == fingerprint(uninterrupted)
 
 
+@pytest.mark.fault(19)
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_polite_signal_saves_and_says_how_to_go_on(tmp_path, number, status):
+def test_a_polite_signal_saves_and_says_how_to_go_on(tmp_path, number, status, figure):
     path = tmp_path / "run"
     words = SETTINGS.replace("--steps 3000", "--steps 10M").split()
     process = start("train", "--out", path, *words)
     wait_until(lambda: newest(path) >= 500, process)
+    begin = time.monotonic()
     process.send_signal(number)
-    code, out, err = finish(process, timeout_s=30)
+    code, out, err = finish(process, timeout_s=60)
     assert code == status, err
+    figure(f"{number.name}: {code} after {time.monotonic() - begin:.1f} s")
     assert f"go on with: laser resume {path}" in out
     stopped = int(re.search(r"at step ([\d,]+);", out)[1].replace(",", ""))
     assert newest(path) == stopped

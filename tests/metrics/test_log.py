@@ -73,16 +73,20 @@ def test_a_torn_last_line_is_left_out_and_spoils_no_later_one(tmp_path):
         assert found == ([0, 1, 2, 9] if cut == len(whole) - 1 else [0, 1, 9])
 
 
-def test_a_full_disk_is_said_and_the_next_row_is_whole(tmp_path, monkeypatch):
+def test_a_row_that_was_cut_off_by_a_full_disk_comes_later_and_whole(tmp_path, monkeypatch, caplog):
     log, write = MetricsLog(tmp_path), os.write
     log.write("train", 1, 1, {})
     monkeypatch.setattr(os, "write", lambda handle, data: write(handle, data[:9]))
-    with pytest.raises(OSError, match="No space left"):
-        log.write("train", 2, 2, {})
+    log.write("train", 2, 2, {})
     monkeypatch.undo()
+    assert [row["step"] for row in read(tmp_path)] == [1]
     log.write("train", 3, 3, {})
     log.close()
-    assert [row["step"] for row in read(tmp_path)] == [1, 3]
+    assert [row["step"] for row in read(tmp_path)] == [1, 2, 3]
+    assert [("no space" in message, "2 rows late, 0 lost" in message) for message in caplog.messages] == [
+        (True, False),
+        (False, True),
+    ]
 
 
 def test_a_reader_beside_a_writer_sees_each_row_once_and_whole(tmp_path):

@@ -74,6 +74,7 @@ def test_what_is_full_still_comes_when_nothing_more_will_and_then_none():
         assert ahead.next(10.0) is None
 
 
+@pytest.mark.fault(13)
 def test_a_starved_learner_says_for_whom_it_waits():
     with Ahead(counting(), batches(), ready=lambda seconds: time.sleep(min(seconds, 0.01)) is not None) as ahead:  # noqa: SIM117
         with pytest.raises(Starved, match="the learner has waited 0 s for unrolls from the actors"):

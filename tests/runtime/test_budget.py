@@ -78,7 +78,7 @@ def test_a_run_whose_time_is_over_is_finished(tmp_path):
 def test_the_steps_may_be_done_before_the_time_is_over(tmp_path):
     result, training = timed(tmp_path, 1000.0, steps=300)
     assert 300 <= result.steps < 310
-    assert training.stop.reason is None
+    assert training.stop.reason == "finished"
     assert training.progress == 1.0
 
 

@@ -114,6 +114,7 @@ def test_replay_holds_whole_streams_only(runtime):
     assert witness.unrolls == 200
 
 
+@pytest.mark.fault(9)
 def test_half_then_resume_is_the_whole_run_bit_for_bit(tmp_path):
     longer = {"run.steps": 800}  # a checkpoint is due between the resume and the end, and must come
     for settings in ({}, {"kind": "rmsprop", "schedule": "linear"}, {"environment.placement": "process"}):
@@ -216,6 +217,7 @@ def test_an_error_in_the_environment_ends_the_run_with_it(runtime):
         finish(small("Broken", runtime=runtime), source=Broken)
 
 
+@pytest.mark.fault(23)
 def test_two_runs_in_one_directory_are_refused(tmp_path):
     directory = RunDirectory(tmp_path, small())
     try:

@@ -98,6 +98,7 @@ def test_acceptance_is_counted_for_the_member_that_produced_the_data():
     assert alone.report()["acceptance"] == pytest.approx(numbers["acceptance_from_0"])
 
 
+@pytest.mark.fault(21)
 def test_a_member_with_a_broken_gradient_is_skipped_and_no_other():
     broken, whole = Stack(learners()), Stack(learners())
     batches = [batch_for(row, 0) for row in range(K)]
@@ -111,6 +112,7 @@ def test_a_member_with_a_broken_gradient_is_skipped_and_no_other():
         torch.testing.assert_close(broken.value[row], whole.value[row], rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.fault(21)
 def test_a_member_that_does_not_recover_is_rolled_back_to_what_it_was():
     stack = Stack(learners())
     good = stack.learners[1].flat.value.clone()
@@ -160,6 +162,20 @@ def test_a_copy_takes_parameters_and_optimiser_and_keeps_what_is_its_own():
     with pytest.raises(ValueError, match=r"policy_head\.bias"):
         recipient.adopt(broken)
     assert torch.equal(stack.value[0], before)
+
+
+@pytest.mark.fault(20, 21)
+def test_a_copy_that_cannot_learn_is_undone():
+    """Its donor's parameters were finite, and broken all the same."""
+    recipient, donor = learners()[:2]
+    own = recipient.flat.value.clone()
+    donor.flat.value.fill_(1e30)
+    recipient.adopt(donor.state().tensors)
+    for update in range(GIVE_UP_AFTER):
+        assert not recipient.update(batch_for(0, update), progress=0.0)
+    assert recipient.rollbacks == 1
+    assert torch.equal(recipient.flat.value, own)
+    assert recipient.update(batch_for(0, 99), progress=0.0)  # it learns again
 
 
 def test_other_networks_go_through_vmap():

@@ -24,6 +24,7 @@ from laser_rl.metrics.reporting.subject import SEED, Subject
 _MOST_EVENTS = 40
 _QUIET = {"checkpoint", "exploit", "resumed"}  # many, or told elsewhere
 _HARDWARE = ("processor", "cores", "memory_bytes", "gpu", "system", "python")
+_YEAR_3000 = 32_503_680_000  # seconds; later ones were not written by us, and the C library may refuse them
 
 
 def happened(subject: Subject) -> Section | None:
@@ -110,7 +111,7 @@ def _brief(session: Mapping[str, Any]) -> str:
 
 
 def _when(value: object) -> str:
-    if not isinstance(value, int | float):
+    if not isinstance(value, int | float) or not 0 <= value < _YEAR_3000:
         return "unknown"
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(value))
 

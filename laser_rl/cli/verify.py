@@ -1,0 +1,183 @@
+"""`laser verify`: is every file of a run or sweep what was written? Reads only, and repairs nothing."""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from laser_rl import checkpoint
+from laser_rl.checkpoint import SegmentEntry, manifest
+from laser_rl.checkpoint.guarded import Damaged, open_plain
+from laser_rl.checkpoint.salvage import places_in
+from laser_rl.checkpoint.segments import verify_segment
+from laser_rl.errors import ConfigError, DamagedRun, UserError
+from laser_rl.metrics import machine
+from laser_rl.metrics.log import FILE, read_from
+from laser_rl.runtime.files import CONFIG, SWEEP, is_sweep, read_config, read_sweep
+
+State = Literal["whole", "damaged", "left over"]
+ROW_BEGINS = b'{"kind": "'  # so does what is left of one that was cut off
+
+
+@dataclass(frozen=True)
+class Verify:
+    """Check every file of runs and sweeps: settings, metrics, checkpoints, replay. A line a file; exit status 3 if one is damaged."""
+
+    run_dirs: tyro.conf.Positional[tuple[Path, ...]]
+    """Directories of runs or sweeps."""
+    json: bool = False
+    """Everything as JSON, a list with one object a directory."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a file is."""
+
+    file: str  # in the run directory
+    state: State
+    detail: str
+
+
+def verify_command(arguments: list[str]) -> int:
+    """`laser verify`."""
+    asked = tyro.cli(Verify, prog="laser verify", args=arguments)
+    if not asked.run_dirs:
+        raise ConfigError("verify what? name one or more run directories: laser verify runs/*")
+    found = {run_dir: list(findings(run_dir)) for run_dir in asked.run_dirs}
+    if asked.json:
+        listed = [{"run_dir": str(path), "files": [asdict(one) for one in files]} for path, files in found.items()]
+        print(json.dumps(listed, indent=2))
+    else:
+        print("\n\n".join(_text(path, files) for path, files in found.items()))
+    bad = any(one.state == "damaged" for files in found.values() for one in files)
+    return DamagedRun.exit_status if bad else 0
+
+
+def findings(run_dir: Path) -> Iterator[Finding]:
+    """Every file that a run would need to go on, and what a dead writer left; ConfigError if it is no run directory.
+
+    Of a run that goes on, files that it removes meanwhile are left out.
+    """
+    settings = SWEEP if is_sweep(run_dir) else CONFIG
+    if not (run_dir / settings).exists():
+        raise ConfigError(f"{run_dir} is no run directory: it has neither {CONFIG} nor {SWEEP}")
+    yield _checked(settings, lambda: _settings(run_dir))
+    for name, check in ((FILE, _metrics), (machine.FILE, _machine)):
+        if (run_dir / name).exists():
+            yield _checked(name, partial(check, run_dir))
+    segments: dict[str, SegmentEntry] = {}
+    for folder in sorted((run_dir / checkpoint.CHECKPOINTS).glob("step-*")):
+        found = _checked(_name(run_dir, folder), partial(_checkpoint, folder, segments))
+        if _is_old(folder):
+            yield Finding(found.file, "left over", "is not used any more")
+        elif found.state == "whole" or folder.exists():
+            yield found
+    for entry in sorted(segments.values(), key=lambda entry: entry.first_id):
+        found = _checked(f"{checkpoint.REPLAY}/{entry.name}", partial(_segment, run_dir / checkpoint.REPLAY, entry))
+        if found.state == "whole" or entry.name in _named(run_dir):
+            yield found
+    if checkpoint.owner(run_dir) is None:  # what a living writer has not finished yet looks the same
+        yield from _left_over(run_dir, set(segments))
+
+
+def _checked(name: str, check: Callable[[], str]) -> Finding:
+    try:
+        return Finding(name, "whole", check())
+    except (UserError, OSError) as problem:
+        why = problem.why if isinstance(problem, Damaged) else str(problem)
+        return Finding(name, "damaged", why)
+
+
+def _settings(run_dir: Path) -> str:
+    if is_sweep(run_dir):
+        sweep = read_sweep(run_dir)
+        return f"{len(sweep.settings)} members on {sweep.base.environment.id}"
+    return read_config(run_dir).environment.id
+
+
+def _metrics(run_dir: Path) -> str:
+    """Half a line is what a kill or a full disk leaves; anything else that is no row is damage."""
+    path = run_dir / FILE
+    rows, _ = read_from(path)
+    with open_plain(path) as file:
+        *lines, last = file.read().split(b"\n")
+    torn = [line for line in lines if line and not _is_row(line)] + [last] * bool(last)
+    foreign = [line for line in torn if not (line.startswith(ROW_BEGINS) or ROW_BEGINS.startswith(line))]
+    if foreign:
+        raise Damaged(path, f"has {len(foreign):,} lines that are no rows, beside {len(rows):,} rows")
+    return f"{len(rows):,} rows" + (f", {len(torn):,} cut off" if torn else "")
+
+
+def _is_row(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _machine(run_dir: Path) -> str:
+    path = run_dir / machine.FILE
+    sessions = machine.sessions(run_dir)
+    if not sessions:
+        raise Damaged(path, "says of no session on which machine it was")
+    return f"{len(sessions):,} sessions"
+
+
+def _checkpoint(folder: Path, named: dict[str, SegmentEntry]) -> str:
+    """All but its segments, which several share."""
+    loaded = checkpoint.load_snapshot(folder, replay="unread")
+    named |= {entry.name: entry for entry in loaded.segments}
+    size = sum(entry.bytes for entry in manifest.read(folder).files.values())
+    return f"{len(loaded.tensors) + 1} files, {size / 1e6:,.1f} MB, {len(loaded.segments)} segments"
+
+
+def _segment(folder: Path, entry: SegmentEntry) -> str:
+    try:
+        verify_segment(folder, entry)
+    except Damaged as problem:
+        readable = len(places_in(folder, entry).number)
+        raise Damaged(
+            problem.path,
+            f"{problem.why}; {readable:,} of {entry.count:,} unrolls can be read, and a resume takes those",
+        ) from problem
+    return f"{entry.count:,} unrolls, {entry.bytes / 1e6:,.1f} MB"
+
+
+def _named(run_dir: Path) -> set[str]:
+    """Segments that checkpoints name now."""
+    names: set[str] = set()
+    for folder in (run_dir / checkpoint.CHECKPOINTS).glob("step-*"):
+        with contextlib.suppress(UserError):
+            names |= {entry.name for entry in manifest.read(folder).segments}
+    return names
+
+
+def _left_over(run_dir: Path, named: set[str]) -> Iterator[Finding]:
+    """What the next start removes."""
+    for folder in (run_dir, run_dir / checkpoint.CHECKPOINTS, run_dir / checkpoint.REPLAY):
+        for path in sorted(folder.glob(".*.tmp")):
+            yield Finding(_name(run_dir, path), "left over", "was not finished; the next start removes it")
+    for path in sorted((run_dir / checkpoint.REPLAY).glob("segment-*")):
+        if path.name not in named:
+            yield Finding(_name(run_dir, path), "left over", "no checkpoint that can be read names it")
+
+
+def _is_old(folder: Path) -> bool:
+    return not folder.name.removeprefix("step-").isdecimal()
+
+
+def _name(run_dir: Path, path: Path) -> str:
+    return path.relative_to(run_dir).as_posix()
+
+
+def _text(run_dir: Path, files: list[Finding]) -> str:
+    width = max(len(one.file) for one in files)
+    bad = sum(one.state == "damaged" for one in files)
+    lines = [f"{one.state:<9}  {one.file:<{width}}  {one.detail}" for one in files]
+    verdict = f"{bad} of {len(files)} files are damaged" if bad else f"all {len(files)} files are in order"
+    return "\n".join([f"{run_dir}:", *lines, verdict])

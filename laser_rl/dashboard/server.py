@@ -1,0 +1,242 @@
+"""The server: routes, the files of the page, and connections that can be ended."""
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import AsyncIterator
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, cast
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Scope
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from laser_rl.dashboard.facts import details, summary, video_id
+from laser_rl.dashboard.panels import PANELS, Asked
+from laser_rl.dashboard.runs import Made, Run, Runs, encoded
+from laser_rl.dashboard.security import HOST, Access, Guard
+from laser_rl.dashboard.stream import Listening, News, listed
+from laser_rl.errors import ConfigError
+
+MOST_CONNECTIONS = 256
+_SEND_BUFFER_BYTES = 32 << 10  # what is kept for a page that does not read, in the kernel and here
+_FIRST_REQUEST_S = 15.0
+_MOST_CACHED = 64
+_REST, _LONGEST_HOLD_S = 100, 5.0
+_TYPES = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain",
+}
+Transports = dict[tuple[str, int], asyncio.Transport]
+
+
+class Connection(H11Protocol):
+    """A connection that can be ended at once, with what it was still to be sent."""
+
+    open: Transports
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Remember it by the address of the other end."""
+        super().connection_made(transport)
+        found = transport.get_extra_info("socket")
+        if found is not None:
+            with contextlib.suppress(OSError):
+                found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        transport.set_write_buffer_limits(high=_SEND_BUFFER_BYTES)
+        if self.client is not None:
+            self.open[self.client] = transport
+        self.loop.call_later(_FIRST_REQUEST_S, self._end_if_unasked, transport)
+
+    def _end_if_unasked(self, transport: asyncio.Transport) -> None:
+        if self.cycle is None:  # nothing was asked for: it would keep its place for ever
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget it."""
+        if self.client is not None:
+            self.open.pop(self.client, None)
+        super().connection_lost(exc)
+
+
+class Pages:
+    """What each route answers."""
+
+    def __init__(self, runs: Runs, news: News, abort: Any) -> None:
+        self._runs, self._news, self._abort = runs, news, abort
+        self._static = static_files()
+
+    def index(self, request: Request) -> Response:
+        """The page."""
+        return self._file("index.html")
+
+    def static(self, request: Request) -> Response:
+        """A file of the page, from a table that was made at the start: no path of a request reaches the disk."""
+        return self._file(request.path_params["name"])
+
+    def runs(self, request: Request) -> Response:
+        """All runs."""
+        return JSONResponse(listed(self._runs))
+
+    def summary(self, request: Request) -> Response:
+        """How one stands."""
+        return self._made(self._run(request), "summary", lambda run: summary(run, run.subject()))
+
+    def details(self, request: Request) -> Response:
+        """Its settings, machine, events and videos."""
+        return self._made(self._run(request), "details", lambda run: details(run, run.subject()))
+
+    def panel(self, request: Request) -> Response:
+        """One chart of a run."""
+        run, name, query = self._run(request), request.path_params["panel"], request.query_params
+        if name not in PANELS:
+            raise HTTPException(404)
+        learner = query.get("learner", "all")
+        number = int(learner) if learner.isascii() and learner.isdecimal() and len(learner) < 4 else -1  # noqa: PLR2004
+        asked = Asked("time" if query.get("x") == "time" else "step", number if name == "trust" else -1)
+        return self._made(run, (name, asked), lambda run: PANELS[name](run, run.subject(), asked))
+
+    def video(self, request: Request) -> Response:
+        """A file of a run's videos, in parts if it is asked for in parts."""
+        for one in self._run(request).videos():
+            if video_id(one) == request.path_params["video"]:
+                return FileResponse(one.path, media_type=one.media)
+        raise HTTPException(404)
+
+    async def stream(self, request: Request) -> Response:
+        """News of a run for as long as somebody listens."""
+        if request.method == "HEAD":
+            return Response(media_type="text/event-stream")
+        asked = request.query_params.get("run", "0")
+        number = int(asked) if asked.isascii() and asked.isdecimal() and len(asked) < 6 else -1  # noqa: PLR2004
+        page = self._news.join(number)
+        if page is None:
+            return Response("Too many pages listen already; close some of them.\n", 503)
+        return Listening(self._news, page, self._abort)
+
+    def routes(self) -> list[Route]:
+        """All of them; each answers GET and HEAD only."""
+        return [
+            Route("/", self.index),
+            Route("/static/{name:path}", self.static),
+            Route("/api/runs", self.runs),
+            Route("/api/runs/{run:int}", self.summary),
+            Route("/api/runs/{run:int}/details", self.details),
+            Route("/api/runs/{run:int}/panels/{panel}", self.panel),
+            Route("/api/runs/{run:int}/videos/{video}", self.video),
+            Route("/api/stream", self.stream),
+        ]
+
+    def _run(self, request: Request) -> Run:
+        run = self._runs.get(request.path_params["run"])
+        if run is None:
+            raise HTTPException(404)
+        run.want()
+        return run
+
+    def _file(self, name: str) -> Response:
+        if name not in self._static:
+            raise HTTPException(404)
+        return Response(self._static[name], media_type=_TYPES[Path(name).suffix], headers={"cache-control": "no-cache"})
+
+    def _made(self, run: Run, key: object, make: Any) -> Response:
+        """Made once for each version of a run, by one thread, however many ask, and so seldom that it takes a hundredth of the time."""
+        with run.lock:
+            found, now = run.cache.get(key), time.monotonic()
+            if found is None or (found.version != run.version and now > found.good_until):
+                if len(run.cache) >= _MOST_CACHED:
+                    run.cache.clear()
+                body = encoded({**make(run), "version": run.version})
+                seconds = time.monotonic() - now
+                hold = min(_LONGEST_HOLD_S, _REST * seconds)
+                found = run.cache[key] = Made(run.version, now + seconds + hold, body)
+        return Response(found.body, media_type="application/json")
+
+
+def static_files() -> dict[str, bytes]:
+    """The files of the page by name, `vendor/` included."""
+    folder = files("laser_rl.dashboard") / "static"
+    every = [(one.name, one) for one in folder.iterdir() if one.is_file()]
+    every += [(f"vendor/{one.name}", one) for one in (folder / "vendor").iterdir()]
+    return {name: one.read_bytes() for name, one in every if Path(name).suffix in _TYPES}
+
+
+def application(runs: Runs, access: Access, *, transports: Transports | None = None, news: News | None = None) -> Guard:
+    """Everything behind the guard."""
+    told = news or News(runs)
+    abort = partial(_abort, {} if transports is None else transports)
+
+    @contextlib.asynccontextmanager
+    async def living(app: Starlette) -> AsyncIterator[None]:
+        runs.start()
+        task = asyncio.create_task(told.work())
+        yield
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        runs.close()
+
+    app = Starlette(routes=Pages(runs, told, abort).routes(), lifespan=living)
+    app.router.redirect_slashes = False
+    return Guard(app, access, abort=abort)
+
+
+def listening_socket(port: int, host: str = HOST) -> socket.socket:
+    """On this machine only.
+
+    >>> listening_socket(0, "0.0.0.0")
+    Traceback (most recent call last):
+    laser_rl.errors.ConfigError: the dashboard listens on 127.0.0.1 only, got 0.0.0.0; from elsewhere use ssh -L 8080:127.0.0.1:PORT
+    """
+    if host != HOST:
+        raise ConfigError(
+            f"the dashboard listens on {HOST} only, got {host}; from elsewhere use ssh -L 8080:{HOST}:PORT"
+        )
+    found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((HOST, port))
+    except (OSError, OverflowError) as error:
+        found.close()
+        raise ConfigError(
+            f"port {port} of {HOST} cannot be used: {error}; choose another --port, or 0 for any"
+        ) from error
+    found.listen(128)
+    return found
+
+
+def server_of(runs: Runs, access: Access, *, news: News | None = None) -> uvicorn.Server:
+    """A server; `serve(sockets=[...])` runs it."""
+    transports: Transports = {}
+    protocol = type("ThisConnection", (Connection,), {"open": transports})
+    app = application(runs, access, transports=transports, news=news)
+    config = uvicorn.Config(
+        cast("ASGIApp", app),
+        http=protocol,
+        ws="none",
+        lifespan="on",
+        log_level="warning",
+        access_log=False,  # addresses hold the token
+        proxy_headers=False,
+        server_header=False,
+        limit_concurrency=MOST_CONNECTIONS,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=1,
+    )
+    return uvicorn.Server(config)
+
+
+def _abort(transports: Transports, scope: Scope) -> None:
+    transport = transports.get(tuple(scope["client"])) if scope.get("client") else None
+    if transport is not None:
+        transport.abort()

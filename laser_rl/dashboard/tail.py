@@ -1,0 +1,136 @@
+"""`metrics.jsonl` read on from where it was, in pieces: a log of gigabytes is never in memory as a whole, and never read twice."""
+
+import contextlib
+import json
+import math
+import os
+import stat
+from pathlib import Path
+
+from laser_rl.metrics.sink import Row
+
+PIECE_BYTES = 2 << 20
+_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_LONGEST_LINE_BYTES = 16 << 20
+_PLAIN = frozenset({int, float, bool, str})
+_MOST = 2**53  # whole numbers up to there are exact as floats
+
+
+class Tail:
+    """The rows of a log, each once; `restarted` says that another file is there now, or a shorter one, and all begins anew.
+
+    >>> import tempfile
+    >>> from laser_rl.metrics import MetricsLog
+    >>> log = MetricsLog(tempfile.mkdtemp())
+    >>> tail = Tail(log.path)
+    >>> log.write("train", 1, 1, {})
+    >>> [row["step"] for row in tail.read()], tail.read()
+    ([1], [])
+    >>> log.close()
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self._file: tuple[int, int] | None = None
+        self.offset = 0
+        self.size = 0
+        """Of the file when it was last looked at: `offset / size` is how much of it is known."""
+
+    def restarted(self) -> bool:
+        """Look at the file; true, once, if what was read before is not what is there now (`--fresh`)."""
+        try:
+            found = self._path.stat()
+        except OSError:
+            found = None
+        if found is None or not stat.S_ISREG(found.st_mode):  # a pipe would be waited for for ever
+            self.size = 0
+            return self._begin_again(None)
+        self.size = found.st_size
+        same = self._file in {None, (found.st_dev, found.st_ino)} and found.st_size >= self.offset
+        if same:
+            self._file = (found.st_dev, found.st_ino)
+            return False
+        return self._begin_again((found.st_dev, found.st_ino))
+
+    def read(self, most_bytes: int = PIECE_BYTES) -> list[Row]:
+        """The rows of the next piece, void ones included; half a line is left for later."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self.offset)
+                data = file.read(most_bytes)
+                while data and b"\n" not in data and len(data) < _LONGEST_LINE_BYTES:
+                    more = file.read(most_bytes)
+                    if not more:
+                        break
+                    data += more
+        except OSError:
+            return []
+        whole = data.rfind(b"\n") + 1
+        if not whole and len(data) >= _LONGEST_LINE_BYTES:
+            whole = len(data)  # no row of ours is that long: skip it, or we would read it for ever
+        self.offset += whole
+        return rows_in(data[:whole])
+
+    def _begin_again(self, file: tuple[int, int] | None) -> bool:
+        known = self.offset > 0
+        self._file, self.offset = file, 0
+        return known
+
+
+def rows_in(data: bytes) -> list[Row]:
+    r"""The rows of whole lines; what a killed writer left of one is passed over.
+
+    >>> rows_in(b'{"kind": "train", "step": 1, "update": 1, "kl": "inf"}\n{"kind": "tr\n[]\n')
+    [{'kind': 'train', 'step': 1, 'update': 1, 'kl': inf}]
+    """
+    rows = [row for row in _objects(data.splitlines()) if _is_row(row)]
+    if b'nan"' in data or b'inf"' in data:
+        for row in rows:
+            row |= {
+                name: _NOT_FINITE[value]
+                for name, value in row.items()
+                if isinstance(value, str) and value in _NOT_FINITE
+            }
+    return rows
+
+
+def last_row(path: Path, most_bytes: int = 8192) -> Row | None:
+    """The last whole row of a log, without reading the rest of it."""
+    if not path.is_file():
+        return None
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - most_bytes))
+            data = file.read(most_bytes)
+    except OSError:
+        return None
+    rows = rows_in(data[: data.rfind(b"\n") + 1])
+    return rows[-1] if rows else None
+
+
+def _objects(lines: list[bytes]) -> list[Row]:
+    """What is a JSON object; all lines at once, which is twice as fast, unless one of them is broken."""
+    if all(line.startswith(b"{") and line.endswith(b"}") for line in lines):
+        with contextlib.suppress(ValueError, RecursionError):
+            rows = json.loads(b"[" + b",".join(lines) + b"]")
+            if len(rows) == len(lines) and all(isinstance(row, dict) for row in rows):
+                return list(rows)
+    found = []
+    for line in lines:
+        with contextlib.suppress(ValueError, RecursionError):
+            row = json.loads(line)
+            if isinstance(row, dict):
+                found.append(row)
+    return found
+
+
+def _is_row(row: Row) -> bool:
+    """Whether a writer of ours could have written it, so that arithmetic with it cannot fail."""
+    if not _PLAIN.issuperset(map(type, row.values())) or not isinstance(row.get("kind"), str):
+        return False
+    if any(not -_MOST < value < _MOST for value in row.values() if value.__class__ is int):
+        return False
+    step, update, at = row.get("step"), row.get("update"), row.get("time", 0)
+    return (
+        isinstance(step, int) and step >= 0 and isinstance(update, int) and update >= 0 and isinstance(at, int | float)
+    )
