@@ -80,3 +80,22 @@ def test_killed_at_twenty_random_moments_it_loses_no_more_than_an_interval(way, 
         f"{way}: 20 kills, {lost_steps} steps ({lost_updates} updates) lost at most with a checkpoint every {INTERVAL}, "
         f"{saved(path).step:,} of {steps:,} steps done{same}"
     )
+
+
+@pytest.mark.slow
+@pytest.mark.fault(6)
+@pytest.mark.parametrize("way", ["serial", "sweep of 2 processes"])
+def test_rows_of_a_start_that_was_killed_before_its_first_checkpoint_are_void(way, tmp_path):
+    path, log = tmp_path / "run", tmp_path / "run" / FILE
+    words = [*WAYS[way][0].replace(f"-steps {INTERVAL}", "-steps 10M").split(), "--steps", "10M"]
+    for _ in range(2):
+        offset = log.stat().st_size if log.exists() else 0
+        family = Family(*words, "--out", path)
+        wait_until(lambda: played(log, offset) > 150, family.process)  # noqa: B023
+        family.kill()
+        family.seconds_until_gone()
+    assert saved(path) == Point()
+    rows = read(path, ("episode",))
+    for member in {row.get("member") for row in rows}:
+        steps = [row["step"] for row in rows if row.get("member") == member]
+        assert steps == sorted(steps)

@@ -1,6 +1,7 @@
 """Runs are asked to end: SIGTERM, Ctrl-C, Ctrl-C twice, a terminal that is closed. While they train, warm up and evaluate."""
 
 import contextlib
+import errno
 import os
 import pty
 import re
@@ -9,10 +10,13 @@ import signal
 import sys
 import threading
 import time
+from io import RawIOBase, TextIOWrapper
 
 import pytest
+from rich.console import Console as Terminal
 
 from laser_rl.metrics.log import read
+from laser_rl.metrics.screen import Screen
 from laser_rl.runtime.build import build_member
 from laser_rl.runtime.directory import RunDirectory
 from laser_rl.runtime.launch import prepare, run
@@ -310,6 +314,26 @@ def test_what_was_ignored_stays_ignored():
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.fault(19)
+def test_a_terminal_that_is_gone_ends_no_run():
+    """Also where nobody is told of it: a shell may let go of what it started."""
+    terminal = TextIOWrapper(Gone(), write_through=True)
+    screen = Screen("a run", lambda: "", lambda: "step 1", terminal=Terminal(file=terminal))
+    screen.changed(first=True)
+    screen.say("stopped")
+    screen.close()
+
+
+class Gone(RawIOBase):
+    """As the kernel answers after a hangup."""
+
+    def writable(self):
+        return True
+
+    def write(self, data):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 def test_a_finished_run_is_interrupted_by_signals_only():
