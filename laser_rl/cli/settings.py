@@ -1,5 +1,6 @@
 """Flags, files and recipes become one configuration; later sources win: recipe, file, flags."""
 
+import itertools
 import json
 import re
 from collections.abc import Mapping
@@ -162,6 +163,8 @@ def read_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} has {size:,} bytes, expected a configuration of at most {limit:,}{hint}")
     try:
         text = path.read_text(encoding="utf-8")
+        if not is_json and _brackets(text) > _MOST_LEVELS:  # PyYAML would take more than a second to find that out
+            raise ConfigError(f"{path} cannot be read: expected at most {_MOST_LEVELS} levels of brackets")
         values = json.loads(text) if is_json else yaml.safe_load(text)
     except _UNREADABLE as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
@@ -171,6 +174,16 @@ def read_file(path: Path) -> dict[str, Any]:
             f"{path} holds {type(values).__name__}, expected sections such as 'loss:' with settings under them"
         )
     return values
+
+
+def _brackets(text: str) -> int:
+    """How many are open at once, at most; those in quotes count as well.
+
+    >>> _brackets("a: [1, {b: [2]}, [3]]")
+    3
+    """
+    opened = itertools.accumulate((letter in "[{") - (letter in "]}") for letter in text)
+    return max(opened, default=0)
 
 
 def _require_plain(path: Path, values: Any) -> None:
