@@ -1,5 +1,9 @@
 """Errors that a user can do something about; the command line prints the message, never a traceback, and exits with `exit_status`."""
 
+import errno
+
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # the disk, the user's share of it, or one file is full
+
 
 class UserError(Exception):
     """The message says what was expected, what came and what to do.
@@ -37,3 +41,12 @@ class DamagedRun(UserError):
     """Nothing in a run directory verifies."""
 
     exit_status = 3
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether something could not be written for lack of space: it may work later.
+
+    >>> is_full(OSError(errno.ENOSPC, "No space left on device")), is_full(OSError(errno.EACCES, "Permission denied"))
+    (True, False)
+    """
+    return isinstance(error, OSError) and error.errno in NO_SPACE

@@ -1,15 +1,15 @@
 """Files that are there whole or not at all: written beside their place, forced to disk, then renamed into it."""
 
 import contextlib
-import errno
 import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from laser_rl.errors import is_full
+
 TEMPORARY = ".tmp"  # ends the name of everything unfinished; `leftovers` removes it at the next start
-NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # the disk, the user's share of it, or one file is full
 _CHUNK = 1 << 20
 
 
@@ -60,15 +60,6 @@ def write_through(path: Path, data: bytes | Iterable[bytes]) -> None:
         raise
     finally:
         os.close(handle)
-
-
-def is_full(error: BaseException) -> bool:
-    """Whether something could not be written for lack of space: it may work later.
-
-    >>> is_full(OSError(errno.ENOSPC, "No space left on device")), is_full(OSError(errno.EACCES, "Permission denied"))
-    (True, False)
-    """
-    return isinstance(error, OSError) and error.errno in NO_SPACE
 
 
 class Full(OSError):

@@ -96,7 +96,7 @@ def _run(name: str, arguments: list[str]) -> int:
     import logging  # noqa: PLC0415 - see the module's docstring
     import os  # noqa: PLC0415
 
-    from laser_rl.errors import UserError  # noqa: PLC0415
+    from laser_rl.errors import UserError, is_full  # noqa: PLC0415
 
     os.environ.setdefault("PYDANTIC_ERRORS_INCLUDE_URL", "0")  # a mistake's message is for the user, not about pydantic
     logging.basicConfig(format="laser: %(message)s", level=logging.WARNING)
@@ -113,8 +113,6 @@ def _run(name: str, arguments: list[str]) -> int:
         sys.stderr.close()
         return 0
     except OSError as error:
-        from laser_rl.checkpoint.atomic import is_full  # noqa: PLC0415
-
         if not is_full(error):
             raise
         return _refuse(

@@ -1,12 +1,12 @@
 """Lines for which there was no space, until there is."""
 
 import contextlib
-import errno
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
-NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # the disk, the user's share of it, or one file is full
+from laser_rl.errors import is_full
+
 MOST_KEPT = 20_000  # rows: some megabytes
 TRY_S = 1.0
 
@@ -79,15 +79,6 @@ class LateLines:
         self._written = self._lost = 0
         self._next, self._said = 0.0, False
         return found
-
-
-def is_full(error: BaseException) -> bool:
-    """Whether something could not be written for lack of space: it may work later.
-
-    >>> is_full(OSError(errno.ENOSPC, "No space left on device")), is_full(OSError(errno.EACCES, "Permission denied"))
-    (True, False)
-    """
-    return isinstance(error, OSError) and error.errno in NO_SPACE
 
 
 @contextlib.contextmanager

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, get_args
 
-from laser_rl.errors import ConfigError
-from laser_rl.metrics.late import MOST_KEPT, LateLines, full_disk_forgiven, is_full
+from laser_rl.errors import ConfigError, is_full
+from laser_rl.metrics.late import MOST_KEPT, LateLines, full_disk_forgiven
 from laser_rl.metrics.page import open_regular
 from laser_rl.metrics.sink import Kind, Row, Value
 

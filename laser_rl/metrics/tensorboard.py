@@ -11,7 +11,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore
 from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
 
-from laser_rl.metrics.late import is_full
+from laser_rl.errors import is_full
 from laser_rl.metrics.sink import Kind, Value
 
 log = logging.getLogger("laser_rl.metrics")

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Protocol
 
 from laser_rl import checkpoint
-from laser_rl.checkpoint.atomic import Full, is_full
-from laser_rl.errors import UserError
+from laser_rl.checkpoint.atomic import Full
+from laser_rl.errors import UserError, is_full
 
 log = logging.getLogger("laser_rl.runtime")
 FIRST_S, MOST_S = 2.0, 300.0  # between two tries; twice as long each time
