@@ -10,9 +10,9 @@ import torch
 from torch import cuda
 
 from laser_rl.agent.streams import wait_for
+from laser_rl.runtime.waiting import Waiting
 
 PAUSE_S = 1e-4
-GIVE_UP_S = 600.0
 
 
 class Permits:
@@ -51,16 +51,14 @@ class Permits:
             fcntl.lockf(self.handle, fcntl.LOCK_UN, 1, place)
 
     def _take(self) -> int:
-        begin = time.monotonic()
+        waiting = Waiting("a learner", "updates of other processes")
         while True:
             for place in range(self.most):
                 try:
                     fcntl.lockf(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
                 except (BlockingIOError, PermissionError):  # either, says POSIX
                     continue
+                waiting.over()
                 return place
-            if time.monotonic() - begin > GIVE_UP_S:
-                raise TimeoutError(
-                    f"a learner has waited {GIVE_UP_S:.0f} s for updates of other processes and gives up"
-                )
+            waiting.again()
             time.sleep(PAUSE_S)

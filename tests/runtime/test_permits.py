@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from laser_rl.runtime import permits as module
+from laser_rl.runtime import waiting
 from laser_rl.runtime.permits import Permits
 
 CPU = torch.device("cpu")
@@ -32,7 +33,7 @@ def started(permits):
 def test_so_many_at_a_time_and_the_next_waits(monkeypatch):
     permits = Permits(most=2)
     one, other = started(permits), started(permits)
-    monkeypatch.setattr(module, "GIVE_UP_S", 0.1)
+    monkeypatch.setattr(waiting, "GIVE_UP_S", 0.1)
     with pytest.raises(TimeoutError, match="for updates of other processes"), permits.one(CPU):
         pass
     assert permits.taken is None
