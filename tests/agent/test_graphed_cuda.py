@@ -45,7 +45,13 @@ def assert_close(one, other, rtol=1e-3, atol=1e-4):
     assert kept.numbers == found.numbers
     for group in ("network", "optimiser"):
         for name, tensor in kept.tensors[group].items():
-            torch.testing.assert_close(found.tensors[group][name].cpu(), tensor.cpu(), rtol=rtol, atol=atol, msg=name)
+            torch.testing.assert_close(
+                found.tensors[group][name].cpu(),
+                tensor.cpu(),
+                rtol=rtol,
+                atol=atol,
+                msg=lambda text, name=name: f"{name}: {text}",
+            )
     report = other.report()
     assert {name: report[name] for name in report} == pytest.approx(one.report(), rel=1e-2, abs=1e-3)
 
