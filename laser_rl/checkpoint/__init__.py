@@ -1,26 +1,32 @@
 """What a run keeps on disk to go on after a crash: checkpoints, the replay's segments, and the lock on its directory.
 
 Nothing that is read here is executed: safetensors, JSON and zstd blocks only, each checked against the manifest.
+
+Modules are imported when a name of theirs is first used: who only asks for the owner of a directory does not wait for torch.
 """
 
-from laser_rl.checkpoint.atomic import write_bytes, write_json
-from laser_rl.checkpoint.lock import Owner, RunLock, owner
-from laser_rl.checkpoint.salvage import Mended, Salvage
-from laser_rl.checkpoint.segments import SegmentEntry, read_segment, write_segment
-from laser_rl.checkpoint.snapshot import (
-    CHECKPOINTS,
-    REPLAY,
-    Loaded,
-    Snapshot,
-    clear,
-    latest,
-    load_snapshot,
-    newest_step,
-    remove_leftovers,
-    remove_unnamed,
-    write,
-)
-from laser_rl.checkpoint.streams import Streams
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from laser_rl.checkpoint.atomic import write_bytes, write_json
+    from laser_rl.checkpoint.lock import Owner, RunLock, owner
+    from laser_rl.checkpoint.salvage import Mended, Salvage
+    from laser_rl.checkpoint.segments import SegmentEntry, read_segment, write_segment
+    from laser_rl.checkpoint.snapshot import (
+        CHECKPOINTS,
+        REPLAY,
+        Loaded,
+        Snapshot,
+        clear,
+        latest,
+        load_snapshot,
+        newest_step,
+        remove_leftovers,
+        remove_unnamed,
+        write,
+    )
+    from laser_rl.checkpoint.streams import Streams
 
 __all__ = [
     "CHECKPOINTS",
@@ -46,3 +52,30 @@ __all__ = [
     "write_json",
     "write_segment",
 ]
+_HOMES = {
+    "atomic": ("write_bytes", "write_json"),
+    "lock": ("Owner", "RunLock", "owner"),
+    "salvage": ("Mended", "Salvage"),
+    "segments": ("SegmentEntry", "read_segment", "write_segment"),
+    "snapshot": (
+        "CHECKPOINTS",
+        "REPLAY",
+        "Loaded",
+        "Snapshot",
+        "clear",
+        "latest",
+        "load_snapshot",
+        "newest_step",
+        "remove_leftovers",
+        "remove_unnamed",
+        "write",
+    ),
+    "streams": ("Streams",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
