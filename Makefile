@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-all faults fuzz soak check format mutants bench clean
+.PHONY: demo test test-all faults fuzz soak docs check format mutants bench clean
 
 demo: $(READY)
 	$(BIN)/laser sweep --recipe demo --out runs/demo --fresh
@@ -27,6 +27,12 @@ soak: $(READY)
 # Damaged and forged files for every reader, 100,000 in all: ten minutes. Fails at an error that is not ours, or if memory grows.
 fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz --inputs 100000
+
+# The documentation site in build/site; a broken link, a missing page or a bad reference fails.
+docs: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "build/site/index.html"
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -5,22 +5,21 @@ Units stand in the field names. Parts of the program receive values, never this 
 
 import difflib
 import math
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from laser_rl.errors import ConfigError
+from laser_rl.errors import ConfigError, shortened
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 CountOrNone = Annotated[int, Field(ge=0)]
 
-
 # For KL(pi, implied) from our own sweep over it (docs/results/sharing); for KL(pi, mu), which is larger, from a prototype.
 DEFAULT_BOUND = 0.1
-_MOST_REPEATED = 200  # letters of a value that is refused
 
 
 class Frozen(BaseModel):
@@ -134,8 +133,8 @@ class LossConfig(Frozen):
     """Unrolls in a batch, online and replayed together."""
     new_unrolls_per_update: CountOrNone = 0
     """New unrolls between two updates; 0: as many as are online in a batch (1 if none is)."""
-    trust: Literal["implied", "behaviour", "off"] = "implied"
-    """Relevance: KL(pi || implied policy), KL(pi || mu), or every row is trusted."""
+    trust: str = "implied"
+    """Relevance: implied, KL(pi || implied policy); behaviour, KL(pi || mu); off, every row is trusted; or module:function, of your own."""
     trust_bound: Positive | None = None
     """Rows with a larger relevance are rejected; none: 0.1."""
     policy_trust_bound: Positive | None = None
@@ -186,6 +185,8 @@ class LossConfig(Frozen):
 
     @model_validator(mode="after")
     def _consistent(self) -> "LossConfig":
+        if self.trust not in {"implied", "behaviour", "off"} and not re.fullmatch(r"[\w.]+:\w+", self.trust):
+            raise ValueError(f"trust is {shortened(self.trust)}: expected implied, behaviour, off or module:function")
         if self.clip_rho < self.clip_c:
             raise ValueError(
                 f"clip_rho ({self.clip_rho}) is below clip_c ({self.clip_c}); raise one or lower the other"
@@ -256,6 +257,11 @@ class RunConfig(Frozen):
     """0: only at the end."""
     evaluate_episodes: Count = 20
     evaluate_deterministic: bool = False
+    video_every_steps: CountOrNone = 0
+    """Film an episode of the first checkpoint after every so many steps, and of the last one; in a sweep the best member's. Needs the
+    extra 'video'; a process of its own does it, at low priority. 0: no videos."""
+    keep_videos: Count = 20
+    """So many of the last ones stay, and the best."""
 
 
 class Config(Frozen):
@@ -343,16 +349,6 @@ def _problem(item: Any) -> str:
     if item["type"] == "value_error":
         return f"{name}: {message}" if name else message
     return f"{name} is {shortened(item['input'])}: {message[0].lower()}{message[1:]}"
-
-
-def shortened(value: object) -> str:
-    """A value as a message repeats it.
-
-    >>> shortened(2), len(shortened("a" * 5_000))
-    ('2', 201)
-    """
-    text = repr(value)
-    return text if len(text) <= _MOST_REPEATED else text[:_MOST_REPEATED] + "…"
 
 
 def _names(model: type[BaseModel] = Config, prefix: str = "") -> list[str]:

@@ -2,6 +2,7 @@
 
 import errno
 
+_MOST_REPEATED = 200  # letters of a value that is refused
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # the disk, the user's share of it, or one file is full
 
 
@@ -50,3 +51,13 @@ def is_full(error: BaseException) -> bool:
     (True, False)
     """
     return isinstance(error, OSError) and error.errno in NO_SPACE
+
+
+def shortened(value: object) -> str:
+    """A value as a message repeats it.
+
+    >>> shortened(2), len(shortened("a" * 5_000))
+    ('2', 201)
+    """
+    text = repr(value)
+    return text if len(text) <= _MOST_REPEATED else text[:_MOST_REPEATED] + "…"

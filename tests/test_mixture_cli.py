@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from laser_rl import cli
-from laser_rl.cli.play import Watched, _task_lines
+from laser_rl.cli.play import _task_lines
 from laser_rl.envs.make import make_renderable
 from laser_rl.evaluation.statistics import summarise_mixture
 from laser_rl.runtime.evaluate import load_trained
+from laser_rl.runtime.filming import Watched
 from tests.evaluation.test_mixtures import SPEC, played
 from tests.runtime.small import finish, small
 

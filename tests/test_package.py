@@ -114,7 +114,8 @@ NETWORK = {
     "xmlrpc",
     "socketserver",
 }
-DASHBOARD = {"dashboard", "watch.py"}  # listens on the loopback address
+DASHBOARD = {"dashboard", "watch.py", "probes.py"}  # listens on the loopback address, or tries whether one can
+HARMLESS = {"urllib.parse.quote"}  # works on strings
 CALLS = {
     "eval", "exec", "compile", "__import__", "torch.load", "torch.jit.load", "torch.hub", "torch.package", "numpy.load",
     "numpy.fromregex",
@@ -137,9 +138,8 @@ def dangers(source, *, network=False):
             for alias in node.names:
                 name = base + alias.name
                 aliases[alias.asname or alias.name] = name
-                found += (
-                    [name] if name in CALLS or name.split(".")[0] in EXECUTES | (set() if network else NETWORK) else []
-                )
+                refused = EXECUTES | (set() if network else NETWORK)
+                found += [name] if name in CALLS or (name.split(".")[0] in refused and name not in HARMLESS) else []
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute | ast.Name):
             first, dot, rest = ast.unparse(node).partition(".")

@@ -148,21 +148,10 @@ def test_a_bad_environment_is_refused_with_expected_and_got(tmp_path, capsys, mo
         "    def step(self, action): return np.zeros(3, np.float32), 0.0, False, False, {}\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    for command in (
-        ["check-env", "crooked:Crooked"],
-        ["train", "--env", "crooked:Crooked", "--out", str(tmp_path / "run")],
-    ):
-        assert cli.main(command) == 2
-        error = capsys.readouterr().err
-        assert "(2,)" in error
-        assert "(3,)" in error
-
-
-def test_check_env(capsys):
-    assert cli.main(["check-env", "Pendulum-v1", "--steps", "400"]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("Pendulum-v1: fine\n")
-    assert "BoxActions(low=(-2.0,), high=(2.0,))" in out
+    assert cli.main(["train", "--env", "crooked:Crooked", "--out", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert "(2,)" in error
+    assert "(3,)" in error
 
 
 def test_other_settings_in_an_old_directory_are_refused_unless_fresh(tmp_path, capsys):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from laser_rl.agent.online_share import OnlineShare, online_share
+from laser_rl.agent.own_relevance import is_own, own_relevance
 from laser_rl.config import LossConfig
 from laser_rl.errors import ConfigError
 from laser_rl.networks.agent_network import AgentNetwork, Output
@@ -198,6 +199,8 @@ def behaviour_relevance(
     """β(s, μ) of section 4.3; with trust off it is still computed, because it is worth knowing."""
     if hyper.trust == "behaviour":
         return trust_region.kl_to_behaviour(family, policy, behaviour)
+    if is_own(hyper.trust):
+        return own_relevance(hyper.trust, family, policy, behaviour)
     return trust_region.kl_to_implied(family, policy, behaviour, clip_rho=hyper.clip_rho, generator=generator)
 
 
@@ -209,7 +212,7 @@ def draws(family: Family, hyper: LossConfig) -> bool:
     (False, True)
     """
     exact = family.joint_size is not None and family.joint_size <= trust_region.ENUMERABLE
-    return hyper.trust != "behaviour" and not exact
+    return hyper.trust in {"implied", "off"} and not exact
 
 
 def learned_reward(raw: Tensor, hyper: Hyper) -> Tensor:

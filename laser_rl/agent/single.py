@@ -21,12 +21,20 @@ def act_once(
     policy: Policy, layout: UnrollLayout, observation: Array, before: Memento | None, reward: float
 ) -> tuple[Array, Memento]:
     """The environment's action for one observation as it is stored, and what to hand in with the next; None before the first."""
+    action, after, _ = act_and_tell(policy, layout, observation, before, reward)
+    return action, after
+
+
+def act_and_tell(
+    policy: Policy, layout: UnrollLayout, observation: Array, before: Memento | None, reward: float
+) -> tuple[Array, Memento, Seen]:
+    """The same, and what the network saw."""
     frames, memory, last = _nothing(layout) if before is None else before
-    frames, seen = follow(frames, observation)
-    first, rewards = np.array([before is None]), np.array([reward], np.float32)
-    decision = policy.act(Seen(seen, first, last, rewards, memory))
+    frames, stacked = follow(frames, observation)
+    seen = Seen(stacked, np.array([before is None]), last, np.array([reward], np.float32), memory)
+    decision = policy.act(seen)
     memory = memory if decision.state is None else decision.state
-    return decision.environment_action[0], Memento(frames, memory, decision.action)
+    return decision.environment_action[0], Memento(frames, memory, decision.action), seen
 
 
 def _nothing(layout: UnrollLayout) -> Memento:

@@ -42,13 +42,24 @@ COMMANDS = {
         "laser_rl.cli.play", "evaluate_command", "play with the newest checkpoint: mean, IQM, 95 % interval"
     ),
     "enjoy": Command("laser_rl.cli.play", "enjoy_command", "make a video of the newest checkpoint"),
+    "export": Command(
+        "laser_rl.cli.export", "export_command", "the policy as ONNX, whole episodes of the replay as a Minari dataset"
+    ),
+    "push": Command(
+        "laser_rl.cli.push",
+        "push_command",
+        "upload an agent with a model card to the Hugging Face Hub; --dry-run looks",
+    ),
     "config": Command(
         "laser_rl.cli.show", "config_command", "show a configuration: of recipe, file and flags, or of a run"
     ),
     "check-env": Command(
-        "laser_rl.cli.show",
+        "laser_rl.cli.check_env",
         "check_command",
-        "does an environment keep the contract? what does it look like, how fast is it?",
+        "examine an environment: interface, values, seeds, ends, leaks, speed; every finding with its fix",
+    ),
+    "doctor": Command(
+        "laser_rl.cli.doctor", "doctor_command", "is this machine fine? versions, cores, memory, disk, GPU, processes"
     ),
     "report": Command(
         "laser_rl.cli.show", "report_command", "write a report of runs and sweeps, alone or side by side"

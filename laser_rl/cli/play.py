@@ -1,28 +1,19 @@
 """`laser evaluate`, `laser enjoy`: what a run has learned."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import gymnasium
-import numpy as np
 import tyro
 
-from laser_rl.agent.policy import Policy
-from laser_rl.agent.single import Memento, act_once
-from laser_rl.envs.border import Env
-from laser_rl.envs.make import make_renderable
-from laser_rl.envs.records import DiscreteActions
-from laser_rl.envs.scores import tasks_of
-from laser_rl.envs.spaces import action_border, observation_border
 from laser_rl.envs.suites import reference_of
-from laser_rl.errors import ConfigError, MissingExtra
 from laser_rl.evaluation.statistics import EvalResult
-from laser_rl.evaluation.video import record
 from laser_rl.metrics import display
+from laser_rl.metrics.videos import BY_ENJOY, FOLDER
+from laser_rl.runtime.build import device_of
 from laser_rl.runtime.evaluate import Trained, chosen_member, evaluate, load_trained
+from laser_rl.runtime.filming import Filming, chosen_task, film_shown, load_shown
 
 
 @dataclass(frozen=True)
@@ -94,73 +85,41 @@ class Enjoy:
     task: str | None = None
     """Which one, where the run learned several; the first if left out."""
     video: Path | None = None
-    """Where it goes, .mp4 or .gif; RUN_DIR/videos/step-N.mp4 if left out (of a sweep member-M-step-N.mp4, of a task TASK-step-N.mp4)."""
+    """Where it goes, .mp4 or .gif; RUN_DIR/videos/step-N-seed-S.mp4 if left out (of a sweep member-M-step-…, of a task TASK-step-…)."""
     deterministic: bool = False
     """The most probable action instead of a sampled one."""
     seed: int = 0
     max_steps: int = 10_000
+    panel: bool = True
+    """Draw value, policy entropy and trusted share beside the picture (see docs/videos.md)."""
 
 
 def enjoy_command(arguments: list[str]) -> int:
     """`laser enjoy`."""
     asked = tyro.cli(Enjoy, prog="laser enjoy", args=arguments)
     member = chosen_member(asked.run_dir, asked.member)
-    trained = load_trained(asked.run_dir, member)
-    task, options = chosen_task(trained.environment.id, asked.task)
-    path = asked.video or asked.run_dir / "videos" / _video_name(trained, member, task)
-    env = make_renderable(task, options={**options, **trained.environment.options})
-    watched = Watched(trained, env, deterministic=asked.deterministic, seed=asked.seed)
-    try:
-        total = record(env, watched, path, asked.max_steps, seed=asked.seed)
-    except gymnasium.error.DependencyNotInstalled:
-        raise MissingExtra(f"drawing {task}", "video") from None
-    finally:
-        env.close()
-    print(f"{_prefix(member)}return {total:.1f}; video: {path}")
+    shown = load_shown(asked.run_dir, member, device_of("auto"), sources=asked.panel)
+    task, _ = chosen_task(shown.trained.environment.id, asked.task)
+    kept = asked.video is None  # among the films of the run, which are known by what is written beside them
+    path = asked.video or asked.run_dir / FOLDER / _video_name(shown.trained, member, task, asked.seed)
+    how = Filming(
+        task=task,
+        seed=asked.seed,
+        deterministic=asked.deterministic,
+        max_steps=asked.max_steps,
+        panel=asked.panel,
+        by=BY_ENJOY if kept else None,
+    )
+    filmed = film_shown(shown, path, how)
+    print(f"{_prefix(member)}return {filmed.total:.1f}; video: {path}")
     return 0
 
 
-def chosen_task(environment: str, task: str | None) -> tuple[str, Mapping[str, Any]]:
-    """The id of the task that is meant, and its own options.
-
-    >>> chosen_task("laser/TMaze-3,laser/TMaze-5", "laser/TMaze-5"), chosen_task("laser/Catch", None)
-    (('laser/TMaze-5', {}), ('laser/Catch', {}))
-    """
-    tasks = tasks_of(environment)
-    chosen = next(iter(tasks)) if task is None else task
-    if chosen not in tasks:
-        raise ConfigError(
-            f"expected a task of {environment}, one of {', '.join(tasks)}, got {task!r}; name one of these"
-        )
-    return chosen, tasks[chosen]
-
-
-def _video_name(trained: Trained, member: int | None, task: str) -> str:
+def _video_name(trained: Trained, member: int | None, task: str, seed: int) -> str:
     whose = "" if member is None else f"member-{member:02d}-"
     which = "" if task == trained.environment.id else "".join(c if c.isalnum() else "-" for c in task) + "-"
-    return f"{whose}{which}step-{trained.steps:012d}.mp4"
+    return f"{whose}{which}step-{trained.steps:012d}-seed-{seed}.mp4"
 
 
 def _prefix(member: int | None) -> str:
     return "" if member is None else f"member {member}: "
-
-
-class Watched:
-    """Acts in one environment, observation by observation."""
-
-    def __init__(self, trained: Trained, env: Env, *, deterministic: bool, seed: int) -> None:
-        self._policy = Policy(trained.network, trained.family, seed=seed, deterministic=deterministic)
-        self._sees = observation_border(env.observation_space, trained.environment.id).convert
-        border = action_border(env.action_space, trained.environment.id)
-        self._acts = border.convert
-        self._count = border.spec.count if isinstance(border.spec, DiscreteActions) else None
-        self._layout = trained.layout
-        self._before: Memento | None = None
-
-    def __call__(self, observation: Any, reward: float) -> Any:
-        """The action, as the environment takes it."""
-        seen = np.asarray(self._sees(observation))
-        action, self._before = act_once(self._policy, self._layout, seen, self._before, reward)
-        # A mixture has the actions of all its tasks; one that this task does not know acts as 0.
-        unknown = self._count is not None and int(action) >= self._count
-        return self._acts(np.zeros_like(action) if unknown else action)

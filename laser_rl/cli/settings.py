@@ -13,8 +13,8 @@ import yaml
 from pydantic import ValidationError
 
 from laser_rl import recipes
-from laser_rl.config import Config, override, problems, shortened, validated
-from laser_rl.errors import ConfigError
+from laser_rl.config import Config, override, problems, validated
+from laser_rl.errors import ConfigError, shortened
 from laser_rl.runtime.build import open_environments
 from laser_rl.runtime.evaluate import task_count
 
@@ -52,6 +52,8 @@ class Shortcuts:
     """run.runtime."""
     device: str | None = None
     """run.device."""
+    video_every: int | None = None
+    """Environment steps between two videos: run.video-every-steps; 1M is understood."""
     replay_from: Annotated[str | None, tyro.conf.arg(metavar="RUN_DIR")] = None
     """Begin with the replay of another run or sweep: replay.start_from."""
 
@@ -64,6 +66,7 @@ class Shortcuts:
             "seed": "run.seed",
             "runtime": "run.runtime",
             "device": "run.device",
+            "video_every": "run.video_every_steps",
             "replay_from": "replay.start_from",
         }
         return {full[name]: value for name, value in vars(self).items() if value is not None}
@@ -86,7 +89,7 @@ def expand_numbers(arguments: list[str]) -> list[str]:
 
 
 def _counts(flag: str) -> bool:
-    return flag.startswith("--") and flag.endswith(("steps", "frames"))
+    return flag.startswith("--") and flag.endswith(("steps", "frames", "video-every"))
 
 
 def _expand(word: str) -> str:

@@ -1,23 +1,18 @@
-"""`laser config`, `laser check-env`, `laser report`: to look at things without changing them."""
+"""`laser config`, `laser report`: to look at things without changing them."""
 
 import json
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-import numpy as np
 import tyro
 import yaml
 
 from laser_rl import checkpoint
 from laser_rl.cli.settings import Shortcuts, apply, base_config, expand_numbers, flags, peek
-from laser_rl.config import Config, EnvironmentConfig
+from laser_rl.config import Config
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.report import Format, write_report
-from laser_rl.networks.build import family_of
-from laser_rl.recipes.single import shared
-from laser_rl.runtime.build import layout_of, open_environments
 from laser_rl.runtime.files import is_sweep, read_config, read_sweep
 from laser_rl.sweep.settings import SweepConfig
 
@@ -48,54 +43,6 @@ def config_command(arguments: list[str]) -> int:
     values = config.model_dump(mode="json")
     print(json.dumps(values, indent=2) if asked.json else yaml.safe_dump(values, sort_keys=False).rstrip())
     return 0
-
-
-@dataclass(frozen=True)
-class CheckEnv:
-    """Play an environment at random, with every check on, and say what an agent would see."""
-
-    id: tyro.conf.Positional[str]
-    steps: int = 2_000
-    slots: int = 4
-    """Of a mixture at least so many, the same for each task."""
-
-
-def check_command(arguments: list[str]) -> int:
-    """`laser check-env`."""
-    asked = tyro.cli(CheckEnv, prog="laser check-env", args=arguments)
-    slots = shared(asked.id, asked.slots)
-    environments = open_environments(asked.id, EnvironmentConfig(id=asked.id), seed=0, lockstep=True, slots=slots)
-    try:
-        spec, family = environments.spec, family_of(environments.spec.action)
-        layout = layout_of(spec, family, Config())
-        random = np.random.default_rng(0)
-        rows, episodes, start = environments.reset(), 0, time.perf_counter()
-        for _ in range(asked.steps // slots):
-            rows = environments.step(rows.slots, _random_action(spec.action, random, len(rows.slots)))
-            episodes += int((rows.terminated | rows.truncated).sum())
-        seconds = time.perf_counter() - start
-    finally:
-        environments.close()
-    print(f"{spec.name}: fine")
-    print(f"observation  {layout.observation_dtype} {layout.observation_shape}, scale {spec.observation.scale:.4g}")
-    if spec.tasks:
-        print(f"tasks        {', '.join(spec.tasks)}")
-    print(f"action       {spec.action}")
-    print(f"policy       {family}")
-    print(f"speed        {asked.steps / seconds:,.0f} steps/s in {slots} slots, {episodes} episodes ended")
-    return 0
-
-
-def _random_action(action: object, random: np.random.Generator, count: int) -> np.ndarray:
-    from laser_rl.envs.records import BoxActions, DiscreteActions, MultiDiscreteActions  # noqa: PLC0415
-
-    if isinstance(action, DiscreteActions):
-        return random.integers(action.count, size=count)
-    if isinstance(action, MultiDiscreteActions):
-        return random.integers(np.array(action.counts), size=(count, len(action.counts)))
-    assert isinstance(action, BoxActions)  # noqa: S101
-    low, high = np.clip(action.low, -1e3, 1e3), np.clip(action.high, -1e3, 1e3)
-    return random.uniform(low, high, (count, len(low))).astype(np.float32)
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,12 @@ import time
 from typing import Any
 
 from laser_rl.dashboard.history import COUNTERS
-from laser_rl.dashboard.runs import Run, Video
+from laser_rl.dashboard.runs import Run
 from laser_rl.metrics import display
 from laser_rl.metrics.reporting.subject import Subject
 from laser_rl.metrics.reporting.sweep_sections import described
 from laser_rl.metrics.sink import Row
+from laser_rl.metrics.videos import Film
 
 SILENT_S = 60.0
 _MOST_EVENTS = 50
@@ -72,20 +73,34 @@ def details(run: Run, subject: Subject) -> dict[str, Any]:
             if value is not None
         },
         "events": [_event(row) for row in list(run.history.events)[-_MOST_EVENTS:]],
-        "videos": [
-            {"id": video_id(one), "name": one.name, "time": one.time, "media": one.media} for one in run.videos()
-        ],
+        "videos": [_video(one) for one in run.videos()],
     }
 
 
-def video_id(video: Video) -> str:
+def video_id(video: Film) -> str:
     """By what a page asks for a file: nothing that could be a path.
 
     >>> from pathlib import Path
-    >>> len(video_id(Video("step-1.mp4", Path(), "video/mp4", 0.0)))
+    >>> len(video_id(Film(Path("step-1.mp4"), "video/mp4", 0.0, 9)))
     24
     """
     return hashlib.sha256(video.name.encode(errors="surrogateescape")).hexdigest()[:24]
+
+
+def _video(one: Film) -> dict[str, Any]:
+    return {
+        "id": video_id(one),
+        "name": _text(one.name),
+        "time": one.time,
+        "media": one.media,
+        "step": one.step,
+        "member": one.member,
+        "task": one.task,
+        "return": _finite(one.total),
+        "length": one.length,
+        "entropy": _finite(one.entropy),
+        "trusted": _finite(one.trusted),
+    }
 
 
 def _member(run: Run, subject: Subject, number: int) -> dict[str, Any]:

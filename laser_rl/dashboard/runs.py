@@ -17,23 +17,15 @@ from laser_rl.metrics.machine import sessions
 from laser_rl.metrics.page import read_json
 from laser_rl.metrics.reporting.subject import CONFIG, Subject, distinct
 from laser_rl.metrics.sweep_standing import SWEEP
+from laser_rl.metrics.videos import FOLDER, Film, films
 
 MOST_RUNS, MOST_READ = 500, 6
 WANTED_S = 60.0
 _LOOK_S, _SCAN_S = 0.5, 5.0
 _DEPTH = 3
-_VIDEOS = {".mp4": "video/mp4", ".webm": "video/webm", ".gif": "image/gif", ".png": "image/png"}
 _MOST_VIDEOS = 100
+_SETTLED_S = 1.0  # a folder that changed later than this may change again at what its clock calls the same time
 _log = logging.getLogger(__name__)
-
-
-class Video(NamedTuple):
-    """A file of `videos/`; pages know it by its name's digest alone."""
-
-    name: str
-    path: Path
-    media: str
-    time: float
 
 
 class Made(NamedTuple):
@@ -61,6 +53,8 @@ class Run:
         self.state = "not begun"
         self._seen: tuple[object, ...] = ()
         self.cache: dict[object, Made] = {}
+        self._films: list[Film] = []
+        self._filmed_at = -1.0
 
     def want(self) -> None:
         """Somebody looks at it."""
@@ -72,10 +66,10 @@ class Run:
         return 1.0 if self.tail.size <= 0 else min(1.0, self.tail.offset / self.tail.size)
 
     def look(self) -> None:
-        """Read what is small: settings, machine, who writes, the last row."""
+        """Read what is small: settings, machine, who writes, the last row; and see whether there is a new video."""
         self.running = owner(self.path) is not None
         found = []
-        for name in (CONFIG, SWEEP, "machine.json", FILE):
+        for name in (CONFIG, SWEEP, "machine.json", FILE, FOLDER):
             try:
                 stat = (self.path / name).stat()
                 found.append((stat.st_mtime_ns, stat.st_size))
@@ -113,18 +107,15 @@ class Run:
         """As a report sees it; with the lock held."""
         return self.history.subject(self.path, self.name, self.files, running=self.running, now=time.time())
 
-    def videos(self) -> list[Video]:
+    def videos(self) -> list[Film]:
         """The newest of `videos/`: plain files only, no links, so that nothing outside the directory can be asked for."""
-        found = []
         try:
-            every = [one for one in (self.path / "videos").iterdir() if not one.name.startswith(".")]
-            for path in every:
-                stat = path.lstat()
-                if path.suffix in _VIDEOS and path.is_file() and not path.is_symlink():
-                    found.append(Video(path.name, path, _VIDEOS[path.suffix], stat.st_mtime))
+            changed = (self.path / FOLDER).stat().st_mtime
         except OSError:
             return []
-        return sorted(found, key=lambda one: -one.time)[:_MOST_VIDEOS]
+        if changed != self._filmed_at or time.time() - changed < _SETTLED_S:
+            self._films, self._filmed_at = films(self.path)[:_MOST_VIDEOS], changed
+        return self._films
 
 
 class Runs:

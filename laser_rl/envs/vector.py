@@ -45,11 +45,11 @@ class VectorAdapter:
         self._lives = np.zeros(self.slots, np.int64)
         self._waiting: Array = np.zeros((self.slots, *self._border.spec.shape), self._border.spec.dtype)
         self._steps = 0
+        self._one_generator = False  # for all slots; known once a list of seeds was refused
 
     def reset(self) -> Rows:
         """Start every slot."""
-        seeds: Any = self._seeds().tolist()
-        observation, info = self._env.reset(seed=seeds)
+        observation, info = self._reset(self._seeds().tolist())
         self._lives = self._lives_in(info, self._lives)
         return self._first_rows(np.arange(self.slots), self._convert(observation))
 
@@ -91,13 +91,23 @@ class VectorAdapter:
         if self._mode is AutoresetMode.DISABLED:
             mask = np.zeros(self.slots, np.bool_)
             mask[slots] = True
-            # Gymnasium's own vectors take a list; its annotation says a number only.
-            seeds: Any = [int(seed) if chosen else None for seed, chosen in zip(self._seeds(), mask, strict=True)]
-            observation, info = self._env.reset(seed=seeds, options={"reset_mask": mask})
+            seeds = [int(seed) if chosen else None for seed, chosen in zip(self._seeds(), mask, strict=True)]
+            observation, info = self._reset(seeds, options={"reset_mask": mask})
             self._waiting[slots] = self._convert(observation)[slots]
             self._lives[slots] = self._lives_in(info, self._lives)[slots]
         self._acted[slots] = self._ended[slots] = False
         return self._first_rows(slots, self._waiting[slots])
+
+    def _reset(self, seeds: list[int | None], options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Gymnasium's own vectors of environments take a list; its annotation, and vectors with one generator, say a number only."""
+        if self._one_generator:
+            # Once: seeding it for every episode that begins would play the same ones again in the slots that go on.
+            return self._env.reset(seed=seeds[0] if options is None else None, options=options)
+        try:
+            return self._env.reset(seed=seeds, options=options)  # type: ignore[arg-type]
+        except gymnasium.error.Error:
+            self._one_generator = True
+            return self._reset(seeds, options)
 
     def _step_all(self) -> Rows:
         observation, reward, terminated, truncated, info = self._env.step(self._actions())

@@ -11,7 +11,7 @@ from laser_rl.evaluation.aggregate import (
 from laser_rl.evaluation.claims import Claim, Verdict, verdict
 from laser_rl.evaluation.rollout import rollout
 from laser_rl.evaluation.statistics import EvalResult, summarise, summarise_episodes
-from laser_rl.evaluation.video import record
+from laser_rl.evaluation.video import film, record
 
 __all__ = [
     "Aggregate",
@@ -20,6 +20,7 @@ __all__ = [
     "Improvement",
     "Profile",
     "Verdict",
+    "film",
     "performance_profile",
     "probability_of_improvement",
     "record",

@@ -1,19 +1,58 @@
 """One episode as a video: mp4 with the extra `video`, GIF without."""
 
 import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from laser_rl.errors import ConfigError, MissingExtra
+from laser_rl.errors import ConfigError, MissingExtra, UserError
 
 Frame = NDArray[np.uint8]  # [height, width, 3]
 _FFMPEG_SECONDS = 60.0
 _GIF_FRAMES = 3000
+_BOX_HEAD, _LONG_BOX_HEAD = 8, 16
+
+
+class FilmFailed(UserError):
+    """ffmpeg did not write a whole file."""
+
+
+class Shot(NamedTuple):
+    """A picture, how many steps were made before it, and the return until then."""
+
+    step: int
+    picture: Frame
+    total: float
+
+
+class Filmed(NamedTuple):
+    """What was played and what of it can be seen."""
+
+    total: float  # the return
+    length: int
+    frames: int
+    frames_per_second: float
+    ended: bool  # False: it was broken off after so many steps
+
+
+class Limits(NamedTuple):
+    """What keeps a film small. A longer episode is played to its end unseen, so that its return is known.
+
+    >>> Limits(frames_per_second=30.0).stride(50.0)
+    2
+    """
+
+    frames: int | None = None
+    frames_per_second: float | None = None
+
+    def stride(self, shown: float) -> int:
+        """Steps from one picture to the next, where `shown` steps are a second."""
+        return 1 if self.frames_per_second is None else max(1, -(-round(shown) // round(self.frames_per_second)))
 
 
 def record(
@@ -28,6 +67,32 @@ def record(
 
     The file is there whole or not at all. After `max_steps` steps the film ends, whether the episode has or not.
     """
+    return film(env, act_one, path, max_steps, seed=seed).total
+
+
+def film(
+    env: "gymnasium.Env[Any, Any]",
+    act_one: Callable[[Any, float], Any],
+    path: str | Path,
+    max_steps: int = 10_000,
+    *,
+    seed: int | None = None,
+    limits: Limits = Limits(),  # noqa: B008 - a tuple
+    through: Callable[[Iterator[Shot]], Iterator[Frame]] | None = None,
+    before: Callable[[Filmed], None] = lambda _: None,
+) -> Filmed:
+    """Play one episode and write what it looks like; as `record`, and with more to say.
+
+    Args:
+        env: made with render_mode 'rgb_array'.
+        act_one: from an observation and the last reward to an action.
+        path: *.mp4 or *.gif.
+        max_steps: the episode is broken off after so many.
+        seed: of the episode.
+        limits: what keeps the film small.
+        through: draws on the pictures. It gets one for each frame, and returns as many.
+        before: called with what is known, when the film is written but not in its place yet.
+    """
     path = Path(path)
     writers = {".mp4": _write_mp4, ".gif": _write_gif}
     if path.suffix not in writers:
@@ -38,42 +103,56 @@ def record(
             "make it with gymnasium.make(..., render_mode='rgb_array')"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    play = _Play(env, act_one, max_steps, seed)
+    shown = _frames_per_second(env)
+    play = _Play(env, act_one, max_steps, seed, limits.frames, limits.stride(shown))
+    pictures = (shot.picture for shot in play.shots()) if through is None else through(play.shots())
     temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp{path.suffix}")  # ffmpeg goes by the ending
     try:
-        writers[path.suffix](temporary, play.frames(), _frames_per_second(env))
+        writers[path.suffix](temporary, map(_even, pictures), shown / play.stride)
+        played = Filmed(play.total, play.steps, play.frames, shown / play.stride, play.ended)
+        before(played)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    return play.total
+    return played
 
 
 class _Play:
     """An episode as a stream of pictures; `total` is its return so far."""
 
     def __init__(
-        self, env: "gymnasium.Env[Any, Any]", act_one: Callable[[Any, float], Any], max_steps: int, seed: int | None
+        self,
+        env: "gymnasium.Env[Any, Any]",
+        act_one: Callable[[Any, float], Any],
+        max_steps: int,
+        seed: int | None,
+        most_frames: int | None,
+        stride: int,
     ):
         self._env, self._act, self._max_steps, self._seed = env, act_one, max_steps, seed
-        self.total = 0.0
+        self._most_frames, self.stride = most_frames, stride
+        self.total, self.steps, self.frames, self.ended = 0.0, 0, 0, False
 
-    def frames(self) -> Iterator[Frame]:
+    def shots(self) -> Iterator[Shot]:
         observation, _ = self._env.reset(seed=self._seed)
         reward: Any = 0.0
-        yield self._picture()
-        for _ in range(self._max_steps):
+        yield self._shot()
+        while self.steps < self._max_steps and not self.ended:
             observation, reward, terminated, truncated, _ = self._env.step(self._act(observation, float(reward)))
             self.total += float(reward)
-            yield self._picture()
-            if terminated or truncated:
-                return
+            self.steps += 1
+            self.ended = bool(terminated or truncated)
+            room = self._most_frames is None or self.frames < self._most_frames
+            if room and (self.ended or self.steps % self.stride == 0):
+                yield self._shot()
 
-    def _picture(self) -> Frame:
+    def _shot(self) -> Shot:
         picture = self._env.render()
         if not isinstance(picture, np.ndarray) or picture.ndim != 3 or picture.shape[2] != 3:  # noqa: PLR2004
             shape = getattr(picture, "shape", type(picture).__name__)
             raise ConfigError(f"expected render() to return [height, width, 3], got {shape}; check its render_mode")
-        return _even(picture.astype(np.uint8, copy=False))
+        self.frames += 1
+        return Shot(self.steps, picture.astype(np.uint8, copy=False), self.total)
 
 
 def _even(picture: Frame) -> Frame:
@@ -93,17 +172,57 @@ def _write_mp4(path: Path, frames: Iterator[Frame], frames_per_second: float) ->
         raise MissingExtra("writing an mp4", "video") from None
     first = next(frames)
     height, width, _ = first.shape
+    # h264 in yuv420p with its index in front: what every browser plays, and begins to play before it has all of it.
     writer = imageio_ffmpeg.write_frames(
         str(path), (width, height), fps=frames_per_second, macro_block_size=1, ffmpeg_timeout=_FFMPEG_SECONDS,
-        ffmpeg_log_level="error",
+        ffmpeg_log_level="quiet", codec="libx264", pix_fmt_out="yuv420p", output_params=["-movflags", "+faststart"],
     )  # fmt: skip
     writer.send(None)
     try:
-        writer.send(first)
+        _send(writer, first, path)
         for frame in frames:
-            writer.send(frame)
+            _send(writer, frame, path)
     finally:
         writer.close()
+    if not whole_mp4(path):
+        raise _failed(path)
+
+
+def _send(writer: Any, frame: Frame, path: Path) -> None:
+    try:
+        writer.send(frame)
+    except OSError:  # its message is ffmpeg's whole command line
+        raise _failed(path) from None
+
+
+def _failed(path: Path) -> FilmFailed:
+    free = shutil.disk_usage(path.parent).free / 1e6
+    return FilmFailed(
+        f"ffmpeg could not write a film into {path.parent}, where {free:,.1f} MB are free; "
+        "free some space, or try another ending: .gif"
+    )
+
+
+def whole_mp4(path: Path) -> bool:
+    """Whether a file is an mp4 with all its parts and its index in front of its pictures.
+
+    >>> whole_mp4(Path("nowhere.mp4"))
+    False
+    """
+    if not path.is_file():
+        return False
+    size, at, kinds = path.stat().st_size, 0, list[bytes]()
+    with path.open("rb") as file:
+        while at + _BOX_HEAD <= size:
+            file.seek(at)
+            head = file.read(_LONG_BOX_HEAD)
+            length = int.from_bytes(head[:4], "big")
+            length = int.from_bytes(head[8:16], "big") if length == 1 else length
+            if length < _BOX_HEAD:
+                return False
+            kinds.append(head[4:8])
+            at += length
+    return at == size and b"mdat" in kinds and b"moov" in kinds[: kinds.index(b"mdat")]
 
 
 def _write_gif(path: Path, frames: Iterator[Frame], frames_per_second: float) -> None:

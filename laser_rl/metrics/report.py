@@ -9,7 +9,14 @@ from typing import Literal
 
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.page import REPORT
-from laser_rl.metrics.reporting import pbt_sections, record_sections, run_sections, speed_sections, sweep_sections
+from laser_rl.metrics.reporting import (
+    pbt_sections,
+    record_sections,
+    run_sections,
+    speed_sections,
+    sweep_sections,
+    video_sections,
+)
 from laser_rl.metrics.reporting.comparison import common, comparison
 from laser_rl.metrics.reporting.document import Document, Part, Section, part, section
 from laser_rl.metrics.reporting.faults import notices
@@ -54,7 +61,7 @@ def write_report(
     paths = [Path(one) for one in run_dirs]
     document = document_of(paths, running)
     page = Path(out) if out is not None else (paths[0] if len(paths) == 1 else Path()) / REPORT
-    writers = {"html": html, "markdown": markdown, "csv": tidy}
+    writers = {"html": lambda whole: html(whole, page.parent), "markdown": markdown, "csv": tidy}
     return [
         _write(page.with_suffix(_ENDINGS[one]) if one != "html" else page, writers[one](document)) for one in formats
     ]
@@ -93,7 +100,8 @@ def part_of(subject: Subject, *, alone: bool = True) -> Part:
         record_sections.reproduce(subject, alone=alone),
         record_sections.configuration(subject) if alone else None,
     ]
-    return part(subject.name, lead, [warnings, *own, speed_sections.speed(subject), *records])
+    films = video_sections.videos(subject, alone=alone)
+    return part(subject.name, lead, [warnings, *own, films, speed_sections.speed(subject), *records])
 
 
 def _of_run(subject: Subject) -> list[Section | None]:

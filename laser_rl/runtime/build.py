@@ -178,7 +178,6 @@ def open_environments(
     source: EnvironmentSource, config: EnvironmentConfig, *, seed: int, lockstep: bool, slots: int | None = None
 ) -> Environments:
     """The environments of a configuration, seeded."""
-    atari = config.atari
     return make_environments(
         source,
         slots=slots or config.slots,
@@ -186,17 +185,27 @@ def open_environments(
         placement=config.placement,
         workers=config.workers or None,
         options=config.options,
-        atari=AtariSettings(
-            most_noops=atari.most_noops,
-            repeat_action_probability=atari.sticky_actions,
-            full_action_space=atari.full_action_space,
-            most_frames=atari.most_frames,
-            threads=atari.threads,
-        ),
+        atari=atari_settings(config),
         step_timeout_s=config.step_timeout_s,
         reset_timeout_s=config.reset_timeout_s,
         on_bad_value=config.on_bad_value,
         lockstep=lockstep,
+    )
+
+
+def atari_settings(config: EnvironmentConfig) -> AtariSettings:
+    """What is asked of an Atari game.
+
+    >>> atari_settings(EnvironmentConfig()).most_noops
+    37
+    """
+    atari = config.atari
+    return AtariSettings(
+        most_noops=atari.most_noops,
+        repeat_action_probability=atari.sticky_actions,
+        full_action_space=atari.full_action_space,
+        most_frames=atari.most_frames,
+        threads=atari.threads,
     )
 
 

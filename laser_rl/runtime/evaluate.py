@@ -12,9 +12,10 @@ from laser_rl import checkpoint
 from laser_rl.agent.learner import load_network
 from laser_rl.agent.policy import Policy, Seen
 from laser_rl.agent.stacking import FrameStack
+from laser_rl.checkpoint import Loaded
 from laser_rl.checkpoint.guarded import fitting
 from laser_rl.config import Config, EnvironmentConfig
-from laser_rl.envs.records import Rows
+from laser_rl.envs.records import EnvironmentSpec, Rows
 from laser_rl.envs.scores import tasks_of
 from laser_rl.errors import ConfigError, DamagedRun
 from laser_rl.evaluation.rollout import rollout
@@ -91,22 +92,41 @@ def load_trained(run_dir: Path, member: str | int | None = None) -> Trained:
         run_dir: of a single run or of a sweep.
         member: see `chosen_member`.
     """
-    config, number = _config_of(run_dir, member)
+    config, number = config_of(run_dir, member)
+    loaded = newest(run_dir)
+    # Played where we are, not where it was trained.
+    trained = trained_from(loaded, config, spec_of(config), number, device_of("auto"))
+    torch.set_num_threads(threads_of(config, trained.network))
+    return trained
+
+
+def newest(run_dir: Path) -> Loaded:
+    """The newest checkpoint, without its replay; ConfigError if there is none yet."""
     loaded = checkpoint.latest(run_dir, replay="unread")
     if loaded is None:
         raise ConfigError(f"{run_dir} holds no checkpoint yet; 'laser resume {run_dir}' goes on until it does")
+    return loaded
+
+
+def spec_of(config: Config) -> EnvironmentSpec:
+    """What the environment looks like; it is opened once to be looked at."""
     source = config.environment.id
     environments = open_environments(source, config.environment, seed=0, lockstep=True, slots=task_count(source))
-    spec = environments.spec
     environments.close()
-    network = seeded_network(config, spec, None).to(device_of("auto"))  # played where we are, not where it was trained
-    torch.set_num_threads(threads_of(config, network))
+    return environments.spec
+
+
+def trained_from(
+    loaded: Loaded, config: Config, spec: EnvironmentSpec, number: int | None, device: torch.device
+) -> Trained:
+    """An agent of a checkpoint: the only one, or a sweep's member."""
+    network = seeded_network(config, spec, None).to(device)
     with fitting(loaded.path):
-        load_network(network, _network_of(loaded.tensors, number))
+        load_network(network, group_of(loaded.tensors, "network", number))
     require_finite(loaded.path, network)
     family = family_of(spec.action)
     layout = layout_of(spec, family, config)
-    return Trained(network, family, layout, source, config.environment, loaded.step)
+    return Trained(network, family, layout, config.environment.id, config.environment, loaded.step)
 
 
 def require_finite(path: Path, network: AgentNetwork) -> None:
@@ -146,16 +166,21 @@ def chosen_member(run_dir: Path, member: str | int | None = None) -> int | None:
     return int(str(member))
 
 
-def _config_of(run_dir: Path, member: str | int | None) -> tuple[Config, int | None]:
+def config_of(run_dir: Path, member: str | int | None) -> tuple[Config, int | None]:
+    """The settings of a run, or of a sweep's member and its number."""
     number = chosen_member(run_dir, member)
     return (read_config(run_dir) if number is None else read_sweep(run_dir).configs[number]), number
 
 
-def _network_of(tensors: Mapping[str, Mapping[str, Tensor]], number: int | None) -> Mapping[str, Tensor]:
-    """In a sweep a member is one file with names such as `network/torso.0.weight`."""
+def group_of(tensors: Mapping[str, Mapping[str, Tensor]], group: str, number: int | None) -> Mapping[str, Tensor]:
+    """Tensors of an agent. In a sweep a member is one file with names such as `network/torso.0.weight`.
+
+    >>> group_of({"member-01": {"network/a": torch.ones(1), "learner/b": torch.zeros(1)}}, "network", 1)
+    {'a': tensor([1.])}
+    """
     if number is None:
-        return tensors["network"]
-    mine, prefix = tensors[f"member-{number:02d}"], "network/"
+        return tensors[group]
+    mine, prefix = tensors[f"member-{number:02d}"], f"{group}/"
     return {name.removeprefix(prefix): tensor for name, tensor in mine.items() if name.startswith(prefix)}
 
 

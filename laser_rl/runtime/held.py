@@ -6,7 +6,7 @@ from pathlib import Path
 from laser_rl import checkpoint
 from laser_rl.checkpoint import RunLock
 from laser_rl.errors import ConfigError
-from laser_rl.metrics import machine
+from laser_rl.metrics import machine, videos
 from laser_rl.metrics.log import FILE
 
 
@@ -36,6 +36,7 @@ def hold(path: Path, settings: str, made_by: str, *, given: bool, settle: Callab
 def throw_away(path: Path) -> None:
     """All that an earlier run left and a new one would go on from."""
     checkpoint.clear(path)
+    videos.clear(path)
     for old in [path / FILE, path / machine.FILE, *path.glob("events.*"), *path.glob("members/*/events.*")]:
         old.unlink(missing_ok=True)
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from laser_rl.agent.own_relevance import require_relevance
 from laser_rl.config import Config
 from laser_rl.evaluation.statistics import EvalResult
 from laser_rl.metrics.sink import Sink
@@ -12,6 +13,7 @@ from laser_rl.networks.build import TorsoSource
 from laser_rl.runtime.build import EnvironmentSource, Member, build_member
 from laser_rl.runtime.directory import RunDirectory
 from laser_rl.runtime.local import run_local
+from laser_rl.runtime.recording import recorded
 from laser_rl.runtime.serial import run_serial
 from laser_rl.runtime.stop import FINISHED, signals
 from laser_rl.runtime.training import Callback, Training
@@ -64,6 +66,7 @@ def prepare(
     """A member at its first step, or where its newest checkpoint left it."""
     save = None if directory is None else directory.save
     training = Training(member, sinks=sinks, callbacks=callbacks, save=save)
+    training.run_dir = None if directory is None else directory.path
     if directory is None or not directory.restore(training):
         if member.replay is not None:
             warm_start(member.replay, member.config, members=1)
@@ -72,8 +75,18 @@ def prepare(
 
 
 def run(training: Training, *, evaluate_at_end: bool = True) -> Result:
-    """Act and learn up to the training's target; evaluate and save at the end."""
+    """Act and learn up to the training's target; evaluate and save at the end. Videos are made beside it, if they are asked for."""
+    member = training.member
+    with recorded(training.run_dir, member.config.run, source=member.source, network=member.learner.network) as films:
+        result = _run(training, evaluate_at_end=evaluate_at_end)
+        if films is not None and result.interrupted is None:
+            films.finish()
+    return result
+
+
+def _run(training: Training, *, evaluate_at_end: bool) -> Result:
     member, stop = training.member, training.stop
+    require_relevance(member.config.loss.trust)
     # To the very end: the last evaluation and the last checkpoint may be long, and are asked to end as well.
     with signals(stop):
         RUNTIMES[member.config.run.runtime](training)

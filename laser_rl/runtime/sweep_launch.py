@@ -4,12 +4,14 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from laser_rl.agent.own_relevance import require_relevance
 from laser_rl.metrics.sink import Sink
 from laser_rl.networks.build import TorsoSource
 from laser_rl.runtime.build import EnvironmentSource
 from laser_rl.runtime.crew_build import build_crew
 from laser_rl.runtime.evaluate import trained_of
 from laser_rl.runtime.processes import run_processes
+from laser_rl.runtime.recording import recorded
 from laser_rl.runtime.results import MemberResult, SweepEnd
 from laser_rl.runtime.stop import FINISHED, signals
 from laser_rl.runtime.sweep import SweepTraining, run_sweep
@@ -29,6 +31,25 @@ def sweep(
     callbacks: Sequence[Callback] = (),
 ) -> SweepEnd:
     """Run a sweep until all members have done their steps; goes on from the newest checkpoint of `directory`, if there is one."""
+    path = None if directory is None else directory.path
+    with recorded(path, config.base.run, source=source, network=torso) as films:
+        end = _sweep(config, directory, source=source, torso=torso, sinks=sinks, callbacks=callbacks)
+        if films is not None and end.interrupted is None:
+            films.finish()
+    return end
+
+
+def _sweep(
+    config: SweepConfig,
+    directory: SweepDirectory | None,
+    *,
+    source: EnvironmentSource | None,
+    torso: TorsoSource | None,
+    sinks: Sequence[Sink],
+    callbacks: Sequence[Callback],
+) -> SweepEnd:
+    for member in config.configs:
+        require_relevance(member.loss.trust)
     count = process_count(config)
     if count > 1:
         return run_processes(config, directory, count, source=source, torso=torso, sinks=sinks, callbacks=callbacks)

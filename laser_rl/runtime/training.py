@@ -62,6 +62,7 @@ class Training:
         self.window = window_for(_tasks_of(member))
         self.evaluations: list[tuple[int, EvalResult]] = []
         self.saved: Path | None = None
+        self.run_dir: Path | None = None  # where all of it is kept
         self._tries = Tries()
         self.notes: dict[str, int] = {}  # of whoever runs this member, kept with its state
         self.extra: list[Callable[[], dict[str, float]]] = []  # more numbers for every row of metrics

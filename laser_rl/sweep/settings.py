@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from laser_rl.config import Config, CountOrNone, Frozen, override, shortened, unknown
+from laser_rl.config import Config, CountOrNone, Frozen, override, unknown
 from laser_rl.envs.scores import tasks_of
-from laser_rl.errors import ConfigError
+from laser_rl.errors import ConfigError, shortened
 from laser_rl.sweep import space
 from laser_rl.sweep.pbt import PbtConfig
 from laser_rl.sweep.space import Distribution

@@ -1,7 +1,9 @@
 """The page in a real browser, during a live sweep. Pictures are kept in the folder of the test, or in $LASER_SCREENSHOTS."""
 
+import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from laser_rl.metrics import MetricsLog
+from laser_rl.metrics.report import report
 from tests.dashboard.chromium import PROGRAM, Chromium
 from tests.dashboard.logs import START, write_sweep
 from tests.dashboard.test_load import end, start_dashboard
@@ -170,6 +173,8 @@ def a_video(path: Path) -> None:
     path.parent.mkdir(parents=True)
     frames = [np.full((64, 64, 3), 4 * n, np.uint8) for n in range(60)]
     imageio.mimwrite(path, frames, fps=30, macro_block_size=None)
+    facts = {"by": "training", "step": 50_000, "member": 3, "return": 31.5, "length": 60, "trusted": 0.75}
+    path.with_suffix(".json").write_text(json.dumps(facts))
 
 
 def test_a_finished_sweep_with_everything(tmp_path, browser, pictures):
@@ -206,10 +211,10 @@ def test_a_finished_sweep_with_everything(tmp_path, browser, pictures):
         browser.wait(
             "[...document.querySelectorAll('.panel')].every((one) => one.hidden || one.querySelector('canvas, table, svg, dl, video'))"
         )
-        hidden = browser.run(
-            "[...document.querySelectorAll('.panel')].filter((one) => one.hidden).map((one) => one.id)"
-        )
-        assert hidden == []
+        browser.wait("![...document.querySelectorAll('.panel')].some((one) => one.hidden)")
+        assert browser.run("document.querySelector('#panel-videos figcaption b').textContent") == "return 31.5"
+        caption = browser.run("document.querySelector('#panel-videos figcaption').textContent")
+        assert "step 50,000 · member 3 · trusted 75 %" in caption
         _video_plays(browser)
         _keyboard(browser)
         browser.key("?")
@@ -248,3 +253,15 @@ def _keyboard(browser: Chromium) -> None:
         assert outline != "none", who
     assert seen[:6] == ["skip", "run", "by-step", "by-time", "theme", "help"]
     assert seen[6:10] == ["0", "1", "2", "3"]
+
+
+def test_a_report_plays_its_video_from_within(tmp_path, browser, pictures):
+    run = write_sweep(tmp_path / "sweep", 3, 50)
+    a_video(run / "videos" / "step-000000050000.mp4")
+    page = report(run)
+    shutil.rmtree(run / "videos")  # mailed without them
+    browser.go(page.as_uri())
+    browser.wait("document.querySelector('video')?.readyState >= 2")
+    _video_plays(browser)
+    browser.picture(pictures / "report-video.png")
+    assert browser.errors == []

@@ -1,5 +1,6 @@
 """Row 15: who may see the page. Routes are those of the application itself, so that none is forgotten."""
 
+import hashlib
 import json
 import os
 import re
@@ -44,6 +45,16 @@ def served(tmp_path_factory):
     (folder / "secret.mp4").write_bytes(b"secret")
     (videos / "link.mp4").symlink_to(folder / "secret.mp4")
     (videos / "note.txt").write_text("no video")
+    facts = {
+        "by": "training",
+        "step": 640,
+        "member": 1,
+        "return": 12.5,
+        "length": 30,
+        "task": "</b><script>",
+        "trusted": 0.5,
+    }
+    (videos / "step-1.json").write_text(json.dumps(facts))
     with serving([folder]) as found:
         yield found
 
@@ -196,6 +207,22 @@ def test_videos_in_parts_and_no_link_out(served):
     assert (status, headers["content-range"], body) == (206, "bytes 100-199/10240", (bytes(range(256)) * 40)[100:200])
     status, headers, body = served.ask(path)
     assert (status, len(body), headers["content-type"]) == (200, 10240, "video/mp4")
+    for method in METHODS:
+        assert served.ask(path, method)[0] == (200 if method in {"GET", "HEAD"} else 405)
+        assert served.ask(path, method, known=False)[0] == 401
+
+
+def test_what_is_beside_a_video_is_told_and_not_served(served):
+    number = next(run.number for run in served.runs.every() if run.name == "sweep")
+    [told] = json.loads(served.ask(f"/api/runs/{number}/details")[2])["videos"]
+    assert {name: told[name] for name in ("step", "member", "return", "length", "trusted", "task")} == {
+        "step": 640, "member": 1, "return": 12.5, "length": 30, "trusted": 0.5, "task": "</b><script>",
+    }  # fmt: skip
+    for name in ("step-1.json", "step-1.mp4", "..%2fsweep.json", "%2e%2e"):
+        digest = hashlib.sha256(name.encode()).hexdigest()[:24]
+        expected = 200 if name == "step-1.mp4" else 404
+        assert served.ask(f"/api/runs/{number}/videos/{digest}")[0] == expected
+        assert served.ask(f"/api/runs/{number}/videos/{name}")[0] == 404
 
 
 @pytest.mark.fault(15)
@@ -281,8 +308,6 @@ def test_token_files(tmp_path):
 
 
 def test_vendored_files_are_those_that_were_published():
-    import hashlib  # noqa: PLC0415
-
     told = dict(re.findall(r"dist/(\S+)\s+([0-9a-f]{64})", static_files()["vendor/README.txt"].decode()))
     assert {name: hashlib.sha256(static_files()[f"vendor/{name}"]).hexdigest() for name in told} == told
     assert len(told) == 2

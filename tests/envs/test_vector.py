@@ -106,3 +106,20 @@ def test_actions_of_any_kind_reach_the_vector():
     envs.reset()
     action = np.array([[0.5, -0.25], [1, 0]], np.float32)
     np.testing.assert_array_equal(envs.step(np.arange(2), action).observation, action)
+
+
+def test_a_vector_with_one_generator_for_all_slots_is_seeded_once():
+    def heads():
+        vector = gymnasium.make_vec("CartPole-v1", num_envs=3, vectorization_mode="vector_entry_point")
+        with pytest.raises(gymnasium.error.Error):
+            vector.reset(seed=[1, 2, 3])
+        envs = VectorAdapter(vector, seed=4)
+        push = np.arange(3), np.zeros(3, np.int64)  # to one side: episodes end after ten steps
+        rows = [envs.reset().observation, *(envs.step(*push).observation for _ in range(60))]
+        envs.close()
+        return np.stack(rows)
+
+    first = heads()
+    np.testing.assert_array_equal(first, heads())
+    assert not np.array_equal(first[0, 0], first[0, 1])
+    assert len(np.unique(first[:, 0], axis=0)) == 61  # no episode twice

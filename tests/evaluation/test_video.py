@@ -1,5 +1,6 @@
 """Videos hold the frames that were played, and are there whole or not at all."""
 
+import gc
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from PIL import Image
 
 from laser_rl.errors import ConfigError, MissingExtra
 from laser_rl.evaluation import record
+from laser_rl.evaluation.video import FilmFailed, Limits, film, whole_mp4
 
 
 class Fading(gymnasium.Env):
@@ -96,3 +98,87 @@ def test_what_cannot_work_is_said_before_anything_is_played(tmp_path, monkeypatc
     with pytest.raises(MissingExtra, match=r"laser-rl\[video\]"):
         record(Fading(), act_one, tmp_path / "a.mp4")
     assert not list(tmp_path.iterdir())
+
+
+class Long(Fading):
+    """Fifty steps a second, forty of them."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 50}  # noqa: RUF012
+    pictures = 0
+
+    def step(self, action):
+        self.t += 1
+        return np.full(1, self.t, np.float32), 1.0, False, self.t == 40, {}
+
+    def render(self):
+        self.pictures += 1
+        return np.full((16, 16, 3), 6 * self.t, np.uint8)
+
+
+def test_a_long_episode_is_played_to_its_end_and_shown_in_part(tmp_path):
+    env, told = Long(), []
+    limits = Limits(frames=12, frames_per_second=30.0)
+    found = film(
+        env,
+        act_one,
+        tmp_path / "a.mp4",
+        limits=limits,
+        before=lambda known: told.append((known, [*tmp_path.iterdir()])),
+    )
+    assert found == (40.0, 40, 12, 25.0, True)
+    assert env.pictures == 12, "what is not shown is not drawn"
+    _, rate, frames = mp4_frames(tmp_path / "a.mp4")
+    assert rate == 25
+    assert [round(frame.mean() / 6) for frame in frames] == list(range(0, 24, 2))
+    [(known, files)] = told
+    assert known == found
+    assert [path.name.startswith(".") for path in files] == [True], "told before the film is in its place"
+    assert film(Long(), act_one, tmp_path / "a.gif", 7) == (7.0, 7, 8, 50.0, False)
+
+
+def test_pictures_go_through_whoever_draws_on_them(tmp_path):
+    seen = []
+
+    def through(shots):
+        for shot in shots:
+            seen.append((shot.step, shot.total))
+            yield np.concatenate([shot.picture, 255 - shot.picture], axis=1)
+
+    film(Fading((32, 32)), act_one, tmp_path / "a.mp4", through=through)
+    assert seen == [(t, 1.5 * t) for t in range(6)]
+    size, _, frames = mp4_frames(tmp_path / "a.mp4")
+    assert size == (64, 32)
+    assert abs(int(frames[3][:, :28].mean()) - 60) < 4
+    assert abs(int(frames[3][:, 36:].mean()) - 195) < 4
+
+
+def test_the_index_comes_first_and_a_part_of_a_file_is_none(tmp_path):
+    path = tmp_path / "a.mp4"
+    record(Fading(), act_one, path)
+    data = path.read_bytes()
+    assert data.index(b"moov") < data.index(b"mdat"), "a browser plays it before it has all of it"
+    assert b"avc1" in data
+    assert whole_mp4(path)
+    for part in (data[:-1], data[: len(data) // 2], data + b"\0" * 3, b"", b"\0" * 64):
+        path.write_bytes(part)
+        assert not whole_mp4(path)
+
+
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # imageio leaves the pipe to a dead ffmpeg open
+@pytest.mark.parametrize("script", ["exit 1", "cat > /dev/null"], ids=["dies", "writes nothing"])
+def test_an_encoder_that_fails_leaves_the_old_film_and_says_what_to_do(tmp_path, monkeypatch, script):
+    imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
+    program = tmp_path / "ffmpeg"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    path = tmp_path / "videos" / "a.mp4"
+    path.parent.mkdir()
+    path.write_bytes(b"old")
+    monkeypatch.setattr(imageio_ffmpeg._io, "get_ffmpeg_exe", lambda: str(program))
+    with pytest.raises(FilmFailed, match="free some space"):
+        record(Fading((64, 64)), act_one, path)
+    gc.collect()
+    assert [one.name for one in path.parent.iterdir()] == ["a.mp4"]
+    assert path.read_bytes() == b"old"

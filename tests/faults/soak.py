@@ -205,7 +205,8 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, help="kept afterwards; a temporary folder if left out")
     asked = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job, and all its children, would ignore it
+    # A shell's background job, and all its children, would ignore it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as folder:
         home = asked.out or Path(folder)
         home.mkdir(parents=True, exist_ok=True)

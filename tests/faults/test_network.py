@@ -22,7 +22,7 @@ from laser_rl.cli import main
 for words in json.loads(sys.argv[1]):
     print(words[0], main(words), flush=True)
 """
-NAMES = {"train", "sweep", "resume", "status", "report", "evaluate", "verify", "check-env"}
+NAMES = {"train", "sweep", "resume", "status", "report", "evaluate", "verify", "check-env", "doctor"}
 CAGE = ("unshare", "--map-root-user", "--net")
 STRACE = ("strace", "-f", "-qq", "--seccomp-bpf", "-e", "trace=connect,sendto,sendmsg,sendmmsg", "-o")
 WITNESS = """
@@ -121,6 +121,7 @@ def test_without_a_network_everything_works(tmp_path, figure):
     local = ["--run.runtime", "local", "--environment.placement", "process", "--environment.workers", 2]
     commands = [
         ["check-env", "CartPole-v1"],
+        ["doctor"],
         ["train", "--out", run, *TINY.split(), *local],
         ["resume", run, "--steps", 400, "--plain"],
         ["sweep", "--recipe", "cartpole", "--out", sweep, *TINY.split(), *members, "--processes", 2],

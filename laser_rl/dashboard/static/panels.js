@@ -16,7 +16,7 @@ export const PANELS = [
   line("updates", "Updates per second", "How fast the agents learn: changes of the network, per member.", {}),
   line("waiting", "Is the learner waiting?", "Shares of the time: a learner that waits (dashed) is starved by its environments, one that is always busy is what limits the speed.", { share: true, optional: true }),
   { id: "members", title: "Members", why: "A line a member: what it was set to, how far it is, how well it does and what went wrong. Trusted: the share of its own and of others' replayed steps that it learns from.", kind: "members", wide: true },
-  { id: "videos", title: "Videos", why: "Episodes that were filmed, newest first.", kind: "videos", wide: true, optional: true },
+  { id: "videos", title: "Last videos", why: "Episodes that were filmed, newest first, with their return. Beside the picture: value, the return that the agent expects from here on; entropy, how undecided it is; trusted, of the other policies whose experience it replays (other members, or its own past), the share that it would learn from at this step.", kind: "videos", wide: true, optional: true },
   { id: "events", title: "What happened", why: "Starts, ends, resumed runs and copies, newest first.", kind: "events" },
   { id: "machine", title: "Machine and settings", why: "On what it runs, with which command and versions, and every setting.", kind: "machine" },
 ];
@@ -104,8 +104,10 @@ export const MAKERS = {
         shown = wanted;  // or a video that is being watched would start again
         const figures = details.videos.slice(0, 12).map((one) => {
           const src = `/api/runs/${view.run}/videos/${one.id}`;
-          const picture = one.media.startsWith("video/") ? h("video", { src, controls: true, preload: "metadata", "aria-label": one.name, loop: true }) : h("img", { src, alt: one.name });
-          return h("figure", {}, picture, h("figcaption", {}, `${one.name}, ${clock(one.time)}`));
+          const picture = one.media.startsWith("video/") ? h("video", { src, controls: true, preload: "metadata", "aria-label": one.return === null ? one.name : `episode with return ${number(one.return)} at step ${count(one.step)}`, loop: true, playsinline: true }) : h("img", { src, alt: one.name });
+          const told = one.return === null ? [h("b", {}, one.name)] : [h("b", {}, `return ${number(one.return)}`), ` in ${count(one.length)} steps`];
+          const more = [one.step === null ? null : `step ${count(one.step)}`, one.member === null ? null : `member ${one.member}`, one.task, one.trusted === null ? null : `trusted ${share(one.trusted)}`, clock(one.time)];
+          return h("figure", {}, picture, h("figcaption", {}, ...told, h("br"), more.filter((text) => text !== null).join(" · ")));
         });
         fill(body, h("div", { class: "videos" }, ...figures));
       }

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -122,8 +123,20 @@ class Commands:
     text: str
 
 
+@dataclass(frozen=True)
+class Movie:
+    """A film of an episode. Whether it goes into the page or is only named there is left to who writes the page."""
+
+    title: str
+    path: Path
+    media: str
+    size: int
+    note: str = ""
+    embed: bool = True
+
+
 Chart = Lines | HeatMap | Stack | Lineage
-Block = Table | Chart | Notice | Commands
+Block = Table | Chart | Notice | Commands | Movie
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,8 +1,13 @@
 """A report as one HTML file: no scripts, no links to elsewhere, everything escaped; a browser is told to refuse all the same."""
 
+import base64
+import os
 import re
 from html import escape
+from pathlib import Path
+from urllib.parse import quote
 
+from laser_rl.metrics.page import open_regular
 from laser_rl.metrics.reporting.charts import classes, svg
 from laser_rl.metrics.reporting.document import (
     Block,
@@ -12,6 +17,7 @@ from laser_rl.metrics.reporting.document import (
     HeatMap,
     Lineage,
     Lines,
+    Movie,
     Notice,
     Part,
     Section,
@@ -20,19 +26,23 @@ from laser_rl.metrics.reporting.document import (
 )
 from laser_rl.metrics.reporting.style import STYLE
 
-# Even if something were not escaped: a browser runs no script and asks nobody for anything.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+LARGEST_BYTES = 4_000_000  # of a film that goes into the page
+# Even if something were not escaped: a browser runs no script and asks nobody for anything. Films are in the page itself.
+_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; media-src data:; img-src data:; base-uri 'none'; form-action 'none'"
+)
 _NUMBER = re.compile(r"[-+]?[\d,.]+(e[-+]?\d+)?( %| [KMGT]?i?B)?|–|nan|-?inf")
 
 
-def html(document: Document) -> str:
-    """The whole file.
+def html(document: Document, beside: Path | None = None) -> str:
+    """The whole file; `beside` is the folder that it goes to, from where links to larger files lead.
 
     >>> html(Document("a < b", "", ())).count("a &lt; b")
     2
     """
     several = len(document.parts) > 1
-    parts = [_part(one, number, several=several) for number, one in enumerate(document.parts)]
+    place = Path.cwd() if beside is None else beside.resolve()
+    parts = [_part(one, number, place, several=several) for number, one in enumerate(document.parts)]
     return "\n".join(
         [
             '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
@@ -55,16 +65,16 @@ def _contents(document: Document) -> str:
     return '<nav aria-label="Contents"><ul>' + "".join(items) + "</ul></nav>"
 
 
-def _part(part: Part, number: int, *, several: bool) -> str:
+def _part(part: Part, number: int, beside: Path, *, several: bool) -> str:
     """One directory. If it is the only one, the page's title is its title."""
-    sections = [_section(one, "h3" if several else "h2") for one in part.sections]
+    sections = [_section(one, "h3" if several else "h2", beside) for one in part.sections]
     if not several:
         return "\n".join(sections)
     lead = f'<p class="lead">{escape(part.lead)}</p>' if part.lead else ""
     return "\n".join([f'<article id="part-{number}"><h2>{escape(part.title)}</h2>{lead}', *sections, "</article>"])
 
 
-def _section(section: Section, heading: str) -> str:
+def _section(section: Section, heading: str, beside: Path) -> str:
     """Charts beside each other where there is room, everything else in order."""
     parts: list[str] = [f"<section><{heading}>{escape(section.title)}</{heading}>"]
     charts: list[str] = []
@@ -72,7 +82,7 @@ def _section(section: Section, heading: str) -> str:
         if isinstance(block, Chart):
             charts.append(_chart(block))
             continue
-        parts += [_beside(charts), _block(block)]
+        parts += [_beside(charts), _movie(block, beside) if isinstance(block, Movie) else _block(block)]
         charts = []
     return "\n".join([*parts, _beside(charts), "</section>"])
 
@@ -89,6 +99,32 @@ def _block(block: Block) -> str:
         return f'<p class="notice {block.level}">{word}{escape(block.text)}</p>'
     assert isinstance(block, Commands)  # noqa: S101 - charts were taken out before
     return f'<pre tabindex="0">{escape(block.text)}</pre>'
+
+
+def _movie(movie: Movie, beside: Path) -> str:
+    """In the page if it is small, else a link to the file."""
+    note = f'<p class="small">{escape(movie.note)}</p>' if movie.note else ""
+    title, data = escape(movie.title), _bytes(movie)
+    if data is None:
+        link = quote(Path(os.path.relpath(movie.path.resolve(), beside)).as_posix())
+        return f'<p><a href="{link if link.startswith(".") else f"./{link}"}">{title}</a></p>{note}'
+    source = f"data:{movie.media};base64,{base64.b64encode(data).decode()}"
+    if movie.media.startswith("video/"):
+        shown = f'<video controls loop playsinline preload="metadata" aria-label="{title}" src="{source}"></video>'
+    else:
+        shown = f'<img alt="{title}" src="{source}">'
+    return f'<figure class="movie"><figcaption>{title}</figcaption>{shown}{note}</figure>'
+
+
+def _bytes(movie: Movie) -> bytes | None:
+    if not movie.embed or movie.size > LARGEST_BYTES:
+        return None
+    try:
+        with open_regular(movie.path) as file:
+            data = file.read(LARGEST_BYTES + 1)
+    except OSError:  # it was removed meanwhile
+        return None
+    return data if len(data) <= LARGEST_BYTES else None
 
 
 def _table(table: Table) -> str:

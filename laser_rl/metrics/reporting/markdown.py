@@ -9,6 +9,7 @@ from laser_rl.metrics.reporting.document import (
     Commands,
     Document,
     HeatMap,
+    Movie,
     Notice,
     Section,
     Table,
@@ -64,6 +65,8 @@ def _block(block: Block) -> list[str]:
         return _table(block)
     if isinstance(block, HeatMap):
         return _heat_map(block)
+    if isinstance(block, Movie):
+        return [f"**{plain(block.title)}** {plain(block.path.as_posix())}. {plain(block.note)}".rstrip(), ""]
     note = f" {plain(block.note)}" if block.note else ""
     return [f"**{plain(block.title)}** {plain(summary(block))}{note}", ""]
 

@@ -52,6 +52,7 @@ pre {{ background: var(--panel); padding: .8rem; overflow-x: auto; font-size: .8
 .notice.fine {{ color: var(--fine); background: var(--fine-page); border-color: var(--fine); }}
 .charts {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 28rem), 1fr)); gap: 1.2rem 1.6rem; margin: .8rem 0; }}
 figure {{ margin: 0; min-width: 0; }} figcaption {{ font-weight: 600; font-size: .95rem; margin-bottom: .2rem; }}
+.movie {{ margin: .8rem 0; }} .movie video, .movie img {{ max-width: 100%; border-radius: 4px; background: #000; }}
 svg {{ display: block; width: 100%; height: auto; font: 12.5px system-ui, sans-serif; fill: var(--ink); }} svg svg {{ overflow: hidden; }}
 .grid {{ stroke: var(--rule); stroke-width: .8; }} .axis {{ stroke: var(--soft); }} .name {{ fill: var(--soft); }}
 .end {{ text-anchor: end; }} .mid {{ text-anchor: middle; }} .none {{ fill: var(--none); }}

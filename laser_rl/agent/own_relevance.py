@@ -1,0 +1,73 @@
+"""A relevance function of the user's own, by the name that `loss.trust` gives it."""
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from laser_rl.errors import ConfigError
+from laser_rl.ops.distributions import Family
+
+Relevance = Callable[[Family, Tensor, Tensor], object]
+"""From a family and the parameters of policy and behaviour, each [T, B, P], to a number for each row [T, B]: small is trusted. It is
+the user's: whether it is a tensor is looked at."""
+
+
+def is_own(trust: str) -> bool:
+    """Whether `loss.trust` names a function of the user's.
+
+    >>> is_own("implied"), is_own("mypackage.trust:total_variation")
+    (False, True)
+    """
+    return ":" in trust
+
+
+@functools.cache
+def find(name: str) -> Relevance:
+    """The function called `module:function`. Imports that module: only who learns may call this, never who merely loads a file.
+
+    >>> find("math:hypot").__name__
+    'hypot'
+    """
+    module, _, attribute = name.partition(":")
+    if (
+        str(Path.cwd()) not in sys.path
+    ):  # as for environments: a command line has its own directory there, users have theirs in mind
+        sys.path.append(str(Path.cwd()))
+    try:
+        found = getattr(importlib.import_module(module), attribute, None)
+    except ImportError as error:
+        raise ConfigError(
+            f"loss.trust is {name!r}, but {module!r} cannot be imported from here ({error}); check the spelling, or use implied"
+        ) from error
+    if not callable(found):
+        raise ConfigError(
+            f"loss.trust is {name!r}, but {module} has no function {attribute!r}; check the spelling, or use implied"
+        )
+    return found  # type: ignore[no-any-return]
+
+
+def require_relevance(trust: str) -> None:
+    """ConfigError if `loss.trust` names a function that is not there: now, and not after the warm-up.
+
+    >>> require_relevance("implied")
+    """
+    if is_own(trust):
+        find(trust)
+
+
+def own_relevance(name: str, family: Family, policy: Tensor, behaviour: Tensor) -> Tensor:
+    """What that function says of each row; nothing is learned through it, and NaN is not trusted."""
+    with torch.no_grad():
+        found = find(name)(family, policy, behaviour)
+    expected = policy.shape[:-1]
+    if not isinstance(found, Tensor) or found.shape != expected:
+        got = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        raise ConfigError(
+            f"{name}: expected a tensor of shape {tuple(expected)}, one number a row, got {got}; return a relevance for each row"
+        )
+    return found

@@ -1,0 +1,95 @@
+"""`laser export`: the policy as ONNX, the replay's whole episodes as a Minari dataset."""
+
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from laser_rl.errors import ConfigError
+from laser_rl.exports.minari_dataset import MinariExport, Progress
+from laser_rl.exports.onnx_policy import export_onnx, require_extra
+from laser_rl.exports.source import config_sha256, load_source, manifest_sha256
+from laser_rl.metrics import display
+
+EVERY_S = 5.0  # between two lines where there is no terminal
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write what a run has learned, or what it has seen, for other programs. Reads the newest checkpoint only."""
+
+    run_dir: tyro.conf.Positional[Path]
+    onnx: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """The policy as an ONNX file: likeliest action, parameters of the policy, value, and the memory's state in and out. It is
+    compared with torch on observations of the environment before it is put in place."""
+    minari: Annotated[str | None, tyro.conf.arg(metavar="NAMESPACE/NAME-vN")] = None
+    """The whole episodes of the replay as a Minari dataset of this name, exact. Killed and started again, it goes on."""
+    member: Annotated[str | None, tyro.conf.arg(metavar="best|N")] = None
+    """Of a sweep: a member's number, or the best by its last evaluation. If nothing is said, the best one's policy, and everybody's
+    episodes."""
+    out: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    """Where Minari datasets go, instead of MINARI_DATASETS_PATH or ~/.minari/datasets."""
+
+
+def export_command(arguments: list[str]) -> int:
+    """`laser export`."""
+    asked = tyro.cli(Export, prog="laser export", args=arguments)
+    if asked.onnx is None and asked.minari is None:
+        raise ConfigError("export what? say --onnx policy.onnx, --minari NAMESPACE/NAME-v0, or both")
+    if asked.out is not None and asked.minari is None:
+        raise ConfigError("--out is for --minari; --onnx names its file by itself")
+    if asked.onnx is not None:
+        _onnx(asked, asked.onnx)
+    if asked.minari is not None:
+        _minari(asked, asked.minari)
+    return 0
+
+
+def _onnx(asked: Export, path: Path) -> None:
+    require_extra()
+    if path.is_dir() or path.suffix != ".onnx":
+        raise ConfigError(f"--onnx names a file, expected something like policy.onnx, got {path}")
+    source = load_source(asked.run_dir, asked.member)
+    whose = {} if source.member is None else {"member": source.member}
+    about = {
+        "config_sha256": config_sha256(source.config),
+        "manifest_sha256": manifest_sha256(source.checkpoint),
+        **whose,
+    }
+    made = export_onnx(source.trained, path, about=about)
+    member = "" if source.member is None else f"member {source.member} of "
+    print(f"{path}: {member}{source.trained.environment.id} after {source.trained.steps:,} steps")
+    print(f"inputs    {', '.join(made.inputs)}")
+    print(f"outputs   {', '.join(made.outputs)}")
+    print(f"verified  {made.verified}")
+
+
+def _minari(asked: Export, dataset_id: str) -> None:
+    export = MinariExport(asked.run_dir, dataset_id, member=asked.member, out=asked.out)
+    show(export.run())
+    totals = export.totals
+    assert totals is not None  # noqa: S101 - or `run` would have raised
+    print(f"{export.path}")
+    print(
+        f"{totals.episodes:,} whole episodes, {totals.steps:,} steps, mean return {display.short(totals.mean_return)}"
+    )
+    place = "" if asked.out is None else f"MINARI_DATASETS_PATH={asked.out} "
+    print(f"""load it: {place}python -c 'import minari; print(minari.load_dataset("{dataset_id}")[0])'""")
+
+
+def show(progress: Iterable[Progress]) -> None:
+    """One line that changes, on a terminal; elsewhere a line every few seconds."""
+    terminal, last = sys.stderr.isatty(), time.monotonic()
+    for now in progress:
+        line = f"{now.doing} {now.done:,} of {now.total:,} {now.unit}"
+        if terminal:
+            print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+        elif time.monotonic() - last >= EVERY_S:
+            print(f"laser: {line}", file=sys.stderr, flush=True)
+            last = time.monotonic()
+    if terminal:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,156 @@
+"""A folder for the Hugging Face Hub: the newest checkpoint without its replay, the settings, a report and a model card; and its upload.
+
+The folder is a run directory: `laser evaluate` and `laser enjoy` understand it. Nothing leaves this machine before `upload` is called.
+"""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from laser_rl import __version__, checkpoint
+from laser_rl.api.agent import save_network
+from laser_rl.checkpoint import CHECKPOINTS, guarded, manifest
+from laser_rl.errors import ConfigError, MissingExtra
+from laser_rl.exports.source import Source, config_sha256
+from laser_rl.metrics import read
+from laser_rl.metrics.report import write_report
+from laser_rl.runtime.files import CONFIG, SWEEP, is_sweep
+
+AGENT, CARD, REPORT = "agent.safetensors", "README.md", "report.html"
+_FILES = f"""- `{AGENT}`: network and settings, for `LASER.load`
+- `{CHECKPOINTS}/`: the whole checkpoint but its replay; the folder is a run directory for `laser evaluate` and `laser enjoy`
+- `{REPORT}`: curves and tables"""
+
+
+def write_folder(source: Source, folder: Path, repo_id: str) -> list[Path]:
+    """Everything that would be uploaded, in a new folder; returns its files.
+
+    Args:
+        source: of `load_source`.
+        folder: must not be there, or be empty.
+        repo_id: what the model card tells people to load.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(
+            f"{folder} is there already and not empty, expected a new folder; remove it or choose another"
+        )
+    run_dir, name = source.run_dir, SWEEP if is_sweep(source.run_dir) else CONFIG
+    target = folder / CHECKPOINTS / source.checkpoint.name
+    target.mkdir(parents=True)
+    for file in (manifest.NAME, *manifest.read(source.checkpoint).files):
+        shutil.copyfile(source.checkpoint / file, target / file)
+    checkpoint.load_snapshot(target, replay="unread")  # the run may have been writing
+    shutil.copyfile(run_dir / name, folder / name)
+    save_network(folder / AGENT, source.trained.network, source.config, source.trained.steps)
+    write_report([run_dir], folder / REPORT, formats=["html"])
+    (folder / CARD).write_text(model_card(source, repo_id), encoding="utf-8")
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def model_card(source: Source, repo_id: str) -> str:
+    """What a visitor reads: what it is, its score with its interval, how to load it."""
+    environment, score = source.trained.environment.id, last_evaluation(source)
+    whose = "" if source.member is None else f", member {source.member} of a sweep"
+    head = yaml.safe_dump(_head(environment, score), sort_keys=False)
+    made = (
+        f"An agent trained with laser-rl {__version__} by off-policy actor-critic with shared experience replay "
+        f"([arXiv 1909.11583](https://arxiv.org/abs/1909.11583)): {source.trained.steps:,} steps{whose}, "
+        f"recipe `{source.config.recipe}`, seed {source.config.run.seed}."
+    )
+    lines = [
+        f"---\n{head}---",
+        f"# LASER on {environment}",
+        made,
+        f"## Score\n\n{_score(score)}",
+        f"## How to load it\n\n`pip install laser-rl huggingface_hub`, then:\n\n```python\n{_loading(repo_id)}\n```",
+        f"## Files\n\n{_FILES}",
+        f"Settings have SHA-256 `{config_sha256(source.config)}`. Tensors are safetensors: loading them executes nothing.",
+    ]
+    return "\n\n".join(lines) + "\n"
+
+
+def last_evaluation(source: Source) -> Mapping[str, Any] | None:
+    """The newest row of this agent that is not younger than the checkpoint; None if there is none."""
+    rows = read(source.run_dir, ["evaluation"])
+    own = [row for row in rows if source.member is None or row.get("member") == source.member]
+    steps = _own_steps(source)
+    return next((row for row in reversed(own) if int(row["step"]) <= steps), None)
+
+
+def _own_steps(source: Source) -> int:
+    """Of the agent, not of the sweep, whose members may be some steps apart."""
+    if source.member is None:
+        return source.trained.steps
+    state = checkpoint.load_snapshot(source.checkpoint, replay="unread").state
+    with guarded.fitting(source.checkpoint):
+        return int(state["members"][source.member]["training"]["steps"])
+
+
+def _head(environment: str, score: Mapping[str, Any] | None) -> dict[str, Any]:
+    head: dict[str, Any] = {
+        "library_name": "laser-rl",
+        "tags": ["reinforcement-learning", "deep-reinforcement-learning", "laser-rl", environment],
+    }
+    if score is not None:
+        metric = {"type": "mean_reward", "name": "mean return", "value": round(float(score["mean"]), 4)}
+        task = {"type": "reinforcement-learning", "name": "reinforcement-learning"}
+        result = {"task": task, "dataset": {"type": environment, "name": environment}, "metrics": [metric]}
+        head["model-index"] = [{"name": "LASER", "results": [result]}]
+    return head
+
+
+def _score(score: Mapping[str, Any] | None) -> str:
+    if score is None:
+        return "It has not been evaluated; `laser evaluate` does that."
+    return (
+        f"| mean return | 95 % interval | IQM | episodes | after steps |\n|---|---|---|---|---|\n| {score['mean']:.2f} | "
+        f"{score['ci95_low']:.2f} to {score['ci95_high']:.2f} | {score['iqm']:.2f} | {score['episodes']:.0f} | {int(score['step']):,} |\n\n"
+        "With sampled actions, in environments that it was not trained in. Of one agent: the interval is over its episodes, not over seeds."
+    )
+
+
+def _loading(repo_id: str) -> str:
+    return (
+        "from huggingface_hub import hf_hub_download\nfrom laser_rl import LASER\n\n"
+        f'agent = LASER.load(hf_hub_download("{repo_id}", "{AGENT}"))\nprint(agent.evaluate(episodes=20))'
+    )
+
+
+def hub_api() -> Any:
+    """The Hub's own client, with the login that `hf auth login` has left."""
+    try:
+        from huggingface_hub import HfApi  # noqa: PLC0415
+    except ImportError as error:
+        raise MissingExtra("the Hugging Face Hub", "hub") from error
+    return HfApi(library_name="laser-rl", library_version=__version__)
+
+
+def require_login(api: Any) -> None:
+    """Before anything is prepared."""
+    try:
+        api.whoami()
+    except Exception as error:
+        raise ConfigError(f"the Hugging Face Hub does not know you ({_first_sentence(error)}); {_LOGIN}") from error
+
+
+def upload(api: Any, folder: Path, repo_id: str, *, public: bool, message: str) -> str:
+    """Send a folder of `write_folder`; returns the address. What the Hub refuses is said in one line."""
+    try:
+        address = api.create_repo(repo_id, repo_type="model", private=not public, exist_ok=True)
+        api.upload_folder(repo_id=repo_id, folder_path=str(folder), repo_type="model", commit_message=message)
+    except Exception as error:
+        raise ConfigError(
+            f"the Hugging Face Hub refused {repo_id} ({type(error).__name__}: {_first_sentence(error)}); "
+            "check its name (OWNER/NAME), your rights there and the network, then try again"
+        ) from error
+    return str(address)
+
+
+_LOGIN = "log in with 'hf auth login', or set HF_TOKEN to a token with the right to write"
+
+
+def _first_sentence(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].split(". ")[0][:200]

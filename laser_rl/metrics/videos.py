@@ -1,0 +1,206 @@
+"""The films of a run directory, `videos/`: what they are called, what is known of each, and which of them are kept.
+
+A film `step-….mp4` has a small JSON file of the same name beside it. That file is written first, so a film is never without it for long.
+"""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from laser_rl.metrics.page import read_json
+
+FOLDER = "videos"
+BY_TRAINING, BY_ENJOY = "training", "enjoy"  # who made a film; only the first kind is ever removed
+TRUSTED = "Trusted: of the other policies whose experience this agent replays, the share that it would learn from at this step."
+"""In one sentence what the third curve beside a film is; docs/videos.md has the rest."""
+_MEDIA = {".mp4": "video/mp4", ".webm": "video/webm", ".gif": "image/gif", ".png": "image/png"}
+_UNFINISHED = re.compile(r"\..+\.(\d+)(-[0-9a-f]+)?\.tmp(\.\w+)?")  # as films and as JSON files are written
+_MOST_TEXT = 200
+_LARGEST = 2**53
+
+
+class Film(NamedTuple):
+    """One file, and what the JSON beside it says; None where it says nothing."""
+
+    path: Path
+    media: str
+    time: float  # of the last change
+    size: int
+    step: int | None = None
+    member: int | None = None
+    task: str | None = None
+    total: float | None = None  # the return
+    length: int | None = None
+    entropy: float | None = None
+    trusted: float | None = None
+    by: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the file."""
+        return self.path.name
+
+    def told(self) -> str:
+        """In a line.
+
+        >>> Film(Path("a.mp4"), "video/mp4", 0.0, 9, step=50_000, member=2, total=31.5, length=40).told()
+        'step 50,000, member 2, return 31.5, 40 steps'
+        """
+        parts = [
+            None if self.step is None else f"step {self.step:,}",
+            None if self.member is None else f"member {self.member}",
+            self.task,
+            None if self.total is None else f"return {self.total:,.6g}",
+            None if self.length is None else f"{self.length:,} steps",
+            None if self.trusted is None else f"trusted {100 * self.trusted:.0f} %",
+        ]
+        return ", ".join(part for part in parts if part is not None) or self.name
+
+
+def film_name(step: int, member: int | None = None) -> str:
+    """What training calls a film.
+
+    >>> film_name(50_000), film_name(50_000, 2)
+    ('step-000000050000.mp4', 'step-000000050000-member-02.mp4')
+    """
+    return f"step-{step:012d}{'' if member is None else f'-member-{member:02d}'}.mp4"
+
+
+def facts_path(video: Path) -> Path:
+    """The JSON file beside a film.
+
+    >>> facts_path(Path("videos/step-000000050000.mp4")).as_posix()
+    'videos/step-000000050000.json'
+    """
+    return video.with_suffix(".json")
+
+
+def films(run_dir: str | Path) -> list[Film]:
+    """All of a directory, the newest first: plain files only, no links, so that nothing outside of it is ever shown.
+
+    >>> films("nowhere")
+    []
+    """
+    found = []
+    try:
+        every = list((Path(run_dir) / FOLDER).iterdir())
+    except OSError:
+        return []
+    for path in every:
+        if path.suffix not in _MEDIA or path.name.startswith("."):
+            continue
+        try:
+            stat = path.lstat()
+        except OSError:  # it was removed meanwhile
+            continue
+        if path.is_file() and not path.is_symlink():
+            found.append(_film(path, stat))
+    return sorted(found, key=lambda one: (-one.time, one.name))
+
+
+def best(found: Sequence[Film]) -> Film | None:
+    """The one with the highest return.
+
+    >>> best([]) is None
+    True
+    """
+    known = [one for one in found if one.total is not None]
+    return max(known, key=lambda one: one.total or 0.0, default=None)
+
+
+def filmed_until(run_dir: str | Path, step: int) -> int:
+    """The last step up to `step` that training has filmed; 0 if none. Films of later steps are of a life that was thrown away.
+
+    >>> filmed_until("nowhere", 640)
+    0
+    """
+    made = [one.step for one in films(run_dir) if one.by == BY_TRAINING and one.step is not None]
+    return max((one for one in made if one <= step), default=0)
+
+
+def prune(run_dir: str | Path, keep: int) -> list[Path]:
+    """Remove all films of training but the last `keep` and the best of each task; returns what was removed.
+
+    >>> prune("nowhere", 20)
+    []
+    """
+    made = [one for one in films(run_dir) if one.by == BY_TRAINING]
+    made.sort(key=lambda one: -(one.step or 0))
+    tasks = {one.task for one in made}
+    kept = {one.path for one in made[:keep]} | {
+        leader.path for task in tasks if (leader := best([one for one in made if one.task == task])) is not None
+    }
+    removed = [one.path for one in made if one.path not in kept]
+    for path in removed:
+        _remove(path)
+    return removed
+
+
+def clear(run_dir: str | Path) -> None:
+    """Remove the films of training, for a run that starts again; those that somebody asked for stay.
+
+    >>> clear("nowhere")
+    """
+    for one in films(run_dir):
+        if one.by == BY_TRAINING:
+            _remove(one.path)
+
+
+def remove_unfinished(run_dir: str | Path) -> list[Path]:
+    """Remove what writers that are dead left half written; a living one's files stay."""
+    removed = []
+    folder = Path(run_dir) / FOLDER
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        match = _UNFINISHED.fullmatch(path.name)
+        if match and not _lives(int(match[1])):
+            path.unlink(missing_ok=True)
+            removed.append(path)
+    return removed
+
+
+def _remove(video: Path) -> None:
+    video.unlink(missing_ok=True)  # before what is known of it: a film without that is nobody's to remove
+    facts_path(video).unlink(missing_ok=True)
+
+
+def _lives(number: int) -> bool:
+    try:
+        os.kill(number, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _film(path: Path, stat: os.stat_result) -> Film:
+    facts = read_json(facts_path(path))
+    task, by = facts.get("task"), facts.get("by")
+    return Film(
+        path,
+        _MEDIA[path.suffix],
+        stat.st_mtime,
+        stat.st_size,
+        step=_count(facts, "step"),
+        member=_count(facts, "member"),
+        task=task[:_MOST_TEXT] if isinstance(task, str) else None,
+        total=_number(facts, "return"),
+        length=_count(facts, "length"),
+        entropy=_number(facts, "entropy"),
+        trusted=_number(facts, "trusted"),
+        by=by if by in {BY_TRAINING, BY_ENJOY} else None,
+    )
+
+
+def _number(facts: Mapping[str, Any], name: str) -> float | None:
+    value = facts.get(name)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return float(value) if abs(value) < _LARGEST else None
+
+
+def _count(facts: Mapping[str, Any], name: str) -> int | None:
+    value = facts.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST else None

@@ -1,0 +1,177 @@
+"""`laser check-env` as a user meets it: what is printed, the exit status, and environments that hang or crash."""
+
+import contextlib
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from laser_rl import cli
+from laser_rl.cli.check_env import as_json, as_text
+from laser_rl.envs.examine import resources
+from laser_rl.envs.examine.records import CHECKS, Finding
+from laser_rl.envs.examine.watch import Examination, Patience, examine
+from laser_rl.errors import EnvironmentRefused
+
+
+def test_a_good_environment(capsys):
+    assert cli.main(["check-env", "CartPole-v1", "--steps", "300"]) == 0
+    out = capsys.readouterr().out
+    assert "CartPole-v1: fine, 22 checks" in out
+    assert all(check in out for check in CHECKS)
+    for words in ("float32 (4,)", "one of 2 choices", "recipe          cartpole", "MLP", "replay", "random return"):
+        assert words in out
+
+
+def test_a_defect_is_exit_status_1_and_json_has_all_of_it(capsys):
+    command = ["check-env", "tests.envs.planted:NanReward", "--steps", "100", "--json"]
+    assert cli.main(command) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["verdict"] == "defect"
+    by_check = {one["check"]: one for one in found["findings"]}
+    assert set(by_check) == set(CHECKS)
+    reward = by_check["reward"]
+    assert (reward["verdict"], reward["got"]) == ("defect", "nan")
+    assert reward["where"] == "slot 0, episode 0, step 3"
+    assert by_check["workers"]["verdict"] == "defect"  # as in training
+    assert by_check["finite"]["verdict"] == "good"
+    assert found["facts"]["returns"][0] is None  # JSON has no NaN
+    assert found["agent"]["recipe"] == "cartpole"
+
+
+def test_a_hang_is_reported_with_its_stack_and_what_came_before_it_is_found():
+    found = examine("tests.envs.planted:HangsInStep", steps=60, patience=Patience(step_s=1.2))
+    by_check = {one.check: one for one in found.findings}
+    hang = by_check["answers"]
+    assert (hang.verdict, hang.got) == ("defect", "it hangs in step")
+    assert hang.where.endswith("step 9")
+    assert "planted.py" in hang.trace
+    assert "in step" in hang.trace
+    assert by_check["finite"].where == "slot 0, episode 0, step 4"
+    assert by_check["speed"].verdict == "not done"
+
+
+@pytest.mark.slow
+def test_a_reset_that_hangs_is_given_up_soon():
+    found = examine("tests.envs.planted:HangsInReset", patience=Patience(step_s=1, reset_s=1))
+    verdicts = {one.check: one.verdict for one in found.findings}
+    assert verdicts["answers"] == "defect"
+    assert verdicts["construction"] == "good"
+    assert verdicts["interface"] == "not done"
+    assert "--reset-limit" in next(one.fix for one in found.findings if one.check == "answers")
+
+
+@pytest.mark.slow
+def test_a_crash_is_reported_and_nothing_is_left_running():
+    before = resources.children()
+    found = examine("tests.envs.planted:Crashes", steps=60)
+    crash = next(one for one in found.findings if one.check == "errors")
+    assert "SIGSEGV in step" in crash.got
+    assert crash.where.endswith("step 6")
+    assert resources.children() == before
+
+
+@pytest.mark.slow
+def test_processes_that_are_left_are_found_and_ended():
+    found = examine("tests.envs.planted:LeaksProcesses", steps=60)
+    assert any("processes left by" in one.got for one in found.defects)
+    deadline = time.monotonic() + 5  # what was killed takes a moment to go
+    while _sleeping("47.11") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _sleeping("47.11")
+
+
+def _sleeping(seconds):
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # gone meanwhile
+            if path.read_bytes() == f"sleep\0{seconds}\0".encode():
+                return True
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Pendulum-v1",
+        "Acrobot-v1",
+        "laser/Catch",
+        "laser/DeepSea-10",
+        "MinAtar/Breakout-v1",
+        "MiniGrid-DoorKey-5x5-v0",
+        "ALE/Breakout-v5",
+        "suite:grid",
+        "tests.envs.planted:good_vector",
+    ],
+)
+def test_good_environments_have_no_defect(name, capsys):
+    assert cli.main(["check-env", name]) == 0
+    assert "DEFECT" not in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("SilentVector", "autoreset_mode"),
+        ("OnlyOnce", "port 5555 is in use"),
+        ("NotBuilt", "KeyError: 'nowhere'"),
+        ("NotDerived", "has no attribute 'close'"),
+    ],
+)
+def test_what_cannot_be_built_says_why(name, words, capsys):
+    assert cli.main(["check-env", f"tests.envs.planted:{name}"]) == 1
+    assert words in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["CartPol-v1"], "did you mean CartPole-v1"),
+        (["tests.envs.planted:Nobody"], "check the spelling"),
+        (["CartPole-v1", "--options", "[1]"], "expected --options to be a JSON object"),
+        (["CartPole-v1", "--steps", "0"], "above 0"),
+    ],
+)
+def test_a_mistake_of_the_user_is_one_sentence(arguments, words, capsys):
+    assert cli.main(["check-env", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("name", [pytest.param("Besides-v0", marks=pytest.mark.slow), "Vector-v0"])
+def test_a_module_beside_the_user_that_registers_an_environment_or_only_a_vector(name, tmp_path, monkeypatch):
+    (tmp_path / "besides.py").write_text(
+        "import gymnasium\n"
+        "from gymnasium.envs.classic_control.cartpole import CartPoleEnv\n"
+        "def vector(num_envs, **_): return gymnasium.vector.SyncVectorEnv([CartPoleEnv] * num_envs)\n"
+        "gymnasium.register('Besides-v0', entry_point=CartPoleEnv, max_episode_steps=50)\n"
+        "gymnasium.register('Vector-v0', entry_point=None, vector_entry_point=vector)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert examine(f"besides:{name}", steps=60).defects == ()
+
+
+def test_options_reach_the_environment():
+    with pytest.raises(EnvironmentRefused, match="nowhere_to_be_found"):
+        examine("nowhere_to_be_found:Maze", options={"size": 1})
+    assert examine("laser/DeepSea-4", steps=20, options={"image": True}).spec.observation.shape == (1, 4, 4)
+
+
+def test_the_table_has_expected_got_and_fix_on_lines_of_their_own():
+    finding = Finding(
+        "reward", "defect", "a number", "nan", "divide by no zero", "slot 0, episode 1, step 2", "line 3", 4
+    )
+    text = list(as_text(Examination("Maze", [finding]), None))
+    assert text[1].split(maxsplit=2) == ["reward", "DEFECT", "expected  a number"]
+    assert text[2].strip() == "got       nan (4 times, first in slot 0, episode 1, step 2)"
+    assert text[3].strip() == "fix       divide by no zero"
+    assert text[4].strip() == "| line 3"
+    assert text[-1] == "Maze: 1 defect, no warning in 1 checks; mend the defects, then check again"
+
+
+def test_json_says_null_for_what_is_not_finite():
+    found = Examination("Maze", facts={"returns": [1.0, float("nan")]})
+    assert json.loads(json.dumps(as_json(found, None), allow_nan=False))["facts"] == {"returns": [1.0, None]}

@@ -1,0 +1,375 @@
+"""A good environment, and the same one with one defect each: what `laser check-env` has to find."""
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from typing import ClassVar
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+BOUND = 5.0
+
+
+class Walk(gymnasium.Env):
+    """A walk on a line that begins near 0, is pushed about by chance, and ends far out; nothing is wrong with it."""
+
+    observation_space = spaces.Box(-20.0, 20.0, (3,), np.float32)
+    action_space = spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place, self.speed = self.np_random.uniform(-0.1, 0.1, 2)
+        self.age = 0
+        return self.look(), {}
+
+    def step(self, action):
+        self.age += 1
+        self.speed = float(np.clip(self.speed + 0.3 * (int(action) - 1) + self.chance(), -2, 2))
+        self.place += self.speed
+        return self.look(), self.pay(), self.ended(), self.age >= 40 and not self.ended(), {}
+
+    def chance(self):
+        return self.np_random.normal(0, 0.3)
+
+    def pay(self):
+        return -abs(self.place)
+
+    def ended(self):
+        return bool(abs(self.place) > BOUND)
+
+    def look(self):
+        return np.array([self.place, self.speed, 1.0], np.float32)
+
+
+class Doubles(Walk):
+    def look(self):
+        return np.array([self.place, self.speed, 1.0])
+
+
+class Longer(Walk):
+    def look(self):
+        return np.zeros(4, np.float32)
+
+
+class Lists(Walk):
+    def look(self):
+        return [self.place, self.speed, 1.0]
+
+
+class Outside(Walk):
+    def look(self):
+        return np.array([self.place, self.speed, 21.0 if self.age == 7 else 1.0], np.float32)
+
+
+class NotANumber(Walk):
+    def look(self):
+        return np.array([self.place, self.speed, np.nan if self.age == 4 else 1.0], np.float32)
+
+
+class NanReward(Walk):
+    def pay(self):
+        return float("nan") if self.age == 3 else 0.0
+
+
+class ArrayReward(Walk):
+    def pay(self):
+        return np.array([1.0])
+
+
+class WholeFlags(Walk):
+    def ended(self):
+        return int(abs(self.place) > BOUND)
+
+
+class OldReset(Walk):
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0]
+
+
+class OldStep(Walk):
+    def step(self, action):
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward, terminated or truncated, info
+
+
+class Reuses(Walk):
+    def __init__(self):
+        self.buffer = np.zeros(3, np.float32)
+
+    def look(self):
+        self.buffer[:] = super().look()
+        return self.buffer
+
+
+class Unseeded(Walk):
+    def __init__(self):
+        self.own = np.random.default_rng()
+
+    def chance(self):
+        return self.own.normal()
+
+
+class OwnStream(Walk):
+    """The seed is thrown away: episodes follow from one another."""
+
+    def __init__(self):
+        self.own = np.random.default_rng(0)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place = self.own.uniform(-0.1, 0.1)
+        return self.look(), {}
+
+
+class GlobalGenerator(Walk):
+    def chance(self):
+        return np.random.normal()  # noqa: NPY002
+
+
+class SeedsGlobally(Walk):
+    def reset(self, *, seed=None, options=None):
+        np.random.seed(seed)  # noqa: NPY002
+        return super().reset(seed=seed)
+
+    def chance(self):
+        return np.random.normal()  # noqa: NPY002
+
+
+class IgnoresSeed(Walk):
+    def reset(self, *, seed=None, options=None):
+        self.place = self.speed = 0.05
+        self.age = 0
+        return self.look(), {}
+
+    def chance(self):
+        return 0.0
+
+
+class NoChance(IgnoresSeed):
+    """A task without chance that hands its seed on: nothing is wrong with it."""
+
+    def reset(self, *, seed=None, options=None):
+        gymnasium.Env.reset(self, seed=seed)
+        return super().reset(seed=seed)
+
+
+class ResetsItself(Walk):
+    def step(self, action):
+        observation, reward, terminated, truncated, info = super().step(action)
+        if terminated or truncated:
+            observation, _ = self.reset()
+        return observation, reward, terminated, truncated, info
+
+
+class FinalInInfo(Walk):
+    def step(self, action):
+        observation, reward, terminated, truncated, info = super().step(action)
+        if terminated or truncated:
+            info = {"final_observation": observation}
+            observation, _ = self.reset()
+        return observation, reward, terminated, truncated, info
+
+
+class Endless(Walk):
+    def step(self, action):
+        return np.zeros(3, np.float32), 0.0, False, False, {}
+
+
+class HangsInStep(NotANumber):
+    """And a defect before that, which is to be found all the same."""
+
+    def step(self, action):
+        if self.age == 8:
+            time.sleep(1000)
+        return super().step(action)
+
+
+class HangsInReset(Walk):
+    def reset(self, *, seed=None, options=None):
+        threading.Event().wait()
+
+
+class Raises(Walk):
+    def step(self, action):
+        if self.age == 5:
+            return self.table()[int(action) + 7]
+        return super().step(action)
+
+    def table(self):
+        return [1, 2, 3]
+
+
+class Crashes(Walk):
+    def step(self, action):
+        if self.age == 5:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return super().step(action)
+
+
+class ChangesActions(Walk):
+    def step(self, action):
+        if self.age == 2:
+            self.action_space = spaces.Discrete(2)
+        return super().step(int(action))
+
+
+class WholeBox(Walk):
+    action_space = spaces.Box(0, 2, (1,), np.int64)
+
+    def step(self, action):
+        return super().step(action[0])
+
+
+class HalfBounded(Walk):
+    action_space = spaces.Box(0.0, np.inf, (1,), np.float32)
+
+    def step(self, action):
+        return super().step(min(2, action[0]))
+
+
+class Unbounded(Walk):
+    action_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+
+    def step(self, action):
+        return super().step(np.clip(action[0], 0, 2))
+
+
+class BeginsAtFive(Walk):
+    """Actions 5, 6 and 7: nothing is wrong with it."""
+
+    action_space = spaces.Discrete(3, start=5)
+
+    def step(self, action):
+        assert 5 <= action <= 7
+        return super().step(action - 5)
+
+
+class LeaksMemory(Walk):
+    def __init__(self):
+        self.history = []
+
+    def step(self, action):
+        self.history.append(np.ones(25_000))
+        return super().step(action)
+
+
+class LeaksFiles(Walk):
+    kept: ClassVar = []
+
+    def reset(self, *, seed=None, options=None):
+        self.kept.append(open("/dev/null"))  # noqa: PTH123, SIM115
+        return super().reset(seed=seed)
+
+
+class LeaksThreads(Walk):
+    def __init__(self):
+        threading.Thread(target=time.sleep, args=(5,), daemon=True).start()
+
+
+class LeaksProcesses(Walk):
+    def __init__(self):
+        self.server = subprocess.Popen(["sleep", "47.11"])
+
+
+class NotDerived:
+    """Has the methods, and nothing else."""
+
+    observation_space, action_space = Walk.observation_space, Walk.action_space
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(3, np.float32), 0.0, True, False, {}
+
+
+class ClosesBadly(Walk):
+    def close(self):
+        raise RuntimeError("the window is gone")
+
+
+class TerminatesByTime(Walk):
+    max_steps = 10
+
+    def ended(self):
+        return self.age >= self.max_steps
+
+    def step(self, action):
+        observation, reward, terminated, _, info = super().step(1)
+        return observation, reward, terminated, False, info
+
+
+class FixedHorizon(TerminatesByTime):
+    """The same with a clock in the observation: the end is part of the task, and nothing is wrong."""
+
+    def look(self):
+        return np.array([self.place, self.speed, self.age], np.float32)
+
+
+class OnlyOnce(Walk):
+    taken = False
+
+    def __init__(self):
+        if OnlyOnce.taken:
+            raise OSError("port 5555 is in use")
+        OnlyOnce.taken = True
+
+    def close(self):
+        OnlyOnce.taken = False
+
+
+class NotBuilt(Walk):
+    def __init__(self):
+        self.map = {}["nowhere"]
+
+
+class LivingInfo(Walk):
+    def step(self, action):
+        *result, _ = super().step(action)
+        return (*result, {"lock": threading.Lock()})
+
+
+class SlowReset(Walk):
+    def reset(self, *, seed=None, options=None):
+        time.sleep(0.3)
+        return super().reset(seed=seed)
+
+
+class NearlySame(Walk):
+    copies = 0
+
+    def __init__(self):
+        NearlySame.copies += 1
+        self.error = 1e-7 * NearlySame.copies
+
+    def look(self):
+        return super().look() + np.float32(self.error)
+
+
+class CarriesOver(Walk):
+    """As MinAtar: the last action of an episode is felt in the next one."""
+
+    last = 1
+
+    def step(self, action):
+        last, self.last = self.last, int(action)
+        return super().step(last)
+
+
+class SilentVector(gymnasium.vector.VectorEnv):
+    """Does not say when it resets."""
+
+    metadata: ClassVar = {}
+    num_envs = 2
+    single_observation_space = Walk.observation_space
+    single_action_space = Walk.action_space
+    observation_space = spaces.Box(-20, 20, (2, 3), np.float32)
+    action_space = spaces.MultiDiscrete([3, 3])
+
+
+def good_vector() -> gymnasium.vector.VectorEnv:
+    return gymnasium.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync")

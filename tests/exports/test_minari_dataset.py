@@ -1,0 +1,276 @@
+"""A Minari dataset: equal to the replay byte for byte, real episodes, and the same whether or not its export was killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import gymnasium
+import numpy as np
+import pytest
+
+from laser_rl import checkpoint
+from laser_rl.cli import main
+from laser_rl.errors import ConfigError
+from laser_rl.exports import minari_dataset
+from laser_rl.exports.source import manifest_sha256
+from tests.exports import naive
+from tests.runtime.small import finish, small
+from tests.runtime.test_sweeps import in_directory, small_sweep
+
+minari = pytest.importorskip("minari")
+NAME = "laser/cartpole/mixed-v0"
+FIELDS = {
+    "observations": "observation",
+    "actions": "action",
+    "rewards": "reward",
+    "terminations": "terminated",
+    "truncations": "truncated",
+}
+
+
+def exported(run_dir, out, **more):
+    export = minari_dataset.MinariExport(run_dir, NAME, out=out, **more)
+    steps = list(export.run())
+    return export, steps
+
+
+def loaded(out, monkeypatch, name=NAME):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(out))
+    return minari.load_dataset(name)
+
+
+def in_bytes(episode):
+    return b"".join(np.ascontiguousarray(getattr(episode, name)).tobytes() for name in FIELDS)
+
+
+def test_its_episodes_equal_the_replays_byte_for_byte(run, tmp_path, monkeypatch):
+    path, layout = run
+    export, _ = exported(path, tmp_path)
+    dataset, expected = loaded(tmp_path, monkeypatch), naive.episodes(path, layout)
+    assert dataset.total_episodes == len(expected) == export.totals.episodes
+    assert dataset.total_steps == sum(len(one["reward"]) for one in expected)
+    by_bytes = {
+        b"".join(np.ascontiguousarray(one[name]).tobytes() for name in FIELDS.values()): one for one in expected
+    }
+    assert len(by_bytes) == len(expected)
+    for episode in dataset:
+        same = by_bytes[in_bytes(episode)]
+        for name, ours in FIELDS.items():
+            assert getattr(episode, name).dtype == same[ours].dtype
+        assert episode.infos["behaviour"][:-1].tobytes() == same["behaviour"].tobytes()
+        assert np.isnan(episode.infos["behaviour"][-1]).all()
+        assert {len(info) for info in episode.infos.values()} == {len(episode) + 1}
+
+
+def test_the_environment_that_it_names_plays_them_again(run, tmp_path, monkeypatch):
+    exported(run[0], tmp_path)
+    dataset = loaded(tmp_path, monkeypatch)
+    env, played = dataset.recover_environment(), 0
+    for episode, about in zip(dataset, dataset.storage.get_episode_metadata(range(len(dataset))), strict=True):
+        if "seed" not in about:
+            continue
+        observation, _ = env.reset(seed=about["seed"])
+        rows = [observation]
+        for action, reward, ended in zip(episode.actions, episode.rewards, episode.terminations, strict=True):
+            observation, paid, terminated, *_ = env.step(action)
+            assert (paid, terminated) == (reward, ended)
+            rows.append(observation)
+        assert np.array_equal(np.stack(rows), episode.observations)
+        played += 1
+    assert played > len(dataset) // 2
+
+
+def test_it_says_where_it_came_from(run, tmp_path, monkeypatch):
+    exported(run[0], tmp_path)
+    dataset = loaded(tmp_path, monkeypatch)
+    ours = dataset.storage.metadata["laser_rl"]
+    newest = checkpoint.latest(run[0])
+    assert ours["manifest_sha256"] == manifest_sha256(newest.path)
+    assert (ours["environment"], ours["members"], ours["checkpoint_step"]) == ("CartPole-v1", "all", newest.step)
+    assert ours["mean_return"] == pytest.approx(np.mean([episode.rewards.sum() for episode in dataset]))
+    assert dataset.storage.jpeg_encoding is False
+    assert NAME in minari.list_local_datasets()
+
+
+def killed_after(monkeypatch, function, calls):
+    """The export ends there as if the process had been killed: nothing after it runs, what is on disk stays."""
+    original, count = getattr(minari_dataset, function), [0]
+
+    class Killed(BaseException):
+        pass
+
+    def wrapped(*arguments, **named):
+        count[0] += 1
+        if count[0] > calls:
+            raise Killed
+        return original(*arguments, **named)
+
+    monkeypatch.setattr(minari_dataset, function, wrapped)
+    return Killed
+
+
+@pytest.mark.parametrize(
+    ("function", "calls", "kept"), [("write_shard", 2, 2), ("join_shards", 0, None), ("_make_namespace", 0, None)]
+)
+def test_killed_and_started_again_it_is_the_same_dataset(run, tmp_path, monkeypatch, function, calls, kept):
+    monkeypatch.setattr(minari_dataset, "SHARD_BYTES", 2000)
+    whole, _ = exported(run[0], tmp_path / "whole")
+    with monkeypatch.context() as patched:
+        killed = killed_after(patched, function, calls)
+        with pytest.raises(killed):
+            exported(run[0], tmp_path / "killed")
+    unfinished = tmp_path / "killed" / "laser" / "cartpole" / ".mixed-v0.unfinished"
+    (unfinished / ".shard-000002.hdf5.1-00000000.tmp").write_bytes(b"half")
+    assert not (tmp_path / "killed" / NAME).exists()
+    again, _ = exported(run[0], tmp_path / "killed")
+    assert again.resumed_shards == (kept or len(list_of_shards(whole)))
+    assert not unfinished.exists()
+    ours, theirs = (export.path / "data" / "main_data.hdf5" for export in (again, whole))
+    assert ours.read_bytes() == theirs.read_bytes()
+    assert again.totals == whole.totals
+
+
+def list_of_shards(export):
+    """As many as were written: each ends as soon as it has 2,000 bytes of observations."""
+    import h5py  # noqa: PLC0415
+
+    with h5py.File(export.path / "data" / "main_data.hdf5") as file:
+        sizes = [file[f"episode_{at}"]["observations"].nbytes for at in range(len(file))]
+    shards, size = [], 0
+    for one in sizes:
+        size += one
+        if size >= 2000:
+            shards.append(size)
+            size = 0
+    return [*shards, size] if size else shards
+
+
+def test_shards_of_another_checkpoint_are_not_used(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(minari_dataset, "SHARD_BYTES", 2000)
+    with monkeypatch.context() as patched, pytest.raises(killed_after(patched, "write_shard", 2)):
+        exported(run[0], tmp_path)
+    plan = tmp_path / "laser" / "cartpole" / ".mixed-v0.unfinished" / "plan.json"
+    plan.write_text(json.dumps({**json.loads(plan.read_text()), "manifest_sha256": "0" * 64}))
+    again, _ = exported(run[0], tmp_path)
+    assert again.resumed_shards == 0
+
+
+def test_what_is_there_is_not_written_again_and_never_overwritten(run, tmp_path):
+    first, _ = exported(run[0], tmp_path / "out")
+    again, steps = exported(run[0], tmp_path / "out")
+    assert (steps, again.totals) == ([], first.totals)
+    about = first.path / "data" / "metadata.json"
+    about.write_text(about.read_text().replace(manifest_sha256(checkpoint.latest(run[0]).path), "0" * 64))
+    before = about.read_bytes()
+    with pytest.raises(ConfigError, match="of another source"):
+        exported(run[0], tmp_path / "out")
+    assert about.read_bytes() == before
+
+
+def test_two_exports_of_one_dataset_do_not_write_at_once(run, tmp_path):
+    first = minari_dataset.MinariExport(run[0], NAME, out=tmp_path).run()
+    next(first)
+    with pytest.raises(ConfigError, match="another export is writing"):
+        exported(run[0], tmp_path)
+    first.close()
+
+
+def test_the_command_says_what_there_is_and_refuses_what_it_cannot_do(run, tmp_path, capsys):
+    assert main(["export", str(run[0]), "--minari", NAME, "--out", str(tmp_path)]) == 0
+    assert "whole episodes" in capsys.readouterr().out
+    for given, said in (
+        (["--minari", "mixed"], "NAMESPACE/NAME-vN"),
+        ([], "export what"),
+        (["--onnx", "a.onnx", "--out", "x"], "--out is for --minari"),
+        (["--minari", NAME, "--member", "4"], "no member 4"),
+    ):
+        assert main(["export", str(run[0]), *given]) == 2
+        assert said in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_run_without_replay_or_without_a_whole_episode_is_refused(tmp_path):
+    finish(small(steps=60, **{"replay.fraction": 0.0}), tmp_path / "none")
+    with pytest.raises(ConfigError, match="keeps no replay"):
+        exported(tmp_path / "none", tmp_path / "out")
+    finish(small(steps=30), tmp_path / "short")
+    with pytest.raises(ConfigError, match="no whole episode"):
+        exported(tmp_path / "short", tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_one_member_of_a_sweep(tmp_path, monkeypatch):
+    in_directory(small_sweep(steps=300), tmp_path / "sweep")
+    exported(tmp_path / "sweep", tmp_path / "out", member=2)
+    dataset = loaded(tmp_path / "out", monkeypatch)
+    assert {about["member"] for about in dataset.storage.get_episode_metadata(range(len(dataset)))} == {2}
+
+
+@pytest.mark.slow
+def test_real_valued_actions_are_the_environments_and_the_stored_ones_stand_beside_them(tmp_path, monkeypatch):
+    config = small("Pendulum-v1", steps=1400, capacity_steps=2000)
+    _, training = finish(config, tmp_path / "run")
+    exported(tmp_path / "run", tmp_path / "out")
+    dataset = loaded(tmp_path / "out", monkeypatch)
+    expected = naive.episodes(tmp_path / "run", training.member.layout)
+    assert {one["action"].tobytes() for one in expected} == {e.infos["latent_action"][:-1].tobytes() for e in dataset}
+    env = gymnasium.make("Pendulum-v1")
+    for episode, about in zip(dataset, dataset.storage.get_episode_metadata(range(len(dataset))), strict=True):
+        assert episode.truncations[-1]
+        assert all(dataset.action_space.contains(action) for action in episode.actions)
+        assert np.allclose(episode.actions, 2 * np.tanh(episode.infos["latent_action"][:-1]), atol=1e-6)
+        observation, _ = env.reset(seed=about["seed"])
+        assert np.array_equal(observation, episode.observations[0])
+        assert np.array_equal(env.step(episode.actions[0])[0], episode.observations[1])
+
+
+@pytest.mark.slow
+def test_pictures_are_single_frames_and_exact(tmp_path, monkeypatch):
+    pytest.importorskip("ale_py")
+    config = small(
+        "ALE/Pong-v5",
+        steps=400,
+        capacity_steps=2000,
+        slots=2,
+        torso="cnn",
+        frame_stack=4,
+        **{"environment.atari.most_frames": 200},
+    )
+    _, training = finish(config, tmp_path / "run")
+    exported(tmp_path / "run", tmp_path / "out")
+    dataset = loaded(tmp_path / "out", monkeypatch)
+    expected = {one["observation"].tobytes() for one in naive.episodes(tmp_path / "run", training.member.layout)}
+    assert dataset.observation_space.shape == (1, 84, 84)
+    assert {episode.observations.tobytes() for episode in dataset} == expected
+    assert dataset.storage.metadata["laser_rl"]["frame_stack"] == 4
+    raw = sum(episode.observations.nbytes for episode in dataset)
+    assert (tmp_path / "out" / NAME / "data" / "main_data.hdf5").stat().st_size < raw / 4
+
+
+KILLED = """
+import os, signal, sys
+from laser_rl.exports import minari_dataset
+minari_dataset.SHARD_BYTES = 2000
+from pathlib import Path
+export = minari_dataset.MinariExport(Path(sys.argv[1]), sys.argv[3], out=Path(sys.argv[2]))
+count = 0
+for progress in export.run():
+    count += progress.doing == sys.argv[4]
+    if count == int(sys.argv[5]):
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("doing", "count"), [("writing", 1), ("writing", 2), ("joining", 1)])
+def test_a_process_that_was_really_killed(run, tmp_path, monkeypatch, doing, count):
+    arguments = [str(run[0]), str(tmp_path / "killed"), NAME, doing, str(count)]
+    ended = subprocess.run([sys.executable, "-c", KILLED, *arguments], timeout=120, check=False, env=dict(os.environ))
+    assert ended.returncode == -signal.SIGKILL
+    monkeypatch.setattr(minari_dataset, "SHARD_BYTES", 2000)
+    again, _ = exported(run[0], tmp_path / "killed")
+    whole, _ = exported(run[0], tmp_path / "whole")
+    assert again.resumed_shards > 0
+    assert (again.path / "data/main_data.hdf5").read_bytes() == (whole.path / "data/main_data.hdf5").read_bytes()
