@@ -11,9 +11,8 @@ from numpy.typing import ArrayLike
 from laser_rl.errors import ConfigError
 from laser_rl.replay.frames import put_packed
 from laser_rl.replay.records import Packed, pack, unpack
-from laser_rl.replay.sampler import Priorities, Sampler, State, Uniform
+from laser_rl.replay.sampler import Priorities, Sampler, State, Uniform, UnrollStore
 from laser_rl.replay.shared import Ids
-from laser_rl.replay.store import Replay
 from laser_rl.types import Batch, UnrollLayout, Unrolls
 
 SAMPLER = "sampler."  # before the names of its state
@@ -61,7 +60,7 @@ class Mixer:
     once at most. All of them enter the store when they are offered. `store` is None where nothing is replayed; `sampler` draws
     what is, uniformly if none is given.
 
-    >>> from laser_rl.replay import allocate
+    >>> from laser_rl.replay import Replay, allocate
     >>> from laser_rl.types import empty_unrolls
     >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
     >>> mixer = Mixer(layout, Replay(layout, 100), Counts.of(8, 0.875), np.random.Generator(np.random.PCG64(1)))
@@ -74,7 +73,7 @@ class Mixer:
     def __init__(
         self,
         layout: UnrollLayout,
-        store: Replay | None,
+        store: UnrollStore | None,
         counts: Counts,
         random: np.random.Generator,
         *,
@@ -118,9 +117,10 @@ class Mixer:
         packed = pack(self.layout, unrolls)
         if self.store is not None:
             self.store.insert_packed(packed)
-        self._queue(packed)
+        self.queue(packed)
 
-    def _queue(self, packed: Packed) -> None:
+    def queue(self, packed: Packed) -> None:
+        """New unrolls of this member that whoever made them has put into the store already: only into the queue of online ones."""
         for i in range(len(packed.records)):
             self._pending.append(Packed(packed.records[i : i + 1], packed.frames[i : i + 1]))
 
@@ -201,7 +201,7 @@ class Mixer:
             drawn = {name.removeprefix(SAMPLER): value for name, value in state.items() if name.startswith(SAMPLER)}
             self._sampler.load_state_dict(drawn)
         self._pending.clear()
-        self._queue(pack(self.layout, Unrolls(*(state[f"pending.{name}"] for name in Unrolls._fields))))
+        self.queue(pack(self.layout, Unrolls(*(state[f"pending.{name}"] for name in Unrolls._fields))))
 
 
 def _none(layout: UnrollLayout) -> Unrolls:

@@ -6,14 +6,31 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from laser_rl.replay.records import fields_of, parts_of
+from laser_rl.ports import ReplayStore
+from laser_rl.replay.records import Packed, fields_of, parts_of
 from laser_rl.replay.shared import Ids
-from laser_rl.replay.store import Replay
 from laser_rl.types import Array, Batch, UnrollLayout
 
 State = dict[str, Any]  # NumPy arrays, and numbers and strings as JSON has them
 Priorities = NDArray[np.float64]
 MemoryState = Literal["stored", "zero"]  # what the memory begins a drawn unroll with: the actor's state, or nothing
+
+
+class UnrollStore(ReplayStore, Protocol):
+    """What a mixer needs of a store, and a sampler that draws unrolls uniformly; `Replay` is one, and one over several machines."""
+
+    @property
+    def layout(self) -> UnrollLayout:
+        """Of the unrolls."""
+
+    @property
+    def capacity(self) -> int:
+        """In unrolls."""
+
+    def __len__(self) -> int: ...
+
+    def insert_packed(self, packed: Packed) -> Ids:
+        """`insert` for unrolls that `pack` has checked already."""
 
 
 class Sampler(Protocol):
@@ -41,7 +58,7 @@ class Sampler(Protocol):
 class Uniform:
     """Unrolls, whoever made them, each as likely as any other, with replacement.
 
-    >>> from laser_rl.replay import allocate
+    >>> from laser_rl.replay import Replay, allocate
     >>> from laser_rl.types import empty_unrolls
     >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
     >>> store, batch = Replay(layout, capacity_steps=10), allocate(layout, columns=3)
@@ -51,7 +68,7 @@ class Uniform:
     tensor([3, 2, 2])
     """
 
-    def __init__(self, store: Replay, state: MemoryState = "stored") -> None:
+    def __init__(self, store: UnrollStore, state: MemoryState = "stored") -> None:
         self._store, self._zero = store, state == "zero"
 
     def ready(self) -> bool:

@@ -7,7 +7,6 @@ never seen half written, and what `sample_into` has drawn cannot be overwritten 
 Of a writer that is killed nothing half written is seen, and the lock is free: see `shared_ring` and `shared_lock`.
 """
 
-import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -20,7 +19,8 @@ from laser_rl.errors import ConfigError
 from laser_rl.replay import codec as zstd
 from laser_rl.replay.frames import cut, windows
 from laser_rl.replay.memory import Codec, default_budget, resolve_codec, unrolls_of
-from laser_rl.replay.records import ID, WEIGHT, Bytes, Packed, Parts, fields_of, pack, parts_of, shape_of, unpack
+from laser_rl.replay.parcel import Parcel, Unpacking, check, label, unseal
+from laser_rl.replay.records import Packed, Parts, fields_of, pack, parts_of, shape_of, unpack
 from laser_rl.replay.shared import Handle, Ids, checksum, private_room, shared_room
 from laser_rl.replay.shared_ring import Ring
 from laser_rl.types import Array, Batch, UnrollLayout, Unrolls
@@ -74,7 +74,7 @@ class Replay:
         self.codec: Codec = resolve_codec(layout, codec)
         self._shape = shape_of(layout)
         self._level = level
-        self._local = threading.local()
+        self._unpacking = Unpacking(layout)
         self._pool = ThreadPoolExecutor(threads - 1, "decompress") if threads > 1 else None
         self._threads = threads
         budget: int | None = None
@@ -185,6 +185,46 @@ class Replay:
             begin = self._ring.insert(packed, members, blocks)
         return np.arange(begin, begin + len(members))
 
+    def insert_parcel(self, parcel: Parcel) -> Ids:
+        """The same for unrolls that were sealed elsewhere: what is compressed stays as it is. ValueError if they are not of this layout.
+
+        >>> from laser_rl.replay.parcel import seal
+        >>> from laser_rl.types import empty_unrolls
+        >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
+        >>> store = Replay(layout, capacity_steps=20, codec="zstd")
+        >>> store.insert_parcel(seal(pack(layout, empty_unrolls(layout, 3)), "zstd"))
+        array([0, 1, 2])
+        """
+        if parcel.codec != self.codec or self.codec == "raw":
+            return self.insert_packed(unseal(self.layout, parcel))
+        check(self.layout, parcel)
+        members = cast("NDArray[np.int32]", fields_of(parcel.records, self.layout)["member"])
+        no_frames = np.zeros((len(members), 0), np.uint8)
+        with self._lock:
+            begin = self._ring.insert(Packed(parcel.records, no_frames), members, parcel.blocks())
+        return np.arange(begin, begin + len(members))
+
+    def parcel(self, ids: Ids) -> tuple[NDArray[np.bool_], Parcel]:
+        """Copies of those of the unrolls that are still held, as they lie here, and which ones these are.
+
+        >>> from laser_rl.types import empty_unrolls
+        >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
+        >>> store = Replay(layout, capacity_steps=10)
+        >>> ids = store.insert(empty_unrolls(layout, 6))
+        >>> held, parcel = store.parcel(np.array([0, 5, 1]))
+        >>> held, parcel.unrolls
+        (array([False,  True,  True]), 2)
+        """
+        with self._lock:
+            first, end = self._ring.bounds()
+            held = (ids >= first) & (ids < end)
+            slots = ids[held] % self.capacity
+            records = self._records[slots]
+            if self.codec == "raw":
+                return held, Parcel(records, self._frames[slots], np.zeros(0, np.int64))
+            pinned = self._blocks(slots)
+        return held, Parcel(records, np.frombuffer(pinned.blocks, np.uint8), pinned.lengths)
+
     def delivered(self, member: int) -> int:
         """How many unrolls of a member have ever come in, whoever sent them: the number of its next one."""
         with self._lock:
@@ -206,7 +246,7 @@ class Replay:
         parts = parts_of(self.layout, batch)
         with self._lock:
             pinned = self._pin(self._slots(ids), parts, first_column)
-        self._label(ids, parts, first_column)
+        label(self.layout, ids, parts, first_column)
         self._finish(pinned, parts, first_column, len(ids))
 
     def sample_into(self, count: int, random: np.random.Generator, batch: Batch, first_column: int) -> Ids:
@@ -215,7 +255,7 @@ class Replay:
         with self._lock:
             ids = self._draw(count, random)
             pinned = self._pin(ids % self.capacity, parts, first_column)
-        self._label(ids, parts, first_column)
+        label(self.layout, ids, parts, first_column)
         self._finish(pinned, parts, first_column, count)
         return ids
 
@@ -238,13 +278,9 @@ class Replay:
         if target.shape[1] == self._shape.frame_rows:
             self._frames.take(slots, 0, target.reshape(len(slots), self._shape.frames_bytes), "clip")
         else:
-            frames = self._frames.take(slots, 0, self._scratch(len(slots)), "clip")
+            frames = self._frames.take(slots, 0, self._unpacking.scratch(len(slots)), "clip")
             np.copyto(target, windows(self.layout, frames, target.shape[1]))
         return None
-
-    def _label(self, ids: Ids, parts: Parts, first: int) -> None:
-        rows = parts.records[first : first + len(ids)].numpy().view(self._shape.record)[:, 0]
-        rows[ID], rows[WEIGHT] = ids, 1.0
 
     def _blocks(self, slots: Ids) -> _Pinned:
         lengths, arena = self._room.length[slots], self._room.arena
@@ -262,26 +298,11 @@ class Replay:
                 (view[ends[at] : ends[min(at + share, count)]], target[at : at + share])
                 for at in range(0, count, share)
             ]
-            waiting = [self._pool.submit(self._decompress, *job) for job in jobs[1:]] if self._pool else []
-            self._decompress(*jobs[0])
+            waiting = [self._pool.submit(self._unpacking.decompress, *job) for job in jobs[1:]] if self._pool else []
+            self._unpacking.decompress(*jobs[0])
             for job in waiting:
                 job.result(timeout=DECOMPRESS_S)
         cut(self.layout, parts, first, first + count)
-
-    def _decompress(self, blocks: memoryview, target: Bytes) -> None:
-        if target.shape[1] == self._shape.frame_rows:
-            zstd.decompress(blocks, target)
-            return
-        frames = self._scratch(len(target))
-        zstd.decompress(blocks, frames)
-        np.copyto(target, windows(self.layout, frames, target.shape[1]))
-
-    def _scratch(self, count: int) -> Bytes:
-        """Room for single frames, kept by each thread: fresh memory costs more than what is written into it."""
-        room: Bytes | None = getattr(self._local, "room", None)
-        if room is None or len(room) < count:
-            room = self._local.room = np.empty((count, self._shape.frames_bytes), np.uint8)
-        return room[:count]
 
     def export(self, ids: Ids) -> Unrolls:
         """The unrolls as they were inserted."""

@@ -156,7 +156,7 @@ def test_a_resumed_mixer_makes_the_same_batches(pending):
     rest = json.loads(json.dumps({name: value for name, value in state.items() if name not in arrays}))
     resumed = mixer_of(STACKED, seed=99)
     resumed.store.insert(original.store.export(np.arange(10 + pending)))
-    resumed._queue(pack(STACKED, numbered(STACKED, [99])))  # forgotten by loading
+    resumed.queue(pack(STACKED, numbered(STACKED, [99])))  # forgotten by loading
     resumed.load_state_dict({**arrays, **rest})
     assert resumed.pending == pending
     more = numbered(STACKED, range(20, 40))

@@ -1,0 +1,116 @@
+"""Three Ray nodes on this machine, started once for all tests that need them, and a desk without Ray."""
+
+import asyncio
+import atexit
+import concurrent.futures
+import functools
+import importlib.util
+import os
+import secrets
+import threading
+import time
+
+import pytest
+
+STORE_BYTES = 100 << 20
+NODES = 3
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs the extra cluster")
+
+
+def require_token():
+    """Authentication by a token of our own, which no file ever holds; before ray is imported."""
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+
+class Raylets:
+    """A cluster of several nodes; nodes can be lost, and others come."""
+
+    def __init__(self):
+        require_token()
+        import ray  # noqa: PLC0415 - need not be there
+        from ray.cluster_utils import Cluster  # noqa: PLC0415
+
+        if ray.is_initialized():
+            ray.shutdown()
+        node = {"num_cpus": 4, "object_store_memory": STORE_BYTES, "include_dashboard": False}
+        self.cluster = Cluster(initialize_head=True, head_node_args=node)
+        self._node = {"num_cpus": 4, "object_store_memory": STORE_BYTES}
+        self.workers = [self.cluster.add_node(**self._node) for _ in range(NODES - 1)]
+        ray.init(address=self.cluster.address, log_to_driver=False, logging_level="ERROR")
+        self.ray, self.lost = ray, set()
+        self.head = ray.get_runtime_context().get_node_id()
+        atexit.register(self.close)
+
+    def nodes(self):
+        """Ids of those alive, the head first: there is this process."""
+        alive = [node["NodeID"] for node in self.ray.nodes() if node["Alive"] and node["NodeID"] not in self.lost]
+        return sorted(alive, key=lambda node: (node != self.head, node))
+
+    def lose(self, node):
+        """Kill all processes of a node, as if it had been switched off."""
+        (worker,) = [one for one in self.workers if one.node_id == node]
+        self.workers.remove(worker)
+        self.lost.add(node)  # Ray takes some seconds to see it
+        self.cluster.remove_node(worker, allow_graceful=False)
+
+    def add(self):
+        """Another node; its id."""
+        before = set(self.nodes())
+        self.workers.append(self.cluster.add_node(**self._node))
+        deadline = time.monotonic() + 60
+        while not (new := set(self.nodes()) - before):
+            assert time.monotonic() < deadline, "the new node did not come"
+            time.sleep(0.1)
+        return new.pop()
+
+    def close(self):
+        if self.ray.is_initialized():
+            self.ray.shutdown()
+        self.cluster.shutdown()
+
+
+@functools.cache
+def three_raylets():
+    return Raylets()
+
+
+class NearDesk:
+    """A `Desk` in a thread of this process, called as a Ray actor is called."""
+
+    def __init__(self, desk):
+        self._desk = desk
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+
+    def __getattr__(self, name):
+        return _Method(self._loop, getattr(self._desk, name))
+
+
+class _Method:
+    def __init__(self, loop, method):
+        self._loop, self._method = loop, method
+
+    def remote(self, *arguments):
+        return _Reference(asyncio.run_coroutine_threadsafe(self._method(*arguments), self._loop))
+
+
+class _Reference:
+    def __init__(self, future):
+        self._future = future
+
+    def future(self):
+        return self._future
+
+
+class NearRay:
+    """What the ports use of the module ray, in this process."""
+
+    @staticmethod
+    def put(array):
+        future = concurrent.futures.Future()
+        kept = array.copy()
+        kept.flags.writeable = False
+        future.set_result(kept)
+        return _Reference(future)

@@ -1,0 +1,31 @@
+"""An agent that learns from a shard in lock-step ends with the parameters of one that learns from a `Replay`, to the last bit."""
+
+import hashlib
+
+from laser_rl.runtime import build
+from laser_rl.runtime.cluster.near import NearShard
+from laser_rl.runtime.cluster.shard import Shard, ShardPlan
+from laser_rl.runtime.cluster.sharded import ShardedReplay
+from tests.runtime.small import finish, small
+
+
+def learned(config):
+    _, training = finish(config)
+    value = training.member.learner.flat.value.detach().cpu().numpy()
+    return hashlib.sha256(value.tobytes()).hexdigest(), training.update, training.member.replay
+
+
+def test_serial_over_one_shard_gives_the_same_parameters(monkeypatch):
+    config = small("laser/Catch", **{"run.steps": 500, "run.runtime": "serial", "capacity_steps": 200})
+    expected, updates, store = learned(config)
+    shards = []
+
+    def sharded(config, layout, counts, *, shared=False):
+        shards.append(NearShard(Shard(ShardPlan(layout, config.replay.capacity_steps, number=0))))
+        return ShardedReplay(layout, lambda: shards, ahead=0)
+
+    monkeypatch.setattr(build, "build_replay", sharded)
+    found, versions, replay = learned(config)
+    assert updates == versions > 20
+    assert len(replay) == len(store)
+    assert found == expected

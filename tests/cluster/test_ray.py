@@ -1,0 +1,260 @@
+"""Shards, couriers and the sharded replay on Ray: one small test on one node, and three nodes of which some are lost."""
+
+import os
+import signal
+import struct
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from laser_rl.replay import allocate
+from laser_rl.replay.parcel import seal
+from laser_rl.replay.records import fields_of, pack
+from laser_rl.runtime.cluster.actors import RayShard, start_desk, start_shard
+from laser_rl.runtime.cluster.courier import Courier
+from laser_rl.runtime.cluster.keeper import ShardKeeper
+from laser_rl.runtime.cluster.library import placed, ray
+from laser_rl.runtime.cluster.ports import RayRoster
+from laser_rl.runtime.cluster.shard import ShardPlan
+from laser_rl.runtime.cluster.sharded import ShardedReplay
+from tests.cluster.raylets import STORE_BYTES, needs_ray, require_token, three_raylets
+from tests.replay.inputs import STACKED, VECTOR, numbered
+
+pytestmark = needs_ray
+ANSWER_S = 60.0
+
+
+@pytest.fixture
+def one_node():
+    """The cluster that is there, or a small one."""
+    require_token()
+    started = not ray().is_initialized()
+    if started:
+        ray().init(
+            num_cpus=1,
+            object_store_memory=STORE_BYTES,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
+    yield ray().get_runtime_context().get_node_id()
+    if started:
+        ray().shutdown()
+
+
+@pytest.fixture
+def raylets():
+    return three_raylets()
+
+
+@pytest.fixture
+def started():
+    """Actors to be ended with the test."""
+    made = []
+    yield made
+    for actor in made:
+        ray().kill(actor.actor if isinstance(actor, RayShard) else actor)
+
+
+def parcel_of(layout, numbers, codec):
+    return seal(pack(layout, numbered(layout, numbers)), codec)
+
+
+def plan_of(layout, number, unrolls=1000, codec="raw"):
+    return ShardPlan(layout, unrolls * layout.steps, number, codec=codec, budget_bytes=10**7)
+
+
+def test_a_shard_on_ray_takes_a_delivery_once_and_gives_it_back(one_node, started):
+    shard = start_shard(plan_of(STACKED, 0, codec="zstd"), one_node)
+    started.append(shard)
+    assert shard.near
+    courier = Courier(lambda: shard, "runner")
+    assert courier.send(parcel_of(STACKED, range(6), "zstd"), ANSWER_S)
+    assert courier.flush(ANSWER_S)
+    assert shard.insert("runner", 2, parcel_of(STACKED, range(2, 8), "zstd")).result(ANSWER_S).ids.tolist() == [6, 7]
+    store, batch = ShardedReplay(STACKED, lambda: [shard], codec="zstd", ahead=2), allocate(STACKED, 16)
+    for _ in range(3):
+        ids = store.sample_into(16, np.random.default_rng(0), batch, 0)
+        assert batch.version.tolist() == ids.tolist()
+    with pytest.raises(ValueError, match="expected"):
+        shard.insert("runner", 8, parcel_of(VECTOR, [8], "raw")).result(ANSWER_S)
+
+
+def shards_on(raylets, started, layout=VECTOR, fills=(), codec="raw"):
+    shards = [start_shard(plan_of(layout, number, codec=codec), node) for number, node in enumerate(raylets.nodes())]
+    started += shards
+    at = 0
+    for shard, fill in zip(shards, fills, strict=bool(fills)):
+        shard.open("s", 0).result(ANSWER_S)
+        shard.insert("s", 0, parcel_of(layout, range(at, at + fill), codec)).result(ANSWER_S)
+        at += fill
+    return shards
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("codec", ["raw", "zstd"])
+def test_three_nodes_of_unequal_fill_are_drawn_from_uniformly(raylets, started, codec):
+    shards = shards_on(raylets, started, fills=(5, 60, 235), codec=codec)
+    assert [shard.near for shard in shards] == [True, False, False]
+    store, batch, random = (
+        ShardedReplay(VECTOR, lambda: shards, codec=codec),
+        allocate(VECTOR, 256),
+        np.random.default_rng(3),
+    )
+    counts = np.zeros(300, np.int64)
+    deadline = time.monotonic() + ANSWER_S
+    while len(store) < 300:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    for _ in range(60):
+        store.sample_into(256, random, batch, 0)
+        counts += np.bincount(batch.version.numpy(), minlength=300)
+    assert stats.chisquare(counts).pvalue > 0.001
+
+
+def send_all(desk, stream, start, count, far, file):
+    """A runner: parcels of four, to the shard of its node or to the last one. Who it is and what was acknowledged is in a file."""
+    roster = RayRoster(desk)
+    courier = Courier((lambda: roster()[-1]) if far else roster.home, stream, number=start)
+    first = 10_000 * int(stream)
+    for at in range(start, count, 4):
+        while not courier.send(parcel_of(VECTOR, range(first + at, first + min(at + 4, count)), "raw"), 1.0):
+            pass
+        Path(file).write_bytes(struct.pack("qq", os.getpid(), courier.acknowledged))
+        time.sleep(0.02)
+    while not courier.flush(1.0):
+        pass
+    return courier.acknowledged
+
+
+class Runners:
+    """Three of them; who is killed is replaced, and sends again what came before the last acknowledgement that is known."""
+
+    def __init__(self, raylets, desk, count, folder):
+        self.desk, self.count, self.folder, self.nodes = desk, count, folder, raylets.nodes()[:2]
+        self.random, self.task = np.random.default_rng(0), ray().remote(num_cpus=1, max_retries=0)(send_all)
+        self.running = {who: self.start(who, 0) for who in range(3)}
+
+    def start(self, who, at):
+        file, node = self.folder / str(who), self.nodes[who % 2]
+        file.write_bytes(struct.pack("qq", 0, 0))
+        return self.task.options(scheduling_strategy=placed(node)).remote(
+            self.desk, str(who), at, self.count, who == 2, str(file)
+        )
+
+    def known(self, who):
+        data = (self.folder / str(who)).read_bytes()
+        return struct.unpack("qq", data) if len(data) == 16 else (0, 0)
+
+    def kill(self, who):
+        pid, acknowledged = self.known(who)
+        if not pid or acknowledged == self.count:
+            return 0
+        os.kill(pid, signal.SIGKILL)
+        self.running[who] = self.start(who, max(0, acknowledged - 4 * int(self.random.integers(4))))
+        return 1
+
+
+def kill_a_shard(keeper, shard):
+    """And wait until it is replaced; its node goes on."""
+    os.kill(ray().get(shard.actor.__ray_call__.remote(lambda _: os.getpid()), timeout=ANSWER_S), signal.SIGKILL)
+    await_lost(keeper)
+
+
+def fullest(keeper):
+    """The shard that would take most along, once that is something."""
+    deadline = time.monotonic() + ANSWER_S
+    while time.monotonic() < deadline:
+        keeper.look()
+        held = {report.number: report.span[1] - report.span[0] for report in keeper.reports()}
+        if max(held.values(), default=0) >= 40:
+            return next(shard for shard in keeper.shards if shard.number == max(held, key=held.get))
+        time.sleep(0.1)
+    return pytest.fail("no shard got anything")
+
+
+def await_lost(keeper):
+    deadline, before = time.monotonic() + ANSWER_S, len(keeper.lost)
+    while len(keeper.lost) == before:
+        assert time.monotonic() < deadline, "nobody saw that a shard was lost"
+        keeper.look()
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.fault(22)
+def test_shards_runners_and_a_node_are_killed_while_a_learner_draws(raylets, started, tmp_path, figure):
+    """What a living shard holds of a stream is without gaps and doubles, up to the stream's end; all else went with a shard that died."""
+    count, desk = 1600, start_desk()
+    started.append(desk)
+    keeper = ShardKeeper(plan_of(VECTOR, 0, unrolls=10_000), desk, nodes=raylets.nodes)
+    runners = Runners(raylets, desk, count, tmp_path)
+    store, batch, random = ShardedReplay(VECTOR, RayRoster(desk)), allocate(VECTOR, 64), np.random.default_rng(3)
+    draws = killed = 0
+    for turn in range(9):
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end:
+            draws += len(store.sample_into(64, random, batch, 0)) == 64
+        if turn == 6:
+            raylets.lose(raylets.nodes()[2])
+            await_lost(keeper)
+        elif turn % 2:
+            killed += runners.kill(turn // 2 % 3)
+        else:
+            kill_a_shard(keeper, fullest(keeper))
+    assert ray().get(list(runners.running.values()), timeout=240) == [count] * 3
+    for _ in range(5):
+        draws += len(store.sample_into(64, random, batch, 0)) == 64
+    whole = check_streams(keeper.shards, count)
+    lost = store.counters()["replay_lost_shards"]
+    keeper.close()
+    assert killed >= 2
+    assert lost == len(keeper.lost) == 5
+    assert 160 <= sum(one.unrolls for one in keeper.lost) <= 3 * count
+    assert whole < 3 * count
+    raylets.add()
+    figure(
+        f"Ray: {lost:.0f} shards, one of them with its node, and {killed} runners killed; {3 * count:,} unrolls acknowledged, "
+        f"{whole:,} of them in living shards, 0 twice, 0 gaps; {draws} batches drawn meanwhile"
+    )
+
+
+def check_streams(shards, count):
+    """How many unrolls are held."""
+    held, ends = 0, set()
+    for shard in shards:
+        first, end = shard.report().result(ANSWER_S).span
+        gathered = shard.gather(np.arange(first, end), "as held").result(ANSWER_S)
+        versions = fields_of(gathered.parcel.records, VECTOR)["version"]
+        held += len(versions)
+        for who in range(3):
+            own = (versions[versions // 10_000 == who] - 10_000 * who).tolist()
+            assert own == list(range(own[0], own[0] + len(own))) if own else True
+            ends |= {(who, own[-1])} if own else set()
+    assert {(who, count - 1) for who in range(3)} <= ends
+    return held
+
+
+@pytest.mark.slow
+def test_a_replaced_shard_begins_with_the_last_checkpoint(raylets, started, tmp_path):
+    desk = start_desk()
+    started.append(desk)
+    keeper = ShardKeeper(plan_of(VECTOR, 0), desk, nodes=lambda: raylets.nodes()[:1], run_dir=str(tmp_path))
+    courier = Courier(RayRoster(desk).home, "0")
+    assert courier.send(parcel_of(VECTOR, range(20), "raw"), ANSWER_S)
+    assert courier.flush(ANSWER_S)
+    states = keeper.save(str(tmp_path), ANSWER_S)
+    assert courier.send(parcel_of(VECTOR, range(20, 30), "raw"), ANSWER_S)
+    assert courier.flush(ANSWER_S)
+    kill_a_shard(keeper, keeper.shards[0])
+    assert [(lost.number, lost.by) for lost in keeper.lost] == [(0, "shard 1")]
+    assert courier.send(parcel_of(VECTOR, range(30, 34), "raw"), ANSWER_S)
+    assert courier.flush(ANSWER_S)
+    assert keeper.shards[0].report().result(ANSWER_S).span == (0, 24)
+    other = ShardKeeper(plan_of(VECTOR, 9), desk, nodes=lambda: raylets.nodes()[:1])
+    assert other.load(str(tmp_path), states) == 20
+    keeper.close()
+    other.close()

@@ -1,0 +1,317 @@
+"""A replay in several shards, as a mixer sees it, over shards in this process."""
+
+import logging
+import threading
+import time
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from laser_rl.errors import ConfigError
+from laser_rl.replay import Counts, Mixer, Replay, allocate
+from laser_rl.replay.parcel import seal
+from laser_rl.replay.records import pack
+from laser_rl.runtime.cluster.client import AnswerLost
+from laser_rl.runtime.cluster.courier import Courier
+from laser_rl.runtime.cluster.near import NearShard
+from laser_rl.runtime.cluster.shard import Shard, ShardPlan
+from laser_rl.runtime.cluster.sharded import ShardedReplay, require_uniform
+from laser_rl.runtime.cluster.spread import SHARD_BITS
+from tests.replay.inputs import STACKED, VECTOR, assert_column, assert_same, numbered
+
+CODECS = pytest.mark.parametrize("codec", ["raw", "zstd"])
+
+
+def near(layout, number, unrolls=100, codec="raw"):
+    return NearShard(Shard(ShardPlan(layout, unrolls * layout.steps, number, codec=codec, budget_bytes=10**8)))
+
+
+def filled(layout, fills, **more):
+    """Shards of which each unroll's version says who it is."""
+    shards, at = [], 0
+    for number, fill in enumerate(fills):
+        shard = near(layout, number, **more)
+        shard.shard.open("s", 0)
+        shard.shard.insert("s", 0, seal(pack(layout, numbered(layout, range(at, at + fill))), shard.shard.plan.codec))
+        shards.append(shard)
+        at += fill
+    return shards
+
+
+@CODECS
+@pytest.mark.parametrize("layout", [VECTOR, STACKED])
+def test_in_lock_step_over_one_shard_batches_are_those_of_a_replay(layout, codec):
+    """Bit for bit, the random numbers included, while unrolls leave."""
+    counts, shard = Counts.of(8, 0.75), near(layout, 0, unrolls=12, codec=codec)
+    sharded = ShardedReplay(layout, lambda: [shard], ahead=0, codec=codec)
+    plain = Replay(layout, 12 * layout.steps, codec=codec, budget_bytes=10**8)
+    mixers = [Mixer(layout, store, counts, np.random.default_rng(3), min_unrolls=4) for store in (plain, sharded)]
+    batches = [allocate(layout, 8) for _ in mixers]
+    for at in range(0, 60, 2):
+        for mixer in mixers:
+            mixer.offer(numbered(layout, [at, at + 1]))
+        assert mixers[0].ready() == mixers[1].ready() == (at > 0)
+        if at:
+            for mixer, batch in zip(mixers, batches, strict=True):
+                mixer.fill(batch)
+            assert_same(*batches)
+    assert mixers[0].state_dict()["random"] == mixers[1].state_dict()["random"]
+    assert len(sharded) == len(plain) == 12
+    assert sharded.composition() == plain.composition()
+
+
+@CODECS
+@pytest.mark.parametrize("form", ["as held", "raw"])
+@pytest.mark.parametrize("ahead", [0, 3])
+def test_every_column_is_the_unroll_that_its_name_says(codec, form, ahead):
+    shards = filled(STACKED, [3, 40, 11], codec=codec)
+    store = ShardedReplay(STACKED, lambda: shards, ahead=ahead, near_form=form, codec=codec)
+    batch, random, offset = allocate(STACKED, 34), np.random.default_rng(1), np.array([0, 3, 43])
+    everything = numbered(STACKED, range(54))
+    for _ in range(4):
+        ids = store.sample_into(32, random, batch, 2)
+        assert batch.id[2:].tolist() == ids.tolist()
+        shard, local = ids >> SHARD_BITS, ids & ((1 << SHARD_BITS) - 1)
+        assert (offset[shard] + local).tolist() == batch.version[2:].tolist()
+        for column in range(2, 34):
+            assert_column(STACKED, batch, column, everything, int(batch.version[column]))
+    assert set(store.sample_versions(64, random).tolist()) <= set(range(54))
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_unrolls_of_unequal_shards_are_equally_likely_while_others_leave_and_come(ahead):
+    """One shard drops 40 of 60 after each report, and has 30 new ones: those that stay must be drawn as often as those of other shards."""
+    shards = filled(VECTOR, [5, 90, 135], unrolls=200)
+    store, random = ShardedReplay(VECTOR, lambda: shards, ahead=ahead), np.random.default_rng(9)
+    changing, parcel, report = shards[1].shard, shards[1].shard._store.parcel, shards[1].shard.report
+
+    def without_the_oldest(ids):
+        held, found = parcel(ids[ids >= 40])
+        there = ids >= 40
+        there[there] = held
+        return there, found
+
+    changing._store.parcel = without_the_oldest
+    changing.report = lambda: report()._replace(span=(0, 60))
+    changing.gather = lambda ids, form: Shard.gather(changing, ids, form)._replace(span=(40, 90))
+    counts, batch = np.zeros(230, np.int64), allocate(VECTOR, 100)
+    store.census.spans()
+    wait_until(lambda: len(store) == 200)
+    for _ in range(300):
+        store.census._held[1] = (0, 60)  # as the newest report said
+        ids = store.sample_into(100, random, batch, 0)
+        shard, local = ids >> SHARD_BITS, ids & ((1 << SHARD_BITS) - 1)
+        assert (np.array([0, 5, 95])[shard] + local).tolist() == batch.version.tolist()
+        counts += np.bincount(batch.version.numpy(), minlength=230)
+    assert not counts[5:45].any()
+    assert not counts[65:95].any()
+    assert stats.chisquare(np.concatenate([counts[:5], counts[45:65], counts[95:]])).pvalue > 0.001
+    assert store.counters()["replay_redrawn"] > 4000
+
+
+def test_the_first_draw_waits_until_all_shards_have_said_what_they_hold():
+    shards = filled(VECTOR, [20, 30])
+    report, asked = shards[1].shard.report, []
+    shards[1].shard.report = lambda: (asked.append(1), time.sleep(0.3), report())[2]
+    store, batch = ShardedReplay(VECTOR, lambda: shards, ahead=2), allocate(VECTOR, 50)
+    store.sample_into(50, np.random.default_rng(0), batch, 0)
+    assert asked
+    assert (batch.version >= 20).any()
+
+
+def test_a_stream_that_its_shard_does_not_know_is_opened_again_where_it_was():
+    shard = near(VECTOR, 0)
+    courier = Courier(lambda: shard, "runner")
+    for at in range(0, 20, 4):
+        assert courier.send(seal(pack(VECTOR, numbered(VECTOR, range(at, at + 4))), "raw"), 5.0)
+        assert courier.flush(5.0)
+        shard.shard._streams.clear()
+    assert courier.acknowledged == 20
+    assert shard.shard._store.export(np.arange(20)).version.tolist() == list(range(20))
+
+
+def test_a_lost_shard_takes_its_unrolls_and_a_replacement_is_drawn_from(caplog):
+    shards = filled(VECTOR, [20, 30])
+    store, random, batch = (
+        ShardedReplay(VECTOR, lambda: shards, ahead=2),
+        np.random.default_rng(0),
+        allocate(VECTOR, 50),
+    )
+    store.sample_into(50, random, batch, 0)
+    assert (len(store), store.capacity) == (50, 200)
+    shards[1].lose()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(5):
+            ids = store.sample_into(50, random, batch, 0)
+    assert set(batch.version.tolist()) <= set(range(20))
+    assert not (ids >> SHARD_BITS).any()
+    assert [store.counters()[f"replay_lost_{what}"] for what in ("shards", "unrolls")] == [1, 30]
+    assert (
+        sum("shard 1 of the replay on this node is lost with about 30 unrolls" in line for line in caplog.messages) == 1
+    )
+    shards[1] = near(VECTOR, 7)
+    shards[1].shard.open("s", 0)
+    shards[1].shard.insert("s", 0, seal(pack(VECTOR, numbered(VECTOR, range(100, 160))), "raw"))
+    wait_until(lambda: len(store) == 80)
+    store.forget()
+    store.sample_into(50, random, batch, 0)
+    assert (batch.version >= 100).any()
+    assert {int(name) >> SHARD_BITS for name in batch.id} == {0, 7}
+
+
+def test_a_shard_that_does_not_answer_is_left_out_until_it_does(caplog):
+    shards = filled(VECTOR, [20, 30])
+    store, random, batch = (
+        ShardedReplay(VECTOR, lambda: shards, ahead=0, answer_s=0.3),
+        np.random.default_rng(0),
+        allocate(VECTOR, 50),
+    )
+    asleep, gather = threading.Event(), shards[1].shard.gather
+    shards[1].shard.gather = lambda *arguments: (asleep.wait(30), gather(*arguments))[1]
+    store.sample_into(50, random, batch, 0)
+    assert set(batch.version.tolist()) <= set(range(20))
+    assert "shard 1 of the replay on this node does not answer" in caplog.text
+    assert store.counters()["replay_lost_shards"] == 0
+    asleep.set()
+    store.sample_into(50, random, batch, 0)
+    assert (batch.version >= 20).any()
+
+
+def test_who_waits_for_unrolls_says_so_and_gives_up(monkeypatch):
+    monkeypatch.setattr("laser_rl.runtime.waiting.GIVE_UP_S", 0.2)
+    shard = near(VECTOR, 0)
+    store = ShardedReplay(VECTOR, lambda: [shard])
+    with pytest.raises(
+        TimeoutError, match=r"the learner has waited .* for a shard of the replay that holds unrolls \(1 shards"
+    ):
+        store.sample_into(4, np.random.default_rng(0), allocate(VECTOR, 4), 0)
+
+
+def test_draws_made_ahead_are_used_once_and_in_order():
+    shards = filled(VECTOR, [50])
+    ahead, plain = (ShardedReplay(VECTOR, lambda: shards, ahead=depth) for depth in (3, 0))
+    batch, randoms = allocate(VECTOR, 10), [np.random.default_rng(4) for _ in range(2)]
+    drawn = [
+        [store.sample_into(10, random, batch, 0).tolist() for _ in range(6)]
+        for store, random in zip((ahead, plain), randoms, strict=True)
+    ]
+    assert drawn[0] == drawn[1]
+
+
+class Post:
+    """Shards one after the other, each lost after some calls; or only its answers are."""
+
+    def __init__(self, random):
+        self.random, self.shards = random, []
+        self.replace()
+
+    def replace(self):
+        self.shards.append(near(VECTOR, len(self.shards), unrolls=10_000))
+
+    def home(self):
+        return Lossy(self.shards[-1], self)
+
+
+class Lossy:
+    def __init__(self, shard, post):
+        self._shard, self._post = shard, post
+        self.number, self.where = shard.number, shard.where
+
+    def open(self, *arguments):
+        return self._lossy(self._shard.open(*arguments))
+
+    def insert(self, *arguments):
+        return self._lossy(self._shard.insert(*arguments))
+
+    def _lossy(self, answer):
+        luck = self._post.random.random()
+        if luck < 0.02:
+            answer.result(10)
+            self._shard.lose()
+            self._post.replace()
+        return Late(answer, luck < 0.1)
+
+
+class Late:
+    def __init__(self, answer, lost):
+        self._answer, self._lost = answer, lost
+
+    def done(self):
+        return self._answer.done()
+
+    def result(self, timeout):
+        found = self._answer.result(timeout)
+        if self._lost:
+            raise AnswerLost("somewhere on the way")
+        return found
+
+
+def test_each_unroll_arrives_once_however_many_shards_and_answers_are_lost():
+    """All that a shard has is in order and without gaps; what none has was acknowledged by one that is gone, or is in it unacknowledged."""
+    random = np.random.default_rng(8)
+    post, acknowledged = Post(random), []
+    courier = Courier(
+        post.home, "runner", on_receipt=lambda shard, receipt: acknowledged.append((shard.number, receipt))
+    )
+    for at in range(0, 1200, 4):
+        assert courier.send(seal(pack(VECTOR, numbered(VECTOR, range(at, at + 4))), "raw"), 10.0)
+    assert courier.flush(10.0)
+    assert (courier.sent, courier.acknowledged) == (1200, 1200)
+    assert len(post.shards) > 3
+    assert courier.resent > 3
+    held = [shard.shard._store.export(np.arange(*shard.shard.span())).version.tolist() for shard in post.shards]
+    for versions in held:
+        assert versions == list(range(versions[0], versions[-1] + 1)) if versions else True
+    assert held[-1][-1] == 1199
+    assert sorted(set().union(*held)) == list(range(1200))  # each was once in some shard
+
+
+def test_a_courier_waits_for_room_and_names_whom_it_waits_for(caplog, monkeypatch):
+    monkeypatch.setattr("laser_rl.runtime.waiting.SAY_AFTER_S", 0.1)
+    shard, asleep = near(VECTOR, 3), threading.Event()
+    insert = shard.shard.insert
+    shard.shard.insert = lambda *arguments: (asleep.wait(30), insert(*arguments))[1]
+    courier, parcel = (
+        Courier(lambda: shard, "runner 5", under_way=2),
+        seal(pack(VECTOR, numbered(VECTOR, range(3))), "raw"),
+    )
+    assert [courier.send(parcel, 0.3) for _ in range(3)] == [True, True, False]
+    assert (
+        "stream runner 5 has waited 0 s for shard 3 of the replay on this node to acknowledge unroll 0" in caplog.text
+    )
+    asleep.set()
+    assert courier.send(parcel, 5.0)
+    assert courier.flush(5.0)
+    assert shard.shard.span() == (0, 9)
+
+
+def test_without_a_shard_a_courier_keeps_what_it_has():
+    shards = []
+    courier = Courier(lambda: next(iter(shards), None), "runner", under_way=2)
+    parcel = seal(pack(VECTOR, numbered(VECTOR, range(3))), "raw")
+    assert [courier.send(parcel, 0.05) for _ in range(3)] == [True, True, False]
+    assert not courier.flush(0.05)
+    shards.append(near(VECTOR, 0))
+    assert courier.flush(5.0)
+    assert shards[0].shard.span() == (0, 6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "memory", "what_to_do"),
+    [
+        ({"sampling": "prioritised", "state": "stored"}, "none", "use --replay.sampling uniform$"),
+        ({"sampling": "uniform", "state": "refresh"}, "lstm", "use --replay.state stored .* or leave out --cluster$"),
+    ],
+)
+def test_what_shards_cannot_do_is_refused(settings, memory, what_to_do):
+    with pytest.raises(ConfigError, match=what_to_do):
+        require_uniform(settings, memory)
+    require_uniform({"sampling": "uniform", "state": "refresh"}, "none")
+
+
+def wait_until(holds, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
