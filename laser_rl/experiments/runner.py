@@ -29,6 +29,7 @@ from laser_rl.metrics.machine import machine
 from laser_rl.sweep.settings import sweep_from
 
 CURVES, TIMES = "curves.csv", "times.csv"
+UNDECISIVE = ("video_every_steps", "keep_videos")  # of `run`: came later, and move no number
 PART_COLUMNS = ("member", "step", "update", "episodes", "value", "acceptance", "online_share")
 CURVE_COLUMNS = (
     "task",
@@ -85,7 +86,10 @@ def perform(
 
 def part_of(parts: Path, run: Run) -> Path:
     """Where the numbers of a run are, or will be."""
-    decisive = {"sweep": run.sweep.model_dump(mode="json"), "bucket": run.task.bucket_steps, "version": __version__}
+    sweep = run.sweep.model_dump(mode="json")
+    for name in UNDECISIVE:
+        del sweep["base"]["run"][name]
+    decisive = {"sweep": sweep, "bucket": run.task.bucket_steps, "version": __version__}
     digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
     return parts / f"{run.task.name}-seed{run.seed}-{digest[:16]}.csv"
 
