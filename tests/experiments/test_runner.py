@@ -37,7 +37,7 @@ def alive(pid):
         return False
 
 
-@pytest.mark.parametrize("parts_at_least", [0, 2])
+@pytest.mark.parametrize("parts_at_least", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_killed_in_the_middle_it_goes_on_and_gives_the_same_table(tmp_path, whole, parts_at_least):
     command = (
         f"from laser_rl.cli import main; raise SystemExit(main({[*ARGUMENTS, '--jobs', '2', '--out', str(tmp_path)]}))"

@@ -64,7 +64,7 @@ def test_a_killed_sweep_goes_on_bit_for_bit(tmp_path, figure):
     assert state == checkpoint.latest(tmp_path / "whole").state["sweep"]["pbt"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_run_with_threads_goes_on_after_its_end(tmp_path, number):
     path = tmp_path / "run"
     words = [*TRAIN.replace("--steps 1500", "--steps 10M").split(), "--runtime", "local", "--out", path]
@@ -81,6 +81,7 @@ def test_a_run_with_threads_goes_on_after_its_end(tmp_path, number):
     assert all(row["skipped_updates"] == 0 for row in rows)
 
 
+@pytest.mark.slow
 def test_a_killed_process_of_a_sweep_comes_back_with_lanes_drawn_anew(tmp_path):
     config = members(processes=2, pbt=PBT, steps=1_200, capacity_steps=4_000, checkpoint_every_steps=500)
     directory, killed = SweepDirectory(tmp_path, config), []

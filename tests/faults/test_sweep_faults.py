@@ -162,6 +162,7 @@ def test_a_published_state_comes_back_as_it_was():
     assert fresh.steps == one.steps
 
 
+@pytest.mark.slow
 @pytest.mark.fault(20)
 def test_resume_between_decision_and_copy_copies_once(tmp_path, figure):
     """Orders are repeated until the member's own state says that it has obeyed, and obeyed once."""

@@ -186,6 +186,7 @@ def test_sections_are_the_network_and_its_gradients(width, size, monkeypatch):
         assert distance(one, other) < 5 * CLOSE + (2 * distance(rounded, other) if GPU else 0)
 
 
+@pytest.mark.slow
 def test_kernels_that_do_not_run_are_not_used(monkeypatch, caplog):
     torso = ImpalaDeep((4, 20, 20), 1).to(DEVICE)
     parameters = list(torso.sections.parameters())

@@ -42,7 +42,12 @@ def make_inputs(family, steps=12, batch=4):
     return policy, rows.value, behaviour, constants
 
 
-@pytest.mark.parametrize(("family", "steps"), [*((family, 12) for family in FAMILIES), (FAMILIES[0], 40)])
+OTHERS = [*((family, 12) for family in FAMILIES[1:]), (FAMILIES[0], 40)]
+
+
+@pytest.mark.parametrize(
+    ("family", "steps"), [(FAMILIES[0], 12), *(pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS)]
+)
 def test_compiled_and_eager_losses_and_gradients_are_the_same_numbers(family, steps):
     policy, value, behaviour, constants = make_inputs(family, steps)
     results = []

@@ -188,6 +188,7 @@ def test_all_members_of_a_sweep_share_the_time(stack, tmp_path):
     assert spent[0] == pytest.approx(60 * minutes, abs=1.0)
 
 
+@pytest.mark.slow
 def test_processes_have_one_clock(tmp_path):
     base = small("laser/Catch", steps=FOREVER, budget_minutes=0.2, capacity_steps=6_000, checkpoint_every_steps=0)
     config = SweepConfig(base=base, grid={"learning_rate": [5e-4, 1e-3]}, processes=2)

@@ -108,7 +108,9 @@ def test_memories_are_not_computed_side_by_side():
 
 
 @pytest.mark.parametrize(
-    "kind", [{}, {"memory": "preco", "sampling": "prioritised"}], ids=["lstm", "preco prioritised"]
+    "kind",
+    [{}, pytest.param({"memory": "preco", "sampling": "prioritised"}, marks=pytest.mark.slow)],
+    ids=["lstm", "preco prioritised"],
 )
 def test_processes_share_episodes_and_one_process_goes_on_with_what_they_left(kind, tmp_path, unrolled):  # noqa: F811
     config = members(processes=2, pbt=PBT, steps=800, capacity_steps=3_000, log_every_updates=20, **kind)
