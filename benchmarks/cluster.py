@@ -28,7 +28,7 @@ from laser_rl.replay.records import pack
 from laser_rl.runtime.cluster.actors import RayAnswer, RayShard, nodes_alive, start_shard
 from laser_rl.runtime.cluster.client import ShardClient
 from laser_rl.runtime.cluster.courier import Courier
-from laser_rl.runtime.cluster.library import placed, ray
+from laser_rl.runtime.cluster.loading import placed, ray
 from laser_rl.runtime.cluster.near import NearShard
 from laser_rl.runtime.cluster.shard import Form, Shard, ShardPlan
 from laser_rl.runtime.cluster.sharded import AHEAD, ShardedReplay

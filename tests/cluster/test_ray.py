@@ -16,7 +16,7 @@ from laser_rl.replay.records import fields_of, pack
 from laser_rl.runtime.cluster.actors import RayShard, start_desk, start_shard
 from laser_rl.runtime.cluster.courier import Courier
 from laser_rl.runtime.cluster.keeper import ShardKeeper
-from laser_rl.runtime.cluster.library import placed, ray
+from laser_rl.runtime.cluster.loading import placed, ray
 from laser_rl.runtime.cluster.ports import RayRoster
 from laser_rl.runtime.cluster.shard import ShardPlan
 from laser_rl.runtime.cluster.sharded import ShardedReplay

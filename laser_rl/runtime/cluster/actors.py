@@ -8,7 +8,7 @@ from laser_rl.replay.parcel import Parcel
 from laser_rl.replay.shared import Ids
 from laser_rl.runtime.cluster.client import AnswerLost, ShardLost
 from laser_rl.runtime.cluster.desk import Desk
-from laser_rl.runtime.cluster.library import placed, ray
+from laser_rl.runtime.cluster.loading import placed, ray
 from laser_rl.runtime.cluster.shard import Form, Gathered, Receipt, Report, Shard, ShardPlan
 
 Result = TypeVar("Result")

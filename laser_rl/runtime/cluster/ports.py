@@ -22,7 +22,7 @@ from laser_rl.replay.records import Packed, pack, unpack
 from laser_rl.runtime.cluster.actors import RayAnswer, RayShard
 from laser_rl.runtime.cluster.client import Answer, AnswerLost, ShardLost, awaited
 from laser_rl.runtime.cluster.desk import Consignment, Published
-from laser_rl.runtime.cluster.library import ray
+from laser_rl.runtime.cluster.loading import ray
 from laser_rl.types import Episode, UnrollLayout
 
 CALL_S = 120.0  # of a desk that lives: milliseconds; of one that is being started on a busy machine: half a minute
