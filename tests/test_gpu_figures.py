@@ -1,6 +1,7 @@
 """The kept runs of `gpu_train.py`: what the documents say of them is what they hold."""
 
 import doctest
+import itertools
 import json
 import re
 import statistics
@@ -111,6 +112,19 @@ def test_what_is_not_reached_is_said_with_its_figures():
         f"environment frames are {run['environment_share_of_usable']:.1%} and training frames "
         f"{run['training_share_of_learner_alone']:.1%} of it, the learner busy {run['learner_busy']:.1%} of the time"
     ).replace("%", " %") in PAGE
+
+
+def test_the_call_that_was_cut_is_said_with_its_figures():
+    _, alone, _, *lines = (KEPT / "2026-11-16-gpu-end-to-end-256-cut.txt").read_text().splitlines()
+    training, usable = map(float, re.findall(r"(\d+) (?:training|environment) frames/s", alone))
+    rows = [[float(value) for value in line.split()] for line in lines[1:]]  # the first is of the start
+    (begin, steps, updates, _), (end, last_step, last_update, _) = rows[0], rows[-1]
+    spans = [(after[0] - before[0], after[3]) for before, after in itertools.pairwise(rows)]
+    busy = sum(span * share for span, share in spans) / (end - begin)
+    rate = (last_update - updates) / (end - begin)
+    shares = 4 * (last_step - steps) / (end - begin) / usable, 2560 * rate / training, busy
+    said = "{:.1f} updates/s over 13 s, {:.1f} % and {:.1f} %, busy {:.1f} %"
+    assert said.format(rate, *(100 * share for share in shares)) in PAGE
 
 
 def test_no_kept_file_names_a_path_of_a_machine():
