@@ -1,6 +1,7 @@
 """Shapes are checked in every test; one thread; examples that repeat."""
 
 import os
+import signal
 
 import pytest
 import torch
@@ -13,6 +14,10 @@ MUTATING = "MUTANT_UNDER_TEST" in os.environ
 if not MUTATING:  # mutants have to be killed by what tests assert, and there are thousands of them
     # Before anything imports laser_rl: every annotated shape is compared with what arrives.
     install_import_hook("laser_rl.ops", "beartype.beartype")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts what runs in its background so, and every process started from here would inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 torch.set_num_threads(1)
 repeatable = settings(derandomize=True, deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
