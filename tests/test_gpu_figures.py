@@ -32,7 +32,7 @@ def test_examples_in_docstrings_hold():
 
 
 def test_the_tables_of_the_page_are_those_of_the_files():
-    assert len(FILES) == 11
+    assert len(FILES) == 14
     tables = gpu_report.report(gpu_report.load(FILES)).split("\n\n")
     assert len(tables) == 3
     for table in tables:
@@ -130,3 +130,13 @@ def test_the_call_that_was_cut_is_said_with_its_figures():
 def test_no_kept_file_names_a_path_of_a_machine():
     for path in [*FILES, *KEPT.glob("2026-11-16-*.txt")]:
         assert not re.search(r"/(root|home|tmp|work)/", path.read_text()), path.name
+
+
+def test_what_acting_costs_is_what_was_measured():
+    listed = (KEPT / "2026-11-16-gpu-acting.txt").read_text()
+    times = {int(slots): float(ms) for slots, ms in re.findall(r"act (\d+): ([\d.]+) ms a replay", listed)}
+    assert (
+        "{:.3f} ms for 64 frames, {:.3f} for 128 and {:.3f} for 256".format(*(times[n] for n in (64, 128, 256))) in PAGE
+    )
+    for slots in (128, 256):
+        assert f" {9300 / slots * times[slots] / 10:.1f} % " in PAGE  # ms a second, in per cent
