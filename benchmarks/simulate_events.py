@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from benchmarks.scaling import BATCH, ROWS, Card
-from benchmarks.simulate_model import Cluster, Rates, emulator_steps, unroll_bytes, unroll_updates, update_s
+from benchmarks.simulate_model import Cluster, Rates, emulator_steps, turn_s, unroll_bytes, unroll_updates, update_s
 from benchmarks.simulate_network import OUTSIDE, Network
 from benchmarks.simulate_sampling import Law
 
@@ -77,7 +77,7 @@ class Outcome:
 class Simulation:
     """Of one cluster; the same seed gives the same numbers.
 
-    >>> one = Simulation(Cluster(nodes=1)).run(warm_s=0.5, seconds=3.0)
+    >>> one = Simulation(Cluster(nodes=1)).run(seconds=3.0)
     >>> one.limit, round(one.of_ideal, 1)
     ('card', 1.0)
     """
@@ -91,14 +91,17 @@ class Simulation:
         self.members = [
             Member(at // cluster.cards, at) for at in range(len(self._cards)) for _ in range(cluster.members)
         ]
-        self._update_s = update_s(cluster, card or Card())
-        self._set_s = cluster.case.new_steps / emulator_steps(cluster, card or Card(), self.rates)
+        self._card = card or Card()
+        self._update_s = update_s(cluster, self._card)
+        self._set_s = cluster.case.new_steps / emulator_steps(cluster, self._card, self.rates)
         self._emulators = np.zeros(cluster.nodes)  # of a node: free from then on
         self._count = dict.fromkeys(("updates", "draws", "draw_s", "lag", "acted"), 0.0)
 
-    def run(self, warm_s: float = 2.0, seconds: float = 2.0) -> Outcome:
-        """Warm up, then count for so long."""
-        self._start()
+    def run(self, warm_s: float = 0.0, seconds: float = 2.0) -> Outcome:
+        """Warm up, at least until every draw that may be under way has had its turn, then count for so long."""
+        turn = turn_s(self.cluster, self._card, self.rates)
+        warm_s = max(warm_s, 1.25 * turn)
+        self._start(turn)
         self.network.until(warm_s)
         self.network.reset()
         for member in self.members:
@@ -107,22 +110,20 @@ class Simulation:
         self.network.until(warm_s + seconds)
         return self._outcome(seconds)
 
-    def _start(self) -> None:
-        """Everybody begins at another moment of its first turn."""
-        cluster = self.cluster
-        beside = (
-            (cluster.spread * cluster.publish_s, self._publish),
-            (cluster.pbt_s, self._exploit),
-            (cluster.checkpoint_s, self._checkpoint),
+    def _start(self, turn: float) -> None:
+        """Draws begin over the time that they take in the long run: all at once would be a wave that goes on and on."""
+        cluster, random = self.cluster, self._random
+        beside: tuple[tuple[bool, float, Act], ...] = (
+            (cluster.spread > 0, cluster.publish_s, self._publish),
+            (cluster.pbt_s > 0, cluster.pbt_s, self._exploit),
+            (cluster.checkpoint_s > 0, cluster.checkpoint_s, self._checkpoint),
         )
         for member in self.members:
-            begin = float(self._random.random()) * self._update_s * cluster.members
-            for what in (self._draw,) * (cluster.ahead + 1) + (self._act,) * cluster.room:
-                self.network.at(begin, partial(_with, what, member))
-            for period, what in beside:
-                if period and cluster.nodes > 1:
-                    period = cluster.publish_s if what == self._publish else period
-                    self._every(float(self._random.random()) * period, period, what, member)
+            for first in (self._draw,) * (cluster.ahead + 1) + (self._act,) * cluster.room:
+                self.network.at(float(random.random()) * turn, partial(_with, first, member))
+            for wanted, period, what in beside:
+                if wanted and cluster.nodes > 1:
+                    self._every(float(random.random()) * period, period, what, member)
 
     def _every(self, begin: float, period: float, what: Act, member: Member) -> None:
         def again(now: float) -> None:
@@ -144,7 +145,7 @@ class Simulation:
         law = Law(end - first, cluster.counts.replayed, cluster.picks, cluster.local)
         shards, counts = law.draw(member.node - first, self._random)
         begin, spent = max(now, member.free_s), len(shards) * network.ask_s
-        sent = begin + network.ask_s * np.arange(1, len(shards) + 1)
+        sent = begin + network.ask_s * np.arange(1.0, len(shards) + 1)
         if cluster.reports and now - member.asked_s >= self.rates.refresh_s:
             member.asked_s = now
             spent += (end - first) * self.rates.report_learner_s

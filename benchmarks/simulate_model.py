@@ -6,11 +6,13 @@ Closed forms stand here, so that the simulation can be held against them: what a
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from benchmarks.scaling import BATCH, ROWS, STEPS, Card, Case
+from benchmarks.scaling import BATCH, CASES, ROWS, STEPS, Card, Case
+from laser_rl.errors import ConfigError
 from laser_rl.replay.mixer import Counts
 
 BITS = 8
 GIGA = 1e9
+REPEATS = 5
 Shards = Literal["one a node", "one"]
 
 
@@ -87,7 +89,7 @@ class Cluster:
     cards: int = 1
     members: int = 9
     cores: int = 16
-    case: Case = Case(4, 0.96)
+    case: Case = CASES[0]
     compressed: bool = True
     shards: Shards = "one a node"
     picks: int = 0
@@ -102,6 +104,19 @@ class Cluster:
     publish_s: float = 1.0
     pbt_s: float = 0.0
     checkpoint_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        counts = min(self.nodes, self.cards, self.members, self.cores, self.slots, self.room)
+        if counts < 1 or min(self.picks, self.group, self.ahead, self.spread) < 0:
+            raise ConfigError(
+                "expected at least one node, card, member, core, slot and set of room, and no negative number; see --help"
+            )
+        if (
+            not 0 <= self.local <= 1
+            or min(self.link_gbit, self.publish_s) <= 0
+            or min(self.pbt_s, self.checkpoint_s) < 0
+        ):
+            raise ConfigError("expected a local share from 0 to 1, a link and times of more than 0; see --help")
 
     @property
     def group_nodes(self) -> int:
@@ -202,12 +217,43 @@ def gather_s(cluster: Cluster, rates: Rates, calls: float | None = None) -> floa
 
 
 def learner_s(cluster: Cluster, rates: Rates) -> float:
-    """CPU seconds that a learner spends on one batch: to ask, to be told, to unpack, and on reports of all shards."""
+    """CPU seconds that a learner spends on one batch: to ask, to be told and to unpack."""
     each = rates.unroll_learner_s if cluster.compressed else rates.raw_learner_s
-    asked = cluster.group_nodes if cluster.reports and cluster.shards != "one" else 0
-    return (
-        calls_a_batch(cluster) * rates.call_learner_s + cluster.counts.replayed * each + asked * rates.report_learner_s
-    )
+    return calls_a_batch(cluster) * rates.call_learner_s + cluster.counts.replayed * each
+
+
+def fluid(cluster: Cluster, card: Card, rates: Rates) -> dict[str, float]:
+    """Seconds that one batch of a node takes of everything it needs, if nothing ever waited; the largest is the limit.
+
+    A shard serves as many batches as its node makes, in pieces; a single shard serves those of all nodes.
+
+    >>> limits = fluid(Cluster(nodes=1000), Card(), Rates())
+    >>> max(limits, key=lambda name: limits[name]), round(limits["card"] / limits["shard"], 3)
+    ('shard', 0.065)
+    """
+    need, shards = demand(cluster, card, rates), 1 if cluster.shards == "one" else cluster.group_nodes
+    served = cluster.nodes if cluster.shards == "one" else 1
+    sent = cluster.counts.replayed * unroll_bytes(cluster, rates) + calls_a_batch(cluster) * rates.header_bytes
+    wire = sent * BITS / GIGA / cluster.link_gbit * remote_share(cluster)
+    seconds = {
+        "card": 1 / need.updates,
+        "emulators": cluster.case.new_steps / need.steps_given,
+        "link out": wire * served,
+        "link in": wire,
+    }
+    deliveries = rates.call_shard_s + cluster.counts.online * rates.unroll_shard_s
+    for _ in range(REPEATS):  # a learner that waits asks less often what shards hold
+        every = max(seconds.values()) * cluster.cards * cluster.members  # between two draws of a member
+        reports = shards * min(1.0, every / rates.refresh_s) if cluster.reports else 0.0
+        seconds["shard"] = served * (gather_s(cluster, rates) + deliveries + reports * rates.report_shard_s)
+        told = learner_s(cluster, rates) + reports * rates.report_learner_s
+        seconds["learner"] = told / (cluster.cards * cluster.members)
+    return seconds
+
+
+def turn_s(cluster: Cluster, card: Card, rates: Rates) -> float:
+    """Until every draw that a node's members may have under way has been answered once."""
+    return max(fluid(cluster, card, rates).values()) * cluster.cards * cluster.members * (cluster.ahead + 1)
 
 
 def full_link_nodes(cluster: Cluster, card: Card, rates: Rates) -> float:

@@ -91,21 +91,19 @@ class Network:
 
     def _serve(self, begin: float, until: float) -> None:
         """Everything that arrives before: at shards, then at links out, then at links in."""
-        self._answered(self._looked_up(begin, self._at_shards.due(until)))
+        due = self._at_shards.due(until)
+        if len(due.at) or self._reports.any():
+            self._look_up(begin, due)
         due = self._at_out.due(until)
-        service = due.bytes * self.byte_s
-        sent = self.out.serve(due.source, due.at, service)
-        self.out_bytes += float(due.bytes.sum())
-        inside = due.target != OUTSIDE
-        self._answered(due.later(sent).of(~inside))
-        # A link in begins with the first bytes, not after the last ones.
-        self._at_in.put(due.later(sent - service + self.rates.latency_s).of(inside))
+        if len(due.at):
+            self._send(due)
         due = self._at_in.due(until)
-        self.in_bytes += float(due.bytes.sum())
-        self._answered(due.later(self.into.serve(due.target, due.at, due.bytes * self.byte_s)))
+        if len(due.at):
+            self.in_bytes += float(due.bytes.sum())
+            self._answered(due.later(self.into.serve(due.target, due.at, due.bytes * self.byte_s)))
 
-    def _looked_up(self, begin: float, due: Jobs) -> Jobs:
-        """By the shards; what is for other nodes goes on to the link, what is for their own is returned."""
+    def _look_up(self, begin: float, due: Jobs) -> None:
+        """What is for the shard's own node is there then; what is for others goes on to the link."""
         rates = self.rates
         each = rates.unroll_shard_s if self._compressed else rates.raw_shard_s
         asked = np.flatnonzero(self._reports)
@@ -117,7 +115,16 @@ class Network:
         self._reports[:] = 0
         near = done.source == done.target
         self._at_out.put(done.of(~near))
-        return done.of(near)
+        self._answered(done.of(near))
+
+    def _send(self, due: Jobs) -> None:
+        service = due.bytes * self.byte_s
+        sent = self.out.serve(due.source, due.at, service)
+        self.out_bytes += float(due.bytes.sum())
+        inside = due.target != OUTSIDE
+        self._answered(due.later(sent).of(~inside))
+        # A link in begins with the first bytes, not after the last ones.
+        self._at_in.put(due.later(sent - service + self.rates.latency_s).of(inside))
 
     def _answered(self, done: Jobs) -> None:
         done = done.of(done.owner != NOBODY)

@@ -3,8 +3,8 @@
 Formulas, and the draws themselves, which the simulation uses. A batch has n replayed unrolls; there are S shards, shard i holds the share
 fᵢ of all unrolls.
 
-- **A local share λ**: qᵢ = (1 − λ) fᵢ + λ [i is the own one]. The distance from uniform (total variation) is λ (1 − f_own). Weights f/q would
-  undo it, and leave n / Σ fᵢ²/qᵢ of n unrolls: for many shards 1 − λ of them, as if the local ones had not been drawn.
+- **A local share λ**: qᵢ = (1 − λ) fᵢ + λ [i is the own one]. The distance from uniform (total variation) is λ (1 − f_own). Weights f/q
+  would undo it, and leave n / Σ fᵢ²/qᵢ of n unrolls: for many shards 1 − λ of them, as if the local ones had not been drawn.
 - **p picks a batch**: p shards are drawn in proportion to fill, with replacement, and each gives n/p unrolls. Every unroll is as likely
   as under uniform draws, exactly. Only the variance of what a batch holds of one shard is larger: (1 + (n/p − 1)) = n/p times.
 - **In rotation**: the picks of successive batches go through all shards in an order that is drawn anew each time. After S/p batches
