@@ -8,14 +8,15 @@ import torch
 from torch import Tensor
 
 from laser_rl.agent.graphed import MOST_GRAPHS, CudaGraphs, Graphed, Recorder
-from laser_rl.agent.loss import Hyper, Loss, draws, hyper_of, laser_loss
+from laser_rl.agent.loss import Hyper, Loss, draws, hyper_of, laser_loss, require_splittable
 from laser_rl.agent.online_share import STATE, require_countable
 from laser_rl.agent.optimiser import build_optimiser, load_state
-from laser_rl.agent.parameters import FlatParameters
+from laser_rl.agent.parallel import ALONE, Team, require_together
+from laser_rl.agent.parameters import FlatParameters, load_network, require_finite
 from laser_rl.agent.policy import restore_generator
 from laser_rl.agent.recovery import Counts, Recovery
 from laser_rl.agent.recurrent import Recurrent
-from laser_rl.agent.tally import EVERY, Numbers, tally
+from laser_rl.agent.tally import EVERY, Numbers, ages, tally
 from laser_rl.config import LossConfig, OptimiserConfig, full_name
 from laser_rl.errors import ConfigError
 from laser_rl.networks.agent_network import AgentNetwork
@@ -61,6 +62,8 @@ class Learner:
         burn_in_steps: first rows of a replayed unroll that only warm the memory up.
         prioritise: keep the critic's loss of each unroll in `priorities`; the host then waits for each update, since who draws needs them.
         graphs: on a GPU, capture an update as a graph and launch that, where the policy's family needs no random numbers for it.
+        team: the ranks that learn together, each from its own columns of every batch. Each has a learner of its own, with the same
+            arguments, and calls `update` as often; then all that they are stays the same, but for `report`'s sums.
     """
 
     def __init__(
@@ -75,8 +78,12 @@ class Learner:
         burn_in_steps: int = 0,
         prioritise: bool = False,
         graphs: bool = True,
+        team: Team = ALONE,
     ) -> None:
         require_countable(family, loss)
+        require_splittable(family, loss, team.size)
+        self.team = team
+        self.edition = 0  # how often all of it was replaced from outside: other ranks have to be told
         self.network, self.family, self.loss, self.rates, self.sources = network, family, loss, optimiser, sources
         self.flat = FlatParameters(network)
         self.device = self.flat.value.device
@@ -87,7 +94,7 @@ class Learner:
         self.optimiser = build_optimiser(self.flat.value, optimiser)
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.numbers = Numbers(sources, self.device)
-        self.recurrent = Recurrent(network, burn_in_steps)
+        self.recurrent = Recurrent(network, burn_in_steps, team)
         self.recovery = Recovery(self.flat, network, self.optimiser, good_every=GOOD_EVERY, give_up_after=GIVE_UP_AFTER)
         self.prioritises = prioritise
         # Ids and critic's losses of the last batch, unless it was skipped.
@@ -100,7 +107,8 @@ class Learner:
         self._launcher: Graphed[Outcome] | None = None
         self._addresses: tuple[int, ...] = ()
         if self.device.type == "cuda" and not prioritise:
-            self.launch_with(CudaGraphs(self.device), graphs=graphs and not burn_in_steps)
+            # Several devices are for large networks, where a graph gains nothing (ADR 0020).
+            self.launch_with(CudaGraphs(self.device), graphs=graphs and not burn_in_steps and team.size == 1)
 
     def launch_with(self, recorder: Recorder, *, graphs: bool = True) -> None:
         """From now on updates are launched and nobody waits for their outcome; with `graphs` they are recorded where they can be.
@@ -131,6 +139,8 @@ class Learner:
             batch: any device.
             progress: share of the run that is done, for the learning rate's schedule.
         """
+        if self.version % GOOD_EVERY == 0:
+            require_together(self.team, self.flat.value)
         if self._launcher is None:
             return self._update(batch, progress)
         if self._addresses != (addresses := self._present_addresses()):
@@ -142,7 +152,7 @@ class Learner:
         self.recovery.launching()
         outcome = self._launcher(batch)
         if self.version % EVERY == 0:
-            self.numbers.tally += tally(outcome.loss, outcome.batch, outcome.age, sources=self.sources, members=1)[0]
+            self.numbers.tally += self._tally(outcome)
         self.version += 1
         gave_up = self.recovery.launched(self.version)
         if gave_up is not None:
@@ -154,16 +164,18 @@ class Learner:
         with checks.unchecked():
             loss, batch = self._loss(batch)
             loss.total.backward()  # type: ignore[no-untyped-call]
-            norm = self.flat.gradient.norm()
+            # Of the whole batch from here on: what is not finite on one rank is so on all, and all skip the update.
+            norm = self.team.sum(self.flat.gradient).norm()
             learned = math.isfinite(norm.item())
             if learned:
                 self.step(norm, progress)
                 self.remember(loss.mixing)
         if self.prioritises:
-            self.priorities = (batch.id, critic_priority(loss.value, loss.learnable)) if learned else None
+            found = self.team.columns(batch.id), self.team.columns(critic_priority(loss.value, loss.learnable))
+            self.priorities = found if learned else None
         age = self.version - batch.version
-        numbers = {**loss.numbers, **ages(age, batch, 1), "gradient_norm": norm[None]}
-        counted = tally(loss, batch, age, sources=self.sources, members=1)[0] if self.version % EVERY == 0 else None
+        numbers = {**loss.numbers, **ages(age, batch, 1, self.team), "gradient_norm": norm[None]}
+        counted = self._tally(Outcome(loss, batch, age)) if self.version % EVERY == 0 else None
         self.count(list(numbers), torch.cat(list(numbers.values())), counted, learned=learned)
         return learned
 
@@ -175,12 +187,12 @@ class Learner:
             # Not `backward`, which adds every gradient to zeros: these are copied, all of them in one launch.
             gradients = torch.autograd.grad(loss.total, parameters, materialize_grads=True)
             torch._foreach_copy_([parameter.grad for parameter in parameters], gradients)  # type: ignore[misc]
-            norm = self.flat.gradient.norm()
+            norm = self.team.sum(self.flat.gradient).norm()
             finite = norm.isfinite()
             self._clip(norm)
             self.optimiser.step_where(finite, self.flat.value, self.flat.gradient, self._rate)
             age = self._version - batch.version
-            numbers = {**loss.numbers, **ages(age, batch, 1), "gradient_norm": norm[None]}
+            numbers = {**loss.numbers, **ages(age, batch, 1, self.team), "gradient_norm": norm[None]}
             self._add(list(numbers), torch.cat(list(numbers.values())))
             self.remember(loss.mixing, finite)
             self.recovery.note(finite)
@@ -190,7 +202,10 @@ class Learner:
         batch = Batch(*(field.to(self.device, non_blocking=True) for field in batch))
         output, batch = self.recurrent.unroll(batch)
         constants = (self.hyper, self.bound, self.generator, self.network)
-        return laser_loss(self.family, output, batch, *constants, mixing=self.mixing[None]), batch
+        return laser_loss(self.family, output, batch, *constants, mixing=self.mixing[None], team=self.team), batch
+
+    def _tally(self, outcome: Outcome) -> Tensor:
+        return self.team.sum(tally(*outcome, sources=self.sources, members=1))[0]
 
     def remember(self, mixing: Tensor | None, finite: Tensor | bool = True) -> None:
         """What an update found out about the online share, [1, STATE], unless its gradient was not `finite`; None: there is nothing."""
@@ -270,10 +285,11 @@ class Learner:
         if self._launcher is not None:
             self._launcher.forget()  # the old numbers are part of what it has recorded
         self.hyper = hyper_of([self.loss], self.device)
+        self.edition += 1
 
     def adopt(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Take another learner's parameters, optimiser and bound; counters and random numbers stay one's own. All or nothing."""
-        _require_finite(tensors["network"], "the other learner")
+        require_finite(tensors["network"], "the other learner")
         load_network(self.network, tensors["network"])
         load_state(self.optimiser, tensors["optimiser"])
         self.bound.copy_(tensors["learner"]["bound"])
@@ -281,6 +297,7 @@ class Learner:
             self.mixing.copy_(tensors["learner"]["mixing"])
         self.recurrent.forget()  # what lanes carry was computed by other parameters
         self.recovery.adopted()
+        self.edition += 1
 
     def state(self) -> LearnerState:
         """Everything, for a checkpoint."""
@@ -303,7 +320,7 @@ class Learner:
 
     def load(self, tensors: Mapping[str, Mapping[str, Tensor]], numbers: Mapping[str, Any]) -> None:
         """Go on exactly where `state` was taken; refused if not even what a roll back would lead to is finite."""
-        _require_finite(tensors["good"], "the last state that learned")
+        require_finite(tensors["good"], "the last state that learned")
         load_network(self.network, tensors["network"])
         load_state(self.optimiser, tensors["optimiser"])
         learner = tensors["learner"]
@@ -317,36 +334,3 @@ class Learner:
         self.loss = LossConfig.model_validate(numbers["loss"])
         self.rates = OptimiserConfig.model_validate(numbers["optimiser"])
         self._set_hyper()
-
-
-def ages(age: Tensor, batch: Batch, members: int) -> dict[str, Tensor]:
-    """How many versions old the data is, online and replayed, for each member; `age` is [B]."""
-    parts = torch.stack([batch.online, ~batch.online]).float()
-    total = torch.unflatten((parts * age), 1, (members, -1)).sum(2)
-    lag, replayed = total / torch.unflatten(parts, 1, (members, -1)).sum(2)
-    return {"lag_updates": lag, "replay_age_updates": replayed}
-
-
-def load_network(network: AgentNetwork, tensors: Mapping[str, Tensor]) -> None:
-    """Copy values in place: parameters stay the views that they are."""
-    own = network.state_dict()
-    if missing := own.keys() ^ tensors.keys():
-        raise ConfigError(
-            f"the stored network does not fit this one; they differ in {sorted(missing)}. If it was trained with a network of "
-            "your own, hand it in again: LASER(env, net=YourModule, run_dir=...)"
-        )
-    for name, tensor in own.items():
-        if (tensors[name].shape, tensors[name].dtype) != (tensor.shape, tensor.dtype):
-            raise ConfigError(
-                f"the stored network does not fit this one: {name} is {tensors[name].dtype} {tuple(tensors[name].shape)}, "
-                f"expected {tensor.dtype} {tuple(tensor.shape)}; use the settings and the environment that it was trained with"
-            )
-    with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(tensors[name])
-
-
-def _require_finite(tensors: Mapping[str, Tensor], whose: str) -> None:
-    for name, tensor in tensors.items():
-        if not tensor.isfinite().all():
-            raise ValueError(f"{name} of {whose} is not finite; it is not taken")

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from laser_rl.agent.online_share import OnlineShare, online_share
 from laser_rl.agent.own_relevance import is_own, own_relevance
+from laser_rl.agent.parallel import ALONE, Team
 from laser_rl.config import LossConfig
 from laser_rl.errors import ConfigError
 from laser_rl.networks.agent_network import AgentNetwork, Output
 from laser_rl.networks.heads import PixelControlHead, PopArtHead, of_task
 from laser_rl.ops import pixel_control, rewards, trust_region
-from laser_rl.ops.actor_critic import ActorCriticLosses, actor_critic_losses, reduce, value_loss
+from laser_rl.ops.actor_critic import ActorCriticLosses, actor_critic_losses, counted, reduce, value_loss
 from laser_rl.ops.distributions import Family
 from laser_rl.ops.popart import normalise, sigma
 from laser_rl.types import Batch
@@ -85,8 +86,12 @@ def laser_loss(
     generator: torch.Generator | None = None,
     network: AgentNetwork | None = None,
     mixing: Tensor | None = None,
+    team: Team = ALONE,
 ) -> Loss:
     """Relevance, trust, V-trace, losses.
+
+    Where a `team` has the batch, `total` is this rank's part, and the parts of all ranks add up to the whole; numbers and `mixing` are
+    those of the whole batch.
 
     Args:
         family: what the policy's parameters mean.
@@ -97,6 +102,7 @@ def laser_loss(
         generator: only needed where the actions cannot be enumerated.
         network: only needed for PopArt, whose statistics move here, and PixelControl.
         mixing: what an adaptive online share remembers of the batches before, [members, STATE].
+        team: the ranks that have the other columns of this batch.
     """
     hyper = hyper if isinstance(hyper, Hyper) else hyper_of([hyper], batch.reward.device, batch.reward.dtype)
     common, policy = hyper.common, output.policy[:-1]
@@ -120,23 +126,23 @@ def laser_loss(
         clip_c=common.clip_c,
     )
     if popart is not None:
-        losses = in_units(popart, output, losses, batch.task, common.popart_step)
-    how, members = common.reduction, hyper.members
-    share = _online_share(mixing, family, policy, value[:-1], batch, losses, common, popart)
+        losses = in_units(popart, output, losses, batch.task, common.popart_step, team)
+    share = _online_share(mixing, family, policy, value[:-1], batch, losses, common, popart, team)
     policy_weight = batch.weight if share is None else batch.weight * share.weight
-    policy_loss = reduce(losses.policy * policy_weight, losses.policy_learnable, how, members=members)
-    critic_loss = reduce(losses.value * batch.weight, losses.learnable, how, members=members)
-    entropy_loss = reduce(losses.entropy, losses.policy_learnable & batch.online, how, members=members)
+    masks = (losses.policy_learnable, losses.learnable, losses.policy_learnable & batch.online)
+    rows = [losses.policy * policy_weight, losses.value * batch.weight, losses.entropy]
+    pixels = None if network is None else _pixels(network, output, batch, losses.learnable, hyper)
+    policy_loss, critic_loss, entropy_loss, *pixels_loss = _reduced(
+        [*rows, *([] if pixels is None else [pixels])], [*masks, losses.learnable], hyper, team
+    )
     total = policy_loss + hyper.baseline_cost * critic_loss + hyper.entropy_cost * entropy_loss
     with torch.no_grad():
-        numbers = _numbers(losses, batch, relevance, hyper)
-    numbers = {"policy_loss": policy_loss.detach(), "value_loss": critic_loss.detach(), **numbers}
-    if share is not None:
-        numbers |= share.numbers
-    pixels = None if network is None else _pixels(network, output, batch, losses.learnable, hyper)
-    if pixels is not None:
-        total = total + hyper.pixel_control_cost * pixels
-        numbers["pixel_control_loss"] = pixels.detach()
+        numbers = _numbers(losses, batch, relevance, hyper, team)
+    found = team.sum(torch.stack([policy_loss, critic_loss, *pixels_loss]).detach())
+    numbers = {"policy_loss": found[0], "value_loss": found[1], **numbers, **({} if share is None else share.numbers)}
+    if pixels_loss:
+        total = total + hyper.pixel_control_cost * pixels_loss[0]
+        numbers["pixel_control_loss"] = found[2]
     after = None if share is None else share.state
     return Loss(total.sum(), numbers, losses.learnable, relevance, losses.value.detach(), after)
 
@@ -150,6 +156,7 @@ def _online_share(
     losses: ActorCriticLosses,
     hyper: LossConfig,
     popart: PopArtHead | None,
+    team: Team,
 ) -> OnlineShare | None:
     if hyper.online_share == "fixed":
         return None
@@ -158,19 +165,28 @@ def _online_share(
             f"loss.online_share is {hyper.online_share}, which needs what it found before; hand `mixing` to laser_loss"
         )
     unit = None if popart is None else sigma(popart.statistics)[batch.task.long()].to(value.dtype)
-    return online_share(state, family, policy.detach(), value.detach(), batch, losses, hyper, unit)
+    return online_share(state, family, policy.detach(), value.detach(), batch, losses, hyper, unit, team)
 
 
 def _pixels(network: AgentNetwork, output: Output, batch: Batch, learnable: Tensor, hyper: Hyper) -> Tensor | None:
-    """PixelControl's loss of each member, if there is one."""
+    """PixelControl's loss at each step, if there is one."""
     if output.pixel_q is None or network.pixel_control is None:
         return None
-    rows = pixel_loss(network.pixel_control, output.pixel_q, batch, learnable, hyper.common)
-    return reduce(rows * batch.weight, learnable, hyper.common.reduction, members=hyper.members)
+    return pixel_loss(network.pixel_control, output.pixel_q, batch, learnable, hyper.common) * batch.weight
+
+
+def _reduced(rows: Sequence[Tensor], masks: Sequence[Tensor], hyper: Hyper, team: Team) -> list[Tensor]:
+    """Of each loss [T, B] this rank's part, for each member; a mean is over the learnable steps of all ranks."""
+    how, members = hyper.common.reduction, hyper.members
+    counts: Sequence[Tensor | None] = [None] * len(masks)
+    if how == "mean" and team.size > 1:
+        counts = team.sum(torch.stack([counted(mask, members) for mask in masks])).unbind()
+    parts = zip(rows, masks, counts, strict=False)
+    return [reduce(row, mask, how, members=members, count=count) for row, mask, count in parts]
 
 
 def in_units(
-    popart: PopArtHead, output: Output, losses: ActorCriticLosses, task: Tensor, step: float
+    popart: PopArtHead, output: Output, losses: ActorCriticLosses, task: Tensor, step: float, team: Team = ALONE
 ) -> ActorCriticLosses:
     """PopArt's losses. The order matters.
 
@@ -179,7 +195,7 @@ def in_units(
     """
     assert output.features is not None  # noqa: S101 - every network gives them
     target = losses.estimate.target
-    popart.move(target, task, losses.learnable, step)
+    popart.move(target, task, losses.learnable, step, team.sum)
     statistics = popart.statistics
     predicted = of_task(popart(output.features[:-1]), task)
     value = value_loss(predicted, normalise(statistics, target, task), losses.learnable)
@@ -215,6 +231,21 @@ def draws(family: Family, hyper: LossConfig) -> bool:
     return hyper.trust in {"implied", "off"} and not exact
 
 
+def require_splittable(family: Family, loss: LossConfig, devices: int) -> None:
+    """ConfigError where several devices would not learn what one learns.
+
+    >>> from laser_rl.ops.distributions import Categorical
+    >>> require_splittable(Categorical(5000), LossConfig(), 2)
+    Traceback (most recent call last):
+    laser_rl.errors.ConfigError: run.devices is 2, but the relevance of these actions is estimated from random ones, which ...
+    """
+    if devices > 1 and draws(family, loss):
+        raise ConfigError(
+            f"run.devices is {devices}, but the relevance of these actions is estimated from random ones, which several devices would "
+            "draw differently from one; use --loss.trust behaviour, or --run.devices 1"
+        )
+
+
 def learned_reward(raw: Tensor, hyper: Hyper) -> Tensor:
     """What is learned from; the raw reward is what is stored and reported."""
     reward = (torch.unflatten(raw, 1, (hyper.members, -1)) * hyper.reward_scale[:, None]).flatten(1)
@@ -240,7 +271,7 @@ def columns(numbers: Tensor, batch: Batch) -> Tensor:
     return numbers[:, None].expand(-1, width).reshape(-1)
 
 
-def _numbers(losses: ActorCriticLosses, batch: Batch, relevance: Tensor, hyper: Hyper) -> dict[str, Tensor]:
+def _numbers(losses: ActorCriticLosses, batch: Batch, relevance: Tensor, hyper: Hyper, team: Team) -> dict[str, Tensor]:
     clip_rho, clip_c = math.log(hyper.common.clip_rho), math.log(hyper.common.clip_c)
     replayed, online = batch.real & ~batch.online, batch.real & batch.online
     learnable = losses.learnable
@@ -258,10 +289,10 @@ def _numbers(losses: ActorCriticLosses, batch: Batch, relevance: Tensor, hyper: 
             *([] if hyper.policy_bound_ratio is None else [losses.policy_learnable & replayed]),
         ]
     )
-    counts = torch.unflatten(masks, 2, (hyper.members, -1)).sum((1, 3)).float()
+    counts = team.sum(torch.unflatten(masks, 2, (hyper.members, -1)).sum((1, 3))).float()
     trusted, offered, trusted_online, offered_online, learned, rho, c, fresh, *policy_trusted = counts
     kept = torch.stack([torch.where(replayed, relevance, 0.0), -losses.entropy.detach()])
-    divergence, entropy = torch.unflatten(kept, 2, (hyper.members, -1)).sum((1, 3))
+    divergence, entropy = team.sum(torch.unflatten(kept, 2, (hyper.members, -1)).sum((1, 3)))
     own = {"acceptance_policy": policy_trusted[0] / offered} if policy_trusted else {}
     return {
         "acceptance": trusted / offered,

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from laser_rl.agent.parallel import ALONE, Team
 from laser_rl.config import LossConfig
 from laser_rl.errors import ConfigError
 from laser_rl.ops import mixing
@@ -56,6 +57,7 @@ def online_share(
     losses: ActorCriticLosses,
     hyper: LossConfig,
     unit: Tensor | None = None,
+    team: Team = ALONE,
 ) -> OnlineShare:
     """Weights from the state, and the state moved on.
 
@@ -68,19 +70,23 @@ def online_share(
         losses: of this batch; their masks are the policy's.
         hyper: what members side by side have in common.
         unit: [B], of values and advantages, if not all columns have the same: one slope serves all.
+        team: the ranks that have the other columns of this batch.
     """
     members, learnable = len(state), losses.policy_learnable
     kinds = torch.stack([learnable & batch.online, learnable & ~batch.online], dim=-1) * batch.weight[:, None]
-    online, replayed = _by_member(kinds, members).sum(1).unbind(-1)
+    online, replayed = team.sum(_by_member(kinds, members).sum(1)).unbind(-1)
     plain = online / (online + replayed)  # NaN where nothing is learned from
     least, most = hyper.online_share_least, hyper.online_share_most
     share = torch.where(state[:, 0] > 0, state[:, -1], plain.nan_to_num(nan=least).clamp(least, most))
     weights = mixing.share_weights(share, online, replayed, heaviest=HEAVIEST)
     unit = torch.ones_like(batch.weight) if unit is None else unit
-    sums = (1 - RATE) * state[:, :-1] + _moments(family, policy, batch, losses, unit, members)
+    sums = (1 - RATE) * state[:, :-1] + team.sum(_moments(family, policy, batch, losses, unit, members))
     line = mixing.fit(sums, correlated=len(batch.real))
     odds = _odds(line, family, policy, value / unit, batch, hyper)
-    needed = mixing.share_of(mixing.served(odds, _by_member(learnable & ~batch.online, members), SERVED))
+    counted = _by_member(learnable & ~batch.online, members)
+    # A quantile is no sum: every rank needs the rows of all.
+    every, among = team.columns(odds.mT).mT, team.columns(counted.mT).mT
+    needed = mixing.share_of(mixing.served(every, among, SERVED))
     trust = mixing.confidence(line)
     after = mixing.followed(share, needed, plain, trust, rate=RATE, least=least, most=most)
     numbers = {

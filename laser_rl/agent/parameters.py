@@ -5,6 +5,7 @@ parameters of several members can lie side by side, as the rows of a matrix.
 """
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -90,3 +91,29 @@ def _flat(parameter: nn.Parameter) -> Tensor:
     """In the order in which `shaped` reads it."""
     data = parameter.data
     return (data.permute(0, 2, 3, 1) if data.ndim == 4 else data).reshape(-1)  # noqa: PLR2004
+
+
+def load_network(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy values in place: parameters stay the views that they are."""
+    own = network.state_dict()
+    if missing := own.keys() ^ tensors.keys():
+        raise ConfigError(
+            f"the stored network does not fit this one; they differ in {sorted(missing)}. If it was trained with a network of "
+            "your own, hand it in again: LASER(env, net=YourModule, run_dir=...)"
+        )
+    for name, tensor in own.items():
+        if (tensors[name].shape, tensors[name].dtype) != (tensor.shape, tensor.dtype):
+            raise ConfigError(
+                f"the stored network does not fit this one: {name} is {tensors[name].dtype} {tuple(tensors[name].shape)}, "
+                f"expected {tensor.dtype} {tuple(tensor.shape)}; use the settings and the environment that it was trained with"
+            )
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])
+
+
+def require_finite(tensors: Mapping[str, Tensor], whose: str) -> None:
+    """ValueError if a number is not."""
+    for name, tensor in tensors.items():
+        if not tensor.isfinite().all():
+            raise ValueError(f"{name} of {whose} is not finite; it is not taken")

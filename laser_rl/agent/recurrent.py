@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from laser_rl.agent.parallel import ALONE, Team, own_columns
 from laser_rl.agent.policy import finite
 from laser_rl.networks.agent_network import AgentNetwork, Output
 from laser_rl.types import Batch, Inputs
@@ -22,10 +23,11 @@ class Recurrent:
         network: whose parameters somebody else moves.
         burn_in_steps: first rows of a replayed column from which nothing is learned, nor any gradient runs through; the baseline of
             Kapturowski et al. 2019, for unrolls drawn at random.
+        team: the ranks that have the other columns; every rank knows the states of all, so that any of them can be saved.
     """
 
-    def __init__(self, network: AgentNetwork, burn_in_steps: int = 0) -> None:
-        self._network, self._burn_in = network, burn_in_steps
+    def __init__(self, network: AgentNetwork, burn_in_steps: int = 0, team: Team = ALONE) -> None:
+        self._network, self._burn_in, self._team = network, burn_in_steps, team
         device = next(network.parameters()).device
         self._carried = torch.zeros(0, network.state_size, device=device)
         # Lanes whose state is no use until they begin anew.
@@ -36,16 +38,17 @@ class Recurrent:
         auxiliary = self._network.pixel_control is not None
         if not self._network.state_size:
             return self._network(batch.inputs, batch.state, auxiliary=auxiliary)[0], batch
-        if (
-            len(self._lost) != batch.online.shape[0]
-        ):  # else the room stays where it is: a recorded update knows its address
-            self._carried, self._lost = batch.state.new_zeros(batch.state.shape), torch.ones_like(batch.carried)
-        start = torch.where(batch.carried[:, None], self._carried, batch.state)
-        lost = self._lost & batch.carried
+        columns = batch.online.shape[0] * self._team.size
+        if len(self._lost) != columns:  # else the room stays where it is: a recorded update knows its address
+            self._carried = batch.state.new_zeros(columns, *batch.state.shape[1:])
+            self._lost = torch.ones(columns, dtype=torch.bool, device=batch.state.device)
+        own = own_columns(columns, self._team)
+        start = torch.where(batch.carried[:, None], self._carried[own], batch.state)
+        lost = self._lost[own] & batch.carried
         output, states = self._forward(batch, start, auxiliary=auxiliary)
         end = states[-2].detach()
-        self._lost.copy_(lost | ~end.isfinite().all(-1))
-        self._carried.copy_(finite(end))
+        self._lost.copy_(self._team.columns(lost | ~end.isfinite().all(-1)))
+        self._carried.copy_(self._team.columns(finite(end)))
         return output, batch._replace(real=batch.real & ~lost & ~self._warming(batch))
 
     def _forward(self, batch: Batch, start: Tensor, *, auxiliary: bool) -> tuple[Output, Tensor]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from laser_rl.agent.loss import Loss
+from laser_rl.agent.parallel import ALONE, Team
 from laser_rl.types import Batch
 
 AGES = (10, 100, 1_000, 10_000)  # updates; below the first, …, from the last on
@@ -49,6 +50,15 @@ def tally(loss: Loss, batch: Batch, age: Tensor, *, sources: int, members: int) 
 def _edges(device: torch.device) -> Tensor:
     """Made once: a copy from the host is waited for."""
     return torch.tensor(AGES, device=device)
+
+
+def ages(age: Tensor, batch: Batch, members: int, team: Team = ALONE) -> dict[str, Tensor]:
+    """How many versions old the data is, online and replayed, for each member; `age` is [B]."""
+    parts = torch.stack([batch.online, ~batch.online]).float()
+    sums = torch.unflatten(torch.stack([parts * age, parts]), 2, (members, -1)).sum(3)
+    total, count = team.sum(sums)
+    lag, replayed = total / count
+    return {"lag_updates": lag, "replay_age_updates": replayed}
 
 
 def shares(counted: Tensor, sources: int) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """Heads that are more than a layer: values in each task's own units, and PixelControl's action values."""
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -37,16 +38,29 @@ class PopArtHead(nn.Linear):
         return popart.unnormalise(self.statistics, of_task(normalised, task), task)
 
     @torch.no_grad()
-    def move(self, target: Tensor, task: Tensor, learnable: Tensor, step: float) -> None:
-        """The statistics follow the targets, and the layer is rescaled so that no value changes. Nothing moves on what is not finite."""
+    def move(
+        self,
+        target: Tensor,
+        task: Tensor,
+        learnable: Tensor,
+        step: float,
+        whole: Callable[[Tensor], Tensor] = lambda part: part,
+    ) -> None:
+        """The statistics follow the targets, and the layer is rescaled so that no value changes. Nothing moves on what is not finite.
+
+        `whole` turns sums over these columns into sums over all columns of the batch, if there are more.
+        """
         old = self.statistics
-        new = popart.update(old, target, task, learnable, step=step)
-        whole = new.mean.isfinite().all() & new.mean_square.isfinite().all()  # not looked at: that would wait for a GPU
+        seen = torch.stack(popart.sums(target, task, learnable, tasks=len(old.mean)))
+        new = popart.follow(old, popart.Sums(*whole(seen)), step=step)
+        finite = (
+            new.mean.isfinite().all() & new.mean_square.isfinite().all()
+        )  # not looked at: that would wait for a GPU
         layer = popart.rescale(popart.Layer(self.weight, self.bias), old, new)
         # Through `data`: the parameters may be views of one vector, and the graph of the values before is not needed any more.
         places = (self.weight.data, self.bias.data, self.mean, self.mean_square)
         for place, moved in zip(places, (*layer, *new), strict=True):
-            place.copy_(torch.where(whole, moved, place))
+            place.copy_(torch.where(finite, moved, place))
 
 
 def of_task(values: Tensor, task: Tensor) -> Tensor:

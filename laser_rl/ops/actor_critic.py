@@ -7,7 +7,7 @@ stands in them.
 from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Num
+from jaxtyping import Bool, Float, Integer, Num
 from torch import Tensor
 
 from laser_rl.ops import checks
@@ -75,18 +75,39 @@ def entropy_loss(
     return torch.where(learnable & online, -entropy, entropy.new_zeros(()))
 
 
+def counted(learnable: Bool[Tensor, "T B"], members: int = 1) -> Integer[Tensor, "{members}"]:
+    """Learnable steps of each member; what `reduce` divides by where these are all columns.
+
+    >>> counted(torch.tensor([[True, False], [True, True]]), members=2)
+    tensor([2, 1])
+    """
+    if checks.active():
+        checks.dimensions(2, learnable=learnable)
+        checks.boolean(learnable=learnable)
+    return torch.unflatten(learnable, 1, (members, -1)).sum((0, 2))
+
+
 def reduce(
-    loss: Float[Tensor, "T B"], learnable: Bool[Tensor, "T B"], how: Reduction, *, members: int = 1
+    loss: Float[Tensor, "T B"],
+    learnable: Bool[Tensor, "T B"],
+    how: Reduction,
+    *,
+    members: int = 1,
+    count: Integer[Tensor, "{members}"] | None = None,
 ) -> Float[Tensor, "{members}"]:
     """Sum over batch and time (the paper's learning rates assume it), or mean over learnable steps (0 if there is none).
 
-    The columns of `members` members lie side by side, as many for each; each has a sum of its own.
+    The columns of `members` members lie side by side, as many for each; each has a sum of its own. Where these columns are a part of a
+    batch, `count` is how many learnable steps the whole of it has: then the means of the parts add up to the mean of the whole. Means of
+    each part would not, unless all had as many.
 
     >>> mask = torch.tensor([[True, False], [True, False]])
     >>> reduce(torch.tensor([[1.0, 0.0], [3.0, 0.0]]), mask, "mean")
     tensor([2.])
     >>> reduce(torch.tensor([[1.0, 5.0], [3.0, 0.0]]), mask, "sum", members=2)
     tensor([4., 5.])
+    >>> reduce(torch.tensor([[1.0, 0.0], [3.0, 0.0]]), mask, "mean", count=torch.tensor([8]))
+    tensor([0.5000])
     """
     if checks.active():
         checks.require(how in {"sum", "mean"}, f"how is {how!r}, expected 'sum' or 'mean'")
@@ -97,7 +118,9 @@ def reduce(
             f"{columns} columns for {members} members, expected as many for each",
         )
     total = torch.unflatten(loss, 1, (members, -1)).sum((0, 2))
-    return total if how == "sum" else total / torch.unflatten(learnable, 1, (members, -1)).sum((0, 2)).clamp(min=1)
+    if how == "sum":
+        return total
+    return total / (counted(learnable, members) if count is None else count).clamp(min=1)
 
 
 def actor_critic_losses(

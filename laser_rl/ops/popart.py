@@ -50,6 +50,57 @@ def sigma(statistics: Statistics, *, lowest: float = 1e-4, highest: float = 1e6)
     return variance.clamp(lowest**2, highest**2).sqrt()
 
 
+class Sums(NamedTuple):
+    """What a batch says of each task's targets; those of the parts of a batch add up."""
+
+    number: Float[Tensor, "tasks"]
+    target: Float[Tensor, "tasks"]
+    square: Float[Tensor, "tasks"]
+
+
+def sums(
+    target: Float[Tensor, "T B"], task: Integer[Tensor, "B"], learnable: Bool[Tensor, "T B"], *, tasks: int
+) -> Sums:
+    """Number, sum and sum of squares of each task's learnable targets, in float64.
+
+    >>> sums(torch.tensor([[4.0, 8.0]]), torch.tensor([0, 0]), torch.tensor([[True, False]]), tasks=2).target
+    tensor([4., 0.], dtype=torch.float64)
+    """
+    if checks.active():
+        checks.same_shape(target=target, learnable=learnable)
+        checks.same_shape(column=target[0], task=task)
+        checks.boolean(learnable=learnable)
+        checks.indices(tasks, task=task)
+        checks.finite(learnable, target=target)
+    with torch.no_grad():
+        target = torch.where(learnable, target, target.new_zeros(())).double()
+        nothing, task = target.new_zeros(tasks), task.long()
+        rows = learnable.sum(0).double(), target.sum(0), target.square().sum(0)
+        return Sums(*(nothing.index_add(0, task, row) for row in rows))
+
+
+def follow(statistics: Statistics, seen: Sums, *, step: float = 3e-4) -> Statistics:
+    """Move each task's moments towards those of the targets in `seen`, by `step` a target.
+
+    n targets of one task move its moments by 1 − (1 − step)ⁿ of the way to their average: a running mean that saw them one by one, made
+    independent of their order. It agrees with Σ step·(target − mean) to first order and cannot overshoot however large the batch.
+
+    >>> one = torch.ones(1, dtype=torch.float64)
+    >>> follow(initial(1), Sums(one, 4 * one, 16 * one), step=0.5).mean
+    tensor([2.], dtype=torch.float64)
+    """
+    if checks.active():
+        checks.same_shape(mean=statistics.mean, number=seen.number)
+        checks.share(step=step)
+    with torch.no_grad():
+        rate = 1 - (1 - step) ** seen.number  # 0 for a task without a target
+        number = seen.number.clamp(min=1)
+        return Statistics(
+            statistics.mean + rate * (seen.target / number - statistics.mean),
+            statistics.mean_square + rate * (seen.square / number - statistics.mean_square),
+        )
+
+
 def update(
     statistics: Statistics,
     target: Float[Tensor, "T B"],
@@ -58,34 +109,12 @@ def update(
     *,
     step: float = 3e-4,
 ) -> Statistics:
-    """Move each task's moments towards those of its learnable targets, by `step` a target.
-
-    n targets of one task move its moments by 1 − (1 − step)ⁿ of the way to their average: a running mean that saw them one by one, made
-    independent of their order. It agrees with Σ step·(target − mean) to first order and cannot overshoot however large the batch.
+    """`follow` the targets of a whole batch.
 
     >>> update(initial(2), torch.tensor([[4.0, 8.0]]), torch.tensor([0, 0]), torch.tensor([[True, False]]), step=0.5).mean
     tensor([2., 0.], dtype=torch.float64)
     """
-    if checks.active():
-        checks.same_shape(target=target, learnable=learnable)
-        checks.same_shape(column=target[0], task=task)
-        checks.boolean(learnable=learnable)
-        checks.indices(statistics.mean.shape[0], task=task)
-        checks.finite(learnable, target=target)
-        checks.share(step=step)
-    with torch.no_grad():
-        target = torch.where(learnable, target, target.new_zeros(())).to(statistics.mean.dtype)
-        nothing = torch.zeros_like(statistics.mean)
-        task = task.long()
-        count = nothing.index_add(0, task, learnable.sum(0).to(nothing.dtype))
-        rate = 1 - (1 - step) ** count  # 0 for a task without a target
-        seen = count.clamp(min=1)
-        mean = nothing.index_add(0, task, target.sum(0)) / seen
-        mean_square = nothing.index_add(0, task, target.square().sum(0)) / seen
-        return Statistics(
-            statistics.mean + rate * (mean - statistics.mean),
-            statistics.mean_square + rate * (mean_square - statistics.mean_square),
-        )
+    return follow(statistics, sums(target, task, learnable, tasks=len(statistics.mean)), step=step)
 
 
 def rescale(layer: Layer, old: Statistics, new: Statistics) -> Layer:
