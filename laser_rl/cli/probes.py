@@ -251,7 +251,8 @@ def gpu(seen: Mapping[str, object], driver_gpus: Sequence[str]) -> Iterator[Line
 
 
 def _driver(path: Path = Path("/proc/driver/nvidia/version")) -> str:
+    """The kernel module's version; the word x86_64 stands before it or not, as the module is a closed or an open one."""
     with contextlib.suppress(OSError):
-        found = re.search(r"Kernel Module\D*([\d.]+)", path.read_text())
+        found = re.search(r"Kernel Module.*?\s(\d+\.\d[\d.]*)", path.read_text())
         return f", driver {found[1]}" if found else ""
     return ""

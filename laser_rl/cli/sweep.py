@@ -17,9 +17,13 @@ from laser_rl.cli.watch import dashboard_of, require_dashboard
 from laser_rl.config import Config, full_name
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.display import label
+from laser_rl.metrics.sink import Sink
 from laser_rl.metrics.sweep_console import SweepConsole
 from laser_rl.metrics.sweep_report import sweep_report
 from laser_rl.metrics.tensorboard import MemberBoards
+from laser_rl.metrics.tracking import hint, named, reached, trackers
+from laser_rl.runtime.cluster.loading import require_ray
+from laser_rl.runtime.cluster.settings import ClusterSettings, cluster_of, free_running, require_possible
 from laser_rl.runtime.files import CONFIG, new_path
 from laser_rl.runtime.results import MemberResult, SweepEnd
 from laser_rl.runtime.stop import EXIT_STATUS, StoppedAtOnce, nothing_to_save
@@ -55,6 +59,11 @@ class Sweep:
     """Compute members side by side: faster for small networks."""
     processes: int = 1
     """Over how many processes the members are spread; 0: one a core. More than one is not deterministic."""
+    cluster: Annotated[str | None, tyro.conf.arg(metavar="auto|local|HOST:PORT|ray://HOST:PORT")] = None
+    """Run on a Ray cluster: learners, environment runners and the replay are spread over its nodes. auto joins the one of this machine, or
+    starts one. With --runtime serial in lock-step: slow, and the same parameters as on one machine."""
+    cluster_runners: int = 1
+    """Environment runners of each member on a cluster; they share its slots."""
     out: Path | None = None
     """The run directory; runs/NAME-sweep-1, -2, ... if left out. An existing one goes on where it stopped."""
     fresh: bool = False
@@ -63,6 +72,9 @@ class Sweep:
     """Lines instead of a live table."""
     dashboard: bool = False
     """Show the sweep in a browser while it goes on: a process of its own, on this machine only."""
+    track: Annotated[tuple[str, ...], tyro.conf.arg(metavar="wandb,trackio,mlflow")] = ()
+    """Rows of metrics also go to one or several trackers, a run a member, on this machine only unless their own environment variables say
+    otherwise."""
     quick: Annotated[Shortcuts, tyro.conf.arg(name="")] = field(default_factory=Shortcuts)
     settings: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
 
@@ -80,7 +92,21 @@ def sweep_command(arguments: list[str]) -> int:
         raise ConfigError(f"the file comes first: laser sweep {asked.file} ...")
     config = sweep_of(asked, begun)
     path = asked.out or new_path(Path("runs"), f"{config.base.environment.id}-sweep")
-    return sweep_in(path, config, fresh=asked.fresh, plain=asked.plain, dashboard=asked.dashboard)
+    track = named(asked.track)
+    cluster = cluster_of(asked.cluster, asked.cluster_runners)
+    if cluster is not None and not asks_for_runtime(arguments):
+        config = free_running(config)
+    more: dict[str, Any] = {"dashboard": asked.dashboard, "track": track, "cluster": cluster}
+    return sweep_in(path, config, fresh=asked.fresh, plain=asked.plain, **more)
+
+
+def asks_for_runtime(arguments: Sequence[str]) -> bool:
+    """Whether a flag says how members run.
+
+    >>> asks_for_runtime(["--runtime", "serial"]), asks_for_runtime(["--run.steps", "10"])
+    (True, False)
+    """
+    return any(word.partition("=")[0] in {"--runtime", "--run.runtime"} for word in arguments)
 
 
 def sweep_of(asked: Sweep, begun: Begun) -> SweepConfig:
@@ -106,19 +132,42 @@ def sweep_of(asked: Sweep, begun: Begun) -> SweepConfig:
     return sweep_from({**rest, **chosen, "pbt": pbt, "base": base})
 
 
-def sweep_in(path: Path, config: SweepConfig, *, fresh: bool, plain: bool, dashboard: bool = False) -> int:
+def sweep_in(
+    path: Path,
+    config: SweepConfig,
+    *,
+    fresh: bool,
+    plain: bool,
+    dashboard: bool = False,
+    track: Sequence[str] = (),
+    cluster: ClusterSettings | None = None,
+) -> int:
     """Run a sweep in a run directory and say how it went and what can be done next."""
     try:
         with nothing_to_save():
-            return _sweep_in(path, config, fresh=fresh, plain=plain, dashboard=dashboard)
+            more: dict[str, Any] = {"dashboard": dashboard, "track": track, "cluster": cluster}
+            return _sweep_in(path, config, fresh=fresh, plain=plain, **more)
     except KeyboardInterrupt as error:  # before the first step, or again while the end is being saved
         return broken_off(path, error)
 
 
-def _sweep_in(path: Path, config: SweepConfig, *, fresh: bool, plain: bool, dashboard: bool) -> int:
+def _sweep_in(
+    path: Path,
+    config: SweepConfig,
+    *,
+    fresh: bool,
+    plain: bool,
+    dashboard: bool,
+    track: Sequence[str],
+    cluster: ClusterSettings | None,
+) -> int:
     if not fresh:
         require_no_run(path)
-    require_memory(config)
+    if cluster is None:
+        require_memory(config)
+    else:
+        require_possible(config, cluster)
+        require_ray()
     if dashboard:
         require_dashboard()
     directory = SweepDirectory(path, config, fresh=fresh)
@@ -127,15 +176,19 @@ def _sweep_in(path: Path, config: SweepConfig, *, fresh: bool, plain: bool, dash
     steps, pbt = config.base.run.steps, config.pbt is not None
     title = f"{config.base.environment.id}, {len(config.settings)} members in {path}"
     boards = MemberBoards(path)
+    more = trackers(track, path.name, [own.model_dump(mode="json") for own in config.configs], path, fresh=fresh)
     try:
         with (
             dashboard_of(path, asked=dashboard),
             SweepConsole(title, config.settings, steps, pbt=pbt, terminal=terminal) as console,
         ):
-            end = sweep(config, directory, sinks=[directory.log, boards, console])
+            sinks: list[Sink] = [directory.log, boards, console, *more]
+            end = sweep(config, directory, sinks=sinks, cluster=cluster)
     finally:
         boards.close()
         directory.close()
+        for sink in more:
+            sink.close()
     return _farewell(path, end)
 
 
@@ -164,6 +217,8 @@ def _farewell(path: Path, end: SweepEnd) -> int:
     print(f"evaluate: laser evaluate {folder} --member best --episodes 100")
     print(f"watch:    laser enjoy {folder} --member best --video {folder}/video.mp4")
     print(f"curves:   tensorboard --logdir {folder}")
+    for library in reached(path):
+        print(f"tracked:  {hint(library, folder)}")
     return 0
 
 

@@ -1,6 +1,7 @@
 """`laser train`, `laser resume`."""
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +18,8 @@ from laser_rl.errors import ConfigError
 from laser_rl.metrics.console import Console
 from laser_rl.metrics.report import report
 from laser_rl.metrics.tensorboard import TensorBoardLog
+from laser_rl.metrics.tracking import hint, named, reached, tracked, trackers
+from laser_rl.runtime.cluster.settings import cluster_of, free_running
 from laser_rl.runtime.directory import RunDirectory
 from laser_rl.runtime.files import SWEEP, is_sweep, new_path, read_config, read_sweep
 from laser_rl.runtime.launch import Result, train
@@ -37,6 +40,8 @@ class Train:
     """Lines instead of a live table."""
     dashboard: bool = False
     """Show the run in a browser while it goes on: a process of its own, on this machine only."""
+    track: Annotated[tuple[str, ...], tyro.conf.arg(metavar="wandb,trackio,mlflow")] = ()
+    """Rows of metrics also go to one or several trackers, on this machine only unless their own environment variables say otherwise."""
     quick: Annotated[Shortcuts, tyro.conf.arg(name="")] = field(default_factory=Shortcuts)
     settings: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
 
@@ -48,7 +53,8 @@ def train_command(arguments: list[str]) -> int:
     asked = flags(Train(settings=base_config(*begin)), "laser train", arguments)
     config = apply(asked.settings, asked.quick)
     path = asked.out or new_path(Path("runs"), config.environment.id)
-    return run_in(path, config, fresh=asked.fresh, plain=asked.plain, dashboard=asked.dashboard)
+    track = named(asked.track)
+    return run_in(path, config, fresh=asked.fresh, plain=asked.plain, dashboard=asked.dashboard, track=track)
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,10 @@ class Resume:
     """A new total number of environment steps, in a sweep of each member."""
     budget_minutes: float | None = None
     """A new total of minutes, those of the earlier sessions included."""
+    cluster: Annotated[str | None, tyro.conf.arg(metavar="auto|local|HOST:PORT|ray://HOST:PORT")] = None
+    """Go on with a sweep on a Ray cluster, wherever it began; without it, on this machine."""
+    cluster_runners: int = 1
+    """Environment runners of each member on a cluster."""
     fresh: bool = False
     """Start again from nothing, with the same settings."""
     plain: bool = False
@@ -75,22 +85,28 @@ def resume_command(arguments: list[str]) -> int:
     config = override(read_config(asked.run_dir) if sweep is None else sweep.base, more)
     if not asked.fresh and checkpoint.latest(asked.run_dir, replay="unread") is None:
         raise ConfigError(f"{asked.run_dir} holds no checkpoint to go on from; use --fresh to start again")
+    track = tracked(asked.run_dir)
     if sweep is not None:
-        sweep = sweep.model_copy(update={"base": config})
-        return sweep_in(asked.run_dir, sweep, fresh=asked.fresh, plain=asked.plain)
-    return run_in(asked.run_dir, config, fresh=asked.fresh, plain=asked.plain)
+        sweep, cluster = sweep.model_copy(update={"base": config}), cluster_of(asked.cluster, asked.cluster_runners)
+        sweep = sweep if cluster is None else free_running(sweep)
+        return sweep_in(asked.run_dir, sweep, fresh=asked.fresh, plain=asked.plain, track=track, cluster=cluster)
+    if asked.cluster is not None:
+        raise ConfigError(f"{asked.run_dir} is a run of one agent, expected a sweep; leave out --cluster")
+    return run_in(asked.run_dir, config, fresh=asked.fresh, plain=asked.plain, track=track)
 
 
-def run_in(path: Path, config: Config, *, fresh: bool, plain: bool, dashboard: bool = False) -> int:
+def run_in(
+    path: Path, config: Config, *, fresh: bool, plain: bool, dashboard: bool = False, track: Sequence[str] = ()
+) -> int:
     """Train in a run directory and say how it went and what can be done next."""
     try:
         with nothing_to_save():
-            return _run_in(path, config, fresh=fresh, plain=plain, dashboard=dashboard)
+            return _run_in(path, config, fresh=fresh, plain=plain, dashboard=dashboard, track=track)
     except KeyboardInterrupt as error:  # before the first step, or again while the end is being saved
         return broken_off(path, error)
 
 
-def _run_in(path: Path, config: Config, *, fresh: bool, plain: bool, dashboard: bool) -> int:
+def _run_in(path: Path, config: Config, *, fresh: bool, plain: bool, dashboard: bool, track: Sequence[str]) -> int:
     if is_sweep(path) and not fresh:
         raise ConfigError(f"{path} holds a sweep; use --fresh to throw it away, or choose another --out")
     if dashboard:
@@ -104,11 +120,14 @@ def _run_in(path: Path, config: Config, *, fresh: bool, plain: bool, dashboard: 
         Console(f"{config.environment.id} in {path}", config.run.steps, terminal=terminal) as console,
     ):
         board = TensorBoardLog(path)
+        more = trackers(track, path.name, [config.model_dump(mode="json")], path, fresh=fresh)
         try:
-            result = train(config, directory, sinks=[directory.log, board, console])
+            result = train(config, directory, sinks=[directory.log, board, console, *more])
         finally:
             board.close()
             directory.close()
+            for sink in more:
+                sink.close()
     return _farewell(path, result)
 
 
@@ -122,4 +141,6 @@ def _farewell(path: Path, result: Result) -> int:
     print(f"evaluate: laser evaluate {folder} --episodes 100")
     print(f"watch:    laser enjoy {folder} --video {folder}/video.mp4")
     print(f"curves:   tensorboard --logdir {folder}")
+    for library in reached(path):
+        print(f"tracked:  {hint(library, folder)}")
     return 0

@@ -27,7 +27,7 @@ COUNTERS = {
 _SHOWN: dict[Kind, re.Pattern[str]] = {
     "train": re.compile(
         r"return_mean|acceptance(_from_\d{1,3})?|(steps|updates|learned_steps)_per_second|learner_(busy|wait)|replay_fill"
-        r"|replay_age_updates|memory_bytes|entropy|learning_rate|entropy_cost|budget_left_seconds|(queue|inbox)_\w{1,40}"
+        r"|replay_age_updates|memory_bytes|entropy|learning_rate|entropy_cost|budget_left_seconds|queue_(inbox|batches)"
     ),
     "episode": re.compile(r"return"),
     "evaluation": re.compile(r"mean|ci95_low|ci95_high"),

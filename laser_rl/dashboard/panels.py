@@ -1,7 +1,7 @@
 """The charts of the page as data: each panel is a function of a run and what was asked, numbers in, JSON out."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from laser_rl.metrics.sink import Kind
 POINTS = 1000
 _FEW = 4
 _MOST_NUMBERS = 24_000  # of a panel: many members share them
+_QUEUES = {"queue_inbox": "deliveries of the environments", "queue_batches": "batches gathered ahead"}
 _AGES = tuple(age.replace("below ", "< ") for age in sweep_curves.AGES)
 
 
@@ -122,14 +123,26 @@ def updates(run: Run, subject: Subject, asked: Asked) -> dict[str, Any]:
 
 
 def waiting(run: Run, subject: Subject, asked: Asked) -> dict[str, Any]:
-    """Share of the time in which learners wait for data, and in which they learn; with queue depths where rows tell them."""
+    """Share of the time in which learners wait for data, and in which they learn."""
+    names = ("learner_busy", "learner_wait") if len(subject.members) <= _FEW else ("learner_wait",)
+    return chart(run, _by_name(run, subject, asked, {name: name.replace("_", " ") for name in names}), asked)
+
+
+def queues(run: Run, subject: Subject, asked: Asked) -> dict[str, Any]:
+    """What waits between acting and learning; of many members, only what is ready for their learners."""
+    names = [*_QUEUES] if len(subject.members) <= _FEW else ["queue_batches"]
+    return chart(run, _by_name(run, subject, asked, {name: _QUEUES[name] for name in names}), asked)
+
+
+def _by_name(run: Run, subject: Subject, asked: Asked, labels: Mapping[str, str]) -> list[Named]:
+    """Several numbers of each member."""
     drawn: list[Named] = []
-    told = ("learner_", "queue_", "inbox_") if len(subject.members) <= _FEW else ("learner_wait", "queue_", "inbox_")
     for one in subject.members:
-        names = [name for name in run.history.names("train", one.member) if name.startswith(told)]
-        for name in names:
+        known = set(run.history.names("train", one.member))
+        for name, label in labels.items():
+            if name not in known:
+                continue
             line = run.history.line("train", one.member, name, asked.axis)
-            label = name.replace("_", " ")
             drawn.append(
                 (
                     f"{one.member}: {label}" if subject.is_sweep else label,
@@ -137,7 +150,7 @@ def waiting(run: Run, subject: Subject, asked: Asked) -> dict[str, Any]:
                     line,
                 )
             )
-    return chart(run, drawn, asked)
+    return drawn
 
 
 def descent(run: Run, subject: Subject, asked: Asked) -> dict[str, Any]:
@@ -160,6 +173,7 @@ PANELS: dict[str, Callable[[Run, Subject, Asked], dict[str, Any]]] = {
     "steps": steps,
     "updates": updates,
     "waiting": waiting,
+    "queues": queues,
     "lineage": descent,
 }
 

@@ -3,7 +3,6 @@
 Minari's own writer does not compress without JPEG, which is not exact: a million frames of Atari would be 7 GB instead of some 200 MB.
 """
 
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -38,16 +37,9 @@ def write_shard(
     """Some episodes, numbered from `first`, in a file of their own; it is there whole or not at all."""
     import h5py  # noqa: PLC0415 - needs the extra
 
-    temporary = atomic.temporary_beside(path)
-    try:
-        with h5py.File(temporary, "w") as file:
-            for number, (place, rows) in enumerate(episodes, start=first):
-                _write_episode(file.create_group(f"episode_{number}"), number, place, rows, family, spaces)
-        _sync(temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    atomic.sync_folder(path.parent)
+    with atomic.whole(path) as temporary, h5py.File(temporary, "w") as file:
+        for number, (place, rows) in enumerate(episodes, start=first):
+            _write_episode(file.create_group(f"episode_{number}"), number, place, rows, family, spaces)
 
 
 def join_shards(path: Path, shards: Iterable[Path]) -> Iterator[int]:
@@ -62,7 +54,7 @@ def join_shards(path: Path, shards: Iterable[Path]) -> Iterator[int]:
                     file.copy(name, joined)
                     count += 1
             yield count
-    _sync(path)
+    atomic.sync_file(path)
 
 
 def totals_of(shards: Iterable[Path]) -> Totals:
@@ -119,11 +111,3 @@ def _write(group: "h5py.Group", name: str, array: Array) -> None:
 
 def _number(name: str) -> int:
     return int(name.removeprefix("episode_"))
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

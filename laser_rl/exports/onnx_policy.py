@@ -5,7 +5,6 @@ The file says by itself what it is: names and shapes of its inputs and outputs, 
 
 import json
 import logging
-import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -56,15 +55,9 @@ def export_onnx(trained: Trained, path: Path, *, about: Mapping[str, Any] | None
     _describe(program, acting, {**described(trained), **(about or {}), "versions": versions("torch", *_LIBRARIES)})
     path = path.absolute()
     atomic.make_folder(path.parent)
-    temporary = atomic.temporary_beside(path)
-    try:
+    with atomic.whole(path) as temporary:
         program.save(temporary, external_data=False)
         verified = compare(acting, trained, session_of(temporary), observed(trained, rows))
-        _sync(temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    atomic.sync_folder(path.parent)
     return Exported(path, acting.inputs, acting.outputs, verified)
 
 
@@ -181,11 +174,3 @@ def _how_to_call(acting: Acting) -> str:
             f"last_action: {last}, at the row before. last_reward: the raw reward that it brought. Both are ignored on a first row.",
         ]
     return "\n".join(lines)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -15,24 +15,18 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self, get_args
+from typing import Self
 
 from laser_rl.errors import ConfigError, is_full
 from laser_rl.metrics.late import MOST_KEPT, LateLines, full_disk_forgiven
 from laser_rl.metrics.page import open_regular
+from laser_rl.metrics.rows import FIXED, row_of
 from laser_rl.metrics.sink import Kind, Row, Value
 
 log = logging.getLogger("laser_rl.metrics")
 FILE = "metrics.jsonl"
 WALL_CLOCK = frozenset({"time", "memory_bytes"})  # differ from run to run of the same seed
 WALL_CLOCK_ENDINGS = ("_per_second", "_seconds")
-_FIXED = ("kind", "step", "update", "time")
-_KINDS = frozenset(get_args(Kind))
-_NUMBERS = {"episode": ("return",), "event": ("score", "donor_score")}  # what has to be one, if it is there
-_WHOLE = frozenset({int, bool})
-_MOST = 1 << 63  # a count beyond it is none, and may be too large for a float
-_MOST_MEMBERS = 1000  # tables of members by members are made of what is read
-_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # JSON has no such numbers
 
 
 class MetricsLog:
@@ -57,7 +51,7 @@ class MetricsLog:
         """Append one row; the wall-clock time is added. On a full disk it is kept in memory, and written when there is space again."""
         if self._handle is None:
             raise ValueError(f"{self.path} is closed")
-        clash = values.keys() & set(_FIXED)
+        clash = values.keys() & set(FIXED)
         if clash:
             raise ValueError(f"values hold {sorted(clash)}, which every row has already; use other names")
         self._newest = (int(step), int(update))
@@ -222,29 +216,7 @@ def _parsed(line: bytes) -> Row | None:
         fields = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(fields, dict) or not isinstance(kind := fields.get("kind"), str) or kind not in _KINDS:
-        return None
-    row: Row = {
-        name: _number_or_text(value) if of is str else value
-        for name, value in fields.items()
-        if (of := value.__class__) is float or of is str or (of in _WHOLE and -_MOST < value < _MOST)
-    }
-    return row if _is_row(row) else None
-
-
-def _number_or_text(text: str) -> Value:
-    return _NOT_FINITE.get(text, text)
-
-
-def _is_row(row: Mapping[str, object]) -> bool:
-    """Whether a writer of ours could have written it: readers of rows rely on what is checked here."""
-    whole = {"step": _MOST, "update": _MOST, "member": _MOST_MEMBERS, "donor": _MOST_MEMBERS}
-    for name, most in whole.items():
-        value = row.get(name, None if name in _FIXED else 0)
-        if not isinstance(value, int) or not 0 <= value < most:
-            return False
-    numbers = ("time", *_NUMBERS.get(str(row["kind"]), ()))
-    return all(isinstance(row.get(name, 0.0), int | float) for name in numbers) and isinstance(row.get("task", ""), str)
+    return row_of(fields)
 
 
 def _is_mark(row: Row) -> bool:

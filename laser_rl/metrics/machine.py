@@ -1,7 +1,6 @@
 """`machine.json`: on what, with which libraries and by which command a run was started, and each time it was resumed."""
 
 import importlib.metadata
-import json
 import os
 import platform
 import shlex
@@ -10,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from laser_rl.metrics.page import read_json
+from laser_rl.metrics.page import read_json, write_json
 
 FILE = "machine.json"
 _LIBRARIES = (
@@ -49,10 +48,7 @@ def record(run_dir: str | Path) -> Path:
     path = Path(run_dir) / FILE
     command = shlex.join([Path(sys.argv[0]).name or "python", *sys.argv[1:]])
     this = {"time": round(time.time(), 3), "command": command, **machine()}
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps({"sessions": [*sessions(run_dir), this][-_MOST_SESSIONS:]}, indent=1))
-    temporary.replace(path)  # a reader never sees half of it
-    return path
+    return write_json(path, {"sessions": [*sessions(run_dir), this][-_MOST_SESSIONS:]})
 
 
 def sessions(run_dir: str | Path) -> list[dict[str, Any]]:

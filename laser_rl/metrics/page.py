@@ -1,4 +1,4 @@
-"""What reports and tables read of a run directory besides its rows: settings as JSON, by their full names."""
+"""The small files of a run directory besides its rows: settings as JSON, by their full names, and how such files are written."""
 
 import errno
 import json
@@ -36,6 +36,24 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Write a file so that whoever reads it meanwhile, a browser that reloads, never sees half of it.
+
+    >>> import tempfile
+    >>> write_text(Path(tempfile.mkdtemp()) / "new" / "report.html", "<p>").read_text()
+    '<p>'
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    return temporary.replace(path)
+
+
+def write_json(path: Path, value: Any) -> Path:
+    """The same, for JSON."""
+    return write_text(path, json.dumps(value, indent=1))
 
 
 def flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """`report.html`: one file without scripts or links that shows runs and sweeps, alone or side by side; also as Markdown and CSV."""
 
-import os
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from laser_rl.errors import ConfigError
-from laser_rl.metrics.page import REPORT
+from laser_rl.metrics.page import REPORT, write_text
 from laser_rl.metrics.reporting import (
     pbt_sections,
     record_sections,
@@ -63,7 +62,8 @@ def write_report(
     page = Path(out) if out is not None else (paths[0] if len(paths) == 1 else Path()) / REPORT
     writers = {"html": lambda whole: html(whole, page.parent), "markdown": markdown, "csv": tidy}
     return [
-        _write(page.with_suffix(_ENDINGS[one]) if one != "html" else page, writers[one](document)) for one in formats
+        write_text(page.with_suffix(_ENDINGS[one]) if one != "html" else page, writers[one](document))
+        for one in formats
     ]
 
 
@@ -124,11 +124,3 @@ def _of_sweep(subject: Subject) -> list[Section | None]:
         sweep_sections.replay(subject),
         pbt_sections.pbt(subject),
     ]
-
-
-def _write(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)  # a browser that reloads never sees half of it
-    return path

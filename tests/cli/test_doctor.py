@@ -77,6 +77,30 @@ def test_gpus(seen, driver, expected):
     assert all(line.todo for line in found.values() if line.verdict != "good")
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.82.07  Release Build\nGCC version:  gcc 12.3.0\n",
+            ", driver 580.82.07",
+        ),
+        (
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n",
+            ", driver 535.104.05",
+        ),
+        (
+            "NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  570.195.03  Release Build\n",
+            ", driver 570.195.03",
+        ),
+        ("something else\nGCC version:  gcc version 12.3.0\n", ""),
+    ],
+)
+def test_the_version_of_the_driver(text, expected, tmp_path):
+    (tmp_path / "version").write_text(text)
+    assert probes._driver(tmp_path / "version") == expected
+    assert probes._driver(tmp_path / "nothing") == ""
+
+
 def test_a_library_that_is_missing_is_bad_and_an_extra_optional():
     asked = [
         "numpy>=1",

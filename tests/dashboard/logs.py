@@ -46,7 +46,8 @@ def _train(n: int, member: int | None, members: int) -> str:
     return (
         f'{{"kind": "train", "step": {40 * n}, "update": {n}, "time": {START + n}{who}, "return_mean": {level(n, member or 0)}, '
         f'"acceptance": 0.9{trusted}, "acceptance_age_1": 0.8, "steps_per_second": {1000 + n % 77}, "updates_per_second": 60.5, '
-        f'"learner_busy": 0.8, "learner_wait": 0.1, "skipped_updates": 0, "entropy": 0.5, "replay_fill": 0.5, "memory_bytes": 345678901}}\n'
+        f'"learner_busy": 0.8, "learner_wait": 0.1, "queue_inbox": {n % 5}, "queue_batches": {n % 2}, '
+        f'"skipped_updates": 0, "entropy": 0.5, "replay_fill": 0.5, "memory_bytes": 345678901}}\n'
     )
 
 

@@ -51,8 +51,8 @@ def test_half_a_line_waits_for_its_end_and_broken_ones_are_passed_over(tmp_path)
 
 
 def test_a_broken_line_never_borrows_from_its_neighbour():
-    lines = b'{"kind": "a", "step": 1, "update": 1, "x": "}\n{"kind": "b", "step": 2, "update": 2, "y": "z"}\n'
-    assert [row["kind"] for row in rows_in(lines)] == ["b"]
+    lines = b'{"kind": "train", "step": 1, "update": 1, "x": "}\n{"kind": "sweep", "step": 2, "update": 2, "y": "z"}\n'
+    assert [row["kind"] for row in rows_in(lines)] == ["sweep"]
 
 
 def test_no_byte_is_read_twice(tmp_path, monkeypatch):
@@ -230,6 +230,24 @@ def test_strange_rows_hurt_nobody(tmp_path, bad):
         for panel in PANELS.values():
             encoded(panel(run, run.subject(), Asked(axis)))
     encoded([summary(run, run.subject()), details(run, run.subject())])
+
+
+@pytest.mark.parametrize(("members", "lines"), [(1, 2), (3, 6), (5, 5)])
+def test_queues_are_told_by_member_and_of_many_the_batches_only(tmp_path, members, lines):
+    from laser_rl.dashboard.panels import Asked, queues, waiting  # noqa: PLC0415
+
+    run = Run(0, write_run(tmp_path, 7) if members == 1 else write_sweep(tmp_path, members, 7))
+    run.look()
+    while run.read_on():
+        pass
+    found = queues(run, run.subject(), Asked())["lines"]
+    assert len(found) == lines
+    by_name = {one["name"]: one["y"] for one in found}
+    who = "" if members == 1 else "2: "
+    assert by_name[f"{who}batches gathered ahead"] == [n % 2 for n in range(7)]
+    if members <= 4:
+        assert by_name[f"{who}deliveries of the environments"] == [n % 5 for n in range(7)]
+    assert not any("batches" in one["name"] for one in waiting(run, run.subject(), Asked())["lines"])
 
 
 def test_a_folder_counts_as_all_runs_in_it(tmp_path):

@@ -62,7 +62,7 @@ export class Chart {
       const stroke = colour(one.member ?? n);
       const best = data.best !== null && data.best !== undefined && one.member === data.best && lines.length > 1;
       series.push({
-        stroke, width: best ? 3 : 1.6, spanGaps: true, alpha: 1, dash: one.name.includes("wait") ? [6, 4] : undefined,
+        stroke, width: best ? 3 : 1.6, spanGaps: true, alpha: 1, dash: /wait|batches/.test(one.name) ? [6, 4] : undefined,
         points: { show: dots === true ? true : data.x.length < 3, size: 6, fill: stroke }, fill: stack ? alpha(stroke, 0.55) : undefined,
       });
     });
@@ -75,7 +75,7 @@ export class Chart {
       cursor: { sync: { key: `x-${this.axis}` }, points: { size: 7 }, drag: { x: true, y: false } },
       scales: { x: { time: false }, y: { range: share ? shareRange : padded } },
       axes: [
-        { ...tick, space: 70, values: (_, at) => at.map((v) => (this.axis === "time" ? duration(v) : compact(v))) },
+        { ...tick, space: 70, incrs: WHOLE, values: (_, at) => (this.axis === "time" ? at.map(duration) : distinct(at, compact)) },
         { ...tick, size: 56, values: (_, at) => distinct(at, write) },
       ],
       hooks: { setCursor: [(u) => this.tell(u.cursor.idx ?? null)], draw: [(u) => this.mark(u)] },
@@ -160,6 +160,8 @@ function distinct(at, write) {
 }
 
 const shareRange = () => [0, 1];
+// There are no halves of steps, and a clock shows no halves of seconds.
+const WHOLE = Array.from({ length: 13 }, (_, n) => [1, 2, 5].map((m) => m * 10 ** n)).flat();
 function padded(_, low, high) {
   if (low === null || high === null) return [0, 1];
   const room = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;

@@ -15,6 +15,7 @@ export const PANELS = [
   line("steps", "Steps per second", "How fast the agents play: decisions in their environments, per member.", {}),
   line("updates", "Updates per second", "How fast the agents learn: changes of the network, per member.", {}),
   line("waiting", "Is the learner waiting?", "Shares of the time: a learner that waits (dashed) is starved by its environments, one that is always busy is what limits the speed.", { share: true, optional: true }),
+  line("queues", "How deep the queues are", "What lies between playing and learning: deliveries of the environments, and batches that are ready (dashed). If both are empty the environments are too slow for the learner, if both are full it is the other way round.", { optional: true }),
   { id: "members", title: "Members", why: "A line a member: what it was set to, how far it is, how well it does and what went wrong. Trusted: the share of its own and of others' replayed steps that it learns from.", kind: "members", wide: true },
   { id: "videos", title: "Last videos", why: "Episodes that were filmed, newest first, with their return. Beside the picture: value, the return that the agent expects from here on; entropy, how undecided it is; trusted, of the other policies whose experience it replays (other members, or its own past), the share that it would learn from at this step.", kind: "videos", wide: true, optional: true },
   { id: "events", title: "What happened", why: "Starts, ends, resumed runs and copies, newest first.", kind: "events" },
