@@ -1,5 +1,6 @@
 """Shapes are checked in every test; one thread; examples that repeat."""
 
+import builtins
 import os
 import signal
 
@@ -24,6 +25,13 @@ repeatable = settings(derandomize=True, deadline=None, max_examples=60, suppress
 settings.register_profile("repeatable", repeatable)
 settings.register_profile("mutants", repeatable, max_examples=12)
 settings.load_profile("mutants" if MUTATING else "repeatable")
+
+
+@pytest.fixture(autouse=True)
+def _no_last_result():
+    """A doctest leaves its last result in `builtins._`; tyro, imported later, cannot hash all that it finds there."""
+    yield
+    vars(builtins).pop("_", None)
 
 
 @pytest.fixture

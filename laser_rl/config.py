@@ -239,6 +239,9 @@ class RunConfig(Frozen):
     """serial: deterministic, one thread. local: acting overlaps learning."""
     device: str = "auto"
     """cpu, cuda, cuda:1; auto: cuda if there is one."""
+    devices: Count = 1
+    """Learn on so many devices at once, from `device` on (cuda:0, cuda:1, ...), each from an equal part of every batch: what is learned is
+    the same. On a CPU so many processes. Not for sweeps."""
     threads: CountOrNone = 0
     """Threads of one torch operation on the CPU; 0: 1 for small networks, else one a core."""
     graphs: bool = True
@@ -290,6 +293,12 @@ class Config(Frozen):
             )
         if self.network.separate_value and recurrent:
             raise ValueError("network.separate_value: such a value sees nothing of network.memory; leave one out")
+        if self.loss.batch_unrolls % self.run.devices:
+            unrolls, devices = self.loss.batch_unrolls, self.run.devices
+            raise ValueError(
+                f"run.devices is {devices}, which cannot share loss.batch_unrolls of {unrolls} evenly; use a multiple of {devices}, "
+                f"such as {-(-unrolls // devices) * devices}"
+            )
         if self.loss.online_share != "fixed" and self.replay.fraction in {0, 1}:
             raise ValueError(
                 f"loss.online_share is {self.loss.online_share}, but with a replay.fraction of {self.replay.fraction:g} there is nothing "

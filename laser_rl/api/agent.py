@@ -10,7 +10,7 @@ import safetensors
 import safetensors.torch
 
 from laser_rl import recipes
-from laser_rl.agent.learner import load_network
+from laser_rl.agent.parameters import load_network
 from laser_rl.agent.policy import Policy
 from laser_rl.agent.single import Memento, act_once
 from laser_rl.checkpoint import write_bytes
@@ -21,6 +21,7 @@ from laser_rl.envs.spaces import action_border, observation_border
 from laser_rl.errors import ConfigError
 from laser_rl.evaluation.statistics import EvalResult
 from laser_rl.metrics.sink import Sink
+from laser_rl.metrics.tracking import Tracking, named, trackers
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.networks.build import TorsoSource
 from laser_rl.runtime.build import EnvironmentSource, Member, build_member, derive, open_environments, slots_of
@@ -43,6 +44,7 @@ class LASER:
         config: a whole configuration, instead of a recipe.
         run_dir: keep checkpoints and metrics there, and go on from them; None keeps nothing.
         sinks: more places for rows of metrics.
+        track: trackers that get them too: wandb, trackio, mlflow; on this machine only, see docs/guides/tracking.md.
         settings: any setting by name, `learning_rate=1e-3` or `**{"loss.discount": 0.9}`; `budget_minutes=30` ends `learn` after so long,
             all calls together.
 
@@ -61,9 +63,11 @@ class LASER:
         config: Config | None = None,
         run_dir: str | Path | None = None,
         sinks: Sequence[Sink] = (),
+        track: str | Sequence[str] = (),
         **settings: Any,
     ) -> None:
         self._source, self._net, self._sinks = env, net, tuple(sinks)
+        self._track, self._trackers = named(track), list[Tracking]()
         if config is None and (count := slots_of(env)) is not None:
             settings.setdefault("slots", count)
         self.config = override(config or base_config(env, recipe), settings)
@@ -135,19 +139,24 @@ class LASER:
         return agent
 
     def close(self) -> None:
-        """End the environments, let go of the run directory; the agent can still predict."""
+        """End the environments and other processes, let go of the run directory; the agent can still predict."""
         if self._training is not None:
-            self._training.member.environments.close()
+            self._training.member.close()
         if self._directory is not None:
             self._directory.close()
             self._directory = None
+        for sink in self._trackers:
+            sink.close()
 
     def _prepared(self) -> Training:
         if self._training is None:
             member = build_member(self.config, self._source, self._net)
             if self._run_dir is not None:
                 self._directory = RunDirectory(self._run_dir, self.config)
-            sinks = [*self._sinks, *([self._directory.log] if self._directory else [])]
+            folder = self._run_dir
+            name = self.config.environment.id if folder is None else folder.name
+            self._trackers = trackers(self._track, name, [self.config.model_dump(mode="json")], folder)
+            sinks = [*self._sinks, *([self._directory.log] if self._directory else []), *self._trackers]
             if self.weights is not None:
                 _load_weights(self.weights, member.learner.network)
             self._training = prepare(member, self._directory, sinks=sinks)
@@ -217,7 +226,7 @@ def _stored_config(path: Path) -> Config:
     except (KeyError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is no file of LASER.save: its configuration cannot be read: {error}") from None
     # It may have been trained on a device that is not here.
-    return override(validated(values), {"run.device": "auto"})
+    return override(validated(values), {"run.device": "auto", "run.devices": 1})
 
 
 def _load_weights(path: Path, network: AgentNetwork) -> None:

@@ -14,11 +14,13 @@ from laser_rl.config import Config, override
 from laser_rl.errors import ConfigError, MissingExtra
 from laser_rl.metrics.sink import Sink
 from laser_rl.metrics.sweep_report import sweep_report
+from laser_rl.metrics.tracking import named, trackers
 from laser_rl.networks.build import TorsoSource, family_of
 from laser_rl.replay.memory import available_bytes, estimate, require_fits
 from laser_rl.runtime import results, sweep_launch
 from laser_rl.runtime.build import EnvironmentSource, layout_of, slots_of
-from laser_rl.runtime.crew_build import spec_of
+from laser_rl.runtime.cluster.settings import cluster_of
+from laser_rl.runtime.evaluate import spec_of
 from laser_rl.runtime.files import CONFIG, is_sweep
 from laser_rl.runtime.sweep_directory import SweepDirectory
 from laser_rl.runtime.training import Callback
@@ -84,8 +86,11 @@ class Sweep:
         config: a whole configuration of what members have in common, instead of a recipe.
         run_dir: keep checkpoints and metrics there, and go on from them; None: metrics only, in a temporary directory.
         processes: over how many the members are spread; 0: one a core.
+        cluster: a Ray cluster to run on: "auto", "host:port" or "ray://host:port"; None: this machine. In lock-step with runtime="serial".
+        cluster_runners: environment runners of each member there.
         stack: compute members side by side: "auto", "on", "off".
         sinks: more places for rows of metrics.
+        track: trackers that get them too, a run a member: wandb, trackio, mlflow; on this machine only, see docs/guides/tracking.md.
         settings: of all members, by name, `entropy_cost=1e-3` or `**{"loss.discount": 0.9}`; `budget_minutes=30` is for all together.
 
     >>> sweep = Sweep("laser/Catch", grid={"learning_rate": [1e-3, 2e-3]}, seed=1, slots=4, evaluate_episodes=4)
@@ -111,13 +116,16 @@ class Sweep:
         config: Config | None = None,
         run_dir: str | Path | None = None,
         processes: int = 1,
+        cluster: str | None = None,
+        cluster_runners: int = 1,
         stack: Literal["auto", "on", "off"] = "auto",
         sinks: Sequence[Sink] = (),
+        track: str | Sequence[str] = (),
         **settings: Any,
     ) -> None:
         if slots_of(env) is not None:
             raise ConfigError("members cannot share an environment that exists already; hand in its id or constructor")
-        self._source, self._net, self._sinks = env, net, tuple(sinks)
+        self._source, self._net, self._sinks, self._track = env, net, tuple(sinks), named(track)
         self._run_dir = None if run_dir is None else Path(run_dir)
         base, values = _begin(env, recipe, config)
         given = {"grid": grid, "random": random, "members": members}
@@ -131,6 +139,9 @@ class Sweep:
         self._pbt_wanted = pbt is True and values.get("pbt") is None
         if pbt is False or isinstance(pbt, PbtConfig):
             values["pbt"] = pbt or None
+        self._cluster = cluster_of(cluster, cluster_runners)
+        if self._cluster is not None and not {"runtime", "run.runtime"} & settings.keys():
+            settings["run.runtime"] = "local"
         self.config: SweepConfig = self._complete(
             {**values, "processes": processes, "stack": stack}, override(base, settings)
         )
@@ -145,7 +156,8 @@ class Sweep:
         if steps is not None:
             values = self.config.model_dump(exclude={"base", "pbt"} if self._pbt_wanted else {"base"})
             self.config = self._complete(values, override(self.config.base, {"run.steps": steps}))
-        require_memory(self.config, self._source)
+        if self._cluster is None:
+            require_memory(self.config, self._source)
         if self._run_dir is not None:
             return self._run_in(self._run_dir, callbacks, keep=True)
         folder = Path(tempfile.mkdtemp(prefix="laser-sweep-"))
@@ -159,19 +171,26 @@ class Sweep:
 
     def _run_in(self, path: Path, callbacks: Sequence[Callback], *, keep: bool) -> SweepResult:
         require_no_run(path)
-        keep = keep or sweep_launch.process_count(self.config) > 1  # processes meet in the directory
+        # Processes meet in the directory.
+        keep = keep or sweep_launch.process_count(self.config) > 1 or self._cluster is not None
         directory = SweepDirectory(path, self.config)
+        kept, name = self._run_dir, self.config.base.environment.id
+        configs = [own.model_dump(mode="json") for own in self.config.configs]
+        more = trackers(self._track, f"{name}-sweep" if kept is None else kept.name, configs, kept)
         try:
             end = sweep_launch.sweep(
                 self.config,
                 directory if keep else None,
                 source=self._source,
                 torso=self._net,
-                sinks=[directory.log, *self._sinks],
+                sinks=[directory.log, *self._sinks, *more],
                 callbacks=callbacks,
+                cluster=self._cluster,
             )
         finally:
             directory.close()
+            for sink in more:
+                sink.close()
         members = tuple(MemberResult(**vars(member)) for member in end.members)
         return SweepResult(path, members, end.exploits, end.interrupted)
 

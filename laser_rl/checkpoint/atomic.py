@@ -34,6 +34,29 @@ def write_bytes(path: str | Path, data: bytes | Iterable[bytes]) -> None:
     sync_folder(path.parent)
 
 
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """For a library that writes files by itself: it writes to the name that is handed out, which is renamed if nothing goes wrong.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "policy.onnx"
+    >>> with whole(path) as temporary:
+    ...     _ = temporary.write_bytes(b"model")
+    ...     path.exists()
+    False
+    >>> path.read_bytes()
+    b'model'
+    """
+    temporary = temporary_beside(path)
+    try:
+        yield temporary
+        sync_file(temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
 def write_json(path: str | Path, value: Any) -> None:
     r"""Write `value` as indented JSON, whole or not at all.
 
@@ -89,6 +112,15 @@ def needing(size: int) -> Iterator[None]:
         if not is_full(error):
             raise
         raise Full(error, size) from error
+
+
+def sync_file(path: Path) -> None:
+    """Force a file that somebody else has written to disk."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def sync_folder(folder: Path) -> None:

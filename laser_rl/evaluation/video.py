@@ -177,7 +177,7 @@ def _write_mp4(path: Path, frames: Iterator[Frame], frames_per_second: float) ->
         str(path), (width, height), fps=frames_per_second, macro_block_size=1, ffmpeg_timeout=_FFMPEG_SECONDS,
         ffmpeg_log_level="quiet", codec="libx264", pix_fmt_out="yuv420p", output_params=["-movflags", "+faststart"],
     )  # fmt: skip
-    writer.send(None)
+    _send(writer, None, path)  # starts it
     try:
         _send(writer, first, path)
         for frame in frames:
@@ -188,7 +188,7 @@ def _write_mp4(path: Path, frames: Iterator[Frame], frames_per_second: float) ->
         raise _failed(path)
 
 
-def _send(writer: Any, frame: Frame, path: Path) -> None:
+def _send(writer: Any, frame: Frame | None, path: Path) -> None:
     try:
         writer.send(frame)
     except OSError:  # its message is ffmpeg's whole command line

@@ -29,7 +29,7 @@ from laser_rl.metrics.machine import machine
 from laser_rl.sweep.settings import sweep_from
 
 CURVES, TIMES = "curves.csv", "times.csv"
-UNDECISIVE = ("video_every_steps", "keep_videos")  # of `run`: came later, and move no number
+UNDECISIVE = ("video_every_steps", "keep_videos", "devices")  # of `run`: came later, and move no number
 PART_COLUMNS = ("member", "step", "update", "episodes", "value", "acceptance", "online_share")
 CURVE_COLUMNS = (
     "task",

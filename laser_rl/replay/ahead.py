@@ -53,7 +53,7 @@ class Ahead(Generic[Item]):
         self._lent: list[Item] = []
         self._stop = threading.Event()
         self._error: BaseException | None = None
-        self._ended = False
+        self._ended = self._over = False
         for batch in batches:
             self._empty.put(batch)
         self._thread = threading.Thread(target=self._run, name="replay-ahead", daemon=True)
@@ -69,6 +69,7 @@ class Ahead(Generic[Item]):
         except Exception as error:  # raised again by next()
             self._error = error
         finally:
+            self._over = True
             self._full.put(None)
 
     def _take(self) -> Item | None:
@@ -103,6 +104,10 @@ class Ahead(Generic[Item]):
             raise RuntimeError("next() after close(): no batch will come; ask before closing")
         self._lent.append(batch)
         return batch
+
+    def depth(self) -> int:
+        """Full batches that wait for the learner."""
+        return max(0, self._full.qsize() - self._over)  # without the mark of the end
 
     def give_back(self, batch: Item) -> None:
         """The learner has read it; it may be overwritten."""

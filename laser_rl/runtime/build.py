@@ -5,8 +5,9 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import gymnasium
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 
 from laser_rl.agent.actor import Actor
 from laser_rl.agent.learner import Learner
+from laser_rl.agent.parallel import ALONE, Team
 from laser_rl.agent.policy import Policy
 from laser_rl.config import Config, EnvironmentConfig
 from laser_rl.envs.atari import AtariSettings
@@ -30,8 +32,10 @@ from laser_rl.replay.memory import estimate, require_fits
 from laser_rl.replay.mixer import Counts, Mixer
 from laser_rl.replay.prioritised import Prioritised, PrioritisedLanes
 from laser_rl.replay.records import allocate
-from laser_rl.replay.sampler import Sampler, Uniform
+from laser_rl.replay.sampler import Sampler, Uniform, UnrollStore
+from laser_rl.replay.shared import Ids
 from laser_rl.replay.store import Replay
+from laser_rl.runtime.ranks import Ranks, start_ranks
 from laser_rl.runtime.warm_start import earlier_members
 from laser_rl.types import Batch, UnrollLayout
 
@@ -40,6 +44,24 @@ EnvironmentSource = (
 )
 log = logging.getLogger("laser_rl.runtime")
 SMALL_NETWORK = 300_000  # parameters; below, a second thread costs more than it brings
+
+
+class Store(UnrollStore, Protocol):
+    """A replay as a member and a survey see it: a `Replay`, or one that lies in shards on several machines."""
+
+    @property
+    def steps(self) -> int:
+        """Steps held."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held in memory."""
+
+    def composition(self) -> dict[int, float]:
+        """The share of each member."""
+
+    def sample_versions(self, count: int, random: np.random.Generator) -> Ids:
+        """Of the parameters that made unrolls drawn now."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +75,24 @@ class Member:
     actor: Actor  # of this member alone, or of several side by side
     acting: AgentNetwork  # the one that acts: the learner's own, or a copy that follows it
     learner: Learner
-    replay: Replay | None  # None where nothing is replayed
+    replay: Store | None  # None where nothing is replayed
     mixer: Mixer
     counts: Counts
     number: int | None = None  # in a sweep
+    ranks: Ranks | None = None  # what learns with its learner, on other devices
+
+    def close(self) -> None:
+        """End its environments and its other ranks."""
+        self.environments.close()
+        if self.ranks is not None:
+            self.ranks.close()
+
+    @property
+    def store(self) -> Replay | None:
+        """Its replay, to be written to disk and filled from it; not for one that lies elsewhere."""
+        if self.replay is None or isinstance(self.replay, Replay):
+            return self.replay
+        raise TypeError(f"expected a Replay in this process, got {type(self.replay).__name__}; its supervisor saves it")
 
     @property
     def environments(self) -> Environments:
@@ -98,18 +134,27 @@ def _assemble(
     family = family_of(environments.spec.action)
     layout = layout_of(environments.spec, family, config)
     replay = build_replay(config, layout, counts)
-    learner = build_learner(config, environments.spec, torso, sources=1 + earlier_members(config))
-    torch.set_num_threads(threads_of(config, learner.network))
-    network = learner.network
-    acting = network if config.run.runtime == "serial" else acting_copy(network, config, environments.spec, torso)
-    policy = Policy(acting, family, seed=derive(config.run.seed, "actions"))
-    mixer = build_mixer(config, layout, replay, counts)
-    actor = Actor(environments, policy, layout)
-    return Member(config, source, family, layout, actor, acting, learner, replay, mixer, counts)
+    spec, sources = environments.spec, 1 + earlier_members(config)
+    ranks = start_ranks(config, spec, layout, device_of(config.run.device), torso=torso, sources=sources)
+    try:
+        learner = build_learner(config, spec, torso, sources=sources, team=ALONE if ranks is None else ranks.team)
+        torch.set_num_threads(threads_of(config, learner.network))
+        network = learner.network
+        acting = network if config.run.runtime == "serial" else acting_copy(network, config, spec, torso)
+        policy = Policy(acting, family, seed=derive(config.run.seed, "actions"))
+        mixer = build_mixer(config, layout, replay, counts)
+        actor = Actor(environments, policy, layout)
+    except BaseException:
+        if ranks is not None:
+            ranks.close()
+        raise
+    return Member(config, source, family, layout, actor, acting, learner, replay, mixer, counts, ranks=ranks)
 
 
-def build_learner(config: Config, spec: EnvironmentSpec, torso: TorsoSource | None, *, sources: int = 1) -> Learner:
-    """A learner on its device, with the initial parameters that its seed gives."""
+def build_learner(
+    config: Config, spec: EnvironmentSpec, torso: TorsoSource | None, *, sources: int = 1, team: Team = ALONE
+) -> Learner:
+    """A learner on its device, with the initial parameters that its seed gives; one rank's, if a `team` learns together."""
     device = device_of(config.run.device)
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = (
@@ -126,10 +171,11 @@ def build_learner(config: Config, spec: EnvironmentSpec, torso: TorsoSource | No
         burn_in_steps=config.replay.burn_in_steps,
         prioritise=config.replay.sampling == "prioritised",
         graphs=config.run.graphs,
+        team=team,
     )
 
 
-def build_mixer(config: Config, layout: UnrollLayout, replay: Replay | None, counts: Counts) -> Mixer:
+def build_mixer(config: Config, layout: UnrollLayout, replay: UnrollStore | None, counts: Counts) -> Mixer:
     """A mixer with random numbers of its own."""
     return Mixer(
         layout,
@@ -142,12 +188,16 @@ def build_mixer(config: Config, layout: UnrollLayout, replay: Replay | None, cou
     )
 
 
-def build_sampler(config: Config, replay: Replay, counts: Counts) -> Sampler:
+def build_sampler(config: Config, replay: UnrollStore, counts: Counts) -> Sampler:
     """How replayed unrolls are drawn."""
     settings, refresh = config.replay, config.network.memory != "none" and config.replay.state == "refresh"
     state: Literal["stored", "zero"] = "zero" if settings.state == "zero" else "stored"
+    if settings.sampling == "uniform" and not refresh:
+        return Uniform(replay, state=state)
+    if not isinstance(replay, Replay):
+        raise TypeError(f"lanes and priorities are kept for one Replay, not for a {type(replay).__name__}")
     if settings.sampling == "uniform":
-        return Lanes(replay, counts.replayed) if refresh else Uniform(replay, state=state)
+        return Lanes(replay, counts.replayed)
     exponents = {
         "exponent": settings.priority_exponent,
         "importance_exponent": settings.importance_exponent,
@@ -161,7 +211,8 @@ def build_sampler(config: Config, replay: Replay, counts: Counts) -> Sampler:
 def learn(member: Member, batch: Batch, *, progress: float) -> None:
     """One update from a filled batch; what it says of its unrolls goes back to the mixer."""
     learner = member.learner
-    learner.update(on_device(member, batch), progress=progress)
+    with nullcontext() if member.ranks is None else member.ranks.updating(learner, progress):
+        learner.update(on_device(member, batch), progress=progress)
     if learner.priorities is not None:
         ids, priority = (part.cpu().numpy() for part in learner.priorities)
         member.mixer.prioritise(ids, priority.astype(np.float64))
@@ -325,7 +376,7 @@ def threads_of(config: Config, network: AgentNetwork) -> int:
         return config.run.threads
     if parameter_count(network) < SMALL_NETWORK:
         return 1
-    cores = len(os.sched_getaffinity(0))
+    cores = max(1, len(os.sched_getaffinity(0)) // config.run.devices)
     return cores if config.run.runtime == "serial" else max(1, cores - 1)
 
 

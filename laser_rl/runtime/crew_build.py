@@ -17,10 +17,10 @@ from laser_rl.errors import ConfigError
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.networks.build import TorsoSource, family_of
 from laser_rl.replay.mixer import Counts, Mixer
-from laser_rl.replay.store import Replay
 from laser_rl.runtime.build import (
     EnvironmentSource,
     Member,
+    Store,
     acting_copy,
     build_learner,
     build_mixer,
@@ -32,7 +32,7 @@ from laser_rl.runtime.build import (
     threads_of,
 )
 from laser_rl.runtime.crew import Crew, Looped, Stacked
-from laser_rl.runtime.evaluate import task_count
+from laser_rl.runtime.evaluate import spec_of
 from laser_rl.runtime.permits import Permits
 from laser_rl.runtime.warm_start import earlier_members
 from laser_rl.sweep.settings import SweepConfig
@@ -55,7 +55,7 @@ class Parts:
     numbers: Sequence[int]  # of these members in the sweep
     configs: Sequence[Config]
     learners: Sequence[Learner]
-    stores: Sequence[Replay | None]
+    stores: Sequence[Store | None]
     mixers: Sequence[Mixer] = field(default_factory=list)
     torso: TorsoSource | None = None
 
@@ -83,7 +83,7 @@ def build_crew(
     torso: TorsoSource | None = None,
     *,
     numbers: Sequence[int] | None = None,
-    stores: Sequence[Replay] | None = None,
+    stores: Sequence[Store] | None = None,
     permits: Permits | None = None,
     begun: int = 0,
 ) -> Crew:
@@ -110,7 +110,7 @@ def build_parts(
     torso: TorsoSource | None = None,
     *,
     numbers: Sequence[int] | None = None,
-    stores: Sequence[Replay] | None = None,
+    stores: Sequence[Store] | None = None,
     shared: bool = False,
 ) -> Parts:
     """Everything but environments and actors; `shared` puts the replay where other processes can attach to it."""
@@ -125,6 +125,7 @@ def build_parts(
     spec = spec_of(source, every[0])
     layout = layout_of(spec, family_of(spec.action), every[0])
     counts = [Counts.of(config.loss.batch_unrolls, config.replay.fraction) for config in configs]
+    own: list[Store | None]
     own = list(stores) if stores is not None else _stores(sweep, configs, layout, counts, shared=shared)
     sources = len(every) + earlier_members(every[0])
     learners = [build_learner(config, spec, torso, sources=sources) for config in configs]
@@ -133,16 +134,9 @@ def build_parts(
     return Parts(sweep, source, spec, layout, numbers, configs, learners, own, mixers, torso)
 
 
-def spec_of(source: EnvironmentSource, config: Config) -> EnvironmentSpec:
-    """What an environment looks like; it is opened once to be looked at, in as few slots as it can be."""
-    environments = open_environments(source, config.environment, seed=0, lockstep=True, slots=task_count(source))
-    environments.close()
-    return environments.spec
-
-
 def _stores(
     sweep: SweepConfig, configs: Sequence[Config], layout: UnrollLayout, counts: Sequence[Counts], *, shared: bool
-) -> list[Replay | None]:
+) -> list[Store | None]:
     if sweep.share == "separate":
         both = zip(configs, counts, strict=True)
         return [build_replay(config, layout, count, shared=shared) for config, count in both]

@@ -55,7 +55,7 @@ class RunDirectory:
 
     def save(self, training: Training) -> Path:
         """A checkpoint: new unrolls become segments, everything else one folder. `NoSpace` if the disk is full."""
-        member, replay = training.member, training.member.replay
+        member, replay = training.member, training.member.store
         segments = self._files_of(member.layout)
         with all_or_nothing(self.path, training.steps, lambda: [segments]):
             ids = None if replay is None else segments.write(replay)
@@ -85,8 +85,8 @@ class RunDirectory:
     def _load(self, training: Training, loaded: Loaded) -> Mended | None:
         member, tensors = training.member, loaded.tensors
         mended = None
-        if member.replay is not None:
-            mended = fill_stores(loaded, [(self._files_of(member.layout), member.replay, loaded.state["replay"])])
+        if member.store is not None:
+            mended = fill_stores(loaded, [(self._files_of(member.layout), member.store, loaded.state["replay"])])
         load_member(training, tensors, loaded.state)
         member.acting.load_state_dict(member.learner.network.state_dict())
         arrays = {

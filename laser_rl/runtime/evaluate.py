@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from laser_rl import checkpoint
-from laser_rl.agent.learner import load_network
+from laser_rl.agent.parameters import load_network
 from laser_rl.agent.policy import Policy, Seen
 from laser_rl.agent.stacking import FrameStack
 from laser_rl.checkpoint import Loaded
@@ -95,7 +95,7 @@ def load_trained(run_dir: Path, member: str | int | None = None) -> Trained:
     config, number = config_of(run_dir, member)
     loaded = newest(run_dir)
     # Played where we are, not where it was trained.
-    trained = trained_from(loaded, config, spec_of(config), number, device_of("auto"))
+    trained = trained_from(loaded, config, spec_of(config.environment.id, config), number, device_of("auto"))
     torch.set_num_threads(threads_of(config, trained.network))
     return trained
 
@@ -108,9 +108,12 @@ def newest(run_dir: Path) -> Loaded:
     return loaded
 
 
-def spec_of(config: Config) -> EnvironmentSpec:
-    """What the environment looks like; it is opened once to be looked at."""
-    source = config.environment.id
+def spec_of(source: EnvironmentSource, config: Config) -> EnvironmentSpec:
+    """What an environment looks like; it is opened once to be looked at, in as few slots as it can be.
+
+    >>> spec_of("laser/Catch", Config()).observation.shape
+    (10, 5, 1)
+    """
     environments = open_environments(source, config.environment, seed=0, lockstep=True, slots=task_count(source))
     environments.close()
     return environments.spec

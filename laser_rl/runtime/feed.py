@@ -3,7 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from torch import cuda
 
@@ -12,6 +12,7 @@ from laser_rl.ports import Delivery, UnrollInbox
 from laser_rl.replay.ahead import Exhausted
 from laser_rl.replay.frames import DeviceBatch
 from laser_rl.runtime.build import Member, batch_of
+from laser_rl.runtime.ranks import Lent
 from laser_rl.runtime.training import Training
 from laser_rl.runtime.waiting import Gate, Waiting
 from laser_rl.types import Batch
@@ -70,27 +71,35 @@ class Crate:
         there: where it goes; None if the learner reads the host's memory.
         handover: between the stream that uploads and the one that learns.
         stream: that uploads.
+        lent: where `host` is rank 0's part of a batch that several ranks learn from.
     """
 
     def __init__(
-        self, host: Batch, there: DeviceBatch | None, handover: Handover, stream: "cuda.Stream | None" = None
+        self,
+        host: Batch,
+        there: DeviceBatch | None,
+        handover: Handover,
+        stream: "cuda.Stream | None" = None,
+        lent: Lent | None = None,
     ) -> None:
-        self._host, self._there, self._handover, self._stream = host, there, handover, stream
+        self._host, self._there, self._handover, self._stream, self._lent = host, there, handover, stream, lent
 
     @classmethod
     def of(cls, member: Member, stream: "cuda.Stream | None") -> "Crate":
         """For the batches of a member; `stream` is None on a CPU."""
-        host, device = batch_of(member), member.learner.device
+        lent, device = None if member.ranks is None else member.ranks.lend(), member.learner.device
+        host = batch_of(member) if lent is None else lent.own
         if stream is None:
-            return cls(host, None, Handover(device))
+            return cls(host, None, Handover(device), lent=lent)
         there = DeviceBatch(member.layout, host, device)
         there.record_stream(stream)
-        return cls(host, there, Handover(device), stream)
+        return cls(host, there, Handover(device), stream, lent)
 
     def fill(self, fill: Callable[[Batch], None]) -> None:
         """In the thread that gathers."""
         self._handover.await_written("the thread that gathers", "the upload of a batch")
-        fill(self._host)
+        with nullcontext(self._host) if self._lent is None else self._lent.filling() as whole:
+            fill(whole)
         if self._there is not None:
             with on(self._stream), self._handover.write():
                 self._there.copy_from(self._host)
@@ -98,5 +107,7 @@ class Crate:
     @contextmanager
     def read(self) -> Iterator[Batch]:
         """Around an update, in the learner's thread; the host does not wait for the upload."""
+        if self._lent is not None:
+            self._lent.choose()
         with self._handover.read():
             yield self._host if self._there is None else self._there.batch

@@ -69,7 +69,7 @@ def load_shown(run_dir: Path, member: str | int | None, device: torch.device, *,
     is the parameters of the earlier checkpoints that are still on disk.
     """
     config, number = config_of(run_dir, member)
-    loaded, spec = newest(run_dir), spec_of(config)
+    loaded, spec = newest(run_dir), spec_of(config.environment.id, config)
     trained = trained_from(loaded, config, spec, number, device)
     torch.set_num_threads(threads_of(config, trained.network))
     bound = float(group_of(loaded.tensors, "learner", number)["bound"])

@@ -10,9 +10,11 @@ from laser_rl.config import Config
 from laser_rl.evaluation.statistics import EvalResult
 from laser_rl.metrics.sink import Sink
 from laser_rl.networks.build import TorsoSource
-from laser_rl.runtime.build import EnvironmentSource, Member, build_member
+from laser_rl.runtime.build import EnvironmentSource, Member, build_member, slots_of
+from laser_rl.runtime.child import MOST_RESTARTS
 from laser_rl.runtime.directory import RunDirectory
 from laser_rl.runtime.local import run_local
+from laser_rl.runtime.ranks import RankLost
 from laser_rl.runtime.recording import recorded
 from laser_rl.runtime.serial import run_serial
 from laser_rl.runtime.stop import FINISHED, signals
@@ -46,14 +48,23 @@ def train(
 ) -> Result:
     """Train one member until its steps are done; goes on from the newest checkpoint of `directory`, if there is one.
 
-    The environments are closed at the end, whatever the end is.
+    The environments are closed at the end, whatever the end is. Where other devices learn with it and one of them is lost, all is built
+    again, and goes on from the newest checkpoint: what a broken update left in the memory of a card is not to be trusted.
     """
-    member = build_member(config, source, torso)
-    try:
-        training = prepare(member, directory, sinks=sinks, callbacks=callbacks)
-        return run(training)
-    finally:
-        member.environments.close()
+    lost, lost_at = 0, -1
+    while True:
+        member, training = build_member(config, source, torso), None
+        try:
+            training = prepare(member, directory, sinks=sinks, callbacks=callbacks)
+            return run(training)
+        except RankLost as error:
+            steps = -1 if training is None else training.steps
+            lost, lost_at = (lost + 1 if steps <= lost_at else 1), max(steps, lost_at)
+            if directory is None or lost > MOST_RESTARTS or slots_of(member.source) is not None:
+                raise
+            log.warning("%s; the run goes on from there by itself", error)
+        finally:
+            member.close()
 
 
 def prepare(
@@ -68,8 +79,8 @@ def prepare(
     training = Training(member, sinks=sinks, callbacks=callbacks, save=save)
     training.run_dir = None if directory is None else directory.path
     if directory is None or not directory.restore(training):
-        if member.replay is not None:
-            warm_start(member.replay, member.config, members=1)
+        if member.store is not None:
+            warm_start(member.store, member.config, members=1)
         member.actor.begin()
     return training
 

@@ -10,6 +10,8 @@ No thread waits for another's stream, and the learner's waits for the card only 
 import queue
 import threading
 from collections import deque
+from collections.abc import Callable
+from typing import Protocol
 
 import torch
 
@@ -20,12 +22,23 @@ from laser_rl.ports import Delivery, ParameterMailbox, StopSignal, UnrollInbox
 from laser_rl.replay.ahead import Ahead
 from laser_rl.runtime.build import Member, keep_in_step, learn
 from laser_rl.runtime.busy import Busy
+from laser_rl.runtime.depths import queues
 from laser_rl.runtime.feed import Crate, Feed
 from laser_rl.runtime.mailbox import ThreadMailbox
 from laser_rl.runtime.stop import FINISHED
 from laser_rl.runtime.training import Training
 from laser_rl.runtime.waiting import GIVE_UP_S, PATIENCE_S, Gate, Waiting, join
-from laser_rl.types import Episode, empty_unrolls
+from laser_rl.types import Batch, Episode, empty_unrolls
+
+
+class Supply(Protocol):
+    """Where a learner's batches come from: a `Feed`, or what other machines send."""
+
+    def ready(self, timeout_s: float) -> bool:
+        """Whether a batch can be filled, after waiting so long at most; `Exhausted` when nothing will ever come again."""
+
+    def fill(self, batch: Batch) -> None:
+        """One batch."""
 
 
 class ThreadInbox:
@@ -48,6 +61,10 @@ class ThreadInbox:
             return self._queue.get(timeout=timeout_s)
         except queue.Empty:
             return None
+
+    def depth(self) -> int:
+        """Deliveries that wait."""
+        return self._queue.qsize()
 
 
 def run_actor(
@@ -112,16 +129,12 @@ def run_local(training: Training) -> None:
             acting.clear()
 
     thread = threading.Thread(target=act, name="actor", daemon=True)
-    ahead, busy = _gathered(member, feed), _measured(training)
+    ahead = gathered(member, feed)
+    learning = Learning(training, ahead, mailbox, lambda: training.between(locks, settle=feed.settle))
     thread.start()
     try:
-        while (crate := _next(ahead, busy)) is not None:
-            with crate.read() as batch, busy.learning():
-                learn(member, batch, progress=training.progress)
-                mailbox.publish(learner.flat.value, learner.version)
-            ahead.give_back(crate)
-            training.learned()
-            training.between(locks, settle=feed.settle)
+        with queues(training, inbox=inbox.depth, batches=ahead.depth):
+            learning.run()
     finally:
         stop.request(FINISHED)
         ahead.close()
@@ -129,7 +142,36 @@ def run_local(training: Training) -> None:
         feed.settle()
 
 
-def _gathered(member: Member, feed: Feed) -> Ahead[Crate]:
+class Learning:
+    """The learner's loop: an update from each batch, until there are no more.
+
+    Args:
+        training: of the member.
+        ahead: batches.
+        mailbox: gets the parameters of each update.
+        between: called after each update.
+    """
+
+    def __init__(
+        self, training: Training, ahead: Ahead[Crate], mailbox: ParameterMailbox, between: Callable[[], None]
+    ) -> None:
+        self._training, self._ahead, self._mailbox, self._between = training, ahead, mailbox, between
+        self._busy = _measured(training)
+
+    def run(self) -> None:
+        """Until the batches end."""
+        training, ahead, busy = self._training, self._ahead, self._busy
+        member, learner = training.member, training.member.learner
+        while (crate := _next(ahead, busy)) is not None:
+            with crate.read() as batch, busy.learning():
+                learn(member, batch, progress=training.progress)
+                self._mailbox.publish(learner.flat.value, learner.version)
+            ahead.give_back(crate)
+            training.learned()
+            self._between()
+
+
+def gathered(member: Member, feed: Supply) -> Ahead[Crate]:
     """On a GPU one more: the learner's thread gives a batch back when the card has yet to read it."""
     stream = own_stream(member.learner.device, "uploading")
     crates = [Crate.of(member, stream) for _ in range(2 if stream is None else 3)]

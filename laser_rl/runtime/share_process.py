@@ -27,8 +27,8 @@ from laser_rl.runtime.permits import Permits
 from laser_rl.runtime.saving import load_learner
 from laser_rl.runtime.sparing import Sparing
 from laser_rl.runtime.stop import FINISHED, deaf
+from laser_rl.runtime.supervision import exploit_of
 from laser_rl.runtime.sweep import SweepTraining, run_sweep
-from laser_rl.sweep.pbt import Exploit
 from laser_rl.sweep.settings import sweep_from
 from laser_rl.types import UnrollLayout
 
@@ -94,8 +94,7 @@ class Share(SweepTraining):
             self._obey(self._waiting.pop(0))
 
     def _obey(self, order: Mapping[str, Any]) -> None:
-        values = order["exploit"]
-        exploit = Exploit(**{**values, "score": float("nan") if values["score"] is None else values["score"]})
+        exploit = exploit_of(order["exploit"])
         place = self.numbers.index(exploit.member)
         state = self.board.get(exploit.donor)
         if exploit.number <= self.applied[exploit.member] or state is None:

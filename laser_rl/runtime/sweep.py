@@ -169,30 +169,15 @@ class SweepTraining:
 
     def apply(self, place: int, exploit: Exploit, tensors: Mapping[str, Any]) -> None:
         """The member in this place becomes a changed copy of its donor."""
-        training = self.trainings[place]
-        training.member.learner.adopt(tensors)
-        training.member.learner.tune(exploit.after)
-        training.window.forget()
-        values: dict[str, Value] = {"donor": exploit.donor, "score": exploit.score, "donor_score": exploit.donor_score}
-        values |= {f"before_{name}": value for name, value in exploit.before.items()}
-        values |= {f"after_{name}": value for name, value in exploit.after.items()}
-        training.announce("exploit", values)
+        become(self.trainings[place], exploit, tensors)
 
     def standing(self) -> list[Standing]:
         """Where each member is."""
-        rows = []
-        for number, training in zip(self.numbers, self.trainings, strict=True):
-            score = fitness(training.window.numbers())
-            learner = training.member.learner
-            if learner.recovery.counts.failing or not learner.flat.value.isfinite().all():
-                score = math.nan  # its returns were good, but there is nothing left to copy
-            rows.append(Standing(number, training.steps, training.window.episodes, score))
-        return rows
+        return [standing_of(number, training) for number, training in zip(self.numbers, self.trainings, strict=True)]
 
     def tuned(self, place: int) -> dict[str, float]:
         """Present values of what PBT moves."""
-        learner, names = self.trainings[place].member.learner, self.sweep.pbt.tuned if self.sweep.pbt else ()
-        return {name: learner.setting(name) for name in names}
+        return tuned_of(self.trainings[place], self.sweep)
 
     def report(self) -> None:
         """The last rows."""
@@ -248,6 +233,31 @@ class SweepTraining:
             self.pbt.load_state_dict(state["pbt"])
         for place, training in enumerate(self.trainings):
             self.pace.move(place, training.steps)
+
+
+def become(training: Training, exploit: Exploit, tensors: Mapping[str, Any]) -> None:
+    """A member becomes a changed copy of its donor, whose tensors these are."""
+    training.member.learner.adopt(tensors)
+    training.member.learner.tune(exploit.after)
+    training.window.forget()
+    values: dict[str, Value] = {"donor": exploit.donor, "score": exploit.score, "donor_score": exploit.donor_score}
+    values |= {f"before_{name}": value for name, value in exploit.before.items()}
+    values |= {f"after_{name}": value for name, value in exploit.after.items()}
+    training.announce("exploit", values)
+
+
+def standing_of(number: int, training: Training) -> Standing:
+    """Where a member is."""
+    score, learner = fitness(training.window.numbers()), training.member.learner
+    if learner.recovery.counts.failing or not learner.flat.value.isfinite().all():
+        score = math.nan  # its returns were good, but there is nothing left to copy
+    return Standing(number, training.steps, training.window.episodes, score)
+
+
+def tuned_of(training: Training, sweep: SweepConfig) -> dict[str, float]:
+    """A member's present values of what PBT moves."""
+    learner, names = training.member.learner, sweep.pbt.tuned if sweep.pbt else ()
+    return {name: learner.setting(name) for name in names}
 
 
 def run_sweep(training: SweepTraining, wait_s: float = 0.0005) -> None:

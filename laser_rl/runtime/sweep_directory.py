@@ -124,6 +124,10 @@ class SweepDirectory:
         self.log.close()
         self._lock.release()
 
+    def keep(self, store: int, files: Segments) -> None:
+        """The files of a store that somebody else writes: they are in every checkpoint from now on, and go back with one that fails."""
+        self._segments[store] = files
+
     def _files_of(self, store: int, layout: UnrollLayout) -> Segments:
         return self._segments.setdefault(store, Segments(self.path, layout, store))
 
@@ -138,8 +142,9 @@ def stores_of(training: SweepTraining) -> list[Replay]:
     """The stores of a sweep, each once, in the order of the members."""
     stores: list[Replay] = []
     for member in training.crew.members:
-        if member.replay is not None and not any(member.replay is store for store in stores):
-            stores.append(member.replay)
+        own = member.store
+        if own is not None and not any(own is store for store in stores):
+            stores.append(own)
     return stores
 
 

@@ -8,6 +8,7 @@ from laser_rl.agent.own_relevance import require_relevance
 from laser_rl.metrics.sink import Sink
 from laser_rl.networks.build import TorsoSource
 from laser_rl.runtime.build import EnvironmentSource
+from laser_rl.runtime.cluster.settings import ClusterSettings
 from laser_rl.runtime.crew_build import build_crew
 from laser_rl.runtime.evaluate import trained_of
 from laser_rl.runtime.processes import run_processes
@@ -29,11 +30,16 @@ def sweep(
     torso: TorsoSource | None = None,
     sinks: Sequence[Sink] = (),
     callbacks: Sequence[Callback] = (),
+    cluster: ClusterSettings | None = None,
 ) -> SweepEnd:
-    """Run a sweep until all members have done their steps; goes on from the newest checkpoint of `directory`, if there is one."""
+    """Run a sweep until all members have done their steps; goes on from the newest checkpoint of `directory`, if there is one.
+
+    With `cluster` it runs there, otherwise on this machine.
+    """
     path = None if directory is None else directory.path
     with recorded(path, config.base.run, source=source, network=torso) as films:
-        end = _sweep(config, directory, source=source, torso=torso, sinks=sinks, callbacks=callbacks)
+        more: dict[str, Any] = {"source": source, "torso": torso, "sinks": sinks, "callbacks": callbacks}
+        end = _sweep(config, directory, **more) if cluster is None else _sweep_there(config, directory, cluster, **more)
         if films is not None and end.interrupted is None:
             films.finish()
     return end
@@ -48,8 +54,7 @@ def _sweep(
     sinks: Sequence[Sink],
     callbacks: Sequence[Callback],
 ) -> SweepEnd:
-    for member in config.configs:
-        require_relevance(member.loss.trust)
+    _require_relevance(config)
     count = process_count(config)
     if count > 1:
         return run_processes(config, directory, count, source=source, torso=torso, sinks=sinks, callbacks=callbacks)
@@ -64,6 +69,20 @@ def _sweep(
         return finish(training)
     finally:
         crew.close()
+
+
+def _sweep_there(
+    config: SweepConfig, directory: SweepDirectory | None, cluster: ClusterSettings, **more: Any
+) -> SweepEnd:
+    from laser_rl.runtime.cluster.launch import run_cluster  # noqa: PLC0415 - nobody else waits for it
+
+    _require_relevance(config)
+    return run_cluster(config, directory, cluster, **more)
+
+
+def _require_relevance(config: SweepConfig) -> None:
+    for member in config.configs:
+        require_relevance(member.loss.trust)
 
 
 def finish(training: SweepTraining) -> SweepEnd:

@@ -57,6 +57,10 @@ class SweepConfig(Frozen):
         count = max(math.prod(map(len, self.grid.values())) if self.grid else 0, self.draws, len(self.members))
         if count > MOST_MEMBERS:
             raise ValueError(f"{count:,} members were asked for, expected at most {MOST_MEMBERS:,}; leave values out")
+        if self.base.run.devices > 1:
+            raise ValueError(
+                f"run.devices is {self.base.run.devices}, but members of a sweep have a device each; leave it out, or train one agent"
+            )
         if self.pbt is not None and self.pbt.score_low is not None and len(tasks_of(self.base.environment.id)) > 1:
             raise ValueError(
                 "scores of a mixture of tasks are normalised already; leave pbt.score_low and score_high out"

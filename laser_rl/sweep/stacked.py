@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from laser_rl.agent.learner import Learner, ages
+from laser_rl.agent.learner import Learner
 from laser_rl.agent.loss import columns, differences, hyper_of, laser_loss
 from laser_rl.agent.optimiser import build_optimiser, move_state
 from laser_rl.agent.parameters import shaped
 from laser_rl.agent.policy import Decision, Seen, decide
-from laser_rl.agent.tally import EVERY, tally
+from laser_rl.agent.tally import EVERY, ages, tally
 from laser_rl.networks.memory import NoMemory
 from laser_rl.networks.stacked import side_by_side
 from laser_rl.networks.torso import MLP

@@ -164,15 +164,31 @@ def test_the_index_comes_first_and_a_part_of_a_file_is_none(tmp_path):
         assert not whole_mp4(path)
 
 
+def an_encoder(folder, script):
+    """A program that is called instead of ffmpeg.
+
+    Another process writes it: a thread that starts a program of its own meanwhile would hold it open, and it could not be executed.
+    """
+    (folder / "script").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "script").chmod(0o755)
+    subprocess.run(["cp", folder / "script", folder / "ffmpeg"], check=True, timeout=60)
+    return folder / "ffmpeg"
+
+
+def test_an_encoder_that_cannot_be_started_says_what_to_do(tmp_path, monkeypatch):
+    imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
+    monkeypatch.setattr(imageio_ffmpeg._io, "get_ffmpeg_exe", lambda: str(tmp_path))
+    with pytest.raises(FilmFailed, match="free some space"):
+        record(Fading((64, 64)), act_one, tmp_path / "a.mp4")
+
+
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # imageio leaves the pipe to a dead ffmpeg open
 @pytest.mark.parametrize("script", ["exit 1", "cat > /dev/null"], ids=["dies", "writes nothing"])
 def test_an_encoder_that_fails_leaves_the_old_film_and_says_what_to_do(tmp_path, monkeypatch, script):
     imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
-    program = tmp_path / "ffmpeg"
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o755)
+    program = an_encoder(tmp_path, script)
     path = tmp_path / "videos" / "a.mp4"
     path.parent.mkdir()
     path.write_bytes(b"old")

@@ -19,6 +19,7 @@ class Consignment(NamedTuple):
     parcel: Parcel
     episodes: list[Episode]
     steps: int
+    faults: dict[str, int] = {}  # noqa: RUF012 - never written to: what the environments survived since the last delivery
 
 
 class Published(NamedTuple):

@@ -1,6 +1,7 @@
 """Ray itself, which need not be installed: imported when it is first used, and asked to send nothing home."""
 
 import functools
+import importlib.util
 import os
 from typing import Any
 
@@ -16,6 +17,12 @@ def ray() -> Any:
     except ImportError as error:
         raise MissingExtra("a cluster", "cluster") from error
     return library
+
+
+def require_ray() -> None:
+    """Refuse before anything is trained, if Ray is not there; it is not loaded for that."""
+    if importlib.util.find_spec("ray") is None:
+        raise MissingExtra("--cluster", "cluster")
 
 
 def placed(node: str) -> Any:

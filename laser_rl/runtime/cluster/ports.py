@@ -9,7 +9,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -30,6 +30,15 @@ STAY_S = 10.0  # how long a question stays with the desk
 Result = TypeVar("Result")
 AT_ONCE = 16  # deliveries that a learner takes with one call
 GONE = "the desk of this run is gone"
+
+
+class Taken(NamedTuple):
+    """A `Consignment` that was unsealed."""
+
+    packed: Packed
+    episodes: list[Episode]
+    steps: int
+    faults: dict[str, int]
 
 
 class RayInbox:
@@ -58,13 +67,18 @@ class RayInbox:
 
     def put_sealed(self, parcel: Parcel, episodes: Sequence[Episode], steps: int, timeout_s: float) -> bool:
         """The same for unrolls that were sealed already, for a shard."""
+        return self.settled(self.ask(Consignment(parcel, list(episodes), steps), timeout_s), CALL_S + timeout_s)
+
+    def ask(self, sent: Consignment, stay_s: float = STAY_S) -> RayAnswer[bool]:
+        """Ask the desk to take a delivery, which may wait so long for room; `settled` is to be asked next, with the answer."""
         if self._stream is None:
             raise ValueError("put() into an inbox without a stream; give it the name of the sender")
-        answer: RayAnswer[bool] = RayAnswer(
-            self._desk.put.remote(self._stream, self._number, Consignment(parcel, list(episodes), steps), timeout_s)
-        )
+        return RayAnswer(self._desk.put.remote(self._stream, self._number, sent, stay_s))
+
+    def settled(self, answer: RayAnswer[bool], timeout_s: float) -> bool:
+        """Whether the delivery was taken. If not, and the answer is `done`, ask again with the same delivery."""
         try:
-            there = _from_desk(answer, "take unrolls", timeout_s)
+            there = awaited(answer, "a runner", "the desk to take unrolls", timeout_s)
         except (AnswerLost, TimeoutError):
             return False  # if it has come in, the desk says so when it comes again under the same number
         self._number += there
@@ -77,10 +91,10 @@ class RayInbox:
             return None
         return Delivery(unpack(self._layout, unseal(self._layout, taken.parcel)), taken.episodes, taken.steps)
 
-    def take_packed(self, timeout_s: float) -> tuple[Packed, list[Episode], int] | None:
+    def take_packed(self, timeout_s: float) -> "Taken | None":
         """The same for `Mixer.queue`."""
         taken = self.take_sealed(timeout_s)
-        return None if taken is None else (unseal(self._layout, taken.parcel), taken.episodes, taken.steps)
+        return None if taken is None else Taken(unseal(self._layout, taken.parcel), *taken[1:])
 
     def take_sealed(self, timeout_s: float) -> Consignment | None:
         """The same as it came. A call that is not answered in time is kept: its deliveries are the next ones."""

@@ -56,6 +56,10 @@ class _Draw:
     born: float
 
 
+class Emptied(TimeoutError):
+    """All that could be drawn is gone, and nothing has come since."""
+
+
 class ShardedReplay:
     """For a `Mixer` and for `Uniform`, in place of a `Replay`; thread safe.
 
@@ -68,6 +72,7 @@ class ShardedReplay:
         codec: of the shards.
         near_form: how a shard on the same node sends frames; see ADR 0027.
         answer_s: a shard that has not answered in this time is left out until it does.
+        empty_s: how long a draw waits for shards that hold nothing before it raises `Emptied`; None: as long as anybody waits.
 
     >>> from laser_rl.replay import Counts, Mixer
     >>> from laser_rl.runtime.cluster.near import NearShard
@@ -94,11 +99,12 @@ class ShardedReplay:
         codec: Codec | None = None,
         near_form: Form = "as held",
         answer_s: float = ANSWER_S,
+        empty_s: float | None = None,
     ) -> None:
         self.layout = layout
         self.codec: Codec = codec or resolve_codec(layout, "auto")
         self.census = Census(shards, exact=ahead == 0, answer_s=answer_s)
-        self._depth, self._near_form, self._answer_s = ahead, near_form, answer_s
+        self._depth, self._near_form, self._answer_s, self._empty_s = ahead, near_form, answer_s, empty_s
         self._unpacking = Unpacking(layout)
         self._under_way: dict[int, deque[_Draw]] = {}  # by their count of columns, oldest first
         self._lock = threading.Lock()  # of what is under way
@@ -199,8 +205,10 @@ class ShardedReplay:
 
     def _spans(self) -> Spans:
         """What there is to draw from; waits until there is something."""
-        spans, waiting = self.census.spans(), None
+        spans, waiting, begun = self.census.spans(), None, time.monotonic()
         while not len(spans):
+            if self._empty_s is not None and time.monotonic() - begun > self._empty_s:
+                raise Emptied(f"no shard of the replay has held anything for {self._empty_s:.0f} s ({self.census})")
             waiting = waiting or Waiting("the learner", f"a shard of the replay that holds unrolls ({self.census})")
             waiting.again()
             time.sleep(PATIENCE_S / 10)

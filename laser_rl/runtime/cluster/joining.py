@@ -1,0 +1,105 @@
+"""Into a Ray cluster and out of it again: with a token, without telling anybody."""
+
+import atexit
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from laser_rl.errors import ConfigError
+from laser_rl.runtime.cluster.loading import ray
+from laser_rl.runtime.cluster.nodes import HeadLost
+
+log = logging.getLogger("laser_rl.runtime")
+LEAST_STORE, MOST_STORE = 100 << 20, 4 << 30  # bytes of shared memory on a machine of one's own
+TOKEN_FILE = Path("~/.ray/auth_token")
+
+
+@contextlib.contextmanager
+def joined(address: str) -> Iterator[None]:
+    """For as long as the block lasts; a cluster that this process has joined already stays joined.
+
+    Args:
+        address: "auto", "local", host:port or ray://host:port.
+    """
+    own_token = _authenticate()
+    library = ray()
+    if library.is_initialized():
+        yield
+        return
+    _connect(library, address, own_token=own_token)
+    try:
+        yield
+    except HeadLost:
+        _abandon(library)
+        raise
+    except BaseException:
+        library.shutdown()
+        raise
+    library.shutdown()
+
+
+def _abandon(library: Any) -> None:
+    """Of a cluster whose head is gone nobody takes leave: Ray would wait for it for a minute, and then crash this process.
+
+    It also crashes an interpreter that ends, so that nobody would see our exit status; that is why the end is cut short.
+    """
+    atexit.unregister(library.shutdown)
+    atexit.register(_end_at_once)
+
+
+def _end_at_once() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(HeadLost.exit_status)
+
+
+def _authenticate() -> bool:
+    """Token authentication, unless the user has said otherwise; True if there was no token and one was made for this process alone."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if os.environ.setdefault("RAY_AUTH_MODE", "token") != "token":
+        return False
+    given = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
+    if given or TOKEN_FILE.expanduser().exists():
+        return False
+    os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    return True
+
+
+def _connect(library: Any, address: str, *, own_token: bool) -> None:
+    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+    own = {"address": "local", "include_dashboard": False, "object_store_memory": _store_bytes()}
+    try:
+        library.init(**quiet, **(own if address == "local" else {"address": address}))
+    except Exception as error:
+        if address == "auto" and isinstance(error, ConnectionError) and not _refused(error):
+            log.info("no Ray cluster runs here; one is started on this machine")
+            library.init(**quiet, **own)
+            return
+        hint = (
+            "set RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH, to the token that it was started with (or RAY_AUTH_MODE=disabled, if it has none)"
+            if own_token or _refused(error)
+            else "start one with 'ray start --head', look at 'ray status', or use --cluster auto"
+        )
+        raise ConfigError(f"there is no way into the Ray cluster {address!r}: {_first_line(error)}; {hint}") from None
+
+
+def _refused(error: Exception) -> bool:
+    said = f"{type(error).__name__} {error}".lower()
+    return "token" in said or "unauthenticated" in said or "authentication" in said
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
+
+
+def _store_bytes() -> int:
+    """Deliveries and parameters on their way are small; the replay is no part of it."""
+    free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").exists() else LEAST_STORE  # noqa: S108 - only looked at
+    return max(LEAST_STORE, min(MOST_STORE, free // 3))

@@ -1,0 +1,43 @@
+"""From the settings of a sweep to a finished sweep on a cluster."""
+
+from collections.abc import Sequence
+
+from laser_rl.errors import ConfigError
+from laser_rl.metrics.sink import Sink
+from laser_rl.networks.build import TorsoSource
+from laser_rl.runtime.build import EnvironmentSource
+from laser_rl.runtime.cluster.joining import joined
+from laser_rl.runtime.cluster.lock_step import LockStep
+from laser_rl.runtime.cluster.settings import ClusterSettings, require_possible
+from laser_rl.runtime.cluster.supervisor import ClusterSupervisor
+from laser_rl.runtime.results import SweepEnd
+from laser_rl.runtime.sweep_directory import SweepDirectory
+from laser_rl.runtime.training import Callback
+from laser_rl.sweep.settings import SweepConfig
+
+
+def run_cluster(
+    sweep: SweepConfig,
+    directory: SweepDirectory | None,
+    cluster: ClusterSettings,
+    *,
+    source: EnvironmentSource | None = None,
+    torso: TorsoSource | None = None,
+    sinks: Sequence[Sink] = (),
+    callbacks: Sequence[Callback] = (),
+) -> SweepEnd:
+    """Run a sweep on a cluster; ConfigError for what cannot be sent there, before anything is started."""
+    if directory is None:
+        raise ConfigError(
+            "a sweep on a cluster needs a run directory: its checkpoints are all that outlives it; give one"
+        )
+    if (source is not None and not isinstance(source, str)) or torso is not None:
+        raise ConfigError(
+            "a sweep on a cluster needs an environment by id or 'module:callable' and one of our own networks; "
+            "leave out cluster to use objects of your own"
+        )
+    require_possible(sweep, cluster)
+    others = [sink for sink in sinks if sink is not directory.log]  # the supervisor writes into the log itself
+    kind = LockStep if sweep.base.run.runtime == "serial" else ClusterSupervisor
+    with joined(cluster.address):
+        return kind(sweep, directory, cluster, sinks=others, callbacks=callbacks).run()

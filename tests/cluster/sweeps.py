@@ -1,0 +1,66 @@
+"""Sweeps on a cluster, for tests: small ones, and what identifies their parameters."""
+
+import contextlib
+import hashlib
+import os
+import signal
+import time
+
+from laser_rl.runtime.cluster.launch import run_cluster
+from laser_rl.runtime.cluster.loading import ray
+from laser_rl.runtime.cluster.settings import ClusterSettings
+from laser_rl.runtime.sweep_directory import SweepDirectory
+from laser_rl.runtime.sweep_launch import sweep
+from laser_rl.sweep.settings import SweepConfig
+from tests.runtime.small import small
+
+RATES = (5e-4, 1e-3, 4e-3)
+
+
+def small_sweep(environment="laser/Catch", *, rates=RATES, share="shared", pbt=None, runtime="local", **settings):
+    base = small(environment, **{"run.runtime": runtime, "capacity_steps": 6_000, **settings})
+    return SweepConfig(base=base, grid={"learning_rate": list(rates)}, stack="off", share=share, pbt=pbt)
+
+
+def finished(config, path, cluster=None, **more):
+    """Run to the end; on a cluster if one is given."""
+    directory = SweepDirectory(path, config)
+    try:
+        return sweep(config, directory, sinks=[directory.log], cluster=cluster, **more)
+    finally:
+        directory.close()
+
+
+def on_cluster(config, path, runners=1, **more):
+    directory = SweepDirectory(path, config)
+    try:
+        return run_cluster(config, directory, ClusterSettings(runners=runners), sinks=[directory.log], **more)
+    finally:
+        directory.close()
+
+
+def hashes(end):
+    """Of each member's parameters."""
+    return [
+        hashlib.sha256(
+            b"".join(p.detach().cpu().numpy().tobytes() for p in one.trained.network.parameters())
+        ).hexdigest()
+        for one in end.members
+    ]
+
+
+def pid_of(actor):
+    """Of an actor that is not at work in one long call."""
+    return ray().get(actor.__ray_call__.remote(lambda _: os.getpid()), timeout=60)
+
+
+def kill(pid):
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def wait_until(holds, seconds, what):
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
