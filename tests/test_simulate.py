@@ -153,7 +153,7 @@ def test_the_same_seed_gives_the_same_numbers_and_another_does_not():
     [
         (Cluster(nodes=1), Rates(), "card"),
         (Cluster(nodes=1, case=Case(1, 0.875)), Rates(), "emulators"),
-        (Cluster(nodes=20, shards="one", reports=False), Rates(), "shard"),
+        (Cluster(nodes=16, shards="one", reports=False), Rates(), "shard"),
         (Cluster(nodes=3, link_gbit=1.0, compressed=False, reports=False), QUICK, "link out"),
         (Cluster(nodes=8, members=1, reports=False), Rates(call_learner_s=10e-3, latency_s=1e-3), "learner"),
     ],

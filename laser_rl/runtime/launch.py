@@ -79,8 +79,8 @@ def prepare(
     training = Training(member, sinks=sinks, callbacks=callbacks, save=save)
     training.run_dir = None if directory is None else directory.path
     if directory is None or not directory.restore(training):
-        if member.store is not None:
-            warm_start(member.store, member.config, members=1)
+        if member.replay is not None:
+            warm_start(member.replay, member.config, members=1)
         member.actor.begin()
     return training
 

@@ -13,7 +13,7 @@ from laser_rl.checkpoint.guarded import fitting
 from laser_rl.config import Config
 from laser_rl.envs.scores import tasks_of
 from laser_rl.errors import ConfigError
-from laser_rl.replay.store import Replay
+from laser_rl.replay.sampler import UnrollStore
 from laser_rl.runtime.files import is_sweep, read_config, read_sweep
 
 log = logging.getLogger("laser_rl.runtime")
@@ -35,7 +35,7 @@ def _members_of(run_dir: Path) -> int:
     return own + earlier_members(config)
 
 
-def warm_start(replay: Replay, config: Config, members: int) -> None:
+def warm_start(replay: UnrollStore, config: Config, members: int) -> None:
     """Fill an empty store with the newest unrolls of the run that the configuration names, if it names one.
 
     The members there get the numbers after the `members` that are here. Versions are moved to be at most 0: everything is older than the
@@ -53,7 +53,7 @@ def warm_start(replay: Replay, config: Config, members: int) -> None:
     log.info("the replay begins with %s unrolls of %s", f"{len(replay):,}", run_dir)
 
 
-def _fill(replay: Replay, run_dir: Path, loaded: Loaded, members: int) -> None:
+def _fill(replay: UnrollStore, run_dir: Path, loaded: Loaded, members: int) -> None:
     newest, oldest = _newest(loaded.state), _oldest(loaded.state)
     for entry in loaded.segments:
         first = oldest[entry.first_id // STORE_IDS]

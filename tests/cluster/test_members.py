@@ -1,5 +1,6 @@
 """Runners, learners and checkpoints of a cluster without Ray: what is handed over arrives once, and what is saved comes back."""
 
+import concurrent.futures
 import threading
 import time
 from types import SimpleNamespace
@@ -14,8 +15,11 @@ from laser_rl.replay import Replay
 from laser_rl.replay.ahead import Exhausted
 from laser_rl.replay.parcel import seal
 from laser_rl.replay.records import pack
+from laser_rl.runtime.child import MOST_RESTARTS, ProcessDied
+from laser_rl.runtime.cluster.client import ShardLost
 from laser_rl.runtime.cluster.courier import Courier
 from laser_rl.runtime.cluster.desk import Desk
+from laser_rl.runtime.cluster.hosted import KILLED, Hosted
 from laser_rl.runtime.cluster.intake import FarEnvironments, Intake
 from laser_rl.runtime.cluster.ledger import REPLACED, Ledger, Line, News
 from laser_rl.runtime.cluster.link import Link
@@ -263,6 +267,42 @@ def test_what_a_cluster_cannot_do_is_refused_before_anything_starts(sweep, setti
     require_possible(SweepConfig(base=small("laser/Catch"), grid={"learning_rate": [1e-3]}), ClusterSettings())
 
 
+class Mortal:
+    """An actor that dies at once."""
+
+    def __init__(self, life):
+        self.life = life
+
+    def __getattr__(self, name):
+        future = concurrent.futures.Future()
+        if name == "run":
+            future.set_exception(ShardLost(f"life {self.life} is over"))
+        else:
+            future.set_result(100 + self.life)
+        return SimpleNamespace(remote=lambda: SimpleNamespace(future=lambda: future))
+
+
+def test_an_actor_that_dies_again_and_again_is_started_later_and_later_and_then_no_more(monkeypatch):
+    monkeypatch.setattr("laser_rl.runtime.cluster.hosted.PAUSE_S", 0.05)
+    monkeypatch.setattr("laser_rl.runtime.cluster.hosted.RayAnswer", lambda reference: reference.future())
+    monkeypatch.setattr("laser_rl.runtime.cluster.hosted.ray", lambda: SimpleNamespace(kill=lambda *_, **__: None))
+    hosted, moments = Hosted("runner 0 of member 0", Mortal), []
+    for life in range(MOST_RESTARTS + 1):
+        wait_until(lambda: hosted.ended() is not None)
+        moments.append(time.monotonic())
+        assert (hosted.pid, hosted.ended().status) == (100 + life, KILLED)
+        if life < MOST_RESTARTS:
+            hosted.restart(hosted.ended(), steps=7)
+    with pytest.raises(
+        ProcessDied, match="6 times without a step of its member in between: life 5 is over; 'laser resume'"
+    ):
+        hosted.restart(hosted.ended(), steps=7)
+    pauses = np.diff(moments)
+    assert all(pauses[1:] >= 0.05 * 2.0 ** np.arange(1, MOST_RESTARTS))
+    hosted.restart(hosted.ended(), steps=8)  # with a step in between it is started at once
+    assert hosted.restarts == 1
+
+
 def test_what_looks_for_gaps_and_doubles_after_kills_finds_them():
     """What `test_cluster_faults` says of shards is worth something: here one unroll is taken out, and one is put in again."""
     _, training = finish(small("tests.envs.samples:Telltale", steps=600, slots=2, capacity_steps=6_000))
@@ -273,8 +313,8 @@ def test_what_looks_for_gaps_and_doubles_after_kills_finds_them():
     late = len(names) // 2
     with pytest.raises(AssertionError, match="a gap in the stream of slot"):
         examine(take(whole, [n for n in range(len(names)) if n != late]))
-    twice, _ = examine(take(whole, [*range(len(names)), len(names) - 1][-1:]))
-    assert twice[0] in names
+    again, _ = examine(take(whole, [late]))
+    assert again[0] in names
 
 
 def wait_until(holds, seconds=10.0):

@@ -34,6 +34,7 @@ def one_node():
     started = not ray().is_initialized()
     if started:
         ray().init(
+            address="local",  # not one that others have started on this machine
             num_cpus=1,
             object_store_memory=STORE_BYTES,
             include_dashboard=False,

@@ -237,13 +237,14 @@ def test_ranks_die_with_rank_0(tmp_path):
 def test_a_run_goes_on_with_another_number_of_ranks(tmp_path, first, second):
     """A memory, PopArt and a moving bound: what the ranks carry is in the checkpoint as one device would have it."""
     settings = {"memory": "lstm", "memory_size": 8, "popart": True, "target_acceptance": 0.7}
-    straight, _ = finish(on(1, **settings, **{"run.steps": 400}), tmp_path / "straight")
-    result, _ = finish(on(first, **settings, **{"run.steps": 200}), tmp_path / "run")
-    result.member.close()
-    found, _ = finish(on(second, **settings, **{"run.steps": 400}), tmp_path / "run")
-    found.member.close()
-    assert (found.steps, found.updates) == (straight.steps, straight.updates)
-    mine, theirs = (flat_state(one.member.learner, {"sums", "tally"}) for one in (found, straight))
+    found = []
+    for path, numbers in (("one", (1, 1)), ("several", (first, second))):
+        for devices, steps in zip(numbers, (200, 400), strict=True):
+            result, _ = finish(on(devices, **settings, **{"run.steps": steps}), tmp_path / path)
+            result.member.close()
+        found.append(result)
+    assert (found[0].steps, found[0].updates) == (found[1].steps, found[1].updates)
+    mine, theirs = (flat_state(one.member.learner, {"sums", "tally"}) for one in found)
     assert mine.keys() == theirs.keys()
     for name, value in mine.items():
         np.testing.assert_allclose(value, theirs[name], rtol=1e-3, atol=1e-4, err_msg=name)

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from laser_rl.runtime.cluster.runner import Ended
 
 log = logging.getLogger("laser_rl.runtime")
 KILLED = -9
+PAUSE_S = 1.0  # before the second restart in a row twice this, then twice as much each time
 SHOWN = 2000  # characters of an error
 
 
@@ -32,6 +34,7 @@ class Hosted:
         self._begin()
 
     def _begin(self) -> None:
+        self._due: float | None = None
         self.actor = self._launch(self.life)
         self._pid: RayAnswer[int] = RayAnswer(self.actor.pid.remote())  # answered as soon as it lives
         self._answer: RayAnswer[Ended] | None = RayAnswer(self.actor.run.remote()) if self._runs else None
@@ -40,11 +43,15 @@ class Hosted:
     def pid(self) -> int | None:
         """None while it has none yet, or none any more."""
         with contextlib.suppress(AnswerLost):
-            return self._pid.result(0.0) if self._pid.done() else None
+            return self._pid.result(0.0) if self._due is None and self._pid.done() else None
         return None
 
     def ended(self) -> Ended | None:
-        """How it ended, None while it runs."""
+        """How it ended, None while it runs, or will."""
+        if self._due is not None:
+            if time.monotonic() >= self._due:
+                self._begin()
+            return None
         if self._answer is None or not self._answer.done():
             return None
         try:
@@ -53,7 +60,10 @@ class Hosted:
             return Ended(KILLED, str(error))
 
     def restart(self, ended: Ended, steps: int) -> None:
-        """Another life; `ProcessDied` if it dies again and again before its member has made a step."""
+        """Another life; `ProcessDied` if it dies again and again before its member has made a step.
+
+        The first time at once, then later and later: Ray takes half a minute to see that a node is gone, and places actors there till then.
+        """
         self.restarts = self.restarts + 1 if steps == self._steps else 1
         self._steps = steps
         if self.restarts > MOST_RESTARTS or ended.status == ConfigError.exit_status:
@@ -64,7 +74,10 @@ class Hosted:
         log.warning("%s ended with status %s; it is started again (%s)", self.name, ended.status, _last_line(ended))
         self.kill()
         self.life += 1
-        self._begin()
+        if self.restarts == 1:
+            self._begin()
+        else:
+            self._due = time.monotonic() + PAUSE_S * 2.0 ** (self.restarts - 1)
 
     def kill(self) -> None:
         """End it and all that it started."""
