@@ -35,7 +35,8 @@ from laser_rl.replay.records import allocate
 from laser_rl.replay.sampler import Sampler, Uniform, UnrollStore
 from laser_rl.replay.shared import Ids
 from laser_rl.replay.store import Replay
-from laser_rl.runtime.ranks import Ranks, start_ranks
+from laser_rl.runtime.rank_start import start_ranks
+from laser_rl.runtime.ranks import Ranks
 from laser_rl.runtime.warm_start import earlier_members
 from laser_rl.types import Batch, UnrollLayout
 

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -26,23 +26,20 @@ import safetensors.torch
 import torch
 
 from laser_rl.agent.learner import Learner
-from laser_rl.agent.loss import require_splittable
 from laser_rl.agent.parallel import Alone
 from laser_rl.config import Config
 from laser_rl.envs.channel import Channel
 from laser_rl.envs.records import EnvironmentSpec
 from laser_rl.envs.worker import write_spec
-from laser_rl.errors import ConfigError, UserError
-from laser_rl.networks.build import TorsoSource, family_of
+from laser_rl.errors import UserError
 from laser_rl.runtime.shared_batches import Plan, SharedBatches
 from laser_rl.runtime.team import Place, ProcessTeam, join, lost_contact, meeting
 from laser_rl.runtime.waiting import GIVE_UP_S, PATIENCE_S, SAY_AFTER_S, Waiting
-from laser_rl.types import Batch, UnrollLayout
+from laser_rl.types import Batch
 
 log = logging.getLogger("laser_rl.runtime")
 END_S, KILL_S = 5.0, 30.0
 NOTICE_S = 5.0  # within which the end of a process is seen after a meeting has failed
-CRATES = 3  # the most that a runtime has going round
 # It has to die with us from the first moment on, not only after the seconds that torch takes to be imported.
 ENTRY = (
     "import sys; from laser_rl.envs.worker import die_with; die_with(int(sys.argv[1])); "
@@ -237,7 +234,7 @@ class Ranks:
             number, why = next(iter(self._lost.items()))
             raise RankLost(
                 f"rank {number} of {self.team.size}, which learns from a part of every batch, {why}; what it said is above. 'laser resume' "
-                "goes on from the last checkpoint, with --run.devices 1 if it cannot be helped"
+                "goes on from the last checkpoint, and so does 'laser train' with the same --out and --run.devices 1"
             )
 
     def _explained(self, error: BaseException) -> RankLost:
@@ -331,60 +328,3 @@ class Ranks:
         # another file under that number it would not come back.
         for file in (self.batches.handle, self._state):
             os.close(file)
-
-
-def start_ranks(
-    config: Config,
-    spec: EnvironmentSpec,
-    layout: UnrollLayout,
-    device: torch.device,
-    *,
-    torso: TorsoSource | None = None,
-    sources: int = 1,
-) -> Ranks | None:
-    """The other ranks of a configuration's learner, ready to learn; None if there are none. ConfigError where there cannot be any."""
-    count = config.run.devices
-    if count == 1:
-        return None
-    devices = devices_of(device, count)
-    require_splittable(family_of(spec.action), config.loss, count)
-    reference = None if torso is None else reference_of(torso)
-    if torso is not None and reference is None:
-        raise ConfigError(
-            f"run.devices is {count}, so other processes build the network as well, and cannot import {torso!r}; hand in a class or a "
-            "function of a module (not of the script itself, no lambda, no instance), or use run.devices 1"
-        )
-    plan = Plan(layout, config.loss.batch_unrolls, CRATES, stacked=device.type != "cuda")
-    return Ranks(config, spec, plan, devices, torso=reference, sources=sources)
-
-
-def devices_of(first: torch.device, count: int) -> list[torch.device]:
-    """From the first on; on a CPU all have the same.
-
-    >>> devices_of(torch.device("cpu"), 2)
-    [device(type='cpu'), device(type='cpu')]
-    """
-    if first.type != "cuda":
-        return [first] * count
-    begin, there = first.index or 0, torch.cuda.device_count()
-    if begin + count > there:
-        raise ConfigError(
-            f"run.devices is {count}, from cuda:{begin} on, but torch sees {there} GPUs here; use --run.devices {max(1, there - begin)}"
-        )
-    return [torch.device("cuda", number) for number in range(begin, begin + count)]
-
-
-def reference_of(torso: Callable[..., object] | torch.nn.Module) -> str | None:
-    """What a user's torso is called where another process can import it, "module:name"; None where it cannot.
-
-    >>> reference_of(torch.nn.Linear)
-    'torch.nn.modules.linear:Linear'
-    >>> reference_of(lambda shape: None)
-    """
-    module, name = getattr(torso, "__module__", ""), getattr(torso, "__qualname__", "")
-    found: object = sys.modules.get(module)
-    if isinstance(torso, torch.nn.Module) or module == "__main__" or found is None:
-        return None
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return f"{module}:{name}" if found is torso else None

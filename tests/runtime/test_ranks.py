@@ -22,7 +22,8 @@ from laser_rl.runtime import ranks as module
 from laser_rl.runtime.build import build_member, threads_of
 from laser_rl.runtime.directory import RunDirectory
 from laser_rl.runtime.launch import prepare, run, train
-from laser_rl.runtime.ranks import RankLost, devices_of, reference_of
+from laser_rl.runtime.rank_start import devices_of, reference_of
+from laser_rl.runtime.ranks import RankLost
 from laser_rl.runtime.training import Training
 from laser_rl.sweep.settings import sweep_from
 from tests.agent.teams import flat_state, largest_difference, learner, network
@@ -204,7 +205,7 @@ def test_a_rank_that_does_not_answer_is_waited_for_by_name_and_not_for_ever(monk
     def impatient(*arguments, **named):
         return original(*arguments, **named, timeout_s=20.0)
 
-    monkeypatch.setattr(module, "Ranks", impatient)
+    monkeypatch.setattr("laser_rl.runtime.rank_start.Ranks", impatient)
     member = build_member(on(2, **{"run.steps": 100_000}))
     try:
         training = prepare(member)
