@@ -202,6 +202,8 @@ def test_in_python(fakes, tmp_path):
     ]
     assert "dir" not in wandb.runs[1].given  # a temporary directory would take it along
     assert wandb.runs[0].rows == told_of(tmp_path / "a")
+    LASER("laser/Catch", seed=1, slots=4, run_dir=tmp_path / "a", log_every_updates=10).learn(200).close()
+    assert wandb.runs[-1].id == wandb.runs[0].id  # it goes on there
     with pytest.raises(ConfigError, match="did you mean 'mlflow'"):
         LASER("laser/Catch", track="mflow")
 

@@ -75,6 +75,8 @@ def _authenticate() -> bool:
 def _connect(library: Any, address: str, *, own_token: bool) -> None:
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     own = {"address": "local", "include_dashboard": False, "object_store_memory": _store_bytes()}
+    # Ray starts its actors with a niceness of 15, so that anything else on the machine would go before them. Heard by a new cluster only.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     try:
         library.init(**quiet, **(own if address == "local" else {"address": address}))
     except Exception as error:
