@@ -240,8 +240,7 @@ class RunConfig(Frozen):
     device: str = "auto"
     """cpu, cuda, cuda:1; auto: cuda if there is one."""
     devices: Count = 1
-    """Learn on so many devices at once, from `device` on (cuda:0, cuda:1, ...), each from an equal part of every batch: what is learned is
-    the same. On a CPU so many processes. Not for sweeps."""
+    """Learn on so many devices at once, from `device` on, each from an equal part of every batch; on a CPU so many processes. No sweeps."""
     threads: CountOrNone = 0
     """Threads of one torch operation on the CPU; 0: 1 for small networks, else one a core."""
     graphs: bool = True
@@ -294,10 +293,9 @@ class Config(Frozen):
         if self.network.separate_value and recurrent:
             raise ValueError("network.separate_value: such a value sees nothing of network.memory; leave one out")
         if self.loss.batch_unrolls % self.run.devices:
-            unrolls, devices = self.loss.batch_unrolls, self.run.devices
+            unrolls = f"loss.batch_unrolls is {self.loss.batch_unrolls}"
             raise ValueError(
-                f"run.devices is {devices}, which cannot share loss.batch_unrolls of {unrolls} evenly; use a multiple of {devices}, "
-                f"such as {-(-unrolls // devices) * devices}"
+                f"run.devices is {self.run.devices}, and {unrolls}; use a multiple of it, an equal part for each"
             )
         if self.loss.online_share != "fixed" and self.replay.fraction in {0, 1}:
             raise ValueError(

@@ -51,7 +51,12 @@ def sigma(statistics: Statistics, *, lowest: float = 1e-4, highest: float = 1e6)
 
 
 class Sums(NamedTuple):
-    """What a batch says of each task's targets; those of the parts of a batch add up."""
+    """What a batch says of each task's targets; those of the parts of a batch add up.
+
+    >>> one, other = (Sums(torch.ones(1), torch.full((1,), t), torch.full((1,), t * t)) for t in (2.0, 4.0))
+    >>> [float(sum(both)) for both in zip(one, other)]
+    [2.0, 6.0, 20.0]
+    """
 
     number: Float[Tensor, "tasks"]
     target: Float[Tensor, "tasks"]

@@ -112,7 +112,7 @@ def spec_of(source: EnvironmentSource, config: Config) -> EnvironmentSpec:
     """What an environment looks like; it is opened once to be looked at, in as few slots as it can be.
 
     >>> spec_of("laser/Catch", Config()).observation.shape
-    (10, 5, 1)
+    (50,)
     """
     environments = open_environments(source, config.environment, seed=0, lockstep=True, slots=task_count(source))
     environments.close()

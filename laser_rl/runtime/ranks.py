@@ -12,7 +12,6 @@ import logging
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from socket import socketpair
 from typing import Any
 
 import safetensors.torch
@@ -58,7 +58,7 @@ class _Rank:
 
     def __init__(self, number: int, start: dict[str, Any], files: Sequence[int]) -> None:
         self.number = number
-        self.socket, theirs = socket.socketpair()
+        self.socket, theirs = socketpair()
         with theirs:
             self.process = subprocess.Popen(  # noqa: S603 - our own interpreter and our own code
                 [sys.executable, "-c", ENTRY, str(os.getpid()), str(theirs.fileno())],

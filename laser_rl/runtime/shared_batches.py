@@ -39,6 +39,7 @@ class SharedBatches:
         plan: the same in all processes.
         handle: of the file of another process, to attach to.
 
+    >>> from laser_rl.agent.parallel import Alone
     >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
     >>> ours = SharedBatches(Plan(layout, columns=4, batches=1, stacked=True))
     >>> ours.part(0, Alone()).reward.fill_(3.0).shape
