@@ -110,9 +110,7 @@ def test_a_run_on_two_devices_is_that_of_one_and_leaves_nobody_behind():
 
 
 def test_what_cannot_be_split_is_refused_before_anything_starts(monkeypatch):
-    with pytest.raises(
-        ConfigError, match=r"loss.batch_unrolls is 8; use a multiple of it"
-    ):
+    with pytest.raises(ConfigError, match=r"loss.batch_unrolls is 8; use a multiple of it"):
         on(3, batch_unrolls=8)
     with pytest.raises(ConfigError, match="members of a sweep have a device each"):
         sweep_from({"base": on(2).model_dump(), "grid": {"learning_rate": [1e-3, 2e-3]}})
