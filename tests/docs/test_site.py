@@ -97,7 +97,6 @@ def site(tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
 def test_the_site_is_built_without_a_broken_link_and_loads_nothing_from_elsewhere(site):
     pages = list(site.rglob("*.html"))
     assert len(pages) > 60
