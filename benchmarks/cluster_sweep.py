@@ -18,9 +18,9 @@ from laser_rl.metrics.log import read
 
 QUIET = {"evaluate_every_steps": 0, "evaluate_episodes": 1, "checkpoint_every_steps": 0, "log_every_updates": 20}
 TASKS: Mapping[str, tuple[str, int, dict[str, Any]]] = {
-    "CartPole, 3 members": ("CartPole-v1", 60_000, {"grid": {"learning_rate": [1e-3, 2e-3, 3e-3]}, "slots": 16}),
-    "MinAtar Breakout, 3 members": ("MinAtar/Breakout-v1", 30_000, {"grid": {"learning_rate": [1e-3, 2e-3, 3e-3]}}),
-    "MinAtar Breakout, 1 member": ("MinAtar/Breakout-v1", 60_000, {"grid": {"learning_rate": [1e-3]}}),
+    "CartPole, 3 members": ("CartPole-v1", 20_000, {"grid": {"learning_rate": [1e-3, 2e-3, 3e-3]}, "slots": 16}),
+    "MinAtar Breakout, 3 members": ("MinAtar/Breakout-v1", 10_000, {"grid": {"learning_rate": [1e-3, 2e-3, 3e-3]}}),
+    "MinAtar Breakout, 1 member": ("MinAtar/Breakout-v1", 15_000, {"grid": {"learning_rate": [1e-3]}}),
 }
 
 
