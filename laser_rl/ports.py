@@ -17,11 +17,15 @@ class Delivery(NamedTuple):
     steps: int
 
 
-class UnrollInbox(Protocol):
-    """From actors to the learner: bounded, first in first out."""
+class UnrollOutbox(Protocol):
+    """The actor's end of an inbox."""
 
     def put(self, delivery: Delivery, timeout_s: float) -> bool:
         """False if there was no room in time; the actor keeps what it has and asks again."""
+
+
+class UnrollInbox(UnrollOutbox, Protocol):
+    """From actors to the learner: bounded, first in first out."""
 
     def take(self, timeout_s: float) -> Delivery | None:
         """None if nothing came in time."""

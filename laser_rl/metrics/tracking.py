@@ -45,7 +45,7 @@ class Tracking:
     """The sink that feeds one tracker. What goes wrong there is one warning; the run goes on.
 
     Args:
-        library: its name.
+        tracker: its name.
         about: what a run is, by the number of the member; None: the only one, or all of a sweep together.
         folder: of the run, where its ids are kept; None: nowhere.
         begin: starts a run of the tracker, or goes on with one; None: that of the library.
@@ -68,7 +68,7 @@ class Tracking:
 
     def __init__(
         self,
-        library: str,
+        tracker: str,
         about: Callable[[int | None], About],
         folder: Path | None = None,
         *,
@@ -76,15 +76,15 @@ class Tracking:
         most_waiting: int = MOST_WAITING,
         last_rows_s: float = LAST_ROWS_S,
     ) -> None:
-        self.library, self.dropped = library, 0
-        self._about, self._begin = about, TRACKERS[library] if begin is None else begin
-        self._book = None if folder is None else book_path(folder, library)
+        self.tracker, self.dropped = tracker, 0
+        self._about, self._begin = about, TRACKERS[tracker] if begin is None else begin
+        self._book = None if folder is None else book_path(folder, tracker)
         self._began_s, self._ids = _known_in(self._book)
         self._runs: dict[int, TrackerRun] = {}
         self._queue: queue.Queue[_Waiting | None] = queue.Queue(most_waiting)
         self._last_rows_s, self._end = last_rows_s, "failed"
         self._closing, self._failed = threading.Event(), False
-        self._thread = threading.Thread(target=self._run, name=f"rows for {library}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"rows for {tracker}", daemon=True)
         self._thread.start()
         atexit.register(self.close)  # for a program that does not close its agent
 
@@ -115,14 +115,14 @@ class Tracking:
         self._thread.join(min(_PATIENCE_S, self._last_rows_s))
         if self._thread.is_alive():
             log.info(
-                "the run is over; waiting for %s to take its last rows, %.0f s at most", self.library, self._last_rows_s
+                "the run is over; waiting for %s to take its last rows, %.0f s at most", self.tracker, self._last_rows_s
             )
             self._thread.join(self._last_rows_s)
         if self._failed:
             return
         left = self.dropped + (self._queue.qsize() if self._thread.is_alive() else 0)
         if left or self._thread.is_alive():
-            log.warning("%s was too slow: %d rows did not get there; metrics.jsonl has all of them", self.library, left)
+            log.warning("%s was too slow: %d rows did not get there; metrics.jsonl has all of them", self.tracker, left)
 
     def _run(self) -> None:
         try:
@@ -133,7 +133,7 @@ class Tracking:
         except (Exception, SystemExit) as error:  # whatever a library does, training goes on
             self._failed = True
             said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            log.warning("%s fails and gets no more rows (%s); the run goes on without it", self.library, said)
+            log.warning("%s fails and gets no more rows (%s); the run goes on without it", self.tracker, said)
 
     def _rows(self) -> Iterator[_Waiting]:
         while not (self._closing.is_set() and self._queue.empty()):
@@ -173,11 +173,11 @@ def trackers(
     wanted = named(names)
     if folder is not None:
         wanted = tuple(dict.fromkeys([*wanted, *(() if fresh else tracked(folder))]))
-        for library in TRACKERS if fresh else ():
-            book_path(folder, library).unlink(missing_ok=True)
-        for library in wanted:
-            if not book_path(folder, library).exists():
-                write_json(book_path(folder, library), {"began": time.time(), "ids": {}})
+        for tracker in TRACKERS if fresh else ():
+            book_path(folder, tracker).unlink(missing_ok=True)
+        for tracker in wanted:
+            if not book_path(folder, tracker).exists():
+                write_json(book_path(folder, tracker), {"began": time.time(), "ids": {}})
 
     def about(member: int | None) -> About:
         if len(configs) == 1 and member is None:
@@ -186,7 +186,7 @@ def trackers(
             return About(f"{name}-all", _common(configs), folder, group=name)
         return About(f"{name}-member-{member:02d}", configs[member], folder, group=name)
 
-    return [Tracking(library, about, folder) for library in wanted if _installed(library)]
+    return [Tracking(tracker, about, folder) for tracker in wanted if _installed(tracker)]
 
 
 def named(names: Iterable[str]) -> tuple[str, ...]:
@@ -215,16 +215,16 @@ def tracked(folder: Path) -> tuple[str, ...]:
     >>> tracked(Path("nowhere"))
     ()
     """
-    return tuple(library for library in TRACKERS if book_path(folder, library).exists())
+    return tuple(tracker for tracker in TRACKERS if book_path(folder, tracker).exists())
 
 
-def book_path(folder: Path, library: str) -> Path:
+def book_path(folder: Path, tracker: str) -> Path:
     """Where the ids of a tracker are.
 
     >>> book_path(Path("runs/a"), "wandb").as_posix()
     'runs/a/tracker-wandb.json'
     """
-    return folder / f"tracker-{library}.json"
+    return folder / f"tracker-{tracker}.json"
 
 
 def reached(folder: Path) -> tuple[str, ...]:
@@ -233,10 +233,10 @@ def reached(folder: Path) -> tuple[str, ...]:
     >>> reached(Path("nowhere"))
     ()
     """
-    return tuple(library for library in tracked(folder) if _known_in(book_path(folder, library))[1])
+    return tuple(tracker for tracker in tracked(folder) if _known_in(book_path(folder, tracker))[1])
 
 
-def hint(library: str, folder: str) -> str:
+def hint(tracker: str, folder: str) -> str:
     """The command that shows what a tracker has got; `folder` as a shell takes it.
 
     >>> hint("mlflow", "runs/a")
@@ -246,21 +246,21 @@ def hint(library: str, folder: str) -> str:
         "wandb": os.environ.get("WANDB_MODE", "offline") != "offline",
         "mlflow": "MLFLOW_TRACKING_URI" in os.environ,
     }
-    if online.get(library):
-        return f"{library}, as its environment variables say"
+    if online.get(tracker):
+        return f"{tracker}, as its environment variables say"
     return {
         "wandb": f"wandb sync {folder}/wandb/offline-run-*",
         "trackio": f"trackio show --project {PROJECT}",
         "mlflow": f"MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri {folder}/{MLRUNS}",
-    }[library]
+    }[tracker]
 
 
-def _installed(library: str) -> bool:
+def _installed(tracker: str) -> bool:
     with contextlib.suppress(ValueError):  # a module without a specification, as tests have them
-        if library in sys.modules or importlib.util.find_spec(library) is not None:
+        if tracker in sys.modules or importlib.util.find_spec(tracker) is not None:
             return True
     log.warning(
-        "nothing goes to %s, which is not installed: pip install 'laser-rl[%s]'; the run goes on", library, library
+        "nothing goes to %s, which is not installed: pip install 'laser-rl[%s]'; the run goes on", tracker, tracker
     )
     return False
 

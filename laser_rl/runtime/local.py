@@ -18,7 +18,7 @@ import torch
 from laser_rl.agent.actor import Actor
 from laser_rl.agent.parameters import FlatParameters
 from laser_rl.agent.streams import on, own_stream
-from laser_rl.ports import Delivery, ParameterMailbox, StopSignal, UnrollInbox
+from laser_rl.ports import Delivery, ParameterMailbox, StopSignal, UnrollOutbox
 from laser_rl.replay.ahead import Ahead
 from laser_rl.runtime.build import Member, keep_in_step, learn
 from laser_rl.runtime.busy import Busy
@@ -70,7 +70,7 @@ class ThreadInbox:
 def run_actor(
     actor: Actor,
     flat: FlatParameters,
-    inbox: UnrollInbox,
+    inbox: UnrollOutbox,
     mailbox: ParameterMailbox,
     stop: StopSignal,
     lock: Gate,

@@ -25,7 +25,7 @@ from laser_rl.runtime.cores import cores_of_each, within
 from laser_rl.runtime.crew_build import Parts, build_parts
 from laser_rl.runtime.permits import Permits
 from laser_rl.runtime.results import SweepEnd
-from laser_rl.runtime.supervision import STOP_S, Overseer, order_of, spent_s
+from laser_rl.runtime.supervision import STOP_S, Overseer, order_of, require_by_name, spent_s
 from laser_rl.runtime.sweep_directory import SweepDirectory
 from laser_rl.runtime.training import Callback, Training
 from laser_rl.runtime.warm_start import warm_start
@@ -164,10 +164,6 @@ def run_processes(
     """Run a sweep over `count` processes; ConfigError for what cannot be sent to them."""
     if directory is None:
         raise ConfigError("a sweep over several processes needs a run directory: they meet there; give one")
-    if (source is not None and not isinstance(source, str)) or torso is not None:
-        raise ConfigError(
-            "a sweep over several processes needs an environment by id or 'module:callable' and one of our own networks; "
-            "use processes=1 with objects of your own"
-        )
+    require_by_name(source, torso, "over several processes", "use processes=1 with objects of your own")
     others = [sink for sink in sinks if sink is not directory.log]  # the processes write into the log themselves
     return Supervisor(sweep, directory, count, sinks=others, callbacks=callbacks).run()

@@ -15,12 +15,14 @@ from laser_rl import checkpoint
 from laser_rl.agent.parameters import load_network
 from laser_rl.checkpoint import Loaded, Mended, SegmentEntry, Snapshot
 from laser_rl.checkpoint.guarded import fitting
+from laser_rl.errors import ConfigError
 from laser_rl.evaluation.statistics import evaluation_of
 from laser_rl.metrics.log import read_from
 from laser_rl.metrics.sink import Kind, Sink, Value
 from laser_rl.metrics.window import fitness, window_from
+from laser_rl.networks.build import TorsoSource
 from laser_rl.runtime.board import PUBLISH_S, MemberState, packed, parsed
-from laser_rl.runtime.build import derive
+from laser_rl.runtime.build import EnvironmentSource, derive
 from laser_rl.runtime.crew_build import Parts
 from laser_rl.runtime.evaluate import Trained
 from laser_rl.runtime.pace import Steps
@@ -279,6 +281,17 @@ class Overseer(ABC):
         history = () if self.pbt is None else tuple(e for e in self.pbt.history if _applied(e, states))
         saved = checkpoint.latest(self.directory.path, replay="unread")
         return SweepEnd(tuple(members), history, interrupted, None if saved is None else saved.path)
+
+
+def require_by_name(source: EnvironmentSource | None, torso: TorsoSource | None, where: str, instead: str) -> None:
+    """ConfigError for an environment or a network that only this process has.
+
+    >>> require_by_name("CartPole-v1", None, "elsewhere", "stay here")
+    """
+    if (source is not None and not isinstance(source, str)) or torso is not None:
+        raise ConfigError(
+            f"a sweep {where} needs an environment by id or 'module:callable' and one of our own networks; {instead}"
+        )
 
 
 def spent_s(loaded: Loaded | None) -> float:

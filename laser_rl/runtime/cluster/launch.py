@@ -11,6 +11,7 @@ from laser_rl.runtime.cluster.lock_step import LockStep
 from laser_rl.runtime.cluster.settings import ClusterSettings, require_possible
 from laser_rl.runtime.cluster.supervisor import ClusterSupervisor
 from laser_rl.runtime.results import SweepEnd
+from laser_rl.runtime.supervision import require_by_name
 from laser_rl.runtime.sweep_directory import SweepDirectory
 from laser_rl.runtime.training import Callback
 from laser_rl.sweep.settings import SweepConfig
@@ -31,11 +32,7 @@ def run_cluster(
         raise ConfigError(
             "a sweep on a cluster needs a run directory: its checkpoints are all that outlives it; give one"
         )
-    if (source is not None and not isinstance(source, str)) or torso is not None:
-        raise ConfigError(
-            "a sweep on a cluster needs an environment by id or 'module:callable' and one of our own networks; "
-            "leave out cluster to use objects of your own"
-        )
+    require_by_name(source, torso, "on a cluster", "leave out cluster to use objects of your own")
     require_possible(sweep, cluster)
     others = [sink for sink in sinks if sink is not directory.log]  # the supervisor writes into the log itself
     kind = LockStep if sweep.base.run.runtime == "serial" else ClusterSupervisor

@@ -78,7 +78,7 @@ class RunnerStart:
 
 
 class Sender:
-    """An `UnrollInbox` for `run_actor`: gathers some deliveries, and hands them to a shard of the replay and to the learner.
+    """An `UnrollOutbox` for `run_actor`: gathers some deliveries, and hands them to a shard of the replay and to the learner.
 
     Args:
         courier: to a shard; None where nothing is replayed.
@@ -119,10 +119,6 @@ class Sender:
         if self._unrolls() >= self._at_once or time.monotonic() - self._since >= KEPT_S:
             self.hand_over(0.0)
         return True
-
-    def take(self, timeout_s: float) -> Delivery | None:
-        """A runner takes nothing."""
-        raise NotImplementedError
 
     def hand_over(self, timeout_s: float) -> bool:
         """Whether all that was taken is on its way at least, and what was on its way before is with the courier and the desk."""
