@@ -9,14 +9,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
-from benchmarks.gpu_measure import forget_memory, peak_memory
+from benchmarks.gpu_measure import forget_memory, peak_memory, sustained
 from laser_rl.config import Config, override
 from laser_rl.metrics.log import FILE, read, read_from
 from laser_rl.metrics.sink import Row
 from laser_rl.metrics.window import memory_bytes
-from laser_rl.replay.records import shape_of
+from laser_rl.replay.frames import upload
+from laser_rl.replay.records import allocate, shape_of
+from laser_rl.replay.sampler import Uniform
 from laser_rl.runtime.build import Member, build_member, device_of
 from laser_rl.runtime.launch import prepare, run
 from laser_rl.runtime.processes import Supervisor
@@ -29,6 +32,8 @@ WARM_UP_SHARE = 1 / 3  # of the time asked for: caches fill, graphs are captured
 START_S = 300.0
 LOOK_S = 0.25
 MOST_ROWS = 200  # of each run, that are kept
+REAL_UNROLLS = 4096  # looked at to know how many rows are steps
+OWN_BATCHES = 8  # of the replay, that the learner alone learns from
 Numbers = dict[str, Any]
 
 
@@ -57,18 +62,22 @@ def observations_of(config: Config) -> int:
 
 
 class Watch:
-    """Keeps rows of metrics, and ends the run so many seconds after the first."""
+    """Keeps rows of metrics, and ends the run so many seconds after the first.
+
+    A run that ends has a last row: nobody acts any more, and what had been gathered is still learned. That is no part of a steady flow.
+    """
 
     def __init__(self, seconds: float) -> None:
         self.samples: list[Sample] = []
-        self._seconds = seconds
+        self._seconds, self._over = seconds, False
 
     def __call__(self, progress: Progress) -> bool | None:
         """A callback of a run."""
         now = time.monotonic()
-        if progress.kind == "train":
+        if progress.kind == "train" and not self._over:
             self.samples.append(Sample(now, progress.step, progress.update, progress.values))
-        return False if self.samples and now - self.samples[0].seconds > self._seconds else None
+            self._over = now - self.samples[0].seconds > self._seconds
+        return False if self._over else None
 
 
 def steady(samples: Sequence[Sample], seconds: float) -> list[Sample]:
@@ -103,8 +112,12 @@ def mean_of(samples: Sequence[Sample], prefix: str) -> float | None:
     return sum(s * v for s, v in zip(spans, values, strict=True)) / sum(spans) if spans else None
 
 
-def end_to_end(config: Config, seconds: float, alone: Alone) -> Numbers:
-    """Acting, replay and learning together, for so many seconds after the first row."""
+def end_to_end(config: Config, seconds: float, noise: Alone, alone_seconds: float) -> Numbers:
+    """Acting, replay and learning together, for so many seconds after the first row; then the same learner alone.
+
+    Alone it learns from batches of the same replay, which lie on the card: a card at its limit of power is faster or slower with other
+    numbers. What it does with a new network and random pictures, `noise`, stands beside it.
+    """
     config = override(config, {"run.runtime": "local", "run.checkpoint_every_steps": 0})
     watch = Watch(seconds)
     member = build_member(config)
@@ -117,7 +130,8 @@ def end_to_end(config: Config, seconds: float, alone: Alone) -> Numbers:
         return {
             "section": f"end to end: {config.environment.id}, ×{config.network.width}, {config.replay.fraction:.1%} replay",
             "slots": config.environment.slots,
-            **_flow(member, samples, alone),
+            **_flow(member, samples, alone_of(member, alone_seconds)),
+            "training_frames_per_second_learner_alone_on_noise": noise.frames_per_second(config),
             "gpu_memory_gb": None if memory.allocated is None else memory.allocated / 1e9,
             "gpu_reserved_gb": None if memory.reserved is None else memory.reserved / 1e9,
             "resident_memory_gb": memory_bytes() / 1e9,
@@ -127,6 +141,20 @@ def end_to_end(config: Config, seconds: float, alone: Alone) -> Numbers:
         member.environments.close()
 
 
+def alone_of(member: Member, seconds: float) -> Alone:
+    """Of a run that is over: its learner, with batches of its replay on the device."""
+    learner, random, batches = member.learner, np.random.default_rng(0), []
+    for _ in range(OWN_BATCHES):
+        host = allocate(member.layout, member.config.loss.batch_unrolls, stacked=False)
+        if member.replay is not None:
+            Uniform(member.replay).fill(member.config.loss.batch_unrolls, random, host, 0)
+        host.online[: member.counts.online] = True
+        batches.append(upload(member.layout, host, learner.device))
+    turn = itertools.cycle(batches)
+    ms = sustained(lambda: learner.update(next(turn), progress=0.0), learner.device, seconds=seconds, warm_ups=3)
+    return Alone(ms)
+
+
 def _flow(member: Member, samples: Sequence[Sample], alone: Alone) -> Numbers:
     """What passed through a run, beside what the learner alone could take."""
     config, first, last = member.config, samples[0], samples[-1]
@@ -134,13 +162,15 @@ def _flow(member: Member, samples: Sequence[Sample], alone: Alone) -> Numbers:
     updates, steps = (last.update - first.update) / seconds, (last.step - first.step) / seconds
     training, sizes = updates * observations_of(config), shape_of(member.layout)
     new = member.config.loss.new_unrolls_per_update or max(1, member.counts.online)
-    usable = FRAMES_A_STEP * new * config.loss.unroll_steps * 1e3 / alone.ms
+    rows = FRAMES_A_STEP * new * config.loss.unroll_steps * 1e3 / alone.ms
+    real = real_share(member)
     batch = config.loss.batch_unrolls * (sizes.record_bytes + sizes.frames_bytes)
     return {
         "seconds": seconds,
         "environment_frames_per_second": FRAMES_A_STEP * steps,
-        "environment_frames_per_second_the_learner_alone_could_use": usable,
-        "environment_share_of_usable": FRAMES_A_STEP * steps / usable,
+        "environment_frames_per_second_the_learner_alone_could_use": real * rows,
+        "environment_share_of_usable": FRAMES_A_STEP * steps / (real * rows),
+        "real_share_of_rows": real,
         "training_frames_per_second": training,
         "training_frames_per_second_learner_alone": alone.frames_per_second(config),
         "training_share_of_learner_alone": training / alone.frames_per_second(config),
@@ -151,6 +181,15 @@ def _flow(member: Member, samples: Sequence[Sample], alone: Alone) -> Numbers:
         "updates_per_second": updates,
         "replay_bytes": last.values.get("replay_bytes"),
     }
+
+
+def real_share(member: Member) -> float:
+    """Of the rows in the replay, those that are steps: the others lead from the end of an episode to the beginning of the next."""
+    if member.replay is None:
+        return 1.0
+    batch, random = allocate(member.layout, REAL_UNROLLS, stacked=False), np.random.default_rng(0)
+    Uniform(member.replay).fill(REAL_UNROLLS, random, batch, 0)
+    return float(batch.real.float().mean())
 
 
 def _kept(sample: Sample, begin: float) -> Numbers:
@@ -201,9 +240,9 @@ class Watcher:
         self._thread.join(10)
 
 
-def members(config: Config, count: int, seconds: float, alone: Alone) -> Numbers:
+def members(config: Config, count: int, seconds: float, noise: Alone, alone_seconds: float) -> Numbers:
     """A sweep of so many members with one replay, a process each, beside one member: its learner alone, and a whole run of it."""
-    single = end_to_end(config, seconds / 2, alone)
+    single = end_to_end(config, seconds / 2, noise, alone_seconds)
     gc.collect()
     forget_memory(device_of(config.run.device))  # the card is the members' now
     config = override(
@@ -220,7 +259,7 @@ def members(config: Config, count: int, seconds: float, alone: Alone) -> Numbers
     since = watcher.begin + WARM_UP_SHARE * seconds
     each = [member_rates(rows, number, since) for number in range(count)]
     frames = observations_of(config)
-    total, one = frames * sum(updates for updates, _ in each), alone.frames_per_second(config)
+    total, one = frames * sum(updates for updates, _ in each), single["training_frames_per_second_learner_alone"]
     ended = single["training_frames_per_second"]
     return {
         "section": f"{count} members, one replay, ×{config.network.width}, {config.replay.fraction:.1%} replay",

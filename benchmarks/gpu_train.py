@@ -235,18 +235,18 @@ def runs(asked: argparse.Namespace, width: int, console: Console) -> list[Number
     """The sections that act, too; compared with updates on one batch, one after the other for as long."""
     if not asked.end_to_end and not asked.members:
         return []
-    alone = learner_alone(asked, width)
+    noise = learner_alone(asked, width)
     small = {"replay.capacity_steps": asked.capacity, "run.log_every_s": 0.5 if asked.smoke else 2.0}
     found = []
     if asked.end_to_end:
         config = config_of(
             asked, width, **small, **{"environment.slots": asked.slots, "replay.fraction": asked.fraction}
         )
-        found.append(end_to_end(config, asked.end_to_end, alone))
+        found.append(end_to_end(config, asked.end_to_end, noise, asked.alone_seconds))
     if asked.members:
         shared = {"environment.slots": asked.member_slots, "replay.fraction": asked.member_fraction}
         config = config_of(asked, width, **small, **shared, **{"optimiser.schedule": "constant"})
-        found.append(members(config, asked.members, asked.seconds, alone))
+        found.append(members(config, asked.members, asked.seconds, noise, asked.alone_seconds))
     for numbers in found:
         console.print(described(numbers))
     return found

@@ -122,12 +122,12 @@ def test_what_is_switched_on_for_the_baseline_is_switched_off_again():
 
 
 def test_a_watch_ends_a_run_and_its_warm_up_does_not_count(monkeypatch):
-    now = iter([100.0, 103.0, 104.0, 107.0, 110.5])
+    now = iter([100.0, 103.0, 104.0, 107.0, 110.5, 110.6])
     monkeypatch.setattr(gpu_runs.time, "monotonic", lambda: next(now))
     watch = gpu_runs.Watch(seconds=10.0)
-    kinds = ["train", "evaluation", "train", "train", "train"]
+    kinds = ["train", "evaluation", "train", "train", "train", "train"]  # the last one comes when the run has ended
     answers = [watch(Progress(n, n, kind, {})) for n, kind in enumerate(kinds)]
-    assert answers == [None, None, None, None, False]
+    assert answers == [None, None, None, None, False, False]
     assert [sample.update for sample in gpu_runs.steady(watch.samples, 10.0)] == [2, 3, 4]
     with pytest.raises(RuntimeError, match="1 rows of metrics came after the warm-up"):
         gpu_runs.steady(watch.samples, 30.0)
@@ -155,9 +155,11 @@ def test_a_smoke_runs_everything_but_the_sweep(tmp_path):
     (end,) = found["runs"]
     # 2 unrolls of 3 observations a batch, one of them new: 2 steps of 4 frames for 6 observations.
     assert end["training_frames_per_second"] == pytest.approx(6 * end["updates_per_second"])
+    assert 0.9 < end["real_share_of_rows"] <= 1
     assert end["environment_frames_per_second_the_learner_alone_could_use"] == pytest.approx(
-        8 / 6 * end["training_frames_per_second_learner_alone"]
+        8 / 6 * end["training_frames_per_second_learner_alone"] * end["real_share_of_rows"]
     )
+    assert end["training_frames_per_second_learner_alone_on_noise"] > 0
     assert 0 < end["learner_busy"] <= 1
     assert "convolution" in (tmp_path / "kernels-x1.txt").read_text()
 

@@ -110,7 +110,8 @@ def _best_by_row(
 def _forward(
     pictures, weight, bias, out, rectified, index, positions,
     H: tl.constexpr, W: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, PLANES: tl.constexpr,
-    C: tl.constexpr, CP: tl.constexpr, KP: tl.constexpr, BLOCK: tl.constexpr, RECTIFIED: tl.constexpr, BY_ROW: tl.constexpr,
+    C: tl.constexpr, CP: tl.constexpr, KP: tl.constexpr, BLOCK: tl.constexpr,
+    RECTIFIED: tl.constexpr, CHOICE: tl.constexpr, BY_ROW: tl.constexpr,
 ):  # fmt: skip
     position = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     c = tl.arange(0, CP)
@@ -127,7 +128,8 @@ def _forward(
     to = (position.to(tl.int64) * C)[:, None] + c[None, :]
     kept = valid[:, None] & (c < C)[None, :]
     tl.store(out + to, best, mask=kept)
-    tl.store(index + to, which.to(tl.uint8), mask=kept)
+    if CHOICE:
+        tl.store(index + to, which.to(tl.uint8), mask=kept)
     if RECTIFIED:
         tl.store(rectified + to, tl.where(best < 0, 0.0, best), mask=kept)
 
@@ -193,8 +195,9 @@ def first(
     scale: float,
     *,
     rectified: bool,
+    choice: bool = True,
     dtype: torch.dtype = torch.bfloat16,
-) -> tuple[Tensor, Tensor | None, Tensor]:
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """As `pool` of a convolution of scale · bytes.
 
     Args:
@@ -203,6 +206,7 @@ def first(
         bias: [C].
         scale: what a byte is multiplied by.
         rectified: also give the rectified result.
+        choice: also give which of its nine each window chose.
         dtype: of products and results.
     """
     n, height, width, planes = framed.shape[0], framed.shape[1] - 2, framed.shape[2] - 2, framed.shape[3]
@@ -216,10 +220,11 @@ def first(
     flat[:, :each, :channels] = (weight * scale).permute(2, 3, 1, 0).reshape(parts, each, channels)
     out = torch.empty(n, rows, columns, channels, dtype=dtype, device=weight.device)
     positive = torch.empty_like(out) if rectified else None
-    index = torch.empty(out.shape, dtype=torch.uint8, device=weight.device)
+    index = torch.empty(out.shape, dtype=torch.uint8, device=weight.device) if choice else None
     _forward[(triton.cdiv(n * rows * columns, block),)](
-        framed, flat, bias, out, out if positive is None else positive, index, n * rows * columns,
-        height, width, rows, columns, planes, channels, wide, deep, block, rectified, by_row, num_warps=warps,
+        framed, flat, bias, out, out if positive is None else positive, out if index is None else index,
+        n * rows * columns, height, width, rows, columns, planes, channels, wide, deep, block,
+        rectified, choice, by_row, num_warps=warps,
     )  # fmt: skip
     return out, positive, index
 

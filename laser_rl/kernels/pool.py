@@ -22,7 +22,7 @@ from laser_rl.kernels.shapes import pooled, power_of_2
 def _forward(
     x, bias, out, rectified, index, positions,
     H: tl.constexpr, W: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, C: tl.constexpr, CP: tl.constexpr,
-    BLOCK: tl.constexpr, RECTIFIED: tl.constexpr,
+    BLOCK: tl.constexpr, RECTIFIED: tl.constexpr, CHOICE: tl.constexpr,
 ):  # fmt: skip
     position = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     c = tl.arange(0, CP)
@@ -43,7 +43,8 @@ def _forward(
     to = (position.to(tl.int64) * C)[:, None] + c[None, :]
     kept = valid[:, None] & real
     tl.store(out + to, best, mask=kept)
-    tl.store(index + to, which.to(tl.uint8), mask=kept)
+    if CHOICE:
+        tl.store(index + to, which.to(tl.uint8), mask=kept)
     if RECTIFIED:
         tl.store(rectified + to, tl.where(best < 0, 0.0, best), mask=kept)
 
@@ -99,17 +100,19 @@ def _backward(
     )
 
 
-def pool(x: Tensor, bias: Tensor, *, rectified: bool) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Pooled pictures plus bias, the same rectified (if asked for), and which of its nine each window chose."""
+def pool(
+    x: Tensor, bias: Tensor, *, rectified: bool, choice: bool = True
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Pooled pictures plus bias, the same rectified, and which of its nine each window chose; the last two only if asked for."""
     n, height, width, channels = x.shape
     rows, columns = pooled(height, width)
     out = x.new_empty(n, rows, columns, channels)
     positive = torch.empty_like(out) if rectified else None
-    index = x.new_empty(out.shape, dtype=torch.uint8)
+    index = x.new_empty(out.shape, dtype=torch.uint8) if choice else None
     block, warps = _blocks(channels)
     _forward[(triton.cdiv(n * rows * columns, block),)](
-        x, bias, out, out if positive is None else positive, index, n * rows * columns,
-        height, width, rows, columns, channels, power_of_2(channels), block, rectified, num_warps=warps,
+        x, bias, out, out if positive is None else positive, out if index is None else index, n * rows * columns,
+        height, width, rows, columns, channels, power_of_2(channels), block, rectified, choice, num_warps=warps,
     )  # fmt: skip
     return out, positive, index
 

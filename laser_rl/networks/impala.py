@@ -27,7 +27,9 @@ log = logging.getLogger("laser_rl.networks")
 NARROW = 32
 TRIED = 16  # pictures; a multiple of 16, so that what is compiled for them is compiled for batches
 PER_SECTION = 10
+KERNEL = 4  # dimensions of a convolution's weight
 DTYPE = torch.bfloat16
+Kept = list[Tensor]
 
 
 class Section(NamedTuple):
@@ -44,21 +46,25 @@ class Sections(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, pictures: Tensor, scale: float, *parameters: Tensor) -> Tensor:
         """Keeps what the backward pass reads, no more."""
-        sections = _sections(parameters)
-        narrow = all(len(section.weight) <= NARROW for section in sections)
-        framed = frame(pictures)
-        out, kept = (_narrow if narrow else _wide)(framed, scale, sections)
-        ctx.save_for_backward(framed, out, *parameters, *kept)
-        ctx.scale, ctx.narrow, ctx.count = scale, narrow, len(parameters)
+        kept: Kept = []
+        framed, low = frame(pictures), lowered(parameters)
+        out = _forward(framed, scale, parameters, low, kept)
+        ctx.save_for_backward(framed, out, *low, *kept)
+        ctx.scale, ctx.count = scale, len(parameters)
         return out
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         """Gradients of the parameters; bytes have none."""
         framed, out, *rest = ctx.saved_tensors
-        sections, kept = _sections(rest[: ctx.count]), list(rest[ctx.count :])
-        back = _narrow_back if ctx.narrow else _wide_back
-        return None, None, *back(framed, ctx.scale, sections, kept, out, gradient.contiguous())
+        low, kept = _sections(rest[: ctx.count]), list(rest[ctx.count :])
+        back = _narrow_back if _are_narrow(low) else _wide_back
+        return None, None, *back(framed, ctx.scale, low, kept, out, gradient.contiguous())
+
+
+def act(pictures: Tensor, scale: float, *parameters: Tensor) -> Tensor:
+    """What `Sections` gives, bit for bit, for who needs no gradient: nothing is kept, and what only a gradient reads is not written."""
+    return _forward(frame(pictures), scale, parameters, lowered(parameters), None)
 
 
 def kernels_work(parameters: Sequence[Tensor], picture: Sequence[int]) -> bool:
@@ -89,26 +95,51 @@ def _sections(parameters: Sequence[Tensor]) -> list[Section]:
     return [Section(part[0], part[1], (part[2:6], part[6:10])) for part in parts]
 
 
-def _wide(framed: Tensor, scale: float, sections: Sequence[Section]) -> tuple[Tensor, list[Tensor]]:
-    kept: list[Tensor] = []
+def lowered(parameters: Sequence[Tensor]) -> list[Tensor]:
+    """All of them in the type of the products, at once: one by one, so many small copies take longer than a convolution."""
+    low = [torch.empty_like(p, dtype=DTYPE, memory_format=_layout(p)) for p in parameters]
+    torch._foreach_copy_(low, list(parameters))
+    return low
+
+
+def _layout(parameter: Tensor) -> torch.memory_format:
+    return torch.channels_last if parameter.ndim == KERNEL else torch.contiguous_format
+
+
+def _are_narrow(sections: Sequence[Section]) -> bool:
+    return all(len(section.weight) <= NARROW for section in sections)
+
+
+def _forward(
+    framed: Tensor, scale: float, parameters: Sequence[Tensor], low: Sequence[Tensor], kept: Kept | None
+) -> Tensor:
+    """The rectified end. What a backward pass reads goes into `kept`; None if there will be none."""
+    sections = _sections(parameters)
+    forward = _narrow if _are_narrow(sections) else _wide
+    return forward(framed, scale, list(zip(sections, _sections(low), strict=True)), kept)
+
+
+def _wide(framed: Tensor, scale: float, sections: Sequence[tuple[Section, Section]], kept: Kept | None) -> Tensor:
+    learns = kept is not None
     x = r = framed
-    for number, section in enumerate(sections):
+    for number, (section, low) in enumerate(sections):
         if number == 0:
-            x, r, index = _both(first(framed, section.weight, section.bias, scale, rectified=True, dtype=DTYPE))
+            pooled = first(framed, section.weight, section.bias, scale, rectified=True, choice=learns, dtype=DTYPE)
         else:
-            kept.append(x)
-            x, r, index = _both(pool(_convolve(x, section.weight), section.bias, rectified=True))
-        kept.append(index)
-        for place, (w1, b1, w2, b2) in enumerate(section.blocks):
+            _keep(kept, x)
+            pooled = pool(_convolve(x, low.weight), section.bias, rectified=True, choice=learns)
+        x, r = pooled[0], pooled[0] if pooled[1] is None else pooled[1]
+        _keep(kept, pooled[2])
+        for place, (w1, b1, w2, _) in enumerate(low.blocks):
             y = _convolve_rectify(r, w1, b1)
-            kept += [r, y]
+            _keep(kept, r, y)
             ends, last = place == 1, number == len(sections) - 1
             # The next section reads x alone, the next block both, and whatever follows the last section only what is positive.
             total, positive = add_bias_rectify(
-                x, _convolve(y, w2), b2, total=not (ends and last), rectified=not ends or last
+                x, _convolve(y, w2), section.blocks[place][3], total=not (ends and last), rectified=not ends or last
             )
             x, r = x if total is None else total, r if positive is None else positive
-    return r, kept
+    return r
 
 
 def _wide_back(
@@ -138,21 +169,23 @@ def _wide_back(
     return found[::-1]
 
 
-def _narrow(framed: Tensor, scale: float, sections: Sequence[Section]) -> tuple[Tensor, list[Tensor]]:
-    kept: list[Tensor] = []
+def _narrow(framed: Tensor, scale: float, sections: Sequence[tuple[Section, Section]], kept: Kept | None) -> Tensor:
+    learns = kept is not None
     x = framed
-    for number, section in enumerate(sections):
+    for number, (section, low) in enumerate(sections):
         if number == 0:
-            x, _, index = first(framed, section.weight, section.bias, scale, rectified=False, dtype=DTYPE)
+            x, _, index = first(
+                framed, section.weight, section.bias, scale, rectified=False, choice=learns, dtype=DTYPE
+            )
         else:
-            kept.append(x)
-            x, _, index = pool(own.convolve(x, taps(section.weight, DTYPE)), section.bias, rectified=False)
-        kept.append(index)
-        for w1, b1, w2, b2 in section.blocks:
-            y = own.convolve(x, taps(w1, DTYPE), b1, rectify=True, rectified=True)
-            kept += [x, y]
-            x = own.convolve(y, taps(w2, DTYPE), b2, residual=x)
-    return x.clamp(min=0), kept
+            _keep(kept, x)
+            x, _, index = pool(own.convolve(x, taps(low.weight)), section.bias, rectified=False, choice=learns)
+        _keep(kept, index)
+        for (w1, _, w2, _), (_, b1, _, b2) in zip(low.blocks, section.blocks, strict=True):
+            y = own.convolve(x, taps(w1), b1, rectify=True, rectified=True)
+            _keep(kept, x, y)
+            x = own.convolve(y, taps(w2), b2, residual=x)
+    return x.clamp(min=0)
 
 
 def _narrow_back(
@@ -165,9 +198,9 @@ def _narrow_back(
         for w1, _, w2, _ in reversed(section.blocks):
             y, x = kept.pop(), kept.pop()
             found += own.weight_gradient(y, dx)[::-1]
-            dy = own.convolve(dx, taps_back(w2, DTYPE), positive=y)
+            dy = own.convolve(dx, taps_back(w2), positive=y)
             found += own.weight_gradient(x, dy, rectify=True)[::-1]
-            dx = own.convolve(dy, taps_back(w1, DTYPE), positive=x, residual=dx)
+            dx = own.convolve(dy, taps_back(w1), positive=x, residual=dx)
         index = kept.pop()
         if number == 0:
             found += [channel_sums(dx), first_gradient(framed, dx, index, scale)]
@@ -175,35 +208,31 @@ def _narrow_back(
             x = kept.pop()
             full = pool_gradient(dx, index, *x.shape[1:3])
             found += own.weight_gradient(x, full)[::-1]
-            dx = own.convolve(full, taps_back(section.weight, DTYPE))
+            dx = own.convolve(full, taps_back(section.weight))
     return found[::-1]
 
 
 def _convolve(x: Tensor, weight: Tensor) -> Tensor:
     """The library's, without bias."""
-    out = torch.nn.functional.conv2d(nchw(x), weight.to(x.dtype, memory_format=torch.channels_last), padding=1)
-    return out.permute(0, 2, 3, 1)
+    return torch.nn.functional.conv2d(nchw(x), weight, padding=1).permute(0, 2, 3, 1)
 
 
 def _convolve_rectify(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """With bias and rectified, in the library's own last step where it has one."""
     if not x.is_cuda:
         return bias_rectify(_convolve(x, weight), bias)
-    low = weight.to(x.dtype, memory_format=torch.channels_last)
-    out: Tensor = torch.ops.aten.cudnn_convolution_relu(nchw(x), low, bias.to(x.dtype), [1, 1], [1, 1], [1, 1], 1)
+    out: Tensor = torch.ops.aten.cudnn_convolution_relu(nchw(x), weight, bias, [1, 1], [1, 1], [1, 1], 1)
     return out.permute(0, 2, 3, 1)
 
 
 def _convolve_back(gradient: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of input and weight."""
-    low = weight.to(x.dtype, memory_format=torch.channels_last)
     dx, dw, _ = torch.ops.aten.convolution_backward(
-        nchw(gradient), nchw(x), low, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False]
+        nchw(gradient), nchw(x), weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False]
     )
     return dx.permute(0, 2, 3, 1), dw.float()
 
 
-def _both(parts: tuple[Tensor, Tensor | None, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    x, r, index = parts
-    assert r is not None  # noqa: S101 - it was asked for
-    return x, r, index
+def _keep(kept: Kept | None, *tensors: Tensor | None) -> None:
+    if kept is not None:
+        kept.extend(tensor for tensor in tensors if tensor is not None)

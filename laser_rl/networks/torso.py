@@ -138,9 +138,10 @@ class ImpalaDeep(nn.Module):
 
     def from_bytes(self, observation: Tensor, scale: float) -> Tensor:
         """Features of scale · bytes [N, planes, H, W]: the same function, in bfloat16 and by our own kernels."""
-        from laser_rl.networks.impala import Sections  # noqa: PLC0415 - Triton need not be there
+        from laser_rl.networks.impala import Sections, act  # noqa: PLC0415 - Triton need not be there
 
-        out = Sections.apply(observation.contiguous(), scale, *self.sections.parameters())  # type: ignore[no-untyped-call]
+        through = Sections.apply if torch.is_grad_enabled() else act
+        out = through(observation.contiguous(), scale, *self.sections.parameters())
         return self._ends(out.permute(0, 3, 1, 2))
 
     def _ends(self, pictures: Tensor) -> Tensor:

@@ -48,7 +48,9 @@ def test_pool_and_its_gradient(shape):
     gradient = normal(*out.shape)
     back = plain.pool_gradient(gradient.double(), index, height, width)
     assert_near([pool.pool_gradient(gradient, index, height, width)], [back])
-    assert pool.pool(x, bias, rectified=False)[1] is None
+    alone = pool.pool(x, bias, rectified=False, choice=False)
+    assert torch.equal(alone[0], out)
+    assert alone[1:] == (None, None)
 
 
 def test_pool_of_equal_numbers_chooses_the_first():
@@ -105,6 +107,10 @@ def test_first(shape, monkeypatch):
     twin, twin_positive, twin_index = plain.first(framed, rounded, bias.double(), 1.0, rectified=True)
     assert_near((out, positive), (twin, twin_positive))
     assert (index != twin_index).float().mean() < 1e-3  # only where two are equal but for rounding
+    alone = first.first(framed, weight, bias, 1 / 255, rectified=True, choice=False, dtype=DTYPE)
+    assert torch.equal(alone[0], out)
+    assert torch.equal(alone[1], positive)
+    assert alone[2] is None
     gradient = normal(*out.shape)
     back = plain.first_gradient(framed, gradient.double(), index, 1 / 255)
     assert_near([first.first_gradient(framed, gradient, index, 1 / 255)], [back])
@@ -131,7 +137,7 @@ VARIANTS = [(), ("bias", "rectify", "rectified"), ("bias", "residual"), ("positi
 def test_convolve(channels, variant):
     inputs, outputs = channels
     torch.manual_seed(4)
-    x, weight = normal(2, 7, 9, inputs), taps(torch.randn(outputs, inputs, 3, 3, device=DEVICE) / 12, DTYPE)
+    x, weight = normal(2, 7, 9, inputs), taps(normal(outputs, inputs, 3, 3) / 12)
     given = {
         "bias": torch.randn(outputs, device=DEVICE),
         "rectify": True,
@@ -156,9 +162,9 @@ def test_weight_gradient(channels, rectify, monkeypatch):
 
 
 def test_gradient_of_the_input_is_a_convolution_too():
-    weight, gradient = torch.randn(32, 16, 3, 3, device=DEVICE) / 12, normal(2, 7, 9, 32)
-    twin = plain.convolve(gradient.double(), taps_back(weight, DTYPE).double())
-    assert_near([convolution.convolve(gradient, taps_back(weight, DTYPE))], [twin])
+    weight, gradient = normal(32, 16, 3, 3) / 12, normal(2, 7, 9, 32)
+    twin = plain.convolve(gradient.double(), taps_back(weight).double())
+    assert_near([convolution.convolve(gradient, taps_back(weight))], [twin])
 
 
 @pytest.mark.parametrize(("width", "size"), [(1, 20), (4, 12), (3, 10)])
@@ -184,6 +190,22 @@ def test_sections_are_the_network_and_its_gradients(width, size, monkeypatch):
         # bfloat16 flips which of two near values is the largest, and signs near 0: so much, 4 to 18 per cent of a gradient, is lost by
         # torch's own autocast on these pictures, too. Ours may not lose twice as much.
         assert distance(one, other) < 5 * CLOSE + (2 * distance(rounded, other) if GPU else 0)
+
+
+@pytest.mark.parametrize("width", [1, 4])
+def test_acting_is_the_same_function_and_keeps_nothing(width, monkeypatch):
+    monkeypatch.setattr(impala, "DTYPE", DTYPE)
+    torso = ImpalaDeep((4, 12, 12), width).to(DEVICE)
+    pictures = torch.randint(0, 256, (3, 4, 12, 12), dtype=torch.uint8, device=DEVICE)
+    parameters = list(torso.sections.parameters())
+    learned = impala.Sections.apply(pictures, 1 / 255, *parameters)
+    with torch.no_grad():
+        acted = impala.act(pictures, 1 / 255, *parameters)
+    assert learned.grad_fn is not None
+    assert torch.equal(acted, learned)
+    monkeypatch.setattr(impala, "Sections", None)  # who needs no gradient does not go through it
+    with torch.no_grad(), torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=GPU):
+        assert torso.from_bytes(pictures, 1 / 255).shape == (3, 256)
 
 
 @pytest.mark.slow

@@ -59,13 +59,13 @@ def test_convolve_and_its_gradients(rectify):
     )
     seen = x.clamp(min=0) if rectify else x
     expected = F.conv2d(plain.nchw(seen), weight, bias, padding=1).permute(0, 2, 3, 1)
-    out = plain.convolve(x, taps(weight, torch.float64), bias, rectify=rectify)
+    out = plain.convolve(x, taps(weight), bias, rectify=rectify)
     torch.testing.assert_close(out, expected)
     gradient = normal(*out.shape)
     dx, dw, db = torch.autograd.grad(expected, (x, weight, bias), gradient)
     found = plain.weight_gradient(x, gradient, rectify=rectify)
     torch.testing.assert_close(found, (dw, db))
-    back = plain.convolve(gradient, taps_back(weight, torch.float64), positive=x if rectify else None)
+    back = plain.convolve(gradient, taps_back(weight), positive=x if rectify else None)
     torch.testing.assert_close(back, dx)
 
 
