@@ -141,7 +141,9 @@ def test_a_member_without_rows_is_named():
 
 def test_a_smoke_runs_everything_but_the_sweep(tmp_path):
     file = tmp_path / "results.json"
-    shown = run("--smoke", "--end-to-end", 1.5, "--profile", tmp_path / "kernels.txt", "--json", file)
+    shown = run(
+        "--smoke", "--device", "cpu", "--end-to-end", 1.5, "--profile", tmp_path / "kernels.txt", "--json", file
+    )
     assert "training frames/s" in shown
     found = json.loads(file.read_text())
     assert [row["step"] for row in found["steps"]] == [
@@ -167,7 +169,7 @@ def test_a_smoke_runs_everything_but_the_sweep(tmp_path):
 @pytest.mark.slow
 def test_members_of_a_sweep_are_counted_together(tmp_path):
     file = tmp_path / "results.json"
-    run("--smoke", "--no-baselines", "--members", 2, "--seconds", 6, "--json", file)
+    run("--smoke", "--device", "cpu", "--no-baselines", "--members", 2, "--seconds", 6, "--json", file)
     (found,) = json.loads(file.read_text())["runs"]
     each = found["updates_per_second_by_member"]
     assert len(each) == 2

@@ -153,10 +153,11 @@ def test_other_threads_go_on_while_a_graph_is_captured():
         except RuntimeError as error:
             problems.append(error)
 
+    # Before the thread is there: it draws from the same random numbers as the networks' first parameters.
+    learner, eager = on_card(make_network), on_card(make_network, graphs=False)
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     try:
-        learner, eager = on_card(make_network), on_card(make_network, graphs=False)
         for entropy_cost in (0.1, 0.2, 0.3, 0.4, 0.5):
             for one in (learner, eager):
                 one.tune({"entropy_cost": entropy_cost})
