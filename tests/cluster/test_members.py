@@ -139,6 +139,27 @@ def test_a_link_says_all_in_order_and_hears_orders_steps_and_the_end():
     assert (found.steps, found.states) == ([99, 9], {0: b"state"})
 
 
+def test_a_link_hurries_where_the_member_moves_fast_or_waits(monkeypatch):
+    monkeypatch.setattr("laser_rl.runtime.cluster.link.BEAT_S", 3600.0)
+    ledger = NearDesk(Ledger([0, 9]))
+    link = Link(ledger, 0, 0, Stop(), members=2, steps=0, often=100)
+
+    def heard():
+        return ledger.collect.remote(0.0).future().result(5.0).steps[0]
+
+    link.move(99)
+    time.sleep(0.3)
+    assert heard() == 0
+    link.move(100)
+    wait_until(lambda: heard() == 100)
+    link.move(150)
+    time.sleep(0.3)
+    assert heard() == 100
+    link.hurry()
+    wait_until(lambda: heard() == 150)
+    link.close()
+
+
 def test_a_member_that_is_ahead_takes_nothing_until_the_others_have_come():
     class Mixer:
         def __init__(self):
@@ -155,7 +176,8 @@ def test_a_member_that_is_ahead_takes_nothing_until_the_others_have_come():
         member=SimpleNamespace(mixer=mixer, number=0), stop=Stop(), done=False, steps=0, acted=None
     )
     training.acted = lambda steps, episodes: setattr(training, "steps", training.steps + steps)
-    link = SimpleNamespace(slowest=0, move=lambda steps: None)
+    hurried: list[int] = []
+    link = SimpleNamespace(slowest=0, move=lambda steps: None, hurry=lambda: hurried.append(training.steps))
     intake = Intake(training, post.inbox, FarEnvironments(None), link, slack=10)
     for turn in range(5):
         assert post.sender.put(post.deliver(4 * turn, 4), 1.0)
@@ -163,6 +185,7 @@ def test_a_member_that_is_ahead_takes_nothing_until_the_others_have_come():
     for _ in range(8):
         assert not intake.ready(0.1)
     assert (training.steps, mixer.queued) == (14, 8)  # one beyond the slack, and no more
+    assert set(hurried) == {14}  # it asks for news of the others only while it waits for them
     link.slowest = 7
     for _ in range(8):
         intake.ready(0.05)

@@ -67,6 +67,7 @@ class Intake:
         if self._training.stop.reason or self._training.done:
             raise Exhausted
         if self._training.steps > self._link.slowest + self._slack:
+            self._link.hurry()
             time.sleep(min(timeout_s, PACED_S))
             return self._wait("members that are behind")
         if not self.take(timeout_s):

@@ -1,6 +1,7 @@
 """A learner's line to the desk of its run: news go there and replies come back in a thread of their own, whatever the learner does."""
 
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,8 @@ from laser_rl.runtime.cluster.ports import CALL_S, GONE
 from laser_rl.runtime.stop import Stop
 from laser_rl.runtime.waiting import join
 
-BEAT_S = 0.05  # between two calls
+BEAT_S = 0.25  # between two calls
+HURRY_S = 0.05  # at least, where the member moves fast, or waits for others
 CALLS_PER_S = 1000  # of all members together, so that one desk is enough
 
 
@@ -26,11 +28,15 @@ class Link:
         stop: hears the run's reason to stop.
         members: of the sweep.
         steps: of the member, to begin with.
+        often: steps of the member after which others should hear of it.
     """
 
-    def __init__(self, ledger: Any, member: int, life: int, stop: Stop, members: int, steps: int) -> None:
+    def __init__(
+        self, ledger: Any, member: int, life: int, stop: Stop, members: int, steps: int, often: int = 1
+    ) -> None:
         self._ledger, self._member, self._life, self._stop = ledger, member, life, stop
-        self._every_s = max(BEAT_S, members / CALLS_PER_S)
+        self._every_s, self._least_s = (max(least, members / CALLS_PER_S) for least in (BEAT_S, HURRY_S))
+        self._often, self._said_steps = often, steps
         self._lock, self._wake = threading.Lock(), threading.Event()
         self._lines: list[Line] = []
         self._state: bytes | None = None
@@ -52,6 +58,12 @@ class Link:
     def move(self, steps: int) -> None:
         """The member has got so far."""
         self._steps = steps
+        if steps - self._said_steps >= self._often:
+            self.hurry()
+
+    def hurry(self) -> None:
+        """Somebody waits for news, of this member or of others."""
+        self._wake.set()
 
     def publish(self, state: bytes) -> None:
         """Its state, see `board.published`; the newest counts."""
@@ -65,13 +77,17 @@ class Link:
         join(self._thread, f"the learner of member {self._member}", "the desk of the run to hear its last rows")
 
     def _run(self) -> None:
-        over = False
+        over, last = False, time.monotonic()
         while not over:
             self._wake.wait(self._every_s)
-            over = self._closing
+            if not self._closing:
+                time.sleep(max(0.0, last + self._least_s - time.monotonic()))
+            self._wake.clear()
+            over, last = self._closing, time.monotonic()
             with self._lock:
                 news = News(self._number, self._steps, self._lines, self._state)
                 self._lines, self._state = [], None
+            self._said_steps = news.steps
             self._number += 1
             if not self._said(news):
                 self.gone = True

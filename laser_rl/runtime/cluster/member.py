@@ -26,7 +26,7 @@ from laser_rl.runtime.crew_build import Parts, build_parts
 from laser_rl.runtime.feed import Crate
 from laser_rl.runtime.local import Learning, gathered
 from laser_rl.runtime.saving import load_learner
-from laser_rl.runtime.sparing import Sparing
+from laser_rl.runtime.sparing import Sparing, SparingMailbox
 from laser_rl.runtime.stop import FINISHED, Stop
 from laser_rl.runtime.supervision import exploit_of
 from laser_rl.runtime.sweep import MemberSink, become, standing_of, tuned_of
@@ -35,8 +35,11 @@ from laser_rl.sweep.pbt import Exploit, Standing
 from laser_rl.sweep.settings import SweepConfig
 from laser_rl.types import UnrollLayout
 
-# Large networks are published more seldom, so that it takes no more of the time than this.
-PUBLISH_SHARE, PUBLISH_MOST_S = 0.01, 60.0
+# Large networks are published more seldom, so that it takes no more of the time than this. On their way to the supervisor states are
+# copied four times more by others, who may have the same cores.
+PUBLISH_SHARE, PUBLISH_MOST_S = 0.002, 60.0
+# Parameters likewise: a version costs desk, object store and runners as much again.
+PARAMETERS_SHARE, PARAMETERS_MOST_S = 0.03, 0.5
 TAKE_S = 600.0
 EMPTY_S = 5.0  # with every shard lost; then new unrolls have to be taken, so that runners make more
 
@@ -94,7 +97,8 @@ class MemberHost:
         start, stop = self._start, Stop()
         self._parts = self._build()
         config, far = self._parts.configs[0], FarActor(self._parts.spec, start.member)
-        self._link = Link(start.ledger, start.member, start.life, stop, len(start.sweep.settings), start.steps)
+        members, often = len(start.sweep.settings), start.slack // 4
+        self._link = Link(start.ledger, start.member, start.life, stop, members, start.steps, often)
         self.training = Training(
             self._parts.member(0, cast("Actor", far)),
             sinks=[MemberSink(self._link, start.member)],
@@ -149,7 +153,8 @@ class MemberHost:
     def _learn_ahead(self) -> None:
         ahead = gathered(self.training.member, self._intake)
         try:
-            Learning(self.training, ahead, self._mailbox, self.between).run()
+            sparing = Sparing(0.0, share=PARAMETERS_SHARE, most_s=PARAMETERS_MOST_S)
+            Learning(self.training, ahead, SparingMailbox(self._mailbox, sparing), self.between).run()
         finally:
             self.training.stop.request(FINISHED)
             ahead.close()

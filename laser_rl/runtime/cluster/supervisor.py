@@ -40,7 +40,7 @@ from laser_rl.sweep.pbt import Exploit
 from laser_rl.sweep.settings import SweepConfig
 
 log = logging.getLogger("laser_rl.runtime")
-LOOK_S = 0.05
+LOOK_S = 0.2
 
 
 class Known:
