@@ -1,80 +1,144 @@
-"""What a cluster of one node costs: whole sweeps, emulators, replay and learners and all, over processes of this machine and on Ray.
+"""What a cluster of one node costs: emulators, replay and learners and all, in this process or over processes, and on Ray.
 
-The same sweep takes turns in both, so compare within one round; the table has medians and the median of the rounds' ratios. Steps and
-updates are those of all members between their first and last rows: starting is not in it. No evaluations and no checkpoints.
-Run: python -m benchmarks.cluster_sweep [--rounds 3] [--smoke] [--csv FILE]
+One member on Ray stands beside one agent in the runtime `local`, a thread each for its actor and its learner, as many as on Ray. Three
+members stand beside `laser sweep` without a cluster. Both take turns, so compare within one round; the table has medians and the median of
+the rounds' ratios, of updates. Steps and updates are those of all members between their first and last rows: starting is not in it. No
+evaluations and no checkpoints.
+Run: python -m benchmarks.cluster_sweep [--rounds 3] [--only Pong] [--smoke] [--csv FILE]
 """
 
 import argparse
 import csv
 import statistics
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from laser_rl import Sweep
+from laser_rl import LASER, Sweep
 from laser_rl.metrics.log import read
 
 QUIET = {"evaluate_every_steps": 0, "evaluate_episodes": 1, "checkpoint_every_steps": 0, "log_every_updates": 20}
-TASKS: Mapping[str, tuple[str, int, dict[str, Any]]] = {
-    "CartPole, 3 members": ("CartPole-v1", 20_000, {"grid": {"learning_rate": [1e-3, 2e-3, 3e-3]}, "slots": 16}),
-    "MinAtar Breakout, 3 members": ("MinAtar/Breakout-v1", 10_000, {"grid": {"learning_rate": [1e-3, 2e-3, 3e-3]}}),
-    "MinAtar Breakout, 1 member": ("MinAtar/Breakout-v1", 15_000, {"grid": {"learning_rate": [1e-3]}}),
-}
+PONG = {"width": 1, "environment.atari.threads": 1, "slots": 16, "capacity_steps": 50_000, "log_every_updates": 4}
+RATES = (1e-3, 2e-3, 3e-3)
 
 
-def rates(rows: list[dict[str, Any]]) -> tuple[float, float]:
-    """Steps and updates a second of all members together."""
+class Task(NamedTuple):
+    """What is trained, by one member or by three."""
+
+    env: str
+    steps: int
+    members: int
+    settings: Mapping[str, Any]
+    local: Mapping[str, Any] = {}  # how three members run here
+
+
+TASKS: Mapping[str, Task] = {
+    "CartPole, 1 member": Task("CartPole-v1", 30_000, 1, {"slots": 16}),
+    # As often as RLlib's IMPALA learns (`peers_rllib.py`): what runners can bring.
+    "CartPole, an update in 640 steps, 1 member": Task(
+        "CartPole-v1",
+        60_000,
+        1,
+        {"slots": 16, "batch_unrolls": 32, "replay.fraction": 0.5, "new_unrolls_per_update": 32},
+    ),
+    "MinAtar Breakout, 1 member": Task("MinAtar/Breakout-v1", 30_000, 1, {}),
+    # IMPALA's network at ×1 in bf16. Batches of 8 unrolls, 7 of them replayed: the learner is the limit.
+    "Pong, 87.5 % replay, 1 member": Task("ALE/Pong-v5", 1_600, 1, {**PONG, "batch_unrolls": 8, "replay.fraction": 0.875}),
+    # As much acting as learning: together they need both cores, and whatever else needs one takes it from them.
+    "Pong, 50 % replay, 1 member": Task(
+        "ALE/Pong-v5", 8_000, 1, {**PONG, "batch_unrolls": 4, "replay.fraction": 0.5, "new_unrolls_per_update": 8}
+    ),
+    "MinAtar Breakout, 3 members": Task("MinAtar/Breakout-v1", 10_000, 3, {}, {"processes": 0}),
+    "CartPole, 3 members; here two processes": Task(
+        "CartPole-v1", 20_000, 3, {"slots": 16}, {"processes": 2, "stack": "off"}
+    ),
+    "CartPole, 3 members; here side by side": Task("CartPole-v1", 20_000, 3, {"slots": 16}, {"processes": 0}),
+}  # fmt: skip
+
+
+class Pace(NamedTuple):
+    """Of all members together, a second."""
+
+    steps: float
+    updates: float
+
+
+def rates(rows: list[dict[str, Any]]) -> Pace:
+    """Between the first and the last row of each member; a run of one agent has no members.
+
+    >>> rows = [{"kind": "train", "time": t, "step": 100 * t, "update": 5 * t} for t in (1.0, 2.0, 4.0)]
+    >>> rates(rows)
+    Pace(steps=100.0, updates=5.0)
+    """
     found = [0.0, 0.0]
-    for member in {row["member"] for row in rows if row["kind"] == "train"}:
-        own = [row for row in rows if row["kind"] == "train" and row["member"] == member]
+    for member in {row.get("member") for row in rows if row["kind"] == "train"}:
+        own = [row for row in rows if row["kind"] == "train" and row.get("member") == member]
         seconds = own[-1]["time"] - own[0]["time"]
         for place, name in enumerate(("step", "update")):
             found[place] += (own[-1][name] - own[0][name]) / seconds
-    return found[0], found[1]
+    return Pace(*found)
 
 
-def measured(env: str, steps: int, settings: Mapping[str, Any], **where: Any) -> tuple[float, float]:
-    """One sweep, from its rows."""
+def measured(run: Callable[[Path], object]) -> Pace:
+    """One run, from its rows."""
     with tempfile.TemporaryDirectory() as folder:
-        Sweep(env, run_dir=Path(folder) / "run", seed=1, **QUIET, **settings, **where).run(steps)
+        run(Path(folder) / "run")
         return rates(read(Path(folder) / "run"))
+
+
+def both(task: Task, steps: int) -> tuple[Pace, Pace]:
+    """Here, and on a cluster of this machine."""
+    settings = {"seed": 1, **QUIET, **task.settings}
+    grid = {"learning_rate": list(RATES[: task.members])}
+
+    def here(folder: Path) -> object:
+        if task.members == 1:
+            alone = {"runtime": "local", "run.threads": 1, "learning_rate": RATES[0]}
+            return LASER(task.env, run_dir=folder, **settings, **alone).learn(steps)
+        return Sweep(task.env, run_dir=folder, grid=grid, **settings, **task.local).run(steps)
+
+    def there(folder: Path) -> object:
+        return Sweep(task.env, run_dir=folder, grid=grid, cluster="local", **settings).run(steps)
+
+    return measured(here), measured(there)
+
+
+def line_of(name: str, rounds: list[tuple[Pace, Pace]]) -> str:
+    """Medians, and the median of the ratios.
+
+    >>> line_of("Catch", [(Pace(100.0, 10.0), Pace(90.0, 9.0))])
+    '| Catch | 100 | 10.0 | 90 | 9.0 | 0.90 |'
+    """
+    here, there = ([statistics.median(one[side][what] for one in rounds) for what in (0, 1)] for side in (0, 1))
+    ratio = statistics.median(there_now.updates / here_now.updates for here_now, there_now in rounds)
+    return f"| {name} | {here[0]:,.0f} | {here[1]:,.1f} | {there[0]:,.0f} | {there[1]:,.1f} | {ratio:.2f} |"
 
 
 def main() -> None:
     """Entry."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--smoke", action="store_true", help="one short round of the first task")
+    parser.add_argument("--only", default="", help="tasks whose name begins so")
+    parser.add_argument("--smoke", action="store_true", help="one short round of the first task and of the last")
     parser.add_argument("--csv", type=Path)
     asked = parser.parse_args()
-    tasks = dict(list(TASKS.items())[:1]) if asked.smoke else TASKS
+    tasks = {name: task for name, task in TASKS.items() if name.startswith(asked.only)}
+    if asked.smoke:
+        tasks = {name: tasks[name]._replace(steps=2_000) for name in (min(tasks), max(tasks))}
     print(
-        "| sweep | local: steps/s | updates/s | cluster: steps/s | updates/s | cluster / local |\n|---|---|---|---|---|---|"
+        "| what | here: steps/s | updates/s | cluster: steps/s | updates/s | cluster / here |\n|---|---|---|---|---|---|"
     )
     lines = []
-    for name, (env, whole, settings) in tasks.items():
-        members, steps = len(settings["grid"]["learning_rate"]), 2_000 if asked.smoke else whole
-        local = {"processes": 0} if members > 1 else {"processes": 1, "runtime": "local"}
-        rounds = [
-            (measured(env, steps, settings, **local), measured(env, steps, settings, cluster="local"))
-            for _ in range(1 if asked.smoke else asked.rounds)
-        ]
-        here, there = ([statistics.median(one[side][what] for one in rounds) for what in (0, 1)] for side in (0, 1))
-        ratio = statistics.median(there_now[0] / here_now[0] for here_now, there_now in rounds)
-        print(
-            f"| {name} | {here[0]:,.0f} | {here[1]:,.0f} | {there[0]:,.0f} | {there[1]:,.0f} | {ratio:.2f} |",
-            flush=True,
-        )
-        for at, (here_now, there_now) in enumerate(rounds):
-            lines.append([name, at, *(round(value, 2) for value in (*here_now, *there_now))])
+    for name, task in tasks.items():
+        rounds = [both(task, task.steps) for _ in range(1 if asked.smoke else asked.rounds)]
+        print(line_of(name, rounds), flush=True)
+        for at, paces in enumerate(rounds):
+            lines.append([name, at, *(round(value, 2) for pace in paces for value in pace)])
     if asked.csv:
         with asked.csv.open("w", newline="") as file:
             writer = csv.writer(file)
-            writer.writerow(
-                ["sweep", "round", "local_steps_s", "local_updates_s", "cluster_steps_s", "cluster_updates_s"]
-            )
+            writer.writerow(["what", "round", "here_steps_s", "here_updates_s", "cluster_steps_s", "cluster_updates_s"])
             writer.writerows(lines)
 
 

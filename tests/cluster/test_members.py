@@ -26,7 +26,7 @@ from laser_rl.runtime.cluster.link import Link
 from laser_rl.runtime.cluster.mirror import Mirror, Spreading
 from laser_rl.runtime.cluster.near import NearShard
 from laser_rl.runtime.cluster.placing import MOST_A_CORE, shares_of
-from laser_rl.runtime.cluster.ports import RayInbox
+from laser_rl.runtime.cluster.ports import RayInbox, RayRoster, post_roster
 from laser_rl.runtime.cluster.runner import Sender
 from laser_rl.runtime.cluster.settings import ClusterSettings, require_possible
 from laser_rl.runtime.cluster.shard import Shard, ShardPlan
@@ -87,6 +87,16 @@ def test_what_a_runner_makes_is_once_in_its_shard_and_once_with_its_learner():
     assert sum(len(taken.packed.records) for taken in post.taken) == sent
     assert [one.slot for taken in post.taken for one in taken.episodes] == [5] * 30
     assert len(post.taken) < 30  # many at a time
+
+
+def test_streams_lead_to_the_shards_in_turn():
+    """Six runners of three members, on whichever nodes: two to each shard, and no member has more of the replay than another."""
+    desk = NearDesk(Desk())
+    post_roster(desk, ["A", "B", "C"])
+    roster = RayRoster(desk)
+    assert [roster.at(place) for place in range(6)] == ["A", "B", "C", "A", "B", "C"]
+    post_roster(desk, [])
+    wait_until(lambda: roster.at(0) is None)
 
 
 def test_a_runner_whose_learner_takes_nothing_waits_and_loses_nothing():

@@ -4,6 +4,7 @@ import os
 import signal
 import struct
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -117,9 +118,9 @@ def test_three_nodes_of_unequal_fill_are_drawn_from_uniformly(raylets, started, 
 
 
 def send_all(desk, stream, start, count, far, file):
-    """A runner: parcels of four, to the shard of its node or to the last one. Who it is and what was acknowledged is in a file."""
+    """A runner: parcels of four, to the first shard or to the last one. Who it is and what was acknowledged is in a file."""
     roster = RayRoster(desk)
-    courier = Courier((lambda: roster()[-1]) if far else roster.home, stream, number=start)
+    courier = Courier(lambda: roster.at(-1 if far else 0), stream, number=start)
     first = 10_000 * int(stream)
     for at in range(start, count, 4):
         while not courier.send(parcel_of(VECTOR, range(first + at, first + min(at + 4, count)), "raw"), 1.0):
@@ -244,7 +245,7 @@ def test_a_replaced_shard_begins_with_the_last_checkpoint(raylets, started, tmp_
     desk = start_desk()
     started.append(desk)
     keeper = ShardKeeper(plan_of(VECTOR, 0), desk, nodes=lambda: raylets.nodes()[:1], run_dir=str(tmp_path))
-    courier = Courier(RayRoster(desk).home, "0")
+    courier = Courier(partial(RayRoster(desk).at, 0), "0")
     assert courier.send(parcel_of(VECTOR, range(20), "raw"), ANSWER_S)
     assert courier.flush(ANSWER_S)
     states = keeper.save(str(tmp_path), ANSWER_S)

@@ -241,10 +241,14 @@ class RayRoster:
         self._look(0.0)
         return self._shards
 
-    def home(self) -> RayShard | None:
-        """The shard of this process's node; any other if that has none. For a `Courier`."""
+    def at(self, place: int) -> RayShard | None:
+        """The shard for one of many streams, in turn; None if there is none. For a `Courier`.
+
+        Not that of the stream's own node: actors are not spread evenly, and a shard to which few streams lead keeps what it has for longer
+        than the others, so that the members of these streams would have more than their part of the replay.
+        """
         shards = self()
-        return next((shard for shard in shards if shard.near), next(iter(shards), None))
+        return shards[place % len(shards)] if shards else None
 
     def _look(self, timeout_s: float) -> None:
         if self._asked is None:

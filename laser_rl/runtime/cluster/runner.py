@@ -6,6 +6,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -219,7 +220,10 @@ class Runner:
         self._actor.version = -1
         self._mailbox = RayMailbox(start.desk, in_step=start.in_step)
         codec = resolve_codec(start.layout, config.replay.codec)
-        courier = None if start.roster is None else Courier(RayRoster(start.roster).home, start.stream)
+        courier = None
+        if start.roster is not None:
+            place = start.member * start.runners + start.runner
+            courier = Courier(partial(RayRoster(start.roster).at, place), start.stream)
         inbox = RayInbox(start.desk, start.layout, start.stream, codec=codec)
         at_once = 1 if start.in_step else min(AT_ONCE, len(own))
         self._sender = Sender(
