@@ -39,7 +39,7 @@ from laser_rl.types import UnrollLayout
 # copied four times more by others, who may have the same cores.
 PUBLISH_SHARE, PUBLISH_MOST_S = 0.002, 60.0
 # Parameters likewise: a version costs desk, object store and runners as much again.
-PARAMETERS_SHARE, PARAMETERS_MOST_S = 0.03, 0.5
+PARAMETERS_SHARE, PARAMETERS_MOST_S = 0.015, 0.5
 TAKE_S = 600.0
 EMPTY_S = 5.0  # with every shard lost; then new unrolls have to be taken, so that runners make more
 
