@@ -15,7 +15,9 @@ def nhwc(x: Tensor) -> Tensor:
     return x.permute(0, 2, 3, 1).contiguous()
 
 
-def pool(x: Tensor, bias: Tensor, *, rectified: bool) -> tuple[Tensor, Tensor | None, Tensor]:
+def pool(
+    x: Tensor, bias: Tensor, *, rectified: bool, choice: bool = True
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Twin of `laser_rl.kernels.pool.pool`."""
     high = F.pad(nchw(x), (1, 1, 1, 1), value=-torch.inf)
     windows = high.unfold(2, 3, 2).unfold(3, 3, 2).flatten(4)  # [N, C, rows, columns, 9]
@@ -23,7 +25,7 @@ def pool(x: Tensor, bias: Tensor, *, rectified: bool) -> tuple[Tensor, Tensor | 
     first = (windows == best[..., None]).to(torch.uint8).argmax(-1)  # of equals the first, as torch's own pooling
     index = torch.where(best.isnan(), index, first)
     out = nhwc(best) + bias.to(x.dtype)
-    return out, out.clamp(min=0) if rectified else None, nhwc(index.to(torch.uint8))
+    return out, out.clamp(min=0) if rectified else None, nhwc(index.to(torch.uint8)) if choice else None
 
 
 def pool_gradient(gradient: Tensor, index: Tensor, height: int, width: int) -> Tensor:
@@ -62,11 +64,11 @@ def frame(pictures: Tensor) -> Tensor:
 
 
 def first(
-    framed: Tensor, weight: Tensor, bias: Tensor, scale: float, *, rectified: bool
-) -> tuple[Tensor, Tensor | None, Tensor]:
+    framed: Tensor, weight: Tensor, bias: Tensor, scale: float, *, rectified: bool, choice: bool = True
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Twin of `laser_rl.kernels.first.first`."""
     x = nhwc(F.conv2d(nchw(framed).to(weight.dtype), weight * scale))
-    return pool(x, bias, rectified=rectified)
+    return pool(x, bias, rectified=rectified, choice=choice)
 
 
 def first_gradient(framed: Tensor, gradient: Tensor, index: Tensor, scale: float) -> Tensor:

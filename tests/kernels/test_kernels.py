@@ -50,7 +50,7 @@ def test_pool_and_its_gradient(shape):
     assert_near([pool.pool_gradient(gradient, index, height, width)], [back])
     alone = pool.pool(x, bias, rectified=False, choice=False)
     assert torch.equal(alone[0], out)
-    assert alone[1:] == (None, None)
+    assert alone[1:] == (None, None) == plain.pool(x, bias, rectified=False, choice=False)[1:]
 
 
 def test_pool_of_equal_numbers_chooses_the_first():
@@ -110,7 +110,7 @@ def test_first(shape, monkeypatch):
     alone = first.first(framed, weight, bias, 1 / 255, rectified=True, choice=False, dtype=DTYPE)
     assert torch.equal(alone[0], out)
     assert torch.equal(alone[1], positive)
-    assert alone[2] is None
+    assert alone[2] is plain.first(framed, rounded, bias.double(), 1.0, rectified=True, choice=False)[2] is None
     gradient = normal(*out.shape)
     back = plain.first_gradient(framed, gradient.double(), index, 1 / 255)
     assert_near([first.first_gradient(framed, gradient, index, 1 / 255)], [back])
