@@ -116,6 +116,14 @@ def test_what_end_to_end_reaches_is_said_with_its_figures(name):
     assert said.replace("%", " %") in PAGE
 
 
+def test_the_short_runs_are_said_with_their_figures():
+    listed = (KEPT / "2026-11-16-gpu-end-to-end-short.txt").read_text()
+    before, equal, more = re.findall(r"environment frames ([\d.]+ %), .* busy ([\d.]+ %)", listed)
+    assert f"seconds 10 to 30 gave {before[0]} by environment frames" in PAGE
+    assert f"({equal[0]}, busy {equal[1]})" in PAGE
+    assert f"512 slots at equal priority gave {more[0]} " in PAGE
+
+
 def test_what_acting_costs_is_said_with_its_figures():
     times = [
         re.findall(r"act (\d+): ([\d.]+) ms a replay", (KEPT / f"2026-11-16-gpu-{name}.txt").read_text())

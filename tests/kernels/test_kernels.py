@@ -199,8 +199,13 @@ def test_acting_is_the_same_function_and_keeps_nothing(width, monkeypatch):
     pictures = torch.randint(0, 256, (3, 4, 12, 12), dtype=torch.uint8, device=DEVICE)
     parameters = list(torso.sections.parameters())
     learned = impala.Sections.apply(pictures, 1 / 255, *parameters)
+    chosen = []
+    for name in ("first", "pool"):
+        kernel = getattr(impala, name)
+        monkeypatch.setattr(impala, name, lambda *a, kernel=kernel, **k: chosen.append(kernel(*a, **k)) or chosen[-1])
     with torch.no_grad():
         acted = impala.act(pictures, 1 / 255, *parameters)
+    assert [index for *_, index in chosen] == [None] * 3
     assert learned.grad_fn is not None
     assert torch.equal(acted, learned)
     monkeypatch.setattr(impala, "Sections", None)  # who needs no gradient does not go through it
