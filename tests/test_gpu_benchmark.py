@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,8 +18,10 @@ from laser_rl import recipes
 from laser_rl.config import override
 from laser_rl.networks.build import parameter_count
 from laser_rl.ops import vtrace as ours
+from laser_rl.replay import Replay
 from laser_rl.runtime.build import build_learner
 from laser_rl.runtime.training import Progress
+from laser_rl.types import UnrollLayout, empty_unrolls
 
 ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")
@@ -133,6 +136,21 @@ def test_a_watch_ends_a_run_and_its_warm_up_does_not_count(monkeypatch):
         gpu_runs.steady(watch.samples, 30.0)
 
 
+def test_only_steps_are_frames_that_a_learner_could_use():
+    layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
+    store, unrolls = Replay(layout, 100), empty_unrolls(layout, 8)
+    unrolls.real[:] = [True, False]  # every second row leads from one episode to the next
+    store.insert(unrolls)
+    config = override(recipes.atari(), {"loss.batch_unrolls": 8, "loss.unroll_steps": 2, "replay.fraction": 0.5})
+    member = SimpleNamespace(config=config, layout=layout, replay=store, counts=SimpleNamespace(online=4))
+    assert gpu_runs.real_share(member) == 0.5
+    samples = [gpu_runs.Sample(0.0, 0, 0, {}), gpu_runs.Sample(1.0, 200, 50, {})]
+    flow = gpu_runs._flow(member, samples, gpu_runs.Alone(10.0))  # 100 updates a second
+    # 4 new unrolls of 2 rows an update, half of them steps of 4 frames.
+    assert flow["environment_frames_per_second_the_learner_alone_could_use"] == 100 * 4 * 2 * 0.5 * 4
+    assert (flow["environment_share_of_usable"], flow["training_share_of_learner_alone"]) == (0.5, 0.5)
+
+
 def test_a_member_without_rows_is_named():
     rows = [{"member": 0, "time": 1.0, "update": 1, "step": 1}]
     with pytest.raises(RuntimeError, match="member 0 wrote 1 rows"):
@@ -141,9 +159,7 @@ def test_a_member_without_rows_is_named():
 
 def test_a_smoke_runs_everything_but_the_sweep(tmp_path):
     file = tmp_path / "results.json"
-    shown = run(
-        "--smoke", "--device", "cpu", "--end-to-end", 1.5, "--profile", tmp_path / "kernels.txt", "--json", file
-    )
+    shown = run("--smoke", "--end-to-end", 1.5, "--profile", tmp_path / "kernels.txt", "--json", file)
     assert "training frames/s" in shown
     found = json.loads(file.read_text())
     assert [row["step"] for row in found["steps"]] == [
@@ -169,7 +185,7 @@ def test_a_smoke_runs_everything_but_the_sweep(tmp_path):
 @pytest.mark.slow
 def test_members_of_a_sweep_are_counted_together(tmp_path):
     file = tmp_path / "results.json"
-    run("--smoke", "--device", "cpu", "--no-baselines", "--members", 2, "--seconds", 6, "--json", file)
+    run("--smoke", "--no-baselines", "--members", 2, "--seconds", 6, "--json", file)
     (found,) = json.loads(file.read_text())["runs"]
     each = found["updates_per_second_by_member"]
     assert len(each) == 2
