@@ -124,12 +124,15 @@ def _wide(framed: Tensor, scale: float, sections: Sequence[tuple[Section, Sectio
     x = r = framed
     for number, (section, low) in enumerate(sections):
         if number == 0:
-            pooled = first(framed, section.weight, section.bias, scale, rectified=True, choice=learns, dtype=DTYPE)
+            x, positive, index = first(
+                framed, section.weight, section.bias, scale, rectified=True, choice=learns, dtype=DTYPE
+            )
         else:
             _keep(kept, x)
-            pooled = pool(_convolve(x, low.weight), section.bias, rectified=True, choice=learns)
-        x, r = pooled[0], pooled[0] if pooled[1] is None else pooled[1]
-        _keep(kept, pooled[2])
+            x, positive, index = pool(_convolve(x, low.weight), section.bias, rectified=True, choice=learns)
+        assert positive is not None  # noqa: S101 - it was asked for
+        r = positive
+        _keep(kept, index)
         for place, (w1, b1, w2, _) in enumerate(low.blocks):
             y = _convolve_rectify(r, w1, b1)
             _keep(kept, r, y)
