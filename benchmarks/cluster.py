@@ -30,7 +30,7 @@ from laser_rl.runtime.cluster.client import ShardClient
 from laser_rl.runtime.cluster.courier import Courier
 from laser_rl.runtime.cluster.loading import placed, ray
 from laser_rl.runtime.cluster.near import NearShard
-from laser_rl.runtime.cluster.shard import Form, Shard, ShardPlan
+from laser_rl.runtime.cluster.shard import Shard, ShardPlan
 from laser_rl.runtime.cluster.sharded import AHEAD, ShardedReplay
 
 BATCH, AT_ONCE = 128, 16
@@ -39,7 +39,7 @@ SETTLE_S = 0.5
 ANSWER_S = 60.0
 STORE_BYTES = 400 << 20
 UNROLLS = 1024  # in all shards together
-SHARDS = "drawn from the shards, compressed, ahead"
+SHARDS = "drawn from the shards, ahead"  # a shard of this node is read where it lies
 BOTH = SHARDS + ", while runners deliver"
 
 
@@ -174,16 +174,18 @@ class Bench:
     def reads(self) -> dict[str, Callable[[], None]]:
         """What takes one batch, by name."""
 
-        def sharded(form: Form, ahead: int = AHEAD, among: Sequence[ShardClient] = self.shards) -> Callable[[], None]:
-            return drawing(ShardedReplay(STACKED, lambda: among, near_form=form, ahead=ahead))
+        def sharded(among: Sequence[ShardClient], ahead: int = AHEAD) -> Callable[[], None]:
+            return drawing(ShardedReplay(STACKED, lambda: among, ahead=ahead))
+
+        far = [shard.from_afar() for shard in self.shards]
 
         return {
             "drawn in one process, no Ray": drawing(self.local),
-            "drawn from a shard in this process, no Ray": sharded("as held", among=[self.near]),
+            "drawn from a shard in this process, no Ray": sharded([self.near]),
             "plain Ray, batches of raw bytes, ahead": plain(self.sources),
-            SHARDS: sharded("as held"),
-            "drawn from the shards, raw within the node, ahead": sharded("raw"),
-            "drawn from the shards, compressed, one at a time": sharded("as held", 0),
+            SHARDS: sharded(self.shards),
+            "drawn from the shards, by calls also within the node, ahead": sharded(far),
+            "drawn from the shards, by calls also within the node, one at a time": sharded(far, 0),
         }
 
     def put(self, turn: int, seconds: float) -> list[Any]:

@@ -22,7 +22,8 @@ from benchmarks.replay import GAMES, STACKED, STEPS, frames, part, unrolls_of
 from laser_rl.replay import allocate
 from laser_rl.replay.parcel import Unpacking, seal
 from laser_rl.replay.records import pack
-from laser_rl.runtime.cluster.actors import THREADS, RayAnswer, RayShard
+from laser_rl.runtime.cluster.actors import THREADS, RayShard
+from laser_rl.runtime.cluster.client import Answer
 from laser_rl.runtime.cluster.courier import Courier
 from laser_rl.runtime.cluster.loading import placed, ray
 from laser_rl.runtime.cluster.shard import Shard, ShardPlan
@@ -48,7 +49,7 @@ class TimedShard(Shard):
 
 
 def measured(
-    cpu: Callable[[], float], ask: Callable[[], RayAnswer[Any]], use: Callable[[Any], None], seconds: float
+    cpu: Callable[[], float], ask: Callable[[], Answer[Any]], use: Callable[[Any], None], seconds: float
 ) -> Cost:
     """Calls for so long, several under way."""
     waiting = deque(ask() for _ in range(UNDER_WAY))
@@ -72,7 +73,7 @@ def costs(node: str, pool: Any, rounds: int, seconds: float) -> dict[str, Cost]:
     actor = ray().remote(concurrency_groups=THREADS)(TimedShard)
     started = RayShard(
         actor.options(num_cpus=0, scheduling_strategy=placed(node)).remote(plan), plan, node, "this machine"
-    )
+    ).from_afar()
     unrolls, courier = unrolls_of(STACKED, pool), Courier(lambda: started, "fill")
     for at in range(0, UNROLLS, AT_ONCE):
         courier.send(seal(pack(STACKED, part(unrolls, at % len(pool), AT_ONCE)), "zstd"), ANSWER_S)
@@ -88,8 +89,8 @@ def costs(node: str, pool: Any, rounds: int, seconds: float) -> dict[str, Cost]:
         found.setdefault("report", []).append(measured(cpu, started.report, lambda _: None, seconds))
         for size in SIZES:
 
-            def ask(size: int = size) -> RayAnswer[Any]:
-                return started.gather(random.integers(0, UNROLLS, size), "as held")
+            def ask(size: int = size) -> Answer[Any]:
+                return started.gather(random.integers(0, UNROLLS, size))
 
             def use(answer: Any) -> None:
                 unpacking.put(answer.parcel, np.arange(answer.parcel.unrolls), batch, 0)

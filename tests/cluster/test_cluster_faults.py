@@ -81,7 +81,7 @@ class Killer:
 def held_by(shards, layout):
     for shard in shards:
         first, end = shard.report().result(60.0).span
-        gathered = shard.gather(np.arange(first, end), "as held").result(60.0)
+        gathered = shard.gather(np.arange(first, end)).result(60.0)
         yield unpack(layout, unseal(layout, gathered.parcel))
 
 

@@ -229,7 +229,7 @@ def check_streams(shards, count):
     held, ends = 0, set()
     for shard in shards:
         first, end = shard.report().result(ANSWER_S).span
-        gathered = shard.gather(np.arange(first, end), "as held").result(ANSWER_S)
+        gathered = shard.gather(np.arange(first, end)).result(ANSWER_S)
         versions = fields_of(gathered.parcel.records, VECTOR)["version"]
         held += len(versions)
         for who in range(3):

@@ -62,11 +62,10 @@ def test_in_lock_step_over_one_shard_batches_are_those_of_a_replay(layout, codec
 
 
 @CODECS
-@pytest.mark.parametrize("form", ["as held", "raw"])
 @pytest.mark.parametrize("ahead", [0, 3])
-def test_every_column_is_the_unroll_that_its_name_says(codec, form, ahead):
+def test_every_column_is_the_unroll_that_its_name_says(codec, ahead):
     shards = filled(STACKED, [3, 40, 11], codec=codec)
-    store = ShardedReplay(STACKED, lambda: shards, ahead=ahead, near_form=form, codec=codec)
+    store = ShardedReplay(STACKED, lambda: shards, ahead=ahead, codec=codec)
     batch, random, offset = allocate(STACKED, 34), np.random.default_rng(1), np.array([0, 3, 43])
     everything = numbered(STACKED, range(54))
     for _ in range(4):
@@ -94,7 +93,7 @@ def test_unrolls_of_unequal_shards_are_equally_likely_while_others_leave_and_com
 
     changing._store.parcel = without_the_oldest
     changing.report = lambda: report()._replace(span=(0, 60))
-    changing.gather = lambda ids, form: Shard.gather(changing, ids, form)._replace(span=(40, 90))
+    changing.gather = lambda ids: Shard.gather(changing, ids)._replace(span=(40, 90))
     counts, batch = np.zeros(230, np.int64), allocate(VECTOR, 100)
     store.census.spans()
     wait_until(lambda: len(store) == 200)

@@ -4,12 +4,14 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
+from laser_rl.replay.lending import Lent
 from laser_rl.replay.parcel import Parcel
 from laser_rl.replay.shared import Ids
-from laser_rl.runtime.cluster.client import AnswerLost, ShardLost
+from laser_rl.runtime.cluster.client import Answer, AnswerLost, ShardLost
 from laser_rl.runtime.cluster.desk import Desk
 from laser_rl.runtime.cluster.loading import placed, ray
-from laser_rl.runtime.cluster.shard import Form, Gathered, Receipt, Report, Shard, ShardPlan
+from laser_rl.runtime.cluster.shard import Gathered, Receipt, Report, Shard, ShardPlan
+from laser_rl.runtime.cluster.window import Window
 
 Result = TypeVar("Result")
 INSERT, GATHER, WATCH = "insert", "gather", "watch"
@@ -63,6 +65,7 @@ class RayShard:
     def __init__(self, actor: Any, plan: ShardPlan, node: str, where: str) -> None:
         self.actor, self.plan, self.node, self.where = actor, plan, node, where
         self.number, self.capacity = plan.number, plan.capacity
+        self._window = Window(plan.layout, f"shard {self.number} of the replay", self._lend)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RayShard, (self.actor, self.plan, self.node, self.where)
@@ -72,6 +75,12 @@ class RayShard:
         """Whether it is on the node of this process."""
         return bool(ray().get_runtime_context().get_node_id() == self.node)
 
+    def from_afar(self) -> "RayShard":
+        """The same as processes of other nodes see it: every gather is a call. For measurements."""
+        far = RayShard(self.actor, self.plan, self.node, self.where)
+        far.near = False
+        return far
+
     def open(self, stream: str, number: int) -> RayAnswer[int]:
         """See `Shard`, as for all of them."""
         return self._call(self.actor.open, INSERT, stream, number)
@@ -80,9 +89,10 @@ class RayShard:
         """Deliver."""
         return self._call(self.actor.insert, INSERT, stream, number, parcel)
 
-    def gather(self, ids: Ids, form: Form) -> RayAnswer[Gathered]:
-        """Copies of unrolls."""
-        return self._call(self.actor.gather, GATHER, ids, form)
+    def gather(self, ids: Ids) -> Answer[Gathered]:
+        """Copies of unrolls; from a shard of this node without a call."""
+        read = self._window.gather(ids) if self.near else None
+        return self._call(self.actor.gather, GATHER, ids) if read is None else read
 
     def report(self) -> RayAnswer[Report]:
         """About itself."""
@@ -99,6 +109,9 @@ class RayShard:
     def kill(self) -> None:
         """End it, with all that it holds."""
         ray().kill(self.actor, no_restart=True)
+
+    def _lend(self) -> RayAnswer[Lent]:
+        return self._call(self.actor.lend, WATCH)
 
     def _call(self, method: Any, group: str, *arguments: Any) -> RayAnswer[Any]:
         return RayAnswer(method.options(concurrency_group=group).remote(*arguments))

@@ -5,7 +5,7 @@ from typing import Protocol, TypeVar
 
 from laser_rl.replay.parcel import Parcel
 from laser_rl.replay.shared import Ids
-from laser_rl.runtime.cluster.shard import Form, Gathered, Receipt, Report
+from laser_rl.runtime.cluster.shard import Gathered, Receipt, Report
 from laser_rl.runtime.waiting import PATIENCE_S, Waiting
 
 T = TypeVar("T")
@@ -42,10 +42,6 @@ class ShardClient(Protocol):
         """For messages: on which node."""
 
     @property
-    def near(self) -> bool:
-        """Whether it is on the node of this process."""
-
-    @property
     def capacity(self) -> int:
         """In unrolls."""
 
@@ -55,7 +51,7 @@ class ShardClient(Protocol):
     def insert(self, stream: str, number: int, parcel: Parcel) -> Answer[Receipt]:
         """Deliver."""
 
-    def gather(self, ids: Ids, form: Form) -> Answer[Gathered]:
+    def gather(self, ids: Ids) -> Answer[Gathered]:
         """Copies of unrolls."""
 
     def report(self) -> Answer[Report]:

@@ -62,7 +62,7 @@ class Mirror(Segments):
             start = max(first, self._until.get(shard.number, 0))
             for begin in range(start, end, AT_ONCE):
                 ids = np.arange(begin, min(begin + AT_ONCE, end))
-                gathered = awaited(shard.gather(ids, "as held"), who, whom, ANSWER_S)
+                gathered = awaited(shard.gather(ids), who, whom, ANSWER_S)
                 self._append(unpack(self._layout, unseal(self._layout, gathered.parcel)))
                 self._until[shard.number] = int(ids[-1]) + 1
         except (AnswerLost, TimeoutError) as error:

@@ -7,7 +7,7 @@ from typing import TypeVar
 from laser_rl.replay.parcel import Parcel
 from laser_rl.replay.shared import Ids
 from laser_rl.runtime.cluster.client import ShardLost
-from laser_rl.runtime.cluster.shard import Form, Gathered, Receipt, Report, Shard
+from laser_rl.runtime.cluster.shard import Gathered, Receipt, Report, Shard
 
 Result = TypeVar("Result")
 
@@ -21,8 +21,6 @@ class NearShard:
     >>> shard.report().result(timeout=5.0).span
     (0, 0)
     """
-
-    near = True
 
     def __init__(self, shard: Shard, gathering: int = 2) -> None:
         self.shard, self.number, self.where = shard, shard.plan.number, "this node"
@@ -43,9 +41,9 @@ class NearShard:
         """Deliver."""
         return self._inserts.submit(self._alive, lambda: self.shard.insert(stream, number, parcel))
 
-    def gather(self, ids: Ids, form: Form) -> "Future[Gathered]":
+    def gather(self, ids: Ids) -> "Future[Gathered]":
         """Copies."""
-        return self._gathers.submit(self._alive, lambda: self.shard.gather(ids, form))
+        return self._gathers.submit(self._alive, lambda: self.shard.gather(ids))
 
     def report(self) -> "Future[Report]":
         """About itself."""

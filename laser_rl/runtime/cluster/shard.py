@@ -2,7 +2,7 @@
 
 A plain class: a Ray actor is made of it in `actors`, and tests use it as it is. Thread safe: inserts, gathers and reports come in
 threads of their own, so that none waits long for another. The store's lock is held while bytes are copied; compressed blocks come in
-and go out as they are, and what is decompressed here (`form` "raw") is so outside of it.
+and go out as they are. The store lies in shared memory: who is on the same machine may read it there (`lend`).
 
 Exactly once: deliveries are numbered by stream. A stream is what one `Courier` sends, in order, without gaps. A shard knows of each
 stream the number of the unroll that comes next, and takes that one only: what comes again is left out, what comes too early is not taken,
@@ -20,15 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laser_rl.checkpoint.segments import SegmentEntry
+from laser_rl.replay.lending import Lent, lend
 from laser_rl.replay.memory import Codec
-from laser_rl.replay.parcel import Parcel, unseal
+from laser_rl.replay.parcel import Parcel
 from laser_rl.replay.records import fields_of
 from laser_rl.replay.shared import Ids
 from laser_rl.replay.store import Replay
 from laser_rl.runtime.saving import Segments
 from laser_rl.types import UnrollLayout, Unrolls
-
-Form = Literal["as held", "raw"]  # of a parcel: as it lies in the store, or with its frames decompressed
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,12 @@ class Shard:
     def __init__(self, plan: ShardPlan) -> None:
         self.plan = plan
         self._store = Replay(
-            plan.layout, plan.capacity_steps, codec=plan.codec, budget_bytes=plan.budget_bytes, threads=plan.threads
+            plan.layout,
+            plan.capacity_steps,
+            codec=plan.codec,
+            budget_bytes=plan.budget_bytes,
+            threads=plan.threads,
+            shared=True,
         )
         self._order = threading.Lock()  # streams and rows move together
         self._streams: dict[str, int] = {}
@@ -135,18 +139,18 @@ class Shard:
         self._busy["insert_s"] += time.perf_counter() - begin
         return receipt
 
-    def gather(self, ids: Ids, form: Form = "as held") -> Gathered:
+    def gather(self, ids: Ids) -> Gathered:
         """Copies of what of these is still held."""
         begin = time.perf_counter()
-        held, parcel = self._store.parcel(ids)
-        span = self.span()
-        if form == "raw" and parcel.codec != "raw":
-            packed = unseal(self.plan.layout, parcel)
-            parcel = Parcel(packed.records, packed.frames, np.zeros(0, np.int64))
-        self._count["gathered"] += parcel.unrolls
-        self._count["gone"] += len(ids) - parcel.unrolls
+        found = gathered(self._store, ids)
+        self._count["gathered"] += found.parcel.unrolls
+        self._count["gone"] += len(ids) - found.parcel.unrolls
         self._busy["gather_s"] += time.perf_counter() - begin
-        return Gathered(held, parcel, span)
+        return found
+
+    def lend(self) -> Lent:
+        """Where its memory is, for processes of the same machine: see `Window`. What they read is not counted here."""
+        return lend(self._store)
 
     def versions(self, ids: Ids) -> tuple[NDArray[np.bool_], Ids]:
         """Of the parameters that made those of these unrolls that are still held, and which ones these are."""
@@ -154,9 +158,8 @@ class Shard:
         return held, fields_of(parcel.records, self.plan.layout)["version"].astype(np.int64)
 
     def span(self) -> tuple[int, int]:
-        """Ids held. Without the lock: the first is read first, so that it is never too new for the end."""
-        first = self._store.first_id
-        return first, max(first, self._store.next_id)
+        """Ids held."""
+        return span_of(self._store)
 
     def report(self) -> Report:
         """What others need to draw, and what a user wants to see."""
@@ -188,6 +191,26 @@ class Shard:
             segments.fill(self._store, entries, {name: state[name] for name in ("first_id", "next_id")})
             self._streams.update(state["streams"])
         return len(self._store)
+
+
+def span_of(store: Replay) -> tuple[int, int]:
+    """Ids held. Without the lock: the first is read first, so that it is never too new for the end."""
+    first = store.first_id
+    return first, max(first, store.next_id)
+
+
+def gathered(store: Replay, ids: Ids) -> Gathered:
+    """Copies of what of these the store of a shard still holds; it may be read in another process than the shard's.
+
+    >>> from laser_rl.types import empty_unrolls
+    >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
+    >>> store = Replay(layout, capacity_steps=10)
+    >>> _ = store.insert(empty_unrolls(layout, 6))
+    >>> gathered(store, np.array([0, 5])).held
+    array([False,  True])
+    """
+    held, parcel = store.parcel(ids)
+    return Gathered(held, parcel, span_of(store))
 
 
 class _Until:

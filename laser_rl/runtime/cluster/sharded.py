@@ -1,7 +1,8 @@
 """The replay of a cluster as a learner sees it: one store, which lies in shards on several nodes.
 
 Draws are uniform over the union of what all shards hold (`spread`). The columns of the next batches are asked for ahead: several gathers
-are under way at every shard while the learner learns, and each answer also says what its shard holds now.
+are under way at every shard while the learner learns, and each answer also says what its shard holds now. A shard on the learner's own
+node is read where it lies (`window`), when the batch is filled.
 A shard that is lost takes its unrolls with it: draws that it owed are made again from the others, and it is counted.
 
 With `ahead` 0 nothing is asked for before it is needed, and every shard is asked what it holds before each draw: over one shard, in
@@ -26,7 +27,7 @@ from laser_rl.replay.shared import Ids
 from laser_rl.runtime.cluster.census import Census
 from laser_rl.runtime.cluster.client import Answer, AnswerLost, ShardClient, ShardLost, awaited
 from laser_rl.runtime.cluster.courier import ANSWER_S, Courier
-from laser_rl.runtime.cluster.shard import Form, Gathered, Receipt
+from laser_rl.runtime.cluster.shard import Gathered, Receipt
 from laser_rl.runtime.cluster.spread import Spans, names
 from laser_rl.runtime.waiting import PATIENCE_S, Waiting
 from laser_rl.types import Batch, UnrollLayout, Unrolls
@@ -70,7 +71,6 @@ class ShardedReplay:
         stream: a name for what this process itself inserts; nobody else may have it.
         home: the shard for that; the first if none is given.
         codec: of the shards.
-        near_form: how a shard on the same node sends frames; see ADR 0027.
         answer_s: a shard that has not answered in this time is left out until it does.
         empty_s: how long a draw waits for shards that hold nothing before it raises `Emptied`; None: as long as anybody waits.
 
@@ -97,14 +97,13 @@ class ShardedReplay:
         stream: str = "learner",
         home: Callable[[], ShardClient | None] | None = None,
         codec: Codec | None = None,
-        near_form: Form = "as held",
         answer_s: float = ANSWER_S,
         empty_s: float | None = None,
     ) -> None:
         self.layout = layout
         self.codec: Codec = codec or resolve_codec(layout, "auto")
         self.census = Census(shards, exact=ahead == 0, answer_s=answer_s)
-        self._depth, self._near_form, self._answer_s, self._empty_s = ahead, near_form, answer_s, empty_s
+        self._depth, self._answer_s, self._empty_s = ahead, answer_s, empty_s
         self._unpacking = Unpacking(layout)
         self._under_way: dict[int, deque[_Draw]] = {}  # by their count of columns, oldest first
         self._lock = threading.Lock()  # of what is under way
@@ -222,8 +221,7 @@ class ShardedReplay:
         pieces = []
         for number, ids in spans.draw(count, random):
             if (shard := shards.get(number)) is not None:  # otherwise it has just been lost, and `_fill` draws again
-                form: Form = self._near_form if shard.near else "as held"
-                pieces.append(_Piece(shard, ids, shard.gather(ids, form)))
+                pieces.append(_Piece(shard, ids, shard.gather(ids)))
         self._drawn += count
         return _Draw(count, spans, pieces, time.monotonic())
 

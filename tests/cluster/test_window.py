@@ -1,0 +1,108 @@
+"""A shard that is read where it lies: only once it has said where, never if it cannot be reached, and calls go on meanwhile."""
+
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from laser_rl.errors import ConfigError
+from laser_rl.replay import allocate, shared_lock
+from laser_rl.replay.parcel import seal
+from laser_rl.replay.records import pack
+from laser_rl.runtime.cluster.client import ShardLost
+from laser_rl.runtime.cluster.near import NearShard
+from laser_rl.runtime.cluster.shard import Shard, ShardPlan
+from laser_rl.runtime.cluster.sharded import ShardedReplay
+from laser_rl.runtime.cluster.window import Window
+from tests.replay.inputs import STACKED, VECTOR, numbered
+
+
+class Seen(NearShard):
+    """A shard in this process with a window, as one on Ray has: borrowed, not shared as an object."""
+
+    def __init__(self, shard):
+        super().__init__(shard)
+        self.lent, self.called = Future(), 0
+        self.window = Window(shard.plan.layout, "the shard", lambda: self.lent)
+
+    def gather(self, ids):
+        read = self.window.gather(ids)
+        self.called += read is None
+        return super().gather(ids) if read is None else read
+
+
+def seen(layout, numbers, number=0, codec="raw", unrolls=100):
+    shard = Shard(ShardPlan(layout, unrolls * layout.steps, number, codec=codec, budget_bytes=10**7))
+    shard.open("s", 0)
+    shard.insert("s", 0, seal(pack(layout, numbered(layout, numbers)), codec))
+    return Seen(shard)
+
+
+@pytest.mark.parametrize("codec", ["raw", "zstd"])
+def test_calls_until_it_has_lent_and_none_afterwards(codec):
+    shard, random, batch = seen(STACKED, range(20), codec=codec), np.random.default_rng(0), allocate(STACKED, 8)
+    store = ShardedReplay(STACKED, lambda: [shard], ahead=2, codec=codec)
+    for _ in range(3):
+        assert store.sample_into(8, random, batch, 0).tolist() == batch.version.tolist()
+    called = shard.called
+    assert called == 5  # three batches and two ahead
+    shard.lent.set_result(shard.shard.lend())
+    for _ in range(20):
+        assert store.sample_into(8, random, batch, 0).tolist() == batch.version.tolist()
+    assert shard.called == called
+    assert shard.shard.report().counters["gathered"] == 8 * called
+
+
+@pytest.mark.parametrize("answer", [ShardLost("gone"), None])
+def test_what_cannot_be_reached_is_called_and_asked_once(answer, monkeypatch):
+    shard, random, batch = seen(VECTOR, range(20)), np.random.default_rng(0), allocate(VECTOR, 8)
+    store, borrowed = ShardedReplay(VECTOR, lambda: [shard], ahead=0), []
+
+    def elsewhere(layout, lent):
+        borrowed.append(lent)
+        raise ConfigError("it is in another container")
+
+    monkeypatch.setattr("laser_rl.runtime.cluster.window.borrow", elsewhere)
+    shard.lent.set_result(shard.shard.lend()) if answer is None else shard.lent.set_exception(answer)
+    for _ in range(5):
+        store.sample_into(8, random, batch, 0)
+    assert shard.called == 5
+    assert len(borrowed) == (answer is None)
+
+
+def test_what_leaves_between_draw_and_read_is_drawn_again_without_a_bias():
+    """Three shards of unequal fill, read late: the smallest evicts an unroll between every draw and its read."""
+    shards = [
+        seen(VECTOR, numbers, at, unrolls=40) for at, numbers in enumerate((range(10), range(10, 40), range(40, 80)))
+    ]
+    for shard in shards[:2]:
+        shard.lent.set_result(shard.shard.lend())
+    random, batch, counts, came = np.random.default_rng(5), allocate(VECTOR, 64), np.zeros(80, np.int64), 40
+    store = ShardedReplay(VECTOR, lambda: shards, ahead=2)
+    for turn in range(300):
+        if turn % 3 == 0:
+            shards[2].shard.insert("s", came, seal(pack(VECTOR, numbered(VECTOR, [40 + came % 40])), "raw"))
+            came += 1
+        store.sample_into(64, random, batch, 0)
+        counts += np.bincount(batch.version.numpy(), minlength=80)
+    assert store.counters()["replay_redrawn"] > 0
+    assert stats.chisquare(counts).pvalue > 0.001
+
+
+def test_a_holder_of_the_lock_that_has_stopped_costs_one_batch_its_shard(monkeypatch):
+    """Its unrolls are drawn from the others, as if the shard did not answer."""
+    monkeypatch.setattr(shared_lock, "LOCK_S", 0.2)
+    shards = [seen(VECTOR, range(20)), seen(VECTOR, range(20, 40), 1)]
+    for shard in shards:
+        shard.lent.set_result(shard.shard.lend())
+    store, random, batch = (
+        ShardedReplay(VECTOR, lambda: shards, ahead=0, answer_s=0.5),
+        np.random.default_rng(0),
+        allocate(VECTOR, 64),
+    )
+    store.sample_into(64, random, batch, 0)
+    with shards[0].shard._store._lock:  # another open file than the reader's: another process, to it
+        store.census._exact = False
+        store.sample_into(64, random, batch, 0)
+        assert set(batch.version.tolist()) <= set(range(20, 40))
