@@ -10,7 +10,8 @@ from laser_rl.runtime.cluster.shard import Report
 from laser_rl.runtime.cluster.spread import Spans, newest
 
 log = logging.getLogger("laser_rl.runtime")
-REFRESH_S = 0.2  # between two reports of a shard; a draw sees what is at most this old, or as new as the last gather
+REFRESH_S = 0.2  # a draw sees what is at most this old, or as new as the last answer of any kind
+REPORT_S = 1.0  # between two reports of a shard that is heard of otherwise: for metrics
 Span = tuple[int, int]
 
 
@@ -39,6 +40,7 @@ class Census:
         self._reports: dict[int, Report] = {}
         self._asked: dict[int, tuple[float, Answer[Report]]] = {}
         self._last_asked: dict[int, float] = {}
+        self._last_heard: dict[int, float] = {}
         self._gone: set[int] = set()
         self._begun = False  # everybody who was there at first has been heard
         self.lost_shards = self.lost_unrolls = 0
@@ -83,6 +85,7 @@ class Census:
         with self._lock:
             if number in self._shards:
                 self._held[number] = newest([span, self._held.get(number, span)])
+                self._last_heard[number] = time.monotonic()
 
     def silent(self, number: int) -> None:
         """A shard does not answer: nothing is drawn from it until it does."""
@@ -119,9 +122,13 @@ class Census:
     def _ask(self) -> None:
         now = time.monotonic()
         for number, shard in self._shards.items():
-            due = self._exact or now - self._last_asked.get(number, -REFRESH_S) >= REFRESH_S
-            if number not in self._asked and due:
+            if number not in self._asked and (self._exact or self._due(number, now)):
                 self._asked[number], self._last_asked[number] = (now, shard.report()), now
+
+    def _due(self, number: int, now: float) -> bool:
+        """Whether nothing has come from a shard for some time, or no report."""
+        heard, asked = (now - at.get(number, -REPORT_S) for at in (self._last_heard, self._last_asked))
+        return asked >= REPORT_S or min(heard, asked) >= REFRESH_S
 
     def _listen(self) -> None:
         """Take up the reports that have come; all that were asked for, if it is to be exact."""

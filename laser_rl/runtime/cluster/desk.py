@@ -27,7 +27,7 @@ class Published(NamedTuple):
 
     life: int  # of the learner: after a restart it may go on with an older version
     version: int
-    reference: Any  # a list of one reference, so that Ray does not look into it
+    sent: Any  # the parameters themselves if they are small; or a list of one reference, so that Ray does not look into it
 
 
 class Desk:
@@ -86,12 +86,12 @@ class Desk:
         self._life += 1
         return self._life
 
-    async def publish(self, life: int, version: int, reference: Any) -> None:
+    async def publish(self, life: int, version: int, sent: Any) -> None:
         """Replace the parameters, unless there are newer ones, or this comes late from a learner that has been replaced."""
         async with self._changed:
             there = self._published
             if there is None or (life, version) > (there.life, there.version):
-                self._published = Published(life, version, reference)
+                self._published = Published(life, version, sent)
                 self._changed.notify_all()
 
     async def newer(self, life: int, version: int, timeout_s: float) -> Published | None:

@@ -38,8 +38,9 @@ from laser_rl.types import UnrollLayout
 # Large networks are published more seldom, so that it takes no more of the time than this. On their way to the supervisor states are
 # copied four times more by others, who may have the same cores.
 PUBLISH_SHARE, PUBLISH_MOST_S = 0.002, 60.0
-# Parameters likewise: a version costs desk, object store and runners as much again.
-PARAMETERS_SHARE, PARAMETERS_MOST_S = 0.015, 0.5
+# Parameters likewise: a version costs desk, object store and runners as much again. More often than every PARAMETERS_S nobody needs them:
+# an unroll takes longer, and IMPALA's actors fetch once an unroll.
+PARAMETERS_S, PARAMETERS_SHARE, PARAMETERS_MOST_S = 0.1, 0.015, 0.5
 TAKE_S = 600.0
 EMPTY_S = 5.0  # with every shard lost; then new unrolls have to be taken, so that runners make more
 
@@ -153,7 +154,7 @@ class MemberHost:
     def _learn_ahead(self) -> None:
         ahead = gathered(self.training.member, self._intake)
         try:
-            sparing = Sparing(0.0, share=PARAMETERS_SHARE, most_s=PARAMETERS_MOST_S)
+            sparing = Sparing(PARAMETERS_S, share=PARAMETERS_SHARE, most_s=PARAMETERS_MOST_S)
             Learning(self.training, ahead, SparingMailbox(self._mailbox, sparing), self.between).run()
         finally:
             self.training.stop.request(FINISHED)

@@ -28,6 +28,9 @@ from laser_rl.types import Episode, UnrollLayout
 CALL_S = 120.0  # of a desk that lives: milliseconds; of one that is being started on a busy machine: half a minute
 STAY_S = 10.0  # how long a question stays with the desk
 Result = TypeVar("Result")
+SENT_BYTES = (
+    64 << 10
+)  # of parameters that go along with the calls; a reference costs its owner, the store and every borrower calls of its own
 AT_ONCE = 16  # deliveries that a learner takes with one call
 GONE = "the desk of this run is gone"
 
@@ -118,6 +121,8 @@ class RayInbox:
 class RayMailbox:
     """A `ParameterMailbox`: each version is put once into the object store of the learner's node, and whoever collects maps it.
 
+    Small ones travel with the calls.
+
     Every process makes one of its own; `begin` says that this is the learner's.
 
     Args:
@@ -142,9 +147,10 @@ class RayMailbox:
             self.begin()
         if self._publishing is not None:
             _from_desk(self._publishing, "take parameters")
-        # Plasma memory is never written again: a reader sees all of one version, whatever is published meanwhile.
-        reference = ray().put(parameters.detach().to("cpu").numpy())
-        self._publishing = RayAnswer(self._desk.publish.remote(self._life, version, [reference]))
+        # What was sent or put is never written again: a reader sees all of one version, whatever is published meanwhile.
+        values = parameters.detach().to("cpu").numpy()
+        sent = values.copy() if values.nbytes <= SENT_BYTES else [ray().put(values)]
+        self._publishing = RayAnswer(self._desk.publish.remote(self._life, version, sent))
         if self._in_step:
             _from_desk(self._publishing, "take parameters")
 
@@ -153,10 +159,12 @@ class RayMailbox:
         found = self._look(newer_than)
         if found is None:
             return newer_than
-        try:
-            parameters: np.ndarray[Any, Any] = _from_desk(RayAnswer[Any](found.reference[0]), "lead to parameters")
-        except (AnswerLost, TimeoutError):  # its learner has died, and took it along; its successor will publish
-            return newer_than
+        parameters: np.ndarray[Any, Any] = found.sent
+        if isinstance(found.sent, list):
+            try:
+                parameters = _from_desk(RayAnswer[Any](found.sent[0]), "lead to parameters")
+            except (AnswerLost, TimeoutError):  # its learner has died, and took it along; its successor will publish
+                return newer_than
         # Into memory on a CPU without a copy in between, and without torch's warning of an array that nobody may write to.
         with torch.no_grad():
             if into.device.type == "cpu" and into.is_contiguous():
