@@ -1,5 +1,6 @@
 """A shard that is read where it lies: only once it has said where, never if it cannot be reached, and calls go on meanwhile."""
 
+import time
 from concurrent.futures import Future
 
 import numpy as np
@@ -8,9 +9,12 @@ from scipy import stats
 
 from laser_rl.errors import ConfigError
 from laser_rl.replay import allocate, shared_lock
+from laser_rl.replay.lending import borrow
 from laser_rl.replay.parcel import seal
 from laser_rl.replay.records import pack
-from laser_rl.runtime.cluster.client import ShardLost
+from laser_rl.runtime.cluster.client import ShardLost, awaited
+from laser_rl.runtime.cluster.courier import Courier
+from laser_rl.runtime.cluster.keeper import ShardKeeper, _Kept
 from laser_rl.runtime.cluster.near import NearShard
 from laser_rl.runtime.cluster.shard import Shard, ShardPlan
 from laser_rl.runtime.cluster.sharded import ShardedReplay
@@ -91,18 +95,51 @@ def test_what_leaves_between_draw_and_read_is_drawn_again_without_a_bias():
 
 
 def test_a_holder_of_the_lock_that_has_stopped_costs_one_batch_its_shard(monkeypatch):
-    """Its unrolls are drawn from the others, as if the shard did not answer."""
+    """Its unrolls are drawn from the others, as if the shard did not answer; afterwards it is drawn from again."""
     monkeypatch.setattr(shared_lock, "LOCK_S", 0.2)
     shards = [seen(VECTOR, range(20)), seen(VECTOR, range(20, 40), 1)]
     for shard in shards:
         shard.lent.set_result(shard.shard.lend())
-    store, random, batch = (
-        ShardedReplay(VECTOR, lambda: shards, ahead=0, answer_s=0.5),
-        np.random.default_rng(0),
-        allocate(VECTOR, 64),
-    )
+    store, random, batch = ShardedReplay(VECTOR, lambda: shards), np.random.default_rng(0), allocate(VECTOR, 64)
     store.sample_into(64, random, batch, 0)
+    begin = time.monotonic()
     with shards[0].shard._store._lock:  # another open file than the reader's: another process, to it
-        store.census._exact = False
         store.sample_into(64, random, batch, 0)
         assert set(batch.version.tolist()) <= set(range(20, 40))
+    store.forget()
+    while set(batch.version.tolist()) <= set(range(20, 40)):
+        assert time.monotonic() < begin + 20
+        store.sample_into(64, random, batch, 0)
+
+
+def test_a_delivery_is_in_once_after_a_reader_that_had_stopped_goes_on(monkeypatch):
+    monkeypatch.setattr(shared_lock, "LOCK_S", 0.2)
+    shard = seen(VECTOR, range(4))
+    courier, reader = Courier(lambda: shard, "t"), borrow(VECTOR, shard.shard.lend())
+    with reader._lock:
+        assert courier.send(seal(pack(VECTOR, numbered(VECTOR, range(4, 9))), "raw"), 5.0)
+        assert not courier.flush(1.0)
+    assert courier.flush(20.0)
+    assert courier.resent > 0
+    assert shard.shard.span() == (0, 9)
+    assert shard.shard.report().counters["inserted"] == 9
+
+
+def test_a_shard_that_waits_for_its_lock_is_not_taken_for_dead():
+    shard, waits, gone = seen(VECTOR, range(3)), Future(), Future()
+    waits.set_exception(TimeoutError("the lock"))
+    gone.set_exception(ShardLost("gone"))
+    keeper = object.__new__(ShardKeeper)
+    kept = _Kept(shard, asked=waits)
+    assert keeper._lives(kept)
+    assert kept.asked is not waits  # and is asked again
+    assert not keeper._lives(_Kept(shard, asked=gone))
+
+
+def test_who_was_asked_and_has_waited_in_vain_is_not_asked_for_longer():
+    answer = Future()
+    answer.set_exception(TimeoutError("the lock"))
+    begin = time.monotonic()
+    with pytest.raises(TimeoutError, match="the lock"):
+        awaited(answer, "somebody", "a shard", 60.0)
+    assert time.monotonic() - begin < 10

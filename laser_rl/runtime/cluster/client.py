@@ -59,7 +59,7 @@ class ShardClient(Protocol):
 
 
 def awaited(answer: Answer[T], who: str, whom: str, timeout_s: float) -> T:
-    """The answer; who waits says so. TimeoutError after `timeout_s`, `AnswerLost` if it will never come.
+    """The answer; who waits says so. TimeoutError after `timeout_s`, or if that is the answer; `AnswerLost` if it will never come.
 
     >>> from concurrent.futures import Future
     >>> answer = Future()
@@ -69,10 +69,12 @@ def awaited(answer: Answer[T], who: str, whom: str, timeout_s: float) -> T:
     """
     deadline, waiting = time.monotonic() + timeout_s, Waiting(who, whom)
     while True:
-        left = deadline - time.monotonic()
+        left, there = deadline - time.monotonic(), answer.done()
         try:
             found = answer.result(timeout=max(0.0, min(PATIENCE_S, left)))
         except TimeoutError:
+            if there:  # whoever was asked has itself waited in vain
+                raise
             if left <= 0:
                 raise TimeoutError(f"{who} has waited {timeout_s:.0f} s for {whom}") from None
             waiting.again()

@@ -136,7 +136,7 @@ class Courier:
         """Whether the stream goes on; False if it has to be opened again."""
         try:
             receipt = answer.result(timeout=ANSWER_S)
-        except AnswerLost as error:
+        except (AnswerLost, TimeoutError) as error:  # or a reader of its memory has stopped, and it waits for that
             if isinstance(error, ShardLost) and self._shard is not None:
                 self._lost.add(self._shard.number)
             self._shard = None

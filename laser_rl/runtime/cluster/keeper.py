@@ -157,8 +157,8 @@ class ShardKeeper:
                 kept.report = kept.asked.result(0.0)
             except ShardLost:
                 return False
-            except AnswerLost:
-                pass
+            except (AnswerLost, TimeoutError):
+                pass  # it lives, and will be asked again
             kept.asked = None
         if kept.asked is None and time.monotonic() - kept.last >= LOOK_S:
             kept.asked, kept.last = kept.shard.report(), time.monotonic()

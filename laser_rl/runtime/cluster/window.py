@@ -74,6 +74,6 @@ class Window:
             self._store = borrow(self._layout, self._asked.result(timeout=0.0))
         except AnswerLost:
             self._closed = True  # whoever asks it for unrolls will hear the same
-        except ConfigError as error:
+        except (ConfigError, OSError) as error:  # in another container, or no room for it here
             self._closed = True
             log.info("%s is asked for every batch: %s", self._whom, error)
