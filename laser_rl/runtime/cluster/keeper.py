@@ -14,6 +14,8 @@ from laser_rl.runtime.cluster.shard import Report, ShardPlan
 log = logging.getLogger("laser_rl.runtime")
 LOOK_S = 1.0  # between two reports of a shard
 REFILL_S = 600.0  # reading segments back, gigabytes of them
+STEADY_S = 60.0  # a shard that dies sooner than this may do so again: too little memory, a node that is going
+MOST_PAUSE_S = 60.0  # before a replacement; the first comes at once
 
 
 @dataclass
@@ -22,6 +24,16 @@ class _Kept:
     asked: Answer[Report] | None = None
     last: float = 0.0
     report: Report | None = None  # the newest
+    begun: float = 0.0
+    died: str = ""  # of what
+
+
+@dataclass
+class _Place:
+    """A node whose shards die soon after they were started."""
+
+    deaths: int = 0  # in a row
+    due: float = 0.0  # not before this another one is started
 
 
 @dataclass(frozen=True)
@@ -58,6 +70,7 @@ class ShardKeeper:
         self._saved: dict[
             str, tuple[int, Mapping[str, Any]]
         ] = {}  # by node: number of the shard that wrote, and its state
+        self._places: dict[str, _Place] = {}
         self.lost: list[Lost] = []
         for node in nodes():
             self._start(node)
@@ -73,11 +86,16 @@ class ShardKeeper:
         return [kept.report for kept in self._kept.values() if kept.report is not None]
 
     def look(self) -> list[Lost]:
-        """Take up what the shards have said, replace the lost ones, give new nodes a shard. Waits for nobody but a refill."""
+        """Take up what the shards have said, replace the lost ones, give new nodes a shard. Waits for nobody but a refill.
+
+        A shard that dies soon after it was started is replaced later and later: starting one costs seconds of a core.
+        """
         alive = set(self._nodes())
         found = [node for node, kept in self._kept.items() if node not in alive or not self._lives(kept)]
         gone = [(node, self._kept.pop(node)) for node in found]
-        new = [node for node in self._nodes() if node not in self._kept]
+        for node, kept in gone:
+            self._defer(node, kept)
+        new = [node for node in self._nodes() if node not in self._kept and self._due(node)]
         for node in new:
             self._start(node)
         lost = [self._mourned(node, kept) for node, kept in gone]
@@ -134,7 +152,7 @@ class ShardKeeper:
     def _start(self, node: str) -> None:
         shard = start_shard(replace(self._plan, number=self._number), node)
         self._number += 1
-        self._kept[node] = _Kept(shard)
+        self._kept[node] = _Kept(shard, begun=time.monotonic())
         if self._run_dir is not None and node in self._saved:
             number, state = self._saved[node]
             try:
@@ -151,11 +169,20 @@ class ShardKeeper:
                     unrolls,
                 )
 
+    def _defer(self, node: str, kept: _Kept) -> None:
+        place, now = self._places.setdefault(node, _Place()), time.monotonic()
+        place.deaths = place.deaths + 1 if now - kept.begun < STEADY_S else 1
+        place.due = now + (min(MOST_PAUSE_S, 2.0 ** (place.deaths - 1)) if place.deaths > 1 else 0.0)
+
+    def _due(self, node: str) -> bool:
+        return node not in self._places or time.monotonic() >= self._places[node].due
+
     def _lives(self, kept: _Kept) -> bool:
         if kept.asked is not None and kept.asked.done():
             try:
                 kept.report = kept.asked.result(0.0)
-            except ShardLost:
+            except ShardLost as error:
+                kept.died = str(error)
                 return False
             except (AnswerLost, TimeoutError):
                 pass  # it lives, and will be asked again
@@ -167,10 +194,13 @@ class ShardKeeper:
     def _mourned(self, node: str, kept: _Kept) -> Lost:
         first, end = (0, 0) if kept.report is None else kept.report.span
         by = f"shard {self._kept[node].shard.number}" if node in self._kept else "nobody: its node is gone"
+        if not self._due(node) and node in self._nodes():
+            place = self._places[node]
+            by = f"another in {place.due - time.monotonic():.0f} s, after {place.deaths} in a row died soon"
         lost = Lost(kept.shard.number, kept.shard.where, end - first, by)
         log.warning(
-            "shard %d of the replay on %s is lost with about %s unrolls; its place is taken by %s",
-            lost.number, lost.where, f"{lost.unrolls:,}", lost.by,
+            "shard %d of the replay on %s is lost with about %s unrolls; its place is taken by %s%s",
+            lost.number, lost.where, f"{lost.unrolls:,}", lost.by, f" ({kept.died})" if kept.died else "",
         )  # fmt: skip
         return lost
 
