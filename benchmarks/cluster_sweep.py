@@ -1,11 +1,11 @@
 """What a cluster of one node costs: emulators, replay and learners and all, in this process or over processes, and on Ray.
 
 One member on Ray stands beside one agent in the runtime `local`, a thread each for its actor and its learner, as many as on Ray. Three
-members stand beside `laser sweep` without a cluster. Both take turns, so compare within one round; the table has medians and the median of
-the rounds' ratios, of updates. Rates are those of the time in which every member is between 15 and 85 % of its updates: before that other
+members stand beside `laser sweep` without a cluster. Both take turns, and who is first as well, so compare within one round; the table has
+medians and the median of the rounds' ratios, of updates. Rates are those of the time in which every member is between 15 and 85 % of its updates: before that other
 processes are still being started, and in the end `local` has stopped acting and learns from what is left, faster than before. How long
 each takes to start stands beside it. No evaluations and no checkpoints.
-Run: python -m benchmarks.cluster_sweep [--rounds 3] [--only Pong] [--smoke] [--csv FILE]
+Run: python -m benchmarks.cluster_sweep [--rounds 4] [--only Pong] [--smoke] [--csv FILE]
 """
 
 import argparse
@@ -105,8 +105,8 @@ def measured(run: Callable[[Path], object]) -> Pace:
         return rates(read(Path(folder) / "run"), begun)
 
 
-def both(task: Task, steps: int) -> tuple[Pace, Pace]:
-    """Here, and on a cluster of this machine."""
+def both(task: Task, steps: int, turn: int) -> tuple[Pace, Pace]:
+    """Here, and on a cluster of this machine; which comes first takes turns."""
     settings = {"seed": 1, **QUIET, **task.settings}
     grid = {"learning_rate": list(RATES[: task.members])}
 
@@ -119,6 +119,9 @@ def both(task: Task, steps: int) -> tuple[Pace, Pace]:
     def there(folder: Path) -> object:
         return Sweep(task.env, run_dir=folder, grid=grid, cluster="local", **settings).run(steps)
 
+    if turn % 2:
+        far = measured(there)
+        return measured(here), far
     return measured(here), measured(there)
 
 
@@ -139,7 +142,7 @@ def line_of(name: str, rounds: list[tuple[Pace, Pace]]) -> str:
 def main() -> None:
     """Entry."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--only", default="", help="tasks whose name begins so")
     parser.add_argument("--smoke", action="store_true", help="one short round of the first task and of the last")
     parser.add_argument("--csv", type=Path)
@@ -153,7 +156,7 @@ def main() -> None:
     )
     lines = []
     for name, task in tasks.items():
-        rounds = [both(task, task.steps) for _ in range(1 if asked.smoke else asked.rounds)]
+        rounds = [both(task, task.steps, turn) for turn in range(1 if asked.smoke else asked.rounds)]
         print(line_of(name, rounds), flush=True)
         for at, paces in enumerate(rounds):
             lines.append([name, at, *(round(value, 2) for pace in paces for value in pace)])
