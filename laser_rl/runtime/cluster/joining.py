@@ -77,7 +77,7 @@ def _connect(library: Any, address: str, *, own_token: bool) -> None:
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     own = {"address": "local", "include_dashboard": False, "object_store_memory": _store_bytes()}
     # Ray starts its actors with a niceness of 15, so that anything else on the machine would go before them. Deliveries have
-    # some 150 KB; by way of the object store, as Ray sends all above 100, they cost several calls more. Both are heard by a new cluster only.
+    # some 150 KB; by way of the object store, as Ray sends all above 100, they cost several calls more. Heard by a new cluster only.
     os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault("RAY_max_direct_call_object_size", str(INLINE_BYTES))
     try:
