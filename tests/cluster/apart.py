@@ -80,8 +80,7 @@ class Apart:
     def _start(self, number, *arguments):
         own = (f"--node-ip-address={self.addresses[number]}", "--num-cpus=4", f"--object-store-memory={STORE_BYTES}")
         self._nodes.append(self.popen(number, str(RAY), "start", "--block", *own, *arguments))
-        if number == 0:
-            time.sleep(5.0)  # others find its files, and take names of their own
+        time.sleep(5.0)  # the next one finds its files, and takes names of its own; two at once would take the same
 
     def popen(self, number, *command, **more):
         """A process in the namespace of a node."""

@@ -242,7 +242,7 @@ def check_streams(shards, count):
 
 @pytest.mark.slow
 def test_a_replaced_shard_begins_with_the_last_checkpoint(raylets, started, tmp_path):
-    desk = start_desk()
+    desk = start_desk(node=raylets.nodes()[0])  # not on one that was killed a moment ago
     started.append(desk)
     keeper = ShardKeeper(plan_of(VECTOR, 0), desk, nodes=lambda: raylets.nodes()[:1], run_dir=str(tmp_path))
     courier = Courier(partial(RayRoster(desk).at, 0), "0")
