@@ -1,6 +1,8 @@
 """A shard that is read where it lies: only once it has said where, never if it cannot be reached, and calls go on meanwhile."""
 
+import gc
 import time
+import weakref
 from concurrent.futures import Future
 
 import numpy as np
@@ -12,6 +14,7 @@ from laser_rl.replay import allocate, shared_lock
 from laser_rl.replay.lending import borrow
 from laser_rl.replay.parcel import seal
 from laser_rl.replay.records import pack
+from laser_rl.runtime.cluster.actors import RayShard
 from laser_rl.runtime.cluster.client import ShardLost, awaited
 from laser_rl.runtime.cluster.courier import Courier
 from laser_rl.runtime.cluster.keeper import ShardKeeper, _Kept
@@ -73,6 +76,35 @@ def test_what_cannot_be_reached_is_called_and_asked_once(answer, monkeypatch):
         store.sample_into(8, random, batch, 0)
     assert shard.called == 5
     assert len(borrowed) == (answer is None)
+
+
+def test_the_memory_of_a_lost_shard_goes_with_the_last_who_holds_it():
+    """At once, and not with the next collection of cycles: it may be gigabytes, and its replacement needs as much."""
+    shard = seen(VECTOR, range(20))
+    shard.lent.set_result(shard.shard.lend())
+    far = RayShard(None, shard.shard.plan, "node", "where")
+    far.near, far._window = True, shard.window
+    far._window.gather(np.arange(3))
+    store, client = weakref.ref(far._window._store), weakref.ref(far)
+    gc.disable()
+    try:
+        shard.window = None
+        del far
+        assert client() is None
+        assert store() is None
+    finally:
+        gc.enable()
+
+
+def test_a_client_holds_no_cycle():
+    client = RayShard(None, ShardPlan(VECTOR, 10, 0), "node", "where")
+    window = weakref.ref(client._window)
+    gc.disable()
+    try:
+        del client
+        assert window() is None
+    finally:
+        gc.enable()
 
 
 def test_what_leaves_between_draw_and_read_is_drawn_again_without_a_bias():

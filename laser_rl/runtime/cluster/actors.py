@@ -65,7 +65,8 @@ class RayShard:
     def __init__(self, actor: Any, plan: ShardPlan, node: str, where: str) -> None:
         self.actor, self.plan, self.node, self.where = actor, plan, node, where
         self.number, self.capacity = plan.number, plan.capacity
-        self._window = Window(plan.layout, f"shard {self.number} of the replay", self._lend)
+        # Not a method of ours: in a cycle the memory of a lost shard would stay mapped until the next collection.
+        self._window = Window(plan.layout, f"shard {self.number} of the replay", functools.partial(_lend, actor))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RayShard, (self.actor, self.plan, self.node, self.where)
@@ -110,11 +111,12 @@ class RayShard:
         """End it, with all that it holds."""
         ray().kill(self.actor, no_restart=True)
 
-    def _lend(self) -> RayAnswer[Lent]:
-        return self._call(self.actor.lend, WATCH)
-
     def _call(self, method: Any, group: str, *arguments: Any) -> RayAnswer[Any]:
         return RayAnswer(method.options(concurrency_group=group).remote(*arguments))
+
+
+def _lend(actor: Any) -> RayAnswer[Lent]:
+    return RayAnswer(actor.lend.options(concurrency_group=WATCH).remote())
 
 
 def start_shard(plan: ShardPlan, node: str, *, cpus: float = 0.0) -> RayShard:

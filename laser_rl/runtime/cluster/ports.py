@@ -30,7 +30,7 @@ STAY_S = 10.0  # how long a question stays with the desk
 Result = TypeVar("Result")
 SENT_BYTES = (
     64 << 10
-)  # of parameters that go along with the calls; a reference costs its owner, the store and every borrower calls of its own
+)  # of parameters that go along with calls; references cost calls of their own, of all who hold them
 AT_ONCE = 16  # deliveries that a learner takes with one call
 GONE = "the desk of this run is gone"
 
