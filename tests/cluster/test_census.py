@@ -1,0 +1,56 @@
+"""When a shard is asked what it holds: soon if nothing else is heard of it, seldom if answers come anyway; each time in lock-step."""
+
+from concurrent.futures import Future
+
+import pytest
+
+from laser_rl.runtime.cluster import census as module
+from laser_rl.runtime.cluster.census import REFRESH_S, REPORT_S, Census
+from laser_rl.runtime.cluster.shard import Report
+
+
+class Counted:
+    """A shard that answers every report at once."""
+
+    number, where, capacity = 0, "here", 100
+
+    def __init__(self):
+        self.reports = 0
+
+    def report(self):
+        self.reports += 1
+        answer = Future()
+        answer.set_result(Report(0, (0, 5), {0: 5}, 10, {}))
+        return answer
+
+
+@pytest.fixture
+def now(monkeypatch):
+    clock = [1000.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+    return clock
+
+
+def looked(now, heard, *, exact=False, every=0.01, seconds=10.0):
+    """Reports a second, of a shard that is looked at often."""
+    shard = Counted()
+    census = Census(lambda: [shard], exact=exact)
+    looks = round(seconds / every)
+    for _ in range(looks):
+        census.spans()
+        if heard:
+            census.heard(0, (0, 5))
+        now[0] += every
+    return shard.reports / seconds
+
+
+def test_a_shard_of_which_nothing_is_heard_is_asked_after_a_fifth_of_a_second(now):
+    assert looked(now, heard=False) == pytest.approx(1 / REFRESH_S, rel=0.1)
+
+
+def test_a_shard_that_answers_otherwise_is_asked_once_a_second(now):
+    assert looked(now, heard=True) == pytest.approx(1 / REPORT_S, rel=0.1)
+
+
+def test_in_lock_step_every_look_asks(now):
+    assert looked(now, heard=True, exact=True) == pytest.approx(100, rel=0.01)
