@@ -29,7 +29,7 @@ def lend(store: Replay) -> Lent:
     return Lent(os.getpid(), found.st_dev, found.st_ino, handle)
 
 
-def borrow(layout: UnrollLayout, lent: Lent, *, threads: int = 1) -> Replay:
+def borrow(layout: UnrollLayout, lent: Lent) -> Replay:
     """The same store, nothing copied; it stays readable if its owner dies. ConfigError if it cannot be reached from here.
 
     >>> from laser_rl.types import empty_unrolls
@@ -53,6 +53,6 @@ def borrow(layout: UnrollLayout, lent: Lent, *, threads: int = 1) -> Replay:
             raise ConfigError(
                 f"expected the memory of a replay at {path}, found another file; its process is gone, or is in another container"
             )
-        return Replay.attach(layout, lent.handle._replace(file=file), threads=threads)
+        return Replay.attach(layout, lent.handle._replace(file=file))
     finally:
         os.close(file)

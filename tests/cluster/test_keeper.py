@@ -60,6 +60,12 @@ def test_replacements_come_at_once_and_then_later_and_later(kept):
         keeper.look()  # asks it
     assert pauses == [0.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
     assert keeper.lost[0].by == "shard 2"
+    keeper._places["a"].deaths = 5000  # in a row, some days later
+    on(keeper, "a").die()
+    keeper.look()
+    now[0] += module.MOST_PAUSE_S
+    keeper.look()
+    assert on(keeper, "a") is not None
     assert on(keeper, "b").number == 1
     now[0] += module.STEADY_S + 1
     keeper.look()

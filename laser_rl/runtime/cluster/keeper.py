@@ -172,7 +172,10 @@ class ShardKeeper:
     def _defer(self, node: str, kept: _Kept) -> None:
         place, now = self._places.setdefault(node, _Place()), time.monotonic()
         place.deaths = place.deaths + 1 if now - kept.begun < STEADY_S else 1
-        place.due = now + (min(MOST_PAUSE_S, 2.0 ** (place.deaths - 1)) if place.deaths > 1 else 0.0)
+        pause_s = (
+            float(2 ** min(place.deaths - 1, 10)) if place.deaths > 1 else 0.0
+        )  # a day of deaths would be too great a power
+        place.due = now + min(MOST_PAUSE_S, pause_s)
 
     def _due(self, node: str) -> bool:
         return node not in self._places or time.monotonic() >= self._places[node].due

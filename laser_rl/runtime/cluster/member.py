@@ -38,8 +38,8 @@ from laser_rl.types import UnrollLayout
 # Large networks are published more seldom, so that it takes no more of the time than this. On their way to the supervisor states are
 # copied four times more by others, who may have the same cores.
 PUBLISH_SHARE, PUBLISH_MOST_S = 0.002, 60.0
-# Parameters likewise: a version costs desk, object store and runners as much again. More often than every PARAMETERS_S nobody needs them:
-# an unroll takes longer, and IMPALA's actors fetch once an unroll.
+# Parameters likewise: a version costs desk, object store and runners as much again. IMPALA's actors fetch once an unroll; an unroll of
+# Pong takes half a second, one of CartPole less than PARAMETERS_S: its runners act with older parameters. V-trace corrects that.
 PARAMETERS_S, PARAMETERS_SHARE, PARAMETERS_MOST_S = 0.1, 0.015, 0.5
 TAKE_S = 600.0
 EMPTY_S = 5.0  # with every shard lost; then new unrolls have to be taken, so that runners make more

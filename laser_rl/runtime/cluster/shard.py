@@ -23,7 +23,6 @@ from laser_rl.checkpoint.segments import SegmentEntry
 from laser_rl.replay.lending import Lent, lend
 from laser_rl.replay.memory import Codec
 from laser_rl.replay.parcel import Parcel
-from laser_rl.replay.records import fields_of
 from laser_rl.replay.shared import Ids
 from laser_rl.replay.store import Replay
 from laser_rl.runtime.saving import Segments
@@ -44,7 +43,6 @@ class ShardPlan:
     number: int
     codec: Literal["auto"] | Codec = "auto"
     budget_bytes: int | None = None
-    threads: int = 1
 
     @property
     def capacity(self) -> int:
@@ -101,7 +99,6 @@ class Shard:
             plan.capacity_steps,
             codec=plan.codec,
             budget_bytes=plan.budget_bytes,
-            threads=plan.threads,
             shared=True,
         )
         self._order = threading.Lock()  # streams and rows move together
@@ -151,11 +148,6 @@ class Shard:
     def lend(self) -> Lent:
         """Where its memory is, for processes of the same machine: see `Window`. What they read is not counted here."""
         return lend(self._store)
-
-    def versions(self, ids: Ids) -> tuple[NDArray[np.bool_], Ids]:
-        """Of the parameters that made those of these unrolls that are still held, and which ones these are."""
-        held, parcel = self._store.parcel(ids)
-        return held, fields_of(parcel.records, self.plan.layout)["version"].astype(np.int64)
 
     def span(self) -> tuple[int, int]:
         """Ids held."""
