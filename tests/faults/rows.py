@@ -105,4 +105,56 @@ ROWS: dict[int, Row] = {
         "load and give the stored logits; an unknown key: the nearest name; a newer format: please upgrade",
     ),
     25: Row("no network at all", "everything works, no connection is tried"),
+    26: Row(
+        "a run directory, `.laser` file, sweep file or hub folder whose environment, network or relevance names code",
+        "no command or method imports or calls it unless the caller passes it or trusts the file in so many words",
+    ),
+    27: Row(
+        "a file of a run cannot be read for a moment: EACCES, EIO, ESTALE at start, at resume, while pruning",
+        "nothing is deleted because it could not be read; the run stops with a message and every byte stays",
+    ),
+    28: Row(
+        "`--out` on a directory that is not ours, with and without `--fresh`; links inside a run directory",
+        "refused without `--fresh`; with it only names that we write are removed, and links stay links",
+    ),
+    29: Row(
+        "two runs in one directory from two PID namespaces, or over two mounts of it",
+        "the second is refused: the kernel's lock decides",
+    ),
+    30: Row(
+        "a sweep process is stopped while it holds the replay's lock, also with PBT orders pending",
+        "the others go on or say who blocks them; after the limit it is replaced; SIGTERM ends all within 10 s",
+    ),
+    31: Row(
+        "an environment calls `sys.exit(0)` or `os._exit(0)`, or raises SystemExit or KeyboardInterrupt",
+        "never reported as finished: status 4 and the steps that are missing",
+    ),
+    32: Row(
+        "`--cluster local`, and its driver killed",
+        "nothing listens on another address than loopback; no process of ours or Ray's lives after 10 s",
+    ),
+    33: Row(
+        "logs of a week: 60 GB of rows",
+        "episode rows are thinned, in TensorBoard too; status, report, verify and compare stay below 300 MB",
+    ),
+    34: Row(
+        "config.json or sweep.json is changed by hand after the start",
+        "`verify` names the setting; `resume` refuses without the flag that means it",
+    ),
+    35: Row(
+        "the last evaluation fails: environment, disk, signal",
+        "the run was saved before it; the status says that only the evaluation is missing",
+    ),
+    36: Row(
+        "finite observations outside their Box",
+        "one warning with the value and the bound; never an end of training or evaluation",
+    ),
+    37: Row(
+        "a read-only folder, a file as `--out`, a name too long, no UTF-8, a missing parent, a full disk at the report",
+        "one line and a proper status; no traceback and no left-over temporary file",
+    ),
+    38: Row(
+        "wrong arguments of `learn`, `predict`, `evaluate`, `save`; Ctrl-C in Python",
+        "one sentence; Ctrl-C saves what there is and raises KeyboardInterrupt",
+    ),
 }
