@@ -1,0 +1,101 @@
+"""The Atari experiment: protocol, games and every run of it, fixed before the first result.
+
+**Protocol.** Dopamine's (Machado et al. 2018), so that the public curves of its agents can stand beside ours: sticky actions 0.25, no
+no-ops, the loss of a life is no signal, episodes of at most 108,000 frames; 84×84 grey frames, four of them stacked, action repeat 4 and
+rewards clipped to ±1 as in the recipe. A score is the mean raw return of the training episodes that ended within a million frames.
+Frames are emulator frames. The learning rate is constant: 6 M frames are 3 % of the paper's linear schedule over 200 M.
+
+**Calibration** (stage 1): Assault, Demon Attack and Road Runner, which stage 2 does not use; seeds 1 and 2; 3 M frames. One factor at a
+time from the centre, in the order of `FACTORS`; a later factor starts from the best value of those before it. Of two values the better one
+has the larger mean over games and seeds of the human-normalised score in the last million frames; a difference below its standard error
+(paired by game and seed) is a tie, and a tie keeps the centre.
+
+**Comparison** (stage 2): the ten games of Atari-10 (Aitchison, Sweetser and Hutter 2023), a subset that others chose because scores on
+it predict scores on all 57. The calibrated agent with seeds 1 to 3, `impala` with seeds 1 and 2, 6 M frames.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from laser_rl import recipes
+from laser_rl.config import Config, override
+
+FRAMES_A_STEP = 4
+CALIBRATION_GAMES = ("Assault", "DemonAttack", "RoadRunner")
+COMPARISON_GAMES = (
+    "Amidar", "BattleZone", "Bowling", "DoubleDunk", "Frostbite", "KungFuMaster", "NameThisGame", "Phoenix", "Qbert", "Riverraid",
+)  # fmt: skip
+
+PROTOCOL: Mapping[str, Any] = {
+    "environment.atari.sticky_actions": 0.25,
+    "environment.atari.most_noops": 0,
+    "loss.life_loss_ends_discount": False,
+    "optimiser.schedule": "constant",
+    "network.width": 1,
+    "environment.slots": 64,
+}
+CENTRE: Mapping[str, Any] = {"replay.fraction": 0.9375, "replay.capacity_steps": 2_000_000, "loss.trust_bound": 0.1}
+
+# By name: the settings in which a variant differs from the centre.
+FACTORS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "trust bound": {
+        "b0.01": {"loss.trust_bound": 0.01},
+        "b0.03": {"loss.trust_bound": 0.03},
+        "centre": {},
+        "b0.3": {"loss.trust_bound": 0.3},
+        "b-off": {"loss.trust": "off", "loss.trust_bound": None},
+    },
+    "gradient clipping": {"clip40": {"optimiser.clip_gradient_norm": 40.0}},
+    "replay share": {"replay0.875": {"replay.fraction": 0.875}, "replay0.97": {"replay.fraction": 31 / 32}},
+    "age of online unrolls": {"slots32": {"environment.slots": 32}},
+}
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    **{name: settings for factor in FACTORS.values() for name, settings in factor.items()},
+    "impala": {},
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One run of the queue.
+
+    >>> Part(1, "Assault", "b0.03", 2, 3_000_000).name
+    '1-Assault-b0.03-2'
+    """
+
+    stage: int
+    game: str
+    variant: str
+    seed: int
+    frames: int
+
+    @property
+    def name(self) -> str:
+        """Names the row of results and the folder while it runs."""
+        return f"{self.stage}-{self.game}-{self.variant}-{self.seed}"
+
+
+def parts() -> list[Part]:
+    """Every run, in the order in which they are made: first one seed of a whole factor, then the other."""
+    return [
+        Part(1, game, variant, seed, 3_000_000)
+        for factor in FACTORS.values()
+        for seed in (1, 2)
+        for game in CALIBRATION_GAMES
+        for variant in factor
+    ]
+
+
+def config_of(part: Part) -> Config:
+    """The whole configuration of a run.
+
+    >>> config = config_of(Part(1, "Assault", "b0.03", 2, 3_000_000))
+    >>> config.environment.id, config.loss.trust_bound, config.run.steps, config.environment.atari.sticky_actions
+    ('ALE/Assault-v5', 0.03, 750000, 0.25)
+    """
+    environment = f"ALE/{part.game}-v5"
+    run = {"run.seed": part.seed, "run.steps": part.frames // FRAMES_A_STEP}
+    if part.variant == "impala":
+        return override(recipes.impala(environment), {**PROTOCOL, **run})
+    return override(recipes.atari(environment), {**PROTOCOL, **CENTRE, **VARIANTS[part.variant], **run})
