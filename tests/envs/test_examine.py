@@ -38,7 +38,7 @@ PLANTED = [
     (planted.Doubles, [("observation", "defect", "float64", ".astype(np.float32)")]),
     (planted.Longer, [("observation", "defect", "(4,)", "observation_space")]),
     (planted.Lists, [("observation", "defect", "list", "np.asarray(")]),
-    (planted.Outside, [("observation", "defect", "21.0", "clip")]),
+    (planted.Outside, [("observation", "warning", "21.0", "clip")]),
     (planted.NotANumber, [("finite", "defect", "nan at observation[2]", "division by zero")]),
     (planted.NanReward, [("reward", "defect", "nan", "finite float")]),
     (planted.ArrayReward, [("reward", "defect", "array of dtype float64 and shape (1,)", "float(reward)")]),

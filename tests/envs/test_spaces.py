@@ -84,7 +84,7 @@ def test_what_has_no_fixed_size_is_refused_by_its_key(part):
 def test_discrete_actions_start_where_the_space_does(count, start):
     space = spaces.Discrete(count, start=start)
     border = action_border(space, "Maze")
-    assert border.spec == DiscreteActions(count)
+    assert border.spec == DiscreteActions(count, start)
     converted = [border.convert(np.int64(choice)) for choice in range(count)]
     assert all(space.contains(action) for action in converted)
     assert converted == list(range(start, start + count))
@@ -93,7 +93,7 @@ def test_discrete_actions_start_where_the_space_does(count, start):
 def test_several_choices_keep_shape_type_and_start():
     space = spaces.MultiDiscrete([[2, 3], [4, 5]], start=[[1, 1], [0, 7]], dtype=np.int32)
     border = action_border(space, "Maze")
-    assert border.spec == MultiDiscreteActions((2, 3, 4, 5))
+    assert border.spec == MultiDiscreteActions((2, 3, 4, 5), (1, 1, 0, 7))
     action = border.convert(np.array([1, 2, 3, 4]))
     np.testing.assert_array_equal(action, [[2, 3], [3, 11]])
     assert space.contains(action)

@@ -35,7 +35,6 @@ EXPECTED = {
     "shape": "observation of shape (2,), got (3,)",
     "list": "observation to be a NumPy array, got list",
     "none": "observation to be a NumPy array, got None",
-    "outside": "observation[0] within [-1.0, 1.0], got 2.0",
     "reward none": "reward to be a real number, got None",
     "reward array": "reward to be a real number, got an array of dtype float64 and shape (1,)",
     "reward text": "reward to be a real number, got str",
