@@ -56,7 +56,18 @@ def spaces_of(
             and (own.shape, own.dtype) == (stored.observation.shape, stored.observation.dtype)
             and env.action_space == stored.action
         )
-    return Spaces(own, stored.action, spec) if alike and isinstance(own, spaces.Box) else stored
+    return Spaces(own, stored.action, _written(spec)) if alike and isinstance(own, spaces.Box) else stored
+
+
+def _written(spec: EnvSpec | None) -> EnvSpec | None:
+    """A description that can be written as JSON; one that was registered with a class or function instead of a name cannot."""
+    try:
+        if spec is not None:
+            spec.to_json()
+    except ValueError as problem:
+        log.warning("the dataset does not say how to make its environment: %s", problem)
+        return None
+    return spec
 
 
 def environment_actions(family: Family, space: Space, action: Array) -> Array:
