@@ -50,15 +50,16 @@ def packages_of(name: str) -> Iterator[None]:
     >>> with packages_of("Ant-v5"):
     ...     raise gymnasium.error.DependencyNotInstalled('MuJoCo is not installed, run `pip install "gymnasium[mujoco]"`')
     Traceback (most recent call last):
-    laser_rl.errors.EnvironmentRefused: Ant-v5 needs a package that is missing: MuJoCo is not installed, run `pip install ...
+    laser_rl.errors.EnvironmentRefused: Ant-v5: expected all packages that it needs, got DependencyNotInstalled: MuJoCo is not ...
     """
     try:
         yield
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
-        said = " ".join(str(error).split())
-        module = getattr(error, "name", None)
-        how = "" if "pip install" in said else f"; try pip install {(module or 'it').partition('.')[0]}"
-        raise EnvironmentRefused(f"{name} needs a package that is missing: {said}{how}") from error
+        said, module = " ".join(str(error).split()).rstrip("."), getattr(error, "name", None)
+        how = f" (pip install {module.partition('.')[0]})" if module and "pip install" not in said else ""
+        raise EnvironmentRefused(
+            f"{name}: expected all packages that it needs, got {type(error).__name__}: {said}; install what is missing{how}"
+        ) from error
 
 
 def require_one_agent(made: Any, name: str) -> None:
