@@ -342,7 +342,6 @@ def test_the_action_of_the_file_is_the_one_that_predict_hands_over(environment, 
         None,
     )
     start = environment.action_space.start
-    assert about_of(session)["action"]["start"] == np.ravel(start).tolist()
     state, last = np.zeros((1, 16), np.float32), np.zeros((1, *np.shape(start)), np.int64)
     for row, observation in enumerate(seen):
         expected, before = agent.predict(observation, before)
@@ -354,6 +353,7 @@ def test_the_action_of_the_file_is_the_one_that_predict_hands_over(environment, 
         assert np.array_equal(found["action"][0], expected), row
         assert environment.action_space.contains(found["action"][0])
         last, state = found["action"], found.get("next_state")
+    assert about_of(session)["action"]["start"] == np.ravel(start).tolist()
     agent.close()
 
 
