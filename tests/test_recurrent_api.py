@@ -248,3 +248,23 @@ def test_flags_of_the_memory_reach_the_agent(tmp_path, capsys):
     assert cli.main(["evaluate", str(tmp_path / "run"), "--episodes", "3"]) == 0
     assert cli.main(["enjoy", str(tmp_path / "run"), "--max-steps", "12", "--video", str(tmp_path / "v.gif")]) == 0
     assert "3 episodes" in capsys.readouterr().out
+
+
+def test_a_recipes_separate_value_gives_way_to_a_memory_that_is_asked_for(caplog, capsys, tmp_path):
+    agent = LASER("Pendulum-v1", memory="lstm")
+    assert (agent.config.network.memory, agent.config.network.separate_value) == ("lstm", False)
+    assert sum("separate_value is switched off" in record.getMessage() for record in caplog.records) == 1
+    file = tmp_path / "memory.yaml"
+    file.write_text("network:\n  memory: gru\n")
+    for words in (["--network.memory", "lstm"], ["--config", str(file)]):
+        assert cli.main(["config", "show", "--env", "Pendulum-v1", *words]) == 0
+        assert "separate_value: false" in capsys.readouterr().out.replace('"', "")
+    assert LASER("Pendulum-v1").config.network.separate_value
+
+
+def test_a_memory_and_a_separate_value_that_are_both_asked_for_are_refused(capsys):
+    with pytest.raises(ConfigError, match=r"sees nothing of network\.memory"):
+        LASER("Pendulum-v1", memory="lstm", separate_value=True)
+    words = ["--env", "Pendulum-v1", "--network.memory", "lstm", "--network.separate-value"]
+    assert cli.main(["config", "show", *words]) == 2
+    assert "sees nothing of network.memory" in capsys.readouterr().err

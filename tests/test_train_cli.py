@@ -4,6 +4,7 @@ import json
 import sys
 
 import gymnasium
+import numpy as np
 import pytest
 
 from laser_rl import cli
@@ -168,3 +169,62 @@ def test_other_settings_in_an_old_directory_are_refused_unless_fresh(tmp_path, c
 def test_resume_without_a_checkpoint_is_refused(tmp_path, capsys):
     assert cli.main(["resume", str(tmp_path)]) == 2
     assert "is no run directory" in capsys.readouterr().err
+
+
+class Undrawn(gymnasium.Env):
+    """As many environments of one's own: its constructor takes nothing, and it draws nothing."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.zeros(2, np.float32), 1.0, self.t == 9, False, {}
+
+
+class Promised(Undrawn):
+    """Takes the argument, but has no render."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+
+class Failing(Promised):
+    def render(self):
+        raise ZeroDivisionError("no screen")
+
+
+@pytest.mark.parametrize(
+    ("environment", "hint", "message"),
+    [
+        (Undrawn, False, "render_mode='rgb_array'"),
+        (Promised, False, "expected render() to return a picture, got NotImplementedError"),
+        (Failing, True, "expected render() to return a picture, got ZeroDivisionError: no screen"),
+    ],
+)
+def test_what_cannot_be_drawn_is_one_sentence_and_no_hint(environment, hint, message, tmp_path, capsys):
+    name, path = f"{environment.__name__}-v0", tmp_path / "run"
+    gymnasium.register(name, entry_point=environment)
+    try:
+        assert cli.main(["train", "--env", name, "--out", str(path), *SMALL]) == 0
+        assert ("laser enjoy" in capsys.readouterr().out) == hint
+        assert cli.main(["enjoy", str(path), "--video", str(tmp_path / "v.gif")]) == 2
+    finally:
+        gymnasium.registry.pop(name)
+    said = capsys.readouterr().err.strip()
+    assert said.startswith("laser: ")
+    assert message in said
+    assert "\n" not in said
+    assert not [*tmp_path.glob("*.gif"), *tmp_path.glob(".*.gif")]
+
+
+def test_the_hint_is_there_where_it_works(run_dir, tmp_path, capsys):
+    assert cli.main(["resume", str(run_dir), "--steps", "410", "--plain"]) == 0
+    assert f"watch:    laser enjoy {run_dir} --video {run_dir}/video.mp4" in capsys.readouterr().out

@@ -1,7 +1,7 @@
 """An agent that learns, predicts, is evaluated, saved and loaded."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,7 +14,7 @@ from laser_rl.agent.parameters import load_network
 from laser_rl.agent.policy import Policy
 from laser_rl.agent.single import Memento, act_once
 from laser_rl.checkpoint import write_bytes
-from laser_rl.config import Config, override, validated
+from laser_rl.config import Config, full_name, override, validated
 from laser_rl.envs.make import is_mixture, make_renderable
 from laser_rl.envs.scores import tasks_of
 from laser_rl.envs.spaces import action_border, observation_border
@@ -70,7 +70,7 @@ class LASER:
         self._track, self._trackers = named(track), list[Tracking]()
         if config is None and (count := slots_of(env)) is not None:
             settings.setdefault("slots", count)
-        self.config = override(config or base_config(env, recipe), settings)
+        self.config = override(config or base_config(env, recipe, settings), settings)
         self._run_dir = None if run_dir is None else Path(run_dir)
         self._directory: RunDirectory | None = None
         self._training: Training | None = None
@@ -175,12 +175,17 @@ class LASER:
         return self._borders
 
 
-def base_config(env: EnvironmentSource, recipe: str | None) -> Config:
-    """Where the settings of an agent begin: a recipe by name, or what fits the environment.
+def base_config(env: EnvironmentSource, recipe: str | None, settings: Mapping[str, Any] | None = None) -> Config:
+    """Where the settings of an agent begin: a recipe by name, or what fits the environment, without what contradicts `settings`.
 
     >>> base_config("CartPole-v1", None).recipe
     'cartpole'
     """
+    asked = {full_name(name): value for name, value in (settings or {}).items()}
+    return recipes.giving_way(_recipe_of(env, recipe), asked)
+
+
+def _recipe_of(env: EnvironmentSource, recipe: str | None) -> Config:
     name = name_of(env)
     if recipe is not None:
         return recipes.by_name(recipe, name)

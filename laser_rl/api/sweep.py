@@ -127,7 +127,7 @@ class Sweep:
             raise ConfigError("members cannot share an environment that exists already; hand in its id or constructor")
         self._source, self._net, self._sinks, self._track = env, net, tuple(sinks), named(track)
         self._run_dir = None if run_dir is None else Path(run_dir)
-        base, values = _begin(env, recipe, config)
+        base, values = _begin(env, recipe, config, settings)
         given = {"grid": grid, "random": random, "members": members}
         source = {name: value for name, value in given.items() if value is not None}
         if source:
@@ -231,14 +231,16 @@ def require_no_run(path: Path) -> None:
         )
 
 
-def _begin(env: EnvironmentSource, recipe: str | None, config: Config | None) -> tuple[Config, dict[str, Any]]:
+def _begin(
+    env: EnvironmentSource, recipe: str | None, config: Config | None, settings: Mapping[str, Any]
+) -> tuple[Config, dict[str, Any]]:
     """The base, and all else that a recipe for sweeps says."""
     if config is not None:
         return config, {}
     if recipe in recipes.SWEEPS:
         sweep = recipes.sweep_by_name(recipe, name_of(env))
         return sweep.base, sweep.model_dump(exclude={"base"})
-    return base_config(env, recipe), {}
+    return base_config(env, recipe, settings), {}
 
 
 def _sharing(share_replay: object) -> str:

@@ -7,13 +7,14 @@ from typing import Annotated
 
 import tyro
 
+from laser_rl.config import EnvironmentConfig
 from laser_rl.envs.suites import reference_of
 from laser_rl.evaluation.statistics import EvalResult
 from laser_rl.metrics import display
 from laser_rl.metrics.videos import BY_ENJOY, FOLDER
 from laser_rl.runtime.build import device_of
 from laser_rl.runtime.evaluate import Trained, chosen_member, evaluate, load_trained
-from laser_rl.runtime.filming import Filming, chosen_task, film_shown, load_shown
+from laser_rl.runtime.filming import Filming, can_be_filmed, chosen_task, film_shown, load_shown
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,13 @@ def enjoy_command(arguments: list[str]) -> int:
     filmed = film_shown(shown, path, how)
     print(f"{_prefix(member)}return {filmed.total:.1f}; video: {path}")
     return 0
+
+
+def how_to_watch(environment: EnvironmentConfig, folder: str, *more: str) -> list[str]:
+    """The line that a finished run ends with, where its environment can be filmed."""
+    if not can_be_filmed(environment):
+        return []
+    return [" ".join(["watch:    laser enjoy", folder, *more, f"--video {folder}/video.mp4"])]
 
 
 def _video_name(trained: Trained, member: int | None, task: str, seed: int) -> str:

@@ -97,32 +97,46 @@ def _expand(word: str) -> str:
     return word if match is None else str(round(float(match[1]) * _SHORT[match[2]]))
 
 
-def peek(arguments: list[str]) -> tuple[str | None, Path | None, str | None]:
-    """The three flags that decide what the others begin with."""
+def peek(arguments: list[str]) -> tuple[str | None, Path | None, str | None, dict[str, str]]:
+    """The three flags that decide what the others begin with, and those of the network by their full names.
+
+    >>> peek(["--env", "Pendulum-v1", "--network.memory=lstm", "--network.no-separate-value"])[3]
+    {'network.memory': 'lstm', 'network.separate_value': ''}
+    """
     found: dict[str, str] = {}
+    network: dict[str, str] = {}
     for number, word in enumerate(arguments):
         flag, equals, value = word.partition("=")
+        value = value if equals else next(iter(arguments[number + 1 :]), "")
         if flag in {"--recipe", "--config", "--env", "--environment.id", "--id"}:
-            found[flag] = value if equals else next(iter(arguments[number + 1 :]), "")
+            found[flag] = value
+        elif flag.startswith("--network."):
+            network[flag.removeprefix("--").replace("-", "_").replace(".no_", ".")] = value
     file = found.get("--config")
     env = found.get("--env") or found.get("--environment.id")
-    return found.get("--recipe"), Path(file) if file else None, env
+    return found.get("--recipe"), Path(file) if file else None, env, network
 
 
-def base_config(recipe: str | None, file: Path | None, env: str | None) -> Config:
+def base_config(
+    recipe: str | None, file: Path | None, env: str | None, asked: Mapping[str, Any] | None = None
+) -> Config:
     """Where the flags begin: the recipe by name, or what fits the environment; then the file's values over it."""
-    return base_from(read_file(file) if file is not None else {}, recipe, env)
+    return base_from(read_file(file) if file is not None else {}, recipe, env, asked)
 
 
-def base_from(stored: Mapping[str, Any], recipe: str | None, env: str | None) -> Config:
-    """The same from what a file holds."""
+def base_from(
+    stored: Mapping[str, Any], recipe: str | None, env: str | None, asked: Mapping[str, Any] | None = None
+) -> Config:
+    """The same from what a file holds; a recipe's choice gives way to what the file or the flags ask for."""
     sections = {name: value for name, value in stored.items() if name != "recipe"}
     env = env or environment_of(stored)
     recipe = recipe or recipe_of(stored)
     if recipe == "default" or (recipe is None and env is None):
         recipe = "cartpole"
     config = recipes.by_name(recipe, env) if recipe is not None else fitting(env or "")
-    return merged(config, sections)
+    network = sections.get("network")
+    from_file = {f"network.{name}": value for name, value in network.items()} if isinstance(network, dict) else {}
+    return merged(recipes.giving_way(config, {**from_file, **(asked or {})}), sections)
 
 
 def recipe_of(stored: Mapping[str, Any]) -> str | None:

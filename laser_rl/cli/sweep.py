@@ -11,6 +11,7 @@ from rich.console import Console as Terminal
 
 from laser_rl import checkpoint, recipes
 from laser_rl.api.sweep import require_memory, require_no_run
+from laser_rl.cli.play import how_to_watch
 from laser_rl.cli.settings import Shortcuts, apply, expand_numbers, flags, peek
 from laser_rl.cli.sweep_settings import SOURCES, Begun, begin, grid_of, one_by_one, random_of
 from laser_rl.cli.watch import dashboard_of, require_dashboard
@@ -82,9 +83,9 @@ class Sweep:
 def sweep_command(arguments: list[str]) -> int:
     """`laser sweep`."""
     arguments = one_by_one(expand_numbers(arguments))
-    recipe, _, env = peek(arguments)
+    recipe, _, env, network = peek(arguments)
     file = Path(arguments[0]) if arguments and not arguments[0].startswith("-") else None
-    begun = begin(recipe, file, env)
+    begun = begin(recipe, file, env, network)
     shown = {name: begun.rest[name] for name in ("share", "stack", "processes") if name in begun.rest}
     default = Sweep(pbt=begun.rest.get("pbt") is not None, settings=begun.base, **shown)
     asked = flags(default, "laser sweep", arguments)
@@ -215,7 +216,8 @@ def _farewell(path: Path, end: SweepEnd) -> int:
     print(f"best:     member {best.number}, {_now(best)}")
     print(f"report:   {sweep_report(path)}")
     print(f"evaluate: laser evaluate {folder} --member best --episodes 100")
-    print(f"watch:    laser enjoy {folder} --member best --video {folder}/video.mp4")
+    for line in how_to_watch(best.config.environment, folder, "--member best"):
+        print(line)
     print(f"curves:   tensorboard --logdir {folder}")
     for library in reached(path):
         print(f"tracked:  {hint(library, folder)}")

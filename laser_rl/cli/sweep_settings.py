@@ -26,7 +26,7 @@ class Begun(NamedTuple):
     rest: dict[str, Any]  # all other fields of a sweep
 
 
-def begin(recipe: str | None, file: Path | None, env: str | None) -> Begun:
+def begin(recipe: str | None, file: Path | None, env: str | None, asked: Mapping[str, Any] | None = None) -> Begun:
     """The recipe, of a sweep or of one agent, or what fits the environment; then the file's values over it."""
     stored = _read(file) if file is not None else {}
     sections = stored.pop("base", {})
@@ -42,7 +42,7 @@ def begin(recipe: str | None, file: Path | None, env: str | None) -> Begun:
         base = merged(sweep.base, {name: value for name, value in sections.items() if name != "recipe"})
     else:
         _require_recipe(recipe)
-        base = base_from(sections, recipe, env)
+        base = base_from(sections, recipe, env, asked)
     if any(stored.get(name) for name in SOURCES):
         rest = {name: value for name, value in rest.items() if name not in {*SOURCES, "draws"}}
     return Begun(base, rest | stored)

@@ -10,6 +10,7 @@ import tyro
 from rich.console import Console as Terminal
 
 from laser_rl import checkpoint
+from laser_rl.cli.play import how_to_watch
 from laser_rl.cli.settings import Shortcuts, apply, base_config, expand_numbers, flags, peek
 from laser_rl.cli.sweep import broken_off, sweep_in
 from laser_rl.cli.watch import dashboard_of, require_dashboard
@@ -139,7 +140,8 @@ def _farewell(path: Path, result: Result) -> int:
     print(f"done: {result.steps:,} steps, {result.updates:,} updates, {result.evaluation}")
     print(f"report:   {report(path)}")
     print(f"evaluate: laser evaluate {folder} --episodes 100")
-    print(f"watch:    laser enjoy {folder} --video {folder}/video.mp4")
+    for line in how_to_watch(result.member.config.environment, folder):
+        print(line)
     print(f"curves:   tensorboard --logdir {folder}")
     for library in reached(path):
         print(f"tracked:  {hint(library, folder)}")

@@ -1,8 +1,10 @@
 """The border: what an environment returns is compared with Gymnasium's contract and with its own spaces before anything is stored.
 
-The first rows of each slot are looked at in full, the later ones cheaply: type, shape, finite.
+The first rows of each slot are looked at in full, the later ones cheaply: type, shape, finite. Finite values outside their Box are no
+reason to end a run: they are stored, and told of once (`envs.bounds`).
 """
 
+import functools
 import math
 import operator
 from collections.abc import Mapping
@@ -14,12 +16,12 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from laser_rl.envs.bounds import FEW, Bounds, Tell, tell_once
 from laser_rl.envs.records import EnvironmentSpec
 from laser_rl.envs.spaces import action_border, observation_border
 from laser_rl.errors import EnvironmentRefused
 
 FULL_ROWS = 100
-FEW = 24
 LARGEST = float(np.finfo(np.float32).max)  # rewards are stored as float32
 PLAIN_REWARDS = frozenset({float, int, np.float64, np.float32})
 PLAIN_FLAGS = frozenset({bool, np.bool_})
@@ -48,7 +50,7 @@ class Border:
     ({}, True)
     """
 
-    def __init__(self, env: Env, name: str, slot: int) -> None:
+    def __init__(self, env: Env, name: str, slot: int, warn: Tell | None = None) -> None:
         self._name, self._slot = name, slot
         self._space, self._action_space = env.observation_space, env.action_space
         self.observation, self.action = observation_border(self._space, name), action_border(self._action_space, name)
@@ -60,6 +62,7 @@ class Border:
         )
         self._floats = self.observation.spec.dtype == "float32"
         self._convert = self.observation.convert
+        self._bounds = Bounds(self._space, self.observation, warn or functools.partial(tell_once, name))
         self._full_left, self._episode, self._step = FULL_ROWS, -1, 0
         self.bind(np.zeros(self.observation.spec.shape, self.observation.spec.dtype))
 
@@ -121,6 +124,8 @@ class Border:
             self._out[...] = self._convert(observation)
         if self._floats and not _all_finite(self._flat):
             raise BadValue("observation", _first_bad(self._flat))
+        if self._bounds.watching:
+            self._bounds.look(self._flat, observation, self.where)
 
     def _store_carefully(self, observation: Any) -> None:
         try:
@@ -168,11 +173,6 @@ class Border:
             self._refuse(f"{key} of shape {space.shape}", str(value.shape), "correct observation_space or the value")
         if np.issubdtype(value.dtype, np.floating) and not np.isfinite(value).all():
             raise BadValue(key, _first_bad(value))
-        if not ((value >= space.low) & (value <= space.high)).all():
-            outside = (value < space.low) | (value > space.high)
-            at = tuple(int(index[0]) for index in np.nonzero(outside))
-            expected = f"{key}{list(at)} within [{space.low[at]}, {space.high[at]}]"
-            self._refuse(expected, str(value[at]), "widen observation_space or clip the value")
 
     def _check_reward(self, reward: Any) -> None:
         if not isinstance(reward, Real):
@@ -208,7 +208,7 @@ class Border:
 
 
 def _all_finite(flat: NDArray[Any]) -> bool:
-    if flat.size <= FEW:  # most environments are that small, and then Python is quicker than two calls into NumPy
+    if flat.size <= FEW:
         return all(map(math.isfinite, flat.tolist()))
     return bool(np.isfinite(flat).all())
 

@@ -43,17 +43,46 @@ def constructor(name: str, options: Mapping[str, Any]) -> Callable[[], Env]:
     return functools.partial(from_registry, name, dict(options))
 
 
+@contextmanager
+def packages_of(name: str) -> Iterator[None]:
+    """Refuse, in one sentence, an environment that needs a package which is not installed; trying again would not help.
+
+    >>> with packages_of("Ant-v5"):
+    ...     raise gymnasium.error.DependencyNotInstalled('MuJoCo is not installed, run `pip install "gymnasium[mujoco]"`')
+    Traceback (most recent call last):
+    laser_rl.errors.EnvironmentRefused: Ant-v5: expected all packages that it needs, got DependencyNotInstalled: MuJoCo is not ...
+    """
+    try:
+        yield
+    except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
+        said, module = " ".join(str(error).split()).rstrip("."), getattr(error, "name", None)
+        how = f" (pip install {module.partition('.')[0]})" if module and "pip install" not in said else ""
+        raise EnvironmentRefused(
+            f"{name}: expected all packages that it needs, got {type(error).__name__}: {said}; install what is missing{how}"
+        ) from error
+
+
+def require_one_agent(made: Any, name: str) -> None:
+    """Refuse PettingZoo's environments, known by their list of agents; its two interfaces resemble Gymnasium's but are others."""
+    if not isinstance(made, gymnasium.Env) and hasattr(made, "possible_agents"):
+        raise EnvironmentRefused(
+            f"{name}: expected an environment of one agent, got {type(made).__name__} of several (PettingZoo's interface); multi-agent "
+            "environments are not supported, so write a gymnasium.Env that shows what one agent sees and plays the others itself"
+        )
+
+
 def from_registry(name: str, options: Mapping[str, Any]) -> Env:
     """A registered environment, without Gymnasium's own passive checker: ours is stricter and does not warn."""
     identifier = _registered(name)
-    with _quiet():
+    with _quiet(), packages_of(name):
         env = gymnasium.make(identifier, disable_env_checker=True, **options)
     return GridPictures(env) if identifier.startswith(MINIGRID) else env
 
 
 def from_attribute(module: str, attribute: str, options: Mapping[str, Any]) -> Env:
     """What `module:attribute` returns when called."""
-    return cast("Env", _attribute(module, attribute)(**options))
+    with packages_of(f"{module}:{attribute}"):
+        return cast("Env", _attribute(module, attribute)(**options))
 
 
 def _attribute(module: str, attribute: str) -> Callable[..., Any]:

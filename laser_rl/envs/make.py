@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from laser_rl.envs.atari import ATARI_57, AtariEnvironments, AtariSettings, atari_game, atari_vector
 from laser_rl.envs.border import Env
-from laser_rl.envs.construct import constructor
+from laser_rl.envs.construct import constructor, require_one_agent
 from laser_rl.envs.mixture import MixedEnvironments, refuse_twice
 from laser_rl.envs.native import TaskEnv, TaskEnvironments, task_of
 from laser_rl.envs.pool import PoolEnvironments, default_workers
@@ -22,7 +22,7 @@ from laser_rl.envs.serial import SerialEnvironments
 from laser_rl.envs.slot import OnBadValue
 from laser_rl.envs.suites import PREFIX
 from laser_rl.envs.vector import VectorAdapter
-from laser_rl.errors import ConfigError, EnvironmentRefused
+from laser_rl.errors import ConfigError, EnvironmentRefused, UserError
 
 Placement = Literal["auto", "thread", "process"]
 Source = str | Callable[[], Env] | Env | gymnasium.vector.VectorEnv[Any, Any, Any]
@@ -132,7 +132,16 @@ def make_renderable(
         return AtariScreen(source, atari or AtariSettings())
     if source.startswith("MinAtar/"):
         return MinAtarScreen(constructor(source, options or {})())
-    return constructor(source, {**(options or {}), "render_mode": "rgb_array"})()
+    make = constructor(source, {**(options or {}), "render_mode": "rgb_array"})
+    try:
+        return make()
+    except UserError:
+        raise
+    except Exception as error:  # whatever a user's constructor raises when it is handed that argument
+        raise EnvironmentRefused(
+            f"{source} cannot be drawn: expected a constructor that takes render_mode='rgb_array', got {type(error).__name__}: {error}; "
+            "add that argument, keep it as self.render_mode, and return a picture from render()"
+        ) from error
 
 
 def is_atari(name: str) -> bool:
@@ -227,6 +236,7 @@ def _constructor_of(
                 f"expected one slot in this thread for an environment that exists already, got {slots}; hand in its constructor"
             )
         return lambda: source, source.spec.id if source.spec is not None else type(source).__name__
+    require_one_agent(source, type(source).__name__)
     if not callable(source):
         raise EnvironmentRefused(
             f"expected an id, a constructor, a gymnasium.Env or a VectorEnv, got {type(source).__name__}; e.g. 'CartPole-v1'"

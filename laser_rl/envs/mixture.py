@@ -50,7 +50,7 @@ class MixedEnvironments:
     >>> tasks = Catch(rows=8, columns=8), DeepSea(8)
     >>> envs = MixedEnvironments([TaskEnvironments(task, slots=2, seed=1) for task in tasks])
     >>> envs.spec.tasks, envs.spec.action, envs.slots
-    (('laser/Catch', 'laser/DeepSea-8'), DiscreteActions(count=3), 4)
+    (('laser/Catch', 'laser/DeepSea-8'), DiscreteActions(count=3, start=0), 4)
     >>> envs.reset().slots.tolist()
     [0, 1, 2, 3]
     """

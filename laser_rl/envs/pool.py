@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from laser_rl.envs.block import History, carve, size_of
 from laser_rl.envs.border import Env
+from laser_rl.envs.bounds import tell_once
 from laser_rl.envs.process import Limits, Listener, WorkerProcess, constructor_message
 from laser_rl.envs.records import EnvironmentSpec, Rows
 from laser_rl.envs.serial import LOGGER, ErrorLog, totals
@@ -34,6 +35,7 @@ from laser_rl.envs.worker import (
     REBUILD,
     SPEC,
     STEP,
+    WARN,
     control_fields,
     read_spec,
     shared_fields,
@@ -210,6 +212,8 @@ class PoolEnvironments:
         elif kind == LOG:
             worker.last_error = content.decode()
             self._log.report(worker.last_error)
+        elif kind == WARN:
+            tell_once(self._name, *json.loads(content))
         elif kind == ERROR:
             error = json.loads(content)
             raise (EnvironmentRefused if error["kind"] == "refused" else EnvironmentFailed)(error["text"])

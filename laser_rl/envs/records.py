@@ -35,16 +35,18 @@ class ObservationSpec:
 
 @dataclass(frozen=True)
 class DiscreteActions:
-    """One choice among `count`."""
+    """One choice among `count`. Agents number them from 0, the environment from `start`."""
 
     count: int
+    start: int = 0
 
 
 @dataclass(frozen=True)
 class MultiDiscreteActions:
-    """Several choices at once."""
+    """Several choices at once. Agents number each from 0, the environment from its entry of `starts`; empty: from 0, too."""
 
     counts: tuple[int, ...]
+    starts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from laser_rl.envs.block import RowBlock
 from laser_rl.envs.border import BadValue, Border, Env
+from laser_rl.envs.bounds import Tell
+from laser_rl.envs.construct import packages_of, require_one_agent
 from laser_rl.envs.records import EnvironmentSpec, seed_of
 from laser_rl.errors import EnvironmentFailed, EnvironmentRefused
 
@@ -29,8 +31,8 @@ Array = NDArray[np.generic]
 class Slot:
     """Steps one environment and writes its rows at its place in a block.
 
-    A fault in the environment ends its episode and begins another one, in a new copy; `report` receives the traceback and `watch`
-    each entry into the environment's own code.
+    A fault in the environment ends its episode and begins another one, in a new copy; `report` receives the traceback, `watch` each
+    entry into the environment's own code, and `warn` what is odd but goes on (None: it is logged here).
     """
 
     def __init__(
@@ -43,13 +45,14 @@ class Slot:
         counts: NDArray[np.int64],
         on_bad_value: OnBadValue = "fail",
         report: Callable[[str], None] = lambda text: None,
+        warn: Tell | None = None,
         watch: Callable[[int, int], None] = lambda phase, slot: None,
         episode: int = -1,
         broken: bool = False,
     ) -> None:
         self._make, self._name, self._slot, self._seed = make, name, slot, seed
         self._counts, self._on_bad_value, self._report, self._watch = counts, on_bad_value, report, watch
-        self._episode, self._broken = episode, broken
+        self._episode, self._broken, self._warn = episode, broken, warn
         self._env: Env | None = None
         self._failures, self._open, self._digest, self._lives = 0, False, 0, 0
         self._fresh, self._lost_life = True, False
@@ -136,7 +139,9 @@ class Slot:
 
     def _construct(self) -> Border:
         self._watch(CONSTRUCTING, self._slot)
-        made: Any = self._make()
+        with packages_of(self._name):
+            made: Any = self._make()
+        require_one_agent(made, self._name)
         parts = ("observation_space", "action_space", "reset", "step")
         if isinstance(made, gymnasium.vector.VectorEnv) or not all(hasattr(made, part) for part in parts):
             raise EnvironmentRefused(
@@ -144,7 +149,7 @@ class Slot:
                 "subclass gymnasium.Env, or hand in a function that returns one (a VectorEnv is handed in itself)"
             )
         self._env = made
-        return Border(made, self._name, self._slot)
+        return Border(made, self._name, self._slot, self._warn)
 
     def _reconstruct(self) -> None:
         border = self._construct()

@@ -1,12 +1,14 @@
 """From Gymnasium's spaces to what an agent is built from, and the conversions at the border.
 
-A picture is stored as uint8 [C, H, W]; everything else as a flat float32 vector, by Gymnasium's own rules of flattening. A picture that
-carries an instruction says so by its space (`envs.instructions`).
+A picture is stored as uint8 [C, H, W]; everything else as a flat float32 vector, by Gymnasium's own rules of flattening. Bytes inside a
+Dict or Tuple are divided by their upper bound, so that a picture there has the size of its neighbours. A picture that carries an
+instruction says so by its space (`envs.instructions`).
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from gymnasium import spaces
@@ -37,6 +39,33 @@ class ActionBorder:
     convert: Callable[[Any], Any]
 
 
+class Leaf(NamedTuple):
+    """A part of an observation that is no Dict or Tuple: its name, the way to it, and its places in the flat vector."""
+
+    key: str
+    path: tuple[Any, ...]
+    space: spaces.Space[Any]
+    places: slice
+
+
+def leaves_of(
+    space: spaces.Space[Any], key: str = "observation", path: tuple[Any, ...] = (), start: int = 0
+) -> Iterator[Leaf]:
+    """All leaves in the order in which Gymnasium flattens them; a space that is neither Dict nor Tuple is its own only leaf.
+
+    >>> space = spaces.Dict(eye=spaces.Box(0, 255, (2, 2), np.uint8), arm=spaces.Box(-1, 1, (3,)))
+    >>> [(leaf.key, leaf.places.start, leaf.places.stop) for leaf in leaves_of(space)]
+    [("observation['eye']", 0, 4), ("observation['arm']", 4, 7)]
+    """
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
+        yield Leaf(key, path, space, slice(start, start + spaces.flatdim(space)))
+        return
+    parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+    for label, part in parts:
+        yield from leaves_of(part, f"{key}[{label!r}]", (*path, label), start)
+        start += spaces.flatdim(part)
+
+
 def observation_border(space: spaces.Space[Any], name: str) -> ObservationBorder:
     """How observations of `space` are stored.
 
@@ -48,14 +77,33 @@ def observation_border(space: spaces.Space[Any], name: str) -> ObservationBorder
     if isinstance(space, PictureWithInstruction):
         # Its channels are first, whatever its width.
         return ObservationBorder(ObservationSpec(space.shape, "uint8", _scale(space), space.words), _as_it_is)
+    _refuse_unsized(space, name, "observation_space")
+    _refuse_empty(spaces.flatdim(space), space, name, "observation_space")
     if isinstance(space, spaces.Box) and _is_picture(space):
         return _picture(space)
-    _refuse_unsized(space, name, "observation_space")
     flat = cast("spaces.Box", spaces.flatten_space(space))
-    spec = ObservationSpec(tuple(flat.shape), "float32", _scale(flat) if flat.dtype == np.uint8 else 1.0)
-    if not isinstance(space, spaces.Box):
-        return ObservationBorder(spec, lambda value: cast("Array", spaces.flatten(space, value)))
-    return ObservationBorder(spec, _as_it_is if len(space.shape) == 1 else np.ravel)
+    if isinstance(space, spaces.Box):
+        spec = ObservationSpec(tuple(flat.shape), "float32", _scale(space) if space.dtype == np.uint8 else 1.0)
+        return ObservationBorder(spec, _as_it_is if len(space.shape) == 1 else np.ravel)
+    return ObservationBorder(ObservationSpec(tuple(flat.shape), "float32"), _flatten(space))
+
+
+def _flatten(space: spaces.Space[Any]) -> Callable[[Any], Array]:
+    scales = np.ones(spaces.flatdim(space), np.float32)
+    for leaf in leaves_of(space):
+        scales[leaf.places] = leaf_scale(leaf.space)
+    if (scales == 1).all():
+        return lambda value: cast("Array", spaces.flatten(space, value))
+    return lambda value: cast("NDArray[Any]", spaces.flatten(space, value)) * scales
+
+
+def leaf_scale(space: spaces.Space[Any]) -> float:
+    """What a leaf is multiplied by when it is flattened with others.
+
+    >>> leaf_scale(spaces.Box(0, 255, (8, 8, 3), np.uint8)) == 1 / 255, leaf_scale(spaces.Box(-9, 9, (2,)))
+    (True, 1.0)
+    """
+    return _scale(space) if isinstance(space, spaces.Box) and space.dtype == np.uint8 else 1.0
 
 
 def action_border(space: spaces.Space[Any], name: str) -> ActionBorder:
@@ -64,19 +112,23 @@ def action_border(space: spaces.Space[Any], name: str) -> ActionBorder:
     >>> action_border(spaces.Discrete(3, start=-1), "Maze").convert(np.int64(0))
     -1
     >>> action_border(spaces.MultiBinary(2), "Maze").spec
-    MultiDiscreteActions(counts=(2, 2))
+    MultiDiscreteActions(counts=(2, 2), starts=())
     """
     if isinstance(space, spaces.Discrete):
         start = int(space.start)  # Python's own int: every space takes it, and Gymnasium checks it fastest
         convert = int if start == 0 else lambda value: int(value) + start
-        return ActionBorder(DiscreteActions(int(space.n)), convert)
+        return ActionBorder(DiscreteActions(int(space.n), start), convert)
     if isinstance(space, spaces.MultiDiscrete):
         first = space.start
-        counts = tuple(int(n) for n in space.nvec.ravel())
-        return _choices(counts, lambda value: (value.reshape(first.shape) + first).astype(space.dtype))
+        _refuse_empty(first.size, space, name, "action_space")
+        spec = MultiDiscreteActions(
+            tuple(space.nvec.ravel().tolist()), tuple(first.ravel().tolist() if first.any() else ())
+        )
+        return ActionBorder(spec, lambda value: (value.reshape(first.shape) + first).astype(space.dtype))
     if isinstance(space, spaces.MultiBinary):
         shape = space.shape
-        return _choices((2,) * int(np.prod(shape)), lambda value: value.reshape(shape).astype(space.dtype))
+        spec = MultiDiscreteActions((2,) * math.prod(shape))
+        return ActionBorder(spec, lambda value: value.reshape(shape).astype(space.dtype))
     if isinstance(space, spaces.Box):
         return _box_actions(space, name)
     raise EnvironmentRefused(
@@ -98,15 +150,12 @@ def action_layout(spec: ActionSpec) -> tuple[tuple[int, ...], str]:
     return (len(spec.low),), "float32"
 
 
-def _choices(counts: tuple[int, ...], convert: Callable[[Any], Any]) -> ActionBorder:
-    return ActionBorder(MultiDiscreteActions(counts), convert)
-
-
 def _box_actions(space: spaces.Box, name: str) -> ActionBorder:
     if not np.issubdtype(space.dtype, np.floating):
         raise EnvironmentRefused(
             f"{name}: expected a Box action_space of floats, got dtype {space.dtype}; use MultiDiscrete for whole numbers"
         )
+    _refuse_empty(space.low.size, space, name, "action_space")
     low, high = space.low.ravel(), space.high.ravel()
     bounded = np.isfinite(low)
     if (bounded != np.isfinite(high)).any():
@@ -168,4 +217,11 @@ def _refuse_unsized(space: spaces.Space[Any], name: str, key: str) -> None:
     elif not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
         raise EnvironmentRefused(
             f"{name}: {key} is of an unknown kind, {type(space).__name__}; encode it as a Box in a wrapper"
+        )
+
+
+def _refuse_empty(count: int, space: spaces.Space[Any], name: str, key: str) -> None:
+    if not count:
+        raise EnvironmentRefused(
+            f"{name}: expected an {key} of at least one number, got {space}; give the Box or MultiDiscrete a shape without 0"
         )

@@ -1,5 +1,6 @@
 """A user's own `gymnasium.vector.VectorEnv`, brought to the project's clock: the last observation is a row, the reset the next step."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -9,6 +10,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from laser_rl.envs.border import LARGEST
+from laser_rl.envs.bounds import Bounds, tell_once
 from laser_rl.envs.records import EnvironmentSpec, Rows, seed_of
 from laser_rl.envs.spaces import action_border, action_layout, observation_border
 from laser_rl.errors import ConfigError, EnvironmentRefused
@@ -37,6 +39,7 @@ class VectorAdapter:
         self._border = observation_border(env.single_observation_space, name)
         self._act = action_border(env.single_action_space, name)
         self.spec = EnvironmentSpec(name, self._border.spec, self._act.spec)
+        self._bounds = Bounds(env.single_observation_space, self._border, functools.partial(tell_once, name))
         self.slots = int(env.num_envs)
         shape, dtype = action_layout(self.spec.action)
         self._action = np.zeros((self.slots, *shape), dtype)
@@ -164,11 +167,14 @@ class VectorAdapter:
         )
 
     def _convert(self, observation: Any) -> Array:
-        items = gymnasium.vector.utils.iterate(self._env.observation_space, observation)
+        items = list(gymnasium.vector.utils.iterate(self._env.observation_space, observation))
         stored = np.stack([self._border.convert(item) for item in items])
         if stored.shape[1:] != self._border.spec.shape:
             self._refuse(f"observations of shape {self._border.spec.shape}", str(stored.shape[1:]))
-        return stored.astype(self._border.spec.dtype, copy=False)
+        stored = stored.astype(self._border.spec.dtype, copy=False)
+        if self._bounds.watching:
+            self._bounds.look_at_all(stored, items, f"{self.spec.name} (step {self._steps})")
+        return stored
 
     def _actions(self) -> Any:
         each = [self._act.convert(action) for action in self._action]

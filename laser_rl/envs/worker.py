@@ -38,7 +38,7 @@ from laser_rl.errors import EnvironmentFailed, EnvironmentRefused
 Array = NDArray[np.generic]
 Fields = dict[str, tuple[tuple[int, ...], str]]
 MAP, STEP, REBUILD, QUIT = b"m", b"s", b"r", b"q"
-DONE, SPEC, LOG, ERROR = b"k", b"c", b"l", b"e"
+DONE, SPEC, LOG, WARN, ERROR = b"k", b"c", b"l", b"w", b"e"
 PHASE, AT_SLOT, ENTRIES = range(3)
 LONGEST_TEXT = 8_000  # characters; an answer has to fit into the connection's buffer, so that sending it never blocks
 PR_SET_PDEATHSIG = 1
@@ -113,6 +113,7 @@ class Worker:
                 counts=self._counts[slot],
                 on_bad_value=start["on_bad_value"],
                 report=self._report,
+                warn=self._warn,
                 watch=self._watch,
                 episode=episode,
                 broken=broken,
@@ -172,6 +173,10 @@ class Worker:
 
     def _report(self, text: str) -> None:
         self._channel.send(LOG + text[-LONGEST_TEXT:].encode())
+
+    def _warn(self, key: str, sentence: str) -> None:
+        """The pool says it once for all its workers."""
+        self._channel.send(WARN + json.dumps([key, sentence[:LONGEST_TEXT]]).encode())
 
 
 def error_message(error: BaseException) -> bytes:

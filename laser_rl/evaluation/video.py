@@ -97,10 +97,10 @@ def film(
     writers = {".mp4": _write_mp4, ".gif": _write_gif}
     if path.suffix not in writers:
         raise ConfigError(f"expected a video called *.mp4 or *.gif, got {path.name!r}; change its ending")
-    if env.render_mode != "rgb_array":
+    if (mode := getattr(env, "render_mode", None)) != "rgb_array":
         raise ConfigError(
-            f"expected an environment with render_mode 'rgb_array', got {env.render_mode!r}; "
-            "make it with gymnasium.make(..., render_mode='rgb_array')"
+            f"expected an environment with render_mode 'rgb_array', got {mode!r}; make it with gymnasium.make(..., "
+            "render_mode='rgb_array'), and let its class keep that argument as self.render_mode"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     shown = _frames_per_second(env)
@@ -147,7 +147,14 @@ class _Play:
                 yield self._shot()
 
     def _shot(self) -> Shot:
-        picture = self._env.render()
+        try:
+            picture = self._env.render()
+        except (UserError, gymnasium.error.Error):
+            raise
+        except Exception as error:  # whatever a user's render raises
+            raise ConfigError(
+                f"expected render() to return a picture, got {type(error).__name__}: {error}; write render() for render_mode 'rgb_array'"
+            ) from error
         if not isinstance(picture, np.ndarray) or picture.ndim != 3 or picture.shape[2] != 3:  # noqa: PLR2004
             shape = getattr(picture, "shape", type(picture).__name__)
             raise ConfigError(f"expected render() to return [height, width, 3], got {shape}; check its render_mode")

@@ -22,6 +22,7 @@ class Acting(nn.Module):
     Args:
         network: of the agent; it is copied.
         family: what its parameters mean.
+        starts: where the environment begins to count its choices; the network counts from 0.
 
     >>> from laser_rl.networks.torso import MLP
     >>> from laser_rl.ops.distributions import Categorical
@@ -32,10 +33,14 @@ class Acting(nn.Module):
     [(5,), (5, 2), (5,)]
     """
 
-    def __init__(self, network: AgentNetwork, family: Family) -> None:
+    starts: Tensor | None  # None: all at 0
+
+    def __init__(self, network: AgentNetwork, family: Family, starts: tuple[int, ...] = ()) -> None:
         super().__init__()
         self.network, self.family = copy.deepcopy(network).cpu().eval(), family
         self.network.bf16 = False
+        first = torch.tensor(starts, dtype=torch.int64).reshape(family.action_shape) if starts else None
+        self.register_buffer("starts", first, persistent=False)
 
     @property
     def recurrent(self) -> bool:
@@ -59,10 +64,15 @@ class Acting(nn.Module):
         """One row of each of B episodes."""
         # Who has no memory looks at nothing but the observation, whatever stands for the rest.
         observation, first, action, reward, state = rows if self.recurrent else rows * len((*Inputs._fields, "state"))
+        if self.recurrent and self.starts is not None:
+            # A first row has no last action, and whatever number stands for that may lie below the first choice.
+            action = torch.where(first.reshape(-1, *(1,) * self.starts.ndim), 0, action - self.starts)
         inputs = Inputs(*(part.unsqueeze(0) for part in (observation, first, action, reward)))
         with checks.unchecked():
             output, states = self.network(inputs, state)
             _, parameters, environment_action = choose(self.family, output.policy[0], _UNUSED, deterministic=True)
+            if self.starts is not None:
+                environment_action = environment_action + self.starts
             results = (environment_action, *self._named(parameters), self._value(output))
         return (*results, finite(states[-1])) if self.recurrent else results
 

@@ -21,7 +21,7 @@ from laser_rl.config import Config
 from laser_rl.errors import ConfigError, MissingExtra
 from laser_rl.exports.minari_files import MAIN_FILE, Totals, join_shards, totals_of, write_shard
 from laser_rl.exports.minari_spaces import Spaces, spaces_of
-from laser_rl.exports.source import command, config_of, config_sha256, manifest_sha256, versions
+from laser_rl.exports.source import command, config_of, config_sha256, manifest_sha256, starts_in, versions
 from laser_rl.exports.whole_episodes import EpisodeReader, Place, unrolls_in
 from laser_rl.networks.build import family_of
 from laser_rl.ops.distributions import Family
@@ -115,7 +115,8 @@ class MinariExport:
         environments.close()
         family = family_of(spec.action)
         layout = layout_of(spec, family, config)
-        return _Parts(loaded, config, layout, family, spec.tasks, spaces_of(config.environment, layout, family))
+        spaces = spaces_of(config.environment, layout, family, starts_in(spec.action))
+        return _Parts(loaded, config, layout, family, spec.tasks, spaces)
 
     def _plan(self, parts: _Parts) -> dict[str, Any]:
         """What has to be the same for an export to go on, or for a dataset to be the one that is asked for."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from laser_rl.checkpoint import atomic
 from laser_rl.errors import ConfigError, MissingExtra
 from laser_rl.exports.acting import Acting, example
-from laser_rl.exports.source import described, seen_shape, versions
+from laser_rl.exports.source import described, seen_shape, starts_of, versions
 from laser_rl.exports.verified import Verified, compare, observed
 from laser_rl.runtime.evaluate import Trained
 
@@ -50,9 +50,12 @@ def export_onnx(trained: Trained, path: Path, *, about: Mapping[str, Any] | None
         rows: how many observations are compared, about.
     """
     require_extra()
-    acting = Acting(trained.network, trained.family)
+    starts = starts_of(trained)
+    acting = Acting(trained.network, trained.family, starts)
     program = _program(acting, example(acting, trained.layout, seen_shape(trained), _TRACED))
-    _describe(program, acting, {**described(trained), **(about or {}), "versions": versions("torch", *_LIBRARIES)})
+    _describe(
+        program, acting, {**described(trained, starts), **(about or {}), "versions": versions("torch", *_LIBRARIES)}
+    )
     path = path.absolute()
     atomic.make_folder(path.parent)
     with atomic.whole(path) as temporary:
@@ -155,12 +158,13 @@ def _how_to_call(acting: Acting) -> str:
     lines = [
         "A policy trained by laser-rl. Every input and output has a leading batch dimension; pass 1 for one environment.",
         "observation: as the environment gives it after laser-rl's wrappers; bytes are scaled inside. Pictures are stacked along",
-        "their channels, oldest first, with zeros before an episode's first frame.",
-        "action: the likeliest one, in the environment's form, actions numbered from 0. To sample instead, use "
+        "their channels, oldest first, with zeros before an episode's first frame. A Dict or Tuple is one vector, in Gymnasium's order,",
+        "its bytes divided by their upper bound.",
+        "action: the likeliest one, as the environment takes it; several choices or numbers are flat. To sample instead, use "
         + (
             "mean and log_std, then squash into the bounds as laser_rl.action says."
             if "mean" in acting.outputs
-            else "logits."
+            else "logits, and add the first number of each choice (start in laser_rl.action)."
         ),
     ]
     if acting.recurrent:

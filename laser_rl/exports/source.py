@@ -14,10 +14,11 @@ from laser_rl import __version__
 from laser_rl.checkpoint import CHECKPOINTS, guarded, manifest
 from laser_rl.config import Config
 from laser_rl.envs.make import is_atari
-from laser_rl.envs.records import ObservationSpec
+from laser_rl.envs.records import ActionSpec, BoxActions, DiscreteActions, ObservationSpec
 from laser_rl.networks.build import stacked_shape
 from laser_rl.ops.distributions import Family
-from laser_rl.runtime.evaluate import Trained, chosen_member, load_trained
+from laser_rl.runtime.build import another, open_environments
+from laser_rl.runtime.evaluate import Trained, chosen_member, load_trained, task_count
 from laser_rl.runtime.files import is_sweep, read_config, read_sweep
 
 
@@ -72,7 +73,28 @@ def seen_shape(trained: Trained) -> tuple[int, ...]:
     return stacked_shape(ObservationSpec(layout.observation_shape, layout.observation_dtype), layout.stack)
 
 
-def described(trained: Trained) -> dict[str, Any]:
+def starts_of(trained: Trained) -> tuple[int, ...]:
+    """Where its environment begins to count each of its choices; empty if all begin at 0. It is opened once to be looked at."""
+    source = another(trained.source)
+    environments = open_environments(source, trained.environment, seed=0, lockstep=True, slots=task_count(source))
+    environments.close()
+    return starts_in(environments.spec.action)
+
+
+def starts_in(action: ActionSpec) -> tuple[int, ...]:
+    """The same of what is known of an environment's actions.
+
+    >>> starts_in(DiscreteActions(3, start=-1)), starts_in(DiscreteActions(3)), starts_in(BoxActions((0.0,), (1.0,)))
+    ((-1,), (), ())
+    """
+    if isinstance(action, BoxActions):
+        return ()
+    if isinstance(action, DiscreteActions):
+        return (action.start,) if action.start else ()
+    return action.starts
+
+
+def described(trained: Trained, starts: tuple[int, ...] = ()) -> dict[str, Any]:
     """Environment and spaces of an agent, as JSON: what somebody needs who has only the exported file."""
     layout, environment = trained.layout, trained.environment
     about: dict[str, Any] = {
@@ -81,7 +103,7 @@ def described(trained: Trained) -> dict[str, Any]:
         "step": trained.steps,
         "frame_stack": layout.stack,
         "observation": {"shape": list(seen_shape(trained)), "dtype": layout.observation_dtype},
-        "action": action_of(trained.family),
+        "action": {**action_of(trained.family), **({"start": list(starts)} if starts else {})},
     }
     if is_atari(environment.id):
         about["atari"] = environment.atari.model_dump(mode="json")

@@ -82,7 +82,7 @@ def compare(acting: Acting, trained: Trained, session: Any, rows: Sequence[Row])
             largest = max(largest, off)
             _require(off <= TOLERANCE, f"{name} differs by {off:.2g} at row {number}, expected {TOLERANCE} at most")
         if ours["action"].dtype.kind == "i":
-            worse = _lost(trained, ours["logits"], theirs["action"])
+            worse = _lost(trained, ours["logits"], _moved(acting, theirs["action"], -1))
             _require(bool((worse <= 2 * TOLERANCE).all()), f"another action is chosen at row {number}")
             other = (theirs["action"] != ours["action"]).reshape(len(worse), -1).any(-1)
             ties += int(other.sum())
@@ -96,17 +96,30 @@ def _both(
     """Results of the file and of torch, row by row; the first row of all also one slot at a time, another size of batch."""
     for row in rows[:1]:
         for at in range(len(row.slots)):
-            one = dict(zip(acting.inputs, (part[at : at + 1] for part in row.seen), strict=False))
+            one = _given(acting, [part[at : at + 1] for part in row.seen])
             yield _run(session, acting, one), _torch(acting, one)
     slots = max((int(row.slots.max()) + 1 for row in rows), default=0)
     theirs, ours = np.zeros((2, slots, trained.layout.state_size), np.float32)
     for row in rows:
         before = [(*row.seen[:-1], states[row.slots]) for states in (theirs, ours)]
-        given = [dict(zip(acting.inputs, parts, strict=False)) for parts in before]
+        given = [_given(acting, parts) for parts in before]
         results = _run(session, acting, given[0]), _torch(acting, given[1])
         if acting.recurrent:
             theirs[row.slots], ours[row.slots] = (result["next_state"] for result in results)
         yield results
+
+
+def _given(acting: Acting, parts: Sequence[Array]) -> dict[str, Array]:
+    """Arguments by name; the last action in the environment's numbers, as a user of the file has it."""
+    given = dict(zip(acting.inputs, parts, strict=False))
+    if "last_action" in given:
+        given["last_action"] = _moved(acting, given["last_action"], 1)
+    return given
+
+
+def _moved(acting: Acting, action: Array, sign: int) -> Array:
+    """Choices in the environment's numbers (1), or in the network's (-1)."""
+    return action if acting.starts is None else np.asarray(action, np.int64) + sign * acting.starts.numpy()
 
 
 def _run(session: Any, acting: Acting, given: dict[str, Array]) -> dict[str, Array]:

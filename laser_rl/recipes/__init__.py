@@ -4,9 +4,11 @@ Sources: [L] the LASER paper (Schmitt et al. 2019), [I] the IMPALA paper (Espeho
 [D] our decision where both are silent (docs/differences-from-the-paper.md), [T] tuned by us on the task named (docs/results/README.md).
 """
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from laser_rl.config import Config
+from laser_rl.config import Config, override
 from laser_rl.envs.records import BoxActions, EnvironmentSpec
 from laser_rl.errors import ConfigError
 from laser_rl.recipes.multitask import is_dmlab, laser_multitask, popart_impala, popart_impala_pixelcontrol
@@ -25,6 +27,7 @@ __all__ = [
     "demo",
     "dmlab_pbt",
     "for_environment",
+    "giving_way",
     "impala",
     "laser_multitask",
     "minatar",
@@ -33,6 +36,8 @@ __all__ = [
     "small_pbt",
     "sweep_by_name",
 ]
+
+log = logging.getLogger("laser_rl.recipes")
 
 RECIPES: dict[str, Callable[[str], Config]] = {
     "cartpole": cartpole,
@@ -70,6 +75,26 @@ def for_environment(spec: EnvironmentSpec, environment: str) -> Config:
         return laser_multitask(environment)
     small = max(spec.observation.shape[1:]) <= 32  # noqa: PLR2004 - as networks.build chooses
     return minatar(environment) if small else atari(environment)
+
+
+def giving_way(recipe: Config, asked: Mapping[str, Any]) -> Config:
+    """A recipe without its own choices that contradict what a user asks for, by full names; a user who asks for both is refused later.
+
+    >>> giving_way(continuous(), {"network.memory": "lstm"}).network.separate_value
+    False
+    >>> giving_way(continuous(), {"network.memory": "lstm", "network.separate_value": True}).network.separate_value
+    True
+    """
+    if asked.get("network.memory", "none") == "none" or "network.separate_value" in asked:
+        return recipe
+    if not recipe.network.separate_value:
+        return recipe
+    log.warning(
+        "recipe %s: network.separate_value is switched off, since such a value would see nothing of network.memory (%s)",
+        recipe.recipe,
+        asked["network.memory"],
+    )
+    return override(recipe, {"network.separate_value": False})
 
 
 SWEEPS: dict[str, Callable[[str], SweepConfig]] = {

@@ -1,5 +1,6 @@
 """Films of what a checkpoint has learned, with what it thinks drawn beside the picture. `laser enjoy` makes them, and the recorder."""
 
+import contextlib
 import math
 import time
 from collections import deque
@@ -18,13 +19,13 @@ from laser_rl.agent.policy import Policy, Seen
 from laser_rl.agent.single import Memento, act_and_tell
 from laser_rl.checkpoint import Loaded
 from laser_rl.checkpoint.atomic import write_json
-from laser_rl.config import Config, LossConfig
+from laser_rl.config import Config, EnvironmentConfig, LossConfig
 from laser_rl.envs.border import Env
 from laser_rl.envs.make import make_renderable
 from laser_rl.envs.records import DiscreteActions, EnvironmentSpec
 from laser_rl.envs.scores import tasks_of
 from laser_rl.envs.spaces import action_border, observation_border
-from laser_rl.errors import ConfigError, DamagedRun, MissingExtra
+from laser_rl.errors import ConfigError, DamagedRun, MissingExtra, UserError
 from laser_rl.evaluation.panel import Frame, SidePanel
 from laser_rl.evaluation.video import Filmed, Limits, Shot, film
 from laser_rl.metrics.videos import facts_path
@@ -135,6 +136,24 @@ def film_shown(shown: Shown, path: Path, how: Filming) -> Filmed:
         raise MissingExtra(f"drawing {task}", "video") from None
     finally:
         env.close()
+
+
+def can_be_filmed(environment: EnvironmentConfig) -> bool:
+    """Whether an environment (of a mixture the first task) says that it draws pictures.
+
+    It is built, but nothing is drawn: a picture may need a library or a graphics card whose failure ends the process.
+
+    >>> can_be_filmed(EnvironmentConfig(id="laser/Catch"))
+    True
+    """
+    task, options = chosen_task(environment.id, None)
+    try:
+        env = make_renderable(task, options={**options, **environment.options}, atari=atari_settings(environment))
+    except UserError:
+        return False
+    with contextlib.closing(env):
+        draws = getattr(type(env.unwrapped), "render", gymnasium.Env.render) is not gymnasium.Env.render
+        return draws and getattr(env, "render_mode", None) == "rgb_array"
 
 
 def _facts(shown: Shown, how: Filming, task: str, filmed: Filmed, panel: SidePanel) -> dict[str, Any]:

@@ -152,7 +152,6 @@ MALFORMED = {
     "shape": (np.zeros(3, np.float32), 0.0, False, False, {}),
     "list": ([0.0, 0.0], 0.0, False, False, {}),
     "none": (None, 0.0, False, False, {}),
-    "outside": (GOOD + 2, 0.0, False, False, {}),
     "reward none": (GOOD, None, False, False, {}),
     "reward array": (GOOD, np.zeros(1), False, False, {}),
     "reward text": (GOOD, "1", False, False, {}),

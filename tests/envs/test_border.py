@@ -26,7 +26,6 @@ MESSAGES = {
     "shape": r"shape \(2,\), got \(3,\)",
     "list": r"NumPy array, got list",
     "none": r"NumPy array, got None",
-    "outside": r"observation\[0\] within \[-1.0, 1.0\], got 2.0",
     "reward none": r"real number, got None; return float",
     "reward array": r"real number, got an array of dtype float64",
     "reward text": r"real number, got str",

@@ -38,7 +38,7 @@ PLANTED = [
     (planted.Doubles, [("observation", "defect", "float64", ".astype(np.float32)")]),
     (planted.Longer, [("observation", "defect", "(4,)", "observation_space")]),
     (planted.Lists, [("observation", "defect", "list", "np.asarray(")]),
-    (planted.Outside, [("observation", "defect", "21.0", "clip")]),
+    (planted.Outside, [("observation", "warning", "21.0", "clip")]),
     (planted.NotANumber, [("finite", "defect", "nan at observation[2]", "division by zero")]),
     (planted.NanReward, [("reward", "defect", "nan", "finite float")]),
     (planted.ArrayReward, [("reward", "defect", "array of dtype float64 and shape (1,)", "float(reward)")]),
@@ -245,3 +245,11 @@ def test_gymnasium_itself_would_not_have_found_most_of_them():
         env = environment()
         env.spec = gymnasium.envs.registration.EnvSpec("Planted-v0", entry_point=environment)
         check_env(env, skip_render_check=True)
+
+
+def test_running_statistics_of_a_wrapper_are_a_warning_that_names_it():
+    """They depend on the episodes before: that is what the wrapper is for."""
+    made = lambda: gymnasium.wrappers.NormalizeObservation(gymnasium.make("CartPole-v1", disable_env_checker=True))  # noqa: E731
+    found = findings(made, only={"repeat": STAGES["repeat"]})
+    assert [one.verdict for one in found] == ["warning"]
+    assert "NormalizeObservation carries statistics from episode to episode" in found[0].fix

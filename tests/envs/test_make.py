@@ -169,3 +169,61 @@ def test_every_public_name_is_there():
         assert getattr(package, name) is not None
     with pytest.raises(AttributeError, match="nothing_like_it"):
         _ = package.nothing_like_it
+
+
+def missing_package(**options):
+    """As gymnasium.make("Ant-v5") without MuJoCo."""
+    raise gymnasium.error.DependencyNotInstalled('MuJoCo is not installed, run `pip install "gymnasium[mujoco]"`')
+
+
+def missing_module(**options):
+    import no_such_physics.engine  # noqa: F401, PLC0415
+
+
+@pytest.mark.parametrize(
+    ("entry", "advice"),
+    [
+        (missing_package, r'run `pip install "gymnasium\[mujoco\]"`'),
+        (missing_module, r"No module named .*; install what is missing \(pip install no_such_physics\)"),
+    ],
+)
+@pytest.mark.parametrize("by", ["id", "name", "constructor"])
+@pytest.mark.parametrize("placement", ["thread", "process"])
+def test_a_missing_package_is_named_in_one_sentence(entry, advice, by, placement):
+    sources = {"id": "Needy-v0", "name": f"tests.envs.test_make:{entry.__name__}", "constructor": entry}
+    if by == "id":
+        if placement == "process":
+            pytest.skip("a worker does not know what this process has registered")
+        gymnasium.register("Needy-v0", entry_point=entry)
+    try:
+        with pytest.raises(EnvironmentRefused, match=f"expected all packages that it needs, got .*{advice}") as error:
+            make_environments(sources[by], slots=1, seed=1, placement=placement)
+        assert "\n" not in str(error.value)
+    finally:
+        gymnasium.registry.pop("Needy-v0", None)
+
+
+class ManyAgents:
+    """PettingZoo's interface, of both kinds: spaces are methods, agents have names."""
+
+    def __init__(self):
+        self.agents = self.possible_agents = ["red", "blue"]
+
+    def observation_space(self, agent):
+        return gymnasium.spaces.Discrete(2)
+
+    action_space = observation_space
+
+    def reset(self, seed=None, options=None):
+        return dict.fromkeys(self.agents, 0), {}
+
+    def step(self, actions):
+        return {}, {}, {}, {}, {}
+
+
+@pytest.mark.parametrize("source", [ManyAgents(), ManyAgents, "tests.envs.test_make:ManyAgents"])
+def test_an_environment_of_several_agents_is_refused_as_such(source):
+    with pytest.raises(
+        EnvironmentRefused, match=r"multi-agent environments are not supported, so write a gymnasium\.Env"
+    ):
+        make_environments(source, slots=1, seed=1)

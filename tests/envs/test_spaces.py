@@ -84,7 +84,7 @@ def test_what_has_no_fixed_size_is_refused_by_its_key(part):
 def test_discrete_actions_start_where_the_space_does(count, start):
     space = spaces.Discrete(count, start=start)
     border = action_border(space, "Maze")
-    assert border.spec == DiscreteActions(count)
+    assert border.spec == DiscreteActions(count, start)
     converted = [border.convert(np.int64(choice)) for choice in range(count)]
     assert all(space.contains(action) for action in converted)
     assert converted == list(range(start, start + count))
@@ -93,7 +93,7 @@ def test_discrete_actions_start_where_the_space_does(count, start):
 def test_several_choices_keep_shape_type_and_start():
     space = spaces.MultiDiscrete([[2, 3], [4, 5]], start=[[1, 1], [0, 7]], dtype=np.int32)
     border = action_border(space, "Maze")
-    assert border.spec == MultiDiscreteActions((2, 3, 4, 5))
+    assert border.spec == MultiDiscreteActions((2, 3, 4, 5), (1, 1, 0, 7))
     action = border.convert(np.array([1, 2, 3, 4]))
     np.testing.assert_array_equal(action, [[2, 3], [3, 11]])
     assert space.contains(action)
@@ -135,4 +135,37 @@ def test_actions_without_bounds_pass_unchanged():
 )
 def test_actions_that_nobody_can_choose_are_refused(space, message):
     with pytest.raises(EnvironmentRefused, match=message):
+        action_border(space, "Maze")
+
+
+def test_bytes_inside_a_dict_or_tuple_have_the_size_of_their_neighbours():
+    picture, arm = spaces.Box(0, 255, (2, 2, 3), np.uint8), spaces.Box(-1, 1, (2,), np.float32)
+    space = spaces.Dict(
+        arm=arm, eyes=spaces.Tuple([picture, spaces.Box(0, 5, (1,), np.uint8)]), mode=spaces.Discrete(2)
+    )
+    border = observation_border(space, "Maze")
+    pixels = np.arange(0, 240, 20, dtype=np.uint8).reshape(2, 2, 3)
+    value = {"arm": np.array([-1.0, 0.5], np.float32), "eyes": (pixels, np.array([5], np.uint8)), "mode": 1}
+    stored = np.asarray(border.convert(value), np.float32) * border.spec.scale
+    np.testing.assert_allclose(stored, [-1.0, 0.5, *pixels.ravel() / 255, 1.0, 0.0, 1.0], rtol=1e-6)
+
+
+def test_bytes_alone_in_a_dict_are_scaled_each_by_its_own_bound():
+    space = spaces.Dict(eye=spaces.Box(0, 255, (2,), np.uint8), bits=spaces.Box(0, 1, (2,), np.uint8))
+    border = observation_border(space, "Maze")
+    value = {"eye": np.array([255, 51], np.uint8), "bits": np.array([1, 0], np.uint8)}
+    np.testing.assert_allclose(np.asarray(border.convert(value)) * border.spec.scale, [1.0, 0.2, 1.0, 0.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "space", [spaces.Box(-1, 1, (0,)), spaces.Box(-1, 1, (3, 0, 2)), spaces.Dict(), spaces.Tuple([])]
+)
+def test_an_observation_without_a_number_is_refused(space):
+    with pytest.raises(EnvironmentRefused, match=r"Maze: expected an observation_space of at least one number, got"):
+        observation_border(space, "Maze")
+
+
+@pytest.mark.parametrize("space", [spaces.Box(-1, 1, (0,)), spaces.MultiDiscrete([])])
+def test_an_action_without_a_number_is_refused(space):
+    with pytest.raises(EnvironmentRefused, match=r"Maze: expected an action_space of at least one number, got"):
         action_border(space, "Maze")

@@ -274,3 +274,55 @@ def test_a_process_that_was_really_killed(run, tmp_path, monkeypatch, doing, cou
     whole, _ = exported(run[0], tmp_path / "whole")
     assert again.resumed_shards > 0
     assert (again.path / "data/main_data.hdf5").read_bytes() == (whole.path / "data/main_data.hdf5").read_bytes()
+
+
+class Counted(gymnasium.Env):
+    """Its observation repeats the action that it was handed, so that a shift between the two shows."""
+
+    observation_space = gymnasium.spaces.Box(-99, 99, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(3, start=5)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        self.t += 1
+        return np.resize(np.asarray(action, np.float32), 2), 1.0, self.t == 9, False, {}
+
+
+class CountedTwice(Counted):
+    action_space = gymnasium.spaces.MultiDiscrete([2, 3], start=[-4, 7])
+
+
+@pytest.mark.parametrize("environment", [Counted, CountedTwice])
+def test_actions_are_those_that_the_environment_took_wherever_it_begins_to_count(environment, tmp_path, monkeypatch):
+    name = f"{environment.__name__}-v0"
+    gymnasium.register(name, entry_point=f"{__name__}:{environment.__name__}")
+    try:
+        finish(small(name, steps=300), tmp_path / "run")
+        exported(tmp_path / "run", tmp_path / "data")
+        dataset = loaded(tmp_path / "data", monkeypatch)
+        assert dataset.action_space == environment.action_space
+        assert dataset.env_spec.id == name
+    finally:
+        gymnasium.registry.pop(name)
+    episodes = list(dataset)
+    assert episodes
+    for episode in episodes:
+        assert all(environment.action_space.contains(action) for action in episode.actions)
+        assert np.array_equal(np.stack([np.resize(one, 2) for one in episode.actions]), episode.observations[1:])
+
+
+def test_an_environment_that_was_registered_with_its_class_is_not_named(tmp_path, monkeypatch, caplog):
+    """Gymnasium writes no class into a file."""
+    gymnasium.register("ByClass-v0", entry_point=Counted)
+    try:
+        finish(small("ByClass-v0", steps=300), tmp_path / "run")
+        exported(tmp_path / "run", tmp_path / "data")
+    finally:
+        gymnasium.registry.pop("ByClass-v0")
+    assert loaded(tmp_path / "data", monkeypatch).env_spec is None
+    assert "does not say how to make its environment" in caplog.text

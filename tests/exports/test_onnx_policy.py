@@ -1,10 +1,12 @@
 """The ONNX file acts as torch does; a file that does not is never written."""
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from laser_rl import LASER
 from laser_rl.checkpoint import newest_step
 from laser_rl.cli import main
 from laser_rl.envs.records import (
@@ -17,6 +19,7 @@ from laser_rl.envs.records import (
 from laser_rl.errors import ConfigError
 from laser_rl.exports.acting import Acting
 from laser_rl.exports.onnx_policy import about_of, export_onnx, session_of
+from laser_rl.exports.source import described, starts_of
 from laser_rl.exports.verified import Row, compare, observed
 from laser_rl.networks.build import build_network, family_of
 from laser_rl.runtime.build import build_member
@@ -244,7 +247,6 @@ def test_same_actions_over_a_thousand_observations(environment, settings, tmp_pa
 @pytest.mark.slow
 def test_several_choices_at_once(tmp_path):
     pytest.importorskip("onnxscript")
-    import gymnasium  # noqa: PLC0415
 
     class Two(gymnasium.Env):
         observation_space = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
@@ -304,3 +306,64 @@ def test_rows_are_played_in_every_slot():
     rows = observed(untrained(), 40)
     assert all(isinstance(row, Row) and row.slots.tolist() == list(range(8)) for row in rows)
     assert len(rows) == 5
+
+
+class Shifted(gymnasium.Env):
+    """Choices that do not begin at 0."""
+
+    observation_space = gymnasium.spaces.Box(-9, 9, (3,), np.float32)
+    action_space = gymnasium.spaces.Discrete(4, start=-2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.np_random.normal(size=3).astype(np.float32).clip(-9, 9), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        return self.np_random.normal(size=3).astype(np.float32).clip(-9, 9), 0.0, False, False, {}
+
+
+class ShiftedTwice(Shifted):
+    action_space = gymnasium.spaces.MultiDiscrete([2, 3], start=[5, -1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("environment", [Shifted, ShiftedTwice])
+@pytest.mark.parametrize("memory", ["none", "lstm"])
+def test_the_action_of_the_file_is_the_one_that_predict_hands_over(environment, memory, tmp_path):
+    """200 observations in a row; what was done last goes in as the environment took it."""
+    pytest.importorskip("onnxscript")
+    agent = LASER(environment, memory=memory, memory_size=8, hidden=(16,), slots=2)
+    nn.init.normal_(agent.member.learner.network.policy_head.weight)
+    made = export_onnx(trained_of(agent.member, 0), tmp_path / "policy.onnx")
+    session, seen, before = (
+        session_of(made.path),
+        np.random.default_rng(1).normal(size=(200, 3)).astype(np.float32),
+        None,
+    )
+    start = environment.action_space.start
+    state, last = np.zeros((1, 16), np.float32), np.zeros((1, *np.shape(start)), np.int64)
+    for row, observation in enumerate(seen):
+        expected, before = agent.predict(observation, before)
+        given = {"observation": observation[None]}
+        if memory == "lstm":
+            more = {"is_first": [row == 0], "last_action": last, "last_reward": np.zeros(1, np.float32), "state": state}
+            given |= {name: np.asarray(part) for name, part in more.items()}
+        found = dict(zip(made.outputs, session.run(list(made.outputs), given), strict=True))
+        assert np.array_equal(found["action"][0], expected), row
+        assert environment.action_space.contains(found["action"][0])
+        last, state = found["action"], found.get("next_state")
+    assert about_of(session)["action"]["start"] == np.ravel(start).tolist()
+    agent.close()
+
+
+def test_the_exported_action_begins_where_the_space_does():
+    """The same without ONNX: what would be traced."""
+    member = build_member(small(), Shifted)
+    member.environments.close()
+    nn.init.normal_(member.learner.network.policy_head.weight)
+    trained = trained_of(member, 0)
+    acting = Acting(trained.network, trained.family, starts_of(trained))
+    action, logits, _ = acting(torch.randn(50, 3))
+    assert torch.equal(action, logits.argmax(-1) - 2)
+    assert described(trained, starts_of(trained))["action"]["start"] == [-2]

@@ -35,7 +35,6 @@ EXPECTED = {
     "shape": "observation of shape (2,), got (3,)",
     "list": "observation to be a NumPy array, got list",
     "none": "observation to be a NumPy array, got None",
-    "outside": "observation[0] within [-1.0, 1.0], got 2.0",
     "reward none": "reward to be a real number, got None",
     "reward array": "reward to be a real number, got an array of dtype float64 and shape (1,)",
     "reward text": "reward to be a real number, got str",
@@ -73,3 +72,48 @@ def unlicensed():
     with Path(os.environ["LASER_TEST_TRIES"]).open("a") as tries:
         tries.write(".")
     raise OSError("no licence for this game")
+
+
+class Leaves(gymnasium.Env):
+    """One entry leaves its Box [-1, 1] at step `at` of each episode of 200 steps, and stays finite."""
+
+    at = 3
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.look(), {}
+
+    def look(self):
+        return np.array([0.0, 2.5 if self.t >= self.at else 0.5], np.float32)
+
+    def step(self, action):
+        self.t += 1
+        return self.look(), 1.0, self.t == 200, False, {}
+
+
+class LeavesInAProcess(Leaves):
+    """A name of its own: a warning comes once a process for each name."""
+
+
+class LeavesLate(Leaves):
+    """After the rows that are looked at in full."""
+
+    at = 150
+
+
+class LeavesTwice(Leaves):
+    """Two parts leave, at different steps; a third one is a picture that reaches its bounds."""
+
+    observation_space = gymnasium.spaces.Dict(
+        arm=gymnasium.spaces.Box(-1, 1, (1,), np.float64),
+        legs=gymnasium.spaces.Tuple([gymnasium.spaces.Box(0, 9, (2, 2), np.int32)]),
+        eye=gymnasium.spaces.Box(0, 200, (4, 4, 3), np.uint8),
+    )
+
+    def look(self):
+        legs = np.full((2, 2), 12 if self.t >= 120 else 4, np.int32)
+        eye = np.full((4, 4, 3), 200, np.uint8)
+        return {"arm": np.array([1.5 if self.t >= self.at else 0.5]), "legs": (legs,), "eye": eye}

@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 
 from laser_rl.envs.border import Env
+from laser_rl.envs.construct import packages_of, require_one_agent
 from laser_rl.envs.examine.episodes import own_limits
 from laser_rl.envs.examine.play import Actions, Watch, chain, fault_of, nobody, play_episode
 from laser_rl.envs.examine.records import Episode, Finding, Recording
@@ -48,7 +49,9 @@ class Bench:
         """A new copy, or `Stop`."""
         self.watch("constructor", 0, 0)
         try:
-            made: Any = self.make()
+            with packages_of(self.name):
+                made: Any = self.make()
+            require_one_agent(made, self.name)
         except EnvironmentRefused as error:
             raise Stop(refusal("construction", str(error))) from error
         except Exception as error:  # whatever a user's constructor raises

@@ -288,6 +288,20 @@ def shows_clock(space: spaces.Space[Any], episodes: Sequence[Episode]) -> bool:
     return bool((alike & ((changes > 0).all(0) | (changes < 0).all(0))).any())
 
 
+def running_statistics(parts: Iterator[Any]) -> str:
+    """The first wrapper that keeps a running mean and variance, as Gymnasium's NormalizeObservation does; empty if none does.
+
+    >>> class Scaled: obs_rms = None
+    >>> running_statistics(iter([object(), Scaled()]))
+    'Scaled'
+    """
+    for part in parts:
+        names = {*dir(type(part)), *getattr(part, "__dict__", ())}
+        if any(name.endswith("_rms") for name in names):
+            return type(part).__name__
+    return ""
+
+
 def own_limits(parts: Iterator[Any]) -> dict[str, int]:
     """Attributes of an environment that look like a limit of its steps.
 

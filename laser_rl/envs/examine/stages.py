@@ -19,6 +19,7 @@ from laser_rl.envs.examine.episodes import (
     episodes_end,
     global_generators,
     repeatable,
+    running_statistics,
     seeds_matter,
     time_limits,
 )
@@ -109,9 +110,16 @@ def repeat_stage(bench: Bench, facts: Facts) -> list[Finding]:
         fresh = [_again(bench, env, episode) for episode in played]
         again = [_again(bench, env, episode) for episode in reversed(played[: ENDS // 2])]
         spec = getattr(env, "spec", None)
+        running = running_statistics(chain(env))
     found = repeatable(played, fresh, again)
     if spec is not None and spec.nondeterministic:  # it says so itself
         found = [replace(one, verdict="warning") for one in found]
+    elif running:  # meant to depend on the episodes before
+        fix = (
+            f"{running} carries statistics from episode to episode, so exact resumes are lost, and each copy and each evaluation "
+            "begins with none; use fixed numbers instead (gymnasium.wrappers.TransformObservation) if that matters"
+        )
+        found = [replace(one, verdict="warning", fix=fix) for one in found]
     bench.repeats = not any(one.verdict == "defect" for one in found)
     return [*found, *global_generators(bench.recording.episodes, repeats=bench.repeats)]
 

@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from laser_rl.envs.border import LARGEST, PLAIN_FLAGS
 from laser_rl.envs.examine.play import described
-from laser_rl.envs.examine.records import Episode, Finding, Recording, Row, merged
+from laser_rl.envs.examine.records import Episode, Finding, Recording, Row, Verdict, merged
 
 INFOS_LOOKED_AT = 50
 
@@ -22,6 +22,7 @@ class Wrong(NamedTuple):
     expected: str
     got: str
     fix: str
+    verdict: Verdict = "defect"
 
 
 def wrong_values(recording: Recording) -> list[Finding]:
@@ -33,7 +34,7 @@ def wrong_values(recording: Recording) -> list[Finding]:
     [('finite', 'slot 0, episode 0, step 1')]
     """
     found = [
-        Finding(wrong.check, "defect", wrong.expected, wrong.got, wrong.fix, episode.place(step))
+        Finding(wrong.check, wrong.verdict, wrong.expected, wrong.got, wrong.fix, episode.place(step))
         for episode, step, row in recording.rows()
         for wrong in _of_row(recording, step, row)
     ]
@@ -146,7 +147,8 @@ def _wrong_box(space: spaces.Box, value: Any, key: str) -> Iterator[Wrong]:
     if outside.any():
         at = _first_place(outside)
         expected = f"{key}{list(at)} within [{space.low[at]}, {space.high[at]}]"
-        yield Wrong("observation", expected, str(value[at]), "widen observation_space, or clip what is returned")
+        fix = "widen observation_space, or clip what is returned; training goes on with such values as they are"
+        yield Wrong("observation", expected, str(value[at]), fix, "warning")
 
 
 def _first_place(where: Any) -> tuple[int, ...]:
