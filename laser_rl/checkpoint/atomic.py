@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from laser_rl.errors import is_full
 
 TEMPORARY = ".tmp"  # ends the name of everything unfinished; `leftovers` removes it at the next start
 _CHUNK = 1 << 20
+_UNFINISHED = re.compile(rf"\..+\.\d+-[0-9a-f]{{8}}{re.escape(TEMPORARY)}")
+_MOST_NAME_BYTES = 200  # of the 255 that a name may have
 
 
 def write_bytes(path: str | Path, data: bytes | Iterable[bytes]) -> None:
@@ -144,4 +147,14 @@ def make_folder(folder: Path) -> None:
 
 def temporary_beside(path: Path) -> Path:
     """The name under which `path` is being written: hidden, of this process, and no earlier one's."""
-    return path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}{TEMPORARY}")
+    name = path.name.encode(errors="surrogateescape")[:_MOST_NAME_BYTES].decode(errors="ignore")
+    return path.with_name(f".{name}.{os.getpid()}-{os.urandom(4).hex()}{TEMPORARY}")
+
+
+def is_temporary(name: str) -> bool:
+    """Whether `temporary_beside` makes such names: other programs have files that end in .tmp, too.
+
+    >>> is_temporary(temporary_beside(Path("config.json")).name), is_temporary(".notes.tmp")
+    (True, False)
+    """
+    return _UNFINISHED.fullmatch(name) is not None

@@ -1,5 +1,6 @@
 """Checkpoints, `checkpoints/step-…/`: tensors, state, manifest. The latest is the highest step that verifies; nothing points at it."""
 
+import contextlib
 import json
 import logging
 import re
@@ -16,8 +17,8 @@ import torch
 from torch import Tensor
 
 from laser_rl.checkpoint import atomic, guarded, manifest
-from laser_rl.checkpoint.guarded import JSON_LIMIT_BYTES, Damaged, Newer
-from laser_rl.checkpoint.segments import SegmentEntry, verify_segment
+from laser_rl.checkpoint.guarded import JSON_LIMIT_BYTES, Damaged, Newer, Unreadable
+from laser_rl.checkpoint.segments import SEGMENT, SegmentEntry, verify_segment
 from laser_rl.errors import DamagedRun
 from laser_rl.types import Array
 
@@ -25,6 +26,7 @@ CHECKPOINTS, REPLAY = "checkpoints", "replay"  # folders of a run directory
 _STATE, _TENSORS = "state.json", ".safetensors"
 _REPLACED, _ASIDE = ".replaced", ".set-aside"
 _FOLDER = re.compile(rf"step-(\d{{12,18}})({re.escape(_REPLACED)})?")
+_KEPT_ASIDE = re.compile(rf"step-\d{{12,18}}{re.escape(_ASIDE)}")
 # What is asked of the segments: that every byte verifies; only to be named if one does not; nothing, where no replay is needed.
 ReplayCheck = Literal["whole", "salvage", "unread"]
 _log = logging.getLogger(__name__)
@@ -80,16 +82,16 @@ def write(run_dir: str | Path, snapshot: Snapshot, keep: int = 2) -> Path:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     _retire(folder, snapshot.step, keep)
-    _prune(Path(run_dir), before=max((entry.last_id for entry in snapshot.segments), default=-1) + 1)
+    _prune_or_warn(Path(run_dir), before=max((entry.last_id for entry in snapshot.segments), default=-1) + 1)
     return final
 
 
 def latest(run_dir: str | Path, *, replay: ReplayCheck = "whole") -> Loaded | None:
     """The newest checkpoint of which every byte verifies; None if none was ever written.
 
-    Each newer one that does not is named in a warning. Raises `DamagedRun` if there are some and none verifies. The replay's segments
-    have to be "whole", too; or damage there is no reason to go back to an older checkpoint: "salvage" names them in `Loaded.damaged`,
-    "unread" does not look at them.
+    Each newer one that does not is named in a warning. Raises `DamagedRun` if there are some and none verifies, and `Unreadable` if
+    something cannot be read: the run would go on from before what it holds. The replay's segments have to be "whole", too; or damage
+    there is no reason to go back to an older checkpoint: "salvage" names them in `Loaded.damaged`, "unread" does not look at them.
     """
     problems: list[Damaged] = []
     for path in _candidates(Path(run_dir) / CHECKPOINTS):
@@ -148,7 +150,8 @@ def _damaged(folder: Path, segments: Sequence[SegmentEntry]) -> tuple[Damaged, .
 def remove_leftovers(run_dir: str | Path) -> list[Path]:
     """Remove what dead writers left unfinished, and segments that no checkpoint names; returns what was removed.
 
-    Only for the holder of the run's lock, before it starts to write: a living writer's files look the same.
+    Only for the holder of the run's lock, before it starts to write: a living writer's files look the same. `Unreadable` if not all
+    manifests can be read, and then nothing is removed.
 
     >>> import tempfile
     >>> run_dir = Path(tempfile.mkdtemp())
@@ -156,24 +159,31 @@ def remove_leftovers(run_dir: str | Path) -> list[Path]:
     >>> [path.name for path in remove_leftovers(run_dir)]
     ['.config.json.123-00000000.tmp']
     """
-    run_dir, removed = Path(run_dir), []
-    for folder in (run_dir, run_dir / CHECKPOINTS, run_dir / REPLAY):
-        for path in sorted(folder.glob(f".*{atomic.TEMPORARY}")):
-            _remove(path)
-            removed.append(path)
-    for path in (run_dir / CHECKPOINTS).glob(f"step-*{_REPLACED}"):
+    run_dir = Path(run_dir)
+    unnamed, removed = _unnamed(run_dir, before=None), unfinished(run_dir)
+    for path in removed:
+        _remove(path)
+    for path in _candidates(run_dir / CHECKPOINTS):
         final = path.with_name(path.name.removesuffix(_REPLACED))
+        if final == path:
+            continue
         if final.exists():
             _discard(path)
             removed.append(path)
         else:  # its replacement never came
             path.rename(final)
-    return removed + _prune(run_dir, before=None)
+    return removed + _unlink(unnamed)
+
+
+def unfinished(run_dir: Path) -> list[Path]:
+    """What writers of ours have begun and not finished, by its name."""
+    folders = (run_dir, run_dir / CHECKPOINTS, run_dir / REPLAY)
+    return [folder / name for folder in folders for name in guarded.names_in(folder) if atomic.is_temporary(name)]
 
 
 def remove_unnamed(run_dir: str | Path) -> list[Path]:
     """Remove segments that no checkpoint names, after an attempt to write one has failed; only for the holder of the run's lock."""
-    return _prune(Path(run_dir), before=None)
+    return _prune_or_warn(Path(run_dir), before=None)
 
 
 def newest_step(run_dir: str | Path) -> int | None:
@@ -191,6 +201,9 @@ def newest_step(run_dir: str | Path) -> int | None:
 def clear(run_dir: str | Path) -> None:
     """Remove all checkpoints and the replay on disk, for a run that starts again (`--fresh`); only for the holder of the run's lock.
 
+    Only what has a name that we give: the folder may be a stranger's. A link to a folder on another disk stays a link; one in place of a
+    checkpoint or a segment is removed, never what it leads to.
+
     >>> import tempfile
     >>> run_dir = tempfile.mkdtemp()
     >>> path = write(run_dir, Snapshot(1, {}, {}))
@@ -198,9 +211,35 @@ def clear(run_dir: str | Path) -> None:
     >>> latest(run_dir) is None
     True
     """
-    for folder in (Path(run_dir) / CHECKPOINTS, Path(run_dir) / REPLAY):
-        if folder.exists():
-            _discard(folder)
+    run_dir = Path(run_dir)
+    for path in unfinished(run_dir):
+        _remove(path)
+    for folder, patterns in ((run_dir / CHECKPOINTS, (_FOLDER, _KEPT_ASIDE)), (run_dir / REPLAY, (SEGMENT,))):
+        for name in guarded.names_in(folder):  # the newest last: it is whole until the others are gone
+            if any(pattern.fullmatch(name) for pattern in patterns):
+                _discard(folder / name)
+        if not folder.is_symlink():
+            with contextlib.suppress(OSError):  # it is not there, or holds what is not ours
+                folder.rmdir()
+
+
+def newest_state(run_dir: str | Path) -> dict[str, Any] | None:
+    """The state in the newest checkpoint of which it verifies, without its tensors; None if there is none.
+
+    >>> import tempfile
+    >>> run_dir = tempfile.mkdtemp()
+    >>> path = write(run_dir, Snapshot(1, {}, {"update": 4}))
+    >>> newest_state(run_dir)
+    {'update': 4}
+    """
+    for path in _candidates(Path(run_dir) / CHECKPOINTS):
+        try:
+            files = manifest.read(path).files
+            if _STATE in files:
+                return guarded.parse_json(path / _STATE, _verified(path / _STATE, files[_STATE]))
+        except Damaged:  # `latest` says so
+            continue
+    return None
 
 
 def _write_files(folder: Path, snapshot: Snapshot) -> None:
@@ -280,8 +319,23 @@ def _retire(folder: Path, step: int, keep: int) -> None:
         _discard(path)
 
 
-def _prune(run_dir: Path, before: int | None) -> list[Path]:
-    """Remove segments that no checkpoint names; those from number `before` on may belong to the next one."""
+def _prune_or_warn(run_dir: Path, before: int | None) -> list[Path]:
+    """Remove segments that no checkpoint names. If it cannot be known which these are, all stay until the next time."""
+    try:
+        return _unlink(_unnamed(run_dir, before))
+    except Unreadable as problem:
+        _log.warning("old replay segments are kept, since it is not known which ones are needed: %s", problem)
+        return []
+
+
+def _unlink(paths: list[Path]) -> list[Path]:
+    for path in paths:
+        path.unlink(missing_ok=True)
+    return paths
+
+
+def _unnamed(run_dir: Path, before: int | None) -> list[Path]:
+    """Segments that no checkpoint names; those from number `before` on may belong to the next one."""
     named: set[str] = set()
     for path in _candidates(run_dir / CHECKPOINTS):
         try:
@@ -290,20 +344,17 @@ def _prune(run_dir: Path, before: int | None) -> list[Path]:
             return []  # what it names cannot be known here
         except Damaged:
             continue  # it cannot be loaded, so it needs no segments
-    removed = []
-    for path in sorted((run_dir / REPLAY).glob("segment-*.zst")):
-        first = path.name.split("-")[1]
-        if path.name not in named and (before is None or (first.isdigit() and int(first) < before)):
-            path.unlink()
-            removed.append(path)
-    return removed
+    found = []
+    for name in guarded.names_in(run_dir / REPLAY):
+        match = SEGMENT.fullmatch(name)
+        if match and name not in named and (before is None or int(match[1]) < before):
+            found.append(run_dir / REPLAY / name)
+    return found
 
 
 def _candidates(folder: Path) -> list[Path]:
     """Checkpoints, the newest first."""
-    if not folder.is_dir():
-        return []
-    paths = [path for path in folder.iterdir() if _FOLDER.fullmatch(path.name)]
+    paths = [folder / name for name in guarded.names_in(folder) if _FOLDER.fullmatch(name)]
     return sorted(paths, key=lambda path: (_step_of(path), not path.name.endswith(_REPLACED)), reverse=True)
 
 

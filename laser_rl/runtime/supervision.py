@@ -25,6 +25,7 @@ from laser_rl.runtime.board import PUBLISH_S, MemberState, packed, parsed
 from laser_rl.runtime.build import EnvironmentSource, derive
 from laser_rl.runtime.crew_build import Parts
 from laser_rl.runtime.evaluate import Trained
+from laser_rl.runtime.files import SETTINGS, described
 from laser_rl.runtime.pace import Steps
 from laser_rl.runtime.results import MemberResult, SweepEnd
 from laser_rl.runtime.saving import MENDED
@@ -226,6 +227,7 @@ class Overseer(ABC):
                         "pbt": None if self.pbt is None else self.pbt.state_dict(),
                     },
                     "replays": replays,
+                    SETTINGS: described(directory.sweep),
                 },
                 segments=segments,
             )
