@@ -12,10 +12,10 @@ import tyro
 
 from laser_rl import checkpoint
 from laser_rl.checkpoint import SegmentEntry, manifest
+from laser_rl.checkpoint.folders import unfinished
 from laser_rl.checkpoint.guarded import Damaged, Unreadable, names_in, open_plain
 from laser_rl.checkpoint.salvage import places_in
 from laser_rl.checkpoint.segments import SEGMENT, verify_segment
-from laser_rl.checkpoint.snapshot import unfinished
 from laser_rl.errors import ConfigError, DamagedRun, UserError
 from laser_rl.metrics import machine
 from laser_rl.metrics.log import FILE, read_from

@@ -15,6 +15,7 @@ from laser_rl.sweep.settings import FORMAT, SweepConfig, sweep_from
 
 CONFIG, SWEEP = "config.json", "sweep.json"
 SETTINGS = "settings"  # under this name a checkpoint's state holds what these files hold
+EVALUATION_DUE = "evaluation_due"  # a note in a member's state: all steps are done, the last evaluation is not
 _FREE = frozenset({"processes", "stack", "recipe"})
 LIMIT_BYTES = 4 << 20
 
@@ -111,6 +112,25 @@ def _read(path: Path, name: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ConfigError(f"{file} cannot be used: it holds {type(values).__name__}, expected settings")
     return values
+
+
+def awaits_evaluation(training: Mapping[str, Any]) -> bool:
+    """Whether a member with this state of its training has done its steps, and only its last evaluation is missing.
+
+    >>> awaits_evaluation({"notes": {"evaluation_due": 1}})
+    True
+    """
+    return bool(training.get("notes", {}).get(EVALUATION_DUE, 0))
+
+
+def has_ended(training: Mapping[str, Any]) -> bool:
+    """Whether a member with this state of its training has done its steps and was evaluated after them, or is about to be.
+
+    >>> has_ended({"steps": 640, "evaluated": [[640, {}]]}), has_ended({"steps": 640, "evaluated": [[320, {}]]})
+    (True, False)
+    """
+    evaluated = training.get("evaluated")
+    return awaits_evaluation(training) or bool(evaluated and evaluated[-1][0] == training["steps"])
 
 
 def new_path(parent: Path, environment: str) -> Path:
