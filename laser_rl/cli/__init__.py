@@ -139,7 +139,7 @@ def _run(name: str, arguments: list[str]) -> int:
 
 
 def _is_text(word: str) -> bool:
-    """Whether it can be printed: what the system hands over that is not UTF-8 becomes a surrogate.
+    r"""Whether it can be printed: what the system hands over that is not UTF-8 becomes a surrogate.
 
     >>> _is_text("runs/näher"), _is_text("runs/\udcff")
     (True, False)
