@@ -91,12 +91,17 @@ def test_each_file_of_a_run_at_resume(run_dir, failing, capsys, figure):
 
 
 @pytest.mark.fault(27)
-def test_a_manifest_that_others_may_not_read(originals, tmp_path):
+def test_a_manifest_that_others_may_not_read(originals, tmp_path, tmp_path_factory):
     """As another user, for whom `chmod 000` counts: at the start, and for those who only read."""
+    if os.getuid() != 0:
+        pytest.skip("only root can become another user")
     run_dir = shutil.copytree(originals / "run", tmp_path / "run")
-    for path in [tmp_path, *tmp_path.parents]:  # pytest keeps its folders to itself
-        if path.stat().st_uid == os.getuid() and str(path).startswith("/tmp/"):
-            path.chmod(0o755)
+    for path in (
+        tmp_path_factory.getbasetemp().parent,
+        *(one for one in tmp_path.parents if "pytest" in one.name),
+        tmp_path,
+    ):
+        path.chmod(0o755)  # pytest keeps its folders to itself
     manifest = checkpoint.latest(run_dir).path / "manifest.json"
     before = tree(run_dir)
     for path in [run_dir, *run_dir.rglob("*")]:
@@ -117,8 +122,6 @@ def test_a_manifest_that_others_may_not_read(originals, tmp_path):
                 statuses.append(str(error))
         said.write_text("\n".join(statuses))
 
-    if os.getuid() != 0:
-        pytest.skip("only root can become another user")
     assert outcome(forked(start)) == 0
     lines = said.read_text().splitlines()
     assert len(lines) == 2
