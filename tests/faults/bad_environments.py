@@ -73,3 +73,14 @@ def unlicensed():
     with Path(os.environ["LASER_TEST_TRIES"]).open("a") as tries:
         tries.write(".")
     raise OSError("no licence for this game")
+
+
+_made = []
+
+
+def trains_but_is_not_evaluated():
+    """The first two in a process, its slots, are CartPole; what is made after them, for the evaluation, is an error."""
+    _made.append(1)
+    if len(_made) > 2:
+        raise OSError("no licence for this game")
+    return gymnasium.make("CartPole-v1")

@@ -10,11 +10,13 @@ import time
 import pytest
 
 from laser_rl import checkpoint, cli
+from laser_rl.errors import UserError
 from laser_rl.metrics.log import read, rows_hash
 from laser_rl.runtime import training
 from laser_rl.runtime.directory import RunDirectory
 from laser_rl.runtime.launch import train
 from laser_rl.runtime.space import NoSpace
+from laser_rl.sweep.settings import SweepConfig
 from tests.runtime.small import finish, small
 from tests.runtime.test_sweeps import in_directory, small_sweep
 
@@ -162,3 +164,16 @@ def test_going_on_for_longer_forgets_what_was_missing(tmp_path, monkeypatch, cap
     assert result.interrupted is not None
     assert STEPS < checkpoint.latest(tmp_path).step < 3 * STEPS
     assert not status_of(tmp_path, capsys)["evaluation_missing"]
+
+
+@pytest.mark.fault(35)
+@pytest.mark.slow
+def test_in_a_sweep_over_processes(tmp_path, capsys):
+    """A process whose evaluation fails is started again, and given up in the end; the supervisor has saved by then."""
+    name = "tests.faults.bad_environments:trains_but_is_not_evaluated"
+    base = small(name, steps=STEPS, slots=2, evaluate_episodes=1)
+    config = SweepConfig(base=base, grid={"learning_rate": [1e-3, 2e-3]}, processes=2)
+    with pytest.raises(UserError, match="without a step in between"):
+        in_directory(config, tmp_path)
+    assert checkpoint.latest(tmp_path).step >= STEPS
+    assert status_of(tmp_path, capsys)["evaluation_missing"]
