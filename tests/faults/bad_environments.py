@@ -3,6 +3,7 @@
 import functools
 import os
 import signal
+import traceback
 from pathlib import Path
 
 import gymnasium
@@ -75,12 +76,8 @@ def unlicensed():
     raise OSError("no licence for this game")
 
 
-_made = []
-
-
 def trains_but_is_not_evaluated():
-    """The first two in a process, its slots, are CartPole; what is made after them, for the evaluation, is an error."""
-    _made.append(1)
-    if len(_made) > 2:
+    """CartPole, but an error where it is made for an evaluation."""
+    if any(frame.name == "evaluate" for frame in traceback.extract_stack()):
         raise OSError("no licence for this game")
     return gymnasium.make("CartPole-v1")
