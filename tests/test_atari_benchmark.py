@@ -23,8 +23,7 @@ from laser_rl.config import override
 from laser_rl.envs.atari import atari_game
 from laser_rl.evaluation.paper import atari_references
 from laser_rl.metrics.log import MetricsLog
-from laser_rl.runtime.files import CONFIG, SWEEP
-from laser_rl.runtime.sweep_directory import described
+from laser_rl.runtime.files import CONFIG, SWEEP, described
 from laser_rl.sweep.settings import FORMAT, SweepConfig
 
 ROOT = Path(__file__).parents[1]

@@ -89,8 +89,8 @@ def test_a_row_that_was_cut_off_is_no_damage_but_foreign_bytes_are(run_dir, caps
 
 def test_what_a_dead_writer_left_is_named_and_no_damage(run_dir, capsys):
     left = {
-        ".config.json.1-00.tmp",
-        "checkpoints/.step-000000000999.1-00.tmp",
+        ".config.json.1-00000000.tmp",
+        "checkpoints/.step-000000000999.1-00000000.tmp",
         "replay/segment-000000090000-000000090001.zst",
     }
     for name in left:

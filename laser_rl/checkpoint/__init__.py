@@ -10,22 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from laser_rl.checkpoint.atomic import write_bytes, write_json
-    from laser_rl.checkpoint.lock import Owner, RunLock, owner
-    from laser_rl.checkpoint.salvage import Mended, Salvage
-    from laser_rl.checkpoint.segments import SegmentEntry, read_segment, write_segment
-    from laser_rl.checkpoint.snapshot import (
+    from laser_rl.checkpoint.folders import (
         CHECKPOINTS,
         REPLAY,
-        Loaded,
-        Snapshot,
         clear,
-        latest,
-        load_snapshot,
+        newest_state,
         newest_step,
         remove_leftovers,
         remove_unnamed,
-        write,
     )
+    from laser_rl.checkpoint.lock import Owner, RunLock, owner
+    from laser_rl.checkpoint.salvage import Mended, Salvage
+    from laser_rl.checkpoint.segments import SegmentEntry, read_segment, write_segment
+    from laser_rl.checkpoint.snapshot import Loaded, Snapshot, latest, load_snapshot, write
     from laser_rl.checkpoint.streams import Streams
 
 __all__ = [
@@ -42,6 +39,7 @@ __all__ = [
     "clear",
     "latest",
     "load_snapshot",
+    "newest_state",
     "newest_step",
     "owner",
     "read_segment",
@@ -57,19 +55,16 @@ _HOMES = {
     "lock": ("Owner", "RunLock", "owner"),
     "salvage": ("Mended", "Salvage"),
     "segments": ("SegmentEntry", "read_segment", "write_segment"),
-    "snapshot": (
+    "folders": (
         "CHECKPOINTS",
         "REPLAY",
-        "Loaded",
-        "Snapshot",
         "clear",
-        "latest",
-        "load_snapshot",
+        "newest_state",
         "newest_step",
         "remove_leftovers",
         "remove_unnamed",
-        "write",
     ),
+    "snapshot": ("Loaded", "Snapshot", "latest", "load_snapshot", "write"),
     "streams": ("Streams",),
 }
 

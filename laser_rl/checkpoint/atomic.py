@@ -3,14 +3,17 @@
 import contextlib
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from laser_rl.errors import is_full
+from laser_rl.errors import is_full, require_replaceable
 
 TEMPORARY = ".tmp"  # ends the name of everything unfinished; `leftovers` removes it at the next start
 _CHUNK = 1 << 20
+_UNFINISHED = re.compile(rf"\..+\.\d+-[0-9a-f]{{8}}{re.escape(TEMPORARY)}")
+_MOST_NAME_BYTES = 200  # of the 255 that a name may have
 
 
 def write_bytes(path: str | Path, data: bytes | Iterable[bytes]) -> None:
@@ -24,19 +27,15 @@ def write_bytes(path: str | Path, data: bytes | Iterable[bytes]) -> None:
     (b'new', ['a'])
     """
     path = Path(path)
-    temporary = temporary_beside(path)
-    try:
+    with whole(path, sync=False) as temporary:
         write_through(temporary, data)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
 
 
 @contextlib.contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def whole(path: Path, *, sync: bool = True) -> Iterator[Path]:
     """For a library that writes files by itself: it writes to the name that is handed out, which is renamed if nothing goes wrong.
+
+    `sync`: force it to disk; False if that has been done.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "policy.onnx"
@@ -47,13 +46,20 @@ def whole(path: Path) -> Iterator[Path]:
     >>> path.read_bytes()
     b'model'
     """
+    require_replaceable(path)
     temporary = temporary_beside(path)
     try:
         yield temporary
-        sync_file(temporary)
+        if sync:
+            sync_file(temporary)
         temporary.replace(path)
+    except OSError as error:
+        if error.filename is None or error.filename in {str(temporary), temporary}:
+            error.filename, error.filename2 = str(path), None  # the temporary name tells nobody anything
+        raise
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the folder is not there, or may not be written: then there is no such file
+            temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
 
 
@@ -144,4 +150,14 @@ def make_folder(folder: Path) -> None:
 
 def temporary_beside(path: Path) -> Path:
     """The name under which `path` is being written: hidden, of this process, and no earlier one's."""
-    return path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}{TEMPORARY}")
+    name = path.name.encode(errors="surrogateescape")[:_MOST_NAME_BYTES].decode(errors="ignore")
+    return path.with_name(f".{name}.{os.getpid()}-{os.urandom(4).hex()}{TEMPORARY}")
+
+
+def is_temporary(name: str) -> bool:
+    """Whether `temporary_beside` makes such names: other programs have files that end in .tmp, too.
+
+    >>> is_temporary(temporary_beside(Path("config.json")).name), is_temporary(".notes.tmp")
+    (True, False)
+    """
+    return _UNFINISHED.fullmatch(name) is not None

@@ -1,6 +1,7 @@
 """Reading what somebody else may have written: no links, no pipes, no giants, and no name that leaves its folder."""
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -14,6 +15,12 @@ from laser_rl.errors import DamagedRun, UserError
 
 JSON_LIMIT_BYTES = 64 << 20  # Python's parser needs many times the text
 _MOST_SAID = 300  # letters of a foreign error: it may repeat a value of any length
+_WRONG = {  # errors of `open` that say what a file is; all others say nothing of it
+    errno.ENOENT: "is missing",
+    errno.ENOTDIR: "is missing: what should be its folder is none",
+    errno.ELOOP: "is a symbolic link, expected a file of its own",
+    errno.ENXIO: "is not a regular file",
+}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
@@ -42,6 +49,26 @@ class Newer(Damaged):
         super().__init__(path, f"has format {found}, this release reads formats up to {known}; please upgrade laser-rl")
 
 
+class Unreadable(UserError):
+    """The system did not hand out a file or a folder: nothing is known of what it holds, so nothing may be deleted for it.
+
+    Not `Damaged`: that is said of bytes that were read and are wrong.
+
+    >>> print(Unreadable(Path("manifest.json"), OSError(13, "Permission denied")))
+    manifest.json cannot be read (EACCES, Permission denied), and nothing was removed or changed because of it; make it readable, then ...
+    """
+
+    exit_status = 6
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        name = errno.errorcode.get(error.errno or 0, type(error).__name__)
+        super().__init__(
+            f"{path} cannot be read ({name}, {error.strerror or error}), and nothing was removed or changed because of it; "
+            "make it readable, then give the same command again. If it is lost for good, move it away: what is missing counts as damaged"
+        )
+        self.path, self.why = path, f"cannot be read: {name}, {error.strerror or error}"
+
+
 def plain_name(name: str) -> bool:
     """Whether `name` is that of a file directly in its folder.
 
@@ -55,11 +82,10 @@ def open_plain(path: Path) -> BufferedReader:
     """Open a regular file for reading; a link could lead out of the run, and a pipe would be waited for for ever."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise Damaged(path, "is missing") from None
     except OSError as error:
-        what = "is a symbolic link, expected a file of its own" if path.is_symlink() else f"cannot be read: {error}"
-        raise Damaged(path, what) from error
+        if error.errno in _WRONG:
+            raise Damaged(path, _WRONG[error.errno]) from None
+        raise Unreadable(path, error) from error
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise Damaged(path, "is not a regular file")
@@ -68,17 +94,35 @@ def open_plain(path: Path) -> BufferedReader:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """A sector that cannot be read is damage like any other.
+    """A sector that cannot be read may be readable tomorrow, or on the disk's mirror: it is no damage.
 
     >>> with reading(Path("state.json")):
     ...     raise OSError(5, "Input/output error")
     Traceback (most recent call last):
-    laser_rl.checkpoint.guarded.Damaged: state.json cannot be read: [Errno 5] Input/output error
+    laser_rl.checkpoint.guarded.Unreadable: state.json cannot be read (EIO, Input/output error), and ...
     """
     try:
         yield
     except OSError as error:
-        raise Damaged(path, f"cannot be read: {error}") from error
+        raise Unreadable(path, error) from error
+
+
+def names_in(folder: Path) -> list[str]:
+    """What a folder holds, sorted; nothing if there is no folder. `Unreadable` if that cannot be known.
+
+    Not `glob` or `is_dir`: for them a folder that cannot be read is empty, or none.
+
+    >>> names_in(Path("nowhere"))
+    []
+    """
+    try:
+        return sorted(path.name for path in folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if folder.is_symlink():  # its disk may come back
+            raise Unreadable(folder, error) from error
+        return []
+    except OSError as error:
+        raise Unreadable(folder, error) from error
 
 
 def read_bytes(path: Path, *, limit: int) -> bytes:

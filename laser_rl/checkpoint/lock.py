@@ -1,39 +1,37 @@
 """One run at a time in a run directory.
 
-The kernel's lock on `run.lock` decides; the owner's process inside the file is for the message, and for one case more: a child that
-outlives its owner inherits the kernel's lock and would keep the directory for ever. So an owner that is dead, or whose number now
-belongs to another process, loses it.
+The kernel's lock on `run.lock` decides, and nothing else: a process number says nothing in another container, or on another host. The
+kernel lets go of it when its holder ends, however that happens. The name of the holder inside the file is for the message only.
 """
 
+import contextlib
 import fcntl
 import json
 import os
 import platform
 import stat
+import time
+import weakref
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from laser_rl.checkpoint import guarded
-from laser_rl.checkpoint.guarded import Damaged
+from laser_rl.checkpoint.guarded import Damaged, Unreadable
 from laser_rl.errors import ConfigError
 
-_NAME = "run.lock"
+NAME = "run.lock"
 _LIMIT = 4096
+_PATIENCE_S, _PAUSE_S = 0.3, 0.01  # whoever asks for the owner has the lock for an instant
 
 
 @dataclass(frozen=True)
 class Owner:
-    """The process that holds a run directory."""
+    """The process that holds a run directory, by the number that it has on its own host or in its own container."""
 
     pid: int
-    started: str  # boot and clock tick of its start: a process number alone is reused
     host: str
-
-    def alive(self) -> bool:
-        """Whether it still runs; a process of another host is believed to."""
-        return self.host != platform.node() or _started(self.pid) == self.started
 
 
 class RunLock:
@@ -49,17 +47,23 @@ class RunLock:
     """
 
     def __init__(self, run_dir: str | Path) -> None:
-        self._path = Path(run_dir) / _NAME
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._handle: int | None = _acquire(self._path) or _take_over(self._path)
+        path = Path(run_dir) / NAME
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._handle: int | None = _acquire(path)
+        _held.add(self)
 
     def release(self) -> None:
         """Give the directory back; may be called twice."""
         if self._handle is not None:
             os.ftruncate(self._handle, 0)
-            # A forked child shares the lock: closing our handle alone would leave it locked.
             fcntl.flock(self._handle, fcntl.LOCK_UN)
             os.close(self._handle)
+            self._handle = None
+
+    def leave(self) -> None:
+        """In the child of a fork: the lock is the parent's, and must not outlive it here."""
+        if self._handle is not None:
+            os.close(self._handle)  # not unlocked: that would unlock the parent's
             self._handle = None
 
     def __enter__(self) -> Self:
@@ -71,14 +75,48 @@ class RunLock:
         self.release()
 
 
+_held: "weakref.WeakSet[RunLock]" = weakref.WeakSet()
+
+
+def _leave_all() -> None:
+    for lock in list(_held):
+        lock.leave()
+
+
+os.register_at_fork(after_in_child=_leave_all)
+
+
 def owner(run_dir: str | Path) -> Owner | None:
-    """The living process that owns a run directory, for those who only read it; None if nobody does."""
-    found = _read_owner(Path(run_dir) / _NAME)
-    return found if found is not None and found.alive() else None
+    """The process that owns a run directory, for those who only read it; None if the kernel says that no process does."""
+    path = Path(run_dir) / NAME
+    try:
+        with guarded.open_plain(path) as file:  # a pipe would be waited for for ever
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return None
+            return _owner_in(file.read(_LIMIT))
+    except (Damaged, Unreadable, OSError):
+        return None
 
 
-def _acquire(path: Path) -> int | None:
-    """The locked file with our name in it, or None if the lock is held."""
+def _acquire(path: Path) -> int:
+    """The locked file with our name in it; ConfigError if the lock is held."""
+    begun = time.monotonic()
+    while (handle := _try(path)) is None:
+        if time.monotonic() - begun > _PATIENCE_S:
+            holder = owner(path.parent)
+            who = (
+                f"process {holder.pid} on {holder.host}" if holder and holder.pid else "a process that is just starting"
+            )
+            raise ConfigError(
+                f"{path.parent} is in use by {who}, expected a directory without a run; "
+                "stop that run first, or choose another directory"
+            )
+        time.sleep(_PAUSE_S)
+    return handle
+
+
+def _try(path: Path) -> int | None:
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     except OSError as error:
@@ -90,63 +128,27 @@ def _acquire(path: Path) -> int | None:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise ConfigError(f"{path} is not a regular file, expected one; remove it")
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Another inode: the file was taken over between our open and our lock.
+        # Another inode: the file was removed between our open and our lock.
         if path.exists() and os.fstat(handle).st_ino == path.stat().st_ino:
             os.ftruncate(handle, 0)
-            os.pwrite(handle, json.dumps(asdict(_this_process())).encode(), 0)
+            os.pwrite(handle, json.dumps(asdict(Owner(os.getpid(), platform.node()))).encode(), 0)
             os.fsync(handle)
             kept = True
     except BlockingIOError:
         pass
+    except OSError as error:
+        error.filename = error.filename or str(path)  # what works on a handle does not know it
+        raise
     finally:
         if not kept:
             os.close(handle)
     return handle if kept else None
 
 
-def _take_over(path: Path) -> int:
-    """The lock of an owner that is dead although a process that it started still holds the file; refuses if it lives."""
-    # One at a time, or a second taker would remove the first one's new file.
-    turn = os.open(path.with_suffix(".turn"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+def _owner_in(data: bytes) -> Owner:
+    """What the holder wrote; number 0 if it has not written yet."""
     try:
-        fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        holder = _read_owner(path)
-        if holder is not None and not holder.alive():
-            path.unlink(missing_ok=True)
-        handle = _acquire(path)
-    except BlockingIOError:
-        holder, handle = _read_owner(path), None
-    finally:
-        os.close(turn)
-    if handle is None:
-        who = f"process {holder.pid} on {holder.host}" if holder else "a process that is just starting"
-        raise ConfigError(
-            f"{path.parent} is in use by {who}, expected a directory without a run; "
-            "stop that run first, or choose another directory"
-        )
-    return handle
-
-
-def _read_owner(path: Path) -> Owner | None:
-    try:
-        with guarded.open_plain(path) as file:  # a pipe would be waited for for ever
-            fields = json.loads(file.read(_LIMIT))
-        return Owner(int(fields["pid"]), str(fields["started"]), str(fields["host"]))
-    except (Damaged, OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return None
-
-
-def _this_process() -> Owner:
-    return Owner(os.getpid(), _started(os.getpid()), platform.node())
-
-
-def _started(pid: int) -> str:
-    """When a process started, "" if it does not run (any more)."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        # The name in parentheses may hold anything, spaces and parentheses included.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    state, ticks = fields[0], fields[19]
-    return "" if state in {"Z", "X"} else f"{boot}:{ticks}"
+        fields = json.loads(data)
+        return Owner(int(fields["pid"]), str(fields["host"]))
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return Owner(0, "this host")

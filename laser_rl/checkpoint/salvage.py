@@ -18,7 +18,7 @@ from laser_rl.checkpoint.segments import Record, SegmentEntry
 from laser_rl.checkpoint.streams import Filed, Numbers, Survey, file_anew
 from laser_rl.types import UnrollLayout, Unrolls
 
-_CHUNK, _PAGE = 1 << 20, 4096
+_CHUNK = 1 << 20
 _MOST_FALSE = 10_000  # places in one file that look like a record and are none; chance makes one in gigabytes
 
 
@@ -89,7 +89,7 @@ class Salvage:
 
     def _is_other(self, entry: SegmentEntry, places: Places) -> bool:
         """Whether nothing is wrong with a file that does not verify: then it is not the one that was written."""
-        with guarded.open_plain(self._folder / entry.name) as file:
+        with guarded.reading(self._folder / entry.name), guarded.open_plain(self._folder / entry.name) as file:
             size = _size(file)
             return places.end == size == entry.bytes and segments.begins_as_written(file, entry, self._layout)
 
@@ -107,7 +107,7 @@ class Salvage:
 
 
 def places_in(folder: Path, entry: SegmentEntry) -> Places:
-    """Look through a segment for whole unrolls; a file that cannot be opened has none.
+    """Look through a segment for whole unrolls; a file that is not there has none. `Unreadable` if that cannot be known.
 
     >>> import tempfile
     >>> from laser_rl.types import empty_unrolls
@@ -121,7 +121,7 @@ def places_in(folder: Path, entry: SegmentEntry) -> Places:
     """
     offsets, numbers, end = [], [], 0
     try:
-        with guarded.open_plain(folder / entry.name) as file:
+        with guarded.reading(folder / entry.name), guarded.open_plain(folder / entry.name) as file:
             for offset, record in _records(file, entry):
                 offsets.append(offset)
                 numbers.append(record.number)
@@ -146,12 +146,8 @@ def _find(file: BufferedReader, at: int, limit: int) -> int | None:
     """The next place from `at` on that begins like a record."""
     magic = segments.RECORD_MAGIC
     while at < limit:
-        try:
-            file.seek(at)
-            data = file.read(min(_CHUNK, limit - at))
-        except OSError:  # a bad sector: go on behind it
-            at = (at // _PAGE + 1) * _PAGE
-            continue
+        file.seek(at)
+        data = file.read(min(_CHUNK, limit - at))
         if (place := data.find(magic)) >= 0:
             return at + place
         if len(data) < len(magic):
@@ -161,11 +157,8 @@ def _find(file: BufferedReader, at: int, limit: int) -> int | None:
 
 
 def _record_at(file: BufferedReader, offset: int, limit: int) -> Record | None:
-    try:
-        file.seek(offset)
-        return segments.read_record(file, limit)
-    except OSError:
-        return None
+    file.seek(offset)
+    return segments.read_record(file, limit)
 
 
 def _size(file: BufferedReader) -> int:
@@ -178,7 +171,7 @@ def _read(path: Path, places: Places, layout: UnrollLayout, bounds: tuple[int, i
     wanted = [place for place in zip(places.offset, places.number, strict=True) if bounds[0] <= place[1] < bounds[1]]
     if not wanted:
         return
-    with guarded.open_plain(path) as file:
+    with guarded.reading(path), guarded.open_plain(path) as file:
         limit = _size(file)
         for begin in range(0, len(wanted), block):
             numbers, previous, rows = [], [], []

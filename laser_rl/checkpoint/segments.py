@@ -9,6 +9,7 @@ what no longer follows what. Files of format 1 have no number of the unroll befo
 import hashlib
 import json
 import os
+import re
 import struct
 import zlib
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ _SKIPPABLE = struct.Struct("<II")  # magic number, bytes that follow
 _RECORD = struct.Struct("<QII")  # number of the unroll, compressed bytes, checksum of both and of the bytes; format 1
 _LINKED = struct.Struct("<QIIq")  # and the number of the unroll before it in its stream, which the checksum covers too
 _HEADER_MAGIC, _RECORD_MAGIC = 0x184D2A5A, 0x184D2A5B
+SEGMENT = re.compile(r"segment-(\d{12,20})-\d{12,20}\.zst")  # what `segment_name` makes
 RECORD_MAGIC = _RECORD_MAGIC.to_bytes(4, "little")  # what a record begins with
 
 

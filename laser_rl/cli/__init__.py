@@ -5,6 +5,7 @@ A command is imported only when it is called, so that `laser --help` does not wa
 
 import difflib
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from laser_rl import __version__
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
+_MOST_SHOWN = 200  # letters of a path
 FULL = 5  # as of `runtime.space.NoSpace`
 
 
@@ -98,6 +100,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"laser {__version__}")
         return 0
     name, *rest = arguments
+    for word in arguments:
+        if not _is_text(word):  # neither a terminal nor JSON could show such a path
+            return _refuse(f"{os.fsencode(word)!r} is not UTF-8, expected text; rename the file or directory")
     if name not in COMMANDS:
         return _refuse(_unknown(name))
     return _run(name, rest)
@@ -105,7 +110,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(name: str, arguments: list[str]) -> int:
     import logging  # noqa: PLC0415 - see the module's docstring
-    import os  # noqa: PLC0415
 
     from laser_rl.errors import UserError, is_full  # noqa: PLC0415
 
@@ -124,13 +128,33 @@ def _run(name: str, arguments: list[str]) -> int:
         sys.stderr.close()
         return 0
     except OSError as error:
-        if not is_full(error):
+        if is_full(error):
+            said = f"{error.strerror}: {error.filename or 'a file'} could not be written; free some space there"
+            return _refuse(said, FULL)
+        if error.filename is None:  # no path of the user's: a fault of ours, or of the machine
             raise
-        return _refuse(
-            f"{error.strerror}: {error.filename or 'a file'} could not be written; free some space there", FULL
-        )
+        return _refuse(_not_usable(error))
     except KeyboardInterrupt:
         return _refuse("interrupted", INTERRUPTED)
+
+
+def _is_text(word: str) -> bool:
+    r"""Whether it can be printed: what the system hands over that is not UTF-8 becomes a surrogate.
+
+    >>> _is_text("runs/näher"), _is_text("runs/\udcff")
+    (True, False)
+    """
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _not_usable(error: OSError) -> str:
+    path = os.fsencode(error.filename).decode(errors="backslashreplace") if error.filename != "" else "a path"
+    shown = path if len(path) <= _MOST_SHOWN else f"{path[:_MOST_SHOWN]}…"
+    return f"{shown}: {error.strerror}, expected a path that can be used; check the name and its permissions, or choose another"
 
 
 def _usage() -> str:

@@ -1,6 +1,7 @@
 """`laser status`: how runs and sweeps stand, read from their files, also while they are written."""
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from laser_rl.metrics.log import read
 from laser_rl.metrics.page import read_json
 from laser_rl.metrics.sink import Row
 from laser_rl.metrics.sweep_standing import MemberStanding, standing_of
-from laser_rl.runtime.files import SWEEP, is_sweep, read_config, read_sweep
+from laser_rl.runtime.files import SWEEP, awaits_evaluation, has_ended, is_sweep, read_config, read_sweep
 
 _NONE = "–"
 
@@ -61,6 +62,7 @@ def status_of(run_dir: Path) -> dict[str, Any]:
         "state": _state(rows, running=owner is not None),
         "process": None if owner is None else {"pid": owner.pid, "host": owner.host},
         "checkpoint": _newest(run_dir),
+        "evaluation_missing": owner is None and _evaluation_is_missing(run_dir),
         "members": [_member(one, rows, base) for one in members],
     }
 
@@ -84,6 +86,14 @@ def _newest(run_dir: Path) -> dict[str, Any] | None:
     return {"step": newest, "path": str(steps[newest])}
 
 
+def _evaluation_is_missing(run_dir: Path) -> bool:
+    """Whether all steps are done and saved, and only the last evaluation was not played, or failed."""
+    state = checkpoint.newest_state(run_dir) or {}
+    members = state.get("members", [state])
+    trainings = [one["training"] for one in members if isinstance(one, dict) and "training" in one]
+    return any(map(awaits_evaluation, trainings)) and all(map(has_ended, trainings))
+
+
 def _member(one: MemberStanding, rows: Sequence[Row], base: Config) -> dict[str, Any]:
     trained: Row = {}
     for row in rows:
@@ -104,7 +114,9 @@ def _text(found: dict[str, Any]) -> str:
     saved = f"checkpoint at step {found['checkpoint']['step']:,}" if found["checkpoint"] else "no checkpoint yet"
     left = [one["budget_left_seconds"] for one in members if one["budget_left_seconds"] is not None]
     budget = f", {display.duration(min(left))} left of its budget" if left else ""
-    title = f"{found['run_dir']}: {what} on {found['environment']}, {found['state']}{held}, {saved}{budget}"
+    resume = f"laser resume {shlex.quote(found['run_dir'])}"
+    missing = f", only the last evaluation is missing: {resume}" if found["evaluation_missing"] else ""
+    title = f"{found['run_dir']}: {what} on {found['environment']}, {found['state']}{held}, {saved}{budget}{missing}"
     mixed = len(tasks_of(found["environment"])) > 1
     headings = ["score" if mixed and name == "return" else name for name in _HEADINGS]
     return "\n".join([title, *_aligned([headings, *(_cells(one) for one in members)])])

@@ -25,7 +25,7 @@ from laser_rl.metrics.tensorboard import MemberBoards
 from laser_rl.metrics.tracking import hint, named, reached, trackers
 from laser_rl.runtime.cluster.loading import require_ray
 from laser_rl.runtime.cluster.settings import ClusterSettings, cluster_of, free_running, require_possible
-from laser_rl.runtime.files import CONFIG, new_path
+from laser_rl.runtime.files import new_path
 from laser_rl.runtime.results import MemberResult, SweepEnd
 from laser_rl.runtime.stop import EXIT_STATUS, StoppedAtOnce, nothing_to_save
 from laser_rl.runtime.sweep_directory import SweepDirectory
@@ -142,12 +142,13 @@ def sweep_in(
     dashboard: bool = False,
     track: Sequence[str] = (),
     cluster: ClusterSettings | None = None,
+    accept_changes: bool = False,
 ) -> int:
     """Run a sweep in a run directory and say how it went and what can be done next."""
     try:
         with nothing_to_save():
             more: dict[str, Any] = {"dashboard": dashboard, "track": track, "cluster": cluster}
-            return _sweep_in(path, config, fresh=fresh, plain=plain, **more)
+            return _sweep_in(path, config, fresh=fresh, plain=plain, accept_changes=accept_changes, **more)
     except KeyboardInterrupt as error:  # before the first step, or again while the end is being saved
         return broken_off(path, error)
 
@@ -161,6 +162,7 @@ def _sweep_in(
     dashboard: bool,
     track: Sequence[str],
     cluster: ClusterSettings | None,
+    accept_changes: bool,
 ) -> int:
     if not fresh:
         require_no_run(path)
@@ -171,8 +173,7 @@ def _sweep_in(
         require_ray()
     if dashboard:
         require_dashboard()
-    directory = SweepDirectory(path, config, fresh=fresh)
-    (path / CONFIG).unlink(missing_ok=True)  # of a run of one agent that --fresh has thrown away
+    directory = SweepDirectory(path, config, fresh=fresh, accept_changes=accept_changes)
     terminal = Terminal(highlight=False, force_terminal=False if plain else None)
     steps, pbt = config.base.run.steps, config.pbt is not None
     title = f"{config.base.environment.id}, {len(config.settings)} members in {path}"

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 from rich.console import Console as Terminal
@@ -22,7 +22,7 @@ from laser_rl.metrics.tensorboard import TensorBoardLog
 from laser_rl.metrics.tracking import hint, named, reached, tracked, trackers
 from laser_rl.runtime.cluster.settings import cluster_of, free_running
 from laser_rl.runtime.directory import RunDirectory
-from laser_rl.runtime.files import SWEEP, is_sweep, new_path, read_config, read_sweep
+from laser_rl.runtime.files import is_sweep, new_path, read_config, read_sweep, require_unchanged
 from laser_rl.runtime.launch import Result, train
 from laser_rl.runtime.stop import EXIT_STATUS, nothing_to_save
 
@@ -73,6 +73,8 @@ class Resume:
     """Environment runners of each member on a cluster."""
     fresh: bool = False
     """Start again from nothing, with the same settings."""
+    accept_changes: bool = False
+    """Go on although config.json or sweep.json was edited, with what it says now."""
     plain: bool = False
     """Lines instead of a live table."""
 
@@ -86,35 +88,46 @@ def resume_command(arguments: list[str]) -> int:
     config = override(read_config(asked.run_dir) if sweep is None else sweep.base, more)
     if not asked.fresh and checkpoint.latest(asked.run_dir, replay="unread") is None:
         raise ConfigError(f"{asked.run_dir} holds no checkpoint to go on from; use --fresh to start again")
-    track = tracked(asked.run_dir)
+    if not asked.fresh and not asked.accept_changes:
+        require_unchanged(asked.run_dir)
+    track, accept = tracked(asked.run_dir), asked.accept_changes
     if sweep is not None:
         sweep, cluster = sweep.model_copy(update={"base": config}), cluster_of(asked.cluster, asked.cluster_runners)
         sweep = sweep if cluster is None else free_running(sweep)
-        return sweep_in(asked.run_dir, sweep, fresh=asked.fresh, plain=asked.plain, track=track, cluster=cluster)
+        how: dict[str, Any] = {"track": track, "cluster": cluster, "accept_changes": accept}
+        return sweep_in(asked.run_dir, sweep, fresh=asked.fresh, plain=asked.plain, **how)
     if asked.cluster is not None:
         raise ConfigError(f"{asked.run_dir} is a run of one agent, expected a sweep; leave out --cluster")
-    return run_in(asked.run_dir, config, fresh=asked.fresh, plain=asked.plain, track=track)
+    return run_in(asked.run_dir, config, fresh=asked.fresh, plain=asked.plain, track=track, accept_changes=accept)
 
 
 def run_in(
-    path: Path, config: Config, *, fresh: bool, plain: bool, dashboard: bool = False, track: Sequence[str] = ()
+    path: Path,
+    config: Config,
+    *,
+    fresh: bool,
+    plain: bool,
+    dashboard: bool = False,
+    track: Sequence[str] = (),
+    accept_changes: bool = False,
 ) -> int:
     """Train in a run directory and say how it went and what can be done next."""
     try:
         with nothing_to_save():
-            return _run_in(path, config, fresh=fresh, plain=plain, dashboard=dashboard, track=track)
+            if is_sweep(path) and not fresh:
+                raise ConfigError(f"{path} holds a sweep; use --fresh to throw it away, or choose another --out")
+            if dashboard:
+                require_dashboard()
+            directory = RunDirectory(path, config, fresh=fresh, accept_changes=accept_changes)
+            return _run_in(directory, config, fresh=fresh, plain=plain, dashboard=dashboard, track=track)
     except KeyboardInterrupt as error:  # before the first step, or again while the end is being saved
         return broken_off(path, error)
 
 
-def _run_in(path: Path, config: Config, *, fresh: bool, plain: bool, dashboard: bool, track: Sequence[str]) -> int:
-    if is_sweep(path) and not fresh:
-        raise ConfigError(f"{path} holds a sweep; use --fresh to throw it away, or choose another --out")
-    if dashboard:
-        require_dashboard()
-    directory = RunDirectory(path, config, fresh=fresh)
-    for old in [path / SWEEP, *path.glob("members/*/events.*")]:  # of a sweep that --fresh has thrown away
-        old.unlink(missing_ok=True)
+def _run_in(
+    directory: RunDirectory, config: Config, *, fresh: bool, plain: bool, dashboard: bool, track: Sequence[str]
+) -> int:
+    path = directory.path
     terminal = Terminal(highlight=False, force_terminal=False if plain else None)
     with (
         dashboard_of(path, asked=dashboard),

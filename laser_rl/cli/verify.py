@@ -3,7 +3,7 @@
 import contextlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -12,21 +12,25 @@ import tyro
 
 from laser_rl import checkpoint
 from laser_rl.checkpoint import SegmentEntry, manifest
-from laser_rl.checkpoint.guarded import Damaged, open_plain
+from laser_rl.checkpoint.folders import unfinished
+from laser_rl.checkpoint.guarded import Damaged, Unreadable, names_in, open_plain
 from laser_rl.checkpoint.salvage import places_in
-from laser_rl.checkpoint.segments import verify_segment
+from laser_rl.checkpoint.segments import SEGMENT, verify_segment
 from laser_rl.errors import ConfigError, DamagedRun, UserError
 from laser_rl.metrics import machine
 from laser_rl.metrics.log import FILE, read_from
-from laser_rl.runtime.files import CONFIG, SWEEP, is_sweep, read_config, read_sweep
+from laser_rl.runtime.files import CONFIG, SWEEP, changes, is_sweep, read_config, read_sweep
 
-State = Literal["whole", "damaged", "left over"]
+State = Literal["whole", "damaged", "changed", "unreadable", "left over"]
 ROW_BEGINS = b'{"kind": "'  # so does what is left of one that was cut off
 
 
 @dataclass(frozen=True)
 class Verify:
-    """Check every file of runs and sweeps: settings, metrics, checkpoints, replay. A line a file; exit status 3 if one is damaged."""
+    """Check every file of runs and sweeps: settings, metrics, checkpoints, replay. A line a file.
+
+    Exit status 3 if one is damaged or was changed, 6 if one cannot be read.
+    """
 
     run_dirs: tyro.conf.Positional[tuple[Path, ...]]
     """Directories of runs or sweeps."""
@@ -54,8 +58,10 @@ def verify_command(arguments: list[str]) -> int:
         print(json.dumps(listed, indent=2))
     else:
         print("\n\n".join(_text(path, files) for path, files in found.items()))
-    bad = any(one.state == "damaged" for files in found.values() for one in files)
-    return DamagedRun.exit_status if bad else 0
+    states = {one.state for files in found.values() for one in files}
+    if states & {"damaged", "changed"}:
+        return DamagedRun.exit_status
+    return Unreadable.exit_status if "unreadable" in states else 0
 
 
 def findings(run_dir: Path) -> Iterator[Finding]:
@@ -66,12 +72,13 @@ def findings(run_dir: Path) -> Iterator[Finding]:
     settings = SWEEP if is_sweep(run_dir) else CONFIG
     if not (run_dir / settings).exists():
         raise ConfigError(f"{run_dir} is no run directory: it has neither {CONFIG} nor {SWEEP}")
-    yield _checked(settings, lambda: _settings(run_dir))
+    yield _compared(run_dir, _checked(settings, lambda: _settings(run_dir)))
     for name, check in ((FILE, _metrics), (machine.FILE, _machine)):
         if (run_dir / name).exists():
             yield _checked(name, partial(check, run_dir))
     segments: dict[str, SegmentEntry] = {}
-    for folder in sorted((run_dir / checkpoint.CHECKPOINTS).glob("step-*")):
+    for name in _folders(run_dir):
+        folder = run_dir / checkpoint.CHECKPOINTS / name
         found = _checked(_name(run_dir, folder), partial(_checkpoint, folder, segments))
         if _is_old(folder):
             yield Finding(found.file, "left over", "is not used any more")
@@ -85,9 +92,25 @@ def findings(run_dir: Path) -> Iterator[Finding]:
         yield from _left_over(run_dir, set(segments))
 
 
+def _compared(run_dir: Path, found: Finding) -> Finding:
+    """Settings beside those in the newest checkpoint, which its manifest covers."""
+    try:
+        differing = changes(run_dir) if found.state == "whole" else []
+    except (UserError, OSError) as problem:  # of a checkpoint, which is named by itself
+        return replace(found, detail=f"{found.detail}; not compared with a checkpoint: {problem}")
+    if differing is None:
+        return replace(found, detail=f"{found.detail}; no checkpoint says what it has to be")
+    said = "; ".join(map(str, differing))
+    if any(not one.allowed for one in differing):
+        return replace(found, state="changed", detail=f"{said}; 'laser resume' asks for --accept-changes")
+    return replace(found, detail=f"{found.detail}; {said}") if differing else found
+
+
 def _checked(name: str, check: Callable[[], str]) -> Finding:
     try:
         return Finding(name, "whole", check())
+    except Unreadable as problem:
+        return Finding(name, "unreadable", problem.why)
     except (UserError, OSError) as problem:
         why = problem.why if isinstance(problem, Damaged) else str(problem)
         return Finding(name, "damaged", why)
@@ -151,20 +174,23 @@ def _segment(folder: Path, entry: SegmentEntry) -> str:
 def _named(run_dir: Path) -> set[str]:
     """Segments that checkpoints name now."""
     names: set[str] = set()
-    for folder in (run_dir / checkpoint.CHECKPOINTS).glob("step-*"):
+    for name in _folders(run_dir):
         with contextlib.suppress(UserError):
-            names |= {entry.name for entry in manifest.read(folder).segments}
+            names |= {entry.name for entry in manifest.read(run_dir / checkpoint.CHECKPOINTS / name).segments}
     return names
+
+
+def _folders(run_dir: Path) -> list[str]:
+    return [name for name in names_in(run_dir / checkpoint.CHECKPOINTS) if name.startswith("step-")]
 
 
 def _left_over(run_dir: Path, named: set[str]) -> Iterator[Finding]:
     """What the next start removes."""
-    for folder in (run_dir, run_dir / checkpoint.CHECKPOINTS, run_dir / checkpoint.REPLAY):
-        for path in sorted(folder.glob(".*.tmp")):
-            yield Finding(_name(run_dir, path), "left over", "was not finished; the next start removes it")
-    for path in sorted((run_dir / checkpoint.REPLAY).glob("segment-*")):
-        if path.name not in named:
-            yield Finding(_name(run_dir, path), "left over", "no checkpoint that can be read names it")
+    for path in unfinished(run_dir):
+        yield Finding(_name(run_dir, path), "left over", "was not finished; the next start removes it")
+    for name in names_in(run_dir / checkpoint.REPLAY):
+        if SEGMENT.fullmatch(name) and name not in named:
+            yield Finding(f"{checkpoint.REPLAY}/{name}", "left over", "no checkpoint that can be read names it")
 
 
 def _is_old(folder: Path) -> bool:
@@ -177,7 +203,11 @@ def _name(run_dir: Path, path: Path) -> str:
 
 def _text(run_dir: Path, files: list[Finding]) -> str:
     width = max(len(one.file) for one in files)
-    bad = sum(one.state == "damaged" for one in files)
-    lines = [f"{one.state:<9}  {one.file:<{width}}  {one.detail}" for one in files]
-    verdict = f"{bad} of {len(files)} files are damaged" if bad else f"all {len(files)} files are in order"
+    bad = sum(one.state not in {"whole", "left over"} for one in files)
+    lines = [f"{one.state:<10}  {one.file:<{width}}  {one.detail}" for one in files]
+    verdict = (
+        f"{bad} of {len(files)} files are damaged, changed or unreadable"
+        if bad
+        else f"all {len(files)} files are in order"
+    )
     return "\n".join([f"{run_dir}:", *lines, verdict])

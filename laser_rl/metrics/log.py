@@ -81,6 +81,7 @@ class MetricsLog:
             return os.write(handle, whole) == len(whole)
         except OSError as error:
             if not is_full(error):
+                error.filename = str(self.path)  # what works on a handle does not know it
                 raise
             return False
 
@@ -226,4 +227,6 @@ def _is_mark(row: Row) -> bool:
 def _voids(mark: Row, old: Row) -> bool:
     if _is_mark(old) or old.get("member") != mark.get("member"):
         return False
+    if old["kind"] == "evaluation" and "evaluated" in mark and old["step"] > mark["evaluated"]:  # type: ignore[operator]
+        return True  # the checkpoint was written before it
     return old["step"] > mark["step"] or old["update"] > mark["update"]  # type: ignore[operator]

@@ -1,5 +1,6 @@
 """The small files of a run directory besides its rows: settings as JSON, by their full names, and how such files are written."""
 
+import contextlib
 import errno
 import json
 import os
@@ -9,8 +10,11 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
+from laser_rl.errors import require_replaceable
+
 REPORT = "report.html"
 _JSON_LIMIT_BYTES = 4 << 20
+_MOST_NAME_BYTES = 200  # of the 255 that a name may have
 
 
 def open_regular(path: Path) -> BufferedReader:
@@ -39,16 +43,28 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Write a file so that whoever reads it meanwhile, a browser that reloads, never sees half of it.
+    """Write a file so that whoever reads it meanwhile, a browser that reloads, never sees half of it. If that fails, nothing is left of it.
 
     >>> import tempfile
     >>> write_text(Path(tempfile.mkdtemp()) / "new" / "report.html", "<p>").read_text()
     '<p>'
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    return temporary.replace(path)
+    require_replaceable(path)
+    begin = path.name.encode(errors="surrogateescape")[:_MOST_NAME_BYTES].decode(errors="ignore")
+    # Named as `checkpoint.atomic` does: what a killed process leaves in a run directory is removed at the next start.
+    temporary = path.with_name(f".{begin}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        return temporary.replace(path)
+    except OSError as error:
+        error.filename = str(
+            path
+        )  # what works on a handle does not know it, and the temporary name tells nobody anything
+        raise
+    finally:
+        with contextlib.suppress(OSError):  # the folder may not be written: then there is no such file
+            temporary.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> Path:

@@ -1,5 +1,6 @@
 """A run directory: configuration, metrics, checkpoints, replay. Everything of a run, in files that anybody can read."""
 
+from functools import partial
 from pathlib import Path
 
 from laser_rl import checkpoint
@@ -9,8 +10,8 @@ from laser_rl.checkpoint.guarded import fitting
 from laser_rl.config import Config
 from laser_rl.metrics import machine
 from laser_rl.metrics.log import MetricsLog
-from laser_rl.runtime.files import CONFIG, read_config, require_same
-from laser_rl.runtime.held import has_checkpoints, hold, throw_away
+from laser_rl.runtime.files import CONFIG, SETTINGS, begun_with, read_config, require_same
+from laser_rl.runtime.held import has_checkpoints, hold
 from laser_rl.runtime.saving import (
     MENDED,
     Segments,
@@ -32,24 +33,30 @@ class RunDirectory:
         path: created if it is not there.
         config: written there; None: the one that is there counts.
         fresh: throw away what an earlier run left.
+        accept_changes: go on also if `config.json` was edited.
     """
 
-    def __init__(self, path: Path, config: Config | None = None, *, fresh: bool = False) -> None:
+    def __init__(
+        self, path: Path, config: Config | None = None, *, fresh: bool = False, accept_changes: bool = False
+    ) -> None:
         self.path = path
-        self._lock = hold(
-            path, CONFIG, "laser train", given=config is not None, settle=lambda: self._settle(config, fresh=fresh)
-        )
-        self.config = read_config(path)
-        self.log = MetricsLog(path)
-        machine.record(path)
+        settle = partial(self._settle, config, accept_changes=accept_changes)
+        self._lock = hold(path, CONFIG, "laser train", given=config is not None, fresh=fresh, settle=settle)
+        try:
+            self.config = read_config(path)
+            self.log = MetricsLog(path)
+            machine.record(path)
+        except BaseException:
+            self._lock.release()
+            raise
         self._segments: Segments | None = None
 
-    def _settle(self, config: Config | None, *, fresh: bool) -> None:
+    def _settle(self, config: Config | None, *, accept_changes: bool) -> None:
         path = self.path
-        if fresh:
-            throw_away(path)
-        elif config is not None and has_checkpoints(path):
-            require_same(config, read_config(path))
+        if has_checkpoints(path):
+            there = read_config(path)
+            begun = there if accept_changes else begun_with(path)
+            require_same(config or there, begun if isinstance(begun, Config) else there)
         if config is not None:
             write_json(path / CONFIG, config.model_dump(mode="json"))
 
@@ -62,7 +69,7 @@ class RunDirectory:
             snapshot = Snapshot(
                 step=training.steps,
                 tensors={**member_groups(training), **member.actor.state()},
-                state={**member_numbers(training), "replay": ids},
+                state={**member_numbers(training), "replay": ids, SETTINGS: self.config.model_dump(mode="json")},
                 segments=tuple(segments.entries),
             )
             self.log.flush()

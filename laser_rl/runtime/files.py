@@ -2,16 +2,42 @@
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from laser_rl import checkpoint
 from laser_rl.checkpoint import guarded
 from laser_rl.config import Config, validated
-from laser_rl.errors import ConfigError
+from laser_rl.errors import ConfigError, shortened
+from laser_rl.metrics.page import flat
 from laser_rl.sweep.settings import FORMAT, SweepConfig, sweep_from
 
 CONFIG, SWEEP = "config.json", "sweep.json"
-_LIMIT_BYTES = 4 << 20
+SETTINGS = "settings"  # under this name a checkpoint's state holds what these files hold
+EVALUATION_DUE = "evaluation_due"  # a note in a member's state: all steps are done, the last evaluation is not
+_FREE = frozenset({"processes", "stack", "recipe"})
+LIMIT_BYTES = 4 << 20
+
+
+class Change(NamedTuple):
+    """A setting that is not what the checkpoint says.
+
+    >>> print(Change("loss.discount", 0.99, 0.19))
+    loss.discount is 0.19, and 0.99 in the newest checkpoint
+    """
+
+    name: str
+    before: object
+    now: object
+
+    def __str__(self) -> str:
+        return f"{self.name} is {shortened(self.now)}, and {shortened(self.before)} in the newest checkpoint"
+
+    @property
+    def allowed(self) -> bool:
+        """Whether a run may go on with it: how long it runs, where, and what it reports."""
+        return self.name in _FREE or (self.name.startswith("run.") and self.name != "run.seed")
 
 
 def read_config(path: Path) -> Config:
@@ -28,12 +54,51 @@ def is_sweep(path: Path) -> bool:
 
 def read_sweep(path: Path) -> SweepConfig:
     """The settings of a sweep's run directory."""
-    values = _read(path, SWEEP)
-    if values.pop("format", None) != FORMAT:
-        raise ConfigError(f"{path / SWEEP} is of another format than {FORMAT}; please upgrade laser-rl")
-    for derived in ("recipe", "settings"):
-        values.pop(derived, None)
-    return sweep_from(values)
+    return _sweep_of(path / SWEEP, _read(path, SWEEP))
+
+
+def _sweep_of(file: Path, values: Mapping[str, Any]) -> SweepConfig:
+    if values.get("format") != FORMAT:
+        raise ConfigError(f"{file} is of another format than {FORMAT}; please upgrade laser-rl")
+    return sweep_from({name: value for name, value in values.items() if name not in {"format", "recipe", "settings"}})
+
+
+def described(sweep: SweepConfig) -> dict[str, Any]:
+    """A sweep as JSON; `settings` says what each member differs in, however that was chosen."""
+    values = sweep.model_dump(mode="json")
+    settings = json.loads(json.dumps(sweep.settings))
+    return {"format": FORMAT, "recipe": sweep.base.recipe, "settings": settings, **values}
+
+
+def begun_with(path: Path) -> Config | SweepConfig | None:
+    """The settings in the newest checkpoint, which a manifest's SHA-256 covers; None if none holds any.
+
+    `config.json` and `sweep.json` are for people to read, and can be edited; what a run goes on with is compared with these.
+    """
+    state = checkpoint.newest_state(path)
+    values = None if state is None else state.get(SETTINGS)
+    if not isinstance(values, dict):
+        return None
+    return _sweep_of(path / checkpoint.CHECKPOINTS, values) if "base" in values else validated(values)
+
+
+def changes(path: Path) -> list[Change] | None:
+    """In which settings the file of a run or sweep differs from its newest checkpoint; None if no checkpoint holds settings."""
+    begun = begun_with(path)
+    if begun is None:
+        return None
+    now: Config | SweepConfig = read_sweep(path) if is_sweep(path) else read_config(path)
+    before, after = (_flat(one) for one in (begun, now))
+    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    return [Change(name, before.get(name), after.get(name)) for name in names]
+
+
+def _flat(settings: Config | SweepConfig) -> dict[str, Any]:
+    if isinstance(settings, Config):
+        return flat(settings.model_dump(mode="json"))
+    values = described(settings)
+    # What members differ in follows from the grid or the draws; it would be said twice.
+    return flat({**values.pop("base"), **{name: value for name, value in values.items() if name != "settings"}})
 
 
 def _read(path: Path, name: str) -> dict[str, Any]:
@@ -41,12 +106,31 @@ def _read(path: Path, name: str) -> dict[str, Any]:
     if not file.exists():
         raise ConfigError(f"{path} is no run directory: it has no {name}")
     try:
-        values = json.loads(guarded.read_bytes(file, limit=_LIMIT_BYTES))
+        values = json.loads(guarded.read_bytes(file, limit=LIMIT_BYTES))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file} cannot be used: {error}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{file} cannot be used: it holds {type(values).__name__}, expected settings")
     return values
+
+
+def awaits_evaluation(training: Mapping[str, Any]) -> bool:
+    """Whether a member with this state of its training has done its steps, and only its last evaluation is missing.
+
+    >>> awaits_evaluation({"notes": {"evaluation_due": 1}})
+    True
+    """
+    return bool(training.get("notes", {}).get(EVALUATION_DUE, 0))
+
+
+def has_ended(training: Mapping[str, Any]) -> bool:
+    """Whether a member with this state of its training has done its steps and was evaluated after them, or is about to be.
+
+    >>> has_ended({"steps": 640, "evaluated": [[640, {}]]}), has_ended({"steps": 640, "evaluated": [[320, {}]]})
+    (True, False)
+    """
+    evaluated = training.get("evaluated")
+    return awaits_evaluation(training) or bool(evaluated and evaluated[-1][0] == training["steps"])
 
 
 def new_path(parent: Path, environment: str) -> Path:
@@ -60,6 +144,16 @@ def new_path(parent: Path, environment: str) -> Path:
     while (parent / f"{name}-{number}").exists():
         number += 1
     return parent / f"{name}-{number}"
+
+
+def require_unchanged(path: Path) -> None:
+    """ConfigError if the settings that a run may not change in were edited since its newest checkpoint."""
+    found = [change for change in changes(path) or [] if not change.allowed]
+    if found:
+        file = path / (SWEEP if is_sweep(path) else CONFIG)
+        raise ConfigError(
+            f"{file} was changed after the run began: {'; '.join(map(str, found))}. Set it back, or use --accept-changes to go on with it"
+        )
 
 
 def require_same(config: Config, stored: Config) -> None:

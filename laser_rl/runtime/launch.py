@@ -18,7 +18,7 @@ from laser_rl.runtime.ranks import RankLost
 from laser_rl.runtime.recording import recorded
 from laser_rl.runtime.serial import run_serial
 from laser_rl.runtime.stop import FINISHED, signals
-from laser_rl.runtime.training import Callback, Training
+from laser_rl.runtime.training import Callback, Training, evaluate_last
 from laser_rl.runtime.warm_start import warm_start
 
 log = logging.getLogger("laser_rl.runtime")
@@ -86,7 +86,7 @@ def prepare(
 
 
 def run(training: Training, *, evaluate_at_end: bool = True) -> Result:
-    """Act and learn up to the training's target; evaluate and save at the end. Videos are made beside it, if they are asked for."""
+    """Act and learn up to the training's target; save, evaluate and save at the end. Videos are made beside it, if they are asked for."""
     member = training.member
     with recorded(training.run_dir, member.config.run, source=member.source, network=member.learner.network) as films:
         result = _run(training, evaluate_at_end=evaluate_at_end)
@@ -104,7 +104,9 @@ def _run(training: Training, *, evaluate_at_end: bool) -> Result:
         training.check()
         stop.request(FINISHED)
         training.report()
-        evaluation = training.last_evaluation() if evaluate_at_end and stop.interrupted is None else None
+        if evaluate_at_end:
+            evaluate_last([training], stop, training.save)
+        evaluation = training.last_evaluation if evaluate_at_end and stop.interrupted is None else None
         interrupted = stop.interrupted
         training.announce("finished" if interrupted is None else "stopped")
         training.save()

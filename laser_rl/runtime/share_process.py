@@ -29,6 +29,7 @@ from laser_rl.runtime.sparing import Sparing
 from laser_rl.runtime.stop import FINISHED, deaf
 from laser_rl.runtime.supervision import exploit_of
 from laser_rl.runtime.sweep import SweepTraining, run_sweep
+from laser_rl.runtime.training import evaluate_last
 from laser_rl.sweep.settings import sweep_from
 from laser_rl.types import UnrollLayout
 
@@ -146,8 +147,8 @@ def run(start: Mapping[str, Any], orders: int) -> None:
         training.stop.request(FINISHED)
         for member in training.trainings:
             member.report()
-            if training.stop.interrupted is None:
-                member.last_evaluation()
+        evaluate_last(training.trainings, training.stop, training.publish)
+        for member in training.trainings:
             member.announce("finished" if training.stop.interrupted is None else "stopped")
         training.publish()
     finally:

@@ -25,6 +25,7 @@ from laser_rl.runtime.board import PUBLISH_S, MemberState, packed, parsed
 from laser_rl.runtime.build import EnvironmentSource, derive
 from laser_rl.runtime.crew_build import Parts
 from laser_rl.runtime.evaluate import Trained
+from laser_rl.runtime.files import SETTINGS, described, has_ended
 from laser_rl.runtime.pace import Steps
 from laser_rl.runtime.results import MemberResult, SweepEnd
 from laser_rl.runtime.saving import MENDED
@@ -84,6 +85,7 @@ class Overseer(ABC):
         self.pbt = PbtState(board.members, derive(seed, "pbt")) if sweep.pbt is not None else None
         self._random = np.random.Generator(np.random.PCG64(derive(seed, "survey")))
         self._tries, self._next_save = Tries(), 0
+        self._ended, self._saved_end = False, False  # all members have done their steps, and that was saved
         self._offset = directory.log.path.stat().st_size  # rows before it have been passed on
         self._surveys = Sparing(SURVEY_S, share=READ_SHARE, most_s=READ_MOST_S)
         self._decisions = Sparing(PUBLISH_S, share=READ_SHARE, most_s=READ_MOST_S)  # nothing new is published before
@@ -150,6 +152,8 @@ class Overseer(ABC):
         due = bool(self._next_save) and int(self._states.steps.min()) >= self._next_save
         if due:
             self._plan_save()
+        if self._ended and not self._saved_end:  # an evaluation that fails must not cost what was learned
+            due = self._saved_end = True
         if self._tries.due() if self._tries.failing else due:
             self._tries.save(self.save, last=False)
 
@@ -177,12 +181,15 @@ class Overseer(ABC):
 
     def _survey(self) -> None:
         with self._surveys.measured():
+            ended = []
             for number, learner in enumerate(self.parts.learners):  # one by one: large states are not held together
                 state = self._state(number)
                 load_network(learner.network, state.tensors["network"])
                 learner.version = state.numbers["learner"]["version"]
+                ended.append(has_ended(state.numbers["training"]))
             values = survey(self.parts.learners, self.parts.stores, self._random)
         self._write("sweep", values)
+        self._ended = all(ended)
 
     def _announce(self, event: str, values: dict[str, Value] | None = None) -> None:
         self._write("event", {"event": event, **(values or {})})
@@ -226,6 +233,7 @@ class Overseer(ABC):
                         "pbt": None if self.pbt is None else self.pbt.state_dict(),
                     },
                     "replays": replays,
+                    SETTINGS: described(directory.sweep),
                 },
                 segments=segments,
             )

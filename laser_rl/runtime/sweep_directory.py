@@ -1,8 +1,8 @@
 """The run directory of a sweep: `sweep.json`, one log, one checkpoint of all members at once, one replay (or one each)."""
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ from laser_rl.checkpoint.guarded import fitting
 from laser_rl.metrics import machine
 from laser_rl.metrics.log import MetricsLog
 from laser_rl.replay.store import Replay
-from laser_rl.runtime.files import SWEEP, read_sweep, require_same_sweep
-from laser_rl.runtime.held import has_checkpoints, hold, throw_away
+from laser_rl.runtime.files import SETTINGS, SWEEP, begun_with, described, read_sweep, require_same_sweep
+from laser_rl.runtime.held import has_checkpoints, hold
 from laser_rl.runtime.saving import (
     MENDED,
     Segments,
@@ -28,7 +28,7 @@ from laser_rl.runtime.saving import (
 )
 from laser_rl.runtime.space import all_or_nothing
 from laser_rl.runtime.sweep import SweepTraining
-from laser_rl.sweep.settings import FORMAT, SweepConfig
+from laser_rl.sweep.settings import SweepConfig
 from laser_rl.types import UnrollLayout
 
 
@@ -39,26 +39,32 @@ class SweepDirectory:
         path: created if it is not there.
         sweep: written there; None: the one that is there counts.
         fresh: throw away what an earlier sweep left.
+        accept_changes: go on also if `sweep.json` was edited.
     """
 
-    def __init__(self, path: Path, sweep: SweepConfig | None = None, *, fresh: bool = False) -> None:
+    def __init__(
+        self, path: Path, sweep: SweepConfig | None = None, *, fresh: bool = False, accept_changes: bool = False
+    ) -> None:
         self.path = path
-        self._lock = hold(
-            path, SWEEP, "laser sweep", given=sweep is not None, settle=lambda: self._settle(sweep, fresh=fresh)
-        )
-        self.sweep = read_sweep(path)
-        self.log = MetricsLog(path)
-        machine.record(path)
+        settle = partial(self._settle, sweep, accept_changes=accept_changes)
+        self._lock = hold(path, SWEEP, "laser sweep", given=sweep is not None, fresh=fresh, settle=settle)
+        try:
+            self.sweep = read_sweep(path)
+            self.log = MetricsLog(path)
+            machine.record(path)
+        except BaseException:
+            self._lock.release()
+            raise
         self._segments: dict[int, Segments] = {}
 
-    def _settle(self, sweep: SweepConfig | None, *, fresh: bool) -> None:
+    def _settle(self, sweep: SweepConfig | None, *, accept_changes: bool) -> None:
         path = self.path
-        if fresh:
-            throw_away(path)
-        elif sweep is not None and has_checkpoints(path):
-            require_same_sweep(sweep, read_sweep(path))
+        if has_checkpoints(path):
+            there = read_sweep(path)
+            begun = there if accept_changes else begun_with(path)
+            require_same_sweep(sweep or there, begun if isinstance(begun, SweepConfig) else there)
         if sweep is not None:
-            write_json(path / SWEEP, {"format": FORMAT, **described(sweep)})
+            write_json(path / SWEEP, described(sweep))
 
     def save(self, training: SweepTraining) -> Path:
         """A checkpoint of all members; it is there whole or not at all."""
@@ -74,6 +80,7 @@ class SweepDirectory:
                     "members": [member_numbers(member) for member in training.trainings],
                     "sweep": training.state(),
                     "replays": ids,
+                    SETTINGS: described(self.sweep),
                 },
                 segments=self.segments(),
             )
@@ -130,12 +137,6 @@ class SweepDirectory:
 
     def _files_of(self, store: int, layout: UnrollLayout) -> Segments:
         return self._segments.setdefault(store, Segments(self.path, layout, store))
-
-
-def described(sweep: SweepConfig) -> dict[str, Any]:
-    """A sweep as JSON; `settings` says what each member differs in, however that was chosen."""
-    values = sweep.model_dump(mode="json")
-    return {"recipe": sweep.base.recipe, "settings": json.loads(json.dumps(sweep.settings)), **values}
 
 
 def stores_of(training: SweepTraining) -> list[Replay]:

@@ -1,6 +1,7 @@
 """What stands beside the ring of acting and learning: counting, reporting, evaluating, saving. Never in it."""
 
 import contextlib
+import logging
 import math
 import threading
 import time
@@ -16,9 +17,12 @@ from laser_rl.metrics.window import memory_bytes, window_for
 from laser_rl.runtime.budget import Budget
 from laser_rl.runtime.build import Member, derive
 from laser_rl.runtime.evaluate import Unfinished, evaluate, trained_of
+from laser_rl.runtime.files import EVALUATION_DUE
 from laser_rl.runtime.space import Tries
 from laser_rl.runtime.stop import FINISHED, Stop
 from laser_rl.types import Episode
+
+log = logging.getLogger("laser_rl.runtime")
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,7 @@ class Training:
         self.run_dir: Path | None = None  # where all of it is kept
         self._tries = Tries()
         self.notes: dict[str, int] = {}  # of whoever runs this member, kept with its state
+        self._evaluation_was_due = False
         self.extra: list[Callable[[], dict[str, float]]] = []  # more numbers for every row of metrics
         # Rows by the clock as well, for slow updates. Not where the same seed has to give the same rows.
         self.by_clock = member.config.run.runtime != "serial" or member.learner.device.type == "cuda"
@@ -208,11 +213,10 @@ class Training:
         self._announce("evaluation", values)
         return result
 
+    @property
     def last_evaluation(self) -> EvalResult | None:
-        """Of the current parameters; played now unless it has been. None if somebody asks to stop meanwhile."""
-        if self.evaluations and self.evaluations[-1][0] == self.steps:
-            return self.evaluations[-1][1]
-        return self.evaluate()
+        """Of the current parameters; None if they have not been played with yet."""
+        return self.evaluations[-1][1] if self.evaluations and self.evaluations[-1][0] == self.steps else None
 
     def save(self) -> None:
         """Write a checkpoint, if anything is kept. If the disk is full it is tried again later; `NoSpace` if the run is at its end."""
@@ -256,10 +260,15 @@ class Training:
         self._logged_updates, self._logged_steps = state["logged_updates"], state["logged_steps"]
         self._next, self.notes = dict(state["next"]), dict(state["notes"])
         self.evaluations = [(step, evaluation_of(result)) for step, result in state["evaluated"]]
+        self._evaluation_was_due = bool(self.notes.pop(EVALUATION_DUE, 0))
         self.budget.go_on(state.get("spent_seconds", 0.0))
 
     def announce(self, event: str, values: Mapping[str, Value] | None = None) -> None:
-        """Tell the sinks; "resumed" makes rows of later steps void."""
+        """Tell the sinks; "resumed" makes rows of later steps void, and of later evaluations than the one that it names."""
+        if (
+            event == "resumed" and self._evaluation_was_due
+        ):  # its row may be there already, and is going to be written again
+            values = {**(values or {}), "evaluated": self.evaluations[-1][0] if self.evaluations else -1}
         with self._lock:
             for sink in self._sinks:
                 sink.write("event", self.steps, self.update, {"event": event, **(values or {})})
@@ -302,6 +311,32 @@ class Training:
     def _write(self, kind: Kind, values: Mapping[str, Value]) -> None:
         for sink in self._sinks:
             sink.write(kind, self.steps, self.update, values)
+
+
+def evaluate_last(trainings: Sequence[Training], stop: Stop, save: Callable[[], object]) -> None:
+    """Play with what members have at their end, unless that was done already or somebody asks to stop.
+
+    What they have learned is saved before: an evaluation that fails, or is killed, must not cost a run that is done.
+    """
+    due = [training for training in trainings if training.last_evaluation is None]
+    if not due or stop.interrupted is not None:
+        return
+    for training in due:
+        training.notes[EVALUATION_DUE] = 1
+    save()
+    for training in due:
+        if stop.interrupted is not None:
+            return
+        try:
+            result = training.evaluate()
+        except Exception:
+            log.error(  # noqa: TRY400 - whoever catches it shows it
+                "all steps are done; only the last evaluation is missing, which fails: see below. "
+                "What was learned is kept if there is a run directory, and 'laser resume' then tries the evaluation again"
+            )
+            raise
+        if result is not None:
+            del training.notes[EVALUATION_DUE]
 
 
 def _tasks_of(member: Member) -> tuple[str, ...]:

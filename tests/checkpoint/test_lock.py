@@ -3,12 +3,15 @@
 import json
 import os
 import platform
+import shutil
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
 
-from laser_rl.checkpoint import RunLock, lock, owner
+from laser_rl.checkpoint import RunLock, owner
 from laser_rl.errors import ConfigError, UserError
 from tests.checkpoint.inputs import forked, outcome
 
@@ -70,9 +73,8 @@ def test_a_killed_owner_loses_the_lock(tmp_path):
 
 
 @pytest.mark.fault(23)
-@pytest.mark.parametrize("reused", [False, True])
-def test_an_orphan_that_inherited_the_lock_does_not_keep_it(tmp_path, reused):
-    """The owner forks a worker and is killed; the worker lives on and, by the kernel's rules, holds the lock."""
+def test_an_orphan_of_a_killed_owner_does_not_keep_it(tmp_path):
+    """The owner forks a worker and is killed; the worker lives on, and by the kernel's rules would hold the lock with it."""
     note = tmp_path / "orphan"
 
     def own():
@@ -85,19 +87,122 @@ def test_an_orphan_that_inherited_the_lock_does_not_keep_it(tmp_path, reused):
 
     child = forked(own)
     wait_for(note.exists)
+    with pytest.raises(ConfigError, match=str(child)):  # the worker has not unlocked it either
+        RunLock(tmp_path)
     end(child)
     orphan = int(note.read_text())
     try:
-        assert lock._acquire(tmp_path / "run.lock") is None  # so the test tests something
-        if reused:  # the dead owner's number belongs to a living process now, one that started at another time
-            fields = json.loads((tmp_path / "run.lock").read_text())
-            (tmp_path / "run.lock").write_text(json.dumps(fields | {"pid": os.getpid()}))
+        os.kill(orphan, 0)
         with RunLock(tmp_path):
             assert owner(tmp_path).pid == os.getpid()
             with pytest.raises(ConfigError, match=str(os.getpid())):
                 RunLock(tmp_path)
     finally:
         os.kill(orphan, signal.SIGKILL)
+
+
+def test_a_forked_child_does_not_release_what_is_its_parents(tmp_path):
+    with RunLock(tmp_path) as held:
+        assert outcome(forked(held.release)) == 0
+        with pytest.raises(ConfigError, match=str(os.getpid())):
+            RunLock(tmp_path)
+
+
+HOLD = """
+import sys, time
+from laser_rl.checkpoint import RunLock
+lock = RunLock(sys.argv[1])
+print("held", flush=True)
+time.sleep(60)
+"""
+TRY = """
+import sys
+from laser_rl.checkpoint import RunLock, owner
+from laser_rl.errors import ConfigError
+try:
+    RunLock(sys.argv[1])
+except ConfigError as error:
+    found = owner(sys.argv[1])
+    print("refused", found.pid, error)
+else:
+    print("taken")
+"""
+
+
+def in_namespace(run_dir, code, place):
+    """Another container on the same host: its own process numbers, and the directory mounted at another place."""
+    script = f'mount --bind "{run_dir}" "{place}" && exec "{sys.executable}" -c "$CODE" "{place}"'
+    command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", script]
+    return subprocess.Popen(command, env={**os.environ, "CODE": code}, stdout=subprocess.PIPE, text=True)
+
+
+def has_namespaces(tmp_path):
+    """Whether we may make them; ordinary users may not."""
+    if shutil.which("unshare") is None:
+        return False
+    probe = f'mount --bind "{tmp_path}" "{tmp_path}"'
+    made = subprocess.run(
+        ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "sh", "-c", probe], capture_output=True, check=False
+    )
+    return made.returncode == 0
+
+
+@pytest.mark.fault(29)
+def test_two_containers_and_two_mounts_have_it_once(tmp_path, figure):
+    """Neither sees the other's process number, which may even be its own, and both have the same host name."""
+    if not has_namespaces(tmp_path):
+        pytest.skip("namespaces cannot be made here")
+    run_dir, places = tmp_path / "run", [tmp_path / "mount 1", tmp_path / "mount 2"]
+    for folder in (run_dir, *places):
+        folder.mkdir()
+    holder = in_namespace(run_dir, HOLD, places[0])
+    try:
+        assert holder.stdout.readline() == "held\n"
+        with in_namespace(run_dir, TRY, places[1]) as second:
+            said = second.stdout.read()
+        assert said.startswith("refused")
+        assert f"in use by process {said.split()[1]} on {platform.node()}" in said
+        with pytest.raises(ConfigError, match="in use by process"):
+            RunLock(run_dir)
+        assert owner(run_dir).pid == int(said.split()[1])
+    finally:
+        holder.kill()
+        holder.wait()
+        holder.stdout.close()
+    wait_for(lambda: owner(run_dir) is None)
+    with RunLock(run_dir), in_namespace(run_dir, TRY, places[1]) as second:
+        assert second.stdout.read().startswith("refused")
+    figure(
+        "two PID namespaces and three paths to one directory: one holder, 3 of 3 others refused; free when it is killed"
+    )
+
+
+@pytest.mark.fault(29)
+def test_a_number_that_is_not_visible_is_no_reason_to_take_over(tmp_path):
+    """As in a container without unshare: the file names a process of this host that does not exist here."""
+    with RunLock(tmp_path):
+        fields = json.loads((tmp_path / "run.lock").read_text())
+        (tmp_path / "run.lock").write_text(json.dumps(fields | {"pid": 2**22 + 1}))
+        with pytest.raises(ConfigError, match=f"process {2**22 + 1} on"):
+            RunLock(tmp_path)
+        assert owner(tmp_path).pid == 2**22 + 1
+
+
+def test_whoever_asks_for_the_owner_hinders_nobody(tmp_path):
+    """Asking takes the lock for an instant; a start at that moment tries again."""
+    with RunLock(tmp_path):
+        pass
+
+    def ask():
+        while True:
+            owner(tmp_path)
+
+    asker = forked(ask)
+    try:
+        for _ in range(50):
+            RunLock(tmp_path).release()
+    finally:
+        end(asker)
 
 
 @pytest.mark.fault(23)

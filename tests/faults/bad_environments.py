@@ -3,6 +3,7 @@
 import functools
 import os
 import signal
+import traceback
 from pathlib import Path
 
 import gymnasium
@@ -117,3 +118,10 @@ class LeavesTwice(Leaves):
         legs = np.full((2, 2), 12 if self.t >= 120 else 4, np.int32)
         eye = np.full((4, 4, 3), 200, np.uint8)
         return {"arm": np.array([1.5 if self.t >= self.at else 0.5]), "legs": (legs,), "eye": eye}
+
+
+def trains_but_is_not_evaluated():
+    """CartPole, but an error where it is made for an evaluation."""
+    if any(frame.name == "evaluate" for frame in traceback.extract_stack()):
+        raise OSError("no licence for this game")
+    return gymnasium.make("CartPole-v1")

@@ -30,7 +30,7 @@ from laser_rl.runtime.sparing import Sparing, SparingMailbox
 from laser_rl.runtime.stop import FINISHED, Stop
 from laser_rl.runtime.supervision import exploit_of
 from laser_rl.runtime.sweep import MemberSink, become, standing_of, tuned_of
-from laser_rl.runtime.training import Training
+from laser_rl.runtime.training import Training, evaluate_last
 from laser_rl.sweep.pbt import Exploit, Standing
 from laser_rl.sweep.settings import SweepConfig
 from laser_rl.types import UnrollLayout
@@ -197,8 +197,7 @@ class MemberHost:
         training = self.training
         training.stop.request(FINISHED)
         training.report()
-        if training.stop.interrupted is None:
-            training.last_evaluation()
+        evaluate_last([training], training.stop, self.publish)
         training.announce("finished" if training.stop.interrupted is None else "stopped")
         self.publish()
         RayStop(self._start.desk).request(FINISHED)
