@@ -38,12 +38,13 @@ COLUMNS = (
     "steps_per_second", "skipped_updates", "rollbacks", "trust_bound",
 )  # fmt: skip
 FIRST_RATE = 35_000.0  # frames/s of all workers together, until it has been measured
-LOOK_S, SAY_S, MARGIN_S, STOP_S = 1.0, 30.0, 20.0, 20.0
+LOOK_S, SAY_S, MARGIN_S, STOP_S = 1.0, 30.0, 45.0, 20.0
 Row = dict[str, Any]
 
 
-def load(path: Path = KEPT) -> list[Row]:
-    """Rows of results; none where there is no file."""
+def load(path: Path | None = None) -> list[Row]:
+    """Rows of results, the kept ones or of another file; none where there is no file."""
+    path = path or KEPT
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 

@@ -35,7 +35,9 @@ def asked(tmp_path, **more):
     return argparse.Namespace(**{**given, **more})
 
 
-@pytest.mark.parametrize("name", ["atari", "atari_collect", "atari_report"])
+@pytest.mark.parametrize(
+    "name", ["atari", "atari_collect", "atari_plan", "atari_queue", "atari_queue_report", "atari_report"]
+)
 def test_examples_in_docstrings_hold(name):
     found = doctest.testmod(importlib.import_module(f"benchmarks.{name}"))
     assert found.attempted > 0

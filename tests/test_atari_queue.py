@@ -1,0 +1,103 @@
+"""The Atari queue: which runs it starts within a time, what it keeps, and what its page says."""
+
+import argparse
+import json
+
+import pytest
+
+from benchmarks import atari_plan, atari_queue, atari_queue_report
+
+
+class Fake:
+    """A run that is over after three looks, or fails."""
+
+    fails = frozenset()
+
+    def __init__(self, part, out, threads):
+        self.part, self.folder, self.began, self.looks = part, out / part.name, 0.0, 0
+        self.folder.mkdir(parents=True)
+        (self.folder / "row.json").write_text(json.dumps({"name": part.name}))
+        (self.folder / "console.txt").write_text("no card")
+        self.process = self
+
+    frames = 0
+
+    @property
+    def returncode(self):
+        return 1 if self.part.name in self.fails else 0
+
+    def poll(self):
+        self.looks += 1
+        return None if self.looks < 3 else self.returncode
+
+    def terminate(self):
+        self.looks = 3
+
+    kill = terminate
+
+    def wait(self, timeout):
+        return self.returncode
+
+
+@pytest.fixture
+def queue(tmp_path, monkeypatch):
+    plan = [atari_plan.Part(1, "Assault", "centre", seed, 1_000_000) for seed in range(4)]
+    monkeypatch.setattr(atari_queue, "parts", lambda: plan)
+    monkeypatch.setattr(atari_queue, "KEPT", tmp_path / "kept.jsonl")
+    monkeypatch.setattr(atari_queue, "Running", Fake)
+    monkeypatch.setattr(atari_queue, "LOOK_S", 0.0)
+    return plan
+
+
+def work(tmp_path, minutes, workers=2):
+    asked = argparse.Namespace(minutes=minutes, out=tmp_path / "out", rows=tmp_path / "rows.jsonl", workers=workers)
+    asked.threads, asked.agents = 1, None
+    return atari_queue.work(asked)
+
+
+def names(path):
+    return [row["name"] for row in atari_queue.load(path)]
+
+
+def test_all_runs_are_made_once_and_kept_once(queue, tmp_path):
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"name": queue[1].name}) + "\n")
+    assert work(tmp_path, minutes=60) == 0
+    assert sorted(names(tmp_path / "rows.jsonl")) == [part.name for part in queue]
+    atari_queue.keep([tmp_path / "rows.jsonl", tmp_path / "rows.jsonl"])
+    assert names(tmp_path / "kept.jsonl") == [part.name for part in queue]
+    assert not atari_queue.missing(atari_queue.load(tmp_path / "kept.jsonl"))
+
+
+def test_no_run_is_started_that_cannot_end_in_time(queue, tmp_path):
+    one = (1_000_000 / atari_queue.FIRST_RATE + atari_queue.MARGIN_S) / 60
+    assert work(tmp_path, minutes=0.9 * one) == 0
+    assert not (tmp_path / "rows.jsonl").exists()
+
+
+def test_a_run_that_fails_is_counted_and_leaves_no_row(queue, tmp_path, monkeypatch):
+    monkeypatch.setattr(Fake, "fails", frozenset({queue[0].name}))
+    assert work(tmp_path, minutes=60) == 1
+    assert queue[0].name not in names(tmp_path / "rows.jsonl")
+
+
+def test_the_plan_names_every_run_once_and_its_settings_are_the_protocols():
+    every = atari_plan.parts()
+    assert len({part.name for part in every}) == len(every) == 54
+    assert not set(atari_plan.CALIBRATION_GAMES) & set(atari_plan.COMPARISON_GAMES)
+    for part in every:
+        config = atari_plan.config_of(part)
+        assert config.environment.atari.sticky_actions == 0.25
+        assert config.environment.atari.most_noops == 0
+        assert not config.loss.life_loss_ends_discount
+        assert 4 * config.run.steps == part.frames
+
+
+def test_kept_rows_are_of_the_plan_and_the_page_is_made_of_them():
+    rows = atari_queue.load()
+    planned = {part.name: part for part in atari_plan.parts()}
+    for row in rows:
+        config = atari_plan.config_of(planned[row["name"]]).model_dump(mode="json")
+        assert {**row["config"]["loss"]} == config["loss"]
+        assert row["config"]["environment"]["id"] == config["environment"]["id"]
+        assert sum(row["episodes"]) > 100
+    assert (atari_queue_report.RESULTS / "calibration.md").read_text() == atari_queue_report.page(rows)
