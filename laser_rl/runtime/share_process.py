@@ -161,19 +161,21 @@ def _layout(values: Mapping[str, Any]) -> UnrollLayout:
 
 
 def main() -> NoReturn:
-    """Entry, see `child`: what to do is its first line of input."""
+    """Entry, see `child`: what to do is in a file of memory, orders come on the standard input."""
     deaf()
     logging.basicConfig(format="laser: %(message)s", level=logging.WARNING)
-    orders = sys.stdin.fileno()
-    line = b""
-    while not line.endswith(b"\n"):  # byte by byte: what follows is for `obey`
-        line += os.read(orders, 1)
+    start = int(sys.argv[2])
+    what = os.pread(start, os.fstat(start).st_size, 0)
+    os.close(start)
     status = 0
     try:
-        run(json.loads(line), orders)
+        run(json.loads(what), sys.stdin.fileno())
     except UserError as error:
         print(f"laser: {error}", file=sys.stderr)
         status = error.exit_status
+    except TimeoutError as error:  # of a lock or of another member: it says who blocked this one
+        print(f"laser: {error}", file=sys.stderr)
+        status = 1
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # nobody may be left to hear it
             stream.flush()
