@@ -18,6 +18,10 @@ from laser_rl.runtime.waiting import MOST_CREDIT_S
 log = logging.getLogger("laser_rl.runtime")
 KILL_S = 30.0
 MOST_RESTARTS = 5  # without a step of its members in between
+ENVIRONMENT_ENDED = 6  # the status of a process whose environment asked the program to end
+IN_VAIN = frozenset(
+    {0, ConfigError.exit_status, ENVIRONMENT_ENDED}
+)  # after these another start would end in the same way
 # It has to die with us from the first moment on, not only after the seconds that torch takes to be imported.
 ENTRY = (
     "import sys; from laser_rl.envs.worker import die_with; die_with(int(sys.argv[1])); "
@@ -109,15 +113,15 @@ class ShareProcess:
         """Its exit status, None while it runs."""
         return self._process.poll()
 
-    def restart(self, steps: int) -> None:
-        """After it died; `ProcessDied` if it does so without getting anywhere."""
+    def restart(self, steps: int, missing: int) -> None:
+        """After it died; `ProcessDied` if it does so without getting anywhere, or by itself with steps missing."""
         self.restarts = self.restarts + 1 if steps == self._steps else 1
         self._steps = steps
         status = self._process.returncode
-        if self.restarts > MOST_RESTARTS or status == ConfigError.exit_status:
+        if self.restarts > MOST_RESTARTS or status in IN_VAIN:
             raise ProcessDied(
-                f"the process of members {self.numbers} ended with status {status}, {self.restarts} times without a step in between; "
-                "its error is above, and 'laser resume' goes on from the last checkpoint"
+                f"the process of members {self.numbers} ended with status {status}, {self.restarts} times without a step in between, "
+                f"and {missing:,} steps of each member are missing; its error is above, and 'laser resume' goes on from the last checkpoint"
             )
         log.warning("the process of members %s ended with status %s; it is started again", self.numbers, status)
         self._close()

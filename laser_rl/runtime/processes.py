@@ -124,8 +124,9 @@ class Supervisor(Overseer):
             status = process.ended()
             if status is None:
                 over = False
-            elif status != 0:
-                process.restart(int(self.board.steps[process.numbers].sum()))
+            elif status != 0 or not self.board.ended[process.numbers].all():
+                steps, wanted = self.board.steps[process.numbers], self.sweep.base.run.steps
+                process.restart(int(steps.sum()), max(0, wanted - int(steps.min())))
                 over = False
         return over
 

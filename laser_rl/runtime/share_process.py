@@ -16,12 +16,13 @@ from typing import Any, NoReturn
 
 import torch
 
-from laser_rl.errors import UserError
+from laser_rl.errors import EnvironmentEnded, UserError
 from laser_rl.metrics.log import MetricsLog
 from laser_rl.replay.shared import Handle
 from laser_rl.replay.store import Replay
 from laser_rl.runtime.board import PUBLISH_S, Board, parsed, published
 from laser_rl.runtime.budget import Budget
+from laser_rl.runtime.child import ENVIRONMENT_ENDED
 from laser_rl.runtime.crew_build import build_crew
 from laser_rl.runtime.permits import Permits
 from laser_rl.runtime.saving import load_learner
@@ -29,6 +30,7 @@ from laser_rl.runtime.sparing import Sparing
 from laser_rl.runtime.stop import FINISHED, deaf
 from laser_rl.runtime.supervision import exploit_of
 from laser_rl.runtime.sweep import SweepTraining, run_sweep
+from laser_rl.runtime.training import steps_told
 from laser_rl.sweep.settings import sweep_from
 from laser_rl.types import UnrollLayout
 
@@ -142,14 +144,16 @@ def run(start: Mapping[str, Any], orders: int) -> None:
     try:
         training.go_on()
         training.begin()
-        run_sweep(training)
-        training.stop.request(FINISHED)
-        for member in training.trainings:
-            member.report()
-            if training.stop.interrupted is None:
-                member.last_evaluation()
-            member.announce("finished" if training.stop.interrupted is None else "stopped")
+        with steps_told(training.trainings):
+            run_sweep(training)
+            training.stop.request(FINISHED)
+            for member in training.trainings:
+                member.report()
+                if training.stop.interrupted is None:
+                    member.last_evaluation()
+                member.announce("finished" if training.stop.interrupted is None else "stopped")
         training.publish()
+        board.ended[numbers] = 1
     finally:
         crew.close()
         log_file.close()
@@ -172,7 +176,7 @@ def main() -> NoReturn:
         run(json.loads(what), sys.stdin.fileno())
     except UserError as error:
         print(f"laser: {error}", file=sys.stderr)
-        status = error.exit_status
+        status = ENVIRONMENT_ENDED if isinstance(error, EnvironmentEnded) else error.exit_status
     except TimeoutError as error:  # of a lock or of another member: it says who blocked this one
         print(f"laser: {error}", file=sys.stderr)
         status = 1

@@ -3,6 +3,7 @@
 import functools
 import os
 import signal
+import sys
 from pathlib import Path
 
 import gymnasium
@@ -73,3 +74,44 @@ def unlicensed():
     with Path(os.environ["LASER_TEST_TRIES"]).open("a") as tries:
         tries.write(".")
     raise OSError("no licence for this game")
+
+
+class Leaves(gymnasium.Env):
+    """Asks the whole program to end in the hundredth step of its process, in the way that a subclass knows."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    steps = 0  # of all copies in this process
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        Leaves.steps += 1
+        if Leaves.steps >= 100:
+            Leaves.steps = 0  # several tests may run in one process
+            self.leave()
+        return np.full(2, self.t, np.float32), 1.0, self.t == 30, False, {}
+
+
+class CallsSysExit(Leaves):
+    def leave(self):
+        sys.exit(0)
+
+
+class CallsOsExit(Leaves):
+    def leave(self):
+        os._exit(0)
+
+
+class RaisesSystemExit(Leaves):
+    def leave(self):
+        raise SystemExit
+
+
+class RaisesKeyboardInterrupt(Leaves):
+    def leave(self):
+        raise KeyboardInterrupt

@@ -13,6 +13,8 @@ from laser_rl import checkpoint
 from laser_rl.replay import shared_lock
 from laser_rl.replay.shared import HOLDER
 from laser_rl.runtime import processes
+from laser_rl.runtime.supervision import order_of
+from laser_rl.sweep.pbt import Exploit
 from tests.faults.families import Family, within
 from tests.faults.test_run_faults import wait_until
 from tests.faults.test_sweep_faults import in_processes
@@ -109,8 +111,9 @@ def test_the_same_order_is_sent_once(tmp_path):
     _, directory, supervisor = in_processes(tmp_path, steps=300, pbt=None)
     process = supervisor.processes[0]
     os.kill(process.pid, signal.SIGSTOP)
+    made_already = Exploit(-1, 0, 0, 1, 0.0, 1.0, {"learning_rate": 1e-3}, {"learning_rate": 2e-3})
     for _ in range(1_000):
-        process.order({"stop": "a test" + "x" * 300})
+        process.order({"exploit": order_of(made_already)})
     assert process.listens
     os.kill(process.pid, signal.SIGCONT)
     run(supervisor, directory)
