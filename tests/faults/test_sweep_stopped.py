@@ -80,12 +80,17 @@ def test_a_process_stopped_with_the_replays_lock_is_named_and_replaced(tmp_path,
 
 def test_orders_that_a_stopped_process_does_not_read_fill_no_pipe_and_sigterm_ends_all(tmp_path, figure):
     _, directory, supervisor = in_processes(tmp_path, steps=1_000_000)
-    asked = []
+    asked, blocked, rescuing = [], [], []
+
+    def rescue(process):
+        """Without this a supervisor that blocks would block for ever."""
+        blocked.append(process.pid)
+        kill(process.pid)
 
     def stop_one():
         process = stop_with_the_lock(supervisor)
-        # Without this a supervisor that blocks would block for ever.
-        threading.Timer(2 * PROMISED_S, lambda: kill(process.pid)).start()
+        rescuing.append(threading.Timer(6 * PROMISED_S, rescue, [process]))
+        rescuing[0].start()
         asked.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGTERM)
         for number in range(1_000):  # several times what a pipe takes
@@ -95,6 +100,8 @@ def test_orders_that_a_stopped_process_does_not_read_fill_no_pipe_and_sigterm_en
     At(supervisor, {300: stop_one})
     end = run(supervisor, directory)
     took_s = time.monotonic() - asked[0]
+    rescuing[0].cancel()
+    assert blocked == []
     assert took_s < within(PROMISED_S)
     assert end.interrupted == "SIGTERM"
     assert checkpoint.latest(tmp_path).step >= 300
