@@ -40,6 +40,10 @@ class EnvironmentFailed(UserError):
     exit_status = 4
 
 
+class EnvironmentEnded(EnvironmentFailed):
+    """An environment asked the whole program to end: sys.exit, os._exit, or a KeyboardInterrupt of its own."""
+
+
 class DamagedRun(UserError):
     """Nothing in a run directory verifies."""
 

@@ -1,10 +1,13 @@
+import signal
+import tempfile
+
 import gymnasium
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from laser_rl import LASER
+from laser_rl import LASER, Sweep, checkpoint
 from laser_rl.errors import ConfigError, EnvironmentRefused
 from laser_rl.metrics.log import read
 from tests.envs.samples import Telltale
@@ -144,3 +147,55 @@ def test_a_run_directory_goes_on(tmp_path):
 def test_what_is_no_environment_is_refused():
     with pytest.raises(EnvironmentRefused, match="expected an id, a constructor"):
         LASER(42)
+
+
+def press(name):
+    """A callback that is there when a signal comes."""
+    return lambda progress: signal.raise_signal(signal.Signals[name])
+
+
+@pytest.mark.fault(38)
+def test_ctrl_c_saves_and_ends_a_loop_over_seeds(tmp_path):
+    begun = []
+
+    def all_seeds():
+        for seed in range(3):
+            begun.append(LASER("laser/Catch", seed=seed, run_dir=tmp_path / str(seed), log_every_updates=5, **SMALL))
+            begun[-1].learn(10_000, callbacks=[press("SIGINT")])
+
+    with pytest.raises(KeyboardInterrupt):
+        all_seeds()
+    (agent,) = begun
+    saved = checkpoint.latest(tmp_path / "0").step
+    assert saved == agent.steps > 0
+    assert agent.learn(20).steps >= saved + 20  # it is whole, and can go on
+    agent.close()
+
+
+@pytest.mark.fault(38)
+def test_ctrl_c_in_a_sweep_saves_and_reaches_the_caller(tmp_path):
+    sweep = Sweep("laser/Catch", grid={"learning_rate": [1e-3, 2e-3]}, run_dir=tmp_path, log_every_updates=5, **SMALL)
+    with pytest.raises(KeyboardInterrupt):
+        sweep.run(10_000, callbacks=[press("SIGINT")])
+    assert checkpoint.latest(tmp_path).step > 0
+
+
+@pytest.mark.fault(38)
+def test_ctrl_c_leaves_no_temporary_directory_of_a_sweep(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    sweep = Sweep("laser/Catch", grid={"learning_rate": [1e-3, 2e-3]}, log_every_updates=5, **SMALL)
+    with pytest.raises(KeyboardInterrupt):
+        sweep.run(10_000, callbacks=[press("SIGINT")])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_handler_of_the_users_own_hears_sigterm_after_the_checkpoint(tmp_path):
+    heard = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append((number, checkpoint.latest(tmp_path).step)))
+    try:
+        agent = LASER("laser/Catch", run_dir=tmp_path, log_every_updates=5, **SMALL)
+        agent.learn(10_000, callbacks=[press("SIGTERM")])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert heard == [(signal.SIGTERM, agent.steps)]
+    agent.close()

@@ -28,6 +28,7 @@ from laser_rl.runtime.build import EnvironmentSource, Member, build_member, deri
 from laser_rl.runtime.directory import RunDirectory
 from laser_rl.runtime.evaluate import evaluate, require_finite, task_count, trained_of
 from laser_rl.runtime.launch import prepare, run
+from laser_rl.runtime.stop import deliver_again
 from laser_rl.runtime.training import Callback, Training
 
 FORMAT = "1"
@@ -90,6 +91,9 @@ class LASER:
     def learn(self, steps: int, *, total: int | None = None, callbacks: Sequence[Callback] = ()) -> Self:
         """Act and learn for `steps` more environment steps; a callback that returns False, or the end of the budget, ends it early.
 
+        Ctrl-C ends it in good order, with a checkpoint where there is a `run_dir`, and then raises KeyboardInterrupt. SIGTERM and a closed
+        terminal do the same, and then end the program as they would have without us.
+
         Args:
             steps: how many more.
             total: of all calls together, which is what a learning rate's schedule goes by; None: this is the last call.
@@ -98,7 +102,7 @@ class LASER:
         training = self._prepared()
         training.extend(steps, total=total)
         training.callbacks = list(callbacks)
-        run(training, evaluate_at_end=False)
+        deliver_again(run(training, evaluate_at_end=False).interrupted)
         return self
 
     def predict(

@@ -22,6 +22,7 @@ from laser_rl.runtime.build import EnvironmentSource, layout_of, slots_of
 from laser_rl.runtime.cluster.settings import cluster_of
 from laser_rl.runtime.evaluate import spec_of
 from laser_rl.runtime.files import CONFIG, is_sweep
+from laser_rl.runtime.stop import EXIT_STATUS, deliver_again
 from laser_rl.runtime.sweep_directory import SweepDirectory
 from laser_rl.runtime.training import Callback
 from laser_rl.sweep.pbt import Exploit, PbtConfig
@@ -149,6 +150,9 @@ class Sweep:
     def run(self, steps: int | None = None, *, callbacks: Sequence[Callback] = ()) -> SweepResult:
         """Run all members to the end, or go on from the newest checkpoint of `run_dir`.
 
+        Ctrl-C ends it in good order, with a checkpoint where there is a `run_dir`, and then raises KeyboardInterrupt. SIGTERM and a closed
+        terminal do the same, and then end the program as they would have without us.
+
         Args:
             steps: of each member; None: as configured.
             callbacks: see `Progress`; one that returns False ends the sweep.
@@ -159,14 +163,19 @@ class Sweep:
         if self._cluster is None:
             require_memory(self.config, self._source)
         if self._run_dir is not None:
-            return self._run_in(self._run_dir, callbacks, keep=True)
+            result = self._run_in(self._run_dir, callbacks, keep=True)
+            deliver_again(result.interrupted)
+            return result
         folder = Path(tempfile.mkdtemp(prefix="laser-sweep-"))
         try:
             result = self._run_in(folder, callbacks, keep=False)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        weakref.finalize(result, shutil.rmtree, folder, ignore_errors=True)
+        removing = weakref.finalize(result, shutil.rmtree, folder, ignore_errors=True)
+        if result.interrupted in EXIT_STATUS:
+            removing()  # the signal may leave nobody who would
+        deliver_again(result.interrupted)
         return result
 
     def _run_in(self, path: Path, callbacks: Sequence[Callback], *, keep: bool) -> SweepResult:

@@ -19,7 +19,7 @@ from laser_rl.envs.process import Limits
 from laser_rl.envs.records import Environments, seed_of
 from laser_rl.envs.scores import tasks_of
 from laser_rl.envs.serial import SerialEnvironments
-from laser_rl.envs.slot import OnBadValue
+from laser_rl.envs.slot import EXITS, OnBadValue, exit_of
 from laser_rl.envs.suites import PREFIX
 from laser_rl.envs.vector import VectorAdapter
 from laser_rl.errors import ConfigError, EnvironmentRefused, UserError
@@ -99,10 +99,14 @@ def _make_one(
     native = _native(source, slots, seed, options, atari, groups) if isinstance(source, str) else None
     if native is not None:
         return native
-    make, name = _constructor_of(source, slots, placement, options)
-    if placement != "process":
-        return SerialEnvironments(make, slots=slots, seed=seed, name=name, on_bad_value=on_bad_value)
-    return PoolEnvironments(make, slots=slots, seed=seed, workers=workers, name=name, on_bad_value=on_bad_value, **pool)
+    try:
+        make, name = _constructor_of(source, slots, placement, options)
+        common: dict[str, Any] = {"slots": slots, "seed": seed, "name": name, "on_bad_value": on_bad_value}
+        if placement != "process":
+            return SerialEnvironments(make, **common)
+        return PoolEnvironments(make, workers=workers, **common, **pool)
+    except EXITS as error:
+        raise exit_of(error, str(source)) from None
 
 
 def make_renderable(

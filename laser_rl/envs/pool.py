@@ -28,6 +28,7 @@ from laser_rl.envs.supervised import Supervised
 from laser_rl.envs.worker import (
     DONE,
     ERROR,
+    ERRORS,
     LOG,
     MAP,
     PHASE,
@@ -41,7 +42,7 @@ from laser_rl.envs.worker import (
     shared_fields,
     split_shared,
 )
-from laser_rl.errors import EnvironmentFailed, EnvironmentRefused
+from laser_rl.errors import EnvironmentEnded, EnvironmentRefused
 
 Array = NDArray[np.generic]
 GLANCE_S = 0.1  # how often a waiting pool looks after its workers
@@ -216,7 +217,7 @@ class PoolEnvironments:
             tell_once(self._name, *json.loads(content))
         elif kind == ERROR:
             error = json.loads(content)
-            raise (EnvironmentRefused if error["kind"] == "refused" else EnvironmentFailed)(error["text"])
+            raise ERRORS[error["kind"]](error["text"])
 
     def _arrive(self, worker: Supervised) -> None:
         block, slots = self._block, worker.owed
@@ -287,9 +288,14 @@ class PoolEnvironments:
     def _lose(self, worker: Supervised, why: str) -> None:
         """Bury a worker; its successor starts at once, or after a pause if it failed before, while the others go on."""
         process, worker.process, worker.ready = cast("WorkerProcess", worker.process), None, False
-        description, killed = process.describe(self._activity[worker.index]), process.was_killed()
+        description, killed, left = process.describe(self._activity[worker.index]), process.was_killed(), process.left()
         self._listener.remove(process)
         process.kill()
+        if left:
+            raise EnvironmentEnded(
+                f"{self._name}: {description}: the environment ended its process; let it return terminated or truncated, "
+                "or raise an Exception"
+            )
         self._counts[worker.slots.start, RESTARTS] += 1
         self._count_failure(worker, f"{description} {why}", killed=killed)
         if worker.may_start():

@@ -132,6 +132,11 @@ class WorkerProcess:
         fate = _fate(self.pid)
         return fate is not None and fate.si_code == os.CLD_KILLED and fate.si_status in FROM_OUTSIDE
 
+    def left(self) -> bool:
+        """Whether it ended by itself, as if all were done; only the environment's own code can have asked for that."""
+        fate = _fate(self.pid)
+        return fate is not None and fate.si_code == os.CLD_EXITED and fate.si_status == 0
+
     def stalled_for(self, activity: NDArray[np.int64]) -> float:
         """Seconds of waiting since it last entered the environment's code.
 

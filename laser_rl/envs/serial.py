@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from laser_rl.envs.block import History, fresh_block
 from laser_rl.envs.border import Env
 from laser_rl.envs.records import Rows
-from laser_rl.envs.slot import COUNTERS, OnBadValue, Slot
+from laser_rl.envs.slot import COUNTERS, EXITS, OnBadValue, Slot, exit_of
 from laser_rl.envs.spaces import action_layout
 
 Array = NDArray[np.generic]
@@ -104,8 +104,11 @@ class SerialEnvironments:
     def step(self, slots: NDArray[np.int64], action: Array) -> Rows:
         """One row for each of `slots`."""
         members = self._members
-        for slot, chosen in zip(slots.tolist(), action, strict=True):
-            members[slot].advance(chosen)
+        try:
+            for slot, chosen in zip(slots.tolist(), action, strict=True):
+                members[slot].advance(chosen)
+        except EXITS as error:
+            raise exit_of(error, self.spec.name) from None
         rows = self._block.take(slots)
         self._history.note(rows, action.astype(self._no_action.dtype, copy=False), self._block.digest[slots])
         return rows
@@ -118,8 +121,11 @@ class SerialEnvironments:
         """Play the open episodes again."""
         episodes: list[Any] = state["episode"].tolist()
         digests: list[Any] = state["digest"].tolist()
-        for member, *episode in zip(self._members, episodes, self._history.load(state), digests, strict=True):
-            member.rebuild(*episode)
+        try:
+            for member, *episode in zip(self._members, episodes, self._history.load(state), digests, strict=True):
+                member.rebuild(*episode)
+        except EXITS as error:
+            raise exit_of(error, self.spec.name) from None
         rows = self._block.take(np.arange(self.slots))
         self._history.renew(rows, self._block.digest)
         return rows

@@ -1,5 +1,7 @@
 """One Python environment in its slot: its episodes, its faults, its row. Steps in a thread and in a worker process are this code."""
 
+import signal
+import threading
 import time
 import traceback
 import zlib
@@ -15,7 +17,7 @@ from laser_rl.envs.border import BadValue, Border, Env
 from laser_rl.envs.bounds import Tell
 from laser_rl.envs.construct import packages_of, require_one_agent
 from laser_rl.envs.records import EnvironmentSpec, seed_of
-from laser_rl.errors import EnvironmentFailed, EnvironmentRefused
+from laser_rl.errors import EnvironmentEnded, EnvironmentFailed, EnvironmentRefused
 
 COUNTERS = ("restarts", "timeouts", "errors", "dropped_episodes", "lost_episodes")
 RESTARTS, TIMEOUTS, ERRORS, DROPPED, LOST = range(len(COUNTERS))
@@ -23,9 +25,33 @@ IDLE, CONSTRUCTING, RESETTING, STEPPING, PAUSING = range(5)
 MOST_FAILURES = 5  # in a row, without one good step in between
 FIRST_PAUSE_S = 0.1
 SEEDS_AT_ONCE = 64
+EXITS = (
+    SystemExit,
+    KeyboardInterrupt,
+)  # no part of Exception: what they pass through would take them for the end that the user wants
 
 OnBadValue = Literal["fail", "drop"]
 Array = NDArray[np.generic]
+
+
+def exit_of(error: BaseException, name: str) -> BaseException:
+    """What to raise instead of one of `EXITS` that comes out of an environment: the end of a program is not the environment's to decide.
+
+    A Ctrl-C of the user's own stays what it is. It can only be one in the main thread, where Python's own handler is at work; where ours
+    is, it raises a class of its own.
+
+    >>> exit_of(SystemExit(0), "Maze")
+    EnvironmentEnded('Maze: the environment asked the program to end (SystemExit: 0); ...')
+    """
+    if isinstance(error, KeyboardInterrupt):
+        handled = signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        here = threading.current_thread() is threading.main_thread()
+        if type(error) is not KeyboardInterrupt or (here and not handled):
+            return error
+    what = ": ".join(filter(None, (type(error).__name__, str(error))))
+    return EnvironmentEnded(
+        f"{name}: the environment asked the program to end ({what}); let it return terminated or truncated, or raise an Exception"
+    )
 
 
 class Slot:

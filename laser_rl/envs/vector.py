@@ -1,7 +1,7 @@
 """A user's own `gymnasium.vector.VectorEnv`, brought to the project's clock: the last observation is a row, the reset the next step."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import gymnasium
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from laser_rl.envs.border import LARGEST
 from laser_rl.envs.bounds import Bounds, tell_once
 from laser_rl.envs.records import EnvironmentSpec, Rows, seed_of
+from laser_rl.envs.slot import EXITS, exit_of
 from laser_rl.envs.spaces import action_border, action_layout, observation_border
 from laser_rl.errors import ConfigError, EnvironmentRefused
 
@@ -52,7 +53,7 @@ class VectorAdapter:
 
     def reset(self) -> Rows:
         """Start every slot."""
-        observation, info = self._reset(self._seeds().tolist())
+        observation, info = self._guarded(lambda: self._reset(self._seeds().tolist()))
         self._lives = self._lives_in(info, self._lives)
         return self._first_rows(np.arange(self.slots), self._convert(observation))
 
@@ -95,11 +96,17 @@ class VectorAdapter:
             mask = np.zeros(self.slots, np.bool_)
             mask[slots] = True
             seeds = [int(seed) if chosen else None for seed, chosen in zip(self._seeds(), mask, strict=True)]
-            observation, info = self._reset(seeds, options={"reset_mask": mask})
+            observation, info = self._guarded(lambda: self._reset(seeds, options={"reset_mask": mask}))
             self._waiting[slots] = self._convert(observation)[slots]
             self._lives[slots] = self._lives_in(info, self._lives)[slots]
         self._acted[slots] = self._ended[slots] = False
         return self._first_rows(slots, self._waiting[slots])
+
+    def _guarded(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except EXITS as error:
+            raise exit_of(error, self.spec.name) from None
 
     def _reset(self, seeds: list[int | None], options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Gymnasium's own vectors of environments take a list; its annotation, and vectors with one generator, say a number only."""
@@ -113,7 +120,7 @@ class VectorAdapter:
             return self._reset(seeds, options)
 
     def _step_all(self) -> Rows:
-        observation, reward, terminated, truncated, info = self._env.step(self._actions())
+        observation, reward, terminated, truncated, info = self._guarded(lambda: self._env.step(self._actions()))
         self._steps += 1
         self._acted[:] = False
         first = self._ended.copy() if self._mode is AutoresetMode.NEXT_STEP else np.zeros(self.slots, np.bool_)

@@ -31,9 +31,9 @@ from laser_rl.envs.records import (
     MultiDiscreteActions,
     ObservationSpec,
 )
-from laser_rl.envs.slot import COUNTERS, IDLE, Slot
+from laser_rl.envs.slot import COUNTERS, EXITS, IDLE, Slot, exit_of
 from laser_rl.envs.spaces import action_layout
-from laser_rl.errors import EnvironmentFailed, EnvironmentRefused
+from laser_rl.errors import EnvironmentEnded, EnvironmentFailed, EnvironmentRefused
 
 Array = NDArray[np.generic]
 Fields = dict[str, tuple[tuple[int, ...], str]]
@@ -42,6 +42,11 @@ DONE, SPEC, LOG, WARN, ERROR = b"k", b"c", b"l", b"w", b"e"
 PHASE, AT_SLOT, ENTRIES = range(3)
 LONGEST_TEXT = 8_000  # characters; an answer has to fit into the connection's buffer, so that sending it never blocks
 PR_SET_PDEATHSIG = 1
+ERRORS: Mapping[str, type[EnvironmentRefused | EnvironmentFailed]] = {
+    "refused": EnvironmentRefused,
+    "failed": EnvironmentFailed,
+    "ended": EnvironmentEnded,
+}
 KINDS: Mapping[str, Callable[..., ActionSpec]] = {
     kind.__name__: kind for kind in (DiscreteActions, MultiDiscreteActions, BoxActions)
 }
@@ -181,7 +186,7 @@ class Worker:
 
 def error_message(error: BaseException) -> bytes:
     """An error as a message: its kind and its text."""
-    kind = "refused" if isinstance(error, EnvironmentRefused) else "failed"
+    kind = next((kind for kind, known in ERRORS.items() if type(error) is known), "failed")
     known = isinstance(error, EnvironmentRefused | EnvironmentFailed)
     text = (
         str(error)
@@ -197,16 +202,22 @@ def main() -> None:
     """Entry: `python -c … <connection> <control> <rows> <scratch> <parent's process id>`."""
     handle, *memory, parent = (int(number) for number in sys.argv[1:6])
     die_with(parent)
+    # Whoever sends a worker Ctrl-C ends it; a KeyboardInterrupt can then only be the environment's own.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     for descriptor in (handle, *memory):
         os.set_inheritable(descriptor, False)
     connection = Connection(handle)
     with contextlib.suppress(
         EOFError, BrokenPipeError, ConnectionResetError
     ):  # the pool is gone: nobody is left to tell
+        name = "the environment"
         try:
             start = json.loads(connection.recv_bytes())
+            name = start["name"]
             Worker(connection, memory, start).run()
         except (EOFError, BrokenPipeError, ConnectionResetError):
             raise
+        except EXITS as error:
+            Channel(handle).send(error_message(exit_of(error, name)))
         except Exception as error:  # all of it is for the pool to hear
             Channel(handle).send(error_message(error))

@@ -24,8 +24,8 @@ from laser_rl.replay.shared_lock import SharedLock
 from laser_rl.types import UnrollLayout
 
 Ids = NDArray[np.int64]
-# Unroll ids; bytes of blocks; a writer is at work; of the lock; the first id that is not in `delivered` yet.
-FIRST, NEXT, COMPRESSED, UNSETTLED, HOLDER, COUNTED = range(6)
+# Unroll ids; bytes of blocks; a writer is at work; the first id that is not in `delivered` yet; two words of the lock.
+FIRST, NEXT, COMPRESSED, UNSETTLED, COUNTED, HOLDER = range(6)
 WORDS = 8
 MOST_MEMBERS = 4096  # that may write into one store
 
@@ -127,7 +127,7 @@ def shared_room(layout: UnrollLayout, capacity: int, budget_bytes: int | None, h
     blocks = arrays.pop("blocks").data
     words, books, alive, after = (arrays.pop(name).data for name in numbers)
     memory = ArenaMemory([blocks[i * chunk : (i + 1) * chunk] for i in range(chunks)], books, alive, after)
-    lock = SharedLock(file.number, words[HOLDER : HOLDER + 1])
+    lock = SharedLock(file.number, words[HOLDER : HOLDER + 2])
     return Room(**arrays, words=words, arena=Arena(chunk, memory), lock=lock, file=file)  # type: ignore[arg-type]
 
 

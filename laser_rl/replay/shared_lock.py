@@ -6,6 +6,9 @@ keep the lock of a dead parent. So every lock opens the file anew, and nobody in
 
 The others lost: fcntl's record locks exclude neither threads nor two stores of one process, and vanish when any descriptor of the file is
 closed; a robust mutex depends on the layout of the C library's structures. flock has no timeout: we try and sleep in turns.
+
+A holder that is stopped, not killed, keeps the lock. So two words of shared memory say who has it and how often it was taken: whoever sees
+the same number twice knows that nobody else has had it in between.
 """
 
 import fcntl
@@ -14,7 +17,9 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from types import TracebackType
+from typing import NamedTuple
 
 from laser_rl.errors import ConfigError
 
@@ -22,22 +27,33 @@ log = logging.getLogger("laser_rl.replay")
 LOCK_S = 60.0  # whoever holds it copies bytes: milliseconds
 SAY_AFTER_S = 4.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 20e-6, 500e-6
+ASK_S = 0.1  # between two calls of `while_waiting`
+MOST_CREDIT_S = 1.0  # of one look: time in which this process was stopped itself is not the holder's
+PID, TAKEN = range(2)
+
+
+class Holder(NamedTuple):
+    """Who has the lock, and the number of this acquisition."""
+
+    pid: int
+    taken: int
 
 
 class SharedLock:
-    """A lock on the file of a descriptor; `holder` is one word of shared memory, for those who ask for whom they wait.
+    """A lock on the file of a descriptor; `words` are two words of shared memory, for those who ask for whom they wait.
 
     >>> file = os.memfd_create("example")
-    >>> word = memoryview(bytearray(8)).cast("q")
-    >>> with SharedLock(file, word):
-    ...     word[0] == os.getpid()
+    >>> lock = SharedLock(file, memoryview(bytearray(16)).cast("q"))
+    >>> with lock:
+    ...     lock.holder() == (os.getpid(), 1)
     True
-    >>> word[0], os.close(file)
-    (0, None)
+    >>> lock.holder(), os.close(file)
+    (None, None)
     """
 
-    def __init__(self, file: int, holder: memoryview) -> None:
-        self._holder = holder
+    def __init__(self, file: int, words: memoryview) -> None:
+        self._words = words
+        self.while_waiting: Callable[[], None] = lambda: None  # called now and then by whoever waits here
         self._file = _open_anew(file)
         self._close = weakref.finalize(self, os.close, self._file)
         self._threads, self._process = threading.Lock(), os.getpid()
@@ -51,7 +67,8 @@ class SharedLock:
         try:
             if not self._try():
                 self._wait()
-            self._holder[0] = self._process
+            self._words[TAKEN] += 1
+            self._words[PID] = self._process
         except BaseException:
             fcntl.flock(self._file, fcntl.LOCK_UN)  # harmless if we do not hold it
             self._threads.release()
@@ -60,7 +77,7 @@ class SharedLock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._holder[0] = 0
+        self._words[PID] = 0
         fcntl.flock(self._file, fcntl.LOCK_UN)
         self._threads.release()
 
@@ -71,10 +88,23 @@ class SharedLock:
             return False
         return True
 
+    def holder(self) -> Holder | None:
+        """Who has it; None if it is free. Takes nothing, and waits for nobody.
+
+        A process that was killed may still be named, although the lock is free; one that was stopped in the few instructions between the
+        kernel's lock and the word is not named.
+        """
+        pid = self._words[PID]
+        return Holder(pid, self._words[TAKEN]) if pid else None
+
     def _wait(self) -> None:
-        begin, pause_s, said = time.monotonic(), FIRST_PAUSE_S, False
+        waited_s, asked_s, pause_s, said, now = 0.0, 0.0, FIRST_PAUSE_S, False, time.monotonic()
         while not self._try():
-            waited_s = time.monotonic() - begin
+            before, now = now, time.monotonic()
+            waited_s += min(now - before, MOST_CREDIT_S)
+            if waited_s - asked_s > ASK_S:
+                asked_s = waited_s
+                self.while_waiting()
             if waited_s > SAY_AFTER_S and not said:
                 self._say(waited_s)
                 said = True
@@ -87,8 +117,10 @@ class SharedLock:
         log.warning("waited %.0f s for the lock of the replay; %s has it", min(waited_s, LOCK_S), self._who())
 
     def _who(self) -> str:
-        holder = self._holder[0]
-        return "a thread of this process" if holder == self._process else f"process {holder}"
+        holder = self.holder()
+        if holder is None:
+            return "another process"
+        return "a thread of this process" if holder.pid == self._process else f"process {holder.pid}"
 
     def _complaint(self) -> str:
         return (

@@ -7,6 +7,7 @@ never seen half written, and what `sample_into` has drawn cannot be overwritten 
 Of a writer that is killed nothing half written is seen, and the lock is free: see `shared_ring` and `shared_lock`.
 """
 
+import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -22,6 +23,7 @@ from laser_rl.replay.memory import Codec, default_budget, resolve_codec, unrolls
 from laser_rl.replay.parcel import Parcel, Unpacking, check, label, unseal
 from laser_rl.replay.records import Packed, Parts, fields_of, pack, parts_of, shape_of, unpack
 from laser_rl.replay.shared import Handle, Ids, checksum, private_room, shared_room
+from laser_rl.replay.shared_lock import SharedLock
 from laser_rl.replay.shared_ring import Ring
 from laser_rl.types import Array, Batch, UnrollLayout, Unrolls
 
@@ -117,6 +119,11 @@ class Replay:
             raise ValueError("expected a shared replay, this one lies in memory of its own; make it with shared=True")
         steps, budget = self.capacity * self.layout.steps, self.budget_bytes if self.codec == "zstd" else None
         return Handle(self._room.file.number, checksum(self.layout), steps, self.codec, budget, self._level)
+
+    @property
+    def lock(self) -> "threading.Lock | SharedLock":
+        """Of all processes, if the store is shared."""
+        return self._lock
 
     def __len__(self) -> int:
         return len(self._ring)

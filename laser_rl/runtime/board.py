@@ -51,6 +51,7 @@ class Board:
         self.members, self.size = members, size
         fields = {
             "steps": ((members,), "int64"),
+            "ended": ((members,), "int64"),  # 1 once the member's process has done all that was asked of it
             "current": ((members,), "int64"),  # how many states were put; the newest is in place `current % 2`
             "length": ((members, 2), "int64"),
             "checksum": ((members, 2), "int64"),
@@ -60,7 +61,7 @@ class Board:
         if handle is None:
             os.ftruncate(self.handle, size_of(fields))
         arrays: dict[str, NDArray[Any]] = carve(memoryview(mmap.mmap(self.handle, size_of(fields))), fields)
-        self.steps = arrays["steps"]
+        self.steps, self.ended = arrays["steps"], arrays["ended"]
         self._current, self._length, self._checksum = arrays["current"], arrays["length"], arrays["checksum"]
         self._boxes = arrays["boxes"]
 

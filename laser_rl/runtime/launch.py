@@ -18,7 +18,7 @@ from laser_rl.runtime.ranks import RankLost
 from laser_rl.runtime.recording import recorded
 from laser_rl.runtime.serial import run_serial
 from laser_rl.runtime.stop import FINISHED, signals
-from laser_rl.runtime.training import Callback, Training, evaluate_last
+from laser_rl.runtime.training import Callback, Training, evaluate_last, steps_told
 from laser_rl.runtime.warm_start import warm_start
 
 log = logging.getLogger("laser_rl.runtime")
@@ -99,7 +99,7 @@ def _run(training: Training, *, evaluate_at_end: bool) -> Result:
     member, stop = training.member, training.stop
     require_relevance(member.config.loss.trust)
     # To the very end: the last evaluation and the last checkpoint may be long, and are asked to end as well.
-    with signals(stop):
+    with signals(stop), steps_told([training]):
         RUNTIMES[member.config.run.runtime](training)
         training.check()
         stop.request(FINISHED)

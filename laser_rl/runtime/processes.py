@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from laser_rl.checkpoint import Loaded, Mended, SegmentEntry
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.sink import Sink
 from laser_rl.networks.build import TorsoSource
+from laser_rl.replay.shared_lock import SharedLock
 from laser_rl.replay.store import Replay
 from laser_rl.runtime.board import ROOM_FOR_NUMBERS, Board, published
 from laser_rl.runtime.budget import Budget
@@ -28,6 +29,7 @@ from laser_rl.runtime.results import SweepEnd
 from laser_rl.runtime.supervision import STOP_S, Overseer, order_of, require_by_name, spent_s
 from laser_rl.runtime.sweep_directory import SweepDirectory
 from laser_rl.runtime.training import Callback, Training
+from laser_rl.runtime.waiting import SAY_AFTER_S
 from laser_rl.runtime.warm_start import warm_start
 from laser_rl.sweep.pbt import Exploit
 from laser_rl.sweep.settings import SweepConfig
@@ -36,6 +38,18 @@ log = logging.getLogger("laser_rl.runtime")
 LOOK_S = 0.1
 MOST_UPDATES = 3  # at a time on one card: 1 leaves gaps, 9 slow each other down (benchmarks/kernels.md)
 BYTES_A_RETURN = 64  # in the JSON of an evaluation, generously
+REPLACE_S = 30.0  # a process that blocks the others for so long is killed and started again; others give up after 60 s
+HASTE_S = 1.0  # instead, once the sweep is to end
+
+
+class Blockade(NamedTuple):
+    """How a process blocks the others; equal to another if nothing has changed in between."""
+
+    text: str
+    taken: int | None  # the number of its acquisition of the lock
+
+    def __str__(self) -> str:
+        return self.text
 
 
 class Supervisor(Overseer):
@@ -76,6 +90,9 @@ class Supervisor(Overseer):
         self.permits = Permits(MOST_UPDATES) if on_card else None
         self.budget.tick()  # for all processes, also those that are started again later
         self.processes = [self._process(share, count) for share in np.array_split(np.arange(members), count)]
+        for store in self._stores():
+            if isinstance(store.lock, SharedLock):
+                store.lock.while_waiting = self._relieve
 
     def _process(self, numbers: "np.ndarray[Any, Any]", count: int) -> ShareProcess:
         own = enumerate(self.parts.stores)
@@ -101,22 +118,58 @@ class Supervisor(Overseer):
 
     def _watch(self) -> bool:
         over = True
+        self._relieve()
         for process in self.processes:
+            process.send()
             status = process.ended()
             if status is None:
                 over = False
-            elif status != 0:
-                process.restart(int(self.board.steps[process.numbers].sum()))
+            elif status != 0 or not self.board.ended[process.numbers].all():
+                steps, wanted = self.board.steps[process.numbers], self.sweep.base.run.steps
+                process.restart(int(steps.sum()), max(0, wanted - int(steps.min())))
                 over = False
         return over
 
+    def _relieve(self) -> None:
+        """Name a process that blocks the others, and kill it in the end: the next look starts it again.
+
+        Also called while this process waits for the lock of a replay itself. Nobody else would hear then that the sweep is to end.
+        """
+        limit_s = REPLACE_S if self.stop.reason is None else HASTE_S
+        for process in self.processes:
+            how = None if process.ended() is not None else self._how_it_blocks(process)
+            before_s, now_s = process.blocked_s, process.blocks_for(how)
+            if before_s <= SAY_AFTER_S < now_s:
+                log.warning("%s, and others wait for it; it is replaced after %.0f s", how, REPLACE_S)
+            if now_s > limit_s:
+                log.warning("%s for %.0f s now; it is killed", how, now_s)
+                process.kill()
+
+    def _how_it_blocks(self, process: ShareProcess) -> "Blockade | None":
+        """What others may wait for; None if it does nothing of the kind."""
+        holders = [store.lock.holder() for store in self._stores() if isinstance(store.lock, SharedLock)]
+        taken = next((holder.taken for holder in holders if holder is not None and holder.pid == process.pid), None)
+        blocks = {
+            "is stopped": process.stopped,
+            "holds the lock of the replay": taken is not None,
+            "does not read its orders": not process.listens,
+        }
+        words = [word for word, holds in blocks.items() if holds]
+        who = f"the process of members {process.numbers} (pid {process.pid})"
+        return Blockade(f"{who} {' and '.join(words)}", taken) if words else None
+
     def _stop_all(self) -> None:
         for process in self.processes:
+            if process.stopped:  # it would hear nothing, and may hold what the others need to end
+                log.warning("the process of members %s (pid %d) is stopped; it is killed", process.numbers, process.pid)
+                process.kill()
             process.order({"stop": self.stop.reason})
         deadline = time.monotonic() + STOP_S
         while (
             late := [process for process in self.processes if process.ended() is None]
         ) and time.monotonic() < deadline:
+            for process in late:
+                process.send()
             time.sleep(LOOK_S / 5)
         for process in late:
             log.warning(

@@ -16,12 +16,13 @@ from typing import Any, NoReturn
 
 import torch
 
-from laser_rl.errors import UserError
+from laser_rl.errors import EnvironmentEnded, UserError
 from laser_rl.metrics.log import MetricsLog
 from laser_rl.replay.shared import Handle
 from laser_rl.replay.store import Replay
 from laser_rl.runtime.board import PUBLISH_S, Board, parsed, published
 from laser_rl.runtime.budget import Budget
+from laser_rl.runtime.child import ENVIRONMENT_ENDED
 from laser_rl.runtime.crew_build import build_crew
 from laser_rl.runtime.permits import Permits
 from laser_rl.runtime.saving import load_learner
@@ -29,7 +30,7 @@ from laser_rl.runtime.sparing import Sparing
 from laser_rl.runtime.stop import FINISHED, deaf
 from laser_rl.runtime.supervision import exploit_of
 from laser_rl.runtime.sweep import SweepTraining, run_sweep
-from laser_rl.runtime.training import evaluate_last
+from laser_rl.runtime.training import evaluate_last, steps_told
 from laser_rl.sweep.settings import sweep_from
 from laser_rl.types import UnrollLayout
 
@@ -143,14 +144,16 @@ def run(start: Mapping[str, Any], orders: int) -> None:
     try:
         training.go_on()
         training.begin()
-        run_sweep(training)
-        training.stop.request(FINISHED)
-        for member in training.trainings:
-            member.report()
-        evaluate_last(training.trainings, training.stop, training.publish)
-        for member in training.trainings:
-            member.announce("finished" if training.stop.interrupted is None else "stopped")
+        with steps_told(training.trainings):
+            run_sweep(training)
+            training.stop.request(FINISHED)
+            for member in training.trainings:
+                member.report()
+            evaluate_last(training.trainings, training.stop, training.publish)
+            for member in training.trainings:
+                member.announce("finished" if training.stop.interrupted is None else "stopped")
         training.publish()
+        board.ended[numbers] = 1
     finally:
         crew.close()
         log_file.close()
@@ -162,19 +165,21 @@ def _layout(values: Mapping[str, Any]) -> UnrollLayout:
 
 
 def main() -> NoReturn:
-    """Entry, see `child`: what to do is its first line of input."""
+    """Entry, see `child`: what to do is in a file of memory, orders come on the standard input."""
     deaf()
     logging.basicConfig(format="laser: %(message)s", level=logging.WARNING)
-    orders = sys.stdin.fileno()
-    line = b""
-    while not line.endswith(b"\n"):  # byte by byte: what follows is for `obey`
-        line += os.read(orders, 1)
+    start = int(sys.argv[2])
+    what = os.pread(start, os.fstat(start).st_size, 0)
+    os.close(start)
     status = 0
     try:
-        run(json.loads(line), orders)
+        run(json.loads(what), sys.stdin.fileno())
     except UserError as error:
         print(f"laser: {error}", file=sys.stderr)
-        status = error.exit_status
+        status = ENVIRONMENT_ENDED if isinstance(error, EnvironmentEnded) else error.exit_status
+    except TimeoutError as error:  # of a lock or of another member: it says who blocked this one
+        print(f"laser: {error}", file=sys.stderr)
+        status = 1
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # nobody may be left to hear it
             stream.flush()

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import NoReturn
 
 FINISHED = "finished"
 EXIT_STATUS = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129}
@@ -102,6 +103,40 @@ def nothing_to_save() -> Iterator[None]:
 
     with _handled(handle):
         yield
+
+
+def deliver_again(reason: str | None) -> None:
+    """After an orderly end inside a user's program: a signal that asked for it takes the course that it would have taken without us.
+
+    So Ctrl-C raises KeyboardInterrupt in the caller, SIGTERM and a closed terminal end the program, and handlers of the user's own are
+    called. Other reasons, as "a callback", are no signals.
+
+    >>> deliver_again("a callback"); deliver_again(None)
+    >>> try:
+    ...     deliver_again("SIGINT")
+    ... except KeyboardInterrupt:
+    ...     print("the caller's loop ends")
+    the caller's loop ends
+    """
+    if reason in EXIT_STATUS:
+        signal.raise_signal(signal.Signals[reason])
+
+
+@contextlib.contextmanager
+def no_exit() -> Iterator[None]:
+    """While environments are stepped, `os._exit` of this process raises SystemExit: it would end a run half way, with any status."""
+    leave, pid = os._exit, os.getpid()
+
+    def refuse(status: int) -> NoReturn:
+        if os.getpid() == pid:
+            raise SystemExit(status)
+        leave(status)  # the child of a fork
+
+    os._exit = refuse
+    try:
+        yield
+    finally:
+        os._exit = leave
 
 
 def deaf() -> None:

@@ -17,7 +17,7 @@ from laser_rl.runtime.results import MemberResult, SweepEnd
 from laser_rl.runtime.stop import FINISHED, signals
 from laser_rl.runtime.sweep import SweepTraining, run_sweep
 from laser_rl.runtime.sweep_directory import SweepDirectory, stores_of
-from laser_rl.runtime.training import Callback, Training, evaluate_last
+from laser_rl.runtime.training import Callback, Training, evaluate_last, steps_told
 from laser_rl.runtime.warm_start import warm_start
 from laser_rl.sweep.settings import SweepConfig
 
@@ -87,7 +87,7 @@ def _require_relevance(config: SweepConfig) -> None:
 
 def finish(training: SweepTraining) -> SweepEnd:
     """Act and learn to the end; save, evaluate everybody, and save."""
-    with signals(training.stop):
+    with signals(training.stop), steps_told(training.trainings):
         run_sweep(training)
         training.stop.request(FINISHED)
         training.report()

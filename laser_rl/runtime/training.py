@@ -5,12 +5,13 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from laser_rl.agent.actor import Actor
+from laser_rl.errors import EnvironmentFailed
 from laser_rl.evaluation.statistics import EvalResult, evaluation_of
 from laser_rl.metrics.sink import Kind, Sink, Value
 from laser_rl.metrics.window import memory_bytes, window_for
@@ -19,7 +20,7 @@ from laser_rl.runtime.build import Member, derive
 from laser_rl.runtime.evaluate import Unfinished, evaluate, trained_of
 from laser_rl.runtime.files import EVALUATION_DUE
 from laser_rl.runtime.space import Tries
-from laser_rl.runtime.stop import FINISHED, Stop
+from laser_rl.runtime.stop import FINISHED, Stop, no_exit
 from laser_rl.types import Episode
 
 log = logging.getLogger("laser_rl.runtime")
@@ -337,6 +338,21 @@ def evaluate_last(trainings: Sequence[Training], stop: Stop, save: Callable[[], 
             raise
         if result is not None:
             del training.notes[EVALUATION_DUE]
+
+
+@contextlib.contextmanager
+def steps_told(trainings: Sequence[Training]) -> Iterator[None]:
+    """Around acting and learning: the error of an environment that ends the run says how many steps are missing."""
+    try:
+        with no_exit():
+            yield
+    except EnvironmentFailed as error:
+        done, target = min((training.steps, training.target) for training in trainings)
+        if done >= target:
+            raise
+        raise type(error)(
+            f"the run ended after {done:,} of {target:,} steps, {target - done:,} are missing: {error}"
+        ) from None
 
 
 def _tasks_of(member: Member) -> tuple[str, ...]:

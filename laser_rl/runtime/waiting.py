@@ -9,6 +9,7 @@ log = logging.getLogger("laser_rl.runtime")
 SAY_AFTER_S = 4.0  # five seconds are promised, and a wait is looked at a few times a second
 GIVE_UP_S = 600.0
 PATIENCE_S = 0.2  # between two looks
+MOST_CREDIT_S = 5.0  # of one look: a process that was stopped for ten minutes has not waited for ten minutes
 
 
 class Waiting:
@@ -20,11 +21,12 @@ class Waiting:
     """
 
     def __init__(self, who: str, whom: str) -> None:
-        self._who, self.whom, self._since, self._said = who, whom, time.monotonic(), False
+        self._who, self.whom, self._said = who, whom, False
+        self._waited, self._looked = 0.0, time.monotonic()
 
     def again(self) -> None:
         """Another look was in vain."""
-        waited = time.monotonic() - self._since
+        waited = self._wait()
         if waited > SAY_AFTER_S and not self._said:
             log.warning("%s has waited %.0f s for %s", self._who, waited, self.whom)
             self._said = True
@@ -34,7 +36,13 @@ class Waiting:
     def over(self) -> None:
         """What was waited for has come."""
         if self._said:
-            log.warning("%s goes on: it had waited %.0f s for %s", self._who, time.monotonic() - self._since, self.whom)
+            log.warning("%s goes on: it had waited %.0f s for %s", self._who, self._wait(), self.whom)
+
+    def _wait(self) -> float:
+        now = time.monotonic()
+        self._waited += min(now - self._looked, MOST_CREDIT_S)
+        self._looked = now
+        return self._waited
 
 
 class Gate:

@@ -39,10 +39,22 @@ class Raylets:
         self.cluster = Cluster(initialize_head=True, head_node_args=node)
         self._node = {"num_cpus": 4, "object_store_memory": STORE_BYTES}
         self.workers = [self.cluster.add_node(**self._node) for _ in range(NODES - 1)]
-        ray.init(address=self.cluster.address, log_to_driver=False, logging_level="ERROR")
         self.ray, self.lost = ray, set()
+        self._join()
         self.head = ray.get_runtime_context().get_node_id()
         atexit.register(self.close)
+
+    def _join(self):
+        self.ray.init(address=self.cluster.address, log_to_driver=False, logging_level="ERROR")
+
+    def mend(self):
+        """Three nodes again, whatever a test that failed has left: its actors end with the connection that started them."""
+        missing = NODES - len(self.nodes()) if self.ray.is_initialized() else 0
+        if missing or not self.ray.is_initialized():
+            self.ray.shutdown()
+            self._join()
+        for _ in range(NODES - len(self.nodes())):
+            self.add()
 
     def nodes(self):
         """Ids of those alive, the head first: there is this process."""
@@ -73,8 +85,15 @@ class Raylets:
 
 
 @functools.cache
-def three_raylets():
+def _raylets():
     return Raylets()
+
+
+def three_raylets():
+    """The cluster of all tests, with all its nodes."""
+    raylets = _raylets()
+    raylets.mend()
+    return raylets
 
 
 class NearDesk:

@@ -1,6 +1,7 @@
 """`--cluster` as a user types it: what cannot be is one sentence, before anything is started or written."""
 
 import importlib.util
+from types import SimpleNamespace
 
 import pytest
 
@@ -41,8 +42,13 @@ def test_without_ray_the_command_says_what_to_install(tmp_path, capsys, monkeypa
 class NoCluster:
     """A library ray that finds no cluster, or one that does not let us in."""
 
-    def __init__(self, error):
-        self.error, self.asked = error, []
+    __file__, __version__ = "/nowhere/ray/__init__.py", "0"
+
+    def __init__(self, error, address="127.0.0.1:6379"):
+        self.error, self.asked, self.address = error, [], address
+
+    def get_runtime_context(self):
+        return SimpleNamespace(gcs_address=self.address)
 
     def is_initialized(self):
         return False
@@ -58,8 +64,8 @@ class NoCluster:
 
 @pytest.fixture
 def library(monkeypatch, tmp_path):
-    def use(error):
-        found = NoCluster(error)
+    def use(error, *address):
+        found = NoCluster(error, *address)
         monkeypatch.setattr(joining, "ray", lambda: found)
         return found
 
@@ -79,6 +85,17 @@ def test_auto_starts_a_cluster_with_a_token_of_its_own_where_none_runs(library, 
         assert len(os.environ["RAY_AUTH_TOKEN"]) == 64
         assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
     assert [one if isinstance(one, str) else one["address"] for one in found.asked] == ["auto", "local", "shutdown"]
+
+
+@pytest.mark.fault(32)
+def test_a_ray_that_would_listen_on_all_interfaces_is_not_used(library):
+    found = library(None, "192.0.2.7:6379")
+    with (
+        pytest.raises(ConfigError, match=r"listen on 127\.0\.0\.1 alone, but has the address 192\.0\.2\.7"),
+        joined("local"),
+    ):
+        pass
+    assert found.asked[-1] == "shutdown"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Everything of a run on a cluster is killed, again and again; the run goes on, and what was acknowledged is there once."""
 
+import contextlib
 import os
 import random
 import signal
@@ -23,6 +24,14 @@ from tests.cluster.raylets import needs_ray, three_raylets
 from tests.cluster.sweeps import kill, pid_of, small_sweep, wait_until
 
 pytestmark = [needs_ray, pytest.mark.slow]
+CLUSTER_SWEEP = [
+    sys.executable, "-m", "laser_rl", "sweep", "--recipe", "cartpole", "--env", "laser/Catch", "--grid", "learning_rate=1e-3,4e-3",
+    "--steps", "1M", "--environment.slots", "3", "--run.checkpoint-every-steps", "300", "--replay.capacity-steps", "2000",
+    "--run.evaluate-episodes", "2", "--plain", "--cluster", "local",
+]  # fmt: skip
+LISTEN = "0A"  # the state of a socket, in /proc/net
+# 127.0.0.1, ::1 and ::ffff:127.0.0.1, each word in the order of this machine's bytes
+LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
 KINDS = ["runner"] * 6 + ["learner"] * 4 + ["shard"] * 4 + ["desk"] * 3 + ["ledger"] * 1 + ["node"] * 2
 
 
@@ -145,15 +154,12 @@ def test_twenty_kills_of_every_kind_in_one_run(raylets, tmp_path, figure):
 def test_a_lost_head_ends_the_run_with_what_to_do_and_it_goes_on(tmp_path):
     """In a process of its own: Ray would end this one."""
     run = tmp_path / "run"
-    command = [
-        sys.executable, "-m", "laser_rl", "sweep", "--recipe", "cartpole", "--env", "laser/Catch", "--grid", "learning_rate=1e-3,4e-3",
-        "--steps", "1M", "--environment.slots", "3", "--run.checkpoint-every-steps", "300", "--replay.capacity-steps", "2000",
-        "--run.evaluate-episodes", "2", "--plain", "--out", str(run), "--cluster", "local",
-    ]  # fmt: skip
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     log = tmp_path / "log"
     with log.open("wb") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
+        process = subprocess.Popen(
+            [*CLUSTER_SWEEP, "--out", str(run)], stdout=file, stderr=subprocess.STDOUT, env=environment
+        )
     try:
         wait_until(lambda: process.poll() is not None or list(run.glob("checkpoints/step-*")), 300, log.read_text())
         os.kill(head_of(process.pid), signal.SIGKILL)
@@ -176,6 +182,66 @@ def test_a_lost_head_ends_the_run_with_what_to_do_and_it_goes_on(tmp_path):
     )
     assert resumed.returncode == 0, resumed.stderr
     assert "done: 2 members" in resumed.stdout
+
+
+@pytest.mark.fault(32)
+def test_a_cluster_of_this_machine_listens_on_loopback_alone_and_dies_with_its_driver(tmp_path, figure):
+    run, log = tmp_path / "run", tmp_path / "log"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [*CLUSTER_SWEEP, "--out", str(run)], stdout=file, stderr=subprocess.STDOUT, env=environment
+        )
+    try:
+        wait_until(lambda: process.poll() is not None or list(run.glob("checkpoints/step-*")), 300, log.read_text())
+        family = descendants(process.pid)
+        listening = {(pid, address) for pid in [process.pid, *family] for address in listens(pid)}
+    finally:
+        begin = time.monotonic()
+        process.kill()
+        process.wait(10)
+    assert len(listening) > 5, log.read_text()  # head, node and actors
+    assert {address for _, address in listening} <= LOOPBACK
+    wait_until(lambda: not alive(family), 10, [name for _, name in alive(family).values()])
+    took_s = time.monotonic() - begin
+    figure(
+        f"--cluster local: {len(listening)} sockets of {len({pid for pid, _ in listening})} processes listen, all on loopback; "
+        f"kill -9 of the driver: the last of {len(family)} processes gone after {took_s:.1f} s"
+    )
+
+
+def descendants(parent):
+    """By process number: when it began and its command line."""
+    table, found = {}, [parent]
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            _, above, *rest = (folder / "stat").read_text().rpartition(")")[2].split()
+            table[int(folder.name)] = int(above), rest[17], (folder / "cmdline").read_bytes()[:80]
+    for pid in found:  # grows meanwhile
+        found += [child for child, (above, *_) in table.items() if above == pid]
+    return {pid: table[pid][1:] for pid in found[1:]}
+
+
+def alive(family):
+    """Those of them that still are; not zombies."""
+    left = {}
+    for pid, (began, name) in family.items():
+        with contextlib.suppress(OSError):
+            state, _, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            if state != "Z" and rest[17] == began:
+                left[pid] = began, name
+    return left
+
+
+def listens(pid):
+    """Addresses of the TCP sockets on which a process listens, as the kernel writes them."""
+    sockets = set()
+    with contextlib.suppress(OSError):
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                sockets.add(str(link.readlink()).removeprefix("socket:[").removesuffix("]"))
+    rows = [row.split() for name in ("tcp", "tcp6") for row in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+    return [row[1].partition(":")[0] for row in rows if row[3] == LISTEN and row[9] in sockets]
 
 
 def head_of(parent):

@@ -3,6 +3,7 @@
 import functools
 import os
 import signal
+import sys
 import traceback
 from pathlib import Path
 
@@ -125,3 +126,44 @@ def trains_but_is_not_evaluated():
     if any(frame.name == "evaluate" for frame in traceback.extract_stack()):
         raise OSError("no licence for this game")
     return gymnasium.make("CartPole-v1")
+
+
+class AsksToEnd(gymnasium.Env):
+    """Asks the whole program to end in the hundredth step of its process, in the way that a subclass knows."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    steps = 0  # of all copies in this process
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        AsksToEnd.steps += 1
+        if AsksToEnd.steps >= 100:
+            AsksToEnd.steps = 0  # several tests may run in one process
+            self.leave()
+        return np.full(2, self.t, np.float32), 1.0, self.t == 30, False, {}
+
+
+class CallsSysExit(AsksToEnd):
+    def leave(self):
+        sys.exit(0)
+
+
+class CallsOsExit(AsksToEnd):
+    def leave(self):
+        os._exit(0)
+
+
+class RaisesSystemExit(AsksToEnd):
+    def leave(self):
+        raise SystemExit
+
+
+class RaisesKeyboardInterrupt(AsksToEnd):
+    def leave(self):
+        raise KeyboardInterrupt
