@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from laser_rl.dashboard.table import Line, Table
-from laser_rl.metrics.reporting.faults import total
 from laser_rl.metrics.reporting.subject import Subject
 from laser_rl.metrics.sink import Kind, Row
 
@@ -168,6 +167,17 @@ class History:
         past, last = self._counted.get((member, name), (0, 0.0))
         every = np.concatenate([[last], values[np.isfinite(values)]])
         self._counted[member, name] = (past + total(every) - int(every[-1]), float(every[-1]))
+
+
+def total(values: Any) -> int:
+    """A counter over all sessions: it starts again from nothing in each, and what it had before counts too.
+
+    >>> total(np.array([0.0, 2.0, 2.0, 0.0, 1.0])), total(np.empty(0))
+    (3, 0)
+    """
+    if not len(values):
+        return 0
+    return int(values[-1] + values[:-1][np.diff(values) < 0].sum())
 
 
 def column(rows: list[Row], name: str) -> Any:

@@ -1,17 +1,12 @@
 """`metrics.jsonl` read on from where it was, in pieces: a log of gigabytes is never in memory as a whole, and never read twice."""
 
-import contextlib
-import json
 import os
 import stat
 from pathlib import Path
-from typing import Any
 
-from laser_rl.metrics.rows import row_of
+from laser_rl.metrics.rows import rows_in
 from laser_rl.metrics.sink import Row
-
-PIECE_BYTES = 2 << 20
-_LONGEST_LINE_BYTES = 16 << 20
+from laser_rl.metrics.stream import LONGEST_LINE_BYTES, PIECE_BYTES
 
 
 class Tail:
@@ -56,7 +51,7 @@ class Tail:
             with self._path.open("rb") as file:
                 file.seek(self.offset)
                 data = file.read(most_bytes)
-                while data and b"\n" not in data and len(data) < _LONGEST_LINE_BYTES:
+                while data and b"\n" not in data and len(data) < LONGEST_LINE_BYTES:
                     more = file.read(most_bytes)
                     if not more:
                         break
@@ -64,7 +59,7 @@ class Tail:
         except OSError:
             return []
         whole = data.rfind(b"\n") + 1
-        if not whole and len(data) >= _LONGEST_LINE_BYTES:
+        if not whole and len(data) >= LONGEST_LINE_BYTES:
             whole = len(data)  # no row of ours is that long: skip it, or we would read it for ever
         self.offset += whole
         return rows_in(data[:whole])
@@ -73,15 +68,6 @@ class Tail:
         known = self.offset > 0
         self._file, self.offset = file, 0
         return known
-
-
-def rows_in(data: bytes) -> list[Row]:
-    r"""The rows of whole lines; what a killed writer left of one is passed over.
-
-    >>> rows_in(b'{"kind": "train", "step": 1, "update": 1, "kl": "inf"}\n{"kind": "tr\n[]\n')
-    [{'kind': 'train', 'step': 1, 'update': 1, 'kl': inf}]
-    """
-    return [row for fields in _objects(data.splitlines()) if (row := row_of(fields)) is not None]
 
 
 def last_row(path: Path, most_bytes: int = 8192) -> Row | None:
@@ -96,19 +82,3 @@ def last_row(path: Path, most_bytes: int = 8192) -> Row | None:
         return None
     rows = rows_in(data[: data.rfind(b"\n") + 1])
     return rows[-1] if rows else None
-
-
-def _objects(lines: list[bytes]) -> list[dict[str, Any]]:
-    """What is a JSON object; all lines at once, which is twice as fast, unless one of them is broken."""
-    if all(line.startswith(b"{") and line.endswith(b"}") for line in lines):
-        with contextlib.suppress(ValueError, RecursionError):
-            rows = json.loads(b"[" + b",".join(lines) + b"]")
-            if len(rows) == len(lines) and all(isinstance(row, dict) for row in rows):
-                return list(rows)
-    found = []
-    for line in lines:
-        with contextlib.suppress(ValueError, RecursionError):
-            row = json.loads(line)
-            if isinstance(row, dict):
-                found.append(row)
-    return found

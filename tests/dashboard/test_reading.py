@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from laser_rl.dashboard.history import Files, History
 from laser_rl.dashboard.runs import Run, Runs
 from laser_rl.dashboard.table import Line, Table, aligned
-from laser_rl.dashboard.tail import Tail, last_row, rows_in
+from laser_rl.dashboard.tail import Tail, last_row
 from laser_rl.metrics import MetricsLog, read
 from laser_rl.metrics.curves import curve
 from laser_rl.metrics.reporting.subject import subject_of
+from laser_rl.metrics.rows import rows_in
 from tests.dashboard.logs import level, write_run, write_sweep
 
 
