@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from laser_rl.checkpoint.salvage import Mended, Salvage
     from laser_rl.checkpoint.segments import SegmentEntry, read_segment, write_segment
     from laser_rl.checkpoint.snapshot import (
-        CHECKPOINTS,
-        REPLAY,
         Loaded,
         Snapshot,
         clear,
@@ -52,14 +50,13 @@ __all__ = [
     "write_json",
     "write_segment",
 ]
+CHECKPOINTS, REPLAY = "checkpoints", "replay"  # folders of a run directory
 _HOMES = {
     "atomic": ("write_bytes", "write_json"),
     "lock": ("Owner", "RunLock", "owner"),
     "salvage": ("Mended", "Salvage"),
     "segments": ("SegmentEntry", "read_segment", "write_segment"),
     "snapshot": (
-        "CHECKPOINTS",
-        "REPLAY",
         "Loaded",
         "Snapshot",
         "clear",

@@ -15,13 +15,12 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from laser_rl.checkpoint import atomic, guarded, manifest
+from laser_rl.checkpoint import CHECKPOINTS, REPLAY, atomic, guarded, manifest
 from laser_rl.checkpoint.guarded import JSON_LIMIT_BYTES, Damaged, Newer
 from laser_rl.checkpoint.segments import SegmentEntry, verify_segment
 from laser_rl.errors import DamagedRun
 from laser_rl.types import Array
 
-CHECKPOINTS, REPLAY = "checkpoints", "replay"  # folders of a run directory
 _STATE, _TENSORS = "state.json", ".safetensors"
 _REPLACED, _ASIDE = ".replaced", ".set-aside"
 _FOLDER = re.compile(rf"step-(\d{{12,18}})({re.escape(_REPLACED)})?")
