@@ -4,6 +4,7 @@ import os
 import stat
 from pathlib import Path
 
+from laser_rl.metrics.page import open_regular
 from laser_rl.metrics.rows import rows_in
 from laser_rl.metrics.sink import Row
 from laser_rl.metrics.stream import LONGEST_LINE_BYTES, PIECE_BYTES
@@ -32,7 +33,7 @@ class Tail:
     def restarted(self) -> bool:
         """Look at the file; true, once, if what was read before is not what is there now (`--fresh`)."""
         try:
-            found = self._path.stat()
+            found = self._path.lstat()
         except OSError:
             found = None
         if found is None or not stat.S_ISREG(found.st_mode):  # a pipe would be waited for for ever
@@ -48,7 +49,7 @@ class Tail:
     def read(self, most_bytes: int = PIECE_BYTES) -> list[Row]:
         """The rows of the next piece, void ones included; half a line is left for later."""
         try:
-            with self._path.open("rb") as file:
+            with open_regular(self._path) as file:
                 file.seek(self.offset)
                 data = file.read(most_bytes)
                 while data and b"\n" not in data and len(data) < LONGEST_LINE_BYTES:
@@ -72,10 +73,8 @@ class Tail:
 
 def last_row(path: Path, most_bytes: int = 8192) -> Row | None:
     """The last whole row of a log, without reading the rest of it."""
-    if not path.is_file():
-        return None
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - most_bytes))
             data = file.read(most_bytes)
     except OSError:
