@@ -110,7 +110,8 @@ class History:
         """The run as a report sees it, but with its newest rows only."""
         kinds: tuple[Kind, ...] = ("episode", "train", "sweep", "evaluation")
         rows = [*chain.from_iterable(self.newest(kind) for kind in kinds), *self._exploits]
-        rows += [self.last] if self.last is not None and self.last["kind"] == "event" else []
+        last = self.last
+        rows += [last] if last is not None and last["kind"] == "event" and last.get("event") != "exploit" else []
         sweep = bool(files.sweep) or self.has_members
         return Subject(run_dir, name, rows, files.config, files.sweep, sweep, (), files.sessions, running, now)
 

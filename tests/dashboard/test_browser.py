@@ -277,6 +277,7 @@ def test_another_run_leaves_nothing_of_the_one_before_in_panels_out_of_sight(tmp
             for number in range(1, members):
                 told = {"event": "exploit", "member": number, "donor": 0, "score": 1.0, "donor_score": 2.0}
                 log.write("event", 10_000, 100, told)
+            log.write("event", 12_000, 300, {"event": "finished"})
     process, link = start_dashboard(str(tmp_path))
     texts = "[...document.querySelectorAll('.panel:not(#panel-events):not(#panel-machine)')].map((one) => one.innerText).join(' ')"
     try:

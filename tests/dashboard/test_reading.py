@@ -283,3 +283,11 @@ def test_a_run_that_never_reports_means_shows_its_episodes(tmp_path):
 
     assert returns(run, run.subject(), Asked())["lines"][0]["y"] == [0.0, 1.0, 2.0, 3.0, 4.0]
     assert run.history.subject(tmp_path, "x", Files({}, {}, []), running=True, now=0.0).members[0].return_mean == 2.0
+
+
+def test_an_exploit_that_is_the_last_row_counts_once(tmp_path):
+    history = History()
+    told = {"event": "exploit", "member": 1, "donor": 0, "score": 1.0, "donor_score": 2.0}
+    history.add([{"kind": "event", "step": 10, "update": 1, "time": 1.0, **told}])
+    subject = history.subject(tmp_path, "run", Files({}, {}, []), running=False, now=2.0)
+    assert [one.exploits for one in subject.members] == [0, 1]
