@@ -12,6 +12,7 @@ import torch
 from benchmarks.gpu_measure import where
 from laser_rl.checkpoint import write_bytes
 from laser_rl.metrics.log import FILE, read_from, valid
+from laser_rl.metrics.rows import episodes_in
 from laser_rl.metrics.sink import Row
 from laser_rl.runtime.files import CONFIG, SWEEP, is_sweep, read_config, read_sweep
 
@@ -102,12 +103,13 @@ def binned(episodes: Sequence[tuple[float, Row]], bins: int) -> dict[str, list[A
     for seconds, row in episodes:
         spans.setdefault(min(bins - 1, bins * (int(row["step"]) - 1) // max(1, last)), []).append((seconds, row))
     for _, own in sorted(spans.items()):
-        returns = [float(row["return"]) for _, row in own]
+        returns = [episodes_in(row) * float(row["return"]) for _, row in own]
+        count = sum(episodes_in(row) for _, row in own)
         found["step"].append(int(own[-1][1]["step"]))
         found["seconds"].append(round(own[-1][0], 1))
-        found["return"].append(_short(math.fsum(returns) / len(returns)))
-        found["best"].append(_short(max(returns)))
-        found["count"].append(len(returns))
+        found["return"].append(_short(math.fsum(returns) / count))
+        found["best"].append(_short(max(float(row.get("return_high", row["return"])) for _, row in own)))
+        found["count"].append(count)
     return found
 
 

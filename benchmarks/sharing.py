@@ -23,6 +23,7 @@ import torch
 
 from laser_rl import recipes
 from laser_rl.config import override
+from laser_rl.metrics.rows import episodes_in
 from laser_rl.runtime.crew_build import build_crew
 from laser_rl.runtime.sweep import SweepTraining
 from laser_rl.sweep.pbt import PbtConfig
@@ -175,7 +176,7 @@ class Recorder:
     def write(self, kind: str, step: int, update: int, values: dict[str, Any]) -> None:
         """Take a row."""
         if kind == "episode":
-            self.returns.setdefault(values["member"], []).append(values["return"])
+            self.returns.setdefault(values["member"], []).extend([values["return"]] * episodes_in(values))
         elif kind == "train":
             self.trained[values["member"]] = values
 

@@ -8,13 +8,16 @@ Importing this package is cheap; torch is imported when `LASER` or `Sweep` is fi
 """
 
 import importlib
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from laser_rl.api import LASER, Sweep
 
-__version__ = version("laser-rl")
+try:
+    __version__ = version("laser-rl")
+except PackageNotFoundError:  # a source tree on the path, not installed
+    __version__ = "0.0.0+source"
 __all__ = ["LASER", "Sweep", "__version__"]
 
 

@@ -1,11 +1,13 @@
 """The records that travel between the layers: unrolls on their way into the replay, batches on their way into the learner."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor  # a name in annotations: `laser compare` and `laser verify` begin without torch
 
 Array = NDArray[np.generic]
 
@@ -95,37 +97,37 @@ def empty_unrolls(layout: UnrollLayout, count: int) -> Unrolls:
 class Inputs(NamedTuple):
     """What a network reads of some rows, time-major."""
 
-    observation: Tensor  # [T, B, ...]
-    is_first: Tensor  # [T, B]
-    last_action: Tensor  # [T, B, ...], as stored by the policy's family; 0 on a first row
-    last_reward: Tensor  # [T, B], raw
+    observation: "Tensor"  # [T, B, ...]
+    is_first: "Tensor"  # [T, B]
+    last_action: "Tensor"  # [T, B, ...], as stored by the policy's family; 0 on a first row
+    last_reward: "Tensor"  # [T, B], raw
 
 
 class Batch(NamedTuple):
     """B unrolls, time-major, as the learner reads them. The first columns are the online ones."""
 
-    observation: Tensor  # [T+1, B, ...]; pictures are stacked: [T+1, B, stack · C, H, W], oldest frame first
-    is_first: Tensor  # [T+1, B]
-    last_action: Tensor
-    last_reward: Tensor
-    action: Tensor  # [T, B, ...]
-    reward: Tensor
-    terminated: Tensor
-    truncated: Tensor
-    lost_life: Tensor
-    real: Tensor
-    behaviour: Tensor  # [T, B, P]
-    member: Tensor  # [B]
-    slot: Tensor
-    task: Tensor
-    episode: Tensor
-    seed: Tensor
-    version: Tensor
-    state: Tensor  # [B, S]: the memory before row 0, where the column is not `carried`
-    online: Tensor  # [B]: the member's own newest, not drawn from replay
-    carried: Tensor  # [B]: goes on where this column of the batch before ended; the learner has the state
-    weight: Tensor  # [B]: of the column's losses; 1 but for prioritised draws
-    id: Tensor  # [B]: of the unroll in the replay; -1 if online
+    observation: "Tensor"  # [T+1, B, ...]; pictures are stacked: [T+1, B, stack · C, H, W], oldest frame first
+    is_first: "Tensor"  # [T+1, B]
+    last_action: "Tensor"
+    last_reward: "Tensor"
+    action: "Tensor"  # [T, B, ...]
+    reward: "Tensor"
+    terminated: "Tensor"
+    truncated: "Tensor"
+    lost_life: "Tensor"
+    real: "Tensor"
+    behaviour: "Tensor"  # [T, B, P]
+    member: "Tensor"  # [B]
+    slot: "Tensor"
+    task: "Tensor"
+    episode: "Tensor"
+    seed: "Tensor"
+    version: "Tensor"
+    state: "Tensor"  # [B, S]: the memory before row 0, where the column is not `carried`
+    online: "Tensor"  # [B]: the member's own newest, not drawn from replay
+    carried: "Tensor"  # [B]: goes on where this column of the batch before ended; the learner has the state
+    weight: "Tensor"  # [B]: of the column's losses; 1 but for prioritised draws
+    id: "Tensor"  # [B]: of the unroll in the replay; -1 if online
 
     @property
     def inputs(self) -> "Inputs":

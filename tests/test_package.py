@@ -41,6 +41,14 @@ def empty_environment(wheel, tmp_path_factory):
     return folder
 
 
+def test_a_source_tree_that_is_not_installed_can_be_imported(tmp_path):
+    (tmp_path / "laser_rl").mkdir()
+    (tmp_path / "laser_rl" / "__init__.py").write_text((ROOT / "laser_rl" / "__init__.py").read_text())
+    program = f"import sys; sys.path = [{str(tmp_path)!r}, *sys.path]; import laser_rl; print(laser_rl.__version__)"
+    result = run(sys.executable, "-I", "-S", "-c", program, cwd=tmp_path)
+    assert (result.returncode, result.stdout.strip()) == (0, "0.0.0+source"), result.stderr
+
+
 def test_wheel_is_typed_and_holds_the_package_only(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert "laser_rl/py.typed" in names

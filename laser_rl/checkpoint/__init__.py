@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from laser_rl.checkpoint.atomic import write_bytes, write_json
-    from laser_rl.checkpoint.folders import (
-        CHECKPOINTS,
-        REPLAY,
-        clear,
-        newest_state,
-        newest_step,
-        remove_leftovers,
-        remove_unnamed,
-    )
+    from laser_rl.checkpoint.folders import clear, newest_state, newest_step, remove_leftovers, remove_unnamed
     from laser_rl.checkpoint.lock import Owner, RunLock, owner
     from laser_rl.checkpoint.salvage import Mended, Salvage
     from laser_rl.checkpoint.segments import SegmentEntry, read_segment, write_segment
@@ -50,20 +42,13 @@ __all__ = [
     "write_json",
     "write_segment",
 ]
+CHECKPOINTS, REPLAY = "checkpoints", "replay"  # folders of a run directory
 _HOMES = {
     "atomic": ("write_bytes", "write_json"),
     "lock": ("Owner", "RunLock", "owner"),
     "salvage": ("Mended", "Salvage"),
     "segments": ("SegmentEntry", "read_segment", "write_segment"),
-    "folders": (
-        "CHECKPOINTS",
-        "REPLAY",
-        "clear",
-        "newest_state",
-        "newest_step",
-        "remove_leftovers",
-        "remove_unnamed",
-    ),
+    "folders": ("clear", "newest_state", "newest_step", "remove_leftovers", "remove_unnamed"),
     "snapshot": ("Loaded", "Snapshot", "latest", "load_snapshot", "write"),
     "streams": ("Streams",),
 }

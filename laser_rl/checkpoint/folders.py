@@ -10,11 +10,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from laser_rl.checkpoint import atomic, guarded, manifest
-from laser_rl.checkpoint.guarded import JSON_LIMIT_BYTES, Damaged, Newer, Unreadable
+from laser_rl.checkpoint import CHECKPOINTS, REPLAY, atomic, guarded, manifest
+from laser_rl.checkpoint.guarded import JSON_LIMIT_BYTES, Damaged, Unreadable
 from laser_rl.checkpoint.segments import SEGMENT
 
-CHECKPOINTS, REPLAY = "checkpoints", "replay"  # folders of a run directory
 STATE = "state.json"
 REPLACED, _ASIDE = ".replaced", ".set-aside"
 FOLDER = re.compile(rf"step-(\d{{12,18}})({re.escape(REPLACED)})?")
@@ -157,10 +156,8 @@ def _unnamed(run_dir: Path, before: int | None) -> list[Path]:
     for path in candidates(run_dir / CHECKPOINTS):
         try:
             named |= {entry.name for entry in manifest.read(path).segments}
-        except Newer:
-            return []  # what it names cannot be known here
         except Damaged:
-            continue  # it cannot be loaded, so it needs no segments
+            return []  # what it names cannot be known here; all stay until that checkpoint is retired
     found = []
     for name in guarded.names_in(run_dir / REPLAY):
         match = SEGMENT.fullmatch(name)

@@ -14,12 +14,10 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from laser_rl.checkpoint import atomic, guarded, manifest
+from laser_rl.checkpoint import CHECKPOINTS, REPLAY, atomic, guarded, manifest
 from laser_rl.checkpoint.folders import (
-    CHECKPOINTS,
     FOLDER,
     REPLACED,
-    REPLAY,
     STATE,
     candidates,
     discard,

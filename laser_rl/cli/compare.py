@@ -24,8 +24,10 @@ from laser_rl.evaluation.comparison import GameRun, Line, Medians, Played, compa
 from laser_rl.evaluation.paper import COLUMNS, atari_median
 from laser_rl.evaluation.protocol import LAST_EPISODES, episodes_of
 from laser_rl.metrics import display
-from laser_rl.metrics.log import read
+from laser_rl.metrics.condensed import Condensed
+from laser_rl.metrics.log import FILE
 from laser_rl.metrics.sink import Row
+from laser_rl.metrics.stream import Stream
 from laser_rl.runtime.files import is_sweep, read_config, read_sweep
 
 _NONE = "–"
@@ -60,7 +62,7 @@ def compare_command(arguments: list[str]) -> int:
     if asked.json and asked.csv:
         raise ConfigError("expected --json or --csv, got both; choose one")
     configs = [_config_of(run_dir) for run_dir in asked.run_dirs]  # refuses before anything long is read
-    runs = [_game_run(run_dir, config) for run_dir, config in zip(asked.run_dirs, configs, strict=True)]
+    runs = [_game_run(run_dir, config, asked.frames) for run_dir, config in zip(asked.run_dirs, configs, strict=True)]
     lines = [compare(run, frames=asked.frames) for run in runs]
     lines.sort(key=lambda line: line.game)
     middle = medians(runs, frames=asked.frames)
@@ -91,24 +93,36 @@ def _config_of(run_dir: Path) -> Config:
     return config
 
 
-def _game_run(run_dir: Path, config: Config) -> GameRun:
-    rows, game = read(run_dir, ("episode", "train", "evaluation")), atari_game(config.environment.id)
+def _game_run(run_dir: Path, config: Config, frames: int | None) -> GameRun:
+    game, skip, most = atari_game(config.environment.id), PAPER.frame_skip, math.inf if frames is None else frames
+    condensed, steps = Condensed(), dict[object, int]()
+    for row in Stream(run_dir / FILE):
+        if row["kind"] in {"episode", "train", "evaluation"}:
+            member, step = row.get("member"), int(row["step"])
+            steps[member] = max(steps.get(member, 0), step)
+            if (
+                step * skip <= most
+            ):  # of what is kept, the newest rows are exact: they have to be the last of those asked for
+                condensed.add(row)
+    rows = condensed.rows()
     if not is_sweep(run_dir):
-        return GameRun(str(run_dir), game, (_played(rows, None),))
+        return GameRun(str(run_dir), game, (_played(rows, None, steps.get(None, 0) * skip),))
     settings = read_sweep(run_dir).settings
-    members = tuple(_played(rows, member) for member in range(len(settings)))
+    members = tuple(_played(rows, member, steps.get(member, 0) * skip) for member in range(len(settings)))
     return GameRun(str(run_dir), game, members, tuple(settings))
 
 
-def _played(rows: Sequence[Row], member: int | None) -> Played:
+def _played(rows: Sequence[Row], member: int | None, frames: int) -> Played:
     own, skip = [row for row in rows if row.get("member") == member], PAPER.frame_skip
-    evaluations = [
-        (int(row["step"]) * skip, mean)
-        for row in own
-        if row["kind"] == "evaluation" and (mean := display.number(row, "mean")) is not None
-    ]
-    steps = max((int(row["step"]) for row in own), default=0)
-    return Played(steps * skip, episodes_of(own, frames_a_step=skip, member=member), tuple(evaluations))
+    evaluations, reported = (
+        tuple(
+            (int(row["step"]) * skip, mean)
+            for row in own
+            if row["kind"] == kind and (mean := display.number(row, name)) is not None
+        )
+        for kind, name in (("evaluation", "mean"), ("train", "return_mean"))
+    )
+    return Played(frames, episodes_of(own, frames_a_step=skip, member=member), evaluations, reported)
 
 
 def _notes(runs: Sequence[GameRun], configs: Sequence[Config], lines: Sequence[Line]) -> Iterator[str]:

@@ -15,8 +15,6 @@ from pydantic import ValidationError
 from laser_rl import recipes
 from laser_rl.config import Config, override, problems, validated
 from laser_rl.errors import ConfigError, shortened
-from laser_rl.runtime.build import open_environments
-from laser_rl.runtime.evaluate import task_count
 
 # PyYAML takes 30 s for a MiB of short values, and minutes for a number with many colons; JSON is parsed at once.
 FILE_LIMIT_BYTES, YAML_LIMIT_BYTES = 1 << 20, 32 << 10
@@ -162,6 +160,9 @@ def merged(config: Config, sections: Mapping[str, Any]) -> Config:
 def fitting(env: str) -> Config:
     """The recipe that fits an environment, which is opened once to be looked at."""
     base = recipes.cartpole(env)
+    from laser_rl.runtime.build import open_environments  # noqa: PLC0415 - torch: not for a look at a report
+    from laser_rl.runtime.evaluate import task_count  # noqa: PLC0415
+
     environments = open_environments(env, base.environment, seed=0, lockstep=True, slots=task_count(env))
     try:
         return recipes.for_environment(environments.spec, env)

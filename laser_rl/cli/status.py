@@ -14,7 +14,8 @@ from laser_rl.config import Config
 from laser_rl.envs.scores import tasks_of
 from laser_rl.errors import ConfigError
 from laser_rl.metrics import display
-from laser_rl.metrics.log import read
+from laser_rl.metrics.condensed import Condensed
+from laser_rl.metrics.log import FILE
 from laser_rl.metrics.page import read_json
 from laser_rl.metrics.sink import Row
 from laser_rl.metrics.sweep_standing import MemberStanding, standing_of
@@ -45,7 +46,7 @@ def status_command(arguments: list[str]) -> int:
 
 def status_of(run_dir: Path) -> dict[str, Any]:
     """What the files of a run directory say, as plain values; refused if it is none."""
-    rows = read(run_dir)
+    rows = Condensed.read(run_dir / FILE).rows()
     if is_sweep(run_dir):
         sweep = read_sweep(run_dir)
         base, members = sweep.base, standing_of(rows, read_json(run_dir / SWEEP))

@@ -13,12 +13,14 @@ import tyro
 from laser_rl import checkpoint
 from laser_rl.checkpoint import SegmentEntry, manifest
 from laser_rl.checkpoint.folders import unfinished
-from laser_rl.checkpoint.guarded import Damaged, Unreadable, names_in, open_plain
+from laser_rl.checkpoint.guarded import Damaged, Unreadable, names_in, open_plain, reading
 from laser_rl.checkpoint.salvage import places_in
 from laser_rl.checkpoint.segments import SEGMENT, verify_segment
 from laser_rl.errors import ConfigError, DamagedRun, UserError
 from laser_rl.metrics import machine
-from laser_rl.metrics.log import FILE, read_from
+from laser_rl.metrics.log import FILE
+from laser_rl.metrics.rows import rows_in
+from laser_rl.metrics.stream import pieces
 from laser_rl.runtime.files import CONFIG, SWEEP, changes, is_sweep, read_config, read_sweep
 
 State = Literal["whole", "damaged", "changed", "unreadable", "left over"]
@@ -125,15 +127,16 @@ def _settings(run_dir: Path) -> str:
 
 def _metrics(run_dir: Path) -> str:
     """Half a line is what a kill or a full disk leaves; anything else that is no row is damage."""
-    path = run_dir / FILE
-    rows, _ = read_from(path)
-    with open_plain(path) as file:
-        *lines, last = file.read().split(b"\n")
-    torn = [line for line in lines if line and not _is_row(line)] + [last] * bool(last)
-    foreign = [line for line in torn if not (line.startswith(ROW_BEGINS) or ROW_BEGINS.startswith(line))]
+    path, rows, torn, foreign = run_dir / FILE, 0, 0, 0
+    with reading(path), open_plain(path) as file:
+        for piece in pieces(file):
+            rows += len(rows_in(piece)) if piece.endswith(b"\n") else 0
+            broken = [line for line in piece.split(b"\n") if line and (not piece.endswith(b"\n") or not _is_row(line))]
+            torn += len(broken)
+            foreign += sum(not (line.startswith(ROW_BEGINS) or ROW_BEGINS.startswith(line)) for line in broken)
     if foreign:
-        raise Damaged(path, f"has {len(foreign):,} lines that are no rows, beside {len(rows):,} rows")
-    return f"{len(rows):,} rows" + (f", {len(torn):,} cut off" if torn else "")
+        raise Damaged(path, f"has {foreign:,} lines that are no rows, beside {rows:,} rows")
+    return f"{rows:,} rows" + (f", {torn:,} cut off" if torn else "")
 
 
 def _is_row(line: bytes) -> bool:

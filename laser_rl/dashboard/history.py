@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from laser_rl.dashboard.table import Line, Table
-from laser_rl.metrics.reporting.faults import total
 from laser_rl.metrics.reporting.subject import Subject
 from laser_rl.metrics.sink import Kind, Row
 
@@ -111,7 +110,8 @@ class History:
         """The run as a report sees it, but with its newest rows only."""
         kinds: tuple[Kind, ...] = ("episode", "train", "sweep", "evaluation")
         rows = [*chain.from_iterable(self.newest(kind) for kind in kinds), *self._exploits]
-        rows += [self.last] if self.last is not None and self.last["kind"] == "event" else []
+        last = self.last
+        rows += [last] if last is not None and last["kind"] == "event" and last.get("event") != "exploit" else []
         sweep = bool(files.sweep) or self.has_members
         return Subject(run_dir, name, rows, files.config, files.sweep, sweep, (), files.sessions, running, now)
 
@@ -168,6 +168,17 @@ class History:
         past, last = self._counted.get((member, name), (0, 0.0))
         every = np.concatenate([[last], values[np.isfinite(values)]])
         self._counted[member, name] = (past + total(every) - int(every[-1]), float(every[-1]))
+
+
+def total(values: Any) -> int:
+    """A counter over all sessions: it starts again from nothing in each, and what it had before counts too.
+
+    >>> total(np.array([0.0, 2.0, 2.0, 0.0, 1.0])), total(np.empty(0))
+    (3, 0)
+    """
+    if not len(values):
+        return 0
+    return int(values[-1] + values[:-1][np.diff(values) < 0].sum())
 
 
 def column(rows: list[Row], name: str) -> Any:

@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 import time
 from collections.abc import AsyncIterator
 from functools import partial
 from importlib.resources import files
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Scope
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from laser_rl.dashboard.facts import details, summary, video_id
@@ -25,6 +27,7 @@ from laser_rl.dashboard.runs import Made, Run, Runs, encoded
 from laser_rl.dashboard.security import HOST, Access, Guard
 from laser_rl.dashboard.stream import Listening, News, listed
 from laser_rl.errors import ConfigError
+from laser_rl.metrics.videos import open_film
 
 MOST_CONNECTIONS = 256
 _SEND_BUFFER_BYTES = 32 << 10  # what is kept for a page that does not read, in the kernel and here
@@ -69,6 +72,20 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
 
+class OpenFile(FileResponse):
+    """A file that is open already, in parts if it is asked for in parts: what its path leads to by now does not matter."""
+
+    def __init__(self, file: BufferedReader, media_type: str) -> None:
+        handle = file.fileno()
+        super().__init__(f"/proc/self/fd/{handle}", media_type=media_type, stat_result=os.fstat(handle))
+        self._file = file
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, and close it."""
+        with self._file:
+            await super().__call__(scope, receive, send)
+
+
 class Pages:
     """What each route answers."""
 
@@ -110,7 +127,8 @@ class Pages:
         """A file of a run's videos, in parts if it is asked for in parts."""
         for one in self._run(request).videos():
             if video_id(one) == request.path_params["video"]:
-                return FileResponse(one.path, media_type=one.media)
+                with contextlib.suppress(OSError):
+                    return OpenFile(open_film(one), one.media)
         raise HTTPException(404)
 
     async def stream(self, request: Request) -> Response:

@@ -1,17 +1,13 @@
 """`metrics.jsonl` read on from where it was, in pieces: a log of gigabytes is never in memory as a whole, and never read twice."""
 
-import contextlib
-import json
 import os
 import stat
 from pathlib import Path
-from typing import Any
 
-from laser_rl.metrics.rows import row_of
+from laser_rl.metrics.page import open_regular
+from laser_rl.metrics.rows import rows_in
 from laser_rl.metrics.sink import Row
-
-PIECE_BYTES = 2 << 20
-_LONGEST_LINE_BYTES = 16 << 20
+from laser_rl.metrics.stream import LONGEST_LINE_BYTES, PIECE_BYTES
 
 
 class Tail:
@@ -37,7 +33,7 @@ class Tail:
     def restarted(self) -> bool:
         """Look at the file; true, once, if what was read before is not what is there now (`--fresh`)."""
         try:
-            found = self._path.stat()
+            found = self._path.lstat()
         except OSError:
             found = None
         if found is None or not stat.S_ISREG(found.st_mode):  # a pipe would be waited for for ever
@@ -53,10 +49,10 @@ class Tail:
     def read(self, most_bytes: int = PIECE_BYTES) -> list[Row]:
         """The rows of the next piece, void ones included; half a line is left for later."""
         try:
-            with self._path.open("rb") as file:
+            with open_regular(self._path) as file:
                 file.seek(self.offset)
                 data = file.read(most_bytes)
-                while data and b"\n" not in data and len(data) < _LONGEST_LINE_BYTES:
+                while data and b"\n" not in data and len(data) < LONGEST_LINE_BYTES:
                     more = file.read(most_bytes)
                     if not more:
                         break
@@ -64,7 +60,7 @@ class Tail:
         except OSError:
             return []
         whole = data.rfind(b"\n") + 1
-        if not whole and len(data) >= _LONGEST_LINE_BYTES:
+        if not whole and len(data) >= LONGEST_LINE_BYTES:
             whole = len(data)  # no row of ours is that long: skip it, or we would read it for ever
         self.offset += whole
         return rows_in(data[:whole])
@@ -75,40 +71,13 @@ class Tail:
         return known
 
 
-def rows_in(data: bytes) -> list[Row]:
-    r"""The rows of whole lines; what a killed writer left of one is passed over.
-
-    >>> rows_in(b'{"kind": "train", "step": 1, "update": 1, "kl": "inf"}\n{"kind": "tr\n[]\n')
-    [{'kind': 'train', 'step': 1, 'update': 1, 'kl': inf}]
-    """
-    return [row for fields in _objects(data.splitlines()) if (row := row_of(fields)) is not None]
-
-
 def last_row(path: Path, most_bytes: int = 8192) -> Row | None:
     """The last whole row of a log, without reading the rest of it."""
-    if not path.is_file():
-        return None
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - most_bytes))
             data = file.read(most_bytes)
     except OSError:
         return None
     rows = rows_in(data[: data.rfind(b"\n") + 1])
     return rows[-1] if rows else None
-
-
-def _objects(lines: list[bytes]) -> list[dict[str, Any]]:
-    """What is a JSON object; all lines at once, which is twice as fast, unless one of them is broken."""
-    if all(line.startswith(b"{") and line.endswith(b"}") for line in lines):
-        with contextlib.suppress(ValueError, RecursionError):
-            rows = json.loads(b"[" + b",".join(lines) + b"]")
-            if len(rows) == len(lines) and all(isinstance(row, dict) for row in rows):
-                return list(rows)
-    found = []
-    for line in lines:
-        with contextlib.suppress(ValueError, RecursionError):
-            row = json.loads(line)
-            if isinstance(row, dict):
-                found.append(row)
-    return found

@@ -19,14 +19,25 @@ Kind = Literal["run", "sweep"]
 
 @dataclass(frozen=True)
 class Played:
-    """What one agent has played: its frames so far, its episodes in training, its evaluations as (frames, mean return)."""
+    """What one agent has played: its frames so far, its episodes in training, its evaluations as (frames, mean return).
+
+    `reported` are means of its last 100 episodes as it told them itself, also as (frames, mean return).
+    """
 
     frames: int
     episodes: Episodes
     evaluations: tuple[tuple[int, float], ...] = ()
+    reported: tuple[tuple[int, float], ...] = ()
 
     def score(self, limit: float) -> float:
-        """Of the last 100 episodes within the first `limit` frames; NaN if none ended."""
+        """Of the last 100 episodes within the first `limit` frames; NaN if none ended.
+
+        In a long run a row is the mean of several episodes. Then the score is what the run reported last: that is over exactly 100.
+        """
+        weights = self.episodes.weights[self.episodes.frames <= limit][-LAST_EPISODES:]
+        told = next((mean for frames, mean in reversed(self.reported) if frames <= limit), None)
+        if told is not None and (weights > 1).any():
+            return told
         return last_episodes(self.episodes, before_frames=limit)
 
     def evaluation(self, limit: float) -> float:
@@ -107,7 +118,7 @@ def compare(run: GameRun, *, frames: int | None = None) -> Line:
         members=len(run.members),
         best_member=best,
         frames=int(min(member.frames, limit)),
-        episodes=min(LAST_EPISODES, int(np.count_nonzero(member.episodes.frames <= limit))),
+        episodes=min(LAST_EPISODES, int(member.episodes.weights[member.episodes.frames <= limit].sum())),
         score=scores[best],
         human_normalised=reference.normalised(scores[best]),
         evaluation=evaluation,

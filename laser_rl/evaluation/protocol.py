@@ -29,25 +29,31 @@ class Episodes(NamedTuple):
 
     frames: Floats  # that the agent had seen when the episode ended
     returns: Floats  # raw, as the environment pays them
+    counts: Floats | None = None  # how many episodes each is the last and the mean of; None: one each
+
+    @property
+    def weights(self) -> Floats:
+        """How many episodes each row stands for."""
+        return np.ones(len(self.frames)) if self.counts is None else self.counts
 
 
 def episodes_of(
     rows: Iterable[Mapping[str, Any]], *, frames_a_step: int, member: int | None = None, task: str | None = None
 ) -> Episodes:
-    """The episodes in rows of metrics: of one member of a sweep, of one task of a mixture.
+    """The episodes in rows of metrics: of one member of a sweep, of one task of a mixture. A row may be of several (`metrics.rows.joined`).
 
     >>> rows = [{"kind": "episode", "step": 50, "return": 3.0}, {"kind": "train", "step": 60}]
     >>> episodes_of(rows, frames_a_step=4)
-    Episodes(frames=array([200.]), returns=array([3.]))
+    Episodes(frames=array([200.]), returns=array([3.]), counts=array([1.]))
     """
-    pairs = [
-        (float(row["step"]) * frames_a_step, float(row["return"]))
+    found = [
+        (float(row["step"]) * frames_a_step, float(row["return"]), max(1.0, float(row.get("episodes", 1))))
         for row in rows
         if row["kind"] == "episode" and "return" in row and row.get("member") == member and row.get("task") == task
     ]
     # Rows of several processes may stand in another order than they were made; equal frames keep theirs.
-    columns = np.array(sorted(pairs, key=lambda pair: pair[0]), dtype=np.float64).reshape(-1, 2)
-    return Episodes(columns[:, 0], columns[:, 1])
+    columns = np.array(sorted(found, key=lambda one: one[0]), dtype=np.float64).reshape(-1, 3)
+    return Episodes(columns[:, 0], columns[:, 1], columns[:, 2])
 
 
 def bucketed(episodes: Episodes, *, bucket_frames: int, total_frames: int) -> Floats:
@@ -62,8 +68,8 @@ def bucketed(episodes: Episodes, *, bucket_frames: int, total_frames: int) -> Fl
     _check_frames(episodes, total_frames)
     count = -(-total_frames // bucket_frames)
     bucket = np.maximum(np.ceil(episodes.frames / bucket_frames).astype(np.int64) - 1, 0)
-    ended = np.bincount(bucket, minlength=count)
-    total = np.bincount(bucket, weights=episodes.returns, minlength=count)
+    ended = np.bincount(bucket, weights=episodes.weights, minlength=count)
+    total = np.bincount(bucket, weights=episodes.weights * episodes.returns, minlength=count)
     return np.asarray(np.divide(total, ended, out=np.full(count, np.nan), where=ended > 0))
 
 
@@ -208,9 +214,21 @@ def last_episodes(episodes: Episodes, *, before_frames: float | None = None, cou
     >>> episodes = Episodes(np.array([10.0, 20.0, 30.0]), np.array([1.0, 2.0, 9.0]))
     >>> last_episodes(episodes, count=2), last_episodes(episodes, before_frames=20)
     (5.5, 1.5)
+
+    Where rows are of several episodes, the mean is over the fewest last rows that hold so many.
+
+    >>> last_episodes(Episodes(np.array([10.0, 20.0]), np.array([1.0, 4.0]), np.array([8.0, 16.0])), count=20)
+    3.0
     """
-    within = episodes.returns if before_frames is None else episodes.returns[episodes.frames <= before_frames]
-    return float(within[-count:].mean()) if within.size else float("nan")
+    within = slice(None) if before_frames is None else episodes.frames <= before_frames
+    returns, weights = episodes.returns[within], episodes.weights[within]
+    if not returns.size:
+        return float("nan")
+    after = np.cumsum(weights[::-1])[::-1] - weights  # episodes after each row
+    last = after < count
+    if (weights[last] == 1).all():
+        return float(returns[last].mean())
+    return float(np.average(returns[last], weights=weights[last]))
 
 
 def _with_tasks(values: ArrayLike) -> Floats:

@@ -13,6 +13,7 @@ from laser_rl.envs.scores import references_of, tasks_of
 from laser_rl.errors import ConfigError
 from laser_rl.evaluation import protocol
 from laser_rl.metrics.log import read
+from laser_rl.metrics.rows import episodes_in
 from laser_rl.metrics.sink import Kind, Row, Value
 from laser_rl.runtime.crew_build import build_crew
 from laser_rl.runtime.sweep import SweepTraining, run_sweep
@@ -21,7 +22,7 @@ from laser_rl.runtime.sweep_launch import sweep as run_in_directory
 from laser_rl.sweep.settings import SweepConfig
 
 Floats = NDArray[np.float64]
-_RECORDED = ("member", "return", "task", "acceptance", "online_share")
+_RECORDED = ("member", "return", "episodes", "task", "acceptance", "online_share")
 _COLUMNS = ("update", "episodes", "value", "acceptance", "online_share")
 
 
@@ -139,8 +140,9 @@ def _place(row: Row, bucket_steps: int, count: int) -> int:
 
 
 def _ended(rows: Sequence[Row], bucket_steps: int, count: int) -> Floats:
-    places = [_place(row, bucket_steps, count) for row in rows if row["kind"] == "episode"]
-    return np.bincount(np.array(places, np.int64), minlength=count).astype(np.float64)
+    ended = [(_place(row, bucket_steps, count), episodes_in(row)) for row in rows if row["kind"] == "episode"]
+    places, episodes = np.array(ended, np.int64).reshape(-1, 2).T
+    return np.bincount(places, episodes, minlength=count).astype(np.float64)
 
 
 def _largest(rows: Sequence[Row], name: str, bucket_steps: int, count: int) -> Floats:

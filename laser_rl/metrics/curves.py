@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 
 from laser_rl.errors import ConfigError
 from laser_rl.metrics import display, drawing
-from laser_rl.metrics.log import read
+from laser_rl.metrics.condensed import Condensed
+from laser_rl.metrics.log import FILE
+from laser_rl.metrics.rows import episodes_in
 from laser_rl.metrics.sink import Kind, Row
-from laser_rl.metrics.window import window_for
+from laser_rl.metrics.window import EPISODES, window_for
 
 Curve = tuple[NDArray[np.float64], NDArray[np.float64]]  # steps, values
 MEDIAN = "Median over tasks of the normalised score"
@@ -44,7 +46,8 @@ def returns(rows: Sequence[Row]) -> Curve:
     tasks = list(dict.fromkeys(str(row["task"]) for row in episodes if "task" in row))
     window, pairs = window_for(tasks), []
     for row in episodes:
-        window.add(float(row["return"]), tasks.index(str(row.get("task", tasks[0]))) if tasks else 0)
+        for _ in range(min(episodes_in(row), EPISODES)):  # of a row of several, their mean for each
+            window.add(float(row["return"]), tasks.index(str(row.get("task", tasks[0]))) if tasks else 0)
         pairs.append((row["step"], window.numbers()["return_mean"]))
     return _arrays(pairs)
 
@@ -82,7 +85,7 @@ def plot_returns(runs: Sequence[str | Path | Sequence[Row]], path: str | Path, *
     >>> plot_returns([rows, rows], Path(tempfile.mkdtemp()) / "returns.png").read_bytes()[1:4]
     b'PNG'
     """
-    all_rows = [read(run) if isinstance(run, str | Path) else run for run in runs]
+    all_rows = [Condensed.read(Path(run) / FILE).rows() if isinstance(run, str | Path) else run for run in runs]
     curves = [found for rows in all_rows if len((found := returns(rows))[0])]
     if not curves:
         raise ConfigError(f"expected at least one finished episode, got none in {len(runs)} runs; train for longer")

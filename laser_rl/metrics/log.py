@@ -20,8 +20,9 @@ from typing import Self
 from laser_rl.errors import ConfigError, is_full
 from laser_rl.metrics.late import MOST_KEPT, LateLines, full_disk_forgiven
 from laser_rl.metrics.page import open_regular
-from laser_rl.metrics.rows import FIXED, row_of
+from laser_rl.metrics.rows import FIXED, rows_in
 from laser_rl.metrics.sink import Kind, Row, Value
+from laser_rl.metrics.stream import Resumes, Stream, is_mark
 
 log = logging.getLogger("laser_rl.metrics")
 FILE = "metrics.jsonl"
@@ -131,8 +132,7 @@ class MetricsLog:
 
 def read(run_dir: str | Path, kinds: Collection[Kind] | None = None) -> list[Row]:
     """All rows that still hold, in order; of `kinds` only, if given. Also while the run is writing."""
-    rows = valid(read_from(Path(run_dir) / FILE)[0])
-    return rows if kinds is None else [row for row in rows if row["kind"] in kinds]
+    return [row for row in Stream(Path(run_dir) / FILE) if kinds is None or row["kind"] in kinds]
 
 
 def read_from(path: str | Path, offset: int = 0) -> tuple[list[Row], int]:
@@ -156,8 +156,7 @@ def read_from(path: str | Path, offset: int = 0) -> tuple[list[Row], int]:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
     whole = data.rfind(b"\n") + 1
-    rows = [row for line in data[:whole].splitlines() if (row := _parsed(line)) is not None]
-    return rows, offset + whole
+    return rows_in(data[:whole]), offset + whole
 
 
 def valid(rows: Iterable[Row]) -> list[Row]:
@@ -170,12 +169,9 @@ def valid(rows: Iterable[Row]) -> list[Row]:
     >>> len(valid([*rows, mark | {"member": 0}]))  # a mark of another member: nothing is void
     4
     """
-    kept: list[Row] = []
-    for row in rows:
-        if _is_mark(row):
-            kept = [old for old in kept if not _voids(row, old)]
-        kept.append(row)
-    return kept
+    rows = list(rows)
+    resumes = Resumes(row for row in rows if is_mark(row))
+    return [row for row in rows if resumes.holds(row)]
 
 
 def rows_hash(run_dir: str | Path) -> str:
@@ -186,7 +182,9 @@ def rows_hash(run_dir: str | Path) -> str:
     'e3b0c442'
     """
     digest = hashlib.sha256()
-    for row in read(run_dir, ("train", "episode", "evaluation", "sweep")):
+    for row in Stream(Path(run_dir) / FILE):
+        if row["kind"] == "event":
+            continue
         timeless = {name: _plain(value) for name, value in row.items() if not is_wall_clock(name)}
         digest.update(json.dumps(timeless, sort_keys=True).encode() + b"\n")
     return digest.hexdigest()
@@ -209,24 +207,3 @@ def _plain(value: Value) -> Value:
         return int(value)
     number = float(value)
     return number if math.isfinite(number) else str(number)
-
-
-def _parsed(line: bytes) -> Row | None:
-    """The row of a line, or None for what a killed writer left of one."""
-    try:
-        fields = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return row_of(fields)
-
-
-def _is_mark(row: Row) -> bool:
-    return row["kind"] == "event" and row.get("event") == "resumed"
-
-
-def _voids(mark: Row, old: Row) -> bool:
-    if _is_mark(old) or old.get("member") != mark.get("member"):
-        return False
-    if old["kind"] == "evaluation" and "evaluated" in mark and old["step"] > mark["evaluated"]:  # type: ignore[operator]
-        return True  # the checkpoint was written before it
-    return old["step"] > mark["step"] or old["update"] > mark["update"]  # type: ignore[operator]

@@ -24,11 +24,49 @@ def open_regular(path: Path) -> BufferedReader:
     Traceback (most recent call last):
     OSError: [Errno 22] not a regular file: '/dev/zero'
     """
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    return open_below(path.parent, path.name)
+
+
+def open_below(root: Path, *names: str) -> BufferedReader:
+    """Open a regular file below a folder, where no part of the way from there is a link; OSError if one is.
+
+    Each part is opened from the one before it, so nobody can put a link in its place between a check and the opening.
+
+    >>> open_below(Path("/"), "..", "etc", "hosts")
+    Traceback (most recent call last):
+    OSError: [Errno 22] not a name: '..'
+    """
+    here = folder_below(root, *names[:-1])
+    try:
+        handle = os.open(_name(names[-1]), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=here)
+    except OSError as error:
+        error.filename = str(root.joinpath(*names))
+        raise
+    finally:
+        os.close(here)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
+        raise OSError(errno.EINVAL, "not a regular file", str(root.joinpath(*names)))
     return os.fdopen(handle, "rb")
+
+
+def folder_below(root: Path, *names: str) -> int:
+    """The descriptor of a folder below another one, where no part of the way is a link; the caller closes it."""
+    here = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    for name in names:
+        try:
+            inner = os.open(_name(name), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
+        finally:
+            os.close(here)
+        here = inner
+    return here
+
+
+def _name(name: str) -> str:
+    """One part of a path."""
+    if name in {"", ".", ".."} or "/" in name:
+        raise OSError(errno.EINVAL, "not a name", name)
+    return name
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -3,9 +3,10 @@
 from pathlib import Path
 
 from laser_rl.errors import ConfigError
-from laser_rl.metrics.log import FILE, read
+from laser_rl.metrics.log import FILE
 from laser_rl.metrics.page import read_json
 from laser_rl.metrics.report import report
+from laser_rl.metrics.stream import Stream
 from laser_rl.metrics.sweep_standing import SWEEP, MemberStanding, best, settings_of, standing
 
 __all__ = ["MemberStanding", "best", "standing", "sweep_report"]
@@ -23,7 +24,7 @@ def sweep_report(run_dir: str | Path) -> Path:
     True
     """
     run_dir = Path(run_dir)
-    if not settings_of(read_json(run_dir / SWEEP)) and not any("member" in row for row in read(run_dir)):
+    if not settings_of(read_json(run_dir / SWEEP)) and not any("member" in row for row in Stream(run_dir / FILE)):
         raise ConfigError(
             f"expected {run_dir / SWEEP} or {run_dir / FILE} with the numbers of a sweep, got neither; "
             "is this the directory of a sweep that has begun?"

@@ -9,7 +9,8 @@ from typing import Any
 
 from laser_rl.errors import ConfigError
 from laser_rl.metrics import display, page
-from laser_rl.metrics.log import FILE, read
+from laser_rl.metrics.condensed import Condensed
+from laser_rl.metrics.log import FILE
 from laser_rl.metrics.sink import Row
 from laser_rl.metrics.sweep_curves import acceptance_matrix, by_member, copies, member_returns, own_and_others_of
 
@@ -82,7 +83,7 @@ def standing(run_dir: str | Path) -> list[MemberStanding]:
     [(0, 640, 20.0)]
     """
     run_dir = Path(run_dir)
-    found = standing_of(read(run_dir), page.read_json(run_dir / SWEEP))
+    found = standing_of(Condensed.read(run_dir / FILE).rows(), page.read_json(run_dir / SWEEP))
     if not found:
         raise ConfigError(
             f"expected {run_dir / SWEEP} or {run_dir / FILE} with rows of members, got neither; "

@@ -6,10 +6,11 @@ A film `step-….mp4` has a small JSON file of the same name beside it. That fil
 import os
 import re
 from collections.abc import Mapping, Sequence
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from laser_rl.metrics.page import read_json
+from laser_rl.metrics.page import open_below, read_json
 
 FOLDER = "videos"
 BY_TRAINING, BY_ENJOY = "training", "enjoy"  # who made a film; only the first kind is ever removed
@@ -77,15 +78,21 @@ def facts_path(video: Path) -> Path:
     return video.with_suffix(".json")
 
 
-def films(run_dir: str | Path) -> list[Film]:
+def films(run_dir: str | Path, *, elsewhere: bool = False) -> list[Film]:
     """All of a directory, the newest first: plain files only, no links, so that nothing outside of it is ever shown.
+
+    Args:
+        run_dir: of a run.
+        elsewhere: also where `videos` itself is a link. For who makes films, never for who shows them.
 
     >>> films("nowhere")
     []
     """
-    found = []
+    found, folder = [], Path(run_dir) / FOLDER
+    if folder.is_symlink() and not elsewhere:
+        return []
     try:
-        every = list((Path(run_dir) / FOLDER).iterdir())
+        every = list(folder.iterdir())
     except OSError:
         return []
     for path in every:
@@ -98,6 +105,11 @@ def films(run_dir: str | Path) -> list[Film]:
         if path.is_file() and not path.is_symlink():
             found.append(_film(path, stat))
     return sorted(found, key=lambda one: (-one.time, one.name))
+
+
+def open_film(film: Film) -> BufferedReader:
+    """Open a film for reading; OSError if it, or `videos`, has become a link."""
+    return open_below(film.path.absolute().parents[1], FOLDER, film.name)
 
 
 def best(found: Sequence[Film]) -> Film | None:
@@ -116,7 +128,7 @@ def filmed_until(run_dir: str | Path, step: int) -> int:
     >>> filmed_until("nowhere", 640)
     0
     """
-    made = [one.step for one in films(run_dir) if one.by == BY_TRAINING and one.step is not None]
+    made = [one.step for one in films(run_dir, elsewhere=True) if one.by == BY_TRAINING and one.step is not None]
     return max((one for one in made if one <= step), default=0)
 
 
@@ -126,7 +138,7 @@ def prune(run_dir: str | Path, keep: int) -> list[Path]:
     >>> prune("nowhere", 20)
     []
     """
-    made = [one for one in films(run_dir) if one.by == BY_TRAINING]
+    made = [one for one in films(run_dir, elsewhere=True) if one.by == BY_TRAINING]
     made.sort(key=lambda one: -(one.step or 0))
     tasks = {one.task for one in made}
     kept = {one.path for one in made[:keep]} | {
@@ -143,7 +155,7 @@ def clear(run_dir: str | Path) -> None:
 
     >>> clear("nowhere")
     """
-    for one in films(run_dir):
+    for one in films(run_dir, elsewhere=True):
         if one.by == BY_TRAINING:
             _remove(one.path)
 

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from laser_rl.envs.scores import references_of, scores_of
+from laser_rl.metrics.rows import episodes_in, joined
+from laser_rl.metrics.sink import Row, Value
 
 if TYPE_CHECKING:
     from laser_rl.envs.suites import Reference
 
 EPISODES, EPISODES_A_TASK = 100, 50
+EACH = 1 << 15  # so many episodes have a row of their own
 
 
 class EpisodeWindow:
@@ -122,6 +125,56 @@ class TaskWindow:
         returns = state.get("tasks") or dict.fromkeys(self._names, ())
         self._returns = [deque(returns[name], maxlen=self._size) for name in self._names]
         self._episodes = int(state["episodes"])
+
+
+class EpisodeRows:
+    """Which row an episode goes to: one of its own in a short run; in a long one a row is of several, so that logs stay small.
+
+    The first 2^15 episodes have a row each, the next 2^16 a row for two, the next 2^17 a row for four, and so on: 2^15 rows every time that
+    the number of episodes doubles. The rule counts episodes and nothing else: the same seed gives the same rows.
+
+    >>> rows = EpisodeRows()
+    >>> [rows.add({"return": value}, ended=EACH + 1) for value in (1.0, 2.0)]
+    [None, {'return': 1.5, 'episodes': 2, 'return_low': 1.0, 'return_high': 2.0, 'return_last': 2.0}]
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[
+            str, tuple[int, Row]
+        ] = {}  # by task: how many episodes the row is to be of, and what it is of those so far
+
+    def add(self, values: Mapping[str, Value], ended: int) -> Row | None:
+        """Take the episode that is number `ended` of its agent, from 1 on; the row, if it is complete."""
+        task = str(values.get("task", ""))
+        size, row = self._open.pop(task, (episodes_a_row(ended), {}))
+        row = joined(row, values) if row else dict(values)
+        if episodes_in(row) >= size:
+            return row
+        self._open[task] = (size, row)
+        return None
+
+    def rest(self) -> list[Row]:
+        """The rows that are not complete, at the end of a run; new ones begin with the next episode."""
+        rows = [row for _, row in self._open.values()]
+        self._open = {}
+        return rows
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that `load_state_dict` needs, as JSON."""
+        return {task: [size, dict(row)] for task, (size, row) in self._open.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where the other one was."""
+        self._open = {task: (int(size), dict(row)) for task, (size, row) in state.items()}
+
+
+def episodes_a_row(ended: int) -> int:
+    """For how many episodes there is a row, at episode number `ended`.
+
+    >>> [episodes_a_row(n) for n in (1, EACH, EACH + 1, 3 * EACH, 3 * EACH + 1)]
+    [1, 1, 2, 2, 4]
+    """
+    return 1 << (((ended - 1) // EACH + 1).bit_length() - 1)
 
 
 Window = EpisodeWindow | TaskWindow

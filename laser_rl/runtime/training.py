@@ -14,7 +14,7 @@ from laser_rl.agent.actor import Actor
 from laser_rl.errors import EnvironmentFailed
 from laser_rl.evaluation.statistics import EvalResult, evaluation_of
 from laser_rl.metrics.sink import Kind, Sink, Value
-from laser_rl.metrics.window import memory_bytes, window_for
+from laser_rl.metrics.window import EpisodeRows, memory_bytes, window_for
 from laser_rl.runtime.budget import Budget
 from laser_rl.runtime.build import Member, derive
 from laser_rl.runtime.evaluate import Unfinished, evaluate, trained_of
@@ -65,6 +65,7 @@ class Training:
         self.budget = Budget(member.config.run.budget_minutes) if budget is None else budget
         self.target = self.horizon = member.config.run.steps
         self.window = window_for(_tasks_of(member))
+        self._episodes = EpisodeRows()
         self.evaluations: list[tuple[int, EvalResult]] = []
         self.saved: Path | None = None
         self.run_dir: Path | None = None  # where all of it is kept
@@ -130,7 +131,9 @@ class Training:
         task = spec.task_of(episode.slot)
         self.window.add(episode.raw_return, task)
         values = {"return": episode.raw_return, "length": episode.length, "slot": episode.slot}
-        self._write("episode", {**values, "task": spec.tasks[task]} if spec.tasks else values)
+        row = self._episodes.add({**values, "task": spec.tasks[task]} if spec.tasks else values, self.window.episodes)
+        if row is not None:
+            self._write("episode", row)
 
     def learned(self) -> None:
         """After every update: a row of metrics, if one is due."""
@@ -138,9 +141,16 @@ class Training:
         run = self.member.config.run
         enough = run.runtime == "serial" and self.update - self._logged_updates >= run.log_every_updates
         if enough or (self.by_clock and time.monotonic() - self._logged_at >= run.log_every_s):
-            self.report()
+            self._report()
 
     def report(self) -> None:
+        """The last rows: of episodes that wait for others to share a row with, and of the updates since the last one."""
+        with self._lock:
+            for row in self._episodes.rest():
+                self._write("episode", row)
+        self._report()
+
+    def _report(self) -> None:
         """A row of metrics over the updates since the last one."""
         if self.update == self._logged_updates:
             return
@@ -245,6 +255,7 @@ class Training:
         spent = {} if self.budget.minutes is None else {"spent_seconds": self.budget.spent_s}
         return {
             **spent,
+            **({"open_rows": rows} if (rows := self._episodes.state_dict()) else {}),
             "steps": self.steps,
             "window": self.window.state_dict(),
             "logged_updates": self._logged_updates,
@@ -258,6 +269,7 @@ class Training:
         """Go on counting there."""
         self.steps = state["steps"]
         self.window.load_state_dict(state["window"])
+        self._episodes.load_state_dict(state.get("open_rows", {}))
         self._logged_updates, self._logged_steps = state["logged_updates"], state["logged_steps"]
         self._next, self.notes = dict(state["next"]), dict(state["notes"])
         self.evaluations = [(step, evaluation_of(result)) for step, result in state["evaluated"]]

@@ -270,6 +270,43 @@ def test_numbers_below_a_chart_are_different_where_all_points_are_near_each_othe
         end(process)
 
 
+def test_another_run_leaves_nothing_of_the_one_before_in_panels_out_of_sight(tmp_path, browser):
+    first, second = write_sweep(tmp_path / "first", 10, 300), write_sweep(tmp_path / "second", 2, 300)
+    for run, members in ((first, 10), (second, 2)):
+        with MetricsLog(run) as log:
+            for number in range(1, members):
+                told = {"event": "exploit", "member": number, "donor": 0, "score": 1.0, "donor_score": 2.0}
+                log.write("event", 10_000, 100, told)
+            log.write("event", 12_000, 300, {"event": "finished"})
+    process, link = start_dashboard(str(tmp_path))
+    texts = "[...document.querySelectorAll('.panel:not(#panel-events):not(#panel-machine)')].map((one) => one.innerText).join(' ')"
+    try:
+        browser.go(link)
+        browser.wait(f"{LIVE} && {LABEL}")
+        browser.size(1280, 8000)
+        browser.wait(
+            "document.querySelectorAll('#panel-who table')[0]?.querySelectorAll('td[aria-label]').length === 100"
+        )
+        browser.wait("document.querySelectorAll('#panel-lineage circle').length === 9")
+        browser.wait("document.querySelectorAll('#panel-steps .legend span').length === 10")
+        browser.size(1280, 400)  # only the first panel is in sight
+        browser.run("scrollTo(0, 0)")
+        time.sleep(1)
+        browser.key("n")
+        browser.wait(f"document.title.startsWith('second') && {LABEL}?.includes('2 lines')", 30)
+        assert browser.run("document.querySelectorAll('#panel-who td[aria-label]').length") in {0, 4, 14}
+        assert browser.run("document.querySelectorAll('#panel-steps .legend span').length") in {0, 2}
+        assert browser.run("document.querySelectorAll('#panel-lineage circle').length") in {0, 1}
+        assert "member 9" not in browser.run(texts)
+        browser.run("document.getElementById('panel-who').scrollIntoView()")
+        browser.wait(
+            "document.querySelectorAll('#panel-who table')[0]?.querySelectorAll('td[aria-label]').length === 4"
+        )
+        assert browser.errors == []
+    finally:
+        end(process)
+
+
 def _video_plays(browser: Chromium) -> None:
     browser.run("(() => { const video = document.querySelector('video'); video.muted = true; return video.play() })()")
     browser.wait("document.querySelector('video').currentTime > 0.3")

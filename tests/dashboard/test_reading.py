@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from laser_rl.dashboard.history import Files, History
 from laser_rl.dashboard.runs import Run, Runs
 from laser_rl.dashboard.table import Line, Table, aligned
-from laser_rl.dashboard.tail import Tail, last_row, rows_in
+from laser_rl.dashboard.tail import Tail, last_row
 from laser_rl.metrics import MetricsLog, read
 from laser_rl.metrics.curves import curve
 from laser_rl.metrics.reporting.subject import subject_of
+from laser_rl.metrics.rows import rows_in
 from tests.dashboard.logs import level, write_run, write_sweep
 
 
@@ -282,3 +283,11 @@ def test_a_run_that_never_reports_means_shows_its_episodes(tmp_path):
 
     assert returns(run, run.subject(), Asked())["lines"][0]["y"] == [0.0, 1.0, 2.0, 3.0, 4.0]
     assert run.history.subject(tmp_path, "x", Files({}, {}, []), running=True, now=0.0).members[0].return_mean == 2.0
+
+
+def test_an_exploit_that_is_the_last_row_counts_once(tmp_path):
+    history = History()
+    told = {"event": "exploit", "member": 1, "donor": 0, "score": 1.0, "donor_score": 2.0}
+    history.add([{"kind": "event", "step": 10, "update": 1, "time": 1.0, **told}])
+    subject = history.subject(tmp_path, "run", Files({}, {}, []), running=False, now=2.0)
+    assert [one.exploits for one in subject.members] == [0, 1]

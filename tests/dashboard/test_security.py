@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -210,6 +211,38 @@ def test_videos_in_parts_and_no_link_out(served):
     for method in METHODS:
         assert served.ask(path, method)[0] == (200 if method in {"GET", "HEAD"} else 405)
         assert served.ask(path, method, known=False)[0] == 401
+
+
+def test_nothing_is_served_through_a_folder_of_videos_or_a_log_that_is_a_link(tmp_path):
+    elsewhere, run = tmp_path / "elsewhere", write_run(tmp_path / "runs" / "a", 5)
+    elsewhere.mkdir()
+    (elsewhere / "step-1.mp4").write_bytes(b"secret")
+    (run / "videos").symlink_to(elsewhere)
+    linked = write_run(tmp_path / "runs" / "b", 0)
+    (run / "metrics.jsonl").rename(elsewhere / "metrics.jsonl")
+    (linked / "metrics.jsonl").unlink()
+    (linked / "metrics.jsonl").symlink_to(elsewhere / "metrics.jsonl")
+    digest = hashlib.sha256(b"step-1.mp4").hexdigest()[:24]
+    with serving([tmp_path / "runs"]) as served:
+        for one in served.runs.every():
+            assert served.ask(f"/api/runs/{one.number}/videos/{digest}")[0] == 404
+            assert json.loads(served.ask(f"/api/runs/{one.number}/details")[2])["videos"] == []
+            time.sleep(0.3)
+            assert json.loads(served.ask(f"/api/runs/{one.number}")[2])["rows"] == 0
+
+
+def test_a_folder_that_becomes_a_link_after_it_was_listed_is_not_followed(tmp_path):
+    run = write_run(tmp_path / "runs" / "a", 5)
+    (run / "videos").mkdir()
+    (run / "videos" / "step-1.mp4").write_bytes(b"own")
+    with serving([tmp_path / "runs"]) as served:
+        [video] = json.loads(served.ask("/api/runs/0/details")[2])["videos"]
+        assert served.ask(f"/api/runs/0/videos/{video['id']}")[2] == b"own"
+        [known] = served.runs.every()[0].videos()
+        (run / "videos").rename(tmp_path / "elsewhere")
+        (run / "videos").symlink_to(tmp_path / "elsewhere")
+        served.runs.every()[0].videos = lambda: [known]  # as it was listed a moment ago
+        assert served.ask(f"/api/runs/0/videos/{video['id']}")[0] == 404
 
 
 def test_what_is_beside_a_video_is_told_and_not_served(served):

@@ -18,7 +18,7 @@ from laser_rl.metrics import MetricsLog, read, read_from, rows_hash
 from laser_rl.metrics.log import FILE, valid
 
 VALUES = st.dictionaries(
-    st.text(min_size=1).filter(lambda name: name not in {"kind", "step", "update", "time"}),
+    st.text(min_size=1).filter(lambda name: name not in {"kind", "step", "update", "time", "member", "donor", "task"}),
     st.floats(width=64) | st.integers(-(2**53), 2**53) | st.text().filter(lambda text: text not in {"nan", "inf", "-inf"}),
     max_size=4,
 )  # fmt: skip

@@ -12,7 +12,8 @@ from laser_rl.metrics import MetricsLog, machine
 from laser_rl.metrics.log import FILE
 from laser_rl.metrics.report import report, write_report
 from laser_rl.metrics.reporting.scores import interval
-from laser_rl.metrics.reporting.subject import resumptions_of, subject_of
+from laser_rl.metrics.reporting.subject import subject_of
+from laser_rl.metrics.stream import Resumes
 from tests.metrics.reading import EVIL, read_csv, read_markdown, read_page
 from tests.metrics.test_sweep_rows import a_sweep
 
@@ -188,7 +189,10 @@ def test_resumptions_of_a_member_void_its_rows_only():
     marks = [
         {"kind": "event", "event": "resumed", "step": step, "update": step // 10, "member": 1} for step in (20, 10)
     ]
-    first, second = resumptions_of([*rows, *marks])
+    resumes = Resumes(marks)
+    for row in [*rows, *marks]:
+        resumes.holds(row)
+    first, second = resumes.told()
     assert (first.step, first.reached, first.void, first.member) == (20, 30, 1, 1)
     assert (second.step, second.reached, second.void) == (10, 20, 1)
 

@@ -64,5 +64,13 @@ def test_a_link_out_of_the_directory_is_no_film(run_dir, tmp_path):
     assert "zz.mp4" not in page
 
 
+def test_a_folder_of_films_that_is_a_link_is_not_followed(run_dir, tmp_path):
+    (run_dir / "videos").rename(tmp_path / "elsewhere")
+    (run_dir / "videos").symlink_to(tmp_path / "elsewhere")
+    page = write_report([run_dir])[0].read_text()
+    assert "<video" not in page
+    assert "step-000000000300" not in page
+
+
 def test_no_films_no_section(tmp_path):
     assert "Videos" not in write_report([a_run(tmp_path / "a")])[0].read_text()

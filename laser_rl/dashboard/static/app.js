@@ -16,9 +16,10 @@ function build() {
     const title = h("h2", { id: `title-${panel.id}` }, panel.title);
     const choice = panel.learners ? h("select", { "aria-label": "Which learner", onchange: (event) => { view.learner = event.target.value; stale(); } }) : null;
     const section = h("section", { class: panel.wide ? "panel wide" : "panel", id: `panel-${panel.id}`, "aria-labelledby": `title-${panel.id}`, hidden: panel.optional }, h("div", { class: "top" }, title, choice), h("p", { class: "why" }, panel.why), body);
-    panels.set(panel.id, { ...panel, section, choice, draw: MAKERS[panel.kind](body, panel), data: null, version: -1, seen: true });
+    panels.set(panel.id, { ...panel, section, body, choice, seen: true });
     at("panels").append(section);
   }
+  blank();
   const sight = new IntersectionObserver((entries) => {
     for (const entry of entries) panels.get(entry.target.id.slice("panel-".length)).seen = entry.isIntersecting;
     schedule();
@@ -26,10 +27,23 @@ function build() {
   for (const panel of panels.values()) if (!panel.optional) sight.observe(panel.section);
 }
 
+// Nothing of another run is left, also in panels out of sight: those are fetched only when somebody scrolls to them.
+function blank() {
+  for (const panel of panels.values()) {
+    fill(panel.body);
+    Object.assign(panel, { draw: MAKERS[panel.kind](panel.body, panel), data: null, version: -1 });
+    if (panel.optional) panel.section.hidden = true;
+    if (panel.choice) panel.choice.hidden = true;
+  }
+  for (const id of ["tiles", "members", "about"]) fill(at(id));
+  status("state", "");
+}
+
 function choose(number) {
   if (!view.runs.some((one) => one.run === number)) return;
   Object.assign(view, { run: number, hidden: new Set(), learner: "all", told: null });
   kept.set("laser-run", view.runs.find((one) => one.run === number).name);
+  blank();
   stale();
   listen();
 }

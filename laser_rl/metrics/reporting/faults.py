@@ -1,8 +1,6 @@
 """What a reader must not overlook: skipped updates, parameters that were rolled back, environments that failed, void rows."""
 
-import numpy as np
-
-from laser_rl.metrics.reporting.document import Array, Notice
+from laser_rl.metrics.reporting.document import Notice
 from laser_rl.metrics.reporting.subject import Subject
 
 _COUNTERS = {
@@ -18,21 +16,10 @@ _WINDOW = 100
 _MOST_MEMBERS = 12
 
 
-def total(values: Array) -> int:
-    """A counter over all sessions: it starts again from nothing in each, and what it had before counts too.
-
-    >>> total(np.array([0.0, 2.0, 2.0, 0.0, 1.0])), total(np.empty(0))
-    (3, 0)
-    """
-    if not len(values):
-        return 0
-    return int(values[-1] + values[:-1][np.diff(values) < 0].sum())
-
-
 def notices(subject: Subject) -> list[Notice]:
     """All of them, or one that says that there is nothing."""
     found = [*_state(subject), *_counted(subject), *_resumed(subject)]
-    bad = subject.not_finite
+    bad = subject.condensed.not_finite
     if bad:
         which = ", ".join(f"{name} ({count:,} rows)" for name, count in sorted(bad.items()))
         found.append(Notice(f"Numbers of training that are not finite, left out of the charts: {which}."))
@@ -71,7 +58,7 @@ def _episodes(subject: Subject, member: int) -> int:
 def _counted(subject: Subject) -> list[Notice]:
     found = []
     for name, sentence in _COUNTERS.items():
-        counts = {one.member: total(subject.curve(name, member=one.member)[1]) for one in subject.members}
+        counts = {one.member: subject.total(name, one.member) for one in subject.members}
         counts = {member: count for member, count in counts.items() if count}
         if counts:
             whose = f": {_whose(counts)}" if subject.is_sweep else ""

@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from urllib.parse import quote
 
-from laser_rl.metrics.page import open_regular
+from laser_rl.metrics.page import open_below
 from laser_rl.metrics.reporting.charts import classes, svg
 from laser_rl.metrics.reporting.document import (
     Block,
@@ -119,8 +119,9 @@ def _movie(movie: Movie, beside: Path) -> str:
 def _bytes(movie: Movie) -> bytes | None:
     if not movie.embed or movie.size > LARGEST_BYTES:
         return None
+    path = movie.path.absolute()
     try:
-        with open_regular(movie.path) as file:
+        with open_below(path.parents[1], *path.parts[-2:]) as file:
             data = file.read(LARGEST_BYTES + 1)
     except OSError:  # it was removed meanwhile
         return None

@@ -97,7 +97,7 @@ def returns_chart(subject: Subject) -> Lines | None:
     mean = series(subject.score_label.lower(), curves.returns(subject.rows), 0, band=False, style="thick")
     if mean is None:
         return None
-    spread = None if subject.mixed else percentile_band(subject.curve("return", "episode"), "single episodes")
+    spread = None if subject.mixed else percentile_band(subject.single_episodes(), "single episodes")
     played = subject.curve("mean", "evaluation")
     dots = Series("evaluations", *played, colour=1, style="dots") if len(played[0]) else None
     note = "Band: from the 10th to the 90th percentile of single episodes, thin line: their median." if spread else ""

@@ -44,7 +44,7 @@ def scores_table(subject: Subject) -> Table | None:
         rows = subject.of(one.member)
         played = next((row for row in reversed(rows) if row["kind"] == "evaluation"), {})
         # Returns of several tasks have nothing in common.
-        episodes = np.empty(0) if subject.mixed else subject.curve("return", "episode", one.member)[1][-_LAST:]
+        episodes = np.empty(0) if subject.mixed else subject.single_episodes(one.member, _LAST)[1]
         lines.append(
             (
                 words(one.member if subject.is_sweep else subject.name),

@@ -7,32 +7,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from laser_rl.errors import ConfigError
 from laser_rl.metrics import curves
+from laser_rl.metrics.condensed import Condensed
 from laser_rl.metrics.curves import Curve
-from laser_rl.metrics.log import FILE, read_from, valid
+from laser_rl.metrics.log import FILE
 from laser_rl.metrics.machine import sessions
 from laser_rl.metrics.page import flat, read_json
+from laser_rl.metrics.rows import episodes_in
 from laser_rl.metrics.sink import Kind, Row
+from laser_rl.metrics.stream import Resumption
 from laser_rl.metrics.sweep_curves import by_member
 from laser_rl.metrics.sweep_standing import SWEEP, MemberStanding, best, standing_of
 
 CONFIG = "config.json"
 SEED = "run.seed"
 _NO_ROWS: tuple[list[Row], set[str]] = ([], set())
-
-
-class Resumption(NamedTuple):
-    """A run, or a member, went back to a checkpoint: rows between `step` and `reached` are void."""
-
-    step: int
-    reached: int
-    void: int
-    member: int | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +43,8 @@ class Subject:
     sessions: list[dict[str, Any]] = field(default_factory=list)
     running: bool = False
     now: float = 0.0
+    condensed: Condensed = field(default_factory=Condensed)
+    """Of the same rows: what is counted over all of them."""
 
     @cached_property
     def members(self) -> list[MemberStanding]:
@@ -118,23 +114,29 @@ class Subject:
         array = array[np.isfinite(array[:, 1])]
         return array[:, 0], array[:, 1]
 
+    def single_episodes(self, member: int = 0, last: int | None = None) -> Curve:
+        """Returns of single episodes over steps: all that have a row of their own, and of a row of several its last one.
+
+        Of the `last` so many episodes without a gap, if that is asked for: nothing if not all of them have rows of their own.
+        """
+        rows, _ = self._sorted.get(("episode", member if self.is_sweep else None), _NO_ROWS)
+        if last is not None:
+            rows = rows[-last:]
+            rows = [] if any(episodes_in(row) > 1 for row in rows) else rows
+        return curves.curve(
+            [{**row, "return": row["return_last"]} if "return_last" in row else row for row in rows],
+            "return",
+            "episode",
+        )
+
     def newest(self, member: int, count: int, until: float = math.inf) -> list[Row]:
         """Its last rows of training that are not after a step."""
         rows, _ = self._sorted.get(("train", member if self.is_sweep else None), _NO_ROWS)
         return rows[: bisect.bisect_right(rows, until, key=lambda row: float(row["step"]))][-count:]
 
-    @cached_property
-    def not_finite(self) -> dict[str, int]:
-        """How many rows of training have which number that is none."""
-        found: dict[str, int] = {}
-        for (kind, _), (rows, _names) in self._sorted.items():
-            for row in rows if kind == "train" else ():
-                if math.isfinite(sum([value for value in row.values() if value.__class__ is float])):
-                    continue  # quick: nearly all rows
-                for name, value in row.items():
-                    if isinstance(value, float) and not math.isfinite(value):
-                        found[name] = found.get(name, 0) + 1
-        return found
+    def total(self, name: str, member: int = 0) -> int:
+        """A counter of training over all sessions."""
+        return self.condensed.total(member if self.is_sweep else None, name)
 
     @cached_property
     def _sorted(self) -> dict[tuple[object, object], tuple[list[Row], set[str]]]:
@@ -165,8 +167,8 @@ def subject_of(run_dir: str | Path, *, running: bool = False, now: float | None 
         inside = run_dir.is_dir() and any((one / FILE).exists() for one in run_dir.iterdir())
         hint = f"; its folders are: laser report {run_dir}/*" if inside else "; is this a run directory?"
         raise ConfigError(f"expected {run_dir} to have {CONFIG}, {SWEEP} or {FILE}, got none of them{hint}")
-    written, _ = read_from(run_dir / FILE)
-    rows = valid(written)
+    condensed = Condensed.read(run_dir / FILE)
+    rows = condensed.rows()
     of_members = any("member" in row for row in rows)
     return Subject(
         run_dir,
@@ -175,32 +177,12 @@ def subject_of(run_dir: str | Path, *, running: bool = False, now: float | None 
         read_json(run_dir / CONFIG),
         read_json(run_dir / SWEEP),
         is_sweep=(run_dir / SWEEP).exists() or of_members,
-        resumptions=resumptions_of(written),
+        resumptions=condensed.resumptions,
         sessions=sessions(run_dir),
         running=running,
         now=time.time() if now is None else now,
+        condensed=condensed,
     )
-
-
-def resumptions_of(rows: Sequence[Row]) -> tuple[Resumption, ...]:
-    """Where a run went back to, and what that made void, from all rows that were written.
-
-    >>> rows = [{"kind": "train", "step": 10 * n, "update": n} for n in (1, 2, 3)]
-    >>> resumptions_of([*rows, {"kind": "event", "event": "resumed", "step": 20, "update": 2}])
-    (Resumption(step=20, reached=30, void=1, member=None),)
-    """
-    found, kept = [], dict[object, list[Row]]()
-    for row in rows:
-        member = row.get("member")
-        own = kept.setdefault(member, [])
-        if row["kind"] != "event" or row.get("event") != "resumed":
-            own.append(row)
-            continue
-        reached = max([int(row["step"]), *(int(old["step"]) for old in own)])
-        kept[member] = valid([*own, row])[:-1]
-        known = int(member) if isinstance(member, int | float) else None
-        found.append(Resumption(int(row["step"]), reached, len(own) - len(kept[member]), known))
-    return tuple(found)
 
 
 def distinct(names: Sequence[Path]) -> list[str]:

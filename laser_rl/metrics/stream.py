@@ -1,0 +1,174 @@
+"""`metrics.jsonl` as a stream: however long the log is, a reader has one piece of it in memory.
+
+The log is read twice. The first pass looks for the marks of a resume, the second knows at each row whether a later mark makes it void.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from io import BufferedReader
+from pathlib import Path
+from typing import NamedTuple
+
+from laser_rl.errors import ConfigError
+from laser_rl.metrics.page import open_regular
+from laser_rl.metrics.rows import rows_in
+from laser_rl.metrics.sink import Row
+
+PIECE_BYTES = 2 << 20
+LONGEST_LINE_BYTES = 16 << 20  # no row of ours is that long
+_MARK = b'"resumed"'
+
+
+class Resumption(NamedTuple):
+    """A run, or a member, went back to a checkpoint: rows between `step` and `reached` are void."""
+
+    step: int
+    reached: int
+    void: int
+    member: int | None
+
+
+class _Limit(NamedTuple):
+    """What a checkpoint holds: later rows, and evaluations after its last one, are void when a run goes back to it."""
+
+    step: int
+    update: int
+    evaluated: float
+
+    def voids(self, row: Row) -> bool:
+        step = int(row["step"])
+        late = row["kind"] == "evaluation" and step > self.evaluated  # the checkpoint was written before it
+        return late or step > self.step or int(row["update"]) > self.update
+
+
+class Resumes:
+    """Tells which rows hold: those that no later mark of the same member makes void. Ask for every row once, in the order of the log.
+
+    Args:
+        marks: all rows that say "resumed", in order.
+
+    >>> rows = [{"kind": "train", "step": 10 * n, "update": n} for n in (1, 2, 3)]
+    >>> mark = {"kind": "event", "event": "resumed", "step": 20, "update": 2}
+    >>> resumes = Resumes([mark])
+    >>> [resumes.holds(row) for row in [*rows, mark]], resumes.told()
+    ([True, True, False, True], (Resumption(step=20, reached=30, void=1, member=None),))
+    """
+
+    def __init__(self, marks: Iterable[Row]) -> None:
+        self._every = list(marks)
+        self._marks: dict[object, list[_Limit]] = {}
+        for mark in self._every:
+            limit = _Limit(int(mark["step"]), int(mark["update"]), float(mark.get("evaluated", math.inf)))
+            self._marks.setdefault(mark.get("member"), []).append(limit)
+        self._limits = {member: _lowest_later(marks) for member, marks in self._marks.items()}
+        self._passed = dict.fromkeys(self._marks, 0)
+        # By member, marks before the rows, and the mark that makes them void: the highest step of the rows, and how many they are.
+        self._seen: dict[tuple[object, int, int], tuple[int, int]] = {}
+
+    def holds(self, row: Row) -> bool:
+        """Whether the row counts; marks themselves do."""
+        member = row.get("member")
+        if member not in self._marks:
+            return True
+        passed, marks = self._passed[member], self._marks[member]
+        if is_mark(row):
+            self._passed[member] = passed + 1
+            return True
+        if passed >= len(marks):
+            return True
+        step, by = int(row["step"]), len(marks)
+        if self._limits[member][passed].voids(row):
+            by = next(n for n in range(passed, len(marks)) if marks[n].voids(row))
+        reached, count = self._seen.get((member, passed, by), (0, 0))
+        self._seen[member, passed, by] = (max(reached, step), count + 1)
+        return by == len(marks)
+
+    def told(self) -> tuple[Resumption, ...]:
+        """Where the run went back to, and what that made void, as far as the rows have been asked for."""
+        found, numbers = [], dict.fromkeys(self._marks, -1)
+        for mark in self._every:
+            member = mark.get("member")
+            numbers[member] = number = numbers[member] + 1
+            own = [(passed, by, *seen) for (whose, passed, by), seen in self._seen.items() if whose == member]
+            alive = [step for passed, by, step, _ in own if passed <= number <= by]
+            void = sum(count for _, by, _, count in own if by == number)
+            known = int(member) if isinstance(member, int | float) else None
+            found.append(Resumption(int(mark["step"]), max([int(mark["step"]), *alive]), void, known))
+        return tuple(found)
+
+
+class Stream:
+    """The rows of a log that hold, in order; also while a run writes it: what is appended after the first pass is left out.
+
+    >>> list(Stream("nowhere/metrics.jsonl"))
+    []
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self._end, self.resumes = 0, Resumes(())
+        if self._path.exists() or self._path.is_symlink():
+            self._end = self._path.lstat().st_size
+            self.resumes = Resumes(self._marks())
+
+    def __iter__(self) -> Iterator[Row]:
+        holds = self.resumes.holds
+        for piece in self._pieces():
+            for row in rows_in(piece):
+                if holds(row):
+                    yield row
+
+    def _marks(self) -> Iterator[Row]:
+        for piece in self._pieces():
+            if _MARK in piece:
+                lines = b"\n".join(line for line in piece.splitlines() if _MARK in line)
+                yield from (row for row in rows_in(lines) if is_mark(row))
+
+    def _pieces(self) -> Iterator[bytes]:
+        if not self._end:
+            return
+        try:
+            with open_regular(self._path) as file:
+                yield from (piece for piece in pieces(file, self._end) if piece.endswith(b"\n"))
+        except OSError as error:
+            raise ConfigError(f"{self._path} cannot be read: {error}") from None
+
+
+def pieces(file: BufferedReader, end: int | None = None) -> Iterator[bytes]:
+    r"""The bytes of a log up to `end`, some whole lines at a time.
+
+    A piece without a newline at its end is no row: half a line at the end of the log, or a part of a line that is longer than any row.
+
+    >>> import io
+    >>> list(pieces(io.BytesIO(b"first\nsecond\nthi")))
+    [b'first\nsecond\n', b'thi']
+    """
+    left, rest = end, b""
+    while data := file.read(PIECE_BYTES if left is None else min(PIECE_BYTES, left)):
+        left = None if left is None else left - len(data)
+        whole = data.rfind(b"\n") + 1
+        if whole:
+            yield rest + data[:whole]
+            rest = data[whole:]
+        else:
+            rest += data
+        if len(rest) >= LONGEST_LINE_BYTES:
+            yield rest
+            rest = b""
+    if rest:
+        yield rest
+
+
+def is_mark(row: Row) -> bool:
+    """Whether the row says that a run, or a member, goes on from a checkpoint."""
+    return row["kind"] == "event" and row.get("event") == "resumed"
+
+
+def _lowest_later(marks: list[_Limit]) -> list[_Limit]:
+    """For each mark the lowest limits of it and those after it."""
+    found, lowest = [], marks[-1]
+    for mark in reversed(marks):
+        step, update = min(lowest.step, mark.step), min(lowest.update, mark.update)
+        lowest = _Limit(step, update, min(lowest.evaluated, mark.evaluated))
+        found.append(lowest)
+    return found[::-1]
