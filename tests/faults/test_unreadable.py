@@ -96,11 +96,9 @@ def test_a_manifest_that_others_may_not_read(originals, tmp_path, tmp_path_facto
     if os.getuid() != 0:
         pytest.skip("only root can become another user")
     run_dir = shutil.copytree(originals / "run", tmp_path / "run")
-    for path in (
-        tmp_path_factory.getbasetemp().parent,
-        *(one for one in tmp_path.parents if "pytest" in one.name),
-        tmp_path,
-    ):
+    base = tmp_path_factory.getbasetemp()
+    within = [one for one in tmp_path.parents if "pytest" in str(one)]
+    for path in (base.parent, base, *within, tmp_path):
         path.chmod(0o755)  # pytest keeps its folders to itself
     manifest = checkpoint.latest(run_dir).path / "manifest.json"
     before = tree(run_dir)
