@@ -39,7 +39,7 @@ class RunDirectory:
         self._lock = hold(
             path, CONFIG, "laser train", given=config is not None, settle=lambda: self._settle(config, fresh=fresh)
         )
-        self.config = read_config(path)
+        self.config = read_config(path, used=config is None)
         self.log = MetricsLog(path)
         machine.record(path)
         self._segments: Segments | None = None
@@ -49,7 +49,7 @@ class RunDirectory:
         if fresh:
             throw_away(path)
         elif config is not None and has_checkpoints(path):
-            require_same(config, read_config(path))
+            require_same(config, read_config(path, used=False))
         if config is not None:
             write_json(path / CONFIG, config.model_dump(mode="json"))
 

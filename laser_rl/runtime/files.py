@@ -2,23 +2,26 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
+from laser_rl import trust
 from laser_rl.checkpoint import guarded
 from laser_rl.config import Config, validated
-from laser_rl.errors import ConfigError
+from laser_rl.errors import ConfigError, UserError
 from laser_rl.sweep.settings import FORMAT, SweepConfig, sweep_from
+from laser_rl.trust import code_in
 
 CONFIG, SWEEP = "config.json", "sweep.json"
 _LIMIT_BYTES = 4 << 20
 
 
-def read_config(path: Path) -> Config:
-    """The configuration of a run directory."""
+def read_config(path: Path, *, used: bool = True) -> Config:
+    """The configuration of a run directory; not `used` where it is only compared with one that did not come from a file."""
     if not (path / CONFIG).exists() and is_sweep(path):
         raise ConfigError(f"{path} is a sweep; say which member, or use a command for sweeps")
-    return validated(_read(path, CONFIG))
+    return validated(_read(path, CONFIG, used=used))
 
 
 def is_sweep(path: Path) -> bool:
@@ -26,9 +29,9 @@ def is_sweep(path: Path) -> bool:
     return (path / SWEEP).exists()
 
 
-def read_sweep(path: Path) -> SweepConfig:
-    """The settings of a sweep's run directory."""
-    values = _read(path, SWEEP)
+def read_sweep(path: Path, *, used: bool = True) -> SweepConfig:
+    """The settings of a sweep's run directory; `used` as of `read_config`."""
+    values = _read(path, SWEEP, used=used)
     if values.pop("format", None) != FORMAT:
         raise ConfigError(f"{path / SWEEP} is of another format than {FORMAT}; please upgrade laser-rl")
     for derived in ("recipe", "settings"):
@@ -36,7 +39,27 @@ def read_sweep(path: Path) -> SweepConfig:
     return sweep_from(values)
 
 
-def _read(path: Path, name: str) -> dict[str, Any]:
+def command_for(verb: str, path: Path) -> str:
+    """`laser resume RUN_DIR`, or another command for it, as it has to be typed: with the flag where the settings name code.
+
+    >>> command_for("resume", Path("runs/my run"))
+    "laser resume 'runs/my run'"
+    """
+    try:
+        members = read_sweep(path, used=False).configs if is_sweep(path) else [read_config(path, used=False)]
+    except UserError:  # whoever types it hears why
+        members = []
+    named = any(code_in(one.environment.id, one.environment.options, one.loss.trust) for one in members)
+    return f"laser {verb} {shlex.quote(str(path))}" + (f" {trust.FLAG}" if named else "")
+
+
+def require_trusted(*configs: Config) -> None:
+    """`Untrusted` if only a file gave the name of code in one of these, before anything is written or started."""
+    for one in configs:
+        trust.require(*code_in(one.environment.id, one.environment.options, one.loss.trust))
+
+
+def _read(path: Path, name: str, *, used: bool = True) -> dict[str, Any]:
     file = path / name
     if not file.exists():
         raise ConfigError(f"{path} is no run directory: it has no {name}")
@@ -46,6 +69,8 @@ def _read(path: Path, name: str) -> dict[str, Any]:
         raise ConfigError(f"{file} cannot be used: {error}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{file} cannot be used: it holds {type(values).__name__}, expected settings")
+    if used:
+        trust.note(values, file)
     return values
 
 

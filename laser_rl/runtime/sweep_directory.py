@@ -46,7 +46,7 @@ class SweepDirectory:
         self._lock = hold(
             path, SWEEP, "laser sweep", given=sweep is not None, settle=lambda: self._settle(sweep, fresh=fresh)
         )
-        self.sweep = read_sweep(path)
+        self.sweep = read_sweep(path, used=sweep is None)
         self.log = MetricsLog(path)
         machine.record(path)
         self._segments: dict[int, Segments] = {}
@@ -56,7 +56,7 @@ class SweepDirectory:
         if fresh:
             throw_away(path)
         elif sweep is not None and has_checkpoints(path):
-            require_same_sweep(sweep, read_sweep(path))
+            require_same_sweep(sweep, read_sweep(path, used=False))
         if sweep is not None:
             write_json(path / SWEEP, {"format": FORMAT, **described(sweep)})
 
