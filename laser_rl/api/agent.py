@@ -34,7 +34,7 @@ def _by_its_trust(method: "Callable[Concatenate[LASER, P], R]") -> "Callable[Con
     """What this agent's own files name is not imported; what other agents of the process read does not matter."""
 
     @functools.wraps(method)
-    def trusting(self: "LASER", *args: P.args, **kwargs: P.kwargs) -> R:
+    def trusting(self: "LASER", /, *args: P.args, **kwargs: P.kwargs) -> R:
         with self._trust.applied():
             return method(self, *args, **kwargs)
 
@@ -117,8 +117,8 @@ class LASER:
         if not self._warm:
             assert self._saved is not None  # noqa: S101 - only a loaded agent is not
             raise ConfigError(
-                f"{self._saved.path} holds a network, but neither its optimiser nor its replay: learning cannot go on where it stopped. Train "
-                "with run_dir=... to go on later, or begin with these weights, an empty replay and a new optimiser: "
+                f"{self._saved.path} holds a network, but neither its optimiser nor its replay: learning cannot go on where it stopped. "
+                "Train with run_dir=... to go on later, or begin with these weights, an empty replay and a new optimiser: "
                 "LASER.load(path, warm_start=True)"
             )
         training = self._prepared()

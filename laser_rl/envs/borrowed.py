@@ -23,20 +23,21 @@ class Turn:
     (True, False)
     """
 
-    # By the environment's id, which is its own for as long as a player holds it.
-    _players: "weakref.WeakValueDictionary[int, Turn]" = weakref.WeakValueDictionary()
-
     def __init__(self, env: Any) -> None:
         self._env = env.unwrapped
 
     @property
     def lost(self) -> bool:
         """Whether another player took it since."""
-        return self._players.get(id(self._env)) is not self
+        return _PLAYERS.get(id(self._env)) is not self
 
     def take(self) -> None:
         """It is this player's from now on."""
-        self._players[id(self._env)] = self
+        _PLAYERS[id(self._env)] = self
+
+
+# By the environment's id, which is its own for as long as a player holds it.
+_PLAYERS: weakref.WeakValueDictionary[int, Turn] = weakref.WeakValueDictionary()
 
 
 class BorrowedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):

@@ -51,24 +51,34 @@ def borders_of(spec: EnvironmentSpec) -> Borders:
 
 def _describe(space: spaces.Space[Any]) -> Described | None:
     """None for what no file can hold; an agent in such a space was refused before."""
-    about: Described = {"kind": type(space).__name__}
-    if isinstance(space, PictureWithInstruction):
-        channels, height, width = space.shape
-        return about | {"channels": channels, "height": height - 1, "width": width, "words": space.words}
-    if isinstance(space, spaces.Box):
-        bounds = {"low": _bound(space.low, np.min), "high": _bound(space.high, np.max)}
-        return about | {"kind": "Box", "shape": list(space.shape), "dtype": str(space.dtype), **bounds}
-    if isinstance(space, spaces.Discrete):
-        return about | {"n": int(space.n), "start": int(space.start)}
-    if isinstance(space, spaces.MultiDiscrete):
-        return about | {"nvec": space.nvec.tolist(), "start": space.start.tolist(), "dtype": str(space.dtype)}
-    if isinstance(space, spaces.MultiBinary):
-        return about | {"shape": list(space.shape)}
-    if isinstance(space, spaces.Dict):
-        return about | {"parts": [[name, _describe(part)] for name, part in space.spaces.items()]}
-    if isinstance(space, spaces.Tuple):
-        return about | {"parts": [_describe(part) for part in space.spaces]}
+    for kind, tell in _TOLD:
+        if isinstance(space, kind):
+            return {"kind": kind.__name__, **tell(space)}
     return None
+
+
+def _picture(space: PictureWithInstruction) -> Described:
+    channels, height, width = space.shape
+    return {"channels": channels, "height": height - 1, "width": width, "words": space.words}
+
+
+def _flat(space: spaces.Box) -> Described:
+    bounds = {"low": _bound(space.low, np.min), "high": _bound(space.high, np.max)}
+    return {"shape": list(space.shape), "dtype": str(space.dtype), **bounds}
+
+
+_TOLD: list[tuple[type[spaces.Space[Any]], Callable[[Any], Described]]] = [
+    (PictureWithInstruction, _picture),  # a Box, too
+    (spaces.Box, _flat),
+    (spaces.Discrete, lambda space: {"n": int(space.n), "start": int(space.start)}),
+    (
+        spaces.MultiDiscrete,
+        lambda space: {"nvec": space.nvec.tolist(), "start": space.start.tolist(), "dtype": str(space.dtype)},
+    ),
+    (spaces.MultiBinary, lambda space: {"shape": list(space.shape)}),
+    (spaces.Dict, lambda space: {"parts": [[name, _describe(part)] for name, part in space.spaces.items()]}),
+    (spaces.Tuple, lambda space: {"parts": [_describe(part) for part in space.spaces]}),
+]
 
 
 def _bound(values: Any, widest: Callable[[Any], Any]) -> Any:

@@ -58,7 +58,7 @@ class _Watched:
 
 
 class RandomRows:
-    """Stands for an environment that may not be opened: rows of random numbers in the shape of its observations; any may begin an episode."""
+    """Stands for an environment that may not be opened: rows of random numbers in the shape of its observations."""
 
     def __init__(self, trained: Trained, slots: int, seed: int) -> None:
         self.spec, self.slots = trained.spec, slots
