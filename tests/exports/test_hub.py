@@ -127,4 +127,6 @@ def test_readme_security_and_the_card_promise_the_same(run):
     texts.append(hub.model_card(load_source(run[0]), "somebody/cartpole"))
     for text in texts:
         assert text.count(PROMISE) == 1
-        assert "execute" not in text.replace("What is executed", "").replace("never executed, refused", "")
+        assert not any(
+            more in text for more in ("nothing in it is ever executed", "never executes code", "executes nothing")
+        )
