@@ -11,6 +11,7 @@ from torch import Tensor
 
 from laser_rl.errors import ConfigError
 from laser_rl.ops.distributions import Family
+from laser_rl.trust import require
 
 Relevance = Callable[[Family, Tensor, Tensor], object]
 """From a family and the parameters of policy and behaviour, each [T, B, P], to a number for each row [T, B]: small is trusted. It is
@@ -26,13 +27,18 @@ def is_own(trust: str) -> bool:
     return ":" in trust
 
 
-@functools.cache
 def find(name: str) -> Relevance:
-    """The function called `module:function`. Imports that module: only who learns may call this, never who merely loads a file.
+    """The function called `module:function`. Imports that module, unless only a file names it.
 
     >>> find("math:hypot").__name__
     'hypot'
     """
+    require(name)
+    return _imported(name)
+
+
+@functools.cache
+def _imported(name: str) -> Relevance:
     module, _, attribute = name.partition(":")
     if (
         str(Path.cwd()) not in sys.path
@@ -52,7 +58,7 @@ def find(name: str) -> Relevance:
 
 
 def require_relevance(trust: str) -> None:
-    """ConfigError if `loss.trust` names a function that is not there: now, and not after the warm-up.
+    """ConfigError if `loss.trust` names a function that is not there, or that only a file names: now, and not after the warm-up.
 
     >>> require_relevance("implied")
     """

@@ -1,44 +1,54 @@
 """An agent that learns, predicts, is evaluated, saved and loaded."""
 
-import json
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
-
-import numpy as np
-import safetensors
-import safetensors.torch
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from laser_rl import recipes
 from laser_rl.agent.parameters import load_network
 from laser_rl.agent.policy import Policy
 from laser_rl.agent.single import Memento, act_once
-from laser_rl.checkpoint import write_bytes
-from laser_rl.config import Config, full_name, override, validated
-from laser_rl.envs.make import is_mixture, make_renderable
-from laser_rl.envs.scores import tasks_of
-from laser_rl.envs.spaces import action_border, observation_border
+from laser_rl.api import arguments
+from laser_rl.api.saved import Saved, read_saved, save_network
+from laser_rl.config import Config, full_name, override
+from laser_rl.envs.naming import stored_name
+from laser_rl.envs.stored_spaces import Borders, borders_of
 from laser_rl.errors import ConfigError
 from laser_rl.evaluation.statistics import EvalResult
 from laser_rl.metrics.sink import Sink
 from laser_rl.metrics.tracking import Tracking, named, trackers
-from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.networks.build import TorsoSource
 from laser_rl.runtime.build import EnvironmentSource, Member, build_member, derive, open_environments, slots_of
 from laser_rl.runtime.directory import RunDirectory
-from laser_rl.runtime.evaluate import evaluate, require_finite, task_count, trained_of
+from laser_rl.runtime.evaluate import Trained, evaluate, require_finite, task_count, trained_of
 from laser_rl.runtime.launch import prepare, run
 from laser_rl.runtime.stop import deliver_again
 from laser_rl.runtime.training import Callback, Training
+from laser_rl.trust import Trust
 
-FORMAT = "1"
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _by_its_trust(method: "Callable[Concatenate[LASER, P], R]") -> "Callable[Concatenate[LASER, P], R]":
+    """What this agent's own files name is not imported; what other agents of the process read does not matter."""
+
+    @functools.wraps(method)
+    def trusting(self: "LASER", /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self._trust.applied():
+            return method(self, *args, **kwargs)
+
+    return trusting
 
 
 class LASER:
     """One agent.
 
     Args:
-        env: a Gymnasium id, one of our own (`laser/Catch`), a callable that makes an environment, an environment or a vector of them.
+        env: a Gymnasium id, one of our own (`laser/Catch`), a callable that makes an environment, an environment or a vector of them. One
+            that exists already stays yours: it is never closed. A vector is evaluated in itself, after a reset, and training then goes on
+            with new episodes.
         net: your own torso: a module from observations [N, ...] to features [N, F], or a function of the observation's shape
             that returns one. None: the recipe's.
         recipe: where the settings begin; None: what fits the environment.
@@ -69,25 +79,32 @@ class LASER:
     ) -> None:
         self._source, self._net, self._sinks = env, net, tuple(sinks)
         self._track, self._trackers = named(track), list[Tracking]()
-        if config is None and (count := slots_of(env)) is not None:
-            settings.setdefault("slots", count)
-        self.config = override(config or base_config(env, recipe, settings), settings)
+        self._trust = Trust()
+        with self._trust.applied():
+            self.config = override(config or base_config(env, recipe, settings), _with_environment(env, settings))
         self._run_dir = None if run_dir is None else Path(run_dir)
         self._directory: RunDirectory | None = None
         self._training: Training | None = None
-        self.weights: Path | None = None  # of a loaded agent
-        self._borders: Any = None
+        self._saved: Saved | None = None  # of a loaded agent
+        self._trained: Trained | None = None  # likewise, as long as it does not learn
+        self._warm = True  # whether it may begin to learn
+        self._border: Borders | None = None
+        self._drawn: Any = None  # random numbers of a loaded agent
 
     @property
     def steps(self) -> int:
         """Environment steps so far."""
-        return 0 if self._training is None else self._training.steps
+        if self._training is not None:
+            return self._training.steps
+        return 0 if self._saved is None else self._saved.steps
 
     @property
+    @_by_its_trust
     def member(self) -> Member:
         """The agent's parts: network, replay, learner and the rest."""
         return self._prepared().member
 
+    @_by_its_trust
     def learn(self, steps: int, *, total: int | None = None, callbacks: Sequence[Callback] = ()) -> Self:
         """Act and learn for `steps` more environment steps; a callback that returns False, or the end of the budget, ends it early.
 
@@ -99,12 +116,22 @@ class LASER:
             total: of all calls together, which is what a learning rate's schedule goes by; None: this is the last call.
             callbacks: see `Progress`.
         """
+        steps = arguments.require_count("learn", "steps", steps)
+        total = None if total is None else arguments.require_count("learn", "total", total)
+        if not self._warm:
+            assert self._saved is not None  # noqa: S101 - only a loaded agent is not
+            raise ConfigError(
+                f"{self._saved.path} holds a network, but neither its optimiser nor its replay: learning cannot go on where it stopped. "
+                "Train with run_dir=... to go on later, or begin with these weights, an empty replay and a new optimiser: "
+                "LASER.load(path, warm_start=True)"
+            )
         training = self._prepared()
         training.extend(steps, total=total)
         training.callbacks = list(callbacks)
         deliver_again(run(training, evaluate_at_end=False).interrupted)
         return self
 
+    @_by_its_trust
     def predict(
         self, observation: Any, state: Memento | None = None, *, reward: float = 0.0, deterministic: bool = True
     ) -> tuple[Any, Memento]:
@@ -116,30 +143,63 @@ class LASER:
             reward: of the last step; an agent with a memory looks at it.
             deterministic: the likeliest action instead of a random one.
         """
-        member, layout = self.member, self.member.layout
-        sees, acts = self._border()
-        policy = Policy(member.learner.network, member.family, seed=0, deterministic=deterministic)
+        trained = self._playing()
+        if self._border is None:
+            self._border = borders_of(trained.spec)
+        seen = arguments.observed(self._border.sees, observation, trained.spec)
+        reward = arguments.require_number("predict", "reward", reward)
+        if state is not None and not isinstance(state, Memento):
+            raise ConfigError(
+                f"predict: expected state to be what the last call returned, or None at the start of an episode, got {type(state).__name__}"
+            )
+        policy = Policy(trained.network, trained.family, seed=0, deterministic=deterministic)
         if not deterministic:
-            policy.generator = member.actor.policy.generator
-        action, after = act_once(policy, layout, np.asarray(sees(observation)), state, reward)
-        return acts(action), after
+            policy.generator = self._generator(policy)
+        action, after = act_once(policy, trained.layout, seen, state, reward)
+        return self._border.acts(action), after
 
+    @_by_its_trust
     def evaluate(self, episodes: int = 20, *, deterministic: bool = False, seed: int | None = None) -> EvalResult:
-        """Play whole episodes in fresh environments."""
+        """Play whole episodes: in fresh environments, or in the one that you handed in where it cannot be made again."""
+        episodes = arguments.require_count("evaluate", "episodes", episodes, least=1)
         if seed is None:
             seed = derive(self.config.run.seed, f"evaluation/{self.steps}")
-        return evaluate(trained_of(self.member, self.steps), episodes=episodes, deterministic=deterministic, seed=seed)
+        seed = arguments.require_count("evaluate", "seed", seed)
+        return evaluate(self._playing(), episodes=episodes, deterministic=deterministic, seed=seed)
 
+    @_by_its_trust
     def save(self, path: str | Path) -> Path:
-        """The network and the configuration in one safetensors file. What is needed to go on learning is in a `run_dir`."""
-        return save_network(path, self.member.learner.network, self.config, self.steps)
+        """The network, its spaces and the configuration in one safetensors file. What is needed to go on learning is in a `run_dir`."""
+        trained = self._playing()
+        return save_network(path, trained.network, self.config, self.steps, trained.spec)
 
     @classmethod
-    def load(cls, path: str | Path, env: EnvironmentSource | None = None, *, net: TorsoSource | None = None) -> Self:
-        """An agent from `save`; hand in `env` and `net` again if they were not names."""
-        config = _stored_config(Path(path))
+    def load(
+        cls,
+        path: str | Path,
+        env: EnvironmentSource | None = None,
+        *,
+        net: TorsoSource | None = None,
+        trust_code: bool = False,
+        warm_start: bool = False,
+    ) -> Self:
+        """An agent from `save`. It predicts without its environment, and nothing that the file names is imported unasked.
+
+        Args:
+            path: of the file.
+            env: what to play; None: what the file names.
+            net: your own torso, if it was trained with one.
+            trust_code: the code that the file names (`module:callable`) may be imported and called.
+            warm_start: `learn` may begin with these weights, an empty replay and a new optimiser.
+        """
+        saved = read_saved(Path(path))
+        other = isinstance(env, str) and env != saved.config.environment.id
+        config = override(saved.config, {"environment.options": {}} if other else {})  # they were the other one's
         agent = cls(config.environment.id if env is None else env, net=net, config=config)
-        agent.weights = Path(path)
+        agent._saved, agent._warm, agent._trust = saved, warm_start, Trust(code=trust_code)
+        agent._trust.note(saved.config.model_dump(mode="json"), path)
+        if isinstance(env, str):
+            agent._trust.pass_in(env)
         return agent
 
     def close(self) -> None:
@@ -161,22 +221,50 @@ class LASER:
             name = self.config.environment.id if folder is None else folder.name
             self._trackers = trackers(self._track, name, [self.config.model_dump(mode="json")], folder)
             sinks = [*self._sinks, *([self._directory.log] if self._directory else []), *self._trackers]
-            if self.weights is not None:
-                _load_weights(self.weights, member.learner.network)
+            if self._saved is not None:
+                self._load_into(member)
             self._training = prepare(member, self._directory, sinks=sinks)
+            if self._saved is not None:
+                self._training.begin_at(self._saved.steps)
         return self._training
 
-    def _border(self) -> Any:
-        if self._borders is None:
-            name, options = self.config.environment.id, self.config.environment.options
-            mixed = isinstance(self._source, str) and is_mixture(self._source)
-            # All tasks of a mixture are seen alike; the action is the mixture's, of which a task may know a part.
-            one, own = next(iter(tasks_of(name).items())) if mixed else (self._source, {})
-            env = make_renderable(one, options={**own, **options})
-            observation = observation_border(env.observation_space, name).convert
-            self._borders = observation, int if mixed else action_border(env.action_space, name).convert
-            env.close()
-        return self._borders
+    def _load_into(self, member: Member) -> None:
+        assert self._saved is not None  # noqa: S101
+        load_network(member.learner.network, self._saved.tensors())
+        require_finite(self._saved.path, member.learner.network)
+        member.acting.load_state_dict(member.learner.network.state_dict())
+
+    def _playing(self) -> Trained:
+        """Network and spaces, to play with; of a loaded agent without its environment."""
+        if self._saved is not None and self._saved.spec is not None and self._training is None:
+            if self._trained is None:
+                self._trained = self._saved.trained(self.config, self._source, self._net)
+            return self._trained
+        training = self._prepared()
+        return trained_of(training.member, training.steps)
+
+    def _generator(self, policy: Policy) -> Any:
+        """Of sampled actions; one stream for all calls."""
+        if self._training is not None:
+            return self._training.member.actor.policy.generator
+        if self._drawn is None:
+            self._drawn = policy.generator.manual_seed(derive(self.config.run.seed, "actions"))
+        return self._drawn
+
+
+def _with_environment(env: EnvironmentSource, settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings with the name that `env` has in files, and as many slots as an environment has that exists already."""
+    name, options = stored_name(env)
+    given = {"options", "environment.options"} & settings.keys()
+    if isinstance(env, str):
+        return {"environment.id": name, **settings}
+    if given:
+        raise ConfigError(
+            f"expected options only with the name of an environment, got {sorted(given)} with {name}; use functools.partial"
+        )
+    count = slots_of(env)
+    slots = {} if count is None or {"slots", "environment.slots"} & settings.keys() else {"environment.slots": count}
+    return {"environment.id": name, "environment.options": options, **slots, **settings}
 
 
 def base_config(env: EnvironmentSource, recipe: str | None, settings: Mapping[str, Any] | None = None) -> Config:
@@ -199,49 +287,13 @@ def _recipe_of(env: EnvironmentSource, recipe: str | None) -> Config:
     try:
         return recipes.for_environment(environments.spec, name)
     finally:
-        if isinstance(env, str) or callable(env):
-            environments.close()
+        environments.close()
 
 
 def name_of(env: EnvironmentSource) -> str:
     """What an environment is called in a configuration.
 
-    >>> name_of("CartPole-v1"), name_of(dict)
-    ('CartPole-v1', 'dict')
+    >>> name_of("CartPole-v1"), name_of(Saved)
+    ('CartPole-v1', 'laser_rl.api.saved:Saved')
     """
-    return env if isinstance(env, str) else str(getattr(env, "__name__", type(env).__name__))
-
-
-def save_network(path: str | Path, network: AgentNetwork, config: Config, steps: int) -> Path:
-    """A network and its configuration in one safetensors file, for `LASER.load`."""
-    about = {"format": FORMAT, "config": config.model_dump_json(), "steps": str(steps)}
-    dense = {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
-    write_bytes(Path(path), safetensors.torch.save(dense, metadata=about))
-    return Path(path)
-
-
-def _stored_config(path: Path) -> Config:
-    if not path.is_file():
-        raise ConfigError(f"{path} is not there; LASER.save writes such a file")
-    try:
-        with safetensors.safe_open(path, "pt") as file:
-            about = file.metadata() or {}
-    except safetensors.SafetensorError as error:
-        raise ConfigError(f"{path} is no file of LASER.save: {error}") from None
-    if about.get("format") != FORMAT:
-        raise ConfigError(f"{path} has format {about.get('format')}, expected {FORMAT}; please upgrade laser-rl")
-    try:
-        values = json.loads(about["config"])
-    except (KeyError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is no file of LASER.save: its configuration cannot be read: {error}") from None
-    # It may have been trained on a device that is not here.
-    return override(validated(values), {"run.device": "auto", "run.devices": 1})
-
-
-def _load_weights(path: Path, network: AgentNetwork) -> None:
-    try:
-        tensors = safetensors.torch.load_file(path)
-    except (safetensors.SafetensorError, OSError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise ConfigError(f"{path} is no file of LASER.save: {error}") from None
-    load_network(network, tensors)
-    require_finite(path, network)
+    return stored_name(env)[0]

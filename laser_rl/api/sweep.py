@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from laser_rl import recipes
-from laser_rl.api.agent import base_config, name_of, save_network
+from laser_rl.api.agent import base_config, name_of
+from laser_rl.api.saved import save_network
 from laser_rl.config import Config, override
 from laser_rl.errors import ConfigError, MissingExtra
 from laser_rl.metrics.sink import Sink
@@ -37,7 +38,7 @@ class MemberResult(results.MemberResult):
 
     def save(self, path: str | Path) -> Path:
         """Its network and configuration in one file, which `LASER.load` plays."""
-        return save_network(path, self.trained.network, self.config, self.steps)
+        return save_network(path, self.trained.network, self.config, self.steps, self.trained.spec)
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,8 @@ class Sweep:
         if self._cluster is not None and not {"runtime", "run.runtime"} & settings.keys():
             settings["run.runtime"] = "local"
         self.config: SweepConfig = self._complete(
-            {**values, "processes": processes, "stack": stack}, override(base, settings)
+            {**values, "processes": processes, "stack": stack},
+            override(base, {"environment.id": name_of(env), **settings}),
         )
 
     def run(self, steps: int | None = None, *, callbacks: Sequence[Callback] = ()) -> SweepResult:

@@ -15,6 +15,9 @@ from laser_rl import __version__
 USAGE_ERROR = 2
 INTERRUPTED = 130
 _MOST_SHOWN = 200  # letters of a path
+TRUST_HELP = (
+    "--trust-code: import and call the code that a file names (module:callable); of every command, never the default"
+)
 FULL = 5  # as of `runtime.space.NoSpace`
 
 
@@ -112,6 +115,7 @@ def _run(name: str, arguments: list[str]) -> int:
     import logging  # noqa: PLC0415 - see the module's docstring
 
     from laser_rl.errors import UserError, is_full  # noqa: PLC0415
+    from laser_rl.trust import FLAG, Trust  # noqa: PLC0415
 
     os.environ.setdefault("PYDANTIC_ERRORS_INCLUDE_URL", "0")  # a mistake's message is for the user, not about pydantic
     logging.basicConfig(format="laser: %(message)s", level=logging.WARNING)
@@ -121,7 +125,12 @@ def _run(name: str, arguments: list[str]) -> int:
     command = COMMANDS[name]
     try:
         function = getattr(importlib.import_module(command.module), command.function)
-        return int(function(arguments))
+        with Trust(code=FLAG in arguments).applied():
+            return int(function([word for word in arguments if word != FLAG]))
+    except SystemExit:
+        if {"-h", "--help"} & {*arguments}:
+            print(TRUST_HELP)
+        raise
     except UserError as error:
         return _refuse(str(error), error.exit_status)
     except BrokenPipeError:  # the reader of our output has seen enough
@@ -161,7 +170,14 @@ def _usage() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
     return "\n".join(
-        ["usage: laser COMMAND [OPTIONS]", "", *lines, "", "laser COMMAND --help explains one; laser --version"]
+        [
+            "usage: laser COMMAND [OPTIONS]",
+            "",
+            *lines,
+            "",
+            "laser COMMAND --help explains one; laser --version",
+            TRUST_HELP,
+        ]
     )
 
 

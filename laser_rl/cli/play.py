@@ -1,6 +1,7 @@
 """`laser evaluate`, `laser enjoy`: what a run has learned."""
 
 import json
+import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +15,7 @@ from laser_rl.metrics import display
 from laser_rl.metrics.videos import BY_ENJOY, FOLDER
 from laser_rl.runtime.build import device_of
 from laser_rl.runtime.evaluate import Trained, chosen_member, evaluate, load_trained
+from laser_rl.runtime.files import command_for
 from laser_rl.runtime.filming import Filming, can_be_filmed, chosen_task, film_shown, load_shown
 
 
@@ -116,11 +118,12 @@ def enjoy_command(arguments: list[str]) -> int:
     return 0
 
 
-def how_to_watch(environment: EnvironmentConfig, folder: str, *more: str) -> list[str]:
+def how_to_watch(environment: EnvironmentConfig, path: Path, *more: str) -> list[str]:
     """The line that a finished run ends with, where its environment can be filmed."""
     if not can_be_filmed(environment):
         return []
-    return [" ".join(["watch:    laser enjoy", folder, *more, f"--video {folder}/video.mp4"])]
+    video = shlex.quote(str(path / "video.mp4"))
+    return [" ".join([f"watch:    {command_for('enjoy', path)}", *more, f"--video {video}"])]
 
 
 def _video_name(trained: Trained, member: int | None, task: str, seed: int) -> str:

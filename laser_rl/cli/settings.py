@@ -12,7 +12,7 @@ import tyro
 import yaml
 from pydantic import ValidationError
 
-from laser_rl import recipes
+from laser_rl import recipes, trust
 from laser_rl.config import Config, override, problems, validated
 from laser_rl.errors import ConfigError, shortened
 
@@ -112,6 +112,7 @@ def peek(arguments: list[str]) -> tuple[str | None, Path | None, str | None, dic
             network[flag.removeprefix("--").replace("-", "_").replace(".no_", ".")] = value
     file = found.get("--config")
     env = found.get("--env") or found.get("--environment.id")
+    trust.pass_in(env or "")
     return found.get("--recipe"), Path(file) if file else None, env, network
 
 
@@ -191,6 +192,7 @@ def read_file(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"{path} holds {type(values).__name__}, expected sections such as 'loss:' with settings under them"
         )
+    trust.note(values, path)
     return values
 
 
@@ -233,6 +235,7 @@ def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 def flags(default: Asked, prog: str, arguments: list[str]) -> Asked:
     """What the flags ask for, over `default`; settings that do not go together are refused like any other mistake."""
+    trust.pass_in(*arguments, *(word.partition("=")[2] for word in arguments))
     try:
         return tyro.cli(type(default), prog=prog, args=arguments, default=default)
     except ValidationError as error:  # tyro sees to those within one section

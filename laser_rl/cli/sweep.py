@@ -25,7 +25,7 @@ from laser_rl.metrics.tensorboard import MemberBoards
 from laser_rl.metrics.tracking import hint, named, reached, trackers
 from laser_rl.runtime.cluster.loading import require_ray
 from laser_rl.runtime.cluster.settings import ClusterSettings, cluster_of, free_running, require_possible
-from laser_rl.runtime.files import new_path
+from laser_rl.runtime.files import command_for, new_path, require_trusted
 from laser_rl.runtime.results import MemberResult, SweepEnd
 from laser_rl.runtime.stop import EXIT_STATUS, StoppedAtOnce, nothing_to_save
 from laser_rl.runtime.sweep_directory import SweepDirectory
@@ -164,6 +164,7 @@ def _sweep_in(
     cluster: ClusterSettings | None,
     accept_changes: bool,
 ) -> int:
+    require_trusted(*config.configs)
     if not fresh:
         require_no_run(path)
     if cluster is None:
@@ -198,7 +199,7 @@ def broken_off(path: Path, error: KeyboardInterrupt) -> int:
     """Say what is left of a run that was ended at once, and how to go on."""
     name = error.name if isinstance(error, StoppedAtOnce) else "SIGINT"
     saved = any((path / checkpoint.CHECKPOINTS).glob("step-*"))
-    how = f"go on with: laser resume {shlex.quote(str(path))}" if saved else "nothing was saved yet, so start again"
+    how = f"go on with: {command_for('resume', path)}" if saved else "nothing was saved yet, so start again"
     print(f"stopped ({name}) at once; {how}")
     return EXIT_STATUS[name]
 
@@ -206,7 +207,9 @@ def broken_off(path: Path, error: KeyboardInterrupt) -> int:
 def _farewell(path: Path, end: SweepEnd) -> int:
     folder, steps = shlex.quote(str(path)), min(member.steps for member in end.members)
     if end.interrupted is not None:
-        print(f"stopped ({end.interrupted}) at step {steps:,} of each member; go on with: laser resume {folder}")
+        print(
+            f"stopped ({end.interrupted}) at step {steps:,} of each member; go on with: {command_for('resume', path)}"
+        )
         return EXIT_STATUS.get(end.interrupted, 1)
     updates = sum(member.updates for member in end.members)
     copies = f", {len(end.exploits)} exploits" if end.exploits else ""
@@ -216,8 +219,8 @@ def _farewell(path: Path, end: SweepEnd) -> int:
     best = end.best()
     print(f"best:     member {best.number}, {_now(best)}")
     print(f"report:   {sweep_report(path)}")
-    print(f"evaluate: laser evaluate {folder} --member best --episodes 100")
-    for line in how_to_watch(best.config.environment, folder, "--member best"):
+    print(f"evaluate: {command_for('evaluate', path)} --member best --episodes 100")
+    for line in how_to_watch(best.config.environment, path, "--member best"):
         print(line)
     print(f"curves:   tensorboard --logdir {folder}")
     for library in reached(path):

@@ -22,7 +22,15 @@ from laser_rl.metrics.tensorboard import TensorBoardLog
 from laser_rl.metrics.tracking import hint, named, reached, tracked, trackers
 from laser_rl.runtime.cluster.settings import cluster_of, free_running
 from laser_rl.runtime.directory import RunDirectory
-from laser_rl.runtime.files import is_sweep, new_path, read_config, read_sweep, require_unchanged
+from laser_rl.runtime.files import (
+    command_for,
+    is_sweep,
+    new_path,
+    read_config,
+    read_sweep,
+    require_trusted,
+    require_unchanged,
+)
 from laser_rl.runtime.launch import Result, train
 from laser_rl.runtime.stop import EXIT_STATUS, nothing_to_save
 
@@ -114,6 +122,7 @@ def run_in(
     """Train in a run directory and say how it went and what can be done next."""
     try:
         with nothing_to_save():
+            require_trusted(config)
             if is_sweep(path) and not fresh:
                 raise ConfigError(f"{path} holds a sweep; use --fresh to throw it away, or choose another --out")
             if dashboard:
@@ -148,12 +157,12 @@ def _run_in(
 def _farewell(path: Path, result: Result) -> int:
     folder = shlex.quote(str(path))
     if result.interrupted is not None:
-        print(f"stopped ({result.interrupted}) at step {result.steps:,}; go on with: laser resume {folder}")
+        print(f"stopped ({result.interrupted}) at step {result.steps:,}; go on with: {command_for('resume', path)}")
         return EXIT_STATUS.get(result.interrupted, 1)
     print(f"done: {result.steps:,} steps, {result.updates:,} updates, {result.evaluation}")
     print(f"report:   {report(path)}")
-    print(f"evaluate: laser evaluate {folder} --episodes 100")
-    for line in how_to_watch(result.member.config.environment, folder):
+    print(f"evaluate: {command_for('evaluate', path)} --episodes 100")
+    for line in how_to_watch(result.member.config.environment, path):
         print(line)
     print(f"curves:   tensorboard --logdir {folder}")
     for library in reached(path):

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from laser_rl.envs.bounds import FEW, Bounds, Tell, tell_once
 from laser_rl.envs.records import EnvironmentSpec
 from laser_rl.envs.spaces import action_border, observation_border
+from laser_rl.envs.stored_spaces import described
 from laser_rl.errors import EnvironmentRefused
 
 FULL_ROWS = 100
@@ -54,7 +55,8 @@ class Border:
         self._name, self._slot = name, slot
         self._space, self._action_space = env.observation_space, env.action_space
         self.observation, self.action = observation_border(self._space, name), action_border(self._action_space, name)
-        self.spec = EnvironmentSpec(name, self.observation.spec, self.action.spec)
+        known = described(self._space, self._action_space)
+        self.spec = EnvironmentSpec(name, self.observation.spec, self.action.spec, spaces=known)
         self._is_box = isinstance(self._space, spaces.Box)
         self._shape, self._dtype = self._space.shape, self._space.dtype
         self._may_overflow = not (

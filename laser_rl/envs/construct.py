@@ -20,6 +20,7 @@ from laser_rl.envs.border import Env
 from laser_rl.envs.dmlab import dmlab_constructor
 from laser_rl.envs.grid import GridPictures
 from laser_rl.errors import EnvironmentRefused, MissingExtra
+from laser_rl.trust import code_in, require
 
 MINIGRID = "MiniGrid-"
 OURS = ("laser/Catch", "laser/DeepSea-10", "laser/TMaze-10")
@@ -33,8 +34,14 @@ def constructor(name: str, options: Mapping[str, Any]) -> Callable[[], Env]:
     >>> constructor("gymnasium.envs.classic_control:CartPoleEnv", {})().action_space
     Discrete(2)
     """
+    require(*code_in(name, options))
+    if name.startswith("<"):
+        raise EnvironmentRefused(
+            f"the environment was handed in as an object, {name[1:-1]}, which no name can make again; pass it: LASER.load(path, env=...), "
+            "or LASER(env, run_dir=...)"
+        )
     module, _, attribute = name.partition(":")
-    if attribute.isidentifier():  # an id ends in a version, -v0, and is no identifier
+    if all(part.isidentifier() for part in attribute.split(".")):  # an id ends in a version, -v0, and is no identifier
         _attribute(module, attribute)
         return functools.partial(from_attribute, module, attribute, dict(options))
     if name.startswith("dmlab/"):
@@ -86,7 +93,9 @@ def from_attribute(module: str, attribute: str, options: Mapping[str, Any]) -> E
 
 
 def _attribute(module: str, attribute: str) -> Callable[..., Any]:
-    found = getattr(_import(module), attribute, None)
+    found: Any = _import(module)
+    for part in attribute.split("."):  # a class within a class
+        found = getattr(found, part, None)
     if not callable(found):
         raise EnvironmentRefused(
             f"expected {module}:{attribute} to be a class or a function, got {'nothing' if found is None else type(found).__name__}; "

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from laser_rl.envs.atari import ATARI_57, AtariEnvironments, AtariSettings, atari_game, atari_vector
 from laser_rl.envs.border import Env
+from laser_rl.envs.borrowed import BorrowedEnv
 from laser_rl.envs.construct import constructor, require_one_agent
 from laser_rl.envs.mixture import MixedEnvironments, refuse_twice
 from laser_rl.envs.native import TaskEnv, TaskEnvironments, task_of
@@ -124,7 +125,7 @@ def make_renderable(
             "expected one environment to look at, got a vector of them; hand in its id or constructor"
         )
     if not isinstance(source, str):
-        return source if isinstance(source, gymnasium.Env) else source()
+        return BorrowedEnv(source) if isinstance(source, gymnasium.Env) else source()
     if is_mixture(source):
         tasks = _tasks_of(source.partition("#")[0])
         raise EnvironmentRefused(
@@ -208,7 +209,7 @@ def _adapted(
         raise ConfigError(
             f"expected a vector of {slots} environments, got one of {vector.num_envs}; ask for {vector.num_envs} slots"
         )
-    return VectorAdapter(vector, seed=seed)
+    return VectorAdapter(vector, seed=seed, owned=False)
 
 
 def _native(
@@ -239,7 +240,7 @@ def _constructor_of(
             raise ConfigError(
                 f"expected one slot in this thread for an environment that exists already, got {slots}; hand in its constructor"
             )
-        return lambda: source, source.spec.id if source.spec is not None else type(source).__name__
+        return lambda: BorrowedEnv(source), source.spec.id if source.spec is not None else type(source).__name__
     require_one_agent(source, type(source).__name__)
     if not callable(source):
         raise EnvironmentRefused(

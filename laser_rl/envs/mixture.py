@@ -62,7 +62,9 @@ class MixedEnvironments:
         _refuse_unfit(parts)
         self.slots = sum(part.slots for part in parts)
         action = _common_actions(parts)
-        self.spec = EnvironmentSpec(name or ",".join(names), parts[0].spec.observation, action, names)
+        # All tasks are seen alike; actions are the mixture's own where they are numbered, of which a task may know a part.
+        known = dict(parts[0].spec.spaces or {}) | ({"action": None} if isinstance(action, DiscreteActions) else {})
+        self.spec = EnvironmentSpec(name or ",".join(names), parts[0].spec.observation, action, names, known)
         self._patience_s, self._lockstep = patience_s, lockstep
         self._parts = [
             _Part(index, part, _count(part.spec.action), isinstance(part, PoolEnvironments))

@@ -5,8 +5,8 @@ transition but brings the first row of the next episode (`is_first`). Everything
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,6 +72,9 @@ class EnvironmentSpec:
     observation: ObservationSpec
     action: ActionSpec
     tasks: tuple[str, ...] = ()  # names, where one set of environments is a mixture of several
+    spaces: Mapping[str, Any] | None = field(
+        default=None, compare=False, repr=False
+    )  # as JSON, see `envs.stored_spaces`
 
     def task_of(self, slot: int) -> int:
         """Which task a slot plays, for good: they take turns."""

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from laser_rl.envs.block import RowBlock
 from laser_rl.envs.border import BadValue, Border, Env
+from laser_rl.envs.borrowed import StreamBroken
 from laser_rl.envs.bounds import Tell
 from laser_rl.envs.construct import packages_of, require_one_agent
 from laser_rl.envs.records import EnvironmentSpec, seed_of
@@ -119,6 +120,9 @@ class Slot:
             self._begin()
         except EnvironmentRefused:
             raise
+        except StreamBroken:
+            self._broken = True
+            self._begin()
         except Exception:  # whatever a user's environment raises
             self._broken = True
             self._failed(traceback.format_exc())

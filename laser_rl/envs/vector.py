@@ -10,10 +10,12 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from laser_rl.envs.border import LARGEST
+from laser_rl.envs.borrowed import Turn
 from laser_rl.envs.bounds import Bounds, tell_once
 from laser_rl.envs.records import EnvironmentSpec, Rows, seed_of
 from laser_rl.envs.slot import EXITS, exit_of
 from laser_rl.envs.spaces import action_border, action_layout, observation_border
+from laser_rl.envs.stored_spaces import described
 from laser_rl.errors import ConfigError, EnvironmentRefused
 
 Array = NDArray[np.generic]
@@ -33,13 +35,14 @@ class VectorAdapter:
     >>> envs.close()
     """
 
-    def __init__(self, env: Vector, *, seed: int, name: str | None = None) -> None:
-        self._env, self._seed = env, seed
+    def __init__(self, env: Vector, *, seed: int, name: str | None = None, owned: bool = True) -> None:
+        self._env, self._seed, self._owned, self._turn = env, seed, owned, Turn(env)
         self._mode = _mode(env)
         name = name or (env.spec.id if env.spec is not None else type(env).__name__)
         self._border = observation_border(env.single_observation_space, name)
         self._act = action_border(env.single_action_space, name)
-        self.spec = EnvironmentSpec(name, self._border.spec, self._act.spec)
+        known = described(env.single_observation_space, env.single_action_space)
+        self.spec = EnvironmentSpec(name, self._border.spec, self._act.spec, spaces=known)
         self._bounds = Bounds(env.single_observation_space, self._border, functools.partial(tell_once, name))
         self.slots = int(env.num_envs)
         shape, dtype = action_layout(self.spec.action)
@@ -53,14 +56,24 @@ class VectorAdapter:
 
     def reset(self) -> Rows:
         """Start every slot."""
+        self._turn.take()
         observation, info = self._guarded(lambda: self._reset(self._seeds().tolist()))
         self._lives = self._lives_in(info, self._lives)
         return self._first_rows(np.arange(self.slots), self._convert(observation))
+
+    def _again(self) -> Rows:
+        """Another player has used the vector, for an evaluation: every open episode is void."""
+        self._episode += 1
+        self._acted[:] = self._ended[:] = False
+        rows = self.reset()
+        return rows._replace(restarted=np.ones(self.slots, np.bool_))
 
     def step(self, slots: NDArray[np.int64], action: Array) -> Rows:
         """The rows of all slots; where the vector resets by itself, first those of the new episodes alone."""
         self._action[slots] = action
         self._acted[slots] = True
+        if self._turn.lost:
+            return self._again()
         if self._mode is not AutoresetMode.NEXT_STEP:
             starting = np.flatnonzero(self._acted & self._ended)
             if starting.size:
@@ -86,8 +99,8 @@ class VectorAdapter:
         return {}
 
     def close(self) -> None:
-        """Close the vector."""
-        if not self._env.closed:
+        """Close the vector, unless the user made it."""
+        if self._owned and not self._env.closed:
             self._env.close()
 
     def _start(self, slots: NDArray[np.int64]) -> Rows:

@@ -86,7 +86,9 @@ def read_spec(message: bytes) -> EnvironmentSpec:
     observation["shape"] = tuple(observation["shape"])
     action = {key: tuple(value) if isinstance(value, list) else value for key, value in parts["action"].items()}
     chosen = KINDS[parts["kind"]](**action)
-    return EnvironmentSpec(parts["name"], ObservationSpec(**observation), chosen, tuple(parts["tasks"]))
+    return EnvironmentSpec(
+        parts["name"], ObservationSpec(**observation), chosen, tuple(parts["tasks"]), parts.get("spaces")
+    )
 
 
 def die_with(parent: int) -> None:

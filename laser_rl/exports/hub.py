@@ -11,13 +11,14 @@ from typing import Any
 import yaml
 
 from laser_rl import __version__, checkpoint
-from laser_rl.api.agent import save_network
+from laser_rl.api.saved import save_network
 from laser_rl.checkpoint import CHECKPOINTS, guarded, manifest
 from laser_rl.errors import ConfigError, MissingExtra
 from laser_rl.exports.source import Source, config_sha256
 from laser_rl.metrics import read
 from laser_rl.metrics.report import write_report
 from laser_rl.runtime.files import CONFIG, SWEEP, is_sweep
+from laser_rl.trust import PROMISE
 
 AGENT, CARD, REPORT = "agent.safetensors", "README.md", "report.html"
 _FILES = f"""- `{AGENT}`: network and settings, for `LASER.load`
@@ -44,7 +45,8 @@ def write_folder(source: Source, folder: Path, repo_id: str) -> list[Path]:
         shutil.copyfile(source.checkpoint / file, target / file)
     checkpoint.load_snapshot(target, replay="unread")  # the run may have been writing
     shutil.copyfile(run_dir / name, folder / name)
-    save_network(folder / AGENT, source.trained.network, source.config, source.trained.steps)
+    trained = source.trained
+    save_network(folder / AGENT, trained.network, source.config, trained.steps, trained.spec)
     write_report([run_dir], folder / REPORT, formats=["html"])
     (folder / CARD).write_text(model_card(source, repo_id), encoding="utf-8")
     return sorted(path for path in folder.rglob("*") if path.is_file())
@@ -67,7 +69,7 @@ def model_card(source: Source, repo_id: str) -> str:
         f"## Score\n\n{_score(score)}",
         f"## How to load it\n\n`pip install laser-rl huggingface_hub`, then:\n\n```python\n{_loading(repo_id)}\n```",
         f"## Files\n\n{_FILES}",
-        f"Settings have SHA-256 `{config_sha256(source.config)}`. Tensors are safetensors: loading them executes nothing.",
+        f"Settings have SHA-256 `{config_sha256(source.config)}`. {PROMISE}",
     ]
     return "\n\n".join(lines) + "\n"
 

@@ -25,8 +25,9 @@ from laser_rl.exports.source import command, config_of, config_sha256, manifest_
 from laser_rl.exports.whole_episodes import EpisodeReader, Place, unrolls_in
 from laser_rl.networks.build import family_of
 from laser_rl.ops.distributions import Family
-from laser_rl.runtime.build import layout_of, open_environments
-from laser_rl.runtime.evaluate import chosen_member, task_count
+from laser_rl.runtime.build import layout_of
+from laser_rl.runtime.evaluate import chosen_member, spec_in
+from laser_rl.runtime.files import command_for, is_sweep
 from laser_rl.types import UnrollLayout
 
 PLAN = "plan.json"
@@ -102,17 +103,14 @@ class MinariExport:
         loaded = checkpoint.latest(self._run_dir, replay="salvage")
         if loaded is None:
             raise ConfigError(
-                f"{self._run_dir} holds no checkpoint yet; 'laser resume {self._run_dir}' goes on until it does"
+                f"{self._run_dir} holds no checkpoint yet; '{command_for('resume', self._run_dir)}' goes on until it does"
             )
         if not loaded.segments:
             raise ConfigError(
                 f"{self._run_dir} keeps no replay, expected one to export; train with --replay.fraction above 0"
             )
         config = config_of(self._run_dir, self._member)
-        slots = task_count(config.environment.id)
-        environments = open_environments(config.environment.id, config.environment, seed=0, lockstep=True, slots=slots)
-        spec = environments.spec
-        environments.close()
+        spec = spec_in(loaded, config, self._member if self._member is not None or not is_sweep(self._run_dir) else 0)
         family = family_of(spec.action)
         layout = layout_of(spec, family, config)
         spaces = spaces_of(config.environment, layout, family, starts_in(spec.action))

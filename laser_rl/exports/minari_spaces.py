@@ -16,6 +16,7 @@ from laser_rl.envs.make import is_atari, is_mixture
 from laser_rl.errors import EnvironmentRefused, MissingExtra
 from laser_rl.ops.distributions import Categorical, Family, MultiCategorical
 from laser_rl.ops.gaussian import DiagonalGaussian
+from laser_rl.trust import Untrusted
 from laser_rl.types import Array, UnrollLayout
 
 log = logging.getLogger("laser_rl.exports")
@@ -46,7 +47,7 @@ def spaces_of(
         return stored
     try:
         env = constructor(environment.id, environment.options)()
-    except (EnvironmentRefused, MissingExtra, gymnasium.error.Error) as problem:
+    except (EnvironmentRefused, MissingExtra, Untrusted, gymnasium.error.Error) as problem:
         log.warning("the dataset does not say how to make its environment: %s", problem)
         return stored
     with contextlib.closing(env):

@@ -1,5 +1,6 @@
 """Does a file act as torch does? Both see the same rows of the environment, each with the memory that it made itself."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,13 +10,16 @@ import torch
 from numpy.typing import NDArray
 
 from laser_rl.agent.policy import Decision, Policy, Seen
-from laser_rl.errors import ConfigError
+from laser_rl.envs.records import Environments, Rows
+from laser_rl.errors import ConfigError, EnvironmentRefused, MissingExtra
 from laser_rl.exports.acting import Acting
 from laser_rl.ops.distributions import Categorical, MultiCategorical
-from laser_rl.runtime.build import another, open_environments
+from laser_rl.runtime.build import another, open_environments, slots_of
 from laser_rl.runtime.evaluate import Player, Trained, task_count
+from laser_rl.trust import Untrusted
 from laser_rl.types import Array
 
+log = logging.getLogger("laser_rl.exports")
 SLOTS = 8
 TOLERANCE = 1e-4  # of parameters, values and states; relative where they are above 1
 
@@ -53,13 +57,43 @@ class _Watched:
         return self._policy.act(rows, slots)
 
 
+class RandomRows:
+    """Stands for an environment that may not be opened: rows of random numbers in the shape of its observations."""
+
+    def __init__(self, trained: Trained, slots: int, seed: int) -> None:
+        self.spec, self.slots = trained.spec, slots
+        self._random = np.random.default_rng(seed)
+
+    def reset(self) -> Rows:
+        """All begin an episode."""
+        return self._rows(np.ones(self.slots, np.bool_))
+
+    def step(self, slots: NDArray[np.int64], action: NDArray[np.generic]) -> Rows:
+        """One in ten begins an episode, whatever was done."""
+        return self._rows(self._random.random(self.slots) < 0.1)  # noqa: PLR2004
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _rows(self, first: NDArray[np.bool_]) -> Rows:
+        shape, random = (self.slots, *self.spec.observation.shape), self._random
+        pictures = self.spec.observation.dtype == "uint8"
+        seen = random.integers(0, 256, shape, np.uint8) if pictures else random.standard_normal(shape, np.float32)
+        reward = np.where(first, 0.0, random.standard_normal(self.slots)).astype(np.float32)
+        flags, numbers = np.zeros((4, self.slots), np.bool_), np.zeros((2, self.slots), np.int64)
+        return Rows(np.arange(self.slots), seen, first, reward, *flags, *numbers)
+
+
 def observed(trained: Trained, rows: int, *, seed: int = 0) -> list[Row]:
-    """Play, with sampled actions, until about so many rows were seen."""
-    tasks = task_count(trained.source)
-    slots = max(1, SLOTS // tasks) * tasks
-    environments = open_environments(
-        another(trained.source), trained.environment, seed=seed, lockstep=True, slots=slots
-    )
+    """Play, with sampled actions, until about so many rows were seen; random numbers where the environment may not be imported."""
+    tasks, source = task_count(trained.source), another(trained.source)
+    slots = slots_of(source) or max(1, SLOTS // tasks) * tasks
+    environments: Environments | RandomRows
+    try:
+        environments = open_environments(source, trained.environment, seed=seed, lockstep=True, slots=slots)
+    except (Untrusted, EnvironmentRefused, MissingExtra) as problem:
+        log.warning("the ONNX file is compared on random numbers, not on observations: %s", problem)
+        environments = RandomRows(trained, slots, seed)
     watched = _Watched(Policy(trained.network, trained.family, seed=seed))
     player = Player(watched, trained.layout, slots)  # type: ignore[arg-type]
     try:

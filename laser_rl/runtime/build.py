@@ -20,6 +20,7 @@ from laser_rl.agent.policy import Policy
 from laser_rl.config import Config, EnvironmentConfig
 from laser_rl.envs.atari import AtariSettings
 from laser_rl.envs.make import make_environments
+from laser_rl.envs.naming import can_be_made_again
 from laser_rl.envs.records import Environments, EnvironmentSpec
 from laser_rl.errors import ConfigError
 from laser_rl.networks.agent_network import AgentNetwork
@@ -73,6 +74,7 @@ class Member:
     source: EnvironmentSource
     family: Family
     layout: UnrollLayout
+    spec: EnvironmentSpec
     actor: Actor  # of this member alone, or of several side by side
     acting: AgentNetwork  # the one that acts: the learner's own, or a copy that follows it
     learner: Learner
@@ -149,7 +151,7 @@ def _assemble(
         if ranks is not None:
             ranks.close()
         raise
-    return Member(config, source, family, layout, actor, acting, learner, replay, mixer, counts, ranks=ranks)
+    return Member(config, source, family, layout, spec, actor, acting, learner, replay, mixer, counts, ranks=ranks)
 
 
 def build_learner(
@@ -236,7 +238,7 @@ def open_environments(
         seed=seed,
         placement=config.placement,
         workers=config.workers or None,
-        options=config.options,
+        options=config.options if isinstance(source, str) else None,  # else they only say how to make another
         atari=atari_settings(config),
         step_timeout_s=config.step_timeout_s,
         reset_timeout_s=config.reset_timeout_s,
@@ -281,15 +283,14 @@ def slots_of(source: EnvironmentSource) -> int | None:
 
 
 def another(source: EnvironmentSource) -> EnvironmentSource:
-    """Something that makes environments like this one, for playing beside the training."""
-    if slots_of(source) is None:
-        return source
-    spec = getattr(source, "spec", None)
-    if spec is None:
-        raise ConfigError(
-            "this environment exists already and cannot be made again for an evaluation; hand in its id or constructor"
-        )
-    return functools.partial(gymnasium.make, spec)
+    """Something that makes environments like this one, for playing beside the training; where there is nothing, the one that exists.
+
+    A vector, and an environment whose `spec` does not say how to make it, are played in themselves: all their episodes are begun anew, and
+    training goes on with new ones, too (`envs.borrowed`).
+    """
+    if isinstance(source, gymnasium.Env) and source.spec is not None and can_be_made_again(source.spec):
+        return functools.partial(gymnasium.make, source.spec)
+    return source
 
 
 def layout_of(spec: EnvironmentSpec, family: Family, config: Config) -> UnrollLayout:

@@ -67,6 +67,7 @@ class Parts:
             self.source,
             learner.family,
             self.layout,
+            self.spec,
             actor,
             learner.network if acting is None else acting,
             learner,

@@ -43,7 +43,7 @@ class RunDirectory:
         settle = partial(self._settle, config, accept_changes=accept_changes)
         self._lock = hold(path, CONFIG, "laser train", given=config is not None, fresh=fresh, settle=settle)
         try:
-            self.config = read_config(path)
+            self.config = read_config(path, used=config is None)
             self.log = MetricsLog(path)
             machine.record(path)
         except BaseException:
@@ -54,7 +54,7 @@ class RunDirectory:
     def _settle(self, config: Config | None, *, accept_changes: bool) -> None:
         path = self.path
         if has_checkpoints(path):
-            there = read_config(path)
+            there = read_config(path, used=False)
             begun = there if accept_changes else begun_with(path)
             require_same(config or there, begun if isinstance(begun, Config) else there)
         if config is not None:

@@ -15,8 +15,9 @@ from laser_rl.agent.stacking import FrameStack
 from laser_rl.checkpoint import Loaded
 from laser_rl.checkpoint.guarded import fitting
 from laser_rl.config import Config, EnvironmentConfig
-from laser_rl.envs.records import EnvironmentSpec, Rows
+from laser_rl.envs.records import Environments, EnvironmentSpec, Rows
 from laser_rl.envs.scores import tasks_of
+from laser_rl.envs.worker import read_spec
 from laser_rl.errors import ConfigError, DamagedRun
 from laser_rl.evaluation.rollout import rollout
 from laser_rl.evaluation.statistics import EvalResult, summarise_episodes, summarise_mixture
@@ -32,9 +33,10 @@ from laser_rl.runtime.build import (
     layout_of,
     open_environments,
     seeded_network,
+    slots_of,
     threads_of,
 )
-from laser_rl.runtime.files import is_sweep, read_config, read_sweep
+from laser_rl.runtime.files import command_for, is_sweep, read_config, read_sweep
 from laser_rl.types import Array, UnrollLayout
 
 SLOTS = 16
@@ -50,6 +52,7 @@ class Trained:
     source: EnvironmentSource
     environment: EnvironmentConfig
     steps: int
+    spec: EnvironmentSpec
 
 
 class Unfinished(Exception):
@@ -81,7 +84,13 @@ class Player:
 def trained_of(member: Member, steps: int) -> Trained:
     """What a member has learned so far."""
     return Trained(
-        member.learner.network, member.family, member.layout, member.source, member.config.environment, steps
+        member.learner.network,
+        member.family,
+        member.layout,
+        member.source,
+        member.config.environment,
+        steps,
+        member.spec,
     )
 
 
@@ -95,7 +104,7 @@ def load_trained(run_dir: Path, member: str | int | None = None) -> Trained:
     config, number = config_of(run_dir, member)
     loaded = newest(run_dir)
     # Played where we are, not where it was trained.
-    trained = trained_from(loaded, config, spec_of(config.environment.id, config), number, device_of("auto"))
+    trained = trained_from(loaded, config, spec_in(loaded, config, number), number, device_of("auto"))
     torch.set_num_threads(threads_of(config, trained.network))
     return trained
 
@@ -104,7 +113,9 @@ def newest(run_dir: Path) -> Loaded:
     """The newest checkpoint, without its replay; ConfigError if there is none yet."""
     loaded = checkpoint.latest(run_dir, replay="unread")
     if loaded is None:
-        raise ConfigError(f"{run_dir} holds no checkpoint yet; 'laser resume {run_dir}' goes on until it does")
+        raise ConfigError(
+            f"{run_dir} holds no checkpoint yet; '{command_for('resume', run_dir)}' goes on until it does"
+        )
     return loaded
 
 
@@ -119,6 +130,15 @@ def spec_of(source: EnvironmentSource, config: Config) -> EnvironmentSpec:
     return environments.spec
 
 
+def spec_in(loaded: Loaded, config: Config, number: int | None) -> EnvironmentSpec:
+    """What the environment looks like, as a checkpoint says it: it is not opened. Checkpoints of before do not say it."""
+    with fitting(loaded.path):
+        numbers = loaded.state if number is None else loaded.state["members"][number]
+        if "spec" in numbers:
+            return read_spec(numbers["spec"].encode())
+    return spec_of(config.environment.id, config)
+
+
 def trained_from(
     loaded: Loaded, config: Config, spec: EnvironmentSpec, number: int | None, device: torch.device
 ) -> Trained:
@@ -129,7 +149,7 @@ def trained_from(
     require_finite(loaded.path, network)
     family = family_of(spec.action)
     layout = layout_of(spec, family, config)
-    return Trained(network, family, layout, config.environment.id, config.environment, loaded.step)
+    return Trained(network, family, layout, config.environment.id, config.environment, loaded.step, spec)
 
 
 def require_finite(path: Path, network: AgentNetwork) -> None:
@@ -195,16 +215,16 @@ def evaluate(
     seed: int,
     goes_on: Callable[[], bool] = lambda: True,
 ) -> EvalResult:
-    """Play whole episodes in fresh environments; the same seed gives the same result. `Unfinished` as soon as it no longer `goes_on`.
+    """Play whole episodes in fresh environments, or where there is only one that exists, in that one (`another`).
 
-    Of a mixture, every task is played as often: more than `episodes` are played if its tasks cannot share so many evenly.
+    The same seed gives the same result. `Unfinished` as soon as it no longer `goes_on`. Of a mixture, every task is played as often: more
+    than `episodes` are played if its tasks cannot share so many evenly.
     """
-    tasks = task_count(trained.source)
+    tasks, source = task_count(trained.source), another(trained.source)
     episodes = -(-episodes // tasks) * tasks
-    slots = min(episodes, max(1, SLOTS // tasks) * tasks)
-    environments = open_environments(
-        another(trained.source), trained.environment, seed=seed, lockstep=True, slots=slots
-    )
+    slots = slots_of(source) or min(episodes, max(1, SLOTS // tasks) * tasks)
+    environments = open_environments(source, trained.environment, seed=seed, lockstep=True, slots=slots)
+    _require_alike(environments, trained)
     policy = Policy(trained.network, trained.family, seed=seed, deterministic=deterministic)
     player = Player(policy, trained.layout, slots)
 
@@ -219,6 +239,16 @@ def evaluate(
         environments.close()
     spec = environments.spec
     return summarise_mixture(played, spec) if spec.tasks else summarise_episodes(played)
+
+
+def _require_alike(environments: Environments, trained: Trained) -> None:
+    spec, known = environments.spec, trained.spec
+    if (spec.observation, spec.action) != (known.observation, known.action):
+        environments.close()
+        raise ConfigError(
+            f"the agent was trained on {known.observation} and {known.action}, but {spec.name} has {spec.observation} and {spec.action}; "
+            "pass an environment like the one it was trained in"
+        )
 
 
 def task_count(source: EnvironmentSource) -> int:

@@ -2,16 +2,18 @@
 
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from laser_rl import checkpoint
+from laser_rl import checkpoint, trust
 from laser_rl.checkpoint import guarded
 from laser_rl.config import Config, validated
-from laser_rl.errors import ConfigError, shortened
+from laser_rl.errors import ConfigError, UserError, shortened
 from laser_rl.metrics.page import flat
 from laser_rl.sweep.settings import FORMAT, SweepConfig, sweep_from
+from laser_rl.trust import code_in
 
 CONFIG, SWEEP = "config.json", "sweep.json"
 SETTINGS = "settings"  # under this name a checkpoint's state holds what these files hold
@@ -40,11 +42,11 @@ class Change(NamedTuple):
         return self.name in _FREE or (self.name.startswith("run.") and self.name != "run.seed")
 
 
-def read_config(path: Path) -> Config:
-    """The configuration of a run directory."""
+def read_config(path: Path, *, used: bool = True) -> Config:
+    """The configuration of a run directory; not `used` where it is only compared with one that did not come from a file."""
     if not (path / CONFIG).exists() and is_sweep(path):
         raise ConfigError(f"{path} is a sweep; say which member, or use a command for sweeps")
-    return validated(_read(path, CONFIG))
+    return validated(_read(path, CONFIG, used=used))
 
 
 def is_sweep(path: Path) -> bool:
@@ -52,9 +54,9 @@ def is_sweep(path: Path) -> bool:
     return (path / SWEEP).exists()
 
 
-def read_sweep(path: Path) -> SweepConfig:
-    """The settings of a sweep's run directory."""
-    return _sweep_of(path / SWEEP, _read(path, SWEEP))
+def read_sweep(path: Path, *, used: bool = True) -> SweepConfig:
+    """The settings of a sweep's run directory; `used` as of `read_config`."""
+    return _sweep_of(path / SWEEP, _read(path, SWEEP, used=used))
 
 
 def _sweep_of(file: Path, values: Mapping[str, Any]) -> SweepConfig:
@@ -87,7 +89,7 @@ def changes(path: Path) -> list[Change] | None:
     begun = begun_with(path)
     if begun is None:
         return None
-    now: Config | SweepConfig = read_sweep(path) if is_sweep(path) else read_config(path)
+    now: Config | SweepConfig = read_sweep(path, used=False) if is_sweep(path) else read_config(path, used=False)
     before, after = (_flat(one) for one in (begun, now))
     names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     return [Change(name, before.get(name), after.get(name)) for name in names]
@@ -101,7 +103,27 @@ def _flat(settings: Config | SweepConfig) -> dict[str, Any]:
     return flat({**values.pop("base"), **{name: value for name, value in values.items() if name != "settings"}})
 
 
-def _read(path: Path, name: str) -> dict[str, Any]:
+def command_for(verb: str, path: Path) -> str:
+    """`laser resume RUN_DIR`, or another command for it, as it has to be typed: with the flag where the settings name code.
+
+    >>> command_for("resume", Path("runs/my run"))
+    "laser resume 'runs/my run'"
+    """
+    try:
+        members = read_sweep(path, used=False).configs if is_sweep(path) else [read_config(path, used=False)]
+    except UserError:  # whoever types it hears why
+        members = []
+    named = any(code_in(one.environment.id, one.environment.options, one.loss.trust) for one in members)
+    return f"laser {verb} {shlex.quote(str(path))}" + (f" {trust.FLAG}" if named else "")
+
+
+def require_trusted(*configs: Config) -> None:
+    """`Untrusted` if only a file gave the name of code in one of these, before anything is written or started."""
+    for one in configs:
+        trust.require(*code_in(one.environment.id, one.environment.options, one.loss.trust))
+
+
+def _read(path: Path, name: str, *, used: bool = True) -> dict[str, Any]:
     file = path / name
     if not file.exists():
         raise ConfigError(f"{path} is no run directory: it has no {name}")
@@ -111,6 +133,8 @@ def _read(path: Path, name: str) -> dict[str, Any]:
         raise ConfigError(f"{file} cannot be used: {error}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{file} cannot be used: it holds {type(values).__name__}, expected settings")
+    if used:
+        trust.note(values, file)
     return values
 
 

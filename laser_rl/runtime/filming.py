@@ -31,7 +31,7 @@ from laser_rl.evaluation.video import Filmed, Limits, Shot, film
 from laser_rl.metrics.videos import facts_path
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.runtime.build import atari_settings, threads_of
-from laser_rl.runtime.evaluate import Trained, config_of, group_of, newest, spec_of, trained_from
+from laser_rl.runtime.evaluate import Trained, config_of, group_of, newest, spec_in, trained_from
 from laser_rl.runtime.files import is_sweep, read_sweep
 
 FORMAT = 1
@@ -70,7 +70,8 @@ def load_shown(run_dir: Path, member: str | int | None, device: torch.device, *,
     is the parameters of the earlier checkpoints that are still on disk.
     """
     config, number = config_of(run_dir, member)
-    loaded, spec = newest(run_dir), spec_of(config.environment.id, config)
+    loaded = newest(run_dir)
+    spec = spec_in(loaded, config, number)
     trained = trained_from(loaded, config, spec, number, device)
     torch.set_num_threads(threads_of(config, trained.network))
     bound = float(group_of(loaded.tensors, "learner", number)["bound"])

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from laser_rl import checkpoint
 from laser_rl.checkpoint import Loaded, Mended, Salvage, SegmentEntry, Streams, read_segment, write_segment
+from laser_rl.envs.worker import write_spec
 from laser_rl.errors import ConfigError
 from laser_rl.replay.episodes import ATTEMPTS, outrun
 from laser_rl.replay.store import Evicted, Replay
@@ -36,7 +37,8 @@ def member_numbers(training: Training) -> dict[str, Any]:
     """Everything else of a member, as JSON."""
     member = training.member
     mixer = {name: value for name, value in member.mixer.state_dict().items() if not isinstance(value, np.ndarray)}
-    return {"learner": member.learner.state().numbers, "training": training.state(), "mixer": mixer}
+    spec = write_spec(member.spec).decode()  # a text: its bounds may be infinite, which JSON does not know
+    return {"learner": member.learner.state().numbers, "training": training.state(), "mixer": mixer, "spec": spec}
 
 
 def load_member(training: Training, tensors: Mapping[str, Mapping[str, Tensor]], numbers: Mapping[str, Any]) -> None:

@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import os
-import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Protocol
 from laser_rl import checkpoint
 from laser_rl.checkpoint.atomic import Full
 from laser_rl.errors import UserError, is_full
+from laser_rl.runtime.files import command_for
 
 log = logging.getLogger("laser_rl.runtime")
 FIRST_S, MOST_S = 2.0, 300.0  # between two tries; twice as long each time
@@ -35,8 +35,7 @@ class NoSpace(UserError):
             f"no space for the checkpoint of step {step:,} in {run_dir}: {error.strerror}{need}, "
             f"{free / _BYTES_A_MB:,.1f} MB free; {before}"
         )
-        folder = shlex.quote(str(run_dir))
-        again = "start again" if newest is None else f"go on from there with: laser resume {folder}"
+        again = "start again" if newest is None else f"go on from there with: {command_for('resume', run_dir)}"
         super().__init__(f"{self.said}. Free some space, then {again}")
 
 

@@ -281,6 +281,7 @@ class Overseer(ABC):
                 self.parts.source,
                 config.environment,
                 counted["steps"],
+                self.parts.spec,
             )
             played = evaluation_of(evaluated[-1][1]) if evaluated else None
             steps, mean = int(self._states.steps[number]), numbers.get("return_mean")

@@ -49,7 +49,7 @@ class SweepDirectory:
         settle = partial(self._settle, sweep, accept_changes=accept_changes)
         self._lock = hold(path, SWEEP, "laser sweep", given=sweep is not None, fresh=fresh, settle=settle)
         try:
-            self.sweep = read_sweep(path)
+            self.sweep = read_sweep(path, used=sweep is None)
             self.log = MetricsLog(path)
             machine.record(path)
         except BaseException:
@@ -60,7 +60,7 @@ class SweepDirectory:
     def _settle(self, sweep: SweepConfig | None, *, accept_changes: bool) -> None:
         path = self.path
         if has_checkpoints(path):
-            there = read_sweep(path)
+            there = read_sweep(path, used=False)
             begun = there if accept_changes else begun_with(path)
             require_same_sweep(sweep or there, begun if isinstance(begun, SweepConfig) else there)
         if sweep is not None:

@@ -11,6 +11,7 @@ from laser_rl.runtime.build import EnvironmentSource
 from laser_rl.runtime.cluster.settings import ClusterSettings
 from laser_rl.runtime.crew_build import build_crew
 from laser_rl.runtime.evaluate import trained_of
+from laser_rl.runtime.files import require_trusted
 from laser_rl.runtime.processes import run_processes
 from laser_rl.runtime.recording import recorded
 from laser_rl.runtime.results import MemberResult, SweepEnd
@@ -36,6 +37,7 @@ def sweep(
 
     With `cluster` it runs there, otherwise on this machine.
     """
+    require_trusted(*config.configs)
     path = None if directory is None else directory.path
     with recorded(path, config.base.run, source=source, network=torso) as films:
         more: dict[str, Any] = {"source": source, "torso": torso, "sinks": sinks, "callbacks": callbacks}

@@ -16,7 +16,7 @@ from laser_rl.evaluation.statistics import EvalResult, evaluation_of
 from laser_rl.metrics.sink import Kind, Sink, Value
 from laser_rl.metrics.window import EpisodeRows, memory_bytes, window_for
 from laser_rl.runtime.budget import Budget
-from laser_rl.runtime.build import Member, derive
+from laser_rl.runtime.build import Member, another, derive, slots_of
 from laser_rl.runtime.evaluate import Unfinished, evaluate, trained_of
 from laser_rl.runtime.files import EVALUATION_DUE
 from laser_rl.runtime.space import Tries
@@ -109,6 +109,12 @@ class Training:
         self.horizon = total or self.target
         self.budget.pause()
 
+    def begin_at(self, steps: int) -> None:
+        """Count on from there: the parameters to begin with have so many steps behind them."""
+        self.steps = self._logged_steps = steps
+        for what in self._next:
+            self._plan(what)
+
     def goes_on(self) -> bool:
         """Until the steps are done, the time is over or somebody asks to stop."""
         return not self.done and self.stop.reason is None
@@ -186,8 +192,8 @@ class Training:
         """Evaluate and save, if due. The locks stop the other threads while state is taken, after `settle`."""
         self.check()
         self._tick()
-        if self._due("evaluate") and self.evaluate() is None:
-            self._next["evaluate"] = self.steps  # again, as soon as the run goes on
+        if self._due("evaluate"):
+            self._evaluate_between(locks)
         # Not at the very end: `run` saves there, after the last rows. A checkpoint before them would let a resumed run write them twice.
         if not self.done and self._save_is_due():
             with contextlib.ExitStack() as stack:
@@ -196,6 +202,16 @@ class Training:
                 settle()
                 if not self.done:
                     self.save()
+
+    def _evaluate_between(self, locks: Sequence[contextlib.AbstractContextManager[None]]) -> None:
+        with contextlib.ExitStack() as stack:
+            if (
+                slots_of(another(self.member.source)) is not None
+            ):  # it is played in the environment that the actor steps
+                for lock in locks:
+                    stack.enter_context(lock)
+            if self.evaluate() is None:
+                self._next["evaluate"] = self.steps  # again, as soon as the run goes on
 
     def evaluate(self) -> EvalResult | None:
         """Play with the current parameters; the seed depends on nothing but run and step. None if somebody asks to stop meanwhile."""

@@ -28,10 +28,10 @@ def earlier_members(config: Config) -> int:
 
 def _members_of(run_dir: Path) -> int:
     if is_sweep(run_dir):
-        sweep = read_sweep(run_dir)
+        sweep = read_sweep(run_dir, used=False)
         config, own = sweep.base, len(sweep.settings)
     else:
-        config, own = read_config(run_dir), 1
+        config, own = read_config(run_dir, used=False), 1
     return own + earlier_members(config)
 
 
@@ -73,7 +73,7 @@ def _fill(replay: UnrollStore, run_dir: Path, loaded: Loaded, members: int) -> N
 
 def _check_tasks(run_dir: Path, config: Config) -> None:
     """Unrolls say by number which task they are of: the numbers must mean the same there."""
-    there = read_sweep(run_dir).base if is_sweep(run_dir) else read_config(run_dir)
+    there = read_sweep(run_dir, used=False).base if is_sweep(run_dir) else read_config(run_dir, used=False)
     before, now = (list(tasks_of(one.environment.id)) for one in (there, config))
     if before != now and max(len(before), len(now)) > 1:
         raise ConfigError(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from laser_rl import LASER, Sweep
-from laser_rl.agent.own_relevance import find, own_relevance
+from laser_rl.agent.own_relevance import _imported, own_relevance
 from laser_rl.config import Config, override
 from laser_rl.errors import ConfigError
 from laser_rl.ops.distributions import Categorical
@@ -46,7 +46,7 @@ def module(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield name
     sys.modules.pop(name, None)
-    find.cache_clear()
+    _imported.cache_clear()
 
 
 def trained(trust, **settings):
@@ -125,7 +125,7 @@ def test_loading_an_agent_does_not_import_it(module):
     agent, _ = trained(f"{module}:everything")
     path = agent.save("own.laser")
     sys.modules.pop(module)
-    find.cache_clear()
+    _imported.cache_clear()
     loaded = LASER.load(path)
     assert loaded.evaluate(episodes=2).episodes == 2
     loaded.close()

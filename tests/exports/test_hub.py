@@ -1,6 +1,7 @@
 """The folder for the Hub can be used, says what it is, and goes nowhere by itself."""
 
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -11,6 +12,7 @@ from laser_rl.cli import main, push
 from laser_rl.exports import hub
 from laser_rl.exports.source import load_source
 from laser_rl.metrics import read
+from laser_rl.trust import PROMISE
 from tests.runtime.test_sweeps import in_directory, small_sweep
 
 
@@ -31,8 +33,6 @@ class FakeHub:
         return f"https://huggingface.co/{repo_id}"
 
     def upload_folder(self, *, folder_path, **named):
-        from pathlib import Path  # noqa: PLC0415
-
         self.files = sorted(
             path.relative_to(folder_path).as_posix() for path in Path(folder_path).rglob("*") if path.is_file()
         )
@@ -119,3 +119,14 @@ def test_a_missing_extra_is_one_line(run, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "minari", None)
     assert main(["export", str(run[0]), "--minari", "laser/a-v0"]) == 2
     assert "pip install 'laser-rl[minari]'" in capsys.readouterr().err
+
+
+def test_readme_security_and_the_card_promise_the_same(run):
+    root = Path(__file__).parents[2]
+    texts = [(root / name).read_text() for name in ("README.md", "SECURITY.md")]
+    texts.append(hub.model_card(load_source(run[0]), "somebody/cartpole"))
+    for text in texts:
+        assert text.count(PROMISE) == 1
+        assert not any(
+            more in text for more in ("nothing in it is ever executed", "never executes code", "executes nothing")
+        )

@@ -121,7 +121,7 @@ class Soak:
         self.found.expect(lost <= INTERVAL + lost_more, f"{how}: {lost} steps lost, checkpoints every {INTERVAL}")
         self.found.worst("steps lost", lost)
         self.kept = kept
-        self.family = self._start("resume", str(self.path), "--plain")
+        self.family = self._start("resume", str(self.path), "--plain", "--trust-code")
 
     def _fill(self) -> None:
         assert self.disk is not None
@@ -173,7 +173,7 @@ class Soak:
             wanted = saved(self.path).step + 300
             self.family.kill()
             self.family.seconds_until_gone(30.0)
-            self.family = self._start("resume", str(self.path), "--steps", str(wanted), "--plain")
+            self.family = self._start("resume", str(self.path), "--steps", str(wanted), "--plain", "--trust-code")
             status = self.family.process.wait(300)
             self.found.expect(status == 0, f"the last {300} steps: status {status}")
             self.family.seconds_until_gone(30.0)

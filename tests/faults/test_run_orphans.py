@@ -72,7 +72,7 @@ def test_nobody_outlives_a_killed_run(way, tmp_path, figure):
     # The lock of the last dead one is taken over, and what it had saved is gone on from.
     at = checkpoint.latest(path)
     assert at is not None
-    family = Family("resume", path, "--steps", at.step + 200, "--plain")
+    family = Family("resume", path, "--steps", at.step + 200, "--plain", "--trust-code")
     out, err = family.process.communicate(timeout=120)
     assert family.process.returncode == 0, err
     assert f"resumed at step {at.step:,}" in out

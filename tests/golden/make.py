@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from laser_rl import LASER
-from laser_rl.api.agent import save_network
+from laser_rl.api.saved import save_network
 from laser_rl.runtime.directory import RunDirectory
 from laser_rl.runtime.evaluate import Trained, load_trained
 from laser_rl.runtime.files import read_config
@@ -41,7 +41,9 @@ def make(folder: Path) -> None:
     for name, members in RUNS.items():
         _describe(folder / name, [None] if members is None else range(members))
     trained = load_trained(folder / "mlp")
-    save_network(folder / "agent.safetensors", trained.network, read_config(folder / "mlp"), trained.steps)
+    save_network(
+        folder / "agent.safetensors", trained.network, read_config(folder / "mlp"), trained.steps, trained.spec
+    )
     LASER.load(folder / "agent.safetensors").close()
 
 

@@ -20,6 +20,7 @@ from laser_rl.metrics.reporting.document import (
     words,
 )
 from laser_rl.metrics.reporting.subject import SEED, Subject
+from laser_rl.trust import FLAG, code_in
 
 _MOST_EVENTS = 40
 _QUIET = {"checkpoint", "exploit", "resumed"}  # many, or told elsewhere
@@ -60,7 +61,13 @@ def commands(subject: Subject) -> str:
     file = shlex.quote(f"{folder}/{'sweep' if subject.is_sweep else 'config'}.json")
     same = f"laser sweep {file} --out {again}" if subject.is_sweep else f"laser train --config {file} --out {again}"
     play = f"laser evaluate {here} --member best" if subject.is_sweep else f"laser evaluate {here} --episodes 100"
-    return f"# the same again\n{same}\n# go on, look\nlaser resume {here}\n{play}\nlaser status {here}"
+    others = {
+        name: value for name, value in subject.settings.items() if name not in {"environment.id", "replay.start_from"}
+    }
+    flag = f" {FLAG}" if code_in(subject.environment, others) else ""  # or they would be refused
+    return (
+        f"# the same again\n{same}{flag}\n# go on, look\nlaser resume {here}{flag}\n{play}{flag}\nlaser status {here}"
+    )
 
 
 def _provenance(subject: Subject, *, alone: bool) -> Sequence[Table | Notice | None]:

@@ -10,6 +10,7 @@ from laser_rl.errors import UserError
 from laser_rl.runtime.cluster.actors import RayAnswer
 from laser_rl.runtime.cluster.client import AnswerLost, awaited
 from laser_rl.runtime.cluster.supervisor import ClusterSupervisor
+from laser_rl.runtime.files import command_for
 from laser_rl.runtime.pace import Pace
 from laser_rl.sweep.pbt import Standing, decide
 
@@ -127,5 +128,5 @@ class LockStep(ClusterSupervisor):
         except AnswerLost as error:
             raise StepLost(
                 f"the {who} of member {member} is gone ({error}); in lock-step nothing is replaced: go on from the last checkpoint with: "
-                f"laser resume {self.directory.path}"
+                f"{command_for('resume', self.directory.path)}"
             ) from None

@@ -32,6 +32,7 @@ from laser_rl.runtime.cluster.seat import Begin, Common, Loss, Seat, Watched
 from laser_rl.runtime.cluster.settings import ClusterSettings
 from laser_rl.runtime.crew_build import build_parts
 from laser_rl.runtime.evaluate import spec_of
+from laser_rl.runtime.files import command_for
 from laser_rl.runtime.supervision import STOP_S, Overseer, order_of, spent_s
 from laser_rl.runtime.sweep import TURNS_AHEAD
 from laser_rl.runtime.sweep_directory import SweepDirectory
@@ -174,7 +175,7 @@ class ClusterSupervisor(Overseer):
         if self.watch.head_is_lost:
             raise HeadLost(
                 "the head of the Ray cluster does not answer any more, so this run ends; start the cluster again, "
-                f"then go on from the last checkpoint with: laser resume {self.directory.path}"
+                f"then go on from the last checkpoint with: {command_for('resume', self.directory.path)}"
             )
 
     def _renew(self) -> None:

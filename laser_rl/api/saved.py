@@ -1,0 +1,99 @@
+"""The file of one agent: network, spaces and configuration, as safetensors and JSON."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+
+from laser_rl.agent.parameters import load_network
+from laser_rl.checkpoint import write_bytes
+from laser_rl.config import Config, override, validated
+from laser_rl.envs.records import EnvironmentSpec
+from laser_rl.envs.worker import read_spec, write_spec
+from laser_rl.errors import ConfigError
+from laser_rl.networks.agent_network import AgentNetwork
+from laser_rl.networks.build import TorsoSource, family_of
+from laser_rl.runtime.build import EnvironmentSource, device_of, layout_of, seeded_network, threads_of
+from laser_rl.runtime.evaluate import Trained, require_finite
+
+FORMAT = "1"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a file of `LASER.save` says of itself; its tensors are read when they are needed."""
+
+    path: Path
+    config: Config
+    steps: int
+    spec: EnvironmentSpec | None  # None in files of before
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The parameters, not yet compared with any network."""
+        try:
+            return safetensors.torch.load_file(self.path)
+        except (safetensors.SafetensorError, OSError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise ConfigError(f"{self.path} is no file of LASER.save: {error}") from None
+
+    def trained(self, config: Config, source: EnvironmentSource, torso: TorsoSource | None) -> Trained:
+        """The agent, to play with; its environment is not opened."""
+        assert self.spec is not None  # noqa: S101 - the caller has looked
+        family = family_of(self.spec.action)
+        network = seeded_network(config, self.spec, torso).to(device_of(config.run.device))
+        load_network(network, self.tensors())
+        require_finite(self.path, network)
+        torch.set_num_threads(threads_of(config, network))
+        layout = layout_of(self.spec, family, config)
+        return Trained(network, family, layout, source, config.environment, self.steps, self.spec)
+
+
+def save_network(
+    path: str | Path, network: AgentNetwork, config: Config, steps: int, spec: EnvironmentSpec | None
+) -> Path:
+    """A network, its spaces and its configuration in one safetensors file, for `LASER.load`."""
+    if not Path(path).absolute().parent.is_dir():
+        raise ConfigError(
+            f"save: expected a file in a folder that is there, got {path}; make {Path(path).parent} first"
+        )
+    about = {"format": FORMAT, "config": config.model_dump_json(), "steps": str(steps)}
+    about |= {} if spec is None else {"spec": write_spec(spec).decode()}
+    dense = {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
+    try:
+        write_bytes(Path(path), safetensors.torch.save(dense, metadata=about))
+    except (IsADirectoryError, NotADirectoryError, PermissionError) as error:
+        raise ConfigError(f"save: {path} cannot be written ({error.strerror}); choose another file") from error
+    return Path(path)
+
+
+def read_saved(path: Path) -> Saved:
+    """What a file of `LASER.save` says; nothing that it names is imported."""
+    if not path.is_file():
+        raise ConfigError(f"{path} is not there; LASER.save writes such a file")
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            about = file.metadata() or {}
+    except safetensors.SafetensorError as error:
+        raise ConfigError(f"{path} is no file of LASER.save: {error}") from None
+    if about.get("format") != FORMAT:
+        raise ConfigError(f"{path} has format {about.get('format')}, expected {FORMAT}; please upgrade laser-rl")
+    try:
+        values, steps = json.loads(about["config"]), int(about.get("steps", 0))
+    except (KeyError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is no file of LASER.save: its configuration cannot be read: {error}") from None
+    # It may have been trained on a device that is not here.
+    config = override(validated(values), {"run.device": "auto", "run.devices": 1})
+    return Saved(path, config, max(0, steps), _spec(path, about))
+
+
+def _spec(path: Path, about: dict[str, Any]) -> EnvironmentSpec | None:
+    if "spec" not in about:
+        return None
+    try:
+        return read_spec(about["spec"].encode())
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{path} is no file of LASER.save: its spaces cannot be read: {what}") from None

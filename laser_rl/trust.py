@@ -1,0 +1,126 @@
+"""Names of code in files: who read them, and who may import them.
+
+An environment called `module:callable`, Gymnasium's `module:Name-v0` and a `loss.trust` of `module:function` are names of code: to use one
+is to run it. Readers of files call `note`, whatever imports calls `require`. Names are followed by their value, so where one came from
+survives every copy, override and JSON in between. A process that a run starts notes nothing: it inherits the run's word.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+from laser_rl.errors import ConfigError
+
+FLAG = "--trust-code"
+PROMISE = (
+    "No command and no method imports or calls code that a file names (`module:callable`) unless you pass that name yourself or say "
+    "`--trust-code`, in Python `trust_code=True`."
+)
+"""README, SECURITY.md and every model card say this, word for word; a test compares them."""
+_SUITE, _LAB = "suite:", "dmlab/"
+_CODE = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w./-]*")  # not host:8080, not https://
+
+
+class Trust:
+    """What one command, or one agent, has read from files.
+
+    Args:
+        code: the user has said that names of code in files may be used.
+
+    >>> with Trust().applied():
+    ...     note({"environment": {"id": "os:system"}}, "stranger/config.json")
+    ...     require("os:system")
+    Traceback (most recent call last):
+    laser_rl.trust.Untrusted: stranger/config.json names the code 'os:system', which is imported only if you say so; ...
+    """
+
+    def __init__(self, *, code: bool = False) -> None:
+        self._code, self._file_of, self._passed = code, dict[str, str](), set[str]()
+
+    def note(self, values: object, file: str | Path) -> None:
+        """Every text in these values came from this file."""
+        for text in _texts(values):
+            for part in text.split(","):
+                self._file_of.setdefault(part.strip(), str(file))
+
+    def pass_in(self, *names: str) -> None:
+        """The user has passed these names: it no longer matters which file holds them too."""
+        self._passed |= {part.strip() for name in names for part in name.split(",")}
+
+    def require(self, name: str) -> None:
+        """`Untrusted` if only a file gave this name of code."""
+        if not self._code and name in self._file_of and name not in self._passed:
+            raise Untrusted(self._file_of[name], name)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """`note` and `require` go by this one meanwhile."""
+        before = _current.set(self)
+        try:
+            yield
+        finally:
+            _current.reset(before)
+
+
+class Untrusted(ConfigError):
+    """A file names code, and nobody has said that it may be used."""
+
+    def __init__(self, file: str, name: str) -> None:
+        super().__init__(
+            f"{file} names the code {name!r}, which is imported only if you say so; read it, then use {FLAG} (in Python "
+            "trust_code=True), or pass the environment yourself (--env, in Python env=)"
+        )
+
+
+_current: ContextVar[Trust] = ContextVar("trust", default=Trust())  # noqa: B039 - outside of commands and agents all share one
+
+
+def note(values: object, file: str | Path) -> None:
+    """Every text in these values came from this file."""
+    _current.get().note(values, file)
+
+
+def pass_in(*names: str) -> None:
+    """The user has passed these names."""
+    _current.get().pass_in(*names)
+
+
+def require(*names: str) -> None:
+    """`Untrusted` if only a file gave one of these names of code; whatever imports a name calls this first."""
+    for name in names:
+        _current.get().require(name)
+
+
+def code_in(environment: str, options: Mapping[str, Any], relevance: str = "") -> list[str]:
+    """The names of code among an environment's id (or ids, with commas), its options and `loss.trust`.
+
+    >>> code_in("laser/Catch,mine:Maze", {"reward": "mine:reward", "host": "localhost:80"}, "implied")
+    ['mine:Maze', 'mine:reward']
+    >>> code_in("suite:grid", {})
+    []
+    """
+    ids = [part.strip() for part in environment.split(",")]
+    found = [name for name in ids if (":" in name and not name.startswith(_SUITE)) or _is_foreign_level(name, options)]
+    found += [text for text in _texts(options) if _CODE.fullmatch(text)]
+    return [*found, relevance] if ":" in relevance else found
+
+
+def _is_foreign_level(name: str, options: Mapping[str, Any]) -> bool:
+    """A level of Lab's is a script: a path can lead to any, and so can Lab's own settings."""
+    return name.startswith(_LAB) and ("/" in name.removeprefix(_LAB) or bool(options.get("lab_config")))
+
+
+def _texts(values: object) -> Iterator[str]:
+    """All texts in plain values, also names."""
+    waiting = [values]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, Mapping):
+            waiting += [*value, *value.values()]
+        elif isinstance(value, Iterable) and not isinstance(value, bytes):
+            waiting += list(value)
