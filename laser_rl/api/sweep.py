@@ -16,12 +16,12 @@ from laser_rl.errors import ConfigError, MissingExtra
 from laser_rl.metrics.sink import Sink
 from laser_rl.metrics.sweep_report import sweep_report
 from laser_rl.metrics.tracking import named, trackers
-from laser_rl.networks.build import TorsoSource, family_of
+from laser_rl.networks.build import TorsoSource
 from laser_rl.replay.memory import available_bytes, estimate, require_fits
 from laser_rl.runtime import results, sweep_launch
-from laser_rl.runtime.build import EnvironmentSource, layout_of, slots_of
+from laser_rl.runtime.build import EnvironmentSource, slots_of
 from laser_rl.runtime.cluster.settings import cluster_of
-from laser_rl.runtime.evaluate import spec_of
+from laser_rl.runtime.crew_build import one_layout
 from laser_rl.runtime.files import CONFIG, is_sweep
 from laser_rl.runtime.stop import EXIT_STATUS, deliver_again
 from laser_rl.runtime.sweep_directory import SweepDirectory
@@ -211,12 +211,11 @@ class Sweep:
 
 
 def require_memory(sweep: SweepConfig, source: EnvironmentSource | None = None) -> None:
-    """ConfigError if the replays of all members together do not fit, before anything is allocated or written."""
-    if sweep.share == "none" or not sweep.base.replay.fraction:
-        return
+    """ConfigError if members do not fit one replay, or the replays not into memory, before anything is allocated or written."""
     base, replay = sweep.base, sweep.base.replay
-    spec = spec_of(base.environment.id if source is None else source, base)
-    layout = layout_of(spec, family_of(spec.action), base)
+    _, layout = one_layout(dict(enumerate(sweep.configs)), base.environment.id if source is None else source)
+    if sweep.share == "none" or not replay.fraction:
+        return
     budget = None if replay.budget_gb is None else int(replay.budget_gb * 1e9)
     needed = estimate(layout, replay.capacity_steps, replay.codec, budget)
     free, members = available_bytes(), len(sweep.settings)

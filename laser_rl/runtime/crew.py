@@ -94,8 +94,11 @@ class Looped:
         self._following: list[Following | None] = [None] * len(members)
         self._acting = own_stream(members[0].learner.device, "acting")
         stream = own_stream(members[0].learner.device, "uploading")
-        # On a GPU a second one is filled and uploaded while the update from the first is under way.
-        self._crates = deque(Crate.of(members[0], stream) for _ in range(1 if stream is None else 2))
+        # For each size of a batch: in a larger one, columns of another member would be left over and learned from. On a GPU a second one
+        # is filled and uploaded while the update from the first is under way.
+        count = 1 if stream is None else 2
+        sizes = {member.config.loss.batch_unrolls: member for member in members}
+        self._crates = {size: deque(Crate.of(member, stream) for _ in range(count)) for size, member in sizes.items()}
 
     def begin(self, *, recorded: bool = False) -> None:
         """Reset all environments."""
@@ -125,8 +128,9 @@ class Looped:
         """One after the other."""
         for place, done in zip(places, progress, strict=True):
             member = self.members[place]
-            crate = self._crates[0]
-            self._crates.rotate()
+            crates = self._crates[member.config.loss.batch_unrolls]
+            crate = crates[0]
+            crates.rotate()
             crate.fill(member.mixer.fill)
             permit = nullcontext() if self._permits is None else self._permits.one(member.learner.device)
             with permit, crate.read() as batch:

@@ -1,7 +1,7 @@
 """From the settings of a sweep to its members' parts; nothing runs yet."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -123,16 +123,49 @@ def build_parts(
         raise ConfigError("members cannot share one module; hand in its class, or a function that makes one")
     numbers = range(len(every)) if numbers is None else numbers
     configs = [every[number] for number in numbers]
-    spec = spec_of(source, every[0])
-    layout = layout_of(spec, family_of(spec.action), every[0])
+    spec, layout = one_layout({0: every[0], **dict(zip(numbers, configs, strict=True))}, source)
     counts = [Counts.of(config.loss.batch_unrolls, config.replay.fraction) for config in configs]
     own: list[Store | None]
     own = list(stores) if stores is not None else _stores(sweep, configs, layout, counts, shared=shared)
     sources = len(every) + earlier_members(every[0])
     learners = [build_learner(config, spec, torso, sources=sources) for config in configs]
+    if sweep.pbt is not None:
+        _require_copies(numbers, learners)
     torch.set_num_threads(threads_of(every[0], learners[0].network))
     mixers = [build_mixer(*parts) for parts in zip(configs, [layout] * len(configs), own, counts, strict=True)]
     return Parts(sweep, source, spec, layout, numbers, configs, learners, own, mixers, torso)
+
+
+def one_layout(configs: Mapping[int, Config], source: EnvironmentSource) -> tuple[EnvironmentSpec, UnrollLayout]:
+    """What these members, by their numbers, see and do, and the shape of their unrolls; ConfigError if that is not the same for all."""
+    (number, config), *others = configs.items()
+    spec = spec_of(source, config)
+    layout = layout_of(spec, family_of(spec.action), config)
+    for other, its in others:
+        own = spec if its.environment == config.environment else spec_of(source, its)
+        same = (own.observation, own.action, own.tasks) == (spec.observation, spec.action, spec.tasks)
+        if not same or layout_of(own, family_of(own.action), its) != layout:
+            raise ConfigError(
+                f"member {other} has {own.observation} and {own.action}, member {number} {spec.observation} and {spec.action}; all members "
+                "share one replay, and its unrolls have one shape: set environment.options in the base configuration"
+            )
+    return spec, layout
+
+
+def _require_copies(numbers: Sequence[int], learners: Sequence[Learner]) -> None:
+    """Refused at the start: the first copy would fail, perhaps hours later."""
+
+    def contents(learner: Learner) -> dict[str, torch.Size]:
+        both = (learner.network.state_dict(), learner.optimiser.state)
+        return {name: tensor.shape for tensors in both for name, tensor in tensors.items()}
+
+    first = contents(learners[0])
+    for number, learner in zip(numbers, learners, strict=True):
+        if contents(learner) != first:
+            raise ConfigError(
+                f"members {numbers[0]} and {number} have networks or optimisers of different shapes, so under population based training "
+                "neither can copy the other; set what they differ in in the base configuration, or leave pbt out"
+            )
 
 
 def _stores(

@@ -175,6 +175,7 @@ def _names_are_strings(who: str, settings: Mapping[str, Any]) -> None:
 
 
 _ONE_LAYOUT = "all members share one replay, and its unrolls have one shape"
+_ONE_STATE = "all members share one replay, and its unrolls hold the state of one kind of memory"
 _ONE_SPEED = "all members run at identical speed"
 _SHARED = {
     "recipe": "it only names where the base began; choose the base by it",
@@ -183,6 +184,8 @@ _SHARED = {
     "environment.frame_stack": _ONE_LAYOUT,
     "environment.atari.full_action_space": _ONE_LAYOUT,
     "loss.unroll_steps": _ONE_LAYOUT,
+    "network.memory": _ONE_STATE,
+    "network.memory_size": _ONE_STATE,
     **{f"replay.{name}": "all members share one replay" for name in ReplayConfig.model_fields},
     **{f"run.{name}": f"{_ONE_SPEED}, in one run" for name in RunConfig.model_fields},
     "run.seed": "each member's seed is derived from the base's",
@@ -192,8 +195,8 @@ _SHARED = {
 def member_configs(base: Config, settings: Sequence[Mapping[str, Any]]) -> tuple[Config, ...]:
     """The base with each member's settings and a seed of its own.
 
-    Members may differ in loss, optimiser, network and the environment's options. ConfigError where a difference would make
-    their unrolls unfit for one replay, or their speeds unequal.
+    Members may differ in loss, optimiser, network (but for its memory) and the environment's options. ConfigError where a difference
+    would make their unrolls unfit for one replay, or their speeds unequal.
 
     >>> [member.loss.entropy_cost for member in member_configs(Config(), grid({"entropy_cost": [0.005, 0.01]}))]
     [0.005, 0.01]

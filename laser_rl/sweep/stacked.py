@@ -30,7 +30,8 @@ MOST_PARAMETERS = 300_000  # of one member; how the gain shrinks with the size i
 def can_stack(learners: Sequence[Learner]) -> bool:
     """Whether these members can be computed side by side, and are small enough to gain by it."""
     first = learners[0]
-    kinds = {(type(x.network.torso), x.flat.places == first.flat.places, x.rates.kind) for x in learners}
+    places = first.flat.places
+    kinds = {(type(x.network.torso), x.network.bf16, x.flat.places == places, x.rates.kind) for x in learners}
     alike = len(kinds) == 1 and not any(differences(first.loss, x.loss) for x in learners)
     fixed = {(x.rates.decay, x.rates.momentum, x.rates.added, x.rates.clip_gradient_norm) for x in learners}
     network = first.network

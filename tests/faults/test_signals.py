@@ -92,6 +92,35 @@ def test_a_signal_ends_a_run_with_a_checkpoint_and_the_command_that_goes_on(way,
     goes_on(out, path)
 
 
+@pytest.mark.slow
+@pytest.mark.fault(19)
+def test_a_member_that_hangs_is_killed_in_time_for_a_checkpoint(tmp_path, figure):
+    """Ten seconds are promised, so a process that does not answer has less: the others are saved after it was killed."""
+    path = tmp_path / "run"
+    family = Family(*f"{WAYS['sweep of 2 processes']} {PHASES['training']} --plain".split(), "--out", path)
+    wait_until(lambda: begun(path, "training"), family.process)
+    hanging, gone = family.share_processes()[0], []
+    os.kill(hanging, signal.SIGSTOP)
+    time.sleep(0.5)  # the other one waits for it by now
+    asked = time.monotonic()
+
+    def watch():
+        while hanging in family.pids() and time.monotonic() < asked + 60:
+            time.sleep(0.02)
+        gone.append(time.monotonic() - asked)
+
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
+    status, out, err, seconds = family.end(signal.SIGTERM)
+    watching.join(60)
+    assert status == 143, err
+    assert family.pids() == []
+    assert_saved(path, step_of(out))
+    assert gone[0] < 9.0  # however busy the machine is: it only waits
+    assert seconds < within(10.0)
+    figure(f"a member of 2 processes hangs: killed after {gone[0]:.1f} s, 143 with a checkpoint after {seconds:.1f} s")
+
+
 def goes_on(out, path):
     """The command that was printed, as it was printed."""
     family = Family(*shlex.split(resume_command(out)), "--plain")

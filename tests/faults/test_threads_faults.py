@@ -391,6 +391,24 @@ def test_who_waits_at_a_gate_says_for_whom(soon, caplog):
 
 
 @pytest.mark.fault(13)
+def test_who_waits_says_so_within_five_seconds_and_gives_up_within_ten_minutes(monkeypatch, caplog):
+    clock = [1000.0]
+    monkeypatch.setattr(waiting, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    wait = Waiting("the learner", "unrolls from the actor")
+
+    def seconds_until(over):
+        while not over():
+            clock[0] += 0.2  # a wait is looked at so often
+            wait.again()
+        return clock[0] - 1000.0
+
+    assert 3.0 < seconds_until(lambda: "has waited" in caplog.text) <= 5.0
+    with pytest.raises(TimeoutError, match="gives up"):
+        seconds_until(lambda: clock[0] > 1601.0)
+    assert clock[0] > 1590.0
+
+
+@pytest.mark.fault(13)
 def test_who_waits_gives_up_in_the_end(monkeypatch):
     monkeypatch.setattr(waiting, "GIVE_UP_S", 0.0)
     with pytest.raises(TimeoutError, match="the learner has waited 0 s for unrolls from the actor and gives up"):

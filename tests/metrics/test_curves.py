@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from laser_rl.errors import ConfigError
-from laser_rl.metrics import MetricsLog
+from laser_rl.metrics import MetricsLog, drawing
 from laser_rl.metrics.curves import band, plot_returns, returns
 
 
@@ -49,6 +49,21 @@ def test_returns_from_episodes_are_means_of_the_last_hundred():
     _, values = returns(rows)
     assert values[49] == np.mean(range(50))
     assert values[-1] == np.mean(range(150, 250))
+
+
+@pytest.mark.parametrize("owner", ["figure", "axes"])
+@pytest.mark.parametrize(("members", "columns"), [(1, 1), (14, 1), (15, 2), (28, 2), (29, 3)])
+def test_a_legend_has_at_most_fourteen_names_in_a_column(owner, members, columns):
+    figure = drawing.figure()
+    axes = figure.subplots()
+    handles = [axes.plot([0, 1], [k, k], label=f"member {k}", **drawing.line(k))[0] for k in range(members)]
+    drawing.legend(figure if owner == "figure" else axes, handles)
+    drawing.png(figure)  # now everything has its place
+    [legend] = figure.legends or [axes.get_legend()]
+    boxes = [text.get_window_extent() for text in legend.get_texts()]
+    assert len(boxes) == members
+    assert len({round(box.x0) for box in boxes}) == columns
+    assert max(sum(round(box.x0) == round(one.x0) for box in boxes) for one in boxes) <= 14
 
 
 def test_reading_metrics_imports_neither_torch_nor_matplotlib():

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laser_rl.metrics import read
-from laser_rl.metrics.reporting import pbt_sections, sweep_sections
+from laser_rl.metrics.reporting import pbt_sections, run_sections, sweep_sections
 from laser_rl.metrics.reporting.binning import binned, percentile_band
 from laser_rl.metrics.reporting.charts import classes, svg
 from laser_rl.metrics.reporting.document import HeatMap, Lineage, Lines, Series, Stack, summary
@@ -40,6 +40,25 @@ def points(path):
 def tick_texts(picture, kind):
     pattern = rf'<text x="([\d.]+)" y="([\d.]+)" class="{kind}">([^<]+)</text>'
     return [(float(x), float(y), text) for x, y, text in re.findall(pattern, picture)]
+
+
+def chart_of(rows, title):
+    found = run_sections.learning(Subject(None, "x", rows, {}, {}, is_sweep=False))
+    return next(one for one in found.blocks if getattr(one, "title", "") == title)
+
+
+@pytest.mark.parametrize(
+    ("policy", "value", "binned"), [(400, 400, True), (400, 3, True), (3, 400, True), (3, 3, False)]
+)
+def test_a_chart_says_that_points_are_bins_if_any_of_its_lines_has_them(policy, value, binned):
+    rows = [row(step, 0, policy_loss=step % 7) for step in range(policy)]
+    rows += [row(step, 0, value_loss=step % 5) for step in range(value)]
+    assert ("means of bins" in chart_of(rows, "Losses").note) == binned
+
+
+def test_a_map_of_ages_is_drawn_if_any_age_is_known():
+    assert run_sections.age_map(np.array([[0.5, np.nan, np.nan]]), ("all",)) is not None
+    assert run_sections.age_map(np.full((1, 3), np.nan), ("all",)) is None
 
 
 @given(finite, finite, st.integers(3, 8))

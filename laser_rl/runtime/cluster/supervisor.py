@@ -14,11 +14,9 @@ import numpy as np
 from laser_rl.checkpoint import Loaded, Mended, SegmentEntry
 from laser_rl.config import override
 from laser_rl.metrics.sink import Sink, Value
-from laser_rl.networks.build import family_of
 from laser_rl.replay.mixer import Counts
 from laser_rl.runtime.board import parsed, published
 from laser_rl.runtime.budget import Budget
-from laser_rl.runtime.build import layout_of
 from laser_rl.runtime.cluster.actors import RayAnswer
 from laser_rl.runtime.cluster.client import AnswerLost, awaited
 from laser_rl.runtime.cluster.ledger import Collected, Ledger
@@ -30,8 +28,7 @@ from laser_rl.runtime.cluster.replays import Replays
 from laser_rl.runtime.cluster.runner import AT_ONCE
 from laser_rl.runtime.cluster.seat import Begin, Common, Loss, Seat, Watched
 from laser_rl.runtime.cluster.settings import ClusterSettings
-from laser_rl.runtime.crew_build import build_parts
-from laser_rl.runtime.evaluate import spec_of
+from laser_rl.runtime.crew_build import build_parts, one_layout
 from laser_rl.runtime.files import command_for
 from laser_rl.runtime.supervision import STOP_S, Overseer, order_of, spent_s
 from laser_rl.runtime.sweep import TURNS_AHEAD
@@ -84,9 +81,8 @@ class ClusterSupervisor(Overseer):
         self.watch, members = NodeWatch(), len(sweep.settings)
         self._cluster, self.in_step = cluster, sweep.base.run.runtime == "serial"
         self._home = ray().get_runtime_context().get_node_id()
-        base, source = sweep.base, sweep.base.environment.id
-        spec = spec_of(source, base)
-        layout = layout_of(spec, family_of(spec.action), base)
+        base = sweep.base
+        _, layout = one_layout(dict(enumerate(sweep.configs)), base.environment.id)
         replayed = any(Counts.of(c.loss.batch_unrolls, c.replay.fraction).replayed for c in sweep.configs)
         self._shared = sweep.share == "shared"
         self._common = Common(
