@@ -65,7 +65,7 @@ def peak_of(*arguments: str) -> int:
 @pytest.mark.slow
 @pytest.mark.fault(33)
 def test_no_command_needs_more_memory_for_a_longer_log(tmp_path, figure):
-    sizes = [int(float(size) * MB) for size in os.environ.get("LASER_LOG_MB", "40,400").split(",")]
+    sizes = [int(float(size) * MB) for size in os.environ.get("LASER_LOG_MB", "20,200").split(",")]
     peaks = {}
     for number, size in enumerate(sizes):
         run = long_run(tmp_path / str(number), size)
