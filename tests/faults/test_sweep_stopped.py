@@ -16,7 +16,7 @@ from laser_rl.runtime import processes
 from laser_rl.runtime.supervision import order_of
 from laser_rl.sweep.pbt import Exploit
 from tests.faults.families import Family, within
-from tests.faults.test_run_faults import wait_until
+from tests.faults.test_run_faults import newest, wait_until
 from tests.faults.test_sweep_faults import in_processes
 
 pytestmark = pytest.mark.fault(30)
@@ -155,16 +155,16 @@ def test_sigterm_ends_a_sweep_with_a_stopped_process(tmp_path, figure):
         "sweep --recipe cartpole --env laser/Catch --grid learning_rate=5e-4,1e-3,4e-3 --pbt --steps 1M --environment.slots 3 "
         "--replay.capacity-steps 2000 --run.checkpoint-every-steps 300 --run.evaluate-episodes 2 --plain --processes 3"
     )
-    with Family(*words.split(), "--out", str(tmp_path / "run")) as family:
-        wait_until(lambda: checkpoint.newest_step(tmp_path / "run"), family.process)
+    family = Family(*words.split(), "--out", str(tmp_path / "run"))
+    try:
+        wait_until(lambda: newest(tmp_path / "run") > 0, family.process)
         os.kill(family.share_processes()[0], signal.SIGSTOP)
         time.sleep(2.0)  # the others wait for it by now
-        begin = time.monotonic()
-        family.process.send_signal(signal.SIGTERM)
-        status = family.process.wait(60)
-        took_s = time.monotonic() - begin
+        status, _, said, took_s = family.end(signal.SIGTERM)
         left = family.pids()
-    assert status == 143
+    finally:
+        family.kill()
+    assert status == 143, said
     assert took_s < within(PROMISED_S)
     assert left == []
     figure(f"laser sweep --processes 3, one stopped: SIGTERM ended all after {took_s:.1f} s")
