@@ -206,8 +206,7 @@ def require_memory(sweep: SweepConfig, source: EnvironmentSource | None = None) 
     base, replay = sweep.base, sweep.base.replay
     spec = spec_of(base.environment.id if source is None else source, base)
     layout = layout_of(spec, family_of(spec.action), base)
-    budget = None if replay.budget_gb is None else int(replay.budget_gb * 1e9)
-    needed = estimate(layout, replay.capacity_steps, replay.codec, budget)
+    needed = estimate(layout, replay.capacity_steps, replay.codec, replay.budget_bytes)
     free, members = available_bytes(), len(sweep.settings)
     if sweep.share == "shared":
         require_fits(needed, available=free)

@@ -7,10 +7,11 @@ Sources: [L] the LASER paper (Schmitt et al. 2019), [I] the IMPALA paper (Espeho
 from collections.abc import Callable
 
 from laser_rl.config import Config
+from laser_rl.envs.make import is_atari
 from laser_rl.envs.records import BoxActions, EnvironmentSpec
 from laser_rl.errors import ConfigError
 from laser_rl.recipes.multitask import is_dmlab, laser_multitask, popart_impala, popart_impala_pixelcontrol
-from laser_rl.recipes.single import atari, cartpole, continuous, impala, minatar
+from laser_rl.recipes.single import atari, cartpole, continuous, impala, minatar, pictures
 from laser_rl.recipes.sweeps import atari_shared, demo, dmlab_pbt, small_pbt
 from laser_rl.sweep.settings import SweepConfig
 
@@ -28,6 +29,7 @@ __all__ = [
     "impala",
     "laser_multitask",
     "minatar",
+    "pictures",
     "popart_impala",
     "popart_impala_pixelcontrol",
     "small_pbt",
@@ -37,6 +39,7 @@ __all__ = [
 RECIPES: dict[str, Callable[[str], Config]] = {
     "cartpole": cartpole,
     "minatar": minatar,
+    "pictures": pictures,
     "continuous": continuous,
     "impala": impala,
     "atari": atari,
@@ -68,8 +71,10 @@ def for_environment(spec: EnvironmentSpec, environment: str) -> Config:
         return cartpole(environment)
     if spec.tasks or is_dmlab(environment):
         return laser_multitask(environment)
+    if is_atari(environment):
+        return atari(environment)
     small = max(spec.observation.shape[1:]) <= 32  # noqa: PLR2004 - as networks.build chooses
-    return minatar(environment) if small else atari(environment)
+    return minatar(environment) if small else pictures(environment)
 
 
 SWEEPS: dict[str, Callable[[str], SweepConfig]] = {
