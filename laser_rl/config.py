@@ -122,6 +122,11 @@ class ReplayConfig(Frozen):
     start_from: str | None = None
     """Begin with the replay of this run directory, of a run or of a sweep."""
 
+    @property
+    def budget_bytes(self) -> int | None:
+        """The budget in bytes, if there is one."""
+        return None if self.budget_gb is None else int(self.budget_gb * 1e9)
+
 
 class LossConfig(Frozen):
     """Algorithm 1's constants."""
@@ -153,9 +158,11 @@ class LossConfig(Frozen):
     clip_c: Positive = 1.0
     baseline_cost: Annotated[float, Field(ge=0)] = 0.5
     entropy_cost: Annotated[float, Field(ge=0)] = 0.01
-    """On learnable online rows only."""
+    """On learnable online rows only. With reduction mean it weighs 1 / (online share of the learnable rows) times what it weighs with sum.
+    For the same effect: cost with sum = cost with mean / online share; 8 times the cost at 1 online unroll of 8."""
     reduction: Literal["sum", "mean"] = "mean"
-    """Over batch and time: the sum, as the paper's learning rates assume, or the mean of learnable steps."""
+    """Over batch and time: the sum, as the paper's learning rates assume, or the mean, of each term over its own rows: policy and value
+    over the learnable rows, the entropy over the learnable online rows."""
     reward_scale: Positive = 1.0
     reward_transform: Literal["none", "clip", "dmlab"] = "none"
     """After scaling. Raw rewards are what is stored and reported."""
@@ -270,8 +277,8 @@ class Config(Frozen):
     """Everything that decides a run."""
 
     recipe: str = "cartpole"
-    """Where the other settings begin: cartpole, minatar, continuous, impala, atari, popart-impala, popart-impala-pixelcontrol or
-    laser-multitask, for sweeps also demo, atari-shared or dmlab-pbt; what fits the environment, if left out."""
+    """Where the other settings begin: cartpole, minatar, pictures, continuous, impala, atari, popart-impala, popart-impala-pixelcontrol
+    or laser-multitask, for sweeps also demo, atari-shared or dmlab-pbt; what fits the environment, if left out."""
     environment: EnvironmentConfig = EnvironmentConfig()
     network: NetworkConfig = NetworkConfig()
     replay: ReplayConfig = ReplayConfig()

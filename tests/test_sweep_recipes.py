@@ -1,6 +1,8 @@
 """The recipes for sweeps hold the paper's numbers, and a base that differs from its own recipe in nothing else."""
 
+import csv
 import itertools
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +11,8 @@ from laser_rl.errors import ConfigError
 from laser_rl.replay.mixer import Counts
 from laser_rl.runtime.sweep_launch import sweep
 from laser_rl.sweep.pbt import paper
+
+SOLVED = 0.9  # the optimum of DeepSea is 0.99; a member that never finds the treasure has about 0
 
 
 def counts(config):
@@ -70,12 +74,22 @@ def test_demo_is_three_rates_and_one_replay():
 
 
 @pytest.mark.slow
-def test_every_member_of_the_demo_learns():
-    end = sweep(recipes.demo())
-    assert (
-        min(member.evaluation.mean for member in end.members) > 0.9
-    )  # the optimum is 0.99, one who never finds it has 0
+@pytest.mark.parametrize("seed", [0, 23, 37])  # with 20,000 steps 23 left one member without the treasure, 37 all three
+def test_every_member_of_the_demo_learns(seed):
+    demo = recipes.demo()
+    run = demo.base.run.model_copy(update={"seed": seed})
+    end = sweep(demo.model_copy(update={"base": demo.base.model_copy(update={"run": run})}))
+    assert min(member.evaluation.mean for member in end.members) > SOLVED
     assert end.best().evaluation.mean == pytest.approx(0.99, abs=0.02)
+
+
+def test_the_demo_keeps_its_promise_in_at_least_29_of_30_runs():
+    """README and tutorial promise that all three members solve it; this is the measurement, and it is of the recipe as it is."""
+    with (Path(__file__).parent.parent / "docs/results/demo.csv").open() as file:
+        runs = [run for run in csv.DictReader(file) if int(run["steps"]) == recipes.demo().base.run.steps]
+    solved = {int(run["seed"]): min(float(run[f"member_{k}"]) for k in range(3)) > SOLVED for run in runs}
+    assert set(range(30)) <= set(solved)
+    assert sum(solved[seed] for seed in range(30)) >= 29
 
 
 def test_recipes_by_name():

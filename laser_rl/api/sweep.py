@@ -216,8 +216,7 @@ def require_memory(sweep: SweepConfig, source: EnvironmentSource | None = None) 
     _, layout = one_layout(dict(enumerate(sweep.configs)), base.environment.id if source is None else source)
     if sweep.share == "none" or not replay.fraction:
         return
-    budget = None if replay.budget_gb is None else int(replay.budget_gb * 1e9)
-    needed = estimate(layout, replay.capacity_steps, replay.codec, budget)
+    needed = estimate(layout, replay.capacity_steps, replay.codec, replay.budget_bytes)
     free, members = available_bytes(), len(sweep.settings)
     if sweep.share == "shared":
         require_fits(needed, available=free)

@@ -104,7 +104,7 @@ def agent_facts(spec: EnvironmentSpec, name: str) -> dict[str, Any]:
     family = family_of(spec.action)
     layout = layout_of(spec, family, config)
     network = seeded_network(config, spec, None)
-    need = estimate(layout, config.replay.capacity_steps, config.replay.codec)
+    need = estimate(layout, config.replay.capacity_steps, config.replay.codec, config.replay.budget_bytes)
     return {
         "recipe": config.recipe,
         "steps": config.run.steps,

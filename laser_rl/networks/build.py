@@ -70,7 +70,13 @@ def build_torso(
         )
     if name == "impala":
         return ImpalaDeep(shape, width)
-    return (CNN if name == "cnn" else Tiles)(shape, channels, hidden[-1])
+    if name == "cnn":
+        return CNN(shape, channels, hidden[-1])
+    if min(shape[1:]) < Tiles.TILE:
+        raise ConfigError(
+            f"torso tiles reads pictures of at least {Tiles.TILE}×{Tiles.TILE}, these have {shape[1]}×{shape[2]}; use torso impala"
+        )
+    return Tiles(shape, channels, hidden[-1])
 
 
 def build_network(

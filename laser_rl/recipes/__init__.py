@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from laser_rl.config import Config, override
+from laser_rl.envs.make import is_atari
 from laser_rl.envs.records import BoxActions, EnvironmentSpec
 from laser_rl.errors import ConfigError
 from laser_rl.recipes.multitask import is_dmlab, laser_multitask, popart_impala, popart_impala_pixelcontrol
-from laser_rl.recipes.single import atari, cartpole, continuous, impala, minatar
+from laser_rl.recipes.single import atari, cartpole, continuous, impala, minatar, pictures
 from laser_rl.recipes.sweeps import atari_shared, demo, dmlab_pbt, small_pbt
 from laser_rl.sweep.settings import SweepConfig
 
@@ -31,6 +32,7 @@ __all__ = [
     "impala",
     "laser_multitask",
     "minatar",
+    "pictures",
     "popart_impala",
     "popart_impala_pixelcontrol",
     "small_pbt",
@@ -42,6 +44,7 @@ log = logging.getLogger("laser_rl.recipes")
 RECIPES: dict[str, Callable[[str], Config]] = {
     "cartpole": cartpole,
     "minatar": minatar,
+    "pictures": pictures,
     "continuous": continuous,
     "impala": impala,
     "atari": atari,
@@ -73,8 +76,10 @@ def for_environment(spec: EnvironmentSpec, environment: str) -> Config:
         return cartpole(environment)
     if spec.tasks or is_dmlab(environment):
         return laser_multitask(environment)
+    if is_atari(environment):
+        return atari(environment)
     small = max(spec.observation.shape[1:]) <= 32  # noqa: PLR2004 - as networks.build chooses
-    return minatar(environment) if small else atari(environment)
+    return minatar(environment) if small else pictures(environment)
 
 
 def giving_way(recipe: Config, asked: Mapping[str, Any]) -> Config:

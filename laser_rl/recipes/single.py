@@ -73,6 +73,37 @@ def minatar(environment: str = "MinAtar/Breakout-v1") -> Config:
     )
 
 
+def pictures(environment: str = "ALE/Breakout-v5") -> Config:
+    """Pictures of more than 32 pixels, on a laptop: rewards as they are, a small network, a replay of at most a gigabyte.
+
+    >>> config = pictures("mazes:Maze")
+    >>> config.loss.reward_transform, config.replay.budget_gb
+    ('none', 1.0)
+    """
+    return Config(
+        recipe="pictures",
+        environment=EnvironmentConfig(
+            id=environment,
+            slots=shared(environment, 16),  # [D], not tuned
+            frame_stack=4,  # [I] one picture shows no motion
+        ),
+        network=NetworkConfig(torso="tiles", channels=16, hidden=(128,)),  # [D] a tenth of impala's time on a CPU
+        replay=ReplayConfig(fraction=0.875, capacity_steps=100_000, budget_gb=1.0),  # fraction [L]
+        loss=LossConfig(
+            discount=0.99,  # [I]
+            unroll_steps=20,  # [I]
+            batch_unrolls=16,  # [D], not tuned: 2 online + 14 replayed
+            trust="implied",  # [L]
+            trust_bound=0.1,  # [D], not tuned
+            entropy_cost=0.01,  # [I]
+            popart=True,  # [D] rewards are not clipped, and their size is not known
+        ),
+        # [D], not tuned
+        optimiser=OptimiserConfig(kind="adam", learning_rate=5e-4, schedule="linear", clip_gradient_norm=1.0),
+        run=RunConfig(steps=500_000, checkpoint_every_steps=100_000),
+    )
+
+
 def continuous(environment: str = "Pendulum-v1") -> Config:
     """Real-valued actions.
 

@@ -57,17 +57,19 @@ def unrolls_of(layout: UnrollLayout, capacity_steps: int) -> int:
 
 
 def resolve_codec(layout: UnrollLayout, codec: Literal["auto"] | Codec) -> Codec:
-    """Auto compresses pictures: bytes, and many of them.
+    """Auto compresses pictures, of bytes or of floats, if an unroll has many bytes of them.
 
     >>> resolve_codec(UnrollLayout(20, 3, (1, 84, 84), "uint8", (), "int64", 18), "auto")
+    'zstd'
+    >>> resolve_codec(UnrollLayout(20, 3, (3, 40, 40), "float32", (), "int64", 18), "auto")
     'zstd'
     >>> resolve_codec(UnrollLayout(20, 0, (4,), "float32", (), "int64", 2), "auto")
     'raw'
     """
     if codec != "auto":
         return codec
-    pictures = layout.observation_dtype == "uint8" and shape_of(layout).frames_bytes >= PICTURES_BYTES
-    return "zstd" if pictures else "raw"
+    picture = layout.observation_dtype == "uint8" or len(layout.observation_shape) == 3  # noqa: PLR2004 - [C, H, W]
+    return "zstd" if picture and shape_of(layout).frames_bytes >= PICTURES_BYTES else "raw"
 
 
 def default_budget(layout: UnrollLayout, capacity_steps: int) -> int:

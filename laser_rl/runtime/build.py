@@ -311,8 +311,7 @@ def build_replay(config: Config, layout: UnrollLayout, counts: Counts, *, shared
     """The store; refused beforehand if it does not fit into memory. `shared` between processes, if asked."""
     if not counts.replayed:
         return None
-    capacity = config.replay.capacity_steps
-    budget = None if config.replay.budget_gb is None else int(config.replay.budget_gb * 1e9)
+    capacity, budget = config.replay.capacity_steps, config.replay.budget_bytes
     need = estimate(layout, capacity, config.replay.codec, budget)
     log.info("%s", need)
     require_fits(need)

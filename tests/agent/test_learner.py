@@ -138,6 +138,28 @@ def test_entropy_moves_online_rows_only():
     assert (moved == (batch.real & batch.online)).all()
 
 
+@pytest.mark.parametrize("bound", [0.05, 1e9])
+def test_entropy_weighs_by_the_online_share_less_under_sum_as_its_setting_says(bound):
+    said = LossConfig.model_fields["entropy_cost"].description
+    assert "cost with sum = cost with mean / online share" in " ".join(said.split())
+    batch = random_batch()
+    policy = torch.randn(T + 1, B, ACTIONS, dtype=torch.float64, requires_grad=True)
+    output = Output(policy, torch.randn(T + 1, B, dtype=torch.float64))
+
+    def gradient(reduction, entropy_cost):
+        hyper = LossConfig(reduction=reduction, entropy_cost=entropy_cost, trust_bound=bound)
+        loss = laser_loss(FAMILY, output, batch, hyper, torch.tensor(hyper.bound))
+        return torch.autograd.grad(loss.total, policy)[0], loss.learnable
+
+    mean, learnable = gradient("mean", 0.3)
+    online_share = (learnable & batch.online).sum() / learnable.sum()
+    assert 0 < online_share < 1
+    summed, _ = gradient("sum", 0.3 / online_share.item())
+    torch.testing.assert_close(mean, summed / learnable.sum(), rtol=1e-5, atol=1e-7)
+    same_cost, _ = gradient("sum", 0.3)
+    assert (mean - same_cost / learnable.sum()).abs().max() > 1e-3  # the same number is not the same weight
+
+
 def test_rewards_and_discounts_as_configured():
     batch = random_batch()
     clipped = hyper_of([LossConfig(reward_scale=10.0, reward_transform="clip")])

@@ -112,3 +112,5 @@ def test_what_cannot_be_stacked_or_convolved_is_refused():
         stacked_shape(ObservationSpec((4,)), 4)
     with pytest.raises(ConfigError, match="use torso mlp"):
         build_torso("impala", (4,), hidden=(64,), channels=16, width=1)
+    with pytest.raises(ConfigError, match="at least 4×4, these have 40×3; use torso impala"):
+        build_torso("tiles", (3, 40, 3), hidden=(64,), channels=16, width=1)
