@@ -54,11 +54,14 @@ class RunLock:
 
     def release(self) -> None:
         """Give the directory back; may be called twice."""
-        if self._handle is not None:
-            os.ftruncate(self._handle, 0)
-            fcntl.flock(self._handle, fcntl.LOCK_UN)
-            os.close(self._handle)
-            self._handle = None
+        handle, self._handle = (
+            self._handle,
+            None,
+        )  # first: a child that is forked meanwhile must not close a number that is used again
+        if handle is not None:
+            os.ftruncate(handle, 0)
+            fcntl.flock(handle, fcntl.LOCK_UN)
+            os.close(handle)
 
     def leave(self) -> None:
         """In the child of a fork: the lock is the parent's, and must not outlive it here."""

@@ -4,6 +4,7 @@ import json
 import shlex
 import shutil
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import yaml
 
 from laser_rl import LASER, checkpoint, trust
 from laser_rl.agent import own_relevance
+from laser_rl.checkpoint import manifest
 from laser_rl.cli import main
 from laser_rl.cli.sweep import broken_off
 from laser_rl.config import override
@@ -62,6 +64,8 @@ class Stranger:
             values = json.loads((place / file).read_text())
             _put(values if file == CONFIG else values["base"], changes)
             (place / file).write_text(json.dumps(values))
+            for folder in (place / checkpoint.CHECKPOINTS).iterdir():
+                _put_into_checkpoint(folder, changes)
         with safetensors.safe_open(self.agent, "pt") as saved:
             about = saved.metadata()
         values = json.loads(about["config"])
@@ -77,6 +81,17 @@ class Stranger:
         sys.modules.pop("planted", None)
         own_relevance._imported.cache_clear()
         return was
+
+
+def _put_into_checkpoint(folder, changes):
+    """Checkpoints hold the settings, too; a forger makes their checksums fit."""
+    state = json.loads((folder / "state.json").read_text())
+    _put(state["settings"].get("base", state["settings"]), changes)
+    data = json.dumps(state).encode()
+    (folder / "state.json").write_bytes(data)
+    about = manifest.read(folder)
+    files = {**about.files, "state.json": manifest.entry_of(data)}
+    (folder / "manifest.json").write_bytes(manifest.encode(replace(about, files=files, sha256=manifest._BLANK)))
 
 
 def _put(values, changes):

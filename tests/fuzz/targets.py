@@ -138,7 +138,7 @@ def records(copied: Callable[[str, str], Path], folder: Path) -> dict[str, Targe
 
     def evaluations(data: bytes, _: int) -> None:
         (game / "metrics.jsonl").write_bytes(data)
-        run = _game_run(game, _config_of(game))
+        run = _game_run(game, _config_of(game), None)
         compare(run)
         medians([run])
 
