@@ -158,8 +158,7 @@ class LossConfig(Frozen):
     clip_c: Positive = 1.0
     baseline_cost: Annotated[float, Field(ge=0)] = 0.5
     entropy_cost: Annotated[float, Field(ge=0)] = 0.01
-    """On learnable online rows only. With reduction mean it weighs 1 / (online share of the learnable rows) times what it weighs with sum.
-    For the same effect: cost with sum = cost with mean / online share; 8 times the cost at 1 online unroll of 8."""
+    """On learnable online rows only. For the same effect: cost with sum = cost with mean / online share; 8 times at 1 online of 8."""
     reduction: Literal["sum", "mean"] = "mean"
     """Over batch and time: the sum, as the paper's learning rates assume, or the mean, of each term over its own rows: policy and value
     over the learnable rows, the entropy over the learnable online rows."""
@@ -195,9 +194,7 @@ class LossConfig(Frozen):
         if self.trust not in {"implied", "behaviour", "off"} and not re.fullmatch(r"[\w.]+:\w+", self.trust):
             raise ValueError(f"trust is {shortened(self.trust)}: expected implied, behaviour, off or module:function")
         if self.clip_rho < self.clip_c:
-            raise ValueError(
-                f"clip_rho ({self.clip_rho}) is below clip_c ({self.clip_c}); raise one or lower the other"
-            )
+            raise ValueError(f"clip_rho ({self.clip_rho}) is below clip_c ({self.clip_c}); raise it or lower clip_c")
         if self.trust == "off" and self.target_acceptance:
             raise ValueError("trust is off, so target_acceptance means nothing; leave it out")
         if self.trust == "off" and self.policy_trust_bound is not None:
@@ -290,9 +287,7 @@ class Config(Frozen):
     def _fits(self) -> "Config":
         burn_in, recurrent = self.replay.burn_in_steps, self.network.memory != "none"
         if burn_in and (not recurrent or self.replay.state == "refresh"):
-            raise ValueError(
-                "replay.burn_in_steps needs a network.memory and replay.state stored or zero; leave it at 0"
-            )
+            raise ValueError("replay.burn_in_steps needs network.memory and replay.state stored or zero; leave it at 0")
         if burn_in >= self.loss.unroll_steps:
             raise ValueError(
                 f"replay.burn_in_steps is {burn_in}, which leaves nothing to learn of {self.loss.unroll_steps} steps; lower it"
@@ -300,10 +295,8 @@ class Config(Frozen):
         if self.network.separate_value and recurrent:
             raise ValueError("network.separate_value: such a value sees nothing of network.memory; leave one out")
         if self.loss.batch_unrolls % self.run.devices:
-            unrolls = f"loss.batch_unrolls is {self.loss.batch_unrolls}"
-            raise ValueError(
-                f"run.devices is {self.run.devices}, and {unrolls}; use a multiple of it, an equal part for each"
-            )
+            devices, unrolls = self.run.devices, self.loss.batch_unrolls
+            raise ValueError(f"run.devices is {devices}, and loss.batch_unrolls is {unrolls}; use a multiple of it")
         if self.loss.online_share != "fixed" and self.replay.fraction in {0, 1}:
             raise ValueError(
                 f"loss.online_share is {self.loss.online_share}, but with a replay.fraction of {self.replay.fraction:g} there is nothing "

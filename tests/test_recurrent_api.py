@@ -201,7 +201,7 @@ def train(path, *words):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--env laser/TMaze-3 --replay.burn-in-steps 2", "needs a network.memory"),
+        ("--env laser/TMaze-3 --replay.burn-in-steps 2", "needs network.memory"),
         (
             "--env laser/TMaze-3 --network.memory lstm --replay.state stored --replay.burn-in-steps 5",
             "leaves nothing to learn of 5 steps",
@@ -236,7 +236,7 @@ def test_mistakes_are_refused_with_what_to_do(tmp_path, capsys, words, message):
 def test_the_other_commands_refuse_them_too(capsys, command):
     assert cli.main([*command.split(), "--env", "laser/TMaze-3", "--replay.burn-in-steps", "2"]) == 2
     assert capsys.readouterr().err == (
-        "laser: replay.burn_in_steps needs a network.memory and replay.state stored or zero; leave it at 0\n"
+        "laser: replay.burn_in_steps needs network.memory and replay.state stored or zero; leave it at 0\n"
     )
 
 
