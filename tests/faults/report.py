@@ -67,8 +67,9 @@ def page(found: dict[int, Found], made: str) -> str:
     ]
     for row, one in found.items():
         measured = "; ".join(one.figures) or "–"
+        tests = f"{one.passed}, {one.skipped} skipped" if one.skipped else str(one.passed)
         lines.append(
-            f"| {row} | {ROWS[row].fault} | {ROWS[row].promise} | {measured.replace('|', '/')} | {one.passed} | **{one.word}** |"
+            f"| {row} | {ROWS[row].fault} | {ROWS[row].promise} | {measured.replace('|', '/')} | {tests} | **{one.word}** |"
         )
     return "\n".join(lines) + "\n"
 
