@@ -145,6 +145,22 @@ def test_pruning_waits_until_all_manifests_can_be_read(tmp_path, failing, caplog
 
 
 @pytest.mark.fault(27)
+def test_segments_stay_while_a_manifest_is_damaged(tmp_path):
+    """What a damaged manifest named cannot be known: its segments go when its checkpoint is retired, not at the next start."""
+    for step in (1, 2):
+        checkpoint.write(tmp_path, snapshot(step, tmp_path, segments=1))
+    names = {path.name for path in (tmp_path / "replay").iterdir()}
+    manifest = tmp_path / "checkpoints" / "step-000000000002" / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes()[:-20])
+    checkpoint.remove_leftovers(tmp_path)
+    assert {path.name for path in (tmp_path / "replay").iterdir()} == names
+    checkpoint.write(tmp_path, snapshot(3, tmp_path, segments=1))
+    assert names < {path.name for path in (tmp_path / "replay").iterdir()}
+    checkpoint.write(tmp_path, snapshot(4, tmp_path, segments=1))  # retires the damaged one
+    assert len(list((tmp_path / "replay").iterdir())) == 2
+
+
+@pytest.mark.fault(27)
 def test_a_folder_that_cannot_be_listed_is_not_empty(tmp_path, monkeypatch):
     checkpoint.write(tmp_path, snapshot(1, tmp_path, segments=2))
     before, folder = tree(tmp_path), tmp_path / "checkpoints"
