@@ -19,12 +19,16 @@ from laser_rl.evaluation.statistics import EvalResult
 from laser_rl.metrics.sink import Sink
 from laser_rl.metrics.tracking import Tracking, named, trackers
 from laser_rl.networks.build import TorsoSource
-from laser_rl.runtime.build import EnvironmentSource, Member, build_member, derive, open_environments, slots_of
+from laser_rl.runtime.build import EnvironmentSource, Member, derive, open_environments, slots_of
+from laser_rl.runtime.crew_build import build_crew
 from laser_rl.runtime.directory import RunDirectory
 from laser_rl.runtime.evaluate import Trained, evaluate, require_finite, task_count, trained_of
 from laser_rl.runtime.launch import prepare, run
+from laser_rl.runtime.recording import recorded
 from laser_rl.runtime.stop import deliver_again
-from laser_rl.runtime.training import Callback, Training
+from laser_rl.runtime.trainer import Trainer
+from laser_rl.runtime.training import Callback
+from laser_rl.sweep.settings import SweepConfig
 from laser_rl.trust import Trust
 
 P = ParamSpec("P")
@@ -84,7 +88,7 @@ class LASER:
             self.config = override(config or base_config(env, recipe, settings), _with_environment(env, settings))
         self._run_dir = None if run_dir is None else Path(run_dir)
         self._directory: RunDirectory | None = None
-        self._training: Training | None = None
+        self._trainer: Trainer | None = None
         self._saved: Saved | None = None  # of a loaded agent
         self._trained: Trained | None = None  # likewise, as long as it does not learn
         self._warm = True  # whether it may begin to learn
@@ -94,15 +98,15 @@ class LASER:
     @property
     def steps(self) -> int:
         """Environment steps so far."""
-        if self._training is not None:
-            return self._training.steps
+        if self._trainer is not None:
+            return self._trainer.steps
         return 0 if self._saved is None else self._saved.steps
 
     @property
     @_by_its_trust
     def member(self) -> Member:
         """The agent's parts: network, replay, learner and the rest."""
-        return self._prepared().member
+        return self._prepared().group.members[0]
 
     @_by_its_trust
     def learn(self, steps: int, *, total: int | None = None, callbacks: Sequence[Callback] = ()) -> Self:
@@ -125,10 +129,14 @@ class LASER:
                 "Train with run_dir=... to go on later, or begin with these weights, an empty replay and a new optimiser: "
                 "LASER.load(path, warm_start=True)"
             )
-        training = self._prepared()
-        training.extend(steps, total=total)
-        training.callbacks = list(callbacks)
-        deliver_again(run(training, evaluate_at_end=False).interrupted)
+        trainer = self._prepared()
+        trainer.extend(steps, total=total)
+        trainer.trainings[0].callbacks = list(callbacks)
+        with recorded(self._run_dir, self.config.run, source=self._source, network=self._net) as films:
+            result = run(trainer, evaluate_at_end=False)
+            if films is not None and result.interrupted is None:
+                films.finish()
+        deliver_again(result.interrupted)
         return self
 
     @_by_its_trust
@@ -204,17 +212,18 @@ class LASER:
 
     def close(self) -> None:
         """End the environments and other processes, let go of the run directory; the agent can still predict."""
-        if self._training is not None:
-            self._training.member.close()
+        if self._trainer is not None:
+            self._trainer.group.close()
         if self._directory is not None:
             self._directory.close()
             self._directory = None
         for sink in self._trackers:
             sink.close()
 
-    def _prepared(self) -> Training:
-        if self._training is None:
-            member = build_member(self.config, self._source, self._net)
+    def _prepared(self) -> Trainer:
+        if self._trainer is None:
+            settings = SweepConfig(base=self.config)
+            group = build_crew(settings, self._source, self._net)
             if self._run_dir is not None:
                 self._directory = RunDirectory(self._run_dir, self.config)
             folder = self._run_dir
@@ -222,31 +231,30 @@ class LASER:
             self._trackers = trackers(self._track, name, [self.config.model_dump(mode="json")], folder)
             sinks = [*self._sinks, *([self._directory.log] if self._directory else []), *self._trackers]
             if self._saved is not None:
-                self._load_into(member)
-            self._training = prepare(member, self._directory, sinks=sinks)
+                self._load_into(group.members[0])
+            self._trainer = prepare(settings, group, self._directory, sinks=sinks)
             if self._saved is not None:
-                self._training.begin_at(self._saved.steps)
-        return self._training
+                self._trainer.begin_at(self._saved.steps)
+        return self._trainer
 
     def _load_into(self, member: Member) -> None:
         assert self._saved is not None  # noqa: S101
         load_network(member.learner.network, self._saved.tensors())
         require_finite(self._saved.path, member.learner.network)
-        member.acting.load_state_dict(member.learner.network.state_dict())
 
     def _playing(self) -> Trained:
         """Network and spaces, to play with; of a loaded agent without its environment."""
-        if self._saved is not None and self._saved.spec is not None and self._training is None:
+        if self._saved is not None and self._saved.spec is not None and self._trainer is None:
             if self._trained is None:
                 self._trained = self._saved.trained(self.config, self._source, self._net)
             return self._trained
-        training = self._prepared()
-        return trained_of(training.member, training.steps)
+        trainer = self._prepared()
+        return trained_of(trainer.group.members[0], trainer.steps)
 
     def _generator(self, policy: Policy) -> Any:
         """Of sampled actions; one stream for all calls."""
-        if self._training is not None:
-            return self._training.member.actor.policy.generator
+        if self._trainer is not None:
+            return self._trainer.group.members[0].actor.policy.generator
         if self._drawn is None:
             self._drawn = policy.generator.manual_seed(derive(self.config.run.seed, "actions"))
         return self._drawn

@@ -18,14 +18,14 @@ from laser_rl.metrics.sweep_report import sweep_report
 from laser_rl.metrics.tracking import named, trackers
 from laser_rl.networks.build import TorsoSource
 from laser_rl.replay.memory import available_bytes, estimate, require_fits
-from laser_rl.runtime import results, sweep_launch
+from laser_rl.runtime import results
 from laser_rl.runtime.build import EnvironmentSource, slots_of
-from laser_rl.runtime.cluster.settings import cluster_of
 from laser_rl.runtime.crew_build import one_layout
-from laser_rl.runtime.files import CONFIG, is_sweep
+from laser_rl.runtime.directory import RunDirectory
+from laser_rl.runtime.launch import train, uses_processes
 from laser_rl.runtime.stop import EXIT_STATUS, deliver_again
-from laser_rl.runtime.sweep_directory import SweepDirectory
 from laser_rl.runtime.training import Callback
+from laser_rl.sweep.cluster import cluster_of
 from laser_rl.sweep.pbt import Exploit, PbtConfig
 from laser_rl.sweep.settings import SweepConfig, sweep_from
 from laser_rl.sweep.space import Distribution
@@ -55,7 +55,7 @@ class SweepResult:
 
     def best(self) -> MemberResult:
         """The member with the best evaluation; without any, the one with the best returns."""
-        number = results.SweepEnd(self.members, self.exploits, None, None).best().number
+        number = results.Result(self.members, self.exploits, None, None).best().number
         return next(member for member in self.members if member.number == number)
 
     def to_pandas(self) -> Any:
@@ -181,15 +181,14 @@ class Sweep:
         return result
 
     def _run_in(self, path: Path, callbacks: Sequence[Callback], *, keep: bool) -> SweepResult:
-        require_no_run(path)
         # Processes meet in the directory.
-        keep = keep or sweep_launch.process_count(self.config) > 1 or self._cluster is not None
-        directory = SweepDirectory(path, self.config)
+        keep = keep or uses_processes(self.config) or self._cluster is not None
+        directory = RunDirectory(path, self.config)
         kept, name = self._run_dir, self.config.base.environment.id
         configs = [own.model_dump(mode="json") for own in self.config.configs]
         more = trackers(self._track, f"{name}-sweep" if kept is None else kept.name, configs, kept)
         try:
-            end = sweep_launch.sweep(
+            end = train(
                 self.config,
                 directory if keep else None,
                 source=self._source,
@@ -227,17 +226,6 @@ def require_memory(sweep: SweepConfig, source: EnvironmentSource | None = None) 
         raise ConfigError(
             f"{members} members with a replay each have {free / 1e9:.1f} GB between them, so of each one: {error}, or share one replay"
         ) from None
-
-
-def require_no_run(path: Path) -> None:
-    """ConfigError if a directory is that of a single run: a sweep would mix its rows with those.
-
-    >>> require_no_run(Path("nowhere"))
-    """
-    if (path / CONFIG).exists() and not is_sweep(path):
-        raise ConfigError(
-            f"{path} holds the run of one agent, expected a sweep or nothing; choose another directory, or use --fresh"
-        )
 
 
 def _begin(

@@ -221,3 +221,30 @@ def _tensors(path: Path, data: bytes) -> dict[str, Tensor]:
     except (safetensors.SafetensorError, KeyError) as error:
         raise Damaged(path, f"is not a safetensors file: {error}") from None
     return loaded
+
+
+def member_name(number: int) -> str:
+    """The file of one member in a checkpoint.
+
+    >>> member_name(1)
+    'member-01'
+    """
+    return f"member-{number:02d}"
+
+
+def flat(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Groups as one file.
+
+    >>> flat({"network": {"weight": 1}, "learner": {"bound": 2}})
+    {'network/weight': 1, 'learner/bound': 2}
+    """
+    return {f"{group}/{name}": value for group, values in groups.items() for name, value in values.items()}
+
+
+def grouped(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """The inverse of `flat`."""
+    groups: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        group, _, own = name.partition("/")
+        groups.setdefault(group, {})[own] = tensor
+    return groups

@@ -32,7 +32,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "train": Command("laser_rl.cli.train", "train_command", "train one agent; all its files go to a run directory"),
     "sweep": Command(
-        "laser_rl.cli.sweep", "sweep_command", "train several agents that differ in a few settings and share one replay"
+        "laser_rl.cli.train", "sweep_command", "train several agents that differ in a few settings and share one replay"
     ),
     "status": Command("laser_rl.cli.status", "status_command", "how runs and sweeps stand, also while they go on"),
     "resume": Command(

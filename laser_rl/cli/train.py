@@ -1,38 +1,38 @@
-"""`laser train`, `laser resume`."""
+"""`laser train`, `laser sweep`, `laser resume`: flags become settings, a run is started, and its end is told."""
 
+import contextlib
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console as Terminal
 
-from laser_rl import checkpoint
+from laser_rl import checkpoint, recipes
+from laser_rl.api.sweep import require_memory
 from laser_rl.cli.play import how_to_watch
 from laser_rl.cli.settings import Shortcuts, apply, base_config, expand_numbers, flags, peek
-from laser_rl.cli.sweep import broken_off, sweep_in
+from laser_rl.cli.sweep_settings import SOURCES, Begun, begin, grid_of, one_by_one, random_of
 from laser_rl.cli.watch import dashboard_of, require_dashboard
-from laser_rl.config import Config, override
+from laser_rl.config import Config, full_name, override
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.console import Console
+from laser_rl.metrics.display import label
 from laser_rl.metrics.report import report
-from laser_rl.metrics.tensorboard import TensorBoardLog
+from laser_rl.metrics.sink import Sink
+from laser_rl.metrics.sweep_console import SweepConsole
+from laser_rl.metrics.sweep_report import sweep_report
+from laser_rl.metrics.tensorboard import MemberBoards
 from laser_rl.metrics.tracking import hint, named, reached, tracked, trackers
-from laser_rl.runtime.cluster.settings import cluster_of, free_running
 from laser_rl.runtime.directory import RunDirectory
-from laser_rl.runtime.files import (
-    command_for,
-    is_sweep,
-    new_path,
-    read_config,
-    read_sweep,
-    require_trusted,
-    require_unchanged,
-)
-from laser_rl.runtime.launch import Result, train
-from laser_rl.runtime.stop import EXIT_STATUS, nothing_to_save
+from laser_rl.runtime.files import command_for, new_path, read_sweep, require_trusted, require_unchanged
+from laser_rl.runtime.launch import train
+from laser_rl.runtime.results import MemberResult, Result
+from laser_rl.runtime.stop import EXIT_STATUS, StoppedAtOnce, nothing_to_save
+from laser_rl.sweep.cluster import ClusterSettings, cluster_of, free_running, require_possible
+from laser_rl.sweep.settings import Sharing, SweepConfig, sweep_from
 
 
 @dataclass(frozen=True)
@@ -49,21 +49,64 @@ class Train:
     """Lines instead of a live table."""
     dashboard: bool = False
     """Show the run in a browser while it goes on: a process of its own, on this machine only."""
+    processes: int = 1
+    """More than one: the agent runs in a process of its own, which is started again if it dies."""
+    cluster: Annotated[str | None, tyro.conf.arg(metavar="auto|local|HOST:PORT|ray://HOST:PORT")] = None
+    """Run on a Ray cluster: the learner, environment runners and the replay are spread over its nodes. auto joins the one of this machine,
+    or starts one."""
+    cluster_runners: int = 1
+    """Environment runners on a cluster; they share the slots."""
     track: Annotated[tuple[str, ...], tyro.conf.arg(metavar="wandb,trackio,mlflow")] = ()
     """Rows of metrics also go to one or several trackers, on this machine only unless their own environment variables say otherwise."""
     quick: Annotated[Shortcuts, tyro.conf.arg(name="")] = field(default_factory=Shortcuts)
     settings: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
 
 
-def train_command(arguments: list[str]) -> int:
-    """`laser train`."""
-    arguments = expand_numbers(arguments)
-    begin = peek(arguments)
-    asked = flags(Train(settings=base_config(*begin)), "laser train", arguments)
-    config = apply(asked.settings, asked.quick)
-    path = asked.out or new_path(Path("runs"), config.environment.id)
-    track = named(asked.track)
-    return run_in(path, config, fresh=asked.fresh, plain=asked.plain, dashboard=asked.dashboard, track=track)
+@dataclass(frozen=True)
+class Sweep:
+    """Train several agents that differ in a few settings, run at the same speed and learn from one replay.
+
+    What members differ in comes from --grid, from --random with --draws, from a file or from a recipe for sweeps: demo, atari-shared,
+    dmlab-pbt. Every recipe for one agent will do as a base. All settings below are those of the base.
+    """
+
+    file: tyro.conf.Positional[Annotated[Path | None, tyro.conf.arg(metavar="FILE")]] = None
+    """Comes first. A YAML or JSON file with a sweep: base (as for laser train --config), grid, random, draws, members, share, pbt, stack,
+    processes."""
+    grid: tyro.conf.UseAppendAction[Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE,VALUE")]] = ()
+    """Values of a setting, learning_rate=3e-4,1e-3; every combination with the other lists is a member."""
+    random: tyro.conf.UseAppendAction[Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=KIND:LOW:HIGH")]] = ()
+    """A distribution, learning_rate=log_uniform:1e-4:1e-2, discount=uniform:0.9:1 or trust=choice:implied:off."""
+    draws: int | None = None
+    """How many members to draw from --random."""
+    share: Sharing = "shared"
+    """One replay for all, one each, or none."""
+    pbt: bool = False
+    """Population based training: as the recipe or file says; if they say nothing, after a tenth of the steps each member looks at another
+    one every 50 of its episodes, copies it if its returns are better, and goes on with its learning rate and entropy cost, each × or ÷
+    1.2 with a probability of 1/3."""
+    stack: Literal["auto", "on", "off"] = "auto"
+    """Compute members side by side: faster for small networks."""
+    processes: int = 1
+    """Over how many processes the members are spread; 0: one a core. More than one is not deterministic."""
+    cluster: Annotated[str | None, tyro.conf.arg(metavar="auto|local|HOST:PORT|ray://HOST:PORT")] = None
+    """Run on a Ray cluster: learners, environment runners and the replay are spread over its nodes. auto joins the one of this machine, or
+    starts one. With --runtime serial in lock-step: slow, and the same parameters as on one machine."""
+    cluster_runners: int = 1
+    """Environment runners of each member on a cluster; they share its slots."""
+    out: Path | None = None
+    """The run directory; runs/NAME-sweep-1, -2, ... if left out. An existing one goes on where it stopped."""
+    fresh: bool = False
+    """Throw away what the run directory holds and start again."""
+    plain: bool = False
+    """Lines instead of a live table."""
+    dashboard: bool = False
+    """Show the sweep in a browser while it goes on: a process of its own, on this machine only."""
+    track: Annotated[tuple[str, ...], tyro.conf.arg(metavar="wandb,trackio,mlflow")] = ()
+    """Rows of metrics also go to one or several trackers, a run a member, on this machine only unless their own environment variables say
+    otherwise."""
+    quick: Annotated[Shortcuts, tyro.conf.arg(name="")] = field(default_factory=Shortcuts)
+    settings: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
 
 
 @dataclass(frozen=True)
@@ -76,9 +119,11 @@ class Resume:
     budget_minutes: float | None = None
     """A new total of minutes, those of the earlier sessions included."""
     cluster: Annotated[str | None, tyro.conf.arg(metavar="auto|local|HOST:PORT|ray://HOST:PORT")] = None
-    """Go on with a sweep on a Ray cluster, wherever it began; without it, on this machine."""
+    """Go on on a Ray cluster, wherever the run began; without it, on this machine."""
     cluster_runners: int = 1
     """Environment runners of each member on a cluster."""
+    devices: Annotated[int | None, tyro.conf.arg(name="run.devices")] = None
+    """On how many devices one agent learns: run.devices."""
     fresh: bool = False
     """Start again from nothing, with the same settings."""
     accept_changes: bool = False
@@ -87,84 +132,196 @@ class Resume:
     """Lines instead of a live table."""
 
 
+@dataclass(frozen=True)
+class _How:
+    """How a run is started, whatever it computes."""
+
+    fresh: bool = False
+    plain: bool = False
+    dashboard: bool = False
+    track: Sequence[str] = ()
+    cluster: ClusterSettings | None = None
+    accept_changes: bool = False
+
+
+def train_command(arguments: list[str]) -> int:
+    """`laser train`."""
+    arguments = expand_numbers(arguments)
+    asked = flags(Train(settings=base_config(*peek(arguments))), "laser train", arguments)
+    settings = SweepConfig(base=apply(asked.settings, asked.quick), processes=asked.processes)
+    return _start(asked, settings, settings.base.environment.id, arguments)
+
+
+def sweep_command(arguments: list[str]) -> int:
+    """`laser sweep`."""
+    arguments = one_by_one(expand_numbers(arguments))
+    recipe, _, env, network = peek(arguments)
+    file = Path(arguments[0]) if arguments and not arguments[0].startswith("-") else None
+    begun = begin(recipe, file, env, network)
+    shown = {name: begun.rest[name] for name in ("share", "stack", "processes") if name in begun.rest}
+    default = Sweep(pbt=begun.rest.get("pbt") is not None, settings=begun.base, **shown)
+    asked = flags(default, "laser sweep", arguments)
+    if asked.file != file:
+        raise ConfigError(f"the file comes first: laser sweep {asked.file} ...")
+    settings = sweep_of(asked, begun)
+    return _start(asked, settings, f"{settings.base.environment.id}-sweep", arguments)
+
+
+def _start(asked: Train | Sweep, settings: SweepConfig, name: str, arguments: Sequence[str]) -> int:
+    cluster = cluster_of(asked.cluster, asked.cluster_runners)
+    if cluster is not None and not asks_for_runtime(arguments):
+        settings = free_running(settings)
+    how = _How(asked.fresh, asked.plain, asked.dashboard, named(asked.track), cluster)
+    return run_in(asked.out or new_path(Path("runs"), name), settings, how)
+
+
 def resume_command(arguments: list[str]) -> int:
     """`laser resume`."""
     asked = tyro.cli(Resume, prog="laser resume", args=expand_numbers(arguments))
-    given = {"run.steps": asked.steps, "run.budget_minutes": asked.budget_minutes}
+    given = {"run.steps": asked.steps, "run.budget_minutes": asked.budget_minutes, "run.devices": asked.devices}
     more = {name: value for name, value in given.items() if value is not None}
-    sweep = read_sweep(asked.run_dir) if is_sweep(asked.run_dir) else None
-    config = override(read_config(asked.run_dir) if sweep is None else sweep.base, more)
+    stored = read_sweep(asked.run_dir)
+    settings = SweepConfig.model_validate({**dict(stored), "base": override(stored.base, more)})
     if not asked.fresh and checkpoint.latest(asked.run_dir, replay="unread") is None:
         raise ConfigError(f"{asked.run_dir} holds no checkpoint to go on from; use --fresh to start again")
     if not asked.fresh and not asked.accept_changes:
         require_unchanged(asked.run_dir)
-    track, accept = tracked(asked.run_dir), asked.accept_changes
-    if sweep is not None:
-        sweep, cluster = sweep.model_copy(update={"base": config}), cluster_of(asked.cluster, asked.cluster_runners)
-        sweep = sweep if cluster is None else free_running(sweep)
-        how: dict[str, Any] = {"track": track, "cluster": cluster, "accept_changes": accept}
-        return sweep_in(asked.run_dir, sweep, fresh=asked.fresh, plain=asked.plain, **how)
-    if asked.cluster is not None:
-        raise ConfigError(f"{asked.run_dir} is a run of one agent, expected a sweep; leave out --cluster")
-    return run_in(asked.run_dir, config, fresh=asked.fresh, plain=asked.plain, track=track, accept_changes=accept)
+    cluster = cluster_of(asked.cluster, asked.cluster_runners)
+    settings = settings if cluster is None else free_running(settings)
+    how = _How(asked.fresh, asked.plain, False, tracked(asked.run_dir), cluster, asked.accept_changes)
+    return run_in(asked.run_dir, settings, how)
 
 
-def run_in(
-    path: Path,
-    config: Config,
-    *,
-    fresh: bool,
-    plain: bool,
-    dashboard: bool = False,
-    track: Sequence[str] = (),
-    accept_changes: bool = False,
-) -> int:
-    """Train in a run directory and say how it went and what can be done next."""
+def asks_for_runtime(arguments: Sequence[str]) -> bool:
+    """Whether a flag says how members run.
+
+    >>> asks_for_runtime(["--runtime", "serial"]), asks_for_runtime(["--run.steps", "10"])
+    (True, False)
+    """
+    return any(word.partition("=")[0] in {"--runtime", "--run.runtime"} for word in arguments)
+
+
+def sweep_of(asked: Sweep, begun: Begun) -> SweepConfig:
+    """Flags over what they begin with; refused if nothing says what members differ in."""
+    rest: dict[str, Any] = dict(begun.rest)
+    if asked.grid or asked.random:
+        rest = {
+            name: value for name, value in rest.items() if name not in SOURCES and (name != "draws" or asked.random)
+        }
+    given = {"grid": grid_of(asked.grid), "random": random_of(asked.random), "draws": asked.draws}
+    rest |= {name: value for name, value in given.items() if value}
+    if not any(rest.get(name) for name in SOURCES):
+        raise ConfigError(
+            "a sweep needs to know what its members differ in; give --grid learning_rate=3e-4,1e-3, --random "
+            "learning_rate=log_uniform:1e-4:1e-2 --draws 10, a file, or one of the recipes for sweeps: "
+            f"--recipe {', '.join(recipes.SWEEPS)}"
+        )
+    if rest.get("random") and not rest.get("draws"):
+        raise ConfigError("--random says where members are drawn from, but not how many; add --draws 10")
+    base = apply(asked.settings, asked.quick)
+    pbt = (rest.get("pbt") or recipes.small_pbt(base.run.steps)) if asked.pbt else None
+    chosen = {"share": asked.share, "stack": asked.stack, "processes": asked.processes}
+    return sweep_from({**rest, **chosen, "pbt": pbt, "base": base})
+
+
+def run_in(path: Path, settings: SweepConfig, how: _How) -> int:
+    """Run in a run directory and say how it went and what can be done next."""
     try:
         with nothing_to_save():
-            require_trusted(config)
-            if is_sweep(path) and not fresh:
-                raise ConfigError(f"{path} holds a sweep; use --fresh to throw it away, or choose another --out")
-            if dashboard:
-                require_dashboard()
-            directory = RunDirectory(path, config, fresh=fresh, accept_changes=accept_changes)
-            return _run_in(directory, config, fresh=fresh, plain=plain, dashboard=dashboard, track=track)
+            return _run_in(path, settings, how)
     except KeyboardInterrupt as error:  # before the first step, or again while the end is being saved
         return broken_off(path, error)
 
 
-def _run_in(
-    directory: RunDirectory, config: Config, *, fresh: bool, plain: bool, dashboard: bool, track: Sequence[str]
-) -> int:
-    path = directory.path
+def _run_in(path: Path, settings: SweepConfig, how: _How) -> int:
+    require_trusted(*settings.configs)
+    if how.cluster is not None:
+        from laser_rl.runtime.cluster.loading import require_ray  # noqa: PLC0415 - a run on this machine never needs it
+
+        require_possible(settings, how.cluster)
+        require_ray()
+    elif not settings.single:
+        require_memory(settings)
+    if how.dashboard:
+        require_dashboard()
+    directory = RunDirectory(path, settings, fresh=how.fresh, accept_changes=how.accept_changes)
+    configs = [own.model_dump(mode="json") for own in settings.configs]
+    with contextlib.ExitStack() as stack:
+        stack.callback(directory.close)
+        sinks: list[Sink] = [
+            directory.log,
+            MemberBoards(path),
+            *trackers(how.track, path.name, configs, path, fresh=how.fresh),
+        ]
+        for sink in sinks[1:]:
+            stack.callback(sink.close)
+        stack.enter_context(dashboard_of(path, asked=how.dashboard))
+        console = _console(path, settings, plain=how.plain)
+        stack.enter_context(console)
+        result = train(settings, directory, sinks=[*sinks, console], cluster=how.cluster)
+    return _farewell(path, settings, result)
+
+
+def _console(path: Path, settings: SweepConfig, *, plain: bool) -> Console | SweepConsole:
     terminal = Terminal(highlight=False, force_terminal=False if plain else None)
-    with (
-        dashboard_of(path, asked=dashboard),
-        Console(f"{config.environment.id} in {path}", config.run.steps, terminal=terminal) as console,
-    ):
-        board = TensorBoardLog(path)
-        more = trackers(track, path.name, [config.model_dump(mode="json")], path, fresh=fresh)
-        try:
-            result = train(config, directory, sinks=[directory.log, board, console, *more])
-        finally:
-            board.close()
-            directory.close()
-            for sink in more:
-                sink.close()
-    return _farewell(path, result)
+    steps, name = settings.base.run.steps, settings.base.environment.id
+    if settings.single:
+        return Console(f"{name} in {path}", steps, terminal=terminal)
+    title = f"{name}, {len(settings.settings)} members in {path}"
+    return SweepConsole(title, settings.settings, steps, pbt=settings.pbt is not None, terminal=terminal)
 
 
-def _farewell(path: Path, result: Result) -> int:
-    folder = shlex.quote(str(path))
+def broken_off(path: Path, error: KeyboardInterrupt) -> int:
+    """Say what is left of a run that was ended at once, and how to go on."""
+    name = error.name if isinstance(error, StoppedAtOnce) else "SIGINT"
+    saved = any((path / checkpoint.CHECKPOINTS).glob("step-*"))
+    how = f"go on with: {command_for('resume', path)}" if saved else "nothing was saved yet, so start again"
+    print(f"stopped ({name}) at once; {how}")
+    return EXIT_STATUS[name]
+
+
+def _farewell(path: Path, settings: SweepConfig, result: Result) -> int:
+    folder, each = shlex.quote(str(path)), "" if settings.single else " of each member"
     if result.interrupted is not None:
-        print(f"stopped ({result.interrupted}) at step {result.steps:,}; go on with: {command_for('resume', path)}")
+        resume = command_for("resume", path)
+        print(f"stopped ({result.interrupted}) at step {result.steps:,}{each}; go on with: {resume}")
         return EXIT_STATUS.get(result.interrupted, 1)
-    print(f"done: {result.steps:,} steps, {result.updates:,} updates, {result.evaluation}")
-    print(f"report:   {report(path)}")
-    print(f"evaluate: {command_for('evaluate', path)} --episodes 100")
-    for line in how_to_watch(result.member.config.environment, path):
+    best, member = result.best(), "" if settings.single else "--member best"
+    if settings.single:
+        print(f"done: {result.steps:,} steps, {result.updates:,} updates, {best.evaluation}")
+    else:
+        copies = f", {len(result.exploits)} exploits" if result.exploits else ""
+        members = f"{len(result.members)} members, {result.steps:,} steps each"
+        print(f"done: {members}, {result.updates:,} updates in all{copies}", *_lines(result.members), sep="\n")
+        print(f"best:     member {best.number}, {_now(best)}")
+    print(f"report:   {report(path) if settings.single else sweep_report(path)}")
+    print(f"evaluate: {command_for('evaluate', path)}{' ' if member else ''}{member} --episodes 100")
+    for line in how_to_watch(best.config.environment, path, *([member] if member else [])):
         print(line)
     print(f"curves:   tensorboard --logdir {folder}")
     for library in reached(path):
         print(f"tracked:  {hint(library, folder)}")
     return 0
+
+
+def _lines(members: Sequence[MemberResult]) -> list[str]:
+    labels = [_now(member) for member in members]
+    width = max(map(len, labels))
+    return [
+        f"member {member.number:<2} {text:<{width}}  {member.evaluation}"
+        for member, text in zip(members, labels, strict=True)
+    ]
+
+
+def _now(member: MemberResult) -> str:
+    """Its settings as they are at the end: population based training may have moved them."""
+    sections = member.config.model_dump()
+    found = {name: _look_up(sections, name) for name in member.settings}
+    return label(found)
+
+
+def _look_up(sections: dict[str, Any], name: str) -> Any:
+    place: Any = sections
+    for part in full_name(name).split("."):
+        place = place[part]
+    return place

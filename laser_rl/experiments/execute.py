@@ -16,9 +16,10 @@ from laser_rl.metrics.log import read
 from laser_rl.metrics.rows import episodes_in
 from laser_rl.metrics.sink import Kind, Row, Value
 from laser_rl.runtime.crew_build import build_crew
-from laser_rl.runtime.sweep import SweepTraining, run_sweep
-from laser_rl.runtime.sweep_directory import SweepDirectory
-from laser_rl.runtime.sweep_launch import sweep as run_in_directory
+from laser_rl.runtime.directory import RunDirectory
+from laser_rl.runtime.launch import act_and_learn
+from laser_rl.runtime.launch import train as run_in_directory
+from laser_rl.runtime.trainer import Trainer
 from laser_rl.sweep.settings import SweepConfig
 
 Floats = NDArray[np.float64]
@@ -80,9 +81,9 @@ def _in_memory(sweep: SweepConfig) -> Sequence[Row]:
     recorder = Recorder()
     crew = build_crew(sweep)
     try:
-        training = SweepTraining(sweep, crew, sinks=[recorder])
+        training = Trainer(sweep, crew, sinks=[recorder])
         crew.begin()
-        run_sweep(training)
+        act_and_learn(training)
         training.report()
     finally:
         crew.close()
@@ -90,7 +91,7 @@ def _in_memory(sweep: SweepConfig) -> Sequence[Row]:
 
 
 def _in_directory(sweep: SweepConfig, path: Path) -> Sequence[Row]:
-    directory = SweepDirectory(path, sweep)
+    directory = RunDirectory(path, sweep)
     try:
         end = run_in_directory(sweep, directory, sinks=[directory.log])
     finally:

@@ -27,7 +27,7 @@ from laser_rl.networks.build import family_of
 from laser_rl.ops.distributions import Family
 from laser_rl.runtime.build import layout_of
 from laser_rl.runtime.evaluate import chosen_member, spec_in
-from laser_rl.runtime.files import command_for, is_sweep
+from laser_rl.runtime.files import command_for
 from laser_rl.types import UnrollLayout
 
 PLAN = "plan.json"
@@ -110,7 +110,7 @@ class MinariExport:
                 f"{self._run_dir} keeps no replay, expected one to export; train with --replay.fraction above 0"
             )
         config = config_of(self._run_dir, self._member)
-        spec = spec_in(loaded, config, self._member if self._member is not None or not is_sweep(self._run_dir) else 0)
+        spec = spec_in(loaded, self._member)
         family = family_of(spec.action)
         layout = layout_of(spec, family, config)
         spaces = spaces_of(config.environment, layout, family, starts_in(spec.action))

@@ -16,9 +16,9 @@ import safetensors.torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from laser_rl.checkpoint.snapshot import flat, grouped
 from laser_rl.envs.block import carve, size_of
 from laser_rl.runtime.saving import member_groups, member_numbers
-from laser_rl.runtime.sweep_directory import flat, grouped
 from laser_rl.runtime.training import Training
 
 ROOM_FOR_NUMBERS = 1 << 18  # counters, windows of all tasks, settings, evaluation: up to 100 kilobytes

@@ -16,7 +16,6 @@ import torch
 from laser_rl.agent.actor import Actor
 from laser_rl.agent.learner import Learner
 from laser_rl.agent.parallel import ALONE, Team
-from laser_rl.agent.policy import Policy
 from laser_rl.config import Config, EnvironmentConfig
 from laser_rl.envs.atari import AtariSettings
 from laser_rl.envs.make import make_environments
@@ -36,9 +35,7 @@ from laser_rl.replay.records import allocate
 from laser_rl.replay.sampler import Sampler, Uniform, UnrollStore
 from laser_rl.replay.shared import Ids
 from laser_rl.replay.store import Replay
-from laser_rl.runtime.rank_start import start_ranks
 from laser_rl.runtime.ranks import Ranks
-from laser_rl.runtime.warm_start import earlier_members
 from laser_rl.types import Batch, UnrollLayout
 
 EnvironmentSource = (
@@ -81,7 +78,7 @@ class Member:
     replay: Store | None  # None where nothing is replayed
     mixer: Mixer
     counts: Counts
-    number: int | None = None  # in a sweep
+    number: int = 0  # in a sweep
     ranks: Ranks | None = None  # what learns with its learner, on other devices
 
     def close(self) -> None:
@@ -104,54 +101,7 @@ class Member:
 
     def faults(self) -> Mapping[str, int]:
         """What its environments survived; members side by side share one set, and have some of its slots each."""
-        own = None if self.number is None else np.flatnonzero(self.actor.member == self.number)
-        return self.environments.counters(own)
-
-
-def build_member(config: Config, source: EnvironmentSource | None = None, torso: TorsoSource | None = None) -> Member:
-    """Environments, network, replay, actor, learner.
-
-    Args:
-        config: all values.
-        source: what to play, if it is not the configuration's id.
-        torso: a user's module, if it is not the configuration's torso.
-    """
-    source = config.environment.id if source is None else source
-    counts = Counts.of(config.loss.batch_unrolls, config.replay.fraction)
-    environments = open_environments(
-        source,
-        config.environment,
-        seed=derive(config.run.seed, "environments"),
-        lockstep=config.run.runtime == "serial",
-    )
-    try:
-        return _assemble(config, source, environments, counts, torso)
-    except BaseException:
-        environments.close()
-        raise
-
-
-def _assemble(
-    config: Config, source: EnvironmentSource, environments: Environments, counts: Counts, torso: TorsoSource | None
-) -> Member:
-    family = family_of(environments.spec.action)
-    layout = layout_of(environments.spec, family, config)
-    replay = build_replay(config, layout, counts)
-    spec, sources = environments.spec, 1 + earlier_members(config)
-    ranks = start_ranks(config, spec, layout, device_of(config.run.device), torso=torso, sources=sources)
-    try:
-        learner = build_learner(config, spec, torso, sources=sources, team=ALONE if ranks is None else ranks.team)
-        torch.set_num_threads(threads_of(config, learner.network))
-        network = learner.network
-        acting = network if config.run.runtime == "serial" else acting_copy(network, config, spec, torso)
-        policy = Policy(acting, family, seed=derive(config.run.seed, "actions"))
-        mixer = build_mixer(config, layout, replay, counts)
-        actor = Actor(environments, policy, layout)
-    except BaseException:
-        if ranks is not None:
-            ranks.close()
-        raise
-    return Member(config, source, family, layout, spec, actor, acting, learner, replay, mixer, counts, ranks=ranks)
+        return self.environments.counters(np.flatnonzero(self.actor.member == self.number))
 
 
 def build_learner(

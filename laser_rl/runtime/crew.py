@@ -1,5 +1,6 @@
-"""The members of a sweep as they act and learn on one machine: one after the other, or side by side in one computation."""
+"""The members of a run as they act and learn in one process: one after the other, or side by side in one computation."""
 
+import functools
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -33,9 +34,10 @@ class Moves(NamedTuple):
 
 
 class Crew(Protocol):
-    """Some members of a sweep, all in this process."""
+    """Some members of a run, all in this process."""
 
     members: Sequence[Member]
+    threaded: bool  # whether the only member here acts in a thread of its own while it learns, see `local`
 
     def begin(self, *, recorded: bool = False) -> None:
         """Reset all environments; `recorded` where these members have written into the replay before (see `Actor.begin`)."""
@@ -87,18 +89,24 @@ class Looped:
     Args:
         members: all on one device.
         permits: for updates, where other processes use the same card.
+        threaded: whether the only member acts in a thread of its own; then nothing here acts or learns.
     """
 
-    def __init__(self, members: Sequence[Member], permits: Permits | None = None) -> None:
-        self.members, self._permits = members, permits
+    def __init__(self, members: Sequence[Member], permits: Permits | None = None, *, threaded: bool = False) -> None:
+        self.members, self._permits, self.threaded = members, permits, threaded
         self._following: list[Following | None] = [None] * len(members)
         self._acting = own_stream(members[0].learner.device, "acting")
-        stream = own_stream(members[0].learner.device, "uploading")
-        # For each size of a batch: in a larger one, columns of another member would be left over and learned from. On a GPU a second one
-        # is filled and uploaded while the update from the first is under way.
+
+    @functools.cached_property
+    def _crates(self) -> dict[int, deque[Crate]]:
+        """For each size of a batch: in a larger one, columns of another member would be left over and learned from.
+
+        On a GPU a second one is filled and uploaded while the update from the first is under way.
+        """
+        stream = own_stream(self.members[0].learner.device, "uploading")
         count = 1 if stream is None else 2
-        sizes = {member.config.loss.batch_unrolls: member for member in members}
-        self._crates = {size: deque(Crate.of(member, stream) for _ in range(count)) for size, member in sizes.items()}
+        sizes = {member.config.loss.batch_unrolls: member for member in self.members}
+        return {size: deque(Crate.of(member, stream) for _ in range(count)) for size, member in sizes.items()}
 
     def begin(self, *, recorded: bool = False) -> None:
         """Reset all environments."""
@@ -108,14 +116,16 @@ class Looped:
 
     def _follow(self) -> None:
         """From the parameters that learners have now, which may have been loaded."""
-        apart = [member.acting is not member.learner.network for member in self.members]
-        self._following = [Following(member) if own else None for member, own in zip(self.members, apart, strict=True)]
+        for place, member in enumerate(self.members):
+            if member.acting is not member.learner.network:
+                member.acting.load_state_dict(member.learner.network.state_dict())
+                self._following[place] = None if self.threaded else Following(member)
 
     def act(self, among: Sequence[bool]) -> Iterator[Moves]:
         """In order."""
         for place, (member, following) in enumerate(zip(self.members, self._following, strict=True)):
             if among[place]:
-                with on(self._acting):
+                with on(None if following is None else self._acting):  # with the learner's own network, on its stream
                     member.actor.version = member.learner.version if following is None else following.collect()
                     taken = member.actor.step()
                 yield Moves(place, taken.steps, taken.episodes, taken.unrolls)
@@ -155,7 +165,7 @@ class Looped:
     def close(self) -> None:
         """End the environments of all."""
         for member in self.members:
-            member.environments.close()
+            member.close()
 
 
 class Stacked:
@@ -164,6 +174,8 @@ class Stacked:
     A member that is ready waits for the others, until one has twice as many new unrolls as an update takes: members whose episodes are
     short have more rows for the same steps, and get their additional updates alone.
     """
+
+    threaded = False
 
     def __init__(self, members: Sequence[Member], stack: Stack) -> None:
         self.members, self._stack = members, stack

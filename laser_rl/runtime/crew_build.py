@@ -1,4 +1,4 @@
-"""From the settings of a sweep to its members' parts; nothing runs yet."""
+"""From the settings of a run to its members' parts; nothing runs yet."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -10,9 +10,10 @@ import torch
 from laser_rl.agent.actor import Actor
 from laser_rl.agent.learner import Learner
 from laser_rl.agent.loss import ROWWISE
+from laser_rl.agent.parallel import ALONE
 from laser_rl.agent.policy import Policy
 from laser_rl.config import Config, full_name
-from laser_rl.envs.records import EnvironmentSpec
+from laser_rl.envs.records import Environments, EnvironmentSpec
 from laser_rl.errors import ConfigError
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.networks.build import TorsoSource, family_of
@@ -26,6 +27,7 @@ from laser_rl.runtime.build import (
     build_mixer,
     build_replay,
     derive,
+    device_of,
     layout_of,
     open_environments,
     slots_of,
@@ -34,6 +36,8 @@ from laser_rl.runtime.build import (
 from laser_rl.runtime.crew import Crew, Looped, Stacked
 from laser_rl.runtime.evaluate import spec_of
 from laser_rl.runtime.permits import Permits
+from laser_rl.runtime.rank_start import start_ranks
+from laser_rl.runtime.ranks import Ranks
 from laser_rl.runtime.warm_start import earlier_members
 from laser_rl.sweep.settings import SweepConfig
 from laser_rl.sweep.stacked import Stack, StackedPolicy, can_stack
@@ -58,6 +62,7 @@ class Parts:
     stores: Sequence[Store | None]
     mixers: Sequence[Mixer] = field(default_factory=list)
     torso: TorsoSource | None = None
+    ranks: Ranks | None = None  # what learns with the only learner, on other devices
 
     def member(self, place: int, actor: Actor, acting: AgentNetwork | None = None) -> Member:
         """One member with its actor, and the network that acts if it is not the learner's own."""
@@ -75,6 +80,7 @@ class Parts:
             self.mixers[place],
             self.mixers[place].counts,
             self.numbers[place],
+            self.ranks,
         )
 
 
@@ -88,7 +94,7 @@ def build_crew(
     permits: Permits | None = None,
     begun: int = 0,
 ) -> Crew:
-    """All members of a sweep, or some.
+    """All members of a run, or some.
 
     Args:
         sweep: all values.
@@ -97,12 +103,30 @@ def build_crew(
         numbers: which members; None: all.
         stores: the replay of each of them, if it exists already.
         permits: for their updates, where other processes use the same card.
-        begun: steps that these members have behind them, if whoever made them is gone with its open episodes and its random numbers. The
-            seeds then are others: the same would play the first episodes again, and put them into the replay twice.
+        begun: steps that these members have behind them, if the process that made them is gone with its open episodes and its random
+            numbers. The seeds then are others: the same would play the first episodes again, and put them into the replay twice.
     """
-    parts = build_parts(sweep, source, torso, numbers=numbers, stores=stores)
     after = f"/{begun}" if begun else ""
-    return _stacked(parts, after) if _to_stack(parts) else _looped(parts, permits, after)
+    opened = _opened(sweep, source, after) if sweep.single else None
+    parts = None
+    try:
+        spec = None if opened is None else opened.spec
+        parts = build_parts(sweep, source, torso, numbers=numbers, stores=stores, spec=spec, ranks=True)
+        return _stacked(parts, after) if _to_stack(parts) else _looped(parts, permits, after, opened)
+    except BaseException:
+        if opened is not None:
+            opened.close()
+        if parts is not None and parts.ranks is not None:
+            parts.ranks.close()
+        raise
+
+
+def _opened(sweep: SweepConfig, source: EnvironmentSource | None, after: str) -> Environments:
+    """Those of one agent. They are opened first and once: a user may have handed in an environment that exists already."""
+    [config] = sweep.configs
+    seed, lockstep = derive(config.run.seed, f"environments{after}"), config.run.runtime == "serial"
+    source = config.environment.id if source is None else source
+    return open_environments(source, config.environment, seed=seed, lockstep=lockstep)
 
 
 def build_parts(
@@ -113,33 +137,58 @@ def build_parts(
     numbers: Sequence[int] | None = None,
     stores: Sequence[Store] | None = None,
     shared: bool = False,
+    spec: EnvironmentSpec | None = None,
+    ranks: bool = False,
 ) -> Parts:
-    """Everything but environments and actors; `shared` puts the replay where other processes can attach to it."""
+    """Everything but environments and actors.
+
+    Args:
+        sweep: all values.
+        source: what to play, if it is not the configuration's id.
+        torso: a user's module, if it is not the configuration's torso.
+        numbers: which members; None: all.
+        stores: the replay of each of them, if it exists already.
+        shared: put the replay where other processes can attach to it.
+        spec: of the environments, where the only member's are open already.
+        ranks: start what learns with the only learner on other devices, if the settings ask for it.
+    """
     every = sweep.configs
     source = every[0].environment.id if source is None else source
-    if slots_of(source) is not None:
+    if not sweep.single and slots_of(source) is not None:
         raise ConfigError("members cannot share an environment that exists already; hand in its id or constructor")
-    if isinstance(torso, torch.nn.Module):
+    if not sweep.single and isinstance(torso, torch.nn.Module):
         raise ConfigError("members cannot share one module; hand in its class, or a function that makes one")
     numbers = range(len(every)) if numbers is None else numbers
     configs = [every[number] for number in numbers]
-    spec, layout = one_layout({0: every[0], **dict(zip(numbers, configs, strict=True))}, source)
+    spec, layout = one_layout({0: every[0], **dict(zip(numbers, configs, strict=True))}, source, spec)
     counts = [Counts.of(config.loss.batch_unrolls, config.replay.fraction) for config in configs]
     own: list[Store | None]
     own = list(stores) if stores is not None else _stores(sweep, configs, layout, counts, shared=shared)
     sources = len(every) + earlier_members(every[0])
-    learners = [build_learner(config, spec, torso, sources=sources) for config in configs]
+    others, team = None, ALONE
+    if ranks and sweep.single:
+        device = device_of(every[0].run.device)
+        others = start_ranks(every[0], spec, layout, device, torso=torso, sources=sources)
+        team = ALONE if others is None else others.team
+    try:
+        learners = [build_learner(config, spec, torso, sources=sources, team=team) for config in configs]
+    except BaseException:
+        if others is not None:
+            others.close()
+        raise
     if sweep.pbt is not None:
         _require_copies(numbers, learners)
     torch.set_num_threads(threads_of(every[0], learners[0].network))
     mixers = [build_mixer(*parts) for parts in zip(configs, [layout] * len(configs), own, counts, strict=True)]
-    return Parts(sweep, source, spec, layout, numbers, configs, learners, own, mixers, torso)
+    return Parts(sweep, source, spec, layout, numbers, configs, learners, own, mixers, torso, others)
 
 
-def one_layout(configs: Mapping[int, Config], source: EnvironmentSource) -> tuple[EnvironmentSpec, UnrollLayout]:
+def one_layout(
+    configs: Mapping[int, Config], source: EnvironmentSource, spec: EnvironmentSpec | None = None
+) -> tuple[EnvironmentSpec, UnrollLayout]:
     """What these members, by their numbers, see and do, and the shape of their unrolls; ConfigError if that is not the same for all."""
     (number, config), *others = configs.items()
-    spec = spec_of(source, config)
+    spec = spec_of(source, config) if spec is None else spec
     layout = layout_of(spec, family_of(spec.action), config)
     for other, its in others:
         own = spec if its.environment == config.environment else spec_of(source, its)
@@ -207,28 +256,29 @@ def _stacked(parts: Parts, after: str) -> Stacked:
     return Stacked([parts.member(place, actor) for place in range(count)], stack)
 
 
-def _looped(parts: Parts, permits: Permits | None, after: str) -> Looped:
-    """Each with environments of its own. On a GPU acting must not wait for updates under way, so it has a network of its own too.
+def _looped(parts: Parts, permits: Permits | None, after: str, opened: Environments | None = None) -> Looped:
+    """Each with environments of its own, which may be `opened` already.
 
-    Where there are `permits`, other processes use the card while this one's emulators work: one large group of slots is decided for faster
-    than two small ones.
+    The only member of a process acts in a thread of its own if the runtime is "local", with a network of its own. Of members that take
+    turns, acting must not wait for updates under way on a GPU, so it has a network of its own there too. Where there are `permits`, other
+    processes use the card while this one's emulators work: one large group of slots is decided for faster than two small ones.
     """
     members: list[Member] = []
-    gpu = parts.learners[0].device.type == "cuda"
+    gpu, single = parts.learners[0].device.type == "cuda", parts.sweep.single
+    threaded = parts.configs[0].run.runtime == "local" and len(parts.configs) == 1 and permits is None
+    lockstep = not threaded and (not gpu or permits is not None)
+    apart = threaded or (gpu and not single)
     try:
         for place, (number, config) in enumerate(zip(parts.numbers, parts.configs, strict=True)):
             seed, learner = config.run.seed, parts.learners[place]
-            environments = open_environments(
-                parts.source,
-                config.environment,
-                seed=derive(seed, f"environments{after}"),
-                lockstep=not gpu or permits is not None,
+            environments = opened or open_environments(
+                parts.source, config.environment, seed=derive(seed, f"environments{after}"), lockstep=lockstep
             )
-            network = acting_copy(learner.network, config, parts.spec, parts.torso) if gpu else learner.network
+            network = acting_copy(learner.network, config, parts.spec, parts.torso) if apart else learner.network
             policy = Policy(network, learner.family, seed=derive(seed, f"actions{after}"))
             members.append(parts.member(place, Actor(environments, policy, parts.layout, member=number), network))
     except BaseException:
         for member in members:
             member.environments.close()
         raise
-    return Looped(members, permits)
+    return Looped(members, permits, threaded=threaded)

@@ -1,12 +1,11 @@
 """Playing without learning."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from laser_rl import checkpoint
 from laser_rl.agent.parameters import load_network
@@ -14,6 +13,7 @@ from laser_rl.agent.policy import Policy, Seen
 from laser_rl.agent.stacking import FrameStack
 from laser_rl.checkpoint import Loaded
 from laser_rl.checkpoint.guarded import fitting
+from laser_rl.checkpoint.snapshot import grouped, member_name
 from laser_rl.config import Config, EnvironmentConfig
 from laser_rl.envs.records import Environments, EnvironmentSpec, Rows
 from laser_rl.envs.scores import tasks_of
@@ -36,7 +36,7 @@ from laser_rl.runtime.build import (
     slots_of,
     threads_of,
 )
-from laser_rl.runtime.files import command_for, is_sweep, read_config, read_sweep
+from laser_rl.runtime.files import command_for, is_sweep, read_sweep
 from laser_rl.types import Array, UnrollLayout
 
 SLOTS = 16
@@ -104,7 +104,7 @@ def load_trained(run_dir: Path, member: str | int | None = None) -> Trained:
     config, number = config_of(run_dir, member)
     loaded = newest(run_dir)
     # Played where we are, not where it was trained.
-    trained = trained_from(loaded, config, spec_in(loaded, config, number), number, device_of("auto"))
+    trained = trained_from(loaded, config, spec_in(loaded, number), number, device_of("auto"))
     torch.set_num_threads(threads_of(config, trained.network))
     return trained
 
@@ -130,13 +130,10 @@ def spec_of(source: EnvironmentSource, config: Config) -> EnvironmentSpec:
     return environments.spec
 
 
-def spec_in(loaded: Loaded, config: Config, number: int | None) -> EnvironmentSpec:
-    """What the environment looks like, as a checkpoint says it: it is not opened. Checkpoints of before do not say it."""
+def spec_in(loaded: Loaded, number: int | None) -> EnvironmentSpec:
+    """What the environment looks like, as a checkpoint says it: it is not opened."""
     with fitting(loaded.path):
-        numbers = loaded.state if number is None else loaded.state["members"][number]
-        if "spec" in numbers:
-            return read_spec(numbers["spec"].encode())
-    return spec_of(config.environment.id, config)
+        return read_spec(loaded.state["members"][number or 0]["spec"].encode())
 
 
 def trained_from(
@@ -145,7 +142,7 @@ def trained_from(
     """An agent of a checkpoint: the only one, or a sweep's member."""
     network = seeded_network(config, spec, None).to(device)
     with fitting(loaded.path):
-        load_network(network, group_of(loaded.tensors, "network", number))
+        load_network(network, grouped(loaded.tensors[member_name(number or 0)])["network"])
     require_finite(loaded.path, network)
     family = family_of(spec.action)
     layout = layout_of(spec, family, config)
@@ -192,19 +189,7 @@ def chosen_member(run_dir: Path, member: str | int | None = None) -> int | None:
 def config_of(run_dir: Path, member: str | int | None) -> tuple[Config, int | None]:
     """The settings of a run, or of a sweep's member and its number."""
     number = chosen_member(run_dir, member)
-    return (read_config(run_dir) if number is None else read_sweep(run_dir).configs[number]), number
-
-
-def group_of(tensors: Mapping[str, Mapping[str, Tensor]], group: str, number: int | None) -> Mapping[str, Tensor]:
-    """Tensors of an agent. In a sweep a member is one file with names such as `network/torso.0.weight`.
-
-    >>> group_of({"member-01": {"network/a": torch.ones(1), "learner/b": torch.zeros(1)}}, "network", 1)
-    {'a': tensor([1.])}
-    """
-    if number is None:
-        return tensors[group]
-    mine, prefix = tensors[f"member-{number:02d}"], f"{group}/"
-    return {name.removeprefix(prefix): tensor for name, tensor in mine.items() if name.startswith(prefix)}
+    return read_sweep(run_dir).configs[number or 0], number
 
 
 def evaluate(

@@ -43,7 +43,7 @@ class Change(NamedTuple):
 
 
 def read_config(path: Path, *, used: bool = True) -> Config:
-    """The configuration of a run directory; not `used` where it is only compared with one that did not come from a file."""
+    """The configuration of one agent's run directory; not `used` where it is only compared with one that did not come from a file."""
     if not (path / CONFIG).exists() and is_sweep(path):
         raise ConfigError(f"{path} is a sweep; say which member, or use a command for sweeps")
     return validated(_read(path, CONFIG, used=used))
@@ -55,33 +55,42 @@ def is_sweep(path: Path) -> bool:
 
 
 def read_sweep(path: Path, *, used: bool = True) -> SweepConfig:
-    """The settings of a sweep's run directory; `used` as of `read_config`."""
-    return _sweep_of(path / SWEEP, _read(path, SWEEP, used=used))
+    """The settings of a run directory, of one agent or of a sweep; `used` as of `read_config`."""
+    if not is_sweep(path):
+        return SweepConfig(base=read_config(path, used=used))
+    return _settings_in(path / SWEEP, _read(path, SWEEP, used=used))
 
 
-def _sweep_of(file: Path, values: Mapping[str, Any]) -> SweepConfig:
+def _settings_in(file: Path, values: Mapping[str, Any]) -> SweepConfig:
+    """The inverse of `described`."""
+    if "base" not in values:
+        return SweepConfig(base=validated(values))
     if values.get("format") != FORMAT:
         raise ConfigError(f"{file} is of another format than {FORMAT}; please upgrade laser-rl")
     return sweep_from({name: value for name, value in values.items() if name not in {"format", "recipe", "settings"}})
 
 
 def described(sweep: SweepConfig) -> dict[str, Any]:
-    """A sweep as JSON; `settings` says what each member differs in, however that was chosen."""
-    values = sweep.model_dump(mode="json")
+    """Settings as JSON: those of one agent alone, or of a sweep, where `settings` says what each member differs in."""
+    if sweep.single:
+        return sweep.base.model_dump(mode="json")
     settings = json.loads(json.dumps(sweep.settings))
-    return {"format": FORMAT, "recipe": sweep.base.recipe, "settings": settings, **values}
+    return {"format": FORMAT, "recipe": sweep.base.recipe, "settings": settings, **sweep.model_dump(mode="json")}
 
 
-def begun_with(path: Path) -> Config | SweepConfig | None:
+def settings_file(sweep: SweepConfig) -> str:
+    """The name under which a run directory holds what `described` returns."""
+    return CONFIG if sweep.single else SWEEP
+
+
+def begun_with(path: Path) -> SweepConfig | None:
     """The settings in the newest checkpoint, which a manifest's SHA-256 covers; None if none holds any.
 
     `config.json` and `sweep.json` are for people to read, and can be edited; what a run goes on with is compared with these.
     """
     state = checkpoint.newest_state(path)
     values = None if state is None else state.get(SETTINGS)
-    if not isinstance(values, dict):
-        return None
-    return _sweep_of(path / checkpoint.CHECKPOINTS, values) if "base" in values else validated(values)
+    return _settings_in(path / checkpoint.CHECKPOINTS, values) if isinstance(values, dict) else None
 
 
 def changes(path: Path) -> list[Change] | None:
@@ -89,18 +98,15 @@ def changes(path: Path) -> list[Change] | None:
     begun = begun_with(path)
     if begun is None:
         return None
-    now: Config | SweepConfig = read_sweep(path, used=False) if is_sweep(path) else read_config(path, used=False)
-    before, after = (_flat(one) for one in (begun, now))
+    before, after = (_flat(one) for one in (begun, read_sweep(path, used=False)))
     names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     return [Change(name, before.get(name), after.get(name)) for name in names]
 
 
-def _flat(settings: Config | SweepConfig) -> dict[str, Any]:
-    if isinstance(settings, Config):
-        return flat(settings.model_dump(mode="json"))
+def _flat(settings: SweepConfig) -> dict[str, Any]:
     values = described(settings)
     # What members differ in follows from the grid or the draws; it would be said twice.
-    return flat({**values.pop("base"), **{name: value for name, value in values.items() if name != "settings"}})
+    return flat({**values.pop("base", {}), **{name: value for name, value in values.items() if name != "settings"}})
 
 
 def command_for(verb: str, path: Path) -> str:
@@ -110,9 +116,9 @@ def command_for(verb: str, path: Path) -> str:
     "laser resume 'runs/my run'"
     """
     try:
-        members = read_sweep(path, used=False).configs if is_sweep(path) else [read_config(path, used=False)]
-    except UserError:  # whoever types it hears why
-        members = []
+        members = read_sweep(path, used=False).configs
+    except UserError:  # the command itself says why
+        members = ()
     named = any(code_in(one.environment.id, one.environment.options, one.loss.trust) for one in members)
     return f"laser {verb} {shlex.quote(str(path))}" + (f" {trust.FLAG}" if named else "")
 
@@ -180,18 +186,13 @@ def require_unchanged(path: Path) -> None:
         )
 
 
-def require_same(config: Config, stored: Config) -> None:
-    """A run goes on with the settings it was started with; only how long, where and what is reported may change."""
+def require_same(sweep: SweepConfig, stored: SweepConfig) -> None:
+    """ConfigError unless a run goes on with its members and settings; how long, where and what is reported may change."""
     for section in ("environment", "network", "replay", "loss", "optimiser"):
-        ours, theirs = getattr(config, section).model_dump(), getattr(stored, section).model_dump()
+        ours, theirs = (getattr(one.base, section).model_dump() for one in (sweep, stored))
         for name, value in ours.items():
             _require_equal(f"{section}.{name}", value, theirs[name])
-    _require_equal("run.seed", config.run.seed, stored.run.seed)
-
-
-def require_same_sweep(sweep: SweepConfig, stored: SweepConfig) -> None:
-    """A sweep goes on with the members it was started with; how they are spread over processes may change."""
-    require_same(sweep.base, stored.base)
+    _require_equal("run.seed", sweep.base.run.seed, stored.base.run.seed)
     _require_equal("share", sweep.share, stored.share)
     _require_equal("pbt", sweep.pbt, stored.pbt)
     if list(sweep.settings) != list(stored.settings):

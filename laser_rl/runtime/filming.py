@@ -19,6 +19,7 @@ from laser_rl.agent.policy import Policy, Seen
 from laser_rl.agent.single import Memento, act_and_tell
 from laser_rl.checkpoint import Loaded
 from laser_rl.checkpoint.atomic import write_json
+from laser_rl.checkpoint.snapshot import grouped, member_name
 from laser_rl.config import Config, EnvironmentConfig, LossConfig
 from laser_rl.envs.border import Env
 from laser_rl.envs.make import make_renderable
@@ -31,7 +32,7 @@ from laser_rl.evaluation.video import Filmed, Limits, Shot, film
 from laser_rl.metrics.videos import facts_path
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.runtime.build import atari_settings, threads_of
-from laser_rl.runtime.evaluate import Trained, config_of, group_of, newest, spec_in, trained_from
+from laser_rl.runtime.evaluate import Trained, config_of, newest, spec_in, trained_from
 from laser_rl.runtime.files import is_sweep, read_sweep
 
 FORMAT = 1
@@ -71,10 +72,10 @@ def load_shown(run_dir: Path, member: str | int | None, device: torch.device, *,
     """
     config, number = config_of(run_dir, member)
     loaded = newest(run_dir)
-    spec = spec_in(loaded, config, number)
+    spec = spec_in(loaded, number)
     trained = trained_from(loaded, config, spec, number, device)
     torch.set_num_threads(threads_of(config, trained.network))
-    bound = float(group_of(loaded.tensors, "learner", number)["bound"])
+    bound = float(grouped(loaded.tensors[member_name(number or 0)])["learner"]["bound"])
     bound = math.inf if config.loss.trust == "off" else bound
     others = _sources(run_dir, loaded, config, spec, number, device) if sources else ()
     return Shown(trained, config.loss, bound, tuple(others), number)

@@ -21,19 +21,19 @@ _STEP = re.compile(r"step-\d{12,18}.*")
 _MOST_NAMED = 3
 
 
-def hold(path: Path, settings: str, made_by: str, *, given: bool, fresh: bool, settle: Callable[[], None]) -> RunLock:
+def hold(path: Path, *, settings: str | None, fresh: bool, settle: Callable[[], None]) -> RunLock:
     """Lock a directory, which is created if it is not there, and bring it into order; a second run in the same place is refused.
 
     Args:
         path: of the run.
-        settings: the file that makes it one.
-        made_by: the command that writes such a file, for the message if there is none and none is `given`.
-        given: whether `settle` will write the settings.
+        settings: the file that `settle` will write; None: the one that is there counts.
         fresh: throw away what an earlier run left.
         settle: called under the lock; if it fails, the lock is let go.
     """
-    if not given and not (path / settings).exists():
-        raise ConfigError(f"{path} is no run directory: it has no {settings}; '{made_by} --out {path}' makes one")
+    if settings is None and not any((path / name).exists() for name in (CONFIG, SWEEP)):
+        raise ConfigError(f"{path} is no run directory: it has no {CONFIG}; 'laser train --out {path}' makes one")
+    if settings is not None and not fresh:
+        _require_kind(path, settings)
     require_free(path, fresh=fresh)
     path.mkdir(parents=True, exist_ok=True)
     held = RunLock(path)
@@ -44,12 +44,22 @@ def hold(path: Path, settings: str, made_by: str, *, given: bool, fresh: bool, s
             require_readable(path)
             checkpoint.remove_leftovers(path)
         settle()
-        if fresh:  # of the other kind of run, that --fresh has thrown away
+        if fresh and settings is not None:  # of the other kind of run, that --fresh has thrown away
             (path / (SWEEP if settings == CONFIG else CONFIG)).unlink(missing_ok=True)
     except BaseException:
         held.release()
         raise
     return held
+
+
+def _require_kind(path: Path, settings: str) -> None:
+    """ConfigError if a sweep would be mixed with the run of one agent."""
+    if settings == CONFIG and (path / SWEEP).exists():
+        raise ConfigError(f"{path} holds a sweep; use --fresh to throw it away, or choose another --out")
+    if settings == SWEEP and (path / CONFIG).exists() and not (path / SWEEP).exists():
+        raise ConfigError(
+            f"{path} holds the run of one agent, expected a sweep or nothing; choose another directory, or use --fresh"
+        )
 
 
 def require_free(path: Path, *, fresh: bool) -> None:

@@ -1,113 +1,166 @@
-"""From a configuration and a directory to a finished run."""
+"""From settings and a directory to a finished run: of one agent or of a sweep, in this process, in several, or on a cluster."""
 
 import logging
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from laser_rl.agent.own_relevance import require_relevance
 from laser_rl.config import Config
-from laser_rl.evaluation.statistics import EvalResult
 from laser_rl.metrics.sink import Sink
 from laser_rl.networks.build import TorsoSource
-from laser_rl.runtime.build import EnvironmentSource, Member, build_member, slots_of
+from laser_rl.runtime.build import EnvironmentSource, slots_of
 from laser_rl.runtime.child import MOST_RESTARTS
+from laser_rl.runtime.crew import Crew
+from laser_rl.runtime.crew_build import build_crew
 from laser_rl.runtime.directory import RunDirectory
+from laser_rl.runtime.evaluate import trained_of
+from laser_rl.runtime.files import require_trusted
 from laser_rl.runtime.local import run_local
 from laser_rl.runtime.ranks import RankLost
 from laser_rl.runtime.recording import recorded
-from laser_rl.runtime.serial import run_serial
+from laser_rl.runtime.results import MemberResult, Result
 from laser_rl.runtime.stop import FINISHED, signals
+from laser_rl.runtime.trainer import Trainer, run_in_turns
 from laser_rl.runtime.training import Callback, Training, evaluate_last, steps_told
 from laser_rl.runtime.warm_start import warm_start
+from laser_rl.sweep.settings import SweepConfig
+
+if TYPE_CHECKING:  # a run on this machine never imports it
+    from laser_rl.sweep.cluster import ClusterSettings
 
 log = logging.getLogger("laser_rl.runtime")
-RUNTIMES = {"serial": run_serial, "local": run_local}
-
-
-@dataclass(frozen=True)
-class Result:
-    """How a run ended."""
-
-    member: Member
-    steps: int
-    updates: int
-    evaluation: EvalResult | None
-    interrupted: str | None  # the signal or reason, None if all steps were done
-    checkpoint: Path | None
 
 
 def train(
-    config: Config,
+    settings: Config | SweepConfig,
     directory: RunDirectory | None = None,
     *,
     source: EnvironmentSource | None = None,
     torso: TorsoSource | None = None,
     sinks: Sequence[Sink] = (),
     callbacks: Sequence[Callback] = (),
+    cluster: "ClusterSettings | None" = None,
 ) -> Result:
-    """Train one member until its steps are done; goes on from the newest checkpoint of `directory`, if there is one.
+    """Train one agent, or all members of a sweep, until their steps are done.
 
-    The environments are closed at the end, whatever the end is. Where other devices learn with it and one of them is lost, all is built
-    again, and goes on from the newest checkpoint: what a broken update left in the memory of a card is not to be trusted.
+    The run goes on from the newest checkpoint of `directory`, if there is one. With `cluster` it runs there, otherwise on this machine. The
+    environments are closed at the end, whatever the end is.
     """
-    lost, lost_at = 0, -1
-    while True:
-        member, training = build_member(config, source, torso), None
-        try:
-            training = prepare(member, directory, sinks=sinks, callbacks=callbacks)
-            return run(training)
-        except RankLost as error:
-            steps = -1 if training is None else training.steps
-            lost, lost_at = (lost + 1 if steps <= lost_at else 1), max(steps, lost_at)
-            if directory is None or lost > MOST_RESTARTS or slots_of(member.source) is not None:
-                raise
-            log.warning("%s; the run goes on from there by itself", error)
-        finally:
-            member.close()
+    sweep = SweepConfig(base=settings) if isinstance(settings, Config) else settings
+    require_trusted(*sweep.configs)
+    for member in sweep.configs:
+        require_relevance(member.loss.trust)
+    path = None if directory is None else directory.path
+    how: dict[str, Any] = {"source": source, "torso": torso, "sinks": sinks, "callbacks": callbacks}
+    with recorded(path, sweep.base.run, source=source, network=torso) as films:
+        if cluster is not None:
+            from laser_rl.runtime.cluster.launch import run_cluster  # noqa: PLC0415 - a run on this machine never needs it
 
+            result = run_cluster(sweep, directory, cluster, **how)
+        elif uses_processes(sweep):
+            from laser_rl.runtime.processes import run_processes  # noqa: PLC0415 - likewise
 
-def prepare(
-    member: Member,
-    directory: RunDirectory | None = None,
-    *,
-    sinks: Sequence[Sink] = (),
-    callbacks: Sequence[Callback] = (),
-) -> Training:
-    """A member at its first step, or where its newest checkpoint left it."""
-    save = None if directory is None else directory.save
-    training = Training(member, sinks=sinks, callbacks=callbacks, save=save)
-    training.run_dir = None if directory is None else directory.path
-    if directory is None or not directory.restore(training):
-        if member.replay is not None:
-            warm_start(member.replay, member.config, members=1)
-        member.actor.begin()
-    return training
-
-
-def run(training: Training, *, evaluate_at_end: bool = True) -> Result:
-    """Act and learn up to the training's target; save, evaluate and save at the end. Videos are made beside it, if they are asked for."""
-    member = training.member
-    with recorded(training.run_dir, member.config.run, source=member.source, network=member.learner.network) as films:
-        result = _run(training, evaluate_at_end=evaluate_at_end)
+            result = run_processes(sweep, directory, process_count(sweep), **how)
+        else:
+            result = _train_here(sweep, directory, **how)
         if films is not None and result.interrupted is None:
             films.finish()
     return result
 
 
-def _run(training: Training, *, evaluate_at_end: bool) -> Result:
-    member, stop = training.member, training.stop
-    require_relevance(member.config.loss.trust)
+def _train_here(
+    sweep: SweepConfig,
+    directory: RunDirectory | None,
+    *,
+    source: EnvironmentSource | None,
+    torso: TorsoSource | None,
+    sinks: Sequence[Sink],
+    callbacks: Sequence[Callback],
+) -> Result:
+    """In this process.
+
+    Where other devices learn with an agent and one of them is lost, all is built again, and goes on from the newest checkpoint: what a
+    broken update left in the memory of a card is not to be trusted.
+    """
+    lost, lost_at = 0, -1
+    while True:
+        group, trainer = build_crew(sweep, source, torso), None
+        try:
+            trainer = prepare(sweep, group, directory, sinks=sinks, callbacks=callbacks)
+            return run(trainer)
+        except RankLost as error:
+            steps = -1 if trainer is None else trainer.steps
+            lost, lost_at = (lost + 1 if steps <= lost_at else 1), max(steps, lost_at)
+            if directory is None or lost > MOST_RESTARTS or slots_of(group.members[0].source) is not None:
+                raise
+            log.warning("%s; the run goes on from there by itself", error)
+        finally:
+            group.close()
+
+
+def prepare(
+    sweep: SweepConfig,
+    group: Crew,
+    directory: RunDirectory | None = None,
+    *,
+    sinks: Sequence[Sink] = (),
+    callbacks: Sequence[Callback] = (),
+) -> Trainer:
+    """Members at their first step, or where their newest checkpoint left them."""
+    save = None if directory is None else directory.save
+    trainer = Trainer(sweep, group, sinks=sinks, callbacks=callbacks, save=save)
+    if directory is None or not directory.restore(trainer):
+        for store in trainer.stores():
+            warm_start(store, sweep.base, members=len(sweep.settings))
+        group.begin()
+    return trainer
+
+
+def run(trainer: Trainer, *, evaluate_at_end: bool = True) -> Result:
+    """Act and learn up to the members' target; save, evaluate and save at the end."""
     # To the very end: the last evaluation and the last checkpoint may be long, and are asked to end as well.
-    with signals(stop), steps_told([training]):
-        RUNTIMES[member.config.run.runtime](training)
-        training.check()
-        stop.request(FINISHED)
-        training.report()
+    with signals(trainer.stop), steps_told(trainer.trainings):
+        act_and_learn(trainer)
+        trainer.stop.request(FINISHED)
+        trainer.report()
         if evaluate_at_end:
-            evaluate_last([training], stop, training.save)
-        evaluation = training.last_evaluation if evaluate_at_end and stop.interrupted is None else None
-        interrupted = stop.interrupted
-        training.announce("finished" if interrupted is None else "stopped")
-        training.save()
-    return Result(member, training.steps, training.update, evaluation, interrupted, training.saved)
+            evaluate_last(trainer.trainings, trainer.stop, trainer.save)
+        interrupted = trainer.stop.interrupted
+        trainer.announce("finished" if interrupted is None else "stopped")
+        trainer.save()
+    settings = trainer.settings.settings
+    numbered = zip(trainer.numbers, trainer.trainings, strict=True)
+    members = tuple(_result(number, settings[number], member) for number, member in numbered)
+    exploits = () if trainer.pbt is None else tuple(trainer.pbt.history)
+    return Result(members, exploits, interrupted, trainer.saved)
+
+
+def act_and_learn(trainer: Trainer) -> None:
+    """Until the steps are done, the time is over or a stop is requested: in threads if the only member here does so, otherwise in turns."""
+    if trainer.group.threaded:
+        run_local(trainer)
+    else:
+        run_in_turns(trainer)
+    for training in trainer.trainings:
+        training.check()
+
+
+def _result(number: int, settings: dict[str, Any], training: Training) -> MemberResult:
+    member, learner = training.member, training.member.learner
+    config = member.config.model_copy(update={"loss": learner.loss, "optimiser": learner.rates})
+    played = training.evaluations[-1][1] if training.evaluations else None
+    mean = training.window.numbers().get("return_mean")
+    trained = trained_of(member, training.steps)
+    return MemberResult(number, settings, config, training.steps, training.update, mean, played, trained)
+
+
+def process_count(sweep: SweepConfig) -> int:
+    """Over how many processes the members of a run are spread."""
+    wanted = sweep.processes or len(os.sched_getaffinity(0))
+    return max(1, min(wanted, len(sweep.settings)))
+
+
+def uses_processes(sweep: SweepConfig) -> bool:
+    """Whether members run in processes of their own; one agent does if more than one is asked for: it is started again if it dies."""
+    return process_count(sweep) > 1 or sweep.processes > 1

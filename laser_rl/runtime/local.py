@@ -9,6 +9,7 @@ No thread waits for another's stream, and the learner's waits for the card only 
 
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -26,9 +27,12 @@ from laser_rl.runtime.depths import queues
 from laser_rl.runtime.feed import Crate, Feed
 from laser_rl.runtime.mailbox import ThreadMailbox
 from laser_rl.runtime.stop import FINISHED
+from laser_rl.runtime.trainer import Trainer
 from laser_rl.runtime.training import Training
 from laser_rl.runtime.waiting import GIVE_UP_S, PATIENCE_S, Gate, Waiting, join
 from laser_rl.types import Batch, Episode, empty_unrolls
+
+PACED_S = 0.0005  # between two looks at the steps of others
 
 
 class Supply(Protocol):
@@ -76,14 +80,18 @@ def run_actor(
     lock: Gate,
     steps: int,
     sent: deque[Delivery] | None = None,
+    may_act: Callable[[int], bool] = lambda done: True,
 ) -> None:
-    """Act until `steps` more steps are done or somebody asks to stop.
+    """Act until `steps` more steps are done or a stop is requested; wait while this member is ahead of others, as `may_act` says.
 
     The lock is held while the actor's state moves. What it hands over is in `sent` before the lock is let go: a checkpoint that had the
     actor's new state but not the unrolls before it would leave a hole in its streams, and lanes would carry a state over it.
     """
     done, episodes, unreported = 0, list[Episode](), 0
     while done < steps and stop.reason is None:
+        if not may_act(done):
+            time.sleep(PACED_S)
+            continue
         with lock:
             actor.version = mailbox.collect(flat.value, actor.version)
             taken = actor.step()
@@ -105,8 +113,9 @@ def run_actor(
         episodes, unreported = [], 0
 
 
-def run_local(training: Training) -> None:
-    """The learner's loop, with the other two threads around it."""
+def run_local(trainer: Trainer) -> None:
+    """The learner's loop of the only member here, with the other two threads around it."""
+    [training] = trainer.trainings
     keep_in_step(training.member)  # what an earlier call had filled ahead is gone
     member, learner, stop = training.member, training.member.learner, training.stop
     flat = FlatParameters(member.acting)
@@ -122,7 +131,8 @@ def run_local(training: Training) -> None:
         torch.set_num_threads(threads)  # a new thread begins with one for each core, whatever was set elsewhere
         try:
             with on(stream):
-                run_actor(member.actor, flat, inbox, mailbox, stop, locks[0], training.steps_left, feed.sent)
+                steps, turn = training.steps_left, _turns(trainer)
+                run_actor(member.actor, flat, inbox, mailbox, stop, locks[0], steps, feed.sent, turn)
         except BaseException as error:
             training.failed(error)
         finally:
@@ -130,7 +140,7 @@ def run_local(training: Training) -> None:
 
     thread = threading.Thread(target=act, name="actor", daemon=True)
     ahead = gathered(member, feed)
-    learning = Learning(training, ahead, mailbox, lambda: training.between(locks, settle=feed.settle))
+    learning = Learning(training, ahead, mailbox, lambda: trainer.between(locks, settle=feed.settle))
     thread.start()
     try:
         with queues(training, inbox=inbox.depth, batches=ahead.depth):
@@ -140,6 +150,20 @@ def run_local(training: Training) -> None:
         ahead.close()
         join(thread, "the learner", "the actor to end its last step")
         feed.settle()
+
+
+def _turns(trainer: Trainer) -> Callable[[int], bool]:
+    """Whether the member may act that has done so many steps more than now: members of other processes may be behind."""
+    [training] = trainer.trainings
+    begun, pace = training.steps, trainer.pace
+
+    def may_act(done: int) -> bool:
+        if pace.allows(begun + done, own=0):  # steps count when their unrolls are taken from the inbox
+            return True
+        pace.wait()
+        return False
+
+    return may_act
 
 
 class Learning:

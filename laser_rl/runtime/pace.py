@@ -33,22 +33,23 @@ class Pace:
 
     def among(self, done: Sequence[bool]) -> list[bool]:
         """Who of those here may act: not ahead, and not done."""
-        slowest = int(self.steps.min())
-        return [
-            not ended and int(self.steps[number]) - slowest <= self._slack
-            for number, ended in zip(self._own, done, strict=True)
-        ]
+        own = zip(self._own, done, strict=True)
+        return [not ended and self.allows(int(self.steps[number])) for number, ended in own]
+
+    def allows(self, steps: int, *, own: int | None = None) -> bool:
+        """Whether a member that has done so many steps may act; its `own` place is left out where its count lags behind."""
+        others = self.steps if own is None else np.delete(self.steps, self._own[own])
+        return not len(others) or steps - int(others.min()) <= self._slack
 
     def move(self, place: int, steps: int) -> None:
         """A member here has got so far."""
         self.steps[self._own[place]] = steps
-        if self._waiting is not None:
-            self._waiting.over()
-        self._waiting = None
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            waiting.over()
 
     def wait(self) -> None:
         """Called while everybody here has to wait; says for whom, and gives up in the end."""
-        if self._waiting is None:
-            self._waiting = Waiting(f"the process of members {self._own}", "another")
-        self._waiting.whom = f"member {int(self.steps.argmin())}, which is behind"
-        self._waiting.again()
+        waiting = self._waiting or Waiting(f"the process of members {self._own}", "another")
+        self._waiting, waiting.whom = waiting, f"member {int(self.steps.argmin())}, which is behind"
+        waiting.again()

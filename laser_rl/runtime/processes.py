@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from laser_rl.checkpoint import Loaded, Mended, SegmentEntry
+from laser_rl.checkpoint import Loaded, Mended
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.sink import Sink
 from laser_rl.networks.build import TorsoSource
@@ -24,10 +24,10 @@ from laser_rl.runtime.build import EnvironmentSource
 from laser_rl.runtime.child import ShareProcess
 from laser_rl.runtime.cores import cores_of_each, within
 from laser_rl.runtime.crew_build import Parts, build_parts
+from laser_rl.runtime.directory import RunDirectory, Written
 from laser_rl.runtime.permits import Permits
-from laser_rl.runtime.results import SweepEnd
+from laser_rl.runtime.results import Result
 from laser_rl.runtime.supervision import STOP_S, Overseer, order_of, require_by_name, spent_s
-from laser_rl.runtime.sweep_directory import SweepDirectory
 from laser_rl.runtime.training import Callback, Training
 from laser_rl.runtime.waiting import SAY_AFTER_S
 from laser_rl.runtime.warm_start import warm_start
@@ -66,7 +66,7 @@ class Supervisor(Overseer):
     def __init__(
         self,
         sweep: SweepConfig,
-        directory: SweepDirectory,
+        directory: RunDirectory,
         count: int,
         *,
         sinks: Sequence[Sink] = (),
@@ -189,9 +189,8 @@ class Supervisor(Overseer):
     def _process_of(self, member: int) -> ShareProcess:
         return next(process for process in self.processes if member in process.numbers)
 
-    def _write_replays(self) -> tuple[list[dict[str, int]], tuple[SegmentEntry, ...]]:
-        ids = self.directory.write_stores(self._stores(), self.parts.layout)
-        return ids, self.directory.segments()
+    def _write_replays(self) -> Written:
+        return self.directory.write_stores(self._stores(), self.parts.layout)
 
     def _fill_replays(self, loaded: Loaded) -> Mended | None:
         return self.directory.fill(self._stores(), self.parts.layout, loaded)
@@ -206,17 +205,17 @@ def _fresh(parts: Parts, place: int) -> bytes:
 
 def run_processes(
     sweep: SweepConfig,
-    directory: SweepDirectory | None,
+    directory: RunDirectory | None,
     count: int,
     *,
     source: EnvironmentSource | None = None,
     torso: TorsoSource | None = None,
     sinks: Sequence[Sink] = (),
     callbacks: Sequence[Callback] = (),
-) -> SweepEnd:
+) -> Result:
     """Run a sweep over `count` processes; ConfigError for what cannot be sent to them."""
     if directory is None:
-        raise ConfigError("a sweep over several processes needs a run directory: they meet there; give one")
+        raise ConfigError("a run in processes of its own needs a run directory: they meet there; give one")
     require_by_name(source, torso, "over several processes", "use processes=1 with objects of your own")
     others = [sink for sink in sinks if sink is not directory.log]  # the processes write into the log themselves
     return Supervisor(sweep, directory, count, sinks=others, callbacks=callbacks).run()

@@ -1,4 +1,4 @@
-"""How a sweep ended."""
+"""How a run ended."""
 
 import math
 from dataclasses import dataclass
@@ -26,13 +26,23 @@ class MemberResult:
 
 
 @dataclass(frozen=True)
-class SweepEnd:
-    """How a sweep ended."""
+class Result:
+    """How a run of one agent, or a sweep, ended."""
 
     members: tuple[MemberResult, ...]
     exploits: tuple[Exploit, ...]
     interrupted: str | None  # the signal or reason, None if all steps were done
     checkpoint: Path | None
+
+    @property
+    def steps(self) -> int:
+        """Of the slowest member."""
+        return min(member.steps for member in self.members)
+
+    @property
+    def updates(self) -> int:
+        """Of all members together."""
+        return sum(member.updates for member in self.members)
 
     def best(self) -> MemberResult:
         """The member with the best evaluation; of equal ones, and without any, the one with the best returns."""

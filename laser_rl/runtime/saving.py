@@ -38,7 +38,7 @@ def member_numbers(training: Training) -> dict[str, Any]:
     member = training.member
     mixer = {name: value for name, value in member.mixer.state_dict().items() if not isinstance(value, np.ndarray)}
     spec = write_spec(member.spec).decode()  # a text: its bounds may be infinite, which JSON does not know
-    return {"learner": member.learner.state().numbers, "training": training.state(), "mixer": mixer, "spec": spec}
+    return {"learner": member.learner.state().numbers, "training": training.state_dict(), "mixer": mixer, "spec": spec}
 
 
 def load_member(training: Training, tensors: Mapping[str, Mapping[str, Tensor]], numbers: Mapping[str, Any]) -> None:
@@ -48,13 +48,13 @@ def load_member(training: Training, tensors: Mapping[str, Mapping[str, Tensor]],
     arrays = {name: tensor.numpy() for name, tensor in tensors.get("mixer", {}).items()}
     member.mixer.load_state_dict({**arrays, **numbers["mixer"]})
     keep_in_step(member)
-    training.load(numbers["training"])
+    training.load_state_dict(numbers["training"])
 
 
 def load_learner(training: Training, tensors: Mapping[str, Mapping[str, Tensor]], numbers: Mapping[str, Any]) -> None:
     """Learner and counters go on there; the mixer keeps its own random numbers and unrolls."""
     training.member.learner.load(tensors, numbers["learner"])
-    training.load(numbers["training"])
+    training.load_state_dict(numbers["training"])
 
 
 def warn_of_lost(episodes: int) -> None:

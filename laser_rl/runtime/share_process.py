@@ -10,7 +10,7 @@ import os
 import select
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,14 +24,15 @@ from laser_rl.runtime.board import PUBLISH_S, Board, parsed, published
 from laser_rl.runtime.budget import Budget
 from laser_rl.runtime.child import ENVIRONMENT_ENDED
 from laser_rl.runtime.crew_build import build_crew
+from laser_rl.runtime.launch import act_and_learn
 from laser_rl.runtime.permits import Permits
 from laser_rl.runtime.saving import load_learner
 from laser_rl.runtime.sparing import Sparing
 from laser_rl.runtime.stop import FINISHED, deaf
 from laser_rl.runtime.supervision import exploit_of
-from laser_rl.runtime.sweep import SweepTraining, run_sweep
+from laser_rl.runtime.trainer import Locks, Trainer, become, held
 from laser_rl.runtime.training import evaluate_last, steps_told
-from laser_rl.sweep.settings import sweep_from
+from laser_rl.sweep.settings import SweepConfig
 from laser_rl.types import UnrollLayout
 
 log = logging.getLogger("laser_rl.runtime")
@@ -40,7 +41,7 @@ LOOK_S = 0.05
 PUBLISH_SHARE, PUBLISH_MOST_S = 0.01, 60.0
 
 
-class Share(SweepTraining):
+class Share(Trainer):
     """The members of this process on their way."""
 
     def __init__(self, *arguments: Any, board: Board, orders: int, **named: Any) -> None:
@@ -53,14 +54,16 @@ class Share(SweepTraining):
             training.by_clock = True  # processes are not deterministic anyway
         self.applied = dict.fromkeys(self.numbers, -1)  # the newest copy that each member has made
 
-    def between(self) -> None:
+    def between(self, locks: Locks = (), settle: Callable[[], None] = lambda: None) -> None:
         """Evaluate, obey, publish; checkpoints and decisions are made elsewhere."""
         for training in self.trainings:
-            training.between()
+            training.between(locks)
         self.listen()
-        self.obey()
-        if self._publishing.due():
-            self.publish()
+        if self._waiting or self._publishing.due():
+            with held(locks):
+                settle()
+                self.obey()
+                self.publish()
 
     def _survey_if_due(self) -> None:
         """The parent sees all members, and does it."""
@@ -101,15 +104,14 @@ class Share(SweepTraining):
         state = self.board.get(exploit.donor)
         if exploit.number <= self.applied[exploit.member] or state is None:
             return
-        self.apply(place, exploit, parsed(state).tensors)
+        become(self.trainings[place], exploit, parsed(state).tensors)
         self.applied[exploit.member] = exploit.number
-        self.publish()
 
     def begin(self) -> None:
         """Reset all environments, also after a process that died: nothing of its open episodes is known."""
-        stores = [member.replay for member in self.crew.members]
+        stores = [member.replay for member in self.group.members]
         written = {number for store in stores if store is not None for number in store.composition()}
-        self.crew.begin(recorded=not written.isdisjoint(self.numbers))
+        self.group.begin(recorded=not written.isdisjoint(self.numbers))
 
     def go_on(self) -> None:
         """Load what the board has of the members here; steps that were made are made, whatever of their learning was lost."""
@@ -128,7 +130,7 @@ class Share(SweepTraining):
 
 def run(start: Mapping[str, Any], orders: int) -> None:
     """Build, run to the end, publish."""
-    sweep = sweep_from(start["sweep"])
+    sweep = SweepConfig.model_validate(start["sweep"])
     numbers: Sequence[int] = start["numbers"]
     handles = {number: Handle(*handle) for number, handle in start["stores"].items()}
     attached = {handle.file: Replay.attach(_layout(start["layout"]), handle) for handle in set(handles.values())}
@@ -145,7 +147,7 @@ def run(start: Mapping[str, Any], orders: int) -> None:
         training.go_on()
         training.begin()
         with steps_told(training.trainings):
-            run_sweep(training)
+            act_and_learn(training)
             training.stop.request(FINISHED)
             for member in training.trainings:
                 member.report()

@@ -13,8 +13,9 @@ import numpy as np
 
 from laser_rl import checkpoint
 from laser_rl.agent.parameters import load_network
-from laser_rl.checkpoint import Loaded, Mended, SegmentEntry, Snapshot
+from laser_rl.checkpoint import Loaded, Mended
 from laser_rl.checkpoint.guarded import fitting
+from laser_rl.checkpoint.snapshot import flat, grouped, member_name
 from laser_rl.errors import ConfigError
 from laser_rl.evaluation.statistics import evaluation_of
 from laser_rl.metrics.log import read_from
@@ -24,16 +25,16 @@ from laser_rl.networks.build import TorsoSource
 from laser_rl.runtime.board import PUBLISH_S, MemberState, packed, parsed
 from laser_rl.runtime.build import EnvironmentSource, derive
 from laser_rl.runtime.crew_build import Parts
+from laser_rl.runtime.directory import Contents, RunDirectory, Written
 from laser_rl.runtime.evaluate import Trained
-from laser_rl.runtime.files import SETTINGS, described, has_ended
+from laser_rl.runtime.files import has_ended
 from laser_rl.runtime.pace import Steps
-from laser_rl.runtime.results import MemberResult, SweepEnd
+from laser_rl.runtime.results import MemberResult, Result
 from laser_rl.runtime.saving import MENDED
 from laser_rl.runtime.space import Tries
 from laser_rl.runtime.sparing import Sparing
 from laser_rl.runtime.stop import Stop, signals
 from laser_rl.runtime.survey import survey
-from laser_rl.runtime.sweep_directory import SweepDirectory, flat, grouped
 from laser_rl.runtime.training import Callback, Progress
 from laser_rl.sweep.pbt import Exploit, PbtState, Standing, decide
 from laser_rl.sweep.settings import SweepConfig
@@ -72,7 +73,7 @@ class Overseer(ABC):
     def __init__(
         self,
         sweep: SweepConfig,
-        directory: SweepDirectory,
+        directory: RunDirectory,
         parts: Parts,
         board: States,
         *,
@@ -111,14 +112,14 @@ class Overseer(ABC):
         """A member is to copy another."""
 
     @abstractmethod
-    def _write_replays(self) -> tuple[list[dict[str, int]], tuple[SegmentEntry, ...]]:
+    def _write_replays(self) -> Written:
         """For a checkpoint: the ids held by each store, and the segments."""
 
     @abstractmethod
     def _fill_replays(self, loaded: Loaded) -> Mended | None:
         """From a checkpoint; says what is lost of a damaged one."""
 
-    def run(self) -> SweepEnd:
+    def run(self) -> Result:
         """Until all members have done their steps, the time is over or somebody asks to stop."""
         try:
             with signals(self.stop):
@@ -187,8 +188,8 @@ class Overseer(ABC):
                 load_network(learner.network, state.tensors["network"])
                 learner.version = state.numbers["learner"]["version"]
                 ended.append(has_ended(state.numbers["training"]))
-            values = survey(self.parts.learners, self.parts.stores, self._random)
-        self._write("sweep", values)
+            if not self.sweep.single:
+                self._write("sweep", survey(self.parts.learners, self.parts.stores, self._random))
         self._ended = all(ended)
 
     def _announce(self, event: str, values: dict[str, Value] | None = None) -> None:
@@ -215,48 +216,39 @@ class Overseer(ABC):
 
     def save(self) -> Path:
         """A checkpoint of what is published; open episodes and unrolls under way are not in it."""
-        states, directory = self.states(), self.directory
+        states = self.states()
         for number, state in enumerate(states):
             state.numbers["training"]["steps"] = int(self._states.steps[number])
-        step = int(self._states.steps.min())
-        with directory.all_or_nothing(step):
-            replays, segments = self._write_replays()
-            snapshot = Snapshot(
-                step=step,
-                tensors={f"member-{number:02d}": flat(state.tensors) for number, state in enumerate(states)},
-                state={
-                    "members": [state.numbers for state in states],
-                    "sweep": {
-                        "surveyed": 0,
-                        "survey_random": self._random.bit_generator.state,
-                        "next_save": self._next_save,
-                        "pbt": None if self.pbt is None else self.pbt.state_dict(),
-                    },
-                    "replays": replays,
-                    SETTINGS: described(directory.sweep),
-                },
-                segments=segments,
-            )
-            directory.log.flush()
-            return checkpoint.write(directory.path, snapshot, keep=self.sweep.base.run.keep_checkpoints)
+        contents = Contents(
+            step=int(self._states.steps.min()),
+            tensors={member_name(number): flat(state.tensors) for number, state in enumerate(states)},
+            members=[state.numbers for state in states],
+            trainer={
+                "surveyed": 0,
+                "survey_random": self._random.bit_generator.state,
+                "next_save": self._next_save,
+                "pbt": None if self.pbt is None else self.pbt.state_dict(),
+            },
+        )
+        return self.directory.write(contents, self._write_replays)
 
     def _go_on(self) -> Loaded | None:
         """Load the newest checkpoint that verifies; None if none was ever written."""
         loaded = checkpoint.latest(self.directory.path, replay="salvage")
         if loaded is None:
             if self._offset:  # an earlier start left rows, but no checkpoint: they are void
-                for member in (None, *range(self._states.members)):
+                for member in (None, *(() if self.sweep.single else range(self._states.members))):
                     self.directory.log.resumed(0, 0, member)
             return None
         with fitting(loaded.path):
             mended = self._fill_replays(loaded)
             for number, numbers in enumerate(loaded.state["members"]):
-                tensors = grouped(loaded.tensors[f"member-{number:02d}"])
+                tensors = grouped(loaded.tensors[member_name(number)])
                 tensors["mixer"] = {name: tensor[:0] for name, tensor in tensors["mixer"].items()}
                 self._states.put(number, packed(tensors, numbers))
                 self._states.steps[number] = numbers["training"]["steps"]
-            if self.pbt is not None and loaded.state["sweep"]["pbt"] is not None:
-                self.pbt.load_state_dict(loaded.state["sweep"]["pbt"])
+            if self.pbt is not None and loaded.state["trainer"]["pbt"] is not None:
+                self.pbt.load_state_dict(loaded.state["trainer"]["pbt"])
             updates = sum(numbers["learner"]["version"] for numbers in loaded.state["members"])
         self.directory.log.write("event", loaded.step, updates, {"event": "resumed"})
         if mended is not None:
@@ -267,7 +259,7 @@ class Overseer(ABC):
         every = self.sweep.base.run.checkpoint_every_steps
         self._next_save = (int(self._states.steps.min()) // every + 1) * every if every else 0
 
-    def _end(self, interrupted: str | None) -> SweepEnd:
+    def _end(self, interrupted: str | None) -> Result:
         members, states = [], self.states()
         for number, (state, learner) in enumerate(zip(states, self.parts.learners, strict=True)):
             learner.load(state.tensors, state.numbers["learner"])
@@ -289,7 +281,7 @@ class Overseer(ABC):
             members.append(MemberResult(number, settings, now, steps, learner.version, mean, played, trained))
         history = () if self.pbt is None else tuple(e for e in self.pbt.history if _applied(e, states))
         saved = checkpoint.latest(self.directory.path, replay="unread")
-        return SweepEnd(tuple(members), history, interrupted, None if saved is None else saved.path)
+        return Result(tuple(members), history, interrupted, None if saved is None else saved.path)
 
 
 def require_by_name(source: EnvironmentSource | None, torso: TorsoSource | None, where: str, instead: str) -> None:
@@ -299,7 +291,7 @@ def require_by_name(source: EnvironmentSource | None, torso: TorsoSource | None,
     """
     if (source is not None and not isinstance(source, str)) or torso is not None:
         raise ConfigError(
-            f"a sweep {where} needs an environment by id or 'module:callable' and one of our own networks; {instead}"
+            f"a run {where} needs an environment by id or 'module:callable' and one of our own networks; {instead}"
         )
 
 

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from laser_rl.agent.actor import Actor
@@ -19,7 +18,6 @@ from laser_rl.runtime.budget import Budget
 from laser_rl.runtime.build import Member, another, derive, slots_of
 from laser_rl.runtime.evaluate import Unfinished, evaluate, trained_of
 from laser_rl.runtime.files import EVALUATION_DUE
-from laser_rl.runtime.space import Tries
 from laser_rl.runtime.stop import FINISHED, Stop, no_exit
 from laser_rl.types import Episode
 
@@ -46,8 +44,7 @@ class Training:
         member: its parts.
         sinks: where rows of metrics go.
         callbacks: see `Progress`; one that returns False ends the run.
-        save: writes a checkpoint; None if nothing is kept.
-        stop: where everybody asks for an end; None: one of its own.
+        stop: where an end is requested; None: one of its own.
         budget: the time that it shares with others; None: one of its own, as configured.
     """
 
@@ -57,7 +54,6 @@ class Training:
         *,
         sinks: Sequence[Sink] = (),
         callbacks: Sequence[Callback] = (),
-        save: "Callable[[Training], Path] | None" = None,
         stop: Stop | None = None,
         budget: Budget | None = None,
     ) -> None:
@@ -67,21 +63,18 @@ class Training:
         self.window = window_for(_tasks_of(member))
         self._episodes = EpisodeRows()
         self.evaluations: list[tuple[int, EvalResult]] = []
-        self.saved: Path | None = None
-        self.run_dir: Path | None = None  # where all of it is kept
-        self._tries = Tries()
         self.notes: dict[str, int] = {}  # of whoever runs this member, kept with its state
         self._evaluation_was_due = False
+        self.moved: Callable[[int], None] = lambda steps: None  # hears how many steps are done
         self.extra: list[Callable[[], dict[str, float]]] = []  # more numbers for every row of metrics
         # Rows by the clock as well, for slow updates. Not where the same seed has to give the same rows.
         self.by_clock = member.config.run.runtime != "serial" or member.learner.device.type == "cuda"
-        self.callbacks, self._sinks, self._save = list(callbacks), list(sinks), save
+        self.callbacks, self._sinks = list(callbacks), list(sinks)
         self._lock = threading.Lock()
         self._error: BaseException | None = None
-        self._next = {"evaluate": 0, "save": 0}
         self._logged_updates, self._logged_steps, self._logged_at = 0, 0, time.monotonic()
-        for what in self._next:
-            self._plan(what)
+        self._next_evaluation = 0
+        self._plan_evaluation()
 
     @property
     def update(self) -> int:
@@ -103,21 +96,15 @@ class Training:
         """To the target; none if the time is over."""
         return 0 if self.done else self.target - self.steps
 
-    def extend(self, steps: int, *, total: int | None = None) -> None:
+    def extend(self, steps: int, stop: Stop, *, total: int | None = None) -> None:
         """Go on for `steps` more, after an end; schedules go by `total`."""
-        self.target, self.stop, self._logged_at = self.steps + steps, Stop(), time.monotonic()
+        self.target, self.stop, self._logged_at = self.steps + steps, stop, time.monotonic()
         self.horizon = total or self.target
-        self.budget.pause()
 
     def begin_at(self, steps: int) -> None:
         """Count on from there: the parameters to begin with have so many steps behind them."""
         self.steps = self._logged_steps = steps
-        for what in self._next:
-            self._plan(what)
-
-    def goes_on(self) -> bool:
-        """Until the steps are done, the time is over or somebody asks to stop."""
-        return not self.done and self.stop.reason is None
+        self._plan_evaluation()
 
     def acted(self, steps: int, episodes: Iterable[Episode]) -> None:
         """Count what an actor did; any thread."""
@@ -125,6 +112,7 @@ class Training:
             self.steps += steps
             for episode in episodes:
                 self._ended(episode)
+        self.moved(self.steps)
         self._tick()
 
     def _tick(self) -> None:
@@ -184,34 +172,19 @@ class Training:
         self._logged_updates, self._logged_steps, self._logged_at = self.update, self.steps, now
         self._announce("train", {name: value for name, value in values.items() if not _undefined(value)})
 
-    def between(
-        self,
-        locks: Sequence[contextlib.AbstractContextManager[None]] = (),
-        settle: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Evaluate and save, if due. The locks stop the other threads while state is taken, after `settle`."""
+    def between(self, locks: Sequence[contextlib.AbstractContextManager[None]] = ()) -> None:
+        """Evaluate, if due. The locks stop the actor where evaluation plays in the environment that it steps."""
         self.check()
         self._tick()
-        if self._due("evaluate"):
-            self._evaluate_between(locks)
-        # Not at the very end: `run` saves there, after the last rows. A checkpoint before them would let a resumed run write them twice.
-        if not self.done and self._save_is_due():
-            with contextlib.ExitStack() as stack:
-                for lock in locks:
-                    stack.enter_context(lock)
-                settle()
-                if not self.done:
-                    self.save()
-
-    def _evaluate_between(self, locks: Sequence[contextlib.AbstractContextManager[None]]) -> None:
+        if not 0 < self._next_evaluation <= self.steps:
+            return
+        self._plan_evaluation()
         with contextlib.ExitStack() as stack:
-            if (
-                slots_of(another(self.member.source)) is not None
-            ):  # it is played in the environment that the actor steps
+            if slots_of(another(self.member.source)) is not None:
                 for lock in locks:
                     stack.enter_context(lock)
             if self.evaluate() is None:
-                self._next["evaluate"] = self.steps  # again, as soon as the run goes on
+                self._next_evaluation = self.steps  # again, as soon as the run goes on
 
     def evaluate(self) -> EvalResult | None:
         """Play with the current parameters; the seed depends on nothing but run and step. None if somebody asks to stop meanwhile."""
@@ -245,16 +218,6 @@ class Training:
         """Of the current parameters; None if they have not been played with yet."""
         return self.evaluations[-1][1] if self.evaluations and self.evaluations[-1][0] == self.steps else None
 
-    def save(self) -> None:
-        """Write a checkpoint, if anything is kept. If the disk is full it is tried again later; `NoSpace` if the run is at its end."""
-        write = self._save
-        if write is not None:
-            self.saved = self._tries.save(lambda: write(self), last=not self.goes_on()) or self.saved
-
-    def _save_is_due(self) -> bool:
-        due = self._due("save")
-        return self._tries.due() if self._tries.failing else due
-
     def failed(self, error: BaseException) -> None:
         """Another thread met this; the learner's thread raises it."""
         self._error = error
@@ -265,7 +228,7 @@ class Training:
         if self._error is not None:
             raise self._error
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Counters, for a checkpoint."""
         # Only where time counts: what the clock says is not the same in two equal runs.
         spent = {} if self.budget.minutes is None else {"spent_seconds": self.budget.spent_s}
@@ -276,18 +239,18 @@ class Training:
             "window": self.window.state_dict(),
             "logged_updates": self._logged_updates,
             "logged_steps": self._logged_steps,
-            "next": dict(self._next),
+            "next_evaluation": self._next_evaluation,
             "evaluated": [[step, asdict(result)] for step, result in self.evaluations[-1:]],
             "notes": dict(self.notes),
         }
 
-    def load(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on counting there."""
         self.steps = state["steps"]
         self.window.load_state_dict(state["window"])
         self._episodes.load_state_dict(state.get("open_rows", {}))
         self._logged_updates, self._logged_steps = state["logged_updates"], state["logged_steps"]
-        self._next, self.notes = dict(state["next"]), dict(state["notes"])
+        self._next_evaluation, self.notes = state["next_evaluation"], dict(state["notes"])
         self.evaluations = [(step, evaluation_of(result)) for step, result in state["evaluated"]]
         self._evaluation_was_due = bool(self.notes.pop(EVALUATION_DUE, 0))
         self.budget.go_on(state.get("spent_seconds", 0.0))
@@ -302,17 +265,9 @@ class Training:
             for sink in self._sinks:
                 sink.write("event", self.steps, self.update, {"event": event, **(values or {})})
 
-    def _due(self, what: str) -> bool:
-        """Whether it is time; the next time is planned at once, so that a checkpoint does not ask for itself again."""
-        due = 0 < self._next[what] <= self.steps
-        if due:
-            self._plan(what)
-        return due
-
-    def _plan(self, what: str) -> None:
-        run = self.member.config.run
-        every = {"evaluate": run.evaluate_every_steps, "save": run.checkpoint_every_steps}[what]
-        self._next[what] = (self.steps // every + 1) * every if every else 0
+    def _plan_evaluation(self) -> None:
+        every = self.member.config.run.evaluate_every_steps
+        self._next_evaluation = (self.steps // every + 1) * every if every else 0
 
     @property
     def _steps_an_update(self) -> int:

@@ -14,7 +14,7 @@ from laser_rl.config import Config
 from laser_rl.envs.scores import tasks_of
 from laser_rl.errors import ConfigError
 from laser_rl.replay.sampler import UnrollStore
-from laser_rl.runtime.files import is_sweep, read_config, read_sweep
+from laser_rl.runtime.files import read_sweep
 
 log = logging.getLogger("laser_rl.runtime")
 STORE_IDS = 1 << 40  # numbers of unrolls on disk that each of several stores has to itself
@@ -27,12 +27,8 @@ def earlier_members(config: Config) -> int:
 
 
 def _members_of(run_dir: Path) -> int:
-    if is_sweep(run_dir):
-        sweep = read_sweep(run_dir, used=False)
-        config, own = sweep.base, len(sweep.settings)
-    else:
-        config, own = read_config(run_dir, used=False), 1
-    return own + earlier_members(config)
+    sweep = read_sweep(run_dir, used=False)
+    return len(sweep.settings) + earlier_members(sweep.base)
 
 
 def warm_start(replay: UnrollStore, config: Config, members: int) -> None:
@@ -73,7 +69,7 @@ def _fill(replay: UnrollStore, run_dir: Path, loaded: Loaded, members: int) -> N
 
 def _check_tasks(run_dir: Path, config: Config) -> None:
     """Unrolls say by number which task they are of: the numbers must mean the same there."""
-    there = read_sweep(run_dir, used=False).base if is_sweep(run_dir) else read_config(run_dir, used=False)
+    there = read_sweep(run_dir, used=False).base
     before, now = (list(tasks_of(one.environment.id)) for one in (there, config))
     if before != now and max(len(before), len(now)) > 1:
         raise ConfigError(
@@ -84,11 +80,9 @@ def _check_tasks(run_dir: Path, config: Config) -> None:
 
 def _newest(state: Mapping[str, Any]) -> int:
     """The highest version in use when the checkpoint was written: no unroll is newer."""
-    members = state.get("members", [state])
-    return max(int(member["learner"]["version"]) for member in members)
+    return max(int(member["learner"]["version"]) for member in state["members"])
 
 
 def _oldest(state: Mapping[str, Any]) -> list[int]:
     """The number on disk of the oldest unroll of each store; what precedes it in its file had left already."""
-    stores = state.get("replays") or [state["replay"]]
-    return [number * STORE_IDS + int(ids["first_id"]) for number, ids in enumerate(stores)]
+    return [number * STORE_IDS + int(ids["first_id"]) for number, ids in enumerate(state["replays"])]

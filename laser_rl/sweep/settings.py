@@ -1,4 +1,4 @@
-"""Everything that decides a sweep, as one frozen value; kept in the run directory as `sweep.json`."""
+"""Everything that decides a run, as one frozen value: a sweep, or the run of one agent, which is a sweep of one member."""
 
 import difflib
 import math
@@ -20,8 +20,10 @@ Sharing = Literal["shared", "separate", "none"]
 
 
 class SweepConfig(Frozen):
-    """A base, what the members differ in, and what they share.
+    """A base, what the members differ in, and what they share. Where nothing says what members differ in, there is one: the base itself.
 
+    >>> SweepConfig(base=Config()).single
+    True
     >>> sweep = SweepConfig(grid={"learning_rate": [3e-4, 6e-4], "entropy_cost": [0.01]})
     >>> sweep.settings
     ({'learning_rate': 0.0003, 'entropy_cost': 0.01}, {'learning_rate': 0.0006, 'entropy_cost': 0.01})
@@ -49,15 +51,15 @@ class SweepConfig(Frozen):
     @model_validator(mode="after")
     def _one_source(self) -> "SweepConfig":
         given = [name for name in ("grid", "random", "members") if getattr(self, name)]
-        if len(given) != 1:
-            got = " and ".join(given) or "none"
+        if len(given) > 1:
+            got = " and ".join(given)
             raise ValueError(f"expected one of grid, random and members to say what members differ in, got {got}")
         if bool(self.random) != bool(self.draws):
             raise ValueError("random and draws belong together: distributions, and how many members to draw")
         count = max(math.prod(map(len, self.grid.values())) if self.grid else 0, self.draws, len(self.members))
         if count > MOST_MEMBERS:
             raise ValueError(f"{count:,} members were asked for, expected at most {MOST_MEMBERS:,}; leave values out")
-        if self.base.run.devices > 1:
+        if self.base.run.devices > 1 and not self.single:
             raise ValueError(
                 f"run.devices is {self.base.run.devices}, but members of a sweep have a device each; leave it out, or train one agent"
             )
@@ -68,17 +70,24 @@ class SweepConfig(Frozen):
         return self
 
     @property
+    def single(self) -> bool:
+        """Whether this is the run of one agent, which has the base's own seed, and rows of metrics without a member's number."""
+        return not (self.grid or self.random or self.members)
+
+    @property
     def settings(self) -> tuple[dict[str, Any], ...]:
         """What each member differs in."""
         if self.grid:
             return tuple(space.grid(self.grid))
         if self.random:
             return tuple(space.random(self.random, members=self.draws, seed=self.base.run.seed))
-        return tuple(space.explicit(self.members))
+        return tuple(space.explicit(self.members)) if self.members else ({},)
 
     @property
     def configs(self) -> tuple[Config, ...]:
         """A whole configuration for each member."""
+        if self.single:
+            return (self._shared_base(),)
         return space.member_configs(self._shared_base(), self.settings)
 
     def _shared_base(self) -> Config:
@@ -100,6 +109,8 @@ def sweep_from(values: Mapping[str, Any]) -> SweepConfig:
         sweep = SweepConfig.model_validate(values)
     except ValidationError as error:
         raise ConfigError("\n".join(_problem(item) for item in error.errors())) from None
+    if sweep.single:
+        raise ConfigError("expected one of grid, random and members to say what members differ in, got none")
     sweep.configs  # noqa: B018 - refused now if a member's settings cannot be
     return sweep
 

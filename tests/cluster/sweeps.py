@@ -6,11 +6,12 @@ import os
 import signal
 import time
 
-from laser_rl.runtime.cluster.launch import run_cluster
-from laser_rl.runtime.cluster.loading import ray
-from laser_rl.runtime.cluster.settings import ClusterSettings
 from laser_rl.runtime.sweep_directory import SweepDirectory
 from laser_rl.runtime.sweep_launch import sweep
+
+from laser_rl.runtime.cluster.launch import run_cluster
+from laser_rl.runtime.cluster.loading import ray
+from laser_rl.sweep.cluster import ClusterSettings
 from laser_rl.sweep.settings import SweepConfig
 from tests.runtime.small import small
 

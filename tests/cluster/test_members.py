@@ -28,10 +28,10 @@ from laser_rl.runtime.cluster.near import NearShard
 from laser_rl.runtime.cluster.placing import MOST_A_CORE, shares_of
 from laser_rl.runtime.cluster.ports import RayInbox, RayRoster, post_roster
 from laser_rl.runtime.cluster.runner import Sender
-from laser_rl.runtime.cluster.settings import ClusterSettings, require_possible
 from laser_rl.runtime.cluster.shard import Shard, ShardPlan
 from laser_rl.runtime.saving import Segments
 from laser_rl.runtime.stop import Stop
+from laser_rl.sweep.cluster import ClusterSettings, require_possible
 from laser_rl.sweep.settings import SweepConfig
 from laser_rl.types import Episode
 from tests.cluster.raylets import NearDesk

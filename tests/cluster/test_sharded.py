@@ -16,8 +16,9 @@ from laser_rl.runtime.cluster.client import AnswerLost
 from laser_rl.runtime.cluster.courier import Courier
 from laser_rl.runtime.cluster.near import NearShard
 from laser_rl.runtime.cluster.shard import Shard, ShardPlan
-from laser_rl.runtime.cluster.sharded import ShardedReplay, require_uniform
+from laser_rl.runtime.cluster.sharded import ShardedReplay
 from laser_rl.runtime.cluster.spread import SHARD_BITS
+from laser_rl.sweep.cluster import require_uniform
 from tests.replay.inputs import STACKED, VECTOR, assert_column, assert_same, numbered
 
 CODECS = pytest.mark.parametrize("codec", ["raw", "zstd"])

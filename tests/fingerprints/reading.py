@@ -43,9 +43,8 @@ def record(run_dir: Path, *, rows: bool) -> dict[str, Any]:
     state = json.loads((folder / "state.json").read_text())
     members = sorted(folder.glob("member-*.safetensors"))
     found: dict[str, Any] = {"counted": {}, "computed": {}}
-    for number in range(max(1, len(members))):
-        tensors = _of_member(members[number]) if members else _of_agent(folder)
-        numbers = state["members"][number] if members else state
+    for number, file in enumerate(members):
+        tensors, numbers = _of_member(file), state["members"][number]
         own = [line for line in lines if line.get("member", 0) == number]
         counted, computed = _member(tensors, numbers)
         computed["evaluation"] = _evaluation(run_dir, own)
@@ -56,10 +55,6 @@ def record(run_dir: Path, *, rows: bool) -> dict[str, Any]:
     if copies:
         found["computed"]["copies"] = [[line["step"], line["member"], line["donor"]] for line in copies]
     return found
-
-
-def _of_agent(folder: Path) -> dict[str, dict[str, Tensor]]:
-    return {name: safetensors.torch.load_file(folder / f"{name}.safetensors") for name in ("network", "optimiser")}
 
 
 def _of_member(file: Path) -> dict[str, dict[str, Tensor]]:

@@ -8,25 +8,25 @@ from laser_rl.networks.build import TorsoSource
 from laser_rl.runtime.build import EnvironmentSource
 from laser_rl.runtime.cluster.joining import joined
 from laser_rl.runtime.cluster.lock_step import LockStep
-from laser_rl.runtime.cluster.settings import ClusterSettings, require_possible
 from laser_rl.runtime.cluster.supervisor import ClusterSupervisor
-from laser_rl.runtime.results import SweepEnd
+from laser_rl.runtime.directory import RunDirectory
+from laser_rl.runtime.results import Result
 from laser_rl.runtime.supervision import require_by_name
-from laser_rl.runtime.sweep_directory import SweepDirectory
 from laser_rl.runtime.training import Callback
+from laser_rl.sweep.cluster import ClusterSettings, require_possible
 from laser_rl.sweep.settings import SweepConfig
 
 
 def run_cluster(
     sweep: SweepConfig,
-    directory: SweepDirectory | None,
+    directory: RunDirectory | None,
     cluster: ClusterSettings,
     *,
     source: EnvironmentSource | None = None,
     torso: TorsoSource | None = None,
     sinks: Sequence[Sink] = (),
     callbacks: Sequence[Callback] = (),
-) -> SweepEnd:
+) -> Result:
     """Run a sweep on a cluster; ConfigError for what cannot be sent there, before anything is started."""
     if directory is None:
         raise ConfigError(

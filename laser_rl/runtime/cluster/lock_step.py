@@ -55,7 +55,7 @@ class LockStep(ClusterSupervisor):
         self._prepared = True
 
     def _turn(self) -> None:
-        """As `SweepTraining.turn`: whoever is not ahead acts, whoever is ready learns."""
+        """As `Trainer.turn`: whoever is not ahead acts, whoever is ready learns."""
         for member, may in enumerate(self._pace.among(self._done())):
             if may:
                 self._call(member, "runner", "step")
@@ -69,7 +69,7 @@ class LockStep(ClusterSupervisor):
         return [steps >= self.sweep.base.run.steps for steps in self.known.steps.tolist()]
 
     def _copies(self, looks: list[tuple[Standing, dict[str, float]]]) -> None:
-        """As `SweepTraining.exploit`."""
+        """As `Trainer.exploit`."""
         if self.pbt is None or self.sweep.pbt is None:
             return
         standing = [one for one, _ in looks]

@@ -29,7 +29,7 @@ from laser_rl.runtime.saving import load_learner
 from laser_rl.runtime.sparing import Sparing, SparingMailbox
 from laser_rl.runtime.stop import FINISHED, Stop
 from laser_rl.runtime.supervision import exploit_of
-from laser_rl.runtime.sweep import MemberSink, become, standing_of, tuned_of
+from laser_rl.runtime.trainer import become, sinks_of, standing_of, tuned_of
 from laser_rl.runtime.training import Training, evaluate_last
 from laser_rl.sweep.pbt import Exploit, Standing
 from laser_rl.sweep.settings import SweepConfig
@@ -102,7 +102,7 @@ class MemberHost:
         self._link = Link(start.ledger, start.member, start.life, stop, members, start.steps, often)
         self.training = Training(
             self._parts.member(0, cast("Actor", far)),
-            sinks=[MemberSink(self._link, start.member)],
+            sinks=sinks_of(start.sweep, [self._link], start.member),
             stop=stop,
             budget=Budget(config.run.budget_minutes, spent_s=start.spent_s),
         )

@@ -12,8 +12,8 @@ from laser_rl.runtime.cluster.mirror import Mirror, Spreading
 from laser_rl.runtime.cluster.nodes import NodeWatch
 from laser_rl.runtime.cluster.shard import ShardPlan
 from laser_rl.runtime.cluster.sharded import ShardedReplay
+from laser_rl.runtime.directory import RunDirectory
 from laser_rl.runtime.saving import fill_stores
-from laser_rl.runtime.sweep_directory import SweepDirectory
 from laser_rl.runtime.warm_start import warm_start
 from laser_rl.sweep.settings import SweepConfig
 from laser_rl.types import UnrollLayout
@@ -39,7 +39,7 @@ class Replays:
         layout: UnrollLayout,
         watch: NodeWatch,
         desks: Sequence[Any],
-        directory: SweepDirectory,
+        directory: RunDirectory,
         *,
         in_step: bool,
     ) -> None:

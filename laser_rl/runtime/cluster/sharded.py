@@ -13,13 +13,11 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from laser_rl.errors import ConfigError
 from laser_rl.replay.memory import Codec, resolve_codec
 from laser_rl.replay.parcel import Unpacking, seal
 from laser_rl.replay.records import Packed, allocate, pack
@@ -260,26 +258,3 @@ class ShardedReplay:
         finally:
             self._waited_s += time.monotonic() - begin
         return None
-
-
-def require_uniform(replay: Mapping[str, Any], memory: str) -> None:
-    """ConfigError for what a sharded replay cannot do: it draws unrolls uniformly, whatever their order in a stream.
-
-    Args:
-        replay: settings `sampling` and `state` of `config.replay`.
-        memory: `config.network.memory`.
-
-    >>> require_uniform({"sampling": "uniform", "state": "stored"}, "lstm")
-    >>> require_uniform({"sampling": "prioritised", "state": "stored"}, "none")
-    Traceback (most recent call last):
-    laser_rl.errors.ConfigError: priorities are kept by one learner for one store, ...; use --replay.sampling uniform
-    """
-    if replay["sampling"] != "uniform":
-        raise ConfigError(
-            "priorities are kept by one learner for one store, a cluster's replay lies in several; use --replay.sampling uniform"
-        )
-    if memory != "none" and replay["state"] == "refresh":
-        raise ConfigError(
-            "a memory is refreshed by replaying whole episodes in order, which a cluster's replay does not do; "
-            "use --replay.state stored (with --replay.burn-in-steps), or leave out --cluster"
-        )

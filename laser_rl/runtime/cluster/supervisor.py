@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from laser_rl.checkpoint import Loaded, Mended, SegmentEntry
+from laser_rl.checkpoint import Loaded, Mended
 from laser_rl.config import override
 from laser_rl.metrics.sink import Sink, Value
 from laser_rl.replay.mixer import Counts
@@ -27,13 +27,13 @@ from laser_rl.runtime.cluster.ports import CALL_S
 from laser_rl.runtime.cluster.replays import Replays
 from laser_rl.runtime.cluster.runner import AT_ONCE
 from laser_rl.runtime.cluster.seat import Begin, Common, Loss, Seat, Watched
-from laser_rl.runtime.cluster.settings import ClusterSettings
 from laser_rl.runtime.crew_build import build_parts, one_layout
+from laser_rl.runtime.directory import RunDirectory, Written
 from laser_rl.runtime.files import command_for
 from laser_rl.runtime.supervision import STOP_S, Overseer, order_of, spent_s
-from laser_rl.runtime.sweep import TURNS_AHEAD
-from laser_rl.runtime.sweep_directory import SweepDirectory
+from laser_rl.runtime.trainer import TURNS_AHEAD
 from laser_rl.runtime.training import Callback, Training
+from laser_rl.sweep.cluster import ClusterSettings
 from laser_rl.sweep.pbt import Exploit
 from laser_rl.sweep.settings import SweepConfig
 
@@ -72,7 +72,7 @@ class ClusterSupervisor(Overseer):
     def __init__(
         self,
         sweep: SweepConfig,
-        directory: SweepDirectory,
+        directory: RunDirectory,
         cluster: ClusterSettings,
         *,
         sinks: Sequence[Sink] = (),
@@ -221,7 +221,7 @@ class ClusterSupervisor(Overseer):
             return  # seen at the next look
         for line in found.lines:
             self.directory.log.write(line.kind, line.step, line.update, line.values)
-            member = line.values.get("member")
+            member = line.values.get("member", 0 if self.sweep.single else None)
             if isinstance(member, int):
                 self.known.updates[member] = line.update
         self.known.steps[:] = np.maximum(self.known.steps, found.steps)
@@ -258,7 +258,7 @@ class ClusterSupervisor(Overseer):
         order = {"exploit": order_of(exploit), "state": [ray().put(state)]}
         self.ledger.order.remote(exploit.member, order)
 
-    def _write_replays(self) -> tuple[list[dict[str, int]], tuple[SegmentEntry, ...]]:
+    def _write_replays(self) -> Written:
         return ([], ()) if self.replays is None else self.replays.write()
 
     def _fill_replays(self, loaded: Loaded) -> Mended | None:

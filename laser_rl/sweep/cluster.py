@@ -1,11 +1,12 @@
 """How a sweep uses a cluster; no part of what decides its numbers, and so not of its configuration."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from laser_rl.config import override
 from laser_rl.envs.scores import tasks_of
 from laser_rl.errors import ConfigError
-from laser_rl.runtime.cluster.sharded import require_uniform
 from laser_rl.sweep.settings import SweepConfig
 
 
@@ -58,6 +59,10 @@ def require_possible(sweep: SweepConfig, cluster: ClusterSettings) -> None:
         raise ConfigError(
             "on a cluster each member has processes of its own, so they are not computed side by side; leave out --stack"
         )
+    if sweep.base.run.devices > 1:
+        raise ConfigError(
+            f"run.devices {sweep.base.run.devices} are of one machine, and a learner of a cluster has one; leave out one of the two"
+        )
     if sweep.processes != 1:
         raise ConfigError(
             f"--processes {sweep.processes} spreads a sweep over one machine, --cluster over several; leave out one of the two"
@@ -80,4 +85,27 @@ def _require_runners(sweep: SweepConfig, runners: int) -> None:
     if sweep.base.run.runtime == "serial" and runners > 1:
         raise ConfigError(
             f"in lock-step (--runtime serial) a member has one runner, not {runners}; leave out --cluster-runners, or use --runtime local"
+        )
+
+
+def require_uniform(replay: Mapping[str, Any], memory: str) -> None:
+    """ConfigError for what a sharded replay cannot do: it draws unrolls uniformly, whatever their order in a stream.
+
+    Args:
+        replay: settings `sampling` and `state` of `config.replay`.
+        memory: `config.network.memory`.
+
+    >>> require_uniform({"sampling": "uniform", "state": "stored"}, "lstm")
+    >>> require_uniform({"sampling": "prioritised", "state": "stored"}, "none")
+    Traceback (most recent call last):
+    laser_rl.errors.ConfigError: priorities are kept by one learner for one store, ...; use --replay.sampling uniform
+    """
+    if replay["sampling"] != "uniform":
+        raise ConfigError(
+            "priorities are kept by one learner for one store, a cluster's replay lies in several; use --replay.sampling uniform"
+        )
+    if memory != "none" and replay["state"] == "refresh":
+        raise ConfigError(
+            "a memory is refreshed by replaying whole episodes in order, which a cluster's replay does not do; "
+            "use --replay.state stored (with --replay.burn-in-steps), or leave out --cluster"
         )
