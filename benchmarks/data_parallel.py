@@ -19,7 +19,8 @@ import torch
 from laser_rl import recipes
 from laser_rl.agent.streams import own_stream
 from laser_rl.config import override
-from laser_rl.runtime.build import Member, build_member, learn
+from laser_rl.runtime.build import Member, learn
+from laser_rl.runtime.crew_build import build_member
 from laser_rl.runtime.feed import Crate
 from laser_rl.types import Batch
 

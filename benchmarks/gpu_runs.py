@@ -20,10 +20,11 @@ from laser_rl.metrics.window import memory_bytes
 from laser_rl.replay.frames import upload
 from laser_rl.replay.records import allocate, shape_of
 from laser_rl.replay.sampler import Uniform
-from laser_rl.runtime.build import Member, build_member, device_of
+from laser_rl.runtime.build import Member, device_of
+from laser_rl.runtime.crew_build import build_member
+from laser_rl.runtime.directory import RunDirectory
 from laser_rl.runtime.launch import prepare, run
 from laser_rl.runtime.processes import Supervisor
-from laser_rl.runtime.sweep_directory import SweepDirectory
 from laser_rl.runtime.training import Progress
 from laser_rl.sweep.settings import SweepConfig
 
@@ -277,7 +278,7 @@ def members(config: Config, count: int, seconds: float, noise: Alone, alone_seco
 
 
 def _swept(sweep: SweepConfig, folder: Path, count: int, seconds: float) -> Watcher:
-    directory = SweepDirectory(folder, sweep)
+    directory = RunDirectory(folder, sweep)
     try:
         supervisor = Supervisor(sweep, directory, count)
         watcher = Watcher(supervisor, folder / FILE, count, seconds, supervisor.parts.learners[0].device)

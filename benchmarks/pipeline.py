@@ -30,7 +30,8 @@ from laser_rl.config import Config, override
 from laser_rl.errors import UserError
 from laser_rl.ports import Delivery
 from laser_rl.replay.records import allocate
-from laser_rl.runtime.build import Member, build_member
+from laser_rl.runtime.build import Member
+from laser_rl.runtime.crew_build import build_member
 from laser_rl.runtime.local import ThreadMailbox, run_actor, run_local
 from laser_rl.runtime.stop import Stop
 from laser_rl.runtime.training import Training

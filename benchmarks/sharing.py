@@ -25,7 +25,7 @@ from laser_rl import recipes
 from laser_rl.config import override
 from laser_rl.metrics.rows import episodes_in
 from laser_rl.runtime.crew_build import build_crew
-from laser_rl.runtime.sweep import SweepTraining
+from laser_rl.runtime.trainer import Trainer
 from laser_rl.sweep.pbt import PbtConfig
 from laser_rl.sweep.settings import SweepConfig
 
@@ -133,7 +133,7 @@ def run(name: str, variant: str, seed: int, device: str = "cpu", part: Path | No
     sweep = sweep_of(task, variant, seed, device)
     crew = build_crew(sweep)
     recorder = Recorder()
-    training = SweepTraining(sweep, crew, sinks=[recorder])
+    training = Trainer(sweep, crew, sinks=[recorder])
     crew.begin()
     begin = time.perf_counter()
     for end in range(task.bucket, task.steps + 1, task.bucket):

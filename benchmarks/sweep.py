@@ -19,16 +19,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+from laser_rl.runtime.serial import run_serial
+
 from laser_rl import recipes
 from laser_rl.config import override
 from laser_rl.metrics.window import memory_bytes
-from laser_rl.runtime.build import build_member
-from laser_rl.runtime.crew_build import build_crew
+from laser_rl.runtime.crew_build import build_crew, build_member
+from laser_rl.runtime.directory import RunDirectory
 from laser_rl.runtime.launch import prepare
 from laser_rl.runtime.processes import Supervisor
-from laser_rl.runtime.serial import run_serial
-from laser_rl.runtime.sweep import SweepTraining, run_sweep
-from laser_rl.runtime.sweep_directory import SweepDirectory
+from laser_rl.runtime.trainer import Trainer, run_in_turns
 from laser_rl.sweep.settings import SweepConfig
 
 MEMBERS = 9
@@ -60,10 +60,10 @@ def one_sweep(task: str, steps: int, stack: str, share: str = "shared") -> dict[
     """Nine members in this process."""
     sweep = SweepConfig(base=base(task, steps), grid={"learning_rate": RATES}, stack=stack, share=share)
     crew = build_crew(sweep)
-    training = SweepTraining(sweep, crew)
+    training = Trainer(sweep, crew)
     crew.begin()
     begin = time.perf_counter()
-    run_sweep(training)
+    run_in_turns(training)
     seconds = time.perf_counter() - begin
     crew.close()
     return {"seconds": seconds, "updates": training.updates, "steps": sum(t.steps for t in training.trainings)}
@@ -73,7 +73,7 @@ def in_processes(task: str, steps: int, count: int) -> dict[str, float]:
     """Nine members over several processes; seconds from the first step of anybody to the last."""
     sweep = SweepConfig(base=base(task, steps), grid={"learning_rate": RATES}, processes=count)
     with tempfile.TemporaryDirectory() as folder:
-        directory = SweepDirectory(Path(folder), sweep)
+        directory = RunDirectory(Path(folder), sweep)
         supervisor = Supervisor(sweep, directory, count)
         look, times = supervisor._look, []  # noqa: SLF001
 
@@ -99,9 +99,9 @@ def memory(task: str, share: str) -> dict[str, float]:
     before = memory_bytes()
     sweep = SweepConfig(base=settings, grid={"learning_rate": RATES}, share=share)
     crew = build_crew(sweep)
-    training = SweepTraining(sweep, crew)
+    training = Trainer(sweep, crew)
     crew.begin()
-    run_sweep(training)
+    run_in_turns(training)
     after = memory_bytes()
     stores = {id(m.replay): m.replay.nbytes for m in crew.members if m.replay is not None}
     crew.close()

@@ -54,7 +54,7 @@ def test_a_recipe_trains_on_the_suite(name, run_dirs):
     assert last["skipped_updates"] == 0
     assert ("acceptance" in last) == (name == "laser-multitask")
     assert ("pixel_control_loss" in last) == (name != "popart-impala")
-    network = loaded.tensors["network"]
+    network = grouped(loaded.tensors["member-00"])["network"]
     assert network["value_head.mean"].shape == (len(GRID),)
     assert (network["value_head.mean_square"] != 1).any()
     kinds = {parameter.split(".")[1] for parameter in network if parameter.startswith("memory.")}

@@ -18,9 +18,9 @@ from laser_rl.api import sweep as api
 from laser_rl.checkpoint import RunLock
 from laser_rl.cli.sweep_settings import begin
 from laser_rl.metrics.log import FILE, MetricsLog, read
+from laser_rl.runtime.directory import RunDirectory
 from laser_rl.runtime.evaluate import load_trained
 from laser_rl.runtime.files import read_sweep
-from laser_rl.runtime.sweep_directory import SweepDirectory
 
 SMALL = [
     "--environment.slots",
@@ -261,7 +261,7 @@ def test_resume_and_report(copied, capsys):
 
 
 def test_resume_without_a_checkpoint_is_refused(tmp_path, sweep_dir, capsys):
-    SweepDirectory(tmp_path, read_sweep(sweep_dir)).close()
+    RunDirectory(tmp_path, read_sweep(sweep_dir)).close()
     assert cli.main(["resume", str(tmp_path)]) == 2
     assert "holds no checkpoint to go on from; use --fresh" in capsys.readouterr().err
 
@@ -301,7 +301,7 @@ def test_members_that_are_not_there_are_refused(sweep_dir, run_dir, tmp_path, ca
         assert cli.main([command, str(run_dir), "--member", "1"]) == 2
         assert "is a run of one agent" in capsys.readouterr().err
     assert cli.main(["evaluate", str(run_dir), "--member", "0", "--episodes", "2"]) == 0
-    SweepDirectory(tmp_path, read_sweep(sweep_dir)).close()
+    RunDirectory(tmp_path, read_sweep(sweep_dir)).close()
     assert cli.main(["evaluate", str(tmp_path)]) == 2
     assert "no member is best; name one" in capsys.readouterr().err
 

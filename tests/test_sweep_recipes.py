@@ -9,7 +9,7 @@ import pytest
 from laser_rl import recipes
 from laser_rl.errors import ConfigError
 from laser_rl.replay.mixer import Counts
-from laser_rl.runtime.sweep_launch import sweep
+from laser_rl.runtime.launch import train
 from laser_rl.sweep.pbt import paper
 
 SOLVED = 0.9  # the optimum of DeepSea is 0.99; a member that never finds the treasure has about 0
@@ -78,7 +78,7 @@ def test_demo_is_three_rates_and_one_replay():
 def test_every_member_of_the_demo_learns(seed):
     demo = recipes.demo()
     run = demo.base.run.model_copy(update={"seed": seed})
-    end = sweep(demo.model_copy(update={"base": demo.base.model_copy(update={"run": run})}))
+    end = train(demo.model_copy(update={"base": demo.base.model_copy(update={"run": run})}))
     assert min(member.evaluation.mean for member in end.members) > SOLVED
     assert end.best().evaluation.mean == pytest.approx(0.99, abs=0.02)
 

@@ -20,7 +20,6 @@ from laser_rl.metrics.sink import Sink
 from laser_rl.metrics.tracking import Tracking, named, trackers
 from laser_rl.networks.build import TorsoSource
 from laser_rl.runtime.build import EnvironmentSource, Member, derive, open_environments, slots_of
-from laser_rl.runtime.crew_build import build_crew
 from laser_rl.runtime.directory import RunDirectory
 from laser_rl.runtime.evaluate import Trained, evaluate, require_finite, task_count, trained_of
 from laser_rl.runtime.launch import prepare, run
@@ -28,7 +27,6 @@ from laser_rl.runtime.recording import recorded
 from laser_rl.runtime.stop import deliver_again
 from laser_rl.runtime.trainer import Trainer
 from laser_rl.runtime.training import Callback
-from laser_rl.sweep.settings import SweepConfig
 from laser_rl.trust import Trust
 
 P = ParamSpec("P")
@@ -222,18 +220,15 @@ class LASER:
 
     def _prepared(self) -> Trainer:
         if self._trainer is None:
-            settings = SweepConfig(base=self.config)
-            group = build_crew(settings, self._source, self._net)
             if self._run_dir is not None:
                 self._directory = RunDirectory(self._run_dir, self.config)
             folder = self._run_dir
             name = self.config.environment.id if folder is None else folder.name
             self._trackers = trackers(self._track, name, [self.config.model_dump(mode="json")], folder)
             sinks = [*self._sinks, *([self._directory.log] if self._directory else []), *self._trackers]
+            self._trainer = prepare(self.config, self._directory, source=self._source, torso=self._net, sinks=sinks)
             if self._saved is not None:
-                self._load_into(group.members[0])
-            self._trainer = prepare(settings, group, self._directory, sinks=sinks)
-            if self._saved is not None:
+                self._load_into(self._trainer.group.members[0])
                 self._trainer.begin_at(self._saved.steps)
         return self._trainer
 
@@ -241,6 +236,7 @@ class LASER:
         assert self._saved is not None  # noqa: S101
         load_network(member.learner.network, self._saved.tensors())
         require_finite(self._saved.path, member.learner.network)
+        member.acting.load_state_dict(member.learner.network.state_dict())
 
     def _playing(self) -> Trained:
         """Network and spaces, to play with; of a loaded agent without its environment."""

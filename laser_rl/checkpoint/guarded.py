@@ -36,17 +36,21 @@ class Damaged(DamagedRun):
         self.path, self.why = path, why
 
 
-class Newer(Damaged):
+class OtherFormat(Damaged):
     """A file of a format that this release does not know.
 
-    >>> print(Newer(Path("manifest.json"), 2, known=1))
-    manifest.json has format 2, this release reads formats up to 1; please upgrade laser-rl
+    >>> print(OtherFormat(Path("manifest.json"), 2, known=1))
+    manifest.json has format 2, this release reads format 1; please upgrade laser-rl
+    >>> print(OtherFormat(Path("manifest.json"), 1, known=2))
+    manifest.json has format 1, this release reads format 2; use the release that wrote it, or train again
     """
 
     exit_status = UserError.exit_status
 
     def __init__(self, path: Path, found: object, known: int) -> None:
-        super().__init__(path, f"has format {found}, this release reads formats up to {known}; please upgrade laser-rl")
+        older = isinstance(found, int) and found < known
+        what = "use the release that wrote it, or train again" if older else "please upgrade laser-rl"
+        super().__init__(path, f"has format {found}, this release reads format {known}; {what}")
 
 
 class Unreadable(UserError):

@@ -9,10 +9,10 @@ from typing import Annotated, ClassVar
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from laser_rl.checkpoint import guarded
-from laser_rl.checkpoint.guarded import JSON_LIMIT_BYTES, Damaged, Newer
+from laser_rl.checkpoint.guarded import JSON_LIMIT_BYTES, Damaged, OtherFormat
 from laser_rl.checkpoint.segments import SegmentEntry
 
-FORMAT = 1
+FORMAT = 2
 NAME = "manifest.json"
 _BLANK = (
     "0" * 64
@@ -72,8 +72,8 @@ def decode(path: Path, data: bytes) -> Manifest:
     if hashlib.sha256(data.replace(claimed.encode(), _BLANK.encode())).hexdigest() != claimed:
         raise Damaged(path, "does not match its own SHA-256")
     # Only now: a flipped bit in the number of the format must not be taken for a newer release.
-    if not isinstance(fields.get("format"), int) or fields["format"] > FORMAT:
-        raise Newer(path, fields.get("format"), FORMAT)
+    if fields.get("format") != FORMAT:
+        raise OtherFormat(path, fields.get("format"), FORMAT)
     try:
         manifest = _ADAPTER.validate_json(data, strict=True)
     except ValidationError as error:

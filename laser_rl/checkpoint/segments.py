@@ -2,8 +2,8 @@
 
 A segment is a valid zstd file (`zstd -d` gives the unrolls' bytes one after the other): what we have to say ourselves stands in
 skippable frames, first the header (JSON), then before each unroll its number, length and checksum, and the number of the unroll before
-it in its stream. So whoever meets a damaged unroll can look for the next frame's magic number and go on there (`salvage`), and knows
-what no longer follows what. Files of format 1 have no number of the unroll before.
+it in its stream. So a reader that meets a damaged unroll can look for the next frame's magic number and go on there (`salvage`), and knows
+what no longer follows what.
 """
 
 import hashlib
@@ -23,8 +23,8 @@ import zstandard
 from numpy.typing import NDArray
 
 from laser_rl.checkpoint import atomic, guarded
-from laser_rl.checkpoint.guarded import Damaged, Newer
-from laser_rl.checkpoint.streams import UNKNOWN, Streams
+from laser_rl.checkpoint.guarded import Damaged, OtherFormat
+from laser_rl.checkpoint.streams import Streams
 from laser_rl.errors import ConfigError
 from laser_rl.types import UnrollLayout, Unrolls
 
@@ -33,8 +33,8 @@ _LEVEL = 1
 _BLOCK_UNROLLS, _BLOCK_BYTES = 1024, 128 << 20  # what is held uncompressed at once
 _HEADER_LIMIT = 1 << 20
 _SKIPPABLE = struct.Struct("<II")  # magic number, bytes that follow
-_RECORD = struct.Struct("<QII")  # number of the unroll, compressed bytes, checksum of both and of the bytes; format 1
-_LINKED = struct.Struct("<QIIq")  # and the number of the unroll before it in its stream, which the checksum covers too
+# Number of the unroll, compressed bytes, checksum of all fields and of the bytes, number of the unroll before it in its stream.
+_RECORD = struct.Struct("<QIIq")
 _HEADER_MAGIC, _RECORD_MAGIC = 0x184D2A5A, 0x184D2A5B
 SEGMENT = re.compile(r"segment-(\d{12,20})-\d{12,20}\.zst")  # what `segment_name` makes
 RECORD_MAGIC = _RECORD_MAGIC.to_bytes(4, "little")  # what a record begins with
@@ -164,22 +164,22 @@ def _check(layout: UnrollLayout, first_id: int, unrolls: Unrolls) -> None:
 
 def _encoded(layout: UnrollLayout, first_id: int, unrolls: Unrolls, previous: NDArray[np.int64]) -> Iterator[bytes]:
     count, block = len(unrolls.member), block_unrolls(layout)
-    yield _header(layout, first_id, count, FORMAT)
+    yield _header(layout, first_id, count)
     compressor = zstandard.ZstdCompressor(level=_LEVEL, write_content_size=True)
     for first in range(0, count, block):
         rows = _joined(layout, Unrolls(*(field[first : first + block] for field in unrolls)))
         for row, data in enumerate(rows, start=first):
             number, before, compressed = first_id + row, int(previous[row]), compressor.compress(data.data)
-            prefix = _SKIPPABLE.pack(_RECORD_MAGIC, _LINKED.size)
+            prefix = _SKIPPABLE.pack(_RECORD_MAGIC, _RECORD.size)
             yield (
                 prefix
-                + _LINKED.pack(number, len(compressed), _checksum(number, compressed, before), before)
+                + _RECORD.pack(number, len(compressed), _checksum(number, compressed, before), before)
                 + compressed
             )
 
 
-def _header(layout: UnrollLayout, first_id: int, count: int, number: int) -> bytes:
-    header = {"format": number, "first_id": first_id, "count": count, "layout": _layout_json(layout)}
+def _header(layout: UnrollLayout, first_id: int, count: int) -> bytes:
+    header = {"format": FORMAT, "first_id": first_id, "count": count, "layout": _layout_json(layout)}
     text = json.dumps(header, sort_keys=True).encode()
     return _SKIPPABLE.pack(_HEADER_MAGIC, len(text)) + text
 
@@ -218,19 +218,16 @@ def _read_header(path: Path, file: BufferedReader) -> dict[str, object]:
         raise Damaged(path, "does not begin with the header of a replay segment")
     header = guarded.parse_json(path, _exactly(path, file, size))
     found = header.get("format")
-    if not isinstance(found, int) or found > FORMAT:
-        raise Newer(path, found, FORMAT)
+    if found != FORMAT:
+        raise OtherFormat(path, found, FORMAT)
     return header
 
 
 def begins_as_written(file: BufferedReader, entry: SegmentEntry, layout: UnrollLayout) -> bool:
     """Whether every byte of a segment's header is what a writer of ours writes."""
-    for number in range(1, FORMAT + 1):
-        expected = _header(layout, entry.first_id, entry.count, number)
-        file.seek(0)
-        if file.read(len(expected)) == expected:
-            return True
-    return False
+    expected = _header(layout, entry.first_id, entry.count)
+    file.seek(0)
+    return file.read(len(expected)) == expected
 
 
 def _require_layout(path: Path, header: dict[str, object], layout: UnrollLayout) -> None:
@@ -252,16 +249,12 @@ def read_record(file: BufferedReader, limit: int) -> Record | None:
     """The record that begins here, of at most `limit` compressed bytes; None if there is none that matches its checksum."""
     prefix = file.read(_SKIPPABLE.size)
     magic, size = _SKIPPABLE.unpack(prefix) if len(prefix) == _SKIPPABLE.size else (0, 0)
-    if magic != _RECORD_MAGIC or size not in {_RECORD.size, _LINKED.size}:
+    if magic != _RECORD_MAGIC or size != _RECORD.size:
         return None
     fields = file.read(size)
     if len(fields) != size:
         return None
-    previous = UNKNOWN
-    if size == _LINKED.size:
-        number, length, checksum, previous = _LINKED.unpack(fields)
-    else:
-        number, length, checksum = _RECORD.unpack(fields)
+    number, length, checksum, previous = _RECORD.unpack(fields)
     if length > limit:  # a damaged length must not become a giant allocation
         return None
     compressed = file.read(length)
@@ -288,11 +281,8 @@ def _exactly(path: Path, file: BufferedReader, size: int) -> bytes:
     return data
 
 
-def _checksum(number: int, compressed: bytes, previous: int = UNKNOWN) -> int:
-    begin = struct.pack("<QI", number, len(compressed))
-    if previous != UNKNOWN:
-        begin += struct.pack("<q", previous)
-    return zlib.crc32(compressed, zlib.crc32(begin))
+def _checksum(number: int, compressed: bytes, previous: int) -> int:
+    return zlib.crc32(compressed, zlib.crc32(struct.pack("<QIq", number, len(compressed), previous)))
 
 
 def _layout_json(layout: UnrollLayout) -> dict[str, object]:

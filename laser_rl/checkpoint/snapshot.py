@@ -25,7 +25,7 @@ from laser_rl.checkpoint.folders import (
     retire,
     verified,
 )
-from laser_rl.checkpoint.guarded import JSON_LIMIT_BYTES, Damaged, Newer
+from laser_rl.checkpoint.guarded import JSON_LIMIT_BYTES, Damaged, OtherFormat
 from laser_rl.checkpoint.segments import SegmentEntry, verify_segment
 from laser_rl.errors import DamagedRun
 from laser_rl.types import Array
@@ -107,7 +107,7 @@ def latest(run_dir: str | Path, *, replay: ReplayCheck = "whole") -> Loaded | No
     if not problems:
         return None
     for found in problems:
-        if isinstance(found, Newer):  # starting afresh would be the wrong advice
+        if isinstance(found, OtherFormat):  # starting afresh would be the wrong advice
             raise found
     listed = "\n".join(f"  {found}" for found in problems)
     raise DamagedRun(
@@ -144,7 +144,7 @@ def _damaged(folder: Path, segments: Sequence[SegmentEntry]) -> tuple[Damaged, .
     for entry in segments:
         try:
             verify_segment(folder, entry)
-        except Newer:  # whole, and not ours to take apart
+        except OtherFormat:  # whole, and not ours to take apart
             raise
         except Damaged as problem:
             found.append(problem)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from laser_rl.types import UnrollLayout, Unrolls
 
-NONE, UNKNOWN = -1, -2  # instead of the number of the unroll before: it is the stream's first; the file does not say
+NONE = -1  # instead of the number of the unroll before: it is the stream's first
 Numbers = NDArray[np.int64]
 
 
@@ -120,10 +120,7 @@ def _is_gap(found: Survey, rows: Numbers, at: int, gone: int, first_id: int) -> 
     """Whether something is gone, or may be, between the unrolls `at` - 1 and `at` of a stream."""
     if at == len(rows):  # the one that its slot writes next may follow one that is gone: its stream is not known
         return gone > int(found.number[rows[at - 1]])
-    number, previous = int(found.number[rows[at]]), int(found.previous[rows[at]])
+    previous = int(found.previous[rows[at]])
     if at == 0:
         return previous >= first_id
-    before = int(found.number[rows[at - 1]])
-    if previous == UNKNOWN:  # any of those that are gone in between may have been of this stream
-        return number - before != int(rows[at] - rows[at - 1])
-    return previous != before
+    return previous != int(found.number[rows[at - 1]])

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from laser_rl.checkpoint import REPLAY, Loaded, SegmentEntry, guarded, segments
 from laser_rl.checkpoint.guarded import Damaged
 from laser_rl.checkpoint.salvage import places_in
-from laser_rl.checkpoint.streams import UNKNOWN
 from laser_rl.runtime.warm_start import STORE_IDS
 from laser_rl.types import Array, UnrollLayout, Unrolls
 
@@ -196,7 +195,7 @@ class EpisodeReader:
         return _Stream(number, _digest(self._layout, unroll, last=True), open_pieces)
 
     def _follows(self, stream: _Stream, number: int, previous: int, unroll: Unrolls) -> bool:
-        if previous not in {stream.number, UNKNOWN}:
+        if previous != stream.number:
             return False
         return stream.shared == _digest(self._layout, unroll, last=False)
 

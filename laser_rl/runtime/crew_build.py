@@ -84,6 +84,11 @@ class Parts:
         )
 
 
+def build_member(config: Config, source: EnvironmentSource | None = None, torso: TorsoSource | None = None) -> Member:
+    """The parts of one agent; see `build_crew`."""
+    return build_crew(SweepConfig(base=config), source, torso).members[0]
+
+
 def build_crew(
     sweep: SweepConfig,
     source: EnvironmentSource | None = None,

@@ -11,7 +11,6 @@ from laser_rl.metrics.sink import Sink
 from laser_rl.networks.build import TorsoSource
 from laser_rl.runtime.build import EnvironmentSource, slots_of
 from laser_rl.runtime.child import MOST_RESTARTS
-from laser_rl.runtime.crew import Crew
 from laser_rl.runtime.crew_build import build_crew
 from laser_rl.runtime.directory import RunDirectory
 from laser_rl.runtime.evaluate import trained_of
@@ -85,35 +84,41 @@ def _train_here(
     """
     lost, lost_at = 0, -1
     while True:
-        group, trainer = build_crew(sweep, source, torso), None
+        trainer = prepare(sweep, directory, source=source, torso=torso, sinks=sinks, callbacks=callbacks)
         try:
-            trainer = prepare(sweep, group, directory, sinks=sinks, callbacks=callbacks)
             return run(trainer)
         except RankLost as error:
-            steps = -1 if trainer is None else trainer.steps
+            steps = trainer.steps
             lost, lost_at = (lost + 1 if steps <= lost_at else 1), max(steps, lost_at)
-            if directory is None or lost > MOST_RESTARTS or slots_of(group.members[0].source) is not None:
+            if directory is None or lost > MOST_RESTARTS or slots_of(trainer.group.members[0].source) is not None:
                 raise
             log.warning("%s; the run goes on from there by itself", error)
         finally:
-            group.close()
+            trainer.group.close()
 
 
 def prepare(
-    sweep: SweepConfig,
-    group: Crew,
+    settings: Config | SweepConfig,
     directory: RunDirectory | None = None,
     *,
+    source: EnvironmentSource | None = None,
+    torso: TorsoSource | None = None,
     sinks: Sequence[Sink] = (),
     callbacks: Sequence[Callback] = (),
 ) -> Trainer:
-    """Members at their first step, or where their newest checkpoint left them."""
-    save = None if directory is None else directory.save
-    trainer = Trainer(sweep, group, sinks=sinks, callbacks=callbacks, save=save)
-    if directory is None or not directory.restore(trainer):
-        for store in trainer.stores():
-            warm_start(store, sweep.base, members=len(sweep.settings))
-        group.begin()
+    """All members in this process, at their first step, or where their newest checkpoint left them; the caller closes `group`."""
+    sweep = SweepConfig(base=settings) if isinstance(settings, Config) else settings
+    group = build_crew(sweep, source, torso)
+    try:
+        save = None if directory is None else directory.save
+        trainer = Trainer(sweep, group, sinks=sinks, callbacks=callbacks, save=save)
+        if directory is None or not directory.restore(trainer):
+            for store in trainer.stores():
+                warm_start(store, sweep.base, members=len(sweep.settings))
+            group.begin()
+    except BaseException:
+        group.close()
+        raise
     return trainer
 
 

@@ -98,7 +98,7 @@ def test_a_giant_hidden_in_a_small_block_is_not_allocated(tmp_path, monkeypatch)
     def with_bomb(layout, first, block, previous):
         yield next(original(layout, first, block, previous))
         prefix = segments._SKIPPABLE.pack(segments._RECORD_MAGIC, segments._RECORD.size)
-        yield prefix + segments._RECORD.pack(first, len(bomb), segments._checksum(first, bomb)) + bomb
+        yield prefix + segments._RECORD.pack(first, len(bomb), segments._checksum(first, bomb, -1), -1) + bomb
 
     monkeypatch.setattr(segments, "_encoded", with_bomb)
     entry = write_segment(tmp_path, LAYOUT, 0, unrolls(1))

@@ -187,6 +187,6 @@ def test_everything_is_on_disk_before_its_name_is(tmp_path, monkeypatch):
 def test_the_manifest_is_readable_json_with_a_format(tmp_path):
     path = write(tmp_path, snapshot(7, tmp_path, segments=1))
     manifest = json.loads((path / "manifest.json").read_text())
-    assert (manifest["format"], manifest["step"]) == (1, 7)
+    assert (manifest["format"], manifest["step"]) == (2, 7)
     assert manifest["files"]["state.json"]["bytes"] == (path / "state.json").stat().st_size
     assert manifest["segments"][0]["count"] == 2

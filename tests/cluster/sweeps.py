@@ -6,11 +6,10 @@ import os
 import signal
 import time
 
-from laser_rl.runtime.sweep_directory import SweepDirectory
-from laser_rl.runtime.sweep_launch import sweep
-
 from laser_rl.runtime.cluster.launch import run_cluster
 from laser_rl.runtime.cluster.loading import ray
+from laser_rl.runtime.directory import RunDirectory
+from laser_rl.runtime.launch import train
 from laser_rl.sweep.cluster import ClusterSettings
 from laser_rl.sweep.settings import SweepConfig
 from tests.runtime.small import small
@@ -25,15 +24,15 @@ def small_sweep(environment="laser/Catch", *, rates=RATES, share="shared", pbt=N
 
 def finished(config, path, cluster=None, **more):
     """Run to the end; on a cluster if one is given."""
-    directory = SweepDirectory(path, config)
+    directory = RunDirectory(path, config)
     try:
-        return sweep(config, directory, sinks=[directory.log], cluster=cluster, **more)
+        return train(config, directory, sinks=[directory.log], cluster=cluster, **more)
     finally:
         directory.close()
 
 
 def on_cluster(config, path, runners=1, **more):
-    directory = SweepDirectory(path, config)
+    directory = RunDirectory(path, config)
     try:
         return run_cluster(config, directory, ClusterSettings(runners=runners), sinks=[directory.log], **more)
     finally:

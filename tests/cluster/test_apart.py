@@ -6,7 +6,7 @@ import tempfile
 
 import pytest
 
-from laser_rl.runtime.sweep_launch import sweep
+from laser_rl.runtime.launch import train
 from tests.cluster.apart import PORT, Apart, possible
 from tests.cluster.apart_sweep import in_step_config
 from tests.cluster.raylets import needs_ray
@@ -40,7 +40,7 @@ def test_namespaces_are_apart(cluster):
 
 
 def test_lock_step_gives_the_same_parameters(cluster, tmp_path):
-    assert swept(cluster, tmp_path, "in-step") == hashes(sweep(in_step_config()))
+    assert swept(cluster, tmp_path, "in-step") == hashes(train(in_step_config()))
 
 
 def test_a_shared_sweep_reaches_what_one_machine_reaches(cluster, tmp_path):

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from laser_rl.runtime.sweep_directory import SweepDirectory
 
 from laser_rl import checkpoint
 from laser_rl.metrics.log import read
 from laser_rl.replay.parcel import unseal
 from laser_rl.replay.records import unpack
 from laser_rl.runtime.cluster.supervisor import ClusterSupervisor
+from laser_rl.runtime.directory import RunDirectory
 from laser_rl.sweep.cluster import ClusterSettings
 from tests.agent.unroll_witness import Row, UnrollWitness
 from tests.cluster.raylets import needs_ray, three_raylets
@@ -121,7 +121,7 @@ def test_twenty_kills_of_every_kind_in_one_run(raylets, tmp_path, figure):
             "evaluate_episodes": 2,
         },
     )
-    directory, found = SweepDirectory(tmp_path, config), []
+    directory, found = RunDirectory(tmp_path, config), []
     begun = time.monotonic()
     try:
         supervisor = ClusterSupervisor(config, directory, ClusterSettings(runners=1))

@@ -6,7 +6,7 @@ import pytest
 from laser_rl import Sweep, checkpoint
 from laser_rl.metrics.log import read
 from laser_rl.runtime.cluster.lock_step import LockStep
-from laser_rl.runtime.sweep_launch import sweep
+from laser_rl.runtime.launch import train
 from laser_rl.sweep.pbt import PbtConfig
 from tests.cluster.raylets import needs_ray, three_raylets
 from tests.cluster.sweeps import finished, hashes, on_cluster, small_sweep
@@ -25,7 +25,7 @@ def raylets():
 @pytest.mark.parametrize("pbt", [None, PbtConfig(burn_in_steps=50, every_episodes=5, margin=0.0)])
 def test_in_lock_step_three_members_end_with_the_parameters_of_one_machine(raylets, tmp_path, pbt):
     config = small_sweep(runtime="serial", pbt=pbt, **IN_STEP)
-    one = sweep(config)
+    one = train(config)
     there = on_cluster(config, tmp_path)
     assert [member.updates for member in there.members] == [member.updates for member in one.members]
     assert min(member.updates for member in one.members) > 20
@@ -45,7 +45,7 @@ def test_lock_step_can_fail(raylets, tmp_path, monkeypatch):
         return asked(self, 1 - member if method in {"step", "take"} else member, who, method, *arguments)
 
     monkeypatch.setattr(LockStep, "_asked", swapped)
-    assert hashes(on_cluster(config, tmp_path)) != hashes(sweep(config))
+    assert hashes(on_cluster(config, tmp_path)) != hashes(train(config))
 
 
 # Targets of tests/learning for one agent on one machine, which a sweep's best member has to reach as well.

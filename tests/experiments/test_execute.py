@@ -6,7 +6,7 @@ import pytest
 from laser_rl.experiments import EXPERIMENTS, planned, shrunk, suite_of
 from laser_rl.experiments.execute import buckets_of, executed, from_lines, to_lines
 from laser_rl.experiments.runner import curve_lines
-from laser_rl.runtime.sweep import SweepTraining
+from laser_rl.runtime.trainer import Trainer
 
 
 def episode(step, value, member=0, update=0, **more):
@@ -76,8 +76,8 @@ def test_a_run_with_a_directory_goes_on_from_its_checkpoint(tmp_path, monkeypatc
             training.stop.request("SIGTERM")
 
     with monkeypatch.context() as patch:
-        patch.setattr(SweepTraining, "between_before", SweepTraining.between, raising=False)
-        patch.setattr(SweepTraining, "between", stop_at)
+        patch.setattr(Trainer, "between_before", Trainer.between, raising=False)
+        patch.setattr(Trainer, "between", stop_at)
         with pytest.raises(KeyboardInterrupt):
             executed(sweep, task.bucket_steps, tmp_path / "run")
     resumed = executed(sweep, task.bucket_steps, tmp_path / "run")

@@ -22,7 +22,7 @@ from laser_rl.exports.onnx_policy import about_of, export_onnx, session_of
 from laser_rl.exports.source import described, starts_of
 from laser_rl.exports.verified import Row, compare, observed
 from laser_rl.networks.build import build_network, family_of
-from laser_rl.runtime.build import build_member
+from laser_rl.runtime.crew_build import build_member
 from laser_rl.runtime.evaluate import trained_of
 from tests.runtime.small import finish, small
 

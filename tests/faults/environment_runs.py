@@ -12,11 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from laser_rl.runtime.build import build_member
 from laser_rl.runtime.crew_build import build_crew
 from laser_rl.runtime.launch import prepare, run
-from laser_rl.runtime.sweep import SweepTraining, run_sweep
-from laser_rl.runtime.sweep_directory import stores_of
+from laser_rl.runtime.trainer import Trainer, run_in_turns
 from laser_rl.sweep.settings import SweepConfig
 from tests.agent.unroll_witness import UnrollWitness
 from tests.faults.figures import VARIABLE
@@ -139,13 +137,14 @@ class Learned:
 
 def learn(source, *, disturb=None, sinks=(), begun=None, **settings):
     """An agent learns; `disturb(trainings, pools, over)` runs beside it. What began is in `begun`, also if it ends with an error."""
-    member = build_member(small("Telltale", **{**DEFAULTS, **settings}), source)
-    with _closing(member.environments):
-        rhythm, training = Rhythm(member.environments), prepare(member, sinks=sinks)
-        (begun if begun is not None else []).append(training)
-        with _beside(disturb, [training], [member.environments]):
-            run(training, evaluate_at_end=False)
-    return Learned([training], [rhythm])
+    trainer = prepare(small("Telltale", **{**DEFAULTS, **settings}), source=source, sinks=sinks)
+    environments = trainer.group.members[0].environments
+    with _closing(environments):
+        rhythm = Rhythm(environments)
+        (begun if begun is not None else []).extend(trainer.trainings)
+        with _beside(disturb, trainer.trainings, [environments]):
+            run(trainer, evaluate_at_end=False)
+    return Learned(trainer.trainings, [rhythm])
 
 
 def learn_in_a_sweep(source, *, disturb=None, sinks=(), begun=None, stack="on", **settings):
@@ -155,13 +154,13 @@ def learn_in_a_sweep(source, *, disturb=None, sinks=(), begun=None, stack="on", 
     crew = build_crew(config, source)
     with _closing(crew):
         pools = list({id(member.environments): member.environments for member in crew.members}.values())
-        rhythms, training = [Rhythm(pool) for pool in pools], SweepTraining(config, crew, sinks=sinks)
+        rhythms, training = [Rhythm(pool) for pool in pools], Trainer(config, crew, sinks=sinks)
         (begun if begun is not None else []).extend(training.trainings)
         crew.begin()
         with _beside(disturb, training.trainings, pools):
-            run_sweep(training)
+            run_in_turns(training)
         training.report()
-    assert len(stores_of(training)) == 1
+    assert len(training.stores()) == 1
     return Learned(training.trainings, rhythms)
 
 

@@ -9,7 +9,6 @@ import json
 import sys
 from pathlib import Path
 
-from laser_rl.runtime.build import build_member
 from laser_rl.runtime.directory import RunDirectory
 from laser_rl.runtime.launch import prepare, run
 from tests.faults.measure import held
@@ -54,9 +53,10 @@ def main(runtime, updates, path):
     """One run."""
     config, samples = settings(runtime, updates), Samples(updates)
     directory = RunDirectory(path, config)
-    member = build_member(config)
+    trainer = prepare(config, directory, sinks=[directory.log], callbacks=[samples])
+    [member] = trainer.group.members
     try:
-        run(prepare(member, directory, sinks=[directory.log], callbacks=[samples]), evaluate_at_end=False)
+        run(trainer, evaluate_at_end=False)
     finally:
         member.environments.close()
         directory.close()

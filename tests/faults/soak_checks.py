@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from laser_rl import checkpoint
+from laser_rl.checkpoint.snapshot import grouped
 from laser_rl.metrics.log import FILE, read, read_from
 from laser_rl.runtime.crew_build import build_parts
-from laser_rl.runtime.sweep_directory import SweepDirectory, grouped
+from laser_rl.runtime.directory import RunDirectory
+from laser_rl.trust import Trust
 from tests.agent.unroll_witness import UnrollWitness
 
 MOST_SLOPE = 0.10  # of the memory, over the whole time; or so many bytes, where that is more
@@ -73,9 +75,10 @@ def final_state(path: Path, found: Found) -> None:
 
 
 def _replay(path: Path, loaded: checkpoint.Loaded, found: Found) -> None:
-    directory = SweepDirectory(path, None)
+    directory = RunDirectory(path, None)
     try:
-        parts = build_parts(directory.sweep)
+        with Trust(code=True).applied():  # the environment of the soak, which its settings name
+            parts = build_parts(directory.settings)
         store = parts.stores[0]
         assert store is not None
         directory.fill([store], parts.layout, loaded)
@@ -89,7 +92,7 @@ def _replay(path: Path, loaded: checkpoint.Loaded, found: Found) -> None:
     finite = all(np.isfinite(field).all() for field in (unrolls.observation, unrolls.reward, unrolls.behaviour))
     found.expect(finite, "the replay holds numbers that are none")
     found.expect(
-        len(store) * parts.layout.steps <= directory.sweep.base.replay.capacity_steps, "more than its capacity"
+        len(store) * parts.layout.steps <= directory.settings.base.replay.capacity_steps, "more than its capacity"
     )
     members = set(unrolls.member.tolist())
     found.expect(members == set(range(len(parts.configs))), f"the replay has unrolls of {sorted(members)} only")
@@ -110,7 +113,7 @@ def _members(loaded: checkpoint.Loaded, found: Found) -> None:
 
 
 def _copies(path: Path, loaded: checkpoint.Loaded, found: Found) -> None:
-    history = loaded.state["sweep"]["pbt"]["history"]
+    history = loaded.state["trainer"]["pbt"]["history"]
     numbers = [record["number"] for record in history]
     found.expect(numbers == list(range(len(numbers))), f"copies are numbered {numbers}")
     found.facts.append(f"{len(numbers)} copies decided")

@@ -13,8 +13,6 @@ from laser_rl.runtime.evaluate import load_trained
 from laser_rl.runtime.files import CONFIG, SWEEP, read_config, read_sweep
 from laser_rl.runtime.held import has_checkpoints
 from laser_rl.runtime.launch import train
-from laser_rl.runtime.sweep_directory import SweepDirectory
-from laser_rl.runtime.sweep_launch import sweep
 from tests.faults.test_checkpoint_faults import emptied, exchanged, flipped, make_newer, truncated
 from tests.golden import folders
 
@@ -31,8 +29,8 @@ def two_checkpoints(request, tmp_path_factory):
     if (run_dir / SWEEP).exists():
         config = read_sweep(run_dir)
         config = config.model_copy(update={"base": override(config.base, longer)})
-        directory = SweepDirectory(run_dir, config)
-        sweep(config, directory, sinks=[directory.log])
+        directory = RunDirectory(run_dir, config)
+        train(config, directory, sinks=[directory.log])
     else:
         directory = RunDirectory(run_dir, override(read_config(run_dir), longer))
         train(directory.config, directory, sinks=[directory.log])

@@ -12,9 +12,9 @@ import pytest
 from laser_rl.replay import Replay
 from laser_rl.replay.shared import HOLDER, UNSETTLED
 from laser_rl.runtime.crew_build import build_crew
+from laser_rl.runtime.directory import RunDirectory
 from laser_rl.runtime.processes import Supervisor
-from laser_rl.runtime.sweep import SweepTraining
-from laser_rl.runtime.sweep_directory import SweepDirectory
+from laser_rl.runtime.trainer import Trainer
 from laser_rl.sweep.settings import SweepConfig
 from laser_rl.types import UnrollLayout, empty_unrolls
 from tests.replay import test_shared
@@ -193,7 +193,7 @@ def test_who_goes_on_for_a_dead_process_plays_other_episodes(stack):
     store, begun = None, 0
     for _ in range(3):
         crew = build_crew(config, stores=None if store is None else [store] * 4, begun=begun)
-        training = SweepTraining(config, crew)
+        training = Trainer(config, crew)
         crew.begin()
         for _ in range(40):
             training.turn()
@@ -208,7 +208,7 @@ def test_who_goes_on_for_a_dead_process_plays_other_episodes(stack):
 @pytest.mark.fault(22)
 def test_processes_killed_soon_put_nothing_into_the_replay_twice(tmp_path, figure):
     config, killed = never_learning(steps=1_200), []
-    directory = SweepDirectory(tmp_path, config)
+    directory = RunDirectory(tmp_path, config)
     supervisor = Supervisor(config, directory, 2)
     look = supervisor._look
 

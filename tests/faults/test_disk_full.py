@@ -58,7 +58,7 @@ class Full:
 
 
 def parameters(path):
-    return checkpoint.latest(path).tensors["network"]
+    return checkpoint.latest(path).tensors["member-00"]
 
 
 @pytest.mark.fault(10)

@@ -9,9 +9,9 @@ from laser_rl import checkpoint
 from laser_rl.metrics.log import read, rows_hash
 from laser_rl.metrics.tensorboard import TensorBoardLog
 from laser_rl.runtime import space
+from laser_rl.runtime.directory import RunDirectory
 from laser_rl.runtime.processes import Supervisor
 from laser_rl.runtime.space import NoSpace
-from laser_rl.runtime.sweep_directory import SweepDirectory
 from laser_rl.sweep.settings import SweepConfig
 from tests.faults.disk import Disk, assert_in_order
 from tests.faults.test_disk_full import AGAIN, SAID, Full
@@ -61,7 +61,7 @@ def test_a_full_disk_ends_no_sweep_over_processes(tmp_path, disk, caplog, figure
     """All of its processes are refused by the kernel: the parent's checkpoints, everybody's rows."""
     base = small("laser/Catch", steps=6_000, checkpoint_every_steps=500, capacity_steps=6_000, log_every_updates=20)
     config = SweepConfig(base=base, grid={"learning_rate": [5e-4, 1e-3, 2e-3, 4e-3]}, processes=2)
-    directory = SweepDirectory(tmp_path, config)
+    directory = RunDirectory(tmp_path, config)
     supervisor = Supervisor(config, directory, 2)
     look, moments = supervisor._look, []
 

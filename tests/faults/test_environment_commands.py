@@ -10,8 +10,8 @@ import time
 import numpy as np
 import pytest
 
+from laser_rl.runtime.directory import RunDirectory
 from laser_rl.runtime.processes import Supervisor
-from laser_rl.runtime.sweep_directory import SweepDirectory
 from laser_rl.sweep.settings import SweepConfig
 from tests.agent.unroll_witness import UnrollWitness
 from tests.faults.bad_environments import EXPECTED
@@ -82,7 +82,7 @@ def test_workers_of_a_sweep_over_processes_are_killed(tmp_path, figure):
         "evaluate_episodes": 1,
     }
     config = SweepConfig(base=small(**settings), grid={"learning_rate": [1e-3, 2e-3]}, processes=2)
-    directory = SweepDirectory(tmp_path / "sweep", config)
+    directory = RunDirectory(tmp_path / "sweep", config)
     supervisor, dice, killed = Supervisor(config, directory, 2), random.Random(5), []  # noqa: S311
     look = supervisor._look
 

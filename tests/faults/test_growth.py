@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from laser_rl.runtime.directory import RunDirectory
 from laser_rl.runtime.processes import Supervisor
-from laser_rl.runtime.sweep_directory import SweepDirectory
 from laser_rl.sweep.settings import SweepConfig
 from tests.faults.growth import SAMPLES, settings
 from tests.faults.measure import Held, held, slope
@@ -86,7 +86,7 @@ def test_a_sweep_of_two_processes_takes_no_more(tmp_path, figure):
     config = SweepConfig(
         base=settings("serial", UPDATES // 2), grid={"learning_rate": [5e-4, 1e-3]}, stack="off", processes=2
     )
-    directory = SweepDirectory(tmp_path / "sweep", config)
+    directory = RunDirectory(tmp_path / "sweep", config)
     supervisor = Supervisor(config, directory, 2, callbacks=[callback])
     try:
         supervisor.run()

@@ -16,7 +16,7 @@ from laser_rl import LASER, checkpoint, trust
 from laser_rl.agent import own_relevance
 from laser_rl.checkpoint import manifest
 from laser_rl.cli import main
-from laser_rl.cli.sweep import broken_off
+from laser_rl.cli.train import broken_off
 from laser_rl.config import override
 from laser_rl.errors import ConfigError
 from laser_rl.runtime.files import CONFIG, SWEEP

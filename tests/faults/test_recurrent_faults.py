@@ -7,8 +7,8 @@ import pytest
 
 from laser_rl import checkpoint
 from laser_rl.metrics.log import read
+from laser_rl.runtime.directory import RunDirectory
 from laser_rl.runtime.processes import Supervisor
-from laser_rl.runtime.sweep_directory import SweepDirectory
 from tests.faults.test_run_faults import finish, kill_group, newest, start, the_same, wait_until
 from tests.runtime.test_recurrent_sweeps import PBT, members
 
@@ -59,9 +59,9 @@ def test_a_killed_sweep_goes_on_bit_for_bit(tmp_path, figure):
     status, _, err = finish(start("resume", path, "--plain"))
     assert status == 0, err
     figure(f"LSTM, 3 members with PBT, killed after step {at:,} of 1,500: {the_same(path, tmp_path / 'whole')}")
-    state = checkpoint.latest(path).state["sweep"]["pbt"]
+    state = checkpoint.latest(path).state["trainer"]["pbt"]
     assert len(state["history"]) > 0
-    assert state == checkpoint.latest(tmp_path / "whole").state["sweep"]["pbt"]
+    assert state == checkpoint.latest(tmp_path / "whole").state["trainer"]["pbt"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
@@ -84,7 +84,7 @@ def test_a_run_with_threads_goes_on_after_its_end(tmp_path, number):
 @pytest.mark.slow
 def test_a_killed_process_of_a_sweep_comes_back_with_lanes_drawn_anew(tmp_path):
     config = members(processes=2, pbt=PBT, steps=1_200, capacity_steps=4_000, checkpoint_every_steps=500)
-    directory, killed = SweepDirectory(tmp_path, config), []
+    directory, killed = RunDirectory(tmp_path, config), []
     supervisor = Supervisor(config, directory, 2)
     look = supervisor._look
 

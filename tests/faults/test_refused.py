@@ -16,22 +16,24 @@ import torch
 
 from laser_rl import LASER, checkpoint, cli
 from laser_rl.checkpoint import manifest
+from laser_rl.checkpoint.snapshot import grouped, member_name
 from laser_rl.cli.settings import base_from, read_file
 from laser_rl.cli.status import status_of
 from laser_rl.cli.sweep_settings import begin
 from laser_rl.errors import DamagedRun, UserError
 from laser_rl.metrics.report import report
-from laser_rl.runtime.build import build_member
+from laser_rl.runtime.crew_build import build_crew, build_member
 from laser_rl.runtime.directory import RunDirectory
 from laser_rl.runtime.files import read_config, read_sweep
 from laser_rl.runtime.saving import load_member
+from laser_rl.runtime.trainer import Trainer
 from laser_rl.runtime.training import Training
 from tests.fuzz.checkpoints import signed
 from tests.fuzz.run import limited
 from tests.golden import folders
 
 LIMIT_S = 1.0
-TENSORS = ["actor", "environments", "good", "learner", "mixer", "network", "optimiser"]
+TENSORS = ["actor-00", "environments-00", "member-00"]
 CHECKPOINT = ["manifest.json", "state.json", *(f"{name}.safetensors" for name in TENSORS)]
 SETTINGS = ["config.json", "sweep.json", "settings.yaml", "settings.json", "sweep.yaml"]
 RECORDS = [
@@ -92,10 +94,8 @@ class Place:
 
     def restore(self):
         (self.run_dir / "sweep.json").unlink(missing_ok=True)  # it has served its test
-        with closing(RunDirectory(self.run_dir)) as directory:
-            member = build_member(directory.config)
-            with closing(member.environments):
-                directory.restore(Training(member))
+        with closing(RunDirectory(self.run_dir)) as directory, closing(build_crew(directory.settings)) as group:
+            directory.restore(Trainer(directory.settings, group))
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def test_a_hundred_megabytes_of_json_are_refused_unread(tmp_path, figure):
 @pytest.mark.fault(14)
 def test_a_giant_header_is_refused(place, figure):
     took = []
-    for name in ("network.safetensors", "agent.safetensors"):
+    for name in ("member-00.safetensors", "agent.safetensors"):
         for length in (1 << 63, 1 << 40, 99 << 20):
             place.put(name, struct.pack("<Q", length) + b"{" + b" " * (1 << 10))
             took.append(refused_within(place, name))
@@ -169,7 +169,7 @@ def test_a_giant_header_is_refused(place, figure):
 
 
 @pytest.mark.fault(14)
-@pytest.mark.parametrize("name", ["network.safetensors", "agent.safetensors"])
+@pytest.mark.parametrize("name", ["member-00.safetensors", "agent.safetensors"])
 def test_a_header_of_a_hundred_megabytes_is_refused(place, name):
     place.put(name, struct.pack("<Q", 99 << 20) + b"{" + b" " * (100 << 20))
     refused_within(place, name)
@@ -206,7 +206,7 @@ def test_yaml_that_executes_explodes_or_holds_itself_is_refused(place, name, cas
 
 
 @pytest.mark.fault(14)
-@pytest.mark.parametrize("name", ["config.json", "manifest.json", "state.json", "network.safetensors", "segment"])
+@pytest.mark.parametrize("name", ["config.json", "manifest.json", "state.json", "member-00.safetensors", "segment"])
 def test_a_link_that_leads_out_of_the_run_is_refused(place, name, tmp_path):
     path = place.path(name)
     shutil.move(path, tmp_path / "elsewhere")
@@ -225,13 +225,13 @@ def test_a_pipe_is_not_waited_for(place, name):
 
 @pytest.mark.fault(14)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("name", ["network.safetensors", "agent.safetensors"])
+@pytest.mark.parametrize("name", ["member-00.safetensors", "agent.safetensors"])
 def test_weights_that_are_not_finite_are_refused(place, name, value, capsys, figure):
     path = place.path(name)
     with safetensors.safe_open(path, "pt") as file:
         about = file.metadata()
     tensors = safetensors.torch.load_file(path)
-    tensors["policy_head.weight"][0, 0] = value
+    tensors["policy_head.weight" if name == "agent.safetensors" else "network/policy_head.weight"][0, 0] = value
     place.put(name, safetensors.torch.save(tensors, metadata=about))
     begin_s = time.perf_counter()
     if name == "agent.safetensors":
@@ -242,15 +242,15 @@ def test_weights_that_are_not_finite_are_refused(place, name, value, capsys, fig
         assert cli.main(["evaluate", str(place.run_dir)]) == 3
         assert "policy_head.weight holds 1 numbers of 16 that are not finite" in capsys.readouterr().err
     took = time.perf_counter() - begin_s
-    if math.isnan(value) and name == "network.safetensors":
+    if math.isnan(value) and name == "member-00.safetensors":
         figure(f"NaN weights refused in {1000 * took:.0f} ms")
 
 
 @pytest.mark.fault(14)
 def test_a_state_to_go_back_to_that_is_not_finite_is_refused(place):
-    tensors = safetensors.torch.load_file(place.path("good.safetensors"))
-    tensors["value"][3] = torch.nan
-    place.put("good.safetensors", safetensors.torch.save(tensors))
+    tensors = safetensors.torch.load_file(place.path("member-00.safetensors"))
+    tensors["good/value"][3] = torch.nan
+    place.put("member-00.safetensors", safetensors.torch.save(tensors))
     with pytest.raises(DamagedRun, match="value of the last state that learned is not finite"):
         place.restore()
 
@@ -272,7 +272,7 @@ def test_a_manifest_that_names_files_elsewhere_is_refused(place, name):
 @pytest.mark.parametrize("size", [1 << 63, 1 << 50])
 def test_a_size_that_a_manifest_only_claims_is_not_allocated(place, size):
     old = place.manifest
-    files = {**old.files, "network.safetensors": manifest.FileEntry(size, "0" * 64)}
+    files = {**old.files, "member-00.safetensors": manifest.FileEntry(size, "0" * 64)}
     place.put("manifest.json", manifest.encode(manifest.Manifest(old.step, files, old.segments)))
     refused_within(place, "manifest.json")
 
@@ -287,7 +287,7 @@ def test_a_state_that_verifies_and_does_not_fit_is_refused(place):
     member = build_member(read_config(place.run_dir))
     loaded = checkpoint.latest(place.run_dir)
     with closing(member.environments), pytest.raises(KeyError):
-        load_member(Training(member), loaded.tensors, {})
+        load_member(Training(member), grouped(loaded.tensors[member_name(0)]), {})
     place.put("state.json", b"{}")
     with pytest.raises(DamagedRun, match=r"does not hold what is needed here \(KeyError"):
         place.restore()

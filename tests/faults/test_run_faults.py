@@ -126,11 +126,11 @@ def test_a_polite_signal_saves_and_says_how_to_go_on(tmp_path, number, status, f
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(uninterrupted, tmp_path):
     path = tmp_path / "run"
     subprocess.run(["cp", "-r", uninterrupted, path], check=True)
-    victim = checkpoint.latest(path).path / "network.safetensors"
+    victim = checkpoint.latest(path).path / "member-00.safetensors"
     victim.write_bytes(victim.read_bytes()[:-1])
     code, out, err = finish(start("resume", path, "--plain"))
     assert code == 0, err
-    assert "network.safetensors" in err
+    assert "member-00.safetensors" in err
     assert fingerprint(path) == fingerprint(uninterrupted)
     for manifest in (path / "checkpoints").glob("*/manifest.json"):
         manifest.write_text("{}")

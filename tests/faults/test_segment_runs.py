@@ -11,10 +11,10 @@ from laser_rl.config import override
 from laser_rl.metrics.log import read
 from laser_rl.replay import Episodes, Replay
 from laser_rl.runtime import saving
+from laser_rl.runtime.directory import RunDirectory
 from laser_rl.runtime.evaluate import load_trained
 from laser_rl.runtime.processes import Supervisor
 from laser_rl.runtime.saving import MENDED
-from laser_rl.runtime.sweep_directory import SweepDirectory
 from laser_rl.sweep.settings import SweepConfig
 from tests.faults.disk import assert_in_order
 from tests.replay.inputs import RECURRENT, assert_same, numbered
@@ -102,7 +102,7 @@ def test_a_sweep_over_processes_goes_on_with_the_rest_of_its_replay(tmp_path, fi
     def run(steps):
         base = small("laser/Catch", steps=steps, checkpoint_every_steps=500, capacity_steps=6_000)
         config = SweepConfig(base=base, grid={"learning_rate": [5e-4, 1e-3, 2e-3, 4e-3]}, processes=2)
-        directory = SweepDirectory(tmp_path, config)
+        directory = RunDirectory(tmp_path, config)
         try:
             supervisor = Supervisor(config, directory, 2)
             return supervisor.run(), supervisor

@@ -17,13 +17,12 @@ from rich.console import Console as Terminal
 
 from laser_rl.metrics.log import read
 from laser_rl.metrics.screen import Screen
-from laser_rl.runtime.build import build_member
 from laser_rl.runtime.directory import RunDirectory
-from laser_rl.runtime.launch import prepare, run
+from laser_rl.runtime.launch import prepare
 from laser_rl.runtime.stop import AGAIN_S, FINISHED, Stop, StoppedAtOnce, nothing_to_save, signals
 from tests.faults.families import VARIABLE, Family, living, within
 from tests.faults.test_run_faults import LASER, newest, wait_until
-from tests.runtime.small import finish, small
+from tests.runtime.small import finish, run_one, small
 
 LIMIT_S = 10.0
 STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
@@ -378,13 +377,12 @@ def test_a_finished_run_is_interrupted_by_signals_only():
 @pytest.mark.fault(19)
 def test_an_evaluation_that_was_broken_off_is_played_when_the_run_goes_on(tmp_path):
     config = small("laser/Catch", steps=600, evaluate_every_steps=200)
-    directory, member = RunDirectory(tmp_path, config), build_member(config)
+    directory = RunDirectory(tmp_path, config)
     try:
-        training = prepare(member, directory, sinks=[directory.log])
-        training.stop.listen = lambda: training.stop.interrupt("SIGTERM")  # asked for by evaluations only
-        result = run(training)
+        trainer = prepare(config, directory, sinks=[directory.log])
+        trainer.stop.listen = lambda: trainer.stop.interrupt("SIGTERM")  # asked for by evaluations only
+        result, _ = run_one(trainer)
     finally:
-        member.environments.close()
         directory.close()
     assert (result.interrupted, result.evaluation) == ("SIGTERM", None)
     assert newest(tmp_path) == result.steps < 210

@@ -13,10 +13,10 @@ from laser_rl import checkpoint
 from laser_rl.metrics.log import read
 from laser_rl.runtime.board import Board, parsed, published
 from laser_rl.runtime.child import ProcessDied
+from laser_rl.runtime.directory import RunDirectory
+from laser_rl.runtime.launch import train
 from laser_rl.runtime.processes import Supervisor
-from laser_rl.runtime.sweep import TURNS_AHEAD
-from laser_rl.runtime.sweep_directory import SweepDirectory
-from laser_rl.runtime.sweep_launch import sweep
+from laser_rl.runtime.trainer import TURNS_AHEAD
 from laser_rl.sweep.pbt import PbtConfig
 from laser_rl.sweep.settings import SweepConfig
 from tests.faults.families import within
@@ -35,7 +35,7 @@ def in_processes(path, *, steps=3_000, pbt=PBT, rates=(5e-4, 1e-3, 2e-3, 4e-3), 
     values = {"checkpoint_every_steps": 1_000, "capacity_steps": 6_000, "log_every_updates": 20, **(settings or {})}
     base = small("laser/Catch", steps=steps, **values)
     config = SweepConfig(base=base, grid={"learning_rate": list(rates)}, pbt=pbt, processes=2)
-    directory = SweepDirectory(path, config)
+    directory = RunDirectory(path, config)
     return config, directory, Supervisor(config, directory, 2, **more)
 
 
@@ -72,7 +72,7 @@ def test_a_killed_process_comes_back_and_members_stay_together(tmp_path):
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
     # What one way of running leaves, the other goes on with.
-    again = SweepDirectory(tmp_path, None)
+    again = RunDirectory(tmp_path, None)
     try:
         longer = config.model_copy(
             update={
@@ -80,7 +80,7 @@ def test_a_killed_process_comes_back_and_members_stay_together(tmp_path):
                 "base": config.base.model_copy(update={"run": config.base.run.model_copy(update={"steps": 3_300})}),
             }
         )
-        rest = sweep(longer, again, sinks=[again.log])
+        rest = train(longer, again, sinks=[again.log])
     finally:
         again.close()
     assert all(3_300 <= member.steps < 3_310 for member in rest.members)
@@ -157,7 +157,7 @@ def test_a_published_state_comes_back_as_it_was():
     fresh = prepared(small_sweep(pbt=PBT)).trainings[1]
     fresh.member.learner.load(state.tensors, state.numbers["learner"])
     fresh.load(state.numbers["training"])
-    training.crew.close()
+    training.group.close()
     assert torch.equal(fresh.member.learner.flat.value, one.member.learner.flat.value)
     assert fresh.window.numbers() == one.window.numbers()
     assert fresh.steps == one.steps

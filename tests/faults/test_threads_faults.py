@@ -20,12 +20,11 @@ import pytest
 from laser_rl.agent.learner import Learner
 from laser_rl.replay import Replay, shared_lock
 from laser_rl.runtime import waiting
-from laser_rl.runtime.build import build_member
+from laser_rl.runtime.directory import RunDirectory
 from laser_rl.runtime.launch import prepare, run
 from laser_rl.runtime.pace import Pace
 from laser_rl.runtime.processes import Supervisor
 from laser_rl.runtime.survey import PERCENTILES, ages, composition
-from laser_rl.runtime.sweep_directory import SweepDirectory
 from laser_rl.runtime.waiting import Gate, Waiting
 from laser_rl.sweep.settings import SweepConfig
 from tests.envs.samples import Telltale
@@ -110,13 +109,14 @@ def learn(source, *, callback=lambda progress: None, until=None, **settings):
         "log_every_updates": 5,
         "checkpoint_every_steps": 0,
     }
-    member = build_member(small("Telltale", **{**defaults, **settings}), source)
+    ended = [callback, lambda progress: until is None or not until.is_set()]
+    trainer = prepare(small("Telltale", **{**defaults, **settings}), source=source, callbacks=ended)
+    [member] = trainer.group.members
     try:
-        training = prepare(member, callbacks=[callback, lambda progress: until is None or not until.is_set()])
-        run(training, evaluate_at_end=False)
+        run(trainer, evaluate_at_end=False)
     finally:
         member.environments.close()
-    return member, training
+    return member, trainer.trainings[0]
 
 
 def assert_exact(batches, training):
@@ -196,13 +196,11 @@ def pause_workers(runtime, times, batches):
         time.sleep(dice.uniform(0, 0.02))  # the learner pauses, too
 
     settings = {**WORKERS, "runtime": runtime, "steps": 10**7, "capacity_steps": 3000}
-    member = build_member(
-        small("Telltale", **settings, batch_unrolls=COLUMNS, fraction=1 - ONLINE / COLUMNS, log_every_s=0.1), source
-    )
-    environments = member.environments
+    config = small("Telltale", **settings, batch_unrolls=COLUMNS, fraction=1 - ONLINE / COLUMNS, log_every_s=0.1)
+    trainer = prepare(config, source=source, callbacks=[callback, lambda progress: not over.is_set()])
+    [training], environments = trainer.trainings, trainer.group.members[0].environments
     try:
-        training = prepare(member, callbacks=[callback, lambda progress: not over.is_set()])
-        run(training, evaluate_at_end=False)
+        run(trainer, evaluate_at_end=False)
     finally:
         environments.close()
     helpers[0].join(30)
@@ -260,7 +258,7 @@ def sweep_with(path, disturb, monkeypatch):
         log_every_s=0.2,
     )
     config = SweepConfig(base=base, grid={"learning_rate": [5e-4, 1e-3]}, stack="off", processes=2)
-    directory = SweepDirectory(path / "sweep", config)
+    directory = RunDirectory(path / "sweep", config)
     supervisor = Supervisor(config, directory, 2, callbacks=[lambda progress: not over.is_set()])
     failures = []
 

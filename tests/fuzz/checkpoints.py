@@ -10,15 +10,14 @@ import numpy as np
 from laser_rl import checkpoint
 from laser_rl.checkpoint import SegmentEntry, manifest, segments
 from laser_rl.checkpoint.guarded import fitting
+from laser_rl.checkpoint.snapshot import grouped, member_name
 from laser_rl.replay.records import pack
-from laser_rl.runtime.build import build_member
-from laser_rl.runtime.crew_build import build_crew
+from laser_rl.runtime.crew_build import build_crew, build_member
 from laser_rl.runtime.directory import RunDirectory
 from laser_rl.runtime.evaluate import load_trained
 from laser_rl.runtime.files import read_config
 from laser_rl.runtime.saving import load_member
-from laser_rl.runtime.sweep import SweepTraining
-from laser_rl.runtime.sweep_directory import SweepDirectory
+from laser_rl.runtime.trainer import Trainer
 from laser_rl.runtime.training import Training
 from laser_rl.types import Unrolls
 from tests.fuzz.mutate import Dice
@@ -90,19 +89,23 @@ class Reader(Files):
         """As a resumed run does, and now and then all of it."""
         loaded = checkpoint.load_snapshot(self.newest)
         with fitting(self.newest):
-            load_member(self.training, loaded.tensors, loaded.state)
+            load_member(self.training, grouped(loaded.tensors[member_name(0)]), loaded.state["members"][0])
         if number % OFTEN_ENOUGH == 0:
             load_trained(self.run_dir)
             self.restore()
 
     def restore(self) -> None:
         """All of a run, replay and episodes included."""
-        with contextlib.closing(RunDirectory(self.run_dir)) as directory:
-            member = build_member(directory.config)
-            try:
-                directory.restore(Training(member))
-            finally:
-                member.environments.close()
+        restore(self.run_dir)
+
+
+def restore(run_dir: Path) -> None:
+    """All of a run or a sweep, replay and episodes included."""
+    with (
+        contextlib.closing(RunDirectory(run_dir)) as directory,
+        contextlib.closing(build_crew(directory.settings)) as crew,
+    ):
+        directory.restore(Trainer(directory.settings, crew))
 
 
 def _of_a_sweep(run_dir: Path) -> Target:
@@ -110,11 +113,7 @@ def _of_a_sweep(run_dir: Path) -> Target:
 
     def feed(data: bytes, _: int) -> None:
         files.put("state.json", data, fits=True)
-        with (
-            contextlib.closing(SweepDirectory(run_dir)) as directory,
-            contextlib.closing(build_crew(directory.sweep)) as crew,
-        ):
-            directory.restore(SweepTraining(directory.sweep, crew))
+        restore(run_dir)
 
     return Target([(files.newest / "state.json").read_bytes()], feed, is_json=True, share=0.1)
 

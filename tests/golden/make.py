@@ -12,8 +12,6 @@ from laser_rl.runtime.directory import RunDirectory
 from laser_rl.runtime.evaluate import Trained, load_trained
 from laser_rl.runtime.files import read_config
 from laser_rl.runtime.launch import train
-from laser_rl.runtime.sweep_directory import SweepDirectory
-from laser_rl.runtime.sweep_launch import sweep
 from laser_rl.sweep.pbt import PbtConfig
 from laser_rl.sweep.settings import SweepConfig
 from tests.golden import EXPECTED, RUNS, answer, folder_of_now, rows_for
@@ -31,13 +29,13 @@ def make(folder: Path) -> None:
     lstm = {"memory": "lstm", "memory_size": 4, "capacity_steps": 120}
     for name, more in {"mlp": {}, "lstm": lstm}.items():
         directory = RunDirectory(folder / name, small(**{**SMALL, **more}))
-        train(directory.config, directory, sinks=[directory.log])
+        train(directory.settings, directory, sinks=[directory.log])
         directory.close()
     pbt = PbtConfig(burn_in_steps=50, every_episodes=2, margin=0.01)
     settings = SweepConfig(base=small(**SMALL), grid={"learning_rate": [1e-3, 1e-2, 3e-2]}, pbt=pbt)
-    of_sweep = SweepDirectory(folder / "sweep", settings)
-    sweep(settings, of_sweep, sinks=[of_sweep.log])
-    of_sweep.close()
+    directory = RunDirectory(folder / "sweep", settings)
+    train(settings, directory, sinks=[directory.log])
+    directory.close()
     for name, members in RUNS.items():
         _describe(folder / name, [None] if members is None else range(members))
     trained = load_trained(folder / "mlp")

@@ -16,8 +16,6 @@ from laser_rl.runtime.directory import RunDirectory
 from laser_rl.runtime.evaluate import load_trained
 from laser_rl.runtime.files import read_config, read_sweep
 from laser_rl.runtime.launch import train
-from laser_rl.runtime.sweep_directory import SweepDirectory
-from laser_rl.runtime.sweep_launch import sweep
 from tests.fuzz.checkpoints import signed
 from tests.golden import FOLDER, RUNS, answer, expected, folder_of_now, folders
 
@@ -67,7 +65,7 @@ def test_a_golden_run_goes_on(folder, run, tmp_path):
     finally:
         directory.close()
     assert result.steps >= before.step + 40
-    assert result.updates > before.state["learner"]["version"]
+    assert result.updates > before.state["members"][0]["learner"]["version"]
     rows = read(tmp_path / run)
     assert [row["step"] for row in rows if row.get("event") == "resumed"] == [before.step]  # the old rows still count
     assert checkpoint.latest(tmp_path / run).step == result.steps
@@ -77,15 +75,15 @@ def test_a_golden_run_goes_on(folder, run, tmp_path):
 @FOLDERS
 def test_a_golden_sweep_goes_on(folder, tmp_path):
     shutil.copytree(folder / "sweep", tmp_path / "sweep")
-    directory = SweepDirectory(tmp_path / "sweep")
+    directory = RunDirectory(tmp_path / "sweep")
     try:
         before = checkpoint.latest(directory.path)
-        base = override(directory.sweep.base, {"run.steps": before.step + 40, "run.evaluate_episodes": 1})
-        end = sweep(directory.sweep.model_copy(update={"base": base}), directory, sinks=[directory.log])
+        base = override(directory.settings.base, {"run.steps": before.step + 40, "run.evaluate_episodes": 1})
+        end = train(directory.settings.model_copy(update={"base": base}), directory, sinks=[directory.log])
     finally:
         directory.close()
     assert all(member.steps >= before.step + 40 for member in end.members)
-    assert len(end.exploits) >= len(before.state["sweep"]["pbt"]["history"]) > 0
+    assert len(end.exploits) >= len(before.state["trainer"]["pbt"]["history"]) > 0
 
 
 def test_there_are_golden_files_of_the_present_formats():
@@ -187,9 +185,9 @@ def test_a_newer_sweep_and_a_newer_agent_ask_for_an_upgrade(tmp_path):
 
 def test_a_changed_bit_of_a_golden_file_is_seen(run_dir):
     """Otherwise the tests above could compare anything."""
-    [path] = run_dir.glob("checkpoints/*/network.safetensors")
+    [path] = run_dir.glob("checkpoints/*/member-00.safetensors")
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    with pytest.raises(DamagedRun, match=r"network\.safetensors"):
+    with pytest.raises(DamagedRun, match=r"member-00\.safetensors"):
         load_trained(run_dir)

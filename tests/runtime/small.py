@@ -2,11 +2,11 @@
 
 import hashlib
 import json
+from typing import Any, NamedTuple
 
 from laser_rl import checkpoint, recipes
 from laser_rl.config import override
 from laser_rl.metrics.log import rows_hash
-from laser_rl.runtime.build import build_member
 from laser_rl.runtime.directory import RunDirectory
 from laser_rl.runtime.launch import prepare, run
 
@@ -25,16 +25,35 @@ def small(environment="CartPole-v1", **settings):
     return override(recipes.cartpole(environment), {**defaults, **settings})
 
 
+class Ended(NamedTuple):
+    """How the run of one agent ended."""
+
+    member: Any
+    steps: int
+    updates: int
+    evaluation: Any
+    interrupted: str | None
+    checkpoint: Any
+
+
+def run_one(trainer, **more):
+    """Run one agent that has been prepared to its end, and close its environments; how it ended, and its training."""
+    try:
+        result = run(trainer, **more)
+    finally:
+        trainer.group.members[0].environments.close()
+    [one], [training] = result.members, trainer.trainings
+    played = one.evaluation if training.last_evaluation is not None and result.interrupted is None else None
+    return Ended(training.member, one.steps, one.updates, played, result.interrupted, result.checkpoint), training
+
+
 def finish(config, path=None, source=None, **more):
-    """Build, run to the end; returns the result and its training."""
+    """Build, run to the end; returns how it ended and its training."""
     directory = None if path is None else RunDirectory(path, config)
-    member = build_member(config, source)
     try:
         sinks = [] if directory is None else [directory.log]
-        training = prepare(member, directory, sinks=sinks, **more)
-        return run(training), training
+        return run_one(prepare(config, directory, source=source, sinks=sinks, **more))
     finally:
-        member.environments.close()
         if directory is not None:
             directory.close()
 

@@ -10,16 +10,13 @@ import pytest
 from laser_rl import LASER, Sweep, checkpoint, cli
 from laser_rl.metrics.log import read
 from laser_rl.runtime.budget import Budget
-from laser_rl.runtime.build import build_member
 from laser_rl.runtime.directory import RunDirectory
 from laser_rl.runtime.files import read_sweep
 from laser_rl.runtime.launch import prepare, run
 from laser_rl.runtime.processes import Supervisor
 from laser_rl.runtime.stop import FINISHED
-from laser_rl.runtime.sweep_directory import SweepDirectory
-from laser_rl.runtime.sweep_launch import finish as finish_sweep
 from laser_rl.sweep.settings import SweepConfig
-from tests.runtime.small import finish, small
+from tests.runtime.small import finish, run_one, small
 from tests.runtime.test_sweeps import in_directory, prepared, small_sweep
 
 FOREVER = 10**9
@@ -39,19 +36,22 @@ class Clock:
 def timed(path, minutes, **settings):
     """A run whose every tick is a second."""
     config = small(**{"steps": FOREVER, "budget_minutes": minutes, "schedule": "linear", **settings})
-    directory, member = RunDirectory(path, config), build_member(config)
+    directory = RunDirectory(path, config)
     try:
-        training = prepare(member, directory, sinks=[directory.log])
-        spent = training.budget.spent_s
-        training.budget = Budget(minutes, spent_s=spent, clock=Clock())
-        return run(training), training
+        trainer = prepare(config, directory, sinks=[directory.log])
+        with_budget(trainer, Budget(minutes, spent_s=trainer.budget.spent_s, clock=Clock()))
+        return run_one(trainer)
     finally:
-        member.environments.close()
         directory.close()
 
 
+def with_budget(trainer, budget):
+    for one in (trainer, *trainer.trainings):
+        one.budget = budget
+
+
 def stored(path):
-    return json.loads((checkpoint.latest(path).path / "state.json").read_text())["training"]
+    return json.loads((checkpoint.latest(path).path / "state.json").read_text())["members"][0]["training"]
 
 
 def events(path):
@@ -127,7 +127,7 @@ def test_time_between_two_calls_is_not_counted():
     clock = Clock()
     agent = LASER("laser/Catch", budget_minutes=10.0, seed=1, slots=2)
     training = agent._prepared()
-    training.budget = Budget(10.0, clock=clock)
+    with_budget(training, Budget(10.0, clock=clock))
     agent.learn(100)
     spent = training.budget.spent_s
     clock.now += 10_000
@@ -159,14 +159,12 @@ def test_a_saved_state_counts_nothing_twice_in_the_session_that_saved_it():
 @pytest.mark.parametrize("stack", ["on", "off"])
 def test_all_members_of_a_sweep_share_the_time(stack, tmp_path):
     config = small_sweep(stack=stack, steps=FOREVER, schedule="linear", budget_minutes=20.0)
-    directory = SweepDirectory(tmp_path, config)
+    directory = RunDirectory(tmp_path, config)
     training = prepared(config, sinks=[directory.log], save=directory.save)
     budget = Budget(20.0, clock=Clock())
-    training.budget = budget
-    for member in training.trainings:
-        member.budget = budget
-    end = finish_sweep(training)
-    training.crew.close()
+    with_budget(training, budget)
+    end = run(training)
+    training.group.close()
     directory.close()
     assert end.interrupted is None
     assert all(member.evaluation is not None for member in end.members)
@@ -192,7 +190,7 @@ def test_all_members_of_a_sweep_share_the_time(stack, tmp_path):
 def test_processes_have_one_clock(tmp_path):
     base = small("laser/Catch", steps=FOREVER, budget_minutes=0.2, capacity_steps=6_000, checkpoint_every_steps=0)
     config = SweepConfig(base=base, grid={"learning_rate": [5e-4, 1e-3]}, processes=2)
-    directory = SweepDirectory(tmp_path, config)
+    directory = RunDirectory(tmp_path, config)
     begun, killed = time.monotonic(), []
     supervisor = Supervisor(config, directory, 2)
     look = supervisor._look
@@ -222,7 +220,7 @@ def test_processes_have_one_clock(tmp_path):
     saved = json.loads((checkpoint.latest(tmp_path).path / "state.json").read_text())
     assert all(12 <= member["training"]["spent_seconds"] < 40 for member in saved["members"])
     # Started again there is nothing left to do, in processes and in one.
-    again = SweepDirectory(tmp_path)
+    again = RunDirectory(tmp_path)
     try:
         rest = Supervisor(config, again, 2).run()
     finally:

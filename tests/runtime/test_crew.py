@@ -2,8 +2,8 @@
 
 import torch
 
-from laser_rl.runtime.build import build_member
 from laser_rl.runtime.crew import Following, Looped
+from laser_rl.runtime.crew_build import build_member
 from tests.runtime.small import small
 
 

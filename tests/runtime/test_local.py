@@ -254,7 +254,7 @@ def test_games_go_on_from_a_checkpoint_that_was_taken_while_rows_were_owed(tmp_p
     with pytest.raises(Killed):
         finish(config, tmp_path, callbacks=[kill])
     saved = checkpoint.latest(tmp_path)
-    assert len(saved.tensors["actor"]["ready"]) == 2  # one group's
+    assert len(saved.tensors["actor-00"]["ready"]) == 2  # one group's
     result, training = finish(config, tmp_path)
     assert training.steps >= 200
     assert result.updates > 0

@@ -11,8 +11,8 @@ from laser_rl.metrics.window import TaskWindow, window_from
 from laser_rl.runtime import evaluate as playing
 from laser_rl.runtime.crew_build import build_crew
 from laser_rl.runtime.evaluate import evaluate, load_trained, trained_of
-from laser_rl.runtime.results import MemberResult, SweepEnd
-from laser_rl.runtime.sweep import SweepTraining
+from laser_rl.runtime.results import MemberResult, Result
+from laser_rl.runtime.trainer import Trainer
 from laser_rl.sweep.settings import SweepConfig
 from laser_rl.types import Episode
 from tests.evaluation.test_mixtures import SPEC
@@ -100,11 +100,11 @@ def test_half_then_resume_is_the_whole_run_bit_for_bit(tmp_path):
     finish(mixture(**settings), tmp_path / "whole")
     with pytest.raises(Killed):
         finish(mixture(**settings), tmp_path / "half", callbacks=[kill])
-    state = checkpoint.latest(tmp_path / "half").state
+    [state] = checkpoint.latest(tmp_path / "half").state["members"]
     assert list(state["training"]["window"]["tasks"]) == list(NAMES)
     _, training = finish(mixture(**settings), tmp_path / "half")
     assert fingerprint(tmp_path / "half") == fingerprint(tmp_path / "whole")
-    kept = checkpoint.latest(tmp_path / "whole").state["training"]["window"]
+    kept = checkpoint.latest(tmp_path / "whole").state["members"][0]["training"]["window"]
     assert window_from(kept).numbers() == training.window.numbers()
     assert training.evaluations[0][1].tasks  # the one from before the end came back with its tasks
 
@@ -112,7 +112,7 @@ def test_half_then_resume_is_the_whole_run_bit_for_bit(tmp_path):
 def test_population_based_training_goes_by_the_mean_capped_score():
     config = SweepConfig(base=small("laser/Catch"), grid={"learning_rate": [1e-3, 2e-3]})
     crew = build_crew(config)
-    training = SweepTraining(config, crew)
+    training = Trainer(config, crew)
     crew.close()
     for member, returns in zip(training.trainings, ((9.0, 0.4, 0.0), (0.5, 0.5, 0.5)), strict=True):
         member.window = TaskWindow(NAMES)
@@ -128,7 +128,7 @@ def test_the_best_member_is_the_one_with_the_best_median():
 
     high_mean, high_median = member(0, (1.0, 0.1, 0.0)), member(1, (-0.6, 0.3, 0.5))
     assert high_mean.evaluation.mean > high_median.evaluation.mean
-    assert SweepEnd((high_mean, high_median), (), None, None).best().number == 1
+    assert Result((high_mean, high_median), (), None, None).best().number == 1
 
 
 def test_a_single_task_has_the_rows_it_had(tmp_path):
@@ -136,4 +136,4 @@ def test_a_single_task_has_the_rows_it_had(tmp_path):
     for row in read(tmp_path):
         assert not {"task", "tasks_seen", "score_mean_capped"} & row.keys()
     state = json.loads((checkpoint.latest(tmp_path).path / "state.json").read_text())
-    assert set(state["training"]["window"]) == {"returns", "episodes"}
+    assert set(state["members"][0]["training"]["window"]) == {"returns", "episodes"}

@@ -19,7 +19,8 @@ from laser_rl.config import override
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.log import read_from
 from laser_rl.runtime import ranks as module
-from laser_rl.runtime.build import build_member, threads_of
+from laser_rl.runtime.build import threads_of
+from laser_rl.runtime.crew_build import build_member
 from laser_rl.runtime.directory import RunDirectory
 from laser_rl.runtime.launch import prepare, run, train
 from laser_rl.runtime.rank_start import devices_of, reference_of
@@ -182,13 +183,13 @@ def test_a_rank_that_is_killed_costs_the_updates_since_the_last_checkpoint(tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["serial", "local"])
 def test_without_a_directory_a_killed_rank_ends_the_run_with_a_clear_error(runtime):
-    member = build_member(on(2, **{"run.steps": 100_000, "run.runtime": runtime}))
+    trainer = prepare(on(2, **{"run.steps": 100_000, "run.runtime": runtime}))
+    [member] = trainer.group.members
     try:
-        training = prepare(member)
-        when(lambda: training.update > 20, lambda: os.kill(member.ranks.pids[0], signal.SIGKILL))
+        when(lambda: trainer.updates > 20, lambda: os.kill(member.ranks.pids[0], signal.SIGKILL))
         begin = time.monotonic()
         with pytest.raises(RankLost, match=r"rank 1 of 2.* has ended with status -9.*laser resume"):
-            run(training)
+            run(trainer)
         assert time.monotonic() - begin < 45
     finally:
         member.close()
@@ -204,12 +205,12 @@ def test_a_rank_that_does_not_answer_is_waited_for_by_name_and_not_for_ever(monk
         return original(*arguments, **named, timeout_s=20.0)
 
     monkeypatch.setattr("laser_rl.runtime.rank_start.Ranks", impatient)
-    member = build_member(on(2, **{"run.steps": 100_000}))
+    trainer = prepare(on(2, **{"run.steps": 100_000}))
+    [member] = trainer.group.members
     try:
-        training = prepare(member)
-        when(lambda: training.update > 20, lambda: os.kill(member.ranks.pids[0], signal.SIGSTOP))
+        when(lambda: trainer.updates > 20, lambda: os.kill(member.ranks.pids[0], signal.SIGSTOP))
         with caplog.at_level(logging.WARNING), pytest.raises(RankLost, match=r"waited .*20 s for rank 1"):
-            run(training)
+            run(trainer)
         assert "rank 0 has waited 1 s for rank 1 in an update" in caplog.text
     finally:
         member.close()
@@ -219,7 +220,7 @@ def test_a_rank_that_does_not_answer_is_waited_for_by_name_and_not_for_ever(monk
 @pytest.mark.slow
 def test_ranks_die_with_rank_0(tmp_path):
     program = (
-        "import time; from laser_rl.runtime.build import build_member; from tests.runtime.test_ranks import on\n"
+        "import time; from laser_rl.runtime.crew_build import build_member; from tests.runtime.test_ranks import on\n"
         "member = build_member(on(3, batch_unrolls=6)); print(*member.ranks.pids, flush=True); time.sleep(600)"
     )
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
@@ -296,12 +297,12 @@ def test_an_error_in_a_rank_is_said_and_ends_the_run(monkeypatch, capfd, tmp_pat
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("LASER_ODD", str(os.getpid()))
-    member = build_member(on(2), torso=importlib.import_module("odd_torso").torso)
+    trainer = prepare(on(2), torso=importlib.import_module("odd_torso").torso)
     try:
         with pytest.raises(RankLost, match="what it said is above"):
-            run(prepare(member))
+            run(trainer)
     finally:
-        member.close()
+        trainer.group.close()
     assert "no torso here" in capfd.readouterr().err
 
 

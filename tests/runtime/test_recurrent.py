@@ -12,9 +12,10 @@ import torch
 from laser_rl import LASER, checkpoint
 from laser_rl.agent.recurrent import Recurrent
 from laser_rl.errors import ConfigError
-from laser_rl.runtime.build import batch_of, build_member
+from laser_rl.runtime.build import batch_of
 from laser_rl.runtime.directory import RunDirectory
 from laser_rl.runtime.launch import prepare
+from laser_rl.runtime.trainer import Trainer
 from laser_rl.runtime.training import Training
 from laser_rl.types import Inputs
 from tests.agent.unroll_witness import UnrollWitness
@@ -91,8 +92,8 @@ def carried_columns(seen):
 
 def lanes_kept(path):
     """Unrolls that the lanes of the newest checkpoint would have shown next; -1: drawn anew."""
-    mixer = checkpoint.latest(path).tensors["mixer"]
-    return next(mixer[name] for name in ("sampler.next", "sampler.lane.next") if name in mixer)
+    member = checkpoint.latest(path).tensors["member-00"]
+    return next(member[name] for name in ("mixer/sampler.next", "mixer/sampler.lane.next") if name in member)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -112,7 +113,7 @@ def test_half_then_resume_is_the_whole_run_bit_for_bit(kind, tmp_path):
     if config.replay.state == "refresh":  # in the middle of episodes, or it would be no test
         going = lanes_kept(half) >= 0
         assert going.any()
-        assert loaded.tensors["learner"]["carried"][1:][going].abs().sum(-1).min() > 0  # column 0 is online
+        assert loaded.tensors["member-00"]["learner/carried"][1:][going].abs().sum(-1).min() > 0  # column 0 is online
     finish(config, half)
     assert fingerprint(half) == fingerprint(whole)
 
@@ -202,7 +203,7 @@ def test_the_state_that_is_stored_is_that_before_the_first_row():
 
 def filling_ahead(monkeypatch, patience_s=0.5):
     """The learner waits until another batch is filled; it dies after its first checkpoint."""
-    unroll, save, members = Recurrent.unroll, Training.save, []
+    unroll, save, members = Recurrent.unroll, Trainer.save, []
 
     def late(self, batch):
         deadline = time.monotonic() + patience_s
@@ -220,7 +221,7 @@ def filling_ahead(monkeypatch, patience_s=0.5):
 
     begin = Training.__init__
     monkeypatch.setattr(Training, "__init__", remember)
-    monkeypatch.setattr(Training, "save", last)
+    monkeypatch.setattr(Trainer, "save", last)
     monkeypatch.setattr(Recurrent, "unroll", late)
 
 
@@ -233,7 +234,7 @@ def test_a_checkpoint_with_batches_ahead_goes_on_with_lanes_drawn_anew(sampling,
         filling_ahead(patch)
         with pytest.raises(Killed):
             finish(config, tmp_path, source=Telltale)
-    state = checkpoint.latest(tmp_path).state
+    [state] = checkpoint.latest(tmp_path).state["members"]
     filled, version = state["mixer"]["filled"], state["learner"]["version"]
     assert filled > version > 0
     assert (lanes_kept(tmp_path) >= 0).any()  # lanes that are elsewhere than the states which the learner carries
@@ -274,13 +275,13 @@ def test_lanes_are_drawn_anew_once_for_a_checkpoint_with_batches_ahead(tmp_path)
     directory = RunDirectory(tmp_path, None)
     try:
         for ahead in (0, 1):
-            member = build_member(config)
-            training = prepare(member, directory)
+            trainer = prepare(config, directory)
+            [member] = trainer.group.members
             member.environments.close()
             assert (member.mixer.state_dict()["sampler.next"] >= 0).any() == (not ahead)
             assert member.mixer.filled == member.learner.version
             member.mixer.filled += 1  # as if a batch were on its way
-            directory.save(training)
+            directory.save(trainer)
     finally:
         directory.close()
 
@@ -319,4 +320,4 @@ def test_a_mixture_is_learned_with_a_memory_and_units_of_its_tasks(runtime, tmp_
     for one in unrolled:
         assert torch.equal(one.batch.task, one.batch.slot % 2)
     kept = json.loads((checkpoint.latest(tmp_path).path / "state.json").read_text())
-    assert list(kept["training"]["window"]["tasks"]) == ["laser/TMaze-3", "laser/TMaze-5"]
+    assert list(kept["members"][0]["training"]["window"]["tasks"]) == ["laser/TMaze-3", "laser/TMaze-5"]

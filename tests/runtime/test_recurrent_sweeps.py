@@ -15,10 +15,10 @@ from laser_rl.replay.lanes import Lanes
 from laser_rl.runtime.board import Board
 from laser_rl.runtime.crew import Looped
 from laser_rl.runtime.crew_build import build_crew
+from laser_rl.runtime.directory import RunDirectory
+from laser_rl.runtime.launch import train
 from laser_rl.runtime.share_process import Share
-from laser_rl.runtime.sweep import run_sweep
-from laser_rl.runtime.sweep_directory import SweepDirectory, stores_of
-from laser_rl.runtime.sweep_launch import sweep
+from laser_rl.runtime.trainer import run_in_turns
 from laser_rl.sweep.pbt import PbtConfig
 from laser_rl.sweep.settings import SweepConfig
 from tests.runtime.small import fingerprint
@@ -40,11 +40,11 @@ def by_member(training, seen):
 
 def test_members_of_different_seeds_replay_each_others_episodes(unrolled):  # noqa: F811
     training = prepared(members(steps=300, capacity_steps=800))
-    start = [member.learner.flat.value.clone() for member in training.crew.members]
+    start = [member.learner.flat.value.clone() for member in training.group.members]
     assert not any(torch.equal(one, other) for one, other in itertools.combinations(start, 2))
-    run_sweep(training)
-    training.crew.close()
-    assert len(stores_of(training)) == 1
+    run_in_turns(training)
+    training.group.close()
+    assert len(training.stores()) == 1
     for place, seen in enumerate(by_member(training, unrolled)):
         assert carried_columns(seen) > len(seen) > 20
         sources = torch.cat([one.batch.member[~one.batch.online] for one in seen])
@@ -85,7 +85,7 @@ def test_a_copy_learns_nothing_from_lanes_that_the_old_parameters_began(unrolled
     unrolled.clear()
     for _ in range(60):
         training.turn()
-    training.crew.close()
+    training.group.close()
     seen = by_member(training, unrolled)[copied]
     begun, muted = seen[0].batch.online.clone(), 0
     for one in seen:
@@ -121,9 +121,9 @@ def test_processes_share_episodes_and_one_process_goes_on_with_what_they_left(ki
     assert {f"acceptance_from_{source}" for source in range(3)} <= named
     base = override(config.base, {"run.steps": 1_000})
     longer = config.model_copy(update={"processes": 1, "base": base})
-    again = SweepDirectory(tmp_path, None)
+    again = RunDirectory(tmp_path, None)
     try:
-        rest = sweep(longer, again, sinks=[again.log])
+        rest = train(longer, again, sinks=[again.log])
     finally:
         again.close()
     assert all(1_000 <= member.steps < 1_010 for member in rest.members)
@@ -143,8 +143,8 @@ def test_a_process_that_died_in_an_episode_leaves_no_false_one_behind():
     first.begin()
     for _ in range(10):  # into the second unroll of everybody's first episode
         first.turn()
-    first.crew.close()
-    store = first.crew.members[0].replay
+    first.group.close()
+    store = first.group.members[0].replay
     before, cut = store.next_id, Lanes(store, 1).episodes
     cut.refresh()
     assert before >= 12
@@ -153,7 +153,7 @@ def test_a_process_that_died_in_an_episode_leaves_no_false_one_behind():
     second.begin()
     while store.next_id < before + 240:
         second.turn()
-    second.crew.close()
+    second.group.close()
     os.close(orders)
     cut.refresh()
     assert len(cut) > 3

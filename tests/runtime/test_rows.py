@@ -7,26 +7,24 @@ import pytest
 
 from laser_rl.metrics.log import read
 from laser_rl.runtime.board import Board
-from laser_rl.runtime.build import build_member
 from laser_rl.runtime.cores import within
 from laser_rl.runtime.crew_build import build_crew
 from laser_rl.runtime.directory import RunDirectory
-from laser_rl.runtime.launch import prepare, run
+from laser_rl.runtime.launch import prepare
 from laser_rl.runtime.share_process import Share
 from laser_rl.runtime.sparing import Sparing
 from laser_rl.sweep.settings import SweepConfig
-from tests.runtime.small import small
+from tests.runtime.small import run_one, small
 from tests.runtime.test_sweeps import small_sweep
 
 
 def rows_of(path, config, change=lambda training: None):
-    directory, member = RunDirectory(path, config), build_member(config)
+    directory = RunDirectory(path, config)
     try:
-        training = prepare(member, directory, sinks=[directory.log])
-        change(training)
-        run(training)
+        trainer = prepare(config, directory, sinks=[directory.log])
+        change(trainer.trainings[0])
+        run_one(trainer)
     finally:
-        member.environments.close()
         directory.close()
     return read(path, ["train"])
 
@@ -94,7 +92,7 @@ def test_large_states_are_published_more_seldom():
             training.between()
             now[0] += 1.0
     finally:
-        training.crew.close()
+        training.group.close()
         os.close(reading)
         os.close(writing)
     begun = [moment - 1.0 for moment in published[::3]]

@@ -11,13 +11,12 @@ from laser_rl.agent.learner import Learner
 from laser_rl.config import override
 from laser_rl.errors import ConfigError, UserError
 from laser_rl.metrics.log import read
-from laser_rl.runtime.build import build_member
 from laser_rl.runtime.directory import RunDirectory
-from laser_rl.runtime.launch import prepare, run
+from laser_rl.runtime.launch import prepare
 from laser_rl.runtime.training import Training
 from tests.agent.unroll_witness import UnrollWitness
 from tests.envs.samples import Telltale
-from tests.runtime.small import fingerprint, finish, small
+from tests.runtime.small import fingerprint, finish, run_one, small
 
 RUNTIMES = ("serial", "local")
 
@@ -241,14 +240,11 @@ def test_a_game_is_learned_from_through_the_native_environment(runtime, tmp_path
     }  # fmt: skip
     settings["environment.atari.threads"] = settings.pop("atari.threads")
     config = override(recipes.atari("ALE/Pong-v5"), settings)
-    member = build_member(config)
+    trainer = prepare(config)
+    [member] = trainer.group.members
     before = member.learner.flat.value.clone()
-    try:
-        training = prepare(member)
-        run(training, evaluate_at_end=False)
-    finally:
-        member.environments.close()
-    assert training.update >= 8
+    run_one(trainer, evaluate_at_end=False)
+    assert trainer.updates >= 8
     assert member.learner.skipped == 0
     assert not torch.equal(before, member.learner.flat.value)
     assert member.replay.codec == "zstd"

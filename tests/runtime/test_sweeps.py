@@ -12,11 +12,11 @@ from laser_rl.errors import ConfigError
 from laser_rl.metrics.log import read
 from laser_rl.runtime.crew import Looped, Stacked
 from laser_rl.runtime.crew_build import build_crew
+from laser_rl.runtime.directory import RunDirectory
 from laser_rl.runtime.files import read_sweep
+from laser_rl.runtime.launch import train
 from laser_rl.runtime.pace import Pace
-from laser_rl.runtime.sweep import SweepTraining, run_sweep
-from laser_rl.runtime.sweep_directory import SweepDirectory, stores_of
-from laser_rl.runtime.sweep_launch import sweep
+from laser_rl.runtime.trainer import Trainer, run_in_turns
 from laser_rl.sweep.pbt import PbtConfig
 from laser_rl.sweep.settings import SweepConfig, sweep_from
 from tests.runtime.small import fingerprint, small
@@ -31,15 +31,15 @@ def small_sweep(environment="CartPole-v1", *, grid=RATES, share="shared", stack=
 
 def prepared(config, **more):
     crew = build_crew(config)
-    training = SweepTraining(config, crew, **more)
+    training = Trainer(config, crew, **more)
     crew.begin()
     return training
 
 
 def in_directory(config, path, **more):
-    directory = SweepDirectory(path, config)
+    directory = RunDirectory(path, config)
     try:
-        return sweep(config, directory, sinks=[directory.log], **more)
+        return train(config, directory, sinks=[directory.log], **more)
     finally:
         directory.close()
 
@@ -54,7 +54,7 @@ def test_members_are_never_further_apart_than_an_unroll(stack, slots):
         training.between()
         steps = [member.steps for member in training.trainings]
         furthest, rows = max(furthest, max(steps) - min(steps)), rows + 1
-    training.crew.close()
+    training.group.close()
     assert 0 < furthest <= max(5, slots)
     assert all(600 <= member.steps < 600 + slots for member in training.trainings)
     # Resets are no steps: members with short episodes need more rows for as many steps.
@@ -84,7 +84,7 @@ def test_everybody_writes_into_one_replay_and_learns_from_everybody(stack, tmp_p
 def test_a_batch_has_the_members_own_newest_and_anybodys_old(tmp_path):
     config = small_sweep(stack="off", capacity_steps=1_500)
     training, seen = prepared(config), []
-    for place, member in enumerate(training.crew.members):
+    for place, member in enumerate(training.group.members):
         update = member.learner.update
 
         def spy(batch, *, progress, place=place, update=update):
@@ -92,8 +92,8 @@ def test_a_batch_has_the_members_own_newest_and_anybodys_old(tmp_path):
             return update(batch, progress=progress)
 
         member.learner.update = spy
-    run_sweep(training)
-    training.crew.close()
+    run_in_turns(training)
+    training.group.close()
     assert all(
         source == place for place, sources, online in seen for source, new in zip(sources, online, strict=True) if new
     )
@@ -106,17 +106,17 @@ def test_a_batch_has_the_members_own_newest_and_anybodys_old(tmp_path):
 @pytest.mark.parametrize("share", ["separate", "none"])
 def test_members_that_do_not_share_see_nobody_elses_data(share):
     training = prepared(small_sweep(share=share))
-    run_sweep(training)
-    training.crew.close()
-    stores = stores_of(training)
+    run_in_turns(training)
+    training.group.close()
+    stores = training.stores()
     assert len(stores) == (3 if share == "separate" else 0)
     for number, store in enumerate(stores):
         assert set(store.composition()) == {number}
-    columns = training.crew.members[0].config.loss.batch_unrolls
+    columns = training.group.members[0].config.loss.batch_unrolls
     assert columns == (8 if share == "separate" else 1)
     shared = prepared(small_sweep())
-    run_sweep(shared)
-    shared.crew.close()
+    run_in_turns(shared)
+    shared.group.close()
     assert abs(training.updates - shared.updates) <= 3  # the same number of updates with and without replay
 
 
@@ -149,13 +149,13 @@ def test_a_member_that_diverges_is_rolled_back_and_the_others_learn_on(tmp_path,
     grid = {"learning_rate": [1e-3, 1e33, 1e-3]}
     config = small_sweep("laser/Catch", grid=grid, stack="on", steps=1_000, **{"optimiser.kind": "rmsprop"})
     training = prepared(config)
-    run_sweep(training)
-    training.crew.close()
-    learners = [member.learner for member in training.crew.members]
+    run_in_turns(training)
+    training.group.close()
+    learners = [member.learner for member in training.group.members]
     assert learners[1].skipped > 0
     assert learners[1].rollbacks > 0
     assert [learners[0].skipped, learners[2].skipped] == [0, 0]
-    store = stores_of(training)[0]
+    store = training.stores()[0]
     kept = store.export(np.arange(store.first_id, store.next_id))
     assert np.isfinite(kept.behaviour).all()
     assert set(kept.member.tolist()) == {0, 1, 2}
@@ -175,9 +175,9 @@ def test_the_diverged_member_changes_nothing_where_nothing_is_shared(stack, figu
         training = prepared(
             small_sweep("laser/Catch", grid={"learning_rate": [1e-3, rate]}, share="separate", stack=stack, steps=500)
         )
-        run_sweep(training)
-        training.crew.close()
-        ends.append(training.crew.members[0].learner.flat.value.clone())
+        run_in_turns(training)
+        training.group.close()
+        ends.append(training.group.members[0].learner.flat.value.clone())
     if stack == "off":  # side by side, sums may be taken in another order
         assert torch.equal(*ends)
     torch.testing.assert_close(*ends, rtol=1e-3, atol=1e-4)
@@ -208,11 +208,11 @@ def test_small_alike_members_are_computed_side_by_side_and_others_in_turn():
 
 def test_members_may_differ_in_their_networks():
     training = prepared(small_sweep(grid={"hidden": [(16,), (24, 8)]}, steps=200))
-    run_sweep(training)
-    training.crew.close()
-    sizes = [member.learner.flat.value.numel() for member in training.crew.members]
+    run_in_turns(training)
+    training.group.close()
+    sizes = [member.learner.flat.value.numel() for member in training.group.members]
     assert sizes[0] != sizes[1]
-    assert all(member.learner.version > 0 for member in training.crew.members)
+    assert all(member.learner.version > 0 for member in training.group.members)
 
 
 def test_a_sweep_is_kept_as_it_was_and_another_is_refused(tmp_path):
@@ -223,9 +223,9 @@ def test_a_sweep_is_kept_as_it_was_and_another_is_refused(tmp_path):
         {"learning_rate": r} for r in (5e-4, 1e-3, 4e-3)
     ]
     with pytest.raises(ConfigError, match="started with 3 members"):
-        SweepDirectory(tmp_path, small_sweep(steps=60, grid={"learning_rate": [1e-3]}))
+        RunDirectory(tmp_path, small_sweep(steps=60, grid={"learning_rate": [1e-3]}))
     with pytest.raises(ConfigError, match="share"):
-        SweepDirectory(tmp_path, small_sweep(steps=60, share="separate"))
+        RunDirectory(tmp_path, small_sweep(steps=60, share="separate"))
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_nan_scores_copy_but_are_not_copied(tmp_path, figure):
         training.trainings[2].window.forget()  # never a score
         training.trainings[2].window._returns.append(math.nan)
         training.between()
-    training.crew.close()
+    training.group.close()
     history = training.pbt.history
     assert history
     assert 2 not in {exploit.donor for exploit in history}
@@ -270,7 +270,7 @@ def test_a_member_whose_parameters_broke_is_not_copied():
     donor = training.pbt.history[-1].donor
     training.trainings[donor].member.learner.flat.value[0] = math.nan
     assert math.isnan(training.standing()[donor].score)
-    training.crew.close()
+    training.group.close()
 
 
 @pytest.mark.parametrize("stack", ["on", "off"])
@@ -281,7 +281,7 @@ def test_a_copy_has_the_donors_parameters_its_own_settings_and_an_empty_window(s
         training.turn()
         before = [training.tuned(place) for place in range(3)]
         made = training.exploit()
-    training.crew.close()
+    training.group.close()
     copied, donor = made[0], training.trainings[made[0].donor]
     recipient = training.trainings[copied.member]
     assert copied.before == before[copied.member]

@@ -19,6 +19,7 @@ from PIL import Image
 from laser_rl import checkpoint, cli
 from laser_rl.agent.policy import Seen
 from laser_rl.checkpoint import Snapshot
+from laser_rl.checkpoint.snapshot import grouped
 from laser_rl.config import RunConfig, override
 from laser_rl.errors import ConfigError
 from laser_rl.evaluation.video import Limits, Shot, whole_mp4
@@ -26,10 +27,9 @@ from laser_rl.metrics.videos import BY_TRAINING, facts_path, film_name, films
 from laser_rl.runtime import recorder
 from laser_rl.runtime.directory import RunDirectory
 from laser_rl.runtime.filming import Drawing, Filming, Shown, film_shown, load_shown
+from laser_rl.runtime.launch import train
 from laser_rl.runtime.recorder import Recorder, orders
 from laser_rl.runtime.recording import Recording, recorded
-from laser_rl.runtime.sweep_directory import SweepDirectory
-from laser_rl.runtime.sweep_launch import sweep
 from laser_rl.sweep.settings import SweepConfig
 from tests.metrics.test_videos import a_film, trained
 from tests.runtime.small import fingerprint, finish, small
@@ -49,8 +49,8 @@ def sweep_dir(tmp_path_factory):
     path = tmp_path_factory.mktemp("runs") / "sweep"
     grid = {"learning_rate": [1e-3, 2e-3, 3e-3]}
     config = SweepConfig(base=small("laser/Catch", **{"run.steps": 100, "memory": "lstm", "memory_size": 8}), grid=grid)
-    directory = SweepDirectory(path, config)
-    sweep(config, directory, sinks=[directory.log])
+    directory = RunDirectory(path, config)
+    train(config, directory, sinks=[directory.log])
     directory.close()
     return path
 
@@ -80,7 +80,7 @@ def test_whose_experience_is_compared(run_dir, sweep_dir, tmp_path):
     kept = sorted(path.name for path in (run_dir / "checkpoints").iterdir())
     assert len(kept) == 2
     [source] = load_shown(run_dir, None, CPU).sources  # its own past
-    earlier = checkpoint.load_snapshot(run_dir / "checkpoints" / kept[0]).tensors["network"]
+    earlier = grouped(checkpoint.load_snapshot(run_dir / "checkpoints" / kept[0]).tensors["member-00"])["network"]
     assert all(torch.equal(value, source.state_dict()[name]) for name, value in earlier.items())
     shown = load_shown(sweep_dir, 1, CPU)
     loaded = checkpoint.latest(sweep_dir)

@@ -5,9 +5,7 @@ import pytest
 
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.log import read
-from laser_rl.runtime.build import build_member
 from laser_rl.runtime.launch import prepare
-from laser_rl.runtime.sweep_directory import stores_of
 from laser_rl.runtime.warm_start import warm_start
 from tests.runtime.small import fingerprint, finish, small
 from tests.runtime.test_sweeps import in_directory, prepared, small_sweep
@@ -21,8 +19,7 @@ def old(tmp_path_factory):
 
 
 def test_the_replay_begins_with_what_the_sweep_left(old):
-    member = build_member(small("laser/Catch", capacity_steps=2_000, start_from=str(old)))
-    prepare(member)
+    [member] = prepare(small("laser/Catch", capacity_steps=2_000, start_from=str(old))).group.members
     member.environments.close()
     assert len(member.replay) == 200  # all of it: 1,000 steps in unrolls of 5
     kept = member.replay.export(np.arange(200))
@@ -31,11 +28,9 @@ def test_the_replay_begins_with_what_the_sweep_left(old):
 
 
 def test_the_newest_are_kept_where_not_all_fit(old):
-    member = build_member(small("laser/Catch", capacity_steps=300, start_from=str(old)))
-    prepare(member)
+    [member] = prepare(small("laser/Catch", capacity_steps=300, start_from=str(old))).group.members
     member.environments.close()
-    all_of_it = build_member(small("laser/Catch", capacity_steps=2_000, start_from=str(old)))
-    prepare(all_of_it)
+    [all_of_it] = prepare(small("laser/Catch", capacity_steps=2_000, start_from=str(old))).group.members
     all_of_it.environments.close()
     newest = all_of_it.replay.export(np.arange(140, 200))
     kept = member.replay.export(np.arange(member.replay.first_id, member.replay.next_id))
@@ -62,30 +57,25 @@ def test_acceptance_is_reported_for_the_old_members_and_the_run_resumes(old, tmp
 def test_a_sweep_can_begin_with_it_too(old):
     config = small_sweep("laser/Catch", capacity_steps=2_000, start_from=str(old), steps=50)
     training = prepared(config)
-    warm_start(stores_of(training)[0], config.base, members=3)
-    training.crew.close()
-    assert set(stores_of(training)[0].composition()) == {3, 4, 5}
-    assert training.crew.members[0].learner.sources == 6
+    warm_start(training.stores()[0], config.base, members=3)
+    training.group.close()
+    assert set(training.stores()[0].composition()) == {3, 4, 5}
+    assert training.group.members[0].learner.sources == 6
 
 
 def test_what_does_not_fit_is_refused(old, tmp_path):
-    member = build_member(small("laser/Catch", unroll_steps=7, start_from=str(old)))
     with pytest.raises(ConfigError, match="another shape"):
-        prepare(member)
-    member.environments.close()
+        prepare(small("laser/Catch", unroll_steps=7, start_from=str(old)))
     with pytest.raises(ConfigError, match="no run directory"):
-        build_member(small("laser/Catch", start_from=str(tmp_path)))
+        prepare(small("laser/Catch", start_from=str(tmp_path)))
 
 
 def test_a_replay_of_other_tasks_is_refused(tmp_path):
     """Unrolls know their task by its number only."""
     finish(small("laser/TMaze-2,laser/TMaze-3", slots=4), tmp_path)
     for environment in ("laser/TMaze-3,laser/TMaze-2", "laser/TMaze-2", "laser/TMaze-2,laser/TMaze-4"):
-        member = build_member(small(environment, slots=4, start_from=str(tmp_path)))
         with pytest.raises(ConfigError, match="of the tasks laser/TMaze-2, laser/TMaze-3, this agent learns"):
-            prepare(member)
-        member.environments.close()
-    member = build_member(small("laser/TMaze-2,laser/TMaze-3", slots=4, start_from=str(tmp_path)))
-    prepare(member)
+            prepare(small(environment, slots=4, start_from=str(tmp_path)))
+    [member] = prepare(small("laser/TMaze-2,laser/TMaze-3", slots=4, start_from=str(tmp_path))).group.members
     member.environments.close()
     assert set(member.replay.export(np.arange(len(member.replay))).task.tolist()) == {0, 1}

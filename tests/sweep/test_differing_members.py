@@ -9,7 +9,7 @@ from laser_rl.config import Config, RunConfig, _names
 from laser_rl.errors import ConfigError
 from laser_rl.runtime.crew import Looped
 from laser_rl.runtime.crew_build import build_crew
-from laser_rl.runtime.sweep import run_sweep
+from laser_rl.runtime.trainer import run_in_turns
 from laser_rl.sweep.pbt import PbtConfig
 from tests.runtime.test_sweeps import prepared, small_sweep
 
@@ -144,7 +144,7 @@ def test_members_that_cannot_copy_each_other_are_refused_under_pbt(name, first):
 @pytest.mark.parametrize("sizes", [(8, 16, 8), (16, 8, 8)])
 def test_each_member_learns_from_batches_of_its_own_size(sizes):
     training, seen = prepared(small_sweep(grid={"batch_unrolls": sizes}, capacity_steps=1_500, steps=200)), []
-    for place, member in enumerate(training.crew.members):
+    for place, member in enumerate(training.group.members):
         update = member.learner.update
 
         def spy(batch, *, progress, place=place, update=update):
@@ -152,8 +152,8 @@ def test_each_member_learns_from_batches_of_its_own_size(sizes):
             return update(batch, progress=progress)
 
         member.learner.update = spy
-    run_sweep(training)
-    training.crew.close()
+    run_in_turns(training)
+    training.group.close()
     assert {(place, columns) for place, columns, _ in seen} == set(enumerate(sizes))
     # None of the columns is left over from another member's batch.
     assert all(online == [place] * (columns // 8) for place, columns, online in seen)
