@@ -153,12 +153,21 @@ def run_local(trainer: Trainer) -> None:
 
 
 def _turns(trainer: Trainer) -> Callable[[int], bool]:
-    """Whether the member may act that has done so many steps more than now: members of other processes may be behind."""
+    """Whether the member may act that has done so many steps more than now: members of other processes may be behind.
+
+    Its steps are told to them as they are made. Told when their unrolls reach the learner, two members that have delivered none yet would
+    wait for each other for ever.
+    """
     [training] = trainer.trainings
     begun, pace = training.steps, trainer.pace
+    if len(pace.steps) == 1:
+        return lambda done: True
+    training.moved = lambda steps: None
 
     def may_act(done: int) -> bool:
-        if pace.allows(begun + done, own=0):  # steps count when their unrolls are taken from the inbox
+        if pace.own_steps(0) != begun + done:
+            pace.move(0, begun + done)
+        if pace.allows(begun + done):
             return True
         pace.wait()
         return False

@@ -36,10 +36,13 @@ class Pace:
         own = zip(self._own, done, strict=True)
         return [not ended and self.allows(int(self.steps[number])) for number, ended in own]
 
-    def allows(self, steps: int, *, own: int | None = None) -> bool:
-        """Whether a member that has done so many steps may act; its `own` place is left out where its count lags behind."""
-        others = self.steps if own is None else np.delete(self.steps, self._own[own])
-        return not len(others) or steps - int(others.min()) <= self._slack
+    def allows(self, steps: int) -> bool:
+        """Whether a member that has done so many steps may act."""
+        return steps - int(self.steps.min()) <= self._slack
+
+    def own_steps(self, place: int) -> int:
+        """How far a member here has got, as it was last told."""
+        return int(self.steps[self._own[place]])
 
     def move(self, place: int, steps: int) -> None:
         """A member here has got so far."""

@@ -14,6 +14,7 @@ import json
 import math
 import os
 import platform
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -59,7 +60,8 @@ class Case(NamedTuple):
     """One run.
 
     `rows` is False where the clock decides when a row is written, `counted` where returns decide who copies whom, and thereby which rates
-    are used. `like` names the case whose stored numbers it has to give, if it has none of its own.
+    are used. `like` names the case whose stored numbers it has to give, if it has none of its own. `golden` names a run directory of
+    `tests/golden` that `laser resume` goes on with, for as many steps as it has behind it.
     """
 
     agent: str
@@ -70,6 +72,7 @@ class Case(NamedTuple):
     counted: bool = True
     slow: bool = False
     like: str | None = None
+    golden: str | None = None
 
 
 def _cases() -> Iterator[tuple[str, Case]]:
@@ -96,6 +99,9 @@ def _cases() -> Iterator[tuple[str, Case]]:
     yield "mlp members in processes", Case("mlp", sweep={"processes": 2, "share_replay": "none"}, rows=False, slow=True)
     yield "mlp serial by command", Case("mlp", by_command=True, like="mlp serial")
     yield "mlp stacked by command", Case("mlp", sweep={"stack": "on"}, by_command=True, like="mlp stacked")
+    yield "mlp PBT by command", Case("mlp", sweep={"pbt": PBT}, by_command=True, counted=False, like="mlp PBT")
+    for golden in ("mlp", "lstm", "sweep"):
+        yield f"golden {golden} goes on", Case("mlp", golden=golden, rows=False)
 
 
 CASES = dict(_cases())
@@ -107,7 +113,9 @@ def start(case: Case, run_dir: Path) -> None:
 
     settings = {**SMALL, **AGENTS[case.agent], **case.settings}
     env = settings.pop("env")
-    if case.by_command:
+    if case.golden is not None:
+        _resume(case.golden, run_dir)
+    elif case.by_command:
         _command(case, env, settings, run_dir)
     elif case.sweep is not None:
         from laser_rl.sweep.pbt import PbtConfig  # noqa: PLC0415
@@ -124,12 +132,26 @@ def start(case: Case, run_dir: Path) -> None:
 
 
 def _command(case: Case, env: str, settings: dict[str, Any], run_dir: Path) -> None:
-    from laser_rl import LASER, cli  # noqa: PLC0415
+    from laser_rl import LASER  # noqa: PLC0415
 
     values = LASER(env, **settings, **{"run.steps": STEPS}).config.model_dump(mode="json")
     file, flags = run_dir.with_suffix(".json"), ["--out", str(run_dir), "--plain"]
     file.write_text(json.dumps(values if case.sweep is None else {"base": values, **MEMBERS, **case.sweep}))
     arguments = ["train", "--config", str(file), *flags] if case.sweep is None else ["sweep", str(file), *flags]
+    _call(arguments)
+
+
+def _resume(golden: str, run_dir: Path) -> None:
+    from tests.golden import folder_of_now  # noqa: PLC0415
+
+    shutil.copytree(folder_of_now() / golden, run_dir)
+    [saved] = (run_dir / "checkpoints").glob("step-*")
+    _call(["resume", str(run_dir), "--steps", str(2 * int(saved.name.removeprefix("step-"))), "--plain"])
+
+
+def _call(arguments: list[str]) -> None:
+    from laser_rl import cli  # noqa: PLC0415
+
     with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
         status = cli.main(arguments)
     assert status == 0, f"laser {' '.join(arguments)} ended with {status}"

@@ -16,9 +16,10 @@ from laser_rl.runtime.directory import RunDirectory
 from laser_rl.runtime.files import read_sweep
 from laser_rl.runtime.launch import train
 from laser_rl.runtime.pace import Pace
-from laser_rl.runtime.trainer import Trainer, run_in_turns
+from laser_rl.runtime.trainer import TURNS_AHEAD, Trainer, run_in_turns
 from laser_rl.sweep.pbt import PbtConfig
 from laser_rl.sweep.settings import SweepConfig, sweep_from
+from laser_rl.sweep.space import member_seed
 from tests.runtime.small import fingerprint, small
 
 RATES = {"learning_rate": [5e-4, 1e-3, 4e-3]}
@@ -290,3 +291,60 @@ def test_a_copy_has_the_donors_parameters_its_own_settings_and_an_empty_window(s
         assert torch.equal(recipient.member.learner.flat.value, donor.member.learner.flat.value)
     assert "return_mean" not in recipient.window.numbers()
     assert recipient.window.episodes > 0  # the count goes on
+
+
+def parameters(path):
+    return checkpoint.latest(path).tensors["member-00"]
+
+
+@pytest.mark.parametrize("settings", [{}, {"memory": "lstm", "memory_size": 4}], ids=["mlp", "lstm"])
+def test_a_run_is_a_sweep_of_one_member(settings, tmp_path):
+    """All random streams are the same. Only where they begin differs: a member's seed is derived from the sweep's."""
+    alone = small("laser/Catch", seed=member_seed(3, 0), **settings)
+    one = SweepConfig(base=small("laser/Catch", seed=3, **settings), members=({},))
+    in_directory(alone, tmp_path / "run")
+    in_directory(one, tmp_path / "sweep")
+    run, sweep = parameters(tmp_path / "run"), parameters(tmp_path / "sweep")
+    assert run.keys() == sweep.keys()
+    assert all(torch.equal(tensor, sweep[name]) for name, tensor in run.items())
+    kinds = ("train", "evaluation", "episode")
+    clock = {"member", "time", "steps_per_second", "updates_per_second", "learned_steps_per_second", "memory_bytes"}
+    kept = [
+        [{name: value for name, value in row.items() if name not in clock} for row in read(path, kinds)]
+        for path in (tmp_path / "run", tmp_path / "sweep")
+    ]
+    own = [
+        [{name: v for name, v in row.items() if not name.startswith("acceptance_")} for row in rows] for rows in kept
+    ]
+    assert own[0] == own[1]
+
+
+@pytest.mark.slow
+def test_one_agent_in_a_process_of_its_own_learns_the_same(tmp_path):
+    config = small("laser/Catch", steps=300)
+    in_directory(config, tmp_path / "here")
+    in_directory(SweepConfig(base=config, processes=2), tmp_path / "there")
+    here, there = parameters(tmp_path / "here"), parameters(tmp_path / "there")
+    assert all(torch.equal(here[name], there[name]) for name in here if name.startswith(("network/", "optimiser/")))
+    assert not any("member" in row for row in read(tmp_path / "there"))
+    result = in_directory(small("laser/Catch", steps=400), tmp_path / "there")  # goes on here
+    assert result.steps >= 400
+
+
+@pytest.mark.slow
+def test_members_act_while_they_learn(tmp_path):
+    """Each in three threads of its own process, and at the same speed."""
+    config = small_sweep("laser/Catch", runtime="local", steps=2_000, log_every_s=0.05)
+    end = in_directory(config.model_copy(update={"processes": 3}), tmp_path)
+    assert end.interrupted is None
+    rows = read(tmp_path, ("train",))
+    threaded = [row for row in rows if {"queue_inbox", "queue_batches", "learner_busy"} <= row.keys()]
+    assert {row["member"] for row in threaded} == {0, 1, 2}
+    steps = [member.steps for member in end.members]
+    assert max(steps) - min(steps) <= 3 * (TURNS_AHEAD + 1)
+    assert set(composition_of(tmp_path)) == {0, 1, 2}
+
+
+def composition_of(path):
+    [row] = read(path, ("sweep",))[-1:]
+    return [int(name.removeprefix("share_of_")) for name in row if name.startswith("share_of_")]
