@@ -61,8 +61,8 @@ def _page(folder: Path, lines: Sequence[Line]) -> list[str]:
         "",
         *(f"- [{name}]({name}/{PAGE}): {EXPERIMENTS[name].question} {_made(folder / name)}" for name in names),
         "",
-        "Differences are in scores (0 random play, 1 the best) over all tasks together, with 95 % intervals over seeds. Each verdict",
-        "stands for itself: of twenty claims about equal agents one is expected to be decided.",
+        "Differences are in scores (0 random play, 1 the best) over all tasks, with 95 % intervals over seeds. Each verdict stands",
+        "for itself: of twenty claims about equal agents one is expected to be decided.",
         "",
         "## The paper's claims",
         "",
@@ -99,6 +99,13 @@ def _table(overall: Sequence[Line], lines: Sequence[Line]) -> list[str]:
 
 
 def _refuted(lines: Sequence[Line]) -> list[str]:
+    """A line for each claim that failed somewhere, with the tasks that decided against it."""
     if not lines:
         return ["Nothing."]
-    return [f"- {line.experiment}, {line.task}: {line.claim} ({line.source}): {line.difference}" for line in lines]
+    claims = dict.fromkeys((line.experiment, line.claim, line.source) for line in lines)
+    return [f"- {name}: {text} ({source}): {_places(lines, name, text)}" for name, text, source in claims]
+
+
+def _places(lines: Sequence[Line], experiment: str, claim: str) -> str:
+    own = [line for line in lines if (line.experiment, line.claim) == (experiment, claim)]
+    return ", ".join(f"{line.task} {line.difference}" if line.task == ALL else line.task for line in own)
