@@ -37,11 +37,12 @@ def test_sharing_shows_the_kept_means_and_intervals():
     for task, *cells in shown:
         name = TASKS.get(task, task.lower().replace(" ", "-"))
         for variant, cell in zip(VARIANTS, cells, strict=True):
-            told = [float(number) for number in re.findall(r"-?[\d.]+", cell.replace("−", "-").replace("*", ""))]
-            kept = found.get((name, variant))
-            assert told == (
-                [] if kept is None else [pytest.approx(number, abs=0.006 * max(1, abs(number) / 5)) for number in kept]
-            )
+            told = re.findall(r"-?[\d.]+", cell.replace("−", "-"))
+            kept = found.get((name, variant), [])
+            assert len(told) == len(kept), (task, variant)
+            for text, number in zip(told, kept, strict=True):
+                assert float(text) == pytest.approx(number, abs=0.51 * 10 ** -len(text.partition(".")[2])), (task, variant)
+
 
 
 @pytest.mark.parametrize(
