@@ -41,8 +41,10 @@ def test_sharing_shows_the_kept_means_and_intervals():
             kept = found.get((name, variant), [])
             assert len(told) == len(kept), (task, variant)
             for text, number in zip(told, kept, strict=True):
-                assert float(text) == pytest.approx(number, abs=0.51 * 10 ** -len(text.partition(".")[2])), (task, variant)
-
+                assert float(text) == pytest.approx(number, abs=0.51 * 10 ** -len(text.partition(".")[2])), (
+                    task,
+                    variant,
+                )
 
 
 @pytest.mark.parametrize(

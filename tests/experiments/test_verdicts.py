@@ -138,9 +138,13 @@ def test_a_report_needs_the_curves_alone_and_is_the_same_twice(folder):
     assert "| shared replay beats one each | Fig. 1, sec. 5.4 | whole run | **undecided** |" in page
     with (folder / "summary.csv").open(newline="") as file:
         means = {(line["task"], line["condition"], line["measure"]): line for line in csv.DictReader(file)}
-    assert len(means) == (2 + 1) * 3 * 3 + 2 * 3  # tasks and all of them, conditions, statistics; two more of the best member
+    assert (
+        len(means) == (2 + 1) * 3 * 3 + 2 * 3
+    )  # tasks and all of them, conditions, statistics; two more of the best member
     for condition in ("no replay", "shared"):
-        ends = [float(row["end"]) for row in scores_in(folder) if (row["task"], row["condition"]) == ("catch", condition)]
+        ends = [
+            float(row["end"]) for row in scores_in(folder) if (row["task"], row["condition"]) == ("catch", condition)
+        ]
         told = means["catch", condition, "end"]
         assert float(told["mean"]) == pytest.approx(np.mean(ends), rel=1e-4)
         assert float(told["low"]) < float(told["mean"]) < float(told["high"])
