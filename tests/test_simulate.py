@@ -276,7 +276,6 @@ def test_the_document_and_the_kept_tables_show_what_the_script_says(kept):
     assert simulate.KEPT.with_name("2026-11-16-simulation-tables.txt").read_text().strip() == tables.strip()
     page = (ROOT / "docs" / "scaling.md").read_text()
     assert simulate_report.by_design(kept) in page
-    assert simulate_report.needs(Card(), Rates()) in page
     assert (ROOT / "docs" / "images" / "cluster-simulation.png").stat().st_size > 10_000
 
 
