@@ -11,7 +11,6 @@ from laser_rl.experiments.runner import read_table
 from laser_rl.experiments.verdicts import ALL
 
 REFUTED = {"not reproduced", "no"}
-HELD = {"reproduced", "yes"}
 
 
 class Line(NamedTuple):
@@ -66,11 +65,11 @@ def _page(folder: Path, lines: Sequence[Line]) -> list[str]:
         "",
         "## The paper's claims",
         "",
-        *_table([line for line in overall if not line.ours], lines),
+        *_table([line for line in overall if not line.ours]),
         "",
         "## Questions that it leaves open",
         "",
-        *_table([line for line in overall if line.ours], lines),
+        *_table([line for line in overall if line.ours]),
         "",
         "## Not reproduced",
         "",
@@ -84,16 +83,12 @@ def _made(folder: Path) -> str:
     return f"Suite `{about.suite}`, {len(about.tasks)} tasks, {len(about.seeds)} seeds.{smoke}"
 
 
-def _table(overall: Sequence[Line], lines: Sequence[Line]) -> list[str]:
+def _table(overall: Sequence[Line]) -> list[str]:
     if not overall:
         return ["None of these experiments has any."]
-    table = ["| experiment | claim | of | all tasks | difference | held by task |", "|---|---|---|---|---|---|"]
+    table = ["| experiment | claim | of | all tasks | difference |", "|---|---|---|---|---|"]
     for line in overall:
-        same = [other for other in lines if (other.experiment, other.claim) == (line.experiment, line.claim)]
-        tasks = [other for other in same if other.task != ALL]
-        held, against = (sum(other.verdict in words for other in tasks) for words in (HELD, REFUTED))
-        share = f"{held} of {len(tasks)}, {against} against"
-        cells = (line.experiment, line.claim, line.source or "–", f"**{line.verdict}**", line.difference, share)
+        cells = (line.experiment, line.claim, line.source or "–", f"**{line.verdict}**", line.difference)
         table.append(f"| {' | '.join(cells)} |")
     return table
 

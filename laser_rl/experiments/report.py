@@ -181,8 +181,8 @@ def _summary_lines(tasks: Sequence[Task], results: Results) -> Iterator[dict[str
     for condition, found in overall(tasks, results).items():
         for name in STATISTICS:
             yield _summary(ALL, condition, f"{name}, IQM", found.iqm[name])
-        for name, value in (("best, median", found.median_best), ("best, capped mean", found.capped_best)):
-            yield _summary(ALL, condition, name, Spread(value, np.nan, np.nan))
+        for measure, value in (("best, median", found.median_best), ("best, capped mean", found.capped_best)):
+            yield _summary(ALL, condition, measure, Spread(value, np.nan, np.nan))
 
 
 def _summary(task: str, condition: str, measure: str, spread: Spread) -> dict[str, Any]:
