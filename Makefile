@@ -14,7 +14,7 @@ test: check
 test-all: check
 	$(BIN)/python -m pytest -n auto
 
-# Every fault of docs/reliability.md, slow ones too, with figures; writes that page and the README's table.
+# Every fault of docs/reliability.md, slow ones too, with figures; writes that page's table and docs/reliability.csv.
 faults: $(READY)
 	rm -rf .faults && mkdir .faults
 	-LASER_FAULT_FIGURES=.faults $(BIN)/python -m pytest -q -m fault tests  # one after the other: figures are times, too

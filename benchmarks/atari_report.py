@@ -1,6 +1,8 @@
 """Pictures and tables of `atari.py`, from the files that its --collect wrote.
 
-python benchmarks/atari_report.py FILE.json.gz [FILE.json.gz ...] [--evaluations FILE.json] [--tag TAG] > docs/results/atari/tables.md
+python benchmarks/atari_report.py FILE.json.gz [FILE.json.gz ...] [--evaluations FILE.json] [--tag TAG]
+
+Prints the tables of docs/results/atari/README.md; pictures and the table of members go to that folder.
 
 Where two files hold the same run, the later one counts. Dots are the mean returns of the episodes that ended in a span of steps, curves
 the same over `WINDOW` episodes; "reached" means that the mean of the last 100 episodes was there for the first time. All actions are
@@ -9,6 +11,7 @@ sampled. --evaluations names a list of results of `laser evaluate`, with the run
 """
 
 import argparse
+import csv
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -263,27 +266,20 @@ def table(entries: Sequence[Entry]) -> list[str]:
     return lines
 
 
-def sharing_table(entries: Sequence[Entry]) -> list[str]:
+def members_table(entries: Sequence[Entry]) -> list[list[str]]:
     """A line a member."""
     lines = [
-        (
-            "| sweep | member | learning rate | frames | minutes | episodes | their mean return | of the second half | "
-            "evaluation, mean (95 %) | acceptance, median |"
-        ),
-        "|---|---|---|---|---|---|---|---|---|---|",
+        [
+            *("sweep", "member", "learning rate", "frames", "minutes", "episodes", "their mean return"),
+            *("of the second half", "evaluation, mean (95 %)", "acceptance, median"),
+        ]
     ]
     for entry in entries:
         frames, minutes, _, played = standing(entry)
-        own = [
-            entry["run"],
-            str(entry["member"]),
-            f"{entry['config']['optimiser']['learning_rate']:g}",
-            frames,
-            minutes,
-        ]
+        rate = f"{entry['config']['optimiser']['learning_rate']:g}"
         accepted = [share for share in entry["train"].get("acceptance", ()) if share is not None]
-        own += [*halves(entry), played, f"{np.median(accepted):.2f}" if accepted else "–"]
-        lines.append(f"| {' | '.join(own)} |")
+        median = f"{np.median(accepted):.2f}" if accepted else "–"
+        lines.append([entry["run"], str(entry["member"]), rate, frames, minutes, *halves(entry), played, median])
     return lines
 
 
@@ -303,7 +299,7 @@ def halves(entry: Entry) -> list[str]:
 
 
 def report(entries: Sequence[Entry], out: Path, tag: str = "") -> str:
-    """All pictures into a folder, their names ending in `tag`; the tables."""
+    """Write all pictures and the table of members into a folder, their names ending in `tag`; return the table of games."""
     single = [entry for entry in entries if entry["share"] is None]
     lines: list[str] = []
     if single:
@@ -315,12 +311,15 @@ def report(entries: Sequence[Entry], out: Path, tag: str = "") -> str:
         own = [entry for entry in members if entry["environment"] == environment]
         name = f"sharing-{atari_game(environment)}{tag}.png"
         sharing_picture(own, out / name)
-        lines += [*sharing_table(own), "", f"![one replay, or one each]({name})", ""]
+        lines += [f"![one replay, or one each]({name})", ""]
+    if members:
+        with (out / f"members{tag}.csv").open("w", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(members_table(members))
     return "\n".join(lines)
 
 
 def main() -> None:
-    """Pictures to docs/results/atari, tables to standard output."""
+    """Pictures and members to docs/results/atari, the table of games to standard output."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--out", type=Path, default=RESULTS)

@@ -1,9 +1,10 @@
 """Pictures and tables of `recurrent.py`, from its CSV files.
 
-python benchmarks/recurrent_report.py > docs/results/recurrent/tables.md
+python -m benchmarks.recurrent_report        # pictures and tables.csv in docs/results/recurrent
 """
 
-from collections.abc import Mapping, Sequence
+import csv
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from matplotlib import pyplot as plt
 
 COLOURS = ("#1f77b4", "#d95f02", "#2a9d5c", "#9467bd", "#8c564b", "#555555")
 RETURN_OF = "return_of_"
+COLUMNS = ("experiment", "steps", "variant", "seeds", "measure or task", "mean", "low", "high")
 Rows = Sequence[Mapping[str, Any]]
 Curves = NDArray[np.float64]
 
@@ -63,37 +65,34 @@ def common(rows: Rows) -> Curves:
     return np.linspace(0, min(ends.values()), 200)
 
 
-def scores(rows: Rows, name: str) -> list[str]:
-    """A line a variant: score at the end and on the way, by seed."""
-    grid, variants = common(rows), list(EXPERIMENTS[name].variants)
-    end = grid[-1]
-    lines = [
-        f"### {name}, to {end:,.0f} steps",
-        "",
-        "| variant | seeds | score at half | score at the end, mean (range) | mean capped | above random | area under the curve |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for variant in variants:
+def scores(rows: Rows, name: str) -> Iterator[list[str]]:
+    """Of each variant: score on the way and at the end, mean and range over seeds."""
+    grid = common(rows)
+    for variant in EXPERIMENTS[name].variants:
         score = curves(rows, variant, "score", grid)
         capped, above = (curves(rows, variant, column, grid) for column in ("score_mean_capped", "tasks_above_random"))
-        half, last, area = score[:, len(grid) // 2].mean(), score[:, -1], np.nanmean(score, axis=1).mean()
-        spread = f"{last.mean():.2f} ({last.min():.2f} to {last.max():.2f})"
-        others = f"{capped[:, -1].mean():.2f} | {above[:, -1].mean():.1f} | {area:.2f}"
-        lines.append(f"| {variant} | {len(score)} | {half:.2f} | {spread} | {others} |")
-    return [*lines, ""]
+        found = {
+            "score at half": score[:, len(grid) // 2],
+            "score at the end": score[:, -1],
+            "capped mean at the end": capped[:, -1],
+            "tasks above random": above[:, -1],
+            "area under the curve": np.nanmean(score, axis=1),
+        }
+        for measure, values in found.items():
+            cells = [f"{value:.4g}" for value in (values.mean(), values.min(), values.max())]
+            yield [name, f"{grid[-1]:.0f}", variant, str(len(score)), measure, *cells]
 
 
-def by_task(rows: Rows, name: str) -> list[str]:
-    """Normalised score of each task at the end, mean over seeds."""
-    grid, variants = common(rows), list(EXPERIMENTS[name].variants)
+def by_task(rows: Rows, name: str) -> Iterator[list[str]]:
+    """Normalised score of each task at the end, over seeds."""
+    grid = common(rows)
     tasks = list(dict.fromkeys(column for row in rows for column in row if column.startswith(RETURN_OF)))
-    lines = [f"| task | {' | '.join(variants)} |", "|---" * (len(variants) + 1) + "|"]
     for task in tasks:
         reference = reference_of(task.removeprefix(RETURN_OF))
-        ends = [curves(rows, variant, task, grid)[:, -1].mean() for variant in variants]
-        shown = [f"{reference.normalised(end) if reference else end:.2f}" for end in ends]
-        lines.append(f"| {task.removeprefix(RETURN_OF)} | {' | '.join(shown)} |")
-    return [*lines, ""]
+        for variant in EXPERIMENTS[name].variants:
+            ends = [reference.normalised(end) if reference else end for end in curves(rows, variant, task, grid)[:, -1]]
+            cells = [f"{value:.4g}" for value in (np.mean(ends), np.min(ends), np.max(ends))]
+            yield [name, f"{grid[-1]:.0f}", variant, str(len(ends)), task.removeprefix(RETURN_OF), *cells]
 
 
 def picture(rows: Rows, name: str, path: Path) -> None:
@@ -114,12 +113,15 @@ def picture(rows: Rows, name: str, path: Path) -> None:
 
 def main() -> None:
     """All experiments whose rows are there."""
+    lines: list[list[str]] = []
     for name in EXPERIMENTS:
         rows = read(RESULTS / f"{name}.csv")
         if not rows:
             continue
         picture(rows, name, RESULTS / f"{name}.png")
-        print("\n".join([*scores(rows, name), *by_task(rows, name)]))
+        lines += [*scores(rows, name), *by_task(rows, name)]
+    with (RESULTS / "tables.csv").open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([COLUMNS, *lines])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Hours and cost of the paper's protocol on Atari (57 games, 200 M frames, 9 members), from what was measured on one card.
 
-    python benchmarks/scaling.py                                  # the tables of docs/scaling.md
+    python benchmarks/scaling.py                                  # the tables of benchmarks/results/2026-11-16-scaling-tables.txt
     python benchmarks/scaling.py --efficiency 1 --cores 32 --prices 2.5
 
 Nothing is measured here: change a figure of `Card` or an assumption of `Assumed`, and everything follows. Nine members share one replay,

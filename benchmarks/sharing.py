@@ -1,7 +1,7 @@
 """What sharing a replay does: sweeps that share, do not share, or share without a trust region, on tasks of several kinds.
 
     python benchmarks/sharing.py convention deepsea-12 --seeds 0 1 2 3 4 --jobs 2
-    python benchmarks/sharing_report.py > docs/results/sharing/tables.md
+    python benchmarks/sharing_report.py
 
 One row for each member and bucket of steps: the mean return of the episodes that ended in it. Rows go to docs/results/sharing/TASK.csv;
 runs that are there already are not made again.

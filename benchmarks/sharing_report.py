@@ -1,6 +1,6 @@
 """Tables and pictures of `benchmarks/sharing.py`, made from its files alone.
 
-    python benchmarks/sharing_report.py > docs/results/sharing/tables.md
+    python benchmarks/sharing_report.py        # pictures, tables.csv and differences.csv in docs/results/sharing
 
 The unit is the sweep: numbers of its members are averaged first, and intervals are bootstraps over seeds (95 %, of the mean). "whole run"
 is the mean return over all of training, which is what sample efficiency looks like; "end" the last three buckets; "solved" the share of
@@ -11,6 +11,7 @@ gets there counts the whole run); "best" the best member at the end (a maximum o
 import csv
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,10 @@ MAIN = ("none", "separate", "naive", "trust 0.03", "trust 0.1")
 COLOURS = {"none": "0.6", "separate": "C0", "naive": "C3", "trust 0.01": "C8", "trust 0.03": "C2", "trust 0.1": "C1"}
 RESAMPLES = 2_000
 END = 3  # buckets
+LEAST_SEEDS = 3
+COMPARED = (("trust 0.1", "separate"), ("trust 0.03", "separate"), ("naive", "separate"), ("trust 0.1", "naive"))
+TABLE_COLUMNS = ("task", "members", "variant", "seeds", "measure", "mean", "low", "high")
+DIFFERENCE_COLUMNS = ("task", "variant", "less", "seeds", "difference", "low", "high", "verdict")
 
 
 def read(name: str) -> dict[str, dict[int, Values]]:
@@ -65,34 +70,24 @@ def numbers(curves: Values, solved: float | None, bucket: int = 1) -> dict[str, 
     return made
 
 
-def table(name: str, data: dict[str, dict[int, Values]], members: slice = slice(None)) -> list[str]:
-    """A row a variant."""
+def table(name: str, data: dict[str, dict[int, Values]], group: str, members: slice = slice(None)) -> list[list[str]]:
+    """A line for each variant and measure: mean over seeds and its interval; `steps` are thousands."""
     task = TASKS[name]
-    order = [variant for variant in VARIANTS if variant in data]
-    columns = ["whole run", "end", "best", *(["solved", "steps"] if task.solved is not None else [])]
-    lines = [f"| variant | seeds | {' | '.join(columns)} |", "|---" * (2 + len(columns)) + "|"]
-    for variant in order:
+    lines = []
+    for variant in [variant for variant in VARIANTS if variant in data]:
         sweeps = [numbers(curves[members], task.solved, task.bucket) for curves in data[variant].values()]
-        cells = []
-        for column in columns:
-            mean, low, high = interval([sweep[column] for sweep in sweeps])
-            form = ".0f" if column == "steps" else ".2f"
-            cells.append(f"{mean:{form}} [{low:{form}}, {high:{form}}]{'k' * (column == 'steps')}")
-        lines.append(f"| {variant} | {len(sweeps)} | {' | '.join(cells)} |")
+        for measure in sweeps[0]:
+            cells = [f"{value:.4g}" for value in interval([sweep[measure] for sweep in sweeps])]
+            lines.append([name, group, variant, str(len(sweeps)), measure, *cells])
     return lines
 
 
-def differences(data: dict[str, dict[int, Values]], solved: float | None) -> list[str]:
-    """Trust region against separate replay and against naive sharing, seed by seed: the same seeds in both."""
+def differences(name: str, data: dict[str, dict[int, Values]], solved: float | None) -> list[list[str]]:
+    """Trust region against separate replay and against naive sharing over the whole run, seed by seed: the same seeds in both."""
     lines = []
-    for one, other in (
-        ("trust 0.1", "separate"),
-        ("trust 0.03", "separate"),
-        ("naive", "separate"),
-        ("trust 0.1", "naive"),
-    ):
+    for one, other in COMPARED:
         seeds = sorted(data.get(one, {}).keys() & data.get(other, {}).keys())
-        if len(seeds) < 3:
+        if len(seeds) < LEAST_SEEDS:
             continue
         each = [
             numbers(data[one][seed], solved)["whole run"] - numbers(data[other][seed], solved)["whole run"]
@@ -100,9 +95,7 @@ def differences(data: dict[str, dict[int, Values]], solved: float | None) -> lis
         ]
         mean, low, high = interval(each)
         verdict = "better" if low > 0 else "worse" if high < 0 else "undecided"
-        lines.append(
-            f"- {one} − {other}, whole run: {mean:+.3f} [{low:+.3f}, {high:+.3f}], {len(seeds)} seeds: {verdict}"
-        )
+        lines.append([name, one, other, str(len(seeds)), *(f"{value:.3f}" for value in (mean, low, high)), verdict])
     return lines
 
 
@@ -152,30 +145,31 @@ def bounds_picture(every: dict[str, dict[str, dict[int, Values]]]) -> None:
     figure.savefig(RESULTS / "bounds.png")
 
 
+def write(path: Path, columns: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    """As CSV."""
+    with path.open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([columns, *lines])
+
+
 def main() -> None:
     """All tasks that have a file."""
     every: dict[str, dict[str, dict[int, Values]]] = {}
-    print("# Sharing: all tables\n")
-    print(
-        "Made by `benchmarks/sharing_report.py` from the CSV files beside this one; [README](README.md) says what they mean.\n"
-    )
+    lines: list[list[str]] = []
+    compared: list[list[str]] = []
     for name, task in TASKS.items():
         if not (RESULTS / f"{name}.csv").exists():
             continue
         data: Any = read(name)
         every[name] = data
         picture(name, data)
-        print(f"## {name}\n")
-        print(f"`{task.environment}`, nine members, {task.steps:,} steps each.\n")
-        print("\n".join(table(name, data)), "\n")
+        lines += table(name, data, "all")
         for group in dict.fromkeys(task.groups):
             first, count = task.groups.index(group), task.groups.count(group)
-            print(f"{group}:\n")
-            print("\n".join(table(name, data, slice(first, first + count))), "\n")
-        print("\n".join(differences(data, task.solved)), "\n")
-        print(f"![{name}]({name}.png)\n")
+            lines += table(name, data, group, slice(first, first + count))
+        compared += differences(name, data, task.solved)
     bounds_picture(every)
-    print("## The bound\n\n![score by bound](bounds.png)")
+    write(RESULTS / "tables.csv", TABLE_COLUMNS, lines)
+    write(RESULTS / "differences.csv", DIFFERENCE_COLUMNS, compared)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A cluster of 1 to 1,000 nodes with one shared replay, simulated event by event from what was measured on one.
 
     python -m benchmarks.simulate one --nodes 64 --link-gbit 10 --no-compressed
-    python -m benchmarks.simulate all --keep FILE.json --figure FILE.png     # the tables of docs/scaling.md, about ten minutes
+    python -m benchmarks.simulate all --keep FILE.json --figure FILE.png     # all tables, about ten minutes
     python -m benchmarks.simulate tables --kept FILE.json                    # the same tables from a kept file
 
 No cluster of that size was there: see docs/scaling.md for what is measured, what is assumed, and against what the simulation is held.

@@ -291,7 +291,7 @@ def _mixture(axis: Any, shards: int = 128, count: int = 4096) -> None:
 
 
 def tables(rows: dict[str, Row], card: Card, rates: Rates) -> str:
-    """All of them, in the order of docs/scaling.md."""
+    """All of them; docs/scaling.md shows two."""
     return "\n\n".join(
         [
             needs(card, rates),

@@ -224,7 +224,11 @@ def test_the_report_says_when_a_game_was_learned(tmp_path, monkeypatch):
         ("Pong", None),
     ]
     text = atari_report.report(entries, tmp_path / "docs")
-    assert {file.name for file in (tmp_path / "docs").iterdir()} == {"games.png", "sharing-breakout.png"}
+    assert {file.name for file in (tmp_path / "docs").iterdir()} == {
+        "games.png",
+        "members.csv",
+        "sharing-breakout.png",
+    }
     # The mean of the last 100 of a line from -21 to 21 in 1,000 episodes is 18 about where the line itself is at 20.1: after 977.
     (line,) = re.findall(r"\| Pong .*", text)
     cells = [cell.strip() for cell in line.strip("| ").split("|")]
@@ -233,7 +237,7 @@ def test_the_report_says_when_a_game_was_learned(tmp_path, monkeypatch):
     assert cells[5:7] == ["-20.7", "14.6"]
     assert float(cells[7]) == pytest.approx((20.5 + 20.7) / (14.6 + 20.7), abs=0.01)
     assert float(cells[10].split()[0]) == pytest.approx(4 * 0.978, abs=0.02)
-    assert "| Breakout-shared | 1 | 0.0012 |" in text
+    assert "\nBreakout-shared,1,0.0012," in (tmp_path / "docs" / "members.csv").read_text()
 
 
 def test_a_threshold_needs_a_hundred_episodes_and_may_never_be_reached():

@@ -29,8 +29,8 @@ LATER = files_of("2026-11-16")
 def test_the_tables_of_the_page_are_those_of_the_files(tmp_path, files, evaluations, tag):
     text = atari_report.report(entries_of(files, evaluations), tmp_path, tag)
     folder = ROOT / "docs" / "results" / "atari"
-    assert (folder / f"tables{tag}.md").read_text().strip() == text.strip()
     assert {file.name for file in tmp_path.iterdir()} <= {file.name for file in folder.iterdir()}
+    assert (folder / f"members{tag}.csv").read_text() == (tmp_path / f"members{tag}.csv").read_text()
     page = (folder / "README.md").read_text()
     for line in text.splitlines():
         assert line in page
@@ -57,6 +57,31 @@ def test_an_evaluation_that_was_made_apart_counts_and_one_episode_does_not():
 def test_a_flow_needs_two_rows():
     with pytest.raises(ValueError, match="longer span"):
         flow(entries_of(FILES[:1])[0], 10.0, 10.1)
+
+
+def together(flows):
+    """Training and environment frames a second of several runs, in hundreds."""
+    return [
+        round(128 * 20 * sum(each.updates for each in flows), -2),
+        round(4 * sum(each.steps for each in flows), -2),
+    ]
+
+
+def test_what_the_page_says_of_the_card_is_what_the_rows_hold():
+    runs = {(run["run"], run["member"]): run for run in entries_of(FILES)}
+    games = [runs[name, None] for name in ("Pong", "Breakout", "Boxing")]
+    members = [run for (_, member), run in runs.items() if member is not None]
+    spans = [
+        [flow(run, 20, 195) for run in [*games, runs["Krull", None]]],
+        [flow(run, 240, 370) for run in games] + [flow(run, 35, 195) for run in members],
+        [flow(run, 410, 520) for run in games],
+        [flow(run, 75, 265) for run in entries_of(LATER)],
+    ]
+    page = (ROOT / "docs" / "results" / "atari" / "README.md").read_text()
+    assert [together(span) for span in spans] == [[196200, 46600], [221100, 44400], [177800, 42200], [199900, 47400]]
+    for span in spans:
+        training, environment = together(span)
+        assert f"{training:,.0f} | {environment:,.0f} |" in page
 
 
 def second_half(entry):

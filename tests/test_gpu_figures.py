@@ -96,8 +96,8 @@ def test_the_notes_on_the_first_convolution_are_those_of_the_list(channels, kind
     assert figures == [round(value, 2) for value in (before, after)[-len(figures) :]]
 
 
-def test_the_readme_shows_the_steps_that_were_measured():
-    page, train = (ROOT / "README.md").read_text(), steps("train")
+def test_the_page_shows_the_steps_that_were_measured():
+    page, train = (ROOT / "docs" / "gpu.md").read_text(), steps("train")
     for width in (1, 4):
         (line,) = re.findall(rf"^\| ×{width}[, ].*\| \d.*$", page, re.MULTILINE)
         for name in ("eager bf16 channels-last autocast", "torch.compile bf16", "ours"):

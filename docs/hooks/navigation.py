@@ -28,8 +28,8 @@ def expanded(entry: Any) -> Any:
 def pages(pattern: str) -> list[str]:
     """The pages that a pattern matches.
 
-    >>> pages("results/sharing/*.md")
-    ['results/sharing/README.md', 'results/sharing/tables.md']
+    >>> pages("results/atari/*.md")
+    ['results/atari/README.md', 'results/atari/calibration.md']
     """
     found = [path.relative_to(DOCS) for path in DOCS.glob(pattern)]
     return [

@@ -52,7 +52,7 @@ class RunExperiment:
     device: str = "cpu"
     """Where networks are; small ones are fastest on cpu."""
     out: Path = Path("runs/experiments")
-    """Each experiment gets a folder here: curves.csv, scores.csv, verdicts.csv, curves.png, README.md."""
+    """Each experiment gets a folder here: curves.csv, scores.csv, summary.csv, verdicts.csv, curves.png, README.md."""
     parts: Path | None = None
     """Where the numbers of single runs are kept; left out: OUT/parts."""
     smoke: bool = False
@@ -174,7 +174,7 @@ def _show(folder: Path, judged: Sequence[Judged]) -> None:
             # Square brackets would be styles.
             table.add_row(one.claim.text, one.claim.statistic, one.word, numbers.replace("[", r"\["))
     Console(highlight=False).print(table)
-    print(f"written to {folder}: README.md, curves.png, curves.csv, scores.csv, verdicts.csv")
+    print(f"written to {folder}: README.md, curves.png, curves.csv, scores.csv, summary.csv, verdicts.csv")
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {"list": _list, "run": _run, "report": _report}

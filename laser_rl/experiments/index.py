@@ -11,7 +11,6 @@ from laser_rl.experiments.runner import read_table
 from laser_rl.experiments.verdicts import ALL
 
 REFUTED = {"not reproduced", "no"}
-HELD = {"reproduced", "yes"}
 
 
 class Line(NamedTuple):
@@ -61,16 +60,16 @@ def _page(folder: Path, lines: Sequence[Line]) -> list[str]:
         "",
         *(f"- [{name}]({name}/{PAGE}): {EXPERIMENTS[name].question} {_made(folder / name)}" for name in names),
         "",
-        "Differences are in scores (0 random play, 1 the best) over all tasks together, with 95 % intervals over seeds. Each verdict",
-        "stands for itself: of twenty claims about equal agents one is expected to be decided.",
+        "Differences are in scores (0 random play, 1 the best) over all tasks, with 95 % intervals over seeds. Each verdict stands",
+        "for itself: of twenty claims about equal agents one is expected to be decided.",
         "",
         "## The paper's claims",
         "",
-        *_table([line for line in overall if not line.ours], lines),
+        *_table([line for line in overall if not line.ours]),
         "",
         "## Questions that it leaves open",
         "",
-        *_table([line for line in overall if line.ours], lines),
+        *_table([line for line in overall if line.ours]),
         "",
         "## Not reproduced",
         "",
@@ -84,21 +83,24 @@ def _made(folder: Path) -> str:
     return f"Suite `{about.suite}`, {len(about.tasks)} tasks, {len(about.seeds)} seeds.{smoke}"
 
 
-def _table(overall: Sequence[Line], lines: Sequence[Line]) -> list[str]:
+def _table(overall: Sequence[Line]) -> list[str]:
     if not overall:
         return ["None of these experiments has any."]
-    table = ["| experiment | claim | of | all tasks | difference | held by task |", "|---|---|---|---|---|---|"]
+    table = ["| experiment | claim | of | all tasks | difference |", "|---|---|---|---|---|"]
     for line in overall:
-        same = [other for other in lines if (other.experiment, other.claim) == (line.experiment, line.claim)]
-        tasks = [other for other in same if other.task != ALL]
-        held, against = (sum(other.verdict in words for other in tasks) for words in (HELD, REFUTED))
-        share = f"{held} of {len(tasks)}, {against} against"
-        cells = (line.experiment, line.claim, line.source or "–", f"**{line.verdict}**", line.difference, share)
+        cells = (line.experiment, line.claim, line.source or "–", f"**{line.verdict}**", line.difference)
         table.append(f"| {' | '.join(cells)} |")
     return table
 
 
 def _refuted(lines: Sequence[Line]) -> list[str]:
+    """A line for each claim that failed somewhere, with the tasks that decided against it."""
     if not lines:
         return ["Nothing."]
-    return [f"- {line.experiment}, {line.task}: {line.claim} ({line.source}): {line.difference}" for line in lines]
+    claims = dict.fromkeys((line.experiment, line.claim, line.source) for line in lines)
+    return [f"- {name}: {text} ({source}): {_places(lines, name, text)}" for name, text, source in claims]
+
+
+def _places(lines: Sequence[Line], experiment: str, claim: str) -> str:
+    own = [line for line in lines if (line.experiment, line.claim) == (experiment, claim)]
+    return ", ".join(f"{line.task} {line.difference}" if line.task == ALL else line.task for line in own)

@@ -1,7 +1,7 @@
-"""What an experiment leaves beside its numbers: a picture, a table of verdicts, and a page that says how it was made."""
+"""Write the page of an experiment: a chart, a table of verdicts and its command; tables by task become CSV files."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,9 +15,10 @@ from laser_rl.experiments import EXPERIMENTS, shrunk, suite_of
 from laser_rl.experiments.experiment import STATISTICS, Experiment, Task
 from laser_rl.experiments.pictures import picture
 from laser_rl.experiments.runner import CURVES, TIMES, read_table, table
-from laser_rl.experiments.verdicts import ALL, Judged, Results, Spread, judge, overall, results_of, scores_of, spread_of
+from laser_rl.experiments.verdicts import ALL, Judged, Results, Spread, judge, overall, results_of, spread_of
 
-ABOUT, PAGE, PICTURE, SCORES, VERDICTS = "experiment.json", "README.md", "curves.png", "scores.csv", "verdicts.csv"
+ABOUT, PAGE, PICTURE = "experiment.json", "README.md", "curves.png"
+SCORES, SUMMARY, VERDICTS = "scores.csv", "summary.csv", "verdicts.csv"
 
 
 @dataclass(frozen=True)
@@ -87,13 +88,15 @@ def report(folder: Path) -> list[Judged]:
     write_bytes(folder / SCORES, table(("task", "condition", "seed", *STATISTICS), _score_lines(results)))
     write_bytes(folder / VERDICTS, table(_VERDICT_COLUMNS, [_verdict_line(one) for one in judged]))
     write_bytes(folder / PICTURE, picture(experiment, tasks, lines))
-    page = _page(about, experiment, tasks, results, judged, _made(folder))
+    write_bytes(folder / SUMMARY, table(_SUMMARY_COLUMNS, _summary_lines(tasks, results)))
+    page = _page(about, experiment, judged, _made(folder))
     write_bytes(folder / PAGE, ("\n".join(page) + "\n").encode())
     return judged
 
 
 _NUMBERS = ("difference", "low", "high")
 _VERDICT_COLUMNS = ("claim", "source", "statistic", "better", "worse", "margin", "task", *_NUMBERS, "verdict")
+_SUMMARY_COLUMNS = ("task", "condition", "measure", "mean", "low", "high")
 
 
 def _verdict_line(judged: Judged) -> dict[str, Any]:
@@ -126,18 +129,11 @@ def _made(folder: Path) -> list[str]:
     ]
 
 
-def _page(
-    about: About,
-    experiment: Experiment,
-    tasks: Sequence[Task],
-    results: Results,
-    judged: Sequence[Judged],
-    made: Sequence[str],
-) -> list[str]:
+def _page(about: About, experiment: Experiment, judged: Sequence[Judged], made: Sequence[str]) -> list[str]:
     return [
         f"# {experiment.name}: {experiment.question}",
         "",
-        f"{experiment.figure}. Suite `{about.suite}`, seeds {', '.join(map(str, about.seeds))}, device {about.device}.",
+        f"{experiment.figure}. Suite `{about.suite}`, {len(about.tasks)} tasks, seeds {', '.join(map(str, about.seeds))}, {about.device}.",
         *(["", *made] if made else []),
         *(["", "**Made with `--smoke`: runs are so short that nothing was learned.**"] if about.smoke else []),
         "",
@@ -148,25 +144,10 @@ def _page(
         "",
         "Lines are means over members and seeds, shades the lowest and the highest seed.",
         "",
-        "## Verdicts",
-        "",
         *verdict_table(judged),
         "",
-        "Differences are in scores (0 random play, 1 the best); brackets are 95 % intervals over seeds, paired. Measured by:",
-        *(f"{'' if number else chr(10)}- *{name}*: {text}" for number, (name, text) in enumerate(STATISTICS.items())),
-        "",
-        "## By task",
-        "",
-        *_by_task(judged),
-        "",
-        "## Scores over the whole run",
-        "",
-        *_matrix(tasks, results),
-        "",
-        "## Over all tasks",
-        "",
-        *_overall_table(tasks, results),
-        *(line for task in tasks for line in _task_table(task, results[task.name])),
+        "Differences are in scores (0 random play, 1 the best), paired by seed, with 95 % intervals.",
+        f"Each task: [verdicts]({VERDICTS}), [means with intervals]({SUMMARY}), [every run]({SCORES}), [curves]({CURVES}).",
     ]
 
 
@@ -184,13 +165,6 @@ def verdict_table(judged: Sequence[Judged]) -> list[str]:
     return lines
 
 
-def _by_task(judged: Sequence[Judged]) -> list[str]:
-    lines = ["| claim | task | difference | verdict |", "|---|---|---|---|"]
-    return lines + [
-        f"| {one.claim.text} | {one.task} | {_difference(one)} | {one.word} |" for one in judged if one.task != ALL
-    ]
-
-
 def _difference(judged: Judged) -> str:
     if judged.verdict is None:
         return ""
@@ -198,38 +172,19 @@ def _difference(judged: Judged) -> str:
     return f"{judged.verdict.difference:+.2f} [{low:+.2f}, {high:+.2f}]"
 
 
-def _matrix(tasks: Sequence[Task], results: Results) -> list[str]:
-    """Tasks by conditions; the best of a line stands out, which says nothing about its distance to the others."""
-    conditions = list(results[tasks[0].name])
-    lines = [f"| task | {' | '.join(conditions)} |", "|---" * (1 + len(conditions)) + "|"]
+def _summary_lines(tasks: Sequence[Task], results: Results) -> Iterator[dict[str, Any]]:
+    """Returns of each task over seeds; scores of all tasks together as interquartile means over tasks and seeds."""
     for task in tasks:
-        scores = scores_of(task, results[task.name], "whole run")
-        means = {condition: float(np.mean(list(scores[condition].values()))) for condition in conditions}
-        best = max(means.values())
-        cells = [f"**{mean:.3f}**" if mean == best else f"{mean:.3f}" for mean in means.values()]
-        lines.append(f"| {task.name} | {' | '.join(cells)} |")
-    return lines
-
-
-def _overall_table(tasks: Sequence[Task], results: Results) -> list[str]:
-    names = " | ".join(f"IQM, {name}" for name in STATISTICS)
-    lines = [f"| condition | median, best | capped mean, best | {names} |", "|---|---|---|---|---|---|"]
+        for condition, seeds in results[task.name].items():
+            for name in STATISTICS:
+                yield _summary(task.name, condition, name, spread_of([values[name] for values in seeds.values()]))
     for condition, found in overall(tasks, results).items():
-        cells = " | ".join(_spread(found.iqm[name]) for name in STATISTICS)
-        lines.append(f"| {condition} | {found.median_best:.2f} | {found.capped_best:.2f} | {cells} |")
-    return [*lines, "", "Scores. IQM: interquartile mean over tasks and seeds, interval by stratified bootstrap."]
+        for name in STATISTICS:
+            yield _summary(ALL, condition, f"{name}, IQM", found.iqm[name])
+        for measure, value in (("best, median", found.median_best), ("best, capped mean", found.capped_best)):
+            yield _summary(ALL, condition, measure, Spread(value, np.nan, np.nan))
 
 
-def _task_table(task: Task, results: Mapping[str, Mapping[int, Any]]) -> list[str]:
-    base = task.sweep.base
-    head = f"`{base.environment.id}`, {base.run.steps:,} steps a member; random play {task.random:.3g}, best {task.best:.3g}. Returns:"
-    lines = ["", f"## {task.name}", "", head, ""]
-    lines += [f"| condition | seeds | {' | '.join(STATISTICS)} |", "|---|---|---|---|---|"]
-    for condition, seeds in results.items():
-        cells = [_spread(spread_of([values[name] for values in seeds.values()])) for name in STATISTICS]
-        lines.append(f"| {condition} | {len(seeds)} | {' | '.join(cells)} |")
-    return lines
-
-
-def _spread(spread: Spread) -> str:
-    return f"{spread.mean:.3g} [{spread.low:.3g}, {spread.high:.3g}]"
+def _summary(task: str, condition: str, measure: str, spread: Spread) -> dict[str, Any]:
+    numbers = ("" if np.isnan(value) else f"{value:.5g}" for value in spread)
+    return dict(zip(_SUMMARY_COLUMNS, (task, condition, measure, *numbers), strict=True))

@@ -1,7 +1,7 @@
 """The adapter against a stand-in with the interface of `deepmind_lab`: the original is not to be had here."""
 
+import csv
 import logging
-import re
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +18,7 @@ from laser_rl.errors import EnvironmentRefused
 from tests.envs import standin_lab
 
 SMALL = {"width": 16, "height": 12}
-DOCUMENT = Path(__file__).parents[2] / "docs" / "dmlab.md"
+DOCUMENTS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.fixture(autouse=True)
@@ -349,11 +349,13 @@ def test_there_are_thirty_levels_with_their_scores():
             assert DmlabSettings(level.name).lab_level in standin_lab.KNOWN
 
 
-def test_the_document_has_the_same_levels_and_actions():
-    text = DOCUMENT.read_text()
-    rows = re.findall(r"^\| `(\w+)`(?: / `(\w+)`)? \| (-?[\d.]+) \| ([\d.]+) \|", text, re.MULTILINE)
-    listed = [(level.name, level.test_name, level.random, level.human) for level in LEVELS]
-    assert [(name, test or name, float(random), float(human)) for name, test, random, human in rows] == listed
-    rows = re.findall(r"^\| (\d+) \| [^|]+ \| `\((.*)\)` \|$", text, re.MULTILINE)
-    found = [(int(index), tuple(map(int, numbers.split(", ")))) for index, numbers in rows]
-    assert found == [(index, tuple(action)) for count in (9, 15) for index, action in enumerate(ACTIONS[count])]
+def test_the_documents_have_the_same_levels_and_actions():
+    with (DOCUMENTS / "dmlab-levels.csv").open(newline="") as file:
+        rows = [
+            (name, test or name, float(random), float(human))
+            for name, test, random, human in list(csv.reader(file))[1:]
+        ]
+    assert rows == [(level.name, level.test_name, level.random, level.human) for level in LEVELS]
+    with (DOCUMENTS / "dmlab-actions.csv").open(newline="") as file:
+        found = [(int(count), int(index), *map(int, sent)) for count, index, _, *sent in list(csv.reader(file))[1:]]
+    assert found == [(count, index, *action) for count in (9, 15) for index, action in enumerate(ACTIONS[count])]

@@ -28,7 +28,6 @@ def test_every_claim_of_every_experiment_that_ended(folder):
     assert "- [sharing](sharing/README.md): Does a sweep" in page
     assert "--smoke" in page
     assert "| sharing | replay beats none | Fig. 1 | **reproduced** |" in page
-    assert "2 of 2, 0 against" in page
     assert "None of these experiments has any." in page
 
 
@@ -36,8 +35,9 @@ def test_what_was_not_reproduced_is_named(folder):
     path = folder / "sharing" / "verdicts.csv"
     path.write_text(path.read_text().replace(",reproduced\n", ",not reproduced\n"))
     page = write_index(folder).read_text()
-    assert "0 of 2, 2 against" in page
     refuted = page.partition("## Not reproduced")[2]
-    assert "- sharing, all tasks: replay beats none (Fig. 1): +" in refuted
-    assert "- sharing, catch: replay beats none (Fig. 1): +" in refuted
+    [line] = [line for line in refuted.splitlines() if "replay beats none (Fig. 1)" in line and "shared" not in line]
+    assert line.startswith("- sharing: replay beats none (Fig. 1): ")
+    assert {"catch", "cartpole"} <= set(line.partition("): ")[2].split(", "))
+    assert "all tasks +" in line
     assert "one each" not in refuted

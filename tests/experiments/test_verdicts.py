@@ -120,8 +120,13 @@ def folder(tmp_path):
     return tmp_path
 
 
+def scores_in(folder):
+    with (folder / "scores.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def test_a_report_needs_the_curves_alone_and_is_the_same_twice(folder):
-    names = ("README.md", "curves.png", "scores.csv", "verdicts.csv")
+    names = ("README.md", "curves.png", "scores.csv", "summary.csv", "verdicts.csv")
     judged = report(folder)
     first = [(folder / name).read_bytes() for name in names]
     assert len(judged) == 3 * len(EXPERIMENTS["sharing"].claims)
@@ -131,6 +136,19 @@ def test_a_report_needs_the_curves_alone_and_is_the_same_twice(folder):
     page = first[0].decode()
     assert "| replay beats none | Fig. 1 | whole run | **reproduced** |" in page
     assert "| shared replay beats one each | Fig. 1, sec. 5.4 | whole run | **undecided** |" in page
+    with (folder / "summary.csv").open(newline="") as file:
+        means = {(line["task"], line["condition"], line["measure"]): line for line in csv.DictReader(file)}
+    assert (
+        len(means) == (2 + 1) * 3 * 3 + 2 * 3
+    )  # tasks and all of them, conditions, statistics; two more of the best member
+    for condition in ("no replay", "shared"):
+        ends = [
+            float(row["end"]) for row in scores_in(folder) if (row["task"], row["condition"]) == ("catch", condition)
+        ]
+        told = means["catch", condition, "end"]
+        assert float(told["mean"]) == pytest.approx(np.mean(ends), rel=1e-4)
+        assert float(told["low"]) < float(told["mean"]) < float(told["high"])
+    assert means[ALL, "shared", "end, IQM"]["low"] < means[ALL, "shared", "end, IQM"]["high"]
     with (folder / "verdicts.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
     told = next(line for line in lines if (line["claim"], line["task"]) == ("shared replay beats none", ALL))

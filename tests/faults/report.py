@@ -1,10 +1,11 @@
-"""`make faults`: the table of all faults with what was measured, printed and written into the documents.
+"""`make faults`: print the table of all faults, write it into docs/reliability.md, and every figure into docs/reliability.csv.
 
     python -m tests.faults.report FOLDER
 
 Ends with status 1 if a row has no test that passed, or one that failed.
 """
 
+import csv
 import json
 import os
 import platform
@@ -20,7 +21,7 @@ from rich.table import Table
 from tests.faults.rows import ROWS
 
 ROOT = Path(__file__).parents[2]
-PAGE, README = ROOT / "docs" / "reliability.md", ROOT / "README.md"
+PAGE, FIGURES = ROOT / "docs" / "reliability.md", ROOT / "docs" / "reliability.csv"
 BEGIN, END = "<!-- faults: made by `make faults` -->", "<!-- faults end -->"
 
 
@@ -54,31 +55,29 @@ def found_in(folder: Path) -> dict[int, Found]:
     return rows
 
 
-def page(found: dict[int, Found], made: str) -> str:
-    """The document."""
-    lines = [
-        "# Reliability: faults and figures",
-        "",
-        "Every row is provoked by tests, with SIGKILL and full disks instead of raised exceptions. `make faults` runs them and writes",
-        f"this page. {made}. What each single test holds is in [faults](faults.md).",
-        "",
-        "| # | fault | promise | measured | tests | verdict |",
-        "|---|---|---|---|---|---|",
-    ]
+def lines_of(found: dict[int, Found], made: str) -> str:
+    """The page's table, a line a fault with one of its figures, between its marks."""
+    head = "| # | fault | promise | measured | tests |"
+    lines = [BEGIN, "", f"{made}.", "", head, "|---|---|---|---|---|"]
     for row, one in found.items():
-        measured = "; ".join(one.figures) or "–"
         tests = f"{one.passed}, {one.skipped} skipped" if one.skipped else str(one.passed)
-        lines.append(
-            f"| {row} | {ROWS[row].fault} | {ROWS[row].promise} | {measured.replace('|', '/')} | {tests} | **{one.word}** |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def short(found: dict[int, Found]) -> str:
-    """The README's table: what is held, without the figures."""
-    lines = [BEGIN, "", "| fault | what holds |", "|---|---|"]
-    lines += [f"| {ROWS[row].fault} | {ROWS[row].promise} |" for row, one in found.items() if one.word == "held"]
+        cells = (ROWS[row].fault, ROWS[row].promise, shown(row, one.figures).replace("|", "/"), f"{one.word}: {tests}")
+        lines.append(f"| {row} | {' | '.join(cells)} |")
     return "\n".join([*lines, "", END])
+
+
+def shown(row: int, figures: list[str]) -> str:
+    """The figure that stands for a fault."""
+    return next((text for text in figures if ROWS[row].shown in text), next(iter(figures), "–"))
+
+
+def write_figures(path: Path, found: dict[int, Found]) -> None:
+    """All figures of all faults."""
+    with path.open("w", newline="") as file:
+        lines = csv.writer(file, lineterminator="\n")
+        lines.writerow(("row", "verdict", "passed", "skipped", "measured"))
+        for row, one in found.items():
+            lines.writerows((row, one.word, one.passed, one.skipped, text) for text in one.figures or [""])
 
 
 def put_into(path: Path, text: str) -> bool:
@@ -100,8 +99,10 @@ def main(folder: Path) -> int:
     Console(width=180).print(table)
     versions = f"Python {platform.python_version()}, torch {torch.__version__}"
     made = f"Last run {datetime.now(UTC):%-d %B %Y}, {versions}, {len(os.sched_getaffinity(0))} cores"
-    PAGE.write_text(page(found, made))
-    put_into(README, short(found))
+    write_figures(FIGURES, found)
+    if not put_into(PAGE, lines_of(found, made)):
+        print(f"{PAGE.relative_to(ROOT)} has no marks for the table: expected {BEGIN} and {END}")
+        return 1
     bad = [row for row, one in found.items() if one.word != "held"]
     for row in bad:
         print(f"row {row} {found[row].word}: {', '.join(found[row].failed) or 'no test'}")

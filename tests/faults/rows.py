@@ -8,6 +8,8 @@ class Row(NamedTuple):
 
     fault: str
     promise: str
+    shown: str = ""
+    """The page shows the first figure that contains this; all figures are in `docs/reliability.csv`."""
 
 
 ROWS: dict[int, Row] = {
@@ -30,10 +32,12 @@ ROWS: dict[int, Row] = {
     5: Row(
         "wrong type, shape or range of an observation, no reward, four values, a changed action space, objects in info",
         "one error with expected and got, before the first update",
+        "serial, process",
     ),
     6: Row(
         "the whole run is killed at 20 random moments and resumed",
         "newest whole checkpoint; no more lost than an interval; the end is reached",
+        "20 kills",
     ),
     7: Row(
         "killed at each point of the checkpoint writer, and 50 times at random",
@@ -41,11 +45,13 @@ ROWS: dict[int, Row] = {
     ),
     8: Row(
         "every file of the newest checkpoint truncated, flipped, deleted, emptied, of a newer version",
-        "the one before is used and the file is named; all damaged: status 3 and what to do",
+        "the previous one is used and the file is named; all damaged: status 3 and what to do",
+        "single agent",
     ),
     9: Row(
         "half a run, killed, resumed",
         "the same SHA-256 of parameters, optimiser, random numbers, replay, PBT and metrics; MLP and LSTM, 1 and 3 members",
+        "MLP, 3 members",
     ),
     10: Row(
         "the disk is full at a checkpoint, a replay segment, metrics, a video",
@@ -54,6 +60,7 @@ ROWS: dict[int, Row] = {
     11: Row(
         "a torn or zeroed replay segment",
         "only damaged episodes are dropped, and counted; none is ever sampled",
+        "300 replays",
     ),
     12: Row(
         "4 writers and 4 readers on one replay",
@@ -61,32 +68,39 @@ ROWS: dict[int, Row] = {
     ),
     13: Row(
         "learner stopped 10 s, actors stopped 10 s, 200 random pauses",
-        "flat memory, no deadlock, who waits says for whom within 5 s, exact counts in every batch",
+        "flat memory, no deadlock, the waiting side names the blocking side within 5 s, exact counts in every batch",
+        "learner stopped",
     ),
     14: Row(
         "pickles under every name we load, giant headers and JSON, `../`, YAML tags, links, NaN weights",
         "never executed, refused within 1 s; no way to execute data in our sources",
+        "pickles under",
     ),
     15: Row(
         "dashboard: every route without a token, foreign Host and Origin, traversal, scripts in names",
         "401, 400, 403, 404, escaped; loopback only",
+        "wrong credentials",
     ),
     16: Row(
         "dashboard: 10 members with 100,000 points, 20 clients of which 5 never read",
         "p95 below 200 ms; training slows by less than 3 %; slow clients dropped; killing it leaves training alone",
+        "never read",
     ),
-    17: Row("30,000 updates with a full replay", "memory, files, threads and shared memory stay flat"),
+    17: Row("30,000 updates with a full replay", "memory, files, threads and shared memory stay flat", "local, "),
     18: Row(
         "the process group is killed, 20 times",
-        "no child after 3 s; the next start takes shared memory of the dead back, and only ours",
+        "no child after 3 s; no shared memory is left behind",
+        "20 kills",
     ),
     19: Row(
         "SIGTERM, Ctrl-C, Ctrl-C twice, a closed terminal",
-        "a checkpoint, the end within 10 s with status 143 or 130, and the command that goes on",
+        "a checkpoint, the end within 10 s with status 143 or 130, and the command that resumes",
+        "serial, training: SIGTERM",
     ),
     20: Row(
         "PBT: NaN scores, a donor killed in the copy, a resume between decision and copy",
         "NaN is never a donor; a copy is all or nothing; the history of the uninterrupted run",
+        "donors killed",
     ),
     21: Row(
         "one member diverges",
@@ -99,6 +113,7 @@ ROWS: dict[int, Row] = {
     23: Row(
         "two runs in one directory; status and report while it trains",
         "the second is refused with the owner's pid; a stale lock is taken over; readers never fail",
+        "local: second",
     ),
     24: Row(
         "checkpoints of each released format",
@@ -107,7 +122,7 @@ ROWS: dict[int, Row] = {
     25: Row("no network at all", "everything works, no connection is tried"),
     26: Row(
         "a run directory, `.laser` file, sweep file or hub folder whose environment, network or relevance names code",
-        "no command or method imports or calls it unless the caller passes it or trusts the file in so many words",
+        "no command or method imports or calls it unless the caller passes it or says `--trust-code`",
     ),
     27: Row(
         "a file of a run cannot be read for a moment: EACCES, EIO, ESTALE at start, at resume, while pruning",
@@ -123,7 +138,7 @@ ROWS: dict[int, Row] = {
     ),
     30: Row(
         "a sweep process is stopped while it holds the replay's lock, also with PBT orders pending",
-        "the others go on or say who blocks them; after the limit it is replaced; SIGTERM ends all within 10 s",
+        "the others go on or name the process that blocks them; after the limit it is replaced; SIGTERM ends all within 10 s",
     ),
     31: Row(
         "an environment calls `sys.exit(0)` or `os._exit(0)`, or raises SystemExit or KeyboardInterrupt",
@@ -136,6 +151,7 @@ ROWS: dict[int, Row] = {
     33: Row(
         "logs of a week: 60 GB of rows",
         "episode rows are thinned, in TensorBoard too; status, report, verify and compare stay below 300 MB",
+        "status:",
     ),
     34: Row(
         "config.json or sweep.json is changed by hand after the start",

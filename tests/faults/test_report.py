@@ -1,5 +1,6 @@
 """The table is made of what tests handed in, and a row that failed or has no test is not held."""
 
+import csv
 import json
 
 import pytest
@@ -26,13 +27,36 @@ def test_a_row_is_held_if_all_its_tests_passed(tmp_path):
     found = report.found_in(tmp_path)
     assert (found[7].word, found[8].word, found[9].word) == ("held", "failed", "not shown")
     assert found[7].figures == ["50 kills", "3 | 4"]
-    text = report.page(found, "Today")
-    assert "| 50 kills; 3 / 4 | 2 | **held** |" in text
-    assert report.short(found).count("\n| ") == 2
+    text = report.lines_of(found, "Today")
+    assert "| 50 kills | held: 2 |" in text
+    assert "| 50 kills | failed: 1 |" in text
+    assert text.count("| – | not shown: 0 |") == len(ROWS) - 2
+    report.write_figures(tmp_path / "figures.csv", found)
+    with (tmp_path / "figures.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["measured"] for row in rows if row["row"] == "7"] == ["50 kills", "3 | 4"]
 
 
-def test_the_readme_changes_between_its_marks_only(tmp_path):
-    path = tmp_path / "README.md"
+def test_the_figure_that_a_row_names_stands_for_it():
+    [word] = {ROWS[6].shown}
+    assert report.shown(6, ["other", f"serial: {word}, 3 | 4"]) == f"serial: {word}, 3 | 4"
+    assert report.shown(6, ["other"]) == "other"
+    assert report.shown(6, []) == "–"
+
+
+def test_the_page_has_all_rows_with_figures_that_are_kept():
+    page = report.PAGE.read_text()
+    with report.FIGURES.open(newline="") as file:
+        kept = {int(row): set() for row in ROWS}
+        for line in csv.DictReader(file):
+            kept[int(line["row"])].add(line["measured"].replace("|", "/") or "–")
+    for row, (fault, promise, _) in ROWS.items():
+        [line] = [line for line in page.splitlines() if line.startswith(f"| {row} | {fault} | {promise} | ")]
+        assert line.split(" | ")[3] in kept[row], line
+
+
+def test_a_page_changes_between_its_marks_only(tmp_path):
+    path = tmp_path / "page.md"
     path.write_text(f"before {report.BEGIN} old {report.END} after")
     assert report.put_into(path, f"{report.BEGIN} new {report.END}")
     assert path.read_text() == f"before {report.BEGIN} new {report.END} after"

@@ -1,4 +1,4 @@
-"""After `mutmut run`: counts, survivors with their reasons, and docs/mutants.md written from them.
+"""After `mutmut run`: count the mutants and write docs/mutants.md.
 
 Fails if fewer than 95 % of the mutants of `laser_rl/ops` were killed, or if one that lives has no reason in survivors.toml.
 Run: python -m tests.mutation.report
@@ -23,14 +23,10 @@ NEEDED = 0.95
 
 HEAD = """# Mutants
 
-Mutation testing changes the code in small ways (`+` to `-`, `<` to `<=`, an argument dropped, a default raised, a text
-garbled) and runs the tests against each change. A change that no test notices survives. This page is written by
-`make mutants`, which fails below 95 % killed or if a survivor has no reason.
-
-What is mutated: every function and method of `laser_rl/ops` except decorated ones, which mutmut leaves out (the one-line
-properties of the families, and `checks.unchecked`). What has to notice: `tests/ops`, with 12 examples for each property
-instead of 60, without the hook that checks shapes, without doctests and without the tests of compiled code and of
-injected bugs. A mutant that runs into its time-out counts as killed, and is counted apart.
+Mutation testing changes the code in small ways (`+` to `-`, `<` to `<=`, an argument dropped) and runs the tests against each change. A
+change that no test notices survives. `make mutants` mutates every function of `laser_rl/ops` except decorated ones, runs `tests/ops`
+with 12 examples for each property, and writes this page. It fails below 95 % killed, or if a survivor has no reason in
+`tests/mutation/survivors.toml`, where all reasons are. A mutant that runs into its time-out counts as killed.
 
 """
 
@@ -87,7 +83,7 @@ def reason_for(survivor: Survivor, rules: list[dict[str, str]]) -> str | None:
     return None
 
 
-def page(counts: dict[str, Counter[int | None]], explained: list[tuple[Survivor, str | None]]) -> str:
+def page(counts: dict[str, Counter[int | None]]) -> str:
     """docs/mutants.md."""
     rows = ["| module | mutants | killed | survived | timed out |", "|---|---|---|---|---|"]
     total: Counter[int | None] = Counter()
@@ -95,12 +91,7 @@ def page(counts: dict[str, Counter[int | None]], explained: list[tuple[Survivor,
         total += codes
         rows.append(row(module, codes))
     rows.append(row("**all**", total))
-    lines = [f"{HEAD}## Counts\n", *rows, "", f"Killed: {killed(total):.1%}.\n", "## Survivors\n"]
-    lines += ["| where | before | after | why it may live |", "|---|---|---|---|"]
-    for survivor, reason in explained:
-        cells = [f"`{text.replace('|', chr(92) + '|')}`" for text in survivor]
-        lines.append("| " + " | ".join([*cells, reason or "**not explained**"]) + " |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([f"{HEAD}Killed: {killed(total):.1%}.\n", *rows]) + "\n"
 
 
 def row(module: str, codes: Counter[int | None]) -> str:
@@ -128,7 +119,7 @@ def main() -> int:
     counts = statuses()
     rules = tomllib.loads(REASONS.read_text())["rule"]
     explained = [(survivor, reason_for(survivor, rules)) for survivor in survivors()]
-    PAGE.write_text(page(counts, explained))
+    PAGE.write_text(page(counts))
     total = sum(counts.values(), Counter())
     unexplained = [survivor for survivor, reason in explained if reason is None]
     for survivor in unexplained:
