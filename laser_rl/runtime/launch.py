@@ -47,9 +47,7 @@ def train(
     environments are closed at the end, whatever the end is.
     """
     sweep = SweepConfig(base=settings) if isinstance(settings, Config) else settings
-    require_trusted(*sweep.configs)
-    for member in sweep.configs:
-        require_relevance(member.loss.trust)
+    _require_code(sweep)
     path = None if directory is None else directory.path
     how: dict[str, Any] = {"source": source, "torso": torso, "sinks": sinks, "callbacks": callbacks}
     with recorded(path, sweep.base.run, source=source, network=torso) as films:
@@ -108,6 +106,7 @@ def prepare(
 ) -> Trainer:
     """All members in this process, at their first step, or where their newest checkpoint left them; the caller closes `group`."""
     sweep = SweepConfig(base=settings) if isinstance(settings, Config) else settings
+    _require_code(sweep)
     group = build_crew(sweep, source, torso)
     try:
         save = None if directory is None else directory.save
@@ -120,6 +119,13 @@ def prepare(
         group.close()
         raise
     return trainer
+
+
+def _require_code(sweep: SweepConfig) -> None:
+    """Refuse code that only a file names, or that is not there, before anything is written or started."""
+    require_trusted(*sweep.configs)
+    for member in sweep.configs:
+        require_relevance(member.loss.trust)
 
 
 def run(trainer: Trainer, *, evaluate_at_end: bool = True) -> Result:

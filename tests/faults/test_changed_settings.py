@@ -9,7 +9,6 @@ from laser_rl import checkpoint, cli
 from laser_rl.runtime.files import read_config, read_sweep
 from tests.faults.test_checkpoint_faults import flipped
 from tests.faults.test_unreadable import tree
-from tests.golden import folders
 from tests.runtime.small import finish, small
 from tests.runtime.test_sweeps import in_directory, small_sweep
 
@@ -103,12 +102,3 @@ def test_the_values_are_under_the_manifests_checksum(run_dir, capsys):
     assert "settings" in json.loads(state.read_text())
     flipped(state)
     assert verified(run_dir, capsys)[0] == 3
-
-
-@pytest.mark.parametrize("kind", ["mlp", "sweep"])
-def test_checkpoints_from_before_say_that_nothing_covers_the_settings(tmp_path, capsys, kind):
-    run_dir = shutil.copytree(folders()[0] / kind, tmp_path / "old")
-    status, found = verified(run_dir, capsys)
-    assert status == 0
-    file = "sweep.json" if kind == "sweep" else "config.json"
-    assert "no checkpoint says what it has to be" in found[file]["detail"]

@@ -254,7 +254,7 @@ def test_all_damaged_says_use_fresh_and_exits_with_3(tmp_path, name, damage):
 
 def make_newer(run_dir, step):
     path = file_of(run_dir, step, manifest.NAME)
-    fields = json.loads(path.read_text()) | {"format": 2, "a_new_field": [1], "sha256": "0" * 64}
+    fields = json.loads(path.read_text()) | {"format": 3, "a_new_field": [1], "sha256": "0" * 64}
     blank = json.dumps(fields).encode()
     digest = hashlib.sha256(blank).hexdigest()
     path.write_bytes(blank.replace(b"0" * 64, digest.encode()))
@@ -265,7 +265,7 @@ def test_a_newer_manifest_falls_back_and_alone_asks_for_an_upgrade(tmp_path, cap
     older, newer = two_checkpoints(tmp_path)
     make_newer(tmp_path, 20)
     assert_is(latest(tmp_path), older)
-    assert "manifest.json has format 2" in caplog.text
+    assert "manifest.json has format 3" in caplog.text
     assert "please upgrade laser-rl" in caplog.text
     remove_leftovers(tmp_path)  # must not take the newer checkpoint's segments for rubbish
     assert all((tmp_path / REPLAY / entry.name).exists() for entry in newer.segments)

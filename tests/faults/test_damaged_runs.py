@@ -10,7 +10,7 @@ from laser_rl.checkpoint import manifest
 from laser_rl.config import override
 from laser_rl.runtime.directory import RunDirectory
 from laser_rl.runtime.evaluate import load_trained
-from laser_rl.runtime.files import CONFIG, SWEEP, read_config, read_sweep
+from laser_rl.runtime.files import CONFIG, read_sweep
 from laser_rl.runtime.held import has_checkpoints
 from laser_rl.runtime.launch import train
 from tests.faults.test_checkpoint_faults import emptied, exchanged, flipped, make_newer, truncated
@@ -26,14 +26,10 @@ def two_checkpoints(request, tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("damaged") / "run"
     shutil.copytree(folders()[-1] / KINDS[request.param], run_dir)
     longer = {"run.steps": 200, "run.keep_checkpoints": 2, "run.evaluate_episodes": 1}
-    if (run_dir / SWEEP).exists():
-        config = read_sweep(run_dir)
-        config = config.model_copy(update={"base": override(config.base, longer)})
-        directory = RunDirectory(run_dir, config)
-        train(config, directory, sinks=[directory.log])
-    else:
-        directory = RunDirectory(run_dir, override(read_config(run_dir), longer))
-        train(directory.config, directory, sinks=[directory.log])
+    config = read_sweep(run_dir)
+    config = config.model_copy(update={"base": override(config.base, longer)})
+    directory = RunDirectory(run_dir, config)
+    train(config, directory, sinks=[directory.log])
     directory.close()
     return request.param, run_dir
 
