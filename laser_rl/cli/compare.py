@@ -20,14 +20,14 @@ from laser_rl.config import Config
 from laser_rl.envs.atari import ATARI_57, AtariSettings, atari_game
 from laser_rl.envs.make import is_atari, is_mixture
 from laser_rl.errors import ConfigError
-from laser_rl.evaluation.comparison import GameRun, Line, Medians, Played, compare, medians, same_members
-from laser_rl.evaluation.paper import COLUMNS, atari_median
-from laser_rl.evaluation.protocol import LAST_EPISODES, episodes_of
 from laser_rl.metrics import display
 from laser_rl.metrics.condensed import Condensed
 from laser_rl.metrics.log import FILE
 from laser_rl.metrics.sink import Row
 from laser_rl.metrics.stream import Stream
+from laser_rl.research.comparison import GameRun, Line, Medians, Played, compare, medians, same_members
+from laser_rl.research.paper import COLUMNS, atari_median
+from laser_rl.research.protocol import LAST_EPISODES, episodes_of
 from laser_rl.runtime.files import is_sweep, read_config, read_sweep
 
 _NONE = "–"

@@ -14,12 +14,12 @@ from rich.console import Console
 from rich.table import Table
 
 from laser_rl.errors import ConfigError
-from laser_rl.experiments import EXPERIMENTS, SUITES, Experiment, Task, planned, shrunk, suite_of
-from laser_rl.experiments.experiment import core_minutes
-from laser_rl.experiments.index import write_index
-from laser_rl.experiments.report import About, experiment_of, report, write_about
-from laser_rl.experiments.runner import assemble, perform
-from laser_rl.experiments.verdicts import ALL, Judged
+from laser_rl.research import EXPERIMENTS, SUITES, Experiment, Task, planned, shrunk, suite_of
+from laser_rl.research.experiment import core_minutes
+from laser_rl.research.index import write_index
+from laser_rl.research.report import About, experiment_of, report, write_about
+from laser_rl.research.runner import assemble, perform
+from laser_rl.research.verdicts import ALL, Judged
 
 SEEDS, SMOKE_SEEDS, SMOKE_TASKS = 5, 2, 2
 CORES = 2  # of which the list's minutes are

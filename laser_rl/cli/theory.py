@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from laser_rl.ops import checks, theory, trust_region
+from laser_rl.ops import checks, trust_region
+from laser_rl.research import theory
 
 BEHAVIOURS = 4
 

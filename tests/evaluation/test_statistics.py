@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laser_rl.evaluation import stratified_iqm, summarise, summarise_episodes
+from laser_rl.evaluation.statistics import summarise, summarise_episodes
+from laser_rl.research.aggregate import stratified_iqm
 from laser_rl.types import Episode
 
 NUMBERS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40)

@@ -11,8 +11,7 @@ import pytest
 from PIL import Image
 
 from laser_rl.errors import ConfigError, MissingExtra
-from laser_rl.evaluation import record
-from laser_rl.evaluation.video import FilmFailed, Limits, film, whole_mp4
+from laser_rl.evaluation.video import FilmFailed, Limits, film, record, whole_mp4
 
 
 class Fading(gymnasium.Env):

@@ -12,16 +12,16 @@ from laser_rl.cli.compare import _config_of, _game_run
 from laser_rl.cli.settings import base_from, read_file
 from laser_rl.cli.status import status_of
 from laser_rl.cli.sweep_settings import begin
-from laser_rl.evaluation.comparison import compare, medians
-from laser_rl.experiments.execute import from_lines
-from laser_rl.experiments.report import ABOUT, read_about
-from laser_rl.experiments.runner import read_table
 from laser_rl.metrics.log import rows_hash
 from laser_rl.metrics.machine import sessions
 from laser_rl.metrics.report import document_of
 from laser_rl.metrics.reporting.html import html
 from laser_rl.metrics.reporting.markdown import markdown
 from laser_rl.metrics.reporting.tidy import tidy
+from laser_rl.research.comparison import compare, medians
+from laser_rl.research.execute import from_lines
+from laser_rl.research.report import ABOUT, read_about
+from laser_rl.research.runner import read_table
 from laser_rl.runtime.files import read_config, read_sweep
 from laser_rl.sweep.settings import sweep_from
 from tests.fuzz.checkpoints import checkpoint_files

@@ -5,13 +5,14 @@ import math
 import pytest
 import torch
 
-from laser_rl.ops import actor_critic, checks, clock, memory, pixel_control, popart, priority, rewards, rmsprop, theory
+from laser_rl.ops import actor_critic, checks, clock, memory, pixel_control, popart, priority, rewards, rmsprop
 from laser_rl.ops import trust_region as trust
 from laser_rl.ops.checks import InputError
 from laser_rl.ops.distributions import Categorical, MultiCategorical
 from laser_rl.ops.gaussian import DiagonalGaussian
 from laser_rl.ops.recurrence import backward_recurrence
 from laser_rl.ops.vtrace import importance_sampled, vtrace
+from laser_rl.research import theory
 
 pytestmark = pytest.mark.usefixtures("as_in_production")
 

@@ -15,12 +15,12 @@ from laser_rl.ops import (
     priority,
     rewards,
     rmsprop,
-    theory,
     trust_region,
     vtrace,
 )
 from laser_rl.ops.distributions import Categorical, MultiCategorical
 from laser_rl.ops.gaussian import DiagonalGaussian
+from laser_rl.research import theory
 from tests.ops.inputs import make_rows, normal
 
 CARD = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a card")

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from laser_rl.evaluation.aggregate import stratified_iqm
-from laser_rl.evaluation.claims import Verdict, difference_interval
-from laser_rl.experiments.experiment import STATISTICS, Experiment, RunClaim, Statistic, Task
+from laser_rl.research.aggregate import stratified_iqm
+from laser_rl.research.claims import Verdict, difference_interval
+from laser_rl.research.experiment import STATISTICS, Experiment, RunClaim, Statistic, Task
 
 ALL = "all tasks"
 _DIGITS = 9

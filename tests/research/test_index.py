@@ -2,10 +2,10 @@
 
 import pytest
 
-from laser_rl.experiments.index import lines_in, write_index
-from laser_rl.experiments.report import About, report, write_about
-from laser_rl.experiments.runner import CURVE_COLUMNS, CURVES, table
-from tests.experiments.test_verdicts import SEEDS, curve_lines
+from laser_rl.research.index import lines_in, write_index
+from laser_rl.research.report import About, report, write_about
+from laser_rl.research.runner import CURVE_COLUMNS, CURVES, table
+from tests.research.test_verdicts import SEEDS, curve_lines
 
 
 @pytest.fixture

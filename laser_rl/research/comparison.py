@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from laser_rl.evaluation.paper import COLUMNS, atari_median, atari_normalised, atari_references, atari_scores
-from laser_rl.evaluation.protocol import LAST_EPISODES, Episodes, best_member, last_episodes, median_over_tasks
+from laser_rl.research.paper import COLUMNS, atari_median, atari_normalised, atari_references, atari_scores
+from laser_rl.research.protocol import LAST_EPISODES, Episodes, best_member, last_episodes, median_over_tasks
 
 Kind = Literal["run", "sweep"]
 

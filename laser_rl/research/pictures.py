@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from laser_rl.evaluation.protocol import over_replicas
-from laser_rl.experiments.experiment import Experiment, Task
 from laser_rl.metrics import drawing
+from laser_rl.research.experiment import Experiment, Task
+from laser_rl.research.protocol import over_replicas
 
 COLUMNS = 4
 WIDTH, HEIGHT = 3.2, 2.5  # of a panel, in inches

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from laser_rl.envs.atari import AtariSettings
 from laser_rl.envs.scores import TaskScores
 from laser_rl.envs.suites import Reference
-from laser_rl.evaluation import protocol
-from laser_rl.evaluation.protocol import (
+from laser_rl.research import protocol
+from laser_rl.research.protocol import (
     Episodes,
     agent_curve,
     best_member,

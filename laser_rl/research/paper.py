@@ -128,5 +128,5 @@ def _references(name: str) -> dict[str, Reference]:
 
 
 def _lines(name: str) -> list[dict[str, str]]:
-    text = resources.files("laser_rl.evaluation").joinpath("data", name).read_text(encoding="utf-8")
+    text = resources.files("laser_rl.research").joinpath("data", name).read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from laser_rl.evaluation.comparison import GameRun, Played, compare, medians, same_members
-from laser_rl.evaluation.paper import COLUMNS, atari_median, atari_references
-from laser_rl.evaluation.protocol import Episodes
+from laser_rl.research.comparison import GameRun, Played, compare, medians, same_members
+from laser_rl.research.paper import COLUMNS, atari_median, atari_references
+from laser_rl.research.protocol import Episodes
 
 SETTINGS = ({"learning_rate": 1e-3}, {"learning_rate": 2e-3})
 

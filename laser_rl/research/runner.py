@@ -21,11 +21,11 @@ import torch
 from laser_rl import __version__
 from laser_rl.checkpoint.atomic import make_folder, write_bytes, write_json
 from laser_rl.errors import ConfigError, UserError
-from laser_rl.evaluation import protocol
-from laser_rl.experiments.execute import Buckets, Floats, executed, from_lines, to_lines
-from laser_rl.experiments.experiment import Run
-from laser_rl.experiments.pool import spread
 from laser_rl.metrics.machine import machine
+from laser_rl.research import protocol
+from laser_rl.research.execute import Buckets, Floats, executed, from_lines, to_lines
+from laser_rl.research.experiment import Run
+from laser_rl.research.pool import spread
 from laser_rl.sweep.settings import sweep_from
 
 CURVES, TIMES = "curves.csv", "times.csv"

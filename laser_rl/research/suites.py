@@ -15,9 +15,9 @@ from laser_rl.envs.atari import ATARI_57
 from laser_rl.envs.native import task_of
 from laser_rl.envs.scores import tasks_of
 from laser_rl.errors import ConfigError
-from laser_rl.evaluation.paper import atari_references
-from laser_rl.evaluation.protocol import ATARI_BUCKET_FRAMES, DMLAB_BUCKET_FRAMES
-from laser_rl.experiments.experiment import Suite, Task
+from laser_rl.research.experiment import Suite, Task
+from laser_rl.research.paper import atari_references
+from laser_rl.research.protocol import ATARI_BUCKET_FRAMES, DMLAB_BUCKET_FRAMES
 from laser_rl.sweep.pbt import PbtConfig, paper
 from laser_rl.sweep.settings import SweepConfig
 

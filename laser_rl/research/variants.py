@@ -4,14 +4,14 @@ from typing import Any
 
 from laser_rl.config import full_name, override
 from laser_rl.errors import ConfigError
-from laser_rl.experiments.experiment import Condition, Task
+from laser_rl.research.experiment import Condition, Task
 from laser_rl.sweep.settings import SweepConfig
 
 
 def shared(task: Task, name: str = "shared", **settings: Any) -> Condition:
     """One replay for all members; other settings by name.
 
-    >>> from laser_rl.experiments import suite_of
+    >>> from laser_rl.research import suite_of
     >>> condition = shared(suite_of("small").task("catch"), "naive", trust="off", trust_bound=None)
     >>> condition.sweep.share, condition.sweep.base.loss.bound
     ('shared', inf)
@@ -22,7 +22,7 @@ def shared(task: Task, name: str = "shared", **settings: Any) -> Condition:
 def separate(task: Task, name: str = "separate", **settings: Any) -> Condition:
     """A replay for each member.
 
-    >>> from laser_rl.experiments import suite_of
+    >>> from laser_rl.research import suite_of
     >>> separate(suite_of("small").task("catch")).sweep.base.replay.capacity_steps
     6000
     """
@@ -33,7 +33,7 @@ def separate(task: Task, name: str = "separate", **settings: Any) -> Condition:
 def without_replay(task: Task, name: str = "no replay") -> Condition:
     """Online unrolls only, every row trusted: IMPALA.
 
-    >>> from laser_rl.experiments import suite_of
+    >>> from laser_rl.research import suite_of
     >>> sweep = without_replay(suite_of("small").task("catch")).sweep
     >>> sweep.configs[0].replay.fraction, sweep.configs[0].loss.batch_unrolls
     (0.0, 2)
@@ -49,7 +49,7 @@ def with_pbt(task: Task, name: str = "shared, PBT") -> Condition:
 def alone(task: Task, name: str) -> Condition:
     """A single agent with the middle of the sweep's settings.
 
-    >>> from laser_rl.experiments import suite_of
+    >>> from laser_rl.research import suite_of
     >>> alone(suite_of("small").task("catch"), "one agent").sweep.settings
     ({'learning_rate': 0.001},)
     """
@@ -65,7 +65,7 @@ def alone(task: Task, name: str) -> Condition:
 def few(task: Task, name: str, **settings: Any) -> Condition:
     """Fewer members, with a replay each.
 
-    >>> from laser_rl.experiments import suite_of
+    >>> from laser_rl.research import suite_of
     >>> sweep = few(suite_of("small").task("catch"), "small replay", capacity_steps=1000).sweep
     >>> sweep.share, len(sweep.settings), sweep.base.replay.capacity_steps
     ('separate', 3, 1000)

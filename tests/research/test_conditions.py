@@ -3,10 +3,10 @@
 import pytest
 
 from laser_rl.errors import ConfigError
-from laser_rl.experiments import EXPERIMENTS, SUITES, planned, shrunk, suite_of
-from laser_rl.experiments.runner import part_of
-from laser_rl.experiments.variants import changed
 from laser_rl.replay.mixer import Counts
+from laser_rl.research import EXPERIMENTS, SUITES, planned, shrunk, suite_of
+from laser_rl.research.runner import part_of
+from laser_rl.research.variants import changed
 
 
 def sweeps(name, task="catch", suite="small"):

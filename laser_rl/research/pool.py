@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from laser_rl.envs.worker import die_with
 from laser_rl.errors import UserError
 
-log = logging.getLogger("laser_rl.experiments")
+log = logging.getLogger("laser_rl.research")
 Job = Mapping[str, Any]
 PATIENCE_S = 600.0  # without an end of any run, before it is said for whom we wait
 END_S = 10.0

@@ -5,8 +5,8 @@ Figures count through the arXiv source: 1 Atari, 2 replay ratio and capacity, 3 
 
 from collections.abc import Sequence
 
-from laser_rl.experiments.experiment import Condition, Experiment, RunClaim, Task
-from laser_rl.experiments.variants import (
+from laser_rl.research.experiment import Condition, Experiment, RunClaim, Task
+from laser_rl.research.variants import (
     alone,
     few,
     few_without_replay,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from laser_rl.errors import ConfigError
-from laser_rl.experiments import EXPERIMENTS, planned, pool, runner, shrunk, suite_of
+from laser_rl.research import EXPERIMENTS, planned, pool, runner, shrunk, suite_of
 
 ARGUMENTS = ["experiment", "run", "sharing", "--smoke", "--tasks", "catch"]
 
@@ -130,7 +130,7 @@ def wait_long(job):
 
 def test_busy_workers_die_with_their_parent():
     command = (
-        "from laser_rl.experiments.pool import spread; from tests.experiments.test_runner import wait_long; "
+        "from laser_rl.research.pool import spread; from tests.research.test_runner import wait_long; "
         "list(spread(wait_long, [{}, {}], workers=2))"
     )
     process = subprocess.Popen([sys.executable, "-c", command])

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from laser_rl.experiments.experiment import Condition, Experiment, RunClaim, Task
-from laser_rl.experiments.paper import QUICK, WITH_PICTURES
-from laser_rl.experiments.variants import mixture, shared
+from laser_rl.research.experiment import Condition, Experiment, RunClaim, Task
+from laser_rl.research.experiments import QUICK, WITH_PICTURES
+from laser_rl.research.variants import mixture, shared
 
 
 def adaptive_alpha(task: Task) -> Sequence[Condition]:

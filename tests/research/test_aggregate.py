@@ -9,8 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from laser_rl.evaluation import performance_profile, probability_of_improvement, stratified_iqm
-from laser_rl.evaluation.aggregate import interquartile_mean
+from laser_rl.research.aggregate import (
+    interquartile_mean,
+    performance_profile,
+    probability_of_improvement,
+    stratified_iqm,
+)
 
 TABLES = arrays(np.float64, st.tuples(st.integers(1, 6), st.just(3)), elements=st.integers(-5, 5).map(float))
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from laser_rl.errors import ConfigError
-from laser_rl.experiments import EXPERIMENTS, Experiment, RunClaim, suite_of
-from laser_rl.experiments.report import About, read_about, report, write_about
-from laser_rl.experiments.runner import CURVE_COLUMNS, CURVES, TIMES, table
-from laser_rl.experiments.verdicts import ALL, judge, overall, results_of, spread_of, statistics_of
+from laser_rl.research import EXPERIMENTS, Experiment, RunClaim, suite_of
+from laser_rl.research.report import About, read_about, report, write_about
+from laser_rl.research.runner import CURVE_COLUMNS, CURVES, TIMES, table
+from laser_rl.research.verdicts import ALL, judge, overall, results_of, spread_of, statistics_of
 
 TASKS = [suite_of("small").task(name) for name in ("catch", "cartpole")]
 SEEDS = range(5)

@@ -8,8 +8,7 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laser_rl.evaluation import Claim, verdict
-from laser_rl.evaluation.claims import difference_interval, word_of
+from laser_rl.research.claims import Claim, difference_interval, verdict, word_of
 
 REPEATS = 1000
 SLACK = 4 * math.sqrt(0.95 * 0.05 / REPEATS)  # four standard errors of a share of 0.95

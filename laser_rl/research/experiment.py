@@ -6,7 +6,7 @@ from typing import Literal
 
 from laser_rl.config import override
 from laser_rl.errors import ConfigError
-from laser_rl.evaluation.claims import Claim
+from laser_rl.research.claims import Claim
 from laser_rl.sweep.pbt import PbtConfig
 from laser_rl.sweep.settings import SweepConfig
 
@@ -45,7 +45,7 @@ class Task:
     def normalised(self, value: float) -> float:
         """A return as a score.
 
-        >>> from laser_rl.experiments import suite_of
+        >>> from laser_rl.research import suite_of
         >>> suite_of("small").task("catch").normalised(0.2)
         0.5
         """
@@ -72,7 +72,7 @@ class RunClaim(Claim):
 class Experiment:
     """One figure or table.
 
-    >>> from laser_rl.experiments import EXPERIMENTS, suite_of
+    >>> from laser_rl.research import EXPERIMENTS, suite_of
     >>> [condition.name for condition in EXPERIMENTS["sharing"].conditions(suite_of("small").task("catch"))]
     ['no replay', 'separate', 'shared']
     """
@@ -91,7 +91,7 @@ class Experiment:
 class Suite:
     """Tasks on which every experiment can be run.
 
-    >>> from laser_rl.experiments import suite_of
+    >>> from laser_rl.research import suite_of
     >>> len(suite_of("atari").tasks), suite_of("atari").kept
     (57, True)
     """
@@ -133,7 +133,7 @@ class Run:
 def planned(experiment: Experiment, tasks: Sequence[Task], seeds: Sequence[int], device: str = "cpu") -> list[Run]:
     """All runs, in the order of the tables: tasks, conditions, seeds.
 
-    >>> from laser_rl.experiments import EXPERIMENTS, suite_of
+    >>> from laser_rl.research import EXPERIMENTS, suite_of
     >>> runs = planned(EXPERIMENTS["pbt"], [suite_of("small").task("catch")], [0, 1])
     >>> runs[-1].label
     'catch, shared, PBT, seed 1'
@@ -153,7 +153,7 @@ def _seeded(sweep: SweepConfig, seed: int, device: str) -> SweepConfig:
 def core_minutes(plans: Iterable[tuple[Experiment, Sequence[Task]]], seeds: int) -> float:
     """How long the runs of some experiments take on one core, each run once; from what one run of each task took.
 
-    >>> from laser_rl.experiments import EXPERIMENTS, suite_of
+    >>> from laser_rl.research import EXPERIMENTS, suite_of
     >>> task = suite_of("small").task("catch")
     >>> one, other = (EXPERIMENTS[name] for name in ("sharing", "naive"))
     >>> core_minutes([(one, [task]), (other, [task])], 6) < core_minutes([(one, [task])], 6) + core_minutes([(other, [task])], 6)
