@@ -114,7 +114,7 @@ def buckets_of(
     own = [[row for row in rows if row.get("member") == member] for member in range(members)]
     values = [_values(mine, member, steps, bucket_steps, tasks) for member, mine in enumerate(own)]
     return Buckets(
-        step=np.minimum(protocol.bucket_ends(count, bucket_steps), steps),
+        step=np.minimum(bucket_steps * np.arange(1.0, count + 1), steps),
         update=np.stack([_largest(mine, "update", bucket_steps, count) for mine in own]),
         episodes=np.stack([_ended(mine, bucket_steps, count) for mine in own]),
         value=np.stack(values),

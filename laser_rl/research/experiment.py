@@ -1,12 +1,12 @@
-"""What an experiment is: conditions that differ in one thing, tasks they are run on, and claims about which of them is better."""
+"""What an experiment is: variants that differ in one thing, tasks they are run on, and claims about which of them is better."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
-from laser_rl.config import override
+from laser_rl.config import full_name, override
 from laser_rl.errors import ConfigError
-from laser_rl.research.claims import Claim
+from laser_rl.research.statistics import Verdict, verdict
 from laser_rl.sweep.pbt import PbtConfig
 from laser_rl.sweep.settings import SweepConfig
 
@@ -16,6 +16,8 @@ STATISTICS: dict[Statistic, str] = {
     "end": "mean over members and over the last fifth of training",
     "best": "pointwise best member, mean over the last fifth of training; a maximum, as the paper draws it",
 }
+LARGEST_STEPS = 10_000_000  # the paper's largest replay
+WITHOUT_REPLAY = 0.7  # of the time of a run with replay
 
 
 @dataclass(frozen=True)
@@ -39,62 +41,145 @@ class Task:
     best: float
     """What counts as 1: the best possible return, or a person's."""
     seconds: float = 0.0
-    """Of one run of `sweep` on one core; 0 where nobody has measured it."""
+    """Of one run of `sweep` on one core; 0 if it was not measured."""
     few_seconds: float = 0.0
 
     def normalised(self, value: float) -> float:
-        """A return as a score.
-
-        >>> from laser_rl.research import suite_of
-        >>> suite_of("small").task("catch").normalised(0.2)
-        0.5
-        """
+        """A return as a score."""
         return (value - self.random) / (self.best - self.random)
 
 
-@dataclass(frozen=True)
-class Condition:
-    """One way to learn a task. Seed and device are set for each run of it."""
+class Condition(NamedTuple):
+    """A variant on a task. Seed and device are set for each run of it."""
 
     name: str
     sweep: SweepConfig
-    seconds: float = 0.0
+    seconds: float
 
 
 @dataclass(frozen=True)
-class RunClaim(Claim):
-    """A claim about a number that every run comes to; margins are in scores, 0 for random play and 1 for the best."""
+class Variant:
+    """One way to learn a task: how it differs from one replay for all members with a trust region.
 
+    >>> from laser_rl.research.suites import suite_of
+    >>> catch = suite_of("small").task("catch")
+    >>> sweep = Variant("half replayed", "separate", "few", (1, 1)).condition(catch).sweep
+    >>> sweep.share, len(sweep.settings), sweep.base.loss.batch_unrolls, sweep.base.replay.fraction
+    ('separate', 3, 4, 0.5)
+    >>> Variant("naive", settings={"trust": "off", "trust_bound": None}).condition(catch).sweep.base.loss.bound
+    inf
+    """
+
+    name: str
+    replay: Literal["shared", "separate", "none"] = "shared"
+    """One for all members, one each, or none and every row trusted: IMPALA."""
+    members: Literal["all", "few", "one"] = "all"
+    """The task's sweep, its smaller sweep, or one agent with the middle of the sweep's settings."""
+    unrolls: tuple[int, int] | None = None
+    """Online and replayed unrolls of a batch, in eighths of the task's batch."""
+    capacity: int | None = None
+    """The replay holds a member's steps divided by this."""
+    pbt: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def condition(self, task: Task) -> Condition:
+        """The sweep that this variant is on a task."""
+        base = task.sweep.base
+        sweep = {
+            "all": task.sweep,
+            "few": task.few,
+            "one": SweepConfig(base=base, members=({"learning_rate": base.optimiser.learning_rate},)),
+        }[self.members]
+        made = changed(sweep, {**self._replay_settings(task), **self.settings})
+        made = made.model_copy(update={"share": self.replay, **({"pbt": task.pbt} if self.pbt else {})})
+        return Condition(self.name, made, self._seconds(task))
+
+    def _replay_settings(self, task: Task) -> dict[str, Any]:
+        base, settings = task.few.base, dict[str, Any]()
+        if self.replay == "separate":
+            settings["replay.capacity_steps"] = task.each_steps
+        if self.capacity is not None:
+            newest = base.loss.unroll_steps * base.environment.slots  # room for one unroll of every slot
+            settings["replay.capacity_steps"] = max(min(base.run.steps, LARGEST_STEPS) // self.capacity, newest)
+        eighth = max(1, base.loss.batch_unrolls // 8)
+        online, replayed = (task.online_unrolls, 0) if self.unrolls is None else (eighth * n for n in self.unrolls)
+        if self.replay == "none":
+            settings |= {"loss.batch_unrolls": online, "replay.fraction": 0.0, "trust": "off", "trust_bound": None}
+        elif self.unrolls is not None:
+            settings |= {"loss.batch_unrolls": online + replayed, "replay.fraction": replayed / (online + replayed)}
+            if not online:  # an update waits for as many new unrolls as in a batch with 7/8 replayed
+                settings["loss.new_unrolls_per_update"] = eighth
+        return settings
+
+    def _seconds(self, task: Task) -> float:
+        share = WITHOUT_REPLAY if self.replay == "none" else 1.0
+        if self.members == "one":
+            share /= len(task.sweep.settings) ** 0.5
+        return share * (task.few_seconds if self.members == "few" else task.seconds)
+
+
+def changed(sweep: SweepConfig, settings: Mapping[str, Any]) -> SweepConfig:
+    """A copy with other settings of the base; ConfigError if members differ in one of them."""
+    taken = {full_name(name) for member in sweep.settings for name in member} & set(map(full_name, settings))
+    if taken:
+        raise ConfigError(f"members differ in {', '.join(sorted(taken))}, so the base cannot change that; leave it out")
+    return sweep.model_copy(update={"base": override(sweep.base, dict(settings))})
+
+
+@dataclass(frozen=True)
+class Claim:
+    """That the mean score of the variant `better` is above that of `worse` by more than `margin`.
+
+    Scores are 0 for random play and 1 for the best. A negative margin claims "not worse by more than that".
+
+    >>> claim = Claim("shared replay beats none", better="shared", worse="none", source="Fig. 1")
+    >>> scores = {"shared": {1: 9.0, 2: 9.5, 3: 9.2}, "none": {1: 4.0, 2: 4.4, 3: 4.3}}
+    >>> claim.verdict(scores).word
+    'reproduced'
+    """
+
+    text: str
+    better: str
+    worse: str
+    margin: float = 0.0
+    source: str = ""
+    """Where the paper says so; empty for a question of ours."""
     statistic: Statistic = "whole run"
+
+    def verdict(self, scores: Mapping[str, Mapping[int, float]]) -> Verdict:
+        """Judge by scores[condition][seed]; paired where both conditions have the same seeds."""
+        missing = [name for name in (self.better, self.worse) if not scores.get(name)]
+        if missing:
+            raise ValueError(
+                f"{self.text}: no scores of {', '.join(missing)}, only of {', '.join(scores) or 'nothing'}"
+            )
+        better, worse = scores[self.better], scores[self.worse]
+        # Sorted, so that the drawing, and with it the last digits, does not depend on which seed came in first.
+        ordered = ([one[key] for key in sorted(one)] for one in (better, worse))
+        return verdict(*ordered, paired=better.keys() == worse.keys(), margin=self.margin)
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """One figure or table.
-
-    >>> from laser_rl.research import EXPERIMENTS, suite_of
-    >>> [condition.name for condition in EXPERIMENTS["sharing"].conditions(suite_of("small").task("catch"))]
-    ['no replay', 'separate', 'shared']
-    """
+    """One figure or table."""
 
     name: str
     figure: str
     question: str
-    conditions: Callable[[Task], Sequence[Condition]]
-    claims: Sequence[RunClaim]
+    variants: Sequence[Variant]
+    claims: Sequence[Claim]
     tasks: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Names of tasks by suite; of a suite that is not named here, all."""
     notes: str = ""
 
+    def conditions(self, task: Task) -> list[Condition]:
+        """All variants on a task."""
+        return [variant.condition(task) for variant in self.variants]
+
 
 @dataclass(frozen=True)
 class Suite:
-    """Tasks on which every experiment can be run.
-
-    >>> from laser_rl.research import suite_of
-    >>> len(suite_of("atari").tasks), suite_of("atari").kept
-    (57, True)
-    """
+    """Tasks on which every experiment can be run."""
 
     name: str
     tasks: Sequence[Task]
@@ -115,8 +200,7 @@ class Suite:
         return [self.task(name) for name in chosen]
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """One sweep that has to be run: a condition on a task with a seed."""
 
     task: Task
@@ -131,34 +215,17 @@ class Run:
 
 
 def planned(experiment: Experiment, tasks: Sequence[Task], seeds: Sequence[int], device: str = "cpu") -> list[Run]:
-    """All runs, in the order of the tables: tasks, conditions, seeds.
-
-    >>> from laser_rl.research import EXPERIMENTS, suite_of
-    >>> runs = planned(EXPERIMENTS["pbt"], [suite_of("small").task("catch")], [0, 1])
-    >>> runs[-1].label
-    'catch, shared, PBT, seed 1'
-    """
+    """All runs, in the order of the tables: tasks, conditions, seeds."""
     return [
-        Run(task, condition.name, seed, _seeded(condition.sweep, seed, device))
+        Run(task, condition.name, seed, changed(condition.sweep, {"run.seed": seed, "run.device": device}))
         for task in tasks
         for condition in experiment.conditions(task)
         for seed in seeds
     ]
 
 
-def _seeded(sweep: SweepConfig, seed: int, device: str) -> SweepConfig:
-    return sweep.model_copy(update={"base": override(sweep.base, {"run.seed": seed, "run.device": device})})
-
-
 def core_minutes(plans: Iterable[tuple[Experiment, Sequence[Task]]], seeds: int) -> float:
-    """How long the runs of some experiments take on one core, each run once; from what one run of each task took.
-
-    >>> from laser_rl.research import EXPERIMENTS, suite_of
-    >>> task = suite_of("small").task("catch")
-    >>> one, other = (EXPERIMENTS[name] for name in ("sharing", "naive"))
-    >>> core_minutes([(one, [task]), (other, [task])], 6) < core_minutes([(one, [task])], 6) + core_minutes([(other, [task])], 6)
-    True
-    """
+    """How long the runs of some experiments take on one core; a condition that several of them have is run once."""
     different = {
         condition.sweep.model_dump_json(): condition.seconds
         for experiment, tasks in plans

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from laser_rl.checkpoint.atomic import write_bytes
-from laser_rl.research import EXPERIMENTS
+from laser_rl.research.experiments import EXPERIMENTS
 from laser_rl.research.report import ABOUT, PAGE, VERDICTS, read_about
 from laser_rl.research.runner import read_table
 from laser_rl.research.verdicts import ALL

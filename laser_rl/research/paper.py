@@ -1,8 +1,8 @@
 """The paper's tables as data, and what they come to when they are computed again.
 
-`data/` holds the scores of random play and of people on 57 Atari games and on DMLab-30, the paper's score of each game, and its table of
-headline numbers. The per-game scores do not give the headline medians of the paper: 364.96, 412.40 and 454.91 % instead of 370, 448 and
-431. Rainbow's column gives 230.99 %, as in the literature, so the references are the right ones. We report both.
+`data/` holds the scores of random play and of people on 57 Atari games, and the paper's score of each game. These do not give the
+headline medians of the paper: 364.96, 412.40 and 454.91 % instead of 370, 448 and 431. Rainbow's column gives 230.99 %, as in the
+literature, so the references are the right ones. We report both.
 """
 
 import csv
@@ -47,17 +47,6 @@ COLUMNS = (
 )
 
 
-@dataclass(frozen=True)
-class Headline:
-    """A row of the paper's comparison of agents, in %; None where it has no number."""
-
-    agent: str
-    atari_median_50m: float | None
-    atari_median_200m: float | None
-    dmlab30_median: float | None
-    dmlab30_mean_capped: float | None
-
-
 @functools.cache
 def atari_references() -> Mapping[str, Reference]:
     """Scores of random play and of people by game.
@@ -65,17 +54,8 @@ def atari_references() -> Mapping[str, Reference]:
     >>> atari_references()["breakout"], len(atari_references())
     (Reference(random=1.7, best=30.5), 57)
     """
-    return _references("atari57_scores.csv")
-
-
-@functools.cache
-def dmlab_references() -> Mapping[str, Reference]:
-    """The same for DMLab-30, by the names of the levels' test versions.
-
-    >>> dmlab_references()["rooms_watermaze"]
-    Reference(random=4.065, best=54.0)
-    """
-    return _references("dmlab30_scores.csv")
+    lines = _lines("atari57_scores.csv")
+    return {line["game"]: Reference(float(line["random"]), float(line["human"])) for line in lines}
 
 
 @functools.cache
@@ -107,24 +87,6 @@ def atari_median(column: Column, games: Collection[str] | None = None) -> float:
     """
     scores = atari_normalised(column)
     return median(scores[game] for game in (scores if games is None else games))
-
-
-@functools.cache
-def headlines() -> tuple[Headline, ...]:
-    """The paper's comparison of agents, as published.
-
-    >>> headlines()[-1].dmlab30_mean_capped
-    81.7
-    """
-    names = ("atari_median_50M", "atari_median_200M", "dmlab30_median", "dmlab30_mean_capped")
-    return tuple(
-        Headline(line["agent"], *(float(line[name]) if line[name] else None for name in names))
-        for line in _lines("laser_comparison_paper.csv")
-    )
-
-
-def _references(name: str) -> dict[str, Reference]:
-    return {line["game"]: Reference(float(line["random"]), float(line["human"])) for line in _lines(name)}
 
 
 def _lines(name: str) -> list[dict[str, str]]:

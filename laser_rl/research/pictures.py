@@ -7,7 +7,6 @@ import numpy as np
 
 from laser_rl.metrics import drawing
 from laser_rl.research.experiment import Experiment, Task
-from laser_rl.research.protocol import over_replicas
 
 COLUMNS = 4
 WIDTH, HEIGHT = 3.2, 2.5  # of a panel, in inches
@@ -39,10 +38,10 @@ def _panel(axes: Any, task: Task, names: Sequence[str], lines: Sequence[Mapping[
         if not runs:
             continue
         points = np.array(list(runs.values()))  # [seeds, buckets, 2]
-        band = over_replicas(points[:, :, 1])
+        steps, returns = points[0, :, 0], points[:, :, 1]
         style = drawing.line(number)
-        axes.plot(points[0, :, 0], band.mean, label=name, lw=1.4, **style)
-        axes.fill_between(points[0, :, 0], band.worst, band.best, color=style["color"], alpha=0.15, lw=0)
+        axes.plot(steps, returns.mean(0), label=name, lw=1.4, **style)
+        axes.fill_between(steps, returns.min(0), returns.max(0), color=style["color"], alpha=0.15, lw=0)
     drawing.label(axes, "return", task.name)
     axes.title.set_fontsize(9)
     axes.xaxis.label.set_fontsize(8)

@@ -3,11 +3,11 @@
 1. The returns of the episodes of an agent in a task are averaged in buckets of frames: a million on Atari, ten million on DMLab-30.
 2. They are normalised: 0 is random play, 1 is a person.
 3. The agent's number is the median over its tasks.
-4. Of a sweep, at every bucket the best member counts; a sweep is repeated, and its replicas have a mean, a worst and a best.
+4. Of a sweep, at every bucket the best of the members that have a number counts. A maximum, and so optimistic.
 
-The order of 3 and 4 matters. The best member of each task, and the median after, is the score of an agent that nobody trained.
+The order of 3 and 4 matters: the median of each task's best member is the score of an agent that nobody trained.
 
-Arrays have their buckets last; before them tasks, before those members, before those replicas: [replicas, members, tasks, buckets].
+Arrays are [members, tasks, buckets].
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,6 @@ from numpy.typing import ArrayLike, NDArray
 from laser_rl.envs.suites import Reference
 
 ATARI_BUCKET_FRAMES, DMLAB_BUCKET_FRAMES = 1_000_000, 10_000_000
-DMLAB_DOWNSAMPLING = 10  # buckets of 10 M frames become points of 100 M
 LAST_EPISODES = 100  # of which the scores in the paper's table are the mean
 Floats = NDArray[np.float64]
 
@@ -65,21 +64,13 @@ def bucketed(episodes: Episodes, *, bucket_frames: int, total_frames: int) -> Fl
     >>> bucketed(episodes, bucket_frames=10, total_frames=35).tolist()
     [2.0, 7.0, nan, 9.0]
     """
-    _check_frames(episodes, total_frames)
+    if episodes.frames.size and episodes.frames.max() > total_frames:
+        raise ValueError(f"an episode ended after {episodes.frames.max():,.0f} frames, the run has {total_frames:,}")
     count = -(-total_frames // bucket_frames)
     bucket = np.maximum(np.ceil(episodes.frames / bucket_frames).astype(np.int64) - 1, 0)
     ended = np.bincount(bucket, weights=episodes.weights, minlength=count)
     total = np.bincount(bucket, weights=episodes.weights * episodes.returns, minlength=count)
     return np.asarray(np.divide(total, ended, out=np.full(count, np.nan), where=ended > 0))
-
-
-def bucket_ends(count: int, bucket_frames: int) -> Floats:
-    """Where to draw the buckets: at their last frames.
-
-    >>> bucket_ends(3, 10).tolist()
-    [10.0, 20.0, 30.0]
-    """
-    return bucket_frames * np.arange(1.0, count + 1)
 
 
 def carried(values: ArrayLike) -> Floats:
@@ -110,61 +101,19 @@ def normalised(values: ArrayLike, references: Sequence[Reference]) -> Floats:
     return np.asarray((values - random) / (human - random))
 
 
-def median_over_tasks(scores: ArrayLike) -> Floats:
-    """[..., tasks, buckets] to [..., buckets]. NaN until every task has a number: short episodes end first, and would count alone.
-
-    >>> median_over_tasks([[0.1, 0.2], [np.nan, 0.4], [0.5, 0.6]]).tolist()
-    [nan, 0.4]
-    """
-    return np.asarray(np.median(_with_tasks(scores), axis=-2))
-
-
-def mean_capped(scores: ArrayLike, cap: float = 1.0) -> Floats:
-    """DMLab-30's other number: mean over tasks of what counts at most `cap`; NaN until every task has a number.
-
-    >>> mean_capped([[0.5, 0.5], [3.0, -0.5]]).tolist()
-    [0.75, 0.0]
-    """
-    return np.asarray(np.minimum(_with_tasks(scores), cap).mean(axis=-2))
-
-
-def downsampled(values: ArrayLike, factor: int) -> Floats:
-    """The means of `factor` consecutive buckets, of those that have numbers; an incomplete group at the end is left out.
-
-    The paper calls its downsampling a smoothing; so it is taken for a mean.
-
-    >>> downsampled([1.0, 3.0, np.nan, 5.0, 9.0], 2).tolist()
-    [2.0, 5.0]
-    """
-    values = np.asarray(values, dtype=np.float64)
-    count = values.shape[-1] // factor
-    groups = values[..., : count * factor].reshape(*values.shape[:-1], count, factor)
-    known = ~np.isnan(groups)
-    total, size = np.where(known, groups, 0.0).sum(-1), known.sum(-1)
-    return np.asarray(np.divide(total, size, out=np.full(total.shape, np.nan), where=size > 0))
-
-
-def best_member(values: ArrayLike) -> Floats:
-    """[..., members, buckets] to [..., buckets]: at each bucket the best of those that have a number. A maximum, and so optimistic.
-
-    >>> best_member([[0.1, 0.9], [0.4, np.nan]]).tolist()
-    [0.4, 0.9]
-    """
-    values = np.asarray(values, dtype=np.float64)
-    return np.asarray(np.fmax.reduce(values, axis=-2))  # fmax prefers a number to NaN
-
-
 def agent_curve(scores: ArrayLike) -> Floats:
-    """The curve of one agent, or of one agent a task, from normalised scores [tasks, buckets]: the median over tasks.
+    """The curve of one agent from normalised scores [..., tasks, buckets]: the median over tasks.
+
+    NaN until every task has a number: short episodes end first, and would count alone.
 
     >>> agent_curve([[0.0, 1.0, np.nan], [0.5, 0.0, 2.0], [np.nan, 4.0, 4.0]]).tolist()
     [nan, 1.0, 2.0]
     """
-    return median_over_tasks(carried(scores))
+    return np.asarray(np.median(carried(_with_tasks(scores)), axis=-2))
 
 
-def sweep_curve(scores: ArrayLike, *, downsampling: int = 1) -> Floats:
-    """The curve of a sweep from normalised scores [..., members, tasks, buckets]: median over tasks, smoothing, then the best member.
+def sweep_curve(scores: ArrayLike) -> Floats:
+    """The curve of a sweep from normalised scores [..., members, tasks, buckets]: median over tasks, then the best member.
 
     Member 0 is good at the first two tasks, member 1 at the last two; nobody is good at most of them:
 
@@ -174,38 +123,7 @@ def sweep_curve(scores: ArrayLike, *, downsampling: int = 1) -> Floats:
     scores = np.asarray(scores, dtype=np.float64)
     if scores.ndim < 3:  # noqa: PLR2004
         raise ValueError(f"scores have shape {scores.shape}, expected [..., members, tasks, buckets]")
-    return best_member(downsampled(agent_curve(scores), downsampling))
-
-
-class Band(NamedTuple):
-    """Replicas of a sweep, or seeds of an agent: as the paper draws them, a line and a shade."""
-
-    mean: Floats
-    worst: Floats
-    best: Floats
-
-
-def over_replicas(curves: ArrayLike) -> Band:
-    """The band of curves [replicas, buckets]; NaN where a replica has no number yet.
-
-    >>> [part.tolist() for part in over_replicas([[1.0, 2.0], [3.0, np.nan]])]
-    [[2.0, nan], [1.0, nan], [3.0, nan]]
-    """
-    curves = np.asarray(curves, dtype=np.float64)
-    if curves.ndim != 2:  # noqa: PLR2004
-        raise ValueError(f"curves have shape {curves.shape}, expected [replicas, buckets]")
-    return Band(curves.mean(0), curves.min(0), curves.max(0))
-
-
-def common_buckets(curves: Sequence[ArrayLike]) -> Floats:
-    """Curves of runs of different lengths, cut to the shortest: where a run has stopped, nothing is known of it.
-
-    >>> common_buckets([[1.0, 2.0, 3.0], [4.0, 5.0]]).tolist()
-    [[1.0, 2.0], [4.0, 5.0]]
-    """
-    arrays = [np.asarray(curve, dtype=np.float64) for curve in curves]
-    shortest = min(array.shape[-1] for array in arrays)
-    return np.stack([array[..., :shortest] for array in arrays])
+    return np.asarray(np.fmax.reduce(agent_curve(scores), axis=-2))  # fmax prefers a number to NaN
 
 
 def last_episodes(episodes: Episodes, *, before_frames: float | None = None, count: int = LAST_EPISODES) -> float:
@@ -236,8 +154,3 @@ def _with_tasks(values: ArrayLike) -> Floats:
     if found.ndim < 2:  # noqa: PLR2004
         raise ValueError(f"values have shape {found.shape}, expected [..., tasks, buckets]")
     return found
-
-
-def _check_frames(episodes: Episodes, total_frames: int) -> None:
-    if episodes.frames.size and episodes.frames.max() > total_frames:
-        raise ValueError(f"an episode ended after {episodes.frames.max():,.0f} frames, the run has {total_frames:,}")

@@ -11,10 +11,11 @@ from pydantic import ConfigDict, TypeAdapter
 
 from laser_rl.checkpoint.atomic import write_bytes, write_json
 from laser_rl.errors import ConfigError
-from laser_rl.research import EXPERIMENTS, shrunk, suite_of
 from laser_rl.research.experiment import STATISTICS, Experiment, Task
+from laser_rl.research.experiments import EXPERIMENTS
 from laser_rl.research.pictures import picture
 from laser_rl.research.runner import CURVES, TIMES, read_table, table
+from laser_rl.research.suites import shrunk, suite_of
 from laser_rl.research.verdicts import ALL, Judged, Results, Spread, judge, overall, results_of, scores_of, spread_of
 
 ABOUT, PAGE, PICTURE, SCORES, VERDICTS = "experiment.json", "README.md", "curves.png", "scores.csv", "verdicts.csv"

@@ -11,9 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from laser_rl.research.aggregate import stratified_iqm
-from laser_rl.research.claims import Verdict, difference_interval
-from laser_rl.research.experiment import STATISTICS, Experiment, RunClaim, Statistic, Task
+from laser_rl.research.experiment import STATISTICS, Claim, Experiment, Statistic, Task
+from laser_rl.research.statistics import Verdict, difference_interval, stratified_iqm
 
 ALL = "all tasks"
 _DIGITS = 9
@@ -26,7 +25,7 @@ Results = dict[str, dict[str, dict[int, Values]]]  # by task, condition, seed; a
 class Judged(NamedTuple):
     """A claim on one task, or on all."""
 
-    claim: RunClaim
+    claim: Claim
     task: str
     verdict: Verdict | None  # None where a run has no number: no episode ended
 
@@ -34,7 +33,7 @@ class Judged(NamedTuple):
     def word(self) -> str:
         """What became of the claim.
 
-        >>> Judged(RunClaim("a beats b", "a", "b"), "catch", Verdict("reproduced", 1.0, (0.5, 1.5))).word
+        >>> Judged(Claim("a beats b", "a", "b"), "catch", Verdict("reproduced", 1.0, (0.5, 1.5))).word
         'yes'
         """
         if self.verdict is None:
@@ -105,7 +104,7 @@ def together(by_task: Mapping[str, Mapping[str, Mapping[int, float]]]) -> dict[s
     }
 
 
-def _judged(claim: RunClaim, task: str, scores: Mapping[str, Mapping[int, float]]) -> Judged:
+def _judged(claim: Claim, task: str, scores: Mapping[str, Mapping[int, float]]) -> Judged:
     involved = [*scores[claim.better].values(), *scores[claim.worse].values()]
     return Judged(claim, task, claim.verdict(scores) if np.isfinite(involved).all() else None)
 

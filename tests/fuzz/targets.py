@@ -8,7 +8,6 @@ from pathlib import Path
 import yaml
 
 from laser_rl import LASER, checkpoint
-from laser_rl.cli.compare import _config_of, _game_run
 from laser_rl.cli.settings import base_from, read_file
 from laser_rl.cli.status import status_of
 from laser_rl.cli.sweep_settings import begin
@@ -18,7 +17,7 @@ from laser_rl.metrics.report import document_of
 from laser_rl.metrics.reporting.html import html
 from laser_rl.metrics.reporting.markdown import markdown
 from laser_rl.metrics.reporting.tidy import tidy
-from laser_rl.research.comparison import compare, medians
+from laser_rl.research.comparison import compared
 from laser_rl.research.execute import from_lines
 from laser_rl.research.report import ABOUT, read_about
 from laser_rl.research.runner import read_table
@@ -138,9 +137,7 @@ def records(copied: Callable[[str, str], Path], folder: Path) -> dict[str, Targe
 
     def evaluations(data: bytes, _: int) -> None:
         (game / "metrics.jsonl").write_bytes(data)
-        run = _game_run(game, _config_of(game), None)
-        compare(run)
-        medians([run])
+        compared([game])
 
     def experiment(data: bytes, _: int) -> None:
         found = read_about(written(folder / "experiment" / ABOUT, data).parent)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from laser_rl.research.comparison import GameRun, Played, compare, medians, same_members
+from laser_rl.research.comparison import GameRun, Played, line_of, medians
 from laser_rl.research.paper import COLUMNS, atari_median, atari_references
 from laser_rl.research.protocol import Episodes
 
@@ -33,7 +33,7 @@ def sweep(game, *members, settings=SETTINGS):
 
 
 def test_a_run_is_scored_by_its_last_hundred_episodes():
-    line = compare(run("pong", *([0.0] * 50), *([0.5] * 100)))
+    line = line_of(run("pong", *([0.0] * 50), *([0.5] * 100)))
     assert (line.frames, line.episodes, line.kind, line.members) == (150_000, 100, "run", 1)
     assert line.human_normalised == pytest.approx(0.5)
     assert line.score == pytest.approx(raw("pong", 0.5))
@@ -42,7 +42,7 @@ def test_a_run_is_scored_by_its_last_hundred_episodes():
 
 
 def test_a_run_as_it_was_after_some_frames():
-    line = compare(run("pong", 0.1, 0.3, 0.9), frames=2500)
+    line = line_of(run("pong", 0.1, 0.3, 0.9), 2500)
     assert (line.frames, line.episodes) == (2500, 2)
     assert line.human_normalised == pytest.approx(0.2)
 
@@ -50,16 +50,16 @@ def test_a_run_as_it_was_after_some_frames():
 def test_the_last_evaluation_within_the_frames_counts():
     evaluations = ((1000, raw("pong", 0.2)), (3000, raw("pong", 0.7)))
     one = GameRun("run", "pong", (played("pong", 0.1, 0.1, 0.1, evaluations=evaluations),))
-    assert compare(one).evaluation_human_normalised == pytest.approx(0.7)
-    assert compare(one, frames=2000).evaluation_human_normalised == pytest.approx(0.2)
-    assert math.isnan(compare(one, frames=500).evaluation)
+    assert line_of(one).evaluation_human_normalised == pytest.approx(0.7)
+    assert line_of(one, 2000).evaluation_human_normalised == pytest.approx(0.2)
+    assert math.isnan(line_of(one, 500).evaluation)
 
 
 def test_of_a_sweep_the_best_member_of_the_game_stands_in_the_line():
-    line = compare(sweep("boxing", (0.1,), (0.8,)))
+    line = line_of(sweep("boxing", (0.1,), (0.8,)))
     assert (line.kind, line.members, line.best_member) == ("sweep", 2, 1)
     assert line.human_normalised == pytest.approx(0.8)
-    assert compare(sweep("boxing", (0.1,), ())).best_member == 0  # who has no episode yet is not the best
+    assert line_of(sweep("boxing", (0.1,), ())).best_member == 0  # who has no episode yet is not the best
 
 
 def test_a_sweeps_median_over_games_comes_before_its_best_member():
@@ -70,13 +70,12 @@ def test_a_sweeps_median_over_games_comes_before_its_best_member():
     ]
     [found] = medians(sweeps)
     assert found.score == pytest.approx(0.3)  # the lines show 0.9, 0.8 and 0.3, whose median nobody's agent has
-    assert [compare(one).human_normalised for one in sweeps] == pytest.approx([0.9, 0.8, 0.3])
+    assert [line_of(one).human_normalised for one in sweeps] == pytest.approx([0.9, 0.8, 0.3])
 
 
 def test_sweeps_with_different_members_have_no_median():
     other = ({"learning_rate": 1e-3}, {"learning_rate": 9e-3})
     sweeps = [sweep("boxing", (0.9,), (0.1,)), sweep("pong", (0.1,), (0.8,), settings=other)]
-    assert not same_members(sweeps)
     assert math.isnan(medians(sweeps)[0].score)
 
 

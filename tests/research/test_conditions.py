@@ -4,9 +4,10 @@ import pytest
 
 from laser_rl.errors import ConfigError
 from laser_rl.replay.mixer import Counts
-from laser_rl.research import EXPERIMENTS, SUITES, planned, shrunk, suite_of
+from laser_rl.research.experiment import changed, planned
+from laser_rl.research.experiments import EXPERIMENTS
 from laser_rl.research.runner import part_of
-from laser_rl.research.variants import changed
+from laser_rl.research.suites import SUITES, shrunk, suite_of
 
 
 def sweeps(name, task="catch", suite="small"):

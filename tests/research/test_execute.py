@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
-from laser_rl.research import EXPERIMENTS, planned, shrunk, suite_of
 from laser_rl.research.execute import buckets_of, executed, from_lines, to_lines
+from laser_rl.research.experiment import planned
+from laser_rl.research.experiments import EXPERIMENTS
 from laser_rl.research.runner import curve_lines
+from laser_rl.research.suites import shrunk, suite_of
 from laser_rl.runtime.sweep import SweepTraining
 
 

@@ -8,23 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laser_rl.envs.atari import AtariSettings
-from laser_rl.envs.scores import TaskScores
 from laser_rl.envs.suites import Reference
-from laser_rl.research import protocol
 from laser_rl.research.protocol import (
+    ATARI_BUCKET_FRAMES,
+    DMLAB_BUCKET_FRAMES,
     Episodes,
     agent_curve,
-    best_member,
     bucketed,
     carried,
-    common_buckets,
-    downsampled,
     episodes_of,
     last_episodes,
-    mean_capped,
-    median_over_tasks,
     normalised,
-    over_replicas,
     sweep_curve,
 )
 from tests.references.protocol import naive_agent, naive_buckets, naive_sweep
@@ -82,26 +76,7 @@ def test_median_over_tasks_comes_before_the_best_member():
     scores = np.stack(curves)
     assert sweep_curve(scores).tolist() == pytest.approx([0.3, 0.3])  # medians 0.3 and 0.2, the best of them
     # The other way round nobody's agent scores 0.8, and that is why it is wrong.
-    assert median_over_tasks(scores.max(axis=0)).tolist() == pytest.approx([0.8, 0.8])
-
-
-def test_smoothing_comes_before_the_best_member():
-    """Members take turns at being lucky: the best of the smoothed is what one of them has, the best and then the mean is luck."""
-    lucky = np.array([[[1.0, 0.0, 1.0, 0.0]], [[0.0, 1.0, 0.0, 1.0]]])
-    assert sweep_curve(lucky, downsampling=2).tolist() == [0.5, 0.5]
-    assert downsampled(best_member(agent_curve(lucky)), 2).tolist() == [1.0, 1.0]
-
-
-def test_replicas_have_a_mean_a_worst_and_a_best():
-    scores = np.array([[[[0.2, 0.4]], [[0.1, 0.9]]], [[[0.6, 0.1]], [[0.0, 0.1]]]])  # replicas, members, tasks, buckets
-    band = over_replicas(sweep_curve(scores))
-    assert [part.tolist() for part in band] == [
-        pytest.approx([0.4, 0.5]),
-        pytest.approx([0.2, 0.1]),
-        pytest.approx([0.6, 0.9]),
-    ]
-    with pytest.raises(ValueError, match="replicas, buckets"):
-        over_replicas([1.0])
+    assert agent_curve(scores.max(axis=0)).tolist() == pytest.approx([0.8, 0.8])
 
 
 def test_an_episode_at_the_last_frame_of_a_bucket_belongs_to_it():
@@ -123,25 +98,12 @@ def test_a_task_with_long_episodes_does_not_leave_the_median():
     assert np.nanmedian(scores, axis=0)[1] == pytest.approx(0.3)
 
 
-def test_nothing_is_carried_past_the_end_of_a_run():
-    short, long = [[0.1, math.nan]], [[0.2, 0.3, 0.4]]
-    curves = [agent_curve(one) for one in (short, long)]
-    assert common_buckets(curves).tolist() == [[0.1, 0.1], [0.2, 0.3]]
-
-
 @given(st.lists(st.one_of(st.floats(-1e6, 1e6), st.just(math.nan)), min_size=1, max_size=30))
 def test_carrying_keeps_numbers_and_leaves_no_hole_after_the_first(values):
     found = carried(values)
     known = [place for place, value in enumerate(values) if not math.isnan(value)]
     assert all(found[place] == values[place] for place in known)
     assert np.isnan(found).tolist() == [place < (known[0] if known else len(values)) for place in range(len(values))]
-
-
-@given(st.lists(st.floats(-3, 3), min_size=1, max_size=30))
-def test_capped_mean_is_that_of_mixtures(scores):
-    names = tuple(map(str, range(len(scores))))
-    expected = TaskScores(names, tuple(scores), tuple(scores)).mean_capped
-    assert mean_capped(np.array(scores)[:, None])[0] == pytest.approx(expected)
 
 
 def test_the_last_hundred_episodes_before_a_frame():
@@ -169,10 +131,10 @@ def test_games_are_played_as_the_protocol_says():
     assert settings.most_noops == 37
     assert settings.most_frames == 30 * 60 * 60  # 30 minutes of 60 frames a second
     assert settings.repeat_action_probability == 0
-    assert (protocol.ATARI_BUCKET_FRAMES, protocol.DMLAB_BUCKET_FRAMES * protocol.DMLAB_DOWNSAMPLING) == (10**6, 10**8)
+    assert (ATARI_BUCKET_FRAMES, DMLAB_BUCKET_FRAMES) == (10**6, 10**7)
 
 
-@pytest.mark.parametrize("function", [median_over_tasks, mean_capped, sweep_curve])
+@pytest.mark.parametrize("function", [agent_curve, sweep_curve])
 def test_bad_shapes_are_refused(function):
     with pytest.raises(ValueError, match="shape"):
         function([1.0, 2.0])

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from laser_rl.errors import ConfigError
-from laser_rl.research import EXPERIMENTS, planned, pool, runner, shrunk, suite_of
+from laser_rl.research import pool, runner
+from laser_rl.research.experiment import planned
+from laser_rl.research.experiments import EXPERIMENTS
+from laser_rl.research.suites import shrunk, suite_of
 
 ARGUMENTS = ["experiment", "run", "sharing", "--smoke", "--tasks", "catch"]
 
