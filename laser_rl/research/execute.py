@@ -1,16 +1,17 @@
 """One run of an experiment: a sweep from its first step to its last, and its returns in buckets of steps."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from laser_rl.api.sweep import require_memory
 from laser_rl.envs.scores import references_of, tasks_of
 from laser_rl.errors import ConfigError
+from laser_rl.evaluation.statistics import Floats
 from laser_rl.metrics.log import read
 from laser_rl.metrics.rows import episodes_in
 from laser_rl.metrics.sink import Kind, Row, Value
@@ -21,9 +22,7 @@ from laser_rl.runtime.sweep_directory import SweepDirectory
 from laser_rl.runtime.sweep_launch import sweep as run_in_directory
 from laser_rl.sweep.settings import SweepConfig
 
-Floats = NDArray[np.float64]
 _RECORDED = ("member", "return", "episodes", "task", "acceptance", "online_share")
-_COLUMNS = ("update", "episodes", "value", "acceptance", "online_share")
 
 
 class Buckets(NamedTuple):
@@ -35,6 +34,35 @@ class Buckets(NamedTuple):
     value: Floats  # mean return; of a mixture the score
     acceptance: Floats
     online_share: Floats  # of the policy's gradient, where it is adaptive
+
+    def state_dict(self) -> dict[str, Any]:
+        """For JSON: seven digits, None for NaN."""
+        return {name: _plain(values.tolist()) for name, values in self._asdict().items()}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> "Buckets":
+        """The same back; ConfigError if it is not such a state.
+
+        >>> names = ("update", "episodes", "value", "acceptance", "online_share")
+        >>> Buckets.from_state_dict({"step": [10.0], **{name: [[None]] for name in names}}).value
+        array([[nan]])
+        """
+        try:
+            arrays = {name: np.array(state[name], dtype=np.float64) for name in cls._fields}
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise ConfigError(
+                f"the numbers of a run cannot be used: {error}; remove its part, and run it again"
+            ) from None
+        shape = arrays["value"].shape
+        if not all(array.shape == shape[name == "step" :] for name, array in arrays.items()) or len(shape) != 2:  # noqa: PLR2004
+            raise ConfigError("the numbers of a run have different shapes; remove its part, and run it again")
+        return cls(**arrays)
+
+
+def _plain(values: Any) -> Any:
+    if isinstance(values, list):
+        return [_plain(value) for value in values]
+    return None if math.isnan(values) else float(f"{values:.7g}")
 
 
 class Recorder:
@@ -65,12 +93,11 @@ def executed(sweep: SweepConfig, bucket_steps: int, directory: Path | None = Non
     torch.set_num_threads(1)
     require_memory(sweep)
     rows = _in_memory(sweep) if directory is None else _in_directory(sweep, directory)
-    base = sweep.base
-    tasks = tuple(tasks_of(base.environment.id))
+    tasks = tuple(tasks_of(sweep.base.environment.id))
     return buckets_of(
         rows,
         members=len(sweep.settings),
-        steps=base.run.steps,
+        steps=sweep.base.run.steps,
         bucket_steps=bucket_steps,
         tasks=tasks if len(tasks) > 1 else (),
     )
@@ -109,17 +136,17 @@ def buckets_of(
     >>> buckets_of(rows, members=1, steps=20, bucket_steps=10).episodes
     array([[2., 1.]])
     """
-    rows = list(rows)
+    own: list[list[Row]] = [[] for _ in range(members)]
+    for row in rows:
+        if row.get("member") in range(members):
+            own[int(row["member"])].append(row)
     count = -(-steps // bucket_steps)
-    own = [[row for row in rows if row.get("member") == member] for member in range(members)]
+    found = [_member_buckets(mine, bucket_steps, count) for mine in own]
     values = [_values(mine, member, steps, bucket_steps, tasks) for member, mine in enumerate(own)]
     return Buckets(
         step=np.minimum(bucket_steps * np.arange(1.0, count + 1), steps),
-        update=np.stack([_largest(mine, "update", bucket_steps, count) for mine in own]),
-        episodes=np.stack([_ended(mine, bucket_steps, count) for mine in own]),
         value=np.stack(values),
-        acceptance=np.stack([_mean(mine, "acceptance", bucket_steps, count) for mine in own]),
-        online_share=np.stack([_mean(mine, "online_share", bucket_steps, count) for mine in own]),
+        **{name: np.stack([one[name] for one in found]) for name in found[0]},
     )
 
 
@@ -135,63 +162,16 @@ def _values(rows: Sequence[Row], member: int, steps: int, bucket_steps: int, tas
     return protocol.agent_curve(protocol.normalised(np.stack(means), references_of(tuple(tasks))))
 
 
-def _place(row: Row, bucket_steps: int, count: int) -> int:
-    return min(max(-(-int(row["step"]) // bucket_steps) - 1, 0), count - 1)
-
-
-def _ended(rows: Sequence[Row], bucket_steps: int, count: int) -> Floats:
-    ended = [(_place(row, bucket_steps, count), episodes_in(row)) for row in rows if row["kind"] == "episode"]
-    places, episodes = np.array(ended, np.int64).reshape(-1, 2).T
-    return np.bincount(places, episodes, minlength=count).astype(np.float64)
-
-
-def _largest(rows: Sequence[Row], name: str, bucket_steps: int, count: int) -> Floats:
-    found = np.full(count, np.nan)
+def _member_buckets(rows: Sequence[Row], bucket_steps: int, count: int) -> dict[str, Floats]:
+    update, episodes = np.full(count, np.nan), np.zeros(count)
+    means: dict[str, list[list[float]]] = {name: [[] for _ in range(count)] for name in ("acceptance", "online_share")}
     for row in rows:
-        place = _place(row, bucket_steps, count)
-        found[place] = np.fmax(found[place], float(row[name]))
-    return found
-
-
-def _mean(rows: Sequence[Row], name: str, bucket_steps: int, count: int) -> Floats:
-    found: list[list[float]] = [[] for _ in range(count)]
-    for row in rows:
-        if name in row:
-            found[_place(row, bucket_steps, count)].append(float(row[name]))
-    return np.array([float(np.mean(values)) if values else np.nan for values in found])
-
-
-def to_lines(buckets: Buckets) -> list[dict[str, Any]]:
-    """A line for each member and bucket, as it is written; empty cells where there is nothing to say."""
-    members, count = buckets.value.shape
-    return [
-        {
-            "member": member,
-            "step": int(buckets.step[place]),
-            **{name: _cell(getattr(buckets, name)[member, place]) for name in _COLUMNS},
-        }
-        for member in range(members)
-        for place in range(count)
-    ]
-
-
-def from_lines(lines: Sequence[Mapping[str, str]]) -> Buckets:
-    """The same back.
-
-    >>> lines = [{"member": "0", "step": "10", "update": "1", "episodes": "2", "value": "", "acceptance": "0.5", "online_share": ""}]
-    >>> from_lines(lines).value
-    array([[nan]])
-    """
-    try:
-        members = 1 + max(int(line["member"]) for line in lines)
-        columns = {
-            name: np.array([float(line[name] or "nan") for line in lines]).reshape(members, -1)
-            for name in ("step", *_COLUMNS)
-        }
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"the numbers of a run cannot be used: {error}; remove its part, and run it again") from None
-    return Buckets(**{**columns, "step": columns["step"][0]})
-
-
-def _cell(value: float) -> str:
-    return "" if np.isnan(value) else f"{value:.7g}"
+        place = min(max(-(-int(row["step"]) // bucket_steps) - 1, 0), count - 1)
+        update[place] = np.fmax(update[place], float(row["update"]))
+        episodes[place] += episodes_in(row) if row["kind"] == "episode" else 0
+        for name in means.keys() & row.keys():
+            means[name][place].append(float(row[name]))
+    averaged = {
+        name: np.array([np.mean(values) if values else np.nan for values in found]) for name, found in means.items()
+    }
+    return {"update": update, "episodes": episodes, **averaged}

@@ -1,12 +1,15 @@
 """Returns of a run in buckets."""
 
+import json
+
 import numpy as np
 import pytest
 
-from laser_rl.research.execute import buckets_of, executed, from_lines, to_lines
+from laser_rl.errors import ConfigError
+from laser_rl.research.execute import Buckets, buckets_of, executed
 from laser_rl.research.experiment import planned
 from laser_rl.research.experiments import EXPERIMENTS
-from laser_rl.research.runner import curve_lines
+from laser_rl.research.runner import curve_lines, read_part
 from laser_rl.research.suites import shrunk, suite_of
 from laser_rl.runtime.sweep import SweepTraining
 
@@ -38,12 +41,26 @@ def test_of_a_mixture_the_value_is_the_median_score():
     )  # of (0.5, 0.9, -1), then of (0.5, 0.9, 1): what is unknown is carried
 
 
-def test_lines_give_the_same_buckets_back():
+def test_a_part_gives_the_same_buckets_back():
     rows = [episode(10, 1 / 3), episode(25, 2.0, member=1)]
     found = buckets_of(rows, members=2, steps=30, bucket_steps=10)
-    lines = [{name: str(value) for name, value in line.items()} for line in to_lines(found)]
-    for mine, back in zip(found, from_lines(lines), strict=True):
+    state = json.loads(json.dumps(found.state_dict(), allow_nan=False))
+    for mine, back in zip(found, Buckets.from_state_dict(state), strict=True):
         np.testing.assert_allclose(back, mine, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "change", [{"value": [[1.0]]}, {"step": None}, {"update": "much"}, {"episodes": [[1.0], [2.0, 3.0]]}]
+)
+def test_a_damaged_part_is_refused(change, tmp_path):
+    buckets = buckets_of([episode(10, 1.0)], members=2, steps=30, bucket_steps=10).state_dict()
+    path = tmp_path / "part.json"
+    path.write_text(json.dumps({"seconds": 1.0, "made_with": "", "buckets": {**buckets, **change}}))
+    with pytest.raises(ConfigError, match="run it again"):
+        read_part(path)
+    path.write_text("{")
+    with pytest.raises(ConfigError, match="remove it"):
+        read_part(path)
 
 
 def test_a_sweep_is_one_line_a_bucket():
@@ -84,4 +101,4 @@ def test_a_run_with_a_directory_goes_on_from_its_checkpoint(tmp_path, monkeypatc
             executed(sweep, task.bucket_steps, tmp_path / "run")
     resumed = executed(sweep, task.bucket_steps, tmp_path / "run")
     whole = executed(sweep, task.bucket_steps)
-    assert to_lines(resumed) == to_lines(whole)
+    assert resumed.state_dict() == whole.state_dict()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from laser_rl.errors import ConfigError
-from laser_rl.research import pool, runner
+from laser_rl.research import runner
 from laser_rl.research.experiment import planned
 from laser_rl.research.experiments import EXPERIMENTS
 from laser_rl.research.suites import shrunk, suite_of
@@ -49,7 +49,7 @@ def test_killed_in_the_middle_it_goes_on_and_gives_the_same_table(tmp_path, whol
     parts, deadline = tmp_path / "parts", time.monotonic() + 120
     try:
         while not (
-            len(list(parts.glob("*.csv"))) >= parts_at_least and len(children(process.pid)) > 2
+            len(list(parts.glob("*.json"))) >= parts_at_least and len(children(process.pid)) > 2
         ):  # multiprocessing has one of its own
             assert process.poll() is None, "ended before it could be killed"
             assert time.monotonic() < deadline, f"waited for {parts_at_least} parts in {parts}"
@@ -61,7 +61,7 @@ def test_killed_in_the_middle_it_goes_on_and_gives_the_same_table(tmp_path, whol
     while any(alive(worker) for worker in workers):
         assert time.monotonic() < deadline, f"workers {workers} outlive their parent"
         time.sleep(0.01)
-    done = len(list(parts.glob("*.csv")))
+    done = len(list(parts.glob("*.json")))
     assert done < 6
     assert not (tmp_path / "sharing").exists()
     assert runner.perform(smoke_runs(), parts, jobs=2, say=lambda line: None) == 6 - done
@@ -73,8 +73,7 @@ def test_half_a_part_does_not_count(tmp_path, whole):
     parts = tmp_path / "parts"
     parts.mkdir()
     part = runner.part_of(parts, smoke_runs()[0])
-    (parts / f".{part.name}.1-2.tmp").write_text("member,step")  # what a killed writer leaves
-    part.with_suffix(".json").write_text("{}")
+    (parts / f".{part.name}.1-2.tmp").write_text('{"seconds": 1')  # what a killed writer leaves
     assert runner.perform(smoke_runs(), parts, say=lambda line: None) == 6
     assert runner.assemble(smoke_runs(), parts, tmp_path).read_bytes() == whole
 
@@ -120,7 +119,7 @@ def work(job):
 
 
 def test_a_worker_that_dies_takes_only_its_own_job_with_it():
-    ended = {one.place: one for one in pool.spread(work, [{"number": n} for n in range(6)], workers=2)}
+    ended = {one.place: one for one in runner.spread(work, [{"number": n} for n in range(6)], workers=2)}
     assert [ended[place].result for place in range(6)] == [0, None, None, 3, 4, 5]
     assert "died with status -9" in ended[1].error
     assert "ValueError: two" in ended[2].error
@@ -133,7 +132,7 @@ def wait_long(job):
 
 def test_busy_workers_die_with_their_parent():
     command = (
-        "from laser_rl.research.pool import spread; from tests.research.test_runner import wait_long; "
+        "from laser_rl.research.runner import spread; from tests.research.test_runner import wait_long; "
         "list(spread(wait_long, [{}, {}], workers=2))"
     )
     process = subprocess.Popen([sys.executable, "-c", command])
@@ -158,7 +157,7 @@ def test_busy_workers_die_with_their_parent():
 
 def test_workers_end_with_whoever_stops_listening():
     before = set(children(os.getpid()))
-    ends = pool.spread(work, [{"number": n} for n in (3, 4, 5)], workers=2)
+    ends = runner.spread(work, [{"number": n} for n in (3, 4, 5)], workers=2)
     next(ends)
     workers = set(children(os.getpid())) - before
     ends.close()
