@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from laser_rl.checkpoint.atomic import write_bytes
 from laser_rl.research.experiments import EXPERIMENTS
@@ -12,50 +11,25 @@ from laser_rl.research.verdicts import ALL
 
 REFUTED = {"not reproduced", "no"}
 HELD = {"reproduced", "yes"}
-
-
-class Line(NamedTuple):
-    """A claim about one task or about all, as `verdicts.csv` has it."""
-
-    experiment: str
-    claim: str
-    source: str
-    task: str
-    difference: str
-    verdict: str
-
-    @property
-    def ours(self) -> bool:
-        """Whether the paper does not make it."""
-        return not self.source
-
-
-def lines_in(folder: Path) -> list[Line]:
-    """Of all experiments whose folders are here, in the order of the paper."""
-    found = []
-    for name in EXPERIMENTS:
-        path = folder / name / VERDICTS
-        if path.is_file() and (folder / name / ABOUT).is_file():
-            found += [_line(name, row) for row in read_table(path)]
-    return found
-
-
-def _line(experiment: str, row: dict[str, str]) -> Line:
-    numbers = [row[name] for name in ("difference", "low", "high")]
-    said = "" if not all(numbers) else "{:+.2f} [{:+.2f}, {:+.2f}]".format(*map(float, numbers))
-    return Line(experiment, row["claim"], row["source"], row["task"], said, row["verdict"])
+Line = dict[str, str]  # of `verdicts.csv`, with the experiment's name
 
 
 def write_index(folder: Path) -> Path:
-    """`README.md` of a folder of experiments."""
-    lines = lines_in(folder)
+    """`README.md` of a folder of experiments; one that has not ended is left out."""
+    lines = [
+        {"experiment": name, **line}
+        for name in EXPERIMENTS
+        if (folder / name / VERDICTS).is_file() and (folder / name / ABOUT).is_file()
+        for line in read_table(folder / name / VERDICTS)
+    ]
     write_bytes(folder / PAGE, ("\n".join(_page(folder, lines)) + "\n").encode())
     return folder / PAGE
 
 
 def _page(folder: Path, lines: Sequence[Line]) -> list[str]:
-    overall = [line for line in lines if line.task == ALL]
-    names = list(dict.fromkeys(line.experiment for line in lines))
+    overall = [line for line in lines if line["task"] == ALL]
+    names = list(dict.fromkeys(line["experiment"] for line in lines))
+    refuted = [line for line in lines if line["verdict"] in REFUTED and line["source"]]
     return [
         "# Experiments: what became of each claim",
         "",
@@ -66,15 +40,16 @@ def _page(folder: Path, lines: Sequence[Line]) -> list[str]:
         "",
         "## The paper's claims",
         "",
-        *_table([line for line in overall if not line.ours], lines),
+        *_table([line for line in overall if line["source"]], lines),
         "",
         "## Questions that it leaves open",
         "",
-        *_table([line for line in overall if line.ours], lines),
+        *_table([line for line in overall if not line["source"]], lines),
         "",
         "## Not reproduced",
         "",
-        *_refuted([line for line in lines if line.verdict in REFUTED and not line.ours]),
+        *(f"- {one['experiment']}, {one['task']}: {one['claim']} ({one['source']}): {_said(one)}" for one in refuted),
+        *([] if refuted else ["Nothing."]),
     ]
 
 
@@ -89,16 +64,16 @@ def _table(overall: Sequence[Line], lines: Sequence[Line]) -> list[str]:
         return ["None of these experiments has any."]
     table = ["| experiment | claim | of | all tasks | difference | held by task |", "|---|---|---|---|---|---|"]
     for line in overall:
-        same = [other for other in lines if (other.experiment, other.claim) == (line.experiment, line.claim)]
-        tasks = [other for other in same if other.task != ALL]
-        held, against = (sum(other.verdict in words for other in tasks) for words in (HELD, REFUTED))
+        name, claim = line["experiment"], line["claim"]
+        tasks = [one for one in lines if (one["experiment"], one["claim"]) == (name, claim) and one["task"] != ALL]
+        held, against = (sum(one["verdict"] in words for one in tasks) for words in (HELD, REFUTED))
         share = f"{held} of {len(tasks)}, {against} against"
-        cells = (line.experiment, line.claim, line.source or "–", f"**{line.verdict}**", line.difference, share)
-        table.append(f"| {' | '.join(cells)} |")
+        table.append(
+            f"| {name} | {claim} | {line['source'] or '–'} | **{line['verdict']}** | {_said(line)} | {share} |"
+        )
     return table
 
 
-def _refuted(lines: Sequence[Line]) -> list[str]:
-    if not lines:
-        return ["Nothing."]
-    return [f"- {line.experiment}, {line.task}: {line.claim} ({line.source}): {line.difference}" for line in lines]
+def _said(line: Line) -> str:
+    numbers = [line[name] for name in ("difference", "low", "high")]
+    return "{:+.2f} [{:+.2f}, {:+.2f}]".format(*map(float, numbers)) if all(numbers) else ""

@@ -40,8 +40,8 @@ log = logging.getLogger("laser_rl.research")
 Job = Mapping[str, Any]
 CURVES, TIMES = "curves.csv", "times.csv"
 UNDECISIVE = ("video_every_steps", "keep_videos", "devices")  # of `run`: came later, and move no number
-_PLACE, _COUNTS, _MEANS = ("task", "condition", "seed"), ("step", "update", "episodes"), ("mean", "best", "worst")
-CURVE_COLUMNS = (*_PLACE, *_COUNTS, *_MEANS, "acceptance", "online_share")
+_PLACE, _COUNTS = ("task", "condition", "seed"), ("step", "update", "episodes")
+CURVE_COLUMNS = (*_PLACE, *_COUNTS, "mean", "best", "worst", "acceptance", "online_share")
 PATIENCE_S = 600.0  # without an end of any run, before a message names the runs that are waited for
 END_S = 10.0
 
@@ -166,7 +166,9 @@ def curve_lines(buckets: Buckets) -> list[dict[str, Any]]:
                 "step": int(step),
                 "update": int(np.nansum(update[:, place])),
                 "episodes": int(buckets.episodes[:, place].sum()),
-                **{name: _cell(known, made) for name, made in zip(_MEANS, (np.mean, np.max, np.min), strict=True)},
+                "mean": _cell(known),
+                "best": _cell(known, np.max),
+                "worst": _cell(known, np.min),
                 "acceptance": _cell(_known(buckets.acceptance[:, place])),
                 "online_share": _cell(_known(buckets.online_share[:, place])),
             }

@@ -44,6 +44,7 @@ AGENT: Mapping[str, Any] = {
     "run.runtime": "serial",
     "run.checkpoint_every_steps": 0,
 }
+CARTPOLE: Mapping[str, Any] = {"loss.reward_scale": 0.1, "loss.entropy_cost": 0.001}
 FACTORS = (0.5, 1.0, 2.0)  # the paper's, around the middle
 CONVENTION = {"bonus": [0.3, 0, 0], "late_bonus": [0, 1.5, 0]}
 # Mazes up to four times as long as an unroll; shorter ones, because gradients reach no further back than an unroll does.
@@ -59,7 +60,22 @@ MEMORY: Mapping[str, Any] = {
     "loss.entropy_cost": 0.003,
     "optimiser.clip_gradient_norm": 0.5,
 }
-MINATAR: Mapping[str, Any] = {"environment.slots": 16, "loss.batch_unrolls": 32}
+# Returns of a mixture are scores already.
+MAZE: Mapping[str, Any] = {
+    "steps": 60_000,
+    "seconds": (84, 84),
+    "scores": (0.0, 1.0),
+    "each_steps": 60_000,
+    "wide": False,
+}
+PIXELS: Mapping[str, Any] = {
+    "steps": 60_000,
+    "settings": {"environment.slots": 16, "loss.batch_unrolls": 32},
+    "seconds": (46, 46),
+    "each_steps": 50_000,
+    "recipe": "minatar",
+    "wide": False,
+}
 
 
 def suite_of(name: str) -> Suite:
@@ -86,21 +102,14 @@ def small() -> Suite:
             _small("deepsea-14", "laser/DeepSea-14", 80_000, sea, seconds=(45, 28)),
             _small("catch", "laser/Catch", 20_000, seconds=(10, 7)),
             _small("keydoor", "laser/KeyDoor-8", 60_000, seconds=(35, 21)),
-            _small(
-                "cartpole",
-                "CartPole-v1",
-                20_000,
-                {"loss.reward_scale": 0.1, "loss.entropy_cost": 0.001},
-                seconds=(14, 8),
-                scores=(22.5, 500.0),
-            ),
+            _small("cartpole", "CartPole-v1", 20_000, CARTPOLE, seconds=(14, 8), scores=(22.5, 500.0)),
             # MinAtar has no best score; 1 is what we have seen agents of this size reach in a few million steps, or a round number.
-            _minatar("breakout", "MinAtar/Breakout-v1", (0.36, 15.0)),
-            _minatar("asterix", "MinAtar/Asterix-v1", (0.42, 15.0)),
-            _minatar("space-invaders", "MinAtar/SpaceInvaders-v1", (4.0, 50.0)),
+            _small("breakout", "MinAtar/Breakout-v1", scores=(0.36, 15.0), **PIXELS),
+            _small("asterix", "MinAtar/Asterix-v1", scores=(0.42, 15.0), **PIXELS),
+            _small("space-invaders", "MinAtar/SpaceInvaders-v1", scores=(4.0, 50.0), **PIXELS),
             # Only the right turn is announced: to a memory that starts from nothing every episode looks like a left one.
-            _maze("tmaze", {"one_cue": True}),
-            _maze("tmaze-both", {}),
+            _small("tmaze", MAZES, settings={**MEMORY, "environment.options": {"one_cue": True}}, **MAZE),
+            _small("tmaze-both", MAZES, settings=MEMORY, **MAZE),
         ),
     )
 
@@ -126,7 +135,9 @@ def _small(
         base=override(base, {"replay.capacity_steps": each_steps * len(members)}), members=members, stack="auto"
     )
     counts = base.loss.batch_unrolls
-    random, best = scores or _known(environment)
+    if scores is None:
+        native = task_of(environment, {})
+        scores = native.random_return, native.optimal_return
     return Task(
         name=name,
         sweep=sweep,
@@ -135,8 +146,8 @@ def _small(
         each_steps=each_steps,
         online_unrolls=counts * ONLINE // (ONLINE + REPLAYED),
         pbt=PbtConfig(burn_in_steps=steps // 10, every_episodes=150, margin=0.05),
-        random=random,
-        best=best,
+        random=scores[0],
+        best=scores[1],
         seconds=seconds[0],
         few_seconds=seconds[1],
     )
@@ -150,32 +161,6 @@ def _conflict() -> Task:
     return replace(task, sweep=task.sweep.model_copy(update={"members": members}))
 
 
-def _minatar(name: str, environment: str, scores: tuple[float, float]) -> Task:
-    return _small(
-        name,
-        environment,
-        60_000,
-        MINATAR,
-        seconds=(46, 46),
-        scores=scores,
-        each_steps=50_000,
-        recipe="minatar",
-        wide=False,
-    )
-
-
-def _maze(name: str, options: Mapping[str, Any]) -> Task:
-    settings = {**MEMORY, "environment.options": dict(options)}
-    return _small(
-        name, MAZES, 60_000, settings, seconds=(84, 84), scores=(0.0, 1.0), each_steps=60_000, wide=False
-    )  # returns of a mixture are scores already
-
-
-def _known(environment: str) -> tuple[float, float]:
-    task = task_of(environment, {})
-    return task.random_return, task.optimal_return
-
-
 @functools.cache
 def atari() -> Suite:
     """57 games, each with nine members and the paper's network: for a cluster of machines."""
@@ -184,40 +169,34 @@ def atari() -> Suite:
 
 def _game(game: str) -> Task:
     sweep = recipes.atari_shared(f"ALE/{''.join(part.capitalize() for part in game.split('_'))}-v5")
-    reference = atari_references()[game]
-    return Task(
-        name=game,
-        sweep=sweep,
-        few=sweep,
-        bucket_steps=ATARI_BUCKET_FRAMES // FRAMES_A_STEP,
-        each_steps=sweep.base.replay.capacity_steps,  # the paper's separate replays are as large as its shared one
-        online_unrolls=recipes.impala().loss.batch_unrolls,
-        pbt=paper(score_low=reference.random, score_high=reference.best),
-        random=reference.random,
-        best=reference.best,
-    )
+    person = atari_references()[game]
+    pbt = paper(score_low=person.random, score_high=person.best)
+    online = recipes.impala().loss.batch_unrolls
+    return _as_published(game, sweep, ATARI_BUCKET_FRAMES, online, pbt, (person.random, person.best))
 
 
 @functools.cache
 def dmlab() -> Suite:
     """DMLab-30 as one mixture; its returns are median normalised scores."""
-    sweep = recipes.dmlab_pbt()
-    return Suite(
-        "dmlab",
-        (
-            Task(
-                name="dmlab-30",
-                sweep=sweep.model_copy(update={"pbt": None}),
-                few=sweep.model_copy(update={"pbt": None}),
-                bucket_steps=DMLAB_BUCKET_FRAMES // FRAMES_A_STEP,
-                each_steps=sweep.base.replay.capacity_steps,
-                online_unrolls=recipes.popart_impala().loss.batch_unrolls,
-                pbt=sweep.pbt or paper(),
-                random=0.0,
-                best=1.0,
-            ),
-        ),
-        kept=True,
+    sweep, online = recipes.dmlab_pbt(), recipes.popart_impala().loss.batch_unrolls
+    plain = sweep.model_copy(update={"pbt": None})
+    task = _as_published("dmlab-30", plain, DMLAB_BUCKET_FRAMES, online, sweep.pbt or paper(), (0.0, 1.0))
+    return Suite("dmlab", (task,), kept=True)
+
+
+def _as_published(
+    name: str, sweep: SweepConfig, bucket_frames: int, online_unrolls: int, pbt: PbtConfig, scores: tuple[float, float]
+) -> Task:
+    return Task(
+        name=name,
+        sweep=sweep,
+        few=sweep,
+        bucket_steps=bucket_frames // FRAMES_A_STEP,
+        each_steps=sweep.base.replay.capacity_steps,  # the paper's separate replays are as large as its shared one
+        online_unrolls=online_unrolls,
+        pbt=pbt,
+        random=scores[0],
+        best=scores[1],
     )
 
 
