@@ -8,7 +8,6 @@ import torch
 from laser_rl.ops import (
     actor_critic,
     checks,
-    clock,
     memory,
     pixel_control,
     popart,
@@ -45,7 +44,7 @@ def everything(device, dtype=torch.float64):
     priorities = priority.probabilities(to(normal(2, 4).abs()), exponent=0.6, uniform_share=0.1)
     step = rmsprop.update([reward], rmsprop.initial([reward]), learning_rate=0.1)
     results = [
-        *vtrace.vtrace(*rows), *vtrace.importance_sampled(*rows), *clock.cut(to(batch.value), reward, 7), *new,
+        *vtrace.vtrace(*rows), *vtrace.importance_sampled(*rows), *new,
         *popart.rescale(popart.Layer(to(normal(3, 2, 4)), to(normal(4, 2))), statistics, new),
         popart.unnormalise(new, popart.normalise(new, reward, task), task),
         pixel_control.cumulants(pictures), pixel_control.q_loss(q, action, cumulant, discount, learnable),
