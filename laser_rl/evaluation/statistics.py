@@ -177,7 +177,7 @@ def bootstrap_interval(
     batch: int = 100,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """The percentile bootstrap interval of a statistic. All intervals of the package come from here.
+    """The percentile bootstrap interval of a statistic.
 
     Each sample [n, ...] is resampled on its own, and so is each column of a table [runs, tasks]: then the bootstrap is stratified by
     task. `statistic` gets resampled samples [batch, n, ...] and returns [batch]; batches bound the memory.
