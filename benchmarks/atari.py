@@ -30,8 +30,8 @@ from laser_rl.checkpoint import write_json
 from laser_rl.cli.sweep_settings import value_of
 from laser_rl.config import Config, full_name, override
 from laser_rl.envs.atari import atari_game
-from laser_rl.evaluation.paper import atari_references
 from laser_rl.metrics.log import read
+from laser_rl.research.paper import atari_references
 from laser_rl.runtime.files import is_sweep, read_sweep
 
 # The command `laser`, in a process that never outlives this one.

@@ -16,7 +16,7 @@ from benchmarks.atari_plan import CALIBRATION_GAMES, FACTORS, FRAMES_A_STEP
 from benchmarks.atari_queue import BUCKET_FRAMES, load
 from laser_rl.checkpoint import write_bytes
 from laser_rl.envs.atari import atari_game
-from laser_rl.evaluation.paper import atari_references
+from laser_rl.research.paper import atari_references
 
 mpl.use("Agg")
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "atari"

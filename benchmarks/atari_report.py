@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from benchmarks.atari_collect import load
 from laser_rl.envs.atari import atari_game
-from laser_rl.evaluation.paper import atari_references
+from laser_rl.research.paper import atari_references
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from laser_rl.ops import actor_critic, checks, clock, rmsprop, trust_region
+from laser_rl.ops import actor_critic, checks, rmsprop, trust_region
 from laser_rl.ops.distributions import Categorical
 
 SIZE, SLOTS, STEPS, UPDATES, DISCOUNT, BOUND = 10, 4, 22, 500, 0.99, 0.1
@@ -19,6 +19,7 @@ REPLAYED, CAPACITY = 28, 2000  # unrolls: with SLOTS of the member's own newest,
 SETTINGS = [(0.02, 0.003), (0.05, 0.01), (0.1, 0.03)]  # learning rate, entropy cost
 STRETCHES, SOLVED = 5, 0.9
 DIRECTION = Categorical(2)
+Unrolls = tuple[Tensor, Tensor]  # states [T+1, columns] and outcomes [T, columns, 6]
 
 
 class Replay:
@@ -30,19 +31,17 @@ class Replay:
         self.outcomes = torch.zeros(STEPS, CAPACITY, 6)
         self.written = 0
 
-    def insert(self, unrolls: clock.Unrolls) -> None:
+    def insert(self, unrolls: Unrolls) -> None:
         """First in, first out."""
         places = (self.written + torch.arange(SLOTS)) % CAPACITY
         self.states[:, places], self.outcomes[:, places] = unrolls
         self.written += SLOTS
 
-    def mix(self, newest: clock.Unrolls, generator: torch.Generator) -> clock.Unrolls:
+    def mix(self, newest: Unrolls, generator: torch.Generator) -> Unrolls:
         """The newest unrolls of one member, then REPLAYED uniform draws."""
         drawn = torch.randint(min(self.written, CAPACITY), (REPLAYED,), generator=generator)
-        return clock.Unrolls(
-            torch.cat([newest.inputs, self.states[:, drawn]], 1),
-            torch.cat([newest.outcomes, self.outcomes[:, drawn]], 1),
-        )
+        states, outcomes = newest
+        return torch.cat([states, self.states[:, drawn]], 1), torch.cat([outcomes, self.outcomes[:, drawn]], 1)
 
 
 class Member:
@@ -55,7 +54,7 @@ class Member:
         self.learning_rate, self.entropy_cost, self.generator = learning_rate, entropy_cost, generator
         self.row, self.column = torch.zeros(2, SLOTS, dtype=torch.long)
 
-    def act(self) -> clock.Unrolls:
+    def act(self) -> Unrolls:
         """STEPS rows of every slot."""
         states, outcomes = [self.row * SIZE + self.column], []
         for _ in range(STEPS):
@@ -69,17 +68,18 @@ class Member:
             reward = real * ((ended & never_left & (action == 1)).float() - 0.01 / SIZE * action)
             outcomes.append(torch.stack([action, reward, DISCOUNT * ~ended, real, *logits.unbind(-1)], -1))
             states.append(self.row * SIZE + self.column)
-        return clock.cut(torch.stack(states), torch.stack(outcomes), STEPS)
+        return torch.stack(states), torch.stack(outcomes)
 
-    def learn(self, batch: clock.Unrolls) -> float:
+    def learn(self, batch: Unrolls) -> float:
         """One update; returns the share of replayed steps inside the trust region."""
         logits, value = [table.requires_grad_() for table in self.parameters]
-        action, reward, discount, real, *stored = batch.outcomes.unbind(-1)
-        policy, behaviour, real = logits[batch.inputs[:-1]], torch.stack(stored, -1), real.bool()
+        states, outcomes = batch
+        action, reward, discount, real, *stored = outcomes.unbind(-1)
+        policy, behaviour, real = logits[states[:-1]], torch.stack(stored, -1), real.bool()
         trusted = trust_region.within(trust_region.kl_to_implied(DIRECTION, policy, behaviour), BOUND)
         online = torch.arange(SLOTS + REPLAYED) < SLOTS
         losses = actor_critic.actor_critic_losses(
-            DIRECTION, policy, value[batch.inputs], behaviour, action.long(), reward, discount, real, online, trusted
+            DIRECTION, policy, value[states], behaviour, action.long(), reward, discount, real, online, trusted
         )
         total = losses.policy.sum() + 0.5 * losses.value.sum() + self.entropy_cost * losses.entropy.sum()
         gradients = torch.autograd.grad(total, [logits, value])
@@ -101,9 +101,10 @@ def run(*, shared: bool, seed: int) -> tuple[Tensor, Tensor]:
             newest = member.act()
             replay.insert(newest)
             accepted[index] += member.learn(replay.mix(newest, generator)) / UPDATES
+            _, outcomes = newest
             stretch = update * STRETCHES // UPDATES
-            episodes[index, stretch] += (newest.outcomes[..., 2] == 0).sum()
-            treasures[index, stretch] += (newest.outcomes[..., 1] > 0).sum()
+            episodes[index, stretch] += (outcomes[..., 2] == 0).sum()
+            treasures[index, stretch] += (outcomes[..., 1] > 0).sum()
     return treasures / episodes, accepted
 
 

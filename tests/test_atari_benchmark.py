@@ -21,8 +21,8 @@ from benchmarks import atari, atari_collect, atari_report
 from laser_rl import recipes
 from laser_rl.config import override
 from laser_rl.envs.atari import atari_game
-from laser_rl.evaluation.paper import atari_references
 from laser_rl.metrics.log import MetricsLog
+from laser_rl.research.paper import atari_references
 from laser_rl.runtime.files import CONFIG, SWEEP, described
 from laser_rl.sweep.settings import FORMAT, SweepConfig
 

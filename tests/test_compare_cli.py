@@ -11,8 +11,8 @@ import pytest
 from laser_rl import cli, recipes
 from laser_rl.checkpoint.atomic import write_json
 from laser_rl.config import override
-from laser_rl.evaluation.paper import COLUMNS, atari_median, atari_references
 from laser_rl.metrics.log import MetricsLog
+from laser_rl.research.paper import COLUMNS, atari_median, atari_references
 from laser_rl.runtime.files import CONFIG, SWEEP, described
 from laser_rl.sweep.settings import FORMAT, SweepConfig
 

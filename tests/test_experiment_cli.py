@@ -5,8 +5,8 @@ import json
 import pytest
 
 from laser_rl import cli
-from laser_rl.experiments import EXPERIMENTS
-from laser_rl.experiments.runner import read_table
+from laser_rl.research.experiments import EXPERIMENTS
+from laser_rl.research.runner import read_table
 
 TASKS = {"priorities": "tmaze"}
 

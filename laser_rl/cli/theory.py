@@ -1,133 +1,33 @@
 """`laser theory`: the five propositions as tables of numbers."""
 
-from collections.abc import Sequence
-from typing import get_args
+from dataclasses import dataclass
 
-import torch
 import tyro
-from rich.console import Console
-from rich.table import Table
-from torch import Tensor
 
-from laser_rl.ops import checks, theory, trust_region
+from laser_rl.research.propositions import show
 
-BEHAVIOURS = 4
+
+@dataclass(frozen=True)
+class Theory:
+    """Compute the paper's five propositions on a random Markov decision process, for one policy and four behaviours."""
+
+    states: int = 4
+    """How many states the process has."""
+    actions: int = 3
+    """How many actions each state offers."""
+    discount: float = 0.9
+    """gamma."""
+    clip_rho: float = 1.0
+    """V-trace's clipping constant, rho-bar."""
+    bound: float = 0.1
+    """The trust region's threshold b on KL(policy || implied policy)."""
+    sharpness: float = 2.0
+    """How deterministic the random policies are; 1 is uniform on the simplex."""
+    seed: int = 0
+    """Of the process and the policies."""
 
 
 def theory_command(arguments: list[str]) -> int:
     """`laser theory`."""
-    tyro.cli(show, prog="laser theory", args=arguments)
+    show(**vars(tyro.cli(Theory, prog="laser theory", args=arguments)))
     return 0
-
-
-def show(
-    *,
-    states: int = 4,
-    actions: int = 3,
-    discount: float = 0.9,
-    clip_rho: float = 1.0,
-    bound: float = 0.1,
-    sharpness: float = 2.0,
-    seed: int = 0,
-) -> None:
-    """Compute the paper's five propositions on a random Markov decision process, for one policy and four behaviours.
-
-    Args:
-        states: how many states the process has.
-        actions: how many actions each state offers.
-        discount: gamma.
-        clip_rho: V-trace's clipping constant, rho-bar.
-        bound: the trust region's threshold b on KL(policy || implied policy).
-        sharpness: how deterministic the random policies are; 1 is uniform on the simplex.
-        seed: of the process and the policies.
-    """
-    checks.positive(clip_rho=clip_rho, bound=bound, sharpness=sharpness)
-    generator = torch.Generator().manual_seed(seed)
-    mdp = theory.random_mdp(states, actions, discount=discount, generator=generator)
-    policy, *behaviours = [
-        theory.random_policy(states, actions, sharpness=sharpness, generator=generator) for _ in range(1 + BEHAVIOURS)
-    ]
-    console = Console()
-    console.print(_bias(mdp, policy, behaviours[0], clip_rho))
-    console.print(_greed(mdp, policy, behaviours[0], clip_rho))
-    console.print(_contraction(mdp, policy, behaviours, clip_rho, bound))
-
-
-def _bias(mdp: theory.MDP, policy: Tensor, behaviour: Tensor, clip_rho: float) -> Table:
-    """Proposition 1."""
-    everywhere = torch.ones(len(policy), dtype=torch.bool)
-    operator = theory.expected_return(mdp, policy, behaviour, everywhere, clip_rho=clip_rho, clip_c=min(clip_rho, 1.0))
-    implied = theory.implied_policy(policy, behaviour, clip_rho=clip_rho)
-    columns = {
-        "V^pi": theory.policy_value(mdp, policy),
-        "V-trace": theory.fixed_point(operator),
-        "V^implied": theory.policy_value(mdp, implied),
-        "KL(pi||implied)": trust_region.implied_kl(policy.log(), behaviour.log(), clip_rho=clip_rho),
-        "KL(pi||mu)": (policy * (policy / behaviour).log()).sum(-1),
-    }
-    return _table("Proposition 1: V-trace estimates the implied policy's value", columns)
-
-
-def _greed(mdp: theory.MDP, policy: Tensor, behaviour: Tensor, clip_rho: float) -> Table:
-    """Propositions 2 and 3."""
-    start = torch.full_like(policy[:, 0], 1 / len(policy))
-    q = theory.action_values(mdp, theory.policy_value(mdp, policy))
-    distorted = q * theory.distortion(policy, behaviour, clip_rho=clip_rho)
-    visits = [theory.state_distribution(mdp, table, start) for table in (policy, behaviour)]
-    columns = {
-        "best action": q.argmax(-1),
-        "distorted best": distorted.argmax(-1),
-        "regret": theory.regret(q, distorted),
-        "d^mu/d^pi": visits[1] / visits[0],
-        "share needed": theory.alpha_bound(q, distorted, visits[0], visits[1]),
-    }
-    return _table("Propositions 2 and 3: the distortion's cost, and its cure by online data", columns)
-
-
-def _contraction(mdp: theory.MDP, policy: Tensor, behaviours: Sequence[Tensor], clip_rho: float, bound: float) -> Table:
-    """Propositions 4 and 5, from V = 0. The policy's own data is among the behaviours, as online data is in every batch."""
-    behaviours = [policy, *behaviours]
-    clip_c = min(clip_rho, 1.0)
-    relevance = torch.stack([trust_region.implied_kl(policy.log(), mu.log(), clip_rho=clip_rho) for mu in behaviours])
-    weights = torch.full((len(behaviours),), 1 / len(behaviours), dtype=policy.dtype)
-    own = theory.policy_value(mdp, policy)
-    implied = [theory.policy_value(mdp, theory.implied_policy(policy, mu, clip_rho=clip_rho)) for mu in behaviours]
-    table = Table(
-        title="Propositions 4 and 5: the trusted estimator, applied to V = 0 (maximum norms)", title_justify="left"
-    )
-    for heading in ("estimator", "behaviours", "trusted", "distance", "its bound", "bias in the limit"):
-        table.add_column(heading, justify="left" if heading in {"estimator", "behaviours"} else "right", no_wrap=True)
-    for estimator in get_args(theory.Estimator):
-        points = torch.stack([own] * len(behaviours) if estimator == "importance" else implied)
-        for name, trusted in (("all", relevance >= 0), (f"KL < {bound:g}", relevance < bound)):
-            operator = theory.trusted_operator(
-                mdp, policy, behaviours, weights, trusted, estimator=estimator, clip_rho=clip_rho, clip_c=clip_c
-            )
-            shrunk = [
-                theory.contraction_rate(
-                    theory.expected_return(
-                        mdp, policy, mu, mask, estimator=estimator, clip_rho=clip_rho, clip_c=clip_c
-                    ),
-                    mask,
-                )
-                * point.abs().amax()
-                for mu, mask, point in zip(behaviours, trusted, points, strict=True)
-                if mask.any()
-            ]
-            average = (theory.conditional_share(weights, trusted) * points).sum(0)
-            row = [
-                (operator.offset - average).abs().amax(),
-                torch.stack(shrunk).amax(),
-                (theory.fixed_point(operator) - own).abs().amax(),
-            ]
-            table.add_row(estimator, name, f"{trusted.double().mean():.0%}", *(f"{number:.4f}" for number in row))
-    return table
-
-
-def _table(title: str, columns: dict[str, Tensor]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for heading in ("state", *columns):
-        table.add_column(heading, justify="right")
-    for state, row in enumerate(zip(*columns.values(), strict=True)):
-        table.add_row(str(state), *(f"{entry:.4f}" if entry.is_floating_point() else str(int(entry)) for entry in row))
-    return table

@@ -71,14 +71,15 @@ class SidePanel:
         return np.asarray(canvas)
 
 
-def fitted(picture: Frame, longest: int = _LONGEST_SIDE, least_height: int = LEAST_HEIGHT) -> Frame:
+def fitted(picture: Frame) -> Frame:
     """A small picture with each pixel repeated, a large one averaged down.
 
     >>> fitted(np.zeros((64, 64, 3), np.uint8)).shape, fitted(np.zeros((600, 960, 3), np.uint8)).shape
     ((320, 320, 3), (300, 480, 3))
     """
     height, width, _ = picture.shape
-    times = min(-(-least_height // height), max(1, longest // max(height, width)))
+    longest = _LONGEST_SIDE
+    times = min(-(-LEAST_HEIGHT // height), max(1, longest // max(height, width)))
     if times > 1:
         return picture.repeat(times, axis=0).repeat(times, axis=1)
     if max(height, width) <= longest:

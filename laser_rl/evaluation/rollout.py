@@ -16,7 +16,7 @@ def rollout(
     environments: Environments,
     act: Callable[[Rows], NDArray[np.generic]],
     episodes: int,
-    max_steps: int | None = None,
+    max_steps: int = MAX_EPISODE_STEPS,
 ) -> list[Episode]:
     """Play exactly `episodes` episodes and return them, ordered by slot.
 
@@ -27,7 +27,6 @@ def rollout(
     """
     if episodes < 1:
         raise ConfigError(f"expected at least one episode to play, got {episodes}; raise --episodes")
-    limit = MAX_EPISODE_STEPS if max_steps is None else max_steps
     left = _quotas(environments.slots, episodes)
     total, length = np.zeros(environments.slots), np.zeros(environments.slots, np.int64)
     played: list[Episode] = []
@@ -37,7 +36,7 @@ def rollout(
         if not (left > 0).any():
             # Stable: within a slot the order in which they were played.
             return sorted(played, key=lambda episode: episode.slot)
-        _check_length(np.where(left > 0, length, 0), limit, environments.spec.name)
+        _check_length(np.where(left > 0, length, 0), max_steps, environments.spec.name)
         # Slots that are done go on too: vector environments step all their slots or none.
         rows = environments.step(rows.slots, act(rows))
 
@@ -69,5 +68,5 @@ def _check_length(length: NDArray[np.int64], limit: int, name: str) -> None:
     if length.max() > limit:
         raise ConfigError(
             f"{name}: expected an episode to end within {limit:,} steps, slot {int(length.argmax())} has played "
-            f"{int(length.max()):,}; wrap the environment in gymnasium.wrappers.TimeLimit, or raise max_steps"
+            f"{int(length.max()):,}; wrap the environment in gymnasium.wrappers.TimeLimit"
         )

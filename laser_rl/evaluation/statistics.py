@@ -1,7 +1,7 @@
 """Returns as honest numbers: mean, interquartile mean, and bootstrap intervals."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,9 +12,7 @@ from laser_rl.envs.records import EnvironmentSpec
 from laser_rl.envs.scores import TaskScores, references_of
 from laser_rl.types import Episode
 
-_CUT = 0.25  # the interquartile mean leaves out a quarter at each end
-_LEVEL = 0.95
-_RESAMPLES = 2000
+Floats = NDArray[np.float64]
 _LARGE = 10  # from here on one decimal is enough to print
 
 
@@ -95,8 +93,6 @@ def summarise(returns: Sequence[float], *, lengths: Sequence[int] | None = None,
     >>> summarise([7.0])
     EvalResult(mean=7.0, iqm=7.0, ci95=(7.0, 7.0))
     """
-    from scipy.stats import trim_mean  # type: ignore[import-untyped]  # noqa: PLC0415 - a second to import
-
     values = np.asarray(returns, dtype=np.float64)
     if values.ndim != 1 or values.size == 0:
         raise ValueError(f"returns have shape {values.shape}, expected at least one number")
@@ -106,8 +102,8 @@ def summarise(returns: Sequence[float], *, lengths: Sequence[int] | None = None,
         episodes=values.size,
         mean=float(values.mean()),
         median=float(np.median(values)),
-        iqm=float(trim_mean(values, _CUT)),
-        ci95=_interval((values,), _mean, seed),
+        iqm=float(interquartile_mean(values)),
+        ci95=bootstrap_interval([values], lambda drawn: drawn.mean(-1), seed=seed),
         std=float(values.std(ddof=1)) if values.size > 1 else 0.0,
         minimum=float(values.min()),
         maximum=float(values.max()),
@@ -149,36 +145,51 @@ def summarise_mixture(episodes: Sequence[Episode], spec: EnvironmentSpec, *, see
         TaskResult(name, len(returns), mean, reference.normalised(mean))
         for name, returns, mean, reference in zip(spec.tasks, own, means, references, strict=True)
     )
-    strata = tuple(
+    strata = [
         np.array([reference.normalised(value) for value in returns])
         for returns, reference in zip(own, references, strict=True)
-    )
+    ]
     pooled = summarise(normalised, lengths=[episode.length for episode in episodes], seed=seed)
-    ci95, tasks_ci95 = (_interval(strata, statistic, seed) for statistic in (_mean_of_means, _median_of_means))
+    ci95, tasks_ci95 = (
+        bootstrap_interval(strata, lambda *drawn, of=of: of([task.mean(-1) for task in drawn], axis=0), seed=seed)
+        for of in (np.mean, np.median)
+    )
     return replace(pooled, ci95=ci95, tasks=tasks, tasks_ci95=tasks_ci95)
 
 
-def _mean(sample: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
-    return np.asarray(sample.mean(axis))
+def interquartile_mean(values: Floats) -> Floats:
+    """The mean without the lowest and the highest quarter (rounded down) of the last axis.
+
+    >>> float(interquartile_mean(np.array([0.0, 1.0, 2.0, 90.0])))
+    1.5
+    """
+    size = values.shape[-1]
+    cut = size // 4
+    return np.asarray(np.partition(values, (cut, size - cut - 1), axis=-1)[..., cut : size - cut].mean(axis=-1))
 
 
-def _mean_of_means(*tasks: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
-    return np.asarray(np.mean([task.mean(axis) for task in tasks], axis=0))
+def bootstrap_interval(
+    samples: Sequence[Floats],
+    statistic: Callable[..., Floats],
+    *,
+    level: float = 0.95,
+    resamples: int = 2000,
+    batch: int = 100,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """The percentile bootstrap interval of a statistic.
 
+    Each sample [n, ...] is resampled on its own, and so is each column of a table [runs, tasks]: then the bootstrap is stratified by
+    task. `statistic` gets resampled samples [batch, n, ...] and returns [batch]; batches bound the memory.
 
-def _median_of_means(*tasks: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
-    return np.asarray(np.median([task.mean(axis) for task in tasks], axis=0))
-
-
-def _interval(samples: tuple[NDArray[np.float64], ...], statistic: object, seed: int) -> tuple[float, float]:
-    """The percentile bootstrap interval; samples are drawn from one by one. It collapses where there is nothing to draw from."""
-    from scipy.stats import bootstrap  # noqa: PLC0415
-
-    if all(np.ptp(sample) == 0 for sample in samples):
-        value = float(statistic(*samples))  # type: ignore[operator]
-        return value, value
-    found = bootstrap(
-        samples, statistic, n_resamples=_RESAMPLES, confidence_level=_LEVEL, method="percentile", vectorized=True, batch=100,
-        random_state=np.random.default_rng(seed),  # called `rng` from SciPy 1.15 on, which takes both
-    ).confidence_interval  # fmt: skip
-    return float(found.low), float(found.high)
+    >>> bootstrap_interval([np.array([1.0, 3.0])], lambda drawn: drawn.mean(-1))
+    (1.0, 3.0)
+    """
+    generator, found = np.random.default_rng(seed), []
+    for done in range(0, resamples, batch):
+        count = min(batch, resamples - done)
+        indices = [generator.integers(0, len(sample), (count, *sample.shape)) for sample in samples]
+        drawn = [np.take_along_axis(sample[None], one, axis=1) for sample, one in zip(samples, indices, strict=True)]
+        found.append(statistic(*drawn))
+    low, high = np.quantile(np.concatenate(found), [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)

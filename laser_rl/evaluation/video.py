@@ -55,21 +55,6 @@ class Limits(NamedTuple):
         return 1 if self.frames_per_second is None else max(1, -(-round(shown) // round(self.frames_per_second)))
 
 
-def record(
-    env: "gymnasium.Env[Any, Any]",
-    act_one: Callable[[Any, float], Any],
-    path: str | Path,
-    max_steps: int = 10_000,
-    *,
-    seed: int | None = None,
-) -> float:
-    """Play one episode, write what it looks like, and return its return. `act_one` maps an observation to an action.
-
-    The file is there whole or not at all. After `max_steps` steps the film ends, whether the episode has or not.
-    """
-    return film(env, act_one, path, max_steps, seed=seed).total
-
-
 def film(
     env: "gymnasium.Env[Any, Any]",
     act_one: Callable[[Any, float], Any],
@@ -81,7 +66,7 @@ def film(
     through: Callable[[Iterator[Shot]], Iterator[Frame]] | None = None,
     before: Callable[[Filmed], None] = lambda _: None,
 ) -> Filmed:
-    """Play one episode and write what it looks like; as `record`, and with more to say.
+    """Play one episode and write what it looks like. The file is there whole or not at all.
 
     Args:
         env: made with render_mode 'rgb_array'.

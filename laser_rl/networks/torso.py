@@ -1,9 +1,9 @@
-"""Torsos: from one observation to a vector of features. Anything with this shape can stand here, a user's own module too."""
+"""Torsos: modules from observations [N, ...] (float, scaled) to features [N, features]; a user's own module can stand here."""
 
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,15 +11,6 @@ from torch import Tensor, nn
 from laser_rl import kernels
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
-
-
-class Torso(Protocol):
-    """A module from observations [N, ...] (float, scaled) to features [N, features]."""
-
-    features: int
-
-    def __call__(self, observation: Tensor) -> Tensor:
-        """Features of each observation."""
 
 
 class MLP(nn.Module):

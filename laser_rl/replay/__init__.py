@@ -2,7 +2,7 @@
 
 from laser_rl.replay.ahead import Ahead, Exhausted, Starved
 from laser_rl.replay.episodes import Episodes
-from laser_rl.replay.frames import put, upload
+from laser_rl.replay.frames import upload
 from laser_rl.replay.lanes import Lanes
 from laser_rl.replay.memory import Estimate, available_bytes, estimate, require_fits
 from laser_rl.replay.mixer import Counts, Mixer
@@ -31,7 +31,6 @@ __all__ = [
     "allocate",
     "available_bytes",
     "estimate",
-    "put",
     "require_fits",
     "upload",
 ]

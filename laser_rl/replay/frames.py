@@ -11,8 +11,8 @@ import torch
 from numpy.lib.stride_tricks import as_strided
 from torch import Tensor
 
-from laser_rl.replay.records import ID, ONLINE, WEIGHT, Bytes, Packed, Parts, fields_of, pack, parts_of, shape_of, views
-from laser_rl.types import Batch, UnrollLayout, Unrolls
+from laser_rl.replay.records import ID, ONLINE, WEIGHT, Bytes, Packed, Parts, fields_of, parts_of, shape_of, views
+from laser_rl.types import Batch, UnrollLayout
 
 
 def windows(layout: UnrollLayout, frames: Bytes, rows: int) -> Bytes:
@@ -40,16 +40,8 @@ def cut(layout: UnrollLayout, parts: Parts, first: int, last: int) -> None:
             stacks[column, row, layout.context - age] = 0
 
 
-def stack_frames(layout: UnrollLayout, frames: Tensor, is_first: Tensor) -> Tensor:
-    """Stacks [B, T+1, stack · frame_bytes] of single frames [B, context + T+1, frame_bytes], on any device."""
-    sizes = shape_of(layout)
-    stacks = frames.new_empty(len(frames), layout.steps + 1, sizes.stack * sizes.frame_bytes)
-    stack_into(layout, frames, is_first, stacks)
-    return stacks
-
-
 def stack_into(layout: UnrollLayout, frames: Tensor, is_first: Tensor, stacks: Tensor) -> None:
-    """The same into memory that is there."""
+    """Write the stacks [B, T+1, stack · frame_bytes] of single frames [B, context + T+1, frame_bytes], on any device."""
     sizes, rows = shape_of(layout), layout.steps + 1
     frames, stacks = _wide(frames, sizes.frame_bytes), _wide(stacks, sizes.frame_bytes)
     stacks = stacks.view(len(stacks), rows, sizes.stack, -1)
@@ -122,22 +114,8 @@ def upload(layout: UnrollLayout, batch: Batch, device: torch.device | str) -> Ba
     return there.batch
 
 
-def put(layout: UnrollLayout, unrolls: Unrolls, batch: Batch, first_column: int) -> None:
-    """Fill columns of a batch from unrolls that are in no store: the same bytes as `Replay.gather` gives, but online.
-
-    >>> from laser_rl.replay import allocate
-    >>> from laser_rl.types import empty_unrolls
-    >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
-    >>> batch = allocate(layout, columns=3)
-    >>> put(layout, empty_unrolls(layout, 2), batch, first_column=0)
-    >>> batch.online
-    tensor([ True,  True, False])
-    """
-    put_packed(layout, [pack(layout, unrolls)], batch, first_column)
-
-
 def put_packed(layout: UnrollLayout, blocks: Iterable[Packed], batch: Batch, first_column: int) -> None:
-    """The same for unrolls that `pack` has checked, in blocks of any size."""
+    """Fill columns of a batch from packed unrolls that are in no store: the same bytes as `Replay.gather` gives, but online."""
     parts = parts_of(layout, batch)
     records, frames, at = parts.records.numpy(), parts.frames.numpy(), first_column
     for block in blocks:

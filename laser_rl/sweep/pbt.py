@@ -264,30 +264,3 @@ def _checked(
             if not isinstance(value, int | float) or not math.isfinite(value):
                 raise ConfigError(f"member {k}: tuned setting {name} is {value!r}; give it a number to start from")
     return [{name: float(own[name]) for name in config.tuned} for own in hyper]
-
-
-def lineage(history: Sequence[Exploit], members: int) -> list[list[tuple[int, int]]]:
-    """For each member the copies (step, donor) that led to what it is now, oldest first; none if it is still its own.
-
-    >>> copies = [Exploit(0, 50, 2, 1, 0.0, 9.0, {}, {}), Exploit(1, 90, 0, 2, 0.0, 9.0, {}, {})]
-    >>> lineage(copies, members=3)
-    [[(50, 1), (90, 2)], [], [(50, 1)]]
-    """
-    # A copy takes over the donor's past as it is at that moment; lists that were handed out do not change afterwards.
-    chains: list[list[tuple[int, int]]] = [[] for _ in range(members)]
-    for copied in history:
-        chains[copied.member] = [*chains[copied.donor], (copied.step, copied.donor)]
-    return chains
-
-
-def ancestor(history: Sequence[Exploit], member: int, step: int) -> int:
-    """Whose parameters at `step` became those that the member has now; for its curve through the population.
-
-    >>> copies = [Exploit(0, 50, 2, 1, 0.0, 9.0, {}, {}), Exploit(1, 90, 0, 2, 0.0, 9.0, {}, {})]
-    >>> [ancestor(copies, 0, step) for step in (49, 50, 89, 90)]
-    [1, 2, 2, 0]
-    """
-    for copied in reversed(history):
-        if copied.member == member and copied.step > step:
-            member = copied.donor
-    return member

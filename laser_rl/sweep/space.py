@@ -234,15 +234,3 @@ def member_seed(seed: int, member: int) -> int:
 
 def _number(key: str) -> int:
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:6], "big")
-
-
-def label(settings: Mapping[str, Any]) -> str:
-    """A member's settings in a line, for legends and tables.
-
-    >>> label({"learning_rate": 6e-4 * 1.2, "trust": "off"}), label({})
-    ('learning_rate 0.00072, trust off', 'base')
-    """
-    parts = (
-        f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}" for name, value in settings.items()
-    )
-    return ", ".join(parts) or "base"

@@ -12,10 +12,11 @@ from laser_rl.agent.online_share import HEAVIEST, RATE, SERVED, STATE, online_sh
 from laser_rl.config import Config, LossConfig, OptimiserConfig, override
 from laser_rl.errors import ConfigError
 from laser_rl.networks.agent_network import Output
-from laser_rl.ops import mixing, theory, trust_region
+from laser_rl.ops import mixing, trust_region
 from laser_rl.ops.actor_critic import actor_critic_losses
 from laser_rl.ops.distributions import Categorical, MultiCategorical
 from laser_rl.ops.gaussian import DiagonalGaussian
+from laser_rl.research import theory
 from laser_rl.types import Batch
 from tests.agent import test_auxiliary
 from tests.agent.test_graphed import assert_same, learners, poisoned, run

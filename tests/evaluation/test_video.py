@@ -11,7 +11,6 @@ import pytest
 from PIL import Image
 
 from laser_rl.errors import ConfigError, MissingExtra
-from laser_rl.evaluation import record
 from laser_rl.evaluation.video import FilmFailed, Limits, film, whole_mp4
 
 
@@ -58,7 +57,7 @@ def mp4_frames(path):
 @pytest.mark.parametrize("size", [(31, 45), (32, 46), (64, 64)])
 def test_mp4_holds_every_frame_at_an_even_size(tmp_path, size):
     path = tmp_path / "videos" / "a.mp4"
-    assert record(Fading(size), act_one, path) == 7.5
+    assert film(Fading(size), act_one, path).total == 7.5
     found, rate, frames = mp4_frames(path)
     assert found == (size[1] + size[1] % 2, size[0] + size[0] % 2)
     assert rate == 10
@@ -66,17 +65,17 @@ def test_mp4_holds_every_frame_at_an_even_size(tmp_path, size):
 
 
 def test_gif_holds_every_frame(tmp_path):
-    assert record(Fading(), act_one, tmp_path / "a.gif") == 7.5
-    with Image.open(tmp_path / "a.gif") as film:
+    assert film(Fading(), act_one, tmp_path / "a.gif").total == 7.5
+    with Image.open(tmp_path / "a.gif") as gif:
         greys = []
-        for number in range(film.n_frames):
-            film.seek(number)
-            greys.append(round(np.asarray(film.convert("L")).mean() / 20))
+        for number in range(gif.n_frames):
+            gif.seek(number)
+            greys.append(round(np.asarray(gif.convert("L")).mean() / 20))
     assert greys == [0, 1, 2, 3, 4, 5]
 
 
 def test_max_steps_ends_the_film(tmp_path):
-    assert record(Fading(), act_one, tmp_path / "a.mp4", max_steps=2) == 3.0
+    assert film(Fading(), act_one, tmp_path / "a.mp4", max_steps=2).total == 3.0
     assert len(mp4_frames(tmp_path / "a.mp4")[2]) == 3
 
 
@@ -84,19 +83,19 @@ def test_max_steps_ends_the_film(tmp_path):
 def test_an_environment_that_fails_leaves_the_old_film(tmp_path, name):
     (tmp_path / name).write_bytes(b"old")
     with pytest.raises(RuntimeError, match="broken"):
-        record(Fading(fail_at=3), act_one, tmp_path / name)
+        film(Fading(fail_at=3), act_one, tmp_path / name)
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_bytes() == b"old"
 
 
 def test_what_cannot_work_is_said_before_anything_is_played(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="rgb_array"):
-        record(Fading(render_mode=None), act_one, tmp_path / "a.mp4")
+        film(Fading(render_mode=None), act_one, tmp_path / "a.mp4")
     with pytest.raises(ConfigError, match=r"\*\.mp4 or \*\.gif"):
-        record(Fading(), act_one, tmp_path / "a.avi")
+        film(Fading(), act_one, tmp_path / "a.avi")
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     with pytest.raises(MissingExtra, match=r"laser-rl\[video\]"):
-        record(Fading(), act_one, tmp_path / "a.mp4")
+        film(Fading(), act_one, tmp_path / "a.mp4")
     assert not list(tmp_path.iterdir())
 
 
@@ -154,7 +153,7 @@ def test_pictures_go_through_whoever_draws_on_them(tmp_path):
 
 def test_the_index_comes_first_and_a_part_of_a_file_is_none(tmp_path):
     path = tmp_path / "a.mp4"
-    record(Fading(), act_one, path)
+    film(Fading(), act_one, path)
     data = path.read_bytes()
     assert data.index(b"moov") < data.index(b"mdat"), "a browser plays it before it has all of it"
     assert b"avc1" in data
@@ -179,7 +178,7 @@ def test_an_encoder_that_cannot_be_started_says_what_to_do(tmp_path, monkeypatch
     imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
     monkeypatch.setattr(imageio_ffmpeg._io, "get_ffmpeg_exe", lambda: str(tmp_path))
     with pytest.raises(FilmFailed, match="free some space"):
-        record(Fading((64, 64)), act_one, tmp_path / "a.mp4")
+        film(Fading((64, 64)), act_one, tmp_path / "a.mp4")
 
 
 @pytest.mark.filterwarnings(
@@ -194,7 +193,7 @@ def test_an_encoder_that_fails_leaves_the_old_film_and_says_what_to_do(tmp_path,
     path.write_bytes(b"old")
     monkeypatch.setattr(imageio_ffmpeg._io, "get_ffmpeg_exe", lambda: str(program))
     with pytest.raises(FilmFailed, match="free some space"):
-        record(Fading((64, 64)), act_one, path)
+        film(Fading((64, 64)), act_one, path)
     gc.collect()
     assert [one.name for one in path.parent.iterdir()] == ["a.mp4"]
     assert path.read_bytes() == b"old"

@@ -8,20 +8,18 @@ from pathlib import Path
 import yaml
 
 from laser_rl import LASER, checkpoint
-from laser_rl.cli.compare import _config_of, _game_run
 from laser_rl.cli.settings import base_from, read_file
 from laser_rl.cli.status import status_of
 from laser_rl.cli.sweep_settings import begin
-from laser_rl.evaluation.comparison import compare, medians
-from laser_rl.experiments.execute import from_lines
-from laser_rl.experiments.report import ABOUT, read_about
-from laser_rl.experiments.runner import read_table
 from laser_rl.metrics.log import rows_hash
 from laser_rl.metrics.machine import sessions
 from laser_rl.metrics.report import document_of
 from laser_rl.metrics.reporting.html import html
 from laser_rl.metrics.reporting.markdown import markdown
 from laser_rl.metrics.reporting.tidy import tidy
+from laser_rl.research.comparison import compared
+from laser_rl.research.report import ABOUT, read_about
+from laser_rl.research.runner import read_part
 from laser_rl.runtime.files import read_config, read_sweep
 from laser_rl.sweep.settings import sweep_from
 from tests.fuzz.checkpoints import checkpoint_files
@@ -138,9 +136,7 @@ def records(copied: Callable[[str, str], Path], folder: Path) -> dict[str, Targe
 
     def evaluations(data: bytes, _: int) -> None:
         (game / "metrics.jsonl").write_bytes(data)
-        run = _game_run(game, _config_of(game), None)
-        compare(run)
-        medians([run])
+        compared([game])
 
     def experiment(data: bytes, _: int) -> None:
         found = read_about(written(folder / "experiment" / ABOUT, data).parent)
@@ -156,14 +152,15 @@ def records(copied: Callable[[str, str], Path], folder: Path) -> dict[str, Targe
         "smoke": True,
         "command": "laser",
     }
-    head = b"member,step,update,episodes,value,acceptance,online_share\n"
-    part = head + b"0,10,1,2,0.5,0.5,\n0,20,2,4,,0.25,0.5\n1,10,1,2,1,1,\n1,20,2,4,2,0.25,0.5\n"
+    names = ("update", "episodes", "value", "acceptance", "online_share")
+    buckets = {"step": [10.0, 20.0], **{name: [[0.5, None], [1.0, 2.0]] for name in names}}
+    part = json.dumps({"seconds": 1.5, "made_with": "laser-rl", "buckets": buckets}).encode()
     return {
         "metrics.jsonl": Rows(few, metrics),
         "evaluations": Rows(few[1:], evaluations),
         "experiment.json": Target([json.dumps(about).encode()], experiment, is_json=True, share=0.5),
         "experiment's part": Target(
-            [part], lambda data, _: from_lines(read_table(written(folder / "part.csv", data))), share=0.5
+            [part], lambda data, _: read_part(written(folder / "part.json", data)), is_json=True, share=0.5
         ),
     }
 

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from laser_rl.kernels import plain
 from laser_rl.networks.torso import ImpalaDeep
 
 pytest.importorskip("triton", reason="needs Triton")
@@ -11,6 +10,7 @@ pytest.importorskip("triton", reason="needs Triton")
 from laser_rl.kernels import convolution, first, pointwise, pool
 from laser_rl.kernels.convolution_taps import taps, taps_back
 from laser_rl.networks import impala
+from tests.references import kernels as plain
 
 GPU = torch.cuda.is_available()
 DEVICE, DTYPE = ("cuda", torch.bfloat16) if GPU else ("cpu", torch.float32)

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from laser_rl.kernels import plain
 from laser_rl.kernels.convolution_taps import taps, taps_back
+from tests.references import kernels as plain
 
 SHAPES = [(2, 12, 12, 3), (1, 7, 9, 4), (2, 5, 8, 2)]
 

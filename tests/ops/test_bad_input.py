@@ -5,13 +5,14 @@ import math
 import pytest
 import torch
 
-from laser_rl.ops import actor_critic, checks, clock, memory, pixel_control, popart, priority, rewards, rmsprop, theory
+from laser_rl.ops import actor_critic, checks, memory, pixel_control, popart, priority, rewards, rmsprop
 from laser_rl.ops import trust_region as trust
 from laser_rl.ops.checks import InputError
 from laser_rl.ops.distributions import Categorical, MultiCategorical
 from laser_rl.ops.gaussian import DiagonalGaussian
 from laser_rl.ops.recurrence import backward_recurrence
 from laser_rl.ops.vtrace import importance_sampled, vtrace
+from laser_rl.research import theory
 
 pytestmark = pytest.mark.usefixtures("as_in_production")
 
@@ -46,7 +47,6 @@ GOOD = {
     vtrace: RETURNS,
     importance_sampled: RETURNS,
     backward_recurrence: {"addend": ones, "factor": ones},
-    clock.cut: {"inputs": torch.ones(4, 2), "outcomes": ones, "steps": 3},
     trust.implied_log_probs: {"policy_logits": logits, "behaviour_logits": logits},
     trust.implied_kl: {"policy_logits": logits, "behaviour_logits": logits},
     trust.sampled_implied_kl: {"policy_log_prob": ones, "behaviour_log_prob": ones},
@@ -156,16 +156,12 @@ CASES = [
     (vtrace, {"clip_rho": -1.0}, "clip_rho is -1.0, expected a number above 0"),
     (vtrace, {"clip_c": 0.0}, "clip_c is 0.0, expected a number above 0"),
     (vtrace, {"clip_rho": math.nan}, "clip_rho is nan, expected a number above 0"),
-    # the recursion and the clock
+    # the recursion
     (backward_recurrence, {"factor": wide}, wrong_shape("factor", (3, 5), (3, 2), "addend")),
     (backward_recurrence, {"addend": half, "factor": half}, wrong_type("addend", half)),
     (backward_recurrence, {"factor": half}, wrong_type("factor", half)),
     (backward_recurrence, dict.fromkeys(("addend", "factor"), torch.ones(0, 2)), "addend has no row; pass at least one step"),
     (backward_recurrence, dict.fromkeys(("addend", "factor"), torch.tensor(1.0)), "addend has no row; pass at least one step"),
-    (clock.cut, {"steps": 0}, "steps is 0, expected at least 1"),
-    (clock.cut, {"inputs": ones}, "inputs have 3 rows and outcomes 3; expected one input row more than outcomes (the bootstrap)"),
-    (clock.cut, {"steps": 2}, "a stream of 3 steps cannot be cut into whole unrolls of 2; wait for 1 more"),
-    (clock.cut, {"inputs": torch.ones(1, 2), "outcomes": torch.ones(0, 2)}, "a stream of 0 steps cannot be cut into whole unrolls of 3; wait for 3 more"),
     # the trust region
     *[(f, {"behaviour_logits": wide}, wrong_shape("behaviour_logits", (3, 5), (3, 2, 4), "policy_logits")) for f in (trust.implied_kl, trust.implied_log_probs)],
     *[(f, {n: logits.half()}, wrong_type(n, half)) for f in (trust.implied_kl, trust.implied_log_probs) for n in ("policy_logits", "behaviour_logits")],

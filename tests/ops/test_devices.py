@@ -8,19 +8,18 @@ import torch
 from laser_rl.ops import (
     actor_critic,
     checks,
-    clock,
     memory,
     pixel_control,
     popart,
     priority,
     rewards,
     rmsprop,
-    theory,
     trust_region,
     vtrace,
 )
 from laser_rl.ops.distributions import Categorical, MultiCategorical
 from laser_rl.ops.gaussian import DiagonalGaussian
+from laser_rl.research import theory
 from tests.ops.inputs import make_rows, normal
 
 CARD = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a card")
@@ -45,7 +44,7 @@ def everything(device, dtype=torch.float64):
     priorities = priority.probabilities(to(normal(2, 4).abs()), exponent=0.6, uniform_share=0.1)
     step = rmsprop.update([reward], rmsprop.initial([reward]), learning_rate=0.1)
     results = [
-        *vtrace.vtrace(*rows), *vtrace.importance_sampled(*rows), *clock.cut(to(batch.value), reward, 7), *new,
+        *vtrace.vtrace(*rows), *vtrace.importance_sampled(*rows), *new,
         *popart.rescale(popart.Layer(to(normal(3, 2, 4)), to(normal(4, 2))), statistics, new),
         popart.unnormalise(new, popart.normalise(new, reward, task), task),
         pixel_control.cumulants(pictures), pixel_control.q_loss(q, action, cumulant, discount, learnable),

@@ -65,18 +65,6 @@ BUGS = [
         "test_entropy_or_auxiliary_losses_on_rejected_or_replayed_steps",
     ),
     Bug(
-        "clock",
-        "return Unrolls(inputs[rows].flatten(1, 2)",
-        "inputs = inputs[rows]\n    inputs[-1] = 0\n    return Unrolls(inputs.flatten(1, 2)",
-        "test_a_bootstrap_row_that_was_never_filled",
-    ),
-    Bug(
-        "clock",
-        "outcomes[rows[:-1]]",
-        "outcomes[(rows[:-1] - 1).clamp(min=0)]",
-        "test_a_duplicated_row_at_each_unroll_boundary",
-    ),
-    Bug(
         "vtrace",
         "td_error = reward + discount * next_value - value\n        gain = _trusted_sum(rho",
         "next_value = torch.cat([next_value[1:], next_value[-1:]])\n"

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laser_rl.ops import mixing, theory
+from laser_rl.ops import mixing
+from laser_rl.research import theory
 from tests.ops.inputs import assert_same, generator, normal, seeds
 from tests.references import mixing as twin
 

@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 
-from laser_rl.ops import actor_critic, clock, memory, pixel_control, priority, trust_region, vtrace
+from laser_rl.ops import actor_critic, memory, pixel_control, priority, trust_region, vtrace
 from laser_rl.ops.checks import InputError
 from laser_rl.ops.distributions import Categorical
 from tests.ops.inputs import Rows, generator, make_rows, normal
@@ -112,28 +112,15 @@ def targets_of(value, reward, discount):
 
 def test_a_bootstrap_row_that_was_never_filled():
     reward, discount, value = known_stream()
-    unrolls = clock.cut(value, torch.stack([reward, discount], -1), steps=4)
-    columns = unrolls.outcomes.unbind(-1)
-    torch.testing.assert_close(targets_of(unrolls.inputs, *columns), unrolls.inputs[:-1])
-    bug = unrolls.inputs.clone()
+    value = torch.cat([value[start : start + 5] for start in (0, 4, 8)], 1)
+    columns = [torch.cat([rows[start : start + 4] for start in (0, 4, 8)], 1) for rows in (reward, discount)]
+    torch.testing.assert_close(targets_of(value, *columns), value[:-1])
+    bug = value.clone()
     bug[-1] = 0.0
-    assert differs(targets_of(bug, *columns), unrolls.inputs[:-1])
+    assert differs(targets_of(bug, *columns), value[:-1])
     bug[-1] = math.nan  # poisoned, as fresh buffers are in debug mode: then it does not even pass
     with pytest.raises(InputError, match="next_value has 3 entries that are not finite"):
         targets_of(bug, *columns)
-
-
-def test_a_duplicated_row_at_each_unroll_boundary():
-    reward, discount, value = known_stream()
-    outcomes = torch.stack([reward, discount], -1)
-    unrolls = clock.cut(value, outcomes, steps=4)
-    assert torch.equal(unrolls.outcomes.transpose(0, 1).reshape(12, 1, 2), outcomes)
-    # The bug: the last row of an unroll is also the first of the next, outcome and all.
-    starts = [0, 4, 8]
-    repeated = torch.cat(
-        [torch.cat([outcomes[max(start - 1, 0)][None], outcomes[start : start + 3]]) for start in starts], 1
-    )
-    assert differs(targets_of(unrolls.inputs, *repeated.unbind(-1)), unrolls.inputs[:-1])
 
 
 def truncated_rows():

@@ -1,6 +1,4 @@
-"""Rewards, RMSProp, priorities, memory and the clock."""
-
-import itertools
+"""Rewards, RMSProp, priorities, and memory."""
 
 import numpy as np
 import pytest
@@ -8,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laser_rl.ops import clock, memory, priority, rewards, rmsprop
+from laser_rl.ops import memory, priority, rewards, rmsprop
 from tests.ops.inputs import assert_same, generator, make_rows, normal, rows, seeds
 from tests.references import priority as twin_priority
 from tests.references import rewards as twin_rewards
@@ -181,24 +179,6 @@ def test_gradients_through_a_memory_are_the_numerical_ones():
         return memory.unroll(cell, x, is_first, (a, b)).outputs
 
     assert torch.autograd.gradcheck(run, [part.requires_grad_() for part in (inputs, *state)])
-
-
-# clock
-
-
-@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 3))
-def test_every_outcome_is_in_one_unroll_and_every_unroll_ends_where_the_next_begins(steps, unrolls, slots):
-    total = steps * unrolls
-    inputs = torch.arange((total + 1) * slots * 2).reshape(total + 1, slots, 2)
-    outcomes = torch.arange(total * slots).reshape(total, slots, 1)
-    cut = clock.cut(inputs, outcomes, steps)
-    assert cut.inputs.shape == (steps + 1, unrolls * slots, 2)
-    assert cut.outcomes.shape == (steps, unrolls * slots, 1)
-    assert sorted(cut.outcomes.flatten().tolist()) == outcomes.flatten().tolist()
-    for u, b in itertools.product(range(unrolls), range(slots)):
-        column = u * slots + b
-        assert torch.equal(cut.inputs[:, column], inputs[u * steps : (u + 1) * steps + 1, b])
-        assert torch.equal(cut.outcomes[:, column], outcomes[u * steps : (u + 1) * steps, b])
 
 
 def test_rows_of_the_helpers_are_what_they_say():

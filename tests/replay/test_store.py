@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from laser_rl.errors import ConfigError
-from laser_rl.replay import Evicted, Replay, allocate, codec, put, upload
-from laser_rl.replay.records import shape_of
+from laser_rl.replay import Evicted, Replay, allocate, codec, upload
+from laser_rl.replay.frames import put_packed
+from laser_rl.replay.records import pack, shape_of
 from laser_rl.types import Batch, UnrollLayout
 from tests.replay.inputs import LAYOUTS, PICTURE, STACKED, VECTOR, assert_column, assert_same, numbered, take
 
@@ -58,7 +59,7 @@ def test_put_and_gather_and_upload_give_the_same_bytes(layout, codec):
     ids = store.insert(unrolls)
     gathered, direct, single = allocate(layout, 9), allocate(layout, 9), allocate(layout, 9, stacked=False)
     store.gather(ids, gathered, 0)
-    put(layout, unrolls, direct, 0)
+    put_packed(layout, [pack(layout, unrolls)], direct, 0)
     store.gather(ids, single, 0)
     assert direct.online.all()
     assert not gathered.online.any()

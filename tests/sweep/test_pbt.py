@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from scipy import stats
 
 from laser_rl.errors import ConfigError
-from laser_rl.sweep.pbt import Exploit, PbtConfig, PbtState, Standing, ancestor, decide, lineage, normalised, paper
+from laser_rl.sweep.pbt import PbtConfig, PbtState, Standing, decide, normalised, paper
 
 RATE = ("learning_rate",)
 ANY_SCORE = st.one_of(st.sampled_from([math.nan, math.inf, -math.inf]), st.floats(-100, 100), st.integers(-3, 3))
@@ -276,27 +276,3 @@ def test_the_papers_numbers():
     assert (config.factor, config.probability, config.tuned) == (1.2, 1 / 3, ("learning_rate", "entropy_cost"))
     assert normalised(150.0, config) == 1.0
     assert rule(tuned=("discount",), limits={"discount": (0.9, 1.0)}).limits == {"discount": (0.9, 1.0)}
-
-
-@given(table=st.lists(st.lists(ANY_SCORE, min_size=4, max_size=4), min_size=2, max_size=25), seed=st.integers(0, 99))
-def test_lineage_agrees_with_parameters_that_remember_where_they_were(table, seed):
-    """Parameters are the list of members that held them, by step: what copying in order does to them is the truth."""
-    state, held = PbtState(4, seed), [[] for _ in range(4)]
-    for number, row in enumerate(table):
-        step = 100 + number
-        standing = [Standing(k, step, 10 * number, score) for k, score in enumerate(row)]
-        for copied in decide(standing, hyper_of(4), rule(), state):
-            held[copied.member] = list(held[copied.donor])
-        for k in range(4):
-            held[k].append(k)
-    for k, chain in enumerate(lineage(state.history, 4)):
-        assert [ancestor(state.history, k, 100 + number) for number in range(len(table))] == held[k]
-        changes = [(100 + n, a) for n, (a, b) in enumerate(zip(held[k], held[k][1:], strict=False), 1) if a != b]
-        assert chain == changes
-
-
-def test_decisions_of_one_call_may_be_applied_in_order_or_at_once():
-    """Member 0 copies 1, which itself copies 2 in the same call: 0 has what 1 was."""
-    copies = [Exploit(0, 100, 0, 1, 0.0, 5.0, {}, {}), Exploit(1, 100, 1, 2, 5.0, 9.0, {}, {})]
-    assert lineage(copies, 3) == [[(100, 1)], [(100, 2)], []]
-    assert [ancestor(copies, k, 99) for k in range(3)] == [1, 2, 2]

@@ -15,7 +15,7 @@ from scipy import stats
 from laser_rl.config import Config, override
 from laser_rl.errors import ConfigError
 from laser_rl.sweep import space
-from laser_rl.sweep.space import Choice, LogUniform, Uniform, explicit, grid, label, member_configs, member_seed
+from laser_rl.sweep.space import Choice, LogUniform, Uniform, explicit, grid, member_configs, member_seed
 
 SPACE = {
     "learning_rate": LogUniform(1e-4, 1e-2),
@@ -213,11 +213,6 @@ def test_one_setting_under_two_names_is_refused():
     for names in (("discount", "loss.discount"), ("loss.discount", "discount")):
         with pytest.raises(ConfigError, match=f"member 0: {names[0]} and {names[1]} are the same setting"):
             member_configs(Config(), [dict.fromkeys(names, 0.9)])
-
-
-def test_labels():
-    assert label({"learning_rate": 6e-4, "entropy_cost": 0.01}) == "learning_rate 0.0006, entropy_cost 0.01"
-    assert label({"batch_unrolls": 8, "separate_value": True}) == "batch_unrolls 8, separate_value True"
 
 
 def test_sweeps_are_planned_without_torch():

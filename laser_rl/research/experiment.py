@@ -1,0 +1,235 @@
+"""What an experiment is: variants that differ in one thing, tasks they are run on, and claims about which of them is better."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from laser_rl.config import full_name, override
+from laser_rl.errors import ConfigError
+from laser_rl.research.statistics import Verdict, verdict
+from laser_rl.sweep.pbt import PbtConfig
+from laser_rl.sweep.settings import SweepConfig
+
+Statistic = Literal["whole run", "end", "best"]
+STATISTICS: dict[Statistic, str] = {
+    "whole run": "mean over members and over all of training: what sample efficiency looks like",
+    "end": "mean over members and over the last fifth of training",
+    "best": "pointwise best member, mean over the last fifth of training; a maximum, as the paper draws it",
+}
+LARGEST_STEPS = 10_000_000  # the paper's largest replay
+WITHOUT_REPLAY = 0.7  # of the time of a run with replay
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is played, by which sweep and for how long."""
+
+    name: str
+    sweep: SweepConfig
+    """What the paper proposes: one replay for all members, with a trust region."""
+    few: SweepConfig
+    """The same with fewer members, for questions about the replay of one agent."""
+    bucket_steps: int
+    """Returns of episodes are averaged over so many steps."""
+    each_steps: int
+    """Capacity of a replay that belongs to one member."""
+    online_unrolls: int
+    """Batch of an agent without replay."""
+    pbt: PbtConfig
+    random: float
+    """Mean return of random actions: a score of 0."""
+    best: float
+    """What counts as 1: the best possible return, or a person's."""
+    seconds: float = 0.0
+    """Of one run of `sweep` on one core; 0 if it was not measured."""
+    few_seconds: float = 0.0
+
+    def normalised(self, value: float) -> float:
+        """A return as a score."""
+        return (value - self.random) / (self.best - self.random)
+
+
+class Condition(NamedTuple):
+    """A variant on a task. Seed and device are set for each run of it."""
+
+    name: str
+    sweep: SweepConfig
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to learn a task: how it differs from one replay for all members with a trust region.
+
+    >>> from laser_rl.research.suites import suite_of
+    >>> catch = suite_of("small").task("catch")
+    >>> sweep = Variant("half replayed", "separate", "few", (1, 1)).condition(catch).sweep
+    >>> sweep.share, len(sweep.settings), sweep.base.loss.batch_unrolls, sweep.base.replay.fraction
+    ('separate', 3, 4, 0.5)
+    >>> Variant("naive", settings={"trust": "off", "trust_bound": None}).condition(catch).sweep.base.loss.bound
+    inf
+    """
+
+    name: str
+    replay: Literal["shared", "separate", "none"] = "shared"
+    """One for all members, one each, or none and every row trusted: IMPALA."""
+    members: Literal["all", "few", "one"] = "all"
+    """The task's sweep, its smaller sweep, or one agent with the middle of the sweep's settings."""
+    unrolls: tuple[int, int] | None = None
+    """Online and replayed unrolls of a batch, in eighths of the task's batch."""
+    capacity: int | None = None
+    """The replay holds a member's steps divided by this."""
+    pbt: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def condition(self, task: Task) -> Condition:
+        """The sweep that this variant is on a task."""
+        base = task.sweep.base
+        sweep = {
+            "all": task.sweep,
+            "few": task.few,
+            "one": SweepConfig(base=base, members=({"learning_rate": base.optimiser.learning_rate},)),
+        }[self.members]
+        made = changed(sweep, {**self._replay_settings(task), **self.settings})
+        made = made.model_copy(update={"share": self.replay, **({"pbt": task.pbt} if self.pbt else {})})
+        return Condition(self.name, made, self._seconds(task))
+
+    def _replay_settings(self, task: Task) -> dict[str, Any]:
+        base, settings = task.few.base, dict[str, Any]()
+        if self.replay == "separate":
+            settings["replay.capacity_steps"] = task.each_steps
+        if self.capacity is not None:
+            newest = base.loss.unroll_steps * base.environment.slots  # room for one unroll of every slot
+            settings["replay.capacity_steps"] = max(min(base.run.steps, LARGEST_STEPS) // self.capacity, newest)
+        eighth = max(1, base.loss.batch_unrolls // 8)
+        online, replayed = (task.online_unrolls, 0) if self.unrolls is None else (eighth * n for n in self.unrolls)
+        if self.replay == "none":
+            settings |= {"loss.batch_unrolls": online, "replay.fraction": 0.0, "trust": "off", "trust_bound": None}
+        elif self.unrolls is not None:
+            settings |= {"loss.batch_unrolls": online + replayed, "replay.fraction": replayed / (online + replayed)}
+            if not online:  # an update waits for as many new unrolls as in a batch with 7/8 replayed
+                settings["loss.new_unrolls_per_update"] = eighth
+        return settings
+
+    def _seconds(self, task: Task) -> float:
+        share = WITHOUT_REPLAY if self.replay == "none" else 1.0
+        if self.members == "one":
+            share /= len(task.sweep.settings) ** 0.5
+        return share * (task.few_seconds if self.members == "few" else task.seconds)
+
+
+def changed(sweep: SweepConfig, settings: Mapping[str, Any]) -> SweepConfig:
+    """A copy with other settings of the base; ConfigError if members differ in one of them."""
+    taken = {full_name(name) for member in sweep.settings for name in member} & set(map(full_name, settings))
+    if taken:
+        raise ConfigError(f"members differ in {', '.join(sorted(taken))}, so the base cannot change that; leave it out")
+    return sweep.model_copy(update={"base": override(sweep.base, dict(settings))})
+
+
+@dataclass(frozen=True)
+class Claim:
+    """That the mean score of the variant `better` is above that of `worse` by more than `margin`.
+
+    Scores are 0 for random play and 1 for the best. A negative margin claims "not worse by more than that".
+
+    >>> claim = Claim("shared replay beats none", better="shared", worse="none", source="Fig. 1")
+    >>> scores = {"shared": {1: 9.0, 2: 9.5, 3: 9.2}, "none": {1: 4.0, 2: 4.4, 3: 4.3}}
+    >>> claim.verdict(scores).word
+    'reproduced'
+    """
+
+    text: str
+    better: str
+    worse: str
+    margin: float = 0.0
+    source: str = ""
+    """Where the paper says so; empty for a question of ours."""
+    statistic: Statistic = "whole run"
+
+    def verdict(self, scores: Mapping[str, Mapping[int, float]]) -> Verdict:
+        """Judge by scores[condition][seed]; paired where both conditions have the same seeds."""
+        missing = [name for name in (self.better, self.worse) if not scores.get(name)]
+        if missing:
+            raise ValueError(
+                f"{self.text}: no scores of {', '.join(missing)}, only of {', '.join(scores) or 'nothing'}"
+            )
+        better, worse = scores[self.better], scores[self.worse]
+        # Sorted, so that the drawing, and with it the last digits, does not depend on which seed came in first.
+        ordered = ([one[key] for key in sorted(one)] for one in (better, worse))
+        return verdict(*ordered, paired=better.keys() == worse.keys(), margin=self.margin)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One figure or table."""
+
+    name: str
+    figure: str
+    question: str
+    variants: Sequence[Variant]
+    claims: Sequence[Claim]
+    tasks: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Names of tasks by suite; of a suite that is not named here, all."""
+    notes: str = ""
+
+    def conditions(self, task: Task) -> list[Condition]:
+        """All variants on a task."""
+        return [variant.condition(task) for variant in self.variants]
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Tasks on which every experiment can be run."""
+
+    name: str
+    tasks: Sequence[Task]
+    kept: bool = False
+    """Runs are long: they have run directories, and go on from their checkpoints."""
+
+    def task(self, name: str) -> Task:
+        """By name; ConfigError if there is none."""
+        found = next((task for task in self.tasks if task.name == name), None)
+        if found is None:
+            known = ", ".join(task.name for task in self.tasks)
+            raise ConfigError(f"suite {self.name} has no task {name!r}; it has {known}")
+        return found
+
+    def of(self, experiment: Experiment, names: Sequence[str] = ()) -> list[Task]:
+        """The tasks of an experiment here: those asked for, else its own."""
+        chosen = names or experiment.tasks.get(self.name) or [task.name for task in self.tasks]
+        return [self.task(name) for name in chosen]
+
+
+class Run(NamedTuple):
+    """One sweep that has to be run: a condition on a task with a seed."""
+
+    task: Task
+    condition: str
+    seed: int
+    sweep: SweepConfig
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return f"{self.task.name}, {self.condition}, seed {self.seed}"
+
+
+def planned(experiment: Experiment, tasks: Sequence[Task], seeds: Sequence[int], device: str = "cpu") -> list[Run]:
+    """All runs, in the order of the tables: tasks, conditions, seeds."""
+    return [
+        Run(task, condition.name, seed, changed(condition.sweep, {"run.seed": seed, "run.device": device}))
+        for task in tasks
+        for condition in experiment.conditions(task)
+        for seed in seeds
+    ]
+
+
+def core_minutes(plans: Iterable[tuple[Experiment, Sequence[Task]]], seeds: int) -> float:
+    """How long the runs of some experiments take on one core; a condition that several of them have is run once."""
+    different = {
+        condition.sweep.model_dump_json(): condition.seconds
+        for experiment, tasks in plans
+        for task in tasks
+        for condition in experiment.conditions(task)
+    }
+    return sum(different.values()) * seeds / 60

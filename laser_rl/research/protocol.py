@@ -1,0 +1,156 @@
+"""The paper's evaluation protocol: from the returns of episodes to the curve of a sweep.
+
+1. The returns of the episodes of an agent in a task are averaged in buckets of frames: a million on Atari, ten million on DMLab-30.
+2. They are normalised: 0 is random play, 1 is a person.
+3. The agent's number is the median over its tasks.
+4. Of a sweep, at every bucket the best of the members that have a number counts. A maximum, and so optimistic.
+
+The order of 3 and 4 matters: the median of each task's best member is the score of an agent that nobody trained.
+
+Arrays are [members, tasks, buckets].
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from laser_rl.envs.suites import Reference
+
+ATARI_BUCKET_FRAMES, DMLAB_BUCKET_FRAMES = 1_000_000, 10_000_000
+LAST_EPISODES = 100  # of which the scores in the paper's table are the mean
+Floats = NDArray[np.float64]
+
+
+class Episodes(NamedTuple):
+    """The episodes of one agent in one task, in the order in which they ended."""
+
+    frames: Floats  # that the agent had seen when the episode ended
+    returns: Floats  # raw, as the environment pays them
+    counts: Floats | None = None  # how many episodes each is the last and the mean of; None: one each
+
+    @property
+    def weights(self) -> Floats:
+        """How many episodes each row stands for."""
+        return np.ones(len(self.frames)) if self.counts is None else self.counts
+
+
+def episodes_of(
+    rows: Iterable[Mapping[str, Any]], *, frames_a_step: int, member: int | None = None, task: str | None = None
+) -> Episodes:
+    """The episodes in rows of metrics: of one member of a sweep, of one task of a mixture. A row may be of several (`metrics.rows.joined`).
+
+    >>> rows = [{"kind": "episode", "step": 50, "return": 3.0}, {"kind": "train", "step": 60}]
+    >>> episodes_of(rows, frames_a_step=4)
+    Episodes(frames=array([200.]), returns=array([3.]), counts=array([1.]))
+    """
+    found = [
+        (float(row["step"]) * frames_a_step, float(row["return"]), max(1.0, float(row.get("episodes", 1))))
+        for row in rows
+        if row["kind"] == "episode" and "return" in row and row.get("member") == member and row.get("task") == task
+    ]
+    # Rows of several processes may stand in another order than they were made; equal frames keep theirs.
+    columns = np.array(sorted(found, key=lambda one: one[0]), dtype=np.float64).reshape(-1, 3)
+    return Episodes(columns[:, 0], columns[:, 1], columns[:, 2])
+
+
+def bucketed(episodes: Episodes, *, bucket_frames: int, total_frames: int) -> Floats:
+    """The mean return of the episodes that ended in each bucket; NaN where none did. The last bucket may be cut short by the run's end.
+
+    Bucket k is (k·bucket_frames, (k+1)·bucket_frames]: what ends at the very frame at which a score is taken counts for it.
+
+    >>> episodes = Episodes(np.array([5.0, 10.0, 11.0, 35.0]), np.array([1.0, 3.0, 7.0, 9.0]))
+    >>> bucketed(episodes, bucket_frames=10, total_frames=35).tolist()
+    [2.0, 7.0, nan, 9.0]
+    """
+    if episodes.frames.size and episodes.frames.max() > total_frames:
+        raise ValueError(f"an episode ended after {episodes.frames.max():,.0f} frames, the run has {total_frames:,}")
+    count = -(-total_frames // bucket_frames)
+    bucket = np.maximum(np.ceil(episodes.frames / bucket_frames).astype(np.int64) - 1, 0)
+    ended = np.bincount(bucket, weights=episodes.weights, minlength=count)
+    total = np.bincount(bucket, weights=episodes.weights * episodes.returns, minlength=count)
+    return np.asarray(np.divide(total, ended, out=np.full(count, np.nan), where=ended > 0))
+
+
+def carried(values: ArrayLike) -> Floats:
+    """Empty buckets take the value of the last one that was not; NaN before the first.
+
+    A bucket is empty where episodes are long, and they are long where the agent plays well. A median without those tasks would fall
+    because an agent became better; and the last known mean is the best guess at a policy that moves slowly.
+
+    >>> carried([np.nan, 1.0, np.nan, 3.0]).tolist()
+    [nan, 1.0, 1.0, 3.0]
+    """
+    values = np.asarray(values, dtype=np.float64)
+    place = np.where(np.isnan(values), 0, np.arange(values.shape[-1]))
+    return np.take_along_axis(values, np.maximum.accumulate(place, axis=-1), axis=-1)
+
+
+def normalised(values: ArrayLike, references: Sequence[Reference]) -> Floats:
+    """(return − random) / (human − random) of values [..., tasks, buckets]: 0 is random play, 1 a person.
+
+    >>> normalised([[1.7, 16.1, 30.5]], [Reference(random=1.7, best=30.5)]).round(6).tolist()
+    [[0.0, 0.5, 1.0]]
+    """
+    values = _with_tasks(values)
+    if values.shape[-2] != len(references):
+        raise ValueError(f"values {values.shape} are of {values.shape[-2]} tasks, references of {len(references)}")
+    random = np.array([one.random for one in references])[:, None]
+    human = np.array([one.best for one in references])[:, None]
+    return np.asarray((values - random) / (human - random))
+
+
+def agent_curve(scores: ArrayLike) -> Floats:
+    """The curve of one agent from normalised scores [..., tasks, buckets]: the median over tasks.
+
+    NaN until every task has a number: short episodes end first, and would count alone.
+
+    >>> agent_curve([[0.0, 1.0, np.nan], [0.5, 0.0, 2.0], [np.nan, 4.0, 4.0]]).tolist()
+    [nan, 1.0, 2.0]
+    """
+    return np.asarray(np.median(carried(_with_tasks(scores)), axis=-2))
+
+
+def sweep_curve(scores: ArrayLike) -> Floats:
+    """The curve of a sweep from normalised scores [..., members, tasks, buckets]: median over tasks, then the best member.
+
+    Member 0 is good at the first two tasks, member 1 at the last two; nobody is good at most of them:
+
+    >>> sweep_curve([[[1.0], [1.0], [0.0], [0.0]], [[0.0], [0.0], [1.0], [1.0]]]).tolist()
+    [0.5]
+    """
+    scores = np.asarray(scores, dtype=np.float64)
+    if scores.ndim < 3:  # noqa: PLR2004
+        raise ValueError(f"scores have shape {scores.shape}, expected [..., members, tasks, buckets]")
+    return np.asarray(np.fmax.reduce(agent_curve(scores), axis=-2))  # fmax prefers a number to NaN
+
+
+def last_episodes(episodes: Episodes, *, before_frames: float | None = None, count: int = LAST_EPISODES) -> float:
+    """The score of the paper's table: mean return of the last `count` episodes that ended within some frames. NaN without episodes.
+
+    >>> episodes = Episodes(np.array([10.0, 20.0, 30.0]), np.array([1.0, 2.0, 9.0]))
+    >>> last_episodes(episodes, count=2), last_episodes(episodes, before_frames=20)
+    (5.5, 1.5)
+
+    Where rows are of several episodes, the mean is over the fewest last rows that hold so many.
+
+    >>> last_episodes(Episodes(np.array([10.0, 20.0]), np.array([1.0, 4.0]), np.array([8.0, 16.0])), count=20)
+    3.0
+    """
+    within = slice(None) if before_frames is None else episodes.frames <= before_frames
+    returns, weights = episodes.returns[within], episodes.weights[within]
+    if not returns.size:
+        return float("nan")
+    after = np.cumsum(weights[::-1])[::-1] - weights  # episodes after each row
+    last = after < count
+    if (weights[last] == 1).all():
+        return float(returns[last].mean())
+    return float(np.average(returns[last], weights=weights[last]))
+
+
+def _with_tasks(values: ArrayLike) -> Floats:
+    found = np.asarray(values, dtype=np.float64)
+    if found.ndim < 2:  # noqa: PLR2004
+        raise ValueError(f"values have shape {found.shape}, expected [..., tasks, buckets]")
+    return found

@@ -1,0 +1,1 @@
+"""What checks, measures and exports: no run needs it."""

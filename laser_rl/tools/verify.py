@@ -1,0 +1,193 @@
+"""Is every file of a run or sweep what was written? Reads only, and repairs nothing."""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from laser_rl import checkpoint
+from laser_rl.checkpoint import SegmentEntry, manifest
+from laser_rl.checkpoint.folders import unfinished
+from laser_rl.checkpoint.guarded import Damaged, Unreadable, names_in, open_plain, reading
+from laser_rl.checkpoint.salvage import places_in
+from laser_rl.checkpoint.segments import SEGMENT, verify_segment
+from laser_rl.errors import ConfigError, DamagedRun, UserError
+from laser_rl.metrics import machine
+from laser_rl.metrics.log import FILE
+from laser_rl.metrics.rows import rows_in
+from laser_rl.metrics.stream import pieces
+from laser_rl.runtime.files import CONFIG, SWEEP, changes, is_sweep, read_config, read_sweep
+
+State = Literal["whole", "damaged", "changed", "unreadable", "left over"]
+ROW_BEGINS = b'{"kind": "'  # so does what is left of one that was cut off
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a file is."""
+
+    file: str  # in the run directory
+    state: State
+    detail: str
+
+
+def findings(run_dir: Path) -> Iterator[Finding]:
+    """Every file that a run would need to go on, and what a dead writer left; ConfigError if it is no run directory.
+
+    Of a run that goes on, files that it removes meanwhile are left out.
+    """
+    settings = SWEEP if is_sweep(run_dir) else CONFIG
+    if not (run_dir / settings).exists():
+        raise ConfigError(f"{run_dir} is no run directory: it has neither {CONFIG} nor {SWEEP}")
+    yield _compared(run_dir, _checked(settings, lambda: _settings(run_dir)))
+    for name, check in ((FILE, _metrics), (machine.FILE, _machine)):
+        if (run_dir / name).exists():
+            yield _checked(name, partial(check, run_dir))
+    segments: dict[str, SegmentEntry] = {}
+    for name in _folders(run_dir):
+        folder = run_dir / checkpoint.CHECKPOINTS / name
+        found = _checked(_name(run_dir, folder), partial(_checkpoint, folder, segments))
+        if _is_old(folder):
+            yield Finding(found.file, "left over", "is not used any more")
+        elif found.state == "whole" or folder.exists():
+            yield found
+    for entry in sorted(segments.values(), key=lambda entry: entry.first_id):
+        found = _checked(f"{checkpoint.REPLAY}/{entry.name}", partial(_segment, run_dir / checkpoint.REPLAY, entry))
+        if found.state == "whole" or entry.name in _named(run_dir):
+            yield found
+    if checkpoint.owner(run_dir) is None:  # what a living writer has not finished yet looks the same
+        yield from _left_over(run_dir, set(segments))
+
+
+def _compared(run_dir: Path, found: Finding) -> Finding:
+    """Settings beside those in the newest checkpoint, which its manifest covers."""
+    try:
+        differing = changes(run_dir) if found.state == "whole" else []
+    except (UserError, OSError) as problem:  # of a checkpoint, which is named by itself
+        return replace(found, detail=f"{found.detail}; not compared with a checkpoint: {problem}")
+    if differing is None:
+        return replace(found, detail=f"{found.detail}; no checkpoint says what it has to be")
+    said = "; ".join(map(str, differing))
+    if any(not one.allowed for one in differing):
+        return replace(found, state="changed", detail=f"{said}; 'laser resume' asks for --accept-changes")
+    return replace(found, detail=f"{found.detail}; {said}") if differing else found
+
+
+def _checked(name: str, check: Callable[[], str]) -> Finding:
+    try:
+        return Finding(name, "whole", check())
+    except Unreadable as problem:
+        return Finding(name, "unreadable", problem.why)
+    except (UserError, OSError) as problem:
+        why = problem.why if isinstance(problem, Damaged) else str(problem)
+        return Finding(name, "damaged", why)
+
+
+def _settings(run_dir: Path) -> str:
+    if is_sweep(run_dir):
+        sweep = read_sweep(run_dir)
+        return f"{len(sweep.settings)} members on {sweep.base.environment.id}"
+    return read_config(run_dir).environment.id
+
+
+def _metrics(run_dir: Path) -> str:
+    """Half a line is what a kill or a full disk leaves; anything else that is no row is damage."""
+    path, rows, torn, foreign = run_dir / FILE, 0, 0, 0
+    with reading(path), open_plain(path) as file:
+        for piece in pieces(file):
+            rows += len(rows_in(piece)) if piece.endswith(b"\n") else 0
+            broken = [line for line in piece.split(b"\n") if line and (not piece.endswith(b"\n") or not _is_row(line))]
+            torn += len(broken)
+            foreign += sum(not (line.startswith(ROW_BEGINS) or ROW_BEGINS.startswith(line)) for line in broken)
+    if foreign:
+        raise Damaged(path, f"has {foreign:,} lines that are no rows, beside {rows:,} rows")
+    return f"{rows:,} rows" + (f", {torn:,} cut off" if torn else "")
+
+
+def _is_row(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _machine(run_dir: Path) -> str:
+    path = run_dir / machine.FILE
+    sessions = machine.sessions(run_dir)
+    if not sessions:
+        raise Damaged(path, "says of no session on which machine it was")
+    return f"{len(sessions):,} sessions"
+
+
+def _checkpoint(folder: Path, named: dict[str, SegmentEntry]) -> str:
+    """All but its segments, which several share."""
+    loaded = checkpoint.load_snapshot(folder, replay="unread")
+    named |= {entry.name: entry for entry in loaded.segments}
+    size = sum(entry.bytes for entry in manifest.read(folder).files.values())
+    return f"{len(loaded.tensors) + 1} files, {size / 1e6:,.1f} MB, {len(loaded.segments)} segments"
+
+
+def _segment(folder: Path, entry: SegmentEntry) -> str:
+    try:
+        verify_segment(folder, entry)
+    except Damaged as problem:
+        readable = len(places_in(folder, entry).number)
+        raise Damaged(
+            problem.path,
+            f"{problem.why}; {readable:,} of {entry.count:,} unrolls can be read, and a resume takes those",
+        ) from problem
+    return f"{entry.count:,} unrolls, {entry.bytes / 1e6:,.1f} MB"
+
+
+def _named(run_dir: Path) -> set[str]:
+    """Segments that checkpoints name now."""
+    names: set[str] = set()
+    for name in _folders(run_dir):
+        with contextlib.suppress(UserError):
+            names |= {entry.name for entry in manifest.read(run_dir / checkpoint.CHECKPOINTS / name).segments}
+    return names
+
+
+def _folders(run_dir: Path) -> list[str]:
+    return [name for name in names_in(run_dir / checkpoint.CHECKPOINTS) if name.startswith("step-")]
+
+
+def _left_over(run_dir: Path, named: set[str]) -> Iterator[Finding]:
+    """What the next start removes."""
+    for path in unfinished(run_dir):
+        yield Finding(_name(run_dir, path), "left over", "was not finished; the next start removes it")
+    for name in names_in(run_dir / checkpoint.REPLAY):
+        if SEGMENT.fullmatch(name) and name not in named:
+            yield Finding(f"{checkpoint.REPLAY}/{name}", "left over", "no checkpoint that can be read names it")
+
+
+def _is_old(folder: Path) -> bool:
+    return not folder.name.removeprefix("step-").isdecimal()
+
+
+def _name(run_dir: Path, path: Path) -> str:
+    return path.relative_to(run_dir).as_posix()
+
+
+def exit_status(files: Iterable[Finding]) -> int:
+    """0 if every file is in order; else that of the worst."""
+    states = {one.state for one in files}
+    if states & {"damaged", "changed"}:
+        return DamagedRun.exit_status
+    return Unreadable.exit_status if "unreadable" in states else 0
+
+
+def text(run_dir: Path, files: Sequence[Finding]) -> str:
+    """A line a file, and a verdict."""
+    width = max(len(one.file) for one in files)
+    bad = sum(one.state not in {"whole", "left over"} for one in files)
+    lines = [f"{one.state:<10}  {one.file:<{width}}  {one.detail}" for one in files]
+    verdict = (
+        f"{bad} of {len(files)} files are damaged, changed or unreadable"
+        if bad
+        else f"all {len(files)} files are in order"
+    )
+    return "\n".join([f"{run_dir}:", *lines, verdict])

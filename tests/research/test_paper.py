@@ -1,0 +1,59 @@
+"""The paper's tables: what is in them, and the medians they give."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from laser_rl.envs.atari import ATARI_57
+from laser_rl.envs.dmlab_levels import LEVELS
+from laser_rl.research.paper import (
+    COLUMNS,
+    atari_median,
+    atari_normalised,
+    atari_references,
+    atari_scores,
+)
+from tests import references
+from tests.references.scores import naive_median
+
+
+@pytest.mark.parametrize(
+    ("name", "recomputed", "published"),
+    [
+        ("laser_shared_sweep_50M", 364.96, 370.0),
+        ("laser_shared_sweep_200M", 412.40, 448.0),
+        ("laser_no_sweep_200M", 454.91, 431.0),
+        ("rainbow_no_sweep_200M", 230.99, None),
+    ],
+)
+def test_recomputed_medians_beside_the_published_ones(name, recomputed, published):
+    [column] = [column for column in COLUMNS if column.name == name]
+    assert round(100 * atari_median(column), 2) == recomputed
+    assert column.published_median == published
+    assert 100 * naive_median(list(atari_normalised(column).values())) == pytest.approx(recomputed, abs=0.005)
+
+
+def test_only_the_column_at_50m_is_a_sweep():
+    assert [column.name for column in COLUMNS if column.sweep] == ["laser_shared_sweep_50M"]
+    assert {column.frames for column in COLUMNS if not column.sweep} == {200_000_000}
+    assert "one agent at 200M" in COLUMNS[1].title
+
+
+def test_every_table_has_the_57_games():
+    assert set(atari_references()) == set(ATARI_57)
+    for column in COLUMNS:
+        assert set(atari_scores()[column.name]) == set(ATARI_57)
+
+
+def test_medians_over_some_games():
+    column = COLUMNS[0]
+    games = ["pong", "breakout", "venture"]
+    assert atari_median(column, games) == naive_median([atari_normalised(column)[game] for game in games])
+    assert atari_median(column, ["venture"]) == 0
+
+
+def test_the_levels_of_dmlab_have_the_scores_of_the_table():
+    with (Path(references.__file__).parent / "dmlab30_scores.csv").open(newline="") as file:
+        table = {line["game"]: (float(line["random"]), float(line["human"])) for line in csv.DictReader(file)}
+    assert {level.test_name: (level.random, level.human) for level in LEVELS} == table

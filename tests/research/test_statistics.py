@@ -1,0 +1,230 @@
+"""Verdicts: how often two equal agents are told apart, how often different ones are; intervals against SciPy's and all draws."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given
+from hypothesis import strategies as st
+
+from laser_rl.research.experiment import Claim
+from laser_rl.research.statistics import difference_interval, stratified_iqm, verdict
+
+REPEATS = 1000
+SLACK = 4 * math.sqrt(0.95 * 0.05 / REPEATS)  # four standard errors of a share of 0.95
+DRAWS = {
+    "normal": lambda random, n: random.normal(size=n),
+    "skewed": lambda random, n: random.exponential(size=n),
+    "solved or not": lambda random, n: (random.random(n) < 0.9).astype(float),
+}
+
+
+def words(draw, better, worse, *, shift=0.0, paired=True, repeats=REPEATS, seed=1):
+    random = np.random.default_rng(seed)
+    found = [
+        verdict(shift + draw(random, better), draw(random, worse), paired=paired, resamples=500, seed=repeat).word
+        for repeat in range(repeats)
+    ]
+    return {word: found.count(word) / repeats for word in ("reproduced", "not reproduced", "undecided")}
+
+
+@pytest.mark.parametrize("paired", [True, False])
+@pytest.mark.parametrize("seeds", [3, 5, 10])
+def test_two_identical_agents_are_undecided_at_the_right_rate(seeds, paired):
+    found = words(DRAWS["normal"], seeds, seeds, paired=paired)
+    assert found["undecided"] == pytest.approx(0.95, abs=SLACK)
+    one_sided = 4 * math.sqrt(0.025 * 0.975 / REPEATS)
+    assert found["reproduced"] == pytest.approx(0.025, abs=one_sided)
+    assert found["not reproduced"] == pytest.approx(0.025, abs=one_sided)
+
+
+@pytest.mark.parametrize("kind", ["skewed", "solved or not"])
+@pytest.mark.parametrize("seeds", [3, 5, 10])
+def test_identical_agents_are_not_told_apart_too_often_whatever_their_scores_look_like(kind, seeds):
+    """Scores with ties are undecided more often: where all seeds came to the same there is nothing to decide by."""
+    for paired in (True, False):
+        assert words(DRAWS[kind], seeds, seeds, paired=paired)["undecided"] >= 0.95 - SLACK
+
+
+def test_unequal_numbers_of_seeds_and_unequal_spreads():
+    """Welch's own test, which the degrees of freedom are of, holds its level only roughly here (0.945): so both judge the same draws."""
+    random, ours, welch = np.random.default_rng(2), 0, 0
+    for repeat in range(REPEATS):
+        better, worse = random.normal(0, 3, 4), random.normal(0, 1, 9)
+        ours += verdict(better, worse, paired=False, resamples=2000, seed=repeat).word == "undecided"
+        welch += scipy.stats.ttest_ind(better, worse, equal_var=False).pvalue > 0.05
+    assert ours / REPEATS == pytest.approx(welch / REPEATS, abs=0.01)
+    assert ours / REPEATS > 0.9
+
+
+@pytest.mark.parametrize("seeds", [3, 5, 20])
+def test_intervals_cover_a_known_difference(seeds):
+    random, covered = np.random.default_rng(3), 0
+    for repeat in range(REPEATS):
+        common = random.normal(0, 5, seeds)  # what a seed does to both
+        better, worse = 2.0 + common + random.normal(size=seeds), common + random.normal(size=seeds)
+        _, (low, high) = difference_interval(better, worse, resamples=500, seed=repeat)
+        covered += low <= 2.0 <= high
+    assert covered / REPEATS == pytest.approx(0.95, abs=SLACK)
+
+
+def test_clear_effects_are_seen():
+    assert words(DRAWS["normal"], 5, 5, shift=4.0, repeats=200)["reproduced"] > 0.9
+    assert words(DRAWS["normal"], 5, 5, shift=-4.0, repeats=200)["not reproduced"] > 0.9
+    assert words(DRAWS["normal"], 5, 5, shift=0.5, repeats=200)["undecided"] > 0.7  # too few seeds for so little
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_of_many_seeds_it_is_scipys_percentile_bootstrap(paired):
+    random = np.random.default_rng(4)
+    better, worse = random.gamma(2.0, size=300), random.gamma(1.5, size=300)
+    theirs = scipy.stats.bootstrap(
+        (better, worse), lambda x, y, axis=-1: x.mean(axis) - y.mean(axis), paired=paired, n_resamples=20_000,
+        method="percentile", vectorized=True, batch=1000, random_state=np.random.default_rng(5),
+    ).confidence_interval  # fmt: skip
+    difference, (low, high) = difference_interval(better, worse, paired=paired, resamples=20_000)
+    assert difference == pytest.approx(better.mean() - worse.mean())
+    width = theirs.high - theirs.low
+    assert (low, high) == pytest.approx((theirs.low, theirs.high), abs=0.03 * width)
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_of_a_few_seeds_it_is_about_as_wide_as_students(paired):
+    random, ratios = np.random.default_rng(6), []
+    for _ in range(100):
+        better, worse = random.normal(size=5), random.normal(size=5)
+        test = scipy.stats.ttest_rel if paired else lambda x, y: scipy.stats.ttest_ind(x, y, equal_var=False)
+        theirs = test(better, worse).confidence_interval(0.95)
+        _, (low, high) = difference_interval(better, worse, paired=paired)
+        ratios.append((high - low) / (theirs.high - theirs.low))
+    assert np.mean(ratios) == pytest.approx(1.0, abs=0.05)
+
+
+@given(st.lists(st.floats(-100, 100), min_size=2, max_size=8), st.floats(0.1, 10), st.floats(-50, 50))
+def test_units_do_not_matter_and_the_opposite_claim_is_the_mirror_image(scores, scale, shift):
+    better, worse = np.array(scores), np.array(scores)[::-1] / 2
+    difference, (low, high) = difference_interval(better, worse, resamples=200)
+    scaled = difference_interval(shift + scale * better, shift + scale * worse, resamples=200)
+    assert [scaled[0], *scaled[1]] == pytest.approx([scale * difference, scale * low, scale * high], rel=1e-6, abs=1e-6)
+    mirrored = difference_interval(worse, better, resamples=200)
+    assert [mirrored[0], *mirrored[1]] == pytest.approx([-difference, -high, -low], rel=1e-6, abs=1e-6)
+
+
+def test_a_margin_makes_a_claim_of_not_worse():
+    better, worse = [1.0, 1.1, 0.9, 1.0, 1.05], [1.05, 1.0, 1.0, 0.95, 1.1]
+    assert verdict(better, worse).word == "undecided"
+    assert verdict(better, worse, margin=-0.5).word == "reproduced"
+    assert verdict(better, worse, margin=0.5).word == "not reproduced"
+
+
+def test_seeds_that_all_came_to_the_same():
+    assert verdict([1.0] * 5, [1.0] * 5) == ("undecided", 0.0, (0.0, 0.0))
+    assert verdict([1.0] * 5, [0.0] * 5, paired=False) == ("reproduced", 1.0, (1.0, 1.0))
+    assert verdict([1.0] * 5, [0.0] * 5, margin=1.0).word == "undecided"
+    assert verdict([1.0] * 5, [0.0] * 5, margin=2.0).word == "not reproduced"
+
+
+def test_one_seed_decides_nothing():
+    assert verdict([9.0], [1.0]) == ("undecided", 8.0, (-math.inf, math.inf))
+    assert verdict([9.0, 9.1, 9.2], [1.0], paired=False).word == "undecided"
+
+
+def test_what_a_seed_does_to_both_conditions_is_taken_out_by_pairing():
+    """Seeds differ a hundred times more than conditions. In another order the pairs are the same, by their seeds."""
+    base = {1: 10.0, 2: 200.0, 3: 3000.0, 4: 40.0, 5: 500.0}
+    better = {seed: value + 1 + 0.1 * seed for seed, value in reversed(base.items())}
+    claim = Claim("better than the base", "new", "base")
+    assert claim.verdict({"new": better, "base": base}).word == "reproduced"
+    other_seeds = {seed + 10: value for seed, value in base.items()}
+    assert claim.verdict({"new": better, "base": other_seeds}).word == "undecided"
+    assert claim.verdict({"new": better, "base": base}) == claim.verdict(
+        {"base": base, "new": dict(sorted(better.items()))}
+    )
+
+
+def test_a_claim_has_a_margin_and_says_what_is_missing():
+    scores = {"a": {1: 1.0, 2: 1.1, 3: 1.2}, "b": {1: 0.0, 2: 0.1, 3: 0.25}}
+    assert Claim("a beats b", "a", "b").verdict(scores).word == "reproduced"
+    assert Claim("a beats b by far", "a", "b", margin=5.0).verdict(scores).word == "not reproduced"
+    with pytest.raises(ValueError, match="a beats c: no scores of c, only of a, b"):
+        Claim("a beats c", "a", "c").verdict(scores)
+
+
+@pytest.mark.parametrize(
+    ("better", "worse", "options", "message"),
+    [
+        ([], [1.0], {}, "better: expected at least one finite score"),
+        ([1.0], [math.nan], {}, "worse: expected at least one finite score"),
+        ([1.0, 2.0], [1.0], {}, "pass paired=False"),
+        ([1.0, 2.0], [1.0, 2.0], {"level": 95}, "level is 95"),
+    ],
+)
+def test_bad_scores_are_refused(better, worse, options, message):
+    with pytest.raises(ValueError, match=message):
+        verdict(better, worse, **options)
+
+
+def every_draw(table):
+    """All equally probable outcomes of drawing runs anew within each task."""
+    columns = [itertools.product(column, repeat=len(column)) for column in np.asarray(table).T]
+    return [np.array(drawn).T for drawn in itertools.product(*columns)]
+
+
+def test_iqm_intervals_against_all_draws():
+    """The share of outcomes below each end may be off by 0.006: four standard errors of 20,000 draws."""
+    table = np.array([[0.1, 2.0], [0.5, 2.2], [1.4, 5.0]])
+    outcomes = [scipy.stats.trim_mean(drawn.ravel(), 0.25) for drawn in every_draw(table)]
+    assert len(outcomes) == 27**2
+    found = stratified_iqm(table, resamples=20_000)
+    assert found.iqm == pytest.approx(scipy.stats.trim_mean(table.ravel(), 0.25))
+    for end, at in zip(found.ci95, (0.025, 0.975), strict=True):
+        low, high = np.quantile(outcomes, [at - 0.006, at + 0.006], method="nearest")
+        assert low - 1e-9 <= end <= high + 1e-9
+
+
+def test_iqm_intervals_against_scipys_bootstrap():
+    table = np.random.default_rng(1).gamma(2.0, size=(10, 6)) + np.arange(6)
+
+    def pooled(*tasks, axis=-1):
+        return scipy.stats.trim_mean(np.concatenate(tasks, axis=axis), 0.25, axis=axis)
+
+    theirs = scipy.stats.bootstrap(
+        tuple(table.T), pooled, n_resamples=10_000, method="percentile", vectorized=True, batch=500,
+        random_state=np.random.default_rng(2),
+    ).confidence_interval  # fmt: skip
+    low, high = stratified_iqm(table, resamples=10_000).ci95
+    width = theirs.high - theirs.low
+    assert low == pytest.approx(theirs.low, abs=0.05 * width)
+    assert high == pytest.approx(theirs.high, abs=0.05 * width)
+
+
+def test_coverage_of_the_iqm():
+    """Of normal scores the interquartile mean estimates the mean; ten runs of five tasks, so fifty scores with five strata."""
+    random, centres, covered = np.random.default_rng(3), np.zeros(5), 0
+    for seed in range(400):
+        low, high = stratified_iqm(random.normal(centres, 1.0, (10, 5)), resamples=400, seed=seed).ci95
+        covered += low <= 0 <= high
+    assert 0.89 <= covered / 400 <= 0.98  # the percentile bootstrap falls somewhat short of 0.95
+
+
+def test_strata_are_kept_apart():
+    """Tasks differ a hundredfold and runs hardly: drawing runs within tasks gives a narrow interval, drawing scores a wide one."""
+    scores = np.array([[1.0, 100.0, 200.0, 300.0]]) + np.random.default_rng(4).normal(0, 0.1, (5, 4))
+    result = stratified_iqm(scores)
+    assert result.iqm == pytest.approx(scipy.stats.trim_mean(scores.ravel(), 0.25))
+    low, high = result.ci95
+    assert low <= result.iqm <= high
+    assert 0 < high - low < 1.0
+
+
+def test_one_run_of_each_task_collapses():
+    assert stratified_iqm([[1.0, 2.0, 3.0, 4.0]]) == (2.5, (2.5, 2.5))
+
+
+def test_bad_tables_are_refused():
+    with pytest.raises(ValueError, match=r"expected \[runs, tasks\]"):
+        stratified_iqm([1.0, 2.0])
+    with pytest.raises(ValueError, match="1 of 2 scores are not finite"):
+        stratified_iqm([[1.0, np.nan]])

@@ -1,0 +1,174 @@
+"""What runs say of claims, on results whose answer is known; and the page that tells it."""
+
+import csv
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from laser_rl.errors import ConfigError
+from laser_rl.research.experiment import Claim, Experiment
+from laser_rl.research.experiments import EXPERIMENTS
+from laser_rl.research.report import About, read_about, report, write_about
+from laser_rl.research.runner import CURVE_COLUMNS, CURVES, TIMES, table
+from laser_rl.research.suites import suite_of
+from laser_rl.research.verdicts import ALL, judge, overall, results_of, spread_of, statistics_of
+
+TASKS = [suite_of("small").task(name) for name in ("catch", "cartpole")]
+SEEDS = range(5)
+CLAIMS = (
+    Claim("clear", "shared", "no replay", source="Fig. 1", statistic="end"),
+    Claim("reversed", "no replay", "shared", source="Fig. 1", statistic="end"),
+    Claim("open", "shared", "separate", statistic="whole run"),
+    Claim("no worse", "shared", "separate", -0.5, "Fig. 1"),
+)
+EXPERIMENT = Experiment("made", "Fig. 0", "?", (), CLAIMS)
+
+
+def score(task, condition, seed, bucket):
+    """Normalised: separate and shared differ by noise that changes its sign with the seed."""
+    level = {"no replay": 0.1, "separate": 0.8, "shared": 0.8 + 0.02 * (-1) ** seed}[condition]
+    return level * (bucket + 1) / 10 + 0.01 * seed
+
+
+def curve_lines(make=score, tasks=TASKS, conditions=("no replay", "separate", "shared")):
+    lines = []
+    for task in tasks:
+        for condition in conditions:
+            for seed in SEEDS:
+                for bucket in range(10):
+                    value = task.random + (task.best - task.random) * make(task, condition, seed, bucket)
+                    place = {"task": task.name, "condition": condition, "seed": str(seed), "step": str(bucket + 1)}
+                    lines.append({**place, "mean": f"{value:.9g}", "best": f"{value + 1:.9g}"})
+    return lines
+
+
+def words(lines, tasks=TASKS):
+    return {(one.claim.text, one.task): one.word for one in judge(EXPERIMENT, tasks, results_of(lines))}
+
+
+def test_known_differences_get_their_words():
+    found = words(curve_lines())
+    for task in (ALL, "catch", "cartpole"):
+        assert found["clear", task] == "reproduced"
+        assert found["reversed", task] == "not reproduced"
+        assert found["open", task] == "undecided"
+        assert found["no worse", task] == "reproduced"
+
+
+def test_a_question_of_our_own_is_answered_not_reproduced():
+    def make(task, condition, seed, bucket):
+        return score(task, condition, seed, bucket) + (condition == "shared")
+
+    assert words(curve_lines(make))["open", ALL] == "yes"
+
+
+def test_all_tasks_count_the_same_whatever_their_returns():
+    """CartPole's returns are hundreds of times those of Catch; the loss in one is the gain in the other."""
+
+    def make(task, condition, seed, bucket):
+        gain = {"catch": 0.3, "cartpole": -0.3}[task.name]
+        return gain * (condition == "shared") + 0.01 * np.cos(seed + len(condition))
+
+    judged = {(one.claim.text, one.task): one for one in judge(EXPERIMENT, TASKS, results_of(curve_lines(make)))}
+    assert judged["clear", "catch"].word == "reproduced"
+    assert judged["clear", "cartpole"].word == "not reproduced"
+    assert judged["clear", ALL].word == "undecided"
+    assert judged["clear", "cartpole"].verdict.difference == pytest.approx(-0.3, abs=0.02)
+    assert judged["clear", ALL].verdict.difference == pytest.approx(0, abs=0.02)
+
+
+def test_a_run_without_an_episode_decides_nothing():
+    lines = [{**line, "mean": "", "best": ""} if line["seed"] == "2" else line for line in curve_lines()]
+    assert set(words(lines).values()) == {"no episodes"}
+    assert overall(TASKS, results_of(lines)) == {}
+    assert np.isnan(spread_of([1.0, float("nan")]).mean)
+
+
+def test_statistics_are_those_that_they_say():
+    mean = np.arange(20.0)
+    assert statistics_of(mean, mean + 5) == {"whole run": 9.5, "end": 17.5, "best": 22.5}
+    assert statistics_of(np.array([4.0]), np.array([6.0])) == {"whole run": 4, "end": 4, "best": 6}
+
+
+def test_the_overall_table_takes_the_median_over_tasks_of_means_over_seeds():
+    three = [*TASKS, suite_of("small").task("keydoor")]
+
+    def make(task, condition, seed, bucket):
+        return {"catch": 0.2, "cartpole": 0.5, "keydoor": 3.0}[task.name] + 0.1 * (seed - 2)
+
+    lines = [{**line, "best": line["mean"]} for line in curve_lines(make, three)]
+    found = overall(three, results_of(lines))["shared"]
+    assert found.median_best == pytest.approx(0.5)
+    assert found.capped_best == pytest.approx((0.2 + 0.5 + 1.0) / 3)
+    assert found.iqm["end"].low < found.iqm["end"].mean < found.iqm["end"].high
+
+
+def test_the_page_names_each_machine_once(folder):
+    times = [{"seconds": 60 * n, "made_with": made} for n, made in enumerate(("one", "other", "other"), start=1)]
+    (folder / TIMES).write_bytes(table(("seconds", "made_with"), times))
+    report(folder)
+    page = (folder / "README.md").read_text()
+    assert "- 1 runs, 1 minutes of one core or device: one\n- 2 runs, 5 minutes of one core or device: other\n" in page
+
+
+@pytest.fixture
+def folder(tmp_path):
+    about = About("sharing", "small", ("catch", "cartpole"), tuple(SEEDS), "cpu", False, "laser …")
+    write_about(tmp_path, about)
+    assert read_about(tmp_path) == about
+    filled = [{**dict.fromkeys(CURVE_COLUMNS, "0"), **line} for line in curve_lines()]
+    (tmp_path / CURVES).write_bytes(table(CURVE_COLUMNS, filled))
+    return tmp_path
+
+
+def scores_in(folder):
+    with (folder / "scores.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_report_needs_the_curves_alone_and_is_the_same_twice(folder):
+    names = ("README.md", "curves.png", "scores.csv", "summary.csv", "verdicts.csv")
+    judged = report(folder)
+    first = [(folder / name).read_bytes() for name in names]
+    assert len(judged) == 3 * len(EXPERIMENTS["sharing"].claims)
+    report(folder)
+    assert [(folder / name).read_bytes() for name in names] == first
+    assert first[1].startswith(b"\x89PNG")
+    page = first[0].decode()
+    assert "| replay beats none | Fig. 1 | whole run | **reproduced** |" in page
+    assert "| shared replay beats one each | Fig. 1, sec. 5.4 | whole run | **undecided** |" in page
+    with (folder / "summary.csv").open(newline="") as file:
+        means = {(line["task"], line["condition"], line["measure"]): line for line in csv.DictReader(file)}
+    assert (
+        len(means) == (2 + 1) * 3 * 3 + 2 * 3
+    )  # tasks and all of them, conditions, statistics; two more of the best member
+    for condition in ("no replay", "shared"):
+        ends = [
+            float(row["end"]) for row in scores_in(folder) if (row["task"], row["condition"]) == ("catch", condition)
+        ]
+        told = means["catch", condition, "end"]
+        assert float(told["mean"]) == pytest.approx(np.mean(ends), rel=1e-4)
+        assert float(told["low"]) < float(told["mean"]) < float(told["high"])
+    assert means[ALL, "shared", "end, IQM"]["low"] < means[ALL, "shared", "end, IQM"]["high"]
+    with (folder / "verdicts.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    told = next(line for line in lines if (line["claim"], line["task"]) == ("shared replay beats none", ALL))
+    assert told["verdict"] == "reproduced"
+    assert 0 < float(told["low"]) < float(told["difference"]) < float(told["high"])
+
+
+def test_what_is_no_experiment_is_refused(folder, tmp_path_factory):
+    with pytest.raises(ConfigError, match=r"has no experiment\.json"):
+        report(tmp_path_factory.mktemp("empty"))
+    about = read_about(folder)
+    write_about(folder, replace(about, name="nothing"))
+    with pytest.raises(ConfigError, match="no experiment 'nothing'"):
+        report(folder)
+    (folder / "experiment.json").write_text("{}")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        report(folder)
+    write_about(folder, about)
+    (folder / CURVES).unlink()
+    with pytest.raises(ConfigError, match=r"no curves\.csv yet"):
+        report(folder)
