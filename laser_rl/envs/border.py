@@ -51,7 +51,7 @@ class Border:
     ({}, True)
     """
 
-    def __init__(self, env: Env, name: str, slot: int, warn: Tell | None = None) -> None:
+    def __init__(self, env: Env, name: str, slot: int, warn: Tell | None = None, *, full_rows: int = FULL_ROWS) -> None:
         self._name, self._slot = name, slot
         self._space, self._action_space = env.observation_space, env.action_space
         self.observation, self.action = observation_border(self._space, name), action_border(self._action_space, name)
@@ -65,7 +65,7 @@ class Border:
         self._floats = self.observation.spec.dtype == "float32"
         self._convert = self.observation.convert
         self._bounds = Bounds(self._space, self.observation, warn or functools.partial(tell_once, name))
-        self._full_left, self._episode, self._step = FULL_ROWS, -1, 0
+        self._full_left, self._episode, self._step = full_rows, -1, 0
         self.bind(np.zeros(self.observation.spec.shape, self.observation.spec.dtype))
 
     def bind(self, out: NDArray[np.generic]) -> None:
@@ -105,7 +105,7 @@ class Border:
             self._refuse(
                 f"the action_space to stay {self._action_space}",
                 str(env.action_space),
-                "keep one space; ignore illegal actions",
+                "keep one space and ignore illegal actions",
             )
         self._store(observation)
         if not -LARGEST <= reward <= LARGEST:  # false for NaN too

@@ -1,10 +1,10 @@
-"""What an examination writes down, and what it finds."""
+"""What `laser check-env` writes down while it plays, and what it reports."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from gymnasium import spaces
+import numpy as np
 
 Verdict = Literal["good", "warning", "defect", "not done"]
 
@@ -17,14 +17,15 @@ CHECKS = {
     "finite": "finite numbers in observations",
     "reward": "one finite real number as reward",
     "flags": "terminated and truncated are bools",
-    "info": "info is a dict that can be copied and sent",
+    "info": "info is a dict",
     "own arrays": "an observation stays as it is after it was returned",
     "action space": "an action_space that stays the same",
     "errors": "no exception in the constructor, reset, step or close",
     "answers": "an answer in time",
     "repeatable": "the same seed and the same actions give the same episode",
-    "seed": "reset honours its seed",
+    "seed": "an episode depends on its seed, not on the episodes before it",
     "generators": "random numbers come from self.np_random alone",
+    "gymnasium": "nothing that Gymnasium's own checker objects to",
     "after the end": "an episode's last observation is its own, and nothing resets by itself",
     "length": "episodes end, or are cut off",
     "time limit": "an episode that is cut off is truncated, not terminated",
@@ -33,15 +34,12 @@ CHECKS = {
     "workers": "it runs in two worker processes at once",
     "speed": "at least 100 steps a second in one process",
 }
+ALWAYS = frozenset({"errors", "answers"})  # belong to every stage
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The outcome of one check.
-
-    >>> Finding("reward", "defect", "a finite reward", "nan", "divide by zero nowhere", "slot 0, episode 1, step 2").check
-    'reward'
-    """
+    """The outcome of one check; `where` and `trace` (the user's own lines) are of the first time."""
 
     check: str
     verdict: Verdict
@@ -49,32 +47,27 @@ class Finding:
     got: str = ""
     fix: str = ""
     where: str = ""
-    trace: str = ""  # of the user's code, shortened
-    times: int = 1  # how often it was seen; the place is that of the first time
+    trace: str = ""
+    times: int = 1
 
 
-@dataclass(frozen=True)
-class Fault:
-    """An exception of the environment's own code."""
+@dataclass
+class Stop(Exception):
+    """The stage under way cannot go on."""
 
-    phase: str
-    error: str
-    trace: str
+    finding: Finding
 
 
 @dataclass
 class Row:
-    """What one call of reset or step returned, read as kindly as possible; row 0 of an episode is that of reset."""
+    """What one call of reset or step returned; row 0 of an episode is that of reset."""
 
     observation: Any
     reward: Any = 0.0
     terminated: Any = False
     truncated: Any = False
     info: Any = field(default_factory=dict)
-    odd: str = ""  # what came instead of two values from reset, or of five from step
-    action: Any = None  # as an agent sends it; of the step that led here
-    altered: bool = False  # a later call changed the array that had been returned
-    action_space: str = ""  # what it became, where it did not stay as it was
+    action: Any = None  # of the step that led here, as the environment takes it
 
     @property
     def ends(self) -> bool:
@@ -91,10 +84,9 @@ class Episode:
 
     number: int
     seed: int
-    slot: int = 0
     rows: list[Row] = field(default_factory=list)
-    fault: Fault | None = None
-    drew: frozenset[str] = frozenset()  # global generators that were used meanwhile
+    slot: int = 0
+    broken: bool = False  # by an exception
 
     @property
     def length(self) -> int:
@@ -111,26 +103,22 @@ class Episode:
         return f"slot {self.slot}, episode {self.number}, step {step}"
 
 
-@dataclass
-class Recording:
-    """What was played, and with what it has to agree."""
+def same(one: Any, other: Any) -> bool:
+    """Whether two values are equal in every bit that counts; NaN equals NaN.
 
-    observation_space: spaces.Space[Any]
-    action_space: spaces.Space[Any]
-    episodes: list[Episode]
-    step_limit: int | None = None  # Gymnasium's TimeLimit, where there is one
-    own_limits: dict[str, int] = field(default_factory=dict)  # attributes of the environment that look like one
-
-    def rows(self) -> Iterator[tuple[Episode, int, Row]]:
-        """All rows with their places."""
-        for episode in self.episodes:
-            for step, row in enumerate(episode.rows):
-                yield episode, step, row
-
-    @property
-    def steps(self) -> int:
-        """In all episodes."""
-        return sum(max(0, episode.length) for episode in self.episodes)
+    >>> same({"a": np.zeros(2)}, {"a": np.zeros(2)}), same((1.0,), (2.0,))
+    (True, False)
+    """
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
+    if isinstance(one, tuple | list) and isinstance(other, tuple | list):
+        return len(one) == len(other) and all(map(same, one, other))
+    try:
+        first, second = np.asarray(one), np.asarray(other)
+        nan = first.dtype.kind in "fc" and second.dtype.kind in "fc"
+        return bool(np.array_equal(first, second, equal_nan=nan))
+    except (TypeError, ValueError):  # something that is neither a number nor an array
+        return type(one) is type(other)
 
 
 def merged(findings: Iterable[Finding]) -> list[Finding]:
@@ -146,3 +134,25 @@ def merged(findings: Iterable[Finding]) -> list[Finding]:
         known = first.get(key)
         first[key] = one if known is None else replace(known, times=known.times + one.times)
     return list(first.values())
+
+
+def completed(found: Iterable[Finding], stages: Mapping[str, Iterable[str]], done: Iterable[str]) -> list[Finding]:
+    """In the order of the checks: what was found, what is good, and what could not be looked at.
+
+    Args:
+        found: all findings.
+        stages: the checks of every stage; empty if not even the stages are known.
+        done: the stages that came to their end.
+    """
+    merged_findings, made = merged(found), {check for stage in done for check in stages[stage]} | ALWAYS
+    applies = {check for checks in stages.values() for check in checks} | made
+    complete: list[Finding] = []
+    for check, expected in CHECKS.items():
+        own = [one for one in merged_findings if one.check == check]
+        if own:
+            complete += own
+        elif check in made:
+            complete.append(Finding(check, "good", expected))
+        elif check in applies or not stages:
+            complete.append(Finding(check, "not done", expected))
+    return complete
