@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import re
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -131,16 +132,11 @@ class Bench:
         return episode
 
     def _border(self, env: Env) -> Border | None:
-        def outside(key: str, sentence: str) -> None:
-            where, got, fix = (
-                sentence.partition(", outside of ")[0],
-                sentence.partition(": ")[2],
-                "widen observation_space, or clip",
-            )
-            place = where.partition("(")[2].partition(")")[0]
-            self.find(
-                "observation", "warning", f"{key} within its bounds", got.partition(", and is used")[0], fix, place
-            )
+        def outside(_: str, sentence: str) -> None:
+            found = re.match(r".*? \((.*?)\): (.*) is (.*), outside of (\[.*?\]) as ", sentence)
+            where, key, value, bounds = found.groups() if found else ("", "observation", sentence, "its bounds")
+            fix = "widen observation_space, or clip what is returned; training goes on with such values as they are"
+            self.find("observation", "warning", f"{key} within {bounds}", value, fix, where)
 
         try:
             return Border(env, self.name, 0, outside, full_rows=self.steps)

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from laser_rl.agent.policy import Decision, Policy, Seen
 from laser_rl.envs.records import Environments, Rows
 from laser_rl.errors import ConfigError, EnvironmentRefused, MissingExtra
-from laser_rl.exports.acting import Acting
 from laser_rl.ops.distributions import Categorical, MultiCategorical
 from laser_rl.runtime.build import another, open_environments, slots_of
 from laser_rl.runtime.evaluate import Player, Trained, task_count
+from laser_rl.tools.acting import Acting
 from laser_rl.trust import Untrusted
 from laser_rl.types import Array
 
-log = logging.getLogger("laser_rl.exports")
+log = logging.getLogger("laser_rl.tools")
 SLOTS = 8
 TOLERANCE = 1e-4  # of parameters, values and states; relative where they are above 1
 

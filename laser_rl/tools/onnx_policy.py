@@ -16,10 +16,10 @@ from torch import Tensor
 
 from laser_rl.checkpoint import atomic
 from laser_rl.errors import ConfigError, MissingExtra
-from laser_rl.exports.acting import Acting, example
-from laser_rl.exports.source import described, seen_shape, starts_of, versions
-from laser_rl.exports.verified import Verified, compare, observed
 from laser_rl.runtime.evaluate import Trained
+from laser_rl.tools.acting import Acting, example
+from laser_rl.tools.onnx_compare import Verified, compare, observed
+from laser_rl.tools.source import described, seen_shape, starts_of, versions
 
 if TYPE_CHECKING:
     from torch.onnx import ONNXProgram
@@ -44,7 +44,7 @@ def export_onnx(trained: Trained, path: Path, *, about: Mapping[str, Any] | None
     """Write the acting policy to `path`, if it acts as torch does on `rows` observations of its environment.
 
     Args:
-        trained: of a run directory (`exports.source.load_source`), or of an agent (`runtime.evaluate.trained_of`).
+        trained: of a run directory (`tools.source.load_source`), or of an agent (`runtime.evaluate.trained_of`).
         path: of the file; an older one is replaced.
         about: more entries of the model's metadata, as JSON.
         rows: how many observations are compared, about.
