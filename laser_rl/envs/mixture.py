@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 
 from laser_rl.envs.pool import PoolEnvironments
 from laser_rl.envs.records import ActionSpec, DiscreteActions, Environments, EnvironmentSpec, Rows
-from laser_rl.envs.serial import LOGGER
 from laser_rl.envs.spaces import action_layout
 from laser_rl.errors import ConfigError, EnvironmentRefused
 
 Array = NDArray[np.generic]
 Slots = NDArray[np.int64]
-GLANCE_S, SILENCE_S, CLOSE_LIMIT_S = 0.1, 5.0, 2.0
+GLANCE_S, CLOSE_LIMIT_S = 0.1, 2.0
 
 
 @dataclass
@@ -161,7 +160,6 @@ class MixedEnvironments:
             raise ValueError(
                 f"{self.spec.name}: expected at least one slot to act in, or one that owes a row; got neither"
             )
-        complain_at = time.monotonic() + SILENCE_S
         while True:
             arrived += self._collect(everybody=everybody)
             late = [part for part in self._parts if part.call is not None]
@@ -170,9 +168,6 @@ class MixedEnvironments:
             if not late or (arrived and not everybody and max(ends) <= 0):
                 return arrived
             wait([part.call for part in late if part.call], timeout=min([GLANCE_S, *(end for end in ends if end > 0)]))
-            if now >= complain_at:
-                complain_at = now + 2 * SILENCE_S
-                LOGGER.warning("%s: waiting for %s", self.spec.name, ", ".join(part.envs.spec.name for part in late))
 
     def _collect(self, *, everybody: bool) -> list[Rows]:
         """What the calls that are done have brought; where more is owed to `everybody`, the next ones begin."""

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laser_rl.envs.puzzles import Convention, KeyDoor, SparseGrid
-from laser_rl.envs.records import DiscreteActions, Rows, seed_of
+from laser_rl.envs.records import DiscreteActions, Environments, Rows, seed_of
 from laser_rl.envs.tasks import Catch, DeepSea, Ints, Task, TMaze
 from laser_rl.errors import ConfigError, EnvironmentRefused
 
@@ -16,7 +16,7 @@ Array = NDArray[np.generic]
 PIXELS_PER_CELL = 16
 
 
-class TaskEnvironments:
+class TaskEnvironments(Environments):
     """A task in `slots` copies.
 
     >>> envs = TaskEnvironments(Catch(), slots=2, seed=1)
@@ -105,10 +105,6 @@ class TaskEnvironments:
             "terminated": self._terminated,
             "truncated": self._truncated,
         }
-
-    def counters(self, slots: NDArray[np.int64] | None = None) -> Mapping[str, int]:
-        """None: nothing here can fail."""
-        return {}
 
     def close(self) -> None:
         """Nothing is open."""

@@ -17,14 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laser_rl.envs.block import History, carve, size_of
-from laser_rl.envs.border import Env
-from laser_rl.envs.bounds import tell_once
-from laser_rl.envs.process import Limits, Listener, WorkerProcess, constructor_message
+from laser_rl.envs.border import Env, tell_once
+from laser_rl.envs.process import Limits, Listener, Supervised, WorkerProcess, constructor_message
 from laser_rl.envs.records import EnvironmentSpec, Rows
 from laser_rl.envs.serial import LOGGER, ErrorLog, totals
 from laser_rl.envs.slot import RESTARTS, TIMEOUTS, OnBadValue
 from laser_rl.envs.spaces import action_layout
-from laser_rl.envs.supervised import Supervised
 from laser_rl.envs.worker import (
     DONE,
     ERROR,

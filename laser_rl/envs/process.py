@@ -1,4 +1,4 @@
-"""One worker process, seen from the pool: started, spoken to, watched, killed.
+"""Worker processes, seen from the pool: started, spoken to, watched, killed, and how often one may fail before the pool gives up.
 
 Processes are started afresh, never forked (the pool's process may hold torch), and they import this package only, not the user's main
 program, unless the environment's constructor is defined there. Their shared memory has no name: it goes with the last that holds it.
@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import Pipe, spawn
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -23,9 +23,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from laser_rl.envs.channel import Channel
-from laser_rl.envs.slot import CONSTRUCTING, IDLE, PAUSING, RESETTING, STEPPING
-from laser_rl.envs.worker import AT_SLOT, ENTRIES, PHASE
+from laser_rl.envs.slot import CONSTRUCTING, FIRST_PAUSE_S, IDLE, MOST_FAILURES, PAUSING, RESETTING, STEPPING
+from laser_rl.envs.worker import AT_SLOT, ENTRIES, PHASE, Channel
 from laser_rl.errors import EnvironmentFailed, EnvironmentRefused
 
 ENTRY = "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); from {} import main; main()"
@@ -225,3 +224,60 @@ class Listener:
     def wait(self, timeout_s: float) -> list[int]:
         """Numbers of the workers that have something to say, in order."""
         return sorted(self._who[handle] for handle, _ in self._poll.poll(max(0.0, timeout_s) * 1000.0))
+
+
+MOST_KILLS = 50  # in a row, without one good step in between
+LONGEST_PAUSE_AFTER_KILL_S = 0.5
+
+
+@dataclass
+class Supervised:
+    """One worker. It is started again at once after its first failure, then after longer and longer pauses.
+
+    A process that was killed from outside says nothing against its environment, so it may happen more often than failures of its own.
+
+    >>> worker = Supervised(0, range(2))
+    >>> worker.failed("worker 0 ended", name="Maze", killed=False)
+    >>> worker.failures, worker.may_start()
+    (1, True)
+    >>> worker.failed("worker 0 ended", name="Maze", killed=False)
+    >>> worker.failures, worker.may_start()
+    (2, False)
+    """
+
+    index: int
+    slots: range
+    process: WorkerProcess | None = None
+    ready: bool = False  # its environments are built
+    command: bytes | None = None  # what it is doing, to be repeated by its successor
+    owed: list[int] = field(default_factory=list)  # slots of that command
+    queued: list[int] = field(default_factory=list)  # slots of the next one
+    sent_at: float = 0.0
+    failures: int = 0  # in a row, like kills
+    kills: int = 0
+    restart_at: float = 0.0
+    last_error: str = ""
+
+    def stepped(self) -> None:
+        """A good step: what went wrong before is forgiven."""
+        self.failures = self.kills = 0
+
+    def failed(self, what: str, *, name: str, killed: bool) -> None:
+        """Plan the next start; EnvironmentFailed if it was one failure too many."""
+        self.failures, self.kills = self.failures + (not killed), self.kills + killed
+        if self.failures >= MOST_FAILURES:
+            raise EnvironmentFailed(
+                f"{name}: {what}, the {self.failures}th failure in a row; "
+                f"correct the environment, or raise its time limits\n\n{self.last_error}"
+            )
+        if self.kills >= MOST_KILLS:
+            raise EnvironmentFailed(
+                f"{name}: {what}, killed from outside {self.kills} times in a row without a step in between; "
+                "find out who kills it: if the machine is out of memory, use fewer slots or workers"
+            )
+        count, longest_s = (self.kills, LONGEST_PAUSE_AFTER_KILL_S) if killed else (self.failures, LONGEST_PAUSE_S)
+        self.restart_at = time.monotonic() + min(FIRST_PAUSE_S * (2 ** (count - 1) - 1), longest_s)
+
+    def may_start(self) -> bool:
+        """Whether the pause after a failure is over."""
+        return time.monotonic() >= self.restart_at

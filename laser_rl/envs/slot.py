@@ -13,10 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laser_rl.envs.block import RowBlock
-from laser_rl.envs.border import BadValue, Border, Env
-from laser_rl.envs.borrowed import StreamBroken
-from laser_rl.envs.bounds import Tell
-from laser_rl.envs.construct import packages_of, require_one_agent
+from laser_rl.envs.border import BadValue, Border, Env, Tell
+from laser_rl.envs.construct import StreamBroken, packages_of, require_one_agent
 from laser_rl.envs.records import EnvironmentSpec, seed_of
 from laser_rl.errors import EnvironmentEnded, EnvironmentFailed, EnvironmentRefused
 

@@ -1,13 +1,11 @@
 """`laser check-env` in a process of its own, which is watched: hangs, crashes and endless output of an environment are findings too.
 
-Findings leave the child as lines of JSON through a pipe as soon as they are made; which call of the environment's code is under way stands
-in shared memory, so that saying it costs next to nothing.
+The child writes lines of JSON into a pipe: each finding as soon as it is made, and each call of the environment's code before it begins.
 """
 
 import contextlib
 import faulthandler
 import json
-import mmap
 import os
 import select
 import signal
@@ -20,7 +18,6 @@ from dataclasses import asdict, dataclass, field
 from typing import IO, Any
 
 import gymnasium
-import numpy as np
 
 from laser_rl.envs.construct import constructor
 from laser_rl.envs.make import is_atari, is_mixture, make_environments
@@ -33,9 +30,6 @@ from laser_rl.tools import check_env, check_vector
 from laser_rl.tools.bench import Bench, error_finding
 from laser_rl.tools.findings import Finding, Stop, completed
 
-PHASES = ("idle", "import", "constructor", "reset", "step", "close", "workers")
-PHASE, EPISODE, STEP, ENTRIES = range(4)
-ACTIVITY_BYTES = 64
 LOOK_S = 0.05
 LAST_WORDS_S = 0.5  # for the stack of a process that hangs
 TAIL_LINES = 8
@@ -105,46 +99,42 @@ class _Child:
     """The process, seen from outside."""
 
     def __init__(self, order: Order) -> None:
-        self._order, self._memory = order, os.memfd_create("laser-check-env")
-        os.ftruncate(self._memory, ACTIVITY_BYTES)
-        self._map = mmap.mmap(self._memory, ACTIVITY_BYTES)
-        self._activity = np.frombuffer(self._map, np.int64)
+        self._order, self._at = order, ("import", 0, 0)  # the call under way: phase, episode, step
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close(); what a user prints is not our table
         self._in, theirs = os.pipe()
-        arguments = [str(theirs), str(self._memory), str(os.getpid()), json.dumps(asdict(order))]
-        self._process = start_python("laser_rl.tools.check_process", arguments, (theirs, self._memory), self._output)
+        arguments = [str(theirs), str(os.getpid()), json.dumps(asdict(order))]
+        self._process = start_python("laser_rl.tools.check_process", arguments, (theirs,), self._output)
         os.close(theirs)
 
     def messages(self) -> Iterator[dict[str, Any]]:
         """What the process says, line by line; a hang or a crash is told as a last finding."""
-        rest, since, last = b"", time.monotonic(), -1
+        rest = b""
         while True:
-            ready, _, _ = select.select([self._in], [], [], LOOK_S)
-            if ready:
-                block = os.read(self._in, 1 << 16)
-                if not block:
-                    break
-                *lines, rest = (rest + block).split(b"\n")
-                yield from (json.loads(line) for line in lines)
-            if ready or self._activity[ENTRIES] != last:
-                last, since = int(self._activity[ENTRIES]), time.monotonic()
-            limit, flag = self._order.limit(PHASES[int(self._activity[PHASE])])
-            if time.monotonic() - since > limit:
+            limit, flag = self._order.limit(self._at[0])
+            if not select.select([self._in], [], [], limit)[0]:
                 fix = f"find out for what it waits (the stack is below) and give that a timeout; if it is only slow, raise {flag}"
                 yield self._accident("answers", f"an answer within {limit:g} s", "it hangs", fix, self._stack())
                 return
+            block = os.read(self._in, 1 << 16)
+            if not block:
+                break
+            *lines, rest = (rest + block).split(b"\n")
+            for line in lines:
+                message = json.loads(line)
+                self._at = message.get("at", self._at)
+                yield message
         fate = fate_of(self._process.pid, wait_s=10.0)
         if fate is None or (fate.si_code, fate.si_status) != (os.CLD_EXITED, 0):
-            ended = fate is not None and fate.si_code == os.CLD_EXITED
             status = 0 if fate is None else fate.si_status
+            ended = fate is None or fate.si_code == os.CLD_EXITED
             how = f"exit status {status}" if ended else f"signal {signal.Signals(status).name}"
             fix = "nothing in an environment may end its process: look at native code, os._exit and sys.exit"
             yield self._accident("errors", "a process that stays alive", how, fix, self._tail())
 
     def _accident(self, check: str, expected: str, got: str, fix: str, trace: str) -> dict[str, Any]:
-        phase = PHASES[int(self._activity[PHASE])]
+        phase, episode, step = self._at
         doing = f"in {phase}" if phase != "idle" else "between two calls"
-        where = f"slot 0, episode {int(self._activity[EPISODE])}, step {int(self._activity[STEP])}"
+        where = f"slot 0, episode {episode}, step {step}"
         return {"finding": asdict(Finding(check, "defect", expected, f"{got} {doing}", fix, where, trace))}
 
     def _stack(self) -> str:
@@ -167,28 +157,23 @@ class _Child:
     def close(self) -> None:
         """Nothing is left of the process, nor of what the environment has started and forgotten."""
         end_group(self._process)
-        del self._activity
-        self._map.close()
         self._output.close()
         os.close(self._in)
-        os.close(self._memory)
 
 
 class _Examiner:
     """What runs in the process: every stage, telling what it finds."""
 
-    def __init__(self, out: int, activity: mmap.mmap, order: Order) -> None:
-        self._out, self._order, self._activity = out, order, np.frombuffer(activity, np.int64)
+    def __init__(self, out: int, order: Order) -> None:
+        self._out, self._order = out, order
 
     def tell(self, **message: Any) -> None:
         """One line for the parent."""
         os.write(self._out, json.dumps(message).encode() + b"\n")
 
     def watch(self, phase: str, episode: int, step: int) -> None:
-        """The parent looks at this, and kills this process if it stays the same for too long."""
-        activity = self._activity
-        activity[PHASE], activity[EPISODE], activity[STEP] = PHASES.index(phase), episode, step
-        activity[ENTRIES] += 1
+        """The parent kills this process if nothing more comes for too long."""
+        self.tell(at=(phase, episode, step))
 
     def run(self) -> None:
         """All stages; one that ends early is told and the next one begins."""
@@ -265,12 +250,11 @@ def _vector_of(name: str, make: Callable[[], Any], order: Order) -> Callable[[],
 
 
 def main() -> None:
-    """Entry of the process, with a pipe, the memory, the parent's process id and the order."""
-    out, memory, parent = (int(number) for number in sys.argv[1:4])
+    """Entry of the process, with a pipe, the parent's process id and the order."""
+    out, parent = (int(number) for number in sys.argv[1:3])
     die_with(parent)
     faulthandler.register(signal.SIGUSR1, all_threads=False)  # says where it hangs, even inside a library
     warnings.simplefilter("ignore")  # Gymnasium's own remarks; ours are the findings
-    for descriptor in (out, memory):
-        os.set_inheritable(descriptor, False)
-    _Examiner(out, mmap.mmap(memory, ACTIVITY_BYTES), Order(**json.loads(sys.argv[4]))).run()
+    os.set_inheritable(out, False)
+    _Examiner(out, Order(**json.loads(sys.argv[3]))).run()
     os._exit(0)  # threads that the environment has left would be waited for

@@ -6,9 +6,10 @@ import gymnasium
 import numpy as np
 import pytest
 
-from laser_rl.envs import Catch, DeepSea, TaskEnv, TMaze
 from laser_rl.envs.construct import constructor
 from laser_rl.envs.make import make_environments
+from laser_rl.envs.native import TaskEnv
+from laser_rl.envs.tasks import Catch, DeepSea, TMaze
 from laser_rl.tools import check_env, check_vector
 from laser_rl.tools.check_env import STAGES, check
 from laser_rl.tools.episode_checks import resets_itself
