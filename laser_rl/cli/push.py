@@ -1,4 +1,4 @@
-"""`laser push`: a trained agent to the Hugging Face Hub, because somebody asked for it."""
+"""`laser push`: a trained agent to the Hugging Face Hub."""
 
 import tempfile
 from dataclasses import dataclass

@@ -108,9 +108,9 @@ class AtariEnvironments(Environments):
     ALE takes a seed for each slot once, at the first reset; later episodes draw on from there. So `seed` in the rows is nominal except in
     episode 0, and an episode cannot be rebuilt: `state` is None.
 
-    With two groups, a step sends one group off and brings the rows of the other: the emulators of one work while whoever decides for the
-    other does. Rows of a slot are the same for any number of groups. A wait for ALE has no limit, since `recv` takes none; its threads do
-    nothing but emulate.
+    With two groups, a step sends one group off and brings the rows of the other: the emulators of one work while the
+    actor decides for the other. Rows of a slot are the same for any number of groups. A wait for ALE has no limit,
+    since `recv` takes none; its threads do nothing but emulate.
 
     Args:
         game: by any of its names.

@@ -14,7 +14,7 @@ ALIGNMENT = 64  # bytes; a cache line, so that two workers never write to the sa
 
 
 class RowBlock(NamedTuple):
-    """The newest row of every slot; whoever steps slot i writes at index i."""
+    """The newest row of every slot; the worker that steps slot i writes at index i."""
 
     observation: Array
     is_first: NDArray[np.bool_]

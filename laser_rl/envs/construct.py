@@ -124,14 +124,14 @@ def _import(module: str) -> ModuleType:
 
 
 def _registered(name: str) -> str:
-    """Import whoever registers `name`, and refuse it if nobody does; returns the id alone."""
+    """Import the module that registers `name`, refuse a name that is not registered, and return the id alone."""
     module, _, identifier = name.rpartition(":")
     if module:
         _import(module)
     if name.startswith("MinAtar/"):
-        _register_minatar()
+        _register("MinAtar/", "minatar.gym", "minatar")
     if identifier.startswith(MINIGRID):
-        _register_minigrid()
+        _register(MINIGRID, "minigrid", "minigrid")
     try:
         with _quiet():
             gymnasium.spec(identifier)
@@ -153,29 +153,21 @@ def nearest(name: str) -> list[str]:
     return [known[found] for found in difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.6)]
 
 
-def _register_minatar() -> None:
-    if any(identifier.startswith("MinAtar/") for identifier in gymnasium.registry):
-        return
+def _register(prefix: str, package: str, extra: str) -> None:
+    """Import a package that registers its environments, at once or when it is told to."""
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # pygame would greet the user on standard output
     try:
         with _quiet():
-            gym = importlib.import_module("minatar.gym")  # an extra: only when it is asked for
+            module = importlib.import_module(package)
     except ImportError as error:
-        raise MissingExtra("MinAtar", "minatar") from error
-    gym.register_envs()
-
-
-def _register_minigrid() -> None:
-    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # it would greet everybody on standard output
-    try:
-        with _quiet():
-            importlib.import_module("minigrid")  # an extra; registers its tasks on import
-    except ImportError as error:
-        raise MissingExtra("MiniGrid", "minigrid") from error
+        raise MissingExtra(prefix.rstrip("/-"), extra) from error
+    if hasattr(module, "register_envs") and not any(known.startswith(prefix) for known in gymnasium.registry):
+        module.register_envs()
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Other packages warn about their own optional parts on import; nobody asked."""
+    """Silence what other packages say about their own optional parts on import."""
     root = logging.getLogger()
     level, handlers = root.level, list(root.handlers)
     root.setLevel(logging.ERROR)
@@ -221,7 +213,7 @@ _PLAYERS: weakref.WeakValueDictionary[int, Turn] = weakref.WeakValueDictionary()
 
 
 class BorrowedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """One environment of the user's: closing this leaves it open, a step after somebody else's turn is `StreamBroken`."""
+    """One environment of the user's: closing this leaves it open, a step after another player's turn raises `StreamBroken`."""
 
     def __init__(self, env: Env) -> None:
         super().__init__(env)
@@ -239,7 +231,7 @@ class BorrowedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self.env.step(action)
 
     def close(self) -> None:
-        """Nothing: whoever made it closes it."""
+        """Leave it open: the user made it."""
 
 
 def stored_name(source: Any) -> tuple[str, dict[str, Any]]:

@@ -245,7 +245,7 @@ class DmlabEnv(gymnasium.Env[Picture, Any]):
     """One level; the keyword arguments are the fields of `DmlabSettings`.
 
     Every end is a termination: the time limit is a part of the level, and Lab has no observation after it. The row that ends an episode
-    shows the last picture that there was. It is not what followed, but where the discount is 0 nobody asks what followed.
+    shows the last picture that there was. It is not what followed, but where the discount is 0 what followed is never used.
     """
 
     def __init__(self, level: str, **options: Any) -> None:

@@ -24,7 +24,7 @@ WORD = re.compile(r"\w+")
 
 
 class PictureWithInstruction(spaces.Box):
-    """The space of such pictures. A wrapper that makes other pictures of them gives them another space, and then nobody looks for words.
+    """The space of such pictures. A wrapper that makes other pictures of them gives them another space, and no words are read.
 
     >>> PictureWithInstruction(channels=3, height=72, width=96).shape
     (3, 73, 96)

@@ -32,7 +32,7 @@ from laser_rl.errors import ConfigError, EnvironmentRefused, UserError
 
 Placement = Literal["auto", "thread", "process"]
 Source = str | Callable[[], Env] | Env | gymnasium.vector.VectorEnv[Any, Any, Any]
-ALTERNATING = 2  # groups of ALE's slots, where nobody has to wait for all
+ALTERNATING = 2  # groups of ALE's slots, where a step need not wait for all
 
 
 def make_environments(

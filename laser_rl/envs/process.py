@@ -159,7 +159,7 @@ class WorkerProcess:
         return fate_of(self.pid) is not None
 
     def was_killed(self) -> bool:
-        """Whether somebody else ended it; a signal of its own, as for a wrong address, is not among these."""
+        """Whether a signal from outside ended it; one of its own, as for a wrong address, does not count."""
         fate = fate_of(self.pid)
         return fate is not None and fate.si_code == os.CLD_KILLED and fate.si_status in FROM_OUTSIDE
 
@@ -171,7 +171,7 @@ class WorkerProcess:
     def stalled_for(self, activity: NDArray[np.int64]) -> float:
         """Seconds of waiting since it last entered the environment's code.
 
-        Time in which nobody looked counts for a second at most: a pause of the whole program is not the worker's.
+        Time between two looks counts for a second at most: a pause of the whole program is not the worker's.
         """
         now, entries = time.monotonic(), int(activity[ENTRIES])
         self._waited += min(now - self._asked_at, MOST_CREDIT_S)
@@ -195,7 +195,7 @@ class WorkerProcess:
         fate_of(self.pid, timeout_s)
 
     def kill(self) -> None:
-        """End the process and what it started; afterwards nobody writes to its slots, and nothing is left to reap."""
+        """End the process and what it started; afterwards no process writes to its slots, and nothing is left to reap."""
         try:
             end_group(self._process)
         finally:

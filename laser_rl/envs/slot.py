@@ -287,5 +287,5 @@ class Slot:
         if env is not None:
             try:
                 env.close()
-            except Exception:  # it is being thrown away; what it says now helps nobody
+            except Exception:  # it is being thrown away; what it says now helps no user
                 return

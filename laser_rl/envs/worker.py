@@ -240,14 +240,12 @@ def main() -> None:
     """Entry: `python -c … <connection> <control> <rows> <scratch> <parent's process id>`."""
     handle, *memory, parent = (int(number) for number in sys.argv[1:6])
     die_with(parent)
-    # Whoever sends a worker Ctrl-C ends it; a KeyboardInterrupt can then only be the environment's own.
+    # Ctrl-C that is sent to a worker ends it; a KeyboardInterrupt can then only be the environment's own.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     for descriptor in (handle, *memory):
         os.set_inheritable(descriptor, False)
     connection = Connection(handle)
-    with contextlib.suppress(
-        EOFError, BrokenPipeError, ConnectionResetError
-    ):  # the pool is gone: nobody is left to tell
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the pool is gone and cannot be told
         name = "the environment"
         try:
             start = json.loads(connection.recv_bytes())

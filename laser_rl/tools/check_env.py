@@ -22,20 +22,39 @@ from laser_rl.envs.pool import PoolEnvironments
 from laser_rl.envs.records import EnvironmentSpec
 from laser_rl.envs.spaces import action_border, observation_border
 from laser_rl.errors import EnvironmentFailed, EnvironmentRefused
-from laser_rl.tools.bench import Bench, actions_of, error_finding, random_actions, refusal, row_of
-from laser_rl.tools.episode_checks import (
+from laser_rl.tools.bench import (
+    CHUNKS,
+    Bench,
+    Run,
+    actions_of,
+    error_finding,
+    handles,
+    leaks,
+    memory_grows,
+    no_end,
+    random_actions,
+    refusal,
+    resident_bytes,
+    row_of,
+    too_slow,
+)
+from laser_rl.tools.findings import (
+    CHECKS,
     FINAL_KEYS,
     NO_RESET,
     OWN_GENERATOR,
     Array,
+    Episode,
+    Finding,
+    Stop,
+    Verdict,
     flat,
+    merged,
     own_limits,
     repeatable,
     resets_itself,
     time_limits,
 )
-from laser_rl.tools.findings import CHECKS, Episode, Finding, Stop, Verdict, merged
-from laser_rl.tools.resources import CHUNKS, Run, handles, leaks, memory_grows, no_end, resident_bytes, too_slow
 
 ENDLESS_STEPS = 30_000  # an Atari game is cut off after 27,000
 ENDS, COPIES, WORKER_STEPS, MIDDLES = 8, 5, 20, 25

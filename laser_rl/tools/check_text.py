@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import asdict
+from statistics import mean, stdev
 from typing import Any
 
 from laser_rl.envs.records import BoxActions, DiscreteActions, EnvironmentSpec
@@ -100,17 +101,20 @@ def _seen(found: Examination, spec: EnvironmentSpec) -> Iterator[tuple[str, str]
     yield "action", _action(spec)
     if spec.tasks:
         yield "tasks", ", ".join(spec.tasks)
-    lengths, returns = facts.get("lengths"), [value for value in facts.get("returns", []) if math.isfinite(value)]
-    if lengths:
-        mean = sum(lengths) / len(lengths)
-        steps = f"{min(lengths):,} to {max(lengths):,} steps, {mean:,.1f} on average"
-        yield "episodes", f"{len(lengths):,} ended in {facts['played_steps']:,} random steps: {steps}"
-    elif "played_steps" in facts:
-        yield "episodes", f"none ended in {facts['played_steps']:,} random steps"
-    if returns:
-        yield "random return", _returns(returns)
+    if "played_steps" in facts:
+        lengths, steps = facts["lengths"], f"{facts['played_steps']:,} random steps"
+        spread = f"{min(lengths):,} to {max(lengths):,} steps, {mean(lengths):,.1f} on average" if lengths else ""
+        yield "episodes", f"{len(lengths):,} ended in {steps}: {spread}" if lengths else f"none ended in {steps}"
+    returns = [value for value in facts.get("returns", []) if math.isfinite(value)]
+    if len(returns) > 1:
+        error = NORMAL_95 * stdev(returns) / math.sqrt(len(returns))
+        spread = f"± {error:.2g} (95 %), from {min(returns):,.4g} to {max(returns):,.4g}"
+        yield "random return", f"{mean(returns):,.4g} {spread}"
     if "steps_per_second" in facts:
-        yield "speed", _speed(facts)
+        where = f"in {facts['slots']} slots" if "slots" in facts else (
+            f"in one process; a step takes {facts['step_ms']:.3g} ms, a reset {facts['reset_ms']:.3g} ms"
+        )  # fmt: skip
+        yield "speed", f"{facts['steps_per_second']:,.0f} steps/s {where}"
 
 
 def _action(spec: EnvironmentSpec) -> str:
@@ -122,22 +126,6 @@ def _action(spec: EnvironmentSpec) -> str:
     return f"{len(action.counts)} choices at once, among {', '.join(map(str, action.counts))}"
 
 
-def _returns(returns: list[float]) -> str:
-    mean = sum(returns) / len(returns)
-    if len(returns) == 1:
-        return f"{mean:,.4g} in one episode"
-    spread = math.sqrt(sum((one - mean) ** 2 for one in returns) / max(1, len(returns) - 1))
-    error = NORMAL_95 * spread / math.sqrt(len(returns))
-    return f"{mean:,.4g} ± {error:.2g} (95 %), from {min(returns):,.4g} to {max(returns):,.4g}"
-
-
-def _speed(facts: dict[str, Any]) -> str:
-    text = f"{facts['steps_per_second']:,.0f} steps/s"
-    if "slots" in facts:
-        return f"{text} in {facts['slots']} slots"
-    return f"{text} in one process; a step takes {facts['step_ms']:.3g} ms, a reset {facts['reset_ms']:.3g} ms"
-
-
 def _trained(found: Examination, agent: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "policy", agent["policy"]
     yield "recipe", f"{agent['recipe']}: laser train --env {found.name}"
@@ -145,15 +133,8 @@ def _trained(found: Examination, agent: dict[str, Any]) -> Iterator[tuple[str, s
     yield "network", f"{agent['torso']}{memory}, {agent['parameters']:,} parameters"
     yield "replay", f"{agent['replay'].removeprefix('replay of ')}; {agent['free_bytes'] / 1e9:.1f} GB are free"
     if found.facts.get("steps_per_second"):
-        seconds = agent["steps"] / found.facts["steps_per_second"]
-        yield "time", f"{agent['steps']:,} steps take {_long(seconds)} for the environment alone, at this speed"
-
-
-def _long(seconds: float) -> str:
-    unit, name = next(
-        ((one, name) for one, name in ((3600, "hours"), (60, "minutes")) if seconds >= one), (1, "seconds")
-    )
-    return f"{seconds / unit:,.1f} {name}"
+        minutes = agent["steps"] / found.facts["steps_per_second"] / 60
+        yield "time", f"{agent['steps']:,} steps take {minutes:,.1f} minutes for the environment alone, at this speed"
 
 
 def _result(found: Examination) -> str:

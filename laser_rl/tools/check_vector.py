@@ -11,11 +11,19 @@ from gymnasium import spaces
 
 from laser_rl.envs.records import Environments, Rows
 from laser_rl.errors import EnvironmentRefused, UserError
-from laser_rl.tools.bench import Bench, error_finding, random_actions, refusal
+from laser_rl.tools.bench import (
+    CHUNKS,
+    Bench,
+    error_finding,
+    memory_grows,
+    no_end,
+    random_actions,
+    refusal,
+    resident_bytes,
+    too_slow,
+)
 from laser_rl.tools.check_env import MOST_BYTES, Stage, episode_facts
-from laser_rl.tools.episode_checks import repeatable, time_limits
-from laser_rl.tools.findings import Episode, Row, Stop
-from laser_rl.tools.resources import CHUNKS, memory_grows, no_end, resident_bytes, too_slow
+from laser_rl.tools.findings import Episode, Row, Stop, repeatable, time_limits
 
 FEWEST_CALLS = 20
 

@@ -1,10 +1,12 @@
-"""What `laser check-env` writes down while it plays, and what it reports."""
+"""What `laser check-env` writes down while it plays, what it reports, and the checks of whole episodes."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
 
 Verdict = Literal["good", "warning", "defect", "not done"]
 
@@ -156,3 +158,178 @@ def completed(found: Iterable[Finding], stages: Mapping[str, Iterable[str]], don
         elif check in applies or not stages:
             complete.append(Finding(check, "not done", expected))
     return complete
+
+
+Array = NDArray[np.float64]
+OWN_GENERATOR = "draw from self.np_random only, and begin reset with super().reset(seed=seed)"
+FINAL_KEYS = frozenset({"final_obs", "final_observation", "terminal_observation"})
+FEW_ENDS = 3  # below that, what episodes have in common may be chance
+FEW_ROWS = 20
+LONG = 50  # steps: games of a fixed number of moves are shorter, time limits longer
+CLOSE = 1e-5
+FEW_NUMBERS = 4  # of an array that is shown in full
+LIMIT_NAMES = ("max_steps", "_max_steps", "max_episode_steps", "_max_episode_steps", "max_timesteps", "time_limit")
+NO_RESET = (
+    "return the episode's own last observation with terminated or truncated, and do not call reset inside of step"
+)
+TRUNCATE = (
+    "return terminated=False, truncated=True there, or leave the limit to gymnasium.wrappers.TimeLimit: "
+    "after `terminated` an agent believes that nothing could have followed"
+)
+
+
+class Difference(NamedTuple):
+    """The first value in which two recordings of an episode differ."""
+
+    step: int
+    part: str
+    one: Any
+    other: Any
+
+
+def difference(one: Episode, other: Episode) -> Difference | None:
+    """Where two recordings part; an episode that was broken off agrees as far as it goes."""
+    for step, (row, twin) in enumerate(zip(one.rows, other.rows, strict=False)):
+        for part in ("observation", "reward", "terminated", "truncated"):
+            if not same(getattr(row, part), getattr(twin, part)):
+                return Difference(step, part, getattr(row, part), getattr(twin, part))
+    return None
+
+
+def repeatable(played: Iterable[Episode], fresh: Sequence[Episode], again: Iterable[Episode]) -> list[Finding]:
+    """Compare episodes with what a fresh copy made of the same seeds and actions, and with what that copy made of them once more."""
+    for one, found in _apart(played, fresh):
+        return [_finding("repeatable", "the same seed and actions to give the same episode in two copies", one, found)]
+    for one, found in _apart(fresh, again):
+        apart = _finding("seed", "an episode to depend on its seed and its actions, not on those before it", one, found)
+        if apart.verdict == "defect":
+            apart = replace(
+                apart, fix=f"set everything back in reset; {OWN_GENERATOR}, which starts anew with every seed"
+            )
+        # Something small was carried over (MinAtar: the last action, for its sticky ones): only exact resumes suffer.
+        return [replace(apart, verdict="warning") if found.step else apart]
+    return []
+
+
+def _apart(some: Iterable[Episode], others: Iterable[Episode]) -> Iterator[tuple[Episode, Difference]]:
+    """By slot and number: a slow machine plays fewer of them the second time."""
+    known = {(one.slot, one.number): one for one in others}
+    for one in some:
+        found = difference(one, known[one.slot, one.number]) if (one.slot, one.number) in known else None
+        if found is not None:
+            yield one, found
+
+
+def _finding(check: str, expected: str, episode: Episode, found: Difference) -> Finding:
+    try:
+        tiny = bool(np.allclose(found.one, found.other, rtol=CLOSE, atol=CLOSE))
+    except (TypeError, ValueError):
+        tiny = False
+    verdict: Verdict = "warning" if tiny else "defect"
+    fix = "use one thread and no atomics if you need exact resumes; learning does not suffer from last digits"
+    got = f"{found.part} {_brief(found.one)}, then {_brief(found.other)}"
+    where = f"{episode.place(found.step)}, seed {episode.seed}"
+    return Finding(check, verdict, expected, got, fix if tiny else OWN_GENERATOR, where)
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, np.ndarray) and value.size > FEW_NUMBERS and value.dtype.kind in "fiub":
+        return f"array with sum {value.astype(np.float64).sum():.6g}"
+    return str(value)[:80]
+
+
+def flat(space: spaces.Space[Any], observation: Any) -> Array:
+    """An observation as one vector; empty if it is not in its space, which is a finding of its own.
+
+    >>> flat(spaces.Discrete(3), 1).tolist()
+    [0.0, 1.0, 0.0]
+    """
+    try:
+        return np.asarray(spaces.flatten(space, observation), np.float64).ravel()
+    except (TypeError, ValueError, KeyError, AttributeError, IndexError):
+        return np.zeros(0)
+
+
+def resets_itself(
+    firsts: Sequence[Array], middles: Sequence[Array], finals: Sequence[Array], thens: Sequence[Array]
+) -> list[Finding]:
+    """Whether the environment resets inside of `step`: told by the observations at the ends of episodes.
+
+    First observations lie in a box, those in the middle of an episode mostly outside of it. Last ones that all lie inside are first ones
+    of the next episode. `thens` are the observations of one more step after each end, where that went on.
+    """
+    check, expected = (
+        "after the end",
+        "the last observation of an episode to be its own, and reset to be called by others",
+    )
+    sizes = {one.size for one in (*firsts, *middles, *finals, *thens)}
+    if len(middles) < FEW_ROWS or len(thens) < max(FEW_ENDS, len(finals)) or len(sizes) != 1 or 0 in sizes:
+        return []
+    low, high = np.min(firsts, axis=0), np.max(firsts, axis=0)
+    margin = high - low
+
+    def like_first(some: Sequence[Array]) -> NDArray[np.bool_]:
+        values = np.stack(some)
+        return np.asarray(((values >= low - margin) & (values <= high + margin)).all(1))
+
+    if 2 * like_first(middles).sum() >= len(middles):  # first observations cannot be told from the others
+        return []
+    if like_first(finals).all():
+        got = f"all {len(finals)} last observations look like first ones, and the next step goes on from there"
+        return [Finding(check, "defect" if margin.any() else "warning", expected, got, NO_RESET)]
+    if like_first(thens).all():
+        got = "the step after the last one begins a new episode by itself"
+        return [Finding(check, "warning", expected, got, "take the automatic reset out; laser calls reset itself")]
+    return []
+
+
+def time_limits(space: spaces.Space[Any], episodes: Sequence[Episode], own_limits: dict[str, int]) -> list[Finding]:
+    """Whether a limit of time is reported as an end of the task.
+
+    Told by episodes that all terminate at one and the same step, although nothing in the observation counts the steps.
+    """
+    check, expected = "time limit", "truncated, not terminated, where only the time is up"
+    ended = [episode for episode in episodes if episode.ended]
+    for episode in ended:
+        last = episode.rows[-1]
+        if isinstance(last.info, dict) and last.info.get("TimeLimit.truncated") and same(last.terminated, True):
+            got = "terminated together with info['TimeLimit.truncated']"
+            return [Finding(check, "defect", expected, got, TRUNCATE, episode.place(episode.length))]
+    longest = max((episode.length for episode in ended), default=0)
+    at_limit = [episode for episode in ended if episode.length == longest]
+    if len(at_limit) < FEW_ENDS or not all(same(episode.rows[-1].terminated, True) for episode in at_limit):
+        return []
+    names = [name for name, value in own_limits.items() if value == longest]
+    if shows_clock(space, at_limit) or (longest < LONG and not names):
+        return []
+    where, got = (
+        at_limit[0].place(longest),
+        f"{len(at_limit)} of {len(ended)} episodes terminated at step {longest:,} exactly",
+    )
+    if names:
+        return [Finding(check, "defect", expected, f"{got}, which is the environment's {names[0]}", TRUNCATE, where)]
+    return [Finding(check, "warning", expected, got, f"if that is a limit of time: {TRUNCATE}", where)]
+
+
+def shows_clock(space: spaces.Space[Any], episodes: Sequence[Episode]) -> bool:
+    """Whether a part of the observation counts the steps: then an end at a fixed step is part of the task."""
+    tracks = [np.stack([flat(space, row.observation) for row in one.rows]) for one in episodes[:FEW_ENDS]]
+    changes = np.diff(tracks[0], axis=0)
+    alike = np.all([(track == tracks[0]).all(0) for track in tracks], axis=0)
+    return bool((alike & ((changes > 0).all(0) | (changes < 0).all(0))).any())
+
+
+def own_limits(parts: Iterable[Any]) -> dict[str, int]:
+    """Attributes of an environment that look like a limit of its steps.
+
+    >>> class Maze: max_steps = 200
+    >>> own_limits([Maze()])
+    {'max_steps': 200}
+    """
+    found = {}
+    for part in parts:
+        for name in LIMIT_NAMES:
+            value = getattr(part, "__dict__", {}).get(name, getattr(type(part), name, None))
+            if isinstance(value, int) and not isinstance(value, bool):
+                found[name] = value
+    return found

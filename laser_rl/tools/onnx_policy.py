@@ -17,8 +17,7 @@ from torch import Tensor
 from laser_rl.checkpoint import atomic
 from laser_rl.errors import ConfigError, MissingExtra
 from laser_rl.runtime.evaluate import Trained
-from laser_rl.tools.acting import Acting, example
-from laser_rl.tools.onnx_compare import Verified, compare, observed
+from laser_rl.tools.onnx_compare import Acting, Verified, compare, example, observed
 from laser_rl.tools.source import described, seen_shape, starts_of, versions
 
 if TYPE_CHECKING:
@@ -144,7 +143,7 @@ def _describe(program: "ONNXProgram", acting: Acting, about: Mapping[str, Any]) 
 
 
 def _name_batch(graph: Any) -> None:
-    """The symbol of the leading dimension is torch's; whoever looks at the file reads `batch`."""
+    """The symbol of the leading dimension is torch's; a reader of the file sees `batch`."""
     import onnx_ir  # noqa: PLC0415 - comes with onnxscript
 
     symbol = graph.inputs[0].shape[0]

@@ -95,7 +95,7 @@ def starts_in(action: ActionSpec) -> tuple[int, ...]:
 
 
 def described(trained: Trained, starts: tuple[int, ...] = ()) -> dict[str, Any]:
-    """Environment and spaces of an agent, as JSON: what somebody needs who has only the exported file."""
+    """Environment and spaces of an agent, as JSON: what a user of the exported file alone needs."""
     layout, environment = trained.layout, trained.environment
     about: dict[str, Any] = {
         "environment": environment.id,

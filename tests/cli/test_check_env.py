@@ -9,10 +9,10 @@ import pytest
 
 from laser_rl import cli
 from laser_rl.errors import EnvironmentRefused
+from laser_rl.tools.bench import children
 from laser_rl.tools.check_process import Examination, Order, examine
 from laser_rl.tools.check_text import as_json, as_text
 from laser_rl.tools.findings import CHECKS, Finding
-from laser_rl.tools.resources import children
 
 
 def test_a_good_environment(capsys):

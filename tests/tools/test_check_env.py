@@ -11,10 +11,9 @@ from laser_rl.envs.make import make_environments
 from laser_rl.envs.native import TaskEnv
 from laser_rl.envs.tasks import Catch, DeepSea, TMaze
 from laser_rl.tools import check_env, check_vector
+from laser_rl.tools.bench import leaks, no_end
 from laser_rl.tools.check_env import STAGES, check
-from laser_rl.tools.episode_checks import resets_itself
-from laser_rl.tools.findings import ALWAYS, CHECKS
-from laser_rl.tools.resources import leaks, no_end
+from laser_rl.tools.findings import ALWAYS, CHECKS, resets_itself
 from tests.envs import planted
 
 IN_PROCESS = [name for name in STAGES if name != "workers"]

@@ -20,8 +20,7 @@ from laser_rl.errors import ConfigError
 from laser_rl.networks.build import build_network, family_of
 from laser_rl.runtime.build import build_member
 from laser_rl.runtime.evaluate import trained_of
-from laser_rl.tools.acting import Acting
-from laser_rl.tools.onnx_compare import Row, compare, observed
+from laser_rl.tools.onnx_compare import Acting, Row, compare, observed
 from laser_rl.tools.onnx_policy import about_of, export_onnx, session_of
 from laser_rl.tools.source import described, starts_of
 from tests.runtime.small import finish, small
