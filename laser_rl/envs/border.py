@@ -45,17 +45,7 @@ def tell_once(name: str, key: str, sentence: str) -> None:
 
 
 class Bounds:
-    """Compares stored observations with the bounds that their space declares, until every part has been told of.
-
-    >>> from laser_rl.envs.spaces import observation_border
-    >>> space = spaces.Box(-1, 1, (2,))
-    >>> bounds = Bounds(space, observation_border(space, "Maze"), lambda key, sentence: print(sentence))
-    >>> seen = np.array([0.5, 1.5], np.float32)
-    >>> bounds.look(seen, seen, "Maze")
-    Maze: observation[1] is 1.5, outside of [-1.0, 1.0] as observation_space declares it, and is used as it is; widen ...
-    >>> bounds.watching
-    False
-    """
+    """Compares stored observations with the bounds that their space declares, until every part has been told of."""
 
     def __init__(self, space: spaces.Space[Any], border: ObservationBorder, tell: Tell) -> None:
         self._tell = tell
@@ -142,15 +132,7 @@ class BadValue(Exception):
 
 
 class Border:
-    """Where one environment's returns pass: checked, converted, stored.
-
-    >>> env = gymnasium.make("CartPole-v1", disable_env_checker=True)
-    >>> border = Border(env, "CartPole-v1", slot=0)
-    >>> out = np.zeros(4, np.float32)
-    >>> border.bind(out)
-    >>> border.after_reset(env.reset(seed=1)), bool(out.any())
-    ({}, True)
-    """
+    """Where one environment's returns pass: checked, converted, stored."""
 
     def __init__(self, env: Env, name: str, slot: int, warn: Tell | None = None, *, full_rows: int = FULL_ROWS) -> None:
         self._name, self._slot = name, slot

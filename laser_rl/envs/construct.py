@@ -143,11 +143,7 @@ def _registered(name: str) -> str:
 
 
 def nearest(name: str) -> list[str]:
-    """Known ids that look like `name`.
-
-    >>> nearest("CartPol-v1")[0]
-    'CartPole-v1'
-    """
+    """Known ids that look like `name`."""
     games = ["ALE/" + "".join(part.capitalize() for part in game.split("_")) + "-v5" for game in ATARI_57]
     known = {identifier.lower(): identifier for identifier in [*gymnasium.registry, *OURS, *games]}
     return [known[found] for found in difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.6)]
@@ -185,15 +181,7 @@ class StreamBroken(Exception):
 
 
 class Turn:
-    """Whose turn it is in an environment that exists once: the player's that reset it last.
-
-    >>> env = gymnasium.make("CartPole-v1")
-    >>> training, evaluation = Turn(env), Turn(env)
-    >>> training.take()
-    >>> evaluation.take()
-    >>> training.lost, evaluation.lost
-    (True, False)
-    """
+    """Whose turn it is in an environment that exists once: the player's that reset it last."""
 
     def __init__(self, env: Any) -> None:
         self._env = env.unwrapped

@@ -29,11 +29,7 @@ NEEDS_PICTURES = frozenset({"psychlab_arbitrary_visuomotor_mapping", "psychlab_c
 
 @dataclass(frozen=True)
 class Level:
-    """One level by the name of its training version.
-
-    >>> LEVELS[0].name, LEVELS[0].test_name
-    ('rooms_collect_good_objects_train', 'rooms_collect_good_objects_test')
-    """
+    """One level by the name of its training version."""
 
     name: str
     random: float
@@ -104,11 +100,7 @@ Picture = NDArray[np.uint8]
 
 
 class Controls(NamedTuple):
-    """What is pressed in a frame, in the order in which Lab takes it.
-
-    >>> tuple(Controls(forward=1, fire=1))
-    (0, 0, 0, 1, 1, 0, 0)
-    """
+    """What is pressed in a frame, in the order in which Lab takes it."""
 
     look_right: int = 0  # pixels of a mouse in each frame; about 57 are one turn a second
     look_down: int = 0  # Lab calls it LOOK_DOWN_UP, but a positive number looks down
@@ -315,10 +307,6 @@ class LevelCache:
 
     Lab's keys are names of files with a hash of the map's source in them. A file appears whole or not at all; one that cannot be written is
     compiled again next time.
-
-    >>> with tempfile.TemporaryDirectory() as directory:
-    ...     LevelCache(directory).fetch("maze_noaas_0123", "/tmp/maze.pk3")
-    False
     """
 
     def __init__(self, directory: str | Path) -> None:

@@ -43,15 +43,6 @@ class MixedEnvironments:
     All have the same observations and the same number of slots. Where tasks have different numbers of discrete actions, the mixture has
     the largest, and an action that a task does not know acts as its action 0. With `lockstep` a step waits for all rows that are owed;
     otherwise a task that takes longer than `patience_s` is left behind.
-
-    >>> from laser_rl.envs.native import TaskEnvironments
-    >>> from laser_rl.envs.tasks import Catch, DeepSea
-    >>> tasks = Catch(rows=8, columns=8), DeepSea(8)
-    >>> envs = MixedEnvironments([TaskEnvironments(task, slots=2, seed=1) for task in tasks])
-    >>> envs.spec.tasks, envs.spec.action, envs.slots
-    (('laser/Catch', 'laser/DeepSea-8'), DiscreteActions(count=3, start=0), 4)
-    >>> envs.reset().slots.tolist()
-    [0, 1, 2, 3]
     """
 
     def __init__(
@@ -233,12 +224,7 @@ def _refuse_unfit(parts: Sequence[Environments]) -> None:
 
 
 def refuse_twice(names: Sequence[str]) -> None:
-    """Tasks of a mixture go by their names, so a name may be there once.
-
-    >>> refuse_twice(["CartPole-v1", "CartPole-v1"])
-    Traceback (most recent call last):
-    laser_rl.errors.EnvironmentRefused: expected every task once, got CartPole-v1 twice; leave one of them out
-    """
+    """Tasks of a mixture go by their names, so a name may be there once."""
     twice = [name for index, name in enumerate(names) if name in names[:index]]
     if twice:
         raise EnvironmentRefused(f"expected every task once, got {twice[0]} twice; leave one of them out")

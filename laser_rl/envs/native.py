@@ -17,14 +17,7 @@ PIXELS_PER_CELL = 16
 
 
 class TaskEnvironments(Environments):
-    """A task in `slots` copies.
-
-    >>> envs = TaskEnvironments(Catch(), slots=2, seed=1)
-    >>> envs.reset().observation.shape, envs.optimal_return
-    ((2, 50), 1.0)
-    >>> envs.step(np.arange(2), np.array([0, 2])).reward.tolist()
-    [0.0, 0.0]
-    """
+    """A task in `slots` copies."""
 
     def __init__(self, task: Task, *, slots: int, seed: int) -> None:
         self._task, self._seed = task, seed
@@ -111,12 +104,7 @@ class TaskEnvironments(Environments):
 
 
 class TaskEnv(gymnasium.Env[NDArray[Any], Any]):
-    """A task as a Gymnasium environment with pixels to look at, for videos and for other people's tools.
-
-    >>> env = TaskEnv(Catch())
-    >>> env.reset(seed=3)[0].shape, env.render().shape
-    ((50,), (160, 80, 3))
-    """
+    """A task as a Gymnasium environment with pixels to look at, for videos and for other people's tools."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 8}  # noqa: RUF012  (Gymnasium's own way)
     render_mode = "rgb_array"

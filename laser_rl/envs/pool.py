@@ -319,9 +319,5 @@ def _shut_down(workers: Sequence[Supervised], memory: Sequence[int], starter: Th
 
 
 def default_workers(slots: int) -> int:
-    """One process a core that this one may use, and not more than there are slots.
-
-    >>> 1 <= default_workers(1000)
-    True
-    """
+    """One process a core that this one may use, and not more than there are slots."""
     return max(1, min(slots, len(os.sched_getaffinity(0))))

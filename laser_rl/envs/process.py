@@ -235,14 +235,6 @@ class Supervised:
     """One worker. It is started again at once after its first failure, then after longer and longer pauses.
 
     A process that was killed from outside says nothing against its environment, so it may happen more often than failures of its own.
-
-    >>> worker = Supervised(0, range(2))
-    >>> worker.failed("worker 0 ended", name="Maze", killed=False)
-    >>> worker.failures, worker.may_start()
-    (1, True)
-    >>> worker.failed("worker 0 ended", name="Maze", killed=False)
-    >>> worker.failures, worker.may_start()
-    (2, False)
     """
 
     index: int

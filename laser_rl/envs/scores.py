@@ -53,11 +53,7 @@ class TaskScores:
         return len(self._known)
 
     def numbers(self) -> dict[str, float]:
-        """For a row of metrics: all but the median, which goes by another name in each kind of row.
-
-        >>> TaskScores(("a", "b"), (5.0, None), (2.0, None)).numbers()
-        {'score_mean_capped': 1.0, 'tasks_above_random': 1, 'tasks_seen': 1, 'return_of_a': 5.0, 'score_of_a': 2.0}
-        """
+        """For a row of metrics: all but the median, which goes by another name in each kind of row."""
         found: dict[str, float] = {
             "score_mean_capped": self.mean_capped,
             "tasks_above_random": self.above_random,

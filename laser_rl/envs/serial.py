@@ -66,16 +66,7 @@ class SlotEnvironments(Environments):
 
 
 class SerialEnvironments(SlotEnvironments):
-    """`slots` copies of a Python environment, in this thread.
-
-    >>> import gymnasium
-    >>> envs = SerialEnvironments(lambda: gymnasium.make("CartPole-v1"), slots=2, seed=1, name="CartPole-v1")
-    >>> envs.reset().is_first.tolist()
-    [True, True]
-    >>> envs.step(np.arange(2), np.zeros(2, np.int64)).reward.tolist()
-    [1.0, 1.0]
-    >>> envs.close()
-    """
+    """`slots` copies of a Python environment, in this thread."""
 
     def __init__(
         self,

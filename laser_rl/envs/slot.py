@@ -38,9 +38,6 @@ def exit_of(error: BaseException, name: str) -> BaseException:
 
     A Ctrl-C of the user's own stays what it is. It can only be one in the main thread, where Python's own handler is at work; where ours
     is, it raises a class of its own.
-
-    >>> exit_of(SystemExit(0), "Maze")
-    EnvironmentEnded('Maze: the environment asked the program to end (SystemExit: 0); ...')
     """
     if isinstance(error, KeyboardInterrupt):
         handled = signal.getsignal(signal.SIGINT) is not signal.default_int_handler

@@ -105,11 +105,7 @@ def _flatten(space: spaces.Space[Any]) -> Callable[[Any], Array]:
 
 
 def leaf_scale(space: spaces.Space[Any]) -> float:
-    """What a leaf is multiplied by when it is flattened with others.
-
-    >>> leaf_scale(spaces.Box(0, 255, (8, 8, 3), np.uint8)) == 1 / 255, leaf_scale(spaces.Box(-9, 9, (2,)))
-    (True, 1.0)
-    """
+    """What a leaf is multiplied by when it is flattened with others."""
     return _scale(space) if isinstance(space, spaces.Box) and space.dtype == np.uint8 else 1.0
 
 

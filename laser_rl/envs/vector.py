@@ -25,12 +25,6 @@ class VectorAdapter(Environments):
 
     Where it resets within the step that ends an episode (SAME_STEP) or waits to be told (DISABLED), the first rows of the next episodes are
     handed out by the following `step`, alone: the vector is stepped when all slots have acted again.
-
-    >>> vector = gymnasium.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync")
-    >>> envs = VectorAdapter(vector, seed=1)
-    >>> envs.reset().is_first.tolist()
-    [True, True]
-    >>> envs.close()
     """
 
     def __init__(self, env: Vector, *, seed: int, name: str | None = None, owned: bool = True) -> None:

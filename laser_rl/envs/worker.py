@@ -40,13 +40,7 @@ MOST_BYTES = 1 << 16
 
 
 class Channel:
-    """One end of a two-way pipe. Messages are far shorter than the pipe's buffer, so that sending never blocks.
-
-    >>> from multiprocessing import Pipe
-    >>> ours, theirs = Pipe()
-    >>> Channel(ours.fileno()).send(b"step"), Channel(theirs.fileno()).receive()
-    (None, [b'step'])
-    """
+    """One end of a two-way pipe. Messages are far shorter than the pipe's buffer, so that sending never blocks."""
 
     def __init__(self, handle: int) -> None:
         self._handle, self._rest = handle, b""
@@ -106,12 +100,7 @@ def split_shared(arrays: Mapping[str, Array]) -> tuple[RowBlock, Array, Array]:
 
 
 def write_spec(spec: EnvironmentSpec) -> bytes:
-    """A spec as a message.
-
-    >>> spec = EnvironmentSpec("Maze", ObservationSpec((4,), words=16), DiscreteActions(2), ("easy", "hard"))
-    >>> read_spec(write_spec(spec)) == spec
-    True
-    """
+    """A spec as a message."""
     return json.dumps({**dataclasses.asdict(spec), "kind": type(spec.action).__name__}).encode()
 
 

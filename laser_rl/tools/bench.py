@@ -242,11 +242,7 @@ def _extremes(spec: ActionSpec) -> list[Any]:
 
 
 def random_actions(spec: ActionSpec, generator: np.random.Generator, count: int) -> NDArray[Any]:
-    """Actions for `count` slots, uniform within the bounds and normal where there are none.
-
-    >>> random_actions(DiscreteActions(2), np.random.default_rng(1), 3).shape
-    (3,)
-    """
+    """Actions for `count` slots, uniform within the bounds and normal where there are none."""
     if isinstance(spec, DiscreteActions):
         return generator.integers(spec.count, size=count)
     if isinstance(spec, MultiDiscreteActions):
@@ -295,11 +291,7 @@ class Run:
 
 
 def handles() -> dict[str, int]:
-    """How many files are open and how many threads and processes there are, of this process.
-
-    >>> handles()["threads"] >= 1
-    True
-    """
+    """How many files are open and how many threads and processes there are, of this process."""
     own = Path("/proc/self")
     return {
         "files": len(list((own / "fd").iterdir())),

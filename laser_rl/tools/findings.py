@@ -106,11 +106,7 @@ class Episode:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two values are equal in every bit that counts; NaN equals NaN.
-
-    >>> same({"a": np.zeros(2)}, {"a": np.zeros(2)}), same((1.0,), (2.0,))
-    (True, False)
-    """
+    """Whether two values are equal in every bit that counts; NaN equals NaN."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
     if isinstance(one, tuple | list) and isinstance(other, tuple | list):
@@ -239,11 +235,7 @@ def _brief(value: Any) -> str:
 
 
 def flat(space: spaces.Space[Any], observation: Any) -> Array:
-    """An observation as one vector; empty if it is not in its space, which is a finding of its own.
-
-    >>> flat(spaces.Discrete(3), 1).tolist()
-    [0.0, 1.0, 0.0]
-    """
+    """An observation as one vector; empty if it is not in its space, which is a finding of its own."""
     try:
         return np.asarray(spaces.flatten(space, observation), np.float64).ravel()
     except (TypeError, ValueError, KeyError, AttributeError, IndexError):
