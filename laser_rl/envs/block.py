@@ -61,12 +61,7 @@ def carve(buffer: memoryview | bytearray, fields: Mapping[str, tuple[tuple[int, 
 def fresh_block(observation: ObservationSpec, slots: int) -> RowBlock:
     """A block in ordinary memory."""
     fields = block_fields(observation, slots)
-    return block_over(bytearray(size_of(fields)), observation, slots)
-
-
-def block_over(buffer: memoryview | bytearray, observation: ObservationSpec, slots: int) -> RowBlock:
-    """A block over memory that is there already."""
-    return RowBlock(**carve(buffer, block_fields(observation, slots)))  # type: ignore[arg-type]
+    return RowBlock(**carve(bytearray(size_of(fields)), fields))  # type: ignore[arg-type]
 
 
 def _aligned(shape: tuple[int, ...], dtype: str) -> int:
@@ -82,11 +77,6 @@ class History:
         self._shape, self._dtype = action_shape, action_dtype
         self._episode = np.full(slots, -1, np.int64)
         self._digest = np.zeros(slots, np.int64)
-
-    @property
-    def episode(self) -> NDArray[np.int64]:
-        """Number of the episode that each slot is in; −1 before the first."""
-        return self._episode
 
     def note(self, rows: Rows, action: Array, digest: NDArray[np.int64]) -> None:
         """Rows that were handed out, and the actions that led to them."""

@@ -89,11 +89,6 @@ class Slot:
         """What the environment looks like."""
         return self._border.spec
 
-    @property
-    def border(self) -> Border:
-        """Where its returns pass."""
-        return self._border
-
     def bind(self, block: RowBlock, index: int) -> None:
         """Write rows at `index` of `block` from now on."""
         self._block, self._index = block, index
