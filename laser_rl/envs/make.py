@@ -18,15 +18,14 @@ from laser_rl.envs.atari import (
 )
 from laser_rl.envs.border import Env
 from laser_rl.envs.construct import BorrowedEnv, constructor, require_one_agent
-from laser_rl.envs.mixture import MixedEnvironments, refuse_twice
+from laser_rl.envs.mixture import MixedEnvironments
 from laser_rl.envs.native import TaskEnv, TaskEnvironments, task_of
 from laser_rl.envs.pool import PoolEnvironments, default_workers
 from laser_rl.envs.process import Limits
 from laser_rl.envs.records import Environments, seed_of
-from laser_rl.envs.scores import tasks_of
+from laser_rl.envs.scores import PREFIX, tasks_of
 from laser_rl.envs.serial import SerialEnvironments
 from laser_rl.envs.slot import EXITS, OnBadValue, exit_of
-from laser_rl.envs.suites import PREFIX
 from laser_rl.envs.vector import VectorAdapter
 from laser_rl.errors import ConfigError, EnvironmentRefused, UserError
 
@@ -74,7 +73,7 @@ def make_environments(
     workers = workers or default_workers(slots)
     if not isinstance(source, str) or not is_mixture(source):
         return make(source, slots=slots, seed=seed, options=options or {}, workers=workers)
-    tasks = _tasks_of(source)
+    tasks = tasks_of(source)
     share, workers = _share(source, slots, len(tasks)), max(1, workers // len(tasks))
     parts: list[Environments] = []
     try:
@@ -131,7 +130,7 @@ def make_renderable(
     if not isinstance(source, str):
         return BorrowedEnv(source) if isinstance(source, gymnasium.Env) else source()
     if is_mixture(source):
-        tasks = _tasks_of(source.partition("#")[0])
+        tasks = tasks_of(source.partition("#")[0])
         raise EnvironmentRefused(
             f"expected one task to look at, got the {len(tasks)} of {source}; name one of them, e.g. {next(iter(tasks))}"
         )
@@ -169,19 +168,6 @@ def is_mixture(name: str) -> bool:
     (True, True, False)
     """
     return name.startswith(PREFIX) or "," in name
-
-
-def _tasks_of(name: str) -> dict[str, Mapping[str, Any]]:
-    """The ids of a mixture's tasks, in order, and their own options."""
-    names = [part.strip() for part in name.split(",")]
-    if name.startswith(PREFIX) and len(names) == 1:
-        return tasks_of(name)
-    if "" in names or any(part.startswith(PREFIX) for part in names):
-        raise EnvironmentRefused(
-            f"expected ids of tasks with commas between them, got {name!r}; leave out what is empty, and name a suite alone"
-        )
-    refuse_twice(names)
-    return tasks_of(name)
 
 
 def _share(name: str, slots: int, tasks: int) -> int:

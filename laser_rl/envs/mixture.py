@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from laser_rl.envs.pool import PoolEnvironments
 from laser_rl.envs.records import ActionSpec, DiscreteActions, Environments, EnvironmentSpec, Rows
+from laser_rl.envs.scores import refuse_twice
 from laser_rl.envs.spaces import action_layout
 from laser_rl.errors import ConfigError, EnvironmentRefused
 
@@ -221,10 +222,3 @@ def _refuse_unfit(parts: Sequence[Environments]) -> None:
                 f"expected as many slots for every task, got {first.slots} for {first.spec.name} and {part.slots} for "
                 f"{part.spec.name}; they take turns"
             )
-
-
-def refuse_twice(names: Sequence[str]) -> None:
-    """Tasks of a mixture go by their names, so a name may be there once."""
-    twice = [name for index, name in enumerate(names) if name in names[:index]]
-    if twice:
-        raise EnvironmentRefused(f"expected every task once, got {twice[0]} twice; leave one of them out")

@@ -12,9 +12,8 @@ from typing import Any
 
 from laser_rl.envs.dmlab import LEVELS, level_of
 from laser_rl.envs.native import task_of
+from laser_rl.envs.scores import PREFIX
 from laser_rl.errors import EnvironmentRefused
-
-PREFIX = "suite:"
 
 
 @dataclass(frozen=True)
