@@ -104,9 +104,9 @@ class _GridWalk:
     size: int
     layout_seed: int = 0
     most_steps: int = 0
-    optimal_return: float = field(default=1.0, init=False, repr=False, compare=False)  # there is time enough
     _after: Ints = field(init=False, repr=False, compare=False)  # [place, action]: where an action leads
     _goal: int = field(init=False, repr=False, compare=False)
+    optimal_return = 1.0  # there is time enough
 
     def __post_init__(self) -> None:
         kind = type(self).__name__

@@ -144,6 +144,7 @@ class DeepSea(_Board):
     mask_seed: int = 42
     image: bool = False
     _mask: NDArray[np.int64] = field(init=False, repr=False, compare=False)
+    optimal_return = 0.99  # right at every step
 
     def __post_init__(self) -> None:
         if self.size < 1:
@@ -155,11 +156,6 @@ class DeepSea(_Board):
     def spec(self) -> EnvironmentSpec:
         """Board as one-hot pixels: where the diver is; empty when the bottom is reached."""
         return self._spec(f"laser/DeepSea-{self.size}", self.size, self.size, 2)
-
-    @property
-    def optimal_return(self) -> float:
-        """The diver goes right at every step."""
-        return 0.99
 
     @property
     def random_return(self) -> float:
@@ -210,6 +206,9 @@ class TMaze:
     length: int = 10
     one_cue: bool = False
     tiles: bool = False
+    optimal_return = 1.0  # turn as the cue said
+    # Left and right are equally likely, and so are their rewards. Without memory no policy gets more (0.4 with `one_cue`).
+    random_return = 0.0
 
     def __post_init__(self) -> None:
         if self.length < 1:
@@ -227,16 +226,6 @@ class TMaze:
     def most_steps(self) -> int:
         """Steps to the truncation."""
         return 3 * self.length + 3
-
-    @property
-    def optimal_return(self) -> float:
-        """Turn as the cue said."""
-        return 1.0
-
-    @property
-    def random_return(self) -> float:
-        """Left and right are equally likely, and so are their rewards. Without memory no policy gets more (0.4 with `one_cue`)."""
-        return 0.0
 
     def begin(self, seed: Ints) -> Positions:
         """The seed decides the cue."""
