@@ -12,8 +12,8 @@ from laser_rl.agent.single import Memento, act_once
 from laser_rl.api import arguments
 from laser_rl.api.saved import Saved, read_saved, save_network
 from laser_rl.config import Config, full_name, override
-from laser_rl.envs.naming import stored_name
-from laser_rl.envs.stored_spaces import Borders, borders_of
+from laser_rl.envs.construct import stored_name
+from laser_rl.envs.spaces import Borders, borders_of
 from laser_rl.errors import ConfigError
 from laser_rl.evaluation.statistics import EvalResult
 from laser_rl.metrics.sink import Sink

@@ -1,24 +1,17 @@
 """`laser check-env`: an environment is examined in a process of its own; every finding names what to do."""
 
 import json
-import math
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import tyro
 
-from laser_rl.envs.examine.records import Finding
-from laser_rl.envs.examine.watch import Examination, Patience, examine
-from laser_rl.envs.records import BoxActions, DiscreteActions, EnvironmentSpec
 from laser_rl.errors import ConfigError
+from laser_rl.tools.check_process import Order, examine
+from laser_rl.tools.check_text import agent_facts, as_json, as_text
 
 DEFECTS = 1  # exit status
-MARKS = {"good": "good", "warning": "WARNING", "defect": "DEFECT", "not done": "not done"}
-COLOURS = {"good": "32", "warning": "33", "defect": "31;1", "not done": "2"}
-WIDEST_CHECK, WIDEST_MARK = 14, 10
-NORMAL_95 = 1.96
 
 
 @dataclass(frozen=True)
@@ -49,199 +42,30 @@ class CheckEnv:
 
 def check_command(arguments: list[str]) -> int:
     """`laser check-env`."""
+    from laser_rl.recipes.single import shared  # noqa: PLC0415 - imports the settings, which the help text does not need
+
     asked = tyro.cli(CheckEnv, prog="laser check-env", args=arguments)
     if min(asked.steps, asked.slots) < 1 or asked.seconds <= 0:
         raise ConfigError("expected --steps, --slots and --seconds above 0; leave them out for the usual ones")
-    found = examine(
-        asked.id,
-        steps=asked.steps,
-        slots=_slots(asked.id, asked.slots),
-        seconds=asked.seconds,
-        seed=asked.seed,
-        options=_options(asked.options),
-        patience=Patience(asked.step_limit, asked.reset_limit, asked.constructor_limit),
-        say=_sign_of_life(asked.id) if sys.stderr.isatty() and not asked.json else lambda stage: None,
-    )
+    limits = (asked.step_limit, asked.reset_limit, asked.constructor_limit)
+    slots, options = shared(asked.id, asked.slots), _options(asked.options)
+    order = Order(asked.id, options, asked.steps, slots, asked.seconds, asked.seed, *limits)
+    loud = sys.stderr.isatty() and not asked.json
+    found = examine(order, lambda stage: print(f"laser: {asked.id}: {stage} …", file=sys.stderr) if loud else None)
     agent = None if found.spec is None else agent_facts(found.spec, asked.id)
     if asked.json:
         print(json.dumps(as_json(found, agent), indent=2))
     else:
         print("\n".join(as_text(found, agent, coloured=sys.stdout.isatty())))
-    return DEFECTS if found.defects else 0
-
-
-def _slots(name: str, slots: int) -> int:
-    from laser_rl.recipes.single import shared  # noqa: PLC0415 - imports the settings, which the help text does not need
-
-    return shared(name, slots)
+    return DEFECTS if found.of("defect") else 0
 
 
 def _options(text: str) -> dict[str, Any]:
+    example = "e.g. '{\"size\": 5}'"
     try:
         options = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"expected --options to be JSON, got {text!r} ({error}); e.g. '{{\"size\": 5}}'") from None
+        raise ConfigError(f"expected --options to be JSON, got {text!r} ({error}); {example}") from None
     if not isinstance(options, dict):
-        raise ConfigError(f"expected --options to be a JSON object, got {text!r}; e.g. '{{\"size\": 5}}'")
+        raise ConfigError(f"expected --options to be a JSON object, got {text!r}; {example}")
     return options
-
-
-def _sign_of_life(name: str) -> Any:
-    def say(stage: str) -> None:
-        print(f"laser: {name}: {stage} …", file=sys.stderr)
-
-    return say
-
-
-def agent_facts(spec: EnvironmentSpec, name: str) -> dict[str, Any]:
-    """What would be trained there by default: recipe, network, replay."""
-    from laser_rl import recipes  # noqa: PLC0415 - loads torch, which takes as long as the examination
-    from laser_rl.networks.build import family_of, parameter_count  # noqa: PLC0415
-    from laser_rl.replay.memory import available_bytes, estimate  # noqa: PLC0415
-    from laser_rl.runtime.build import layout_of, seeded_network  # noqa: PLC0415
-
-    config = recipes.for_environment(spec, name)
-    family = family_of(spec.action)
-    layout = layout_of(spec, family, config)
-    network = seeded_network(config, spec, None)
-    need = estimate(layout, config.replay.capacity_steps, config.replay.codec, config.replay.budget_bytes)
-    return {
-        "recipe": config.recipe,
-        "steps": config.run.steps,
-        "policy": str(family),
-        "torso": type(network.torso).__name__,
-        "memory": config.network.memory,
-        "parameters": parameter_count(network),
-        "replay_steps": config.replay.capacity_steps,
-        "replay_bytes": need.total,
-        "replay": str(need),
-        "free_bytes": available_bytes(),
-    }
-
-
-def as_json(found: Examination, agent: dict[str, Any] | None) -> dict[str, Any]:
-    """All of it as plain values; what is not finite becomes null, since JSON has no word for it."""
-    worst = "defect" if found.defects else "warning" if found.warnings else "good"
-    spec = None if found.spec is None else {**asdict(found.spec), "action_kind": type(found.spec.action).__name__}
-    facts = {name: _finite(value) for name, value in found.facts.items()}
-    findings = [asdict(one) for one in found.findings]
-    parts = {"verdict": worst, "findings": findings, "spec": spec, "facts": facts, "agent": agent}
-    return {"environment": found.name, **parts}
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def as_text(found: Examination, agent: dict[str, Any] | None, *, coloured: bool = False) -> Iterator[str]:
-    """The table, then what an agent would see, then the result in a line."""
-    yield f"{'check':<{WIDEST_CHECK}}  verdict"
-    for one in found.findings:
-        if one.verdict != "not done":
-            yield from _finding(one, coloured=coloured)
-    missing = [one.check for one in found.findings if one.verdict == "not done"]
-    if missing:
-        yield f"{'':<{WIDEST_CHECK}}  {_mark('not done', coloured=coloured)}{', '.join(missing)}"
-    if found.spec is not None:
-        yield ""
-        yield from (f"{name:<{WIDEST_CHECK}}  {text}" for name, text in _seen(found, found.spec))
-    if agent is not None:
-        yield from (f"{name:<{WIDEST_CHECK}}  {text}" for name, text in _trained(found, agent))
-    yield ""
-    yield f"{found.name}: {_result(found)}"
-
-
-def _finding(one: Finding, *, coloured: bool) -> Iterator[str]:
-    mark = _mark(one.verdict, coloured=coloured)
-    start, indent = f"{one.check:<{WIDEST_CHECK}}  {mark}", " " * (WIDEST_CHECK + WIDEST_MARK + 2)
-    if one.verdict == "good":
-        yield f"{start}{one.expected}"
-        return
-    yield f"{start}expected  {one.expected}"
-    often = f"{one.times:,} times, first in " if one.times > 1 and one.where else ""
-    yield f"{indent}got       {one.got}{f' ({often}{one.where})' if one.where else ''}"
-    yield f"{indent}fix       {one.fix}"
-    yield from (f"{indent}  | {line}" for line in one.trace.splitlines())
-
-
-def _mark(verdict: str, *, coloured: bool) -> str:
-    mark = f"{MARKS[verdict]:<{WIDEST_MARK}}"
-    return f"\x1b[{COLOURS[verdict]}m{mark}\x1b[0m" if coloured else mark
-
-
-def _seen(found: Examination, spec: EnvironmentSpec) -> Iterator[tuple[str, str]]:
-    facts, seen = found.facts, spec.observation
-    kind = "picture" if seen.is_image else "vector"
-    yield "observation", f"{seen.dtype} {seen.shape}, a {kind}, scaled by {seen.scale:.4g}"
-    yield "action", _action(spec)
-    if spec.tasks:
-        yield "tasks", ", ".join(spec.tasks)
-    lengths, returns = facts.get("lengths"), [value for value in facts.get("returns", []) if math.isfinite(value)]
-    if lengths:
-        mean = sum(lengths) / len(lengths)
-        steps = f"{min(lengths):,} to {max(lengths):,} steps, {mean:,.1f} on average"
-        yield "episodes", f"{len(lengths):,} ended in {facts['played_steps']:,} random steps: {steps}"
-    elif "played_steps" in facts:
-        yield "episodes", f"none ended in {facts['played_steps']:,} random steps"
-    if returns:
-        yield "random return", _returns(returns)
-    if "steps_per_second" in facts:
-        yield "speed", _speed(facts)
-
-
-def _action(spec: EnvironmentSpec) -> str:
-    action = spec.action
-    if isinstance(action, DiscreteActions):
-        return f"one of {action.count} choices"
-    if isinstance(action, BoxActions):
-        return f"{len(action.low)} real numbers, from {list(action.low)} to {list(action.high)}"
-    return f"{len(action.counts)} choices at once, among {', '.join(map(str, action.counts))}"
-
-
-def _returns(returns: list[float]) -> str:
-    mean = sum(returns) / len(returns)
-    if len(returns) == 1:
-        return f"{mean:,.4g} in one episode"
-    spread = math.sqrt(sum((one - mean) ** 2 for one in returns) / max(1, len(returns) - 1))
-    error = NORMAL_95 * spread / math.sqrt(len(returns))
-    return f"{mean:,.4g} ± {error:.2g} (95 %), from {min(returns):,.4g} to {max(returns):,.4g}"
-
-
-def _speed(facts: dict[str, Any]) -> str:
-    text = f"{facts['steps_per_second']:,.0f} steps/s"
-    if "slots" in facts:
-        return f"{text} in {facts['slots']} slots"
-    return f"{text} in one process; a step takes {facts['step_ms']:.3g} ms, a reset {facts['reset_ms']:.3g} ms"
-
-
-def _trained(found: Examination, agent: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    yield "policy", agent["policy"]
-    yield "recipe", f"{agent['recipe']}: laser train --env {found.name}"
-    memory = "" if agent["memory"] == "none" else f", memory {agent['memory']}"
-    yield "network", f"{agent['torso']}{memory}, {agent['parameters']:,} parameters"
-    yield "replay", f"{agent['replay'].removeprefix('replay of ')}; {agent['free_bytes'] / 1e9:.1f} GB are free"
-    if found.facts.get("steps_per_second"):
-        seconds = agent["steps"] / found.facts["steps_per_second"]
-        yield "time", f"{agent['steps']:,} steps take {_long(seconds)} for the environment alone, at this speed"
-
-
-def _long(seconds: float) -> str:
-    unit, name = next(
-        ((one, name) for one, name in ((3600, "hours"), (60, "minutes")) if seconds >= one), (1, "seconds")
-    )
-    return f"{seconds / unit:,.1f} {name}"
-
-
-def _result(found: Examination) -> str:
-    defects, warnings = len(found.defects), len(found.warnings)
-    checks = len({one.check for one in found.findings if one.verdict != "not done"})
-    if not defects and not warnings:
-        return f"fine, {checks} checks"
-    numbers = f"{_plural(defects, 'defect')}, {_plural(warnings, 'warning')} in {checks} checks"
-    return f"{numbers}; {'mend the defects, then check again' if defects else 'it can be trained'}"
-
-
-def _plural(number: int, noun: str) -> str:
-    return f"{number or 'no'} {noun}{'s' * (number > 1)}"

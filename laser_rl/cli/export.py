@@ -2,7 +2,6 @@
 
 import sys
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -10,10 +9,10 @@ from typing import Annotated
 import tyro
 
 from laser_rl.errors import ConfigError
-from laser_rl.exports.minari_dataset import MinariExport, Progress
-from laser_rl.exports.onnx_policy import export_onnx, require_extra
-from laser_rl.exports.source import config_sha256, load_source, manifest_sha256
 from laser_rl.metrics import display
+from laser_rl.tools.minari_dataset import export_minari
+from laser_rl.tools.onnx_policy import export_onnx, require_extra
+from laser_rl.tools.source import config_sha256, load_source, manifest_sha256
 
 EVERY_S = 5.0  # between two lines where there is no terminal
 
@@ -27,7 +26,7 @@ class Export:
     """The policy as an ONNX file: likeliest action, parameters of the policy, value, and the memory's state in and out. It is
     compared with torch on observations of the environment before it is put in place."""
     minari: Annotated[str | None, tyro.conf.arg(metavar="NAMESPACE/NAME-vN")] = None
-    """The whole episodes of the replay as a Minari dataset of this name, exact. Killed and started again, it goes on."""
+    """The whole episodes of the replay as a Minari dataset of this name, exact."""
     member: Annotated[str | None, tyro.conf.arg(metavar="best|N")] = None
     """Of a sweep: a member's number, or the best by its last evaluation. If nothing is said, the best one's policy, and everybody's
     episodes."""
@@ -69,27 +68,24 @@ def _onnx(asked: Export, path: Path) -> None:
 
 
 def _minari(asked: Export, dataset_id: str) -> None:
-    export = MinariExport(asked.run_dir, dataset_id, member=asked.member, out=asked.out)
-    show(export.run())
-    totals = export.totals
-    assert totals is not None  # noqa: S101 - or `run` would have raised
-    print(f"{export.path}")
-    print(
-        f"{totals.episodes:,} whole episodes, {totals.steps:,} steps, mean return {display.short(totals.mean_return)}"
-    )
+    made = export_minari(asked.run_dir, dataset_id, member=asked.member, out=asked.out, say=Progress())
+    print(made.path)
+    print(f"{made.episodes:,} whole episodes, {made.steps:,} steps, mean return {display.short(made.mean_return)}")
     place = "" if asked.out is None else f"MINARI_DATASETS_PATH={asked.out} "
     print(f"""load it: {place}python -c 'import minari; print(minari.load_dataset("{dataset_id}")[0])'""")
 
 
-def show(progress: Iterable[Progress]) -> None:
+class Progress:
     """One line that changes, on a terminal; elsewhere a line every few seconds."""
-    terminal, last = sys.stderr.isatty(), time.monotonic()
-    for now in progress:
-        line = f"{now.doing} {now.done:,} of {now.total:,} {now.unit}"
-        if terminal:
-            print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
-        elif time.monotonic() - last >= EVERY_S:
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        """So many unrolls were read."""
+        line = f"read {done:,} of {total:,} unrolls"
+        if sys.stderr.isatty():
+            print(f"\r\x1b[K{line if done < total else ''}", end="", file=sys.stderr, flush=True)
+        elif time.monotonic() - self._last >= EVERY_S:
             print(f"laser: {line}", file=sys.stderr, flush=True)
-            last = time.monotonic()
-    if terminal:
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            self._last = time.monotonic()

@@ -1,4 +1,4 @@
-"""`laser push`: a trained agent to the Hugging Face Hub, because somebody asked for it."""
+"""`laser push`: a trained agent to the Hugging Face Hub."""
 
 import tempfile
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ from typing import Annotated
 import tyro
 
 from laser_rl.errors import ConfigError
-from laser_rl.exports.hub import hub_api, require_login, upload, write_folder
-from laser_rl.exports.source import load_source
 from laser_rl.metrics import display
+from laser_rl.tools.hub import hub_api, require_login, upload, write_folder
+from laser_rl.tools.source import load_source
 
 
 @dataclass(frozen=True)

@@ -5,19 +5,20 @@ Its defaults clip rewards, press fire on reset, and stack four frames: all off h
 
 import re
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from laser_rl.envs.records import DiscreteActions, EnvironmentSpec, ObservationSpec, Rows, seed_of
-from laser_rl.errors import ConfigError, EnvironmentRefused, MissingExtra
+from laser_rl.envs.records import DiscreteActions, Environments, EnvironmentSpec, ObservationSpec, Rows, seed_of
+from laser_rl.errors import EnvironmentRefused, MissingExtra
 
 Array = NDArray[np.generic]
 Flags = NDArray[np.bool_]
+SCREEN = (210, 160)
 
 # fmt: off
 ATARI_57 = (
@@ -34,11 +35,7 @@ ATARI_57 = (
 
 @dataclass(frozen=True)
 class AtariSettings:
-    """How the games are played; the defaults are the paper's.
-
-    >>> AtariSettings().steps_per_episode
-    27000
-    """
+    """How the games are played; the defaults are the paper's."""
 
     screen_size: int = 84
     frame_skip: int = 4  # of the last two, the brighter pixel is seen
@@ -47,11 +44,6 @@ class AtariSettings:
     repeat_action_probability: float = 0.0  # 0.25 for "sticky actions"
     full_action_space: bool = False
     threads: int = 0  # of each group of slots; 0: as many as there are cores
-
-    @property
-    def steps_per_episode(self) -> int:
-        """The most agent steps in an episode."""
-        return self.most_frames // self.frame_skip
 
 
 def atari_game(name: str) -> str:
@@ -110,15 +102,15 @@ class _Group(NamedTuple):
     env: Any
 
 
-class AtariEnvironments:
+class AtariEnvironments(Environments):
     """One game in `slots` copies. A life lost is reported in `lost_life` and does not end the episode.
 
     ALE takes a seed for each slot once, at the first reset; later episodes draw on from there. So `seed` in the rows is nominal except in
     episode 0, and an episode cannot be rebuilt: `state` is None.
 
-    With two groups, a step sends one group off and brings the rows of the other: the emulators of one work while whoever decides for the
-    other does. Rows of a slot are the same for any number of groups. A wait for ALE has no limit, since `recv` takes none; its threads do
-    nothing but emulate.
+    With two groups, a step sends one group off and brings the rows of the other: the emulators of one work while the
+    actor decides for the other. Rows of a slot are the same for any number of groups. A wait for ALE has no limit,
+    since `recv` takes none; its threads do nothing but emulate.
 
     Args:
         game: by any of its names.
@@ -209,21 +201,71 @@ class AtariEnvironments:
         seed, raw = seed_of(self._seed, slots, episode), reward.astype(np.float32)
         return Rows(slots.copy(), observation, first, raw, terminated, truncated, lost, restarted, episode, seed)
 
-    def state(self) -> None:
-        """ALE's vector environment has no state to save."""
-
-    def restore(self, state: Mapping[str, Array]) -> Rows:
-        """Not to be had."""
-        raise ConfigError(
-            f"{self.spec.name}: ALE's vector environment has no state to restore, got {sorted(state)}; start it with reset()"
-        )
-
-    def counters(self, slots: NDArray[np.int64] | None = None) -> Mapping[str, int]:
-        """None: the emulator runs in this process."""
-        return {}
-
     def close(self) -> None:
         """Ends ALE's threads, also those that are at work; they finish their frame."""
         self._sent.clear()
         while self._groups:
             self._groups.pop().env.close()
+
+
+class AtariScreen(gymnasium.Env[NDArray[np.uint8], Any]):
+    """A game with its screen in colour: a twin that takes the same seed and the same actions draws it. ALE gives one format at a time."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012  (Gymnasium's own way)
+    render_mode = "rgb_array"
+
+    def __init__(self, game: str, settings: AtariSettings) -> None:
+        rom = atari_game(game)
+        self._player = atari_vector(rom, 1, settings, num_threads=1)
+        height, width = SCREEN
+        self._painter = atari_vector(
+            rom, 1, settings, num_threads=1, grayscale=False, img_height=height, img_width=width
+        )
+        self.observation_space, self.action_space = (
+            self._player.single_observation_space,
+            self._player.single_action_space,
+        )
+        self._frame = np.zeros((*SCREEN, 3), np.uint8)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.uint8], dict[str, Any]]:
+        """Both from the same seed."""
+        super().reset(seed=seed)
+        chosen = np.array([int(self.np_random.integers(2**31)) if seed is None else seed])
+        observation, info = self._player.reset(seed=chosen)
+        self._frame = self._painter.reset(seed=chosen)[0][0, 0]
+        return observation[0], {"lives": int(info["lives"][0])}
+
+    def step(self, action: Any) -> tuple[NDArray[np.uint8], float, bool, bool, dict[str, Any]]:
+        """Both take the same action."""
+        actions = np.array([action], np.int64)
+        observation, reward, terminated, truncated, info = self._player.step(actions)
+        self._frame = self._painter.step(actions)[0][0, 0]
+        return (
+            observation[0],
+            float(reward[0]),
+            bool(terminated[0]),
+            bool(truncated[0]),
+            {"lives": int(info["lives"][0])},
+        )
+
+    def render(self) -> NDArray[np.uint8]:
+        """The screen after the last step."""
+        return self._frame.copy()
+
+
+class MinAtarScreen(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """MinAtar draws with seaborn, which is not among our dependencies; here every channel has its colour."""
+
+    render_mode = "rgb_array"
+
+    def render(self) -> Any:
+        """The board, the upper channels over the lower ones."""
+        bare: Any = self.unwrapped
+        board = np.asarray(bare.game.state())
+        hue = np.linspace(0.0, 2.0 * np.pi, board.shape[-1], endpoint=False)
+        palette = 140 + 110 * np.stack([np.cos(hue), np.cos(hue - 2.1), np.cos(hue + 2.1)], axis=1)
+        top = (board * (1 + np.arange(board.shape[-1]))).max(-1)
+        pixels = np.concatenate([np.zeros((1, 3)), palette])[top].astype(np.uint8)
+        return pixels.repeat(16, axis=0).repeat(16, axis=1)

@@ -14,7 +14,7 @@ ALIGNMENT = 64  # bytes; a cache line, so that two workers never write to the sa
 
 
 class RowBlock(NamedTuple):
-    """The newest row of every slot; whoever steps slot i writes at index i."""
+    """The newest row of every slot; the worker that steps slot i writes at index i."""
 
     observation: Array
     is_first: NDArray[np.bool_]
@@ -44,21 +44,12 @@ def block_fields(observation: ObservationSpec, slots: int) -> dict[str, tuple[tu
 
 
 def size_of(fields: Mapping[str, tuple[tuple[int, ...], str]]) -> int:
-    """Bytes that `carve` needs.
-
-    >>> size_of({"a": ((3,), "int64"), "b": ((65,), "bool")})
-    192
-    """
+    """Bytes that `carve` needs."""
     return sum(_aligned(shape, dtype) for shape, dtype in fields.values())
 
 
 def carve(buffer: memoryview | bytearray, fields: Mapping[str, tuple[tuple[int, ...], str]]) -> dict[str, Array]:
-    """Arrays over `buffer`, one after the other.
-
-    >>> arrays = carve(bytearray(192), {"a": ((3,), "int64"), "b": ((65,), "bool")})
-    >>> arrays["a"].shape, arrays["b"].dtype
-    ((3,), dtype('bool'))
-    """
+    """Arrays over `buffer`, one after the other."""
     arrays: dict[str, Array] = {}
     offset = 0
     for name, (shape, dtype) in fields.items():
@@ -68,18 +59,9 @@ def carve(buffer: memoryview | bytearray, fields: Mapping[str, tuple[tuple[int, 
 
 
 def fresh_block(observation: ObservationSpec, slots: int) -> RowBlock:
-    """A block in ordinary memory.
-
-    >>> fresh_block(ObservationSpec((4,)), 2).take(np.array([1])).observation.shape
-    (1, 4)
-    """
+    """A block in ordinary memory."""
     fields = block_fields(observation, slots)
-    return block_over(bytearray(size_of(fields)), observation, slots)
-
-
-def block_over(buffer: memoryview | bytearray, observation: ObservationSpec, slots: int) -> RowBlock:
-    """A block over memory that is there already."""
-    return RowBlock(**carve(buffer, block_fields(observation, slots)))  # type: ignore[arg-type]
+    return RowBlock(**carve(bytearray(size_of(fields)), fields))  # type: ignore[arg-type]
 
 
 def _aligned(shape: tuple[int, ...], dtype: str) -> int:
@@ -88,23 +70,13 @@ def _aligned(shape: tuple[int, ...], dtype: str) -> int:
 
 
 class History:
-    """The actions of every slot's open episode. With its seed they make the episode again; the digest says whether they did.
-
-    >>> history = History(slots=1, action_shape=(), action_dtype="int64")
-    >>> history.state()["length"].tolist()
-    [0]
-    """
+    """The actions of every slot's open episode. With its seed they make the episode again; the digest says whether they did."""
 
     def __init__(self, slots: int, action_shape: tuple[int, ...], action_dtype: str) -> None:
         self._actions = [bytearray() for _ in range(slots)]
         self._shape, self._dtype = action_shape, action_dtype
         self._episode = np.full(slots, -1, np.int64)
         self._digest = np.zeros(slots, np.int64)
-
-    @property
-    def episode(self) -> NDArray[np.int64]:
-        """Number of the episode that each slot is in; −1 before the first."""
-        return self._episode
 
     def note(self, rows: Rows, action: Array, digest: NDArray[np.int64]) -> None:
         """Rows that were handed out, and the actions that led to them."""

@@ -1,12 +1,17 @@
-"""Constructors of Python environments, from a name: plain functions, so that they can be sent to a worker process by reference."""
+"""From a name to the constructor of a Python environment, and from an environment to its name.
+
+Constructors are plain functions, so that they can be sent to a worker process by reference.
+"""
 
 import difflib
 import functools
 import importlib
+import json
 import logging
 import os
 import sys
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +19,7 @@ from types import ModuleType
 from typing import Any, cast
 
 import gymnasium
+from gymnasium.envs.registration import EnvSpec
 
 from laser_rl.envs.atari import ATARI_57
 from laser_rl.envs.border import Env
@@ -118,14 +124,14 @@ def _import(module: str) -> ModuleType:
 
 
 def _registered(name: str) -> str:
-    """Import whoever registers `name`, and refuse it if nobody does; returns the id alone."""
+    """Import the module that registers `name`, refuse a name that is not registered, and return the id alone."""
     module, _, identifier = name.rpartition(":")
     if module:
         _import(module)
     if name.startswith("MinAtar/"):
-        _register_minatar()
+        _register("MinAtar/", "minatar.gym", "minatar")
     if identifier.startswith(MINIGRID):
-        _register_minigrid()
+        _register(MINIGRID, "minigrid", "minigrid")
     try:
         with _quiet():
             gymnasium.spec(identifier)
@@ -137,39 +143,27 @@ def _registered(name: str) -> str:
 
 
 def nearest(name: str) -> list[str]:
-    """Known ids that look like `name`.
-
-    >>> nearest("CartPol-v1")[0]
-    'CartPole-v1'
-    """
+    """Known ids that look like `name`."""
     games = ["ALE/" + "".join(part.capitalize() for part in game.split("_")) + "-v5" for game in ATARI_57]
     known = {identifier.lower(): identifier for identifier in [*gymnasium.registry, *OURS, *games]}
     return [known[found] for found in difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.6)]
 
 
-def _register_minatar() -> None:
-    if any(identifier.startswith("MinAtar/") for identifier in gymnasium.registry):
-        return
+def _register(prefix: str, package: str, extra: str) -> None:
+    """Import a package that registers its environments, at once or when it is told to."""
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # pygame would greet the user on standard output
     try:
         with _quiet():
-            gym = importlib.import_module("minatar.gym")  # an extra: only when it is asked for
+            module = importlib.import_module(package)
     except ImportError as error:
-        raise MissingExtra("MinAtar", "minatar") from error
-    gym.register_envs()
-
-
-def _register_minigrid() -> None:
-    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # it would greet everybody on standard output
-    try:
-        with _quiet():
-            importlib.import_module("minigrid")  # an extra; registers its tasks on import
-    except ImportError as error:
-        raise MissingExtra("MiniGrid", "minigrid") from error
+        raise MissingExtra(prefix.rstrip("/-"), extra) from error
+    if hasattr(module, "register_envs") and not any(known.startswith(prefix) for known in gymnasium.registry):
+        module.register_envs()
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Other packages warn about their own optional parts on import; nobody asked."""
+    """Silence what other packages say about their own optional parts on import."""
     root = logging.getLogger()
     level, handlers = root.level, list(root.handlers)
     root.setLevel(logging.ERROR)
@@ -180,3 +174,127 @@ def _quiet() -> Iterator[None]:
     finally:
         root.setLevel(level)
         root.handlers[:] = handlers  # logging.warning adds one where there was none
+
+
+class StreamBroken(Exception):
+    """Another player has reset the environment since this one's last step: the open episode is void."""
+
+
+class Turn:
+    """Whose turn it is in an environment that exists once: the player's that reset it last."""
+
+    def __init__(self, env: Any) -> None:
+        self._env = env.unwrapped
+
+    @property
+    def lost(self) -> bool:
+        """Whether another player took it since."""
+        return _PLAYERS.get(id(self._env)) is not self
+
+    def take(self) -> None:
+        """It is this player's from now on."""
+        _PLAYERS[id(self._env)] = self
+
+
+# By the environment's id, which is its own for as long as a player holds it.
+_PLAYERS: weakref.WeakValueDictionary[int, Turn] = weakref.WeakValueDictionary()
+
+
+class BorrowedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """One environment of the user's: closing this leaves it open, a step after another player's turn raises `StreamBroken`."""
+
+    def __init__(self, env: Env) -> None:
+        super().__init__(env)
+        self._turn = Turn(env)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Take the turn."""
+        self._turn.take()
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> Any:
+        """One step, in an episode of one's own."""
+        if self._turn.lost:
+            raise StreamBroken
+        return self.env.step(action)
+
+    def close(self) -> None:
+        """Leave it open: the user made it."""
+
+
+def stored_name(source: Any) -> tuple[str, dict[str, Any]]:
+    """An id or `module:name`, and options, that make such an environment; <...> around what no name can make again.
+
+    An environment goes by its `spec.id` unless wrappers were put around it, which an id would leave out; a class or function by its place
+    in a module that can be imported.
+
+    >>> stored_name(gymnasium.make("CartPole-v1", max_episode_steps=20)), stored_name(json.JSONDecoder)
+    (('CartPole-v1', {'max_episode_steps': 20}), ('json.decoder:JSONDecoder', {}))
+    >>> stored_name(lambda: None)
+    ('<<lambda>>', {})
+    """
+    if isinstance(source, str):
+        return source, {}
+    if isinstance(source, gymnasium.Env | gymnasium.vector.VectorEnv):
+        return _of_instance(source)
+    if isinstance(source, functools.partial):
+        return f"<partial of {_label(source.func)}>", {}
+    return _reference(source) or f"<{_label(source)}>", {}
+
+
+def can_be_made_again(spec: EnvSpec) -> bool:
+    """Whether `gymnasium.make(spec)` gives such an environment with all its wrappers."""
+    return all(wrapper.kwargs is not None for wrapper in spec.additional_wrappers)
+
+
+def _of_instance(env: Any) -> tuple[str, dict[str, Any]]:
+    vector = isinstance(env, gymnasium.vector.VectorEnv)
+    spec = _spec_of_slots(env) if vector else env.spec
+    if spec is None:
+        bare = env.unwrapped is env and not vector
+        return (_reference(type(env)) if bare else None) or f"<{_label(type(env))}>", {}
+    wrappers = [wrapper.name for wrapper in spec.additional_wrappers]
+    wrappers += [type(env).__name__] if isinstance(env, gymnasium.vector.VectorWrapper) else []
+    known, length = gymnasium.registry.get(spec.id), spec.max_episode_steps
+    options = {name: value for name, value in spec.kwargs.items() if name not in _NOT_THE_TASK}
+    if known is not None and known.max_episode_steps != length:
+        options["max_episode_steps"] = length
+    if wrappers or known is None or not _is_json(options):
+        return f"<{' in '.join([spec.id, *wrappers])}>", {}
+    return str(spec.id), options
+
+
+_NOT_THE_TASK = frozenset({"render_mode", "max_episode_steps", "num_envs", "vectorization_mode", "vector_kwargs"})
+
+
+def _spec_of_slots(vector: Any) -> Any:
+    """That of every environment of a vector, if it is the same."""
+    if vector.spec is not None or not isinstance(vector.unwrapped, _FROM_PARTS):
+        return vector.spec
+    first, *others = vector.unwrapped.get_attr("spec")
+    return first if all(other == first for other in others) else None
+
+
+_FROM_PARTS = (gymnasium.vector.SyncVectorEnv, gymnasium.vector.AsyncVectorEnv)
+
+
+def _is_json(options: dict[str, Any]) -> bool:
+    try:
+        return bool(json.loads(json.dumps(options)) == options)
+    except (TypeError, ValueError):
+        return False
+
+
+def _reference(source: Any) -> str | None:
+    """`module:name` where importing that module and looking the name up gives this very thing."""
+    module, name = getattr(source, "__module__", None), getattr(source, "__qualname__", None)
+    found: Any = sys.modules.get(str(module))
+    if module in {None, "__main__", "builtins"} or name is None or found is None:
+        return None
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return f"{module}:{name}" if found is source else None
+
+
+def _label(source: Any) -> str:
+    return str(getattr(source, "__qualname__", type(source).__qualname__)).replace(",", " ")

@@ -68,11 +68,7 @@ def tile_number(kind: str, colour: str = "red", state: int = 0, *, carried: bool
 
 
 def tile(kind: str, colour: str = "red", state: int = 0, *, carried: bool = False) -> Picture:
-    """The pixels [3, 4, 4] of a cell. What the agent carries stands on a white bar, in its place.
-
-    >>> tile("ball", "blue")[2].tolist()
-    [[40, 40, 40, 40], [40, 255, 255, 40], [40, 255, 255, 40], [40, 40, 40, 40]]
-    """
+    """The pixels [3, 4, 4] of a cell. What the agent carries stands on a white bar, in its place."""
     rows = SHAPES[kind + STATES[state] if kind == "door" else kind]
     full = np.array(COLOURS[colour])
     paint = {" ": np.zeros(3), ".": np.array(GROUND), "o": np.array(WHITE), "#": full, "+": full // 2}
@@ -91,11 +87,7 @@ def tiles() -> NDArray[np.uint32]:
 
 
 def draw(numbers: Sequence[int] | NDArray[np.int64]) -> Picture:
-    """A picture of 49 tiles, given row by row.
-
-    >>> draw([tile_number("empty")] * 49).shape
-    (3, 28, 28)
-    """
+    """A picture of 49 tiles, given row by row."""
     cells = tiles().take(numbers, axis=0).reshape(VIEW, VIEW, 3, TILE)
     return cells.transpose(2, 0, 3, 1).copy().view(np.uint8).reshape(SHAPE)
 

@@ -24,11 +24,7 @@ WORD = re.compile(r"\w+")
 
 
 class PictureWithInstruction(spaces.Box):
-    """The space of such pictures. A wrapper that makes other pictures of them gives them another space, and then nobody looks for words.
-
-    >>> PictureWithInstruction(channels=3, height=72, width=96).shape
-    (3, 73, 96)
-    """
+    """The space of such pictures. A wrapper that makes other pictures of them gives them another space, and no words are read."""
 
     def __init__(self, *, channels: int, height: int, width: int, words: int = WORDS) -> None:
         _check_width(channels, width, words)
@@ -57,11 +53,7 @@ def word_numbers(text: str, words: int = WORDS) -> tuple[int, ...]:
 
 
 def with_instruction(picture: NDArray[Any], text: str, words: int = WORDS) -> NDArray[np.uint8]:
-    """A copy of `picture`, uint8 [C, H, W], with the instruction in a row of its own: [C, H + 1, W].
-
-    >>> with_instruction(np.zeros((3, 72, 96), np.uint8), "find the cat").shape
-    (3, 73, 96)
-    """
+    """A copy of `picture`, uint8 [C, H, W], with the instruction in a row of its own: [C, H + 1, W]."""
     if picture.dtype != np.uint8 or picture.ndim != PICTURE_DIMENSIONS:
         raise EnvironmentRefused(
             f"expected a picture of uint8 [channels, height, width] for an instruction, got {picture.dtype} of shape "

@@ -7,28 +7,31 @@ from typing import Any, Literal
 
 import gymnasium
 import numpy as np
-from numpy.typing import NDArray
 
-from laser_rl.envs.atari import ATARI_57, AtariEnvironments, AtariSettings, atari_game, atari_vector
+from laser_rl.envs.atari import (
+    ATARI_57,
+    AtariEnvironments,
+    AtariScreen,
+    AtariSettings,
+    MinAtarScreen,
+    atari_game,
+)
 from laser_rl.envs.border import Env
-from laser_rl.envs.borrowed import BorrowedEnv
-from laser_rl.envs.construct import constructor, require_one_agent
-from laser_rl.envs.mixture import MixedEnvironments, refuse_twice
+from laser_rl.envs.construct import BorrowedEnv, constructor, require_one_agent
+from laser_rl.envs.mixture import MixedEnvironments
 from laser_rl.envs.native import TaskEnv, TaskEnvironments, task_of
 from laser_rl.envs.pool import PoolEnvironments, default_workers
 from laser_rl.envs.process import Limits
 from laser_rl.envs.records import Environments, seed_of
-from laser_rl.envs.scores import tasks_of
+from laser_rl.envs.scores import PREFIX, tasks_of
 from laser_rl.envs.serial import SerialEnvironments
 from laser_rl.envs.slot import EXITS, OnBadValue, exit_of
-from laser_rl.envs.suites import PREFIX
 from laser_rl.envs.vector import VectorAdapter
 from laser_rl.errors import ConfigError, EnvironmentRefused, UserError
 
 Placement = Literal["auto", "thread", "process"]
 Source = str | Callable[[], Env] | Env | gymnasium.vector.VectorEnv[Any, Any, Any]
-SCREEN = (210, 160)
-ALTERNATING = 2  # groups of ALE's slots, where nobody has to wait for all
+ALTERNATING = 2  # groups of ALE's slots, where a step need not wait for all
 
 
 def make_environments(
@@ -70,7 +73,7 @@ def make_environments(
     workers = workers or default_workers(slots)
     if not isinstance(source, str) or not is_mixture(source):
         return make(source, slots=slots, seed=seed, options=options or {}, workers=workers)
-    tasks = _tasks_of(source)
+    tasks = tasks_of(source)
     share, workers = _share(source, slots, len(tasks)), max(1, workers // len(tasks))
     parts: list[Environments] = []
     try:
@@ -127,7 +130,7 @@ def make_renderable(
     if not isinstance(source, str):
         return BorrowedEnv(source) if isinstance(source, gymnasium.Env) else source()
     if is_mixture(source):
-        tasks = _tasks_of(source.partition("#")[0])
+        tasks = tasks_of(source.partition("#")[0])
         raise EnvironmentRefused(
             f"expected one task to look at, got the {len(tasks)} of {source}; name one of them, e.g. {next(iter(tasks))}"
         )
@@ -165,19 +168,6 @@ def is_mixture(name: str) -> bool:
     (True, True, False)
     """
     return name.startswith(PREFIX) or "," in name
-
-
-def _tasks_of(name: str) -> dict[str, Mapping[str, Any]]:
-    """The ids of a mixture's tasks, in order, and their own options."""
-    names = [part.strip() for part in name.split(",")]
-    if name.startswith(PREFIX) and len(names) == 1:
-        return tasks_of(name)
-    if "" in names or any(part.startswith(PREFIX) for part in names):
-        raise EnvironmentRefused(
-            f"expected ids of tasks with commas between them, got {name!r}; leave out what is empty, and name a suite alone"
-        )
-    refuse_twice(names)
-    return tasks_of(name)
 
 
 def _share(name: str, slots: int, tasks: int) -> int:
@@ -247,66 +237,3 @@ def _constructor_of(
             f"expected an id, a constructor, a gymnasium.Env or a VectorEnv, got {type(source).__name__}; e.g. 'CartPole-v1'"
         )
     return source, getattr(source, "__qualname__", type(source).__name__)
-
-
-class AtariScreen(gymnasium.Env[NDArray[np.uint8], Any]):
-    """A game with its screen in colour: a twin that takes the same seed and the same actions draws it. ALE gives one format at a time."""
-
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012  (Gymnasium's own way)
-    render_mode = "rgb_array"
-
-    def __init__(self, game: str, settings: AtariSettings) -> None:
-        rom = atari_game(game)
-        self._player = atari_vector(rom, 1, settings, num_threads=1)
-        height, width = SCREEN
-        self._painter = atari_vector(
-            rom, 1, settings, num_threads=1, grayscale=False, img_height=height, img_width=width
-        )
-        self.observation_space, self.action_space = (
-            self._player.single_observation_space,
-            self._player.single_action_space,
-        )
-        self._frame = np.zeros((*SCREEN, 3), np.uint8)
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[NDArray[np.uint8], dict[str, Any]]:
-        """Both from the same seed."""
-        super().reset(seed=seed)
-        chosen = np.array([int(self.np_random.integers(2**31)) if seed is None else seed])
-        observation, info = self._player.reset(seed=chosen)
-        self._frame = self._painter.reset(seed=chosen)[0][0, 0]
-        return observation[0], {"lives": int(info["lives"][0])}
-
-    def step(self, action: Any) -> tuple[NDArray[np.uint8], float, bool, bool, dict[str, Any]]:
-        """Both take the same action."""
-        actions = np.array([action], np.int64)
-        observation, reward, terminated, truncated, info = self._player.step(actions)
-        self._frame = self._painter.step(actions)[0][0, 0]
-        return (
-            observation[0],
-            float(reward[0]),
-            bool(terminated[0]),
-            bool(truncated[0]),
-            {"lives": int(info["lives"][0])},
-        )
-
-    def render(self) -> NDArray[np.uint8]:
-        """The screen after the last step."""
-        return self._frame.copy()
-
-
-class MinAtarScreen(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """MinAtar draws with seaborn, which is not among our dependencies; here every channel has its colour."""
-
-    render_mode = "rgb_array"
-
-    def render(self) -> Any:
-        """The board, the upper channels over the lower ones."""
-        bare: Any = self.unwrapped
-        board = np.asarray(bare.game.state())
-        hue = np.linspace(0.0, 2.0 * np.pi, board.shape[-1], endpoint=False)
-        palette = 140 + 110 * np.stack([np.cos(hue), np.cos(hue - 2.1), np.cos(hue + 2.1)], axis=1)
-        top = (board * (1 + np.arange(board.shape[-1]))).max(-1)
-        pixels = np.concatenate([np.zeros((1, 3)), palette])[top].astype(np.uint8)
-        return pixels.repeat(16, axis=0).repeat(16, axis=1)

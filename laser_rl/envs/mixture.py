@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from laser_rl.envs.pool import PoolEnvironments
 from laser_rl.envs.records import ActionSpec, DiscreteActions, Environments, EnvironmentSpec, Rows
-from laser_rl.envs.serial import LOGGER
+from laser_rl.envs.scores import refuse_twice
 from laser_rl.envs.spaces import action_layout
 from laser_rl.errors import ConfigError, EnvironmentRefused
 
 Array = NDArray[np.generic]
 Slots = NDArray[np.int64]
-GLANCE_S, SILENCE_S, CLOSE_LIMIT_S = 0.1, 5.0, 2.0
+GLANCE_S, CLOSE_LIMIT_S = 0.1, 2.0
 
 
 @dataclass
@@ -44,15 +44,6 @@ class MixedEnvironments:
     All have the same observations and the same number of slots. Where tasks have different numbers of discrete actions, the mixture has
     the largest, and an action that a task does not know acts as its action 0. With `lockstep` a step waits for all rows that are owed;
     otherwise a task that takes longer than `patience_s` is left behind.
-
-    >>> from laser_rl.envs.native import TaskEnvironments
-    >>> from laser_rl.envs.tasks import Catch, DeepSea
-    >>> tasks = Catch(rows=8, columns=8), DeepSea(8)
-    >>> envs = MixedEnvironments([TaskEnvironments(task, slots=2, seed=1) for task in tasks])
-    >>> envs.spec.tasks, envs.spec.action, envs.slots
-    (('laser/Catch', 'laser/DeepSea-8'), DiscreteActions(count=3, start=0), 4)
-    >>> envs.reset().slots.tolist()
-    [0, 1, 2, 3]
     """
 
     def __init__(
@@ -161,7 +152,6 @@ class MixedEnvironments:
             raise ValueError(
                 f"{self.spec.name}: expected at least one slot to act in, or one that owes a row; got neither"
             )
-        complain_at = time.monotonic() + SILENCE_S
         while True:
             arrived += self._collect(everybody=everybody)
             late = [part for part in self._parts if part.call is not None]
@@ -170,9 +160,6 @@ class MixedEnvironments:
             if not late or (arrived and not everybody and max(ends) <= 0):
                 return arrived
             wait([part.call for part in late if part.call], timeout=min([GLANCE_S, *(end for end in ends if end > 0)]))
-            if now >= complain_at:
-                complain_at = now + 2 * SILENCE_S
-                LOGGER.warning("%s: waiting for %s", self.spec.name, ", ".join(part.envs.spec.name for part in late))
 
     def _collect(self, *, everybody: bool) -> list[Rows]:
         """What the calls that are done have brought; where more is owed to `everybody`, the next ones begin."""
@@ -235,15 +222,3 @@ def _refuse_unfit(parts: Sequence[Environments]) -> None:
                 f"expected as many slots for every task, got {first.slots} for {first.spec.name} and {part.slots} for "
                 f"{part.spec.name}; they take turns"
             )
-
-
-def refuse_twice(names: Sequence[str]) -> None:
-    """Tasks of a mixture go by their names, so a name may be there once.
-
-    >>> refuse_twice(["CartPole-v1", "CartPole-v1"])
-    Traceback (most recent call last):
-    laser_rl.errors.EnvironmentRefused: expected every task once, got CartPole-v1 twice; leave one of them out
-    """
-    twice = [name for index, name in enumerate(names) if name in names[:index]]
-    if twice:
-        raise EnvironmentRefused(f"expected every task once, got {twice[0]} twice; leave one of them out")

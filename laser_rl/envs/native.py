@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laser_rl.envs.puzzles import Convention, KeyDoor, SparseGrid
-from laser_rl.envs.records import DiscreteActions, Rows, seed_of
+from laser_rl.envs.records import DiscreteActions, Environments, Rows, seed_of
 from laser_rl.envs.tasks import Catch, DeepSea, Ints, Task, TMaze
 from laser_rl.errors import ConfigError, EnvironmentRefused
 
@@ -16,15 +16,8 @@ Array = NDArray[np.generic]
 PIXELS_PER_CELL = 16
 
 
-class TaskEnvironments:
-    """A task in `slots` copies.
-
-    >>> envs = TaskEnvironments(Catch(), slots=2, seed=1)
-    >>> envs.reset().observation.shape, envs.optimal_return
-    ((2, 50), 1.0)
-    >>> envs.step(np.arange(2), np.array([0, 2])).reward.tolist()
-    [0.0, 0.0]
-    """
+class TaskEnvironments(Environments):
+    """A task in `slots` copies."""
 
     def __init__(self, task: Task, *, slots: int, seed: int) -> None:
         self._task, self._seed = task, seed
@@ -106,21 +99,12 @@ class TaskEnvironments:
             "truncated": self._truncated,
         }
 
-    def counters(self, slots: NDArray[np.int64] | None = None) -> Mapping[str, int]:
-        """None: nothing here can fail."""
-        return {}
-
     def close(self) -> None:
         """Nothing is open."""
 
 
 class TaskEnv(gymnasium.Env[NDArray[Any], Any]):
-    """A task as a Gymnasium environment with pixels to look at, for videos and for other people's tools.
-
-    >>> env = TaskEnv(Catch())
-    >>> env.reset(seed=3)[0].shape, env.render().shape
-    ((50,), (160, 80, 3))
-    """
+    """A task as a Gymnasium environment with pixels to look at, for videos and for other people's tools."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 8}  # noqa: RUF012  (Gymnasium's own way)
     render_mode = "rgb_array"

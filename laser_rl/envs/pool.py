@@ -1,7 +1,7 @@
 """Python environments in supervised worker processes, with rows in shared memory.
 
-A worker may be killed, hang, or die at any moment: it is replaced, its slots come back with `restarted` first rows, and nobody waits for it
-longer than `patience_s`. A row is read only after its worker said that it is complete.
+A worker may be killed, hang, or die at any moment: it is replaced, its slots come back with `restarted` first rows, and a step
+waits for it no longer than `patience_s`. A row is read only after its worker said that it is complete.
 """
 
 import json
@@ -17,14 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laser_rl.envs.block import History, carve, size_of
-from laser_rl.envs.border import Env
-from laser_rl.envs.bounds import tell_once
-from laser_rl.envs.process import Limits, Listener, WorkerProcess, constructor_message
+from laser_rl.envs.border import Env, tell_once
+from laser_rl.envs.process import Limits, Listener, Supervised, WorkerProcess, constructor_message
 from laser_rl.envs.records import EnvironmentSpec, Rows
-from laser_rl.envs.serial import LOGGER, ErrorLog, totals
+from laser_rl.envs.serial import LOGGER, ErrorLog, SlotEnvironments
 from laser_rl.envs.slot import RESTARTS, TIMEOUTS, OnBadValue
 from laser_rl.envs.spaces import action_layout
-from laser_rl.envs.supervised import Supervised
 from laser_rl.envs.worker import (
     DONE,
     ERROR,
@@ -50,7 +48,7 @@ CLOSE_LIMIT_S, FATE_LIMIT_S = 2.0, 0.2
 SILENCE_S = 4.0  # then a waiting pool says for whom it waits
 
 
-class PoolEnvironments:
+class PoolEnvironments(SlotEnvironments):
     """`slots` copies of a Python environment in `workers` processes.
 
     `lockstep` waits for all rows that are owed (the same rows as `SerialEnvironments` gives); otherwise a worker that takes longer
@@ -123,10 +121,6 @@ class PoolEnvironments:
             self._send_next(worker)
         return self._gather(everybody=self._lockstep)
 
-    def state(self) -> Mapping[str, Array]:
-        """As of the last row that was handed out of each slot; actions under way are not part of it."""
-        return self._history.state()
-
     def restore(self, state: Mapping[str, Array]) -> Rows:
         """Play the open episodes again, each in its worker."""
         actions = self._history.load(state)
@@ -142,10 +136,6 @@ class PoolEnvironments:
         rows = self._gather(everybody=True, restoring=True)
         self._history.renew(rows, self._block.digest)
         return rows
-
-    def counters(self, slots: NDArray[np.int64] | None = None) -> Mapping[str, int]:
-        """Faults survived so far, in all slots or in these; those of a whole worker count in its first slot."""
-        return totals(self._counts, slots)
 
     def processes(self) -> list[int]:
         """Process numbers of the workers that live, in the order of their slots."""
@@ -187,7 +177,7 @@ class PoolEnvironments:
         LOGGER.warning("%s: waiting for %s", self._name, ", ".join(names))
 
     def _attend(self, timeout_s: float) -> None:
-        """Wait for messages, take them in, look after whoever needs it."""
+        """Wait for messages, take them in, look after the workers that need it."""
         heard = self._listener.wait(timeout_s)
         for index in heard:
             worker = self._workers[index]
@@ -280,7 +270,7 @@ class PoolEnvironments:
         worker.ready = False
         try:
             worker.process = WorkerProcess(self._starter, self._memory, start, self._constructor)
-        except OSError as error:  # no memory, or no process, to be had just now
+        except OSError as error:  # no memory or no process is free just now
             self._count_failure(worker, f"worker {worker.index} could not be started: {error}")
         else:
             self._listener.add(worker.process)
@@ -329,9 +319,5 @@ def _shut_down(workers: Sequence[Supervised], memory: Sequence[int], starter: Th
 
 
 def default_workers(slots: int) -> int:
-    """One process a core that this one may use, and not more than there are slots.
-
-    >>> 1 <= default_workers(1000)
-    True
-    """
+    """One process a core that this one may use, and not more than there are slots."""
     return max(1, min(slots, len(os.sched_getaffinity(0))))

@@ -98,7 +98,67 @@ class Convention:
 
 
 @dataclass(frozen=True)
-class KeyDoor:
+class _GridWalk:
+    """A walk on a square grid from the upper left corner to a goal that pays 1. Actions: up, down, left, right."""
+
+    size: int
+    layout_seed: int = 0
+    most_steps: int = 0
+    _after: Ints = field(init=False, repr=False, compare=False)  # [place, action]: where an action leads
+    _goal: int = field(init=False, repr=False, compare=False)
+    optimal_return = 1.0  # there is time enough
+
+    def __post_init__(self) -> None:
+        kind = type(self).__name__
+        _check_whole(kind, "size", self.size, least=2)
+        _check_whole(kind, "layout_seed", self.layout_seed, least=0)
+        _check_whole(kind, "most_steps", self.most_steps, least=0)
+        for name, value in self._laid_out().items():
+            object.__setattr__(self, name, value)
+        if 0 < self.most_steps < self.shortest:
+            raise ConfigError(
+                f"{kind}: expected most_steps of {self.shortest} or more, the shortest way, got {self.most_steps}; "
+                f"0 stands for {self._usual_steps()}"
+            )
+        object.__setattr__(self, "most_steps", self.most_steps or self._usual_steps())
+
+    def _laid_out(self) -> dict[str, Any]:
+        """The fields that `layout_seed` decides."""
+        raise NotImplementedError
+
+    def _usual_steps(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def shortest(self) -> int:
+        """Steps of the shortest way."""
+        raise NotImplementedError
+
+    @cached_property
+    def random_return(self) -> float:
+        """The chance of a random walk to be there in time.
+
+        P_k(s) = mean over actions of P_{k-1}(after[s, a]), P(goal) = 1: a uniform walk from place 0 meets the goal within k steps.
+        """
+        after, chance = self._after.copy(), np.zeros(len(self._after))
+        after[self._goal], chance[self._goal] = self._goal, 1
+        for _ in range(self.most_steps):
+            chance = chance[after].mean(axis=1)
+        return float(chance[0])
+
+    def begin(self, seed: Ints) -> Positions:
+        """Always the corner."""
+        return {"place": np.zeros(seed.shape, np.int64), "step": np.zeros(seed.shape, np.int64)}
+
+    def advance(self, positions: Positions, action: Ints) -> Outcome:
+        """Walls stop."""
+        place, step = self._after[positions["place"], action], positions["step"] + 1
+        there, late = place == self._goal, step >= self.most_steps
+        return Outcome({"place": place, "step": step}, there.astype(np.float32), there, ~there & late)
+
+
+@dataclass(frozen=True)
+class KeyDoor(_GridWalk):
     """Fetch the key, then go to the door: 1 there, with the key, and nothing anywhere else. Actions: up, down, left, right.
 
     Start is the upper left corner. Key and door are where `layout_seed` put them, the same in every episode, at least `size` − 1 steps
@@ -109,15 +169,11 @@ class KeyDoor:
     """
 
     size: int = 6
-    layout_seed: int = 0
-    most_steps: int = 0
     key: tuple[int, int] = field(init=False, repr=False, compare=False)  # row, column
     door: tuple[int, int] = field(init=False, repr=False, compare=False)
-    _after: Ints = field(init=False, repr=False, compare=False)  # [place, action]; place: cell, + size² with the key
 
-    def __post_init__(self) -> None:
-        _check_whole("KeyDoor", "size", self.size, least=2)
-        _check_whole("KeyDoor", "layout_seed", self.layout_seed, least=0)
+    def _laid_out(self) -> dict[str, Any]:
+        """A place is a cell, + size² with the key."""
         cells = self.size**2
         row, column = np.divmod(np.arange(cells), self.size)
         key = _pick(np.flatnonzero(row + column >= self.size / 2), self.layout_seed, 0)
@@ -126,13 +182,15 @@ class KeyDoor:
         door = _pick(np.flatnonzero(far[1:]) + 1, self.layout_seed, 1)  # never the start
         without = _open_moves(self.size)
         after = np.concatenate([np.where(without == key, key + cells, without), without + cells])
-        for name, value in (("key", divmod(key, self.size)), ("door", divmod(door, self.size)), ("_after", after)):
-            object.__setattr__(self, name, value)
-        object.__setattr__(self, "most_steps", _time("KeyDoor", self.most_steps, 6 * self.size, self.shortest))
+        places = {"key": divmod(key, self.size), "door": divmod(door, self.size)}
+        return {**places, "_after": after, "_goal": cells + door}
+
+    def _usual_steps(self) -> int:
+        return 6 * self.size
 
     @property
     def spec(self) -> EnvironmentSpec:
-        """Seen: where one is, one-hot, and whether one has the key."""
+        """Seen: where the agent is, one-hot, and whether it has the key."""
         return EnvironmentSpec(f"laser/KeyDoor-{self.size}", ObservationSpec((self.size**2 + 1,)), DiscreteActions(4))
 
     @property
@@ -141,34 +199,13 @@ class KeyDoor:
         (row, column), (door_row, door_column) = self.key, self.door
         return row + column + abs(door_row - row) + abs(door_column - column)
 
-    @property
-    def optimal_return(self) -> float:
-        """There is time enough."""
-        return 1.0
-
-    @cached_property
-    def random_return(self) -> float:
-        """The chance of a random walk to be there in time."""
-        return _chance(self._after, self._goal, self.most_steps)
-
-    def begin(self, seed: Ints) -> Positions:
-        """Always the corner, without the key."""
-        return {"place": np.zeros(seed.shape, np.int64), "step": np.zeros(seed.shape, np.int64)}
-
-    def advance(self, positions: Positions, action: Ints) -> Outcome:
-        """Walls stop; the key is picked up on the way."""
-        return _walk(self._after, self._goal, self.most_steps, positions, action)
-
     def observe(self, positions: Positions) -> Array:
         """The cell, and the key at the end."""
-        cells = self.size**2
-        has_key = positions["place"] >= cells
-        return np.concatenate(
-            [_one_hot(positions["place"] % cells, cells), has_key[:, np.newaxis]], 1, dtype=np.float32
-        )
+        has_key, cell = np.divmod(positions["place"], self.size**2)
+        return np.concatenate([_one_hot(cell, self.size**2), has_key[:, np.newaxis]], 1, dtype=np.float32)
 
     def draw(self, positions: Positions) -> NDArray[np.float32]:
-        """The door faint, the key clear until it is taken, oneself bright."""
+        """The door faint, the key clear until it is taken, the agent bright."""
         board = np.zeros((self.size, self.size), np.float32)
         has_key, cell = divmod(int(positions["place"][0]), self.size**2)
         board[self.door] = FAINT
@@ -176,13 +213,9 @@ class KeyDoor:
         board[divmod(cell, self.size)] = 1
         return board
 
-    @property
-    def _goal(self) -> int:
-        return self.size**2 + self.door[0] * self.size + self.door[1]
-
 
 @dataclass(frozen=True)
-class SparseGrid:
+class SparseGrid(_GridWalk):
     """Rows of free cells with walls between them, each with one gap; 1 at the goal in the last row, nothing on the way there.
 
     Start is the upper left corner. Each gap is `size` // 4 columns from the one above, the goal so far from the last gap: `layout_seed`
@@ -194,60 +227,44 @@ class SparseGrid:
     """
 
     size: int = 12
-    layout_seed: int = 0
-    most_steps: int = 0
     gaps: tuple[int, ...] = field(
         init=False, repr=False, compare=False
-    )  # the way down's column in each row; last, the goal's
-    _after: Ints = field(init=False, repr=False, compare=False)  # [cell, action]
+    )  # the way down in each row; last, the goal's column
 
-    def __post_init__(self) -> None:
-        _check_whole("SparseGrid", "size", self.size, least=2)
-        _check_whole("SparseGrid", "layout_seed", self.layout_seed, least=0)
-        gaps = self._drawn()
+    def _laid_out(self) -> dict[str, Any]:
+        """A turn that would lead outside is taken to the other side."""
+        rows, shift, column = np.arange(self.size), max(1, self.size // 4), 0
+        gaps = np.zeros_like(rows)
+        for row, to_left in enumerate(seed_of(self.layout_seed, np.zeros_like(rows), rows) % 2):
+            left, right = column - shift, column + shift
+            column = left if right >= self.size or (to_left and left >= 0) else right
+            gaps[row] = column
         after, here = _open_moves(self.size), np.arange(self.size**2)
-        row, column = np.divmod(here, self.size)
-        # Row -1 is the last one: harmless, since nobody can go up from the first row nor down from the last.
-        after[:, UP] = np.where(column == gaps[row - 1], after[:, UP], here)
-        after[:, DOWN] = np.where(column == gaps[row], after[:, DOWN], here)
-        object.__setattr__(self, "gaps", tuple(gaps.tolist()))
-        object.__setattr__(self, "_after", after)
-        object.__setattr__(self, "most_steps", _time("SparseGrid", self.most_steps, 8 * self.size**2, self.shortest))
+        row_of, column_of = np.divmod(here, self.size)
+        # Row -1 is the last one: harmless, since no move leads up from the first row nor down from the last.
+        after[:, UP] = np.where(column_of == gaps[row_of - 1], after[:, UP], here)
+        after[:, DOWN] = np.where(column_of == gaps[row_of], after[:, DOWN], here)
+        return {"gaps": tuple(gaps.tolist()), "_after": after, "_goal": self.size * (self.size - 1) + int(gaps[-1])}
+
+    def _usual_steps(self) -> int:
+        return 8 * self.size**2
 
     @property
     def spec(self) -> EnvironmentSpec:
-        """Seen: where one is, one-hot."""
+        """Seen: where the agent is, one-hot."""
         return EnvironmentSpec(f"laser/SparseGrid-{self.size}", ObservationSpec((self.size**2,)), DiscreteActions(4))
 
     @property
     def shortest(self) -> int:
-        """Steps of the shortest way: along each row to its gap, and down."""
+        """Along each row to its gap, and down."""
         return self.size - 1 + sum(abs(a - b) for a, b in zip((0, *self.gaps[:-1]), self.gaps, strict=True))
-
-    @property
-    def optimal_return(self) -> float:
-        """There is time enough."""
-        return 1.0
-
-    @cached_property
-    def random_return(self) -> float:
-        """The chance of a random walk to be there in time."""
-        return _chance(self._after, self._goal, self.most_steps)
-
-    def begin(self, seed: Ints) -> Positions:
-        """Always the corner."""
-        return {"place": np.zeros(seed.shape, np.int64), "step": np.zeros(seed.shape, np.int64)}
-
-    def advance(self, positions: Positions, action: Ints) -> Outcome:
-        """Walls stop."""
-        return _walk(self._after, self._goal, self.most_steps, positions, action)
 
     def observe(self, positions: Positions) -> Array:
         """The cell."""
         return _one_hot(positions["place"], self.size**2)
 
     def draw(self, positions: Positions) -> NDArray[np.float32]:
-        """Cells in every other row, walls faint between them; the goal clear, oneself bright."""
+        """Cells in every other row, walls faint between them; the goal clear, the agent bright."""
         board = np.zeros((2 * self.size - 1, self.size), np.float32)
         board[1::2] = FAINT
         board[np.arange(1, len(board), 2), self.gaps[:-1]] = 0
@@ -256,20 +273,6 @@ class SparseGrid:
         board[2 * row, column] = 1
         return board
 
-    def _drawn(self) -> Ints:
-        """Columns of the gaps and of the goal; a turn that would lead outside is taken to the other side."""
-        rows, shift, column = np.arange(self.size), max(1, self.size // 4), 0
-        gaps = np.zeros_like(rows)
-        for row, to_left in enumerate(seed_of(self.layout_seed, np.zeros_like(rows), rows) % 2):
-            left, right = column - shift, column + shift
-            column = left if right >= self.size or (to_left and left >= 0) else right
-            gaps[row] = column
-        return gaps
-
-    @property
-    def _goal(self) -> int:
-        return self.size * (self.size - 1) + self.gaps[-1]
-
 
 def _open_moves(size: int) -> Ints:
     """Where each action leads from each cell of a square without walls inside."""
@@ -277,23 +280,6 @@ def _open_moves(size: int) -> Ints:
     up, down = np.maximum(row - 1, 0), np.minimum(row + 1, size - 1)
     left, right = np.maximum(column - 1, 0), np.minimum(column + 1, size - 1)
     return np.stack([up * size + column, down * size + column, row * size + left, row * size + right], axis=1)
-
-
-def _walk(after: Ints, goal: int, most_steps: int, positions: Positions, action: Ints) -> Outcome:
-    place, step = after[positions["place"], action], positions["step"] + 1
-    there = place == goal
-    return Outcome({"place": place, "step": step}, there.astype(np.float32), there, ~there & (step >= most_steps))
-
-
-def _chance(after: Ints, goal: int, steps: int) -> float:
-    """P_k(s) = mean over actions of P_{k-1}(after[s, a]), P(goal) = 1: a uniform walk from place 0 meets the goal within k steps."""
-    after = after.copy()
-    after[goal] = goal
-    chance = np.zeros(len(after))
-    chance[goal] = 1
-    for _ in range(steps):
-        chance = chance[after].mean(axis=1)
-    return float(chance[0])
 
 
 def _one_hot(place: Ints, count: int) -> NDArray[np.float32]:
@@ -305,15 +291,6 @@ def _one_hot(place: Ints, count: int) -> NDArray[np.float32]:
 def _pick(cells: Ints, seed: int, draw: int) -> int:
     """One of them. A hash and not NumPy's generator, whose stream may change: a layout is for ever."""
     return int(cells[seed_of(seed, np.array(0), np.array(draw)) % len(cells)])
-
-
-def _time(kind: str, most_steps: int, default: int, shortest: int) -> int:
-    _check_whole(kind, "most_steps", most_steps, least=0)
-    if 0 < most_steps < shortest:
-        raise ConfigError(
-            f"{kind}: expected most_steps of {shortest} or more, the shortest way, got {most_steps}; 0 stands for {default}"
-        )
-    return most_steps or default
 
 
 def _check_whole(kind: str, name: str, value: Any, *, least: int) -> None:

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from laser_rl.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class ObservationSpec:
@@ -72,9 +74,7 @@ class EnvironmentSpec:
     observation: ObservationSpec
     action: ActionSpec
     tasks: tuple[str, ...] = ()  # names, where one set of environments is a mixture of several
-    spaces: Mapping[str, Any] | None = field(
-        default=None, compare=False, repr=False
-    )  # as JSON, see `envs.stored_spaces`
+    spaces: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)  # as JSON, see `envs.spaces`
 
     def task_of(self, slot: int) -> int:
         """Which task a slot plays, for good: they take turns."""
@@ -113,23 +113,25 @@ class Environments(Protocol):
 
     def state(self) -> Mapping[str, NDArray[np.generic]] | None:
         """All that `restore` needs to go on exactly here; None if these environments cannot do that."""
+        return None
 
     def restore(self, state: Mapping[str, NDArray[np.generic]]) -> Rows:
         """The current row of every slot; `restarted` where the open episode could not be rebuilt and a new one began."""
+        raise ConfigError(
+            f"{self.spec.name}: expected environments with a state to restore, got {type(self).__name__} and the state {sorted(state)}; "
+            "start it with reset()"
+        )
 
     def counters(self, slots: NDArray[np.int64] | None = None) -> Mapping[str, int]:
         """Faults survived so far, in all slots or in these: restarts, timeouts, errors, dropped episodes."""
+        return {}
 
     def close(self) -> None:
         """End all processes and threads; may be called twice."""
 
 
 def seed_of(seed: int, slot: NDArray[np.int64], episode: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The seed of an episode, a number below 2³¹: an episode is a function of it and of the actions, so it can be rebuilt.
-
-    >>> seed_of(1, np.array([0, 1]), np.array([0, 0])).tolist() == seed_of(1, np.array([0, 1]), np.array([0, 0])).tolist()
-    True
-    """
+    """The seed of an episode, a number below 2³¹: an episode is a function of it and of the actions, so it can be rebuilt."""
     with np.errstate(over="ignore"):
         mixed = _mix(_mix(_mix(np.uint64(seed)) ^ slot.astype(np.uint64)) ^ episode.astype(np.uint64))
     return (mixed >> np.uint64(33)).astype(np.int64)

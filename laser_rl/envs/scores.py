@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from laser_rl.errors import EnvironmentRefused
+
 if TYPE_CHECKING:
     from laser_rl.envs.suites import Reference
 
 log = logging.getLogger("laser_rl.envs")
+PREFIX = "suite:"
 RETURN_OF, SCORE_OF = "return_of_", "score_of_"  # with a task's name, in rows of metrics
 
 
@@ -53,11 +56,7 @@ class TaskScores:
         return len(self._known)
 
     def numbers(self) -> dict[str, float]:
-        """For a row of metrics: all but the median, which goes by another name in each kind of row.
-
-        >>> TaskScores(("a", "b"), (5.0, None), (2.0, None)).numbers()
-        {'score_mean_capped': 1.0, 'tasks_above_random': 1, 'tasks_seen': 1, 'return_of_a': 5.0, 'score_of_a': 2.0}
-        """
+        """For a row of metrics: all but the median, which goes by another name in each kind of row."""
         found: dict[str, float] = {
             "score_mean_capped": self.mean_capped,
             "tasks_above_random": self.above_random,
@@ -106,6 +105,13 @@ def references_of(names: tuple[str, ...]) -> "tuple[Reference, ...]":
     return tuple(reference or Reference(0.0, 1.0) for reference in known)
 
 
+def refuse_twice(names: Sequence[str]) -> None:
+    """Tasks of a mixture go by their names, so a name may be there once."""
+    twice = [name for index, name in enumerate(names) if name in names[:index]]
+    if twice:
+        raise EnvironmentRefused(f"expected every task once, got {twice[0]} twice; leave one of them out")
+
+
 def tasks_of(name: str) -> dict[str, Mapping[str, Any]]:
     """The tasks that an environment's name stands for, in order, with their own options; one that is no mixture stands for itself.
 
@@ -114,8 +120,14 @@ def tasks_of(name: str) -> dict[str, Mapping[str, Any]]:
     >>> tasks_of("suite:grid")["laser/TMaze-20"]
     {'tiles': True}
     """
-    from laser_rl.envs.suites import PREFIX, suite_of  # noqa: PLC0415
+    if name.startswith(PREFIX) and "," not in name:
+        from laser_rl.envs.suites import suite_of  # noqa: PLC0415
 
-    if name.startswith(PREFIX):
         return {task.id: task.options for task in suite_of(name).tasks}
-    return {part.strip(): {} for part in name.split(",")}
+    names = [part.strip() for part in name.split(",")]
+    if len(names) > 1 and ("" in names or any(part.startswith(PREFIX) for part in names)):
+        raise EnvironmentRefused(
+            f"expected ids of tasks with commas between them, got {name!r}; leave out what is empty, and name a suite alone"
+        )
+    refuse_twice(names)
+    return {part: {} for part in names}

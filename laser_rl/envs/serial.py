@@ -8,24 +8,15 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from laser_rl.envs.block import History, fresh_block
+from laser_rl.envs.block import History, RowBlock, fresh_block
 from laser_rl.envs.border import Env
-from laser_rl.envs.records import Rows
+from laser_rl.envs.records import Environments, Rows
 from laser_rl.envs.slot import COUNTERS, EXITS, OnBadValue, Slot, exit_of
 from laser_rl.envs.spaces import action_layout
 
 Array = NDArray[np.generic]
 LOGGER = logging.getLogger("laser_rl.envs")
 MOST_REPORTS = 100
-
-
-def totals(counts: NDArray[np.int64], slots: NDArray[np.int64] | None) -> dict[str, int]:
-    """Counters by name, over all slots or over these.
-
-    >>> totals(np.eye(5, dtype=np.int64), np.array([0, 2]))["errors"]
-    1
-    """
-    return dict(zip(COUNTERS, (counts if slots is None else counts[slots]).sum(0).tolist(), strict=True))
 
 
 class ErrorLog:
@@ -41,7 +32,7 @@ class ErrorLog:
         self._seen = self._open.setdefault(name, set())
 
     def close(self) -> None:
-        """Whoever opens the same environment later, when nobody has it any more, hears of its errors again."""
+        """Environments of the same name that are opened after all of these are closed log their errors again."""
         self._seen = set()
 
     def report(self, text: str) -> None:
@@ -53,17 +44,29 @@ class ErrorLog:
             LOGGER.warning("%s raised; its episode is dropped and a new copy made (logged once):\n%s", self._name, text)
 
 
-class SerialEnvironments:
-    """`slots` copies of a Python environment, in this thread.
+class SlotEnvironments(Environments):
+    """What `SerialEnvironments` and the pool have in common: copies of a Python environment, each in a `Slot`."""
 
-    >>> import gymnasium
-    >>> envs = SerialEnvironments(lambda: gymnasium.make("CartPole-v1"), slots=2, seed=1, name="CartPole-v1")
-    >>> envs.reset().is_first.tolist()
-    [True, True]
-    >>> envs.step(np.arange(2), np.zeros(2, np.int64)).reward.tolist()
-    [1.0, 1.0]
-    >>> envs.close()
-    """
+    _block: RowBlock
+    _history: History
+    _counts: NDArray[np.int64]
+    _log: ErrorLog
+
+    def state(self) -> Mapping[str, Array]:
+        """Seeds are known: the numbers of the open episodes, their actions and a digest of their observations.
+
+        They are as of the last row that was handed out of each slot; actions under way are not part of it.
+        """
+        return self._history.state()
+
+    def counters(self, slots: NDArray[np.int64] | None = None) -> Mapping[str, int]:
+        """Faults survived so far, in all slots or in these; those of a whole worker count in its first slot."""
+        counts = self._counts if slots is None else self._counts[slots]
+        return dict(zip(COUNTERS, counts.sum(0).tolist(), strict=True))
+
+
+class SerialEnvironments(SlotEnvironments):
+    """`slots` copies of a Python environment, in this thread."""
 
     def __init__(
         self,
@@ -113,10 +116,6 @@ class SerialEnvironments:
         self._history.note(rows, action.astype(self._no_action.dtype, copy=False), self._block.digest[slots])
         return rows
 
-    def state(self) -> Mapping[str, Array]:
-        """Seeds are known: the numbers of the open episodes, their actions and a digest of their observations."""
-        return self._history.state()
-
     def restore(self, state: Mapping[str, Array]) -> Rows:
         """Play the open episodes again."""
         episodes: list[Any] = state["episode"].tolist()
@@ -129,10 +128,6 @@ class SerialEnvironments:
         rows = self._block.take(np.arange(self.slots))
         self._history.renew(rows, self._block.digest)
         return rows
-
-    def counters(self, slots: NDArray[np.int64] | None = None) -> Mapping[str, int]:
-        """Faults survived so far, in all slots or in these."""
-        return totals(self._counts, slots)
 
     def close(self) -> None:
         """Close every environment."""

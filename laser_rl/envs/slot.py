@@ -13,10 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laser_rl.envs.block import RowBlock
-from laser_rl.envs.border import BadValue, Border, Env
-from laser_rl.envs.borrowed import StreamBroken
-from laser_rl.envs.bounds import Tell
-from laser_rl.envs.construct import packages_of, require_one_agent
+from laser_rl.envs.border import BadValue, Border, Env, Tell
+from laser_rl.envs.construct import StreamBroken, packages_of, require_one_agent
 from laser_rl.envs.records import EnvironmentSpec, seed_of
 from laser_rl.errors import EnvironmentEnded, EnvironmentFailed, EnvironmentRefused
 
@@ -40,9 +38,6 @@ def exit_of(error: BaseException, name: str) -> BaseException:
 
     A Ctrl-C of the user's own stays what it is. It can only be one in the main thread, where Python's own handler is at work; where ours
     is, it raises a class of its own.
-
-    >>> exit_of(SystemExit(0), "Maze")
-    EnvironmentEnded('Maze: the environment asked the program to end (SystemExit: 0); ...')
     """
     if isinstance(error, KeyboardInterrupt):
         handled = signal.getsignal(signal.SIGINT) is not signal.default_int_handler
@@ -93,11 +88,6 @@ class Slot:
     def spec(self) -> EnvironmentSpec:
         """What the environment looks like."""
         return self._border.spec
-
-    @property
-    def border(self) -> Border:
-        """Where its returns pass."""
-        return self._border
 
     def bind(self, block: RowBlock, index: int) -> None:
         """Write rows at `index` of `block` from now on."""
@@ -289,5 +279,5 @@ class Slot:
         if env is not None:
             try:
                 env.close()
-            except Exception:  # it is being thrown away; what it says now helps nobody
+            except Exception:  # it is being thrown away; what it says now helps no user
                 return

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from laser_rl.envs.dmlab_levels import LEVELS, level_of
+from laser_rl.envs.dmlab import LEVELS, level_of
 from laser_rl.envs.native import task_of
+from laser_rl.envs.scores import PREFIX
 from laser_rl.errors import EnvironmentRefused
-
-PREFIX = "suite:"
 
 
 @dataclass(frozen=True)

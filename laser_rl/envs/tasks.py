@@ -58,8 +58,30 @@ class Task(Protocol):
         """The first slot as a board of cells, for people."""
 
 
+class _Board:
+    """What tasks on a board of cells have in common: the cells as features or, with `image`, as one channel of a picture."""
+
+    image: bool
+
+    def observe(self, positions: Positions) -> Array:
+        """The board, in the form that `image` asks for."""
+        board = self._cells(positions)
+        return board.astype(np.uint8)[:, np.newaxis] if self.image else board.reshape(len(board), -1)
+
+    def draw(self, positions: Positions) -> NDArray[np.float32]:
+        """As it is seen."""
+        return np.asarray(self._cells(positions)[0], np.float32)
+
+    def _spec(self, name: str, rows: int, columns: int, actions: int) -> EnvironmentSpec:
+        seen = ObservationSpec((1, rows, columns), "uint8") if self.image else ObservationSpec((rows * columns,))
+        return EnvironmentSpec(name, seen, DiscreteActions(actions))
+
+    def _cells(self, positions: Positions) -> NDArray[np.float32]:
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class Catch:
+class Catch(_Board):
     """A ball falls from a random column; be under it. Actions: left, stay, right; ±1 at the end.
 
     >>> Catch().optimal_return, round(Catch().random_return, 3)
@@ -73,9 +95,7 @@ class Catch:
     @property
     def spec(self) -> EnvironmentSpec:
         """Board as one-hot pixels: the ball and the paddle."""
-        return EnvironmentSpec(
-            "laser/Catch", _board_spec(self.rows, self.columns, image=self.image), DiscreteActions(3)
-        )
+        return self._spec("laser/Catch", self.rows, self.columns, 3)
 
     @property
     def optimal_return(self) -> float:
@@ -100,22 +120,17 @@ class Catch:
         reward = np.where(ended, np.where(paddle == positions["ball"], 1.0, -1.0), 0.0).astype(np.float32)
         return Outcome({"ball": positions["ball"], "row": row, "paddle": paddle}, reward, ended, np.zeros_like(ended))
 
-    def observe(self, positions: Positions) -> Array:
+    def _cells(self, positions: Positions) -> NDArray[np.float32]:
         """Two ones on an empty board."""
-        n = len(positions["row"])
-        board = np.zeros((n, self.rows, self.columns), np.uint8 if self.image else np.float32)
-        every = np.arange(n)
+        every = np.arange(len(positions["row"]))
+        board = np.zeros((len(every), self.rows, self.columns), np.float32)
         board[every, positions["row"], positions["ball"]] = 1
         board[every, self.rows - 1, positions["paddle"]] = 1
-        return board[:, np.newaxis] if self.image else board.reshape(n, -1)
-
-    def draw(self, positions: Positions) -> NDArray[np.float32]:
-        """As it is seen."""
-        return np.asarray(self.observe(positions)[0], np.float32).reshape(self.rows, self.columns)
+        return board
 
 
 @dataclass(frozen=True)
-class DeepSea:
+class DeepSea(_Board):
     """Fall one row a step; only N times "right" reaches the treasure, and each "right" costs 0.01/N. Exploration is all.
 
     With `randomize`, which of the two actions means right differs from cell to cell, by a fixed mask.
@@ -129,6 +144,7 @@ class DeepSea:
     mask_seed: int = 42
     image: bool = False
     _mask: NDArray[np.int64] = field(init=False, repr=False, compare=False)
+    optimal_return = 0.99  # right at every step
 
     def __post_init__(self) -> None:
         if self.size < 1:
@@ -139,14 +155,7 @@ class DeepSea:
     @property
     def spec(self) -> EnvironmentSpec:
         """Board as one-hot pixels: where the diver is; empty when the bottom is reached."""
-        return EnvironmentSpec(
-            f"laser/DeepSea-{self.size}", _board_spec(self.size, self.size, image=self.image), DiscreteActions(2)
-        )
-
-    @property
-    def optimal_return(self) -> float:
-        """Right, always."""
-        return 0.99
+        return self._spec(f"laser/DeepSea-{self.size}", self.size, self.size, 2)
 
     @property
     def random_return(self) -> float:
@@ -171,17 +180,12 @@ class DeepSea:
         ended = row + 1 == self.size
         return Outcome({"row": row + 1, "column": column}, reward, ended, np.zeros_like(ended))
 
-    def observe(self, positions: Positions) -> Array:
+    def _cells(self, positions: Positions) -> NDArray[np.float32]:
         """One one, none below the bottom."""
-        n, row = len(positions["row"]), positions["row"]
-        board = np.zeros((n, self.size, self.size), np.uint8 if self.image else np.float32)
-        inside = np.flatnonzero(row < self.size)
+        row = positions["row"]
+        board, inside = np.zeros((len(row), self.size, self.size), np.float32), np.flatnonzero(row < self.size)
         board[inside, row[inside], positions["column"][inside]] = 1
-        return board[:, np.newaxis] if self.image else board.reshape(n, -1)
-
-    def draw(self, positions: Positions) -> NDArray[np.float32]:
-        """As it is seen."""
-        return np.asarray(self.observe(positions)[0], np.float32).reshape(self.size, self.size)
+        return board
 
 
 @dataclass(frozen=True)
@@ -202,6 +206,9 @@ class TMaze:
     length: int = 10
     one_cue: bool = False
     tiles: bool = False
+    optimal_return = 1.0  # turn as the cue said
+    # Left and right are equally likely, and so are their rewards. Without memory no policy gets more (0.4 with `one_cue`).
+    random_return = 0.0
 
     def __post_init__(self) -> None:
         if self.length < 1:
@@ -219,16 +226,6 @@ class TMaze:
     def most_steps(self) -> int:
         """Steps to the truncation."""
         return 3 * self.length + 3
-
-    @property
-    def optimal_return(self) -> float:
-        """Turn as the cue said."""
-        return 1.0
-
-    @property
-    def random_return(self) -> float:
-        """Left and right are equally likely, and so are their rewards. Nor is more to be had without memory (0.4 with `one_cue`)."""
-        return 0.0
 
     def begin(self, seed: Ints) -> Positions:
         """The seed decides the cue."""
@@ -293,7 +290,3 @@ def _maze_pictures() -> NDArray[np.uint8]:
     left, right = corridor.copy(), corridor.copy()
     left[-2, MIDDLE - 1] = right[-2, MIDDLE + 1] = tile_number("ball", "green")
     return np.stack([draw(view.ravel()) for view in (corridor, junction, left, right)])
-
-
-def _board_spec(rows: int, columns: int, *, image: bool) -> ObservationSpec:
-    return ObservationSpec((1, rows, columns), "uint8") if image else ObservationSpec((rows * columns,))

@@ -9,30 +9,22 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from laser_rl.envs.border import LARGEST
-from laser_rl.envs.borrowed import Turn
-from laser_rl.envs.bounds import Bounds, tell_once
-from laser_rl.envs.records import EnvironmentSpec, Rows, seed_of
+from laser_rl.envs.border import LARGEST, Bounds, tell_once
+from laser_rl.envs.construct import Turn
+from laser_rl.envs.records import Environments, EnvironmentSpec, Rows, seed_of
 from laser_rl.envs.slot import EXITS, exit_of
-from laser_rl.envs.spaces import action_border, action_layout, observation_border
-from laser_rl.envs.stored_spaces import described
-from laser_rl.errors import ConfigError, EnvironmentRefused
+from laser_rl.envs.spaces import action_border, action_layout, described, observation_border
+from laser_rl.errors import EnvironmentRefused
 
 Array = NDArray[np.generic]
 Vector = gymnasium.vector.VectorEnv[Any, Any, Any]
 
 
-class VectorAdapter:
-    """A vector environment in any of Gymnasium's three autoreset modes.
+class VectorAdapter(Environments):
+    """A vector environment in any of Gymnasium's three autoreset modes. It has no state: it may hold anything.
 
     Where it resets within the step that ends an episode (SAME_STEP) or waits to be told (DISABLED), the first rows of the next episodes are
     handed out by the following `step`, alone: the vector is stepped when all slots have acted again.
-
-    >>> vector = gymnasium.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync")
-    >>> envs = VectorAdapter(vector, seed=1)
-    >>> envs.reset().is_first.tolist()
-    [True, True]
-    >>> envs.close()
     """
 
     def __init__(self, env: Vector, *, seed: int, name: str | None = None, owned: bool = True) -> None:
@@ -84,19 +76,6 @@ class VectorAdapter:
                 f"{np.flatnonzero(~self._acted).tolist()} too"
             )
         return self._step_all()
-
-    def state(self) -> None:
-        """A user's vector cannot be rebuilt from actions: it may hold anything."""
-
-    def restore(self, state: Mapping[str, Array]) -> Rows:
-        """Not to be had."""
-        raise ConfigError(
-            f"{self.spec.name}: a vector environment has no state to restore, got {sorted(state)}; start it with reset()"
-        )
-
-    def counters(self, slots: NDArray[np.int64] | None = None) -> Mapping[str, int]:
-        """None: a fault in a user's vector ends the run."""
-        return {}
 
     def close(self) -> None:
         """Close the vector, unless the user made it."""

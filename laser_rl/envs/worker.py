@@ -11,6 +11,7 @@ import json
 import mmap
 import os
 import signal
+import struct
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laser_rl.envs.block import RowBlock, block_fields, carve
-from laser_rl.envs.channel import Channel
 from laser_rl.envs.records import (
     ActionSpec,
     BoxActions,
@@ -34,6 +34,36 @@ from laser_rl.envs.records import (
 from laser_rl.envs.slot import COUNTERS, EXITS, IDLE, Slot, exit_of
 from laser_rl.envs.spaces import action_layout
 from laser_rl.errors import EnvironmentEnded, EnvironmentFailed, EnvironmentRefused
+
+HEADER = struct.Struct("!I")
+MOST_BYTES = 1 << 16
+
+
+class Channel:
+    """One end of a two-way pipe. Messages are far shorter than the pipe's buffer, so that sending never blocks."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle, self._rest = handle, b""
+
+    def send(self, message: bytes) -> None:
+        """Raises BrokenPipeError or ConnectionResetError if the other end is gone."""
+        os.write(self._handle, HEADER.pack(len(message)) + message)
+
+    def receive(self) -> list[bytes]:
+        """What is there, in order, perhaps nothing whole yet; waits only if not a single byte is. Raises EOFError at the end."""
+        data = os.read(self._handle, MOST_BYTES)
+        if not data:
+            raise EOFError
+        data, messages, start = self._rest + data, [], 0
+        while len(data) - start >= HEADER.size:
+            end = start + HEADER.size + HEADER.unpack_from(data, start)[0]
+            if end > len(data):
+                break
+            messages.append(data[start + HEADER.size : end])
+            start = end
+        self._rest = data[start:]
+        return messages
+
 
 Array = NDArray[np.generic]
 Fields = dict[str, tuple[tuple[int, ...], str]]
@@ -70,12 +100,7 @@ def split_shared(arrays: Mapping[str, Array]) -> tuple[RowBlock, Array, Array]:
 
 
 def write_spec(spec: EnvironmentSpec) -> bytes:
-    """A spec as a message.
-
-    >>> spec = EnvironmentSpec("Maze", ObservationSpec((4,), words=16), DiscreteActions(2), ("easy", "hard"))
-    >>> read_spec(write_spec(spec)) == spec
-    True
-    """
+    """A spec as a message."""
     return json.dumps({**dataclasses.asdict(spec), "kind": type(spec.action).__name__}).encode()
 
 
@@ -204,14 +229,12 @@ def main() -> None:
     """Entry: `python -c … <connection> <control> <rows> <scratch> <parent's process id>`."""
     handle, *memory, parent = (int(number) for number in sys.argv[1:6])
     die_with(parent)
-    # Whoever sends a worker Ctrl-C ends it; a KeyboardInterrupt can then only be the environment's own.
+    # Ctrl-C that is sent to a worker ends it; a KeyboardInterrupt can then only be the environment's own.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     for descriptor in (handle, *memory):
         os.set_inheritable(descriptor, False)
     connection = Connection(handle)
-    with contextlib.suppress(
-        EOFError, BrokenPipeError, ConnectionResetError
-    ):  # the pool is gone: nobody is left to tell
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the pool is gone and cannot be told
         name = "the environment"
         try:
             start = json.loads(connection.recv_bytes())

@@ -18,8 +18,8 @@ from laser_rl.agent.learner import Learner
 from laser_rl.agent.parallel import ALONE, Team
 from laser_rl.config import Config, EnvironmentConfig
 from laser_rl.envs.atari import AtariSettings
+from laser_rl.envs.construct import can_be_made_again
 from laser_rl.envs.make import make_environments
-from laser_rl.envs.naming import can_be_made_again
 from laser_rl.envs.records import Environments, EnvironmentSpec
 from laser_rl.errors import ConfigError
 from laser_rl.networks.agent_network import AgentNetwork
@@ -236,7 +236,7 @@ def another(source: EnvironmentSource) -> EnvironmentSource:
     """Something that makes environments like this one, for playing beside the training; where there is nothing, the one that exists.
 
     A vector, and an environment whose `spec` does not say how to make it, are played in themselves: all their episodes are begun anew, and
-    training goes on with new ones, too (`envs.borrowed`).
+    training goes on with new ones, too (`envs.construct.BorrowedEnv`).
     """
     if isinstance(source, gymnasium.Env) and source.spec is not None and can_be_made_again(source.spec):
         return functools.partial(gymnasium.make, source.spec)

@@ -17,8 +17,7 @@ import torch
 from laser_rl.agent.learner import Learner
 from laser_rl.agent.streams import Handover, own_stream
 from laser_rl.config import override, validated
-from laser_rl.envs.channel import Channel
-from laser_rl.envs.worker import read_spec
+from laser_rl.envs.worker import Channel, read_spec
 from laser_rl.errors import UserError
 from laser_rl.networks.build import TorsoSource
 from laser_rl.replay.frames import DeviceBatch

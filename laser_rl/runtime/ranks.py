@@ -28,9 +28,8 @@ import torch
 from laser_rl.agent.learner import Learner
 from laser_rl.agent.parallel import Alone
 from laser_rl.config import Config
-from laser_rl.envs.channel import Channel
 from laser_rl.envs.records import EnvironmentSpec
-from laser_rl.envs.worker import write_spec
+from laser_rl.envs.worker import Channel, write_spec
 from laser_rl.errors import UserError
 from laser_rl.runtime.shared_batches import Plan, SharedBatches
 from laser_rl.runtime.team import Place, ProcessTeam, join, lost_contact, meeting

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from laser_rl import cli
-from laser_rl.cli.check_env import as_json, as_text
-from laser_rl.envs.examine import resources
-from laser_rl.envs.examine.records import CHECKS, Finding
-from laser_rl.envs.examine.watch import Examination, Patience, examine
 from laser_rl.errors import EnvironmentRefused
+from laser_rl.tools.bench import children
+from laser_rl.tools.check_process import Examination, Order, examine
+from laser_rl.tools.check_text import as_json, as_text
+from laser_rl.tools.findings import CHECKS, Finding
 
 
 def test_a_good_environment(capsys):
     assert cli.main(["check-env", "CartPole-v1", "--steps", "300"]) == 0
     out = capsys.readouterr().out
-    assert "CartPole-v1: fine, 22 checks" in out
+    assert "CartPole-v1: fine, 23 checks" in out
     assert all(check in out for check in CHECKS)
     for words in ("float32 (4,)", "one of 2 choices", "recipe          cartpole", "MLP", "replay", "random return"):
         assert words in out
@@ -41,7 +41,7 @@ def test_a_defect_is_exit_status_1_and_json_has_all_of_it(capsys):
 
 
 def test_a_hang_is_reported_with_its_stack_and_what_came_before_it_is_found():
-    found = examine("tests.envs.planted:HangsInStep", steps=60, patience=Patience(step_s=1.2))
+    found = examine(Order("tests.envs.planted:HangsInStep", steps=60, step_s=1.2))
     by_check = {one.check: one for one in found.findings}
     hang = by_check["answers"]
     assert (hang.verdict, hang.got) == ("defect", "it hangs in step")
@@ -54,7 +54,7 @@ def test_a_hang_is_reported_with_its_stack_and_what_came_before_it_is_found():
 
 @pytest.mark.slow
 def test_a_reset_that_hangs_is_given_up_soon():
-    found = examine("tests.envs.planted:HangsInReset", patience=Patience(step_s=1, reset_s=1))
+    found = examine(Order("tests.envs.planted:HangsInReset", step_s=1, reset_s=1))
     verdicts = {one.check: one.verdict for one in found.findings}
     assert verdicts["answers"] == "defect"
     assert verdicts["construction"] == "good"
@@ -64,18 +64,18 @@ def test_a_reset_that_hangs_is_given_up_soon():
 
 @pytest.mark.slow
 def test_a_crash_is_reported_and_nothing_is_left_running():
-    before = resources.children()
-    found = examine("tests.envs.planted:Crashes", steps=60)
+    before = children()
+    found = examine(Order("tests.envs.planted:Crashes", steps=60))
     crash = next(one for one in found.findings if one.check == "errors")
     assert "SIGSEGV in step" in crash.got
     assert crash.where.endswith("step 6")
-    assert resources.children() == before
+    assert children() == before
 
 
 @pytest.mark.slow
 def test_processes_that_are_left_are_found_and_ended():
-    found = examine("tests.envs.planted:LeaksProcesses", steps=60)
-    assert any("processes left by" in one.got for one in found.defects)
+    found = examine(Order("tests.envs.planted:LeaksProcesses", steps=60))
+    assert any("processes left by" in one.got for one in found.of("defect"))
     deadline = time.monotonic() + 5  # what was killed takes a moment to go
     while _sleeping("47.11") and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -151,13 +151,13 @@ def test_a_module_beside_the_user_that_registers_an_environment_or_only_a_vector
         "gymnasium.register('Vector-v0', entry_point=None, vector_entry_point=vector)\n"
     )
     monkeypatch.chdir(tmp_path)
-    assert examine(f"besides:{name}", steps=60).defects == ()
+    assert examine(Order(f"besides:{name}", steps=60)).of("defect") == []
 
 
 def test_options_reach_the_environment():
     with pytest.raises(EnvironmentRefused, match="nowhere_to_be_found"):
-        examine("nowhere_to_be_found:Maze", options={"size": 1})
-    assert examine("laser/DeepSea-4", steps=20, options={"image": True}).spec.observation.shape == (1, 4, 4)
+        examine(Order("nowhere_to_be_found:Maze", {"size": 1}))
+    assert examine(Order("laser/DeepSea-4", {"image": True}, steps=20)).spec.observation.shape == (1, 4, 4)
 
 
 def test_the_table_has_expected_got_and_fix_on_lines_of_their_own():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from laser_rl import cli
-from laser_rl.cli import doctor, probe_files, probes
+from laser_rl.tools import doctor
 
 LATER = 10_000
 
@@ -21,7 +21,7 @@ def lines():
 
 
 def test_everything_is_looked_at(lines):
-    words = "python libraries cores memory disk files loopback clock fork worker torch GPU"
+    words = "python libraries cores memory disk files loopback worker torch GPU"
     parts = [*words.split(), "shared memory", "open files", "extra atari", "extra cluster"]
     assert set(parts) <= set(lines)
     assert {line.verdict for line in lines.values()} <= {"good", "warning", "bad", "optional"}
@@ -32,7 +32,7 @@ def test_everything_is_looked_at(lines):
 
 def test_the_exit_status_says_whether_something_is_bad(monkeypatch, capsys):
     for verdict, status in (("good", 0), ("warning", 0), ("optional", 0), ("bad", 1)):
-        line = probes.Line("disk", verdict, "this and that", "mend it")
+        line = doctor.Line("disk", verdict, "this and that", "mend it")
         monkeypatch.setattr(doctor, "looked_at", lambda run_dir, line=line: iter([line]))
         assert cli.main(["doctor"]) == status
         assert "mend it" in capsys.readouterr().out
@@ -46,7 +46,7 @@ def test_a_torch_that_crashes_or_hangs_is_bad_and_does_not_take_us_along(monkeyp
     def torch_line():
         return next(line for line in list(doctor.looked_at(Path("runs"))) if line.part == "torch")
 
-    monkeypatch.setattr(doctor, "worker", lambda: probes.Line("worker", "good", ""))
+    monkeypatch.setattr(doctor, "worker", lambda: doctor.Line("worker", "good", ""))
     monkeypatch.setattr(doctor, "ASK_TORCH", "import os; os.abort()")
     assert "status -6" in torch_line().found
     monkeypatch.setattr(doctor, "ASK_TORCH", "import time; time.sleep(60)")
@@ -72,7 +72,7 @@ GPU = {"version": "2.6", "cuda": "12.4", "devices": ["H200, 140 GB"], "matmul": 
     ],
 )
 def test_gpus(seen, driver, expected):
-    found = {line.part: line for line in probes.gpu(seen, driver)}
+    found = {line.part: line for line in doctor.gpu(seen, driver)}
     assert {part: found[part].verdict for part in expected} == expected
     assert all(line.todo for line in found.values() if line.verdict != "good")
 
@@ -97,8 +97,8 @@ def test_gpus(seen, driver, expected):
 )
 def test_the_version_of_the_driver(text, expected, tmp_path):
     (tmp_path / "version").write_text(text)
-    assert probes._driver(tmp_path / "version") == expected
-    assert probes._driver(tmp_path / "nothing") == ""
+    assert doctor._driver(tmp_path / "version") == expected
+    assert doctor._driver(tmp_path / "nothing") == ""
 
 
 def test_a_library_that_is_missing_is_bad_and_an_extra_optional():
@@ -110,7 +110,7 @@ def test_a_library_that_is_missing_is_bad_and_an_extra_optional():
         "a; extra == 'b'",
         "c; extra == 'b'",
     ]
-    found = {line.part: line for line in probes.libraries(asked, {"numpy": "2.0", "a": "1"}.get)}
+    found = {line.part: line for line in doctor.libraries(asked, {"numpy": "2.0", "a": "1"}.get)}
     assert set(found) == {"libraries", "extra cluster", "extra b"}
     assert (found["libraries"].verdict, found["libraries"].found) == ("bad", "missing: rich")
     assert found["extra cluster"].todo == "pip install 'laser-rl[cluster]'"
@@ -132,19 +132,19 @@ def test_the_quota_of_a_control_group(files, quota, tmp_path):
         path = tmp_path / "sys/fs/cgroup" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    assert probes.core_quota(tmp_path) == quota
+    assert doctor.core_quota(tmp_path) == quota
 
 
 def test_cores_and_memory():
-    assert probes.cores(4, 4, None).verdict == "good"
-    assert "taskset -c 0-1" in probes.cores(4, 4, 2.0).todo
-    assert probes.cores(1, 8, None).verdict == "warning"
-    verdicts = [probes.memory(10**11, free).verdict for free in (5 * 10**8, 2 * 10**9, 10**10)]
+    assert doctor.cores(4, 4, None).verdict == "good"
+    assert "taskset -c 0-1" in doctor.cores(4, 4, 2.0).todo
+    assert doctor.cores(1, 8, None).verdict == "warning"
+    verdicts = [doctor.memory(10**11, free).verdict for free in (5 * 10**8, 2 * 10**9, 10**10)]
     assert verdicts == ["bad", "warning", "good"]
 
 
 def test_a_directory_that_is_not_there_yet_is_tried_where_it_would_be(tmp_path):
-    room, files = probe_files.disk(tmp_path / "not" / "yet")
+    room, files = doctor.disk(tmp_path / "not" / "yet")
     assert str(tmp_path) in room.found
     assert files.verdict == "good"
     assert list(tmp_path.iterdir()) == []  # nothing stays
@@ -152,7 +152,7 @@ def test_a_directory_that_is_not_there_yet_is_tried_where_it_would_be(tmp_path):
 
 def test_a_disk_without_locks_is_bad(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", lambda *_: None)
-    line = probe_files.promises(tmp_path)
+    line = doctor.promises(tmp_path)
     assert (line.verdict, "locks do not" in line.found) == ("bad", True)
 
 
@@ -161,31 +161,31 @@ def test_a_disk_that_cannot_be_written_is_bad(monkeypatch, tmp_path):
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr(os, "fsync", refuse)
-    line = probe_files.promises(tmp_path)
+    line = doctor.promises(tmp_path)
     assert line.verdict == "bad"
     assert "Read-only" in line.found
 
 
 def test_a_clock_of_files_that_is_off_is_noticed(monkeypatch, tmp_path):
-    monkeypatch.setattr(probe_files.time, "time", lambda: LATER + time.clock_gettime(time.CLOCK_REALTIME))
-    line = probe_files.promises(tmp_path)
+    monkeypatch.setattr(doctor.time, "time", lambda: LATER + time.clock_gettime(time.CLOCK_REALTIME))
+    line = doctor.promises(tmp_path)
     assert line.verdict == "warning"
     assert "10000 s off" in line.found
 
 
 def test_an_address_that_cannot_be_bound_is_a_warning():
-    assert probes.loopback("192.0.2.1").verdict == "warning"
-    assert probes.loopback().verdict == "good"
+    assert doctor.loopback("192.0.2.1").verdict == "warning"
+    assert doctor.loopback().verdict == "good"
 
 
 def test_memory_between_processes(monkeypatch):
-    assert probes.shared_memory(Path("/nowhere")).verdict == "good"
+    assert doctor.shared_memory(Path("/nowhere")).verdict == "good"
 
     def refuse(*_):
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "memfd_create", refuse)
-    assert probes.shared_memory().verdict == "bad"
+    assert doctor.shared_memory().verdict == "bad"
 
 
 def test_without_a_worker_the_machine_is_bad(monkeypatch):

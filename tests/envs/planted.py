@@ -327,12 +327,6 @@ class NotBuilt(Walk):
         self.map = {}["nowhere"]
 
 
-class LivingInfo(Walk):
-    def step(self, action):
-        *result, _ = super().step(action)
-        return (*result, {"lock": threading.Lock()})
-
-
 class SlowReset(Walk):
     def reset(self, *, seed=None, options=None):
         time.sleep(0.3)

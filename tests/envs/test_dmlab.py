@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from laser_rl.envs import DiscreteActions, ObservationSpec, make_environments, make_renderable, seed_of
-from laser_rl.envs.dmlab import ACTIONS, HELD_OUT_SEEDS, DmlabEnv, DmlabSettings, LevelCache
-from laser_rl.envs.dmlab_levels import LEVELS, level_of
+from laser_rl.envs import make_environments, make_renderable
+from laser_rl.envs.dmlab import ACTIONS, HELD_OUT_SEEDS, LEVELS, DmlabEnv, DmlabSettings, LevelCache, level_of
 from laser_rl.envs.instructions import WORDS, instruction_of, with_instruction, word_numbers
+from laser_rl.envs.records import DiscreteActions, ObservationSpec, seed_of
 from laser_rl.errors import EnvironmentRefused
 from tests.envs import standin_lab
 

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laser_rl.envs import ObservationSpec, make_environments
+from laser_rl.envs import make_environments
 from laser_rl.envs.instructions import (
     VOCABULARY,
     WORDS,
@@ -21,6 +21,7 @@ from laser_rl.envs.instructions import (
     word_number,
     word_numbers,
 )
+from laser_rl.envs.records import ObservationSpec
 from laser_rl.envs.spaces import observation_border
 from laser_rl.envs.vector import VectorAdapter
 from laser_rl.errors import EnvironmentRefused

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from laser_rl.envs import supervised
+from laser_rl.envs import process as supervised
 from laser_rl.envs.make import make_environments
 from laser_rl.envs.mixture import MixedEnvironments
 from laser_rl.envs.pool import PoolEnvironments
+from laser_rl.envs.process import Supervised
 from laser_rl.envs.serial import ErrorLog, SerialEnvironments
-from laser_rl.envs.supervised import Supervised
 from laser_rl.errors import ConfigError, EnvironmentFailed, EnvironmentRefused
 from tests.envs.samples import GOOD, Scripted, Telltale
 

@@ -74,7 +74,7 @@ def test_a_vector_steps_as_one():
 def test_it_has_no_state():
     envs = adapter(AutoresetMode.NEXT_STEP)
     assert envs.state() is None
-    with pytest.raises(ConfigError, match="no state to restore"):
+    with pytest.raises(ConfigError, match="a state to restore"):
         envs.restore({})
     envs.close()
     envs.close()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from laser_rl.envs import pool as pool_module
-from laser_rl.envs import supervised
+from laser_rl.envs import process as supervised
 from laser_rl.envs.pool import PoolEnvironments
 from laser_rl.envs.process import Limits
 from laser_rl.errors import EnvironmentFailed, EnvironmentRefused

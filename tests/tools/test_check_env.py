@@ -5,32 +5,32 @@ import gc
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium import spaces
 
-from laser_rl.envs import Catch, DeepSea, TaskEnv, TMaze
 from laser_rl.envs.construct import constructor
-from laser_rl.envs.examine import resources, rows, stages
-from laser_rl.envs.examine.bench import Bench
-from laser_rl.envs.examine.episodes import Ending, Endings, after_the_end, episodes_end, seeds_matter
-from laser_rl.envs.examine.records import CHECKS, Episode, Row
-from laser_rl.envs.examine.stages import STAGES, examined
 from laser_rl.envs.make import make_environments
+from laser_rl.envs.native import TaskEnv
+from laser_rl.envs.tasks import Catch, DeepSea, TMaze
+from laser_rl.tools import check_env, check_vector
+from laser_rl.tools.bench import leaks, no_end
+from laser_rl.tools.check_env import STAGES, check
+from laser_rl.tools.findings import ALWAYS, CHECKS, resets_itself
 from tests.envs import planted
 
-IN_PROCESS = {name: stage for name, stage in STAGES.items() if name != "workers"}
+IN_PROCESS = [name for name in STAGES if name != "workers"]
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """An examination collects garbage before it measures; what the tests themselves hold (torch!) need not be walked each time."""
-    monkeypatch.setattr(stages, "ENDLESS_STEPS", 3_000)
+    monkeypatch.setattr(check_env, "ENDLESS_STEPS", 3_000)
     gc.freeze()
     yield
     gc.unfreeze()
 
 
 def findings(make, steps=240, seconds=2.0, only=IN_PROCESS):
-    return examined(Bench(make, "Planted", steps=steps, seconds=seconds), only)[0]
+    found = check(make, "Planted", stages=only, steps=steps, seconds=seconds)
+    return [one for one in found if one.verdict != "not done"]
 
 
 # Environment; then what has to be found and nothing else: check, verdict, words of the finding, words of the fix.
@@ -39,11 +39,11 @@ PLANTED = [
     (planted.Longer, [("observation", "defect", "(4,)", "observation_space")]),
     (planted.Lists, [("observation", "defect", "list", "np.asarray(")]),
     (planted.Outside, [("observation", "warning", "21.0", "clip")]),
-    (planted.NotANumber, [("finite", "defect", "nan at observation[2]", "division by zero")]),
-    (planted.NanReward, [("reward", "defect", "nan", "finite float")]),
+    (planted.NotANumber, [("finite", "defect", "nan", "division by zero")]),
+    (planted.NanReward, [("reward", "defect", "nan", "division by zero")]),
     (planted.ArrayReward, [("reward", "defect", "array of dtype float64 and shape (1,)", "float(reward)")]),
-    (planted.WholeFlags, [("flags", "defect", "int 0", "bool(terminated)")]),
-    (planted.OldReset, [("interface", "defect", "an array of dtype float32", "return observation, {}")]),
+    (planted.WholeFlags, [("flags", "defect", "int", "bool(terminated)")]),
+    (planted.OldReset, [("interface", "defect", "an array of dtype float32", "return a tuple of two")]),
     (planted.OldStep, [("interface", "defect", "a tuple of 4", "shimmy")]),
     (planted.Reuses, [("own arrays", "defect", "the next step wrote", ".copy()")]),
     (planted.Unseeded, [("repeatable", "defect", ", then ", "self.np_random")]),
@@ -56,7 +56,7 @@ PLANTED = [
         ],
     ),
     (planted.SeedsGlobally, [("generators", "warning", "numpy.random used", "self.np_random")]),
-    (planted.IgnoresSeed, [("seed", "warning", "for 5 seeds", "super().reset(seed=seed)")]),
+    (planted.IgnoresSeed, [("gymnasium", "warning", "random number generator", "super().reset(seed=seed)")]),
     (
         planted.ResetsItself,
         [("after the end", "defect", "last observations look like first ones", "do not call reset")],
@@ -74,9 +74,14 @@ PLANTED = [
     (planted.TerminatesByTime, [("time limit", "defect", "at step 10 exactly", "truncated=True")]),
     (planted.OnlyOnce, [("construction", "defect", "port 5555", "several copies at once")]),
     (planted.NotBuilt, [("errors", "defect", "KeyError: 'nowhere'", "correct the line")]),
-    (planted.LivingInfo, [("info", "warning", "lock", "not living objects")]),
     (planted.NearlySame, [("repeatable", "warning", "", "exact resumes")]),
-    (planted.CarriesOver, [("seed", "warning", "then", "set everything back in reset")]),
+    (
+        planted.CarriesOver,
+        [
+            ("seed", "warning", "then", "set everything back in reset"),
+            ("gymnasium", "warning", "same seed and action", "other libraries"),
+        ],
+    ),
     (planted.Walk, []),
     (planted.NoChance, []),
     (planted.BeginsAtFive, []),
@@ -109,13 +114,13 @@ def test_an_exception_comes_with_the_users_own_lines_only():
 
 
 def test_memory_that_grows_is_found():
-    (found,) = findings(planted.LeaksMemory, steps=900, only={"run": STAGES["run"]})
+    (found,) = findings(planted.LeaksMemory, steps=900, only=["run"])
     assert (found.check, found.verdict) == ("memory", "defect")
     assert "200" in found.got  # GB in a million steps, at 200 kB a step
 
 
 def test_a_slow_reset_is_told_from_a_slow_step():
-    (found,) = findings(planted.SlowReset, steps=30, seconds=0.5, only={"run": STAGES["run"]})
+    (found,) = findings(planted.SlowReset, steps=30, seconds=0.5, only=["run"])
     assert found.verdict == "warning"
     assert "of the time is spent in reset" in found.got
 
@@ -151,13 +156,21 @@ def test_our_own_tasks_have_no_finding_as_environments_of_gymnasium(task):
 
 def test_every_check_belongs_to_a_stage_or_to_all():
     made = {check for _, checks in STAGES.values() for check in checks}
-    assert made | {"errors", "answers"} == set(CHECKS)
+    assert made | ALWAYS == set(CHECKS)
+
+
+def many(make, steps=200):
+    """What is found in environments that step many slots at once, and their facts."""
+    found = []
+    bench = check_vector.VectorBench(None, "Planted", steps=steps, many=make, tell=found.append)
+    for stage, _ in check_vector.STAGES.values():
+        stage(bench)
+    return found, bench.facts
 
 
 @pytest.mark.parametrize("name", ["laser/Catch", "laser/DeepSea-10", "laser/TMaze-5,laser/TMaze-9"])
 def test_many_slots_at_once_are_examined_by_their_rows(name):
-    bench = rows.RowsBench(lambda seed: make_environments(name, slots=2, seed=seed), name, steps=200)
-    found, facts = examined(bench, rows.STAGES)
+    found, facts = many(lambda seed: make_environments(name, slots=2, seed=seed))
     assert found == []
     assert facts["lengths"]
 
@@ -169,8 +182,7 @@ def test_rows_that_differ_are_found():
         made.append(seed)
         return make_environments("laser/Catch", slots=2, seed=seed + len(made))
 
-    bench = rows.RowsBench(make, "Planted", steps=100)
-    (found,) = examined(bench, {"repeat": rows.STAGES["repeat"]})[0]
+    (found,), _ = many(make, steps=100)
     assert (found.check, found.verdict) == ("repeatable", "defect")
 
 
@@ -182,39 +194,34 @@ def test_an_environment_that_says_it_is_not_deterministic_is_only_warned():
         )
         return env
 
-    (found,) = findings(make, only={"repeat": STAGES["repeat"]})
+    (found,) = findings(make, only=["play", "repeat"])
     assert (found.check, found.verdict) == ("repeatable", "warning")
 
 
-def endings(first, middle, last):
-    ends = [Ending(Row(np.array([last]), terminated=True), Row(np.array([last]))) for _ in range(4)]
-    return Endings(spaces.Box(-9, 9, (1,)), [np.array([value]) for value in first], [np.array([middle])] * 30, ends)
-
-
-def test_last_observations_that_look_like_first_ones_say_something_only_where_the_others_do_not():
-    assert [one.verdict for one in after_the_end(endings([0.0, 1.0], 5.0, 0.5))] == ["defect"]
-    assert [one.verdict for one in after_the_end(endings([1.0, 1.0], 5.0, 1.0))] == ["warning"]  # back at the start?
-    assert after_the_end(endings([0.0, 1.0], 5.0, 4.0)) == []
-    assert after_the_end(endings([0.0, 1.0], 0.5, 0.5)) == []  # a bandit: everything looks like that
-
-
 @pytest.mark.parametrize(
-    ("ended", "limited", "enough", "verdicts"),
+    ("first", "middle", "last", "verdicts"),
     [
-        (0, False, True, ["defect"]),
-        (0, False, False, ["warning"]),
-        (1, False, True, []),
-        (0, True, True, []),
+        ([0.0, 1.0], 5.0, 0.5, ["defect"]),
+        ([1.0, 1.0], 5.0, 1.0, ["warning"]),  # back at the start?
+        ([0.0, 1.0], 5.0, 4.0, []),
+        ([0.0, 1.0], 0.5, 0.5, []),  # a bandit: everything looks like that
     ],
 )
-def test_episodes_that_do_not_end(ended, limited, enough, verdicts):
-    found = episodes_end(900, ended, limited=limited, steps=900, enough=enough)
+def test_last_observations_that_look_like_first_ones_say_something_only_where_the_others_do_not(
+    first, middle, last, verdicts
+):
+    ends = [np.array([last])] * 4
+    found = resets_itself([np.array([value]) for value in first], [np.array([middle])] * 30, ends, ends)
     assert [one.verdict for one in found] == verdicts
+
+
+def test_episodes_that_do_not_end_are_a_defect_only_after_many_steps():
+    assert [no_end(900, enough=enough)[0].verdict for enough in (True, False)] == ["defect", "warning"]
 
 
 def test_what_is_opened_once_and_kept_is_no_leak():
     def counted(files):
-        return resources.leaks([{"files": number, "threads": 1, "processes": 0} for number in files])
+        return leaks([{"files": number, "threads": 1, "processes": 0} for number in files])
 
     assert [one.check for one in counted([9, 10, 11, 12])] == ["handles"]
     assert counted([9, 9, 10, 10]) == []
@@ -228,13 +235,9 @@ def test_after_an_exception_a_fresh_copy_plays_and_the_third_is_enough():
         made.append(planted.Raises())
         return made[-1]
 
-    episodes = Bench(make, "Planted", steps=500).recording.episodes
-    assert sum(episode.fault is not None for episode in episodes) == 3
+    (found,) = findings(make, steps=500, only=["play"])
+    assert found.times == 3
     assert len(made) == 4
-
-
-def test_too_few_episodes_say_nothing_about_seeds():
-    assert seeds_matter([Episode(0, 1)], seeded=False) == []
 
 
 def test_gymnasium_itself_would_not_have_found_most_of_them():
@@ -250,6 +253,6 @@ def test_gymnasium_itself_would_not_have_found_most_of_them():
 def test_running_statistics_of_a_wrapper_are_a_warning_that_names_it():
     """They depend on the episodes before: that is what the wrapper is for."""
     made = lambda: gymnasium.wrappers.NormalizeObservation(gymnasium.make("CartPole-v1", disable_env_checker=True))  # noqa: E731
-    found = findings(made, only={"repeat": STAGES["repeat"]})
+    found = findings(made, only=["play", "repeat"])
     assert [one.verdict for one in found] == ["warning"]
     assert "NormalizeObservation carries statistics from episode to episode" in found[0].fix

@@ -17,13 +17,12 @@ from laser_rl.envs.records import (
     ObservationSpec,
 )
 from laser_rl.errors import ConfigError
-from laser_rl.exports.acting import Acting
-from laser_rl.exports.onnx_policy import about_of, export_onnx, session_of
-from laser_rl.exports.source import described, starts_of
-from laser_rl.exports.verified import Row, compare, observed
 from laser_rl.networks.build import build_network, family_of
 from laser_rl.runtime.crew_build import build_member
 from laser_rl.runtime.evaluate import trained_of
+from laser_rl.tools.onnx_compare import Acting, Row, compare, observed
+from laser_rl.tools.onnx_policy import about_of, export_onnx, session_of
+from laser_rl.tools.source import described, starts_of
 from tests.runtime.small import finish, small
 
 
@@ -196,9 +195,7 @@ class Looks(nn.Module):
 @pytest.mark.slow
 def test_a_torso_that_cannot_be_traced_is_named(tmp_path):
     pytest.importorskip("onnxscript")
-    with pytest.raises(
-        ConfigError, match=r"with the torso tests.exports.*Looks cannot be written as ONNX.*torch\.where"
-    ):
+    with pytest.raises(ConfigError, match=r"with the torso tests.tools.*Looks cannot be written as ONNX.*torch\.where"):
         export_onnx(untrained(net=Looks()), tmp_path / "policy.onnx")
     assert list(tmp_path.iterdir()) == []
 
@@ -210,7 +207,7 @@ def test_a_file_that_is_refused_leaves_the_old_one(tmp_path, monkeypatch):
     path.write_bytes(b"old")
     trained = untrained()
     acting = Acting(trained.network, trained.family)
-    monkeypatch.setattr("laser_rl.exports.onnx_policy.session_of", lambda _: Torch(acting, logits_off))
+    monkeypatch.setattr("laser_rl.tools.onnx_policy.session_of", lambda _: Torch(acting, logits_off))
     with pytest.raises(ConfigError, match="nothing was written"):
         export_onnx(trained, path)
     assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("policy.onnx", b"old")]
@@ -277,7 +274,7 @@ def test_a_trained_memory_of_a_run_plays_an_episode_alone(tmp_path):
     from laser_rl.agent.policy import Policy  # noqa: PLC0415
     from laser_rl.agent.single import act_once  # noqa: PLC0415
     from laser_rl.envs.make import make_renderable  # noqa: PLC0415
-    from laser_rl.exports.source import load_source  # noqa: PLC0415
+    from laser_rl.tools.source import load_source  # noqa: PLC0415
 
     trained = load_source(tmp_path / "run").trained
     policy = Policy(trained.network, trained.family, seed=0, deterministic=True)

@@ -1,10 +1,4 @@
-"""A Minari dataset: equal to the replay byte for byte, real episodes, and the same whether or not its export was killed."""
-
-import json
-import os
-import signal
-import subprocess
-import sys
+"""A Minari dataset: equal to the replay byte for byte, real episodes, and never half of it."""
 
 import gymnasium
 import numpy as np
@@ -13,11 +7,11 @@ import pytest
 from laser_rl import checkpoint
 from laser_rl.cli import main
 from laser_rl.errors import ConfigError
-from laser_rl.exports import minari_dataset
-from laser_rl.exports.source import manifest_sha256
-from tests.exports import naive
+from laser_rl.tools import minari_dataset
+from laser_rl.tools.source import manifest_sha256
 from tests.runtime.small import finish, small
 from tests.runtime.test_sweeps import in_directory, small_sweep
+from tests.tools import naive
 
 minari = pytest.importorskip("minari")
 NAME = "laser/cartpole/mixed-v0"
@@ -31,9 +25,7 @@ FIELDS = {
 
 
 def exported(run_dir, out, **more):
-    export = minari_dataset.MinariExport(run_dir, NAME, out=out, **more)
-    steps = list(export.run())
-    return export, steps
+    return minari_dataset.export_minari(run_dir, NAME, out=out, **more)
 
 
 def loaded(out, monkeypatch, name=NAME):
@@ -47,9 +39,9 @@ def in_bytes(episode):
 
 def test_its_episodes_equal_the_replays_byte_for_byte(run, tmp_path, monkeypatch):
     path, layout = run
-    export, _ = exported(path, tmp_path)
+    export = exported(path, tmp_path)
     dataset, expected = loaded(tmp_path, monkeypatch), naive.episodes(path, layout)
-    assert dataset.total_episodes == len(expected) == export.totals.episodes
+    assert dataset.total_episodes == len(expected) == export.episodes
     assert dataset.total_steps == sum(len(one["reward"]) for one in expected)
     by_bytes = {
         b"".join(np.ascontiguousarray(one[name]).tobytes() for name in FIELDS.values()): one for one in expected
@@ -94,74 +86,38 @@ def test_it_says_where_it_came_from(run, tmp_path, monkeypatch):
     assert NAME in minari.list_local_datasets()
 
 
-def killed_after(monkeypatch, function, calls):
+class Killed(BaseException):
     """The export ends there as if the process had been killed: nothing after it runs, what is on disk stays."""
-    original, count = getattr(minari_dataset, function), [0]
-
-    class Killed(BaseException):
-        pass
-
-    def wrapped(*arguments, **named):
-        count[0] += 1
-        if count[0] > calls:
-            raise Killed
-        return original(*arguments, **named)
-
-    monkeypatch.setattr(minari_dataset, function, wrapped)
-    return Killed
 
 
-@pytest.mark.parametrize(
-    ("function", "calls", "kept"), [("write_shard", 2, 2), ("join_shards", 0, None), ("_make_namespace", 0, None)]
-)
-def test_killed_and_started_again_it_is_the_same_dataset(run, tmp_path, monkeypatch, function, calls, kept):
-    monkeypatch.setattr(minari_dataset, "SHARD_BYTES", 2000)
-    whole, _ = exported(run[0], tmp_path / "whole")
+@pytest.mark.parametrize("function", ["_attributes", "_describe", "_make_namespace"])
+def test_killed_there_is_no_dataset_and_the_next_export_is_whole(run, tmp_path, monkeypatch, function):
+    whole = exported(run[0], tmp_path / "whole")
+
+    def killed(*_):
+        raise Killed
+
     with monkeypatch.context() as patched:
-        killed = killed_after(patched, function, calls)
-        with pytest.raises(killed):
+        patched.setattr(minari_dataset, function, killed)
+        with pytest.raises(Killed):
             exported(run[0], tmp_path / "killed")
     unfinished = tmp_path / "killed" / "laser" / "cartpole" / ".mixed-v0.unfinished"
-    (unfinished / ".shard-000002.hdf5.1-00000000.tmp").write_bytes(b"half")
+    assert unfinished.exists()
     assert not (tmp_path / "killed" / NAME).exists()
-    again, _ = exported(run[0], tmp_path / "killed")
-    assert again.resumed_shards == (kept or len(list_of_shards(whole)))
+    again = exported(run[0], tmp_path / "killed")
     assert not unfinished.exists()
-    ours, theirs = (export.path / "data" / "main_data.hdf5" for export in (again, whole))
-    assert ours.read_bytes() == theirs.read_bytes()
-    assert again.totals == whole.totals
-
-
-def list_of_shards(export):
-    """As many as were written: each ends as soon as it has 2,000 bytes of observations."""
-    import h5py  # noqa: PLC0415
-
-    with h5py.File(export.path / "data" / "main_data.hdf5") as file:
-        sizes = [file[f"episode_{at}"]["observations"].nbytes for at in range(len(file))]
-    shards, size = [], 0
-    for one in sizes:
-        size += one
-        if size >= 2000:
-            shards.append(size)
-            size = 0
-    return [*shards, size] if size else shards
-
-
-def test_shards_of_another_checkpoint_are_not_used(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(minari_dataset, "SHARD_BYTES", 2000)
-    with monkeypatch.context() as patched, pytest.raises(killed_after(patched, "write_shard", 2)):
-        exported(run[0], tmp_path)
-    plan = tmp_path / "laser" / "cartpole" / ".mixed-v0.unfinished" / "plan.json"
-    plan.write_text(json.dumps({**json.loads(plan.read_text()), "manifest_sha256": "0" * 64}))
-    again, _ = exported(run[0], tmp_path)
-    assert again.resumed_shards == 0
+    assert again == whole._replace(path=again.path)
+    both = (list(loaded(tmp_path / name, monkeypatch)) for name in ("whole", "killed"))
+    for one, other in zip(*both, strict=True):
+        assert in_bytes(one) == in_bytes(other)
 
 
 def test_what_is_there_is_not_written_again_and_never_overwritten(run, tmp_path):
-    first, _ = exported(run[0], tmp_path / "out")
-    again, steps = exported(run[0], tmp_path / "out")
-    assert (steps, again.totals) == ([], first.totals)
+    first = exported(run[0], tmp_path / "out")
     about = first.path / "data" / "metadata.json"
+    before = about.stat().st_mtime_ns
+    assert exported(run[0], tmp_path / "out") == first
+    assert about.stat().st_mtime_ns == before
     about.write_text(about.read_text().replace(manifest_sha256(checkpoint.latest(run[0]).path), "0" * 64))
     before = about.read_bytes()
     with pytest.raises(ConfigError, match="of another source"):
@@ -170,11 +126,11 @@ def test_what_is_there_is_not_written_again_and_never_overwritten(run, tmp_path)
 
 
 def test_two_exports_of_one_dataset_do_not_write_at_once(run, tmp_path):
-    first = minari_dataset.MinariExport(run[0], NAME, out=tmp_path).run()
-    next(first)
-    with pytest.raises(ConfigError, match="another export is writing"):
-        exported(run[0], tmp_path)
-    first.close()
+    def meanwhile(done, total):
+        with pytest.raises(ConfigError, match="another export is writing"):
+            exported(run[0], tmp_path)
+
+    assert exported(run[0], tmp_path, say=meanwhile).episodes
 
 
 def test_the_command_says_what_there_is_and_refuses_what_it_cannot_do(run, tmp_path, capsys):
@@ -247,33 +203,6 @@ def test_pictures_are_single_frames_and_exact(tmp_path, monkeypatch):
     assert dataset.storage.metadata["laser_rl"]["frame_stack"] == 4
     raw = sum(episode.observations.nbytes for episode in dataset)
     assert (tmp_path / "out" / NAME / "data" / "main_data.hdf5").stat().st_size < raw / 4
-
-
-KILLED = """
-import os, signal, sys
-from laser_rl.exports import minari_dataset
-minari_dataset.SHARD_BYTES = 2000
-from pathlib import Path
-export = minari_dataset.MinariExport(Path(sys.argv[1]), sys.argv[3], out=Path(sys.argv[2]))
-count = 0
-for progress in export.run():
-    count += progress.doing == sys.argv[4]
-    if count == int(sys.argv[5]):
-        os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("doing", "count"), [("writing", 1), ("writing", 2), ("joining", 1)])
-def test_a_process_that_was_really_killed(run, tmp_path, monkeypatch, doing, count):
-    arguments = [str(run[0]), str(tmp_path / "killed"), NAME, doing, str(count)]
-    ended = subprocess.run([sys.executable, "-c", KILLED, *arguments], timeout=120, check=False, env=dict(os.environ))
-    assert ended.returncode == -signal.SIGKILL
-    monkeypatch.setattr(minari_dataset, "SHARD_BYTES", 2000)
-    again, _ = exported(run[0], tmp_path / "killed")
-    whole, _ = exported(run[0], tmp_path / "whole")
-    assert again.resumed_shards > 0
-    assert (again.path / "data/main_data.hdf5").read_bytes() == (whole.path / "data/main_data.hdf5").read_bytes()
 
 
 class Counted(gymnasium.Env):

@@ -14,10 +14,10 @@ from laser_rl import __version__, checkpoint
 from laser_rl.api.saved import save_network
 from laser_rl.checkpoint import CHECKPOINTS, guarded, manifest
 from laser_rl.errors import ConfigError, MissingExtra
-from laser_rl.exports.source import Source, config_sha256
 from laser_rl.metrics import read
 from laser_rl.metrics.report import write_report
 from laser_rl.runtime.files import CONFIG, SWEEP, is_sweep
+from laser_rl.tools.source import Source, config_sha256
 from laser_rl.trust import PROMISE
 
 AGENT, CARD, REPORT = "agent.safetensors", "README.md", "report.html"

@@ -16,10 +16,9 @@ from torch import Tensor
 
 from laser_rl.checkpoint import atomic
 from laser_rl.errors import ConfigError, MissingExtra
-from laser_rl.exports.acting import Acting, example
-from laser_rl.exports.source import described, seen_shape, starts_of, versions
-from laser_rl.exports.verified import Verified, compare, observed
 from laser_rl.runtime.evaluate import Trained
+from laser_rl.tools.onnx_compare import Acting, Verified, compare, example, observed
+from laser_rl.tools.source import described, seen_shape, starts_of, versions
 
 if TYPE_CHECKING:
     from torch.onnx import ONNXProgram
@@ -44,7 +43,7 @@ def export_onnx(trained: Trained, path: Path, *, about: Mapping[str, Any] | None
     """Write the acting policy to `path`, if it acts as torch does on `rows` observations of its environment.
 
     Args:
-        trained: of a run directory (`exports.source.load_source`), or of an agent (`runtime.evaluate.trained_of`).
+        trained: of a run directory (`tools.source.load_source`), or of an agent (`runtime.evaluate.trained_of`).
         path: of the file; an older one is replaced.
         about: more entries of the model's metadata, as JSON.
         rows: how many observations are compared, about.
@@ -144,7 +143,7 @@ def _describe(program: "ONNXProgram", acting: Acting, about: Mapping[str, Any]) 
 
 
 def _name_batch(graph: Any) -> None:
-    """The symbol of the leading dimension is torch's; whoever looks at the file reads `batch`."""
+    """The symbol of the leading dimension is torch's; a reader of the file sees `batch`."""
     import onnx_ir  # noqa: PLC0415 - comes with onnxscript
 
     symbol = graph.inputs[0].shape[0]

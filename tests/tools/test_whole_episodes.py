@@ -7,19 +7,18 @@ import pytest
 
 from laser_rl import checkpoint
 from laser_rl.checkpoint import REPLAY, Snapshot, read_segment, write_segment
-from laser_rl.exports.whole_episodes import NO_SEED, EpisodeReader
+from laser_rl.tools.whole_episodes import NO_SEED, EpisodeReader
 from laser_rl.types import UnrollLayout, empty_unrolls
-from tests.exports import naive
 from tests.faults.test_checkpoint_faults import flipped
 from tests.runtime.test_sweeps import in_directory, small_sweep
+from tests.tools import naive
 
 LAYOUT = UnrollLayout(4, 0, (2,), "float32", (), "int64", 2)
 
 
 def found_in(run_dir, layout, member=None, replay="salvage"):
     reader = EpisodeReader(run_dir, checkpoint.latest(run_dir, replay=replay), layout, member)
-    places = [place for _, block in reader.index() for place in block]
-    return [{**reader.read(place)._asdict(), "member": place.member, "place": place} for place in places]
+    return [episode._asdict() for episode in reader]
 
 
 def the_same(found, expected):
@@ -31,7 +30,7 @@ def test_every_whole_episode_of_a_run_and_nothing_else(run):
     path, layout = run
     found = found_in(path, layout)
     the_same(found, naive.episodes(path, layout))
-    assert all(len(one["observation"]) == len(one["reward"]) + 1 == one["place"].steps + 1 for one in found)
+    assert all(len(one["observation"]) == len(one["reward"]) + 1 for one in found)
 
 
 @pytest.mark.parametrize("share", ["shared", pytest.param("separate", marks=pytest.mark.slow)])
@@ -91,14 +90,14 @@ def test_an_episode_over_three_unrolls_and_one_of_a_single_step(tmp_path):
     long, short = written(tmp_path, unrolls)
     assert long["reward"].tolist() == [0, 1, 2, 3, 4, 5, 6]
     assert long["observation"][:, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
-    assert (long["place"].episode, long["place"].seed) == (3, 103)
+    assert (long["episode"], long["seed"]) == (3, 103)
     assert short["observation"][:, 0].tolist() == [8, 9]
-    assert (short["place"].episode, short["place"].seed) == (4, 104)
+    assert (short["episode"], short["seed"]) == (4, 104)
 
 
 def test_the_seed_of_an_episode_inside_one_unroll_is_not_known(tmp_path):
     [one] = written(tmp_path, stream_of(1, begins=(1,), ends=(2,)))
-    assert (one["place"].episode, one["place"].seed) == (4, NO_SEED)
+    assert (one["episode"], one["seed"]) == (4, NO_SEED)
 
 
 def test_what_has_no_beginning_or_no_end_is_left_out(tmp_path):

@@ -52,11 +52,7 @@ def config_of(run_dir: Path, member: int | None) -> Config:
 
 
 def config_sha256(config: Config) -> str:
-    """Of the settings as JSON with sorted keys: equal for equal settings, whatever file they came from.
-
-    >>> config_sha256(Config()) == config_sha256(Config()), len(config_sha256(Config()))
-    (True, 64)
-    """
+    """Of the settings as JSON with sorted keys: equal for equal settings, whatever file they came from."""
     text = json.dumps(config.model_dump(mode="json"), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -95,7 +91,7 @@ def starts_in(action: ActionSpec) -> tuple[int, ...]:
 
 
 def described(trained: Trained, starts: tuple[int, ...] = ()) -> dict[str, Any]:
-    """Environment and spaces of an agent, as JSON: what somebody needs who has only the exported file."""
+    """Environment and spaces of an agent, as JSON: what a user of the exported file alone needs."""
     layout, environment = trained.layout, trained.environment
     about: dict[str, Any] = {
         "environment": environment.id,
@@ -124,11 +120,7 @@ def action_of(family: Family) -> dict[str, Any]:
 
 
 def versions(*libraries: str) -> dict[str, str]:
-    """Of laser-rl and of the libraries that made a file.
-
-    >>> sorted(versions("numpy"))
-    ['laser-rl', 'numpy']
-    """
+    """Of laser-rl and of the libraries that made a file."""
     return {"laser-rl": __version__, **{name: importlib.metadata.version(name) for name in libraries}}
 
 

@@ -9,9 +9,9 @@ import yaml
 from laser_rl import LASER
 from laser_rl.checkpoint import newest_step
 from laser_rl.cli import main, push
-from laser_rl.exports import hub
-from laser_rl.exports.source import load_source
 from laser_rl.metrics import read
+from laser_rl.tools import hub
+from laser_rl.tools.source import load_source
 from laser_rl.trust import PROMISE
 from tests.runtime.test_sweeps import in_directory, small_sweep
 

@@ -1,0 +1,391 @@
+"""What `laser doctor` looks at, a line for each part of the machine. Nothing that is written stays, and no other machine is asked."""
+
+import contextlib
+import fcntl
+import importlib.metadata
+import json
+import mmap
+import os
+import platform
+import re
+import resource
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from laser_rl import __version__
+
+Verdict = Literal["good", "warning", "bad", "optional"]
+OLDEST_PYTHON = (3, 11)
+DISTRIBUTION = "laser-rl"
+NOT_FOR_USERS = frozenset({"dev", "bench", "mutants", "docs"})
+GB = 1e9
+LEAST_FREE_GB, LITTLE_FREE_GB = 1.0, 4.0  # of memory
+LEAST_DISK_GB, LITTLE_DISK_GB = 0.5, 10.0
+FEW_FILES, LEAST_FILES = 1024, 256
+TORCH_LIMIT_S, WORKER_LIMIT_S, END_LIMIT_S = 120.0, 30.0, 10.0
+SLOW_WORKER_S, SLOW_SYNC_S, SKEW_S = 10.0, 0.5, 2.0
+# In a process of its own: a driver may hang, a broken build may crash, and a context on the card would stay with us.
+ASK_TORCH = """
+import json
+try:
+    import torch
+    from laser_rl.replay.memory import available_bytes
+    seen = {"version": torch.__version__, "cuda": torch.version.cuda, "devices": [], "free_bytes": available_bytes()}
+    try:
+        if torch.cuda.is_available():
+            for index in range(torch.cuda.device_count()):
+                own = torch.cuda.get_device_properties(index)
+                seen["devices"].append(f"{own.name}, {own.total_memory / 1e9:.0f} GB")
+            ones = torch.ones(64, 64, device="cuda")
+            right = bool(((ones @ ones) == 64).all())
+            seen["matmul"] = "works" if right else "gives wrong numbers"
+            from laser_rl import kernels
+            if kernels.available():
+                from laser_rl.kernels import plain, pointwise
+                c, bias = torch.randn(8, 5, 5, 16, device="cuda"), torch.randn(16, device="cuda")
+                same = torch.equal(pointwise.bias_rectify(c, bias), plain.bias_rectify(c, bias))
+                import triton
+                seen["kernels"] = f"works, triton {triton.__version__}" if same else "another result than plain PyTorch"
+            else:
+                seen["kernels"] = "triton is not installed"
+    except Exception as error:
+        seen.setdefault("matmul", f"{type(error).__name__}: {error}"[:300])
+        seen.setdefault("kernels", f"{type(error).__name__}: {error}"[:300])
+        seen["why"] = str(error)[:300]
+except Exception as error:
+    seen = {"error": f"{type(error).__name__}: {error}"[:300]}
+print("\\n" + json.dumps(seen))
+"""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One thing that was looked at."""
+
+    part: str
+    verdict: Verdict
+    found: str
+    todo: str = ""
+
+
+def _graded(part: str, value: float, least: float, little: float, found: str, todo: tuple[str, str]) -> Line:
+    """Bad below `least`, with the first advice; a warning below `little`, with the second."""
+    if value >= little:
+        return Line(part, "good", found)
+    return Line(part, "bad", found, todo[0]) if value < least else Line(part, "warning", found, todo[1])
+
+
+def looked_at(run_dir: Path) -> Iterator[Line]:
+    """Every line, as soon as it is known; torch is loaded elsewhere meanwhile."""
+    from laser_rl.metrics.machine import gpus  # noqa: PLC0415 - so that the help text does not wait
+
+    torch = subprocess.Popen(  # noqa: S603  (our own interpreter and our own code)
+        [sys.executable, "-c", ASK_TORCH], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    try:
+        yield Line("laser-rl", "good", __version__)
+        yield python()
+        yield from libraries(requirements(), installed)
+        yield cores(len(os.sched_getaffinity(0)), os.cpu_count() or 1, core_quota())
+        yield shared_memory()
+        yield from disk(run_dir)
+        yield open_files()
+        yield loopback()
+        yield worker()
+        seen, page = _answer(torch), os.sysconf("SC_PAGE_SIZE")
+        free = seen.get("free_bytes", page * os.sysconf("SC_AVPHYS_PAGES"))
+        yield memory(page * os.sysconf("SC_PHYS_PAGES"), free)
+        yield from gpu(seen, gpus())
+    finally:
+        if torch.poll() is None:
+            torch.kill()
+        torch.communicate(timeout=END_LIMIT_S)
+
+
+def _answer(process: subprocess.Popen[bytes]) -> dict[str, Any]:
+    try:
+        text, _ = process.communicate(timeout=TORCH_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return {"error": f"it did not answer within {TORCH_LIMIT_S:.0f} s (a driver that hangs?)"}
+    try:
+        found: dict[str, Any] = json.loads(text.decode().strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        return {"error": f"its process ended with status {process.returncode}"}
+    return found
+
+
+def worker() -> Line:
+    """A worker process of ours, from its start to its first row."""
+    from laser_rl.envs.make import make_environments  # noqa: PLC0415 - imports Gymnasium
+    from laser_rl.errors import UserError  # noqa: PLC0415
+
+    start = time.perf_counter()
+    todo = "try `laser check-env CartPole-v1`; until it works use --environment.placement thread"
+    limits = {
+        "step_timeout_s": WORKER_LIMIT_S,
+        "reset_timeout_s": WORKER_LIMIT_S,
+        "constructor_timeout_s": WORKER_LIMIT_S,
+    }
+    try:
+        with contextlib.closing(
+            make_environments("CartPole-v1", slots=1, seed=0, placement="process", workers=1, **limits)  # type: ignore[arg-type]
+        ) as environments:
+            first = environments.reset()
+            seconds = time.perf_counter() - start
+    except (UserError, OSError) as error:
+        return Line("worker", "bad", str(error).splitlines()[0], todo)
+    if not first.is_first.all():
+        return Line("worker", "bad", "its first row is none", todo)
+    found = f"started and answered in {seconds:.1f} s"
+    if seconds > SLOW_WORKER_S:
+        return Line("worker", "warning", found, "the machine is busy, or Python's libraries lie on a slow disk")
+    return Line("worker", "good", found)
+
+
+def python(version: tuple[int, ...] = sys.version_info[:3]) -> Line:
+    """The interpreter."""
+    text = f"{'.'.join(map(str, version))}, {platform.python_implementation()}, {platform.platform()}"
+    if version < OLDEST_PYTHON:
+        return Line("python", "bad", text, "make a virtual environment with Python 3.11 or newer")
+    return Line("python", "good", text)
+
+
+def libraries(requirements: Sequence[str], versions: Callable[[str], str | None]) -> Iterator[Line]:
+    """What the base install needs, then the extras."""
+    base, extras = _by_extra(requirements)
+    missing = [name for name in base if versions(name) is None]
+    found = ", ".join(f"{name} {versions(name)}" for name in base if name not in missing)
+    if missing:
+        yield Line("libraries", "bad", f"missing: {', '.join(missing)}", f"pip install {DISTRIBUTION}")
+    else:
+        yield Line("libraries", "good", found)
+    for extra, names in extras.items():
+        lacking = [name for name in names if versions(name) is None]
+        if lacking:
+            how = f"pip install '{DISTRIBUTION}[{extra}]'"
+            some = "not installed" if len(lacking) == len(names) else f"not installed: {', '.join(lacking)}"
+            yield Line(f"extra {extra}", "optional", some, how)
+        else:
+            yield Line(f"extra {extra}", "good", ", ".join(f"{name} {versions(name)}" for name in names))
+
+
+def _by_extra(requirements: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
+    base: list[str] = []
+    extras: dict[str, list[str]] = {}
+    for text in requirements:
+        name = re.split(r"[^A-Za-z0-9._-]", text, maxsplit=1)[0]
+        found = re.search(r"extra\s*==\s*['\"]([^'\"]+)['\"]", text)
+        if found is None:
+            base.append(name)
+        elif found[1] not in NOT_FOR_USERS:
+            extras.setdefault(found[1], []).append(name)
+    return base, dict(sorted(extras.items()))
+
+
+def installed(name: str) -> str | None:
+    """The version of a distribution, None if it is not there."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def requirements() -> list[str]:
+    """What this package asks for, by its own metadata."""
+    try:
+        return importlib.metadata.requires(DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+
+
+def cores(usable: int, present: int, quota: float | None) -> Line:
+    """How many cores there are, may be used, and are paid for."""
+    allowed = "no limit by a control group" if quota is None else f"a control group allows {quota:g}"
+    found = f"{usable} of {present} usable, {allowed}"
+    if quota is not None and quota < usable:
+        todo = f"{usable} threads would share {quota:g} cores: start laser with taskset -c 0-{max(0, int(quota) - 1)}"
+        return Line("cores", "warning", found, todo)
+    if min(usable, quota or usable) < 2:  # noqa: PLR2004 - acting and learning
+        return Line("cores", "warning", found, "acting and learning share one core; use --run.runtime serial")
+    return Line("cores", "good", found)
+
+
+def core_quota(root: Path = Path("/")) -> float | None:
+    """Cores that the control group (version 2 or 1) allows; None without a limit."""
+    group = root / "sys/fs/cgroup"
+    with contextlib.suppress(OSError, ValueError):
+        limit, period = (group / "cpu.max").read_text().split()[:2]
+        return None if limit == "max" else int(limit) / int(period)
+    with contextlib.suppress(OSError, ValueError):
+        limit_us = int((group / "cpu/cpu.cfs_quota_us").read_text())
+        return None if limit_us <= 0 else limit_us / int((group / "cpu/cpu.cfs_period_us").read_text())
+    return None
+
+
+def memory(total: int, free: int) -> Line:
+    """Main memory; `free` knows of control groups."""
+    found = f"{free / GB:.1f} GB free of {total / GB:.1f} GB, limits of the control group considered"
+    todo = (
+        "end other programs, or give the container more memory",
+        "enough for small tasks; for pictures lower --replay.capacity-steps, or free some memory",
+    )
+    return _graded("memory", free / GB, LEAST_FREE_GB, LITTLE_FREE_GB, found, todo)
+
+
+def shared_memory(folder: Path = Path("/dev/shm")) -> Line:  # noqa: S108 - its size is looked at, nothing is written
+    """Memory between processes: ours has no name and needs no room in /dev/shm, which is what a user would suspect."""
+    try:
+        room = os.statvfs(folder)
+        size = f"{folder} has {room.f_bavail * room.f_frsize / GB:.1f} GB free, of which laser needs none"
+    except OSError:
+        size = f"there is no {folder}, and laser needs none"
+    try:
+        handle = os.memfd_create("laser-doctor")
+        try:
+            os.ftruncate(handle, mmap.PAGESIZE)
+            with mmap.mmap(handle, mmap.PAGESIZE) as mapped:
+                mapped[:5] = b"laser"
+        finally:
+            os.close(handle)
+    except (OSError, AttributeError) as error:
+        todo = "memfd_create is not allowed here: use --environment.placement thread and one process, or another container runtime"
+        return Line("shared memory", "bad", f"{type(error).__name__}: {error}", todo)
+    return Line("shared memory", "good", f"anonymous memory files work; {size}")
+
+
+def disk(folder: Path) -> Iterator[Line]:
+    """The file system of the run directories: room, and whether it keeps the promises that checkpoints rest on."""
+    place = folder.absolute()
+    while not place.is_dir():
+        place = place.parent
+    room = os.statvfs(place)
+    free = room.f_bavail * room.f_frsize / GB
+    todo = (
+        "free some space, or name another place with --out",
+        "enough for small tasks; a replay of pictures takes several GB",
+    )
+    yield _graded("disk", free, LEAST_DISK_GB, LITTLE_DISK_GB, f"{free:,.1f} GB free for {folder}", todo)
+    yield promises(place)
+
+
+def promises(place: Path) -> Line:
+    """Write, sync, rename over an older file, lock: in a temporary folder that is removed again."""
+    try:
+        with tempfile.TemporaryDirectory(prefix=".laser-doctor-", dir=place) as name:
+            folder = Path(name)
+            start = time.perf_counter()
+            _renamed(folder)
+            sync_s = time.perf_counter() - start
+            locked = _locks(folder / "lock")
+            skew = time.time() - (folder / "a").stat().st_mtime
+    except OSError as error:
+        todo = f"make {place} writable, or name another place with --out"
+        return Line("files", "bad", f"{type(error).__name__}: {error}", todo)
+    found = f"atomic rename and fsync work ({1e3 * sync_s:.0f} ms)"
+    if not locked:
+        todo = "two runs could write to one directory: put runs on a local disk, or mount with locks"
+        return Line("files", "bad", f"{found}, locks do not", todo)
+    if abs(skew) > SKEW_S:
+        todo = "its clock is another one than this machine's: set both by NTP, or ages of files will be wrong"
+        return Line("files", "warning", f"{found}, times of files are {skew:.0f} s off", todo)
+    if sync_s > SLOW_SYNC_S:
+        return Line("files", "warning", found, "a slow disk: save less often with --run.checkpoint-every-steps")
+    return Line("files", "good", f"{found}, locks work, times agree")
+
+
+def _renamed(folder: Path) -> None:
+    for text in ("old", "new"):
+        beside = folder / "b"
+        with beside.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(folder / "a")
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    if (folder / "a").read_text() != "new":
+        raise OSError("a renamed file has the content of the old one")
+
+
+def _locks(path: Path) -> bool:
+    """Whether a second opening of a locked file is refused the lock."""
+    with path.open("w") as first, path.open("w") as second:
+        fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def open_files(soft: int | None = None) -> Line:
+    """How many files a process may have open.
+
+    >>> open_files(100).verdict, open_files(4096).verdict
+    ('bad', 'good')
+    """
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if soft is None else soft
+    if soft == resource.RLIM_INFINITY:
+        return Line("open files", "good", "no limit")
+    todo = "raise it: ulimit -n 4096"
+    return _graded("open files", soft, LEAST_FILES, FEW_FILES, f"at most {soft:,}", (todo, todo))
+
+
+def loopback(host: str = "127.0.0.1") -> Line:
+    """Whether the dashboard could listen, and be reached from this machine."""
+    try:
+        with socket.socket() as server:
+            server.settimeout(2.0)
+            server.bind((host, 0))
+            server.listen(1)
+            with socket.create_connection(server.getsockname(), timeout=2.0):
+                server.accept()[0].close()
+            return Line("loopback", "good", f"a port of {host} can be bound and reached")
+    except OSError as error:
+        todo = "training works; for the dashboard allow local connections (container, firewall)"
+        return Line("loopback", "warning", f"{type(error).__name__}: {error}", todo)
+
+
+def gpu(seen: Mapping[str, object], driver_gpus: Sequence[str]) -> Iterator[Line]:
+    """From what a process of its own has found out with torch (`ASK_TORCH`)."""
+    if "error" in seen:
+        todo = "install it again, in a fresh virtual environment: pip install torch"
+        yield Line("torch", "bad", str(seen["error"]), todo)
+        return
+    built = f"built for CUDA {seen['cuda']}" if seen.get("cuda") else "built for CPU"
+    yield Line("torch", "good", f"{seen['version']}, {built}")
+    devices = seen.get("devices")
+    if not devices:
+        if driver_gpus:
+            why = "torch is built for CPU" if not seen.get("cuda") else str(seen.get("why") or "torch cannot use it")
+            todo = "install a build of torch for CUDA that fits the driver: https://pytorch.org/get-started/locally"
+            yield Line("GPU", "warning", f"{', '.join(driver_gpus)}, but {why}", todo)
+        else:
+            yield Line("GPU", "good", "none; everything runs on the CPU")
+        return
+    yield Line("GPU", "good", f"{'; '.join(map(str, devices))}{_driver()}")  # type: ignore[call-overload]
+    for part, todo in (
+        ("matmul", "the card does not compute: look at nvidia-smi and dmesg, and start the machine anew"),
+        ("kernels", "pip install triton; without our kernels the network runs, more slowly"),
+    ):
+        text = str(seen.get(part, "not tried"))
+        bad: Verdict = "bad" if part == "matmul" else "warning"
+        yield Line(f"GPU {part}", "good", text) if text.startswith("works") else Line(f"GPU {part}", bad, text, todo)
+
+
+def _driver(path: Path = Path("/proc/driver/nvidia/version")) -> str:
+    """The kernel module's version; the word x86_64 stands before it or not, as the module is a closed or an open one."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"Kernel Module.*?\s(\d+\.\d[\d.]*)", path.read_text())
+        return f", driver {found[1]}" if found else ""
+    return ""

@@ -1,0 +1,351 @@
+"""Whole episodes of a run's replay as a Minari dataset, exact.
+
+Minari's own storage writes it, in a hidden folder beside the dataset's place, which is renamed when all of it is there.
+"""
+
+import contextlib
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
+
+from laser_rl import checkpoint
+from laser_rl.checkpoint import Loaded, RunLock, atomic
+from laser_rl.config import Config, EnvironmentConfig
+from laser_rl.envs.construct import constructor
+from laser_rl.envs.make import is_atari, is_mixture
+from laser_rl.errors import ConfigError, EnvironmentRefused, MissingExtra
+from laser_rl.networks.build import family_of
+from laser_rl.ops.distributions import Categorical, Family, MultiCategorical
+from laser_rl.ops.gaussian import DiagonalGaussian
+from laser_rl.runtime.build import layout_of
+from laser_rl.runtime.evaluate import chosen_member, spec_in
+from laser_rl.runtime.files import command_for
+from laser_rl.tools.source import command, config_of, config_sha256, manifest_sha256, starts_in, versions
+from laser_rl.tools.whole_episodes import NO_SEED, EpisodeReader, WholeEpisode
+from laser_rl.trust import Untrusted
+from laser_rl.types import Array, UnrollLayout
+
+log = logging.getLogger("laser_rl.tools")
+DATA_FILE = "main_data.hdf5"
+BATCH = 64  # episodes that are handed over at once
+CHUNK_BYTES = 1 << 20  # read and decompressed at once
+GZIP_LEVEL = 1  # higher ones cost several times as long for a few per cent
+Space = spaces.Box | spaces.Discrete | spaces.MultiDiscrete
+
+
+class Dataset(NamedTuple):
+    """A dataset that was written."""
+
+    path: Path
+    episodes: int
+    steps: int
+    mean_return: float
+
+
+class _Parts(NamedTuple):
+    """What is needed to read and to write, without a network."""
+
+    loaded: Loaded
+    config: Config
+    layout: UnrollLayout
+    family: Family
+    tasks: tuple[str, ...]
+    observation: spaces.Box
+    action: Space
+    env: EnvSpec | None  # where the environment's own spaces are those of the dataset
+
+
+def export_minari(
+    run_dir: Path,
+    dataset_id: str,
+    *,
+    member: str | int | None = None,
+    out: Path | None = None,
+    say: Callable[[int, int], None] = lambda done, total: None,
+) -> Dataset:
+    """Write one dataset out of the newest checkpoint; what is there already of the same source is left as it is.
+
+    Args:
+        run_dir: of a run or of a sweep.
+        dataset_id: NAMESPACE/NAME-vN; the namespace may have several parts, or be left out.
+        member: only the episodes of this member of a sweep; None: everybody's.
+        out: the root of the datasets; None: Minari's own, MINARI_DATASETS_PATH or ~/.minari/datasets.
+        say: is told how many unrolls were read, and of how many.
+    """
+    require_extra()
+    namespace, root = _namespace_of(dataset_id), _root(out)
+    number = None if member is None else chosen_member(run_dir, member)
+    parts, path = _parts(run_dir, number), root / dataset_id
+    source = {
+        "checkpoint_step": parts.loaded.step,
+        "manifest_sha256": manifest_sha256(parts.loaded.path),
+        "members": "all" if number is None else [number],
+        "versions": versions("minari", "h5py"),
+    }
+    if path.exists():
+        return _same(path, dataset_id, source)
+    work = path.with_name(f".{path.name}.unfinished")
+    atomic.make_folder(work)
+    try:
+        lock = RunLock(work)
+    except ConfigError as error:
+        raise ConfigError(f"another export is writing this dataset: {error}") from None
+    with lock:
+        folder = work / "dataset"
+        shutil.rmtree(folder, ignore_errors=True)  # of one that was killed
+        atomic.make_folder(folder / "data")
+        dataset = _write(folder / "data", EpisodeReader(run_dir, parts.loaded, parts.layout, number, say), parts, path)
+        if not dataset.episodes:
+            whose = "" if number is None else f" of member {number}"
+            raise ConfigError(
+                f"the replay of {run_dir} holds no whole episode{whose}: they are longer than what it keeps; "
+                "train with a larger --replay.capacity-steps"
+            )
+        _describe(folder / "data", dataset_id, source, parts, dataset)
+        _make_namespace(root, namespace)
+        folder.replace(path)
+        atomic.sync_folder(path.parent)
+    shutil.rmtree(work, ignore_errors=True)
+    return dataset
+
+
+def require_extra() -> None:
+    """Before any work is done."""
+    try:
+        import h5py  # noqa: F401, PLC0415
+        import minari  # noqa: F401, PLC0415
+    except ImportError as error:
+        raise MissingExtra("a Minari dataset", "minari") from error
+
+
+def _parts(run_dir: Path, member: int | None) -> _Parts:
+    loaded = checkpoint.latest(run_dir, replay="salvage")
+    if loaded is None:
+        raise ConfigError(
+            f"{run_dir} holds no checkpoint yet; '{command_for('resume', run_dir)}' goes on until it does"
+        )
+    if not loaded.segments:
+        raise ConfigError(f"{run_dir} keeps no replay, expected one to export; train with --replay.fraction above 0")
+    config = config_of(run_dir, member)
+    spec = spec_in(loaded, member)
+    family = family_of(spec.action)
+    layout = layout_of(spec, family, config)
+    bounds = (0, 255, np.uint8) if layout.observation_dtype == "uint8" else (-np.inf, np.inf, np.float32)
+    observation = spaces.Box(bounds[0], bounds[1], layout.observation_shape, bounds[2])
+    action = _actions(family, starts_in(spec.action))
+    return _Parts(loaded, config, layout, family, spec.tasks, *_own_spaces(config.environment, observation, action))
+
+
+def _own_spaces(
+    environment: EnvironmentConfig, observation: spaces.Box, action: Space
+) -> tuple[spaces.Box, Space, EnvSpec | None]:
+    """The environment's own observation space and description, where agents see it in the same form."""
+    stored = observation, action, None
+    if environment.id.startswith("laser/") or is_atari(environment.id) or is_mixture(environment.id):
+        return stored
+    try:
+        with contextlib.closing(constructor(environment.id, environment.options)()) as env:
+            own, spec, others = env.observation_space, env.spec, env.action_space
+        if not isinstance(own, spaces.Box) or others != action:
+            return stored
+        if (own.shape, own.dtype) != (observation.shape, observation.dtype):
+            return stored
+        if spec is not None:
+            spec.to_json()  # not of one that was registered with a class or function instead of a name
+    except (EnvironmentRefused, MissingExtra, Untrusted, gymnasium.error.Error, ValueError) as problem:
+        log.warning("the dataset does not say how to make its environment: %s", problem)
+        return stored
+    return own, action, spec
+
+
+def _actions(family: Family, starts: tuple[int, ...] = ()) -> Space:
+    if isinstance(family, Categorical):
+        return spaces.Discrete(family.actions, start=starts[0] if starts else 0)
+    if isinstance(family, MultiCategorical):
+        return spaces.MultiDiscrete(list(family.actions), start=list(starts) or None)
+    assert isinstance(family, DiagonalGaussian)  # noqa: S101 - there is no other
+    return spaces.Box(np.array(family.low, np.float32), np.array(family.high, np.float32), dtype=np.float32)
+
+
+def environment_actions(family: Family, space: Space, action: Array) -> Array:
+    """From stored actions [T, ...] to those that the environment took: counted from its own start, or squashed into their bounds.
+
+    >>> family = DiagonalGaussian((-2.0,), (2.0,))
+    >>> environment_actions(family, _actions(family), np.array([[0.0], [1e4]], np.float32)).ravel().tolist()
+    [0.0, 2.0]
+    >>> environment_actions(Categorical(3), spaces.Discrete(3, start=5), np.array([0, 2])).tolist()
+    [5, 7]
+    """
+    if not isinstance(space, spaces.Box):
+        counted: Array = np.asarray(action, np.int64) + space.start
+        return counted
+    squashed = family.to_environment(torch.from_numpy(np.ascontiguousarray(action))).numpy()
+    clipped: Array = np.clip(squashed, space.low, space.high)
+    return clipped
+
+
+def _write(folder: Path, episodes: EpisodeReader, parts: _Parts, path: Path) -> Dataset:
+    """All episodes through Minari's storage, some at a time."""
+    from minari.dataset.minari_storage import MinariStorage  # noqa: PLC0415 - needs the extra
+
+    storage = MinariStorage.new(
+        folder, parts.observation, parts.action, parts.env, data_format="hdf5", jpeg_encoding=False
+    )
+    count, returns = 0, list[float]()
+    for batch in _batches(episodes):
+        _prepare(folder / DATA_FILE, count, batch)
+        storage.update_episodes(_buffer(count + at, episode, parts) for at, episode in enumerate(batch))
+        about = [_attributes(episode) for episode in batch]
+        storage.update_episode_metadata(about, range(count, count + len(batch)))
+        count, returns = count + len(batch), [*returns, *(one["return"] for one in about)]
+    return Dataset(path, count, storage.total_steps, float(np.mean(returns)) if returns else float("nan"))
+
+
+def _batches(episodes: EpisodeReader) -> Iterator[list[WholeEpisode]]:
+    batch = list[WholeEpisode]()
+    for episode in episodes:
+        batch.append(episode)
+        if len(batch) == BATCH:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _prepare(file: Path, first: int, batch: list[WholeEpisode]) -> None:
+    """Empty compressed places for pictures, to which Minari appends.
+
+    Its own are not compressed without JPEG, which is not exact: a million frames of Atari would be 7 GB instead of some 200 MB.
+    """
+    import h5py  # noqa: PLC0415 - needs the extra
+
+    if batch[0].observation.dtype != np.uint8 or batch[0].observation.ndim < 3:  # noqa: PLR2004 - rows, and more than a vector
+        return
+    with h5py.File(file, "a", track_order=True) as opened:
+        for number, episode in enumerate(batch, start=first):
+            shape = episode.observation.shape[1:]
+            rows = max(1, min(len(episode.observation), CHUNK_BYTES // max(1, episode.observation[0].nbytes)))
+            opened.create_group(f"episode_{number}").create_dataset(
+                "observations", (0, *shape), np.uint8, maxshape=(None, *shape), chunks=(rows, *shape),
+                compression="gzip", compression_opts=GZIP_LEVEL,
+            )  # fmt: skip
+
+
+def _buffer(number: int, episode: WholeEpisode, parts: _Parts) -> Any:
+    """Infos have T+1 rows, as Minari has them: row t stands beside observation t. No action answers the last one: NaN, and version -1."""
+    from minari.data_collector import EpisodeBuffer  # noqa: PLC0415 - needs the extra
+
+    infos: dict[str, Array] = {
+        "behaviour": _followed(episode.behaviour, np.nan),
+        "version": _followed(episode.version, -1),
+        "lost_life": np.concatenate([[False], episode.lost_life.astype(bool)]),
+    }
+    if episode.action.dtype.kind == "f":
+        infos["latent_action"] = _followed(episode.action, np.nan)
+    return EpisodeBuffer(
+        id=number,
+        seed=None if episode.seed == NO_SEED else episode.seed,
+        observations=episode.observation,
+        actions=environment_actions(parts.family, parts.action, episode.action),
+        rewards=episode.reward,
+        terminations=episode.terminated,
+        truncations=episode.truncated,
+        infos=infos,
+    )
+
+
+def _followed(array: Array, last: float) -> Array:
+    return np.concatenate([array, np.full((1, *array.shape[1:]), last, array.dtype)])
+
+
+def _attributes(episode: WholeEpisode) -> dict[str, Any]:
+    whose = {name: getattr(episode, name) for name in ("member", "slot", "task", "episode")}
+    return {**whose, "return": float(episode.reward.astype(np.float64).sum())}
+
+
+def _describe(folder: Path, dataset_id: str, source: dict[str, Any], parts: _Parts, dataset: Dataset) -> None:
+    """Metadata of the dataset; ours under `laser_rl`."""
+    from minari.dataset.minari_storage import MinariStorage  # noqa: PLC0415 - needs the extra
+
+    environment, stack = parts.config.environment, parts.layout.stack
+    ours = {
+        **source,
+        "command": command(),
+        "config_sha256": config_sha256(parts.config),
+        "environment": environment.id,
+        "environment_options": environment.options,
+        "environment_settings": environment.atari.model_dump(mode="json"),
+        "tasks": list(parts.tasks),
+        "frame_stack": stack,
+        "observations": "single frames as the environment gives them after laser-rl's wrappers, each once; "
+        f"agents saw {stack} of them stacked",
+        "behaviour": f"parameters of {parts.family}, from which each action was drawn",
+        "mean_return": dataset.mean_return,
+    }
+    storage = MinariStorage.read(folder)
+    storage.update_metadata({
+        "dataset_id": dataset_id,
+        "minari_version": source["versions"]["minari"],
+        "algorithm_name": "LASER",
+        "description": f"Whole episodes of {environment.id} out of the replay of a LASER run, after "
+        f"{parts.loaded.step:,} steps: {dataset.episodes:,} episodes, mean return {dataset.mean_return:.4g}.",
+        "laser_rl": ours,
+    })  # fmt: skip
+    atomic.sync_file(folder / DATA_FILE)
+    atomic.sync_folder(folder)
+
+
+def _same(path: Path, dataset_id: str, source: dict[str, Any]) -> Dataset:
+    """The dataset that is there, if it is the one that is asked for."""
+    from minari.dataset.minari_storage import MinariStorage  # noqa: PLC0415 - needs the extra
+
+    try:
+        found = MinariStorage.read_raw_metadata(path / "data")
+    except (ValueError, OSError):
+        found = {}
+    ours = found.get("laser_rl", {})
+    if any(ours.get(name) != source[name] for name in ("manifest_sha256", "members")):
+        raise ConfigError(
+            f"{path} is there already and is of another source; choose another version, such as -v1, "
+            f"or remove it ('minari delete {dataset_id}')"
+        )
+    return Dataset(path, found["total_episodes"], found["total_steps"], ours["mean_return"])
+
+
+def _namespace_of(dataset_id: str) -> str | None:
+    from minari.dataset.minari_dataset import parse_dataset_id  # noqa: PLC0415
+
+    try:
+        namespace: str | None = parse_dataset_id(dataset_id)[0]
+    except (ValueError, TypeError):
+        raise ConfigError(
+            f"expected the name of a Minari dataset, NAMESPACE/NAME-vN such as laser/breakout/mixed-v0, got {dataset_id!r}"
+        ) from None
+    return namespace
+
+
+def _root(out: Path | None) -> Path:
+    if out is not None:
+        return out.absolute()
+    given = os.environ.get("MINARI_DATASETS_PATH")  # as Minari looks for it
+    return Path(given).absolute() if given else Path.home() / ".minari" / "datasets"
+
+
+def _make_namespace(root: Path, namespace: str | None) -> None:
+    """What Minari's own writer leaves in each folder above a dataset, so that it lists them."""
+    from minari.namespace import NAMESPACE_METADATA_FILENAME  # noqa: PLC0415
+
+    parts = namespace.split("/") if namespace else []
+    for depth in range(1, len(parts) + 1):
+        file = root.joinpath(*parts[:depth]) / NAMESPACE_METADATA_FILENAME
+        if not file.exists():
+            atomic.write_json(file, {})

@@ -1,0 +1,168 @@
+"""Whole episodes of a replay on disk, read one after the other without loading it.
+
+An episode is whole if every row of it, from its first to its last, is in the replay of one checkpoint and can be read. Unrolls of one
+stream share a row (the last of one is the first of the next): where the two are not equal to the byte, a stream was broken off
+between them, whatever the numbers say, and the episode is left out.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import zstandard
+
+from laser_rl.checkpoint import REPLAY, Loaded, SegmentEntry, guarded, segments
+from laser_rl.checkpoint.guarded import Damaged
+from laser_rl.checkpoint.salvage import places_in
+from laser_rl.runtime.warm_start import STORE_IDS
+from laser_rl.types import Array, UnrollLayout, Unrolls
+
+NO_SEED = -1
+SHARED = ("observation", "is_first", "last_action", "last_reward")  # what both unrolls say of the row between them
+OUTCOMES = ("action", "reward", "terminated", "truncated", "lost_life", "behaviour")
+
+
+class Piece(NamedTuple):
+    """Outcome rows `begin` to `end` - 1 of an unroll, which stays compressed until its episode is whole."""
+
+    compressed: bytes
+    begin: int
+    end: int
+
+
+class WholeEpisode(NamedTuple):
+    """An episode of T steps and whose it is; every array as the replay has it."""
+
+    member: int
+    slot: int
+    task: int
+    episode: int  # number within its slot
+    seed: int  # what it was reset with; NO_SEED where no unroll says it
+    observation: Array  # [T+1, ...], single frames
+    action: Array  # [T, ...], as stored by the policy's family
+    reward: Array  # [T], raw
+    terminated: Array
+    truncated: Array
+    lost_life: Array
+    behaviour: Array  # [T, P]
+    version: Array  # [T], of the parameters at the first row of the unroll
+
+
+@dataclass
+class _Stream:
+    """Where a stream stands after its newest unroll."""
+
+    number: int
+    shared: bytes  # of its last row
+    pieces: list[Piece] | None  # of the open episode, if its beginning was seen
+
+
+class EpisodeReader:
+    """The whole episodes of a checkpoint's replay, in the order in which they ended.
+
+    Args:
+        run_dir: of the run or sweep.
+        loaded: one of its checkpoints.
+        layout: of the unrolls.
+        member: only those of this one; None: everybody's.
+        say: is told after each segment how many unrolls were read, and of how many.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        loaded: Loaded,
+        layout: UnrollLayout,
+        member: int | None = None,
+        say: Callable[[int, int], None] = lambda done, total: None,
+    ) -> None:
+        self._folder, self._entries, self._layout, self._member = run_dir / REPLAY, loaded.segments, layout, member
+        self._say, self._decompressor = say, zstandard.ZstdDecompressor()
+        # The numbers on disk that each store held, first and after the last; files begin with what had left already.
+        held = enumerate(loaded.state["replays"])
+        self._bounds = [(n * STORE_IDS + ids["first_id"], n * STORE_IDS + ids["next_id"]) for n, ids in held]
+
+    def __iter__(self) -> Iterator[WholeEpisode]:
+        streams: dict[tuple[int, int, int], _Stream] = {}
+        total, done = sum(entry.count for entry in self._entries), 0
+        for entry in self._entries:
+            for record in self._records(entry):
+                unroll = self._decoded(record.compressed)
+                done += 1
+                if unroll is None:
+                    continue
+                key = (record.number // STORE_IDS, int(unroll.member[0]), int(unroll.slot[0]))
+                streams[key], ended = self._go_on(streams.get(key), record, unroll)
+                yield from (one for one in ended if self._member in {None, one.member})
+            self._say(done, total)
+
+    def _records(self, entry: SegmentEntry) -> Iterator[segments.Record]:
+        """The unrolls of a segment that the replay held and whose checksums are right, wherever they lie."""
+        first, end = self._bounds[entry.first_id // STORE_IDS]
+        path = self._folder / entry.name
+        if not path.exists():  # what is damaged is passed over, what is gone is not a replay's fault
+            raise Damaged(path, "is gone; if the run goes on, it has made room: stop it first, or try again")
+        with guarded.reading(path), guarded.open_plain(path) as opened:
+            for offset in places_in(self._folder, entry).offset:
+                opened.seek(offset)
+                record = segments.read_record(opened, entry.bytes)
+                if record is not None and first <= record.number < end:
+                    yield record
+
+    def _decoded(self, compressed: bytes) -> Unrolls | None:
+        """None for what is forged, or of another layout."""
+        size = segments.row_bytes(self._layout)
+        try:
+            row = segments.decompressed(self._folder, self._decompressor, compressed, size)
+        except Damaged:
+            return None
+        return segments.split(self._layout, row[np.newaxis])
+
+    def _go_on(
+        self, stream: _Stream | None, record: segments.Record, unroll: Unrolls
+    ) -> tuple[_Stream, list[WholeEpisode]]:
+        """Where the stream stands after this unroll, and the episodes that ended in it."""
+        steps, found = self._layout.steps, list[WholeEpisode]()
+        is_first = unroll.is_first[0, self._layout.context :].astype(bool)
+        ended = (unroll.terminated[0] | unroll.truncated[0]).astype(bool)
+        episode, seed, begin = int(unroll.episode[0]), int(unroll.seed[0]), 0
+        pieces: list[Piece] | None = None
+        if stream is not None and record.previous == stream.number:
+            pieces = stream.pieces if stream.shared == self._digest(unroll, last=False) else None
+        for row in range(steps):
+            if is_first[row]:
+                pieces, begin = [], row
+                episode, seed = (episode, seed) if row == 0 else (episode + 1, NO_SEED)
+            if ended[row]:
+                if pieces is not None:
+                    who = (int(unroll.member[0]), int(unroll.slot[0]), int(unroll.task[0]), episode, seed)
+                    found.append(self._whole([*pieces, Piece(record.compressed, begin, row + 1)], who))
+                pieces = None
+        if pieces is not None:
+            pieces = [*pieces, Piece(record.compressed, begin, steps)]
+        return _Stream(record.number, self._digest(unroll, last=True), pieces), found
+
+    def _whole(self, pieces: list[Piece], who: tuple[int, int, int, int, int]) -> WholeEpisode:
+        context, parts = self._layout.context, list[tuple[Piece, Unrolls]]()
+        for piece in pieces:
+            unroll = self._decoded(piece.compressed)
+            assert unroll is not None  # noqa: S101 - it was decoded before
+            parts.append((piece, unroll))
+        frames = [u.observation[0, context + p.begin : context + p.end] for p, u in parts]
+        piece, last = parts[-1]
+        final = last.observation[0, context + piece.end : context + piece.end + 1]
+        rows = [np.concatenate([getattr(u, name)[0, p.begin : p.end] for p, u in parts]) for name in OUTCOMES]
+        version = np.concatenate([np.full(p.end - p.begin, u.version[0]) for p, u in parts])
+        return WholeEpisode._make([*who, np.concatenate([*frames, final]), *rows, version])
+
+    def _digest(self, unroll: Unrolls, *, last: bool) -> bytes:
+        """Of the first or the last input row of an unroll."""
+        digest = hashlib.blake2b(digest_size=16)
+        for name in SHARED:
+            rows = getattr(unroll, name)[0]
+            at = len(rows) - 1 if last else len(rows) - 1 - self._layout.steps
+            digest.update(np.ascontiguousarray(rows[at]).tobytes())
+        return digest.digest()
