@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from laser_rl.cli.watch import dashboard_of
-from laser_rl.dashboard import server as server_module
-from laser_rl.dashboard.tail import last_row
+from laser_rl.view import server as server_module
+from laser_rl.view.tail import last_row
 from laser_rl.metrics import read
-from tests.dashboard.logs import write_sweep
-from tests.dashboard.serving import Served, serving, until
+from tests.view.logs import write_sweep
+from tests.view.serving import Served, serving, until
 
 PANELS = ("returns", "trust", "who", "replay", "ages", "steps", "updates", "lineage")
 
@@ -236,7 +236,7 @@ def children() -> list[int]:
                 command = Path(f"/proc/{pid}/cmdline").read_bytes()
             except OSError:
                 continue
-            found += [int(pid)] if b"laser_rl.dashboard" in command else []
+            found += [int(pid)] if b"laser_rl.view" in command else []
     return found
 
 
@@ -264,7 +264,7 @@ def test_killing_it_leaves_training_alone(tmp_path, figure):
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path)
     try:
         until((tmp_path / "run" / "metrics.jsonl").exists, "training to begin", 60)
-        until(lambda: b"laser_rl.dashboard" in b"".join(_commands(process.pid)), "the dashboard to begin", 30)
+        until(lambda: b"laser_rl.view" in b"".join(_commands(process.pid)), "the dashboard to begin", 30)
         [pid] = [
             pid
             for pid, line in zip(_children(process.pid), _commands(process.pid), strict=True)

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from laser_rl.dashboard.runs import Runs
-from laser_rl.dashboard.security import Access
-from laser_rl.dashboard.server import listening_socket, server_of
-from laser_rl.dashboard.stream import News
+from laser_rl.view.runs import Runs
+from laser_rl.view.security import Access
+from laser_rl.view.server import listening_socket, server_of
+from laser_rl.view.stream import News
 
 TOKEN = "a-token-of-tests-" + "0" * 30
 

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laser_rl.dashboard.history import Files, History
-from laser_rl.dashboard.runs import Run, Runs
-from laser_rl.dashboard.table import Line, Table, aligned
-from laser_rl.dashboard.tail import Tail, last_row
+from laser_rl.metrics.history import Files, History
+from laser_rl.view.runs import Run, Runs
+from laser_rl.metrics.table import Line, Table, aligned
+from laser_rl.view.tail import Tail, last_row
 from laser_rl.metrics import MetricsLog, read
 from laser_rl.metrics.curves import curve
 from laser_rl.metrics.reporting.subject import subject_of
 from laser_rl.metrics.rows import rows_in
-from tests.dashboard.logs import level, write_run, write_sweep
+from tests.view.logs import level, write_run, write_sweep
 
 
 def rows_of(tail, most_bytes=1 << 20):
@@ -223,9 +223,9 @@ def test_strange_rows_hurt_nobody(tmp_path, bad):
     while run.read_on():
         pass
     assert len(run.history.line("train", 1, "return_mean").x) == 5
-    from laser_rl.dashboard.facts import details, summary  # noqa: PLC0415
-    from laser_rl.dashboard.panels import PANELS, Asked  # noqa: PLC0415
-    from laser_rl.dashboard.runs import encoded  # noqa: PLC0415
+    from laser_rl.view.facts import details, summary  # noqa: PLC0415
+    from laser_rl.view.panels import PANELS, Asked  # noqa: PLC0415
+    from laser_rl.view.runs import encoded  # noqa: PLC0415
 
     for axis in ("step", "time"):
         for panel in PANELS.values():
@@ -235,7 +235,7 @@ def test_strange_rows_hurt_nobody(tmp_path, bad):
 
 @pytest.mark.parametrize(("members", "lines"), [(1, 2), (3, 6), (5, 5)])
 def test_queues_are_told_by_member_and_of_many_the_batches_only(tmp_path, members, lines):
-    from laser_rl.dashboard.panels import Asked, queues, waiting  # noqa: PLC0415
+    from laser_rl.view.panels import Asked, queues, waiting  # noqa: PLC0415
 
     run = Run(0, write_run(tmp_path, 7) if members == 1 else write_sweep(tmp_path, members, 7))
     run.look()
@@ -279,7 +279,7 @@ def test_a_run_that_never_reports_means_shows_its_episodes(tmp_path):
             log.write("episode", n, n, {"return": float(n), "length": 3, "slot": 0})
     run = Run(0, tmp_path)
     run.read_on()
-    from laser_rl.dashboard.panels import Asked, returns  # noqa: PLC0415
+    from laser_rl.view.panels import Asked, returns  # noqa: PLC0415
 
     assert returns(run, run.subject(), Asked())["lines"][0]["y"] == [0.0, 1.0, 2.0, 3.0, 4.0]
     assert run.history.subject(tmp_path, "x", Files({}, {}, []), running=True, now=0.0).members[0].return_mean == 2.0

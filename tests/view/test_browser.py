@@ -14,9 +14,9 @@ import pytest
 
 from laser_rl.metrics import MetricsLog
 from laser_rl.metrics.report import report
-from tests.dashboard.chromium import PROGRAM, Chromium
-from tests.dashboard.logs import START, write_sweep
-from tests.dashboard.test_load import end, start_dashboard
+from tests.view.chromium import PROGRAM, Chromium
+from tests.view.logs import START, write_sweep
+from tests.view.test_load import end, start_dashboard
 
 pytestmark = [
     pytest.mark.slow,
@@ -171,7 +171,7 @@ def _axes(browser: Chromium) -> None:
 
 
 def free_port() -> int:
-    from laser_rl.dashboard.server import listening_socket  # noqa: PLC0415
+    from laser_rl.view.server import listening_socket  # noqa: PLC0415
 
     with listening_socket(0) as found:
         return int(found.getsockname()[1])

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from laser_rl.dashboard.runs import Run
-from laser_rl.dashboard.table import Array, Line, aligned
+from laser_rl.view.runs import Run
+from laser_rl.metrics.table import Array, Line, aligned
 from laser_rl.metrics import sweep_curves
 from laser_rl.metrics.reporting.pbt_sections import lineage
 from laser_rl.metrics.reporting.subject import Subject

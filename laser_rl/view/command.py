@@ -12,7 +12,7 @@ from pathlib import Path
 
 import tyro
 
-from laser_rl.dashboard.runs import Runs, places_of
+from laser_rl.view.runs import Runs, places_of
 from laser_rl.errors import MissingExtra
 
 _NICE = 10
@@ -38,8 +38,8 @@ def dashboard_command(arguments: list[str]) -> int:
     """`laser dashboard`."""
     asked = tyro.cli(Dashboard, prog="laser dashboard", args=arguments)
     _require_extra()
-    from laser_rl.dashboard.security import token_from  # noqa: PLC0415 - needs the extra
-    from laser_rl.dashboard.server import listening_socket  # noqa: PLC0415
+    from laser_rl.view.security import token_from  # noqa: PLC0415 - needs the extra
+    from laser_rl.view.server import listening_socket  # noqa: PLC0415
 
     places, token = places_of(asked.run_dirs), token_from(asked.token_file)
     return serve(places, listening_socket(asked.port, asked.host), token, show=asked.open)
@@ -49,8 +49,8 @@ def serve(
     places: Sequence[Path], listening: socket.socket, token: str, *, show: bool = False, quiet: bool = False
 ) -> int:
     """Until Ctrl-C."""
-    from laser_rl.dashboard.security import Access  # noqa: PLC0415
-    from laser_rl.dashboard.server import server_of  # noqa: PLC0415
+    from laser_rl.view.security import Access  # noqa: PLC0415
+    from laser_rl.view.server import server_of  # noqa: PLC0415
 
     if hasattr(os, "nice"):
         os.nice(_NICE)  # training comes first

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from starlette.routing import Route
 
-from laser_rl.dashboard import server
-from laser_rl.dashboard.security import HEADERS, Access, token_from
-from laser_rl.dashboard.server import application, listening_socket, static_files
+from laser_rl.view import server
+from laser_rl.view.security import HEADERS, Access, token_from
+from laser_rl.view.server import application, listening_socket, static_files
 from laser_rl.errors import ConfigError
-from tests.dashboard.logs import write_run, write_sweep
-from tests.dashboard.serving import TOKEN, Served, serving
+from tests.view.logs import write_run, write_sweep
+from tests.view.serving import TOKEN, Served, serving
 
 NAME = "<script>alert(1)</script>"
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "BREW")

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from laser_rl.checkpoint.lock import owner
-from laser_rl.dashboard.history import Files, History
-from laser_rl.dashboard.tail import Tail, last_row
+from laser_rl.metrics.history import Files, History
+from laser_rl.view.tail import Tail, last_row
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.log import FILE
 from laser_rl.metrics.machine import sessions

@@ -10,11 +10,11 @@ import pytest
 
 from laser_rl import cli
 from laser_rl.cli import watch
-from laser_rl.dashboard.panels import PANELS
+from laser_rl.view.panels import PANELS
 from laser_rl.errors import MissingExtra
 from laser_rl.metrics import MetricsLog
-from tests.dashboard.logs import level, write_run, write_sweep
-from tests.dashboard.serving import serving, until
+from tests.view.logs import level, write_run, write_sweep
+from tests.view.serving import serving, until
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_without_the_extra_it_is_said_before_anything_begins(monkeypatch, tmp_pa
 
 
 def test_neither_training_nor_help_loads_the_server():
-    code = "import sys, laser_rl.cli.watch, laser_rl.cli; print([n for n in ('starlette', 'laser_rl.dashboard') if n in sys.modules])"
+    code = "import sys, laser_rl.cli.watch, laser_rl.cli; print([n for n in ('starlette', 'laser_rl.view') if n in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert found.stdout.strip() == "[]"
 

@@ -5,8 +5,8 @@ import math
 import time
 from typing import Any
 
-from laser_rl.dashboard.history import COUNTERS
-from laser_rl.dashboard.runs import Run
+from laser_rl.metrics.history import COUNTERS
+from laser_rl.view.runs import Run
 from laser_rl.metrics import display
 from laser_rl.metrics.reporting.subject import Subject
 from laser_rl.metrics.reporting.sweep_sections import described

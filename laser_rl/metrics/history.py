@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from laser_rl.dashboard.table import Line, Table
+from laser_rl.metrics.table import Line, Table
 from laser_rl.metrics.reporting.subject import Subject
 from laser_rl.metrics.sink import Kind, Row
 

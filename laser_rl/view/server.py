@@ -21,11 +21,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from laser_rl.dashboard.facts import details, summary, video_id
-from laser_rl.dashboard.panels import PANELS, Asked
-from laser_rl.dashboard.runs import Made, Run, Runs, encoded
-from laser_rl.dashboard.security import HOST, Access, Guard
-from laser_rl.dashboard.stream import Listening, News, listed
+from laser_rl.view.facts import details, summary, video_id
+from laser_rl.view.panels import PANELS, Asked
+from laser_rl.view.runs import Made, Run, Runs, encoded
+from laser_rl.view.security import HOST, Access, Guard
+from laser_rl.view.stream import Listening, News, listed
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.videos import open_film
 
@@ -183,7 +183,7 @@ class Pages:
 
 def static_files() -> dict[str, bytes]:
     """The files of the page by name, `vendor/` included."""
-    folder = files("laser_rl.dashboard") / "static"
+    folder = files("laser_rl.view") / "static"
     every = [(one.name, one) for one in folder.iterdir() if one.is_file()]
     every += [(f"vendor/{one.name}", one) for one in (folder / "vendor").iterdir()]
     return {name: one.read_bytes() for name, one in every if Path(name).suffix in _TYPES}

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from laser_rl.dashboard.facts import summary
-from laser_rl.dashboard.runs import Run, Runs, encoded
+from laser_rl.view.facts import summary
+from laser_rl.view.runs import Run, Runs, encoded
 
 QUEUE = 8
 MOST_PAGES = 64
