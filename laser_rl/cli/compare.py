@@ -24,7 +24,7 @@ from laser_rl.evaluation.comparison import GameRun, Line, Medians, Played, compa
 from laser_rl.evaluation.paper import COLUMNS, atari_median
 from laser_rl.evaluation.protocol import LAST_EPISODES, episodes_of
 from laser_rl.metrics import display
-from laser_rl.metrics.condensed import Condensed
+from laser_rl.metrics.history import History
 from laser_rl.metrics.log import FILE
 from laser_rl.metrics.sink import Row
 from laser_rl.metrics.stream import Stream
@@ -95,16 +95,18 @@ def _config_of(run_dir: Path) -> Config:
 
 def _game_run(run_dir: Path, config: Config, frames: int | None) -> GameRun:
     game, skip, most = atari_game(config.environment.id), PAPER.frame_skip, math.inf if frames is None else frames
-    condensed, steps = Condensed(), dict[object, int]()
-    for row in Stream(run_dir / FILE):
-        if row["kind"] in {"episode", "train", "evaluation"}:
-            member, step = row.get("member"), int(row["step"])
-            steps[member] = max(steps.get(member, 0), step)
-            if (
-                step * skip <= most
-            ):  # of what is kept, the newest rows are exact: they have to be the last of those asked for
-                condensed.add(row)
-    rows = condensed.rows()
+    history, steps = History(), dict[object, int]()
+
+    def within() -> Iterator[Row]:
+        for row in Stream(run_dir / FILE):
+            if row["kind"] in {"episode", "train", "evaluation"}:
+                member, step = row.get("member"), int(row["step"])
+                steps[member] = max(steps.get(member, 0), step)
+                if step * skip <= most:  # only the newest rows are kept: they have to be the last of those asked for
+                    yield row
+
+    history.add(within())
+    rows = history.kept()
     if not is_sweep(run_dir):
         return GameRun(str(run_dir), game, (_played(rows, None, steps.get(None, 0) * skip),))
     settings = read_sweep(run_dir).settings

@@ -20,7 +20,6 @@ from laser_rl.errors import ConfigError
 from laser_rl.metrics.display import label
 from laser_rl.metrics.sink import Sink
 from laser_rl.metrics.sweep_console import SweepConsole
-from laser_rl.metrics.sweep_report import sweep_report
 from laser_rl.metrics.tensorboard import MemberBoards
 from laser_rl.metrics.tracking import hint, named, reached, trackers
 from laser_rl.runtime.cluster.loading import require_ray
@@ -211,6 +210,8 @@ def _farewell(path: Path, end: SweepEnd) -> int:
             f"stopped ({end.interrupted}) at step {steps:,} of each member; go on with: {command_for('resume', path)}"
         )
         return EXIT_STATUS.get(end.interrupted, 1)
+    from laser_rl.view.report import report  # noqa: PLC0415 - training itself imports nothing of the page
+
     updates = sum(member.updates for member in end.members)
     copies = f", {len(end.exploits)} exploits" if end.exploits else ""
     print(f"done: {len(end.members)} members, {steps:,} steps each, {updates:,} updates in all{copies}")
@@ -218,7 +219,7 @@ def _farewell(path: Path, end: SweepEnd) -> int:
         print(line)
     best = end.best()
     print(f"best:     member {best.number}, {_now(best)}")
-    print(f"report:   {sweep_report(path)}")
+    print(f"report:   {report(path)}")
     print(f"evaluate: {command_for('evaluate', path)} --member best --episodes 100")
     for line in how_to_watch(best.config.environment, path, "--member best"):
         print(line)

@@ -17,7 +17,6 @@ from laser_rl.cli.watch import dashboard_of, require_dashboard
 from laser_rl.config import Config, override
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.console import Console
-from laser_rl.metrics.report import report
 from laser_rl.metrics.tensorboard import TensorBoardLog
 from laser_rl.metrics.tracking import hint, named, reached, tracked, trackers
 from laser_rl.runtime.cluster.settings import cluster_of, free_running
@@ -159,6 +158,8 @@ def _farewell(path: Path, result: Result) -> int:
     if result.interrupted is not None:
         print(f"stopped ({result.interrupted}) at step {result.steps:,}; go on with: {command_for('resume', path)}")
         return EXIT_STATUS.get(result.interrupted, 1)
+    from laser_rl.view.report import report  # noqa: PLC0415 - training itself imports nothing of the page
+
     print(f"done: {result.steps:,} steps, {result.updates:,} updates, {result.evaluation}")
     print(f"report:   {report(path)}")
     print(f"evaluate: {command_for('evaluate', path)} --episodes 100")

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from laser_rl.evaluation.protocol import over_replicas
+from laser_rl.experiments import drawing
 from laser_rl.experiments.experiment import Experiment, Task
-from laser_rl.metrics import drawing
 
 COLUMNS = 4
 WIDTH, HEIGHT = 3.2, 2.5  # of a panel, in inches

@@ -1,4 +1,7 @@
-"""What the page needs of a log, kept while rows come in: tables of numbers, the newest rows, events, counts of faults."""
+"""What readers need of a log, kept while rows come in: tables of numbers, the newest rows, events, counts of faults.
+
+`laser status`, `report`, `compare` and `dashboard` read a log through this: it grows with the number of members, not of rows.
+"""
 
 import math
 import re
@@ -6,27 +9,24 @@ from collections import deque
 from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Self
 
 import numpy as np
 
-from laser_rl.metrics.table import Line, Table
-from laser_rl.metrics.reporting.subject import Subject
 from laser_rl.metrics.sink import Kind, Row
+from laser_rl.metrics.stream import Resumption, Stream
+from laser_rl.metrics.table import Line, Table
 
-COUNTERS = {
-    "skipped_updates": "updates skipped",
-    "rollbacks": "rolled back",
-    "environment_restarts": "workers replaced",
-    "environment_timeouts": "time-outs",
-    "environment_errors": "errors of environments",
-    "environment_dropped_episodes": "episodes dropped",
-}
+COUNTERS = (
+    "skipped_updates", "rollbacks", "environment_restarts", "environment_timeouts", "environment_errors", "environment_dropped_episodes",
+    "environment_lost_episodes",
+)  # fmt: skip
 # What charts show, by kind of row. Everything else in a row is dropped: 40 numbers of a million rows are what would fill the memory.
 _SHOWN: dict[Kind, re.Pattern[str]] = {
     "train": re.compile(
         r"return_mean|acceptance(_from_\d{1,3})?|(steps|updates|learned_steps)_per_second|learner_(busy|wait)|replay_fill"
-        r"|replay_age_updates|memory_bytes|entropy|learning_rate|entropy_cost|budget_left_seconds|queue_(inbox|batches)"
+        r"|replay_age_updates|memory_bytes|entropy|learning_rate|entropy_cost|queue_(inbox|batches)|kl|(rho|c)_clipped"
+        r"|lag_updates|(policy|value)_loss|gradient_norm|score_of_.{1,200}"
     ),
     "episode": re.compile(r"return"),
     "evaluation": re.compile(r"mean|ci95_low|ci95_high"),
@@ -35,14 +35,8 @@ _SHOWN: dict[Kind, re.Pattern[str]] = {
 _NEWEST, _EPISODES, _EVALUATIONS, _EVENTS, _EXPLOITS = 10, 100, 50, 200, 5000
 _MOST_MEMBERS = 256
 _MOST_TABLES = 1024
-
-
-class Files(NamedTuple):
-    """What a run directory says besides its rows."""
-
-    config: dict[str, Any]
-    sweep: dict[str, Any]
-    sessions: list[dict[str, Any]]
+_MOST_NAMES = 400  # of numbers in a table
+_PIECE = 10_000  # rows that are sorted into tables at once
 
 
 class History:
@@ -67,11 +61,23 @@ class History:
         self._newest: dict[tuple[str, int], deque[Row]] = {}
         self._counted: dict[tuple[int, str], tuple[int, float]] = {}
         self._wanted: dict[tuple[str, str], bool] = {}
+        self.resumptions: tuple[Resumption, ...] = ()
+        """Where the run was resumed and what that made void; only of a log that was read as a whole."""
+        self.not_finite: dict[str, int] = {}
+        """How many rows of training have which number that is not finite."""
+
+    @classmethod
+    def read(cls, path: str | Path) -> Self:
+        """Take the rows of a log that hold."""
+        stream, history = Stream(path), cls()
+        history.add(stream)
+        history.resumptions = stream.resumes.told()
+        return history
 
     def add(self, rows: Iterable[Row]) -> None:
         """Take rows as they were written; a mark of a resume makes earlier ones of its member void."""
         groups: dict[tuple[str, int], list[Row]] = {}
-        for row in rows:
+        for number, row in enumerate(rows, start=1):
             member = row.get("member")
             if isinstance(member, int) and not 0 <= member < _MOST_MEMBERS:
                 continue
@@ -85,6 +91,8 @@ class History:
                 self._event(row)
             else:
                 groups.setdefault((str(row["kind"]), _own(row)), []).append(row)
+            if number % _PIECE == 0:
+                self._flush(groups)
         self._flush(groups)
 
     def line(self, kind: Kind, member: int, name: str, axis: str = "step") -> Line:
@@ -102,18 +110,20 @@ class History:
         past, last = self._counted.get((self._key(member), name), (0, 0.0))
         return past + int(last)
 
-    def newest(self, kind: Kind) -> list[Row]:
-        """The newest rows of each member, in order; for those functions of `metrics` that need no more."""
-        return [row for (its, _), rows in sorted(self._newest.items()) if its == kind for row in rows]
+    def newest(self, kind: Kind, member: int | None = None) -> list[Row]:
+        """The newest rows of a kind, in order: of each member, or of one."""
+        wanted = None if member is None else self._key(member)
+        every = sorted(self._newest.items())
+        return [row for (its, own), rows in every if its == kind and wanted in {None, own} for row in rows]
 
-    def subject(self, run_dir: Path, name: str, files: Files, *, running: bool, now: float) -> Subject:
-        """The run as a report sees it, but with its newest rows only."""
+    def kept(self) -> list[Row]:
+        """The newest rows of each kind and member, all exploits that are kept, and the last row."""
         kinds: tuple[Kind, ...] = ("episode", "train", "sweep", "evaluation")
         rows = [*chain.from_iterable(self.newest(kind) for kind in kinds), *self._exploits]
         last = self.last
-        rows += [last] if last is not None and last["kind"] == "event" and last.get("event") != "exploit" else []
-        sweep = bool(files.sweep) or self.has_members
-        return Subject(run_dir, name, rows, files.config, files.sweep, sweep, (), files.sessions, running, now)
+        return rows + (
+            [last] if last is not None and last["kind"] == "event" and last.get("event") != "exploit" else []
+        )
 
     def _key(self, member: int) -> int:
         return member if self.has_members else -1
@@ -129,12 +139,14 @@ class History:
         own, step, update = _own(mark), float(mark["step"]), float(mark["update"])
         self.marks.append((step, float(mark.get("time", math.nan))))
         del self.marks[:-_EVENTS]
-        for (_, member), table in self._tables.items():
+        evaluated = mark.get("evaluated", step)  # the checkpoint was written before later evaluations
+        played = min(step, evaluated) if isinstance(evaluated, int | float) else step
+        for (kind, member), table in self._tables.items():
             if member == own:
-                table.void(step, update)
+                table.void(played if kind == "evaluation" else step, update)
         every = [rows for (_, member), rows in self._newest.items() if member == own]
         for rows in [*every, self._exploits]:
-            held = [row for row in rows if _own(row) != own or (row["step"] <= step and row["update"] <= update)]  # type: ignore[operator]
+            held = [row for row in rows if _own(row) != own or _holds(row, step, update, played)]
             rows.clear()
             rows.extend(held)
 
@@ -149,12 +161,25 @@ class History:
         self._newest.setdefault((kind, member), deque(maxlen=most)).extend(rows[-most:])
         seen = dict.fromkeys(chain.from_iterable(rows[:: max(1, len(rows) // 50)]))
         seen |= dict.fromkeys(rows[-1])
-        values = {name: column(rows, name) for name in seen if self._is_shown(kind, name)}
+        table = self._tables.setdefault((kind, member), Table())
+        shown = [name for name in seen if self._is_shown(kind, name)]
+        room = _MOST_NAMES - len(table.names)
+        new = [name for name in shown if name not in table.names][room:]
+        values = {name: column(rows, name) for name in shown if name not in new}
         steps, updates, times = (column(rows, name) for name in ("step", "update", "time"))
-        self._tables.setdefault((kind, member), Table()).append(steps, updates, times, values)
-        for name in COUNTERS if kind == "train" else ():
-            if name in seen:
-                self._count(member, name, column(rows, name))
+        table.append(steps, updates, times, values)
+        if kind == "train":
+            for name in COUNTERS:
+                if name in seen:
+                    self._count(member, name, column(rows, name))
+            self._examine(rows)
+
+    def _examine(self, rows: list[Row]) -> None:
+        for row in rows:
+            if not math.isfinite(sum([value for value in row.values() if value.__class__ is float])):
+                bad = [name for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
+                for name in bad[:_MOST_NAMES]:
+                    self.not_finite[name] = self.not_finite.get(name, 0) + 1
 
     def _is_shown(self, kind: str, name: str) -> bool:
         found = self._wanted.get((kind, name))
@@ -197,6 +222,11 @@ def column(rows: list[Row], name: str) -> Any:
         values = np.array([one if isinstance(one, float) else math.nan for one in found], np.float64)
     values[~np.isfinite(values)] = math.nan
     return values
+
+
+def _holds(row: Row, step: float, update: float, played: float) -> bool:
+    last = played if row["kind"] == "evaluation" else step
+    return float(row["step"]) <= last and float(row["update"]) <= update
 
 
 def _is_exploit(row: Row) -> bool:

@@ -1,5 +1,6 @@
-"""A page that shows runs while they go on: a process of its own, which only reads their files and listens on this machine only.
+"""The page that shows runs: live, served to this machine only (`laser dashboard`), or frozen into one file (`laser report`).
 
-`tail` reads the log on, `table` and `history` keep what charts need of it in a bounded memory, `runs` knows the directories, `panels` and
-`facts` say what is shown, `security` decides who may see it, `stream` tells pages that there is news, `server` puts it together.
+`subject` is a run directory as it is shown, `panels` and `facts` make data of it, `comparison` puts several side by side, `report` freezes
+the page with these data. `runs` reads logs on while they grow, `stream` tells pages of news, `security` decides who may see them, and
+`server` puts that together.
 """

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import tyro
 
-from laser_rl.view.runs import Runs, places_of
 from laser_rl.errors import MissingExtra
+from laser_rl.view.runs import Runs, places_of
 
 _NICE = 10
 
@@ -95,3 +95,7 @@ def _require_extra() -> None:
         import uvicorn  # noqa: F401, PLC0415
     except ImportError as error:
         raise MissingExtra("the dashboard", "dashboard") from error
+
+
+if __name__ == "__main__":  # how training starts it: python -m laser_rl.view.command FD RUN_DIR
+    sys.exit(serve_for_parent(sys.argv[1:]))

@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from laser_rl.checkpoint.lock import owner
-from laser_rl.metrics.history import Files, History
-from laser_rl.view.tail import Tail, last_row
 from laser_rl.errors import ConfigError
+from laser_rl.metrics import machine
+from laser_rl.metrics.history import History
 from laser_rl.metrics.log import FILE
-from laser_rl.metrics.machine import sessions
-from laser_rl.metrics.page import read_json
-from laser_rl.metrics.reporting.subject import CONFIG, Subject, distinct
-from laser_rl.metrics.sweep_standing import SWEEP
+from laser_rl.metrics.standing import SWEEP, state_of
+from laser_rl.metrics.stream import Tail, last_row
 from laser_rl.metrics.videos import FOLDER, Film, films
+from laser_rl.view.facts import details, summary
+from laser_rl.view.panels import Data
+from laser_rl.view.subject import CONFIG, Files, Subject, distinct
 
 MOST_RUNS, MOST_READ = 500, 6
 WANTED_S = 60.0
@@ -69,7 +70,7 @@ class Run:
         """Read what is small: settings, machine, who writes, the last row; and see whether there is a new video."""
         self.running = owner(self.path) is not None
         found = []
-        for name in (CONFIG, SWEEP, "machine.json", FILE, FOLDER):
+        for name in (CONFIG, SWEEP, machine.FILE, FILE, FOLDER):
             try:
                 stat = (self.path / name).stat()
                 found.append((stat.st_mtime_ns, stat.st_size))
@@ -78,8 +79,7 @@ class Run:
         seen = (self.running, *found)
         if seen == self._seen:
             return
-        files = Files(read_json(self.path / CONFIG), read_json(self.path / SWEEP), sessions(self.path))
-        state = _state(self.running, last_row(self.path / FILE))
+        files, state = Files.read(self.path), state_of(last_row(self.path / FILE), running=self.running)
         with self.lock:
             self.files, self.state, self._seen = files, state, seen
             self.version += 1
@@ -104,8 +104,17 @@ class Run:
             self.version += 1
 
     def subject(self) -> Subject:
-        """As a report sees it; with the lock held."""
-        return self.history.subject(self.path, self.name, self.files, running=self.running, now=time.time())
+        """What panels are made of; with the lock held."""
+        return Subject(self.path, self.name, self.history, self.files, self.running, time.time())
+
+    def summary(self) -> Data:
+        """How it stands; with the lock held."""
+        told = summary(self.subject(), known=self.known, videos=len(self.videos()))
+        return {**told, "run": self.number, "version": self.version, "state": self.state}
+
+    def details(self) -> Data:
+        """What changes seldom; with the lock held."""
+        return details(self.subject(), self.videos())
 
     def videos(self) -> list[Film]:
         """The newest of `videos/`: plain files only, no links, so that nothing outside the directory can be asked for."""
@@ -228,11 +237,3 @@ def _below(place: Path, depth: int) -> list[Path]:
     except OSError:
         return []
     return [found for one in inside if not one.name.startswith(".") for found in _below(one, depth - 1)]
-
-
-def _state(running: bool, last: dict[str, Any] | None) -> str:
-    if running:
-        return "running"
-    if last is None:
-        return "not begun"
-    return str(last["event"]) if last.get("event") in {"finished", "stopped"} else "broken off"

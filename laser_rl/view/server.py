@@ -7,7 +7,6 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from functools import partial
-from importlib.resources import files
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, cast
@@ -21,26 +20,20 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from laser_rl.view.facts import details, summary, video_id
+from laser_rl.errors import ConfigError
+from laser_rl.metrics.videos import open_film
+from laser_rl.view.facts import video_id
 from laser_rl.view.panels import PANELS, Asked
+from laser_rl.view.report import TYPES, static_files
 from laser_rl.view.runs import Made, Run, Runs, encoded
 from laser_rl.view.security import HOST, Access, Guard
 from laser_rl.view.stream import Listening, News, listed
-from laser_rl.errors import ConfigError
-from laser_rl.metrics.videos import open_film
 
 MOST_CONNECTIONS = 256
 _SEND_BUFFER_BYTES = 32 << 10  # what is kept for a page that does not read, in the kernel and here
 _FIRST_REQUEST_S = 15.0
 _MOST_CACHED = 64
 _REST, _LONGEST_HOLD_S = 100, 5.0
-_TYPES = {
-    ".html": "text/html",
-    ".css": "text/css",
-    ".js": "text/javascript",
-    ".svg": "image/svg+xml",
-    ".txt": "text/plain",
-}
 Transports = dict[tuple[str, int], asyncio.Transport]
 
 
@@ -107,11 +100,11 @@ class Pages:
 
     def summary(self, request: Request) -> Response:
         """How one stands."""
-        return self._made(self._run(request), "summary", lambda run: summary(run, run.subject()))
+        return self._made(self._run(request), "summary", Run.summary)
 
     def details(self, request: Request) -> Response:
         """Its settings, machine, events and videos."""
-        return self._made(self._run(request), "details", lambda run: details(run, run.subject()))
+        return self._made(self._run(request), "details", Run.details)
 
     def panel(self, request: Request) -> Response:
         """One chart of a run."""
@@ -121,7 +114,7 @@ class Pages:
         learner = query.get("learner", "all")
         number = int(learner) if learner.isascii() and learner.isdecimal() and len(learner) < 4 else -1  # noqa: PLR2004
         asked = Asked("time" if query.get("x") == "time" else "step", number if name == "trust" else -1)
-        return self._made(run, (name, asked), lambda run: PANELS[name](run, run.subject(), asked))
+        return self._made(run, (name, asked), lambda run: PANELS[name](run.subject(), asked))
 
     def video(self, request: Request) -> Response:
         """A file of a run's videos, in parts if it is asked for in parts."""
@@ -165,7 +158,7 @@ class Pages:
     def _file(self, name: str) -> Response:
         if name not in self._static:
             raise HTTPException(404)
-        return Response(self._static[name], media_type=_TYPES[Path(name).suffix], headers={"cache-control": "no-cache"})
+        return Response(self._static[name], media_type=TYPES[Path(name).suffix], headers={"cache-control": "no-cache"})
 
     def _made(self, run: Run, key: object, make: Any) -> Response:
         """Made once for each version of a run, by one thread, however many ask, and so seldom that it takes a hundredth of the time."""
@@ -179,14 +172,6 @@ class Pages:
                 hold = min(_LONGEST_HOLD_S, _REST * seconds)
                 found = run.cache[key] = Made(run.version, now + seconds + hold, body)
         return Response(found.body, media_type="application/json")
-
-
-def static_files() -> dict[str, bytes]:
-    """The files of the page by name, `vendor/` included."""
-    folder = files("laser_rl.view") / "static"
-    every = [(one.name, one) for one in folder.iterdir() if one.is_file()]
-    every += [(f"vendor/{one.name}", one) for one in (folder / "vendor").iterdir()]
-    return {name: one.read_bytes() for name, one in every if Path(name).suffix in _TYPES}
 
 
 def application(runs: Runs, access: Access, *, transports: Transports | None = None, news: News | None = None) -> Guard:

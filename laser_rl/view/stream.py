@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from laser_rl.view.facts import summary
 from laser_rl.view.runs import Run, Runs, encoded
 
 QUEUE = 8
@@ -169,7 +168,7 @@ async def _let_go(page: Page) -> None:
 def _news_of(run: Run) -> bytes:
     try:
         with run.lock:
-            return event("run", encoded(summary(run, run.subject())))
+            return event("run", encoded(run.summary()))
     except Exception:  # one broken directory must not silence the others
         _log.exception("%s could not be summed up; its page may be out of date", run.path)
         return event("alive", b"{}")

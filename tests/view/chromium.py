@@ -25,7 +25,7 @@ def _high_pipe() -> tuple[int, int]:
 
 
 class Chromium:
-    """One browser with one page. `errors` holds everything that the console called an error, and every uncaught exception."""
+    """One browser with one page. `errors` are those of the console and uncaught exceptions, `requests` all addresses."""
 
     def __init__(self, folder: Path, width: int = 1280, height: int = 900) -> None:
         to_read, self._write = _high_pipe()
@@ -47,6 +47,7 @@ class Chromium:
         os.close(to_write)
         self._buffer, self._number, self._session = b"", 0, ""
         self.errors: list[str] = []
+        self.requests: list[str] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
@@ -153,5 +154,7 @@ class Chromium:
             self.errors.append(json.dumps(given["exceptionDetails"])[:500])
         elif method == "Runtime.consoleAPICalled" and given["type"] in {"error", "assert"}:
             self.errors.append(json.dumps(given["args"])[:500])
+        elif method == "Network.requestWillBeSent" and not given["request"]["url"].startswith("data:"):
+            self.requests.append(given["request"]["url"])
         elif method == "Log.entryAdded" and given["entry"]["level"] == "error":
             self.errors.append(f"{given['entry']['text']} {given['entry'].get('url', '')}")

@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from laser_rl.metrics import MetricsLog
-from laser_rl.metrics.report import report
+from laser_rl.view.report import report, write_report
+from tests.metrics.test_sweep_rows import a_sweep
 from tests.view.chromium import PROGRAM, Chromium
 from tests.view.logs import START, write_sweep
 from tests.view.test_load import end, start_dashboard
+from tests.view.test_report import a_run
 
 pytestmark = [
     pytest.mark.slow,
@@ -222,7 +224,19 @@ def test_a_finished_sweep_with_everything(tmp_path, browser, pictures):
         browser.wait(
             "[...document.querySelectorAll('.panel')].every((one) => one.hidden || one.querySelector('canvas, table, svg, dl, video'))"
         )
-        browser.wait("![...document.querySelectorAll('.panel')].some((one) => one.hidden)")
+        hidden = "[...document.querySelectorAll('.panel')].filter((one) => one.hidden).map((one) => one.id.slice(6))"
+        rest = [
+            "episodes",
+            "tasks",
+            "task-table",
+            "learning-rate",
+            "entropy-cost",
+            "kl",
+            "clipped",
+            "lag",
+            "policy-loss",
+        ]
+        assert browser.run(hidden) == [*rest, "value-loss", "gradient"]  # nothing in the log is about these
         assert browser.run("document.querySelector('#panel-videos figcaption b').textContent") == "return 31.5"
         caption = browser.run("document.querySelector('#panel-videos figcaption').textContent")
         assert "step 50,000 · member 3 · trusted 75 %" in caption
@@ -329,6 +343,30 @@ def _keyboard(browser: Chromium) -> None:
         assert outline != "none", who
     assert seen[:6] == ["skip", "run", "by-step", "by-time", "theme", "help"]
     assert seen[6:10] == ["0", "1", "2", "3"]
+
+
+@pytest.mark.parametrize("kind", ["run", "sweep", "several"])
+def test_a_report_shows_everything_and_asks_nobody(tmp_path, browser, pictures, kind):
+    sweep, run = a_sweep(tmp_path / NAME.replace("/", "_"), 9, pbt=True), a_run(tmp_path / "run")
+    path = write_report({"run": [run], "sweep": [sweep], "several": [run, sweep]}[kind], tmp_path / "x.html")
+    browser.prefers("dark")
+    browser.go(path.as_uri())
+    shown = "[...document.querySelectorAll('.panel')].filter((one) => !one.hidden)"
+    browser.wait(
+        f"{shown}.length > 5 && {shown}.every((one) => one.querySelector('canvas, table, svg, dl, pre, .empty'))"
+    )
+    assert browser.run("document.getElementById('link').textContent").startswith("report of ")
+    assert browser.run("document.documentElement.dataset.theme") == "dark"
+    for width in (1280, 390):
+        whole_page(browser, pictures / f"report-{kind}-{width}.png", width, phone=width < 500)
+        assert browser.run("document.documentElement.scrollWidth") <= width
+    browser.key("x")
+    browser.wait("document.getElementById('by-time').getAttribute('aria-checked') === 'true'")
+    if kind == "several":
+        browser.key("n")
+        browser.wait("document.title.startsWith('run') && document.querySelector('#panel-returns canvas') !== null")
+    assert browser.requests == [path.as_uri()]
+    assert browser.errors == []
 
 
 def test_a_report_plays_its_video_from_within(tmp_path, browser, pictures):

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from laser_rl.cli.watch import dashboard_of
-from laser_rl.view import server as server_module
-from laser_rl.view.tail import last_row
 from laser_rl.metrics import read
+from laser_rl.metrics.stream import last_row
+from laser_rl.view import server as server_module
 from tests.view.logs import write_sweep
 from tests.view.serving import Served, serving, until
 
@@ -268,7 +268,7 @@ def test_killing_it_leaves_training_alone(tmp_path, figure):
         [pid] = [
             pid
             for pid, line in zip(_children(process.pid), _commands(process.pid), strict=True)
-            if b"dashboard" in line
+            if b"laser_rl.view" in line
         ]
         os.kill(pid, signal.SIGKILL)
         out, _ = process.communicate(timeout=240)

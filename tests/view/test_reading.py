@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laser_rl.metrics.history import Files, History
-from laser_rl.view.runs import Run, Runs
-from laser_rl.metrics.table import Line, Table, aligned
-from laser_rl.view.tail import Tail, last_row
 from laser_rl.metrics import MetricsLog, read
-from laser_rl.metrics.curves import curve
-from laser_rl.metrics.reporting.subject import subject_of
+from laser_rl.metrics.history import History
 from laser_rl.metrics.rows import rows_in
+from laser_rl.metrics.stream import Tail, last_row
+from laser_rl.metrics.table import Line, Table, aligned
+from laser_rl.view.panels import PANELS, Asked
+from laser_rl.view.runs import Run, Runs, encoded
+from laser_rl.view.subject import Files, Subject
 from tests.view.logs import level, write_run, write_sweep
 
 
@@ -155,28 +155,11 @@ def test_a_resume_voids_what_a_report_leaves_out(tmp_path):
     history.add(rows_of(Tail(log.path)))
     for member in (0, 1):
         own = [row for row in read(tmp_path) if row.get("member") == member]
-        assert history.line("train", member, "return_mean").mean.tolist() == curve(own, "return_mean")[1].tolist()
+        assert history.line("train", member, "return_mean").mean.tolist() == [
+            row["return_mean"] for row in own if row["kind"] == "train"
+        ]
     assert len(history.line("sweep", -1, "share_of_0").x) == 14
     assert all(row["step"] <= 40 for row in history.newest("train") if row["member"] == 1)
-
-
-def test_the_page_and_the_report_agree(tmp_path):
-    write_sweep(tmp_path, 3, 40)
-    with MetricsLog(tmp_path) as log:
-        log.write("evaluation", 1600, 40, {"member": 2, "mean": 7.0, "ci95_low": 6.0, "ci95_high": 8.0, "episodes": 5})
-        log.write("event", 1600, 40, {"event": "exploit", "member": 0, "donor": 2, "score": 1.0, "donor_score": 2.0,
-                                      "before_learning_rate": 1e-4, "after_learning_rate": 3e-4})  # fmt: skip
-        log.write("event", 1600, 120, {"event": "finished"})
-    report, run = subject_of(tmp_path, now=0.0), Run(0, tmp_path)
-    run.look()
-    while run.read_on():
-        pass
-    page = run.history.subject(tmp_path, "x", run.files, running=False, now=0.0)
-    assert [one.record() for one in page.members] == [one.record() for one in report.members]
-    assert page.best.member == report.best.member
-    assert (page.state, page.environment) == (report.state, "laser/Catch")
-    assert page.members[0].settings["learning_rate"] == 3e-4
-    assert run.state == "finished"
 
 
 def test_counts_add_up_over_sessions():
@@ -223,32 +206,26 @@ def test_strange_rows_hurt_nobody(tmp_path, bad):
     while run.read_on():
         pass
     assert len(run.history.line("train", 1, "return_mean").x) == 5
-    from laser_rl.view.facts import details, summary  # noqa: PLC0415
-    from laser_rl.view.panels import PANELS, Asked  # noqa: PLC0415
-    from laser_rl.view.runs import encoded  # noqa: PLC0415
-
     for axis in ("step", "time"):
         for panel in PANELS.values():
-            encoded(panel(run, run.subject(), Asked(axis)))
-    encoded([summary(run, run.subject()), details(run, run.subject())])
+            encoded(panel(run.subject(), Asked(axis)))
+    encoded([run.summary(), run.details()])
 
 
 @pytest.mark.parametrize(("members", "lines"), [(1, 2), (3, 6), (5, 5)])
 def test_queues_are_told_by_member_and_of_many_the_batches_only(tmp_path, members, lines):
-    from laser_rl.view.panels import Asked, queues, waiting  # noqa: PLC0415
-
     run = Run(0, write_run(tmp_path, 7) if members == 1 else write_sweep(tmp_path, members, 7))
     run.look()
     while run.read_on():
         pass
-    found = queues(run, run.subject(), Asked())["lines"]
+    found = PANELS["queues"](run.subject(), Asked())["lines"]
     assert len(found) == lines
     by_name = {one["name"]: one["y"] for one in found}
     who = "" if members == 1 else "2: "
     assert by_name[f"{who}batches gathered ahead"] == [n % 2 for n in range(7)]
     if members <= 4:
         assert by_name[f"{who}deliveries of the environments"] == [n % 5 for n in range(7)]
-    assert not any("batches" in one["name"] for one in waiting(run, run.subject(), Asked())["lines"])
+    assert not any("batches" in one["name"] for one in PANELS["waiting"](run.subject(), Asked())["lines"])
 
 
 def test_a_folder_counts_as_all_runs_in_it(tmp_path):
@@ -279,15 +256,13 @@ def test_a_run_that_never_reports_means_shows_its_episodes(tmp_path):
             log.write("episode", n, n, {"return": float(n), "length": 3, "slot": 0})
     run = Run(0, tmp_path)
     run.read_on()
-    from laser_rl.view.panels import Asked, returns  # noqa: PLC0415
-
-    assert returns(run, run.subject(), Asked())["lines"][0]["y"] == [0.0, 1.0, 2.0, 3.0, 4.0]
-    assert run.history.subject(tmp_path, "x", Files({}, {}, []), running=True, now=0.0).members[0].return_mean == 2.0
+    assert PANELS["returns"](run.subject(), Asked())["lines"][0]["y"] == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert run.subject().members[0].return_mean == 2.0
 
 
 def test_an_exploit_that_is_the_last_row_counts_once(tmp_path):
     history = History()
     told = {"event": "exploit", "member": 1, "donor": 0, "score": 1.0, "donor_score": 2.0}
     history.add([{"kind": "event", "step": 10, "update": 1, "time": 1.0, **told}])
-    subject = history.subject(tmp_path, "run", Files({}, {}, []), running=False, now=2.0)
+    subject = Subject(tmp_path, "run", history, Files({}, {}, []), now=2.0)
     assert [one.exploits for one in subject.members] == [0, 1]

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from starlette.routing import Route
 
-from laser_rl.view import server
-from laser_rl.view.security import HEADERS, Access, token_from
-from laser_rl.view.server import application, listening_socket, static_files
 from laser_rl.errors import ConfigError
+from laser_rl.view import server
+from laser_rl.view.report import static_files
+from laser_rl.view.security import HEADERS, Access, token_from
+from laser_rl.view.server import application, listening_socket
 from tests.view.logs import write_run, write_sweep
 from tests.view.serving import TOKEN, Served, serving
 

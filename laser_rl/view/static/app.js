@@ -1,5 +1,6 @@
 // What is shown, and how it stays up to date: news come by server-sent events, charts are fetched when there are news and they are in sight.
-import { colour, count, fill, h, number } from "./dom.js";
+// In a report nothing is fetched: the answers are in the page itself.
+import { clock, colour, count, fill, h, number } from "./dom.js";
 import { MAKERS, PANELS, tiles } from "./panels.js";
 
 const REFRESH_MS = 2000, SILENT_MS = 15000;
@@ -7,19 +8,25 @@ const at = (id) => document.getElementById(id);
 const kept = { get: (name) => { try { return localStorage.getItem(name); } catch { return null; } }, set: (name, value) => { try { localStorage.setItem(name, value); } catch { /* private window */ } } };
 const view = { run: 0, axis: kept.get("laser-axis") === "time" ? "time" : "step", hidden: new Set(), learner: "all", runs: [], told: null };
 const panels = new Map();
-let source = null, heard = 0, timer = null, refreshed = 0, detailed = -1, retry = null;
+const recorded = at("recorded") && JSON.parse(at("recorded").textContent);
+let built = null, source = null, heard = 0, timer = null, refreshed = 0, detailed = -1, retry = null;
 
 // ---- the page ----
-function build() {
-  for (const panel of PANELS) {
+function build(list) {
+  if (list === built) return;
+  built = list;
+  panels.clear();
+  fill(at("panels"));
+  for (const panel of list) {
     const body = h("div", { class: "body" });
     const title = h("h2", { id: `title-${panel.id}` }, panel.title);
     const choice = panel.learners ? h("select", { "aria-label": "Which learner", onchange: (event) => { view.learner = event.target.value; stale(); } }) : null;
     const section = h("section", { class: panel.wide ? "panel wide" : "panel", id: `panel-${panel.id}`, "aria-labelledby": `title-${panel.id}`, hidden: panel.optional }, h("div", { class: "top" }, title, choice), h("p", { class: "why" }, panel.why), body);
-    panels.set(panel.id, { ...panel, section, body, choice, seen: true });
+    panels.set(panel.id, { url: `panels/${panel.id}`, ...panel, section, body, choice, seen: true });
     at("panels").append(section);
   }
   blank();
+  if (recorded) return;  // a report is printed as a whole
   const sight = new IntersectionObserver((entries) => {
     for (const entry of entries) panels.get(entry.target.id.slice("panel-".length)).seen = entry.isIntersecting;
     schedule();
@@ -35,13 +42,13 @@ function blank() {
     if (panel.optional) panel.section.hidden = true;
     if (panel.choice) panel.choice.hidden = true;
   }
-  for (const id of ["tiles", "members", "about"]) fill(at(id));
+  for (const id of ["tiles", "members", "about", "notices"]) fill(at(id));
   status("state", "");
 }
 
 function choose(number) {
   if (!view.runs.some((one) => one.run === number)) return;
-  Object.assign(view, { run: number, hidden: new Set(), learner: "all", told: null });
+  Object.assign(view, { run: number, hidden: new Set(), learner: "all", told: null, details: null });
   kept.set("laser-run", view.runs.find((one) => one.run === number).name);
   blank();
   stale();
@@ -68,6 +75,12 @@ function show(panel) {
 
 // ---- news ----
 function listen() {
+  if (recorded) {
+    status("link", `report of ${clock(recorded.written)}`);
+    takeRuns(recorded["/api/runs"]);
+    takeRun(recorded[`/api/runs/${view.run}`]);
+    return;
+  }
   source?.close();
   clearTimeout(retry);
   const mine = (source = new EventSource(`/api/stream?run=${view.run}`));
@@ -114,7 +127,7 @@ function takeRuns(runs) {
   }
   select.value = String(view.run);
   const last = runs.find((one) => one.name === kept.get("laser-run"));
-  if (first && last && last.run !== view.run) choose(last.run);
+  if (first && last && last.run !== view.run && !recorded) choose(last.run);
   if (!runs.length) notice("No run yet: it appears here when it has begun.");
 }
 
@@ -122,12 +135,15 @@ function takeRun(run) {
   if (run.run !== view.run) return;
   view.told = run;
   document.title = `${run.name} · laser`;
+  build(run.panels ?? PANELS);
+  if (run.panels) { schedule(); return; }
   const looks = { running: "good", finished: "good", stopped: "warn", "broken off": "bad" };
   const silent = run.silent ? `, silent since ${new Date(run.last * 1000).toLocaleTimeString()}` : "";
   status("state", run.state + silent, run.silent ? "warn" : looks[run.state] ?? "");
   const read = run.known < 1 ? ` · reading the log: ${Math.floor(100 * run.known)} %` : "";
   at("about").textContent = `${run.environment} · ${run.kind} · ${count(run.rows)} rows${read}`;
   tiles(at("tiles"), run);
+  notices(run.notices);
   members();
   const all = panels.get("members");
   all.data = run;
@@ -138,25 +154,28 @@ function takeRun(run) {
 // ---- charts ----
 function schedule() {
   if (timer !== null || !view.told) return;
-  timer = setTimeout(async () => { timer = null; await refresh(); }, Math.max(0, refreshed + REFRESH_MS - Date.now()));
+  const wait = recorded ? 0 : Math.max(0, refreshed + REFRESH_MS - Date.now());
+  timer = setTimeout(async () => { timer = null; await refresh(); }, wait);
 }
 
 async function refresh() {
   const told = view.told, run = view.run;
-  if (!told || document.hidden) return;
+  if (!told || (document.hidden && !recorded)) return;
   refreshed = Date.now();
-  const due = [...panels.values()].filter((one) => one.url && one.version < told.version && (one.seen || (one.optional && one.section.hidden)));
+  const due = [...panels.values()].filter((one) => !one.from && one.version < told.version && (one.seen || (one.optional && one.section.hidden)));
   try {
-    if (detailed < told.version) {
+    if (detailed < told.version && !told.panels) {
       const details = await ask(`/api/runs/${run}/details`);
       if (run !== view.run) return;
-      detailed = details.version;
-      for (const id of ["videos", "events", "machine"]) { const panel = panels.get(id); panel.data = details; show(panel); }
+      detailed = details.version ?? told.version;
+      view.details = details;
+      for (const panel of panels.values()) if (panel.from === "details") { panel.data = details; show(panel); }
+      show(panels.get("members"));
     }
     await Promise.all(due.map(async (panel) => {
       const data = await ask(`/api/runs/${run}/${panel.url}?x=${view.axis}&learner=${view.learner}`);
       if (run !== view.run) return;
-      Object.assign(panel, { data, version: data.version });
+      Object.assign(panel, { data, version: data.version ?? told.version });
       if (panel.choice) learners(panel.choice);
       show(panel);
     }));
@@ -164,11 +183,12 @@ async function refresh() {
     if (source) lost();
   }
   // The server may have answered with what it had made a moment ago.
-  const behind = [...panels.values()].some((one) => one.url && one.seen && !one.section.hidden && one.version < view.told?.version);
+  const behind = [...panels.values()].some((one) => !one.from && one.seen && !one.section.hidden && one.version < view.told?.version);
   if (source && (behind || detailed < view.told?.version)) schedule();
 }
 
 async function ask(url) {
+  if (recorded) return recorded[url] ?? recorded[url.split("?")[0]];
   const answer = await fetch(url, { cache: "no-store" });
   if (!answer.ok) throw new Error(`${answer.status}`);
   return answer.json();
@@ -176,7 +196,7 @@ async function ask(url) {
 
 function learners(choice) {
   const members = view.told?.members ?? [];
-  choice.hidden = members.length < 2;
+  choice.hidden = members.length < 2 || (recorded && !(`/api/runs/${view.run}/panels/trust?x=step&learner=0` in recorded));
   if (choice.options.length === members.length + 1) { choice.value = view.learner; return; }
   fill(choice, h("option", { value: "all" }, "mean of all learners"), ...members.map((one) => h("option", { value: one.member }, `learner ${one.member}`)));
   choice.value = view.learner;
@@ -185,7 +205,7 @@ function learners(choice) {
 // ---- members ----
 function members() {
   const run = view.told, place = at("members");
-  place.hidden = !run || run.members.length < 2;
+  place.hidden = !run?.members || run.members.length < 2;
   if (place.hidden) return;
   const focused = document.activeElement?.dataset?.member;
   fill(place, ...run.members.map((one) => {
@@ -205,6 +225,11 @@ function toggle(member) {
 function only(members) {
   view.hidden = new Set((view.told?.members ?? []).map((one) => one.member).filter((one) => !members.includes(one)));
   redraw();
+}
+
+function notices(told) {
+  at("notices").hidden = !told?.length;
+  fill(at("notices"), ...(told ?? []).map(([level, text]) => h("li", { class: level }, text)));
 }
 
 // ---- switches ----
@@ -236,14 +261,14 @@ const KEYS = {
   n: ["next run", () => choose((view.run + 1) % Math.max(1, view.runs.length))],
   p: ["previous run", () => choose((view.run + view.runs.length - 1) % Math.max(1, view.runs.length))],
   a: ["show all members", () => only((view.told?.members ?? []).map((one) => one.member))],
-  b: ["show the best member only", () => view.told?.best !== null && only([view.told.best])],
+  b: ["show the best member only", () => view.told?.members && view.told.best !== null && only([view.told.best])],
 };
-for (let n = 0; n < 10; n++) KEYS[n] = [`show or hide member ${n}`, () => view.told?.members[n] && toggle(n)];
+for (let n = 0; n < 10; n++) KEYS[n] = [`show or hide member ${n}`, () => view.told?.members?.[n] && toggle(n)];
 
 function start() {
   document.documentElement.dataset.theme = chosen();
   wanted.addEventListener("change", () => theme(chosen()));
-  build();
+  build(PANELS);
   axis(view.axis);
   at("run").addEventListener("change", (event) => choose(Number(event.target.value)));
   at("by-step").addEventListener("click", () => axis("step"));

@@ -5,7 +5,7 @@ const HEIGHT = 250;
 const alpha = (hex, a) => (hex.startsWith("#") ? hex + Math.round(a * 255).toString(16).padStart(2, "0") : hex.replace(")", ` / ${a})`));
 
 export class Chart {
-  // place: an element. options: {share, stack, band, dots, label}
+  // place: an element. options: {title, share, stack, band, each, dots, log}
   constructor(place, options = {}) {
     this.options = options;
     this.plot = h("div", { class: "plot", role: "img", "aria-label": options.title });
@@ -37,8 +37,9 @@ export class Chart {
 
   bandOf(lines, size) {
     const { band, dots } = this.options;
-    if ((!band && !dots) || lines.length === 0) return [];
     if (lines.length === 1) return lines[0].low ? [lines[0].low, lines[0].high] : [];
+    if (this.options.each && lines.every((one) => one.low)) return lines.flatMap((one) => [one.low, one.high]);
+    if ((!band && !dots) || lines.length === 0) return [];
     // Of evaluations it is not drawn, but the vertical axis has to have room for the bars.
     const filled = dots ? lines.flatMap((one) => [one.low, one.high]) : lines.map((one) => interpolated(one.y));
     const low = new Array(size).fill(null), high = new Array(size).fill(null);
@@ -55,6 +56,7 @@ export class Chart {
   build(values, lines, extra, data) {
     this.made?.destroy();
     const { share, stack, dots } = this.options;
+    const log = this.options.log && values.slice(1).every((one) => one.every((v) => v === null || v > 0));
     const write = share ? (v) => `${Math.round(v * 100)} %` : compact;
     const faint = { width: 0, points: { show: false }, spanGaps: true, stroke: "transparent" };
     const series = [{}, ...Array.from({ length: extra }, () => ({ ...faint }))];
@@ -66,17 +68,18 @@ export class Chart {
         points: { show: dots === true ? true : data.x.length < 3, size: 6, fill: stroke }, fill: stack ? alpha(stroke, 0.55) : undefined,
       });
     });
-    const bands = extra && !dots ? [{ series: [2, 1], fill: alpha(lines.length === 1 ? colour(lines[0].member ?? 0) : css("--soft"), 0.16) }] : [];
+    const each = this.options.each && extra > 2;
+    const bands = each ? lines.map((one, n) => ({ series: [2 + 2 * n, 1 + 2 * n], fill: alpha(colour(one.member ?? n), 0.14) })) : extra && !dots ? [{ series: [2, 1], fill: alpha(lines.length === 1 ? colour(lines[0].member ?? 0) : css("--soft"), 0.16) }] : [];
     if (stack) lines.forEach((_, n) => n && bands.push({ series: [1 + n, n], fill: alpha(colour(lines[n].member ?? n), 0.55) }));
     const tick = { stroke: css("--soft"), grid: { stroke: css("--grid"), width: 1 }, ticks: { stroke: css("--grid"), width: 1 }, font: "12px system-ui, sans-serif" };
     this.made = new uPlot({
       width: Math.max(220, this.plot.clientWidth), height: HEIGHT, series, bands,
       legend: { show: false },
       cursor: { sync: { key: `x-${this.axis}` }, points: { size: 7 }, drag: { x: true, y: false } },
-      scales: { x: { time: false }, y: { range: share ? shareRange : padded } },
+      scales: { x: { time: false }, y: log ? { distr: 3 } : { range: share ? shareRange : padded } },
       axes: [
         { ...tick, space: 70, incrs: WHOLE, values: (_, at) => (this.axis === "time" ? at.map(duration) : distinct(at, compact)) },
-        { ...tick, size: 56, values: (_, at) => distinct(at, write) },
+        { ...tick, size: 56, values: (_, at) => (log ? at.map((v) => (v === null ? "" : v.toPrecision(1))) : distinct(at, write)) },
       ],
       hooks: { setCursor: [(u) => this.tell(u.cursor.idx ?? null)], draw: [(u) => this.mark(u)] },
     }, values, this.plot);

@@ -2,30 +2,45 @@
 import { Chart } from "./charts.js";
 import { bytes, clock, colour, count, css, duration, fill, h, isDark, number, share, svg } from "./dom.js";
 
-const line = (id, title, why, options = {}) => ({ id, title, why, url: `panels/${id}`, kind: "chart", ...options });
+const line = (id, title, why, options = {}) => ({ id, title, why, kind: "chart", ...options });
 export const PANELS = [
-  line("returns", "How well they play", "The return is the sum of rewards in an episode, here the mean of the last 100; higher is better. The thick line is the best member, the grey band goes from the worst to the best that is shown.", { band: true, wide: true }),
+  line("returns", "How well they play", "The return is the sum of rewards in an episode, here the mean of the last 100; higher is better. The thick line is the best member, chosen by the same numbers and thus likely to look better than it is; the grey band goes from the worst to the best that is shown. Of one agent the band has all that its points are means of.", { band: true, wide: true }),
+  line("episodes", "Single episodes", "Returns of single episodes: the line is their mean, the band goes from the lowest to the highest of those behind each point.", { optional: true }),
   line("evaluations", "Evaluations", "Now and then an agent plays without learning; these means are the honest ones. A bar is where the true mean lies in 95 of 100 cases.", { dots: true, optional: true }),
+  line("tasks", "Tasks", "The normalised score of every task of the mixture, of the best member: 0 is random play, 1 the best known.", { optional: true, wide: true }),
+  { id: "task-table", title: "By task", why: "The newest numbers of each task, of the best member. A task of which neither random play nor the best is known has its raw return as its score.", kind: "table", optional: true, wide: true },
   line("trust", "Whose experience is trusted", "Of the steps replayed from each member, the share that the learner can use: there its own policy is close enough to the one that acted.", { share: true, learners: true }),
-  { id: "who", title: "Who learns from whom", why: "Each row is a learner, each column the member whose experience it replays; the stronger the colour, the more of it is trusted and learned from.", url: "panels/who", kind: "heat", wide: true },
+  { id: "who", title: "Who learns from whom", why: "Each row is a learner, each column the member whose experience it replays; the stronger the colour, the more of it is trusted and learned from.", kind: "heat", wide: true },
   line("replay", "Whose experience is in the replay", "The replay is the memory that all members learn from; here is who filled it. With equal speeds the shares are equal.", { share: true, stack: true, optional: true }),
   line("ages", "How old the replay is", "Age is counted in updates since a step was played; old experience comes from policies that are long gone, and is trusted less.", {}),
   line("fill", "How full the replay is", "Once it is full, the oldest experience makes room for new.", { share: true }),
-  { id: "lineage", title: "Who descends from whom", why: "In population based training a weak member becomes a copy of a better one and goes on with changed settings; a line has the colour of the member whose first parameters it carries.", url: "panels/lineage", kind: "lineage", optional: true },
+  { id: "lineage", title: "Who descends from whom", why: "In population based training a weak member becomes a copy of a better one and goes on with changed settings; a line has the colour of the member whose first parameters it carries.", kind: "lineage", optional: true, wide: true },
+  { id: "copies", title: "Copies", why: "Every exploit of population based training, newest first: who copied whom, why, and what became of its settings.", kind: "table", optional: true, wide: true },
+  line("learning-rate", "Learning rate", "As it was set, and as population based training has moved it.", { optional: true, log: true }),
+  line("entropy-cost", "Entropy cost", "The weight of the entropy in the loss; population based training may move it.", { optional: true, log: true }),
+  line("entropy", "Policy entropy", "How undecided the policy is, in nats; 0: it has decided.", { optional: true }),
+  line("kl", "Divergence from the behaviour", "How far the policy has moved from the ones whose data it learns (KL, nats).", { optional: true }),
+  line("clipped", "Clipped importance ratios", "The share of ratios that V-trace cuts off.", { share: true, optional: true }),
+  line("lag", "Policy lag", "The age of the newest data when it is learned, in updates.", { optional: true }),
+  line("policy-loss", "Policy loss", "The part of the loss that moves the policy; it need not fall.", { optional: true }),
+  line("value-loss", "Value loss", "How wrong the predicted returns are.", { optional: true }),
+  line("gradient", "Gradient norm", "Before it is clipped.", { optional: true }),
   line("steps", "Steps per second", "How fast the agents play: decisions in their environments, per member.", {}),
   line("updates", "Updates per second", "How fast the agents learn: changes of the network, per member.", {}),
   line("waiting", "Is the learner waiting?", "Shares of the time: a learner that waits (dashed) is starved by its environments, one that is always busy is what limits the speed.", { share: true, optional: true }),
   line("queues", "How deep the queues are", "What lies between playing and learning: deliveries of the environments, and batches that are ready (dashed). If both are empty the environments are too slow for the learner, if both are full it is the other way round.", { optional: true }),
-  { id: "members", title: "Members", why: "A line a member: what it was set to, how far it is, how well it does and what went wrong. Trusted: the share of its own and of others' replayed steps that it learns from.", kind: "members", wide: true },
-  { id: "videos", title: "Last videos", why: "Episodes that were filmed, newest first, with their return. Beside the picture: value, the return that the agent expects from here on; entropy, how undecided it is; trusted, of the other policies whose experience it replays (other members, or its own past), the share that it would learn from at this step.", kind: "videos", wide: true, optional: true },
-  { id: "events", title: "What happened", why: "Starts, ends, resumed runs and copies, newest first.", kind: "events" },
-  { id: "machine", title: "Machine and settings", why: "On what it runs, with which command and versions, and every setting.", kind: "machine" },
+  line("memory", "Memory", "Resident memory of the process that trains, in bytes.", { optional: true }),
+  { id: "members", title: "Members", why: "A line a member: what it was set to, how far it is, how well it does and what went wrong. Trusted: the share of its own and of others' replayed steps that it learns from. Intervals (95 %) are over episodes of one agent: how well its mean is known, not how another seed would do.", kind: "members", from: "run", wide: true },
+  { id: "numbers", title: "Newest numbers", why: "What the last rows say, of the best member: training, then the last evaluation.", kind: "numbers", from: "details" },
+  { id: "videos", title: "Last videos", why: "Episodes that were filmed, newest first, with their return. Beside the picture: value, the return that the agent expects from here on; entropy, how undecided it is; trusted, of the other policies whose experience it replays (other members, or its own past), the share that it would learn from at this step.", kind: "videos", from: "details", wide: true, optional: true },
+  { id: "events", title: "What happened", why: "Starts, ends, resumed runs and faults, newest first.", kind: "events", from: "details" },
+  { id: "machine", title: "Machine and settings", why: "On what it runs, with which commands and versions, how to run it again, and every setting.", kind: "machine", from: "details" },
 ];
 
 // Each maker returns draw(data, view); true if there was something to show.
 export const MAKERS = {
   chart(body, panel) {
-    const options = { title: panel.title, share: panel.share, stack: panel.stack, band: panel.band === true, dots: panel.dots };
+    const options = { title: panel.title, share: panel.share, stack: panel.stack, band: panel.band === true, dots: panel.dots, log: panel.log, each: panel.each };
     let chart = null;
     return (data, view) => {
       if (!data.lines.length) {
@@ -81,13 +96,33 @@ export const MAKERS = {
     };
   },
 
+  table(body, panel) {
+    const text = (value) => (value === null ? "–" : typeof value === "number" ? number(value) : value);
+    return (data) => {
+      const words = data.columns.map((_, n) => data.rows.some((row) => typeof row[n] === "string" && row[n] !== "–"));
+      const cell = (tag, value, n, more = {}) => h(tag, { class: words[n] ? "words" : undefined, ...more }, text(value));
+      const head = h("thead", {}, h("tr", {}, ...data.columns.map((name, n) => cell("th", name, n, { scope: "col" }))));
+      const lines = data.rows.map((row, n) => h("tr", { class: n === data.best ? "best" : undefined }, ...row.map((value, m) => cell("td", value, m))));
+      fill(body, lines.length ? h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": panel.title }, h("table", { class: "rows" }, head, h("tbody", {}, ...lines))) : h("p", { class: "empty" }, "Nothing."));
+      return lines.length > 0;
+    };
+  },
+
+  numbers(body) {
+    return (details) => {
+      const played = Object.fromEntries(Object.entries(details.evaluation).map(([name, value]) => [name, typeof value === "string" ? value : number(value)]));
+      fill(body, pairs(details.numbers), ...(Object.keys(played).length ? [h("h3", {}, "Last evaluation"), pairs(played)] : []));
+      return true;
+    };
+  },
+
   members(body) {
-    return (run) => {
+    return (run, view) => {
       const settings = [...new Set(run.members.flatMap((one) => Object.keys(one.settings)))];
-      const head = ["member", ...settings, "steps", "updates", run.score, "evaluation", "trusted: own", "others'", "steps/s", "skipped", "restarts", "copied"];
+      const head = ["member", ...settings, "steps", "updates", run.score, "evaluation", "IQM", "episodes", "trusted: own", "others'", "steps/s", "skipped", "restarts", "copied"];
       const lines = run.members.map((one) => {
-        const interval = one.interval ? ` (${number(one.interval[0])} to ${number(one.interval[1])})` : "";
-        const cells = [...settings.map((name) => one.settings[name] ?? "–"), count(one.steps), count(one.updates), number(one.score), number(one.evaluation) + interval, share(one.own), share(one.others), number(one.steps_per_second), count(one.skipped), count(one.restarts), count(one.exploits)];
+        const between = (ends) => (ends ? ` (${number(ends[0])} to ${number(ends[1])})` : "");
+        const cells = [...settings.map((name) => one.settings[name] ?? "–"), count(one.steps), count(one.updates), number(one.score) + between(view.details?.intervals[one.member]), number(one.evaluation) + between(one.interval), number(one.iqm), count(one.episodes), share(one.own), share(one.others), number(one.steps_per_second), count(one.skipped), count(one.restarts), count(one.exploits)];
         const name = h("td", {}, h("i", { class: "swatch", style: { background: colour(one.member) } }), ` ${one.member}`);
         return h("tr", { class: one.member === run.best && run.is_sweep ? "best" : undefined }, name, ...cells.map((text) => h("td", {}, text)));
       });
@@ -103,14 +138,16 @@ export const MAKERS = {
       const wanted = JSON.stringify([view.run, details.videos.map((one) => one.id)]);
       if (wanted !== shown) {
         shown = wanted;  // or a video that is being watched would start again
-        const figures = details.videos.slice(0, 12).map((one) => {
-          const src = `/api/runs/${view.run}/videos/${one.id}`;
+        const near = details.videos.filter((one) => one.src?.startsWith("data:") ?? true);
+        const links = details.videos.filter((one) => !near.includes(one)).map((one) => h("li", {}, h("a", { href: one.src }, one.name), one.return === null ? "" : ` · return ${number(one.return)}`, one.step === null ? "" : ` · step ${count(one.step)}`));
+        const figures = near.slice(0, 12).map((one) => {
+          const src = one.src ?? `/api/runs/${view.run}/videos/${one.id}`;
           const picture = one.media.startsWith("video/") ? h("video", { src, controls: true, preload: "metadata", "aria-label": one.return === null ? one.name : `episode with return ${number(one.return)} at step ${count(one.step)}`, loop: true, playsinline: true }) : h("img", { src, alt: one.name });
           const told = one.return === null ? [h("b", {}, one.name)] : [h("b", {}, `return ${number(one.return)}`), ` in ${count(one.length)} steps`];
           const more = [one.step === null ? null : `step ${count(one.step)}`, one.member === null ? null : `member ${one.member}`, one.task, one.trusted === null ? null : `trusted ${share(one.trusted)}`, clock(one.time)];
           return h("figure", {}, picture, h("figcaption", {}, ...told, h("br"), more.filter((text) => text !== null).join(" · ")));
         });
-        fill(body, h("div", { class: "videos" }, ...figures));
+        fill(body, h("div", { class: "videos" }, ...figures), links.length ? h("ul", {}, ...links) : null);
       }
       return details.videos.length > 0;
     };
@@ -132,7 +169,8 @@ export const MAKERS = {
       if (machine.started) machine.started = clock(machine.started);
       const every = h("details", { open }, h("summary", {}, `All ${Object.keys(details.settings).length} settings`), pairs(details.settings));
       every.addEventListener("toggle", () => (open = every.open));
-      fill(body, pairs(machine), every);
+      const sessions = details.sessions.map((one) => h("li", {}, `${clock(one.time)}: ${one.command}`));
+      fill(body, pairs(machine), ...(sessions.length ? [h("h3", {}, "Started"), h("ul", {}, ...sessions)] : []), h("h3", {}, "Commands"), h("pre", { tabindex: 0 }, details.commands), every);
       return true;
     };
   },

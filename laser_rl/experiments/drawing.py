@@ -39,30 +39,16 @@ def png(figure: "Figure") -> bytes:
     return buffer.getvalue()
 
 
-def colour(member: int) -> str:
-    """The colour of a member, the same in every picture.
-
-    >>> colour(0), colour(0) == colour(1), colour(0) == colour(9)
-    ('#332288', False, True)
-    """
-    return _COLOURS[member % len(_COLOURS)]
-
-
 def line(member: int) -> dict[str, Any]:
     """Colour and dashes of a member's line: nine colours, then the same ones dashed.
 
     >>> line(0)["linestyle"], line(9)["color"] == line(0)["color"], line(9)["linestyle"]
     ('solid', True, (0, (4, 1.5)))
     """
-    return {"color": colour(member), "linestyle": _DASHES[member // len(_COLOURS) % len(_DASHES)]}
+    return {"color": _COLOURS[member % len(_COLOURS)], "linestyle": _DASHES[member // len(_COLOURS) % len(_DASHES)]}
 
 
-def legend(owner: Any, handles: list[Any], title: str = "member") -> None:
-    """Beside the picture, where it hides nothing. `owner` is a figure or its axes."""
-    where = (
-        {"loc": "outside right upper"}
-        if hasattr(owner, "savefig")
-        else {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
-    )
-    columns = -(-len(handles) // _MOST_IN_COLUMN)
-    owner.legend(handles=handles, title=title, frameon=False, fontsize=8, title_fontsize=8, ncols=columns, **where)
+def legend(figure: "Figure", handles: list[Any], title: str = "member") -> None:
+    """Beside the picture, where it hides nothing."""
+    style: dict[str, Any] = {"frameon": False, "fontsize": 8, "title_fontsize": 8, "loc": "outside right upper"}
+    figure.legend(handles=handles, title=title, ncols=-(-len(handles) // _MOST_IN_COLUMN), **style)
