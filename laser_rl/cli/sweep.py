@@ -17,10 +17,10 @@ from laser_rl.cli.sweep_settings import SOURCES, Begun, begin, grid_of, one_by_o
 from laser_rl.cli.watch import dashboard_of, require_dashboard
 from laser_rl.config import Config, full_name
 from laser_rl.errors import ConfigError
+from laser_rl.metrics.console import Console
 from laser_rl.metrics.display import label
 from laser_rl.metrics.sink import Sink
-from laser_rl.metrics.sweep_console import SweepConsole
-from laser_rl.metrics.tensorboard import MemberBoards
+from laser_rl.metrics.tensorboard import TensorBoardLog
 from laser_rl.metrics.tracking import hint, named, reached, trackers
 from laser_rl.runtime.cluster.loading import require_ray
 from laser_rl.runtime.cluster.settings import ClusterSettings, cluster_of, free_running, require_possible
@@ -177,12 +177,12 @@ def _sweep_in(
     terminal = Terminal(highlight=False, force_terminal=False if plain else None)
     steps, pbt = config.base.run.steps, config.pbt is not None
     title = f"{config.base.environment.id}, {len(config.settings)} members in {path}"
-    boards = MemberBoards(path)
+    boards = TensorBoardLog(path)
     more = trackers(track, path.name, [own.model_dump(mode="json") for own in config.configs], path, fresh=fresh)
     try:
         with (
             dashboard_of(path, asked=dashboard),
-            SweepConsole(title, config.settings, steps, pbt=pbt, terminal=terminal) as console,
+            Console(title, steps, config.settings, pbt=pbt, terminal=terminal) as console,
         ):
             sinks: list[Sink] = [directory.log, boards, console, *more]
             end = sweep(config, directory, sinks=sinks, cluster=cluster)
