@@ -151,6 +151,10 @@ class Runs:
         """In the order in which they were found."""
         return list(self._runs.values())
 
+    def listed(self) -> list[Data]:
+        """Those to choose from."""
+        return [{"run": run.number, "name": run.name, "state": run.state} for run in self.every()]
+
     def get(self, number: int) -> Run | None:
         """The run of that number."""
         every = self.every()

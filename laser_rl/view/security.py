@@ -31,7 +31,6 @@ NAMES = (HOST, "localhost", "[::1]")
 METHODS = ("GET", "HEAD")
 _TOKEN_BYTES = 32
 _SHORTEST_TOKEN = 32  # characters; of a file that somebody else wrote
-_PATIENCE_S = 15.0
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; media-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -106,9 +105,7 @@ class Access:
 class Guard:
     """Around everything; see the module. Also sets the headers of every answer, and ends a connection that takes nothing for too long."""
 
-    def __init__(
-        self, app: ASGIApp, access: Access, *, abort: Callable[[Scope], None], patience_s: float = _PATIENCE_S
-    ) -> None:
+    def __init__(self, app: ASGIApp, access: Access, *, abort: Callable[[Scope], None], patience_s: float) -> None:
         self.app, self._access, self._abort, self._patience_s = app, access, abort, patience_s
         self._hosts = {f"{name}:{access.port}" for name in NAMES}
         self._origins = {f"http://{host}" for host in self._hosts}

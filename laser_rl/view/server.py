@@ -27,11 +27,11 @@ from laser_rl.view.panels import PANELS, Asked
 from laser_rl.view.report import TYPES, static_files
 from laser_rl.view.runs import Made, Run, Runs, encoded
 from laser_rl.view.security import HOST, Access, Guard
-from laser_rl.view.stream import Listening, News, listed
 
 MOST_CONNECTIONS = 256
 _SEND_BUFFER_BYTES = 32 << 10  # what is kept for a page that does not read, in the kernel and here
-_FIRST_REQUEST_S = 15.0
+_FIRST_REQUEST_S, _PATIENCE_S = 15.0, 15.0
+_KEEP_ALIVE_S = 30
 _MOST_CACHED = 64
 _REST, _LONGEST_HOLD_S = 100, 5.0
 Transports = dict[tuple[str, int], asyncio.Transport]
@@ -58,6 +58,13 @@ class Connection(H11Protocol):
         if self.cycle is None:  # nothing was asked for: it would keep its place for ever
             transport.abort()
 
+    def timeout_keep_alive_handler(self) -> None:
+        """End it where nothing more was asked for; at once if the last answer was not even taken: closing politely would wait for that."""
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        else:
+            super().timeout_keep_alive_handler()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget it."""
         if self.client is not None:
@@ -82,9 +89,8 @@ class OpenFile(FileResponse):
 class Pages:
     """What each route answers."""
 
-    def __init__(self, runs: Runs, news: News, abort: Any) -> None:
-        self._runs, self._news, self._abort = runs, news, abort
-        self._static = static_files()
+    def __init__(self, runs: Runs) -> None:
+        self._runs, self._static = runs, static_files()
 
     def index(self, request: Request) -> Response:
         """The page."""
@@ -96,7 +102,7 @@ class Pages:
 
     def runs(self, request: Request) -> Response:
         """All runs."""
-        return JSONResponse(listed(self._runs))
+        return JSONResponse(self._runs.listed())
 
     def summary(self, request: Request) -> Response:
         """How one stands."""
@@ -124,17 +130,6 @@ class Pages:
                     return OpenFile(open_film(one), one.media)
         raise HTTPException(404)
 
-    async def stream(self, request: Request) -> Response:
-        """News of a run for as long as somebody listens."""
-        if request.method == "HEAD":
-            return Response(media_type="text/event-stream")
-        asked = request.query_params.get("run", "0")
-        number = int(asked) if asked.isascii() and asked.isdecimal() and len(asked) < 6 else -1  # noqa: PLR2004
-        page = self._news.join(number)
-        if page is None:
-            return Response("Too many pages listen already; close some of them.\n", 503)
-        return Listening(self._news, page, self._abort)
-
     def routes(self) -> list[Route]:
         """All of them; each answers GET and HEAD only."""
         return [
@@ -145,7 +140,6 @@ class Pages:
             Route("/api/runs/{run:int}/details", self.details),
             Route("/api/runs/{run:int}/panels/{panel}", self.panel),
             Route("/api/runs/{run:int}/videos/{video}", self.video),
-            Route("/api/stream", self.stream),
         ]
 
     def _run(self, request: Request) -> Run:
@@ -174,24 +168,19 @@ class Pages:
         return Response(found.body, media_type="application/json")
 
 
-def application(runs: Runs, access: Access, *, transports: Transports | None = None, news: News | None = None) -> Guard:
+def application(runs: Runs, access: Access, *, transports: Transports | None = None) -> Guard:
     """Everything behind the guard."""
-    told = news or News(runs)
     abort = partial(_abort, {} if transports is None else transports)
 
     @contextlib.asynccontextmanager
     async def living(app: Starlette) -> AsyncIterator[None]:
         runs.start()
-        task = asyncio.create_task(told.work())
         yield
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
         runs.close()
 
-    app = Starlette(routes=Pages(runs, told, abort).routes(), lifespan=living)
+    app = Starlette(routes=Pages(runs).routes(), lifespan=living)
     app.router.redirect_slashes = False
-    return Guard(app, access, abort=abort)
+    return Guard(app, access, abort=abort, patience_s=_PATIENCE_S)
 
 
 def listening_socket(port: int, host: str = HOST) -> socket.socket:
@@ -218,11 +207,11 @@ def listening_socket(port: int, host: str = HOST) -> socket.socket:
     return found
 
 
-def server_of(runs: Runs, access: Access, *, news: News | None = None) -> uvicorn.Server:
+def server_of(runs: Runs, access: Access) -> uvicorn.Server:
     """A server; `serve(sockets=[...])` runs it."""
     transports: Transports = {}
     protocol = type("ThisConnection", (Connection,), {"open": transports})
-    app = application(runs, access, transports=transports, news=news)
+    app = application(runs, access, transports=transports)
     config = uvicorn.Config(
         cast("ASGIApp", app),
         http=protocol,
@@ -233,7 +222,7 @@ def server_of(runs: Runs, access: Access, *, news: News | None = None) -> uvicor
         proxy_headers=False,
         server_header=False,
         limit_concurrency=MOST_CONNECTIONS,
-        timeout_keep_alive=30,
+        timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=1,
     )
     return uvicorn.Server(config)

@@ -12,7 +12,6 @@ from pathlib import Path
 from laser_rl.view.runs import Runs
 from laser_rl.view.security import Access
 from laser_rl.view.server import listening_socket, server_of
-from laser_rl.view.stream import News
 
 TOKEN = "a-token-of-tests-" + "0" * 30
 
@@ -24,7 +23,6 @@ class Served:
     port: int
     access: Access
     runs: Runs
-    news: News
 
     @property
     def cookie(self) -> dict[str, str]:
@@ -42,15 +40,14 @@ class Served:
         finally:
             connection.close()
 
-    def listen(self, run: int = 0, *, receive_bytes: int | None = None) -> socket.socket:
-        """A page that listens to news."""
+    def never_reads(self, receive_bytes: int = 4096) -> socket.socket:
+        """A page that asks for a lot and takes nothing."""
         found = socket.socket()
-        if receive_bytes:
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         found.settimeout(20)
         found.connect(("127.0.0.1", self.port))
         lines = [
-            f"GET /api/stream?run={run} HTTP/1.1",
+            "GET /static/vendor/uPlot.iife.min.js HTTP/1.1",
             f"Host: 127.0.0.1:{self.port}",
             f"Cookie: {self.cookie['cookie']}",
         ]
@@ -59,18 +56,17 @@ class Served:
 
 
 @contextlib.contextmanager
-def serving(places: Sequence[Path], *, every_s: float = 0.05) -> Iterator[Served]:
+def serving(places: Sequence[Path]) -> Iterator[Served]:
     """Until the block ends."""
     listening = listening_socket(0)
     access = Access(TOKEN, listening.getsockname()[1])
     runs = Runs(places, hurried=True)
-    news = News(runs, every_s=every_s)
-    server = server_of(runs, access, news=news)
+    server = server_of(runs, access)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     until(lambda: server.started, "the server to start")
     try:
-        yield Served(access.port, access, runs, news)
+        yield Served(access.port, access, runs)
     finally:
         server.should_exit = True
         thread.join(20)

@@ -1,7 +1,6 @@
 """`laser dashboard` and `--dashboard`: what is refused, what is said, what is sent to a page."""
 
 import json
-import socket
 import subprocess
 import sys
 import time
@@ -51,27 +50,20 @@ def test_neither_training_nor_help_loads_the_server():
     assert found.stdout.strip() == "[]"
 
 
-def news_of(page: socket.socket, name: str, seconds: float = 20.0) -> list[dict]:
-    """Events of a name, until there is one."""
-    data, ends = b"", time.monotonic() + seconds
-    while time.monotonic() < ends:
-        data += page.recv(1 << 16)
-        parts = [part for part in data.split(b"\n\n") if part.count(b"data: ")]
-        found = [part for part in parts[:-1] or parts if f"event: {name}\n".encode() in part]
-        if found and data.endswith(b"\n\n\r\n"):
-            return [json.loads(part.split(b"data: ", 1)[1]) for part in found]
-    raise AssertionError(f"waited {seconds} s for {name}, got {data[-500:]!r}")
-
-
 def test_a_page_hears_of_new_rows_and_of_new_runs(tmp_path):
     write_sweep(tmp_path / "a", 3, 20)
-    with serving([tmp_path]) as served, served.listen() as page:
-        told = news_of(page, "run")[-1]
-        until(lambda: served.runs.get(0).history.rows > 60, "the rows to be read")
-        assert (told["name"], told["environment"], len(told["members"])) == ("a", "laser/Catch", 3)
+    with serving([tmp_path]) as served:
+
+        def told():
+            return json.loads(served.ask("/api/runs/0")[2])
+
+        assert (told()["name"], told()["environment"], len(told()["members"])) == ("a", "laser/Catch", 3)
+        until(lambda: told()["rows"] == 80, "the rows to be read")
+        before = told()["version"]
         write_sweep(tmp_path / "a", 3, 5, begin=20)
-        until(lambda: served.runs.get(0).history.rows > 75, "the new rows to be read")
-        assert news_of(page, "run")[-1]["members"][0]["updates"] == 24
+        until(lambda: told()["rows"] == 100, "the new rows to be read")
+        assert told()["members"][0]["updates"] == 24
+        assert told()["version"] > before
         chart = json.loads(served.ask("/api/runs/0/panels/returns")[2])
         assert chart["x"][-1] == 960.0
         assert [line["y"][-1] for line in chart["lines"]] == pytest.approx(
@@ -80,17 +72,13 @@ def test_a_page_hears_of_new_rows_and_of_new_runs(tmp_path):
         assert chart["best"] == 2
 
 
-def test_one_reader_however_many_pages(tmp_path):
+def test_one_reader_however_many_ask(tmp_path):
     run = write_run(tmp_path / "a", 2000)
     with serving([tmp_path]) as served:
-        pages = [served.listen() for _ in range(10)]
-        for page in pages:
-            assert news_of(page, "run")
+        for _ in range(10):
+            assert served.ask("/api/runs/0")[0] == 200
         until(lambda: served.runs.get(0).history.rows == 2000, "the rows to be read")
         assert served.runs.get(0).tail.offset == (run / "metrics.jsonl").stat().st_size
-        for page in pages:
-            page.close()
-        until(lambda: served.news.pages == 0, "the pages to be gone")
 
 
 def test_panels_by_time_and_by_learner(tmp_path):

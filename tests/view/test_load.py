@@ -25,50 +25,45 @@ PANELS = ("returns", "trust", "who", "replay", "ages", "steps", "updates", "line
 
 
 class Reader(threading.Thread):
-    """A page that listens, and fetches its panels one after the other."""
+    """A page that asks for news, and fetches its panels one after the other."""
 
     def __init__(self, served, stop: threading.Event, pause_s: float) -> None:
         super().__init__(daemon=True)
         self.served, self.stop, self.pause_s = served, stop, pause_s
         self.seconds: list[float] = []
-        self.news = 0
+        self.news, self.version = 0, -1
         self.failed: list[object] = []
 
     def run(self) -> None:
-        listening = self.served.listen(receive_bytes=None)
         connection = http.client.HTTPConnection("127.0.0.1", self.served.port, timeout=20)
-        listening.setblocking(False)
         try:
             while not self.stop.is_set():
-                for name in PANELS:
+                for name in ("", *(f"/panels/{one}" for one in PANELS)):
                     began = time.monotonic()
-                    connection.request("GET", f"/api/runs/0/panels/{name}", headers=self.served.cookie)
+                    connection.request("GET", f"/api/runs/0{name}", headers=self.served.cookie)
                     answer = connection.getresponse()
                     body = answer.read()
                     self.seconds.append(time.monotonic() - began)
                     if answer.status != 200 or len(json.loads(body).get("x", [])) > 1000:
                         self.failed.append((answer.status, name))
-                    self._drain(listening)
+                    self._hear(name, body)
                     self.stop.wait(self.pause_s)
         except Exception as error:
             self.failed.append(error)
         finally:
             connection.close()
-            listening.close()
 
-    def _drain(self, listening: socket.socket) -> None:
-        try:
-            while data := listening.recv(1 << 16):
-                self.news += data.count(b"event: run\n")
-        except BlockingIOError:
-            pass
+    def _hear(self, name: str, body: bytes) -> None:
+        version = -1 if name else json.loads(body)["version"]
+        self.news += version > self.version
+        self.version = max(self.version, version)
 
 
 def crowd(served, seconds: float, grow, *, pause_s: float, readers: int = 15, silent: int = 5):
     """Readers and some that never read, while the log grows; how long requests took, and how many that never read were let go."""
     stop = threading.Event()
     pages = [Reader(served, stop, pause_s) for _ in range(readers)]
-    never = [served.listen(receive_bytes=4096) for _ in range(silent)]
+    never = [served.never_reads() for _ in range(silent)]
     for page in pages:
         page.start()
     ends = time.monotonic() + seconds
@@ -105,6 +100,7 @@ def quantile(sorted_seconds, share):
 @pytest.mark.fault(16)
 def test_pages_that_never_read_are_let_go_and_hinder_nobody(tmp_path, monkeypatch, figure):
     monkeypatch.setattr(server_module, "_SEND_BUFFER_BYTES", 4096)
+    monkeypatch.setattr(server_module, "_KEEP_ALIVE_S", 1)
     begin = [500]
     write_sweep(tmp_path / "run", 10, 500)
 
@@ -112,12 +108,10 @@ def test_pages_that_never_read_are_let_go_and_hinder_nobody(tmp_path, monkeypatc
         write_sweep(tmp_path / "run", 10, 2, begin=begin[0])
         begin[0] += 2
 
-    with serving([tmp_path], every_s=0.02) as served:
+    with serving([tmp_path]) as served:
         seconds, dropped, news = crowd(served, 2.5, grow, pause_s=0.2, readers=8, silent=3)
         assert dropped == 3
-        assert served.news.dropped >= 3 or served.news.pages == 0
-        assert news > 5
-        until(lambda: served.news.pages == 0, "the pages that left to be forgotten")
+        assert news > 1
     assert quantile(seconds, 0.95) < 2.0  # the figure that is promised is measured in the slow tier, on a quiet machine
     figure(
         f"small: 8 pages and 3 that never read: {len(seconds)} requests, p95 {1000 * quantile(seconds, 0.95):.0f} ms, 3 of 3 let go"

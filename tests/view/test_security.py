@@ -81,7 +81,7 @@ def paths_of(served: Served) -> list[str]:
 def test_every_route_and_method_is_closed_without_the_token(served, figure):
     asked = 0
     paths = paths_of(served)
-    assert {"/", "/api/stream", "/api/runs", "/static/app.js"} <= set(paths)
+    assert {"/", "/api/runs", "/static/app.js"} <= set(paths)
     wrong = [
         {},
         {"cookie": f"{served.access.cookie_name}={'0' * 64}"},
@@ -117,7 +117,7 @@ def test_every_route_and_method_is_closed_without_the_token(served, figure):
 @pytest.mark.fault(15)
 def test_with_the_token_only_get_and_head(served, figure):
     asked = 0
-    for path in [one for one in paths_of(served) if one != "/api/stream" and "videos" not in one]:
+    for path in [one for one in paths_of(served) if "videos" not in one]:
         for method in METHODS:
             status, _, body = served.ask(path, method)
             assert status == (200 if method in {"GET", "HEAD"} else 405), (path, method, status)
@@ -165,7 +165,6 @@ def test_who_connects_and_asks_nothing_is_let_go(tmp_path, monkeypatch):
     with serving([tmp_path]) as served, socket.create_connection(("127.0.0.1", served.port), timeout=10) as raw:
         raw.sendall(b"GET / HT")
         assert raw.recv(10) == b""
-        assert served.ask("/api/stream", "HEAD")[0] == 200  # and does not wait for news
 
 
 def test_two_hosts_are_none(served):

@@ -1,15 +1,15 @@
-// What is shown, and how it stays up to date: news come by server-sent events, charts are fetched when there are news and they are in sight.
+// What is shown, and how it stays up to date: the page asks for news every second, and for charts when there are news and they are in sight.
 // In a report nothing is fetched: the answers are in the page itself.
 import { clock, colour, count, fill, h, number } from "./dom.js";
 import { MAKERS, PANELS, tiles } from "./panels.js";
 
-const REFRESH_MS = 2000, SILENT_MS = 15000;
+const REFRESH_MS = 2000, NEWS_MS = 1000, LIST_EVERY = 5, PATIENCE_MS = 15000;
 const at = (id) => document.getElementById(id);
 const kept = { get: (name) => { try { return localStorage.getItem(name); } catch { return null; } }, set: (name, value) => { try { localStorage.setItem(name, value); } catch { /* private window */ } } };
 const view = { run: 0, axis: kept.get("laser-axis") === "time" ? "time" : "step", hidden: new Set(), learner: "all", runs: [], told: null };
 const panels = new Map();
 const recorded = at("recorded") && JSON.parse(at("recorded").textContent);
-let built = null, source = null, heard = 0, timer = null, refreshed = 0, detailed = -1, retry = null;
+let built = null, listening = 0, heard = 0, gone = false, timer = null, refreshed = 0, detailed = -1;
 
 // ---- the page ----
 function build(list) {
@@ -74,46 +74,45 @@ function show(panel) {
 }
 
 // ---- news ----
-function listen() {
+async function listen() {
   if (recorded) {
     status("link", `report of ${clock(recorded.written)}`);
     takeRuns(recorded["/api/runs"]);
     takeRun(recorded[`/api/runs/${view.run}`]);
     return;
   }
-  source?.close();
-  clearTimeout(retry);
-  const mine = (source = new EventSource(`/api/stream?run=${view.run}`));
-  const on = (name, take) => mine.addEventListener(name, (event) => { if (mine !== source) return; alive(); take(JSON.parse(event.data)); });
-  on("runs", takeRuns);
-  on("run", takeRun);
-  on("alive", () => {});
-  mine.onerror = () => { if (mine === source) lost(); };
+  const mine = ++listening;
+  for (let n = 0; mine === listening; n++) {
+    if (n === 0 || !document.hidden) await look(mine, n % LIST_EVERY === 0);
+    await new Promise((done) => setTimeout(done, NEWS_MS));
+  }
+}
+
+async function look(mine, all) {
+  try {
+    const runs = all || !view.runs.length ? await ask("/api/runs") : null;
+    if (runs && mine === listening) takeRuns(runs);
+    if (mine !== listening) return;
+    if (view.runs.some((one) => one.run === view.run)) takeRun(await ask(`/api/runs/${view.run}`));
+    if (mine === listening) alive();
+  } catch (error) {
+    if (mine === listening) lost(error.message);
+  }
 }
 
 function alive() {
+  if (gone) stale();
+  gone = false;
   heard = Date.now();
   status("link", "live", "good");
-  notice("");
+  notice(view.runs.length ? "" : "No run yet: it appears here when it has begun.");
 }
 
-function lost() {
-  source?.close();
-  source = null;
+function lost(why) {
+  gone = true;
   status("link", "disconnected, trying again", "bad");
-  clearTimeout(retry);
-  retry = setTimeout(again, 1500);
-}
-
-async function again() {
-  try {
-    const answer = await fetch("/api/runs", { cache: "no-store" });
-    if (answer.ok) { stale(); listen(); return; }
-    if (answer.status === 401) notice("The dashboard was started anew and has another token: open the link that it printed. What you see here is old.");
-  } catch {
-    notice(`No answer from the dashboard since ${heard ? new Date(heard).toLocaleTimeString() : "the start"}. What you see is from then; this page goes on by itself when it is back.`);
-  }
-  retry = setTimeout(again, 2000);
+  if (why === "401") notice("The dashboard was started anew and has another token: open the link that it printed. What you see here is old.");
+  else notice(`No answer from the dashboard since ${heard ? new Date(heard).toLocaleTimeString() : "the start"}. What you see is from then; this page goes on by itself when it is back.`);
 }
 
 function takeRuns(runs) {
@@ -128,11 +127,10 @@ function takeRuns(runs) {
   select.value = String(view.run);
   const last = runs.find((one) => one.name === kept.get("laser-run"));
   if (first && last && last.run !== view.run && !recorded) choose(last.run);
-  if (!runs.length) notice("No run yet: it appears here when it has begun.");
 }
 
 function takeRun(run) {
-  if (run.run !== view.run) return;
+  if (run.run !== view.run || run.version === view.told?.version) return;
   view.told = run;
   document.title = `${run.name} · laser`;
   build(run.panels ?? PANELS);
@@ -179,17 +177,17 @@ async function refresh() {
       if (panel.choice) learners(panel.choice);
       show(panel);
     }));
-  } catch {
-    if (source) lost();
+  } catch (error) {
+    lost(error.message);
   }
   // The server may have answered with what it had made a moment ago.
   const behind = [...panels.values()].some((one) => !one.from && one.seen && !one.section.hidden && one.version < view.told?.version);
-  if (source && (behind || detailed < view.told?.version)) schedule();
+  if (!recorded && !gone && (behind || detailed < view.told?.version)) schedule();
 }
 
 async function ask(url) {
   if (recorded) return recorded[url] ?? recorded[url.split("?")[0]];
-  const answer = await fetch(url, { cache: "no-store" });
+  const answer = await fetch(url, { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
   if (!answer.ok) throw new Error(`${answer.status}`);
   return answer.json();
 }
@@ -285,7 +283,6 @@ function start() {
   document.addEventListener("visibilitychange", () => schedule());
   let resized = null;
   addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(redraw, 300); });
-  setInterval(() => { if (source && heard && Date.now() - heard > SILENT_MS) lost(); }, 1000);
   listen();
 }
 
