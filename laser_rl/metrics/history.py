@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from laser_rl.metrics.sink import Kind, Row
-from laser_rl.metrics.stream import Resumption, Stream
+from laser_rl.metrics.stream import Stream
 from laser_rl.metrics.table import Line, Table
 
 COUNTERS = (
@@ -61,8 +61,8 @@ class History:
         self._newest: dict[tuple[str, int], deque[Row]] = {}
         self._counted: dict[tuple[int, str], tuple[int, float]] = {}
         self._wanted: dict[tuple[str, str], bool] = {}
-        self.resumptions: tuple[Resumption, ...] = ()
-        """Where the run was resumed and what that made void; only of a log that was read as a whole."""
+        self.void = 0
+        """How many rows resumptions made void; only of a log that was read as a whole."""
         self.not_finite: dict[str, int] = {}
         """How many rows of training have which number that is not finite."""
 
@@ -71,7 +71,7 @@ class History:
         """Take the rows of a log that hold."""
         stream, history = Stream(path), cls()
         history.add(stream)
-        history.resumptions = stream.resumes.told()
+        history.void = stream.resumes.void
         return history
 
     def add(self, rows: Iterable[Row]) -> None:

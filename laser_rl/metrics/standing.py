@@ -16,7 +16,7 @@ from laser_rl.metrics.history import History
 from laser_rl.metrics.log import FILE
 from laser_rl.metrics.rows import episodes_in
 from laser_rl.metrics.sink import Row
-from laser_rl.metrics.window import EPISODES, window_for
+from laser_rl.metrics.window import EPISODES, EpisodeWindow
 
 Array = NDArray[np.float64]
 SWEEP = "sweep.json"
@@ -222,7 +222,7 @@ def _return_mean(rows: Sequence[Row]) -> float | None:
         return float(told[-1])
     episodes = [row for row in rows if row["kind"] == "episode" and _finite(row.get("return"))]
     tasks = list(dict.fromkeys(str(row["task"]) for row in episodes if "task" in row))
-    window = window_for(tasks)
+    window = EpisodeWindow(tasks)
     for row in episodes:
         for _ in range(min(episodes_in(row), EPISODES)):  # of a row of several, their mean for each
             window.add(float(row["return"]), tasks.index(str(row.get("task", tasks[0]))) if tasks else 0)

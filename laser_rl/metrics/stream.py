@@ -21,15 +21,6 @@ LONGEST_LINE_BYTES = 16 << 20  # no row of ours is that long
 _MARK = b'"resumed"'
 
 
-class Resumption(NamedTuple):
-    """A run, or a member, went back to a checkpoint: rows between `step` and `reached` are void."""
-
-    step: int
-    reached: int
-    void: int
-    member: int | None
-
-
 class _Limit(NamedTuple):
     """What a checkpoint holds: later rows, and evaluations after its last one, are void when a run goes back to it."""
 
@@ -52,51 +43,32 @@ class Resumes:
     >>> rows = [{"kind": "train", "step": 10 * n, "update": n} for n in (1, 2, 3)]
     >>> mark = {"kind": "event", "event": "resumed", "step": 20, "update": 2}
     >>> resumes = Resumes([mark])
-    >>> [resumes.holds(row) for row in [*rows, mark]], resumes.told()
-    ([True, True, False, True], (Resumption(step=20, reached=30, void=1, member=None),))
+    >>> [resumes.holds(row) for row in [*rows, mark]], resumes.void
+    ([True, True, False, True], 1)
     """
 
     def __init__(self, marks: Iterable[Row]) -> None:
-        self._every = list(marks)
-        self._marks: dict[object, list[_Limit]] = {}
-        for mark in self._every:
+        limits: dict[object, list[_Limit]] = {}
+        for mark in marks:
             limit = _Limit(int(mark["step"]), int(mark["update"]), float(mark.get("evaluated", math.inf)))
-            self._marks.setdefault(mark.get("member"), []).append(limit)
-        self._limits = {member: _lowest_later(marks) for member, marks in self._marks.items()}
-        self._passed = dict.fromkeys(self._marks, 0)
-        # By member, marks before the rows, and the mark that makes them void: the highest step of the rows, and how many they are.
-        self._seen: dict[tuple[object, int, int], tuple[int, int]] = {}
+            limits.setdefault(mark.get("member"), []).append(limit)
+        self._limits = {member: _lowest_later(own) for member, own in limits.items()}
+        self._passed = dict.fromkeys(limits, 0)
+        self.void = 0
+        """How many rows did not hold."""
 
     def holds(self, row: Row) -> bool:
         """Whether the row counts; marks themselves do."""
         member = row.get("member")
-        if member not in self._marks:
+        if member not in self._limits:
             return True
-        passed, marks = self._passed[member], self._marks[member]
         if is_mark(row):
-            self._passed[member] = passed + 1
+            self._passed[member] += 1
             return True
-        if passed >= len(marks):
-            return True
-        step, by = int(row["step"]), len(marks)
-        if self._limits[member][passed].voids(row):
-            by = next(n for n in range(passed, len(marks)) if marks[n].voids(row))
-        reached, count = self._seen.get((member, passed, by), (0, 0))
-        self._seen[member, passed, by] = (max(reached, step), count + 1)
-        return by == len(marks)
-
-    def told(self) -> tuple[Resumption, ...]:
-        """Where the run went back to, and what that made void, as far as the rows have been asked for."""
-        found, numbers = [], dict.fromkeys(self._marks, -1)
-        for mark in self._every:
-            member = mark.get("member")
-            numbers[member] = number = numbers[member] + 1
-            own = [(passed, by, *seen) for (whose, passed, by), seen in self._seen.items() if whose == member]
-            alive = [step for passed, by, step, _ in own if passed <= number <= by]
-            void = sum(count for _, by, _, count in own if by == number)
-            known = int(member) if isinstance(member, int | float) else None
-            found.append(Resumption(int(mark["step"]), max([int(mark["step"]), *alive]), void, known))
-        return tuple(found)
+        passed, limits = self._passed[member], self._limits[member]
+        void = passed < len(limits) and limits[passed].voids(row)
+        self.void += void
+        return not void
 
 
 class Stream:

@@ -213,7 +213,7 @@ def _resumed(subject: Subject) -> list[list[str]]:
         return []
     steps = ", ".join(f"{step:,.0f}" for step in marks[:_MOST_NAMED])
     more = f" and {len(marks) - _MOST_NAMED} more" if len(marks) > _MOST_NAMED else ""
-    void = sum(one.void for one in subject.history.resumptions)
+    void = subject.history.void
     left_out = f"; {void:,} rows that were written after the checkpoint are void and left out" if void else ""
     return [["note", f"Resumed at step {steps}{more} (dotted in the charts){left_out}."]]
 
