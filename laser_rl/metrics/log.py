@@ -20,9 +20,8 @@ from typing import Self
 
 from laser_rl.errors import ConfigError, is_full
 from laser_rl.metrics.page import open_regular
-from laser_rl.metrics.rows import FIXED, rows_in
 from laser_rl.metrics.sink import Kind, Row, Value
-from laser_rl.metrics.stream import Resumes, Stream, is_mark
+from laser_rl.metrics.stream import FIXED, Resumes, Stream, is_mark, rows_in
 
 log = logging.getLogger("laser_rl.metrics")
 FILE = "metrics.jsonl"

@@ -8,17 +8,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from laser_rl.errors import ConfigError
 from laser_rl.metrics import display, page
-from laser_rl.metrics.history import History
+from laser_rl.metrics.history import Array, History
 from laser_rl.metrics.log import FILE
-from laser_rl.metrics.rows import episodes_in
 from laser_rl.metrics.sink import Row
+from laser_rl.metrics.stream import episodes_in
 from laser_rl.metrics.window import EPISODES, EpisodeWindow
 
-Array = NDArray[np.float64]
 SWEEP = "sweep.json"
 _LAST = 10  # rows
 

@@ -14,8 +14,6 @@ from laser_rl.metrics.page import open_below, read_json
 
 FOLDER = "videos"
 BY_TRAINING, BY_ENJOY = "training", "enjoy"  # who made a film; only the first kind is ever removed
-TRUSTED = "Trusted: of the other policies whose experience this agent replays, the share that it would learn from at this step."
-"""In one sentence what the third curve beside a film is; docs/videos.md has the rest."""
 _MEDIA = {".mp4": "video/mp4", ".webm": "video/webm", ".gif": "image/gif", ".png": "image/png"}
 _UNFINISHED = re.compile(r"\..+\.(\d+)(-[0-9a-f]+)?\.tmp(\.\w+)?")  # as films and as JSON files are written
 _MOST_TEXT = 200
@@ -42,22 +40,6 @@ class Film(NamedTuple):
     def name(self) -> str:
         """Of the file."""
         return self.path.name
-
-    def told(self) -> str:
-        """In a line.
-
-        >>> Film(Path("a.mp4"), "video/mp4", 0.0, 9, step=50_000, member=2, total=31.5, length=40).told()
-        'step 50,000, member 2, return 31.5, 40 steps'
-        """
-        parts = [
-            None if self.step is None else f"step {self.step:,}",
-            None if self.member is None else f"member {self.member}",
-            self.task,
-            None if self.total is None else f"return {self.total:,.6g}",
-            None if self.length is None else f"{self.length:,} steps",
-            None if self.trusted is None else f"trusted {100 * self.trusted:.0f} %",
-        ]
-        return ", ".join(part for part in parts if part is not None) or self.name
 
 
 def film_name(step: int, member: int | None = None) -> str:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from laser_rl.envs.scores import references_of, scores_of
-from laser_rl.metrics.rows import episodes_in, joined
 from laser_rl.metrics.sink import Row, Value
+from laser_rl.metrics.stream import episodes_in, joined
 
 if TYPE_CHECKING:
     from laser_rl.envs.suites import Reference

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from laser_rl.metrics import display
-from laser_rl.metrics.standing import Array
-from laser_rl.metrics.table import Line
+from laser_rl.metrics.history import Array, Line
 from laser_rl.view.facts import interval
 from laser_rl.view.panels import Asked, Data, Named, cell, chart, table
 from laser_rl.view.subject import Subject

@@ -9,9 +9,10 @@ import numpy as np
 
 from laser_rl.envs.scores import RETURN_OF, SCORE_OF
 from laser_rl.metrics import display
-from laser_rl.metrics.rows import episodes_in
+from laser_rl.metrics.history import Array
 from laser_rl.metrics.sink import Row
-from laser_rl.metrics.standing import Array, MemberStanding
+from laser_rl.metrics.standing import MemberStanding
+from laser_rl.metrics.stream import episodes_in
 from laser_rl.metrics.videos import Film
 from laser_rl.trust import FLAG, code_in
 from laser_rl.view.panels import Data, cell

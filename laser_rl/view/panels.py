@@ -9,9 +9,9 @@ import numpy as np
 
 from laser_rl.envs.scores import RETURN_OF, SCORE_OF
 from laser_rl.metrics import display
+from laser_rl.metrics.history import Array, Line, aligned
 from laser_rl.metrics.sink import Kind
-from laser_rl.metrics.standing import Array, Copy, copies, mean_of, newest_means
-from laser_rl.metrics.table import Line, aligned
+from laser_rl.metrics.standing import Copy, copies, mean_of, newest_means
 from laser_rl.view.subject import Subject
 
 POINTS = 1000

@@ -13,8 +13,7 @@ import pytest
 from laser_rl import checkpoint, recipes
 from laser_rl.metrics.history import History
 from laser_rl.metrics.log import FILE, read, rows_hash
-from laser_rl.metrics.rows import episodes_in
-from laser_rl.metrics.stream import Stream
+from laser_rl.metrics.stream import Stream, episodes_in
 from laser_rl.metrics.window import EACH, EpisodeRows
 from tests.runtime.small import finish, small
 

@@ -9,10 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laser_rl.metrics import MetricsLog, read
-from laser_rl.metrics.history import History
-from laser_rl.metrics.rows import rows_in
-from laser_rl.metrics.stream import Tail, last_row
-from laser_rl.metrics.table import Line, Table, aligned
+from laser_rl.metrics.history import History, Line, Table, aligned
+from laser_rl.metrics.stream import Tail, last_row, rows_in
 from laser_rl.view.panels import PANELS, Asked
 from laser_rl.view.runs import Run, Runs, encoded
 from laser_rl.view.subject import Files, Subject
