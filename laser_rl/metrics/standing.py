@@ -133,11 +133,7 @@ def best(members: Iterable[MemberStanding]) -> MemberStanding | None:
 
 
 def state_of(last: Row | None, *, running: bool) -> str:
-    """A run in a word. One that was killed says nothing of it, so it is known by the missing process.
-
-    >>> state_of({"kind": "train", "step": 1, "update": 1}, running=False)
-    'broken off'
-    """
+    """A run in a word. One that was killed says nothing of it, so it is known by the missing process."""
     if running:
         return "running"
     if last is None:
@@ -146,11 +142,7 @@ def state_of(last: Row | None, *, running: bool) -> str:
 
 
 def settings_of(sweep: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The settings of each member from the content of `sweep.json`; none if it has none.
-
-    >>> settings_of({"settings": [{"learning_rate": 0.1}]}), settings_of({})
-    ([{'learning_rate': 0.1}], [])
-    """
+    """The settings of each member from the content of `sweep.json`; none if it has none."""
     settings = sweep.get("settings")
     if not isinstance(settings, list):
         return []
@@ -158,11 +150,7 @@ def settings_of(sweep: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def by_member(rows: Iterable[Row]) -> dict[int, list[Row]]:
-    """The rows of each member, in the order of members; rows of the sweep itself are left out.
-
-    >>> by_member([{"kind": "train", "member": 1}, {"kind": "sweep"}, {"kind": "train", "member": 0}])
-    {0: [{'kind': 'train', 'member': 0}], 1: [{'kind': 'train', 'member': 1}]}
-    """
+    """The rows of each member, in the order of members; rows of the sweep itself are left out."""
     found: dict[int, list[Row]] = {}
     for row in rows:
         member = row.get("member")

@@ -52,11 +52,7 @@ def film_name(step: int, member: int | None = None) -> str:
 
 
 def facts_path(video: Path) -> Path:
-    """The JSON file beside a film.
-
-    >>> facts_path(Path("videos/step-000000050000.mp4")).as_posix()
-    'videos/step-000000050000.json'
-    """
+    """The JSON file beside a film."""
     return video.with_suffix(".json")
 
 
@@ -95,31 +91,19 @@ def open_film(film: Film) -> BufferedReader:
 
 
 def best(found: Sequence[Film]) -> Film | None:
-    """The one with the highest return.
-
-    >>> best([]) is None
-    True
-    """
+    """The one with the highest return."""
     known = [one for one in found if one.total is not None]
     return max(known, key=lambda one: one.total or 0.0, default=None)
 
 
 def filmed_until(run_dir: str | Path, step: int) -> int:
-    """The last step up to `step` that training has filmed; 0 if none. Films of later steps are of a life that was thrown away.
-
-    >>> filmed_until("nowhere", 640)
-    0
-    """
+    """The last step up to `step` that training has filmed; 0 if none. Films of later steps are of a life that was thrown away."""
     made = [one.step for one in films(run_dir, elsewhere=True) if one.by == BY_TRAINING and one.step is not None]
     return max((one for one in made if one <= step), default=0)
 
 
 def prune(run_dir: str | Path, keep: int) -> list[Path]:
-    """Remove all films of training but the last `keep` and the best of each task; returns what was removed.
-
-    >>> prune("nowhere", 20)
-    []
-    """
+    """Remove all films of training but the last `keep` and the best of each task; returns what was removed."""
     made = [one for one in films(run_dir, elsewhere=True) if one.by == BY_TRAINING]
     made.sort(key=lambda one: -(one.step or 0))
     tasks = {one.task for one in made}
@@ -133,10 +117,7 @@ def prune(run_dir: str | Path, keep: int) -> list[Path]:
 
 
 def clear(run_dir: str | Path) -> None:
-    """Remove the films of training, for a run that starts again; those that somebody asked for stay.
-
-    >>> clear("nowhere")
-    """
+    """Remove the films of training, for a run that starts again; those that somebody asked for stay."""
     for one in films(run_dir, elsewhere=True):
         if one.by == BY_TRAINING:
             _remove(one.path)

@@ -284,11 +284,7 @@ def matrix(values: Array) -> list[list[float | None]]:
 
 
 def cell(value: object) -> float | None:
-    """A number for JSON, or None where there is none.
-
-    >>> cell(1), cell(float("inf")), cell("x")
-    (1.0, None, None)
-    """
+    """A number for JSON, or None where there is none."""
     return float(f"{value:.9g}") if isinstance(value, int | float) and math.isfinite(value) else None
 
 

@@ -128,15 +128,7 @@ class Run:
 
 
 class Runs:
-    """All runs below the given directories; a new one appears, one that was deleted stays in the list until the end.
-
-    >>> import tempfile
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> (folder / "a").mkdir()
-    >>> _ = (folder / "a" / "config.json").write_text("{}")
-    >>> [run.name for run in Runs([folder]).every()]
-    ['a']
-    """
+    """All runs below the given directories; a new one appears, one that was deleted stays in the list until the end."""
 
     def __init__(self, places: Sequence[Path], *, hurried: bool = False) -> None:
         self._places = [Path(place).resolve() for place in places]
@@ -211,12 +203,7 @@ class Runs:
 
 
 def places_of(run_dirs: Sequence[Path]) -> list[Path]:
-    """Directories that exist; refused if there is none.
-
-    >>> places_of([])
-    Traceback (most recent call last):
-    laser_rl.errors.ConfigError: a dashboard of what? name one or more run directories: laser dashboard runs
-    """
+    """Directories that exist; refused if there is none."""
     if not run_dirs:
         raise ConfigError("a dashboard of what? name one or more run directories: laser dashboard runs")
     missing = [str(path) for path in run_dirs if not path.is_dir()]

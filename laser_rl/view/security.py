@@ -163,13 +163,7 @@ class Guard:
 
 
 def token_from(path: Path | None) -> str:
-    """A new token, or the one in a file that only its owner can read; the file is made if there is none.
-
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / "token"
-    >>> token_from(path) == token_from(path) != token_from(None)
-    True
-    """
+    """A new token, or the one in a file that only its owner can read; the file is made if there is none."""
     if path is None:
         return secrets.token_urlsafe(_TOKEN_BYTES)
     try:

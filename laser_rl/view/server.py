@@ -184,12 +184,7 @@ def application(runs: Runs, access: Access, *, transports: Transports | None = N
 
 
 def listening_socket(port: int, host: str = HOST) -> socket.socket:
-    """On this machine only.
-
-    >>> listening_socket(0, "0.0.0.0")
-    Traceback (most recent call last):
-    laser_rl.errors.ConfigError: the dashboard listens on 127.0.0.1 only, got 0.0.0.0; from elsewhere use ssh -L 8080:127.0.0.1:PORT
-    """
+    """On this machine only."""
     if host != HOST:
         raise ConfigError(
             f"the dashboard listens on {HOST} only, got {host}; from elsewhere use ssh -L 8080:{HOST}:PORT"

@@ -116,17 +116,7 @@ class Subject:
 
 
 def subject_of(run_dir: Path, name: str | None = None, *, running: bool = False) -> Subject:
-    """Read a directory as a whole; refused if it is none of a run or sweep.
-
-    >>> import tempfile
-    >>> from laser_rl.metrics.log import MetricsLog
-    >>> run_dir = tempfile.mkdtemp()
-    >>> with MetricsLog(run_dir) as log:
-    ...     log.write("train", 640, 4, {"entropy": 0.6})
-    >>> subject = subject_of(Path(run_dir))
-    >>> subject.state, len(subject.members)
-    ('broken off', 1)
-    """
+    """Read a directory as a whole; refused if it is none of a run or sweep."""
     if not any((run_dir / file).exists() for file in (CONFIG, SWEEP, FILE)):
         inside = run_dir.is_dir() and any((one / FILE).exists() for one in run_dir.iterdir())
         hint = f"; its folders are: laser report {run_dir}/*" if inside else "; is this a run directory?"
