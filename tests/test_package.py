@@ -122,7 +122,13 @@ NETWORK = {
     "xmlrpc",
     "socketserver",
 }
-DASHBOARD = {"dashboard", "watch.py", "probes.py"}  # listens on the loopback address, or tries whether one can
+DASHBOARD = {
+    "command.py",
+    "security.py",
+    "server.py",
+    "watch.py",
+    "probes.py",
+}  # listens on the loopback address, or tries whether one can
 HARMLESS = {"urllib.parse.quote", "socket.socketpair"}  # works on strings; has two ends and no address
 CALLS = {
     "eval", "exec", "compile", "__import__", "torch.load", "torch.jit.load", "torch.hub", "torch.package", "numpy.load",
