@@ -12,8 +12,8 @@ import torch
 from benchmarks.gpu_measure import where
 from laser_rl.checkpoint import write_bytes
 from laser_rl.metrics.log import FILE, read_from, valid
-from laser_rl.metrics.rows import episodes_in
 from laser_rl.metrics.sink import Row
+from laser_rl.metrics.stream import episodes_in
 from laser_rl.runtime.files import CONFIG, SWEEP, is_sweep, read_config, read_sweep
 
 FORMAT = 1

@@ -23,7 +23,7 @@ import torch
 
 from laser_rl import recipes
 from laser_rl.config import override
-from laser_rl.metrics.rows import episodes_in
+from laser_rl.metrics.stream import episodes_in
 from laser_rl.runtime.crew_build import build_crew
 from laser_rl.runtime.trainer import Trainer
 from laser_rl.sweep.pbt import PbtConfig

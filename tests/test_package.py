@@ -122,7 +122,7 @@ NETWORK = {
     "xmlrpc",
     "socketserver",
 }
-DASHBOARD = {"dashboard", "watch.py", "tools/doctor.py"}  # listens on the loopback address, or tries whether one can
+DASHBOARD = {"view", "watch.py", "tools/doctor.py"}  # listens on the loopback address, or tries whether one can
 HARMLESS = {"urllib.parse.quote", "socket.socketpair"}  # works on strings; has two ends and no address
 CALLS = {
     "eval", "exec", "compile", "__import__", "torch.load", "torch.jit.load", "torch.hub", "torch.package", "numpy.load",

@@ -14,6 +14,7 @@ from laser_rl.errors import ConfigError, MissingExtra
 from laser_rl.metrics.log import read
 from laser_rl.sweep.pbt import PbtConfig
 from laser_rl.sweep.space import LogUniform
+from tests.view.reading import read_report
 
 SMALL = {"hidden": (16,), "unroll_steps": 5, "slots": 2, "capacity_steps": 500, "evaluate_episodes": 3}
 GRID = {"learning_rate": [1e-3, 2e-3]}
@@ -67,7 +68,9 @@ def test_the_table_without_pandas_says_which_extra(result, monkeypatch):
 def test_the_report_goes_where_it_is_asked_for(result, tmp_path):
     path = result.report(tmp_path / "new" / "report.html")
     assert path == tmp_path / "new" / "report.html"
-    assert "Who learns from whom" in path.read_text()
+    page = read_report(path)
+    assert [one["member"] for one in page.run()["members"]] == [one.number for one in result.members]
+    assert page.panel("who")["members"] == len(result.members)
 
 
 def test_a_temporary_directory_lives_as_long_as_its_result():

@@ -9,6 +9,7 @@ import pytest
 
 from laser_rl import cli
 from laser_rl.metrics.log import read
+from tests.view.reading import read_report
 
 SMALL = [
     "--steps",
@@ -36,7 +37,8 @@ def test_a_run_ends_with_what_to_do_next(tmp_path, capsys):
     assert "evaluation at step 40" in out
     assert f"report:   {tmp_path}/catch/report.html" in out
     assert f"laser evaluate {tmp_path}/catch" in out
-    assert (tmp_path / "catch" / "report.html").stat().st_size > 10_000
+    page = read_report(tmp_path / "catch" / "report.html")
+    assert (page.run()["state"], page.run()["environment"]) == ("finished", "laser/Catch")
     assert list((tmp_path / "catch").glob("events.*"))
 
 

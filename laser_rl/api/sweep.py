@@ -14,7 +14,6 @@ from laser_rl.api.saved import save_network
 from laser_rl.config import Config, override
 from laser_rl.errors import ConfigError, MissingExtra
 from laser_rl.metrics.sink import Sink
-from laser_rl.metrics.sweep_report import sweep_report
 from laser_rl.metrics.tracking import named, trackers
 from laser_rl.networks.build import TorsoSource
 from laser_rl.replay.memory import available_bytes, estimate, require_fits
@@ -68,8 +67,9 @@ class SweepResult:
 
     def report(self, path: str | Path) -> Path:
         """Write the report, one HTML file, to this path."""
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        return Path(shutil.copyfile(sweep_report(self.run_dir), path))
+        from laser_rl.view.report import write_report  # noqa: PLC0415 - training itself imports nothing of the page
+
+        return write_report([self.run_dir], path)
 
 
 class Sweep:

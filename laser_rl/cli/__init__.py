@@ -70,7 +70,7 @@ COMMANDS = {
         "laser_rl.cli.show", "report_command", "write a report of runs and sweeps, alone or side by side"
     ),
     "dashboard": Command(
-        "laser_rl.dashboard.command", "dashboard_command", "show runs and sweeps in a browser, also while they go on"
+        "laser_rl.view.command", "dashboard_command", "show runs and sweeps in a browser, also while they go on"
     ),
     "compare": Command(
         "laser_rl.cli.compare",

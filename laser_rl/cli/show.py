@@ -12,9 +12,9 @@ from laser_rl import checkpoint
 from laser_rl.cli.settings import Shortcuts, apply, base_config, expand_numbers, flags, peek
 from laser_rl.config import Config
 from laser_rl.errors import ConfigError
-from laser_rl.metrics.report import Format, write_report
 from laser_rl.runtime.files import is_sweep, read_config, read_sweep
 from laser_rl.sweep.settings import SweepConfig
+from laser_rl.view.report import write_report
 
 
 @dataclass(frozen=True)
@@ -53,24 +53,13 @@ class Report:
     """Directories of runs or sweeps."""
     out: Path | None = None
     """The HTML file; by default report.html in the directory or, of several, where you are."""
-    markdown: bool = False
-    """Also as Markdown, beside the HTML file."""
-    csv: bool = False
-    """Also as CSV: every cell of every table and every point of every chart."""
 
 
 def report_command(arguments: list[str]) -> int:
     """`laser report`."""
     asked = tyro.cli(Report, prog="laser report", args=arguments)
     if asked.out is not None and (asked.out.is_dir() or asked.out.suffix not in {".html", ".htm"}):
-        raise ConfigError(
-            f"--out names the HTML file, expected something like report.html, got {asked.out}; "
-            "--markdown and --csv write theirs beside it"
-        )
+        raise ConfigError(f"--out names the HTML file, expected something like report.html, got {asked.out}")
     running = [path for path in asked.run_dirs if checkpoint.owner(path) is not None]
-    formats: list[Format] = ["html"]
-    formats += ["markdown"] if asked.markdown else []
-    formats += ["csv"] if asked.csv else []
-    for path in write_report(asked.run_dirs, asked.out, formats=formats, running=running):
-        print(path)
+    print(write_report(asked.run_dirs, asked.out, running=running))
     return 0

@@ -14,11 +14,11 @@ from laser_rl.config import Config
 from laser_rl.envs.scores import tasks_of
 from laser_rl.errors import ConfigError
 from laser_rl.metrics import display
-from laser_rl.metrics.condensed import Condensed
+from laser_rl.metrics.history import History
 from laser_rl.metrics.log import FILE
 from laser_rl.metrics.page import read_json
 from laser_rl.metrics.sink import Row
-from laser_rl.metrics.sweep_standing import MemberStanding, standing_of
+from laser_rl.metrics.standing import MemberStanding, standing_of, state_of
 from laser_rl.runtime.files import SWEEP, awaits_evaluation, has_ended, is_sweep, read_config, read_sweep
 
 _NONE = "–"
@@ -46,7 +46,8 @@ def status_command(arguments: list[str]) -> int:
 
 def status_of(run_dir: Path) -> dict[str, Any]:
     """What the files of a run directory say, as plain values; refused if it is none."""
-    rows = Condensed.read(run_dir / FILE).rows()
+    history = History.read(run_dir / FILE)
+    rows = history.kept()
     if is_sweep(run_dir):
         sweep = read_sweep(run_dir)
         base, members = sweep.base, standing_of(rows, read_json(run_dir / SWEEP))
@@ -60,21 +61,12 @@ def status_of(run_dir: Path) -> dict[str, Any]:
         "kind": "sweep" if is_sweep(run_dir) else "run",
         "environment": base.environment.id,
         "recipe": base.recipe,
-        "state": _state(rows, running=owner is not None),
+        "state": state_of(history.last, running=owner is not None),
         "process": None if owner is None else {"pid": owner.pid, "host": owner.host},
         "checkpoint": _newest(run_dir),
         "evaluation_missing": owner is None and _evaluation_is_missing(run_dir),
         "members": [_member(one, rows, base) for one in members],
     }
-
-
-def _state(rows: Sequence[Row], *, running: bool) -> str:
-    """In a word; a run whose process was killed says nothing of it, so it is known by the missing process."""
-    if running:
-        return "running"
-    if rows and rows[-1].get("event") in {"finished", "stopped"}:  # nothing is written after it
-        return str(rows[-1]["event"])
-    return "broken off" if rows else "not begun"
 
 
 def _newest(run_dir: Path) -> dict[str, Any] | None:

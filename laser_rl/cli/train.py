@@ -20,11 +20,8 @@ from laser_rl.config import Config, full_name, override
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.console import Console
 from laser_rl.metrics.display import label
-from laser_rl.metrics.report import report
 from laser_rl.metrics.sink import Sink
-from laser_rl.metrics.sweep_console import SweepConsole
-from laser_rl.metrics.sweep_report import sweep_report
-from laser_rl.metrics.tensorboard import MemberBoards
+from laser_rl.metrics.tensorboard import TensorBoardLog
 from laser_rl.metrics.tracking import hint, named, reached, tracked, trackers
 from laser_rl.runtime.directory import RunDirectory
 from laser_rl.runtime.files import command_for, new_path, read_sweep, require_trusted, require_unchanged
@@ -250,7 +247,7 @@ def _run_in(path: Path, settings: SweepConfig, how: _How) -> int:
         stack.callback(directory.close)
         sinks: list[Sink] = [
             directory.log,
-            MemberBoards(path),
+            TensorBoardLog(path),
             *trackers(how.track, path.name, configs, path, fresh=how.fresh),
         ]
         for sink in sinks[1:]:
@@ -262,13 +259,12 @@ def _run_in(path: Path, settings: SweepConfig, how: _How) -> int:
     return _farewell(path, settings, result)
 
 
-def _console(path: Path, settings: SweepConfig, *, plain: bool) -> Console | SweepConsole:
+def _console(path: Path, settings: SweepConfig, *, plain: bool) -> Console:
     terminal = Terminal(highlight=False, force_terminal=False if plain else None)
-    steps, name = settings.base.run.steps, settings.base.environment.id
-    if settings.single:
-        return Console(f"{name} in {path}", steps, terminal=terminal)
-    title = f"{name}, {len(settings.settings)} members in {path}"
-    return SweepConsole(title, settings.settings, steps, pbt=settings.pbt is not None, terminal=terminal)
+    count, name = len(settings.settings), settings.base.environment.id
+    title = f"{name} in {path}" if settings.single else f"{name}, {count} members in {path}"
+    pbt = settings.pbt is not None
+    return Console(title, settings.base.run.steps, settings.settings, pbt=pbt, terminal=terminal)
 
 
 def broken_off(path: Path, error: KeyboardInterrupt) -> int:
@@ -286,6 +282,8 @@ def _farewell(path: Path, settings: SweepConfig, result: Result) -> int:
         resume = command_for("resume", path)
         print(f"stopped ({result.interrupted}) at step {result.steps:,}{each}; go on with: {resume}")
         return EXIT_STATUS.get(result.interrupted, 1)
+    from laser_rl.view.report import report  # noqa: PLC0415 - training itself imports nothing of the page
+
     best, member = result.best(), "" if settings.single else "--member best"
     if settings.single:
         print(f"done: {result.steps:,} steps, {result.updates:,} updates, {best.evaluation}")
@@ -294,7 +292,7 @@ def _farewell(path: Path, settings: SweepConfig, result: Result) -> int:
         members = f"{len(result.members)} members, {result.steps:,} steps each"
         print(f"done: {members}, {result.updates:,} updates in all{copies}", *_lines(result.members), sep="\n")
         print(f"best:     member {best.number}, {_now(best)}")
-    print(f"report:   {report(path) if settings.single else sweep_report(path)}")
+    print(f"report:   {report(path)}")
     print(f"evaluate: {command_for('evaluate', path)}{' ' if member else ''}{member} --episodes 100")
     for line in how_to_watch(best.config.environment, path, *([member] if member else [])):
         print(line)

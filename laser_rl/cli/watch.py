@@ -27,7 +27,7 @@ def dashboard_of(path: Path, *, asked: bool) -> Iterator[None]:
     token = secrets.token_urlsafe(32)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port, number = listening.getsockname()[1], listening.fileno()
-        command = [sys.executable, "-m", "laser_rl.dashboard", str(number), str(path.resolve())]
+        command = [sys.executable, "-m", "laser_rl.view.command", str(number), str(path.resolve())]
         process = subprocess.Popen(  # noqa: S603 - our own program
             command,
             stdin=subprocess.PIPE,

@@ -1,6 +1,6 @@
-"""What a run reports: `metrics.jsonl`, TensorBoard, the terminal, curves and a report. Numbers come in as rows and leave as files.
+"""What a run reports: numbers come in as rows and leave as `metrics.jsonl`, TensorBoard files, lines in the terminal and rows of trackers.
 
-TensorBoard, curves and report are modules of their own to import: they are slow, and not every command needs them.
+TensorBoard, the console and trackers are modules of their own to import: they are slow, and not every command needs them.
 """
 
 from laser_rl.metrics.log import MetricsLog, read, read_from, rows_hash

@@ -10,11 +10,7 @@ Text = Callable[[Mapping[str, Value]], str]
 
 
 def count(number: float) -> str:
-    """A whole number with separators.
-
-    >>> count(1234567.0)
-    '1,234,567'
-    """
+    """A whole number with separators."""
     return f"{number:,.0f}"
 
 
@@ -28,20 +24,12 @@ def short(number: float) -> str:
 
 
 def share(number: float) -> str:
-    """A share as a percentage.
-
-    >>> share(0.875)
-    '87.5 %'
-    """
+    """A share as a percentage."""
     return f"{100 * number:.1f} %"
 
 
 def size(number: float) -> str:
-    """Bytes.
-
-    >>> size(1_610_612_736)
-    '1.5 GiB'
-    """
+    """Bytes."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if number < _KIBI:
             return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
@@ -50,11 +38,7 @@ def size(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Hours, minutes and seconds.
-
-    >>> duration(3725)
-    '1:02:05'
-    """
+    """Hours, minutes and seconds."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
@@ -74,11 +58,7 @@ def time_left(step: int, total: int | None, values: Mapping[str, Value]) -> floa
 
 
 def progress(step: int, total: int | None) -> str:
-    """Steps, and of how many, if that is known.
-
-    >>> progress(640, 1000), progress(640, None)
-    ('640 of 1,000 (64 %)', '640')
-    """
+    """Steps, and of how many, if that is known."""
     return f"{step:,} of {total:,} ({100 * step // total} %)" if total else f"{step:,}"
 
 
@@ -113,11 +93,7 @@ def label(settings: Mapping[str, object]) -> str:
 
 
 def last_name(name: str) -> str:
-    """The name of a setting without its section.
-
-    >>> last_name("loss.entropy_cost")
-    'entropy_cost'
-    """
+    """The name of a setting without its section."""
     return name.rsplit(".", maxsplit=1)[-1]
 
 
@@ -143,11 +119,7 @@ def _replay_share(values: Mapping[str, Value]) -> str:
 
 
 def is_mixture(values: Mapping[str, Value]) -> bool:
-    """Whether a row is of several tasks: then its `return_mean` is a score, the median of what is normalised.
-
-    >>> is_mixture({"return_mean": 0.5, "tasks_seen": 3}), is_mixture({"return_mean": 21.5})
-    (True, False)
-    """
+    """Whether a row is of several tasks: then its `return_mean` is a score, the median of what is normalised."""
     return "tasks_seen" in values
 
 

@@ -12,20 +12,21 @@ import math
 import numbers
 import os
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from laser_rl.errors import ConfigError, is_full
-from laser_rl.metrics.late import MOST_KEPT, LateLines, full_disk_forgiven
 from laser_rl.metrics.page import open_regular
-from laser_rl.metrics.rows import FIXED, rows_in
 from laser_rl.metrics.sink import Kind, Row, Value
-from laser_rl.metrics.stream import Resumes, Stream, is_mark
+from laser_rl.metrics.stream import FIXED, Resumes, Stream, is_mark, rows_in
 
 log = logging.getLogger("laser_rl.metrics")
 FILE = "metrics.jsonl"
+MOST_KEPT = 20_000  # rows that wait for space: some megabytes
+TRY_S = 1.0
 WALL_CLOCK = frozenset({"time", "memory_bytes"})  # differ from run to run of the same seed
 WALL_CLOCK_ENDINGS = ("_per_second", "_seconds")
 
@@ -109,8 +110,11 @@ class MetricsLog:
         """Force all rows to disk for which there is space."""
         if self._handle is not None:
             self._catch_up()
-            with full_disk_forgiven():
+            try:
                 os.fsync(self._handle)
+            except OSError as error:
+                if not is_full(error):
+                    raise
 
     def close(self) -> None:
         """Force all rows to disk and close the file; may be called twice."""
@@ -128,6 +132,76 @@ class MetricsLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class LateLines:
+    """A bounded number of lines that wait for space; the oldest that may be dropped goes first, and is counted.
+
+    Args:
+        most: how many are kept.
+        clock: in seconds.
+
+    >>> late, written = LateLines(most=2), []
+    >>> for line in (b"resumed", b"1", b"2", b"3"):
+    ...     late.add(line, keep=line == b"resumed")
+    >>> late.write(lambda line: written.append(line) is None), written, late.over()[1:]
+    (True, [b'resumed', b'3'], (2, 2))
+    """
+
+    def __init__(self, most: int = MOST_KEPT, clock: Callable[[], float] = time.monotonic) -> None:
+        self.most, self._clock = most, clock
+        self._lines: deque[tuple[bytes, bool]] = deque()
+        self._since = self._next = 0.0
+        self._written = self._lost = 0
+        self._said = False
+
+    @property
+    def waiting(self) -> bool:
+        """Whether lines wait."""
+        return bool(self._lines)
+
+    @property
+    def count(self) -> int:
+        """How many wait or have been dropped."""
+        return len(self._lines) + self._lost
+
+    def add(self, line: bytes, *, keep: bool) -> None:
+        """One more; one that is to be kept is never dropped."""
+        if not self._lines:
+            self._since = self._clock()
+        self._lines.append((line, keep))
+        if len(self._lines) > self.most:
+            for place, (_, kept) in enumerate(self._lines):
+                if not kept:
+                    del self._lines[place]
+                    self._lost += 1
+                    break
+
+    def due(self) -> bool:
+        """Whether it is time to try again."""
+        return self._clock() >= self._next
+
+    def write(self, append: Callable[[bytes], bool]) -> bool:
+        """Hand them on in order until one cannot be taken; whether all were."""
+        while self._lines:
+            if not append(self._lines[0][0]):
+                self._next = self._clock() + TRY_S
+                return False
+            self._lines.popleft()
+            self._written += 1
+        return True
+
+    def say(self) -> bool:
+        """True the first time since all was well."""
+        first, self._said = not self._said, True
+        return first
+
+    def over(self) -> tuple[float, int, int]:
+        """All is well again: for how many seconds it was not, how many lines came late, how many were dropped."""
+        found = (self._clock() - self._since, self._written, self._lost)
+        self._written = self._lost = 0
+        self._next, self._said = 0.0, False
+        return found
 
 
 def read(run_dir: str | Path, kinds: Collection[Kind] | None = None) -> list[Row]:
@@ -175,12 +249,7 @@ def valid(rows: Iterable[Row]) -> list[Row]:
 
 
 def rows_hash(run_dir: str | Path) -> str:
-    """SHA-256 of all rows that hold, without events and without what depends on the wall clock: equal for equal runs.
-
-    >>> import tempfile
-    >>> rows_hash(tempfile.mkdtemp())[:8]
-    'e3b0c442'
-    """
+    """SHA-256 of all rows that hold, without events and without what depends on the wall clock: equal for equal runs."""
     digest = hashlib.sha256()
     for row in Stream(Path(run_dir) / FILE):
         if row["kind"] == "event":

@@ -52,12 +52,7 @@ def record(run_dir: str | Path) -> Path:
 
 
 def sessions(run_dir: str | Path) -> list[dict[str, Any]]:
-    """What was recorded, oldest first; nothing of a run that was made before there was such a file.
-
-    >>> import tempfile
-    >>> sessions(tempfile.mkdtemp())
-    []
-    """
+    """What was recorded, oldest first; nothing of a run that was made before there was such a file."""
     found = read_json(Path(run_dir) / FILE).get("sessions")
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 

@@ -81,12 +81,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Write a file so that whoever reads it meanwhile, a browser that reloads, never sees half of it. If that fails, nothing is left of it.
-
-    >>> import tempfile
-    >>> write_text(Path(tempfile.mkdtemp()) / "new" / "report.html", "<p>").read_text()
-    '<p>'
-    """
+    """Write a file so that a reader, say a browser that reloads, never sees half of it. If that fails, nothing is left of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     require_replaceable(path)
     begin = path.name.encode(errors="surrogateescape")[:_MOST_NAME_BYTES].decode(errors="ignore")

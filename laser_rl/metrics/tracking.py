@@ -51,19 +51,6 @@ class Tracking:
         begin: starts a run of the tracker, or goes on with one; None: that of the library.
         most_waiting: rows; more are dropped and counted.
         last_rows_s: how long `close` waits.
-
-    >>> class Printed:
-    ...     id = "a"
-    ...     def __init__(self, about, known): print("begin", about.name)
-    ...     def log(self, step, time_s, numbers): print(step, numbers)
-    ...     def end(self, how): print(how)
-    >>> tracking = Tracking("printed", lambda member: About("CartPole-v1-1", {}), begin=Printed)
-    >>> tracking.write("train", 640, 4, {"entropy": 0.6, "task": "laser/Catch"})
-    >>> tracking.write("event", 640, 4, {"event": "finished"})
-    >>> tracking.close()
-    begin CartPole-v1-1
-    640 {'train/entropy': 0.6, 'train/update': 4}
-    finished
     """
 
     def __init__(
@@ -210,29 +197,17 @@ def named(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def tracked(folder: Path) -> tuple[str, ...]:
-    """The trackers that a run directory's run was started with.
-
-    >>> tracked(Path("nowhere"))
-    ()
-    """
+    """The trackers that a run directory's run was started with."""
     return tuple(tracker for tracker in TRACKERS if book_path(folder, tracker).exists())
 
 
 def book_path(folder: Path, tracker: str) -> Path:
-    """Where the ids of a tracker are.
-
-    >>> book_path(Path("runs/a"), "wandb").as_posix()
-    'runs/a/tracker-wandb.json'
-    """
+    """Where the ids of a tracker are."""
     return folder / f"tracker-{tracker}.json"
 
 
 def reached(folder: Path) -> tuple[str, ...]:
-    """Those of them that have got something: a library may have been missing.
-
-    >>> reached(Path("nowhere"))
-    ()
-    """
+    """Those of them that have got something: a library may have been missing."""
     return tuple(tracker for tracker in tracked(folder) if _known_in(book_path(folder, tracker))[1])
 
 

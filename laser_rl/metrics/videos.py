@@ -14,8 +14,6 @@ from laser_rl.metrics.page import open_below, read_json
 
 FOLDER = "videos"
 BY_TRAINING, BY_ENJOY = "training", "enjoy"  # who made a film; only the first kind is ever removed
-TRUSTED = "Trusted: of the other policies whose experience this agent replays, the share that it would learn from at this step."
-"""In one sentence what the third curve beside a film is; docs/videos.md has the rest."""
 _MEDIA = {".mp4": "video/mp4", ".webm": "video/webm", ".gif": "image/gif", ".png": "image/png"}
 _UNFINISHED = re.compile(r"\..+\.(\d+)(-[0-9a-f]+)?\.tmp(\.\w+)?")  # as films and as JSON files are written
 _MOST_TEXT = 200
@@ -43,22 +41,6 @@ class Film(NamedTuple):
         """Of the file."""
         return self.path.name
 
-    def told(self) -> str:
-        """In a line.
-
-        >>> Film(Path("a.mp4"), "video/mp4", 0.0, 9, step=50_000, member=2, total=31.5, length=40).told()
-        'step 50,000, member 2, return 31.5, 40 steps'
-        """
-        parts = [
-            None if self.step is None else f"step {self.step:,}",
-            None if self.member is None else f"member {self.member}",
-            self.task,
-            None if self.total is None else f"return {self.total:,.6g}",
-            None if self.length is None else f"{self.length:,} steps",
-            None if self.trusted is None else f"trusted {100 * self.trusted:.0f} %",
-        ]
-        return ", ".join(part for part in parts if part is not None) or self.name
-
 
 def film_name(step: int, member: int | None = None) -> str:
     """What training calls a film.
@@ -70,11 +52,7 @@ def film_name(step: int, member: int | None = None) -> str:
 
 
 def facts_path(video: Path) -> Path:
-    """The JSON file beside a film.
-
-    >>> facts_path(Path("videos/step-000000050000.mp4")).as_posix()
-    'videos/step-000000050000.json'
-    """
+    """The JSON file beside a film."""
     return video.with_suffix(".json")
 
 
@@ -113,31 +91,19 @@ def open_film(film: Film) -> BufferedReader:
 
 
 def best(found: Sequence[Film]) -> Film | None:
-    """The one with the highest return.
-
-    >>> best([]) is None
-    True
-    """
+    """The one with the highest return."""
     known = [one for one in found if one.total is not None]
     return max(known, key=lambda one: one.total or 0.0, default=None)
 
 
 def filmed_until(run_dir: str | Path, step: int) -> int:
-    """The last step up to `step` that training has filmed; 0 if none. Films of later steps are of a life that was thrown away.
-
-    >>> filmed_until("nowhere", 640)
-    0
-    """
+    """The last step up to `step` that training has filmed; 0 if none. Films of later steps are of a life that was thrown away."""
     made = [one.step for one in films(run_dir, elsewhere=True) if one.by == BY_TRAINING and one.step is not None]
     return max((one for one in made if one <= step), default=0)
 
 
 def prune(run_dir: str | Path, keep: int) -> list[Path]:
-    """Remove all films of training but the last `keep` and the best of each task; returns what was removed.
-
-    >>> prune("nowhere", 20)
-    []
-    """
+    """Remove all films of training but the last `keep` and the best of each task; returns what was removed."""
     made = [one for one in films(run_dir, elsewhere=True) if one.by == BY_TRAINING]
     made.sort(key=lambda one: -(one.step or 0))
     tasks = {one.task for one in made}
@@ -151,10 +117,7 @@ def prune(run_dir: str | Path, keep: int) -> list[Path]:
 
 
 def clear(run_dir: str | Path) -> None:
-    """Remove the films of training, for a run that starts again; those that somebody asked for stay.
-
-    >>> clear("nowhere")
-    """
+    """Remove the films of training, for a run that starts again; those that somebody asked for stay."""
     for one in films(run_dir, elsewhere=True):
         if one.by == BY_TRAINING:
             _remove(one.path)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from laser_rl.envs.scores import references_of, scores_of
-from laser_rl.metrics.rows import episodes_in, joined
 from laser_rl.metrics.sink import Row, Value
+from laser_rl.metrics.stream import episodes_in, joined
 
 if TYPE_CHECKING:
     from laser_rl.envs.suites import Reference
@@ -18,59 +18,19 @@ EACH = 1 << 15  # so many episodes have a row of their own
 
 
 class EpisodeWindow:
-    """The returns of the last `size` episodes.
+    """The returns of the last episodes: of all together, or of every task of a mixture.
 
-    >>> window = EpisodeWindow(2)
+    Args:
+        tasks: their names; none if it is no mixture.
+        size: how many episodes, of each task.
+        references: scores of random play and of the best, by which returns of tasks are normalised; None: those that are known.
+
+    >>> window = EpisodeWindow(size=2)
     >>> for raw_return in (9.0, 1.0, 3.0):
     ...     window.add(raw_return)
     >>> window.numbers()
     {'return_mean': 2.0, 'return_best': 3.0, 'episodes': 3}
-    """
-
-    def __init__(self, size: int = EPISODES) -> None:
-        self._returns: deque[float] = deque(maxlen=size)
-        self._episodes = 0
-
-    def add(self, raw_return: float, task: int = 0) -> None:
-        """Take one finished episode; there is one task."""
-        self._returns.append(float(raw_return))
-        self._episodes += 1
-
-    def numbers(self) -> Mapping[str, float]:
-        """Mean and best of the window, and the count of all episodes; nothing before the first has ended."""
-        if not self._returns:
-            return {}
-        mean = sum(self._returns) / len(self._returns)
-        return {"return_mean": mean, "return_best": max(self._returns), "episodes": self._episodes}
-
-    @property
-    def episodes(self) -> int:
-        """All of them."""
-        return self._episodes
-
-    def forget(self) -> None:
-        """Go on with an empty window: what was in it is of another policy. The count of all episodes stays."""
-        self._returns.clear()
-
-    @property
-    def full(self) -> bool:
-        """Whether the window holds as many episodes as it can: only then is a mean over them comparable."""
-        return len(self._returns) == self._returns.maxlen
-
-    def state_dict(self) -> dict[str, Any]:
-        """All that `load_state_dict` needs, as JSON."""
-        return {"returns": list(self._returns), "episodes": self._episodes}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where the other one was."""
-        self._returns = deque(state["returns"], maxlen=self._returns.maxlen)
-        self._episodes = int(state["episodes"])
-
-
-class TaskWindow:
-    """The returns of the last `size` episodes of every task of a mixture.
-
-    >>> window = TaskWindow(("laser/Catch", "laser/TMaze-5", "laser/DeepSea-4"))
+    >>> window = EpisodeWindow(("laser/Catch", "laser/TMaze-5", "laser/DeepSea-4"))
     >>> for raw_return, task in ((0.2, 0), (1.0, 0), (1.0, 1)):
     ...     window.add(raw_return, task)
     >>> numbers = window.numbers()
@@ -79,25 +39,31 @@ class TaskWindow:
     """
 
     def __init__(
-        self, tasks: Sequence[str], references: "Sequence[Reference] | None" = None, size: int = EPISODES_A_TASK
+        self, tasks: Sequence[str] = (), size: int | None = None, references: "Sequence[Reference] | None" = None
     ) -> None:
-        self._names = tuple(tasks)
-        self._references = references_of(self._names) if references is None else tuple(references)
-        self._returns: list[deque[float]] = [deque(maxlen=size) for _ in self._names]
-        self._size, self._episodes = size, 0
+        self._tasks = tuple(tasks)
+        self._references = references_of(self._tasks) if references is None else tuple(references)
+        self._size = size or (EPISODES_A_TASK if tasks else EPISODES)
+        self._returns: list[deque[float]] = [deque(maxlen=self._size) for _ in self._tasks or ("",)]
+        self._episodes = 0
 
     def add(self, raw_return: float, task: int = 0) -> None:
-        """Take one finished episode of a task."""
-        self._returns[task].append(float(raw_return))
+        """Take one finished episode; of a mixture, of which task."""
+        self._returns[task if self._tasks else 0].append(float(raw_return))
         self._episodes += 1
 
     def numbers(self) -> Mapping[str, float]:
-        """Of the tasks that have episodes; `return_mean`, by which agents are compared, is the median of their normalised scores."""
+        """Mean and best of the window, and the count of all episodes; nothing before the first has ended.
+
+        Of a mixture, `return_mean`, by which agents are compared, is the median of the normalised scores of those tasks that have episodes.
+        """
         if not any(self._returns):
             return {}
         means = [sum(own) / len(own) if own else None for own in self._returns]
-        scores = scores_of(self._names, means, self._references)
-        counts = {"tasks": len(self._names), "episodes": self._episodes}
+        if not self._tasks:
+            return {"return_mean": means[0] or 0.0, "return_best": max(self._returns[0]), "episodes": self._episodes}
+        scores = scores_of(self._tasks, means, self._references)
+        counts = {"tasks": len(self._tasks), "episodes": self._episodes}
         return {"return_mean": scores.median, **scores.numbers(), **counts}
 
     @property
@@ -110,20 +76,21 @@ class TaskWindow:
         for own in self._returns:
             own.clear()
 
-    @property
-    def full(self) -> bool:
-        """Whether the window of every task holds as many episodes as it can."""
-        return all(len(own) == self._size for own in self._returns)
-
     def state_dict(self) -> dict[str, Any]:
         """All that `load_state_dict` needs, as JSON."""
-        returns = {name: list(own) for name, own in zip(self._names, self._returns, strict=True)}
+        if not self._tasks:
+            return {"returns": list(self._returns[0]), "episodes": self._episodes}
+        returns = {name: list(own) for name, own in zip(self._tasks, self._returns, strict=True)}
         return {"tasks": returns, "episodes": self._episodes}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where the other one was, or begin, where that one was of somebody who never acted and does not know the tasks."""
-        returns = state.get("tasks") or dict.fromkeys(self._names, ())
-        self._returns = [deque(returns[name], maxlen=self._size) for name in self._names]
+        """Go on where the other one was, or begin, where that one was of a learner that never acted and does not know the tasks."""
+        if self._tasks:
+            known = state.get("tasks") or dict.fromkeys(self._tasks, ())
+            returns = [known[name] for name in self._tasks]
+        else:
+            returns = [state["returns"]]
+        self._returns = [deque(own, maxlen=self._size) for own in returns]
         self._episodes = int(state["episodes"])
 
 
@@ -139,9 +106,8 @@ class EpisodeRows:
     """
 
     def __init__(self) -> None:
-        self._open: dict[
-            str, tuple[int, Row]
-        ] = {}  # by task: how many episodes the row is to be of, and what it is of those so far
+        # By task: how many episodes the row is to be of, and what it is of those so far.
+        self._open: dict[str, tuple[int, Row]] = {}
 
     def add(self, values: Mapping[str, Value], ended: int) -> Row | None:
         """Take the episode that is number `ended` of its agent, from 1 on; the row, if it is complete."""
@@ -177,27 +143,18 @@ def episodes_a_row(ended: int) -> int:
     return 1 << (((ended - 1) // EACH + 1).bit_length() - 1)
 
 
-Window = EpisodeWindow | TaskWindow
+window_for = EpisodeWindow  # the name that training uses
 
 
-def window_for(tasks: Sequence[str]) -> Window:
-    """What fits the tasks of some environments; they have none if they are no mixture.
-
-    >>> type(window_for(())).__name__, type(window_for(("laser/Catch", "laser/TMaze-5"))).__name__
-    ('EpisodeWindow', 'TaskWindow')
-    """
-    return TaskWindow(tasks) if tasks else EpisodeWindow()
-
-
-def window_from(state: Mapping[str, Any]) -> Window:
+def window_from(state: Mapping[str, Any]) -> EpisodeWindow:
     """The window whose `state_dict` this is.
 
-    >>> window = TaskWindow(("laser/Catch", "laser/TMaze-5"))
+    >>> window = EpisodeWindow(("laser/Catch", "laser/TMaze-5"))
     >>> window.add(1.0, task=1)
     >>> window_from(window.state_dict()).numbers() == window.numbers()
     True
     """
-    window = window_for(tuple(state.get("tasks", ())))
+    window = EpisodeWindow(tuple(state.get("tasks", ())))
     window.load_state_dict(state)
     return window
 

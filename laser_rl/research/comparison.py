@@ -17,7 +17,7 @@ from laser_rl.envs.atari import ATARI_57, AtariSettings, atari_game
 from laser_rl.envs.make import is_atari, is_mixture
 from laser_rl.errors import ConfigError
 from laser_rl.metrics import display
-from laser_rl.metrics.condensed import Condensed
+from laser_rl.metrics.history import History
 from laser_rl.metrics.log import FILE
 from laser_rl.metrics.sink import Row
 from laser_rl.metrics.stream import Stream
@@ -150,16 +150,18 @@ def _config_of(run_dir: Path) -> Config:
 
 def _game_run(run_dir: Path, config: Config, limit: float) -> GameRun:
     game, skip = atari_game(config.environment.id), PAPER.frame_skip
-    condensed, steps = Condensed(), dict[object, int]()
-    for row in Stream(run_dir / FILE):
-        if row["kind"] in {"episode", "train", "evaluation"}:
-            member, step = row.get("member"), int(row["step"])
-            steps[member] = max(steps.get(member, 0), step)
-            if (
-                step * skip <= limit
-            ):  # only the newest rows are kept exactly: they have to be the last of those asked for
-                condensed.add(row)
-    rows = condensed.rows()
+    history, steps = History(), dict[object, int]()
+
+    def within() -> Iterator[Row]:
+        for row in Stream(run_dir / FILE):
+            if row["kind"] in {"episode", "train", "evaluation"}:
+                member, step = row.get("member"), int(row["step"])
+                steps[member] = max(steps.get(member, 0), step)
+                if step * skip <= limit:  # only the newest rows are kept: they have to be the last of those asked for
+                    yield row
+
+    history.add(within())
+    rows = history.kept()
     if not is_sweep(run_dir):
         return GameRun(str(run_dir), game, (_played(rows, None, steps.get(None, 0) * skip),))
     settings = read_sweep(run_dir).settings

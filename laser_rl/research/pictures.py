@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from laser_rl.metrics import drawing
+from laser_rl.research import drawing
 from laser_rl.research.experiment import Experiment, Task
 
 COLUMNS = 4

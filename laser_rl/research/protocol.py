@@ -39,7 +39,7 @@ class Episodes(NamedTuple):
 def episodes_of(
     rows: Iterable[Mapping[str, Any]], *, frames_a_step: int, member: int | None = None, task: str | None = None
 ) -> Episodes:
-    """The episodes in rows of metrics: of one member of a sweep, of one task of a mixture. A row may be of several (`metrics.rows.joined`).
+    """The episodes in rows of metrics: of one member of a sweep, of one task of a mixture. A row may be of several.
 
     >>> rows = [{"kind": "episode", "step": 50, "return": 3.0}, {"kind": "train", "step": 60}]
     >>> episodes_of(rows, frames_a_step=4)

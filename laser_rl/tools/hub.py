@@ -15,10 +15,10 @@ from laser_rl.api.saved import save_network
 from laser_rl.checkpoint import CHECKPOINTS, guarded, manifest
 from laser_rl.errors import ConfigError, MissingExtra
 from laser_rl.metrics import read
-from laser_rl.metrics.report import write_report
 from laser_rl.runtime.files import CONFIG, SWEEP, is_sweep
 from laser_rl.tools.source import Source, config_sha256
 from laser_rl.trust import PROMISE
+from laser_rl.view.report import write_report
 
 AGENT, CARD, REPORT = "agent.safetensors", "README.md", "report.html"
 _FILES = f"""- `{AGENT}`: network and settings, for `LASER.load`
@@ -47,7 +47,7 @@ def write_folder(source: Source, folder: Path, repo_id: str) -> list[Path]:
     shutil.copyfile(run_dir / name, folder / name)
     trained = source.trained
     save_network(folder / AGENT, trained.network, source.config, trained.steps, trained.spec)
-    write_report([run_dir], folder / REPORT, formats=["html"])
+    write_report([run_dir], folder / REPORT)
     (folder / CARD).write_text(model_card(source, repo_id), encoding="utf-8")
     return sorted(path for path in folder.rglob("*") if path.is_file())
 

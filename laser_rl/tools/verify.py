@@ -17,8 +17,7 @@ from laser_rl.checkpoint.segments import SEGMENT, verify_segment
 from laser_rl.errors import ConfigError, DamagedRun, UserError
 from laser_rl.metrics import machine
 from laser_rl.metrics.log import FILE
-from laser_rl.metrics.rows import rows_in
-from laser_rl.metrics.stream import pieces
+from laser_rl.metrics.stream import pieces, rows_in
 from laser_rl.runtime.files import CONFIG, SWEEP, changes, is_sweep, read_config, read_sweep
 
 State = Literal["whole", "damaged", "changed", "unreadable", "left over"]

@@ -12,7 +12,7 @@ import yaml
 
 from laser_rl.cli import COMMANDS
 from laser_rl.config import Config, _names
-from tests.dashboard.chromium import PROGRAM, Chromium
+from tests.view.chromium import PROGRAM, Chromium
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

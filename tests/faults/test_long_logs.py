@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from laser_rl import checkpoint, recipes
-from laser_rl.metrics.condensed import Condensed
+from laser_rl.metrics.history import History
 from laser_rl.metrics.log import FILE, read, rows_hash
-from laser_rl.metrics.rows import episodes_in
-from laser_rl.metrics.stream import Stream
+from laser_rl.metrics.stream import Stream, episodes_in
 from laser_rl.metrics.window import EACH, EpisodeRows
 from tests.runtime.small import finish, small
 
@@ -131,21 +130,21 @@ def test_a_long_run_writes_few_rows_of_episodes_and_resumes_bit_for_bit(tmp_path
     )
 
 
-def test_condensed_rows_of_a_short_log_are_its_rows_and_of_a_long_one_keep_what_is_told(tmp_path):
+def test_what_is_kept_of_a_long_log_is_little_and_tells_what_has_to_be_told():
     rows = [
         {"kind": "train", "step": 10 * n, "update": n, "time": float(n), "kl": float(n), "skipped_updates": n % 100}
-        for n in range(5000)
+        for n in range(25_000)
     ]
-    assert Condensed.of(rows).rows() == rows
-    condensed = Condensed.of([*rows, {**rows[-1], "kl": math.inf}], most_values=600)
-    kept = condensed.rows()
-    assert len(kept) < 200
-    assert kept[0] == rows[0]
-    assert kept[-10:-1] == rows[-9:]
-    assert condensed.not_finite == {"kl": 1}
-    assert condensed.total(None, "skipped_updates") == 50 * 99
-    assert np.mean([row["kl"] for row in kept[1:-11]]) == pytest.approx(2495, rel=0.02)
-    assert [row["step"] for row in kept] == sorted(row["step"] for row in kept)
+    history = History()
+    history.add([*rows, {**rows[-1], "kl": math.inf}])
+    kept = history.kept()
+    assert kept == [*rows[-9:], {**rows[-1], "kl": math.inf}]
+    assert history.not_finite == {"kl": 1}
+    assert history.count(0, "skipped_updates") == 250 * 99
+    line = history.line("train", 0, "kl")
+    assert len(line.x) <= 2000
+    assert line.mean.mean() == pytest.approx(np.mean(range(25_000)), rel=0.01)
+    assert (line.low.min(), line.high.max()) == (0.0, 24_999.0)
 
 
 def test_a_hole_of_gigabytes_in_a_log_is_passed_over(tmp_path):

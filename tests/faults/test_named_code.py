@@ -20,9 +20,9 @@ from laser_rl.cli.train import broken_off
 from laser_rl.config import override
 from laser_rl.errors import ConfigError
 from laser_rl.runtime.files import CONFIG, SWEEP
-from tests.dashboard.serving import serving
 from tests.runtime.small import finish, small
 from tests.runtime.test_sweeps import in_directory, small_sweep
+from tests.view.serving import serving
 
 pytestmark = pytest.mark.fault(26)
 MODULE = """

@@ -7,8 +7,7 @@ import time
 import pytest
 
 from laser_rl.cli.status import status_of
-from laser_rl.metrics.report import report
-from laser_rl.metrics.sweep_report import sweep_report
+from laser_rl.view.report import report
 from tests.faults.families import Family
 from tests.faults.test_run_faults import finish, newest, start, wait_until
 
@@ -18,7 +17,7 @@ SMALL = (
 )
 WAYS = {
     "local": (f"train {SMALL} --runtime local", report),
-    "sweep of 2 processes": (f"sweep {SMALL} --grid learning_rate=1e-3,2e-3 --pbt --processes 2", sweep_report),
+    "sweep of 2 processes": (f"sweep {SMALL} --grid learning_rate=1e-3,2e-3 --pbt --processes 2", report),
 }
 
 

@@ -15,8 +15,8 @@ from io import RawIOBase, TextIOWrapper
 import pytest
 from rich.console import Console as Terminal
 
+from laser_rl.metrics.console import Console
 from laser_rl.metrics.log import read
-from laser_rl.metrics.screen import Screen
 from laser_rl.runtime.directory import RunDirectory
 from laser_rl.runtime.launch import prepare
 from laser_rl.runtime.stop import AGAIN_S, FINISHED, Stop, StoppedAtOnce, nothing_to_save, signals
@@ -348,10 +348,10 @@ def test_what_was_ignored_stays_ignored():
 def test_a_terminal_that_is_gone_ends_no_run():
     """Also where nobody is told of it: a shell may let go of what it started."""
     terminal = TextIOWrapper(Gone(), write_through=True)
-    screen = Screen("a run", lambda: "", lambda: "step 1", terminal=Terminal(file=terminal))
-    screen.changed(first=True)
-    screen.say("stopped")
-    screen.close()
+    console = Console("a run", terminal=Terminal(file=terminal))
+    console.write("train", 1, 1, {"kl": 0.5})
+    console.write("event", 1, 1, {"event": "stopped"})
+    console.close()
 
 
 class Gone(RawIOBase):

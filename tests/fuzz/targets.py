@@ -13,15 +13,12 @@ from laser_rl.cli.status import status_of
 from laser_rl.cli.sweep_settings import begin
 from laser_rl.metrics.log import rows_hash
 from laser_rl.metrics.machine import sessions
-from laser_rl.metrics.report import document_of
-from laser_rl.metrics.reporting.html import html
-from laser_rl.metrics.reporting.markdown import markdown
-from laser_rl.metrics.reporting.tidy import tidy
 from laser_rl.research.comparison import compared
 from laser_rl.research.report import ABOUT, read_about
 from laser_rl.research.runner import read_part
 from laser_rl.runtime.files import read_config, read_sweep
 from laser_rl.sweep.settings import sweep_from
+from laser_rl.view.report import report
 from tests.fuzz.checkpoints import checkpoint_files
 from tests.fuzz.target import OFTEN_ENOUGH, Feed, Rows, Target, Tensors
 from tests.golden import folders
@@ -103,7 +100,7 @@ def run_files(copied: Callable[[str, str], Path]) -> dict[str, Target]:
 
     def of_machine(data: bytes, number: int) -> object:
         (machine / "machine.json").write_bytes(data)
-        return html(document_of([machine])) if number % 4 == 0 else sessions(machine)
+        return report(machine) if number % 4 == 0 else sessions(machine)
 
     def of_lock(data: bytes, number: int) -> object:
         (lock / "run.lock").write_bytes(data)
@@ -184,9 +181,7 @@ def agent_file(folder: Path, golden: Path) -> Target:
 def shown(run_dir: Path, number: int) -> None:
     """As `laser status` and, now and then, `laser report` show it."""
     if number % OFTEN_ENOUGH == 0:
-        document = document_of([run_dir])
-        for form in (html, markdown, tidy):
-            form(document)
+        report(run_dir)
     status_of(run_dir)
 
 

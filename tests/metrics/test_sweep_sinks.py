@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console as Terminal
 
 from laser_rl.metrics import read
-from laser_rl.metrics.sweep_console import SweepConsole
-from laser_rl.metrics.tensorboard import MemberBoards
+from laser_rl.metrics.console import Console
+from laser_rl.metrics.tensorboard import TensorBoardLog
 from tests.metrics.test_sinks import Clock
 from tests.metrics.test_sweep_rows import a_sweep, settings_of
 
@@ -18,7 +18,7 @@ def plain(members=3, **options):
     output, clock = StringIO(), Clock()
     terminal = Terminal(file=output, width=80)
     return (
-        SweepConsole("a [sweep]", settings_of(members), 1000, terminal=terminal, clock=clock, **options),
+        Console("a [sweep]", 1000, settings_of(members), terminal=terminal, clock=clock, **options),
         output,
         clock,
     )
@@ -30,7 +30,7 @@ def live(members=3, width=80, settings=None, **options):
         file=output, width=width, height=60, force_terminal=True, color_system=None, legacy_windows=False
     )
     settings = settings or settings_of(members)
-    return SweepConsole("a [sweep]", settings, 1000, terminal=terminal, clock=clock, **options), output, clock
+    return Console("a [sweep]", 1000, settings, terminal=terminal, clock=clock, **options), output, clock
 
 
 def last_table(output):
@@ -165,7 +165,7 @@ def test_boards_keep_members_apart(tmp_path):
         warnings.simplefilter("ignore")  # the reader's, not ours
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: PLC0415
 
-    boards = MemberBoards(tmp_path)
+    boards = TensorBoardLog(tmp_path)
     for step in (10, 20, 30):
         for member in (0, 11):
             boards.write("train", step, step, {"member": member, "kl": step / 100 + member})

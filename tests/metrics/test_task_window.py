@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laser_rl.envs.suites import Reference
-from laser_rl.metrics.window import EpisodeWindow, TaskWindow, fitness, window_for, window_from
+from laser_rl.metrics.window import EpisodeWindow, fitness, window_from
 from tests.references.scores import naive_mean_capped, naive_median, naive_scores
 
 NAMES = ("a", "b", "c")
@@ -18,7 +18,7 @@ EPISODES = st.lists(st.tuples(st.integers(0, 2), st.floats(-20, 20)), max_size=3
 
 @given(episodes=EPISODES, size=st.integers(1, 5), cut=st.integers(0, 30))
 def test_holds_the_last_ones_of_each_task_and_survives_a_round_trip(episodes, size, cut):
-    window, other = TaskWindow(NAMES, REFERENCES, size), TaskWindow(NAMES, REFERENCES, size)
+    window, other = EpisodeWindow(NAMES, size, REFERENCES), EpisodeWindow(NAMES, size, REFERENCES)
     for task, value in episodes[:cut]:
         window.add(value, task)
     other.load_state_dict(json.loads(json.dumps(window.state_dict())))
@@ -28,7 +28,6 @@ def test_holds_the_last_ones_of_each_task_and_survives_a_round_trip(episodes, si
     assert window.numbers() == other.numbers()
     assert window.state_dict() == other.state_dict()
     kept = [[value for task, value in episodes if task == number][-size:] for number in range(3)]
-    assert window.full == all(len(own) == size for own in kept)
     assert window.episodes == len(episodes)
     if not episodes:
         assert window.numbers() == {}
@@ -44,19 +43,17 @@ def test_holds_the_last_ones_of_each_task_and_survives_a_round_trip(episodes, si
 
 
 def test_fifty_episodes_of_each_task():
-    window = window_for(("laser/TMaze-3", "laser/TMaze-5"))
+    window = EpisodeWindow(("laser/TMaze-3", "laser/TMaze-5"))
     for number in range(60):
         window.add(0.0 if number < 10 else 1.0, task=0)
     assert window.numbers()["return_of_laser/TMaze-3"] == 1
-    assert not window.full  # nothing is known of the other task
     for _ in range(50):
         window.add(0.0, task=1)
-    assert window.full
     assert window.numbers()["return_mean"] == 0.5
 
 
 def test_begins_with_the_state_of_somebody_who_never_acted():
-    window = TaskWindow(NAMES, REFERENCES)
+    window = EpisodeWindow(NAMES, references=REFERENCES)
     window.load_state_dict(EpisodeWindow().state_dict())
     assert (window.numbers(), window.episodes) == ({}, 0)
     with pytest.raises(KeyError, match="b"):
@@ -64,24 +61,23 @@ def test_begins_with_the_state_of_somebody_who_never_acted():
 
 
 def test_what_is_forgotten_is_of_another_policy_but_was_played():
-    window = TaskWindow(NAMES, REFERENCES)
+    window = EpisodeWindow(NAMES, references=REFERENCES)
     window.add(1.0, 2)
     window.forget()
-    assert (window.numbers(), window.episodes, window.full) == ({}, 1, False)
+    assert (window.numbers(), window.episodes) == ({}, 1)
 
 
 @pytest.mark.parametrize("tasks", [(), ("laser/Catch", "laser/TMaze-5")])
 def test_a_window_can_be_made_from_its_state_alone(tasks):
-    window = window_for(tasks)
+    window = EpisodeWindow(tasks)
     for number in range(7):
         window.add(float(number), number % max(1, len(tasks)))
     other = window_from(json.loads(json.dumps(window.state_dict())))
-    assert type(other) is type(window)
     assert other.numbers() == window.numbers()
 
 
 def test_a_single_task_is_compared_by_its_mean_and_a_mixture_by_its_mean_capped_score():
-    single, several = EpisodeWindow(), TaskWindow(NAMES, REFERENCES)
+    single, several = EpisodeWindow(), EpisodeWindow(NAMES, references=REFERENCES)
     single.add(7.0, task=0)
     for task, value in enumerate((99.0, -5.0, 3.75)):  # scores 99, 0, 0.75
         several.add(value, task)

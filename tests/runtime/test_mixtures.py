@@ -7,7 +7,7 @@ import pytest
 from laser_rl import checkpoint
 from laser_rl.evaluation.statistics import summarise_mixture
 from laser_rl.metrics.log import read
-from laser_rl.metrics.window import TaskWindow, window_from
+from laser_rl.metrics.window import EpisodeWindow, window_from
 from laser_rl.runtime import evaluate as playing
 from laser_rl.runtime.crew_build import build_crew
 from laser_rl.runtime.evaluate import evaluate, load_trained, trained_of
@@ -51,7 +51,7 @@ def test_rows_tell_tasks_apart(run_dir):
     assert all(row["task"] == NAMES[row["slot"] % 3] for row in episodes)
     shortest = {name: min(row["length"] for row in episodes if row["task"] == name) for name in NAMES}
     assert [shortest[name] >= int(name[-1]) for name in NAMES] == [True] * 3  # a corridor takes its length
-    window = TaskWindow(NAMES)
+    window = EpisodeWindow(NAMES)
     last = read(run_dir, ["train"])[-1]
     for row in episodes:
         window.add(row["return"], NAMES.index(row["task"]))
@@ -115,7 +115,7 @@ def test_population_based_training_goes_by_the_mean_capped_score():
     training = Trainer(config, crew)
     crew.close()
     for member, returns in zip(training.trainings, ((9.0, 0.4, 0.0), (0.5, 0.5, 0.5)), strict=True):
-        member.window = TaskWindow(NAMES)
+        member.window = EpisodeWindow(NAMES)
         for task, value in enumerate(returns):
             member.window.add(value, task)
     assert [one.score for one in training.standing()] == pytest.approx([1.4 / 3, 0.5])

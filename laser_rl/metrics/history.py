@@ -1,0 +1,386 @@
+"""What readers need of a log, kept while rows come in: tables of numbers, the newest rows, events, counts of faults.
+
+`laser status`, `report`, `compare` and `dashboard` read a log through this: it grows with the number of members, not of rows.
+"""
+
+import math
+import re
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from laser_rl.metrics.sink import Kind, Row
+from laser_rl.metrics.stream import Stream
+
+Array = NDArray[np.float64]
+BUCKETS = 2000
+_SLICE = 1024
+COUNTERS = (
+    "skipped_updates", "rollbacks", "environment_restarts", "environment_timeouts", "environment_errors", "environment_dropped_episodes",
+    "environment_lost_episodes",
+)  # fmt: skip
+# What charts show, by kind of row. Everything else in a row is dropped: 40 numbers of a million rows are what would fill the memory.
+_SHOWN: dict[Kind, re.Pattern[str]] = {
+    "train": re.compile(
+        r"return_mean|acceptance(_from_\d{1,3})?|(steps|updates|learned_steps)_per_second|learner_(busy|wait)|replay_fill"
+        r"|replay_age_updates|memory_bytes|entropy|learning_rate|entropy_cost|queue_(inbox|batches)|kl|(rho|c)_clipped"
+        r"|lag_updates|(policy|value)_loss|gradient_norm|score_of_.{1,200}"
+    ),
+    "episode": re.compile(r"return"),
+    "evaluation": re.compile(r"mean|ci95_low|ci95_high"),
+    "sweep": re.compile(r"share_of_\d{1,3}|age_\d{1,3}|replay_fill"),
+}
+_NEWEST, _EPISODES, _EVALUATIONS, _EVENTS, _EXPLOITS = 10, 100, 50, 200, 5000
+_MOST_MEMBERS = 256
+_MOST_TABLES = 1024
+_MOST_NAMES = 400  # of numbers in a table
+_PIECE = 10_000  # rows that are sorted into tables at once
+
+
+class Line(NamedTuple):
+    """One number over time [n]; `low` and `high` are the extremes of the rows behind each mean."""
+
+    x: Array
+    mean: Array
+    low: Array
+    high: Array
+
+
+class Table:
+    """The rows of one kind of one member: a bucket is some consecutive rows, with mean, lowest and highest of each number.
+
+    >>> table = Table(buckets=2)
+    >>> table.append(np.arange(4.0), np.arange(4.0), np.arange(4.0), {"kl": np.array([1.0, 3.0, 5.0, np.nan])})
+    >>> line = table.line("kl")
+    >>> line.x.tolist(), line.mean.tolist(), line.high.tolist(), table.rows_a_bucket
+    ([1.0, 3.0], [2.0, 5.0], [3.0, 5.0], 2)
+    """
+
+    def __init__(self, buckets: int = BUCKETS) -> None:
+        self._most = buckets
+        self._used = 0
+        self._names: dict[str, int] = {}
+        self.rows_a_bucket = 1
+        room = buckets + _SLICE
+        self._clock = np.zeros((4, room))  # step, update and time of the last row of a bucket; how many rows it has
+        self._numbers = np.zeros((4, 0, room))  # mean, how many of its rows have the number, lowest, highest
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the numbers that any row had."""
+        return tuple(self._names)
+
+    def __len__(self) -> int:
+        return self._used
+
+    def append(self, steps: Array, updates: Array, times: Array, values: Mapping[str, Array]) -> None:
+        """Take rows [n]; NaN where a row has no such number."""
+        self._know(values)
+        for start in range(0, len(steps), _SLICE):
+            part = slice(start, start + _SLICE)
+            count = len(steps[part])
+            clock = np.stack([steps[part], updates[part], times[part], np.ones(count)])
+            numbers = np.full((4, len(self._names), count), np.nan)
+            for name, every in values.items():
+                found = every[part]
+                numbers[:, self._names[name]] = found, np.isfinite(found), found, found
+            numbers[1] = np.nan_to_num(numbers[1])
+            self._add(clock, numbers)
+
+    def void(self, step: float, update: float) -> None:
+        """Forget what is after a step or an update, since the run went back to there; of merged rows, those beside void ones as well."""
+        holds = (self._clock[0, : self._used] <= step) & (self._clock[1, : self._used] <= update)
+        kept = int(holds.sum())
+        self._clock[:, :kept] = self._clock[:, : self._used][:, holds]
+        self._numbers[:, :, :kept] = self._numbers[:, :, : self._used][:, :, holds]
+        self._used = kept
+
+    def line(self, name: str, axis: str = "step") -> Line:
+        """The buckets that have the number, over steps or over seconds since 1970."""
+        x = self._clock[2 if axis == "time" else 0, : self._used]
+        if name not in self._names:
+            nothing = np.empty(0)
+            return Line(nothing, nothing, nothing, nothing)
+        mean, count, low, high = self._numbers[:, self._names[name], : self._used]
+        has = (count > 0) & np.isfinite(x)
+        return Line(x[has], mean[has], low[has], high[has])
+
+    def _know(self, names: Mapping[str, object]) -> None:
+        new = [name for name in names if name not in self._names]
+        if new:
+            blank = np.full((4, len(new), self._clock.shape[1]), np.nan)
+            blank[1] = 0
+            self._numbers = np.concatenate([self._numbers, blank], axis=1)
+            self._names |= {name: len(self._names) + n for n, name in enumerate(new)}
+
+    def _add(self, clock: Array, numbers: Array) -> None:
+        open_ = self._used > 0 and self._clock[3, self._used - 1] < self.rows_a_bucket
+        begin = self._used - int(open_)
+        if open_:
+            clock = np.concatenate([self._clock[:, begin : self._used], clock], axis=1)
+            numbers = np.concatenate([self._numbers[:, :, begin : self._used], numbers], axis=2)
+        self._put(begin, *merged(clock, numbers, self.rows_a_bucket))
+        while self._used > self._most:
+            self.rows_a_bucket *= 2
+            whole = self._clock[:, : self._used], self._numbers[:, :, : self._used]
+            self._put(0, *merged(*whole, self.rows_a_bucket))
+
+    def _put(self, begin: int, clock: Array, numbers: Array) -> None:
+        self._used = begin + clock.shape[1]
+        self._clock[:, begin : self._used] = clock
+        self._numbers[:, :, begin : self._used] = numbers
+
+
+class History:
+    """All that is remembered of a log; it grows with the number of members, not with the number of rows.
+
+    >>> history = History()
+    >>> history.add({"kind": "train", "step": n, "update": n, "time": 0.0, "return_mean": n / 2} for n in range(3))
+    >>> history.line("train", 0, "return_mean").mean.tolist(), history.rows
+    ([0.0, 0.5, 1.0], 3)
+    """
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.last: Row | None = None
+        self.began: float | None = None
+        self.has_members = False
+        self.marks: list[tuple[float, float]] = []
+        """Where the run was resumed: step and time."""
+        self.events: deque[Row] = deque(maxlen=_EVENTS)
+        self._exploits: deque[Row] = deque(maxlen=_EXPLOITS)
+        self._tables: dict[tuple[str, int], Table] = {}
+        self._newest: dict[tuple[str, int], deque[Row]] = {}
+        self._counted: dict[tuple[int, str], tuple[int, float]] = {}
+        self._wanted: dict[tuple[str, str], bool] = {}
+        self.void = 0
+        """How many rows resumptions made void; only of a log that was read as a whole."""
+        self.not_finite: dict[str, int] = {}
+        """How many rows of training have which number that is not finite."""
+
+    @classmethod
+    def read(cls, path: str | Path) -> Self:
+        """Take the rows of a log that hold."""
+        stream, history = Stream(path), cls()
+        history.add(stream)
+        history.void = stream.resumes.void
+        return history
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Take rows as they were written; a mark of a resume makes earlier ones of its member void."""
+        groups: dict[tuple[str, int], list[Row]] = {}
+        for number, row in enumerate(rows, start=1):
+            member = row.get("member")
+            if isinstance(member, int) and not 0 <= member < _MOST_MEMBERS:
+                continue
+            self.rows += 1
+            self.last = row
+            self.has_members = self.has_members or isinstance(member, int)
+            if self.began is None and "time" in row:
+                self.began = float(row["time"])
+            if row["kind"] == "event":
+                self._flush(groups)
+                self._event(row)
+            else:
+                groups.setdefault((str(row["kind"]), _own(row)), []).append(row)
+            if number % _PIECE == 0:
+                self._flush(groups)
+        self._flush(groups)
+
+    def line(self, kind: Kind, member: int, name: str, axis: str = "step") -> Line:
+        """A number of a member over steps or time; of a single run the member is 0, of the sweep itself -1."""
+        table = self._tables.get((kind, self._key(member)))
+        return Table(0).line(name) if table is None else table.line(name, axis)
+
+    def names(self, kind: Kind, member: int) -> tuple[str, ...]:
+        """Which numbers there are."""
+        table = self._tables.get((kind, self._key(member)))
+        return () if table is None else table.names
+
+    def count(self, member: int, name: str) -> int:
+        """A counter over all sessions: it starts again from nothing in each."""
+        past, last = self._counted.get((self._key(member), name), (0, 0.0))
+        return past + int(last)
+
+    def newest(self, kind: Kind, member: int | None = None) -> list[Row]:
+        """The newest rows of a kind, in order: of each member, or of one."""
+        wanted = None if member is None else self._key(member)
+        every = sorted(self._newest.items())
+        return [row for (its, own), rows in every if its == kind and wanted in {None, own} for row in rows]
+
+    def kept(self) -> list[Row]:
+        """The newest rows of each kind and member, all exploits that are kept, and the last row."""
+        kinds: tuple[Kind, ...] = ("episode", "train", "sweep", "evaluation")
+        rows = [*chain.from_iterable(self.newest(kind) for kind in kinds), *self._exploits]
+        last = self.last
+        return rows + (
+            [last] if last is not None and last["kind"] == "event" and last.get("event") != "exploit" else []
+        )
+
+    def _key(self, member: int) -> int:
+        return member if self.has_members else -1
+
+    def _event(self, row: Row) -> None:
+        self.events.append(row)
+        if row.get("event") == "exploit" and _is_exploit(row):
+            self._exploits.append(row)
+        if row.get("event") == "resumed":
+            self._void(row)
+
+    def _void(self, mark: Row) -> None:
+        own, step, update = _own(mark), float(mark["step"]), float(mark["update"])
+        self.marks.append((step, float(mark.get("time", math.nan))))
+        del self.marks[:-_EVENTS]
+        evaluated = mark.get("evaluated", step)  # the checkpoint was written before later evaluations
+        played = min(step, evaluated) if isinstance(evaluated, int | float) else step
+        for (kind, member), table in self._tables.items():
+            if member == own:
+                table.void(played if kind == "evaluation" else step, update)
+        every = [rows for (_, member), rows in self._newest.items() if member == own]
+        for rows in [*every, self._exploits]:
+            held = [row for row in rows if _own(row) != own or _holds(row, step, update, played)]
+            rows.clear()
+            rows.extend(held)
+
+    def _flush(self, groups: dict[tuple[str, int], list[Row]]) -> None:
+        for (kind, member), rows in groups.items():
+            if kind in _SHOWN and (len(self._tables) < _MOST_TABLES or (kind, member) in self._tables):
+                self._keep(kind, member, rows)
+        groups.clear()
+
+    def _keep(self, kind: str, member: int, rows: list[Row]) -> None:
+        most = {"episode": _EPISODES, "evaluation": _EVALUATIONS}.get(kind, _NEWEST)
+        self._newest.setdefault((kind, member), deque(maxlen=most)).extend(rows[-most:])
+        seen = dict.fromkeys(chain.from_iterable(rows[:: max(1, len(rows) // 50)]))
+        seen |= dict.fromkeys(rows[-1])
+        table = self._tables.setdefault((kind, member), Table())
+        shown = [name for name in seen if self._is_shown(kind, name)]
+        room = _MOST_NAMES - len(table.names)
+        new = [name for name in shown if name not in table.names][room:]
+        values = {name: column(rows, name) for name in shown if name not in new}
+        steps, updates, times = (column(rows, name) for name in ("step", "update", "time"))
+        table.append(steps, updates, times, values)
+        if kind == "train":
+            for name in COUNTERS:
+                if name in seen:
+                    self._count(member, name, column(rows, name))
+            self._examine(rows)
+
+    def _examine(self, rows: list[Row]) -> None:
+        for row in rows:
+            if not math.isfinite(sum([value for value in row.values() if value.__class__ is float])):
+                bad = [name for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
+                for name in bad[:_MOST_NAMES]:
+                    self.not_finite[name] = self.not_finite.get(name, 0) + 1
+
+    def _is_shown(self, kind: str, name: str) -> bool:
+        found = self._wanted.get((kind, name))
+        if found is None:
+            found = _SHOWN[kind].fullmatch(name) is not None  # type: ignore[index]
+            if len(self._wanted) < _MOST_TABLES:
+                self._wanted[kind, name] = found
+        return found
+
+    def _count(self, member: int, name: str, values: Any) -> None:
+        past, last = self._counted.get((member, name), (0, 0.0))
+        every = np.concatenate([[last], values[np.isfinite(values)]])
+        self._counted[member, name] = (past + total(every) - int(every[-1]), float(every[-1]))
+
+
+def total(values: Any) -> int:
+    """A counter over all sessions: it starts again from nothing in each, and what it had before counts too.
+
+    >>> total(np.array([0.0, 2.0, 2.0, 0.0, 1.0])), total(np.empty(0))
+    (3, 0)
+    """
+    if not len(values):
+        return 0
+    return int(values[-1] + values[:-1][np.diff(values) < 0].sum())
+
+
+def column(rows: list[Row], name: str) -> Any:
+    """A number of all rows [n]; NaN where there is none, or one that is not finite.
+
+    >>> column([{"kl": 1.0}, {}, {"kl": float("inf")}, {"kl": "?"}], "kl")
+    array([ 1., nan, nan, nan])
+    """
+    try:
+        found = [row[name] for row in rows]
+    except KeyError:  # seldom: rows of a kind are much alike
+        found = [row.get(name, math.nan) for row in rows]
+    try:
+        values = np.array(found, np.float64)
+    except (TypeError, ValueError, OverflowError):
+        values = np.array([one if isinstance(one, float) else math.nan for one in found], np.float64)
+    values[~np.isfinite(values)] = math.nan
+    return values
+
+
+def _holds(row: Row, step: float, update: float, played: float) -> bool:
+    last = played if row["kind"] == "evaluation" else step
+    return float(row["step"]) <= last and float(row["update"]) <= update
+
+
+def _is_exploit(row: Row) -> bool:
+    scores = (row.get("score", 0.0), row.get("donor_score", 0.0))
+    members = (row.get("member"), row.get("donor"))
+    return all(map(_is_member, members)) and all(isinstance(score, int | float) for score in scores)
+
+
+def _is_member(value: object) -> bool:
+    return isinstance(value, int) and 0 <= value < _MOST_MEMBERS
+
+
+def _own(row: Row) -> int:
+    member: Any = row.get("member")
+    return member if isinstance(member, int) else -1
+
+
+def merged(clock: Array, numbers: Array, rows: int) -> tuple[Array, Array]:
+    """Neighbouring buckets as one, so many rows each; the last may have fewer."""
+    group = (np.cumsum(clock[3]) - 1) // rows
+    starts = np.flatnonzero(np.diff(group, prepend=-1.0))
+    if len(starts) == clock.shape[1]:
+        return clock, numbers
+    ends = np.append(starts[1:], clock.shape[1]) - 1
+    mean, count, low, high = numbers
+    total = np.add.reduceat(np.where(count > 0, mean, 0.0) * count, starts, axis=1)
+    counts = np.add.reduceat(count, starts, axis=1)
+    means = np.divide(total, counts, out=np.full_like(total, np.nan), where=counts > 0)
+    lows, highs = np.fmin.reduceat(low, starts, axis=1), np.fmax.reduceat(high, starts, axis=1)
+    clocks = np.concatenate([clock[:3, ends], np.add.reduceat(clock[3:], starts, axis=1)])
+    return clocks, np.stack([means, counts, lows, highs])
+
+
+def aligned(lines: Sequence[Line], points: int) -> tuple[Array, list[Line]]:
+    """Lines on one axis of at most `points` places, NaN where a line has nothing; a place is the last one of its bin.
+
+    >>> one, two = (Line(x, x, x, x) for x in (np.array([0.0, 1.0]), np.array([1.0, 4.0])))
+    >>> at, found = aligned([one, two], 10)
+    >>> at.tolist(), found[0].mean.tolist()
+    ([0.0, 1.0, 4.0], [0.0, 1.0, nan])
+    >>> at, found = aligned([one, two], 2)
+    >>> at.tolist(), found[0].mean.tolist(), found[1].high.tolist()
+    ([2.0, 4.0], [0.5, nan], [1.0, 4.0])
+    """
+    every = np.unique(np.concatenate([line.x for line in lines])) if lines else np.empty(0)
+    if len(every) <= points:
+        return every, [_binned(line, np.searchsorted(every, line.x), len(every)) for line in lines]
+    low, high = every[0], every[-1]
+    at = low + (high - low) / points * np.arange(1, points + 1)
+    places = [np.minimum(((line.x - low) / (high - low) * points).astype(np.int64), points - 1) for line in lines]
+    return at, [_binned(line, place, points) for line, place in zip(lines, places, strict=True)]
+
+
+def _binned(line: Line, place: NDArray[np.int64], bins: int) -> Line:
+    count = np.bincount(place, minlength=bins)
+    mean = np.divide(np.bincount(place, line.mean, minlength=bins), count, out=np.full(bins, np.nan), where=count > 0)
+    low, high = np.full(bins, np.nan), np.full(bins, np.nan)
+    np.fmin.at(low, place, line.low)
+    np.fmax.at(high, place, line.high)
+    return Line(np.empty(0), mean, low, high)

@@ -1,0 +1,101 @@
+"""`laser dashboard`, and the same process when it is started by `laser train --dashboard`."""
+
+import logging
+import os
+import socket
+import sys
+import threading
+import webbrowser
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from laser_rl.errors import MissingExtra
+from laser_rl.view.runs import Runs, places_of
+
+_NICE = 10
+
+
+@dataclass(frozen=True)
+class Dashboard:
+    """Show runs and sweeps in a browser, also while they go on. Reads only; listens on 127.0.0.1 only, and needs the token in its link."""
+
+    run_dirs: tyro.conf.Positional[tuple[Path, ...]]
+    """Directories of runs or sweeps, or folders with such directories."""
+    port: int = 0
+    """0: any that is free."""
+    host: str = "127.0.0.1"
+    """Nothing else is accepted; from another machine use ssh -L."""
+    token_file: Path | None = None
+    """Keep the token in this file, mode 600: with the same port, pages that are open go on after a restart."""
+    open: bool = True
+    """Open the page in a browser, where there is a desktop."""
+
+
+def dashboard_command(arguments: list[str]) -> int:
+    """`laser dashboard`."""
+    asked = tyro.cli(Dashboard, prog="laser dashboard", args=arguments)
+    _require_extra()
+    from laser_rl.view.security import token_from  # noqa: PLC0415 - needs the extra
+    from laser_rl.view.server import listening_socket  # noqa: PLC0415
+
+    places, token = places_of(asked.run_dirs), token_from(asked.token_file)
+    return serve(places, listening_socket(asked.port, asked.host), token, show=asked.open)
+
+
+def serve(
+    places: Sequence[Path], listening: socket.socket, token: str, *, show: bool = False, quiet: bool = False
+) -> int:
+    """Until Ctrl-C."""
+    from laser_rl.view.security import Access  # noqa: PLC0415
+    from laser_rl.view.server import server_of  # noqa: PLC0415
+
+    if hasattr(os, "nice"):
+        os.nice(_NICE)  # training comes first
+    sys.setswitchinterval(0.001)  # the thread that reads a long log lets requests pass
+    runs = Runs(places)
+    access = Access(token, listening.getsockname()[1])
+    for run in runs.every()[:1]:
+        run.want()
+    server = server_of(runs, access)
+    if not quiet:
+        print(f"dashboard of {len(runs.every())} run(s): {access.link}", flush=True)
+        print("the link holds a token: whoever has it can see these runs; Ctrl-C ends", flush=True)
+    if show and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        # Others can see the command line of a browser, so the code in it is good for one visit only.
+        webbrowser.open(f"http://127.0.0.1:{access.port}/?token={access.once()}")
+    try:
+        server.run(sockets=[listening])
+    except KeyboardInterrupt:
+        pass
+    finally:
+        listening.close()
+    return 0
+
+
+def serve_for_parent(arguments: Sequence[str]) -> int:
+    """The process that training starts: `FD RUN_DIR`, the token comes by standard input, and its end is ours."""
+    number, place = arguments
+    logging.basicConfig(level=logging.CRITICAL)  # the terminal belongs to training
+    token = sys.stdin.readline().strip()
+    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+    return serve([Path(place)], socket.socket(fileno=int(number)), token, quiet=True)
+
+
+def _end_with_parent() -> None:
+    sys.stdin.read()
+    os._exit(0)  # nothing to save: we only read
+
+
+def _require_extra() -> None:
+    try:
+        import starlette  # noqa: F401, PLC0415
+        import uvicorn  # noqa: F401, PLC0415
+    except ImportError as error:
+        raise MissingExtra("the dashboard", "dashboard") from error
+
+
+if __name__ == "__main__":  # how training starts it: python -m laser_rl.view.command FD RUN_DIR
+    sys.exit(serve_for_parent(sys.argv[1:]))

@@ -1,0 +1,262 @@
+"""What the page tells in words and tables: how a run and its members stand, warnings, settings, machine, events, videos."""
+
+import hashlib
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from laser_rl.envs.scores import RETURN_OF, SCORE_OF
+from laser_rl.metrics import display
+from laser_rl.metrics.history import Array
+from laser_rl.metrics.sink import Row
+from laser_rl.metrics.standing import MemberStanding
+from laser_rl.metrics.stream import episodes_in
+from laser_rl.metrics.videos import Film
+from laser_rl.trust import FLAG, code_in
+from laser_rl.view.panels import Data, cell
+from laser_rl.view.subject import Subject
+
+SILENT_S = 60.0
+FAULTS = {
+    "skipped_updates": ("updates skipped", "{n} updates were skipped, because their gradient was not finite"),
+    "rollbacks": ("rolled back", "{n} times the parameters were rolled back to the last ones that learned"),
+    "environment_restarts": ("workers replaced", "{n} environment workers were replaced"),
+    "environment_timeouts": ("time-outs", "{n} times an environment did not answer in time"),
+    "environment_errors": ("errors of environments", "{n} times an environment raised an error"),
+    "environment_dropped_episodes": (
+        "episodes dropped",
+        "{n} episodes were dropped, because of a bad value or a broken worker",
+    ),
+    "environment_lost_episodes": (
+        "episodes lost",
+        "{n} open episodes could not be rebuilt when the run was resumed",
+    ),
+}
+_MOST_EVENTS, _MOST_SESSIONS, _MOST_TEXT, _MOST_NAMED = 50, 20, 500, 12
+_WINDOW = 100
+_RESAMPLES = 2000
+
+
+def summary(subject: Subject, *, known: float = 1.0, videos: int = 0) -> Data:
+    """How it stands now: what a page gets with every piece of news. `known` is the share of the log that has been read."""
+    last = cell((subject.history.last or {}).get("time"))
+    leader, total = subject.best, subject.settings.get("run.steps")
+    return {
+        "name": subject.name,
+        "kind": subject.kind,
+        "is_sweep": subject.is_sweep,
+        "environment": subject.environment,
+        "state": subject.state,
+        "last": last,
+        "silent": subject.running and last is not None and subject.now - last > SILENT_S,
+        "known": round(known, 3),
+        "rows": subject.history.rows,
+        "total": total if isinstance(total, int) and not isinstance(total, bool) else None,
+        "best": None if leader is None else leader.member,
+        "score": "score" if subject.mixed else "return",
+        "members": [_member(subject, one) for one in subject.members],
+        "faults": {short: sum(_counts(subject, name).values()) for name, (short, _) in FAULTS.items()},
+        "exploits": sum(one.exploits for one in subject.members),
+        "videos": videos,
+        "notices": notices(subject) if known == 1.0 else [],
+    }
+
+
+def details(subject: Subject, films: Sequence[Film]) -> Data:
+    """Settings, machine, commands, events and videos: what changes seldom."""
+    leader = 0 if subject.best is None else subject.best.member
+    played = subject.newest(leader, "evaluation")
+    evaluation = {
+        ("score" if subject.mixed and name == "mean" else name): _text(value) if isinstance(value, str) else cell(value)
+        for name, value in played.items()
+        if name not in {"kind", "time", "member"} and not name.startswith((RETURN_OF, SCORE_OF))
+    }
+    return {
+        "settings": {name: _text(display.setting(value)) for name, value in subject.settings.items()},
+        "numbers": {name: _text(text) for name, text in display.texts(subject.newest(leader, "train")).items()},
+        "evaluation": evaluation,
+        "intervals": [_training_interval(subject, one.member) for one in subject.members],
+        "machine": _machine(subject),
+        "sessions": [
+            {"time": cell(one.get("time")), "command": _text(one.get("command", ""))}
+            for one in subject.files.sessions[-_MOST_SESSIONS:]
+        ],
+        "commands": commands(subject),
+        "events": [_event(row) for row in subject.history.events if row.get("event") != "exploit"][-_MOST_EVENTS:],
+        "videos": [_video(one) for one in films],
+    }
+
+
+def notices(subject: Subject) -> list[list[str]]:
+    """What a reader must not overlook, as (level, sentence): the state, faults, numbers that are not finite, void rows."""
+    found = _state_notices(subject)
+    for name, (_, sentence) in FAULTS.items():
+        counts = {member: count for member, count in _counts(subject, name).items() if count}
+        if counts:
+            whose = f": {_whose(counts)}" if subject.is_sweep else ""
+            found.append(["warning", sentence.format(n=f"{sum(counts.values()):,}") + f"{whose}."])
+    bad = subject.history.not_finite
+    if bad:
+        which = ", ".join(f"{_text(name)} ({count:,} rows)" for name, count in sorted(bad.items())[:_MOST_NAMED])
+        found.append(["warning", f"Numbers of training that are not finite, left out of the charts: {which}."])
+    return found + _resumed(subject)
+
+
+def commands(subject: Subject) -> str:
+    """How to run it again from its settings, how to go on with it, how to look at it."""
+    folder = str(subject.run_dir)
+    again, here = shlex.quote(f"{folder}-again"), shlex.quote(folder)
+    file = shlex.quote(f"{folder}/{'sweep' if subject.is_sweep else 'config'}.json")
+    same = f"laser sweep {file} --out {again}" if subject.is_sweep else f"laser train --config {file} --out {again}"
+    play = f"laser evaluate {here} --member best" if subject.is_sweep else f"laser evaluate {here} --episodes 100"
+    named_elsewhere = {"environment.id", "replay.start_from"}
+    others = {name: value for name, value in subject.settings.items() if name not in named_elsewhere}
+    flag = f" {FLAG}" if code_in(subject.environment, others) else ""  # or they would be refused
+    return (
+        f"# the same again\n{same}{flag}\n# go on, look\nlaser resume {here}{flag}\n{play}{flag}\nlaser status {here}"
+    )
+
+
+def interval(values: Array) -> tuple[float, float] | None:
+    """95 % bootstrap interval of a mean, with a fixed seed: the same report twice has the same numbers. None of fewer than two.
+
+    >>> low, high = interval(np.array([1.0, 2.0, 3.0, 4.0]))
+    >>> low < 2.5 < high, interval(np.array([1.0])) is None
+    (True, True)
+    """
+    if len(values) < 2:  # noqa: PLR2004
+        return None
+    chosen = np.random.default_rng(0).integers(len(values), size=(_RESAMPLES, len(values)))
+    low, high = np.quantile(values[chosen].mean(1), [0.025, 0.975])
+    return float(low), float(high)
+
+
+def video_id(video: Film) -> str:
+    """By what a page asks for a file: nothing that could be a path."""
+    return hashlib.sha256(video.name.encode(errors="surrogateescape")).hexdigest()[:24]
+
+
+def _member(subject: Subject, one: MemberStanding) -> Data:
+    newest, played = subject.newest(one.member, "train"), subject.newest(one.member, "evaluation")
+    own = one.acceptance_own if one.acceptance_own is not None else newest.get("acceptance")
+    return {
+        "member": one.member,
+        "settings": {str(name): _text(display.setting(value)) for name, value in one.settings.items()},
+        "steps": one.steps,
+        "updates": one.updates,
+        "score": cell(one.return_mean),
+        "evaluation": cell(one.evaluation),
+        "interval": [cell(end) for end in one.evaluation_interval] if one.evaluation_interval else None,
+        "iqm": cell(played.get("iqm")),
+        "episodes": cell(played.get("episodes")),
+        "own": cell(own),
+        "others": cell(one.acceptance_others),
+        "steps_per_second": cell(newest.get("steps_per_second")),
+        "updates_per_second": cell(newest.get("updates_per_second")),
+        "wait": cell(newest.get("learner_wait")),
+        "memory": cell(newest.get("memory_bytes")),
+        "skipped": subject.history.count(one.member, "skipped_updates"),
+        "restarts": subject.history.count(one.member, "environment_restarts"),
+        "exploits": one.exploits,
+    }
+
+
+def _training_interval(subject: Subject, member: int) -> list[float | None] | None:
+    """Over the last 100 episodes, if all of them have rows of their own; returns of several tasks have nothing in common."""
+    rows = subject.history.newest("episode", member)
+    if subject.mixed or any(episodes_in(row) > 1 for row in rows):
+        return None
+    values = np.array([float(row["return"]) for row in rows if cell(row.get("return")) is not None])
+    found = interval(values)
+    return None if found is None else [cell(end) for end in found]
+
+
+def _counts(subject: Subject, name: str) -> dict[int, int]:
+    return {one.member: subject.history.count(one.member, name) for one in subject.members}
+
+
+def _state_notices(subject: Subject) -> list[list[str]]:
+    if subject.running:
+        return []
+    if not subject.history.rows:
+        return [["warning", "There are no rows yet: nothing has been learned, or the log is missing."]]
+    found = []
+    if subject.state == "broken off":
+        sentence = (
+            "The last row says neither that this is finished nor that it was stopped: nothing here is a final result."
+        )
+        found.append(["warning", sentence])
+    ended = {one.member: subject.newest(one.member, "train").get("episodes") for one in subject.members}
+    few = {member: int(n) for member, n in ended.items() if isinstance(n, int | float) and n < _WINDOW}
+    if few:
+        whose = _whose(few) if subject.is_sweep else f"{next(iter(few.values()))}"
+        sentence = f"Fewer than {_WINDOW} episodes have ended: {whose}. Returns are means over those there are."
+        found.append(["note", sentence])
+    return found
+
+
+def _whose(counts: dict[int, int]) -> str:
+    shown = [f"member {member}: {count:,}" for member, count in list(counts.items())[:_MOST_NAMED]]
+    more = len(counts) - len(shown)
+    return ", ".join(shown) + (f" and {more} more members" if more else "")
+
+
+def _resumed(subject: Subject) -> list[list[str]]:
+    marks = sorted({step for step, _ in subject.history.marks})
+    if not marks:
+        return []
+    steps = ", ".join(f"{step:,.0f}" for step in marks[:_MOST_NAMED])
+    more = f" and {len(marks) - _MOST_NAMED} more" if len(marks) > _MOST_NAMED else ""
+    void = subject.history.void
+    left_out = f"; {void:,} rows that were written after the checkpoint are void and left out" if void else ""
+    return [["note", f"Resumed at step {steps}{more} (dotted in the charts){left_out}."]]
+
+
+def _machine(subject: Subject) -> dict[str, Any]:
+    session = subject.files.sessions[-1] if subject.files.sessions else {}
+    libraries, memory = session.get("libraries"), session.get("memory_bytes")
+    found = {
+        "seed": subject.settings.get("run.seed"),
+        "recipe": subject.settings.get("recipe"),
+        "started": session.get("time"),
+        "times started": len(subject.files.sessions) or "not recorded",
+        "processor": session.get("processor"),
+        "cores": session.get("cores"),
+        "memory": display.size(memory) if isinstance(memory, int) else None,
+        "GPU": session.get("gpu"),
+        "system": session.get("system"),
+        "Python": session.get("python"),
+        **(libraries if isinstance(libraries, dict) else {}),
+    }
+    told = {str(name): value for name, value in found.items() if value is not None}
+    return {name: cell(value) if isinstance(value, int | float) else _text(value) for name, value in told.items()}
+
+
+def _video(one: Film) -> Data:
+    return {
+        "id": video_id(one),
+        "name": _text(one.name),
+        "time": one.time,
+        "media": one.media,
+        "step": one.step,
+        "member": one.member,
+        "task": one.task,
+        "return": cell(one.total),
+        "length": one.length,
+        "entropy": cell(one.entropy),
+        "trusted": cell(one.trusted),
+    }
+
+
+def _event(row: Row) -> Data:
+    rest = {name: value for name, value in row.items() if name not in {"kind", "event", "time", "step", "update"}}
+    told = ", ".join(f"{name} {display.setting(value)}" for name, value in list(rest.items())[:12])
+    step, time_s = int(row["step"]), cell(row.get("time"))
+    return {"time": time_s, "step": step, "event": _text(row.get("event")), "told": _text(told)}
+
+
+def _text(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]} …"

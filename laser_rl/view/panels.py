@@ -1,0 +1,306 @@
+"""The panels of the page as data: each is a function of a run and of what was asked, numbers in, JSON out."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from laser_rl.envs.scores import RETURN_OF, SCORE_OF
+from laser_rl.metrics import display
+from laser_rl.metrics.history import Array, Line, aligned
+from laser_rl.metrics.sink import Kind
+from laser_rl.metrics.standing import Copy, copies, mean_of, newest_means
+from laser_rl.view.subject import Subject
+
+POINTS = 1000
+_FEW = 4
+_MOST_NUMBERS = 24_000  # of a panel: many members share them
+_MOST_COPIES = 200
+_AGES = ("< 10", "< 100", "< 1,000", "< 10,000", "older")  # in updates, as `acceptance_age_0` to `_4`
+_PERCENTILES = {
+    0: "youngest",
+    25: "a quarter is younger",
+    50: "half is younger",
+    75: "three quarters are younger",
+    100: "oldest",
+}
+# Numbers of training rows, a line for each and each member; of many members only the last one.
+_TRAINED: dict[str, dict[str, str]] = {
+    "steps": {"steps_per_second": "steps/s"},
+    "updates": {"updates_per_second": "updates/s"},
+    "waiting": {"learner_busy": "learner busy", "learner_wait": "learner wait"},
+    "queues": {"queue_inbox": "deliveries of the environments", "queue_batches": "batches gathered ahead"},
+    "memory": {"memory_bytes": "memory"},
+    "entropy": {"entropy": "entropy"},
+    "kl": {"kl": "KL"},
+    "clipped": {"c_clipped": "c", "rho_clipped": "ρ"},
+    "lag": {"lag_updates": "lag"},
+    "policy-loss": {"policy_loss": "policy loss"},
+    "value-loss": {"value_loss": "value loss"},
+    "gradient": {"gradient_norm": "gradient norm"},
+    "learning-rate": {"learning_rate": "learning rate"},
+    "entropy-cost": {"entropy_cost": "entropy cost"},
+}
+
+
+class Asked(NamedTuple):
+    """What a page wants to see: x is `step` or `time`; one learner or, -1, all of them; how fine."""
+
+    axis: str = "step"
+    learner: int = -1
+    points: int = POINTS
+
+
+Data = dict[str, Any]
+Named = tuple[str, int | None, Line]  # name, member, line
+
+
+def trained(names: Mapping[str, str], subject: Subject, asked: Asked) -> Data:
+    """Some numbers of training rows, of each member."""
+    shown = list(names.items()) if len(subject.members) <= _FEW else list(names.items())[-1:]
+    drawn = [line for name, label in shown for line in _of_members(subject, asked, name, label, several=len(names) > 1)]
+    return chart(subject, drawn, asked)
+
+
+def returns(subject: Subject, asked: Asked) -> Data:
+    """Mean return of the last 100 episodes; of a run that does not report it, the returns of its episodes."""
+    told = _of_members(subject, asked, "return_mean", subject.score_label)
+    drawn = told or _of_members(subject, asked, "return", "return of an episode", kind="episode")
+    leader = None if subject.best is None else subject.best.member
+    return {**chart(subject, drawn, asked), "best": leader, "label": subject.score_label}
+
+
+def episodes(subject: Subject, asked: Asked) -> Data:
+    """Returns of single episodes, of one agent on one task: means, and lowest to highest behind each."""
+    if len(subject.members) > 1 or subject.mixed or not len(subject.history.line("train", 0, "return_mean").x):
+        return chart(subject, [], asked)
+    return chart(subject, _of_members(subject, asked, "return", "single episodes", kind="episode"), asked)
+
+
+def evaluations(subject: Subject, asked: Asked) -> Data:
+    """Means of evaluations with their intervals."""
+    drawn: list[Named] = []
+    for one in subject.members:
+        mean, low, high = (
+            subject.history.line("evaluation", one.member, name, asked.axis)
+            for name in ("mean", "ci95_low", "ci95_high")
+        )
+        known = len(mean.x) == len(low.x) == len(high.x)
+        if len(mean.x):
+            ends = (low.mean, high.mean) if known else (mean.mean, mean.mean)
+            name = str(one.member) if subject.is_sweep else "evaluation"
+            drawn.append((name, one.member, Line(mean.x, mean.mean, *ends)))
+    return chart(subject, drawn, asked, bands=True)
+
+
+def tasks(subject: Subject, asked: Asked) -> Data:
+    """Of a mixture: the normalised score of each task, of the best member."""
+    leader = subject.best
+    if leader is None or not subject.mixed:
+        return chart(subject, [], asked)
+    names = [name for name in subject.history.names("train", leader.member) if name.startswith(SCORE_OF)]
+    every = ((name, subject.history.line("train", leader.member, name, asked.axis)) for name in names)
+    return chart(subject, [(name.removeprefix(SCORE_OF), None, line) for name, line in every if len(line.x)], asked)
+
+
+def task_table(subject: Subject, asked: Asked) -> Data:
+    """Of a mixture: the newest numbers of each task beside random play and the best known, of the best member."""
+    from laser_rl.envs.suites import reference_of  # noqa: PLC0415 - needs Gymnasium
+
+    leader = subject.best
+    if leader is None or not subject.mixed:
+        return table([], [])
+    rows = [subject.newest(leader.member, kind) for kind in ("train", "evaluation")]
+    names = dict.fromkeys(name.removeprefix(SCORE_OF) for row in rows for name in row if name.startswith(SCORE_OF))
+    lines = []
+    for name in names:
+        reference = reference_of(name)
+        known = (None, None) if reference is None else (reference.random, reference.best)
+        numbers = [values.get(prefix + name) for values in rows for prefix in (RETURN_OF, SCORE_OF)]
+        lines.append([name, *(cell(value) for value in (*known, *numbers))])
+    return table(["task", "random", "best", "return", "score", "evaluation", "its score"], lines)
+
+
+def trust(subject: Subject, asked: Asked) -> Data:
+    """What is trusted of each source's replayed steps, by one learner or by the mean of all; of a single run, of its own."""
+    members = range(len(subject.members))
+    learners = [asked.learner] if asked.learner in members else list(members)
+    drawn: list[Named] = []
+    for source in members:
+        name = f"acceptance_from_{source}"
+        lines = [subject.history.line("train", learner, name, asked.axis) for learner in learners]
+        lines = [line for line in lines if len(line.x)]
+        if lines:
+            drawn.append((f"steps of {source}", source, mean_line(lines)))
+    return chart(subject, drawn or _of_members(subject, asked, "acceptance", "trusted"), asked)
+
+
+def who(subject: Subject, asked: Asked) -> Data:
+    """Who trusts whose steps, how far policies are from each other, and what is trusted by age; in the newest rows."""
+    count = len(subject.members)
+    newest = subject.history.newest("sweep")
+    cells = [[mean_of(newest, f"divergence_{i}_{j}") for j in range(count)] for i in range(count)]
+    divergence = np.array(cells, np.float64).reshape(count, count)
+    np.fill_diagonal(divergence, 0.0)
+    return {
+        "members": count,
+        "trusted": matrix(newest_means(subject.rows, [f"acceptance_from_{n}" for n in range(count)], count)),
+        "divergence": matrix(divergence) if count > 1 and np.isfinite(divergence).sum() > count else None,
+        "ages": list(_AGES),
+        "by_age": matrix(newest_means(subject.rows, [f"acceptance_age_{age}" for age in range(len(_AGES))], count)),
+    }
+
+
+def replay(subject: Subject, asked: Asked) -> Data:
+    """Shares of the replay by member."""
+    every = ((str(one.member), one.member, f"share_of_{one.member}") for one in subject.members)
+    found = [(name, member, subject.history.line("sweep", -1, key, asked.axis)) for name, member, key in every]
+    return chart(subject, [one for one in found if len(one[2].x)], asked)
+
+
+def ages(subject: Subject, asked: Asked) -> Data:
+    """How old the replay is, as percentiles; of a single run, the mean age of what it replays."""
+    every = ((text, f"age_{part}") for part, text in _PERCENTILES.items())
+    found: list[Named] = [(text, None, subject.history.line("sweep", -1, name, asked.axis)) for text, name in every]
+    found = [one for one in found if len(one[2].x)]
+    return chart(subject, found or _of_members(subject, asked, "replay_age_updates", "mean age"), asked)
+
+
+def fill(subject: Subject, asked: Asked) -> Data:
+    """How full the replay is."""
+    whole: Named = ("replay", None, subject.history.line("sweep", -1, "replay_fill", asked.axis))
+    own = _of_members(subject, asked, "replay_fill", "replay")
+    return chart(subject, [whole] if subject.is_sweep and len(whole[2].x) else own, asked)
+
+
+def lineage(subject: Subject, asked: Asked) -> Data:
+    """Whose first parameters each member carries, and who copied whom."""
+    count, end = len(subject.members), max((one.steps for one in subject.members), default=0)
+    history = [one for one in copies(subject.rows) if max(one.member, one.donor) < count]
+    pieces = []
+    for member, changes in founders(history, count).items() if history else ():
+        stops = [step for step, _ in changes[1:]] + [end]
+        pieces += [(member, start, stop, founder) for (start, founder), stop in zip(changes, stops, strict=True)]
+    exploits = [(one.step, one.donor, one.member) for one in history]
+    return {"members": count, "end": end, "pieces": pieces, "copies": exploits[-500:]}
+
+
+def copy_table(subject: Subject, asked: Asked) -> Data:
+    """Every exploit of population based training, the newest first."""
+    columns = ["step", "member", "donor", "its score", "donor's score", "settings before", "settings after"]
+    lines = [
+        [one.step, one.member, one.donor, cell(one.score), cell(one.donor_score), _label(one.before), _label(one.after)]
+        for one in reversed(copies(subject.rows)[-_MOST_COPIES:])
+    ]
+    return table(columns, lines)
+
+
+PANELS: dict[str, Callable[[Subject, Asked], Data]] = {
+    "returns": returns,
+    "episodes": episodes,
+    "evaluations": evaluations,
+    "tasks": tasks,
+    "task-table": task_table,
+    "trust": trust,
+    "who": who,
+    "replay": replay,
+    "ages": ages,
+    "fill": fill,
+    "lineage": lineage,
+    "copies": copy_table,
+    **{name: partial(trained, names) for name, names in _TRAINED.items()},
+}
+
+
+def chart(subject: Subject | None, named: Sequence[Named], asked: Asked, *, bands: bool = False) -> Data:
+    """Lines on one axis for the page to draw as it is; seconds count from the first row.
+
+    A line has `low` and `high` if that is asked for, or if it is alone and each of its points stands for several rows.
+    """
+    points = max(50, min(asked.points, _MOST_NUMBERS // max(1, len(named))))
+    x, lines = aligned([line for _, _, line in named], points)
+    history = None if subject is None else subject.history
+    start = (history.began or 0.0) if history is not None and asked.axis == "time" else 0.0
+    found = []
+    for (name, member, _), line in zip(named, lines, strict=True):
+        one: Data = {"name": name, "member": member, "y": numbers(line.mean)}
+        if bands or (len(named) == 1 and np.nanmax(line.high - line.low, initial=0.0) > 0):
+            one |= {"low": numbers(line.low), "high": numbers(line.high)}
+        found.append(one)
+    marks = [] if history is None else history.marks[-20:]
+    at = {mark[1] - start if asked.axis == "time" else mark[0] for mark in marks}
+    return {"x": numbers(x - start, digits=9), "lines": found, "marks": numbers(sorted(at), digits=9)}
+
+
+def table(columns: Sequence[str], lines: Sequence[Sequence[Any]], best: int | None = None) -> Data:
+    """Cells are texts, numbers or None; line number `best` stands out."""
+    return {"columns": list(columns), "rows": [list(line) for line in lines], "best": best}
+
+
+def founders(history: Iterable[Copy], members: int) -> dict[int, list[tuple[int, int]]]:
+    """For each member the steps from which on it carried whose first parameters: (step, founder), starting with (0, itself).
+
+    >>> first, second = Copy(10, 1, 0, 0.0, 1.0, {}, {}), Copy(20, 2, 1, 0.0, 1.0, {}, {})
+    >>> founders([first, second], 3)[2]
+    [(0, 2), (20, 0)]
+    """
+    found = {member: [(0, member)] for member in range(members)}
+    for copy in history:
+        found[copy.member].append((copy.step, found[copy.donor][-1][1]))
+    return found
+
+
+def mean_line(lines: Sequence[Line]) -> Line:
+    """The mean of lines where they have numbers.
+
+    >>> x, y = np.array([1.0, 2.0]), np.array([0.0, 1.0])
+    >>> mean_line([Line(x, y, y, y), Line(x, y + 1, y, y)]).mean.tolist()
+    [0.5, 1.5]
+    """
+    if len(lines) == 1:
+        return lines[0]
+    x, found = aligned(lines, POINTS)
+    every = np.stack([line.mean for line in found])
+    count = np.isfinite(every).sum(0)
+    mean = np.nansum(every, 0) / np.maximum(count, 1)
+    return Line(x[count > 0], mean[count > 0], mean[count > 0], mean[count > 0])
+
+
+def numbers(values: Array | Iterable[float], digits: int = 6) -> list[float | None]:
+    """For JSON: a few digits, None where there is no number.
+
+    >>> numbers([0.123456789, float("nan"), 1e6])
+    [0.123457, None, 1000000.0]
+    """
+    form = f"%.{digits}g"
+    return [float(form % value) if math.isfinite(value) else None for value in values]
+
+
+def matrix(values: Array) -> list[list[float | None]]:
+    """Row by row."""
+    return [numbers(row) for row in values]
+
+
+def cell(value: object) -> float | None:
+    """A number for JSON, or None where there is none."""
+    return float(f"{value:.9g}") if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _label(settings: Mapping[str, float]) -> str:
+    return display.label(settings) if settings else "–"
+
+
+def _of_members(
+    subject: Subject, asked: Asked, name: str, label: str, *, kind: Kind = "train", several: bool = False
+) -> list[Named]:
+    """A number of each member that has it; named by the member in a sweep, and by the label if there are several numbers."""
+    found = []
+    for one in subject.members:
+        line = subject.history.line(kind, one.member, name, asked.axis)
+        called = f"{one.member}: {label}" if several else str(one.member)
+        if len(line.x):
+            alone = None if several else one.member  # several lines of one agent have a colour each
+            found.append((called, one.member, line) if subject.is_sweep else (label, alone, line))
+    return found

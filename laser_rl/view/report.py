@@ -1,0 +1,151 @@
+"""`report.html`: the dashboard's page frozen into one file, with the answers that its server would give and without any request."""
+
+import base64
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Collection, Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from urllib.parse import quote
+
+from laser_rl.errors import ConfigError
+from laser_rl.metrics.page import REPORT, write_text
+from laser_rl.metrics.videos import Film, best, films, open_film
+from laser_rl.view.comparison import comparison
+from laser_rl.view.facts import details, summary
+from laser_rl.view.panels import PANELS, Asked, Data
+from laser_rl.view.subject import Subject, distinct, subject_of
+
+LARGEST_BYTES = 4_000_000  # of a film that goes into the page
+SIDE_BY_SIDE = "Side by side"
+TYPES = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain",
+}
+_POINTS = 400
+_MOST_LEARNERS = 12  # of more, who trusts whom over time is told as the mean of all only
+_MOST_FILMS = 40
+_SCRIPTS = ("dom.js", "charts.js", "panels.js", "app.js")  # each uses those before it
+_MODULE = re.compile(r"^import .*;\n|^export (?=const|function|class)", re.MULTILINE)
+
+
+def report(run_dir: str | Path) -> Path:
+    """Write `report.html` into the directory of a run or sweep, also while it goes on."""
+    return write_report([run_dir])
+
+
+def write_report(
+    run_dirs: Sequence[str | Path], out: str | Path | None = None, *, running: Collection[Path] = ()
+) -> Path:
+    """Write the report of one directory, or of several side by side.
+
+    Args:
+        run_dirs: of runs or sweeps.
+        out: the HTML file; by default `report.html` in the directory or, of several, in the current one.
+        running: those directories in which a process is still at work.
+    """
+    paths = [Path(one) for one in run_dirs]
+    if not paths:
+        raise ConfigError("a report of what? name one or more run directories: laser report runs/*")
+    named = dict(zip(paths, distinct(paths), strict=True))
+    page = Path(out) if out is not None else (paths[0] if len(named) == 1 else Path()) / REPORT
+    subjects = [subject_of(path, name, running=path in running) for path, name in named.items()]
+    return write_text(page, frozen(recorded(subjects, page.parent.resolve())))
+
+
+def recorded(subjects: Sequence[Subject], beside: Path) -> Data:
+    """What the dashboard's server would answer, by address; of several directories also how they compare.
+
+    `beside` is the folder of the report, from where links to larger films lead.
+    """
+    first = 1 if len(subjects) > 1 else 0
+    listed = [{"run": n, "name": one.name, "state": one.state} for n, one in enumerate(subjects, start=first)]
+    answers: Data = {}
+    if first:
+        listed.insert(0, {"run": 0, "name": SIDE_BY_SIDE, "state": f"{len(subjects)} directories"})
+        panels, data = comparison(subjects)
+        answers["/api/runs/0"] = {"run": 0, "name": SIDE_BY_SIDE, "version": 1, "panels": panels}
+        answers |= {f"/api/runs/0/panels/{name}": one for name, one in data.items()}
+    for number, one in enumerate(subjects, start=first):
+        answers |= _answers(one, number, beside, alone=len(subjects) == 1)
+    return {"written": round(time.time()), "/api/runs": listed, **answers}
+
+
+def frozen(answers: Data) -> str:
+    """The page with everything in it: style, scripts, uPlot and the answers; its policy allows no other script and no request."""
+    static = static_files()
+    page, style = static["index.html"].decode(), (static["vendor/uPlot.min.css"] + static["style.css"]).decode()
+    own = "".join(_MODULE.sub("", static[name].decode()) for name in _SCRIPTS)
+    scripts = [static["vendor/uPlot.iife.min.js"].decode(), f'"use strict";(() => {{\n{own}\n}})();']
+    allowed = " ".join(f"'sha256-{_digest(text)}'" for text in scripts)
+    policy = (
+        f"default-src 'none'; script-src {allowed}; style-src 'sha256-{_digest(style)}'; img-src data:; media-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    # In a script element only "<" can end the text or begin a comment.
+    data = json.dumps(answers, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    head = [
+        f'<meta http-equiv="Content-Security-Policy" content="{escape(policy, quote=False)}">',
+        '<meta name="referrer" content="no-referrer">',
+        '<link rel="icon" href="data:,">',
+        f"<style>{style}</style>",
+    ]
+    end = [
+        f'<script type="application/json" id="recorded">{data}</script>',
+        *(f"<script>{one}</script>" for one in scripts),
+    ]
+    page = re.sub(r"\n.*/static/.*", "", page)
+    page = page.replace("</head>", "\n".join([*head, "</head>"]), 1)
+    return page.replace("</body>", "\n".join([*end, "</body>"]), 1)
+
+
+def static_files() -> dict[str, bytes]:
+    """The files of the page by name, `vendor/` included."""
+    folder = files("laser_rl.view") / "static"
+    every = [(one.name, one) for one in folder.iterdir() if one.is_file()]
+    every += [(f"vendor/{one.name}", one) for one in (folder / "vendor").iterdir()]
+    return {name: one.read_bytes() for name, one in every if Path(name).suffix in TYPES}
+
+
+def _answers(subject: Subject, number: int, beside: Path, *, alone: bool) -> Data:
+    address, found = f"/api/runs/{number}", films(subject.run_dir)
+    leader = best(found)
+    first = list(dict.fromkeys(one for one in (*found[:1], leader) if one is not None))
+    found = [*first, *(one for one in found if one not in first)][:_MOST_FILMS]
+    told = {"run": number, "version": 1, **summary(subject, videos=len(found))}
+    answers: Data = {address: told, f"{address}/details": details(subject, found)}
+    for film, one in zip(found, answers[f"{address}/details"]["videos"], strict=True):
+        one["src"] = _source(film, beside, embed=alone and film in first)
+    members = len(subject.members)
+    for name, make in PANELS.items():
+        learners = range(members) if name == "trust" and 1 < members <= _MOST_LEARNERS else ()
+        for axis in ("step", "time"):
+            for learner in (-1, *learners):
+                which = "all" if learner < 0 else learner
+                data = make(subject, Asked(axis, learner, _POINTS))
+                answers[f"{address}/panels/{name}?x={axis}&learner={which}"] = data
+    return answers
+
+
+def _source(film: Film, beside: Path, *, embed: bool) -> str:
+    """A film itself if it is small and wanted, else a link to the file."""
+    if embed and film.size <= LARGEST_BYTES:
+        try:
+            with open_film(film) as file:
+                data = file.read(LARGEST_BYTES)
+            return f"data:{film.media};base64,{base64.b64encode(data).decode()}"
+        except OSError:  # it was removed meanwhile, or has become a link
+            pass
+    link = quote(Path(os.path.relpath(film.path.resolve(), beside)).as_posix())
+    return link if link.startswith(".") else f"./{link}"
+
+
+def _digest(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,0 +1,229 @@
+"""The server: routes, the files of the page, and connections that can be ended."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from collections.abc import AsyncIterator
+from functools import partial
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, cast
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from laser_rl.errors import ConfigError
+from laser_rl.metrics.videos import open_film
+from laser_rl.view.facts import video_id
+from laser_rl.view.panels import PANELS, Asked
+from laser_rl.view.report import TYPES, static_files
+from laser_rl.view.runs import Made, Run, Runs, encoded
+from laser_rl.view.security import HOST, Access, Guard
+
+MOST_CONNECTIONS = 256
+_SEND_BUFFER_BYTES = 32 << 10  # what is kept for a page that does not read, in the kernel and here
+_FIRST_REQUEST_S, _PATIENCE_S = 15.0, 15.0
+_KEEP_ALIVE_S = 30
+_MOST_CACHED = 64
+_REST, _LONGEST_HOLD_S = 100, 5.0
+Transports = dict[tuple[str, int], asyncio.Transport]
+
+
+class Connection(H11Protocol):
+    """A connection that can be ended at once, with what it was still to be sent."""
+
+    open: Transports
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Remember it by the address of the other end."""
+        super().connection_made(transport)
+        found = transport.get_extra_info("socket")
+        if found is not None:
+            with contextlib.suppress(OSError):
+                found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        transport.set_write_buffer_limits(high=_SEND_BUFFER_BYTES)
+        if self.client is not None:
+            self.open[self.client] = transport
+        self.loop.call_later(_FIRST_REQUEST_S, self._end_if_unasked, transport)
+
+    def _end_if_unasked(self, transport: asyncio.Transport) -> None:
+        if self.cycle is None:  # nothing was asked for: it would keep its place for ever
+            transport.abort()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """End it where nothing more was asked for; at once if the last answer was not even taken: closing politely would wait for that."""
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        else:
+            super().timeout_keep_alive_handler()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget it."""
+        if self.client is not None:
+            self.open.pop(self.client, None)
+        super().connection_lost(exc)
+
+
+class OpenFile(FileResponse):
+    """A file that is open already, in parts if it is asked for in parts: what its path leads to by now does not matter."""
+
+    def __init__(self, file: BufferedReader, media_type: str) -> None:
+        handle = file.fileno()
+        super().__init__(f"/proc/self/fd/{handle}", media_type=media_type, stat_result=os.fstat(handle))
+        self._file = file
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, and close it."""
+        with self._file:
+            await super().__call__(scope, receive, send)
+
+
+class Pages:
+    """What each route answers."""
+
+    def __init__(self, runs: Runs) -> None:
+        self._runs, self._static = runs, static_files()
+
+    def index(self, request: Request) -> Response:
+        """The page."""
+        return self._file("index.html")
+
+    def static(self, request: Request) -> Response:
+        """A file of the page, from a table that was made at the start: no path of a request reaches the disk."""
+        return self._file(request.path_params["name"])
+
+    def runs(self, request: Request) -> Response:
+        """All runs."""
+        return JSONResponse(self._runs.listed())
+
+    def summary(self, request: Request) -> Response:
+        """How one stands."""
+        return self._made(self._run(request), "summary", Run.summary)
+
+    def details(self, request: Request) -> Response:
+        """Its settings, machine, events and videos."""
+        return self._made(self._run(request), "details", Run.details)
+
+    def panel(self, request: Request) -> Response:
+        """One chart of a run."""
+        run, name, query = self._run(request), request.path_params["panel"], request.query_params
+        if name not in PANELS:
+            raise HTTPException(404)
+        learner = query.get("learner", "all")
+        number = int(learner) if learner.isascii() and learner.isdecimal() and len(learner) < 4 else -1  # noqa: PLR2004
+        asked = Asked("time" if query.get("x") == "time" else "step", number if name == "trust" else -1)
+        return self._made(run, (name, asked), lambda run: PANELS[name](run.subject(), asked))
+
+    def video(self, request: Request) -> Response:
+        """A file of a run's videos, in parts if it is asked for in parts."""
+        for one in self._run(request).videos():
+            if video_id(one) == request.path_params["video"]:
+                with contextlib.suppress(OSError):
+                    return OpenFile(open_film(one), one.media)
+        raise HTTPException(404)
+
+    def routes(self) -> list[Route]:
+        """All of them; each answers GET and HEAD only."""
+        return [
+            Route("/", self.index),
+            Route("/static/{name:path}", self.static),
+            Route("/api/runs", self.runs),
+            Route("/api/runs/{run:int}", self.summary),
+            Route("/api/runs/{run:int}/details", self.details),
+            Route("/api/runs/{run:int}/panels/{panel}", self.panel),
+            Route("/api/runs/{run:int}/videos/{video}", self.video),
+        ]
+
+    def _run(self, request: Request) -> Run:
+        run = self._runs.get(request.path_params["run"])
+        if run is None:
+            raise HTTPException(404)
+        run.want()
+        return run
+
+    def _file(self, name: str) -> Response:
+        if name not in self._static:
+            raise HTTPException(404)
+        return Response(self._static[name], media_type=TYPES[Path(name).suffix], headers={"cache-control": "no-cache"})
+
+    def _made(self, run: Run, key: object, make: Any) -> Response:
+        """Made once for each version of a run, by one thread, however many ask, and so seldom that it takes a hundredth of the time."""
+        with run.lock:
+            found, now = run.cache.get(key), time.monotonic()
+            if found is None or (found.version != run.version and now > found.good_until):
+                if len(run.cache) >= _MOST_CACHED:
+                    run.cache.clear()
+                body = encoded({**make(run), "version": run.version})
+                seconds = time.monotonic() - now
+                hold = min(_LONGEST_HOLD_S, _REST * seconds)
+                found = run.cache[key] = Made(run.version, now + seconds + hold, body)
+        return Response(found.body, media_type="application/json")
+
+
+def application(runs: Runs, access: Access, *, transports: Transports | None = None) -> Guard:
+    """Everything behind the guard."""
+    abort = partial(_abort, {} if transports is None else transports)
+
+    @contextlib.asynccontextmanager
+    async def living(app: Starlette) -> AsyncIterator[None]:
+        runs.start()
+        yield
+        runs.close()
+
+    app = Starlette(routes=Pages(runs).routes(), lifespan=living)
+    app.router.redirect_slashes = False
+    return Guard(app, access, abort=abort, patience_s=_PATIENCE_S)
+
+
+def listening_socket(port: int, host: str = HOST) -> socket.socket:
+    """On this machine only."""
+    if host != HOST:
+        raise ConfigError(
+            f"the dashboard listens on {HOST} only, got {host}; from elsewhere use ssh -L 8080:{HOST}:PORT"
+        )
+    found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((HOST, port))
+    except (OSError, OverflowError) as error:
+        found.close()
+        raise ConfigError(
+            f"port {port} of {HOST} cannot be used: {error}; choose another --port, or 0 for any"
+        ) from error
+    found.listen(128)
+    return found
+
+
+def server_of(runs: Runs, access: Access) -> uvicorn.Server:
+    """A server; `serve(sockets=[...])` runs it."""
+    transports: Transports = {}
+    protocol = type("ThisConnection", (Connection,), {"open": transports})
+    app = application(runs, access, transports=transports)
+    config = uvicorn.Config(
+        cast("ASGIApp", app),
+        http=protocol,
+        ws="none",
+        lifespan="on",
+        log_level="warning",
+        access_log=False,  # addresses hold the token
+        proxy_headers=False,
+        server_header=False,
+        limit_concurrency=MOST_CONNECTIONS,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=1,
+    )
+    return uvicorn.Server(config)
+
+
+def _abort(transports: Transports, scope: Scope) -> None:
+    transport = transports.get(tuple(scope["client"])) if scope.get("client") else None
+    if transport is not None:
+        transport.abort()

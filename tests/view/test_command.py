@@ -1,0 +1,140 @@
+"""`laser dashboard` and `--dashboard`: what is refused, what is said, what is sent to a page."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from laser_rl import cli
+from laser_rl.cli import watch
+from laser_rl.errors import MissingExtra
+from laser_rl.metrics import MetricsLog
+from laser_rl.view.panels import PANELS
+from tests.view.logs import level, write_run, write_sweep
+from tests.view.serving import serving, until
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "a dashboard of what? name one or more run directories"),
+        (["nowhere"], "expected directories of runs, got nowhere"),
+        ([".", "--host", "0.0.0.0"], "listens on 127.0.0.1 only, got 0.0.0.0; from elsewhere use ssh -L"),  # noqa: S104
+        ([".", "--port", "70000"], "port 70000 of 127.0.0.1 cannot be used"),
+        ([".", "--token-file", "no/such/folder/token"], "cannot be made"),
+    ],
+)
+def test_mistakes_are_refused_without_a_traceback(capsys, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["dashboard", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_without_the_extra_it_is_said_before_anything_begins(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(watch.importlib.util, "find_spec", lambda name: None)
+    with (
+        pytest.raises(MissingExtra, match=r"pip install 'laser-rl\[dashboard\]'"),
+        watch.dashboard_of(tmp_path, asked=True),
+    ):
+        pytest.fail("training must not begin")
+    monkeypatch.setitem(sys.modules, "starlette", None)
+    assert cli.main(["dashboard", str(tmp_path)]) == 2
+    assert "needs the extra 'dashboard'" in capsys.readouterr().err
+
+
+def test_neither_training_nor_help_loads_the_server():
+    code = "import sys, laser_rl.cli.watch, laser_rl.cli; print([n for n in ('starlette', 'laser_rl.view') if n in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_a_page_hears_of_new_rows_and_of_new_runs(tmp_path):
+    write_sweep(tmp_path / "a", 3, 20)
+    with serving([tmp_path]) as served:
+
+        def told():
+            return json.loads(served.ask("/api/runs/0")[2])
+
+        assert (told()["name"], told()["environment"], len(told()["members"])) == ("a", "laser/Catch", 3)
+        until(lambda: told()["rows"] == 80, "the rows to be read")
+        before = told()["version"]
+        write_sweep(tmp_path / "a", 3, 5, begin=20)
+        until(lambda: told()["rows"] == 100, "the new rows to be read")
+        assert told()["members"][0]["updates"] == 24
+        assert told()["version"] > before
+        chart = json.loads(served.ask("/api/runs/0/panels/returns")[2])
+        assert chart["x"][-1] == 960.0
+        assert [line["y"][-1] for line in chart["lines"]] == pytest.approx(
+            [level(24, member) for member in range(3)], rel=1e-4
+        )
+        assert chart["best"] == 2
+
+
+def test_one_reader_however_many_ask(tmp_path):
+    run = write_run(tmp_path / "a", 2000)
+    with serving([tmp_path]) as served:
+        for _ in range(10):
+            assert served.ask("/api/runs/0")[0] == 200
+        until(lambda: served.runs.get(0).history.rows == 2000, "the rows to be read")
+        assert served.runs.get(0).tail.offset == (run / "metrics.jsonl").stat().st_size
+
+
+def test_panels_by_time_and_by_learner(tmp_path):
+    write_sweep(tmp_path / "a", 3, 30)
+    with serving([tmp_path]) as served:
+        assert served.ask("/api/runs/0")[0] == 200
+        until(lambda: served.runs.get(0).history.rows >= 120, "the rows to be read")
+        by_time = json.loads(served.ask("/api/runs/0/panels/steps?x=time")[2])
+        assert (by_time["x"][0], by_time["x"][-1]) == (0.0, 29.0)
+        one, everybody = (
+            json.loads(served.ask(f"/api/runs/0/panels/trust?learner={which}")[2]) for which in ("1", "all")
+        )
+        assert [line["member"] for line in one["lines"]] == [line["member"] for line in everybody["lines"]] == [0, 1, 2]
+        for strange in ("-1", "99", "x", "1;2", "%C2%B2", "9" * 500):
+            assert json.loads(served.ask(f"/api/runs/0/panels/trust?learner={strange}")[2]) == everybody
+        assert json.loads(served.ask("/api/runs/0/panels/replay")[2])["lines"][0]["y"][0] == pytest.approx(
+            1 / 3, abs=1e-3
+        )
+
+
+def test_what_is_costly_is_made_seldom_and_the_last_is_shown_in_the_end(tmp_path, monkeypatch):
+    made = []
+
+    def costly(subject, asked):
+        made.append(asked)
+        time.sleep(0.01)
+        return {"lines": []}
+
+    monkeypatch.setitem(PANELS, "steps", costly)
+    write_run(tmp_path / "a", 3)
+    with serving([tmp_path]) as served:
+        run = served.runs.get(0)
+        for _ in range(30):
+            run.version += 1
+            assert served.ask("/api/runs/0/panels/steps")[0] == 200
+        assert len(made) <= 3
+        until(
+            lambda: json.loads(served.ask("/api/runs/0/panels/steps")[2])["version"] == run.version,
+            "the newest version",
+        )
+
+
+def test_a_run_that_ends_says_so(tmp_path):
+    run = write_run(tmp_path / "a", 3)
+    with serving([tmp_path]) as served:
+        served.ask("/api/runs/0")
+        until(
+            lambda: json.loads(served.ask("/api/runs/0")[2])["state"] == "broken off",
+            "the state of a run without a process",
+        )
+        with MetricsLog(run) as log:
+            log.write("event", 120, 3, {"event": "finished"})
+        until(lambda: json.loads(served.ask("/api/runs/0")[2])["state"] == "finished", "the end to be seen")
+
+
+def test_an_empty_directory_waits_for_its_run(tmp_path):
+    with serving([tmp_path]) as served:
+        assert json.loads(served.ask("/api/runs")[2]) == []
+        assert served.ask("/api/runs/0")[0] == 404
