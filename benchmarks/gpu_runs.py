@@ -21,7 +21,6 @@ from laser_rl.replay.frames import upload
 from laser_rl.replay.records import allocate, shape_of
 from laser_rl.replay.sampler import Uniform
 from laser_rl.runtime.build import Member, device_of
-from laser_rl.runtime.crew_build import build_member
 from laser_rl.runtime.directory import RunDirectory
 from laser_rl.runtime.launch import prepare, run
 from laser_rl.runtime.processes import Supervisor
@@ -121,11 +120,12 @@ def end_to_end(config: Config, seconds: float, noise: Alone, alone_seconds: floa
     """
     config = override(config, {"run.runtime": "local", "run.checkpoint_every_steps": 0})
     watch = Watch(seconds)
-    member = build_member(config)
+    trainer = prepare(config, callbacks=[watch])
+    [member] = trainer.group.members
     device = member.learner.device
     forget_memory(device)
     try:
-        run(prepare(member, callbacks=[watch]), evaluate_at_end=False)
+        run(trainer, evaluate_at_end=False)
         memory = peak_memory(device)
         samples = steady(watch.samples, seconds)
         return {

@@ -31,10 +31,10 @@ from laser_rl.errors import UserError
 from laser_rl.ports import Delivery
 from laser_rl.replay.records import allocate
 from laser_rl.runtime.build import Member
-from laser_rl.runtime.crew_build import build_member
+from laser_rl.runtime.launch import prepare
 from laser_rl.runtime.local import ThreadMailbox, run_actor, run_local
 from laser_rl.runtime.stop import Stop
-from laser_rl.runtime.training import Training
+from laser_rl.runtime.trainer import Trainer
 from laser_rl.types import Unrolls
 
 RATIOS = ("local / slower alone", "local / slower of two processes", "local / sum", "CPU: local / sum")
@@ -130,42 +130,38 @@ def learning(member: Member, unrolls: list[Unrolls], seconds: float) -> Pace:
     raise AssertionError("there were no unrolls")
 
 
-class Timed(Training):
-    """A training that ends after some seconds and knows its pace."""
+def both(trainer: Trainer, seconds: float) -> Pace:
+    """One update in `local`; the trainer ends after so many seconds."""
+    marks, [training] = Marks(seconds), trainer.trainings
+    trainer.extend(10**9)
+    learned = training.learned
 
-    def __init__(self, member: Member, seconds: float) -> None:
-        super().__init__(member)
-        self.marks = Marks(seconds)
+    def timed() -> None:
+        if marks.add():
+            trainer.stop.request("enough")
+        learned()
 
-    def learned(self) -> None:
-        """An update is done."""
-        if self.marks.add():
-            self.stop.request("enough")
-        super().learned()
-
-
-def both(member: Member, seconds: float) -> Pace:
-    """One update in `local`."""
-    training = Timed(member, seconds)
-    run_local(training)
+    training.learned = timed  # type: ignore[method-assign]
+    run_local(trainer)
+    training.learned = learned  # type: ignore[method-assign]
     training.check()
-    return training.marks.pace()
+    return marks.pace()
 
 
 @contextmanager
-def built(case: str) -> Iterator[Member]:
-    """The member of a case, with its environments started."""
-    member = build_member(CASES[case]())
-    member.actor.begin()
+def built(case: str) -> Iterator[Trainer]:
+    """The run of a case, with its environments started."""
+    trainer = prepare(CASES[case]())
     try:
-        yield member
+        yield trainer
     finally:
-        member.environments.close()
+        trainer.group.close()
 
 
 def act_on_demand(case: str, orders: Connection) -> None:
     """The other process: acts for as many seconds as it is told and answers with its pace, until the pipe is closed."""
-    with built(case) as member:
+    with built(case) as trainer:
+        [member] = trainer.group.members
         orders.send(0.0)
         try:
             while True:
@@ -223,11 +219,12 @@ class Paces(NamedTuple):
         }
 
 
-def paces(member: Member, neighbour: Neighbour, seconds: float) -> Paces:
+def paces(trainer: Trainer, neighbour: Neighbour, seconds: float) -> Paces:
     """Each part once."""
+    [member] = trainer.group.members
     act, unrolls = acting(member, seconds)
     learn = learning(member, unrolls, seconds)
-    local = both(member, seconds)
+    local = both(trainer, seconds)
     answer = neighbour.act(seconds)
     beside = learning(member, unrolls, seconds).seconds
     cpu = act.cpu_seconds, learn.cpu_seconds, local.cpu_seconds
@@ -236,10 +233,10 @@ def paces(member: Member, neighbour: Neighbour, seconds: float) -> Paces:
 
 def measured(case: str, seconds: float, repeats: int) -> list[Paces]:
     """A case, several times; the parts take turns."""
-    with built(case) as member:
+    with built(case) as trainer:
         neighbour = Neighbour(case)
         try:
-            return [paces(member, neighbour, seconds) for _ in range(repeats)]
+            return [paces(trainer, neighbour, seconds) for _ in range(repeats)]
         finally:
             neighbour.close()
 

@@ -19,12 +19,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from laser_rl.runtime.serial import run_serial
-
 from laser_rl import recipes
 from laser_rl.config import override
 from laser_rl.metrics.window import memory_bytes
-from laser_rl.runtime.crew_build import build_crew, build_member
+from laser_rl.runtime.crew_build import build_crew
 from laser_rl.runtime.directory import RunDirectory
 from laser_rl.runtime.launch import prepare
 from laser_rl.runtime.processes import Supervisor
@@ -47,13 +45,12 @@ def base(task: str, steps: int, **more: Any) -> Any:
 
 def one_run(task: str, steps: int, rate: float) -> dict[str, float]:
     """A single agent in this process."""
-    member = build_member(base(task, steps, learning_rate=rate))
-    training = prepare(member)
+    trainer = prepare(base(task, steps, learning_rate=rate))
     begin = time.perf_counter()
-    run_serial(training)
+    run_in_turns(trainer)
     seconds = time.perf_counter() - begin
-    member.environments.close()
-    return {"seconds": seconds, "updates": training.update, "steps": training.steps}
+    trainer.group.close()
+    return {"seconds": seconds, "updates": trainer.updates, "steps": trainer.steps}
 
 
 def one_sweep(task: str, steps: int, stack: str, share: str = "shared") -> dict[str, float]:

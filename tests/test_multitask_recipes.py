@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from laser_rl import checkpoint, cli, recipes
+from laser_rl.checkpoint.snapshot import grouped
 from laser_rl.config import override
 from laser_rl.envs.instructions import word_numbers
 from laser_rl.envs.suites import suite_of

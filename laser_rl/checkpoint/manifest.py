@@ -34,7 +34,7 @@ class Manifest:
     """What a checkpoint consists of.
 
     >>> Manifest(step=7, files={}).format
-    1
+    2
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")

@@ -29,7 +29,7 @@ from laser_rl.runtime.launch import train
 from laser_rl.runtime.results import MemberResult, Result
 from laser_rl.runtime.stop import EXIT_STATUS, StoppedAtOnce, nothing_to_save
 from laser_rl.sweep.cluster import ClusterSettings, cluster_of, free_running, require_possible
-from laser_rl.sweep.settings import Sharing, SweepConfig, sweep_from
+from laser_rl.sweep.settings import Sharing, SweepConfig, settings_from, sweep_from
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def resume_command(arguments: list[str]) -> int:
     given = {"run.steps": asked.steps, "run.budget_minutes": asked.budget_minutes, "run.devices": asked.devices}
     more = {name: value for name, value in given.items() if value is not None}
     stored = read_sweep(asked.run_dir)
-    settings = SweepConfig.model_validate({**dict(stored), "base": override(stored.base, more)})
+    settings = settings_from({**dict(stored), "base": override(stored.base, more)})
     if not asked.fresh and checkpoint.latest(asked.run_dir, replay="unread") is None:
         raise ConfigError(f"{asked.run_dir} holds no checkpoint to go on from; use --fresh to start again")
     if not asked.fresh and not asked.accept_changes:

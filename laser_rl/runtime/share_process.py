@@ -32,7 +32,7 @@ from laser_rl.runtime.stop import FINISHED, deaf
 from laser_rl.runtime.supervision import exploit_of
 from laser_rl.runtime.trainer import Locks, Trainer, become, held
 from laser_rl.runtime.training import evaluate_last, steps_told
-from laser_rl.sweep.settings import SweepConfig
+from laser_rl.sweep.settings import settings_from
 from laser_rl.types import UnrollLayout
 
 log = logging.getLogger("laser_rl.runtime")
@@ -130,7 +130,7 @@ class Share(Trainer):
 
 def run(start: Mapping[str, Any], orders: int) -> None:
     """Build, run to the end, publish."""
-    sweep = SweepConfig.model_validate(start["sweep"])
+    sweep = settings_from(start["sweep"])
     numbers: Sequence[int] = start["numbers"]
     handles = {number: Handle(*handle) for number, handle in start["stores"].items()}
     attached = {handle.file: Replay.attach(_layout(start["layout"]), handle) for handle in set(handles.values())}

@@ -105,12 +105,18 @@ def sweep_from(values: Mapping[str, Any]) -> SweepConfig:
     Traceback (most recent call last):
     laser_rl.errors.ConfigError: share is 'all': input should be 'shared', 'separate' or 'none'
     """
+    sweep = settings_from(values)
+    if sweep.single:
+        raise ConfigError("expected one of grid, random and members to say what members differ in, got none")
+    return sweep
+
+
+def settings_from(values: Mapping[str, Any]) -> SweepConfig:
+    """The same for a sweep or for one agent."""
     try:
         sweep = SweepConfig.model_validate(values)
     except ValidationError as error:
         raise ConfigError("\n".join(_problem(item) for item in error.errors())) from None
-    if sweep.single:
-        raise ConfigError("expected one of grid, random and members to say what members differ in, got none")
     sweep.configs  # noqa: B018 - refused now if a member's settings cannot be
     return sweep
 

@@ -118,7 +118,7 @@ def test_a_long_run_writes_few_rows_of_episodes_and_resumes_bit_for_bit(tmp_path
     with pytest.raises(Killed):
         finish(config, half, callbacks=[kill])
     state = json.loads((checkpoint.latest(half).path / "state.json").read_text())
-    assert state["training"]["open_rows"]
+    assert state["members"][0]["training"]["open_rows"]
     finish(config, half)
     assert rows_hash(half) == rows_hash(whole)
     rows = read(whole, ["episode"])

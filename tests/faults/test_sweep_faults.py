@@ -156,7 +156,7 @@ def test_a_published_state_comes_back_as_it_was():
     state = parsed(published(one))
     fresh = prepared(small_sweep(pbt=PBT)).trainings[1]
     fresh.member.learner.load(state.tensors, state.numbers["learner"])
-    fresh.load(state.numbers["training"])
+    fresh.load_state_dict(state.numbers["training"])
     training.group.close()
     assert torch.equal(fresh.member.learner.flat.value, one.member.learner.flat.value)
     assert fresh.window.numbers() == one.window.numbers()

@@ -1,7 +1,8 @@
 """Legends of figures: readable however many names there are."""
 
 import pytest
-from laser_rl.experiments import drawing
+
+from laser_rl.research import drawing
 
 
 @pytest.mark.parametrize(("members", "columns"), [(1, 1), (14, 1), (15, 2), (28, 2), (29, 3)])

@@ -252,7 +252,7 @@ def test_nan_scores_copy_but_are_not_copied(tmp_path, figure):
     while training.goes_on():
         training.turn()
         training.trainings[2].window.forget()  # never a score
-        training.trainings[2].window._returns.append(math.nan)
+        training.trainings[2].window.add(math.nan)
         training.between()
     training.group.close()
     history = training.pbt.history

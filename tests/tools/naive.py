@@ -12,7 +12,7 @@ OUTCOMES = ("action", "reward", "terminated", "truncated", "lost_life", "behavio
 def streams(run_dir, layout, gone=()):
     """By (store, member, slot): unrolls as dictionaries, in order; those numbered `gone` are left out."""
     loaded = checkpoint.latest(run_dir, replay="unread")
-    bounds = loaded.state.get("replays") or [loaded.state["replay"]]
+    bounds = loaded.state["replays"]
     found = {}
     for entry in loaded.segments:
         store = entry.first_id // STORE_IDS

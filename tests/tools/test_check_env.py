@@ -1,6 +1,7 @@
 """Each planted defect is found, by its own name and with its fix; good environments have none."""
 
 import gc
+import re
 
 import gymnasium
 import numpy as np
@@ -116,7 +117,8 @@ def test_an_exception_comes_with_the_users_own_lines_only():
 def test_memory_that_grows_is_found():
     (found,) = findings(planted.LeaksMemory, steps=900, only=["run"])
     assert (found.check, found.verdict) == ("memory", "defect")
-    assert "200" in found.got  # GB in a million steps, at 200 kB a step
+    gigabytes = float(re.search(r"([\d.]+) GB in a million steps", found.got)[1])
+    assert 100 < gigabytes < 300  # 200 kB a step, as the allocator gives and keeps pages
 
 
 def test_a_slow_reset_is_told_from_a_slow_step():

@@ -79,7 +79,7 @@ def stream_of(count, *, begins=(0,), ends=(), episode=3):
 
 def written(run_dir, unrolls, first_id=0):
     entry = write_segment(run_dir / REPLAY, LAYOUT, 0, unrolls)
-    state = {"replay": {"first_id": first_id, "next_id": len(unrolls.member)}}
+    state = {"replays": [{"first_id": first_id, "next_id": len(unrolls.member)}]}
     checkpoint.write(run_dir, Snapshot(8, {}, state, [entry]))
     assert list(read_segment(run_dir / REPLAY, entry, LAYOUT))
     return found_in(run_dir, LAYOUT)
@@ -127,7 +127,7 @@ def test_rows_that_all_look_alike_are_not_joined_over_an_unroll_that_is_gone(tmp
         run_dir = tmp_path / str(gone)
         entries = [write_segment(run_dir / REPLAY, LAYOUT, 0, first)]
         entries += [write_segment(run_dir / REPLAY, LAYOUT, 2, last, np.array([1 if gone else 0]))]
-        checkpoint.write(run_dir, Snapshot(8, {}, {"replay": {"first_id": 0, "next_id": 3}}, entries))
+        checkpoint.write(run_dir, Snapshot(8, {}, {"replays": [{"first_id": 0, "next_id": 3}]}, entries))
         assert len(found_in(run_dir, LAYOUT)) == (not gone)
 
 
