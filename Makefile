@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-all faults fuzz soak docs check format mutants bench clean
+.PHONY: demo test test-all faults fuzz soak docs check format weight mutants bench clean
 
 demo: $(READY)
 	$(BIN)/laser sweep --recipe demo --out runs/demo --fresh
@@ -43,6 +43,10 @@ check: $(READY)
 format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# How large the house is, beside what it may be.
+weight: $(READY)
+	$(BIN)/python -m tests.weight
 
 # Two cores need about half an hour. Fails below 95 % killed, or if a survivor is not explained in tests/mutation/survivors.toml.
 mutants: $(READY)
