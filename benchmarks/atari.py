@@ -32,7 +32,7 @@ from laser_rl.config import Config, full_name, override
 from laser_rl.envs.atari import atari_game
 from laser_rl.metrics.log import read
 from laser_rl.research.paper import atari_references
-from laser_rl.runtime.files import is_sweep, read_sweep
+from laser_rl.training.files import is_sweep, read_sweep
 
 # The command `laser`, in a process that never outlives this one.
 CODE = """\

@@ -14,7 +14,7 @@ from laser_rl.checkpoint import write_bytes
 from laser_rl.metrics.log import FILE, read_from, valid
 from laser_rl.metrics.sink import Row
 from laser_rl.metrics.stream import episodes_in
-from laser_rl.runtime.files import CONFIG, SWEEP, is_sweep, read_config, read_sweep
+from laser_rl.training.files import CONFIG, SWEEP, is_sweep, read_config, read_sweep
 
 FORMAT = 1
 LIMIT_BYTES = 1 << 20

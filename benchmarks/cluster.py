@@ -22,16 +22,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.replay import GAMES, STACKED, STEPS, frames, part, unrolls_of
+from laser_rl.cluster.actors import RayAnswer, RayShard, nodes_alive, start_shard
+from laser_rl.cluster.client import ShardClient
+from laser_rl.cluster.in_process_shard import NearShard
+from laser_rl.cluster.ray_import import placed, ray
+from laser_rl.cluster.replay_writer import Courier
+from laser_rl.cluster.shard import Shard, ShardPlan
+from laser_rl.cluster.sharded import AHEAD, ShardedReplay
 from laser_rl.replay import Replay, allocate
-from laser_rl.replay.parcel import Parcel, Unpacking, seal
+from laser_rl.replay.encoded_unrolls import Parcel, Unpacking, seal
 from laser_rl.replay.records import pack
-from laser_rl.runtime.cluster.actors import RayAnswer, RayShard, nodes_alive, start_shard
-from laser_rl.runtime.cluster.client import ShardClient
-from laser_rl.runtime.cluster.courier import Courier
-from laser_rl.runtime.cluster.loading import placed, ray
-from laser_rl.runtime.cluster.near import NearShard
-from laser_rl.runtime.cluster.shard import Shard, ShardPlan
-from laser_rl.runtime.cluster.sharded import AHEAD, ShardedReplay
 
 BATCH, AT_ONCE = 128, 16
 ROUNDS, SECONDS = 6, 1.0  # as many rounds as there are ways to read: each is first once

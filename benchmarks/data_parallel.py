@@ -17,11 +17,11 @@ from dataclasses import dataclass, fields
 import torch
 
 from laser_rl import recipes
-from laser_rl.agent.streams import own_stream
+from laser_rl.agent.cuda_streams import own_stream
 from laser_rl.config import override
-from laser_rl.runtime.build import Member, learn
-from laser_rl.runtime.crew_build import build_member
-from laser_rl.runtime.feed import Crate
+from laser_rl.training.batch_source import Crate
+from laser_rl.training.build import Member, learn
+from laser_rl.training.build_group import build_member
 from laser_rl.types import Batch
 
 FLOAT_BYTES = 4

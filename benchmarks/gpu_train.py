@@ -46,7 +46,7 @@ from laser_rl.envs.records import DiscreteActions, EnvironmentSpec, ObservationS
 from laser_rl.networks.build import family_of
 from laser_rl.replay.frames import upload
 from laser_rl.replay.records import allocate
-from laser_rl.runtime.build import build_learner, device_of, layout_of
+from laser_rl.training.build import build_learner, device_of, layout_of
 from laser_rl.types import Batch
 
 RESULTS = Path(__file__).parent / "results"

@@ -30,11 +30,11 @@ from laser_rl.config import Config, override
 from laser_rl.errors import UserError
 from laser_rl.ports import Delivery
 from laser_rl.replay.records import allocate
-from laser_rl.runtime.build import Member
-from laser_rl.runtime.launch import prepare
-from laser_rl.runtime.local import ThreadMailbox, run_actor, run_local
-from laser_rl.runtime.stop import Stop
-from laser_rl.runtime.trainer import Trainer
+from laser_rl.training.build import Member
+from laser_rl.training.launch import prepare
+from laser_rl.training.stop import Stop
+from laser_rl.training.threads import ThreadMailbox, run_actor, run_local
+from laser_rl.training.trainer import Trainer
 from laser_rl.types import Unrolls
 
 RATIOS = ("local / slower alone", "local / slower of two processes", "local / sum", "CPU: local / sum")

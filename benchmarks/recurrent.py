@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from laser_rl import LASER
-from laser_rl.runtime.training import Progress
+from laser_rl.training.member_training import Progress
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "recurrent"
 Settings = Mapping[str, Any]

@@ -18,7 +18,7 @@ import torch
 
 from laser_rl import LASER
 from laser_rl.agent.recurrent import Recurrent
-from laser_rl.runtime.build import batch_of, on_device
+from laser_rl.training.build import batch_of, on_device
 from laser_rl.types import Batch, Inputs
 
 CASES = {

@@ -27,8 +27,8 @@ from laser_rl import LASER
 from laser_rl.agent.policy import Policy
 from laser_rl.replay import Counts, Mixer, Replay, allocate
 from laser_rl.replay.records import Packed, pack
-from laser_rl.runtime.build import open_environments
-from laser_rl.runtime.evaluate import Player
+from laser_rl.training.build import open_environments
+from laser_rl.training.evaluate import Player
 from laser_rl.types import UnrollLayout, Unrolls, empty_unrolls
 
 GAMES = ["breakout", "pong", "seaquest", "ms_pacman", "space_invaders", "yars_revenge"]

@@ -24,10 +24,10 @@ import torch
 from laser_rl import recipes
 from laser_rl.config import override
 from laser_rl.metrics.stream import episodes_in
-from laser_rl.runtime.crew_build import build_crew
-from laser_rl.runtime.trainer import Trainer
 from laser_rl.sweep.pbt import PbtConfig
 from laser_rl.sweep.settings import SweepConfig
+from laser_rl.training.build_group import build_crew
+from laser_rl.training.trainer import Trainer
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "sharing"
 COLUMNS = ("variant", "seed", "member", "group", "step", "return", "acceptance_own", "acceptance_others", "seconds")

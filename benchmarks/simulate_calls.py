@@ -19,14 +19,14 @@ import numpy as np
 
 from benchmarks.cluster import ANSWER_S, AT_ONCE, cluster
 from benchmarks.replay import GAMES, STACKED, STEPS, frames, part, unrolls_of
+from laser_rl.cluster.actors import THREADS, RayShard
+from laser_rl.cluster.client import Answer
+from laser_rl.cluster.ray_import import placed, ray
+from laser_rl.cluster.replay_writer import Courier
+from laser_rl.cluster.shard import Shard, ShardPlan
 from laser_rl.replay import allocate
-from laser_rl.replay.parcel import Unpacking, seal
+from laser_rl.replay.encoded_unrolls import Unpacking, seal
 from laser_rl.replay.records import pack
-from laser_rl.runtime.cluster.actors import THREADS, RayShard
-from laser_rl.runtime.cluster.client import Answer
-from laser_rl.runtime.cluster.courier import Courier
-from laser_rl.runtime.cluster.loading import placed, ray
-from laser_rl.runtime.cluster.shard import Shard, ShardPlan
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 123)
 UNDER_WAY, UNROLLS, ROUNDS, SECONDS = 8, 1024, 5, 1.0

@@ -22,12 +22,12 @@ from typing import Any
 from laser_rl import recipes
 from laser_rl.config import override
 from laser_rl.metrics.window import memory_bytes
-from laser_rl.runtime.crew_build import build_crew
-from laser_rl.runtime.directory import RunDirectory
-from laser_rl.runtime.launch import prepare
-from laser_rl.runtime.processes import Supervisor
-from laser_rl.runtime.trainer import Trainer, run_in_turns
 from laser_rl.sweep.settings import SweepConfig
+from laser_rl.training.build_group import build_crew
+from laser_rl.training.directory import RunDirectory
+from laser_rl.training.launch import prepare
+from laser_rl.training.process_supervisor import Supervisor
+from laser_rl.training.trainer import Trainer, run_in_turns
 
 MEMBERS = 9
 RATES = [2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3, 3e-4, 6e-4, 1.2e-3, 2.4e-3]

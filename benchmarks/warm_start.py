@@ -14,7 +14,7 @@ import torch
 
 from laser_rl import recipes
 from laser_rl.config import override
-from laser_rl.runtime.launch import train
+from laser_rl.training.launch import train
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "empty replay": {},

@@ -19,7 +19,7 @@ from laser_rl.agent.loss import laser_loss
 from laser_rl.config import LossConfig
 from laser_rl.networks.agent_network import Output
 from laser_rl.ops.distributions import Categorical
-from laser_rl.runtime.training import Progress
+from laser_rl.training.member_training import Progress
 from laser_rl.types import Batch
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

@@ -10,10 +10,10 @@ from laser_rl import cli
 from laser_rl.cli.play import _task_lines
 from laser_rl.envs.make import make_renderable
 from laser_rl.evaluation.statistics import summarise_mixture
-from laser_rl.runtime.evaluate import load_trained
-from laser_rl.runtime.filming import Watched
+from laser_rl.training.evaluate import load_trained
+from laser_rl.training.filming import Watched
 from tests.evaluation.test_mixtures import SPEC, played
-from tests.runtime.small import finish, small
+from tests.training.small import finish, small
 from tests.view.reading import read_report
 
 NAMES = ("laser/SparseGrid-5", "laser/DeepSea-5")  # 4 actions and 2

@@ -13,9 +13,9 @@ from laser_rl.envs.instructions import word_numbers
 from laser_rl.envs.suites import suite_of
 from laser_rl.metrics.log import read
 from laser_rl.replay.mixer import Counts
-from laser_rl.runtime.build import open_environments, seeded_network
-from laser_rl.runtime.evaluate import load_trained
-from laser_rl.runtime.files import read_config
+from laser_rl.training.build import open_environments, seeded_network
+from laser_rl.training.evaluate import load_trained
+from laser_rl.training.files import read_config
 from tests.envs import standin_lab
 from tests.view.reading import read_report
 

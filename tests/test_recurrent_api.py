@@ -11,7 +11,7 @@ from laser_rl.agent.policy import Policy
 from laser_rl.envs.make import make_renderable
 from laser_rl.envs.records import seed_of
 from laser_rl.errors import ConfigError
-from laser_rl.runtime.build import open_environments
+from laser_rl.training.build import open_environments
 
 TINY = {"slots": 4, "unroll_steps": 5, "hidden": (8,), "memory": "lstm", "memory_size": 8, "capacity_steps": 400}
 CUE, JUNCTION = 0, 1  # units of the memory

@@ -11,7 +11,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from laser_rl import LASER
 from laser_rl.cli import main
 from laser_rl.errors import ConfigError, UserError
-from laser_rl.runtime.files import read_config
+from laser_rl.training.files import read_config
 from tests.agent.unroll_witness import UnrollWitness
 from tests.envs.samples import Telltale
 

@@ -18,9 +18,9 @@ from laser_rl.api import sweep as api
 from laser_rl.checkpoint import RunLock
 from laser_rl.cli.sweep_settings import begin
 from laser_rl.metrics.log import FILE, MetricsLog, read
-from laser_rl.runtime.directory import RunDirectory
-from laser_rl.runtime.evaluate import load_trained
-from laser_rl.runtime.files import read_sweep
+from laser_rl.training.directory import RunDirectory
+from laser_rl.training.evaluate import load_trained
+from laser_rl.training.files import read_sweep
 from tests.view.reading import read_report
 
 SMALL = [

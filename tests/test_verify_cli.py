@@ -7,10 +7,10 @@ import pytest
 
 from laser_rl import checkpoint
 from laser_rl.cli import main
-from laser_rl.runtime.directory import RunDirectory
+from laser_rl.training.directory import RunDirectory
 from tests.faults.test_checkpoint_faults import flipped, truncated
-from tests.runtime.small import finish, small
-from tests.runtime.test_sweeps import in_directory, small_sweep
+from tests.training.small import finish, small
+from tests.training.test_sweeps import in_directory, small_sweep
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,10 @@ PACKAGE = ROOT / "laser_rl"
 # Lines that a package may have. What is not listed counts as the first row: what a user imports.
 BUDGETS = {
     "api, config, recipes": 1_500, "cli": 1_600, "ops": 2_000, "envs": 4_000, "networks": 1_000, "replay": 2_600, "agent": 1_900,
-    "kernels": 1_700, "runtime": 4_200, "checkpoint": 1_500, "metrics": 1_400, "view": 2_200, "runtime/cluster": 3_000, "research": 2_800,
+    "kernels": 1_700, "training": 4_200, "checkpoint": 1_500, "metrics": 1_400, "view": 2_200, "cluster": 3_000, "research": 2_800,
     "tools": 1_600,
 }  # fmt: skip
-HOMES = {"evaluation": "research", "sweep": "runtime"}  # packages that have no budget of their own
+HOMES = {"evaluation": "research", "sweep": "training"}  # packages that have no budget of their own
 LINES, FILES, README_WORDS, DOCS_WORDS = 30_000, 220, 1_200, 45_000
 RUN = """
 import sys
@@ -26,9 +26,7 @@ print(*(name for name in sys.modules if name.startswith("laser_rl")))
 
 def budget_of(path: Path) -> str:
     """The row of the table that a file belongs to."""
-    first, *rest = path.relative_to(PACKAGE).parts
-    if first == "runtime" and rest[0] == "cluster":
-        return "runtime/cluster"
+    first = path.relative_to(PACKAGE).parts[0]
     home = HOMES.get(first, first)
     return home if home in BUDGETS else "api, config, recipes"
 

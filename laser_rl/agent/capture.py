@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from laser_rl.agent.streams import own_stream
+from laser_rl.agent.cuda_streams import own_stream
 
 #: Held around every capture in this process, and around whatever waits for the whole device meanwhile (compilers and autotuners do): to
 #: synchronise a device one of whose streams is capturing is an error, whichever thread asks. Replays need no lock.

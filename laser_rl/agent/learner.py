@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from laser_rl.agent.graphed import MOST_GRAPHS, CudaGraphs, Graphed, Recorder
+from laser_rl.agent.learner_metrics import EVERY, Numbers, ages, tally
 from laser_rl.agent.loss import Hyper, Loss, draws, hyper_of, laser_loss, require_splittable
 from laser_rl.agent.online_share import STATE, require_countable
 from laser_rl.agent.optimiser import build_optimiser, load_state
@@ -16,7 +17,6 @@ from laser_rl.agent.parameters import FlatParameters, load_network, require_fini
 from laser_rl.agent.policy import restore_generator
 from laser_rl.agent.recovery import Counts, Recovery
 from laser_rl.agent.recurrent import Recurrent
-from laser_rl.agent.tally import EVERY, Numbers, ages, tally
 from laser_rl.config import LossConfig, OptimiserConfig, full_name
 from laser_rl.errors import ConfigError
 from laser_rl.networks.agent_network import AgentNetwork

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from laser_rl.agent.capture import graphed, turn
-from laser_rl.agent.streams import wait_for
+from laser_rl.agent.cuda_streams import wait_for
 from laser_rl.types import Array
 
 OFTEN = 16  # calls with as many rows, before they are worth a graph

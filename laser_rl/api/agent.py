@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from laser_rl import recipes
+from laser_rl.agent.one_step import Memento, act_once
 from laser_rl.agent.parameters import load_network
 from laser_rl.agent.policy import Policy
-from laser_rl.agent.single import Memento, act_once
 from laser_rl.api import arguments
 from laser_rl.api.saved import Saved, read_saved, save_network
 from laser_rl.config import Config, full_name, override
@@ -19,14 +19,14 @@ from laser_rl.evaluation.statistics import EvalResult
 from laser_rl.metrics.sink import Sink
 from laser_rl.metrics.tracking import Tracking, named, trackers
 from laser_rl.networks.build import TorsoSource
-from laser_rl.runtime.build import EnvironmentSource, Member, derive, open_environments, slots_of
-from laser_rl.runtime.directory import RunDirectory
-from laser_rl.runtime.evaluate import Trained, evaluate, require_finite, task_count, trained_of
-from laser_rl.runtime.launch import prepare, run
-from laser_rl.runtime.recording import recorded
-from laser_rl.runtime.stop import deliver_again
-from laser_rl.runtime.trainer import Trainer
-from laser_rl.runtime.training import Callback
+from laser_rl.training.build import EnvironmentSource, Member, derive, open_environments, slots_of
+from laser_rl.training.directory import RunDirectory
+from laser_rl.training.evaluate import Trained, evaluate, require_finite, task_count, trained_of
+from laser_rl.training.launch import prepare, run
+from laser_rl.training.member_training import Callback
+from laser_rl.training.recording import recorded
+from laser_rl.training.stop import deliver_again
+from laser_rl.training.trainer import Trainer
 from laser_rl.trust import Trust
 
 P = ParamSpec("P")

@@ -17,8 +17,8 @@ from laser_rl.envs.worker import read_spec, write_spec
 from laser_rl.errors import ConfigError
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.networks.build import TorsoSource, family_of
-from laser_rl.runtime.build import EnvironmentSource, device_of, layout_of, seeded_network, threads_of
-from laser_rl.runtime.evaluate import Trained, require_finite
+from laser_rl.training.build import EnvironmentSource, device_of, layout_of, seeded_network, threads_of
+from laser_rl.training.evaluate import Trained, require_finite
 
 FORMAT = "1"
 

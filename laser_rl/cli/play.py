@@ -13,10 +13,10 @@ from laser_rl.envs.suites import reference_of
 from laser_rl.evaluation.statistics import EvalResult
 from laser_rl.metrics import display
 from laser_rl.metrics.videos import BY_ENJOY, FOLDER
-from laser_rl.runtime.build import device_of
-from laser_rl.runtime.evaluate import Trained, chosen_member, evaluate, load_trained
-from laser_rl.runtime.files import command_for
-from laser_rl.runtime.filming import Filming, can_be_filmed, chosen_task, film_shown, load_shown
+from laser_rl.training.build import device_of
+from laser_rl.training.evaluate import Trained, chosen_member, evaluate, load_trained
+from laser_rl.training.files import command_for
+from laser_rl.training.filming import Filming, can_be_filmed, chosen_task, film_shown, load_shown
 
 
 @dataclass(frozen=True)

@@ -161,8 +161,8 @@ def merged(config: Config, sections: Mapping[str, Any]) -> Config:
 def fitting(env: str) -> Config:
     """The recipe that fits an environment, which is opened once to be looked at."""
     base = recipes.cartpole(env)
-    from laser_rl.runtime.build import open_environments  # noqa: PLC0415 - torch: not for a look at a report
-    from laser_rl.runtime.evaluate import task_count  # noqa: PLC0415
+    from laser_rl.training.build import open_environments  # noqa: PLC0415 - torch: not for a look at a report
+    from laser_rl.training.evaluate import task_count  # noqa: PLC0415
 
     environments = open_environments(env, base.environment, seed=0, lockstep=True, slots=task_count(env))
     try:

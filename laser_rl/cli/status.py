@@ -19,7 +19,7 @@ from laser_rl.metrics.log import FILE
 from laser_rl.metrics.page import read_json
 from laser_rl.metrics.sink import Row
 from laser_rl.metrics.standing import MemberStanding, standing_of, state_of
-from laser_rl.runtime.files import SWEEP, awaits_evaluation, has_ended, is_sweep, read_config, read_sweep
+from laser_rl.training.files import SWEEP, awaits_evaluation, has_ended, is_sweep, read_config, read_sweep
 
 _NONE = "–"
 

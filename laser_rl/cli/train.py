@@ -23,13 +23,13 @@ from laser_rl.metrics.display import label
 from laser_rl.metrics.sink import Sink
 from laser_rl.metrics.tensorboard import TensorBoardLog
 from laser_rl.metrics.tracking import hint, named, reached, tracked, trackers
-from laser_rl.runtime.directory import RunDirectory
-from laser_rl.runtime.files import command_for, new_path, read_sweep, require_trusted, require_unchanged
-from laser_rl.runtime.launch import train
-from laser_rl.runtime.results import MemberResult, Result
-from laser_rl.runtime.stop import EXIT_STATUS, StoppedAtOnce, nothing_to_save
 from laser_rl.sweep.cluster import ClusterSettings, cluster_of, free_running, require_possible
 from laser_rl.sweep.settings import Sharing, SweepConfig, settings_from, sweep_from
+from laser_rl.training.directory import RunDirectory
+from laser_rl.training.files import command_for, new_path, read_sweep, require_trusted, require_unchanged
+from laser_rl.training.launch import train
+from laser_rl.training.result import MemberResult, Result
+from laser_rl.training.stop import EXIT_STATUS, StoppedAtOnce, nothing_to_save
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ def run_in(path: Path, settings: SweepConfig, how: _How) -> int:
 def _run_in(path: Path, settings: SweepConfig, how: _How) -> int:
     require_trusted(*settings.configs)
     if how.cluster is not None:
-        from laser_rl.runtime.cluster.loading import require_ray  # noqa: PLC0415 - a run on this machine never needs it
+        from laser_rl.cluster.ray_import import require_ray  # noqa: PLC0415 - a run on this machine never needs it
 
         require_possible(settings, how.cluster)
         require_ray()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from laser_rl.networks.heads import PixelControlHead, PopArtHead
 from laser_rl.networks.inputs import Instruction, LastStep
-from laser_rl.networks.memory import Memory, NoMemory
+from laser_rl.networks.recurrent import Memory, NoMemory
 from laser_rl.networks.torso import ImpalaDeep, orthogonal
 from laser_rl.types import Inputs
 

@@ -1,11 +1,11 @@
 """One store of unrolls for all members: insert, draw unrolls or whole episodes, mix with new ones, ahead of the learner."""
 
-from laser_rl.replay.ahead import Ahead, Exhausted, Starved
 from laser_rl.replay.episodes import Episodes
 from laser_rl.replay.frames import upload
 from laser_rl.replay.lanes import Lanes
-from laser_rl.replay.memory import Estimate, available_bytes, estimate, require_fits
+from laser_rl.replay.memory_estimate import Estimate, available_bytes, estimate, require_fits
 from laser_rl.replay.mixer import Counts, Mixer
+from laser_rl.replay.prefetcher import Ahead, Exhausted, Starved
 from laser_rl.replay.prioritised import Prioritised, PrioritisedLanes
 from laser_rl.replay.records import allocate
 from laser_rl.replay.sampler import Sampler, Uniform

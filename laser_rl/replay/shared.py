@@ -18,7 +18,7 @@ from laser_rl.envs.block import carve, size_of
 from laser_rl.errors import ConfigError
 from laser_rl.replay.arena import BOOKS, Arena, ArenaMemory, Words, chunk_bytes, most_chunks
 from laser_rl.replay.codec import compress_bound
-from laser_rl.replay.memory import Codec
+from laser_rl.replay.memory_estimate import Codec
 from laser_rl.replay.records import Bytes, shape_of
 from laser_rl.replay.shared_lock import SharedLock
 from laser_rl.types import UnrollLayout

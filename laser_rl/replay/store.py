@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from laser_rl.errors import ConfigError
 from laser_rl.replay import codec as zstd
+from laser_rl.replay.encoded_unrolls import Parcel, Unpacking, check, label, unseal
 from laser_rl.replay.frames import cut, windows
-from laser_rl.replay.memory import Codec, default_budget, resolve_codec, unrolls_of
-from laser_rl.replay.parcel import Parcel, Unpacking, check, label, unseal
+from laser_rl.replay.memory_estimate import Codec, default_budget, resolve_codec, unrolls_of
 from laser_rl.replay.records import Packed, Parts, fields_of, pack, parts_of, shape_of, unpack
 from laser_rl.replay.shared import Handle, Ids, checksum, private_room, shared_room
 from laser_rl.replay.shared_lock import SharedLock
@@ -195,7 +195,7 @@ class Replay:
     def insert_parcel(self, parcel: Parcel) -> Ids:
         """The same for unrolls that were sealed elsewhere: what is compressed stays as it is. ValueError if they are not of this layout.
 
-        >>> from laser_rl.replay.parcel import seal
+        >>> from laser_rl.replay.encoded_unrolls import seal
         >>> from laser_rl.types import empty_unrolls
         >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
         >>> store = Replay(layout, capacity_steps=20, codec="zstd")

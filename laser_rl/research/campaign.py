@@ -81,7 +81,7 @@ def _run(experiment: Experiment, plan: Plan, command: str) -> None:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keep the messages of hundreds of runs from the terminal."""
-    log = logging.getLogger("laser_rl.runtime")
+    log = logging.getLogger("laser_rl.training")
     before = log.level
     log.setLevel(logging.WARNING)
     try:

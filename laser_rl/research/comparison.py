@@ -23,7 +23,7 @@ from laser_rl.metrics.sink import Row
 from laser_rl.metrics.stream import Stream
 from laser_rl.research.paper import COLUMNS, atari_median, atari_normalised, atari_references, atari_scores
 from laser_rl.research.protocol import LAST_EPISODES, Episodes, episodes_of, last_episodes, sweep_curve
-from laser_rl.runtime.files import is_sweep, read_config, read_sweep
+from laser_rl.training.files import is_sweep, read_config, read_sweep
 
 Kind = Literal["run", "sweep"]
 PAPER = AtariSettings()

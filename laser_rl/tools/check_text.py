@@ -20,8 +20,8 @@ def agent_facts(spec: EnvironmentSpec, name: str) -> dict[str, Any]:
     """What would be trained there by default: recipe, network, replay."""
     from laser_rl import recipes  # noqa: PLC0415 - loads torch, which takes as long as the examination
     from laser_rl.networks.build import family_of, parameter_count  # noqa: PLC0415
-    from laser_rl.replay.memory import available_bytes, estimate  # noqa: PLC0415
-    from laser_rl.runtime.build import layout_of, seeded_network  # noqa: PLC0415
+    from laser_rl.replay.memory_estimate import available_bytes, estimate  # noqa: PLC0415
+    from laser_rl.training.build import layout_of, seeded_network  # noqa: PLC0415
 
     config = recipes.for_environment(spec, name)
     family = family_of(spec.action)

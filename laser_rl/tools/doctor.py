@@ -36,7 +36,7 @@ ASK_TORCH = """
 import json
 try:
     import torch
-    from laser_rl.replay.memory import available_bytes
+    from laser_rl.replay.memory_estimate import available_bytes
     seen = {"version": torch.__version__, "cuda": torch.version.cuda, "devices": [], "free_bytes": available_bytes()}
     try:
         if torch.cuda.is_available():

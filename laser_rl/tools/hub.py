@@ -15,8 +15,8 @@ from laser_rl.api.saved import save_network
 from laser_rl.checkpoint import CHECKPOINTS, guarded, manifest
 from laser_rl.errors import ConfigError, MissingExtra
 from laser_rl.metrics import read
-from laser_rl.runtime.files import CONFIG, SWEEP, is_sweep
 from laser_rl.tools.source import Source, config_sha256
+from laser_rl.training.files import CONFIG, SWEEP, is_sweep
 from laser_rl.trust import PROMISE
 from laser_rl.view.report import write_report
 

@@ -26,11 +26,11 @@ from laser_rl.errors import ConfigError, EnvironmentRefused, MissingExtra
 from laser_rl.networks.build import family_of
 from laser_rl.ops.distributions import Categorical, Family, MultiCategorical
 from laser_rl.ops.gaussian import DiagonalGaussian
-from laser_rl.runtime.build import layout_of
-from laser_rl.runtime.evaluate import chosen_member, spec_in
-from laser_rl.runtime.files import command_for
 from laser_rl.tools.source import command, config_of, config_sha256, manifest_sha256, starts_in, versions
 from laser_rl.tools.whole_episodes import NO_SEED, EpisodeReader, WholeEpisode
+from laser_rl.training.build import layout_of
+from laser_rl.training.evaluate import chosen_member, spec_in
+from laser_rl.training.files import command_for
 from laser_rl.trust import Untrusted
 from laser_rl.types import Array, UnrollLayout
 

@@ -22,8 +22,8 @@ from laser_rl.networks.agent_network import AgentNetwork, Output
 from laser_rl.ops import checks, popart
 from laser_rl.ops.distributions import Categorical, Family, MultiCategorical
 from laser_rl.ops.gaussian import DiagonalGaussian
-from laser_rl.runtime.build import another, open_environments, slots_of
-from laser_rl.runtime.evaluate import Player, Trained, task_count
+from laser_rl.training.build import another, open_environments, slots_of
+from laser_rl.training.evaluate import Player, Trained, task_count
 from laser_rl.trust import Untrusted
 from laser_rl.types import Array, Inputs, UnrollLayout
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from laser_rl.checkpoint import atomic
 from laser_rl.errors import ConfigError, MissingExtra
-from laser_rl.runtime.evaluate import Trained
 from laser_rl.tools.onnx_compare import Acting, Verified, compare, example, observed
 from laser_rl.tools.source import described, seen_shape, starts_of, versions
+from laser_rl.training.evaluate import Trained
 
 if TYPE_CHECKING:
     from torch.onnx import ONNXProgram

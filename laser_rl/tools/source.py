@@ -17,9 +17,9 @@ from laser_rl.envs.make import is_atari
 from laser_rl.envs.records import ActionSpec, BoxActions, DiscreteActions, ObservationSpec
 from laser_rl.networks.build import stacked_shape
 from laser_rl.ops.distributions import Family
-from laser_rl.runtime.build import another, open_environments
-from laser_rl.runtime.evaluate import Trained, chosen_member, load_trained, task_count
-from laser_rl.runtime.files import is_sweep, read_config, read_sweep
+from laser_rl.training.build import another, open_environments
+from laser_rl.training.evaluate import Trained, chosen_member, load_trained, task_count
+from laser_rl.training.files import is_sweep, read_config, read_sweep
 
 
 @dataclass(frozen=True)

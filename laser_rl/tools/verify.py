@@ -18,7 +18,7 @@ from laser_rl.errors import ConfigError, DamagedRun, UserError
 from laser_rl.metrics import machine
 from laser_rl.metrics.log import FILE
 from laser_rl.metrics.stream import pieces, rows_in
-from laser_rl.runtime.files import CONFIG, SWEEP, changes, is_sweep, read_config, read_sweep
+from laser_rl.training.files import CONFIG, SWEEP, changes, is_sweep, read_config, read_sweep
 
 State = Literal["whole", "damaged", "changed", "unreadable", "left over"]
 ROW_BEGINS = b'{"kind": "'  # so does what is left of one that was cut off

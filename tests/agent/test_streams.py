@@ -5,8 +5,9 @@ import threading
 import pytest
 import torch
 
-from laser_rl.agent import capture, streams
-from laser_rl.agent.streams import Handover, wait_for
+from laser_rl.agent import capture
+from laser_rl.agent import cuda_streams as streams
+from laser_rl.agent.cuda_streams import Handover, wait_for
 
 CPU = torch.device("cpu")
 

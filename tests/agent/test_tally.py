@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from laser_rl.agent.learner_metrics import AGES, GROUPS, shares, tally
 from laser_rl.agent.loss import Loss
-from laser_rl.agent.tally import AGES, GROUPS, shares, tally
 from tests.agent.test_learner import B, T, random_batch
 
 SOURCES, MEMBERS = 4, 3

@@ -6,13 +6,13 @@ import os
 import signal
 import time
 
-from laser_rl.runtime.cluster.launch import run_cluster
-from laser_rl.runtime.cluster.loading import ray
-from laser_rl.runtime.directory import RunDirectory
-from laser_rl.runtime.launch import train
+from laser_rl.cluster.launch import run_cluster
+from laser_rl.cluster.ray_import import ray
 from laser_rl.sweep.cluster import ClusterSettings
 from laser_rl.sweep.settings import SweepConfig
-from tests.runtime.small import small
+from laser_rl.training.directory import RunDirectory
+from laser_rl.training.launch import train
+from tests.training.small import small
 
 RATES = (5e-4, 1e-3, 4e-3)
 

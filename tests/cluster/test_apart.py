@@ -6,7 +6,7 @@ import tempfile
 
 import pytest
 
-from laser_rl.runtime.launch import train
+from laser_rl.training.launch import train
 from tests.cluster.apart import PORT, Apart, possible
 from tests.cluster.apart_sweep import in_step_config
 from tests.cluster.raylets import needs_ray

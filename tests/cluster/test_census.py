@@ -4,9 +4,9 @@ from concurrent.futures import Future
 
 import pytest
 
-from laser_rl.runtime.cluster import census as module
-from laser_rl.runtime.cluster.census import Census
-from laser_rl.runtime.cluster.shard import Report
+from laser_rl.cluster import census as module
+from laser_rl.cluster.shard import Report
+from laser_rl.cluster.shard_directory import Census
 
 
 class Counted:

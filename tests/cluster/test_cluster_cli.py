@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from laser_rl import Sweep, cli
+from laser_rl.cluster import connection as joining
+from laser_rl.cluster.connection import joined
 from laser_rl.errors import ConfigError
-from laser_rl.runtime.cluster import joining
-from laser_rl.runtime.cluster.joining import joined
 
 
 def asked(path, *more):

@@ -4,10 +4,10 @@ from concurrent.futures import Future
 
 import pytest
 
-from laser_rl.runtime.cluster import keeper as module
-from laser_rl.runtime.cluster.client import ShardLost
-from laser_rl.runtime.cluster.keeper import ShardKeeper
-from laser_rl.runtime.cluster.shard import Report, ShardPlan
+from laser_rl.cluster import keeper as module
+from laser_rl.cluster.client import ShardLost
+from laser_rl.cluster.shard import Report, ShardPlan
+from laser_rl.cluster.shard_supervisor import ShardKeeper
 from tests.replay.inputs import VECTOR
 
 

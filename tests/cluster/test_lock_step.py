@@ -2,11 +2,11 @@
 
 import hashlib
 
-from laser_rl.runtime import build
-from laser_rl.runtime.cluster.near import NearShard
-from laser_rl.runtime.cluster.shard import Shard, ShardPlan
-from laser_rl.runtime.cluster.sharded import ShardedReplay
-from tests.runtime.small import finish, small
+from laser_rl.cluster.in_process_shard import NearShard
+from laser_rl.cluster.shard import Shard, ShardPlan
+from laser_rl.cluster.sharded import ShardedReplay
+from laser_rl.training import build
+from tests.training.small import finish, small
 
 
 def learned(config):

@@ -8,36 +8,36 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from laser_rl.cluster.channels import RayInbox, RayRoster, post_roster
+from laser_rl.cluster.client import ShardLost
+from laser_rl.cluster.coordinator_client import Link
+from laser_rl.cluster.in_process_shard import NearShard
+from laser_rl.cluster.member_coordinator import Desk
+from laser_rl.cluster.remote_batches import FarEnvironments, Intake
+from laser_rl.cluster.replay_files import Mirror, Spreading
+from laser_rl.cluster.replay_writer import Courier
+from laser_rl.cluster.resources import MOST_A_CORE, shares_of
+from laser_rl.cluster.run_coordinator import REPLACED, Ledger, Line, News
+from laser_rl.cluster.runner import Sender
+from laser_rl.cluster.shard import Shard, ShardPlan
+from laser_rl.cluster.supervised_actor import KILLED, Hosted
 from laser_rl.config import override
 from laser_rl.errors import ConfigError
 from laser_rl.ports import Delivery
 from laser_rl.replay import Replay
-from laser_rl.replay.ahead import Exhausted
-from laser_rl.replay.parcel import seal
+from laser_rl.replay.encoded_unrolls import seal
+from laser_rl.replay.prefetcher import Exhausted
 from laser_rl.replay.records import pack
-from laser_rl.runtime.child import MOST_RESTARTS, ProcessDied
-from laser_rl.runtime.cluster.client import ShardLost
-from laser_rl.runtime.cluster.courier import Courier
-from laser_rl.runtime.cluster.desk import Desk
-from laser_rl.runtime.cluster.hosted import KILLED, Hosted
-from laser_rl.runtime.cluster.intake import FarEnvironments, Intake
-from laser_rl.runtime.cluster.ledger import REPLACED, Ledger, Line, News
-from laser_rl.runtime.cluster.link import Link
-from laser_rl.runtime.cluster.mirror import Mirror, Spreading
-from laser_rl.runtime.cluster.near import NearShard
-from laser_rl.runtime.cluster.placing import MOST_A_CORE, shares_of
-from laser_rl.runtime.cluster.ports import RayInbox, RayRoster, post_roster
-from laser_rl.runtime.cluster.runner import Sender
-from laser_rl.runtime.cluster.shard import Shard, ShardPlan
-from laser_rl.runtime.saving import Segments
-from laser_rl.runtime.stop import Stop
 from laser_rl.sweep.cluster import ClusterSettings, require_possible
 from laser_rl.sweep.settings import SweepConfig
+from laser_rl.training.process_handle import MOST_RESTARTS, ProcessDied
+from laser_rl.training.saving import Segments
+from laser_rl.training.stop import Stop
 from laser_rl.types import Episode
 from tests.cluster.raylets import NearDesk
 from tests.cluster.test_cluster_faults import examine
 from tests.replay.inputs import VECTOR, numbered, take
-from tests.runtime.small import finish, small
+from tests.training.small import finish, small
 
 
 def near(number, unrolls=1000):
@@ -150,7 +150,7 @@ def test_a_link_says_all_in_order_and_hears_orders_steps_and_the_end():
 
 
 def test_a_link_hurries_where_the_member_moves_fast_or_waits(monkeypatch):
-    monkeypatch.setattr("laser_rl.runtime.cluster.link.BEAT_S", 3600.0)
+    monkeypatch.setattr("laser_rl.cluster.coordinator_client.BEAT_S", 3600.0)
     ledger = NearDesk(Ledger([0, 9]))
     link = Link(ledger, 0, 0, Stop(), members=2, steps=0, often=100)
 
@@ -316,9 +316,9 @@ class Mortal:
 
 
 def test_an_actor_that_dies_again_and_again_is_started_later_and_later_and_then_no_more(monkeypatch):
-    monkeypatch.setattr("laser_rl.runtime.cluster.hosted.PAUSE_S", 0.05)
-    monkeypatch.setattr("laser_rl.runtime.cluster.hosted.RayAnswer", lambda reference: reference.future())
-    monkeypatch.setattr("laser_rl.runtime.cluster.hosted.ray", lambda: SimpleNamespace(kill=lambda *_, **__: None))
+    monkeypatch.setattr("laser_rl.cluster.supervised_actor.PAUSE_S", 0.05)
+    monkeypatch.setattr("laser_rl.cluster.supervised_actor.RayAnswer", lambda reference: reference.future())
+    monkeypatch.setattr("laser_rl.cluster.supervised_actor.ray", lambda: SimpleNamespace(kill=lambda *_, **__: None))
     hosted, moments = Hosted("runner 0 of member 0", Mortal), []
     for life in range(MOST_RESTARTS + 1):
         wait_until(lambda: hosted.ended() is not None)

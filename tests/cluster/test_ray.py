@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from laser_rl.cluster.actors import RayShard, start_desk, start_shard
+from laser_rl.cluster.channels import RayRoster
+from laser_rl.cluster.ray_import import placed, ray
+from laser_rl.cluster.replay_writer import Courier
+from laser_rl.cluster.shard import ShardPlan
+from laser_rl.cluster.shard_supervisor import ShardKeeper
+from laser_rl.cluster.sharded import ShardedReplay
 from laser_rl.replay import allocate
-from laser_rl.replay.parcel import seal
+from laser_rl.replay.encoded_unrolls import seal
 from laser_rl.replay.records import fields_of, pack
-from laser_rl.runtime.cluster.actors import RayShard, start_desk, start_shard
-from laser_rl.runtime.cluster.courier import Courier
-from laser_rl.runtime.cluster.keeper import ShardKeeper
-from laser_rl.runtime.cluster.loading import placed, ray
-from laser_rl.runtime.cluster.ports import RayRoster
-from laser_rl.runtime.cluster.shard import ShardPlan
-from laser_rl.runtime.cluster.sharded import ShardedReplay
 from tests.cluster.raylets import STORE_BYTES, needs_ray, require_token, three_raylets
 from tests.replay.inputs import STACKED, VECTOR, numbered
 

@@ -5,13 +5,13 @@ import threading
 import numpy as np
 import pytest
 
+from laser_rl.cluster.shard import Shard, ShardPlan
+from laser_rl.cluster.shard import gathered as gathered_of
 from laser_rl.replay import allocate
+from laser_rl.replay.encoded_unrolls import Parcel, Unpacking, seal, unseal
 from laser_rl.replay.lending import borrow
-from laser_rl.replay.parcel import Parcel, Unpacking, seal, unseal
 from laser_rl.replay.records import pack, unpack
-from laser_rl.runtime.cluster.shard import Shard, ShardPlan
-from laser_rl.runtime.cluster.shard import gathered as gathered_of
-from laser_rl.runtime.saving import Segments
+from laser_rl.training.saving import Segments
 from tests.replay.inputs import LAYOUTS, PICTURE, STACKED, VECTOR, assert_column, assert_same, numbered
 
 CODECS = pytest.mark.parametrize("codec", ["raw", "zstd"])

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from laser_rl.cluster.client import AnswerLost
+from laser_rl.cluster.in_process_shard import NearShard
+from laser_rl.cluster.replay_writer import Courier
+from laser_rl.cluster.shard import Shard, ShardPlan
+from laser_rl.cluster.sharded import ShardedReplay
+from laser_rl.cluster.spread import SHARD_BITS
 from laser_rl.errors import ConfigError
 from laser_rl.replay import Counts, Mixer, Replay, allocate
-from laser_rl.replay.parcel import seal
+from laser_rl.replay.encoded_unrolls import seal
 from laser_rl.replay.records import pack
-from laser_rl.runtime.cluster.client import AnswerLost
-from laser_rl.runtime.cluster.courier import Courier
-from laser_rl.runtime.cluster.near import NearShard
-from laser_rl.runtime.cluster.shard import Shard, ShardPlan
-from laser_rl.runtime.cluster.sharded import ShardedReplay
-from laser_rl.runtime.cluster.spread import SHARD_BITS
 from laser_rl.sweep.cluster import require_uniform
 from tests.replay.inputs import STACKED, VECTOR, assert_column, assert_same, numbered
 
@@ -179,7 +179,7 @@ def test_a_shard_that_does_not_answer_is_left_out_until_it_does(caplog):
 
 
 def test_who_waits_for_unrolls_says_so_and_gives_up(monkeypatch):
-    monkeypatch.setattr("laser_rl.runtime.waiting.GIVE_UP_S", 0.2)
+    monkeypatch.setattr("laser_rl.training.stall.GIVE_UP_S", 0.2)
     shard = near(VECTOR, 0)
     store = ShardedReplay(VECTOR, lambda: [shard])
     with pytest.raises(
@@ -268,7 +268,7 @@ def test_each_unroll_arrives_once_however_many_shards_and_answers_are_lost():
 
 
 def test_a_courier_waits_for_room_and_names_whom_it_waits_for(caplog, monkeypatch):
-    monkeypatch.setattr("laser_rl.runtime.waiting.SAY_AFTER_S", 0.1)
+    monkeypatch.setattr("laser_rl.training.stall.SAY_AFTER_S", 0.1)
     shard, asleep = near(VECTOR, 3), threading.Event()
     insert = shard.shard.insert
     shard.shard.insert = lambda *arguments: (asleep.wait(30), insert(*arguments))[1]

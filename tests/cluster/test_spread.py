@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from laser_rl.cluster.spread import SHARD_BITS, Spans, names, newest
 from laser_rl.replay import Replay, allocate
-from laser_rl.runtime.cluster.spread import SHARD_BITS, Spans, names, newest
 from laser_rl.types import UnrollLayout, empty_unrolls
 
 LAYOUT = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)

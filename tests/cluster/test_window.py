@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from laser_rl.cluster.actors import RayShard
+from laser_rl.cluster.client import ShardLost, awaited
+from laser_rl.cluster.in_process_shard import NearShard
+from laser_rl.cluster.local_shard import Window
+from laser_rl.cluster.replay_writer import Courier
+from laser_rl.cluster.shard import Shard, ShardPlan
+from laser_rl.cluster.shard_supervisor import ShardKeeper, _Kept
+from laser_rl.cluster.sharded import ShardedReplay
 from laser_rl.errors import ConfigError
 from laser_rl.replay import allocate, shared_lock
+from laser_rl.replay.encoded_unrolls import seal
 from laser_rl.replay.lending import borrow
-from laser_rl.replay.parcel import seal
 from laser_rl.replay.records import pack
-from laser_rl.runtime.cluster.actors import RayShard
-from laser_rl.runtime.cluster.client import ShardLost, awaited
-from laser_rl.runtime.cluster.courier import Courier
-from laser_rl.runtime.cluster.keeper import ShardKeeper, _Kept
-from laser_rl.runtime.cluster.near import NearShard
-from laser_rl.runtime.cluster.shard import Shard, ShardPlan
-from laser_rl.runtime.cluster.sharded import ShardedReplay
-from laser_rl.runtime.cluster.window import Window
 from tests.replay.inputs import STACKED, VECTOR, numbered
 
 
@@ -70,7 +70,7 @@ def test_what_cannot_be_reached_is_called_and_asked_once(answer, monkeypatch):
         borrowed.append(lent)
         raise ConfigError("it is in another container")
 
-    monkeypatch.setattr("laser_rl.runtime.cluster.window.borrow", elsewhere)
+    monkeypatch.setattr("laser_rl.cluster.local_shard.borrow", elsewhere)
     shard.lent.set_result(shard.shard.lend()) if answer is None else shard.lent.set_exception(answer)
     for _ in range(5):
         store.sample_into(8, random, batch, 0)

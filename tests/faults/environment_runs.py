@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from laser_rl.runtime.crew_build import build_crew
-from laser_rl.runtime.launch import prepare, run
-from laser_rl.runtime.trainer import Trainer, run_in_turns
 from laser_rl.sweep.settings import SweepConfig
+from laser_rl.training.build_group import build_crew
+from laser_rl.training.launch import prepare, run
+from laser_rl.training.trainer import Trainer, run_in_turns
 from tests.agent.unroll_witness import UnrollWitness
 from tests.faults.figures import VARIABLE
-from tests.runtime.small import small
+from tests.training.small import small
 
 RATES = {"learning_rate": [5e-4, 1e-3, 4e-3]}
 DEFAULTS = {

@@ -9,10 +9,10 @@ import json
 import sys
 from pathlib import Path
 
-from laser_rl.runtime.directory import RunDirectory
-from laser_rl.runtime.launch import prepare, run
+from laser_rl.training.directory import RunDirectory
+from laser_rl.training.launch import prepare, run
 from tests.faults.measure import held
-from tests.runtime.small import small
+from tests.training.small import small
 
 SAMPLES = 100
 

@@ -9,8 +9,8 @@ import numpy as np
 from laser_rl import checkpoint
 from laser_rl.checkpoint.snapshot import grouped
 from laser_rl.metrics.log import FILE, read, read_from
-from laser_rl.runtime.crew_build import build_parts
-from laser_rl.runtime.directory import RunDirectory
+from laser_rl.training.build_group import build_parts
+from laser_rl.training.directory import RunDirectory
 from laser_rl.trust import Trust
 from tests.agent.unroll_witness import UnrollWitness
 

@@ -6,11 +6,11 @@ import shutil
 import pytest
 
 from laser_rl import checkpoint, cli
-from laser_rl.runtime.files import read_config, read_sweep
+from laser_rl.training.files import read_config, read_sweep
 from tests.faults.test_checkpoint_faults import flipped
 from tests.faults.test_unreadable import tree
-from tests.runtime.small import finish, small
-from tests.runtime.test_sweeps import in_directory, small_sweep
+from tests.training.small import finish, small
+from tests.training.test_sweeps import in_directory, small_sweep
 
 
 @pytest.fixture(scope="module")

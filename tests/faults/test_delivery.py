@@ -11,15 +11,15 @@ import pytest
 
 from laser_rl.replay import Replay
 from laser_rl.replay.shared import HOLDER, UNSETTLED
-from laser_rl.runtime.crew_build import build_crew
-from laser_rl.runtime.directory import RunDirectory
-from laser_rl.runtime.processes import Supervisor
-from laser_rl.runtime.trainer import Trainer
 from laser_rl.sweep.settings import SweepConfig
+from laser_rl.training.build_group import build_crew
+from laser_rl.training.directory import RunDirectory
+from laser_rl.training.process_supervisor import Supervisor
+from laser_rl.training.trainer import Trainer
 from laser_rl.types import UnrollLayout, empty_unrolls
 from tests.replay import test_shared
 from tests.replay.test_shared import Child, codecs, everything, nursery, serve, state_of, wait_until
-from tests.runtime.small import small
+from tests.training.small import small
 
 __all__ = ["nursery", "serve"]  # a fixture, and what its process runs
 LAYOUT = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)

@@ -11,12 +11,12 @@ import torch
 
 from laser_rl import checkpoint
 from laser_rl.metrics.log import MetricsLog, read, rows_hash
-from laser_rl.runtime import space
-from laser_rl.runtime.space import NoSpace
+from laser_rl.training import disk_space as space
+from laser_rl.training.disk_space import NoSpace
 from tests.checkpoint.inputs import forked, outcome
 from tests.faults.disk import Disk, assert_in_order, mounted, unmount
 from tests.faults.test_run_faults import LASER, newest, wait_until
-from tests.runtime.small import finish, small
+from tests.training.small import finish, small
 
 SAID, AGAIN = "no space for the checkpoint", "there is space again"
 

@@ -8,15 +8,15 @@ import pytest
 from laser_rl import checkpoint
 from laser_rl.metrics.log import read, rows_hash
 from laser_rl.metrics.tensorboard import TensorBoardLog
-from laser_rl.runtime import space
-from laser_rl.runtime.directory import RunDirectory
-from laser_rl.runtime.processes import Supervisor
-from laser_rl.runtime.space import NoSpace
 from laser_rl.sweep.settings import SweepConfig
+from laser_rl.training import disk_space as space
+from laser_rl.training.directory import RunDirectory
+from laser_rl.training.disk_space import NoSpace
+from laser_rl.training.process_supervisor import Supervisor
 from tests.faults.disk import Disk, assert_in_order
 from tests.faults.test_disk_full import AGAIN, SAID, Full
-from tests.runtime.small import small
-from tests.runtime.test_sweeps import in_directory, small_sweep
+from tests.training.small import small
+from tests.training.test_sweeps import in_directory, small_sweep
 
 
 @pytest.fixture

@@ -10,14 +10,14 @@ import time
 import numpy as np
 import pytest
 
-from laser_rl.runtime.directory import RunDirectory
-from laser_rl.runtime.processes import Supervisor
 from laser_rl.sweep.settings import SweepConfig
+from laser_rl.training.directory import RunDirectory
+from laser_rl.training.process_supervisor import Supervisor
 from tests.agent.unroll_witness import UnrollWitness
 from tests.faults.bad_environments import EXPECTED
 from tests.faults.environment_runs import alive, children, within, zombies
 from tests.faults.test_run_faults import finish, start
-from tests.runtime.small import small
+from tests.training.small import small
 
 FAILED, MOST_RESTARTS = 4, 5
 COMMANDS = {

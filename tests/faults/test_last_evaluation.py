@@ -12,13 +12,13 @@ import pytest
 from laser_rl import checkpoint, cli
 from laser_rl.errors import UserError
 from laser_rl.metrics.log import read, rows_hash
-from laser_rl.runtime import training
-from laser_rl.runtime.directory import RunDirectory
-from laser_rl.runtime.launch import train
-from laser_rl.runtime.space import NoSpace
 from laser_rl.sweep.settings import SweepConfig
-from tests.runtime.small import finish, small
-from tests.runtime.test_sweeps import in_directory, small_sweep
+from laser_rl.training import member_training as training
+from laser_rl.training.directory import RunDirectory
+from laser_rl.training.disk_space import NoSpace
+from laser_rl.training.launch import train
+from tests.training.small import finish, small
+from tests.training.test_sweeps import in_directory, small_sweep
 
 STEPS = 100
 KINDS = {
@@ -103,7 +103,7 @@ SLOW = """
 import sys, time
 from pathlib import Path
 from laser_rl import cli
-from laser_rl.runtime import training
+from laser_rl.training import member_training as training
 real = training.evaluate
 def slow(trained, *, goes_on, **more):
     print("evaluating", flush=True)

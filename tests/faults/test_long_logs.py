@@ -15,7 +15,7 @@ from laser_rl.metrics.history import History
 from laser_rl.metrics.log import FILE, read, rows_hash
 from laser_rl.metrics.stream import Stream, episodes_in
 from laser_rl.metrics.window import EACH, EpisodeRows
-from tests.runtime.small import finish, small
+from tests.training.small import finish, small
 
 MB = 1 << 20
 COMMANDS = ("status", "report", "verify", "compare")

@@ -19,9 +19,9 @@ from laser_rl.cli import main
 from laser_rl.cli.train import broken_off
 from laser_rl.config import override
 from laser_rl.errors import ConfigError
-from laser_rl.runtime.files import CONFIG, SWEEP
-from tests.runtime.small import finish, small
-from tests.runtime.test_sweeps import in_directory, small_sweep
+from laser_rl.training.files import CONFIG, SWEEP
+from tests.training.small import finish, small
+from tests.training.test_sweeps import in_directory, small_sweep
 from tests.view.serving import serving
 
 pytestmark = pytest.mark.fault(26)

@@ -13,7 +13,7 @@ from laser_rl.checkpoint import atomic
 from laser_rl.errors import ConfigError
 from laser_rl.metrics import page
 from tests.checkpoint.test_lock import has_namespaces
-from tests.runtime.small import finish, small
+from tests.training.small import finish, small
 
 TRAIN = ["train", "--env", "CartPole-v1", "--steps", "60", "--environment.slots", "2", "--plain"]
 SWEEP = ["sweep", *TRAIN[1:], "--grid", "learning_rate=1e-3,2e-3"]

@@ -7,10 +7,10 @@ import pytest
 
 from laser_rl import checkpoint
 from laser_rl.metrics.log import read
-from laser_rl.runtime.directory import RunDirectory
-from laser_rl.runtime.processes import Supervisor
+from laser_rl.training.directory import RunDirectory
+from laser_rl.training.process_supervisor import Supervisor
 from tests.faults.test_run_faults import finish, kill_group, newest, start, the_same, wait_until
-from tests.runtime.test_recurrent_sweeps import PBT, members
+from tests.training.test_recurrent_sweeps import PBT, members
 
 TRAIN = (
     "train --recipe cartpole --env laser/TMaze-8 --network.memory lstm --network.memory-size 8 --network.hidden 8 --loss.unroll-steps 5 "

@@ -21,12 +21,12 @@ from laser_rl.cli.settings import base_from, read_file
 from laser_rl.cli.status import status_of
 from laser_rl.cli.sweep_settings import begin
 from laser_rl.errors import DamagedRun, UserError
-from laser_rl.runtime.crew_build import build_crew, build_member
-from laser_rl.runtime.directory import RunDirectory
-from laser_rl.runtime.files import read_config, read_sweep
-from laser_rl.runtime.saving import load_member
-from laser_rl.runtime.trainer import Trainer
-from laser_rl.runtime.training import Training
+from laser_rl.training.build_group import build_crew, build_member
+from laser_rl.training.directory import RunDirectory
+from laser_rl.training.files import read_config, read_sweep
+from laser_rl.training.member_training import Training
+from laser_rl.training.saving import load_member
+from laser_rl.training.trainer import Trainer
 from laser_rl.view.report import report
 from tests.fuzz.checkpoints import signed
 from tests.fuzz.run import limited

@@ -13,7 +13,7 @@ import pytest
 
 from laser_rl import checkpoint
 from laser_rl.metrics.log import read
-from tests.runtime.small import fingerprint
+from tests.training.small import fingerprint
 
 LASER = (sys.executable, "-c", "import sys; from laser_rl.cli import main; sys.exit(main())")
 SETTINGS = (

@@ -9,7 +9,7 @@ from laser_rl.metrics.log import FILE, read, read_from
 from tests.faults.families import Family
 from tests.faults.progress import Point, saved, written
 from tests.faults.test_run_faults import finish, start, wait_until
-from tests.runtime.small import fingerprint
+from tests.training.small import fingerprint
 
 INTERVAL = 500
 SMALL = (

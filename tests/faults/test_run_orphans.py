@@ -85,7 +85,7 @@ def test_nobody_outlives_a_killed_run(way, tmp_path, figure):
 
 STARTS_AND_WAITS = """
 import time
-from laser_rl.runtime.child import ShareProcess
+from laser_rl.training.process_handle import ShareProcess
 share = ShareProcess([0], {}, [])
 time.sleep(60)
 """

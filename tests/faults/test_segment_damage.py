@@ -10,7 +10,7 @@ import pytest
 from laser_rl.checkpoint import REPLAY, Salvage, segments
 from laser_rl.checkpoint.guarded import Damaged
 from laser_rl.replay import Episodes, Lanes, Replay, allocate
-from laser_rl.runtime import saving
+from laser_rl.training import saving
 from laser_rl.types import Unrolls
 from tests.replay.inputs import CONTEXT, RECURRENT, Stream, assert_same
 

@@ -10,17 +10,17 @@ from laser_rl.checkpoint import REPLAY
 from laser_rl.config import override
 from laser_rl.metrics.log import read
 from laser_rl.replay import Episodes, Replay
-from laser_rl.runtime import saving
-from laser_rl.runtime.directory import RunDirectory
-from laser_rl.runtime.evaluate import load_trained
-from laser_rl.runtime.processes import Supervisor
-from laser_rl.runtime.saving import MENDED
 from laser_rl.sweep.settings import SweepConfig
+from laser_rl.training import saving
+from laser_rl.training.directory import RunDirectory
+from laser_rl.training.evaluate import load_trained
+from laser_rl.training.process_supervisor import Supervisor
+from laser_rl.training.saving import MENDED
 from tests.faults.disk import assert_in_order
 from tests.replay.inputs import RECURRENT, assert_same, numbered
-from tests.runtime.small import finish, small
-from tests.runtime.test_recurrent import recurrent
-from tests.runtime.test_sweeps import in_directory, small_sweep
+from tests.training.small import finish, small
+from tests.training.test_recurrent import recurrent
+from tests.training.test_sweeps import in_directory, small_sweep
 
 KINDS = {
     "feed-forward": lambda: small(steps=300, capacity_steps=1000, checkpoint_every_steps=100),

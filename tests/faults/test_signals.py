@@ -17,12 +17,12 @@ from rich.console import Console as Terminal
 
 from laser_rl.metrics.console import Console
 from laser_rl.metrics.log import read
-from laser_rl.runtime.directory import RunDirectory
-from laser_rl.runtime.launch import prepare
-from laser_rl.runtime.stop import AGAIN_S, FINISHED, Stop, StoppedAtOnce, nothing_to_save, signals
+from laser_rl.training.directory import RunDirectory
+from laser_rl.training.launch import prepare
+from laser_rl.training.stop import AGAIN_S, FINISHED, Stop, StoppedAtOnce, nothing_to_save, signals
 from tests.faults.families import VARIABLE, Family, living, within
 from tests.faults.test_run_faults import LASER, newest, wait_until
-from tests.runtime.small import finish, run_one, small
+from tests.training.small import finish, run_one, small
 
 LIMIT_S = 10.0
 STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}

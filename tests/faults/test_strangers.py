@@ -8,7 +8,7 @@ import pytest
 from laser_rl import LASER, cli
 from laser_rl.errors import ConfigError
 from tests.faults.test_unreadable import tree
-from tests.runtime.small import finish, small
+from tests.training.small import finish, small
 
 TRAIN = ["--env", "CartPole-v1", "--steps", "60", "--environment.slots", "2", "--run.evaluate-episodes", "1", "--plain"]
 THEIRS = {

@@ -11,18 +11,18 @@ import torch
 
 from laser_rl import checkpoint
 from laser_rl.metrics.log import read
-from laser_rl.runtime.board import Board, parsed, published
-from laser_rl.runtime.child import ProcessDied
-from laser_rl.runtime.directory import RunDirectory
-from laser_rl.runtime.launch import train
-from laser_rl.runtime.processes import Supervisor
-from laser_rl.runtime.trainer import TURNS_AHEAD
 from laser_rl.sweep.pbt import PbtConfig
 from laser_rl.sweep.settings import SweepConfig
+from laser_rl.training.directory import RunDirectory
+from laser_rl.training.launch import train
+from laser_rl.training.process_handle import ProcessDied
+from laser_rl.training.process_supervisor import Supervisor
+from laser_rl.training.shared_state import Board, parsed, published
+from laser_rl.training.trainer import TURNS_AHEAD
 from tests.faults.families import within
 from tests.faults.test_run_faults import finish, kill_group, newest, start, the_same, wait_until
-from tests.runtime.small import small
-from tests.runtime.test_sweeps import prepared, small_sweep
+from tests.training.small import small
+from tests.training.test_sweeps import prepared, small_sweep
 
 PBT = PbtConfig(burn_in_steps=200, every_episodes=10, margin=0.01)
 SWEEP = (
@@ -110,7 +110,7 @@ def test_a_stop_ends_all_processes_with_a_checkpoint(tmp_path, caplog):
 
 
 def test_a_process_that_cannot_start_ends_the_sweep_with_its_error(tmp_path, monkeypatch):
-    monkeypatch.setattr("laser_rl.runtime.processes.LOOK_S", 0.02)
+    monkeypatch.setattr("laser_rl.training.process_supervisor.LOOK_S", 0.02)
     _, directory, supervisor = in_processes(tmp_path, pbt=None)
     for process in supervisor.processes:
         process.kill()

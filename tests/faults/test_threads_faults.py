@@ -19,19 +19,19 @@ import pytest
 
 from laser_rl.agent.learner import Learner
 from laser_rl.replay import Replay, shared_lock
-from laser_rl.runtime import waiting
-from laser_rl.runtime.directory import RunDirectory
-from laser_rl.runtime.launch import prepare, run
-from laser_rl.runtime.pace import Pace
-from laser_rl.runtime.processes import Supervisor
-from laser_rl.runtime.survey import PERCENTILES, ages, composition
-from laser_rl.runtime.waiting import Gate, Waiting
 from laser_rl.sweep.settings import SweepConfig
+from laser_rl.training import stall as waiting
+from laser_rl.training.directory import RunDirectory
+from laser_rl.training.launch import prepare, run
+from laser_rl.training.process_supervisor import Supervisor
+from laser_rl.training.stall import Gate, Waiting
+from laser_rl.training.step_barrier import Pace
+from laser_rl.training.sweep_metrics import PERCENTILES, ages, composition
 from tests.envs.samples import Telltale
 from tests.faults.measure import held
 from tests.replay.inputs import VECTOR, numbered
 from tests.replay.test_shared import wait_until
-from tests.runtime.small import small
+from tests.training.small import small
 
 BATCHES = "LASER_TEST_BATCHES"  # a file for the sizes of all batches, in processes of a sweep
 ONLINE, COLUMNS = 2, 8

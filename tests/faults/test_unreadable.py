@@ -9,10 +9,10 @@ import pytest
 from laser_rl import checkpoint, cli
 from laser_rl.checkpoint import Snapshot, segments
 from laser_rl.metrics import machine
-from laser_rl.runtime.directory import RunDirectory
+from laser_rl.training.directory import RunDirectory
 from tests.checkpoint.inputs import LAYOUT, forked, outcome, snapshot, unrolls
-from tests.runtime.small import finish, small
-from tests.runtime.test_sweeps import in_directory, small_sweep
+from tests.training.small import finish, small
+from tests.training.test_sweeps import in_directory, small_sweep
 
 ERRORS = [errno.EACCES, errno.EIO, errno.ESTALE, errno.EMFILE]
 NOBODY = 65534

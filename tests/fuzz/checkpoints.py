@@ -12,13 +12,13 @@ from laser_rl.checkpoint import SegmentEntry, manifest, segments
 from laser_rl.checkpoint.guarded import fitting
 from laser_rl.checkpoint.snapshot import grouped, member_name
 from laser_rl.replay.records import pack
-from laser_rl.runtime.crew_build import build_crew, build_member
-from laser_rl.runtime.directory import RunDirectory
-from laser_rl.runtime.evaluate import load_trained
-from laser_rl.runtime.files import read_config
-from laser_rl.runtime.saving import load_member
-from laser_rl.runtime.trainer import Trainer
-from laser_rl.runtime.training import Training
+from laser_rl.training.build_group import build_crew, build_member
+from laser_rl.training.directory import RunDirectory
+from laser_rl.training.evaluate import load_trained
+from laser_rl.training.files import read_config
+from laser_rl.training.member_training import Training
+from laser_rl.training.saving import load_member
+from laser_rl.training.trainer import Trainer
 from laser_rl.types import Unrolls
 from tests.fuzz.mutate import Dice
 from tests.fuzz.target import OFTEN_ENOUGH, Feed, Segment, Target, Tensors

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from laser_rl import LASER
 from laser_rl.api.saved import save_network
-from laser_rl.runtime.directory import RunDirectory
-from laser_rl.runtime.evaluate import Trained, load_trained
-from laser_rl.runtime.files import read_config
-from laser_rl.runtime.launch import train
 from laser_rl.sweep.pbt import PbtConfig
 from laser_rl.sweep.settings import SweepConfig
+from laser_rl.training.directory import RunDirectory
+from laser_rl.training.evaluate import Trained, load_trained
+from laser_rl.training.files import read_config
+from laser_rl.training.launch import train
 from tests.golden import EXPECTED, RUNS, answer, folder_of_now, rows_for
-from tests.runtime.small import small
+from tests.training.small import small
 
 SMALL = {
     "steps": 160, "hidden": (8,), "capacity_steps": 60, "checkpoint_every_steps": 0, "keep_checkpoints": 1, "log_every_updates": 40,

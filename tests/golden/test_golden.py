@@ -12,10 +12,10 @@ from laser_rl.checkpoint import manifest, segments
 from laser_rl.config import override
 from laser_rl.errors import ConfigError, DamagedRun, UserError
 from laser_rl.metrics.log import read
-from laser_rl.runtime.directory import RunDirectory
-from laser_rl.runtime.evaluate import load_trained
-from laser_rl.runtime.files import read_config, read_sweep
-from laser_rl.runtime.launch import train
+from laser_rl.training.directory import RunDirectory
+from laser_rl.training.evaluate import load_trained
+from laser_rl.training.files import read_config, read_sweep
+from laser_rl.training.launch import train
 from tests.fuzz.checkpoints import signed
 from tests.golden import FOLDER, RUNS, answer, expected, folder_of_now, folders
 

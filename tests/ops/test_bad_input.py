@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from laser_rl.ops import actor_critic, checks, memory, pixel_control, popart, priority, rewards, rmsprop
+from laser_rl.ops import actor_critic, checks, pixel_control, popart, priority, rewards, rmsprop
+from laser_rl.ops import episode_reset as memory
 from laser_rl.ops import trust_region as trust
 from laser_rl.ops.checks import InputError
 from laser_rl.ops.distributions import Categorical, MultiCategorical

@@ -8,19 +8,19 @@ import pytest
 import torch
 from scipy import stats
 
+from laser_rl.cluster import channels as ports
+from laser_rl.cluster.actors import RayAnswer, start_desk, start_shard
+from laser_rl.cluster.channels import RayInbox, RayMailbox, RayStop
+from laser_rl.cluster.client import AnswerLost
+from laser_rl.cluster.in_process_shard import NearShard
+from laser_rl.cluster.member_coordinator import Desk
+from laser_rl.cluster.shard import Shard, ShardPlan
+from laser_rl.cluster.sharded import ShardedReplay
 from laser_rl.ports import Delivery
 from laser_rl.replay import Replay, allocate
-from laser_rl.runtime.cluster import ports
-from laser_rl.runtime.cluster.actors import RayAnswer, start_desk, start_shard
-from laser_rl.runtime.cluster.client import AnswerLost
-from laser_rl.runtime.cluster.desk import Desk
-from laser_rl.runtime.cluster.near import NearShard
-from laser_rl.runtime.cluster.ports import RayInbox, RayMailbox, RayStop
-from laser_rl.runtime.cluster.shard import Shard, ShardPlan
-from laser_rl.runtime.cluster.sharded import ShardedReplay
-from laser_rl.runtime.local import ThreadInbox
-from laser_rl.runtime.mailbox import ThreadMailbox
-from laser_rl.runtime.stop import Stop
+from laser_rl.training.mailbox import ThreadMailbox
+from laser_rl.training.stop import Stop
+from laser_rl.training.threads import ThreadInbox
 from laser_rl.types import Episode
 from tests.cluster.raylets import NearDesk, NearRay, needs_ray, three_raylets
 from tests.replay.inputs import STACKED, VECTOR, assert_same, numbered

@@ -25,7 +25,7 @@ LEARN = """
 import sys
 from laser_rl import LASER
 LASER("laser/Catch", device="cpu", run_dir=sys.argv[1]).learn(200).close()
-unwanted = ("laser_rl.research", "laser_rl.tools", "laser_rl.view", "laser_rl.runtime.cluster", "laser_rl.cli", "ray")
+unwanted = ("laser_rl.research", "laser_rl.tools", "laser_rl.view", "laser_rl.cluster", "laser_rl.cli", "ray")
 print("imported:", *(name for name in sys.modules if name.startswith(unwanted)))
 """
 

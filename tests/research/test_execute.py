@@ -11,7 +11,7 @@ from laser_rl.research.experiment import planned
 from laser_rl.research.experiments import EXPERIMENTS
 from laser_rl.research.runner import curve_lines, read_part
 from laser_rl.research.suites import shrunk, suite_of
-from laser_rl.runtime.trainer import Trainer
+from laser_rl.training.trainer import Trainer
 
 
 def episode(step, value, member=0, update=0, **more):

@@ -7,11 +7,11 @@ import torch
 from laser_rl import Sweep
 from laser_rl.config import Config, RunConfig, _names
 from laser_rl.errors import ConfigError
-from laser_rl.runtime.crew import Looped
-from laser_rl.runtime.crew_build import build_crew
-from laser_rl.runtime.trainer import run_in_turns
 from laser_rl.sweep.pbt import PbtConfig
-from tests.runtime.test_sweeps import prepared, small_sweep
+from laser_rl.training.build_group import build_crew
+from laser_rl.training.member_group import Looped
+from laser_rl.training.trainer import run_in_turns
+from tests.training.test_sweeps import prepared, small_sweep
 
 MAY = {
     "environment.options": {"columns": 5},

@@ -10,9 +10,9 @@ from laser_rl.agent.learner import GIVE_UP_AFTER, Learner
 from laser_rl.agent.policy import Seen
 from laser_rl.config import LossConfig, OptimiserConfig
 from laser_rl.networks.agent_network import AgentNetwork
-from laser_rl.networks.stacked import side_by_side
 from laser_rl.networks.torso import CNN, MLP
-from laser_rl.sweep.stacked import Stack, StackedPolicy, can_stack
+from laser_rl.networks.vectorized import side_by_side
+from laser_rl.sweep.vectorized import Stack, StackedPolicy, can_stack
 from laser_rl.types import Batch, Inputs
 from tests.agent.test_learner import FAMILY, B, random_batch
 

@@ -5,7 +5,7 @@ import torch
 
 from laser_rl.agent.learner import Learner
 from laser_rl.config import OptimiserConfig
-from laser_rl.sweep.stacked import Stack, can_stack
+from laser_rl.sweep.vectorized import Stack, can_stack
 from tests.agent.test_learner import FAMILY
 from tests.sweep.test_stacked import LOSSES, K, batch_for, joined, network
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.runtime.small import finish, small
+from tests.training.small import finish, small
 
 
 @pytest.fixture(scope="package")

@@ -13,7 +13,7 @@ from laser_rl.metrics import read
 from laser_rl.tools import hub
 from laser_rl.tools.source import load_source
 from laser_rl.trust import PROMISE
-from tests.runtime.test_sweeps import in_directory, small_sweep
+from tests.training.test_sweeps import in_directory, small_sweep
 
 
 class FakeHub:

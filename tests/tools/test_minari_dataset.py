@@ -9,9 +9,9 @@ from laser_rl.cli import main
 from laser_rl.errors import ConfigError
 from laser_rl.tools import minari_dataset
 from laser_rl.tools.source import manifest_sha256
-from tests.runtime.small import finish, small
-from tests.runtime.test_sweeps import in_directory, small_sweep
 from tests.tools import naive
+from tests.training.small import finish, small
+from tests.training.test_sweeps import in_directory, small_sweep
 
 minari = pytest.importorskip("minari")
 NAME = "laser/cartpole/mixed-v0"

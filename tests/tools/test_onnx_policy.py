@@ -18,12 +18,12 @@ from laser_rl.envs.records import (
 )
 from laser_rl.errors import ConfigError
 from laser_rl.networks.build import build_network, family_of
-from laser_rl.runtime.crew_build import build_member
-from laser_rl.runtime.evaluate import trained_of
 from laser_rl.tools.onnx_compare import Acting, Row, compare, observed
 from laser_rl.tools.onnx_policy import about_of, export_onnx, session_of
 from laser_rl.tools.source import described, starts_of
-from tests.runtime.small import finish, small
+from laser_rl.training.build_group import build_member
+from laser_rl.training.evaluate import trained_of
+from tests.training.small import finish, small
 
 
 def untrained(environment="CartPole-v1", net=None, **settings):
@@ -271,8 +271,8 @@ def test_a_trained_memory_of_a_run_plays_an_episode_alone(tmp_path):
     finish(small("laser/TMaze-5", memory="lstm", memory_size=16), tmp_path / "run")
     assert main(["export", str(tmp_path / "run"), "--onnx", str(tmp_path / "policy.onnx")]) == 0
     session = session_of(tmp_path / "policy.onnx")
+    from laser_rl.agent.one_step import act_once  # noqa: PLC0415
     from laser_rl.agent.policy import Policy  # noqa: PLC0415
-    from laser_rl.agent.single import act_once  # noqa: PLC0415
     from laser_rl.envs.make import make_renderable  # noqa: PLC0415
     from laser_rl.tools.source import load_source  # noqa: PLC0415
 

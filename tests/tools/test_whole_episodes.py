@@ -10,8 +10,8 @@ from laser_rl.checkpoint import REPLAY, Snapshot, read_segment, write_segment
 from laser_rl.tools.whole_episodes import NO_SEED, EpisodeReader
 from laser_rl.types import UnrollLayout, empty_unrolls
 from tests.faults.test_checkpoint_faults import flipped
-from tests.runtime.test_sweeps import in_directory, small_sweep
 from tests.tools import naive
+from tests.training.test_sweeps import in_directory, small_sweep
 
 LAYOUT = UnrollLayout(4, 0, (2,), "float32", (), "int64", 2)
 

@@ -1,0 +1,166 @@
+"""Memories: what a network carries from row to row.
+
+A state is one tensor [B, S], whatever the cell has inside, so that it can lie in an unroll, in a checkpoint, or beside another member's.
+"""
+
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from laser_rl.ops.episode_reset import unroll
+
+MemoryName = Literal["none", "lstm", "gru", "preco"]
+
+
+class Memory(Protocol):
+    """From features [T, B, F] and the last step [T, B, C] to features [T, B, `features`], with a state that `is_first` resets."""
+
+    features: int
+    state_size: int
+
+    def __call__(self, features: Tensor, last: Tensor, is_first: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Features with the past in them, and the state after each row, [T, B, S]."""
+
+
+class NoMemory:
+    """A feed-forward agent: features pass through, the state is empty.
+
+    >>> NoMemory(3)(torch.ones(2, 5, 3), torch.ones(2, 5, 4), torch.zeros(2, 5), torch.zeros(5, 0))[1].shape
+    torch.Size([2, 5, 0])
+    """
+
+    state_size = 0
+
+    def __init__(self, features: int) -> None:
+        self.features = features
+
+    def __call__(self, features: Tensor, last: Tensor, is_first: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """As they come."""
+        return features, features[..., :0]
+
+
+class LSTM(nn.Module):
+    """Long short-term memory over features and last step together; the state is h, then c.
+
+    >>> memory = LSTM(features=3, last=2, size=8)
+    >>> seen, states = memory(torch.ones(4, 5, 3), torch.ones(4, 5, 2), torch.zeros(4, 5, dtype=torch.bool), torch.zeros(5, 16))
+    >>> seen.shape, states.shape
+    (torch.Size([4, 5, 8]), torch.Size([4, 5, 16]))
+    """
+
+    def __init__(self, features: int, last: int, size: int, span: int = 0) -> None:
+        super().__init__()
+        self.cell = _lstm_cell(features + last, size, span)
+        self.features, self.state_size = size, 2 * size
+
+    def forward(self, features: Tensor, last: Tensor, is_first: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Row by row."""
+
+        def step(row: Tensor, before: Tensor) -> Tensor:
+            return torch.cat(self.cell(row, before.chunk(2, -1)), -1)
+
+        states = _states(step, torch.cat([features, last], -1), is_first, state)
+        return states[..., : self.features], states
+
+
+class GRU(nn.Module):
+    """Gated recurrent unit over features and last step together; the state is h.
+
+    >>> GRU(features=3, last=2, size=8).state_size
+    8
+    """
+
+    def __init__(self, features: int, last: int, size: int, span: int = 0) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(features + last, size)
+        if span:
+            with torch.no_grad():  # the gate that keeps the old state, as for the LSTM
+                keeps = slice(size, 2 * size)
+                self.cell.bias_ih[keeps] = 0.0
+                self.cell.bias_hh[keeps] = _lifetimes(size, span)
+        self.features = self.state_size = size
+
+    def forward(self, features: Tensor, last: Tensor, is_first: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Row by row."""
+        states = _states(self.cell, torch.cat([features, last], -1), is_first, state)
+        return states, states
+
+
+class PreCo(nn.Module):
+    """Predictor and corrector (Amos et al. 2018): one LSTM cell reads the last step and predicts, a second reads what came and corrects.
+
+    Both move one hidden state. The heads, and the next row, see the corrected one.
+
+    >>> PreCo(features=3, last=2, size=8).state_size
+    16
+    """
+
+    def __init__(self, features: int, last: int, size: int, span: int = 0) -> None:
+        super().__init__()
+        self.predictor, self.corrector = _lstm_cell(last, size, span), _lstm_cell(features, size, span)
+        self._split = [features, last]
+        self.features, self.state_size = size, 2 * size
+
+    def forward(self, features: Tensor, last: Tensor, is_first: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Row by row."""
+
+        def step(row: Tensor, before: Tensor) -> Tensor:
+            seen, done = torch.split(row, self._split, -1)
+            predicted = self.predictor(done, before.chunk(2, -1))
+            return torch.cat(self.corrector(seen, predicted), -1)
+
+        states = _states(step, torch.cat([features, last], -1), is_first, state)
+        return states[..., : self.features], states
+
+
+def state_size(name: MemoryName, size: int) -> int:
+    """S of a memory's state [B, S].
+
+    >>> state_size("lstm", 256), state_size("none", 256)
+    (512, 0)
+    """
+    return {"none": 0, "lstm": 2, "gru": 1, "preco": 2}[name] * size
+
+
+def build_memory(name: MemoryName, features: int, last: int, size: int, span: int = 0) -> Memory:
+    """A memory by name; `span` is how many rows its units last at the start, 0: a few.
+
+    >>> build_memory("gru", features=3, last=2, size=8).features
+    8
+    """
+    if name == "none":
+        return NoMemory(features)
+    kinds: dict[str, Callable[[int, int, int, int], Memory]] = {"lstm": LSTM, "gru": GRU, "preco": PreCo}
+    return kinds[name](features, last, size, span)
+
+
+def _states(step: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, is_first: Tensor, state: Tensor) -> Tensor:
+    """The state after every row: the learner carries one from the middle, the actor the last."""
+
+    def cell(row: Tensor, before: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        after = step(row, before[0])
+        return after, (after,)
+
+    return unroll(cell, inputs, is_first, (state,)).outputs
+
+
+def _lstm_cell(inputs: int, size: int, span: int) -> nn.LSTMCell:
+    """With biases as TensorFlow's (none, but 1 for forget gates): a memory that begins by forgetting learns nothing to keep.
+
+    With a span the units begin with lifetimes from 1 to `span` rows, after Tallec & Ollivier
+    2018: gradients reach T rows back, so what is to be kept for longer must last that long before anything is learned of it. Their
+    closed input gates are left out: they make what is written as small as it is durable.
+    """
+    cell = nn.LSTMCell(inputs, size)
+    with torch.no_grad():
+        cell.bias_ih.zero_()
+        cell.bias_hh.zero_()
+        cell.bias_hh[size : 2 * size] = _lifetimes(size, span) if span else 1.0
+    return cell
+
+
+def _lifetimes(size: int, span: int) -> Tensor:
+    """Biases b of gates that keep σ(b) of the state a row: e^b rows, from 1 to `span`."""
+    return torch.rand(size).mul(max(1, span - 2)).add(1.0).log()

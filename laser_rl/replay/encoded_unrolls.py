@@ -1,0 +1,157 @@
+"""Unrolls on their way between processes: three arrays of bytes, frames in the form in which a store keeps them.
+
+Who makes unrolls compresses them once (`seal`). So they travel, lie in a store and travel on without being touched, and are decompressed
+where a batch is filled, straight into it.
+"""
+
+import threading
+from typing import NamedTuple
+
+import numpy as np
+import zstandard
+
+from laser_rl.replay import codec as zstd
+from laser_rl.replay.frames import cut, windows
+from laser_rl.replay.memory_estimate import Codec
+from laser_rl.replay.records import ID, WEIGHT, Bytes, Packed, Parts, fields_of, parts_of, shape_of
+from laser_rl.replay.shared import Ids
+from laser_rl.types import Batch, UnrollLayout
+
+
+class Parcel(NamedTuple):
+    """n unrolls, sealed. Its arrays may be read-only views of memory that other processes map as well."""
+
+    records: Bytes  # [n, record_bytes]
+    frames: Bytes  # raw [n, frames_bytes], or all compressed blocks one behind the other
+    lengths: Ids  # of the blocks; no rows if the frames are raw
+
+    @property
+    def unrolls(self) -> int:
+        """How many."""
+        return len(self.records)
+
+    @property
+    def codec(self) -> Codec:
+        """How the frames are."""
+        return "raw" if self.frames.ndim > 1 else "zstd"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that travel."""
+        return sum(array.nbytes for array in self)
+
+    def after(self, left_out: int) -> "Parcel":
+        """Without the first ones."""
+        begin = left_out if self.codec == "raw" else int(self.lengths[:left_out].sum())
+        return Parcel(self.records[left_out:], self.frames[begin:], self.lengths[left_out:])
+
+    def blocks(self) -> list[memoryview]:
+        """The compressed frames of each."""
+        ends, view = self.lengths.cumsum().tolist(), self.frames.data
+        return [view[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)] if ends else []
+
+
+def seal(packed: Packed, codec: Codec, level: int = 1) -> Parcel:
+    """Compress, if that is the codec of the store that it goes to (`resolve_codec`).
+
+    >>> from laser_rl.replay.records import pack
+    >>> from laser_rl.types import empty_unrolls
+    >>> layout = UnrollLayout(20, 3, (1, 84, 84), "uint8", (), "int64", 18)
+    >>> packed = pack(layout, empty_unrolls(layout, 8))
+    >>> seal(packed, "raw").nbytes, seal(packed, "zstd").nbytes < 20_000
+    (1372160, True)
+    """
+    if codec == "raw":
+        return Parcel(packed.records, packed.frames, np.zeros(0, np.int64))
+    blocks = zstd.compress(packed.frames, level) if len(packed.records) else []
+    lengths = np.array([block.nbytes for block in blocks], np.int64)
+    return Parcel(packed.records, np.frombuffer(b"".join(blocks), np.uint8), lengths)
+
+
+def unseal(layout: UnrollLayout, parcel: Parcel) -> Packed:
+    """The inverse of `seal`. ValueError if the blocks are not those of as many unrolls of this layout.
+
+    >>> from laser_rl.replay.records import pack
+    >>> from laser_rl.types import empty_unrolls
+    >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
+    >>> packed = pack(layout, empty_unrolls(layout, 3))
+    >>> bool((unseal(layout, seal(packed, "zstd")).frames == packed.frames).all())
+    True
+    """
+    check(layout, parcel)
+    if parcel.codec == "raw":
+        return Packed(parcel.records, parcel.frames)
+    frames = np.empty((parcel.unrolls, shape_of(layout).frames_bytes), np.uint8)
+    zstd.decompress(parcel.frames.data, frames)
+    return Packed(parcel.records, frames)
+
+
+def check(layout: UnrollLayout, parcel: Parcel) -> None:
+    """ValueError if these are not unrolls of this layout: what comes from elsewhere must not spoil a store."""
+    sizes, count = shape_of(layout), parcel.unrolls
+    if parcel.records.shape != (count, sizes.record_bytes) or parcel.records.dtype != np.uint8:
+        raise ValueError(f"expected records of {sizes.record_bytes} bytes, got {parcel.records.shape}")
+    if parcel.codec == "raw":
+        if parcel.frames.shape != (count, sizes.frames_bytes):
+            raise ValueError(f"expected frames {(count, sizes.frames_bytes)}, got {parcel.frames.shape}")
+        return
+    if len(parcel.lengths) != count or int(parcel.lengths.sum()) != parcel.frames.size:
+        raise ValueError(
+            f"expected {count} blocks of {parcel.frames.size} bytes together, got {len(parcel.lengths)} of "
+            f"{int(parcel.lengths.sum())}"
+        )
+    for block in parcel.blocks():
+        if (found := zstandard.frame_content_size(block)) != sizes.frames_bytes:
+            raise ValueError(f"expected blocks of {sizes.frames_bytes} bytes, got one of {found}")
+
+
+class Unpacking:
+    """From compressed blocks into batches; each thread keeps the memory that it needs on the way.
+
+    >>> from laser_rl.replay.records import allocate, pack
+    >>> from laser_rl.types import empty_unrolls
+    >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
+    >>> parcel, batch = seal(pack(layout, empty_unrolls(layout, 3)), "zstd"), allocate(layout, columns=4)
+    >>> Unpacking(layout).put(parcel, np.array([7, 8, 9]), batch, first_column=1)
+    >>> batch.id
+    tensor([0, 7, 8, 9])
+    """
+
+    def __init__(self, layout: UnrollLayout) -> None:
+        self._layout, self._shape, self._local = layout, shape_of(layout), threading.local()
+
+    def put(self, parcel: Parcel, ids: Ids, batch: Batch, first_column: int) -> None:
+        """Fill replayed columns, as `Replay.gather` does."""
+        parts, last = parts_of(self._layout, batch), first_column + parcel.unrolls
+        if last > len(parts.records):
+            raise ValueError(f"columns {first_column} to {last - 1} asked of a batch of {len(parts.records)}")
+        parts.records[first_column:last].numpy()[...] = parcel.records
+        label(self._layout, ids, parts, first_column)
+        target = parts.frames[first_column:last].numpy()
+        if parcel.codec == "raw":
+            np.copyto(target, windows(self._layout, parcel.frames, target.shape[1]))
+        else:
+            self.decompress(parcel.frames.data, target)
+        cut(self._layout, parts, first_column, last)
+
+    def decompress(self, blocks: bytes | memoryview, target: Bytes) -> None:
+        """Blocks one behind the other into [n, rows, bytes of a row]; stacks are not cut yet."""
+        if target.shape[1] == self._shape.frame_rows:
+            zstd.decompress(blocks, target)
+            return
+        frames = self.scratch(len(target))
+        zstd.decompress(blocks, frames)
+        np.copyto(target, windows(self._layout, frames, target.shape[1]))
+
+    def scratch(self, count: int) -> Bytes:
+        """Room for single frames, kept by each thread: fresh memory costs more than what is written into it."""
+        room: Bytes | None = getattr(self._local, "room", None)
+        if room is None or len(room) < count:
+            room = self._local.room = np.empty((count, self._shape.frames_bytes), np.uint8)
+        return room[:count]
+
+
+def label(layout: UnrollLayout, ids: Ids, parts: Parts, first: int) -> None:
+    """Ids and weights of replayed columns."""
+    fields = fields_of(parts.records[first : first + len(ids)].numpy(), layout)
+    fields[ID][:], fields[WEIGHT][:] = ids, 1.0

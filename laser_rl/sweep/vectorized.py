@@ -1,0 +1,166 @@
+"""Members side by side: the parameters of K learners are the rows of one matrix, and one computation updates all of them.
+
+Every learner stays what it is (its state, its report, its network are views of its row), so checkpoints, copies and evaluations need not
+know. Only the way of an update differs.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from laser_rl.agent.learner import Learner
+from laser_rl.agent.learner_metrics import EVERY, ages, tally
+from laser_rl.agent.loss import columns, differences, hyper_of, laser_loss
+from laser_rl.agent.optimiser import build_optimiser, move_state
+from laser_rl.agent.parameters import shaped
+from laser_rl.agent.policy import Decision, Seen, decide
+from laser_rl.networks.recurrent import NoMemory
+from laser_rl.networks.torso import MLP
+from laser_rl.networks.vectorized import side_by_side
+from laser_rl.ops import checks
+from laser_rl.ops.distributions import Family
+from laser_rl.types import Batch
+
+MOST_PARAMETERS = 300_000  # of one member; how the gain shrinks with the size is in benchmarks/README.md
+
+
+def can_stack(learners: Sequence[Learner]) -> bool:
+    """Whether these members can be computed side by side, and are small enough to gain by it."""
+    first = learners[0]
+    places = first.flat.places
+    kinds = {(type(x.network.torso), x.network.bf16, x.flat.places == places, x.rates.kind) for x in learners}
+    alike = len(kinds) == 1 and not any(differences(first.loss, x.loss) for x in learners)
+    fixed = {(x.rates.decay, x.rates.momentum, x.rates.added, x.rates.clip_gradient_norm) for x in learners}
+    network = first.network
+    ours = isinstance(network.torso, MLP) and isinstance(network.memory, NoMemory) and network.popart is None
+    small = first.flat.value.numel() <= MOST_PARAMETERS
+    enumerable = first.family.joint_size is not None  # else each member needs random numbers of its own
+    drawn = not any(x.prioritises for x in learners)
+    return len(learners) > 1 and drawn and alike and len(fixed) == 1 and ours and small and enumerable
+
+
+class Stack:
+    """K learners whose memory it has moved into the rows of its matrices.
+
+    Args:
+        learners: alike in everything but the values of hyper-parameters (`can_stack`).
+    """
+
+    def __init__(self, learners: Sequence[Learner]) -> None:
+        first = learners[0]
+        self.learners = list(learners)
+        count, size, device = len(learners), first.flat.value.numel(), first.device
+        self.value = torch.zeros(count, size, device=device)
+        self.gradient = torch.zeros(count, size, device=device)
+        self._optimiser = build_optimiser(self.value, first.rates)
+        for row, learner in enumerate(learners):
+            learner.flat.move(self.value[row], self.gradient[row])
+            move_state(learner.optimiser, {name: rows[row] for name, rows in self._optimiser.state.items()})
+        self._views = {
+            place.name: shaped(self.value[:, place.first : place.last], place.shape).detach()
+            for place in first.flat.places
+        }
+        self._places = first.flat.places
+        self._all = list(range(count))
+        self.family = first.family
+
+    def parameters(self, rows: Sequence[int]) -> dict[str, Tensor]:
+        """Of these members, by name, with a leading dimension; views where it is all of them."""
+        if list(rows) == self._all:
+            return {name: view.detach() for name, view in self._views.items()}
+        chosen = torch.as_tensor(rows, device=self.value.device)
+        return {name: view[chosen] for name, view in self._views.items()}
+
+    def update(self, rows: Sequence[int], batch: Batch, *, progress: Sequence[float]) -> None:
+        """One gradient step for each of these members.
+
+        Args:
+            rows: which members, ascending.
+            batch: the columns of the first of them, then of the second, …
+            progress: how much of its run each of them has done.
+        """
+        learners, members = [self.learners[row] for row in rows], len(rows)
+        device = self.value.device
+        batch = Batch(*(field.to(device, non_blocking=True) for field in batch))
+        parameters = {name: tensor.requires_grad_() for name, tensor in self.parameters(rows).items()}
+        version = torch.tensor([learner.version for learner in learners], device=device)
+        with checks.unchecked():
+            output = side_by_side(learners[0].network, members)(parameters, batch.observation, batch.is_first)
+            hyper, bound = hyper_of([x.loss for x in learners], device), torch.stack([x.bound for x in learners])
+            fixed = learners[0].loss.online_share == "fixed"
+            mixing = None if fixed else torch.stack([learner.mixing for learner in learners])
+            loss = laser_loss(self.family, output, batch, hyper, bound, mixing=mixing)
+            gradients = torch.autograd.grad(loss.total, list(parameters.values()))
+            self._place(rows, gradients)
+            norms = self.gradient.norm(dim=1)
+            finite = norms.isfinite().tolist()
+            self._step(rows, norms, finite, progress)
+        age = columns(version, batch) - batch.version
+        numbers = {**loss.numbers, **ages(age, batch, members), "gradient_norm": norms[list(rows)]}
+        names, values = list(numbers), torch.stack([number.float() for number in numbers.values()], dim=1)
+        counted = None
+        if learners[0].version % EVERY == 0:
+            counted = tally(loss, batch, age, sources=learners[0].sources, members=members)
+        for number, (row, learner) in enumerate(zip(rows, learners, strict=True)):
+            own = None if counted is None else counted[number]
+            learner.count(names, values[number], own, learned=finite[row])
+            if loss.mixing is not None:
+                learner.remember(loss.mixing[number : number + 1], finite[row])
+
+    def _place(self, rows: Sequence[int], gradients: Sequence[Tensor]) -> None:
+        whole = list(rows) == self._all
+        for place, gradient in zip(self._places, gradients, strict=True):
+            target = shaped(self.gradient[:, place.first : place.last], place.shape)
+            if whole:
+                target.copy_(gradient)
+            else:
+                target[list(rows)] = gradient
+
+    def _step(self, rows: Sequence[int], norms: Tensor, finite: list[bool], progress: Sequence[float]) -> None:
+        if list(rows) != self._all or not all(finite):  # one by one; rows are views of the same memory
+            for row, done in zip(rows, progress, strict=True):
+                if finite[row]:
+                    self.learners[row].step(norms[row], done)
+            return
+        limit = self.learners[0].rates.clip_gradient_norm
+        if limit is not None:
+            self.gradient.mul_((limit / (norms + 1e-6)).clamp(max=1.0)[:, None])
+        rates = [learner.learning_rate(done) for learner, done in zip(self.learners, progress, strict=True)]
+        self._optimiser.step(self.value, self.gradient, torch.tensor(rates, device=self.value.device)[:, None])
+
+
+class StackedPolicy:
+    """Acts for all members of a stack at once; the slots of each member one after the other.
+
+    Args:
+        stack: whose parameters act.
+        slots: of one member.
+        seed: of the actions of all members.
+    """
+
+    def __init__(self, stack: Stack, slots: int, *, seed: int) -> None:
+        self._stack, self._slots = stack, slots
+        self.device = stack.value.device
+        self.family: Family = stack.family
+        self.generator = torch.Generator(self.device).manual_seed(seed)
+        self._members = len(stack.learners)
+        self._forward = side_by_side(stack.learners[0].network, self._members)
+
+    @torch.inference_mode()
+    def act(self, rows: Seen, slots: NDArray[np.int64]) -> Decision:
+        """Decide for the rows of these slots; the others are computed too, and ignored."""
+        count = self._members * self._slots
+        seen = np.zeros((count, *rows.observation.shape[1:]), rows.observation.dtype)
+        seen[slots] = rows.observation
+        first = torch.zeros(1, count, dtype=torch.bool, device=self.device)
+        with checks.unchecked():
+            output = self._forward(
+                self._stack.parameters(list(range(self._members))),
+                torch.from_numpy(seen).to(self.device).unsqueeze(0),
+                first,
+            )
+            chosen = output.policy[0, torch.from_numpy(slots).to(self.device)]
+            return decide(self.family, chosen, self.generator)

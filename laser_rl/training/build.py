@@ -1,0 +1,340 @@
+"""From a configuration to the parts of one member; nothing runs yet."""
+
+import functools
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import gymnasium
+import numpy as np
+import torch
+
+from laser_rl.agent.actor import Actor
+from laser_rl.agent.learner import Learner
+from laser_rl.agent.parallel import ALONE, Team
+from laser_rl.config import Config, EnvironmentConfig
+from laser_rl.envs.atari import AtariSettings
+from laser_rl.envs.construct import can_be_made_again
+from laser_rl.envs.make import make_environments
+from laser_rl.envs.records import Environments, EnvironmentSpec
+from laser_rl.errors import ConfigError
+from laser_rl.networks.agent_network import AgentNetwork
+from laser_rl.networks.build import TorsoSource, build_network, family_of, parameter_count
+from laser_rl.networks.recurrent import state_size
+from laser_rl.ops.distributions import Family
+from laser_rl.replay.frames import upload
+from laser_rl.replay.lanes import Lanes
+from laser_rl.replay.memory_estimate import estimate, require_fits
+from laser_rl.replay.mixer import Counts, Mixer
+from laser_rl.replay.prioritised import Prioritised, PrioritisedLanes
+from laser_rl.replay.records import allocate
+from laser_rl.replay.sampler import Sampler, Uniform, UnrollStore
+from laser_rl.replay.shared import Ids
+from laser_rl.replay.store import Replay
+from laser_rl.training.ranks import Ranks
+from laser_rl.types import Batch, UnrollLayout
+
+EnvironmentSource = (
+    str | Callable[[], gymnasium.Env[Any, Any]] | gymnasium.Env[Any, Any] | gymnasium.vector.VectorEnv[Any, Any, Any]
+)
+log = logging.getLogger("laser_rl.training")
+SMALL_NETWORK = 300_000  # parameters; below, a second thread costs more than it brings
+
+
+class Store(UnrollStore, Protocol):
+    """A replay as a member and a survey see it: a `Replay`, or one that lies in shards on several machines."""
+
+    @property
+    def steps(self) -> int:
+        """Steps held."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held in memory."""
+
+    def composition(self) -> dict[int, float]:
+        """The share of each member."""
+
+    def sample_versions(self, count: int, random: np.random.Generator) -> Ids:
+        """Of the parameters that made unrolls drawn now."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """All parts of one agent."""
+
+    config: Config
+    source: EnvironmentSource
+    family: Family
+    layout: UnrollLayout
+    spec: EnvironmentSpec
+    actor: Actor  # of this member alone, or of several side by side
+    acting: AgentNetwork  # the one that acts: the learner's own, or a copy that follows it
+    learner: Learner
+    replay: Store | None  # None where nothing is replayed
+    mixer: Mixer
+    counts: Counts
+    number: int = 0  # in a sweep
+    ranks: Ranks | None = None  # what learns with its learner, on other devices
+
+    def close(self) -> None:
+        """End its environments and its other ranks."""
+        self.environments.close()
+        if self.ranks is not None:
+            self.ranks.close()
+
+    @property
+    def store(self) -> Replay | None:
+        """Its replay, to be written to disk and filled from it; not for one that lies elsewhere."""
+        if self.replay is None or isinstance(self.replay, Replay):
+            return self.replay
+        raise TypeError(f"expected a Replay in this process, got {type(self.replay).__name__}; its supervisor saves it")
+
+    @property
+    def environments(self) -> Environments:
+        """Those that the actor steps."""
+        return self.actor.environments
+
+    def faults(self) -> Mapping[str, int]:
+        """What its environments survived; members side by side share one set, and have some of its slots each."""
+        return self.environments.counters(np.flatnonzero(self.actor.member == self.number))
+
+
+def build_learner(
+    config: Config, spec: EnvironmentSpec, torso: TorsoSource | None, *, sources: int = 1, team: Team = ALONE
+) -> Learner:
+    """A learner on its device, with the initial parameters that its seed gives; one rank's, if a `team` learns together."""
+    device = device_of(config.run.device)
+    if device.type == "cuda":
+        torch.backends.cudnn.benchmark = (
+            True  # shapes hardly ever change: let cuDNN try its kernels once and take the fastest
+        )
+    network = seeded_network(config, spec, torso).to(device)
+    return Learner(
+        network,
+        family_of(spec.action),
+        config.loss,
+        config.optimiser,
+        seed=derive(config.run.seed, "learner"),
+        sources=sources,
+        burn_in_steps=config.replay.burn_in_steps,
+        prioritise=config.replay.sampling == "prioritised",
+        graphs=config.run.graphs,
+        team=team,
+    )
+
+
+def build_mixer(config: Config, layout: UnrollLayout, replay: UnrollStore | None, counts: Counts) -> Mixer:
+    """A mixer with random numbers of its own."""
+    return Mixer(
+        layout,
+        replay,
+        counts,
+        np.random.Generator(np.random.PCG64(derive(config.run.seed, "replay"))),
+        sampler=None if replay is None else build_sampler(config, replay, counts),
+        new_unrolls_per_update=config.loss.new_unrolls_per_update or None,
+        min_unrolls=max(1, -(-config.replay.warmup_steps // layout.steps)),
+    )
+
+
+def build_sampler(config: Config, replay: UnrollStore, counts: Counts) -> Sampler:
+    """How replayed unrolls are drawn."""
+    settings, refresh = config.replay, config.network.memory != "none" and config.replay.state == "refresh"
+    state: Literal["stored", "zero"] = "zero" if settings.state == "zero" else "stored"
+    if settings.sampling == "uniform" and not refresh:
+        return Uniform(replay, state=state)
+    if not isinstance(replay, Replay):
+        raise TypeError(f"lanes and priorities are kept for one Replay, not for a {type(replay).__name__}")
+    if settings.sampling == "uniform":
+        return Lanes(replay, counts.replayed)
+    exponents = {
+        "exponent": settings.priority_exponent,
+        "importance_exponent": settings.importance_exponent,
+        "uniform_share": settings.priority_uniform_share,
+    }
+    if refresh:
+        return PrioritisedLanes(replay, counts.replayed, **exponents)
+    return Prioritised(replay, state=state, **exponents)
+
+
+def learn(member: Member, batch: Batch, *, progress: float) -> None:
+    """One update from a filled batch; what it says of its unrolls goes back to the mixer."""
+    learner = member.learner
+    with nullcontext() if member.ranks is None else member.ranks.updating(learner, progress):
+        learner.update(on_device(member, batch), progress=progress)
+    if learner.priorities is not None:
+        ids, priority = (part.cpu().numpy() for part in learner.priorities)
+        member.mixer.prioritise(ids, priority.astype(np.float64))
+
+
+def keep_in_step(member: Member) -> None:
+    """Where batches were filled that the learner has not seen, lanes stand elsewhere than the states that it carries: they begin anew."""
+    if member.mixer.filled != member.learner.version:
+        member.mixer.restart()
+        member.mixer.filled = member.learner.version
+
+
+def open_environments(
+    source: EnvironmentSource, config: EnvironmentConfig, *, seed: int, lockstep: bool, slots: int | None = None
+) -> Environments:
+    """The environments of a configuration, seeded."""
+    return make_environments(
+        source,
+        slots=slots or config.slots,
+        seed=seed,
+        placement=config.placement,
+        workers=config.workers or None,
+        options=config.options if isinstance(source, str) else None,  # else they only say how to make another
+        atari=atari_settings(config),
+        step_timeout_s=config.step_timeout_s,
+        reset_timeout_s=config.reset_timeout_s,
+        on_bad_value=config.on_bad_value,
+        lockstep=lockstep,
+    )
+
+
+def atari_settings(config: EnvironmentConfig) -> AtariSettings:
+    """What is asked of an Atari game.
+
+    >>> atari_settings(EnvironmentConfig()).most_noops
+    37
+    """
+    atari = config.atari
+    return AtariSettings(
+        most_noops=atari.most_noops,
+        repeat_action_probability=atari.sticky_actions,
+        full_action_space=atari.full_action_space,
+        most_frames=atari.most_frames,
+        threads=atari.threads,
+    )
+
+
+def batch_of(member: Member) -> Batch:
+    """A batch to be filled over and over; for a GPU in pinned memory and unstacked, a quarter of the bytes to transfer."""
+    gpu = member.learner.device.type == "cuda"
+    return allocate(member.layout, member.config.loss.batch_unrolls, pin=gpu, stacked=not gpu)
+
+
+def on_device(member: Member, batch: Batch) -> Batch:
+    """What the learner reads. A transfer may still be under way: the batch must stay as it is until the update is done."""
+    device = member.learner.device
+    return batch if batch.online.device.type == device.type else upload(member.layout, batch, device)
+
+
+def slots_of(source: EnvironmentSource) -> int | None:
+    """How many slots an environment that exists already has; None if it is only a way to make them."""
+    if isinstance(source, gymnasium.vector.VectorEnv):
+        return int(source.num_envs)
+    return 1 if isinstance(source, gymnasium.Env) else None
+
+
+def another(source: EnvironmentSource) -> EnvironmentSource:
+    """Something that makes environments like this one, for playing beside the training; where there is nothing, the one that exists.
+
+    A vector, and an environment whose `spec` does not say how to make it, are played in themselves: all their episodes are begun anew, and
+    training goes on with new ones, too (`envs.construct.BorrowedEnv`).
+    """
+    if isinstance(source, gymnasium.Env) and source.spec is not None and can_be_made_again(source.spec):
+        return functools.partial(gymnasium.make, source.spec)
+    return source
+
+
+def layout_of(spec: EnvironmentSpec, family: Family, config: Config) -> UnrollLayout:
+    """The shape of this agent's unrolls."""
+    return UnrollLayout(
+        steps=config.loss.unroll_steps,
+        context=config.environment.frame_stack - 1,
+        observation_shape=spec.observation.shape,
+        observation_dtype=spec.observation.dtype,
+        action_shape=family.action_shape,
+        action_dtype="int64" if family.joint_size is not None else "float32",
+        parameter_size=family.parameter_size,
+        state_size=state_size(config.network.memory, config.network.memory_size),
+    )
+
+
+def build_replay(config: Config, layout: UnrollLayout, counts: Counts, *, shared: bool = False) -> Replay | None:
+    """The store; refused beforehand if it does not fit into memory. `shared` between processes, if asked."""
+    if not counts.replayed:
+        return None
+    capacity, budget = config.replay.capacity_steps, config.replay.budget_bytes
+    need = estimate(layout, capacity, config.replay.codec, budget)
+    log.info("%s", need)
+    require_fits(need)
+    return Replay(layout, capacity, codec=config.replay.codec, budget_bytes=budget, shared=shared)
+
+
+def seeded_network(config: Config, spec: EnvironmentSpec, torso: TorsoSource | None) -> AgentNetwork:
+    """The same initial parameters for the same seed, and nobody else's random numbers disturbed."""
+    network = config.network
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(config.run.seed, "network"))
+        return build_network(
+            spec,
+            torso=network.torso if torso is None else torso,
+            stack=config.environment.frame_stack,
+            hidden=network.hidden,
+            channels=network.channels,
+            width=network.width,
+            memory=network.memory,
+            memory_size=network.memory_size,
+            memory_span=network.memory_span,
+            last_step=network.last_step,
+            separate_value=network.separate_value,
+            popart=config.loss.popart,
+            pixel_control_cell=config.loss.pixel_control_cell if config.loss.pixel_control_cost else 0,
+            bf16=network.precision == "bf16",
+        )
+
+
+def acting_copy(
+    network: AgentNetwork, config: Config, spec: EnvironmentSpec, torso: TorsoSource | None
+) -> AgentNetwork:
+    """A network of its own for an actor that runs beside the learner."""
+    if isinstance(torso, torch.nn.Module):
+        import copy  # noqa: PLC0415 - only for a user's instance, which cannot be built again
+
+        torso = copy.deepcopy(torso)
+    twin = seeded_network(config, spec, torso).to(next(network.parameters()).device)
+    twin.load_state_dict(network.state_dict())
+    return twin
+
+
+def device_of(name: str) -> torch.device:
+    """The device of a run.
+
+    >>> device_of("cpu")
+    device(type='cpu')
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device {name!r} is not known; use cpu, cuda, cuda:0 or auto") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device {name!r} was asked for, but torch sees no GPU here; use --run.device cpu")
+    return device
+
+
+def threads_of(config: Config, network: AgentNetwork) -> int:
+    """Threads of one torch operation: acting beside learning leaves a core to the actors."""
+    if config.run.threads:
+        return config.run.threads
+    if parameter_count(network) < SMALL_NETWORK:
+        return 1
+    cores = max(1, len(os.sched_getaffinity(0)) // config.run.devices)
+    return cores if config.run.runtime == "serial" else max(1, cores - 1)
+
+
+def derive(seed: int, name: str) -> int:
+    """Independent seeds for the parts of a run.
+
+    >>> derive(1, "actions") == derive(1, "actions") != derive(1, "replay")
+    True
+    """
+    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7], "big")

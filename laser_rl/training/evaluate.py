@@ -1,0 +1,245 @@
+"""Playing without learning."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from laser_rl import checkpoint
+from laser_rl.agent.parameters import load_network
+from laser_rl.agent.policy import Policy, Seen
+from laser_rl.agent.stacking import FrameStack
+from laser_rl.checkpoint import Loaded
+from laser_rl.checkpoint.guarded import fitting
+from laser_rl.checkpoint.snapshot import grouped, member_name
+from laser_rl.config import Config, EnvironmentConfig
+from laser_rl.envs.records import Environments, EnvironmentSpec, Rows
+from laser_rl.envs.scores import tasks_of
+from laser_rl.envs.worker import read_spec
+from laser_rl.errors import ConfigError, DamagedRun
+from laser_rl.evaluation.rollout import rollout
+from laser_rl.evaluation.statistics import EvalResult, summarise_episodes, summarise_mixture
+from laser_rl.metrics.standing import best, standing
+from laser_rl.networks.agent_network import AgentNetwork
+from laser_rl.networks.build import family_of
+from laser_rl.ops.distributions import Family
+from laser_rl.training.build import (
+    EnvironmentSource,
+    Member,
+    another,
+    device_of,
+    layout_of,
+    open_environments,
+    seeded_network,
+    slots_of,
+    threads_of,
+)
+from laser_rl.training.files import command_for, is_sweep, read_sweep
+from laser_rl.types import Array, UnrollLayout
+
+SLOTS = 16
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A network that knows what it can play."""
+
+    network: AgentNetwork
+    family: Family
+    layout: UnrollLayout
+    source: EnvironmentSource
+    environment: EnvironmentConfig
+    steps: int
+    spec: EnvironmentSpec
+
+
+class Unfinished(Exception):
+    """An evaluation was asked to end; a part of its episodes would favour the short ones, so there is no result."""
+
+
+class Player:
+    """A policy with what it remembers of the slots it plays in: frame stacks, memory, the last action."""
+
+    def __init__(self, policy: Policy, layout: UnrollLayout, slots: int) -> None:
+        self._policy = policy
+        self._stack = FrameStack(slots, layout.stack, layout.observation_shape, layout.observation_dtype)
+        self._memory = np.zeros((slots, layout.state_size), np.float32)
+        self._action: Array = np.zeros((slots, *layout.action_shape), layout.action_dtype)
+
+    def __call__(self, rows: Rows) -> Array:
+        """The environment's actions for these rows."""
+        self._stack.push(rows)
+        slots = rows.slots
+        self._action[slots[rows.is_first]] = 0
+        seen = Seen(self._stack.seen(slots), rows.is_first, self._action[slots], rows.reward, self._memory[slots])
+        decision = self._policy.act(seen, slots)
+        self._action[slots] = decision.action
+        if decision.state is not None:
+            self._memory[slots] = decision.state
+        return decision.environment_action
+
+
+def trained_of(member: Member, steps: int) -> Trained:
+    """What a member has learned so far."""
+    return Trained(
+        member.learner.network,
+        member.family,
+        member.layout,
+        member.source,
+        member.config.environment,
+        steps,
+        member.spec,
+    )
+
+
+def load_trained(run_dir: Path, member: str | int | None = None) -> Trained:
+    """What the newest checkpoint of a run holds; no replay is loaded.
+
+    Args:
+        run_dir: of a single run or of a sweep.
+        member: see `chosen_member`.
+    """
+    config, number = config_of(run_dir, member)
+    loaded = newest(run_dir)
+    # Played where we are, not where it was trained.
+    trained = trained_from(loaded, config, spec_in(loaded, number), number, device_of("auto"))
+    torch.set_num_threads(threads_of(config, trained.network))
+    return trained
+
+
+def newest(run_dir: Path) -> Loaded:
+    """The newest checkpoint, without its replay; ConfigError if there is none yet."""
+    loaded = checkpoint.latest(run_dir, replay="unread")
+    if loaded is None:
+        raise ConfigError(
+            f"{run_dir} holds no checkpoint yet; '{command_for('resume', run_dir)}' goes on until it does"
+        )
+    return loaded
+
+
+def spec_of(source: EnvironmentSource, config: Config) -> EnvironmentSpec:
+    """What an environment looks like; it is opened once to be looked at, in as few slots as it can be.
+
+    >>> spec_of("laser/Catch", Config()).observation.shape
+    (50,)
+    """
+    environments = open_environments(source, config.environment, seed=0, lockstep=True, slots=task_count(source))
+    environments.close()
+    return environments.spec
+
+
+def spec_in(loaded: Loaded, number: int | None) -> EnvironmentSpec:
+    """What the environment looks like, as a checkpoint says it: it is not opened."""
+    with fitting(loaded.path):
+        return read_spec(loaded.state["members"][number or 0]["spec"].encode())
+
+
+def trained_from(
+    loaded: Loaded, config: Config, spec: EnvironmentSpec, number: int | None, device: torch.device
+) -> Trained:
+    """An agent of a checkpoint: the only one, or a sweep's member."""
+    network = seeded_network(config, spec, None).to(device)
+    with fitting(loaded.path):
+        load_network(network, grouped(loaded.tensors[member_name(number or 0)])["network"])
+    require_finite(loaded.path, network)
+    family = family_of(spec.action)
+    layout = layout_of(spec, family, config)
+    return Trained(network, family, layout, config.environment.id, config.environment, loaded.step, spec)
+
+
+def require_finite(path: Path, network: AgentNetwork) -> None:
+    """Refuse parameters with which nothing can be played, wherever they came from.
+
+    >>> from laser_rl.networks.torso import MLP
+    >>> network = AgentNetwork(MLP((4,), (8,)), parameter_size=2)
+    >>> network.policy_head.bias.data[0] = torch.nan
+    >>> require_finite(Path("agent.safetensors"), network)
+    Traceback (most recent call last):
+    laser_rl.errors.DamagedRun: agent.safetensors: policy_head.bias holds 1 numbers of 2 that are not finite, expected none; ...
+    """
+    for name, tensor in network.state_dict().items():
+        if bad := int((~tensor.isfinite()).sum()):
+            raise DamagedRun(
+                f"{path}: {name} holds {bad} numbers of {tensor.numel()} that are not finite, expected none; "
+                "use an earlier copy, or train again"
+            )
+
+
+def chosen_member(run_dir: Path, member: str | int | None = None) -> int | None:
+    """Which member of a sweep is meant: a number, or "best" by its last evaluation (also if nothing is said); None for a single run."""
+    if not is_sweep(run_dir):
+        if member not in {None, 0, "0"}:
+            raise ConfigError(f"{run_dir} is a run of one agent, so there is no member {member}; leave it out")
+        return None
+    if member in {None, "best"}:
+        leader = best(standing(run_dir))
+        if leader is None:
+            raise ConfigError(
+                f"{run_dir} has neither evaluations nor returns yet, so no member is best; name one by number"
+            )
+        return leader.member
+    count = len(read_sweep(run_dir).settings)
+    if not str(member).isdecimal() or int(str(member)) >= count:
+        raise ConfigError(f"there is no member {member} in {run_dir}; expected best or a number from 0 to {count - 1}")
+    return int(str(member))
+
+
+def config_of(run_dir: Path, member: str | int | None) -> tuple[Config, int | None]:
+    """The settings of a run, or of a sweep's member and its number."""
+    number = chosen_member(run_dir, member)
+    return read_sweep(run_dir).configs[number or 0], number
+
+
+def evaluate(
+    trained: Trained,
+    *,
+    episodes: int,
+    deterministic: bool,
+    seed: int,
+    goes_on: Callable[[], bool] = lambda: True,
+) -> EvalResult:
+    """Play whole episodes in fresh environments, or where there is only one that exists, in that one (`another`).
+
+    The same seed gives the same result. `Unfinished` as soon as it no longer `goes_on`. Of a mixture, every task is played as often: more
+    than `episodes` are played if its tasks cannot share so many evenly.
+    """
+    tasks, source = task_count(trained.source), another(trained.source)
+    episodes = -(-episodes // tasks) * tasks
+    slots = slots_of(source) or min(episodes, max(1, SLOTS // tasks) * tasks)
+    environments = open_environments(source, trained.environment, seed=seed, lockstep=True, slots=slots)
+    _require_alike(environments, trained)
+    policy = Policy(trained.network, trained.family, seed=seed, deterministic=deterministic)
+    player = Player(policy, trained.layout, slots)
+
+    def act(rows: Rows) -> Array:
+        if not goes_on():
+            raise Unfinished
+        return player(rows)
+
+    try:
+        played = rollout(environments, act, episodes)
+    finally:
+        environments.close()
+    spec = environments.spec
+    return summarise_mixture(played, spec) if spec.tasks else summarise_episodes(played)
+
+
+def _require_alike(environments: Environments, trained: Trained) -> None:
+    spec, known = environments.spec, trained.spec
+    if (spec.observation, spec.action) != (known.observation, known.action):
+        environments.close()
+        raise ConfigError(
+            f"the agent was trained on {known.observation} and {known.action}, but {spec.name} has {spec.observation} and {spec.action}; "
+            "pass an environment like the one it was trained in"
+        )
+
+
+def task_count(source: EnvironmentSource) -> int:
+    """How many tasks an environment is a mixture of: the fewest slots in which it can be played.
+
+    >>> task_count("laser/TMaze-3,laser/TMaze-5"), task_count("laser/Catch")
+    (2, 1)
+    """
+    return len(tasks_of(source)) if isinstance(source, str) else 1

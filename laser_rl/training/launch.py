@@ -1,0 +1,177 @@
+"""From settings and a directory to a finished run: of one agent or of a sweep, in this process, in several, or on a cluster."""
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from laser_rl.agent.own_relevance import require_relevance
+from laser_rl.config import Config
+from laser_rl.metrics.sink import Sink
+from laser_rl.networks.build import TorsoSource
+from laser_rl.sweep.settings import SweepConfig
+from laser_rl.training.build import EnvironmentSource, slots_of
+from laser_rl.training.build_group import build_crew
+from laser_rl.training.directory import RunDirectory
+from laser_rl.training.evaluate import trained_of
+from laser_rl.training.files import require_trusted
+from laser_rl.training.member_training import Callback, Training, evaluate_last, steps_told
+from laser_rl.training.process_handle import MOST_RESTARTS
+from laser_rl.training.ranks import RankLost
+from laser_rl.training.recording import recorded
+from laser_rl.training.result import MemberResult, Result
+from laser_rl.training.stop import FINISHED, signals
+from laser_rl.training.threads import run_local
+from laser_rl.training.trainer import Trainer, run_in_turns
+from laser_rl.training.warm_start import warm_start
+
+if TYPE_CHECKING:  # a run on this machine never imports it
+    from laser_rl.sweep.cluster import ClusterSettings
+
+log = logging.getLogger("laser_rl.training")
+
+
+def train(
+    settings: Config | SweepConfig,
+    directory: RunDirectory | None = None,
+    *,
+    source: EnvironmentSource | None = None,
+    torso: TorsoSource | None = None,
+    sinks: Sequence[Sink] = (),
+    callbacks: Sequence[Callback] = (),
+    cluster: "ClusterSettings | None" = None,
+) -> Result:
+    """Train one agent, or all members of a sweep, until their steps are done.
+
+    The run goes on from the newest checkpoint of `directory`, if there is one. With `cluster` it runs there, otherwise on this machine. The
+    environments are closed at the end, whatever the end is.
+    """
+    sweep = SweepConfig(base=settings) if isinstance(settings, Config) else settings
+    _require_code(sweep)
+    path = None if directory is None else directory.path
+    how: dict[str, Any] = {"source": source, "torso": torso, "sinks": sinks, "callbacks": callbacks}
+    with recorded(path, sweep.base.run, source=source, network=torso) as films:
+        if cluster is not None:
+            from laser_rl.cluster.launch import run_cluster  # noqa: PLC0415 - a run on this machine never needs it
+
+            result = run_cluster(sweep, directory, cluster, **how)
+        elif uses_processes(sweep):
+            from laser_rl.training.process_supervisor import run_processes  # noqa: PLC0415 - likewise
+
+            result = run_processes(sweep, directory, process_count(sweep), **how)
+        else:
+            result = _train_here(sweep, directory, **how)
+        if films is not None and result.interrupted is None:
+            films.finish()
+    return result
+
+
+def _train_here(
+    sweep: SweepConfig,
+    directory: RunDirectory | None,
+    *,
+    source: EnvironmentSource | None,
+    torso: TorsoSource | None,
+    sinks: Sequence[Sink],
+    callbacks: Sequence[Callback],
+) -> Result:
+    """In this process.
+
+    Where other devices learn with an agent and one of them is lost, all is built again, and goes on from the newest checkpoint: what a
+    broken update left in the memory of a card is not to be trusted.
+    """
+    lost, lost_at = 0, -1
+    while True:
+        trainer = prepare(sweep, directory, source=source, torso=torso, sinks=sinks, callbacks=callbacks)
+        try:
+            return run(trainer)
+        except RankLost as error:
+            steps = trainer.steps
+            lost, lost_at = (lost + 1 if steps <= lost_at else 1), max(steps, lost_at)
+            if directory is None or lost > MOST_RESTARTS or slots_of(trainer.group.members[0].source) is not None:
+                raise
+            log.warning("%s; the run goes on from there by itself", error)
+        finally:
+            trainer.group.close()
+
+
+def prepare(
+    settings: Config | SweepConfig,
+    directory: RunDirectory | None = None,
+    *,
+    source: EnvironmentSource | None = None,
+    torso: TorsoSource | None = None,
+    sinks: Sequence[Sink] = (),
+    callbacks: Sequence[Callback] = (),
+) -> Trainer:
+    """All members in this process, at their first step, or where their newest checkpoint left them; the caller closes `group`."""
+    sweep = SweepConfig(base=settings) if isinstance(settings, Config) else settings
+    _require_code(sweep)
+    group = build_crew(sweep, source, torso)
+    try:
+        save = None if directory is None else directory.save
+        trainer = Trainer(sweep, group, sinks=sinks, callbacks=callbacks, save=save)
+        if directory is None or not directory.restore(trainer):
+            for store in trainer.stores():
+                warm_start(store, sweep.base, members=len(sweep.settings))
+            group.begin()
+    except BaseException:
+        group.close()
+        raise
+    return trainer
+
+
+def _require_code(sweep: SweepConfig) -> None:
+    """Refuse code that only a file names, or that is not there, before anything is written or started."""
+    require_trusted(*sweep.configs)
+    for member in sweep.configs:
+        require_relevance(member.loss.trust)
+
+
+def run(trainer: Trainer, *, evaluate_at_end: bool = True) -> Result:
+    """Act and learn up to the members' target; save, evaluate and save at the end."""
+    # To the very end: the last evaluation and the last checkpoint may be long, and are asked to end as well.
+    with signals(trainer.stop), steps_told(trainer.trainings):
+        act_and_learn(trainer)
+        trainer.stop.request(FINISHED)
+        trainer.report()
+        if evaluate_at_end:
+            evaluate_last(trainer.trainings, trainer.stop, trainer.save)
+        interrupted = trainer.stop.interrupted
+        trainer.announce("finished" if interrupted is None else "stopped")
+        trainer.save()
+    settings = trainer.settings.settings
+    numbered = zip(trainer.numbers, trainer.trainings, strict=True)
+    members = tuple(_result(number, settings[number], member) for number, member in numbered)
+    exploits = () if trainer.pbt is None else tuple(trainer.pbt.history)
+    return Result(members, exploits, interrupted, trainer.saved)
+
+
+def act_and_learn(trainer: Trainer) -> None:
+    """Until the steps are done, the time is over or a stop is requested: in threads if the only member here does so, otherwise in turns."""
+    if trainer.group.threaded:
+        run_local(trainer)
+    else:
+        run_in_turns(trainer)
+    for training in trainer.trainings:
+        training.check()
+
+
+def _result(number: int, settings: dict[str, Any], training: Training) -> MemberResult:
+    member, learner = training.member, training.member.learner
+    config = member.config.model_copy(update={"loss": learner.loss, "optimiser": learner.rates})
+    played = training.evaluations[-1][1] if training.evaluations else None
+    mean = training.window.numbers().get("return_mean")
+    trained = trained_of(member, training.steps)
+    return MemberResult(number, settings, config, training.steps, training.update, mean, played, trained)
+
+
+def process_count(sweep: SweepConfig) -> int:
+    """Over how many processes the members of a run are spread."""
+    wanted = sweep.processes or len(os.sched_getaffinity(0))
+    return max(1, min(wanted, len(sweep.settings)))
+
+
+def uses_processes(sweep: SweepConfig) -> bool:
+    """Whether members run in processes of their own; one agent does if more than one is asked for: it is started again if it dies."""
+    return process_count(sweep) > 1 or sweep.processes > 1

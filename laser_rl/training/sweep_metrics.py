@@ -1,0 +1,67 @@
+"""What is known of all members together: whose data the replay holds, how old it is, how far apart the policies are."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from laser_rl.agent.learner import Learner
+from laser_rl.ops import checks
+from laser_rl.replay.records import allocate
+from laser_rl.training.build import Store
+from laser_rl.types import Inputs
+
+UNROLLS = 16  # whose states the policies are compared on
+SAMPLE = 256  # unrolls whose age is looked at
+PERCENTILES = (0, 25, 50, 75, 100)
+
+
+def survey(
+    learners: Sequence[Learner], stores: Sequence[Store | None], random: np.random.Generator
+) -> dict[str, float]:
+    """The numbers of one row; nothing where nothing is replayed."""
+    store = stores[0]
+    if store is None or not len(store):
+        return {}
+    return {**composition(stores), **ages(learners, store, random), **divergence(learners, store, random)}
+
+
+def composition(stores: Sequence[Store | None]) -> dict[str, float]:
+    """Shares of all that is held by member, and what it takes."""
+    each = list({id(store): store for store in stores if store is not None}.values())
+    unrolls = sum(len(store) for store in each)
+    shares: dict[str, float] = {}
+    for store in each:
+        for number, share in store.composition().items():
+            name = f"share_of_{number}"
+            shares[name] = shares.get(name, 0.0) + share * len(store) / unrolls
+    capacity = sum(store.capacity for store in each)
+    return {**shares, "replay_fill": unrolls / capacity, "replay_bytes": sum(store.nbytes for store in each)}
+
+
+def ages(learners: Sequence[Learner], store: Store, random: np.random.Generator) -> dict[str, float]:
+    """Percentiles of the age of a sample, in updates of the member that has made most."""
+    newest = max(learner.version for learner in learners)
+    age = newest - store.sample_versions(SAMPLE, random)
+    return {f"age_{q}": float(value) for q, value in zip(PERCENTILES, np.percentile(age, PERCENTILES), strict=True)}
+
+
+@torch.inference_mode()
+def divergence(learners: Sequence[Learner], store: Store, random: np.random.Generator) -> dict[str, float]:
+    """Mean KL(π_i ‖ π_j) over replayed states."""
+    batch = allocate(store.layout, UNROLLS)
+    store.sample_into(UNROLLS, random, batch, 0)
+    policies, family = [], learners[0].family
+    with checks.unchecked():
+        for learner in learners:
+            network, device = learner.network, learner.device
+            rows = Inputs(*(part.to(device) for part in batch.inputs))
+            # A memory starts from nothing at each unroll: whoever wrote it had another one.
+            output, _ = network(rows, network.initial_state(UNROLLS))
+            policies.append(output.policy)
+        return {
+            f"divergence_{i}_{j}": float(family.kl(one, other).clamp(min=0.0).mean())
+            for i, one in enumerate(policies)
+            for j, other in enumerate(policies)
+            if i != j
+        }

@@ -1,0 +1,65 @@
+"""Small configurations that run in a second, and what identifies a run."""
+
+import hashlib
+import json
+from typing import Any, NamedTuple
+
+from laser_rl import checkpoint, recipes
+from laser_rl.config import override
+from laser_rl.metrics.log import rows_hash
+from laser_rl.training.directory import RunDirectory
+from laser_rl.training.launch import prepare, run
+
+
+def small(environment="CartPole-v1", **settings):
+    defaults = {
+        "run.steps": 600,
+        "hidden": (16,),
+        "unroll_steps": 5,
+        "slots": 3,
+        "capacity_steps": 300,
+        "evaluate_episodes": 2,
+        "log_every_updates": 10,
+        "checkpoint_every_steps": 200,
+    }
+    return override(recipes.cartpole(environment), {**defaults, **settings})
+
+
+class Ended(NamedTuple):
+    """How the run of one agent ended."""
+
+    member: Any
+    steps: int
+    updates: int
+    evaluation: Any
+    interrupted: str | None
+    checkpoint: Any
+
+
+def run_one(trainer, **more):
+    """Run one agent that has been prepared to its end, and close its environments; how it ended, and its training."""
+    try:
+        result = run(trainer, **more)
+    finally:
+        trainer.group.members[0].environments.close()
+    [one], [training] = result.members, trainer.trainings
+    played = one.evaluation if training.last_evaluation is not None and result.interrupted is None else None
+    return Ended(training.member, one.steps, one.updates, played, result.interrupted, result.checkpoint), training
+
+
+def finish(config, path=None, source=None, **more):
+    """Build, run to the end; returns how it ended and its training."""
+    directory = None if path is None else RunDirectory(path, config)
+    try:
+        sinks = [] if directory is None else [directory.log]
+        return run_one(prepare(config, directory, source=source, sinks=sinks, **more))
+    finally:
+        if directory is not None:
+            directory.close()
+
+
+def fingerprint(path):
+    """Everything that a run leaves, except what the wall clock writes."""
+    manifest = json.loads((checkpoint.latest(path).path / "manifest.json").read_text())
+    kept = sorted(folder.name for folder in (path / checkpoint.CHECKPOINTS).iterdir())
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest(), rows_hash(path), kept

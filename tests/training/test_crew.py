@@ -1,0 +1,66 @@
+"""Members in turn, where what acts is a copy that follows its learner (as on a GPU)."""
+
+import torch
+
+from laser_rl.training.build_group import build_member
+from laser_rl.training.member_group import Following, Looped
+from tests.training.small import small
+
+
+def apart(seed=0):
+    """A member whose acting network is not its learner's."""
+    return build_member(small("laser/Catch", runtime="local", seed=seed))
+
+
+def values(network):
+    return torch.cat([parameter.detach().flatten() for parameter in network.parameters()])
+
+
+def test_what_acts_follows_what_learns():
+    member = apart()
+    following = Following(member)
+    assert following.collect() == 0
+    with torch.no_grad():
+        member.learner.flat.value.add_(1.0)
+    assert not torch.equal(values(member.acting), values(member.learner.network))
+    member.learner.version = 7
+    following.publish()
+    assert following.collect() == 7
+    assert torch.equal(values(member.acting), values(member.learner.network))
+    member.environments.close()
+
+
+def test_unrolls_carry_the_version_that_acted_and_updates_are_followed():
+    members = [apart(0), apart(1)]
+    crew = Looped(members)
+    with torch.no_grad():
+        for member in members:
+            member.learner.flat.value.mul_(0.5)  # loaded, say, after everything was built
+    crew.begin()
+    list(crew.act([True, True]))
+    for member in members:
+        assert torch.equal(values(member.acting), values(member.learner.network))
+    versions: list[int] = []
+    for _ in range(60):
+        for moves in crew.act([True, True]):
+            if moves.unrolls is not None:
+                versions += moves.unrolls.version.tolist()
+                members[moves.place].mixer.offer(moves.unrolls)
+        while ready := crew.ready():
+            crew.learn(ready, [0.0] * len(ready))
+    assert members[0].learner.version > 3
+    assert 0 < max(versions) <= max(member.learner.version for member in members)
+    list(crew.act([True, True]))
+    for member in members:
+        assert torch.equal(values(member.acting), values(member.learner.network))
+        assert member.actor.version == member.learner.version
+    crew.close()
+
+
+def test_the_learners_own_network_needs_no_copy():
+    member = build_member(small("laser/Catch"))
+    crew = Looped([member])
+    crew.begin()
+    assert member.acting is member.learner.network
+    assert crew._following == [None]
+    crew.close()
