@@ -25,7 +25,7 @@ from laser_rl.training import result as results
 from laser_rl.training.build import EnvironmentSource, slots_of
 from laser_rl.training.build_group import one_layout
 from laser_rl.training.directory import RunDirectory
-from laser_rl.training.launch import train, uses_processes
+from laser_rl.training.launch import Elsewhere, train, uses_processes
 from laser_rl.training.member_training import Callback
 from laser_rl.training.stop import EXIT_STATUS, deliver_again
 
@@ -195,7 +195,7 @@ class Sweep:
                 torso=self._net,
                 sinks=[directory.log, *self._sinks, *more],
                 callbacks=callbacks,
-                cluster=self._cluster,
+                elsewhere=self._elsewhere(),
             )
         finally:
             directory.close()
@@ -203,6 +203,13 @@ class Sweep:
                 sink.close()
         members = tuple(MemberResult(**vars(member)) for member in end.members)
         return SweepResult(path, members, end.exploits, end.interrupted)
+
+    def _elsewhere(self) -> Elsewhere | None:
+        if self._cluster is None:
+            return None
+        from laser_rl.cluster.launch import on_cluster  # noqa: PLC0415 - a run on this machine never needs it
+
+        return on_cluster(self._cluster)
 
     def _complete(self, values: Mapping[str, Any], base: Config) -> SweepConfig:
         pbt = {"pbt": recipes.small_pbt(base.run.steps)} if self._pbt_wanted else {}

@@ -232,11 +232,14 @@ def run_in(path: Path, settings: SweepConfig, how: _How) -> int:
 
 def _run_in(path: Path, settings: SweepConfig, how: _How) -> int:
     require_trusted(*settings.configs)
+    elsewhere = None
     if how.cluster is not None:
-        from laser_rl.cluster.ray_import import require_ray  # noqa: PLC0415 - a run on this machine never needs it
+        from laser_rl.cluster.launch import on_cluster  # noqa: PLC0415 - a run on this machine never needs it
+        from laser_rl.cluster.ray_import import require_ray  # noqa: PLC0415
 
         require_possible(settings, how.cluster)
         require_ray()
+        elsewhere = on_cluster(how.cluster)
     elif not settings.single:
         require_memory(settings)
     if how.dashboard:
@@ -255,7 +258,7 @@ def _run_in(path: Path, settings: SweepConfig, how: _How) -> int:
         stack.enter_context(dashboard_of(path, asked=how.dashboard))
         console = _console(path, settings, plain=how.plain)
         stack.enter_context(console)
-        result = train(settings, directory, sinks=[*sinks, console], cluster=how.cluster)
+        result = train(settings, directory, sinks=[*sinks, console], elsewhere=elsewhere)
     return _farewell(path, settings, result)
 
 

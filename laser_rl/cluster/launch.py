@@ -1,6 +1,7 @@
 """From the settings of a sweep to a finished sweep on a cluster."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from laser_rl.cluster.connection import joined
 from laser_rl.cluster.lock_step import LockStep
@@ -12,15 +13,21 @@ from laser_rl.sweep.cluster import ClusterSettings, require_possible
 from laser_rl.sweep.settings import SweepConfig
 from laser_rl.training.build import EnvironmentSource
 from laser_rl.training.directory import RunDirectory
+from laser_rl.training.launch import Elsewhere
 from laser_rl.training.member_training import Callback
 from laser_rl.training.result import Result
 from laser_rl.training.supervisor import require_by_name
 
 
+def on_cluster(cluster: ClusterSettings | None) -> Elsewhere | None:
+    """For `launch.train`: run on this cluster; None: on this machine."""
+    return None if cluster is None else partial(run_cluster, cluster)
+
+
 def run_cluster(
+    cluster: ClusterSettings,
     sweep: SweepConfig,
     directory: RunDirectory | None,
-    cluster: ClusterSettings,
     *,
     source: EnvironmentSource | None = None,
     torso: TorsoSource | None = None,

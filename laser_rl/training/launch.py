@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from laser_rl.agent.own_relevance import require_relevance
 from laser_rl.config import Config
@@ -25,10 +25,23 @@ from laser_rl.training.threads import run_local
 from laser_rl.training.trainer import Trainer, run_in_turns
 from laser_rl.training.warm_start import warm_start
 
-if TYPE_CHECKING:  # a run on this machine never imports it
-    from laser_rl.sweep.cluster import ClusterSettings
-
 log = logging.getLogger("laser_rl.training")
+
+
+class Elsewhere(Protocol):
+    """What runs all members where this process only supervises; arguments as of `train`."""
+
+    def __call__(
+        self,
+        sweep: SweepConfig,
+        directory: RunDirectory | None,
+        *,
+        source: EnvironmentSource | None,
+        torso: TorsoSource | None,
+        sinks: Sequence[Sink],
+        callbacks: Sequence[Callback],
+    ) -> Result:
+        """Run to the end."""
 
 
 def train(
@@ -39,11 +52,12 @@ def train(
     torso: TorsoSource | None = None,
     sinks: Sequence[Sink] = (),
     callbacks: Sequence[Callback] = (),
-    cluster: "ClusterSettings | None" = None,
+    elsewhere: "Elsewhere | None" = None,
 ) -> Result:
     """Train one agent, or all members of a sweep, until their steps are done.
 
-    The run goes on from the newest checkpoint of `directory`, if there is one. With `cluster` it runs there, otherwise on this machine. The
+    The run goes on from the newest checkpoint of `directory`, if there is one. It runs on this machine unless `elsewhere`
+    says otherwise, as `cluster.launch.on_cluster` does. The
     environments are closed at the end, whatever the end is.
     """
     sweep = SweepConfig(base=settings) if isinstance(settings, Config) else settings
@@ -51,10 +65,8 @@ def train(
     path = None if directory is None else directory.path
     how: dict[str, Any] = {"source": source, "torso": torso, "sinks": sinks, "callbacks": callbacks}
     with recorded(path, sweep.base.run, source=source, network=torso) as films:
-        if cluster is not None:
-            from laser_rl.cluster.launch import run_cluster  # noqa: PLC0415 - a run on this machine never needs it
-
-            result = run_cluster(sweep, directory, cluster, **how)
+        if elsewhere is not None:
+            result = elsewhere(sweep, directory, **how)
         elif uses_processes(sweep):
             from laser_rl.training.process_supervisor import run_processes  # noqa: PLC0415 - likewise
 
