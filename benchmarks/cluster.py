@@ -26,11 +26,11 @@ from laser_rl.cluster.actors import RayAnswer, RayShard, nodes_alive, start_shar
 from laser_rl.cluster.client import ShardClient
 from laser_rl.cluster.in_process_shard import NearShard
 from laser_rl.cluster.ray_import import placed, ray
-from laser_rl.cluster.replay_writer import Courier
+from laser_rl.cluster.replay_writer import ReplayWriter
 from laser_rl.cluster.shard import Shard, ShardPlan
 from laser_rl.cluster.sharded import AHEAD, ShardedReplay
 from laser_rl.replay import Replay, allocate
-from laser_rl.replay.encoded_unrolls import Parcel, Unpacking, seal
+from laser_rl.replay.encoded_unrolls import EncodedUnrolls, Unpacking, seal
 from laser_rl.replay.records import pack
 
 BATCH, AT_ONCE = 128, 16
@@ -75,12 +75,12 @@ def cluster(nodes: int) -> Iterator[list[str]]:
 class Source:
     """A runner without an emulator: delivers the same unrolls over and over, or hands out batches of bytes as they are."""
 
-    def __init__(self, parcels: list[Parcel], raw: Parcel) -> None:
+    def __init__(self, parcels: list[EncodedUnrolls], raw: EncodedUnrolls) -> None:
         self._parcels, self._raw = parcels, raw
 
     def deliver(self, shard: RayShard, stream: str, seconds: float) -> float:
         """Unrolls a second through a courier."""
-        courier, end, turn = Courier(lambda: shard, stream), time.perf_counter() + seconds, 0
+        courier, end, turn = ReplayWriter(lambda: shard, stream), time.perf_counter() + seconds, 0
         begin = time.perf_counter()
         while time.perf_counter() < end:
             if courier.send(self._parcels[turn % len(self._parcels)], ANSWER_S):
@@ -97,7 +97,7 @@ class Source:
         del kept
         return count / (time.perf_counter() - begin)
 
-    def batch(self) -> Parcel:
+    def batch(self) -> EncodedUnrolls:
         """A batch of raw bytes, as an answer."""
         return self._raw
 
@@ -115,7 +115,7 @@ def rate(call: Callable[[], Any], seconds: float) -> float:
 def plain(sources: list[Any]) -> Callable[[], None]:
     """Batches of raw bytes from other actors, the next ones under way, put into the learner's memory."""
     batch, unpacking, ids, turn = allocate(STACKED, BATCH, stacked=False), Unpacking(STACKED), np.arange(BATCH), 0
-    waiting: list[RayAnswer[Parcel]] = []
+    waiting: list[RayAnswer[EncodedUnrolls]] = []
 
     def take() -> None:
         nonlocal turn
@@ -158,7 +158,7 @@ class Bench:
             self._fill(shard, f"fill {number}", each // AT_ONCE)
 
     def _fill(self, shard: ShardClient, stream: str, parcels: int) -> None:
-        courier = Courier(lambda: shard, stream)
+        courier = ReplayWriter(lambda: shard, stream)
         for at in range(parcels):
             courier.send(self.parcels[at % len(self.parcels)], ANSWER_S)
         courier.flush(ANSWER_S)

@@ -19,7 +19,7 @@ import torch
 from laser_rl import recipes
 from laser_rl.agent.cuda_streams import own_stream
 from laser_rl.config import override
-from laser_rl.training.batch_source import Crate
+from laser_rl.training.batch_source import PinnedBatch
 from laser_rl.training.build import Member, learn
 from laser_rl.training.build_group import build_member
 from laser_rl.types import Batch
@@ -119,7 +119,7 @@ def random_batch(batch: Batch) -> None:
     batch.weight.fill_(1.0)
 
 
-def seconds(member: Member, crate: Crate, updates: int) -> float:
+def seconds(member: Member, crate: PinnedBatch, updates: int) -> float:
     """Of one update."""
     begin = time.perf_counter()
     for _ in range(updates):
@@ -132,7 +132,7 @@ def seconds(member: Member, crate: Crate, updates: int) -> float:
 def measure(columns: int, width: int, rounds: int, updates: int) -> str:
     """One process and two, in turn within one run: what a busy machine does, it does to both."""
     with built(1, columns, width) as one, built(2, columns, width) as two:
-        members = [(one, Crate.of(one, own_stream(one.learner.device, "uploading"))) for one in (one, two)]
+        members = [(one, PinnedBatch.of(one, own_stream(one.learner.device, "uploading"))) for one in (one, two)]
         for member, crate in members:
             crate.fill(random_batch)
             seconds(member, crate, 3)

@@ -19,13 +19,13 @@ from laser_rl.metrics.sink import Row
 from laser_rl.metrics.window import memory_bytes
 from laser_rl.replay.frames import upload
 from laser_rl.replay.records import allocate, shape_of
-from laser_rl.replay.sampler import Uniform
+from laser_rl.replay.sampler import UniformSampler
 from laser_rl.sweep.settings import SweepConfig
 from laser_rl.training.build import Member, device_of
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import prepare, run
 from laser_rl.training.member_training import Progress
-from laser_rl.training.process_supervisor import Supervisor
+from laser_rl.training.process_supervisor import ProcessSupervisor
 
 FRAMES_A_STEP = 4
 WARM_UP_SHARE = 1 / 3  # of the time asked for: caches fill, graphs are captured, the replay gets its first unrolls
@@ -148,7 +148,7 @@ def alone_of(member: Member, seconds: float) -> Alone:
     for _ in range(OWN_BATCHES):
         host = allocate(member.layout, member.config.loss.batch_unrolls, stacked=False)
         if member.replay is not None:
-            Uniform(member.replay).fill(member.config.loss.batch_unrolls, random, host, 0)
+            UniformSampler(member.replay).fill(member.config.loss.batch_unrolls, random, host, 0)
         host.online[: member.counts.online] = True
         batches.append(upload(member.layout, host, learner.device))
     turn = itertools.cycle(batches)
@@ -189,7 +189,7 @@ def real_share(member: Member) -> float:
     if member.replay is None:
         return 1.0
     batch, random = allocate(member.layout, REAL_UNROLLS, stacked=False), np.random.default_rng(0)
-    Uniform(member.replay).fill(REAL_UNROLLS, random, batch, 0)
+    UniformSampler(member.replay).fill(REAL_UNROLLS, random, batch, 0)
     return float(batch.real.float().mean())
 
 
@@ -202,7 +202,9 @@ def _kept(sample: Sample, begin: float) -> Numbers:
 class Watcher:
     """Looks at a sweep from a thread of its own and ends it: rows come only when members are alive, and somebody must notice if not."""
 
-    def __init__(self, supervisor: Supervisor, log: Path, members: int, seconds: float, device: torch.device) -> None:
+    def __init__(
+        self, supervisor: ProcessSupervisor, log: Path, members: int, seconds: float, device: torch.device
+    ) -> None:
         self.begin: float | None = None  # when everybody had written rows
         self.end = 0.0
         self.late = False  # it was ended because somebody was silent for too long
@@ -280,7 +282,7 @@ def members(config: Config, count: int, seconds: float, noise: Alone, alone_seco
 def _swept(sweep: SweepConfig, folder: Path, count: int, seconds: float) -> Watcher:
     directory = RunDirectory(folder, sweep)
     try:
-        supervisor = Supervisor(sweep, directory, count)
+        supervisor = ProcessSupervisor(sweep, directory, count)
         watcher = Watcher(supervisor, folder / FILE, count, seconds, supervisor.parts.learners[0].device)
         try:
             supervisor.run()

@@ -26,7 +26,7 @@ from laser_rl.config import override
 from laser_rl.metrics.stream import episodes_in
 from laser_rl.sweep.pbt import PbtConfig
 from laser_rl.sweep.settings import SweepConfig
-from laser_rl.training.build_group import build_crew
+from laser_rl.training.build_group import build_group
 from laser_rl.training.trainer import Trainer
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "sharing"
@@ -131,7 +131,7 @@ def run(name: str, variant: str, seed: int, device: str = "cpu", part: Path | No
     torch.set_num_threads(1)
     task, rows = TASKS[name], list[dict[str, Any]]()
     sweep = sweep_of(task, variant, seed, device)
-    crew = build_crew(sweep)
+    crew = build_group(sweep)
     recorder = Recorder()
     training = Trainer(sweep, crew, sinks=[recorder])
     crew.begin()

@@ -22,7 +22,7 @@ from benchmarks.replay import GAMES, STACKED, STEPS, frames, part, unrolls_of
 from laser_rl.cluster.actors import THREADS, RayShard
 from laser_rl.cluster.client import Answer
 from laser_rl.cluster.ray_import import placed, ray
-from laser_rl.cluster.replay_writer import Courier
+from laser_rl.cluster.replay_writer import ReplayWriter
 from laser_rl.cluster.shard import Shard, ShardPlan
 from laser_rl.replay import allocate
 from laser_rl.replay.encoded_unrolls import Unpacking, seal
@@ -74,7 +74,7 @@ def costs(node: str, pool: Any, rounds: int, seconds: float) -> dict[str, Cost]:
     started = RayShard(
         actor.options(num_cpus=0, scheduling_strategy=placed(node)).remote(plan), plan, node, "this machine"
     ).from_afar()
-    unrolls, courier = unrolls_of(STACKED, pool), Courier(lambda: started, "fill")
+    unrolls, courier = unrolls_of(STACKED, pool), ReplayWriter(lambda: started, "fill")
     for at in range(0, UNROLLS, AT_ONCE):
         courier.send(seal(pack(STACKED, part(unrolls, at % len(pool), AT_ONCE)), "zstd"), ANSWER_S)
     courier.flush(ANSWER_S)

@@ -23,10 +23,10 @@ from laser_rl import recipes
 from laser_rl.config import override
 from laser_rl.metrics.window import memory_bytes
 from laser_rl.sweep.settings import SweepConfig
-from laser_rl.training.build_group import build_crew
+from laser_rl.training.build_group import build_group
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import prepare
-from laser_rl.training.process_supervisor import Supervisor
+from laser_rl.training.process_supervisor import ProcessSupervisor
 from laser_rl.training.trainer import Trainer, run_in_turns
 
 MEMBERS = 9
@@ -56,7 +56,7 @@ def one_run(task: str, steps: int, rate: float) -> dict[str, float]:
 def one_sweep(task: str, steps: int, stack: str, share: str = "shared") -> dict[str, float]:
     """Nine members in this process."""
     sweep = SweepConfig(base=base(task, steps), grid={"learning_rate": RATES}, stack=stack, share=share)
-    crew = build_crew(sweep)
+    crew = build_group(sweep)
     training = Trainer(sweep, crew)
     crew.begin()
     begin = time.perf_counter()
@@ -71,7 +71,7 @@ def in_processes(task: str, steps: int, count: int) -> dict[str, float]:
     sweep = SweepConfig(base=base(task, steps), grid={"learning_rate": RATES}, processes=count)
     with tempfile.TemporaryDirectory() as folder:
         directory = RunDirectory(Path(folder), sweep)
-        supervisor = Supervisor(sweep, directory, count)
+        supervisor = ProcessSupervisor(sweep, directory, count)
         look, times = supervisor._look, []  # noqa: SLF001
 
         def watched() -> bool:
@@ -95,7 +95,7 @@ def memory(task: str, share: str) -> dict[str, float]:
     settings = base(task, 3_000, capacity_steps=capacity)
     before = memory_bytes()
     sweep = SweepConfig(base=settings, grid={"learning_rate": RATES}, share=share)
-    crew = build_crew(sweep)
+    crew = build_group(sweep)
     training = Trainer(sweep, crew)
     crew.begin()
     run_in_turns(training)

@@ -11,7 +11,7 @@ from laser_rl.cli.play import _task_lines
 from laser_rl.envs.make import make_renderable
 from laser_rl.evaluation.statistics import summarise_mixture
 from laser_rl.training.evaluate import load_trained
-from laser_rl.training.filming import Watched
+from laser_rl.training.filming import FilmedPolicy
 from tests.evaluation.test_mixtures import SPEC, played
 from tests.training.small import finish, small
 from tests.view.reading import read_report
@@ -91,7 +91,7 @@ def test_an_action_that_a_task_does_not_know_acts_as_its_first(run_dir):
         for name, expected in zip(NAMES, (favourite, shown), strict=True):
             env = make_renderable(name)
             observation, _ = env.reset(seed=1)
-            assert Watched(trained, env, deterministic=False, seed=1)(observation, 0.0) == expected
+            assert FilmedPolicy(trained, env, deterministic=False, seed=1)(observation, 0.0) == expected
 
 
 def test_report_has_every_task(run_dir, capsys):

@@ -18,7 +18,7 @@ from laser_rl.types import Array, Episode, UnrollLayout, Unrolls, empty_unrolls
 Slots = NDArray[np.int64]
 
 
-class Taken(NamedTuple):
+class ActorStep(NamedTuple):
     """What one step of an actor brought."""
 
     unrolls: Unrolls | None
@@ -103,7 +103,7 @@ class Actor:
         self._ended[rows.slots] = False
         self._ready = rows.slots
 
-    def step(self, among: NDArray[np.bool_] | None = None) -> Taken:
+    def step(self, among: NDArray[np.bool_] | None = None) -> ActorStep:
         """Act in every slot that waits (only `among` these, if given), and record the rows that come."""
         slots = self._ready if among is None else self._ready[among[self._ready]]
         resting = self._ready[:0] if among is None else self._ready[~among[self._ready]]
@@ -123,7 +123,7 @@ class Actor:
         unrolls = self._record(rows)
         self._ended[rows.slots] = rows.terminated | rows.truncated
         self._ready = rows.slots if among is None else np.concatenate([rows.slots, resting])
-        return Taken(unrolls, episodes, rows.slots[~rows.is_first])
+        return ActorStep(unrolls, episodes, rows.slots[~rows.is_first])
 
     def _seen(self, slots: Slots, at: Slots) -> Seen:
         """The newest row of each slot: it is the open unroll's row `at`."""

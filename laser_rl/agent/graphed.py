@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 Shapes = tuple[tuple[torch.Size, torch.dtype], ...]
 
 
-class Recorder(Protocol):
+class GraphRecorder(Protocol):
     """Remembers work, and does it again on the same memory."""
 
     def rehearse(self, work: Callable[[], Result]) -> Result:
@@ -117,7 +117,7 @@ class Graphed(Generic[Result]):
     """
 
     def __init__(
-        self, work: Callable[[Batch], Result], recorder: Recorder, device: torch.device, *, most: int = MOST_GRAPHS
+        self, work: Callable[[Batch], Result], recorder: GraphRecorder, device: torch.device, *, most: int = MOST_GRAPHS
     ) -> None:
         self._work, self._recorder, self._device, self._most = work, recorder, device, most
         self._runs: dict[Shapes, int] = {}

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from laser_rl.agent.graphed import MOST_GRAPHS, CudaGraphs, Graphed, Recorder
+from laser_rl.agent.graphed import MOST_GRAPHS, CudaGraphs, Graphed, GraphRecorder
 from laser_rl.agent.learner_metrics import EVERY, Numbers, ages, tally
 from laser_rl.agent.loss import Hyper, Loss, draws, hyper_of, laser_loss, require_splittable
 from laser_rl.agent.online_share import STATE, require_countable
@@ -15,7 +15,7 @@ from laser_rl.agent.optimiser import build_optimiser, load_state
 from laser_rl.agent.parallel import ALONE, Team, require_together
 from laser_rl.agent.parameters import FlatParameters, load_network, require_finite
 from laser_rl.agent.policy import restore_generator
-from laser_rl.agent.recovery import Counts, Recovery
+from laser_rl.agent.recovery import Recovery, RecoveryCounts
 from laser_rl.agent.recurrent import Recurrent
 from laser_rl.config import LossConfig, OptimiserConfig, full_name
 from laser_rl.errors import ConfigError
@@ -38,7 +38,7 @@ class LearnerState(NamedTuple):
     numbers: dict[str, Any]
 
 
-class Outcome(NamedTuple):
+class UpdateOutcome(NamedTuple):
     """What is left to look at after an update that was only launched; the next one may overwrite it."""
 
     loss: Loss
@@ -104,13 +104,13 @@ class Learner:
             self.flat.value.new_zeros(()),
             torch.zeros((), dtype=torch.int64, device=self.device),
         )
-        self._launcher: Graphed[Outcome] | None = None
+        self._launcher: Graphed[UpdateOutcome] | None = None
         self._addresses: tuple[int, ...] = ()
         if self.device.type == "cuda" and not prioritise:
             # Several devices are for large networks, where a graph gains nothing (ADR 0020).
             self.launch_with(CudaGraphs(self.device), graphs=graphs and not burn_in_steps and team.size == 1)
 
-    def launch_with(self, recorder: Recorder, *, graphs: bool = True) -> None:
+    def launch_with(self, recorder: GraphRecorder, *, graphs: bool = True) -> None:
         """From now on updates are launched and nobody waits for their outcome; with `graphs` they are recorded where they can be.
 
         That is: where the policy is a table of probabilities. Densities copy their bounds from the host, and random numbers would be the
@@ -175,11 +175,11 @@ class Learner:
             self.priorities = found if learned else None
         age = self.version - batch.version
         numbers = {**loss.numbers, **ages(age, batch, 1, self.team), "gradient_norm": norm[None]}
-        counted = self._tally(Outcome(loss, batch, age)) if self.version % EVERY == 0 else None
+        counted = self._tally(UpdateOutcome(loss, batch, age)) if self.version % EVERY == 0 else None
         self.count(list(numbers), torch.cat(list(numbers.values())), counted, learned=learned)
         return learned
 
-    def _launch(self, batch: Batch) -> Outcome:
+    def _launch(self, batch: Batch) -> UpdateOutcome:
         """An update without a look at any value: a graph of it can be recorded. Where the gradient is not finite nothing moves."""
         parameters = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
         with checks.unchecked():
@@ -196,7 +196,7 @@ class Learner:
             self._add(list(numbers), torch.cat(list(numbers.values())))
             self.remember(loss.mixing, finite)
             self.recovery.note(finite)
-        return Outcome(loss._replace(total=loss.total.detach()), batch, age)  # without what it was computed from
+        return UpdateOutcome(loss._replace(total=loss.total.detach()), batch, age)  # without what it was computed from
 
     def _loss(self, batch: Batch) -> tuple[Loss, Batch]:
         batch = Batch(*(field.to(self.device, non_blocking=True) for field in batch))
@@ -204,7 +204,7 @@ class Learner:
         constants = (self.hyper, self.bound, self.generator, self.network)
         return laser_loss(self.family, output, batch, *constants, mixing=self.mixing[None], team=self.team), batch
 
-    def _tally(self, outcome: Outcome) -> Tensor:
+    def _tally(self, outcome: UpdateOutcome) -> Tensor:
         return self.team.sum(tally(*outcome, sources=self.sources, members=1))[0]
 
     def remember(self, mixing: Tensor | None, finite: Tensor | bool = True) -> None:
@@ -329,7 +329,7 @@ class Learner:
         self.numbers.load(numbers["names"], learner)
         self.recurrent.load(learner)
         self.mixing.copy_(learner.get("mixing", torch.zeros(STATE)))
-        self.recovery.load(tensors["good"], Counts(*(numbers[name] for name in Counts._fields)))
+        self.recovery.load(tensors["good"], RecoveryCounts(*(numbers[name] for name in RecoveryCounts._fields)))
         self.version = numbers["version"]
         self.loss = LossConfig.model_validate(numbers["loss"])
         self.rates = OptimiserConfig.model_validate(numbers["optimiser"])

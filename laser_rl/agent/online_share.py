@@ -111,7 +111,9 @@ def _moments(
     return mixing.moments(*(_by_member(part, members) for part in rows))
 
 
-def _odds(line: mixing.Line, family: Family, policy: Tensor, value: Tensor, batch: Batch, hyper: LossConfig) -> Tensor:
+def _odds(
+    line: mixing.MixingLine, family: Family, policy: Tensor, value: Tensor, batch: Batch, hyper: LossConfig
+) -> Tensor:
     """Prop. 3's, of every row [members, N]."""
     members = len(line.slope)
     log_pi, log_mu = family.joint_log_probs(policy), family.joint_log_probs(batch.behaviour)

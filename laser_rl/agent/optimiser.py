@@ -35,7 +35,7 @@ class RMSProp:
         """One step of `ops.rmsprop.update`."""
         step = rmsprop.update(
             [gradient],
-            rmsprop.State((self.state["mean_square"],), (self.state["momentum"],)),
+            rmsprop.RmsPropState((self.state["mean_square"],), (self.state["momentum"],)),
             learning_rate=learning_rate,
             decay=self._decay,
             momentum=self._momentum,
@@ -51,7 +51,7 @@ class RMSProp:
             taken,
             value,
             gradient,
-            rmsprop.State((self.state["mean_square"],), (self.state["momentum"],)),
+            rmsprop.RmsPropState((self.state["mean_square"],), (self.state["momentum"],)),
             learning_rate=learning_rate,
             decay=self._decay,
             momentum=self._momentum,
@@ -69,7 +69,7 @@ class Adam:
 
     def step(self, value: Tensor, gradient: Tensor, learning_rate: Rate) -> None:
         """One step of `ops.adam.update`."""
-        state = adam.State(self.state["exp_avg"], self.state["exp_avg_sq"], self.state["step"])
+        state = adam.AdamState(self.state["exp_avg"], self.state["exp_avg_sq"], self.state["step"])
         step = adam.update(gradient, state, learning_rate=learning_rate, epsilon=self._epsilon)
         value.sub_(step.decrement)
         for kept, new in zip(state, step.state, strict=True):
@@ -77,7 +77,7 @@ class Adam:
 
     def step_where(self, taken: Tensor, value: Tensor, gradient: Tensor, learning_rate: Tensor) -> None:
         """One step of `ops.adam.update_where`."""
-        state = adam.State(self.state["exp_avg"], self.state["exp_avg_sq"], self.state["step"])
+        state = adam.AdamState(self.state["exp_avg"], self.state["exp_avg_sq"], self.state["step"])
         adam.update_where(taken, value, gradient, state, learning_rate=learning_rate, epsilon=self._epsilon)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from laser_rl.errors import ConfigError
 
 
-class Place(NamedTuple):
+class ParameterSlice(NamedTuple):
     """Where one parameter lies in the vector."""
 
     name: str
@@ -46,10 +46,10 @@ class FlatParameters:
                 f"a network's parameters must have one type and one device, got {sorted(map(str, kinds))}"
             )
         self._parameters = list(named.values())
-        self.places: list[Place] = []
+        self.places: list[ParameterSlice] = []
         first = 0
         for name, parameter in named.items():
-            self.places.append(Place(name, first, first + parameter.numel(), tuple(parameter.shape)))
+            self.places.append(ParameterSlice(name, first, first + parameter.numel(), tuple(parameter.shape)))
             first += parameter.numel()
         sample = self._parameters[0]
         self.value = torch.cat([_flat(parameter) for parameter in self._parameters])

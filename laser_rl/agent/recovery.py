@@ -19,7 +19,7 @@ log = logging.getLogger("laser_rl.agent")
 LOOK_EVERY = 5  # launched updates between two decisions about the way back; each reads everything once
 
 
-class Counts(NamedTuple):
+class RecoveryCounts(NamedTuple):
     """Of updates without a finite gradient."""
 
     skipped: int = 0
@@ -43,15 +43,15 @@ class Recovery:
     ) -> None:
         self._flat, self._network, self._optimiser = flat, network, optimiser
         self._good_every, self._give_up_after = good_every, give_up_after
-        self._counts, self._counts_there = Counts(), torch.zeros(3, dtype=torch.int64, device=flat.value.device)
+        self._counts, self._counts_there = RecoveryCounts(), torch.zeros(3, dtype=torch.int64, device=flat.value.device)
         self._there = False  # whether the device's counts are the newer ones
         self.good = self._copies()
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> RecoveryCounts:
         """As they are now; waits for the device where it counts."""
         if self._there:
-            before, self._counts = self._counts, Counts(*self._counts_there.tolist())
+            before, self._counts = self._counts, RecoveryCounts(*self._counts_there.tolist())
             for number in range(before.rollbacks, self._counts.rollbacks):
                 self._say(number)
         return self._counts
@@ -61,7 +61,7 @@ class Recovery:
         skipped, failing, rollbacks = self.counts
         self._there = False
         failing = 0 if learned else failing + 1
-        self._counts = Counts(skipped + (not learned), failing, rollbacks)
+        self._counts = RecoveryCounts(skipped + (not learned), failing, rollbacks)
         if failing >= self._give_up_after:
             self.roll_back()
             return True
@@ -76,7 +76,7 @@ class Recovery:
         self._say(rollbacks)
         for name, tensor in self._live().items():
             tensor.copy_(self.good[name].reshape(tensor.shape))
-        self._counts = Counts(skipped, 0, rollbacks + 1)
+        self._counts = RecoveryCounts(skipped, 0, rollbacks + 1)
 
     def launching(self) -> None:
         """From now on the device counts."""
@@ -116,7 +116,7 @@ class Recovery:
         """The parameters are others now, and have not failed yet. The way back leads to one's own until these have learned, too."""
         self._counts, self._there = self.counts._replace(failing=0), False
 
-    def load(self, good: Mapping[str, Tensor], counts: Counts) -> None:
+    def load(self, good: Mapping[str, Tensor], counts: RecoveryCounts) -> None:
         """Go on there."""
         device = self._flat.value.device
         self.good = {name: tensor.to(device, copy=True).contiguous() for name, tensor in good.items()}

@@ -21,7 +21,7 @@ WHO = "the actor"
 Kind = tuple["np.dtype[np.generic]", tuple[int, ...]]  # of an array's rows
 
 
-class Result(NamedTuple):
+class StagedResult(NamedTuple):
     """One of the function's results, for one row."""
 
     dtype: torch.dtype
@@ -68,7 +68,7 @@ class Staged:
         self._room, self._kinds = 0, list[Kind]()
         self._host: list[Tensor] = []
         self._there: list[Tensor] = []
-        self._results: list[Result] = []
+        self._results: list[StagedResult] = []
         self._packed = self._back = torch.zeros(0, dtype=torch.uint8)
         self._met: Counter[int] = Counter()
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
@@ -138,7 +138,7 @@ class Staged:
     def _compute(self, rows: int) -> None:
         results = self._function([there[:rows] for there in self._there])
         if not self._results:  # the first call; never within a capture
-            self._results = [Result(result.dtype, tuple(result.shape[1:])) for result in results]
+            self._results = [StagedResult(result.dtype, tuple(result.shape[1:])) for result in results]
             size = self._size(self._room)
             self._packed = torch.zeros(size, dtype=torch.uint8, device=self._device)
             self._back = torch.zeros(size, dtype=torch.uint8, pin_memory=self._on_card)

@@ -1,6 +1,6 @@
 """What a user imports: one agent, and a sweep of several that learn from each other."""
 
 from laser_rl.api.agent import LASER
-from laser_rl.api.sweep import MemberResult, Sweep, SweepResult
+from laser_rl.api.sweep import Sweep, SweepMember, SweepResult
 
-__all__ = ["LASER", "MemberResult", "Sweep", "SweepResult"]
+__all__ = ["LASER", "Sweep", "SweepMember", "SweepResult"]

@@ -32,7 +32,7 @@ from laser_rl.training.stop import EXIT_STATUS, deliver_again
 _SHARE: dict[bool | str, str] = {True: "shared", False: "separate", "none": "none"}
 
 
-class MemberResult(results.MemberResult):
+class SweepMember(results.MemberResult):
     """How one member ended: number, settings, config, steps, updates, return_mean, evaluation."""
 
     def save(self, path: str | Path) -> Path:
@@ -46,13 +46,13 @@ class SweepResult:
 
     run_dir: Path
     """Metrics and report; a temporary one lives as long as this object."""
-    members: tuple[MemberResult, ...]
+    members: tuple[SweepMember, ...]
     exploits: tuple[Exploit, ...]
     """Who copied whom under population based training."""
     interrupted: str | None
     """The signal or reason; None if all steps were done, or the budget of time was used up."""
 
-    def best(self) -> MemberResult:
+    def best(self) -> SweepMember:
         """The member with the best evaluation; without any, the one with the best returns."""
         number = results.Result(self.members, self.exploits, None, None).best().number
         return next(member for member in self.members if member.number == number)
@@ -201,7 +201,7 @@ class Sweep:
             directory.close()
             for sink in more:
                 sink.close()
-        members = tuple(MemberResult(**vars(member)) for member in end.members)
+        members = tuple(SweepMember(**vars(member)) for member in end.members)
         return SweepResult(path, members, end.exploits, end.interrupted)
 
     def _elsewhere(self) -> Elsewhere | None:
@@ -255,7 +255,7 @@ def _sharing(share_replay: object) -> str:
     )
 
 
-def _row(member: MemberResult) -> dict[str, Any]:
+def _row(member: SweepMember) -> dict[str, Any]:
     played = member.evaluation
     low, high = (None, None) if played is None else played.score_ci95
     return {

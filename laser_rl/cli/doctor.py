@@ -8,7 +8,7 @@ from pathlib import Path
 import tyro
 
 from laser_rl.tools import doctor
-from laser_rl.tools.doctor import Line
+from laser_rl.tools.doctor import Probe
 
 BAD = 1  # exit status
 MARKS = {"good": "good", "warning": "WARNING", "bad": "BAD", "optional": "–"}
@@ -28,7 +28,7 @@ class Doctor:
 def doctor_command(arguments: list[str]) -> int:
     """`laser doctor`."""
     asked = tyro.cli(Doctor, prog="laser doctor", args=arguments)
-    lines: list[Line] = []
+    lines: list[Probe] = []
     coloured = sys.stdout.isatty()
     for line in doctor.looked_at(asked.run_dir):
         lines.append(line)
@@ -43,7 +43,7 @@ def doctor_command(arguments: list[str]) -> int:
     return BAD if bad else 0
 
 
-def _text(line: Line, *, coloured: bool) -> str:
+def _text(line: Probe, *, coloured: bool) -> str:
     mark = f"{MARKS[line.verdict]:<8}"
     mark = f"\x1b[{COLOURS[line.verdict]}m{mark}\x1b[0m" if coloured else mark
     todo = f"; {line.todo}" if line.todo else ""

@@ -23,7 +23,7 @@ class List:
 
 
 @dataclass(frozen=True)
-class Report:
+class ReportCommand:
     """Judge and draw again from curves.csv."""
 
     folders: tyro.conf.Positional[tuple[Path, ...]]
@@ -57,7 +57,7 @@ def _run(arguments: list[str]) -> None:
 
 
 def _report(arguments: list[str]) -> None:
-    asked = tyro.cli(Report, prog="laser experiment report", args=arguments)
+    asked = tyro.cli(ReportCommand, prog="laser experiment report", args=arguments)
     if not asked.folders:
         raise ConfigError("report on what? name the folder of an experiment: laser experiment report OUT/sharing")
     for folder in asked.folders:

@@ -68,14 +68,14 @@ def _onnx(asked: Export, path: Path) -> None:
 
 
 def _minari(asked: Export, dataset_id: str) -> None:
-    made = export_minari(asked.run_dir, dataset_id, member=asked.member, out=asked.out, say=Progress())
+    made = export_minari(asked.run_dir, dataset_id, member=asked.member, out=asked.out, say=ExportProgress())
     print(made.path)
     print(f"{made.episodes:,} whole episodes, {made.steps:,} steps, mean return {display.short(made.mean_return)}")
     place = "" if asked.out is None else f"MINARI_DATASETS_PATH={asked.out} "
     print(f"""load it: {place}python -c 'import minari; print(minari.load_dataset("{dataset_id}")[0])'""")
 
 
-class Progress:
+class ExportProgress:
     """One line that changes, on a terminal; elsewhere a line every few seconds."""
 
     def __init__(self) -> None:

@@ -46,7 +46,7 @@ def config_command(arguments: list[str]) -> int:
 
 
 @dataclass(frozen=True)
-class Report:
+class ReportFlags:
     """Write a report, one HTML file: of a run, of a sweep, or of several of them side by side. Reads only, also while they go on."""
 
     run_dirs: tyro.conf.Positional[tuple[Path, ...]]
@@ -57,7 +57,7 @@ class Report:
 
 def report_command(arguments: list[str]) -> int:
     """`laser report`."""
-    asked = tyro.cli(Report, prog="laser report", args=arguments)
+    asked = tyro.cli(ReportFlags, prog="laser report", args=arguments)
     if asked.out is not None and (asked.out.is_dir() or asked.out.suffix not in {".html", ".htm"}):
         raise ConfigError(f"--out names the HTML file, expected something like report.html, got {asked.out}")
     running = [path for path in asked.run_dirs if checkpoint.owner(path) is not None]

@@ -33,7 +33,7 @@ from laser_rl.training.stop import EXIT_STATUS, StoppedAtOnce, nothing_to_save
 
 
 @dataclass(frozen=True)
-class Train:
+class TrainFlags:
     """Train one agent. Begin with a recipe and an environment; every setting below can be changed."""
 
     config_file: Annotated[Path | None, tyro.conf.arg(name="config")] = None
@@ -60,7 +60,7 @@ class Train:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class SweepFlags:
     """Train several agents that differ in a few settings, run at the same speed and learn from one replay.
 
     What members differ in comes from --grid, from --random with --draws, from a file or from a recipe for sweeps: demo, atari-shared,
@@ -107,7 +107,7 @@ class Sweep:
 
 
 @dataclass(frozen=True)
-class Resume:
+class ResumeFlags:
     """Go on with a run or sweep that was stopped, killed or finished."""
 
     run_dir: tyro.conf.Positional[Path]
@@ -144,7 +144,7 @@ class _How:
 def train_command(arguments: list[str]) -> int:
     """`laser train`."""
     arguments = expand_numbers(arguments)
-    asked = flags(Train(settings=base_config(*peek(arguments))), "laser train", arguments)
+    asked = flags(TrainFlags(settings=base_config(*peek(arguments))), "laser train", arguments)
     settings = SweepConfig(base=apply(asked.settings, asked.quick), processes=asked.processes)
     return _start(asked, settings, settings.base.environment.id, arguments)
 
@@ -156,7 +156,7 @@ def sweep_command(arguments: list[str]) -> int:
     file = Path(arguments[0]) if arguments and not arguments[0].startswith("-") else None
     begun = begin(recipe, file, env, network)
     shown = {name: begun.rest[name] for name in ("share", "stack", "processes") if name in begun.rest}
-    default = Sweep(pbt=begun.rest.get("pbt") is not None, settings=begun.base, **shown)
+    default = SweepFlags(pbt=begun.rest.get("pbt") is not None, settings=begun.base, **shown)
     asked = flags(default, "laser sweep", arguments)
     if asked.file != file:
         raise ConfigError(f"the file comes first: laser sweep {asked.file} ...")
@@ -164,7 +164,7 @@ def sweep_command(arguments: list[str]) -> int:
     return _start(asked, settings, f"{settings.base.environment.id}-sweep", arguments)
 
 
-def _start(asked: Train | Sweep, settings: SweepConfig, name: str, arguments: Sequence[str]) -> int:
+def _start(asked: TrainFlags | SweepFlags, settings: SweepConfig, name: str, arguments: Sequence[str]) -> int:
     cluster = cluster_of(asked.cluster, asked.cluster_runners)
     if cluster is not None and not asks_for_runtime(arguments):
         settings = free_running(settings)
@@ -174,7 +174,7 @@ def _start(asked: Train | Sweep, settings: SweepConfig, name: str, arguments: Se
 
 def resume_command(arguments: list[str]) -> int:
     """`laser resume`."""
-    asked = tyro.cli(Resume, prog="laser resume", args=expand_numbers(arguments))
+    asked = tyro.cli(ResumeFlags, prog="laser resume", args=expand_numbers(arguments))
     given = {"run.steps": asked.steps, "run.budget_minutes": asked.budget_minutes, "run.devices": asked.devices}
     more = {name: value for name, value in given.items() if value is not None}
     stored = read_sweep(asked.run_dir)
@@ -198,7 +198,7 @@ def asks_for_runtime(arguments: Sequence[str]) -> bool:
     return any(word.partition("=")[0] in {"--runtime", "--run.runtime"} for word in arguments)
 
 
-def sweep_of(asked: Sweep, begun: Begun) -> SweepConfig:
+def sweep_of(asked: SweepFlags, begun: Begun) -> SweepConfig:
     """Flags over what they begin with; refused if nothing says what members differ in."""
     rest: dict[str, Any] = dict(begun.rest)
     if asked.grid or asked.random:

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from laser_rl.cluster.client import Answer, AnswerLost, ShardLost
-from laser_rl.cluster.local_shard import Window
-from laser_rl.cluster.member_coordinator import Desk
+from laser_rl.cluster.local_shard import LocalShardReader
+from laser_rl.cluster.member_coordinator import MemberCoordinator
 from laser_rl.cluster.ray_import import placed, ray
-from laser_rl.cluster.shard import Gathered, Receipt, Report, Shard, ShardPlan
-from laser_rl.replay.encoded_unrolls import Parcel
-from laser_rl.replay.lending import Lent
+from laser_rl.cluster.shard import Gathered, Receipt, Shard, ShardPlan, ShardReport
+from laser_rl.replay.encoded_unrolls import EncodedUnrolls
+from laser_rl.replay.lending import LentBlock
 from laser_rl.replay.shared import Ids
 
 Result = TypeVar("Result")
@@ -66,7 +66,9 @@ class RayShard:
         self.actor, self.plan, self.node, self.where = actor, plan, node, where
         self.number, self.capacity = plan.number, plan.capacity
         # Not a method of ours: in a cycle the memory of a lost shard would stay mapped until the next collection.
-        self._window = Window(plan.layout, f"shard {self.number} of the replay", functools.partial(_lend, actor))
+        self._window = LocalShardReader(
+            plan.layout, f"shard {self.number} of the replay", functools.partial(_lend, actor)
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RayShard, (self.actor, self.plan, self.node, self.where)
@@ -86,7 +88,7 @@ class RayShard:
         """See `Shard`, as for all of them."""
         return self._call(self.actor.open, INSERT, stream, number)
 
-    def insert(self, stream: str, number: int, parcel: Parcel) -> RayAnswer[Receipt]:
+    def insert(self, stream: str, number: int, parcel: EncodedUnrolls) -> RayAnswer[Receipt]:
         """Deliver."""
         return self._call(self.actor.insert, INSERT, stream, number, parcel)
 
@@ -95,7 +97,7 @@ class RayShard:
         read = self._window.gather(ids) if self.near else None
         return self._call(self.actor.gather, GATHER, ids) if read is None else read
 
-    def report(self) -> RayAnswer[Report]:
+    def report(self) -> RayAnswer[ShardReport]:
         """About itself."""
         return self._call(self.actor.report, WATCH)
 
@@ -115,7 +117,7 @@ class RayShard:
         return RayAnswer(method.options(concurrency_group=group).remote(*arguments))
 
 
-def _lend(actor: Any) -> RayAnswer[Lent]:
+def _lend(actor: Any) -> RayAnswer[LentBlock]:
     return RayAnswer(actor.lend.options(concurrency_group=WATCH).remote())
 
 
@@ -143,7 +145,7 @@ def start_shard(plan: ShardPlan, node: str, *, cpus: float = 0.0) -> RayShard:
 
 
 def start_desk(room: int = 4, *, node: str | None = None, name: str | None = None) -> Any:
-    """A `Desk` as an actor: for the `ports`.
+    """A `MemberCoordinator` as an actor: for the `ports`.
 
     Args:
         room: deliveries that may wait for the learner.
@@ -153,7 +155,9 @@ def start_desk(room: int = 4, *, node: str | None = None, name: str | None = Non
     options: dict[str, Any] = {} if name is None else {"name": name}
     if node is not None:
         options["scheduling_strategy"] = placed(node)
-    return ray().remote(Desk).options(num_cpus=0, max_restarts=0, max_task_retries=0, **options).remote(room)
+    return (
+        ray().remote(MemberCoordinator).options(num_cpus=0, max_restarts=0, max_task_retries=0, **options).remote(room)
+    )
 
 
 def nodes_alive() -> Sequence[str]:

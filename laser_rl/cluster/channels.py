@@ -17,10 +17,10 @@ from torch import Tensor
 
 from laser_rl.cluster.actors import RayAnswer, RayShard
 from laser_rl.cluster.client import Answer, AnswerLost, ShardLost, awaited
-from laser_rl.cluster.member_coordinator import Consignment, Published
+from laser_rl.cluster.member_coordinator import Published, RemoteDelivery
 from laser_rl.cluster.ray_import import ray
 from laser_rl.ports import Delivery
-from laser_rl.replay.encoded_unrolls import Parcel, seal, unseal
+from laser_rl.replay.encoded_unrolls import EncodedUnrolls, seal, unseal
 from laser_rl.replay.memory_estimate import Codec, resolve_codec
 from laser_rl.replay.records import Packed, pack, unpack
 from laser_rl.types import Episode, UnrollLayout
@@ -35,8 +35,8 @@ AT_ONCE = 16  # deliveries that a learner takes with one call
 GONE = "the desk of this run is gone"
 
 
-class Taken(NamedTuple):
-    """A `Consignment` that was unsealed."""
+class RemoteUnrolls(NamedTuple):
+    """A `RemoteDelivery` that was unsealed."""
 
     packed: Packed
     episodes: list[Episode]
@@ -60,19 +60,19 @@ class RayInbox:
         self._desk, self._layout, self._stream = desk, layout, stream
         self._codec = codec or resolve_codec(layout, "auto")
         self._number = 0  # of the next delivery
-        self._asked: RayAnswer[list[Consignment]] | None = None
-        self._taken: deque[Consignment] = deque()
+        self._asked: RayAnswer[list[RemoteDelivery]] | None = None
+        self._taken: deque[RemoteDelivery] = deque()
 
     def put(self, delivery: Delivery, timeout_s: float) -> bool:
         """False if there was no room in time, or no answer: then ask again with the same delivery."""
         parcel = seal(pack(self._layout, delivery.unrolls), self._codec)
         return self.put_sealed(parcel, delivery.episodes, delivery.steps, timeout_s)
 
-    def put_sealed(self, parcel: Parcel, episodes: Sequence[Episode], steps: int, timeout_s: float) -> bool:
+    def put_sealed(self, parcel: EncodedUnrolls, episodes: Sequence[Episode], steps: int, timeout_s: float) -> bool:
         """The same for unrolls that were sealed already, for a shard."""
-        return self.settled(self.ask(Consignment(parcel, list(episodes), steps), timeout_s), CALL_S + timeout_s)
+        return self.settled(self.ask(RemoteDelivery(parcel, list(episodes), steps), timeout_s), CALL_S + timeout_s)
 
-    def ask(self, sent: Consignment, stay_s: float = STAY_S) -> RayAnswer[bool]:
+    def ask(self, sent: RemoteDelivery, stay_s: float = STAY_S) -> RayAnswer[bool]:
         """Ask the desk to take a delivery, which may wait so long for room; `settled` is to be asked next, with the answer."""
         if self._stream is None:
             raise ValueError("put() into an inbox without a stream; give it the name of the sender")
@@ -94,12 +94,12 @@ class RayInbox:
             return None
         return Delivery(unpack(self._layout, unseal(self._layout, taken.parcel)), taken.episodes, taken.steps)
 
-    def take_packed(self, timeout_s: float) -> "Taken | None":
+    def take_packed(self, timeout_s: float) -> "RemoteUnrolls | None":
         """The same for `Mixer.queue`."""
         taken = self.take_sealed(timeout_s)
-        return None if taken is None else Taken(unseal(self._layout, taken.parcel), *taken[1:])
+        return None if taken is None else RemoteUnrolls(unseal(self._layout, taken.parcel), *taken[1:])
 
-    def take_sealed(self, timeout_s: float) -> Consignment | None:
+    def take_sealed(self, timeout_s: float) -> RemoteDelivery | None:
         """The same as it came. A call that is not answered in time is kept: its deliveries are the next ones."""
         deadline = time.monotonic() + timeout_s
         while not self._taken:

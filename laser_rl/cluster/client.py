@@ -3,10 +3,10 @@
 import time
 from typing import Protocol, TypeVar
 
-from laser_rl.cluster.shard import Gathered, Receipt, Report
-from laser_rl.replay.encoded_unrolls import Parcel
+from laser_rl.cluster.shard import Gathered, Receipt, ShardReport
+from laser_rl.replay.encoded_unrolls import EncodedUnrolls
 from laser_rl.replay.shared import Ids
-from laser_rl.training.stall import PATIENCE_S, Waiting
+from laser_rl.training.stall import PATIENCE_S, StallWarning
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -48,13 +48,13 @@ class ShardClient(Protocol):
     def open(self, stream: str, number: int) -> Answer[int]:
         """See `Shard`, as for all of them."""
 
-    def insert(self, stream: str, number: int, parcel: Parcel) -> Answer[Receipt]:
+    def insert(self, stream: str, number: int, parcel: EncodedUnrolls) -> Answer[Receipt]:
         """Deliver."""
 
     def gather(self, ids: Ids) -> Answer[Gathered]:
         """Copies of unrolls."""
 
-    def report(self) -> Answer[Report]:
+    def report(self) -> Answer[ShardReport]:
         """About itself."""
 
 
@@ -67,7 +67,7 @@ def awaited(answer: Answer[T], who: str, whom: str, timeout_s: float) -> T:
     >>> awaited(answer, "the learner", "shard 3", timeout_s=1.0)
     5
     """
-    deadline, waiting = time.monotonic() + timeout_s, Waiting(who, whom)
+    deadline, waiting = time.monotonic() + timeout_s, StallWarning(who, whom)
     while True:
         left, there = deadline - time.monotonic(), answer.done()
         try:

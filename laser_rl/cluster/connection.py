@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from laser_rl.cluster.guard import Guard, children_with
+from laser_rl.cluster.guard import ProcessGuard, children_with
 from laser_rl.cluster.nodes import HeadLost
 from laser_rl.cluster.ray_import import ray
 from laser_rl.errors import ConfigError
@@ -80,7 +80,7 @@ def _authenticate() -> bool:
     return True
 
 
-def _connect(library: Any, address: str, *, own_token: bool) -> Guard | None:
+def _connect(library: Any, address: str, *, own_token: bool) -> ProcessGuard | None:
     """Join a cluster, or start one; the guard of one that was started."""
     # Ray starts its actors with a niceness of 15, so that anything else on the machine would go before them. Deliveries have
     # some 150 KB; by way of the object store, as Ray sends all above 100, they cost several calls more. Heard by a new cluster only.
@@ -105,11 +105,11 @@ def _connect(library: Any, address: str, *, own_token: bool) -> Guard | None:
     return None
 
 
-def _start(library: Any) -> Guard:
+def _start(library: Any) -> ProcessGuard:
     """A cluster of this machine alone: it listens on the loopback address only, and nothing of it outlives this process."""
     with _on_loopback():
         library.init(**QUIET, address="local", include_dashboard=False, object_store_memory=_store_bytes())
-    guard = Guard(children_with(str(Path(library.__file__).parent)))
+    guard = ProcessGuard(children_with(str(Path(library.__file__).parent)))
     address = str(library.get_runtime_context().gcs_address)
     if not address.startswith(f"{LOOPBACK}:"):
         library.shutdown()

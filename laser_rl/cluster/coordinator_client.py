@@ -8,7 +8,7 @@ from typing import Any
 from laser_rl.cluster.actors import RayAnswer
 from laser_rl.cluster.channels import CALL_S, GONE
 from laser_rl.cluster.client import AnswerLost, ShardLost, awaited
-from laser_rl.cluster.run_coordinator import Line, News, Reply
+from laser_rl.cluster.run_coordinator import MetricsRow, News, Reply
 from laser_rl.metrics.sink import Kind, Value
 from laser_rl.training.stall import join
 from laser_rl.training.stop import Stop
@@ -18,7 +18,7 @@ HURRY_S = 0.05  # at least, where the member moves fast, or waits for others
 CALLS_PER_S = 1000  # of all members together, so that one desk is enough
 
 
-class Link:
+class CoordinatorClient:
     """A `Sink` for the member's rows, and what else its learner says and hears. Any thread may use it.
 
     Args:
@@ -38,7 +38,7 @@ class Link:
         self._every_s, self._least_s = (max(least, members / CALLS_PER_S) for least in (BEAT_S, HURRY_S))
         self._often, self._said_steps = often, steps
         self._lock, self._wake = threading.Lock(), threading.Event()
-        self._lines: list[Line] = []
+        self._lines: list[MetricsRow] = []
         self._state: bytes | None = None
         self._steps, self._number, self._closing = steps, 0, False
         self.gone = False  # whether the desk does not answer any more
@@ -50,7 +50,7 @@ class Link:
     def write(self, kind: Kind, step: int, update: int, values: Mapping[str, Value]) -> None:
         """A row."""
         with self._lock:
-            self._lines.append(Line(kind, step, update, dict(values)))
+            self._lines.append(MetricsRow(kind, step, update, dict(values)))
 
     def flush(self) -> None:
         """Nothing is kept back longer than a beat."""

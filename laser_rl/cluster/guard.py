@@ -20,11 +20,11 @@ GRACE_S = 3.0  # in which Ray's processes may end by themselves
 Known = dict[int, str]  # numbers of processes, and when each began: a number may be given to another process later
 
 
-class Guard:
+class ProcessGuard:
     """The guard, seen from the driver.
 
     >>> with subprocess.Popen(["sleep", "60"]) as forgotten:
-    ...     Guard([forgotten.pid]).close()
+    ...     ProcessGuard([forgotten.pid]).close()
     >>> forgotten.returncode
     -9
     """

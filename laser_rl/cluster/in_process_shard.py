@@ -5,8 +5,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from laser_rl.cluster.client import ShardLost
-from laser_rl.cluster.shard import Gathered, Receipt, Report, Shard
-from laser_rl.replay.encoded_unrolls import Parcel
+from laser_rl.cluster.shard import Gathered, Receipt, Shard, ShardReport
+from laser_rl.replay.encoded_unrolls import EncodedUnrolls
 from laser_rl.replay.shared import Ids
 
 Result = TypeVar("Result")
@@ -37,7 +37,7 @@ class NearShard:
         """See `Shard`, as for all of them."""
         return self._inserts.submit(self._alive, lambda: self.shard.open(stream, number))
 
-    def insert(self, stream: str, number: int, parcel: Parcel) -> "Future[Receipt]":
+    def insert(self, stream: str, number: int, parcel: EncodedUnrolls) -> "Future[Receipt]":
         """Deliver."""
         return self._inserts.submit(self._alive, lambda: self.shard.insert(stream, number, parcel))
 
@@ -45,7 +45,7 @@ class NearShard:
         """Copies."""
         return self._gathers.submit(self._alive, lambda: self.shard.gather(ids))
 
-    def report(self) -> "Future[Report]":
+    def report(self) -> "Future[ShardReport]":
         """About itself."""
         return self._gathers.submit(self._alive, self.shard.report)
 

@@ -13,20 +13,20 @@ from laser_rl.agent.cuda_streams import own_stream
 from laser_rl.cluster.actors import RayAnswer
 from laser_rl.cluster.channels import CALL_S, GONE, RayInbox, RayMailbox, RayRoster, RayStop
 from laser_rl.cluster.client import awaited
-from laser_rl.cluster.coordinator_client import Link
-from laser_rl.cluster.remote_batches import FarActor, Intake
-from laser_rl.cluster.runner import Ended
+from laser_rl.cluster.coordinator_client import CoordinatorClient
+from laser_rl.cluster.remote_batches import FarActor, RemoteBatchSource
+from laser_rl.cluster.runner import ActorEnded
 from laser_rl.cluster.sharded import AHEAD, ShardedReplay
 from laser_rl.errors import UserError
 from laser_rl.replay.memory_estimate import resolve_codec
 from laser_rl.sweep.pbt import Exploit, Standing
 from laser_rl.sweep.settings import SweepConfig
-from laser_rl.training.batch_source import Crate
+from laser_rl.training.batch_source import PinnedBatch
 from laser_rl.training.budget import Budget
 from laser_rl.training.build import learn
-from laser_rl.training.build_group import Parts, build_parts
-from laser_rl.training.duty_cycle import Sparing, SparingMailbox
-from laser_rl.training.member_training import Training, evaluate_last
+from laser_rl.training.build_group import GroupParts, build_parts
+from laser_rl.training.duty_cycle import DutyCycle, ThrottledMailbox
+from laser_rl.training.member_training import MemberTraining, evaluate_last
 from laser_rl.training.saving import load_learner
 from laser_rl.training.shared_state import PUBLISH_S, parsed, published
 from laser_rl.training.stop import FINISHED, Stop
@@ -78,7 +78,7 @@ class MemberHost:
         """Of its process."""
         return os.getpid()
 
-    def run(self) -> Ended:
+    def run(self) -> ActorEnded:
         """Learn until the member's steps are done, the time is over or somebody asks to stop."""
         try:
             self.prepare()
@@ -88,10 +88,10 @@ class MemberHost:
             finally:
                 self._link.close()
         except UserError as error:
-            return Ended(error.exit_status, str(error))
+            return ActorEnded(error.exit_status, str(error))
         except Exception:  # said by the supervisor, which starts another
-            return Ended(1, traceback.format_exc())
-        return Ended(1, GONE) if self._link.gone else Ended()
+            return ActorEnded(1, traceback.format_exc())
+        return ActorEnded(1, GONE) if self._link.gone else ActorEnded()
 
     def prepare(self) -> None:
         """Build all parts, go on from the state, and publish the first parameters."""
@@ -99,8 +99,8 @@ class MemberHost:
         self._parts = self._build()
         config, far = self._parts.configs[0], FarActor(self._parts.spec, start.member)
         members, often = len(start.sweep.settings), start.slack // 4
-        self._link = Link(start.ledger, start.member, start.life, stop, members, start.steps, often)
-        self.training = Training(
+        self._link = CoordinatorClient(start.ledger, start.member, start.life, stop, members, start.steps, often)
+        self.training = MemberTraining(
             self._parts.member(0, cast("Actor", far)),
             sinks=sinks_of(start.sweep, [self._link], start.member),
             stop=stop,
@@ -110,14 +110,14 @@ class MemberHost:
         self._go_on()
         self.training.extra.append(self._numbers)
         inbox = RayInbox(start.desk, start.layout, codec=resolve_codec(start.layout, config.replay.codec))
-        self._intake = Intake(self.training, inbox, far.environments, self._link, start.slack)
+        self._intake = RemoteBatchSource(self.training, inbox, far.environments, self._link, start.slack)
         self._mailbox = RayMailbox(start.desk, in_step=start.in_step)
         self._mailbox.begin()
         self._publish_parameters()
-        self._publishing = Sparing(PUBLISH_S, share=PUBLISH_SHARE, most_s=PUBLISH_MOST_S)
-        self._crate: Crate | None = None
+        self._publishing = DutyCycle(PUBLISH_S, share=PUBLISH_SHARE, most_s=PUBLISH_MOST_S)
+        self._crate: PinnedBatch | None = None
 
-    def _build(self) -> Parts:
+    def _build(self) -> GroupParts:
         start, stores = self._start, None
         if start.roster is not None:
             self._store = ShardedReplay(
@@ -154,8 +154,8 @@ class MemberHost:
     def _learn_ahead(self) -> None:
         ahead = gathered(self.training.member, self._intake)
         try:
-            sparing = Sparing(PARAMETERS_S, share=PARAMETERS_SHARE, most_s=PARAMETERS_MOST_S)
-            Learning(self.training, ahead, SparingMailbox(self._mailbox, sparing), self.between).run()
+            sparing = DutyCycle(PARAMETERS_S, share=PARAMETERS_SHARE, most_s=PARAMETERS_MOST_S)
+            Learning(self.training, ahead, ThrottledMailbox(self._mailbox, sparing), self.between).run()
         finally:
             self.training.stop.request(FINISHED)
             ahead.close()
@@ -217,7 +217,7 @@ class MemberHost:
     def learn(self) -> int:
         """One update; how many there were."""
         member = self.training.member
-        self._crate = self._crate or Crate.of(member, own_stream(member.learner.device, "uploading"))
+        self._crate = self._crate or PinnedBatch.of(member, own_stream(member.learner.device, "uploading"))
         self._crate.fill(member.mixer.fill)
         with self._crate.read() as batch:
             learn(member, batch, progress=self.training.progress)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from laser_rl.cluster.client import Answer, AnswerLost
 from laser_rl.cluster.shard import Gathered, gathered
 from laser_rl.errors import ConfigError
-from laser_rl.replay.lending import Lent, borrow
+from laser_rl.replay.lending import LentBlock, borrow
 from laser_rl.replay.shared import Ids
 from laser_rl.replay.store import Replay
 from laser_rl.types import UnrollLayout
@@ -43,7 +43,7 @@ class Read:
         return gathered(self._store, self._ids)
 
 
-class Window:
+class LocalShardReader:
     """The memory of one shard, as soon as that has said where it is; thread safe.
 
     Args:
@@ -52,9 +52,9 @@ class Window:
         ask: the shard where its memory is.
     """
 
-    def __init__(self, layout: UnrollLayout, whom: str, ask: Callable[[], Answer[Lent]]) -> None:
+    def __init__(self, layout: UnrollLayout, whom: str, ask: Callable[[], Answer[LentBlock]]) -> None:
         self._layout, self._whom, self._ask = layout, whom, ask
-        self._asked: Answer[Lent] | None = None
+        self._asked: Answer[LentBlock] | None = None
         self._closed = False  # it cannot be reached from here
         self._store: Replay | None = None
         self._lock = threading.Lock()

@@ -12,7 +12,7 @@ from laser_rl.cluster.supervisor import ClusterSupervisor
 from laser_rl.errors import UserError
 from laser_rl.sweep.pbt import Standing, decide
 from laser_rl.training.files import command_for
-from laser_rl.training.step_barrier import Pace
+from laser_rl.training.step_barrier import StepBarrier
 
 CALL_S = 600.0
 
@@ -37,7 +37,7 @@ class LockStep(ClusterSupervisor):
         if not self._prepared:
             self._prepare()
             slots, steps = base.environment.slots, base.loss.unroll_steps
-            self._pace = Pace(self.known.steps, range(self.known.members), unroll_steps=steps, slots=slots)
+            self._pace = StepBarrier(self.known.steps, range(self.known.members), unroll_steps=steps, slots=slots)
         self.budget.tick()
         if self.budget.over or all(self._done()):
             self._call_all("learner", "end")

@@ -9,14 +9,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from laser_rl.replay.encoded_unrolls import Parcel
+from laser_rl.replay.encoded_unrolls import EncodedUnrolls
 from laser_rl.types import Episode
 
 
-class Consignment(NamedTuple):
+class RemoteDelivery(NamedTuple):
     """A `Delivery` on its way, sealed."""
 
-    parcel: Parcel
+    parcel: EncodedUnrolls
     episodes: list[Episode]
     steps: int
     faults: dict[str, int] = {}  # noqa: RUF012 - never written to: what the environments survived since the last delivery
@@ -30,14 +30,14 @@ class Published(NamedTuple):
     sent: Any  # the parameters themselves if they are small; or a list of one reference, so that Ray does not look into it
 
 
-class Desk:
+class MemberCoordinator:
     """One for each member, and one for the run as a whole.
 
     Args:
         room: deliveries that may wait for the learner.
 
-    >>> from laser_rl.replay.encoded_unrolls import Parcel
-    >>> desk, delivery = Desk(room=1), Consignment(None, [], 5)
+    >>> from laser_rl.replay.encoded_unrolls import EncodedUnrolls
+    >>> desk, delivery = MemberCoordinator(room=1), RemoteDelivery(None, [], 5)
     >>> async def example():
     ...     first = await desk.put("runner 1", 0, delivery, 0.0), await desk.put("runner 1", 0, delivery, 0.0)  # sent again
     ...     return first, await desk.put("runner 2", 0, delivery, 0.01), len(await desk.take(9, 0.0)), await desk.take(9, 0.01)
@@ -47,7 +47,7 @@ class Desk:
 
     def __init__(self, room: int = 4) -> None:
         self._room = room
-        self._waiting: deque[Consignment] = deque()
+        self._waiting: deque[RemoteDelivery] = deque()
         self._next: dict[str, int] = {}  # number of the delivery that each stream sends next
         self._life = 0
         self._published: Published | None = None
@@ -55,7 +55,7 @@ class Desk:
         self._roster: tuple[int, Any] = (0, ())
         self._changed = asyncio.Condition()
 
-    async def put(self, stream: str, number: int, delivery: Consignment, timeout_s: float) -> bool:
+    async def put(self, stream: str, number: int, delivery: RemoteDelivery, timeout_s: float) -> bool:
         """Leave a delivery for the learner; True also if it has come before. False if there was no room in time."""
 
         def settled() -> bool:
@@ -73,7 +73,7 @@ class Desk:
             self._changed.notify_all()
         return True
 
-    async def take(self, most: int, timeout_s: float) -> list[Consignment]:
+    async def take(self, most: int, timeout_s: float) -> list[RemoteDelivery]:
         """The oldest deliveries; none if none came in time."""
         await self._until(lambda: bool(self._waiting), timeout_s)
         async with self._changed:

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from laser_rl.cluster.actors import RayAnswer
 from laser_rl.cluster.client import AnswerLost
 from laser_rl.cluster.learner_actor import MemberHost, MemberStart
-from laser_rl.cluster.member_coordinator import Desk
+from laser_rl.cluster.member_coordinator import MemberCoordinator
 from laser_rl.cluster.ray_import import ray
 from laser_rl.cluster.resources import Group, Shares
 from laser_rl.cluster.runner import Runner, RunnerStart
-from laser_rl.cluster.supervised_actor import Hosted
+from laser_rl.cluster.supervised_actor import SupervisedActor
 from laser_rl.sweep.settings import SweepConfig
 from laser_rl.training.process_handle import MOST_RESTARTS, ProcessDied
 from laser_rl.types import UnrollLayout
@@ -45,14 +45,14 @@ class Begin(NamedTuple):
     roster: Any  # a desk; None where nothing is replayed
 
 
-class Loss(NamedTuple):
+class LostPart(NamedTuple):
     """Something of a member that is gone, and has been replaced."""
 
     what: str
     learner: bool  # then updates since it was last published are gone too
 
 
-class Watched:
+class Heartbeat:
     """Whether an actor that nobody waits for lives: a question that it never answers is with it."""
 
     def __init__(self, desk: Any) -> None:
@@ -70,7 +70,7 @@ class Watched:
         return True
 
 
-class Seat:
+class MemberPlacement:
     """See above; nothing is started before `sit`.
 
     Args:
@@ -91,8 +91,8 @@ class Seat:
     ) -> None:
         self.member, self._common, self._shares = member, common, shares
         self._begin, self._on_desk = begin, on_desk
-        self.learner: Hosted | None = None
-        self.runners: list[Hosted] = []
+        self.learner: SupervisedActor | None = None
+        self.runners: list[SupervisedActor] = []
         self._lives = 0  # of all that ever sat here, so that no life has an earlier one's name
         self._falls, self._fell_at = 0, -1
         self.over = False
@@ -109,17 +109,21 @@ class Seat:
         sweep, runners = self._common.sweep, self._common.runners
         config = sweep.configs[self.member]
         room = max(2, runners, config.run.queued_updates)
-        actor = ray().remote(Desk).options(num_cpus=0, max_restarts=0, max_task_retries=0, **self._group.beside(0))
+        actor = (
+            ray()
+            .remote(MemberCoordinator)
+            .options(num_cpus=0, max_restarts=0, max_task_retries=0, **self._group.beside(0))
+        )
         self.desk = actor.remote(room)
-        self._watched = Watched(self.desk)
+        self._watched = Heartbeat(self.desk)
         self._on_desk(self.member, self.desk)
 
     def sit(self) -> None:
         """Start learner and runners."""
         runs = not self._common.in_step
-        self.learner = Hosted(f"the learner of member {self.member}", self._learner, runs=runs)
+        self.learner = SupervisedActor(f"the learner of member {self.member}", self._learner, runs=runs)
         self.runners = [
-            Hosted(f"runner {number} of member {self.member}", partial(self._runner, number), runs=runs)
+            SupervisedActor(f"runner {number} of member {self.member}", partial(self._runner, number), runs=runs)
             for number in range(self._common.runners)
         ]
 
@@ -139,7 +143,7 @@ class Seat:
         )  # fmt: skip
         return ray().remote(Runner).options(**self._group.options(1 + number)).remote(start)
 
-    def look(self, steps: int) -> list[Loss]:
+    def look(self, steps: int) -> list[LostPart]:
         """Replace what is gone, and say what that was. A desk takes its learner and its runners with it."""
         learner = self.learner
         if self.over or learner is None:
@@ -147,7 +151,7 @@ class Seat:
         if not self._watched.lives():
             self._count_fall(steps)
             self.sit_again()
-            return [Loss(f"the desk of member {self.member}", learner=True)]
+            return [LostPart(f"the desk of member {self.member}", learner=True)]
         ended = learner.ended()
         if ended is not None and ended.status == 0:
             self.over = True
@@ -156,12 +160,12 @@ class Seat:
         lost = []
         if ended is not None:
             learner.restart(ended, steps)
-            lost.append(Loss(learner.name, learner=True))
+            lost.append(LostPart(learner.name, learner=True))
         for runner in self.runners:
             gone = runner.ended()
             if gone is not None and gone.status != 0:  # 0: its learner has told it that it may end
                 runner.restart(gone, steps)
-                lost.append(Loss(runner.name, learner=False))
+                lost.append(LostPart(runner.name, learner=False))
         return lost
 
     def _count_fall(self, steps: int) -> None:

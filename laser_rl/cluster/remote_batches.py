@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laser_rl.cluster.channels import RayInbox
-from laser_rl.cluster.coordinator_client import Link
+from laser_rl.cluster.coordinator_client import CoordinatorClient
 from laser_rl.cluster.sharded import Emptied
 from laser_rl.envs.records import EnvironmentSpec
 from laser_rl.replay.prefetcher import Exhausted
-from laser_rl.training.member_training import Training
-from laser_rl.training.stall import Gate, Waiting
+from laser_rl.training.member_training import MemberTraining
+from laser_rl.training.stall import Gate, StallWarning
 from laser_rl.types import Batch
 
 TAKE_S = 0.1
@@ -39,7 +39,7 @@ class FarActor:
         self.environments, self.member = FarEnvironments(spec), np.array([member])
 
 
-class Intake:
+class RemoteBatchSource:
     """A `Supply` of batches from the deliveries of runners elsewhere, in the thread that gathers ahead.
 
     What is delivered has been put into the replay by its runner already. A member that is further ahead of the slowest than `slack` steps
@@ -53,10 +53,12 @@ class Intake:
         slack: steps that it may be ahead by.
     """
 
-    def __init__(self, training: Training, inbox: RayInbox, far: FarEnvironments, link: Link, slack: int) -> None:
+    def __init__(
+        self, training: MemberTraining, inbox: RayInbox, far: FarEnvironments, link: CoordinatorClient, slack: int
+    ) -> None:
         self._training, self._inbox, self._far, self._link, self._slack = training, inbox, far, link, slack
         self._lock = Gate("the batch that is being filled")
-        self._waiting: Waiting | None = None
+        self._waiting: StallWarning | None = None
 
     def ready(self, timeout_s: float) -> bool:
         """Whether a batch can be filled, after waiting so long for unrolls at most."""
@@ -106,7 +108,7 @@ class Intake:
 
     def _wait(self, whom: str) -> bool:
         number = self._training.member.number
-        self._waiting = self._waiting or Waiting(f"the learner of member {number}", whom)
+        self._waiting = self._waiting or StallWarning(f"the learner of member {number}", whom)
         self._waiting.whom = whom
         self._waiting.again()
         return False

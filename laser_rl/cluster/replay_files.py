@@ -13,7 +13,7 @@ import numpy as np
 
 from laser_rl.checkpoint import Streams, write_segment
 from laser_rl.cluster.client import AnswerLost, ShardClient, awaited
-from laser_rl.cluster.replay_writer import ANSWER_S, Courier
+from laser_rl.cluster.replay_writer import ANSWER_S, ReplayWriter
 from laser_rl.replay.encoded_unrolls import seal, unseal
 from laser_rl.replay.memory_estimate import Codec
 from laser_rl.replay.records import pack, unpack
@@ -26,7 +26,7 @@ AT_ONCE = 1024  # unrolls in a segment; they are held uncompressed while it is w
 INSERT_S = 600.0
 
 
-class Mirror(Segments):
+class ReplayFiles(Segments):
     """The files of one replay store that lies in shards.
 
     Args:
@@ -118,7 +118,7 @@ class Spreading:
     def __init__(self, layout: UnrollLayout, codec: Codec, shards: Sequence[ShardClient]) -> None:
         self.layout, self._codec = layout, codec
         self.first_id = self.next_id = 0
-        self._couriers = [Courier(lambda shard=shard: shard, "checkpoint") for shard in shards]  # type: ignore[misc]
+        self._couriers = [ReplayWriter(lambda shard=shard: shard, "checkpoint") for shard in shards]  # type: ignore[misc]
         self._turn = 0
 
     def __len__(self) -> int:

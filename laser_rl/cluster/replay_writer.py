@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from laser_rl.cluster.client import Answer, AnswerLost, ShardClient, ShardLost
 from laser_rl.cluster.shard import Receipt
-from laser_rl.replay.encoded_unrolls import Parcel
-from laser_rl.training.stall import PATIENCE_S, Waiting
+from laser_rl.replay.encoded_unrolls import EncodedUnrolls
+from laser_rl.training.stall import PATIENCE_S, StallWarning
 
 UNDER_WAY = 4  # parcels; a call takes a millisecond, an insert less
 ANSWER_S = 60.0  # of a shard that lives: milliseconds
@@ -23,7 +23,7 @@ NO_SHARD_S = 0.02  # between two looks for one
 @dataclass
 class _Sent:
     number: int
-    parcel: Parcel
+    parcel: EncodedUnrolls
     answer: Answer[Receipt] | None = None  # None: to be sent
     tries: int = 0
 
@@ -32,7 +32,7 @@ class _Sent:
         return self.number + self.parcel.unrolls
 
 
-class Courier:
+class ReplayWriter:
     """One stream of unrolls. Used by one thread.
 
     Args:
@@ -49,7 +49,7 @@ class Courier:
     >>> from laser_rl.types import UnrollLayout, empty_unrolls
     >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
     >>> shard = NearShard(Shard(ShardPlan(layout, 100, number=0)))
-    >>> courier = Courier(lambda: shard, "runner 5")
+    >>> courier = ReplayWriter(lambda: shard, "runner 5")
     >>> courier.send(seal(pack(layout, empty_unrolls(layout, 8)), "raw"), timeout_s=5.0), courier.flush(timeout_s=5.0)
     (True, True)
     >>> courier.sent, courier.acknowledged
@@ -68,13 +68,13 @@ class Courier:
         self._home, self.stream, self._most, self._on_receipt = home, stream, under_way, on_receipt
         self._shard: ShardClient | None = None  # at which the stream is open
         self._opening: tuple[ShardClient, Answer[int]] | None = None
-        self._waiting: Waiting | None = None
+        self._waiting: StallWarning | None = None
         self._lost: set[int] = set()
         self._parcels: deque[_Sent] = deque()  # not acknowledged, oldest first
         self.sent = self.acknowledged = number  # how many unrolls, or rather the number of the next
         self.resent = 0  # parcels
 
-    def send(self, parcel: Parcel, timeout_s: float) -> bool:
+    def send(self, parcel: EncodedUnrolls, timeout_s: float) -> bool:
         """False if no room was free in time: then nothing was taken, ask again. True is no acknowledgement yet."""
         if not self._wait(self._most - 1, timeout_s):
             return False
@@ -97,7 +97,7 @@ class Courier:
                     self._waiting.over()
                 self._waiting = None
                 return True
-            self._waiting = self._waiting or Waiting(f"stream {self.stream}", "")
+            self._waiting = self._waiting or StallWarning(f"stream {self.stream}", "")
             self._waiting.whom = self._whom()
             self._waiting.again()
             left = deadline - time.monotonic()

@@ -5,9 +5,9 @@ from typing import Any, cast
 
 from laser_rl.checkpoint import Loaded, Mended, SegmentEntry
 from laser_rl.cluster.nodes import NodeWatch
-from laser_rl.cluster.replay_files import Mirror, Spreading
+from laser_rl.cluster.replay_files import ReplayFiles, Spreading
 from laser_rl.cluster.shard import ShardPlan
-from laser_rl.cluster.shard_supervisor import Lost, ShardKeeper
+from laser_rl.cluster.shard_supervisor import Lost, ShardSupervisor
 from laser_rl.cluster.sharded import ShardedReplay
 from laser_rl.errors import ConfigError
 from laser_rl.replay.memory_estimate import estimate, resolve_codec
@@ -46,12 +46,12 @@ class Replays:
         self._sweep, self._layout, self._directory = sweep, layout, directory
         self._codec = resolve_codec(layout, sweep.base.replay.codec)
         one_node = in_step or sweep.share == "separate"
-        self.keepers: list[ShardKeeper] = []
+        self.keepers: list[ShardSupervisor] = []
         for number, desk in enumerate(desks):
             nodes: Callable[[], Sequence[str]] = _Sticky(watch, number) if one_node else watch.nodes
             plan = self._plan(number, 1 if one_node else len(watch.nodes()))
             self._require_room(plan, watch)
-            self.keepers.append(ShardKeeper(plan, desk, nodes=nodes))
+            self.keepers.append(ShardSupervisor(plan, desk, nodes=nodes))
         self._mirrors = [self._mirror(number, keeper) for number, keeper in enumerate(self.keepers)]
 
     def _plan(self, number: int, shards: int) -> ShardPlan:
@@ -69,8 +69,8 @@ class Replays:
                 "lower --replay.capacity-steps or --replay.budget-gb, or add nodes"
             )
 
-    def _mirror(self, number: int, keeper: ShardKeeper) -> Mirror:
-        mirror = Mirror(self._directory.path, self._layout, number, lambda: keeper.shards)
+    def _mirror(self, number: int, keeper: ShardSupervisor) -> ReplayFiles:
+        mirror = ReplayFiles(self._directory.path, self._layout, number, lambda: keeper.shards)
         self._directory.keep(number, mirror)
         return mirror
 
@@ -112,7 +112,7 @@ class Replays:
         for keeper in self.keepers:
             warm_start(cast("Replay", self._spreading(keeper)), self._sweep.base, members=members)
 
-    def _spreading(self, keeper: ShardKeeper) -> Spreading:
+    def _spreading(self, keeper: ShardSupervisor) -> Spreading:
         return Spreading(self._layout, self._codec, keeper.shards)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The desk of a run: besides what every `Desk` does, learners leave rows, steps and states here, and hear of others' steps and of orders.
+"""The coordinator of a run: learners leave rows, steps and states here, and hear of others' steps and of orders.
 
 No file system is shared: the supervisor collects all of it and writes the run directory. A learner that is killed loses what it has not
 left here yet, some hundredths of a second of rows; its last state is here or with the supervisor already.
@@ -7,13 +7,13 @@ left here yet, some hundredths of a second of rows; its last state is here or wi
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from laser_rl.cluster.member_coordinator import Desk
+from laser_rl.cluster.member_coordinator import MemberCoordinator
 from laser_rl.metrics.sink import Kind, Value
 
 REPLACED = "another learner has taken its place"
 
 
-class Line(NamedTuple):
+class MetricsRow(NamedTuple):
     """A row of metrics on its way."""
 
     kind: Kind
@@ -27,7 +27,7 @@ class News(NamedTuple):
 
     number: int  # of this news in the learner's life, from 0 on
     steps: int
-    lines: Sequence[Line] = ()
+    lines: Sequence[MetricsRow] = ()
     state: bytes | None = None
 
 
@@ -36,37 +36,37 @@ class Reply(NamedTuple):
 
     slowest: int  # steps of the member that is furthest behind
     reason: str | None  # to stop
-    order: Any = None  # see `Ledger.order`
+    order: Any = None  # see `RunCoordinator.order`
 
 
 class Collected(NamedTuple):
     """What the supervisor gets."""
 
-    lines: list[Line]
+    lines: list[MetricsRow]
     steps: list[int]
     states: dict[int, bytes]
 
 
-class Ledger(Desk):
+class RunCoordinator(MemberCoordinator):
     """See above.
 
     Args:
         steps: of every member, to begin with.
 
     >>> import asyncio
-    >>> ledger = Ledger([0, 7])
+    >>> ledger = RunCoordinator([0, 7])
     >>> async def example():
-    ...     await ledger.enter(0, 1, News(0, 5, [Line("train", 5, 1, {"loss": 2.0})]))
+    ...     await ledger.enter(0, 1, News(0, 5, [MetricsRow("train", 5, 1, {"loss": 2.0})]))
     ...     return await ledger.enter(1, 1, News(0, 9)), await ledger.collect(0.0)
     >>> asyncio.run(example())
-    (Reply(slowest=5, reason=None, order=None), Collected(lines=[Line(...)], steps=[5, 9], states={}))
+    (Reply(slowest=5, reason=None, order=None), Collected(lines=[MetricsRow(...)], steps=[5, 9], states={}))
     """
 
     def __init__(self, steps: Sequence[int]) -> None:
         super().__init__()
         self._steps = list(steps)
         self._heard: dict[int, tuple[int, int]] = {}  # by member: life of its learner, and the number that comes next
-        self._lines: list[Line] = []
+        self._lines: list[MetricsRow] = []
         self._states: dict[int, bytes] = {}
         self._orders: dict[int, Any] = {}
 

@@ -17,8 +17,8 @@ from laser_rl.agent.parameters import FlatParameters
 from laser_rl.agent.policy import Policy
 from laser_rl.cluster.actors import RayAnswer
 from laser_rl.cluster.channels import RayInbox, RayMailbox, RayRoster, RayStop
-from laser_rl.cluster.member_coordinator import Consignment
-from laser_rl.cluster.replay_writer import Courier
+from laser_rl.cluster.member_coordinator import RemoteDelivery
+from laser_rl.cluster.replay_writer import ReplayWriter
 from laser_rl.errors import UserError
 from laser_rl.networks.build import family_of
 from laser_rl.ports import Delivery
@@ -27,7 +27,7 @@ from laser_rl.replay.memory_estimate import Codec, resolve_codec
 from laser_rl.replay.records import pack
 from laser_rl.sweep.settings import SweepConfig
 from laser_rl.training.build import derive, open_environments, seeded_network, threads_of
-from laser_rl.training.stall import PATIENCE_S, Gate, Waiting
+from laser_rl.training.stall import PATIENCE_S, Gate, StallWarning
 from laser_rl.training.threads import run_actor
 from laser_rl.types import UnrollLayout, Unrolls, empty_unrolls
 
@@ -37,7 +37,7 @@ FOR_EVER = 1 << 62  # steps
 STEP_S = 600.0
 
 
-class Ended(NamedTuple):
+class ActorEnded(NamedTuple):
     """How an actor of the run ended."""
 
     status: int = 0  # of an exit
@@ -93,7 +93,7 @@ class Sender:
 
     def __init__(
         self,
-        courier: Courier | None,
+        courier: ReplayWriter | None,
         inbox: RayInbox,
         layout: UnrollLayout,
         codec: Codec,
@@ -106,7 +106,7 @@ class Sender:
         self._first_slot, self._at_once, self._faults = first_slot, at_once, faults
         self._kept: list[Delivery] = []
         self._since = 0.0
-        self._sealed: Consignment | None = None  # on its way
+        self._sealed: RemoteDelivery | None = None  # on its way
         self._at_shard = False  # whether the courier has it
         self._asked: RayAnswer[bool] | None = None  # whether the desk has it
         self._told: Counter[str] = Counter()
@@ -155,7 +155,7 @@ class Sender:
     def _unrolls(self) -> int:
         return sum(len(kept.unrolls.member) for kept in self._kept)
 
-    def _seal(self) -> Consignment:
+    def _seal(self) -> RemoteDelivery:
         unrolls = Unrolls(*map(np.concatenate, zip(*(kept.unrolls for kept in self._kept), strict=True)))
         unrolls = unrolls._replace(slot=(unrolls.slot + self._first_slot).astype(unrolls.slot.dtype))
         episodes = [one._replace(slot=one.slot + self._first_slot) for kept in self._kept for one in kept.episodes]
@@ -163,7 +163,7 @@ class Sender:
         faults = {name: count - self._told[name] for name, count in counted.items() if count != self._told[name]}
         self._told = Counter(counted)
         steps = sum(kept.steps for kept in self._kept)
-        return Consignment(seal(pack(self._layout, unrolls), self._codec), episodes, steps, faults)
+        return RemoteDelivery(seal(pack(self._layout, unrolls), self._codec), episodes, steps, faults)
 
 
 class Runner:
@@ -180,7 +180,7 @@ class Runner:
         """Of its process."""
         return os.getpid()
 
-    def run(self) -> Ended:
+    def run(self) -> ActorEnded:
         """Act until the member's desk says that it is over."""
         try:
             self.prepare()
@@ -191,10 +191,10 @@ class Runner:
             finally:
                 self._actor.environments.close()
         except UserError as error:
-            return Ended(error.exit_status, str(error))
+            return ActorEnded(error.exit_status, str(error))
         except Exception:  # said by the supervisor, which starts another
-            return Ended(1, traceback.format_exc())
-        return Ended()
+            return ActorEnded(1, traceback.format_exc())
+        return ActorEnded()
 
     def prepare(self) -> None:
         """Environments, network, actor; the environments are reset."""
@@ -223,7 +223,7 @@ class Runner:
         courier = None
         if start.roster is not None:
             place = start.member * start.runners + start.runner
-            courier = Courier(partial(RayRoster(start.roster).at, place), start.stream)
+            courier = ReplayWriter(partial(RayRoster(start.roster).at, place), start.stream)
         inbox = RayInbox(start.desk, start.layout, start.stream, codec=codec)
         at_once = 1 if start.in_step else min(AT_ONCE, len(own))
         self._sender = Sender(
@@ -243,7 +243,7 @@ class Runner:
 
     def _first_parameters(self, stop: RayStop) -> None:
         """Nobody acts with other parameters than its member's."""
-        waiting = Waiting(f"runner {self._start.stream}", "the first parameters of its learner")
+        waiting = StallWarning(f"runner {self._start.stream}", "the first parameters of its learner")
         while self._actor.version < 0 and stop.reason is None:
             self._actor.version = self._mailbox.collect(self._flat.value, self._actor.version)
             if self._actor.version < 0:

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laser_rl.checkpoint.segments import SegmentEntry
-from laser_rl.replay.encoded_unrolls import Parcel
-from laser_rl.replay.lending import Lent, lend
+from laser_rl.replay.encoded_unrolls import EncodedUnrolls
+from laser_rl.replay.lending import LentBlock, lend
 from laser_rl.replay.memory_estimate import Codec
 from laser_rl.replay.shared import Ids
 from laser_rl.replay.store import Replay
@@ -62,11 +62,11 @@ class Gathered(NamedTuple):
     """The answer to a gather."""
 
     held: NDArray[np.bool_]  # which of the ids asked for were still there
-    parcel: Parcel  # those, in the order asked
+    parcel: EncodedUnrolls  # those, in the order asked
     span: tuple[int, int]
 
 
-class Report(NamedTuple):
+class ShardReport(NamedTuple):
     """A shard about itself."""
 
     number: int
@@ -118,7 +118,7 @@ class Shard:
             self._count["skipped"] += 0 if known is None else max(0, number - known)
             return self._streams[stream]
 
-    def insert(self, stream: str, number: int, parcel: Parcel) -> Receipt:
+    def insert(self, stream: str, number: int, parcel: EncodedUnrolls) -> Receipt:
         """Unrolls of a stream, the first as `number`; may be repeated at will. See `Receipt` for what became of it."""
         begin = time.perf_counter()
         with self._order:
@@ -145,7 +145,7 @@ class Shard:
         self._busy["gather_s"] += time.perf_counter() - begin
         return found
 
-    def lend(self) -> Lent:
+    def lend(self) -> LentBlock:
         """Where its memory is, for processes of the same machine: see `Window`. What they read is not counted here."""
         return lend(self._store)
 
@@ -153,12 +153,12 @@ class Shard:
         """Ids held."""
         return span_of(self._store)
 
-    def report(self) -> Report:
+    def report(self) -> ShardReport:
         """What others need to draw, and what a user wants to see."""
         span, composition = self.span(), self._store.composition() if len(self._store) else {}
         held = span[1] - span[0]
         members = {member: round(share * held) for member, share in composition.items()}
-        return Report(self.plan.number, span, members, self._store.nbytes, {**self._count, **self._busy})
+        return ShardReport(self.plan.number, span, members, self._store.nbytes, {**self._count, **self._busy})
 
     def save(self, run_dir: str) -> dict[str, Any]:
         """Write what is new as segments of the run directory, which all nodes must see; returns what `load` needs, as JSON.

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from laser_rl.cluster.client import Answer, AnswerLost, ShardClient, ShardLost, awaited
-from laser_rl.cluster.shard import Report
+from laser_rl.cluster.shard import ShardReport
 from laser_rl.cluster.spread import Spans, newest
 
 log = logging.getLogger("laser_rl.training")
@@ -15,7 +15,7 @@ REPORT_S = 1.0  # between two reports of a shard that is heard of otherwise: for
 Span = tuple[int, int]
 
 
-class Census:
+class ShardDirectory:
     """Thread safe. The first look waits for all shards: draws from some of them would not be uniform. Later ones only if `exact`.
 
     Args:
@@ -27,7 +27,7 @@ class Census:
     >>> from laser_rl.cluster.shard import Shard, ShardPlan
     >>> from laser_rl.types import UnrollLayout
     >>> shards = [NearShard(Shard(ShardPlan(UnrollLayout(2, 0, (4,), "float32", (), "int64", 2), 100, number=3)))]
-    >>> census = Census(lambda: shards, exact=True)
+    >>> census = ShardDirectory(lambda: shards, exact=True)
     >>> len(census.spans()), census.capacity, str(census)
     (0, 50, '1 shards, 0 unrolls')
     """
@@ -37,8 +37,8 @@ class Census:
         self._lock = threading.RLock()
         self._shards: dict[int, ShardClient] = {}
         self._held: dict[int, Span] = {}
-        self._reports: dict[int, Report] = {}
-        self._asked: dict[int, tuple[float, Answer[Report]]] = {}
+        self._reports: dict[int, ShardReport] = {}
+        self._asked: dict[int, tuple[float, Answer[ShardReport]]] = {}
         self._last_asked: dict[int, float] = {}
         self._last_heard: dict[int, float] = {}
         self._gone: set[int] = set()
@@ -74,7 +74,7 @@ class Census:
         with self._lock:
             return dict(self._held)
 
-    def reports(self) -> list[Report]:
+    def reports(self) -> list[ShardReport]:
         """The newest of each shard, not older than a second or so."""
         self.spans()
         with self._lock:

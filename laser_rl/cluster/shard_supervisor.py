@@ -9,7 +9,7 @@ from typing import Any
 from laser_rl.cluster.actors import RayShard, nodes_alive, start_shard
 from laser_rl.cluster.channels import post_roster
 from laser_rl.cluster.client import Answer, AnswerLost, ShardLost
-from laser_rl.cluster.shard import Report, ShardPlan
+from laser_rl.cluster.shard import ShardPlan, ShardReport
 
 log = logging.getLogger("laser_rl.training")
 LOOK_S = 1.0  # between two reports of a shard
@@ -21,9 +21,9 @@ MOST_PAUSE_S = 60.0  # before a replacement; the first comes at once
 @dataclass
 class _Kept:
     shard: RayShard
-    asked: Answer[Report] | None = None
+    asked: Answer[ShardReport] | None = None
     last: float = 0.0
-    report: Report | None = None  # the newest
+    report: ShardReport | None = None  # the newest
     begun: float = 0.0
     died: str = ""  # of what
 
@@ -46,7 +46,7 @@ class Lost:
     by: str  # what became of its place: a shard with which number, or nobody
 
 
-class ShardKeeper:
+class ShardSupervisor:
     """For the supervisor of a run; used by one thread, which calls `look` now and then.
 
     Args:
@@ -81,7 +81,7 @@ class ShardKeeper:
         """Those that are not known to be lost."""
         return [kept.shard for kept in self._kept.values()]
 
-    def reports(self) -> list[Report]:
+    def reports(self) -> list[ShardReport]:
         """The newest that have come; for status and metrics."""
         return [kept.report for kept in self._kept.values() if kept.report is not None]
 

@@ -19,15 +19,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from laser_rl.cluster.client import Answer, AnswerLost, ShardClient, ShardLost, awaited
-from laser_rl.cluster.replay_writer import ANSWER_S, Courier
+from laser_rl.cluster.replay_writer import ANSWER_S, ReplayWriter
 from laser_rl.cluster.shard import Gathered, Receipt
-from laser_rl.cluster.shard_directory import Census
+from laser_rl.cluster.shard_directory import ShardDirectory
 from laser_rl.cluster.spread import Spans, names
 from laser_rl.replay.encoded_unrolls import Unpacking, seal
 from laser_rl.replay.memory_estimate import Codec, resolve_codec
 from laser_rl.replay.records import Packed, allocate, pack
 from laser_rl.replay.shared import Ids
-from laser_rl.training.stall import PATIENCE_S, Waiting
+from laser_rl.training.stall import PATIENCE_S, StallWarning
 from laser_rl.types import Batch, UnrollLayout, Unrolls
 
 log = logging.getLogger("laser_rl.training")
@@ -100,14 +100,14 @@ class ShardedReplay:
     ) -> None:
         self.layout = layout
         self.codec: Codec = codec or resolve_codec(layout, "auto")
-        self.census = Census(shards, exact=ahead == 0, answer_s=answer_s)
+        self.census = ShardDirectory(shards, exact=ahead == 0, answer_s=answer_s)
         self._depth, self._answer_s, self._empty_s = ahead, answer_s, empty_s
         self._unpacking = Unpacking(layout)
         self._under_way: dict[int, deque[_Draw]] = {}  # by their count of columns, oldest first
         self._lock = threading.Lock()  # of what is under way
         self._inserting = threading.Lock()
         self._inserted: list[Ids] = []
-        self._courier = Courier(home or self._first, stream, on_receipt=self._receipt)
+        self._courier = ReplayWriter(home or self._first, stream, on_receipt=self._receipt)
         self._redrawn = self._drawn = 0
         self._waited_s = 0.0
 
@@ -154,7 +154,7 @@ class ShardedReplay:
         return own
 
     def insert(self, unrolls: Unrolls) -> Ids:
-        """Add unrolls and return their names among all shards; waits until they are in. A runner uses a `Courier` instead."""
+        """Add unrolls and return their names among all shards; waits until they are in. A runner uses a `ReplayWriter` instead."""
         return self.insert_packed(pack(self.layout, unrolls))
 
     def insert_packed(self, packed: Packed) -> Ids:
@@ -206,7 +206,9 @@ class ShardedReplay:
         while not len(spans):
             if self._empty_s is not None and time.monotonic() - begun > self._empty_s:
                 raise Emptied(f"no shard of the replay has held anything for {self._empty_s:.0f} s ({self.census})")
-            waiting = waiting or Waiting("the learner", f"a shard of the replay that holds unrolls ({self.census})")
+            waiting = waiting or StallWarning(
+                "the learner", f"a shard of the replay that holds unrolls ({self.census})"
+            )
             waiting.again()
             time.sleep(PATIENCE_S / 10)
             spans = self.census.spans()

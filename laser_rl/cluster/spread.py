@@ -21,7 +21,7 @@ from laser_rl.replay.shared import Ids
 SHARD_BITS = 40  # an unroll's name among all shards: the number of its shard above, its id there below
 
 
-class Drawn(NamedTuple):
+class DrawnSpans(NamedTuple):
     """Some unrolls of one shard, in the order drawn."""
 
     shard: int
@@ -36,7 +36,7 @@ class Spans:
     >>> len(spans)
     4
     >>> spans.draw(6, np.random.default_rng(1))
-    [Drawn(shard=4, ids=array([11, 12, 10, 10])), Drawn(shard=7, ids=array([0, 0]))]
+    [DrawnSpans(shard=4, ids=array([11, 12, 10, 10])), DrawnSpans(shard=7, ids=array([0, 0]))]
     """
 
     shards: tuple[int, ...]
@@ -53,7 +53,7 @@ class Spans:
     def __len__(self) -> int:
         return int((self.end - self.first).sum())
 
-    def draw(self, count: int, random: np.random.Generator) -> list[Drawn]:
+    def draw(self, count: int, random: np.random.Generator) -> list[DrawnSpans]:
         """Uniformly, with replacement. Over one shard the generator is used just as `Replay.sample_into` uses it."""
         if not len(self):
             raise ValueError(f"asked for {count} unrolls of shards that hold none; wait for unrolls first")
@@ -63,7 +63,7 @@ class Spans:
         before = begin + np.concatenate([[0], (self.end - self.first).cumsum()])
         which = np.searchsorted(before, place, side="right") - 1
         ids = place - before[which] + self.first[which]
-        return [Drawn(shard, ids[which == at]) for at, shard in enumerate(self.shards) if (which == at).any()]
+        return [DrawnSpans(shard, ids[which == at]) for at, shard in enumerate(self.shards) if (which == at).any()]
 
     def left(self, now: Mapping[int, tuple[int, int]]) -> "Spans":
         """Of what was reported, what is still there by newer reports; a shard that is not in them is gone.

@@ -9,7 +9,7 @@ from typing import Any
 from laser_rl.cluster.actors import RayAnswer
 from laser_rl.cluster.client import AnswerLost
 from laser_rl.cluster.ray_import import ray
-from laser_rl.cluster.runner import Ended
+from laser_rl.cluster.runner import ActorEnded
 from laser_rl.errors import ConfigError
 from laser_rl.training.process_handle import MOST_RESTARTS, ProcessDied
 
@@ -19,7 +19,7 @@ PAUSE_S = 1.0  # before the second restart in a row twice this, then twice as mu
 SHOWN = 2000  # characters of an error
 
 
-class Hosted:
+class SupervisedActor:
     """A learner or a runner.
 
     Args:
@@ -37,7 +37,7 @@ class Hosted:
         self._due: float | None = None
         self.actor = self._launch(self.life)
         self._pid: RayAnswer[int] = RayAnswer(self.actor.pid.remote())  # answered as soon as it lives
-        self._answer: RayAnswer[Ended] | None = RayAnswer(self.actor.run.remote()) if self._runs else None
+        self._answer: RayAnswer[ActorEnded] | None = RayAnswer(self.actor.run.remote()) if self._runs else None
 
     @property
     def pid(self) -> int | None:
@@ -46,7 +46,7 @@ class Hosted:
             return self._pid.result(0.0) if self._due is None and self._pid.done() else None
         return None
 
-    def ended(self) -> Ended | None:
+    def ended(self) -> ActorEnded | None:
         """How it ended, None while it runs, or will."""
         if self._due is not None:
             if time.monotonic() >= self._due:
@@ -57,9 +57,9 @@ class Hosted:
         try:
             return self._answer.result(0.0)
         except AnswerLost as error:
-            return Ended(KILLED, str(error))
+            return ActorEnded(KILLED, str(error))
 
-    def restart(self, ended: Ended, steps: int) -> None:
+    def restart(self, ended: ActorEnded, steps: int) -> None:
         """Another life; `ProcessDied` if it dies again and again before its member has made a step.
 
         The first time at once, then later and later: Ray takes half a minute to see that a node is gone, and places actors there till then.
@@ -85,5 +85,5 @@ class Hosted:
             ray().kill(self.actor, no_restart=True)
 
 
-def _last_line(ended: Ended) -> str:
+def _last_line(ended: ActorEnded) -> str:
     return next(iter(ended.error.strip().splitlines()[-1:]), "no error")

@@ -16,11 +16,11 @@ from laser_rl.cluster.actors import RayAnswer
 from laser_rl.cluster.channels import CALL_S
 from laser_rl.cluster.client import AnswerLost, awaited
 from laser_rl.cluster.nodes import HeadLost, NodeWatch
-from laser_rl.cluster.placement import Begin, Common, Loss, Seat, Watched
+from laser_rl.cluster.placement import Begin, Common, Heartbeat, LostPart, MemberPlacement
 from laser_rl.cluster.ray_import import placed, ray
 from laser_rl.cluster.replays import Replays
 from laser_rl.cluster.resources import shares_of
-from laser_rl.cluster.run_coordinator import Collected, Ledger
+from laser_rl.cluster.run_coordinator import Collected, RunCoordinator
 from laser_rl.cluster.runner import AT_ONCE
 from laser_rl.config import override
 from laser_rl.metrics.sink import Sink, Value
@@ -32,9 +32,9 @@ from laser_rl.training.budget import Budget
 from laser_rl.training.build_group import build_parts, one_layout
 from laser_rl.training.directory import RunDirectory, Written
 from laser_rl.training.files import command_for
-from laser_rl.training.member_training import Callback, Training
+from laser_rl.training.member_training import Callback, MemberTraining
 from laser_rl.training.shared_state import parsed, published
-from laser_rl.training.supervisor import STOP_S, Overseer, order_of, spent_s
+from laser_rl.training.supervisor import STOP_S, SweepSupervisor, order_of, spent_s
 from laser_rl.training.trainer import TURNS_AHEAD
 
 log = logging.getLogger("laser_rl.training")
@@ -58,7 +58,7 @@ class Known:
         self._states[member] = data
 
 
-class ClusterSupervisor(Overseer):
+class ClusterSupervisor(SweepSupervisor):
     """The supervisor's view of a sweep on a cluster that has been joined.
 
     Args:
@@ -89,13 +89,15 @@ class ClusterSupervisor(Overseer):
             _with_own_card(sweep), layout, cluster.runners, _slack(sweep, cluster.runners), self.in_step
         )
         self.known = Known(members)
-        self.seats: list[Seat] = []
+        self.seats: list[MemberPlacement] = []
         self.replays: Replays | None = None
         self.losses: list[str] = []
         self._new_ledger()
         try:
             self._shares = self._fitting()
-            self.seats = [Seat(n, self._common, self._shares, self._begin, self._on_desk) for n in range(members)]
+            self.seats = [
+                MemberPlacement(n, self._common, self._shares, self._begin, self._on_desk) for n in range(members)
+            ]
             if replayed:
                 desks = [self.ledger] if self._shared else [seat.desk for seat in self.seats]
                 self.replays = Replays(sweep, layout, self.watch, desks, directory, in_step=self.in_step)
@@ -119,7 +121,7 @@ class ClusterSupervisor(Overseer):
         if self.replays is not None:
             self.replays.warm_start(self.known.members)
         for number in range(self.known.members):
-            fresh = Training(self.parts.member(number, None))  # type: ignore[arg-type]  # nobody acts here
+            fresh = MemberTraining(self.parts.member(number, None))  # type: ignore[arg-type]  # nobody acts here
             self.known.put(number, published(fresh))
 
     def _fitting(self) -> Any:
@@ -131,8 +133,8 @@ class ClusterSupervisor(Overseer):
     def _new_ledger(self) -> None:
         """The desk of the run, where the supervisor is: they live and die together."""
         options = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": placed(self._home)}
-        self.ledger = ray().remote(Ledger).options(**options).remote(self.known.steps.tolist())
-        self._ledger_watched = Watched(self.ledger)
+        self.ledger = ray().remote(RunCoordinator).options(**options).remote(self.known.steps.tolist())
+        self._ledger_watched = Heartbeat(self.ledger)
         if self._shared and self.replays is not None:
             for keeper in self.replays.keepers:
                 keeper.move(self.ledger)
@@ -177,7 +179,7 @@ class ClusterSupervisor(Overseer):
     def _renew(self) -> None:
         """The run's desk is gone: everybody goes on from what was last collected."""
         self._new_ledger()
-        self._lost(None, Loss("the desk of the run", learner=False))
+        self._lost(None, LostPart("the desk of the run", learner=False))
         for seat in self.seats:
             if not seat.over:
                 seat.sit_again()
@@ -199,7 +201,7 @@ class ClusterSupervisor(Overseer):
             what = f"{lost.unrolls:,} unrolls of shard {lost.number}"
             self._say_lost(what, {"unrolls": lost.unrolls, "by": lost.by})
 
-    def _lost(self, member: int | None, loss: Loss) -> None:
+    def _lost(self, member: int | None, loss: LostPart) -> None:
         values: dict[str, Value] = {}
         if member is not None and loss.learner:
             state = self.known.get(member)
@@ -240,7 +242,7 @@ class ClusterSupervisor(Overseer):
             seat.end()
         self._collect()
 
-    def _has_ended(self, seat: Seat) -> bool:
+    def _has_ended(self, seat: MemberPlacement) -> bool:
         return seat.over or seat.learner is None or seat.learner.ended() is not None
 
     def _kill_all(self) -> None:

@@ -69,7 +69,7 @@ def _aligned(shape: tuple[int, ...], dtype: str) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-class History:
+class ActionHistory:
     """The actions of every slot's open episode. With its seed they make the episode again; the digest says whether they did."""
 
     def __init__(self, slots: int, action_shape: tuple[int, ...], action_dtype: str) -> None:

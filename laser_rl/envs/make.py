@@ -21,7 +21,7 @@ from laser_rl.envs.construct import BorrowedEnv, constructor, require_one_agent
 from laser_rl.envs.mixture import MixedEnvironments
 from laser_rl.envs.native import TaskEnv, TaskEnvironments, task_of
 from laser_rl.envs.pool import PoolEnvironments, default_workers
-from laser_rl.envs.process import Limits
+from laser_rl.envs.process import ProcessLimits
 from laser_rl.envs.records import Environments, seed_of
 from laser_rl.envs.scores import PREFIX, tasks_of
 from laser_rl.envs.serial import SerialEnvironments
@@ -67,7 +67,7 @@ def make_environments(
         raise ConfigError(f"expected at least one environment slot, got {slots}")
     if isinstance(source, gymnasium.vector.VectorEnv):
         return _adapted(source, slots, seed, on_bad_value)
-    limits = Limits(step_timeout_s, reset_timeout_s, constructor_timeout_s)
+    limits = ProcessLimits(step_timeout_s, reset_timeout_s, constructor_timeout_s)
     pool: dict[str, Any] = {"limits": limits, "patience_s": patience_s, "lockstep": lockstep}
     make = functools.partial(_make_one, placement=placement, atari=atari, on_bad_value=on_bad_value, pool=pool)
     workers = workers or default_workers(slots)

@@ -16,9 +16,9 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from laser_rl.envs.block import History, carve, size_of
+from laser_rl.envs.block import ActionHistory, carve, size_of
 from laser_rl.envs.border import Env, tell_once
-from laser_rl.envs.process import Limits, Listener, Supervised, WorkerProcess, constructor_message
+from laser_rl.envs.process import Listener, ProcessLimits, Supervised, WorkerProcess, constructor_message
 from laser_rl.envs.records import EnvironmentSpec, Rows
 from laser_rl.envs.serial import LOGGER, ErrorLog, SlotEnvironments
 from laser_rl.envs.slot import RESTARTS, TIMEOUTS, OnBadValue
@@ -64,12 +64,17 @@ class PoolEnvironments(SlotEnvironments):
         workers: int,
         name: str = "environment",
         on_bad_value: OnBadValue = "fail",
-        limits: Limits | None = None,
+        limits: ProcessLimits | None = None,
         patience_s: float = 0.5,
         lockstep: bool = False,
     ) -> None:
         self.slots, workers = slots, min(workers, slots)
-        self._name, self._limits, self._patience_s, self._lockstep = name, limits or Limits(), patience_s, lockstep
+        self._name, self._limits, self._patience_s, self._lockstep = (
+            name,
+            limits or ProcessLimits(),
+            patience_s,
+            lockstep,
+        )
         self._constructor, main = constructor_message(make, name)
         self._start = {
             "workers": workers,
@@ -226,7 +231,7 @@ class PoolEnvironments(SlotEnvironments):
             shared = _grow(self._memory[1], shared_fields(spec, self.slots))
             self._block, self._action, asked = split_shared(shared)
             self._asked = cast("NDArray[np.bool_]", asked)
-            self._history = History(self.slots, *action_layout(spec.action))
+            self._history = ActionHistory(self.slots, *action_layout(spec.action))
         elif spec != self._spec:
             raise EnvironmentRefused(
                 f"{self._name}: expected every copy to have the same spaces, got {self._spec} and {spec} in worker {worker.index}; "

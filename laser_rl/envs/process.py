@@ -45,7 +45,7 @@ DOING = {
 
 
 @dataclass(frozen=True)
-class Limits:
+class ProcessLimits:
     """How long an environment may take before its worker is replaced, in seconds."""
 
     step_s: float = 60.0

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laser_rl.envs.records import DiscreteActions, EnvironmentSpec, ObservationSpec, seed_of
-from laser_rl.envs.tasks import Array, Ints, Outcome, Positions
+from laser_rl.envs.tasks import Array, Ints, Positions, TaskOutcome
 from laser_rl.errors import ConfigError
 
 UP, DOWN, LEFT, RIGHT = range(4)  # in the grids
@@ -65,7 +65,7 @@ class Convention:
         """No mode yet. The seed decides all the cues; it is copied, since positions are written in place."""
         return {"seed": seed.astype(np.int64), "step": np.zeros(seed.shape, np.int64), "mode": np.full(seed.shape, -1)}
 
-    def advance(self, positions: Positions, action: Ints) -> Outcome:
+    def advance(self, positions: Positions, action: Ints) -> TaskOutcome:
         """The choice, or an answer."""
         seed, step = positions["seed"], positions["step"]
         choosing, ended = step == 0, step == self.steps
@@ -73,7 +73,7 @@ class Convention:
         right = ~choosing & (action == (self._cue(seed, step) + mode) % self.modes)
         reward = right / self.steps + choosing * np.array(self.bonus)[mode] + ended * np.array(self.late_bonus)[mode]
         after = {"seed": seed, "step": step + 1, "mode": mode}
-        return Outcome(after, reward.astype(np.float32), ended, np.zeros_like(ended))
+        return TaskOutcome(after, reward.astype(np.float32), ended, np.zeros_like(ended))
 
     def observe(self, positions: Positions) -> Array:
         """Never the mode."""
@@ -150,11 +150,11 @@ class _GridWalk:
         """Always the corner."""
         return {"place": np.zeros(seed.shape, np.int64), "step": np.zeros(seed.shape, np.int64)}
 
-    def advance(self, positions: Positions, action: Ints) -> Outcome:
+    def advance(self, positions: Positions, action: Ints) -> TaskOutcome:
         """Walls stop."""
         place, step = self._after[positions["place"], action], positions["step"] + 1
         there, late = place == self._goal, step >= self.most_steps
-        return Outcome({"place": place, "step": step}, there.astype(np.float32), there, ~there & late)
+        return TaskOutcome({"place": place, "step": step}, there.astype(np.float32), there, ~there & late)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from laser_rl.envs.block import History, RowBlock, fresh_block
+from laser_rl.envs.block import ActionHistory, RowBlock, fresh_block
 from laser_rl.envs.border import Env
 from laser_rl.envs.records import Environments, Rows
 from laser_rl.envs.slot import COUNTERS, EXITS, OnBadValue, Slot, exit_of
@@ -48,7 +48,7 @@ class SlotEnvironments(Environments):
     """What `SerialEnvironments` and the pool have in common: copies of a Python environment, each in a `Slot`."""
 
     _block: RowBlock
-    _history: History
+    _history: ActionHistory
     _counts: NDArray[np.int64]
     _log: ErrorLog
 
@@ -98,7 +98,7 @@ class SerialEnvironments(SlotEnvironments):
             member.bind(self._block, index)
         shape, dtype = action_layout(self.spec.action)
         self._no_action = np.zeros((slots, *shape), dtype)
-        self._history = History(slots, shape, dtype)
+        self._history = ActionHistory(slots, shape, dtype)
 
     def reset(self) -> Rows:
         """Start every slot."""

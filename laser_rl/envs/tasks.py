@@ -21,7 +21,7 @@ LEFT, RIGHT = 1, 2  # in a TMaze
 Positions = Mapping[str, Ints]  # what an episode is, one entry a slot
 
 
-class Outcome(NamedTuple):
+class TaskOutcome(NamedTuple):
     """What a step of n slots led to."""
 
     positions: Positions
@@ -48,7 +48,7 @@ class Task(Protocol):
     def begin(self, seed: Ints) -> Positions:
         """The first positions of episodes with these seeds."""
 
-    def advance(self, positions: Positions, action: Ints) -> Outcome:
+    def advance(self, positions: Positions, action: Ints) -> TaskOutcome:
         """One step."""
 
     def observe(self, positions: Positions) -> Array:
@@ -112,13 +112,15 @@ class Catch(_Board):
         middle = np.full(seed.shape, self.columns // 2, np.int64)
         return {"ball": seed % self.columns, "row": np.zeros_like(seed), "paddle": middle}
 
-    def advance(self, positions: Positions, action: Ints) -> Outcome:
+    def advance(self, positions: Positions, action: Ints) -> TaskOutcome:
         """The paddle moves, the ball falls by one row."""
         paddle = np.clip(positions["paddle"] + action - 1, 0, self.columns - 1)
         row = positions["row"] + 1
         ended = row == self.rows - 1
         reward = np.where(ended, np.where(paddle == positions["ball"], 1.0, -1.0), 0.0).astype(np.float32)
-        return Outcome({"ball": positions["ball"], "row": row, "paddle": paddle}, reward, ended, np.zeros_like(ended))
+        return TaskOutcome(
+            {"ball": positions["ball"], "row": row, "paddle": paddle}, reward, ended, np.zeros_like(ended)
+        )
 
     def _cells(self, positions: Positions) -> NDArray[np.float32]:
         """Two ones on an empty board."""
@@ -170,7 +172,7 @@ class DeepSea(_Board):
         """Always the corner."""
         return {"row": np.zeros_like(seed), "column": np.zeros_like(seed)}
 
-    def advance(self, positions: Positions, action: Ints) -> Outcome:
+    def advance(self, positions: Positions, action: Ints) -> TaskOutcome:
         """Left or right, and down."""
         row, column = positions["row"], positions["column"]
         right = action == self._mask[row, column]
@@ -178,7 +180,7 @@ class DeepSea(_Board):
         reward = (treasure - right * (0.01 / self.size)).astype(np.float32)
         column = np.clip(column + np.where(right, 1, -1), 0, self.size - 1)
         ended = row + 1 == self.size
-        return Outcome({"row": row + 1, "column": column}, reward, ended, np.zeros_like(ended))
+        return TaskOutcome({"row": row + 1, "column": column}, reward, ended, np.zeros_like(ended))
 
     def _cells(self, positions: Positions) -> NDArray[np.float32]:
         """One one, none below the bottom."""
@@ -232,14 +234,14 @@ class TMaze:
         cue = np.where(seed % 10 < 7, RIGHT, LEFT) if self.one_cue else LEFT + seed % 2  # noqa: PLR2004
         return {"cue": cue, "place": np.zeros_like(seed), "step": np.zeros_like(seed)}
 
-    def advance(self, positions: Positions, action: Ints) -> Outcome:
+    def advance(self, positions: Positions, action: Ints) -> TaskOutcome:
         """On, or a turn."""
         place, step = positions["place"], positions["step"] + 1
         at_junction = place == self.length
         turned = at_junction & (action > 0)
         reward = np.where(turned, np.where(action == positions["cue"], 1.0, -1.0), 0.0).astype(np.float32)
         place = np.minimum(place + (action == 0), self.length)
-        return Outcome(
+        return TaskOutcome(
             {"cue": positions["cue"], "place": place, "step": step}, reward, turned, ~turned & (step >= self.most_steps)
         )
 

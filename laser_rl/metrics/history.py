@@ -42,7 +42,7 @@ _MOST_NAMES = 400  # of numbers in a table
 _PIECE = 10_000  # rows that are sorted into tables at once
 
 
-class Line(NamedTuple):
+class CurveLine(NamedTuple):
     """One number over time [n]; `low` and `high` are the extremes of the rows behind each mean."""
 
     x: Array
@@ -100,15 +100,15 @@ class Table:
         self._numbers[:, :, :kept] = self._numbers[:, :, : self._used][:, :, holds]
         self._used = kept
 
-    def line(self, name: str, axis: str = "step") -> Line:
+    def line(self, name: str, axis: str = "step") -> CurveLine:
         """The buckets that have the number, over steps or over seconds since 1970."""
         x = self._clock[2 if axis == "time" else 0, : self._used]
         if name not in self._names:
             nothing = np.empty(0)
-            return Line(nothing, nothing, nothing, nothing)
+            return CurveLine(nothing, nothing, nothing, nothing)
         mean, count, low, high = self._numbers[:, self._names[name], : self._used]
         has = (count > 0) & np.isfinite(x)
-        return Line(x[has], mean[has], low[has], high[has])
+        return CurveLine(x[has], mean[has], low[has], high[has])
 
     def _know(self, names: Mapping[str, object]) -> None:
         new = [name for name in names if name not in self._names]
@@ -192,7 +192,7 @@ class History:
                 self._flush(groups)
         self._flush(groups)
 
-    def line(self, kind: Kind, member: int, name: str, axis: str = "step") -> Line:
+    def line(self, kind: Kind, member: int, name: str, axis: str = "step") -> CurveLine:
         """A number of a member over steps or time; of a single run the member is 0, of the sweep itself -1."""
         table = self._tables.get((kind, self._key(member)))
         return Table(0).line(name) if table is None else table.line(name, axis)
@@ -357,10 +357,10 @@ def merged(clock: Array, numbers: Array, rows: int) -> tuple[Array, Array]:
     return clocks, np.stack([means, counts, lows, highs])
 
 
-def aligned(lines: Sequence[Line], points: int) -> tuple[Array, list[Line]]:
+def aligned(lines: Sequence[CurveLine], points: int) -> tuple[Array, list[CurveLine]]:
     """Lines on one axis of at most `points` places, NaN where a line has nothing; a place is the last one of its bin.
 
-    >>> one, two = (Line(x, x, x, x) for x in (np.array([0.0, 1.0]), np.array([1.0, 4.0])))
+    >>> one, two = (CurveLine(x, x, x, x) for x in (np.array([0.0, 1.0]), np.array([1.0, 4.0])))
     >>> at, found = aligned([one, two], 10)
     >>> at.tolist(), found[0].mean.tolist()
     ([0.0, 1.0, 4.0], [0.0, 1.0, nan])
@@ -377,10 +377,10 @@ def aligned(lines: Sequence[Line], points: int) -> tuple[Array, list[Line]]:
     return at, [_binned(line, place, points) for line, place in zip(lines, places, strict=True)]
 
 
-def _binned(line: Line, place: NDArray[np.int64], bins: int) -> Line:
+def _binned(line: CurveLine, place: NDArray[np.int64], bins: int) -> CurveLine:
     count = np.bincount(place, minlength=bins)
     mean = np.divide(np.bincount(place, line.mean, minlength=bins), count, out=np.full(bins, np.nan), where=count > 0)
     low, high = np.full(bins, np.nan), np.full(bins, np.nan)
     np.fmin.at(low, place, line.low)
     np.fmax.at(high, place, line.high)
-    return Line(np.empty(0), mean, low, high)
+    return CurveLine(np.empty(0), mean, low, high)

@@ -24,10 +24,10 @@ _MOST_PARAMETERS, _LONGEST_PARAMETER = 100, 500  # of one call, and of one value
 
 
 @dataclass(frozen=True)
-class About:
+class TrackedRun:
     """What a tracker is told of a run before its first row.
 
-    >>> About("CartPole-v1-1", {"loss": {"discount": 0.99}}).settings
+    >>> TrackedRun("CartPole-v1-1", {"loss": {"discount": 0.99}}).settings
     {'loss.discount': 0.99}
     """
 
@@ -62,7 +62,7 @@ class WandbRun:
     it had come. They are milliseconds since the run began.
     """
 
-    def __init__(self, about: About, known: str | None) -> None:
+    def __init__(self, about: TrackedRun, known: str | None) -> None:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # else also an offline run reports its errors to W&B
         wandb: Any = importlib.import_module("wandb")
         wanted = {"project": ("WANDB_PROJECT", PROJECT), "dir": ("WANDB_DIR", about.folder)}
@@ -94,7 +94,7 @@ class WandbRun:
 class TrackioRun:
     """In trackio's own folder, where `trackio show` looks. A run is known by its name, so that has to be like no other."""
 
-    def __init__(self, about: About, known: str | None) -> None:
+    def __init__(self, about: TrackedRun, known: str | None) -> None:
         os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
         trackio: Any = importlib.import_module("trackio")
         self.id = known or f"{about.name}-{os.urandom(3).hex()}"
@@ -127,7 +127,7 @@ class TrackioRun:
 class MlflowRun:
     """Files in `mlruns` of the run directory unless `MLFLOW_TRACKING_URI` is set."""
 
-    def __init__(self, about: About, known: str | None) -> None:
+    def __init__(self, about: TrackedRun, known: str | None) -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         address = os.environ.get("MLFLOW_TRACKING_URI")
         if not address:
@@ -140,7 +140,7 @@ class MlflowRun:
         if known:
             self._client.update_run(known, status="RUNNING")
 
-    def _begin(self, about: About) -> str:
+    def _begin(self, about: TrackedRun) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         experiment = self._client.get_experiment_by_name(name)
         number = self._client.create_experiment(name) if experiment is None else experiment.experiment_id
@@ -174,5 +174,5 @@ def mlflow_name(name: str) -> str:
     return posixpath.normpath(re.sub(r"[^\w\-. /:]", "_", name))
 
 
-Begin = Callable[[About, "str | None"], TrackerRun]
+Begin = Callable[[TrackedRun, "str | None"], TrackerRun]
 TRACKERS: dict[str, Begin] = {"wandb": WandbRun, "trackio": TrackioRun, "mlflow": MlflowRun}

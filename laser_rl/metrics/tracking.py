@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.page import read_json, write_json
 from laser_rl.metrics.sink import Kind, Value
-from laser_rl.metrics.trackers import MLRUNS, PROJECT, TRACKERS, About, Begin, End, TrackerRun
+from laser_rl.metrics.trackers import MLRUNS, PROJECT, TRACKERS, Begin, End, TrackedRun, TrackerRun
 
 log = logging.getLogger("laser_rl.metrics")
 ALWAYS = "tensorboard"  # may be named with the others, and is there anyway
@@ -56,7 +56,7 @@ class Tracking:
     def __init__(
         self,
         tracker: str,
-        about: Callable[[int | None], About],
+        about: Callable[[int | None], TrackedRun],
         folder: Path | None = None,
         *,
         begin: Begin | None = None,
@@ -166,12 +166,12 @@ def trackers(
             if not book_path(folder, tracker).exists():
                 write_json(book_path(folder, tracker), {"began": time.time(), "ids": {}})
 
-    def about(member: int | None) -> About:
+    def about(member: int | None) -> TrackedRun:
         if len(configs) == 1 and member is None:
-            return About(name, configs[0], folder)
+            return TrackedRun(name, configs[0], folder)
         if member is None:
-            return About(f"{name}-all", _common(configs), folder, group=name)
-        return About(f"{name}-member-{member:02d}", configs[member], folder, group=name)
+            return TrackedRun(f"{name}-all", _common(configs), folder, group=name)
+        return TrackedRun(f"{name}-member-{member:02d}", configs[member], folder, group=name)
 
     return [Tracking(tracker, about, folder) for tracker in wanted if _installed(tracker)]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from laser_rl.ops import checks
 
 
-class State(NamedTuple):
+class AdamState(NamedTuple):
     """First and second moments, and how many steps they have seen."""
 
     mean: Float[Tensor, "*members P"]
@@ -21,33 +21,33 @@ class State(NamedTuple):
     steps: Float[Tensor, "*members 1"]
 
 
-class Step(NamedTuple):
+class AdamStep(NamedTuple):
     """What to subtract from the parameters, and the state after it."""
 
     decrement: Float[Tensor, "*members P"]
-    state: State
+    state: AdamState
 
 
-def initial(parameters: Float[Tensor, "*members P"]) -> State:
+def initial(parameters: Float[Tensor, "*members P"]) -> AdamState:
     """The state before the first step.
 
     >>> initial(torch.zeros(2, 3)).steps.shape
     torch.Size([2, 1])
     """
-    return State(
+    return AdamState(
         torch.zeros_like(parameters), torch.zeros_like(parameters), parameters.new_zeros(*parameters.shape[:-1], 1)
     )
 
 
 def update(
     gradient: Float[Tensor, "*members P"],
-    state: State,
+    state: AdamState,
     *,
     learning_rate: float | Float[Tensor, "*members 1"],
     beta1: float = 0.9,
     beta2: float = 0.999,
     epsilon: float = 1e-8,
-) -> Step:
+) -> AdamStep:
     """One step: m ← β₁m + (1−β₁)g, v ← β₂v + (1−β₂)g², parameter ← parameter − rate·(m/(1−β₁ⁿ)) / (√(v/(1−β₂ⁿ)) + ε).
 
     >>> step = update(torch.tensor([2.0]), initial(torch.zeros(1)), learning_rate=0.1)
@@ -66,14 +66,14 @@ def update(
         square = (state.square * beta2).addcmul_(gradient, gradient, value=1 - beta2)
         rate = learning_rate / (1 - beta1**count)
         spread = square.sqrt().div_((1 - beta2**count).sqrt()).add_(epsilon)
-        return Step((mean / spread).mul_(rate), State(mean, square, count))
+        return AdamStep((mean / spread).mul_(rate), AdamState(mean, square, count))
 
 
 def update_where(
     taken: Bool[Tensor, ""],
     value: Float[Tensor, "*members P"],
     gradient: Float[Tensor, "*members P"],
-    state: State,
+    state: AdamState,
     *,
     learning_rate: Float[Tensor, ""],
     beta1: float = 0.9,

@@ -20,12 +20,12 @@ MOMENTS = 6
 _TINY = 1e-12
 
 
-class Line(NamedTuple):
+class MixingLine(NamedTuple):
     """y ≈ slope·x + constant, by weighted least squares.
 
     >>> x, y = torch.tensor([[-1.0, 0.0, 1.0, 0.0]]), torch.tensor([[-1.0, 1.0, 1.0, -1.0]])
     >>> fit(moments(x, y, torch.ones(1, 4)))
-    Line(slope=tensor([1.]), error=tensor([0.5000]), noise=tensor([0.5000]), resolution=tensor([0.5000]))
+    MixingLine(slope=tensor([1.]), error=tensor([0.5000]), noise=tensor([0.5000]), resolution=tensor([0.5000]))
     """
 
     slope: Float[Tensor, "K"]
@@ -145,7 +145,7 @@ def moments(
     return (weight * torch.stack([torch.ones_like(x), x, y, x * x, x * y, y * y])).sum(-1).mT
 
 
-def fit(sums: Float[Tensor, "K 6"], *, correlated: int = 1) -> Line:
+def fit(sums: Float[Tensor, "K 6"], *, correlated: int = 1) -> MixingLine:
     """The line through what `moments` summed up.
 
     The constant is what a critic is wrong by on the average; it belongs to no action and is dropped.
@@ -168,14 +168,14 @@ def fit(sums: Float[Tensor, "K 6"], *, correlated: int = 1) -> Line:
     noise = (yy - y * y - slope * common).clamp(min=0.0)
     observed = noise * correlated / count  # squared standard error of a mean
     error = torch.where(varies, (observed / spread.clamp(min=_TINY)).sqrt(), math.inf)
-    return Line(slope, error, noise, (2 * observed).sqrt())
+    return MixingLine(slope, error, noise, (2 * observed).sqrt())
 
 
-def confidence(line: Line) -> Float[Tensor, "K"]:
+def confidence(line: MixingLine) -> Float[Tensor, "K"]:
     """How far a slope is believed: κ²/(κ² + error²), and not at all below 0, where the policy would prefer the worse actions.
 
     >>> one = torch.ones(1)
-    >>> confidence(Line(3 * one, one, one, one)), confidence(Line(-one, one, one, one))
+    >>> confidence(MixingLine(3 * one, one, one, one)), confidence(MixingLine(-one, one, one, one))
     (tensor([0.9000]), tensor([0.]))
     """
     signal = line.slope.clamp(min=0.0) ** 2

@@ -15,38 +15,38 @@ from torch import Tensor
 from laser_rl.ops import checks
 
 
-class State(NamedTuple):
+class RmsPropState(NamedTuple):
     """One tensor a parameter, in the order of the parameters."""
 
     mean_square: tuple[Tensor, ...]
     momentum: tuple[Tensor, ...]
 
 
-class Step(NamedTuple):
+class RmsPropStep(NamedTuple):
     """What to subtract from each parameter, and the state after it."""
 
     decrements: tuple[Tensor, ...]
-    state: State
+    state: RmsPropState
 
 
-def initial(parameters: Sequence[Tensor]) -> State:
+def initial(parameters: Sequence[Tensor]) -> RmsPropState:
     """The state before the first step: mean squares of 1, no momentum.
 
     >>> initial([torch.zeros(2)]).mean_square
     (tensor([1., 1.]),)
     """
-    return State(tuple(torch.ones_like(p) for p in parameters), tuple(torch.zeros_like(p) for p in parameters))
+    return RmsPropState(tuple(torch.ones_like(p) for p in parameters), tuple(torch.zeros_like(p) for p in parameters))
 
 
 def update(
     gradients: Sequence[Tensor],
-    state: State,
+    state: RmsPropState,
     *,
     learning_rate: float | Float[Tensor, ""] | Float[Tensor, "members 1"],
     decay: float = 0.99,
     momentum: float = 0.0,
     epsilon: float = 0.01,
-) -> Step:
+) -> RmsPropStep:
     """One step: ms ← decay·ms + (1 − decay)·g², mom ← momentum·mom + rate·g/√(ms + ε), parameter ← parameter − mom.
 
     >>> update([torch.tensor([2.0])], initial([torch.zeros(1)]), learning_rate=0.1, decay=0.5, epsilon=1.5).decrements
@@ -71,14 +71,14 @@ def update(
             momentum * mom + learning_rate * g / (ms + epsilon).sqrt()
             for mom, g, ms in zip(state.momentum, gradients, mean_squares, strict=True)
         )
-    return Step(decrements, State(mean_squares, decrements))
+    return RmsPropStep(decrements, RmsPropState(mean_squares, decrements))
 
 
 def update_where(
     taken: Bool[Tensor, ""],
     value: Float[Tensor, "*members P"],
     gradient: Float[Tensor, "*members P"],
-    state: State,
+    state: RmsPropState,
     *,
     learning_rate: Float[Tensor, ""],
     decay: float = 0.99,

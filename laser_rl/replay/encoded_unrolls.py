@@ -18,7 +18,7 @@ from laser_rl.replay.shared import Ids
 from laser_rl.types import Batch, UnrollLayout
 
 
-class Parcel(NamedTuple):
+class EncodedUnrolls(NamedTuple):
     """n unrolls, sealed. Its arrays may be read-only views of memory that other processes map as well."""
 
     records: Bytes  # [n, record_bytes]
@@ -40,10 +40,10 @@ class Parcel(NamedTuple):
         """Bytes that travel."""
         return sum(array.nbytes for array in self)
 
-    def after(self, left_out: int) -> "Parcel":
+    def after(self, left_out: int) -> "EncodedUnrolls":
         """Without the first ones."""
         begin = left_out if self.codec == "raw" else int(self.lengths[:left_out].sum())
-        return Parcel(self.records[left_out:], self.frames[begin:], self.lengths[left_out:])
+        return EncodedUnrolls(self.records[left_out:], self.frames[begin:], self.lengths[left_out:])
 
     def blocks(self) -> list[memoryview]:
         """The compressed frames of each."""
@@ -51,7 +51,7 @@ class Parcel(NamedTuple):
         return [view[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)] if ends else []
 
 
-def seal(packed: Packed, codec: Codec, level: int = 1) -> Parcel:
+def seal(packed: Packed, codec: Codec, level: int = 1) -> EncodedUnrolls:
     """Compress, if that is the codec of the store that it goes to (`resolve_codec`).
 
     >>> from laser_rl.replay.records import pack
@@ -62,13 +62,13 @@ def seal(packed: Packed, codec: Codec, level: int = 1) -> Parcel:
     (1372160, True)
     """
     if codec == "raw":
-        return Parcel(packed.records, packed.frames, np.zeros(0, np.int64))
+        return EncodedUnrolls(packed.records, packed.frames, np.zeros(0, np.int64))
     blocks = zstd.compress(packed.frames, level) if len(packed.records) else []
     lengths = np.array([block.nbytes for block in blocks], np.int64)
-    return Parcel(packed.records, np.frombuffer(b"".join(blocks), np.uint8), lengths)
+    return EncodedUnrolls(packed.records, np.frombuffer(b"".join(blocks), np.uint8), lengths)
 
 
-def unseal(layout: UnrollLayout, parcel: Parcel) -> Packed:
+def unseal(layout: UnrollLayout, parcel: EncodedUnrolls) -> Packed:
     """The inverse of `seal`. ValueError if the blocks are not those of as many unrolls of this layout.
 
     >>> from laser_rl.replay.records import pack
@@ -86,7 +86,7 @@ def unseal(layout: UnrollLayout, parcel: Parcel) -> Packed:
     return Packed(parcel.records, frames)
 
 
-def check(layout: UnrollLayout, parcel: Parcel) -> None:
+def check(layout: UnrollLayout, parcel: EncodedUnrolls) -> None:
     """ValueError if these are not unrolls of this layout: what comes from elsewhere must not spoil a store."""
     sizes, count = shape_of(layout), parcel.unrolls
     if parcel.records.shape != (count, sizes.record_bytes) or parcel.records.dtype != np.uint8:
@@ -120,7 +120,7 @@ class Unpacking:
     def __init__(self, layout: UnrollLayout) -> None:
         self._layout, self._shape, self._local = layout, shape_of(layout), threading.local()
 
-    def put(self, parcel: Parcel, ids: Ids, batch: Batch, first_column: int) -> None:
+    def put(self, parcel: EncodedUnrolls, ids: Ids, batch: Batch, first_column: int) -> None:
         """Fill replayed columns, as `Replay.gather` does."""
         parts, last = parts_of(self._layout, batch), first_column + parcel.unrolls
         if last > len(parts.records):

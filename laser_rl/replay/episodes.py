@@ -31,7 +31,7 @@ class _Stream(NamedTuple):
     begun: tuple[int, int] | None  # unroll and row at which the open episode began, if its beginning was seen
 
 
-class Episodes:
+class EpisodeIndex:
     """An index over the whole episodes of a store, in the order in which they were completed.
 
     >>> from laser_rl.types import UnrollLayout, empty_unrolls
@@ -40,7 +40,7 @@ class Episodes:
     >>> unrolls.is_first[0, 1] = unrolls.terminated[1, 2] = True
     >>> unrolls.episode[:] = 4, 5
     >>> ids = store.insert(unrolls)
-    >>> episodes = Episodes(store)
+    >>> episodes = EpisodeIndex(store)
     >>> episodes.refresh()
     >>> [episodes.table[name].tolist() for name in ("first", "row", "last", "end")]
     [[0], [1], [1], [2]]

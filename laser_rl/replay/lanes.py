@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laser_rl.errors import ConfigError
-from laser_rl.replay.episodes import ATTEMPTS, NONE, Episodes, outrun
+from laser_rl.replay.episodes import ATTEMPTS, NONE, EpisodeIndex, outrun
 from laser_rl.replay.sampler import Priorities, State, columns_of
 from laser_rl.replay.shared import Ids
 from laser_rl.replay.store import Evicted, Replay
@@ -74,7 +74,7 @@ class Lanes:
 
     def __init__(self, store: Replay, count: int, *, draw: Draw = uniformly) -> None:
         self._store, self._draw = store, draw
-        self.episodes = Episodes(store)
+        self.episodes = EpisodeIndex(store)
         self._lanes = np.zeros(count, LANE)
         self._seen = self._waiting = False  # a whole episode; for one, since the last look
         self.restart()

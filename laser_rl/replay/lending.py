@@ -13,7 +13,7 @@ from laser_rl.replay.store import Replay
 from laser_rl.types import UnrollLayout
 
 
-class Lent(NamedTuple):
+class LentBlock(NamedTuple):
     """Where the memory of a store is, for `borrow`."""
 
     process: int
@@ -22,14 +22,14 @@ class Lent(NamedTuple):
     handle: Handle
 
 
-def lend(store: Replay) -> Lent:
+def lend(store: Replay) -> LentBlock:
     """For `borrow` in any process of this machine and user, as long as this one lives; the store must be shared."""
     handle = store.handle()
     found = os.fstat(handle.file)
-    return Lent(os.getpid(), found.st_dev, found.st_ino, handle)
+    return LentBlock(os.getpid(), found.st_dev, found.st_ino, handle)
 
 
-def borrow(layout: UnrollLayout, lent: Lent) -> Replay:
+def borrow(layout: UnrollLayout, lent: LentBlock) -> Replay:
     """The same store, nothing copied; it stays readable if its owner dies. ConfigError if it cannot be reached from here.
 
     >>> from laser_rl.types import empty_unrolls

@@ -22,7 +22,7 @@ RESERVE = 0.9  # of the free memory: networks, batches and environments need the
 
 
 @dataclass(frozen=True)
-class Estimate:
+class MemoryEstimate:
     """Bytes of a replay when it is full."""
 
     layout: UnrollLayout
@@ -83,7 +83,7 @@ def estimate(
     capacity_steps: int,
     codec: Literal["auto"] | Codec = "auto",
     budget_bytes: int | None = None,
-) -> Estimate:
+) -> MemoryEstimate:
     """What a full `Replay` of these arguments holds.
 
     >>> layout = UnrollLayout(20, 3, (1, 84, 84), "uint8", (), "int64", 18)
@@ -93,13 +93,15 @@ def estimate(
     sizes, unrolls, codec = shape_of(layout), unrolls_of(layout, capacity_steps), resolve_codec(layout, codec)
     raw = unrolls * sizes.frames_bytes
     if codec == "raw":
-        return Estimate(layout, capacity_steps, codec, None, unrolls * (sizes.record_bytes + INDEX_BYTES), raw, raw)
+        return MemoryEstimate(
+            layout, capacity_steps, codec, None, unrolls * (sizes.record_bytes + INDEX_BYTES), raw, raw
+        )
     budget = default_budget(layout, capacity_steps) if budget_bytes is None else budget_bytes
     largest = compress_bound(sizes.frames_bytes)
     chunk = chunk_bytes(budget, largest)
     chunks = most_chunks(min(raw, budget), chunk, largest)
     records = unrolls * (sizes.record_bytes + INDEX_BYTES)
-    return Estimate(layout, capacity_steps, codec, budget_bytes, records, chunks * chunk, raw)
+    return MemoryEstimate(layout, capacity_steps, codec, budget_bytes, records, chunks * chunk, raw)
 
 
 def available_bytes(root: Path = Path("/")) -> int:
@@ -119,7 +121,7 @@ def available_bytes(root: Path = Path("/")) -> int:
     return min(candidates) if candidates else int(np.iinfo(np.int64).max)
 
 
-def require_fits(needed: Estimate, available: int | None = None) -> None:
+def require_fits(needed: MemoryEstimate, available: int | None = None) -> None:
     """ConfigError if the replay takes more than nine tenths of what is free; says how much would fit.
 
     >>> layout = UnrollLayout(20, 3, (1, 84, 84), "uint8", (), "int64", 18)
@@ -140,7 +142,7 @@ def require_fits(needed: Estimate, available: int | None = None) -> None:
     )
 
 
-def _largest_that_fits(needed: Estimate, free: float) -> int:
+def _largest_that_fits(needed: MemoryEstimate, free: float) -> int:
     """By bisection, rounded down to two digits; 0 if even one unroll is too much."""
     low, high = 0, needed.capacity_steps
     while high - low > 1:

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from laser_rl.errors import ConfigError
 from laser_rl.replay.frames import put_packed
 from laser_rl.replay.records import Packed, pack, unpack
-from laser_rl.replay.sampler import Priorities, Sampler, State, Uniform, UnrollStore
+from laser_rl.replay.sampler import Priorities, Sampler, State, UniformSampler, UnrollStore
 from laser_rl.replay.shared import Ids
 from laser_rl.types import Batch, UnrollLayout, Unrolls
 
@@ -102,7 +102,7 @@ class Mixer:
         self._pending: deque[Packed] = deque()  # of one unroll each
         self._sampler: Sampler | None = None
         if self.store is not None:
-            self._sampler = Uniform(self.store) if sampler is None else sampler
+            self._sampler = UniformSampler(self.store) if sampler is None else sampler
         self.filled = 0  # batches so far
         # For the sampler, from the learner's thread: taken up before the next batch. None to restart.
         self._news: deque[tuple[Ids, Priorities] | None] = deque()

@@ -24,13 +24,13 @@ class Exhausted(Exception):
     """Raised by `ready` when nothing will ever come again: the batches end, in good order."""
 
 
-class Ahead(Generic[Item]):
+class Prefetcher(Generic[Item]):
     """Two or more batches go round: the thread fills what the learner has given back.
 
     `ready(seconds)` waits at most so long until `fill` can go on, and says whether it can. Gathering works outside the interpreter
     lock, so it makes progress while the learner computes. What fails in the thread is raised by `next`.
 
-    >>> with Ahead(lambda batch: None, ["batch 0", "batch 1"]) as ahead:  # anything that fill understands
+    >>> with Prefetcher(lambda batch: None, ["batch 0", "batch 1"]) as ahead:  # anything that fill understands
     ...     batch = ahead.next(timeout_s=5.0)
     ...     ahead.give_back(batch)
     >>> batch

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from laser_rl.errors import ConfigError
 from laser_rl.ops import priority as ops
-from laser_rl.replay.episodes import ATTEMPTS, NONE, Episodes, held_ids, outrun
+from laser_rl.replay.episodes import ATTEMPTS, NONE, EpisodeIndex, held_ids, outrun
 from laser_rl.replay.lanes import Drawn, Lanes, Moved
 from laser_rl.replay.sampler import MemoryState, Priorities, State, columns_of
 from laser_rl.replay.shared import Ids
@@ -189,7 +189,7 @@ class PrioritisedLanes:
             if place is not None:
                 episodes.table["priority"][place] = mean
 
-    def _index(self) -> Episodes:
+    def _index(self) -> EpisodeIndex:
         """The newest, with the priorities of a loaded state."""
         episodes = self._lanes.episodes
         if self._loaded is not None:

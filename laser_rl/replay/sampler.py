@@ -55,7 +55,7 @@ class Sampler(Protocol):
         """Go on there. Arrays without rows stand for what was not kept: that begins anew."""
 
 
-class Uniform:
+class UniformSampler:
     """Unrolls, whoever made them, each as likely as any other, with replacement.
 
     >>> from laser_rl.replay import Replay, allocate
@@ -63,7 +63,7 @@ class Uniform:
     >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
     >>> store, batch = Replay(layout, capacity_steps=10), allocate(layout, columns=3)
     >>> ids = store.insert(empty_unrolls(layout, 4))
-    >>> Uniform(store).fill(3, np.random.default_rng(0), batch, first_column=0)
+    >>> UniformSampler(store).fill(3, np.random.default_rng(0), batch, first_column=0)
     >>> batch.id
     tensor([3, 2, 2])
     """

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from laser_rl.errors import ConfigError
 from laser_rl.replay import codec as zstd
-from laser_rl.replay.encoded_unrolls import Parcel, Unpacking, check, label, unseal
+from laser_rl.replay.encoded_unrolls import EncodedUnrolls, Unpacking, check, label, unseal
 from laser_rl.replay.frames import cut, windows
 from laser_rl.replay.memory_estimate import Codec, default_budget, resolve_codec, unrolls_of
 from laser_rl.replay.records import Packed, Parts, fields_of, pack, parts_of, shape_of, unpack
@@ -192,7 +192,7 @@ class Replay:
             begin = self._ring.insert(packed, members, blocks)
         return np.arange(begin, begin + len(members))
 
-    def insert_parcel(self, parcel: Parcel) -> Ids:
+    def insert_parcel(self, parcel: EncodedUnrolls) -> Ids:
         """The same for unrolls that were sealed elsewhere: what is compressed stays as it is. ValueError if they are not of this layout.
 
         >>> from laser_rl.replay.encoded_unrolls import seal
@@ -211,7 +211,7 @@ class Replay:
             begin = self._ring.insert(Packed(parcel.records, no_frames), members, parcel.blocks())
         return np.arange(begin, begin + len(members))
 
-    def parcel(self, ids: Ids) -> tuple[NDArray[np.bool_], Parcel]:
+    def parcel(self, ids: Ids) -> tuple[NDArray[np.bool_], EncodedUnrolls]:
         """Copies of those of the unrolls that are still held, as they lie here, and which ones these are.
 
         >>> from laser_rl.types import empty_unrolls
@@ -228,9 +228,9 @@ class Replay:
             slots = ids[held] % self.capacity
             records = self._records[slots]
             if self.codec == "raw":
-                return held, Parcel(records, self._frames[slots], np.zeros(0, np.int64))
+                return held, EncodedUnrolls(records, self._frames[slots], np.zeros(0, np.int64))
             pinned = self._blocks(slots)
-        return held, Parcel(records, np.frombuffer(pinned.blocks, np.uint8), pinned.lengths)
+        return held, EncodedUnrolls(records, np.frombuffer(pinned.blocks, np.uint8), pinned.lengths)
 
     def delivered(self, member: int) -> int:
         """How many unrolls of a member have ever come in, whoever sent them: the number of its next one."""

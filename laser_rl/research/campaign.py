@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from laser_rl.errors import ConfigError
-from laser_rl.research.experiment import Experiment, Task, core_minutes, planned
+from laser_rl.research.experiment import Experiment, ExperimentTask, core_minutes, planned
 from laser_rl.research.experiments import EXPERIMENTS
 from laser_rl.research.index import write_index
 from laser_rl.research.report import About, experiment_of, report, write_about
@@ -121,6 +121,6 @@ def listing(suite_name: str, seeds: int = SEEDS) -> str:
     return "\n".join(lines)
 
 
-def _minutes(plans: Sequence[tuple[Experiment, Sequence[Task]]], seeds: int) -> str:
+def _minutes(plans: Sequence[tuple[Experiment, Sequence[ExperimentTask]]], seeds: int) -> str:
     minutes = core_minutes(plans, seeds) / CORES
     return f"{minutes:.0f} minutes" if minutes else "time not measured"

@@ -84,7 +84,7 @@ class PaperScore(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Line:
+class GameLine:
     """A run or a sweep beside the paper; NaN where there is no number yet. Of a sweep, scores are those of its best member."""
 
     run: str
@@ -117,7 +117,7 @@ class Medians:
 class Comparison(NamedTuple):
     """Runs beside the paper, and what a reader of the numbers has to know."""
 
-    lines: list[Line]
+    lines: list[GameLine]
     medians: list[Medians]
     notes: list[str]
 
@@ -182,7 +182,7 @@ def _played(rows: Sequence[Row], member: int | None, frames: int) -> Played:
     return Played(frames, episodes_of(own, frames_a_step=skip, member=member), evaluations, reported)
 
 
-def line_of(run: GameRun, limit: float = math.inf) -> Line:
+def line_of(run: GameRun, limit: float = math.inf) -> GameLine:
     """The line of a run, or of what it was after `limit` frames.
 
     >>> episodes = Episodes(np.array([400.0, 800.0]), np.array([16.1, 30.5]))
@@ -194,7 +194,7 @@ def line_of(run: GameRun, limit: float = math.inf) -> Line:
     best = int(np.nanargmax(scores)) if not np.isnan(scores).all() else 0
     member, reference = run.members[best], atari_references()[run.game]
     evaluation = member.evaluation(limit)
-    return Line(
+    return GameLine(
         run=run.name,
         game=run.game,
         kind=run.kind,
@@ -251,7 +251,7 @@ def _same_members(runs: Sequence[GameRun]) -> bool:
     return all(run.settings == runs[0].settings and len(run.members) == len(runs[0].members) for run in runs)
 
 
-def _notes(runs: Sequence[GameRun], configs: Sequence[Config], lines: Sequence[Line]) -> Iterator[str]:
+def _notes(runs: Sequence[GameRun], configs: Sequence[Config], lines: Sequence[GameLine]) -> Iterator[str]:
     for run, config in zip(runs, configs, strict=True):
         atari = config.environment.atari
         other = {

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from laser_rl.metrics import display
-from laser_rl.research.comparison import Comparison, Line, Medians
+from laser_rl.research.comparison import Comparison, GameLine, Medians
 from laser_rl.research.paper import COLUMNS, atari_median
 
 _NONE = "–"
@@ -46,7 +46,7 @@ def as_json(found: Comparison) -> str:
 def as_csv(found: Comparison) -> str:
     """A line a run or sweep, without medians."""
     out = io.StringIO()
-    names = [name for name in Line.__dataclass_fields__ if name != "paper"]
+    names = [name for name in GameLine.__dataclass_fields__ if name != "paper"]
     cells = [f"{column.name}{ending}" for column in COLUMNS for ending in ("", "_human_normalised")]
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([*names, *cells])
@@ -77,7 +77,7 @@ def show(found: Comparison) -> None:
     )
 
 
-def _lines_table(lines: Sequence[Line]) -> Table:
+def _lines_table(lines: Sequence[GameLine]) -> Table:
     """Two lines a run, so that the table fits a terminal: raw scores, and below them what they are in human-normalised terms."""
     table = _table("game\nrun", "frames", "last 100\nepisodes", "evalu-\nation")
     for line in lines:

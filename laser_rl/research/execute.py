@@ -17,7 +17,7 @@ from laser_rl.metrics.sink import Kind, Row, Value
 from laser_rl.metrics.stream import episodes_in
 from laser_rl.research import protocol
 from laser_rl.sweep.settings import SweepConfig
-from laser_rl.training.build_group import build_crew
+from laser_rl.training.build_group import build_group
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import act_and_learn
 from laser_rl.training.launch import train as run_in_directory
@@ -66,7 +66,7 @@ def _plain(values: Any) -> Any:
     return None if math.isnan(values) else float(f"{values:.7g}")
 
 
-class Recorder:
+class RowRecorder:
     """A sink that keeps what `buckets_of` needs."""
 
     def __init__(self) -> None:
@@ -105,8 +105,8 @@ def executed(sweep: SweepConfig, bucket_steps: int, directory: Path | None = Non
 
 
 def _in_memory(sweep: SweepConfig) -> Sequence[Row]:
-    recorder = Recorder()
-    crew = build_crew(sweep)
+    recorder = RowRecorder()
+    crew = build_group(sweep)
     try:
         training = Trainer(sweep, crew, sinks=[recorder])
         crew.begin()

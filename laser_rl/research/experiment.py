@@ -21,7 +21,7 @@ WITHOUT_REPLAY = 0.7  # of the time of a run with replay
 
 
 @dataclass(frozen=True)
-class Task:
+class ExperimentTask:
     """What is played, by which sweep and for how long."""
 
     name: str
@@ -82,7 +82,7 @@ class Variant:
     pbt: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def condition(self, task: Task) -> Condition:
+    def condition(self, task: ExperimentTask) -> Condition:
         """The sweep that this variant is on a task."""
         base = task.sweep.base
         sweep = {
@@ -94,7 +94,7 @@ class Variant:
         made = made.model_copy(update={"share": self.replay, **({"pbt": task.pbt} if self.pbt else {})})
         return Condition(self.name, made, self._seconds(task))
 
-    def _replay_settings(self, task: Task) -> dict[str, Any]:
+    def _replay_settings(self, task: ExperimentTask) -> dict[str, Any]:
         base, settings = task.few.base, dict[str, Any]()
         if self.replay == "separate":
             settings["replay.capacity_steps"] = task.each_steps
@@ -111,7 +111,7 @@ class Variant:
                 settings["loss.new_unrolls_per_update"] = eighth
         return settings
 
-    def _seconds(self, task: Task) -> float:
+    def _seconds(self, task: ExperimentTask) -> float:
         share = WITHOUT_REPLAY if self.replay == "none" else 1.0
         if self.members == "one":
             share /= len(task.sweep.settings) ** 0.5
@@ -172,21 +172,21 @@ class Experiment:
     """Names of tasks by suite; of a suite that is not named here, all."""
     notes: str = ""
 
-    def conditions(self, task: Task) -> list[Condition]:
+    def conditions(self, task: ExperimentTask) -> list[Condition]:
         """All variants on a task."""
         return [variant.condition(task) for variant in self.variants]
 
 
 @dataclass(frozen=True)
-class Suite:
+class ExperimentSuite:
     """Tasks on which every experiment can be run."""
 
     name: str
-    tasks: Sequence[Task]
+    tasks: Sequence[ExperimentTask]
     kept: bool = False
     """Runs are long: they have run directories, and go on from their checkpoints."""
 
-    def task(self, name: str) -> Task:
+    def task(self, name: str) -> ExperimentTask:
         """By name; ConfigError if there is none."""
         found = next((task for task in self.tasks if task.name == name), None)
         if found is None:
@@ -194,16 +194,16 @@ class Suite:
             raise ConfigError(f"suite {self.name} has no task {name!r}; it has {known}")
         return found
 
-    def of(self, experiment: Experiment, names: Sequence[str] = ()) -> list[Task]:
+    def of(self, experiment: Experiment, names: Sequence[str] = ()) -> list[ExperimentTask]:
         """The tasks of an experiment here: those asked for, else its own."""
         chosen = names or experiment.tasks.get(self.name) or [task.name for task in self.tasks]
         return [self.task(name) for name in chosen]
 
 
-class Run(NamedTuple):
+class PlannedRun(NamedTuple):
     """One sweep that has to be run: a condition on a task with a seed."""
 
-    task: Task
+    task: ExperimentTask
     condition: str
     seed: int
     sweep: SweepConfig
@@ -214,17 +214,19 @@ class Run(NamedTuple):
         return f"{self.task.name}, {self.condition}, seed {self.seed}"
 
 
-def planned(experiment: Experiment, tasks: Sequence[Task], seeds: Sequence[int], device: str = "cpu") -> list[Run]:
+def planned(
+    experiment: Experiment, tasks: Sequence[ExperimentTask], seeds: Sequence[int], device: str = "cpu"
+) -> list[PlannedRun]:
     """All runs, in the order of the tables: tasks, conditions, seeds."""
     return [
-        Run(task, condition.name, seed, changed(condition.sweep, {"run.seed": seed, "run.device": device}))
+        PlannedRun(task, condition.name, seed, changed(condition.sweep, {"run.seed": seed, "run.device": device}))
         for task in tasks
         for condition in experiment.conditions(task)
         for seed in seeds
     ]
 
 
-def core_minutes(plans: Iterable[tuple[Experiment, Sequence[Task]]], seeds: int) -> float:
+def core_minutes(plans: Iterable[tuple[Experiment, Sequence[ExperimentTask]]], seeds: int) -> float:
     """How long the runs of some experiments take on one core; a condition that several of them have is run once."""
     different = {
         condition.sweep.model_dump_json(): condition.seconds

@@ -13,7 +13,7 @@ from laser_rl.research.verdicts import ALL
 REFUTED = {"not reproduced", "no"}
 
 
-class Line(NamedTuple):
+class ClaimLine(NamedTuple):
     """A claim about one task or about all, as `verdicts.csv` has it."""
 
     experiment: str
@@ -29,7 +29,7 @@ class Line(NamedTuple):
         return not self.source
 
 
-def lines_in(folder: Path) -> list[Line]:
+def lines_in(folder: Path) -> list[ClaimLine]:
     """Of all experiments whose folders are here, in the order of the paper."""
     found = []
     for name in EXPERIMENTS:
@@ -39,10 +39,10 @@ def lines_in(folder: Path) -> list[Line]:
     return found
 
 
-def _line(experiment: str, row: dict[str, str]) -> Line:
+def _line(experiment: str, row: dict[str, str]) -> ClaimLine:
     numbers = [row[name] for name in ("difference", "low", "high")]
     said = "" if not all(numbers) else "{:+.2f} [{:+.2f}, {:+.2f}]".format(*map(float, numbers))
-    return Line(experiment, row["claim"], row["source"], row["task"], said, row["verdict"])
+    return ClaimLine(experiment, row["claim"], row["source"], row["task"], said, row["verdict"])
 
 
 def write_index(folder: Path) -> Path:
@@ -52,7 +52,7 @@ def write_index(folder: Path) -> Path:
     return folder / PAGE
 
 
-def _page(folder: Path, lines: Sequence[Line]) -> list[str]:
+def _page(folder: Path, lines: Sequence[ClaimLine]) -> list[str]:
     overall = [line for line in lines if line.task == ALL]
     names = list(dict.fromkeys(line.experiment for line in lines))
     return [
@@ -83,7 +83,7 @@ def _made(folder: Path) -> str:
     return f"Suite `{about.suite}`, {len(about.tasks)} tasks, {len(about.seeds)} seeds.{smoke}"
 
 
-def _table(overall: Sequence[Line]) -> list[str]:
+def _table(overall: Sequence[ClaimLine]) -> list[str]:
     if not overall:
         return ["None of these experiments has any."]
     table = ["| experiment | claim | of | all tasks | difference |", "|---|---|---|---|---|"]
@@ -93,7 +93,7 @@ def _table(overall: Sequence[Line]) -> list[str]:
     return table
 
 
-def _refuted(lines: Sequence[Line]) -> list[str]:
+def _refuted(lines: Sequence[ClaimLine]) -> list[str]:
     """A line for each claim that failed somewhere, with the tasks that decided against it."""
     if not lines:
         return ["Nothing."]
@@ -101,6 +101,6 @@ def _refuted(lines: Sequence[Line]) -> list[str]:
     return [f"- {name}: {text} ({source}): {_places(lines, name, text)}" for name, text, source in claims]
 
 
-def _places(lines: Sequence[Line], experiment: str, claim: str) -> str:
+def _places(lines: Sequence[ClaimLine], experiment: str, claim: str) -> str:
     own = [line for line in lines if (line.experiment, line.claim) == (experiment, claim)]
     return ", ".join(f"{line.task} {line.difference}" if line.task == ALL else line.task for line in own)

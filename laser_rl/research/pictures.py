@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 
 from laser_rl.research import drawing
-from laser_rl.research.experiment import Experiment, Task
+from laser_rl.research.experiment import Experiment, ExperimentTask
 
 COLUMNS = 4
 WIDTH, HEIGHT = 3.2, 2.5  # of a panel, in inches
 LEGEND = 2.0
 
 
-def picture(experiment: Experiment, tasks: Sequence[Task], lines: Sequence[Mapping[str, str]]) -> bytes:
+def picture(experiment: Experiment, tasks: Sequence[ExperimentTask], lines: Sequence[Mapping[str, str]]) -> bytes:
     """A PNG of the mean over members and seeds by step, with the lowest and highest seed as a shade."""
     rows = -(-len(tasks) // COLUMNS)
     columns = -(-len(tasks) // rows)  # as many panels in every row as can be
@@ -29,7 +29,7 @@ def picture(experiment: Experiment, tasks: Sequence[Task], lines: Sequence[Mappi
     return drawing.png(figure)
 
 
-def _panel(axes: Any, task: Task, names: Sequence[str], lines: Sequence[Mapping[str, str]]) -> None:
+def _panel(axes: Any, task: ExperimentTask, names: Sequence[str], lines: Sequence[Mapping[str, str]]) -> None:
     for number, name in enumerate(names):
         runs: dict[int, list[tuple[float, float]]] = {}
         for line in lines:

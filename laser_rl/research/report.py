@@ -11,7 +11,7 @@ from pydantic import ConfigDict, TypeAdapter
 
 from laser_rl.checkpoint.atomic import write_bytes, write_json
 from laser_rl.errors import ConfigError
-from laser_rl.research.experiment import STATISTICS, Experiment, Task
+from laser_rl.research.experiment import STATISTICS, Experiment, ExperimentTask
 from laser_rl.research.experiments import EXPERIMENTS
 from laser_rl.research.pictures import picture
 from laser_rl.research.runner import CURVES, TIMES, read_table, table
@@ -40,7 +40,7 @@ class About:
         """By its name."""
         return experiment_of(self.name)
 
-    def task_list(self) -> list[Task]:
+    def task_list(self) -> list[ExperimentTask]:
         """As they were run."""
         found = [suite_of(self.suite).task(name) for name in self.tasks]
         return [shrunk(task) for task in found] if self.smoke else found
@@ -173,7 +173,7 @@ def _difference(judged: Judged) -> str:
     return f"{judged.verdict.difference:+.2f} [{low:+.2f}, {high:+.2f}]"
 
 
-def _summary_lines(tasks: Sequence[Task], results: Results) -> Iterator[dict[str, Any]]:
+def _summary_lines(tasks: Sequence[ExperimentTask], results: Results) -> Iterator[dict[str, Any]]:
     """Returns of each task over seeds; scores of all tasks together as interquartile means over tasks and seeds."""
     for task in tasks:
         for condition, seeds in results[task.name].items():

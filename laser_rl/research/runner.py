@@ -33,7 +33,7 @@ from laser_rl.evaluation.statistics import Floats
 from laser_rl.metrics.machine import machine
 from laser_rl.research import protocol
 from laser_rl.research.execute import Buckets, executed
-from laser_rl.research.experiment import Run
+from laser_rl.research.experiment import PlannedRun
 from laser_rl.sweep.settings import sweep_from
 
 log = logging.getLogger("laser_rl.research")
@@ -53,7 +53,12 @@ class RunsFailed(UserError):
 
 
 def perform(
-    runs: Sequence[Run], parts: Path, *, jobs: int = 1, kept: bool = False, say: Callable[[str], None] | None = None
+    runs: Sequence[PlannedRun],
+    parts: Path,
+    *,
+    jobs: int = 1,
+    kept: bool = False,
+    say: Callable[[str], None] | None = None,
 ) -> int:
     """Run what is missing; returns how many that were.
 
@@ -84,7 +89,7 @@ def perform(
     return len(missing)
 
 
-def part_of(parts: Path, run: Run) -> Path:
+def part_of(parts: Path, run: PlannedRun) -> Path:
     """Where the numbers of a run are, or will be."""
     sweep = run.sweep.model_dump(mode="json")
     for name in UNDECISIVE:
@@ -94,7 +99,7 @@ def part_of(parts: Path, run: Run) -> Path:
     return parts / f"{run.task.name}-seed{run.seed}-{digest[:16]}.json"
 
 
-def _job(part: Path, run: Run, *, kept: bool) -> Job:
+def _job(part: Path, run: PlannedRun, *, kept: bool) -> Job:
     return {
         "label": run.label,
         "sweep": run.sweep.model_dump(mode="json"),
@@ -141,7 +146,7 @@ def read_part(path: Path) -> Part:
         raise ConfigError(f"{path} cannot be read: {error!r}; remove it, and run the experiment again") from None
 
 
-def assemble(runs: Sequence[Run], parts: Path, folder: Path) -> Path:
+def assemble(runs: Sequence[PlannedRun], parts: Path, folder: Path) -> Path:
     """`curves.csv` of an experiment from the parts of all its runs, in the order of the runs; and `times.csv`, which differs each time."""
     make_folder(folder)
     lines, times = [], []
@@ -206,7 +211,7 @@ def read_table(path: Path) -> list[dict[str, str]]:
         raise ConfigError(f"{path} cannot be read: {error}; remove it, and run the experiment again") from None
 
 
-class Ended(NamedTuple):
+class RunEnded(NamedTuple):
     """How a job ended: what it returned, or why it failed."""
 
     place: int
@@ -214,7 +219,7 @@ class Ended(NamedTuple):
     error: str | None
 
 
-def spread(work: Callable[[Job], Any], jobs: Sequence[Job], workers: int) -> Iterator[Ended]:
+def spread(work: Callable[[Job], Any], jobs: Sequence[Job], workers: int) -> Iterator[RunEnded]:
     """Do all jobs in worker processes and yield them as they end. `work` has to be importable. With one worker, in this process.
 
     A job that fails, or whose process dies, does not end the others; workers die with this process.
@@ -224,7 +229,7 @@ def spread(work: Callable[[Job], Any], jobs: Sequence[Job], workers: int) -> Ite
     """
     if workers <= 1 or len(jobs) <= 1:
         for place, job in enumerate(jobs):
-            yield Ended(place, *_attempt(work, job))
+            yield RunEnded(place, *_attempt(work, job))
         return
     waiting = list(enumerate(jobs))
     crew = [_Worker(work) for _ in range(min(workers, len(jobs)))]
@@ -267,16 +272,16 @@ class _Worker:
         with contextlib.suppress(BrokenPipeError):  # it died while idle: `ended` finds that out
             self.connection.send(job)
 
-    def ended(self) -> Ended:
+    def ended(self) -> RunEnded:
         place, self.place = self.place or 0, None
         try:
-            return Ended(place, *self.connection.recv())
+            return RunEnded(place, *self.connection.recv())
         except (EOFError, ConnectionResetError):
             self._process.join(END_S)
             status = self._process.exitcode
             self.kill()
             self._start()
-            return Ended(place, None, f"its process died with status {status}; was there enough memory?")
+            return RunEnded(place, None, f"its process died with status {status}; was there enough memory?")
 
     def kill(self) -> None:
         """A busy one has written nothing that counts, an idle one has nothing to do."""

@@ -15,7 +15,7 @@ from laser_rl.envs.atari import ATARI_57
 from laser_rl.envs.native import task_of
 from laser_rl.envs.scores import tasks_of
 from laser_rl.errors import ConfigError
-from laser_rl.research.experiment import Suite, Task
+from laser_rl.research.experiment import ExperimentSuite, ExperimentTask
 from laser_rl.research.paper import atari_references
 from laser_rl.research.protocol import ATARI_BUCKET_FRAMES, DMLAB_BUCKET_FRAMES
 from laser_rl.sweep.pbt import PbtConfig, paper
@@ -78,7 +78,7 @@ PIXELS: Mapping[str, Any] = {
 }
 
 
-def suite_of(name: str) -> Suite:
+def suite_of(name: str) -> ExperimentSuite:
     """A suite by name.
 
     >>> [task.name for task in suite_of("small").tasks][:4]
@@ -90,10 +90,10 @@ def suite_of(name: str) -> Suite:
 
 
 @functools.cache
-def small() -> Suite:
+def small() -> ExperimentSuite:
     """Seconds are those of one run on one core of two (Zen 4) while the other one was busy too."""
     sea = {"loss.entropy_cost": 0.02}
-    return Suite(
+    return ExperimentSuite(
         "small",
         (
             _conflict(),
@@ -125,7 +125,7 @@ def _small(
     each_steps: int = EACH_STEPS,
     recipe: str = "cartpole",
     wide: bool = True,
-) -> Task:
+) -> ExperimentTask:
     base = override(recipes.by_name(recipe, environment), {**AGENT, **(settings or {}), "run.steps": steps})
     rate, cost = base.optimiser.learning_rate, base.loss.entropy_cost
     rates = tuple({"learning_rate": rate * factor} for factor in FACTORS)
@@ -138,7 +138,7 @@ def _small(
     if scores is None:
         native = task_of(environment, {})
         scores = native.random_return, native.optimal_return
-    return Task(
+    return ExperimentTask(
         name=name,
         sweep=sweep,
         few=SweepConfig(base=override(base, {"replay.capacity_steps": each_steps}), members=rates),
@@ -153,7 +153,7 @@ def _small(
     )
 
 
-def _conflict() -> Task:
+def _conflict() -> ExperimentTask:
     """Six members prefer what is paid at once, three what is paid at the end; nothing else differs. Their optima are 1.3 and 2.5."""
     settings = {"environment.options": CONVENTION}
     task = _small("convention", "laser/Convention", 30_000, settings, seconds=(18, 11), scores=(2.8 / 3, 1.7))
@@ -162,12 +162,12 @@ def _conflict() -> Task:
 
 
 @functools.cache
-def atari() -> Suite:
+def atari() -> ExperimentSuite:
     """57 games, each with nine members and the paper's network: for a cluster of machines."""
-    return Suite("atari", tuple(_game(game) for game in ATARI_57), kept=True)
+    return ExperimentSuite("atari", tuple(_game(game) for game in ATARI_57), kept=True)
 
 
-def _game(game: str) -> Task:
+def _game(game: str) -> ExperimentTask:
     sweep = recipes.atari_shared(f"ALE/{''.join(part.capitalize() for part in game.split('_'))}-v5")
     person = atari_references()[game]
     pbt = paper(score_low=person.random, score_high=person.best)
@@ -176,18 +176,18 @@ def _game(game: str) -> Task:
 
 
 @functools.cache
-def dmlab() -> Suite:
+def dmlab() -> ExperimentSuite:
     """DMLab-30 as one mixture; its returns are median normalised scores."""
     sweep, online = recipes.dmlab_pbt(), recipes.popart_impala().loss.batch_unrolls
     plain = sweep.model_copy(update={"pbt": None})
     task = _as_published("dmlab-30", plain, DMLAB_BUCKET_FRAMES, online, sweep.pbt or paper(), (0.0, 1.0))
-    return Suite("dmlab", (task,), kept=True)
+    return ExperimentSuite("dmlab", (task,), kept=True)
 
 
 def _as_published(
     name: str, sweep: SweepConfig, bucket_frames: int, online_unrolls: int, pbt: PbtConfig, scores: tuple[float, float]
-) -> Task:
-    return Task(
+) -> ExperimentTask:
+    return ExperimentTask(
         name=name,
         sweep=sweep,
         few=sweep,
@@ -203,7 +203,7 @@ def _as_published(
 SUITES = {"small": small, "atari": atari, "dmlab": dmlab}
 
 
-def shrunk(task: Task) -> Task:
+def shrunk(task: ExperimentTask) -> ExperimentTask:
     """The same task so short that nothing is learned: to see that everything works.
 
     >>> shrunk(suite_of("small").task("deepsea-14")).sweep.base.run.steps

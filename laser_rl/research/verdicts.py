@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from laser_rl.research.experiment import STATISTICS, Claim, Experiment, Statistic, Task
+from laser_rl.research.experiment import STATISTICS, Claim, Experiment, ExperimentTask, Statistic
 from laser_rl.research.statistics import Verdict, difference_interval, stratified_iqm
 
 ALL = "all tasks"
@@ -70,7 +70,7 @@ def _known_mean(values: NDArray[np.float64]) -> float:
     return float(known.mean()) if known.size else float("nan")
 
 
-def judge(experiment: Experiment, tasks: Sequence[Task], results: Results) -> list[Judged]:
+def judge(experiment: Experiment, tasks: Sequence[ExperimentTask], results: Results) -> list[Judged]:
     """Every claim, on all tasks together and on each."""
     judged = []
     for claim in experiment.claims:
@@ -81,7 +81,7 @@ def judge(experiment: Experiment, tasks: Sequence[Task], results: Results) -> li
 
 
 def scores_of(
-    task: Task, results: Mapping[str, Mapping[int, Values]], statistic: Statistic
+    task: ExperimentTask, results: Mapping[str, Mapping[int, Values]], statistic: Statistic
 ) -> dict[str, dict[int, float]]:
     """Normalised, by condition and seed."""
     return {
@@ -137,7 +137,7 @@ class Overall(NamedTuple):
     iqm: dict[Statistic, Spread]
 
 
-def overall(tasks: Sequence[Task], results: Results) -> dict[str, Overall]:
+def overall(tasks: Sequence[ExperimentTask], results: Results) -> dict[str, Overall]:
     """By condition; only of those whose runs all have numbers."""
     found = {}
     for condition in results[tasks[0].name]:

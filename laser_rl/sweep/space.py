@@ -30,10 +30,10 @@ class _Between(Frozen):
         return self
 
 
-class Uniform(_Between):
+class UniformDistribution(_Between):
     """Evenly between two numbers.
 
-    >>> Uniform(0.5, 1.0).at(0.25)
+    >>> UniformDistribution(0.5, 1.0).at(0.25)
     0.625
     """
 
@@ -79,7 +79,7 @@ class Choice(Frozen):
         return self.values[min(int(share * len(self.values)), len(self.values) - 1)]
 
 
-Distribution: TypeAlias = Annotated[Uniform | LogUniform | Choice, Field(discriminator="kind")]
+Distribution: TypeAlias = Annotated[UniformDistribution | LogUniform | Choice, Field(discriminator="kind")]
 _DISTRIBUTION: TypeAdapter[Any] = TypeAdapter(Distribution)
 
 
@@ -136,7 +136,7 @@ def _distribution(name: str, given: Any) -> Any:
         problems = error.errors() if isinstance(error, ValidationError) else [{"msg": str(error)}]
         said = "; ".join(problem["msg"].removeprefix("Value error, ") for problem in problems)
         raise ConfigError(
-            f"random: {name} is {given!r}: {said}; expected LogUniform(low, high), Uniform(low, high) or Choice([...]), "
+            f"random: {name} is {given!r}: {said}; expected LogUniform(low, high), UniformDistribution(low, high) or Choice([...]), "
             "in a file {kind: log_uniform, low: 1e-4, high: 1e-2}"
         ) from None
 

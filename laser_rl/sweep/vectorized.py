@@ -42,7 +42,7 @@ def can_stack(learners: Sequence[Learner]) -> bool:
     return len(learners) > 1 and drawn and alike and len(fixed) == 1 and ours and small and enumerable
 
 
-class Stack:
+class VectorizedLearners:
     """K learners whose memory it has moved into the rows of its matrices.
 
     Args:
@@ -141,7 +141,7 @@ class StackedPolicy:
         seed: of the actions of all members.
     """
 
-    def __init__(self, stack: Stack, slots: int, *, seed: int) -> None:
+    def __init__(self, stack: VectorizedLearners, slots: int, *, seed: int) -> None:
         self._stack, self._slots = stack, slots
         self.device = stack.value.device
         self.family: Family = stack.family

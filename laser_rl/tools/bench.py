@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from laser_rl.envs.border import OLD_STEP_PARTS, RESET_PARTS, STEP_PARTS, BadValue, Border, Env
 from laser_rl.envs.construct import packages_of, require_one_agent
-from laser_rl.envs.process import Limits
+from laser_rl.envs.process import ProcessLimits
 from laser_rl.envs.records import ActionSpec, DiscreteActions, MultiDiscreteActions, seed_of
 from laser_rl.envs.spaces import action_border
 from laser_rl.errors import EnvironmentRefused
-from laser_rl.tools.findings import CHECKS, Episode, Finding, Row, Stop, Verdict, same
+from laser_rl.tools.findings import CHECKS, CheckedEpisode, CheckedRow, CheckStopped, Finding, Verdict, same
 
 BEYOND = 1e3  # random numbers for a dimension with wider bounds than that are drawn as if it had none
 MOST_FRAMES = 4  # of a traceback: the last ones are the user's own
@@ -52,9 +52,9 @@ class Bench:
     watch: Callable[[str, int, int], None] = lambda phase, episode, step: (
         None
     )  # before each call of the environment's code
-    limits: Limits = field(default_factory=Limits)
+    limits: ProcessLimits = field(default_factory=ProcessLimits)
     facts: dict[str, Any] = field(default_factory=dict)  # neither good nor bad
-    episodes: list[Episode] = field(default_factory=list)
+    episodes: list[CheckedEpisode] = field(default_factory=list)
     defects: set[str] = field(default_factory=set)
 
     def find(
@@ -71,23 +71,23 @@ class Bench:
             self.tell(one)
 
     def build(self) -> Env:
-        """A new copy, or `Stop`."""
+        """A new copy, or `CheckStopped`."""
         self.watch("constructor", 0, 0)
         try:
             with packages_of(self.name):
                 made: Any = self.make()
             require_one_agent(made, self.name)
         except EnvironmentRefused as error:
-            raise Stop(refusal("construction", str(error))) from error
+            raise CheckStopped(refusal("construction", str(error))) from error
         except Exception as error:  # whatever a user's constructor raises
-            raise Stop(error_finding(error, "the constructor")) from error
+            raise CheckStopped(error_finding(error, "the constructor")) from error
         missing = [part for part in ("observation_space", "action_space", "reset", "step") if not hasattr(made, part)]
         if missing or isinstance(made, gymnasium.vector.VectorEnv):
             got, fix = f"{type(made).__name__}, a vector", "annotate the function with `-> gymnasium.vector.VectorEnv`"
             if missing:
                 got = f"{type(made).__name__} without {', '.join(missing)}"
                 fix = "subclass gymnasium.Env and set both spaces in __init__, or name a function that returns one"
-            raise Stop(Finding("construction", "defect", "a gymnasium.Env from its constructor", got, fix))
+            raise CheckStopped(Finding("construction", "defect", "a gymnasium.Env from its constructor", got, fix))
         return made  # type: ignore[no-any-return]
 
     @contextlib.contextmanager
@@ -102,10 +102,16 @@ class Bench:
                 env.close()
 
     def play(
-        self, env: Env, number: int, *, most: int | None = None, again: Episode | None = None, judge: bool = False
-    ) -> Episode:
+        self,
+        env: Env,
+        number: int,
+        *,
+        most: int | None = None,
+        again: CheckedEpisode | None = None,
+        judge: bool = False,
+    ) -> CheckedEpisode:
         """One episode: with the actions that belong to its number or with those of a recorded one; `judge` reports what is wrong."""
-        episode, deadline = Episode(number, self.episode_seed(number)), time.monotonic() + self.seconds
+        episode, deadline = CheckedEpisode(number, self.episode_seed(number)), time.monotonic() + self.seconds
         actions = (
             actions_of(env.action_space, self.seed, number) if again is None else (row.action for row in again.rows[1:])
         )
@@ -145,7 +151,7 @@ class Bench:
         except EnvironmentRefused:  # spaces of which the stage before has told
             return None
 
-    def _note(self, episode: Episode, env: Env, border: Border | None, result: Any, action: Any) -> Any:
+    def _note(self, episode: CheckedEpisode, env: Env, border: Border | None, result: Any, action: Any) -> Any:
         """Keep the row with a copy of its observation; gives back the observation itself."""
         row, step = row_of(result, first=not episode.rows), len(episode.rows)
         if border is not None:
@@ -166,7 +172,7 @@ class Bench:
         episode.rows.append(row)
         return returned
 
-    def _altered(self, episode: Episode) -> None:
+    def _altered(self, episode: CheckedEpisode) -> None:
         self.find(
             "own arrays", "defect", "a returned observation to stay as it is", "the next step wrote into the returned array",
             "return a copy: `return self._observation.copy(), ...`", episode.place(episode.length),
@@ -177,16 +183,18 @@ class Bench:
         return int(seed_of(self.seed, np.array([0]), np.array([number]))[0])
 
 
-def row_of(result: Any, *, first: bool) -> Row:
+def row_of(result: Any, *, first: bool) -> CheckedRow:
     """What was returned, read as kindly as possible; what cannot be read ends the episode."""
     size = len(result) if isinstance(result, tuple) else 0
     if first:
-        return Row(result[0], info=result[1]) if size == RESET_PARTS else Row(result[0] if size else result)
+        return (
+            CheckedRow(result[0], info=result[1]) if size == RESET_PARTS else CheckedRow(result[0] if size else result)
+        )
     if size == STEP_PARTS:
-        return Row(*result)
+        return CheckedRow(*result)
     if size == OLD_STEP_PARTS:
-        return Row(result[0], result[1], result[2], info=result[3])
-    return Row(None, terminated=True)
+        return CheckedRow(result[0], result[1], result[2], info=result[3])
+    return CheckedRow(None, terminated=True)
 
 
 def refusal(check: str, text: str) -> Finding:
@@ -266,7 +274,7 @@ LEFT_OPEN = {
 
 
 @dataclass
-class Run:
+class TimedRun:
     """A stretch of play without any recording."""
 
     steps: int = 0

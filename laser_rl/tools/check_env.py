@@ -25,7 +25,7 @@ from laser_rl.errors import EnvironmentFailed, EnvironmentRefused
 from laser_rl.tools.bench import (
     CHUNKS,
     Bench,
-    Run,
+    TimedRun,
     actions_of,
     error_finding,
     handles,
@@ -44,9 +44,9 @@ from laser_rl.tools.findings import (
     NO_RESET,
     OWN_GENERATOR,
     Array,
-    Episode,
+    CheckedEpisode,
+    CheckStopped,
     Finding,
-    Stop,
     Verdict,
     flat,
     merged,
@@ -73,7 +73,7 @@ def build_stage(bench: Bench) -> None:
                 if spaces != others:
                     fix = "make the constructor give the same spaces each time"
                     bench.find("construction", "defect", f"the spaces {spaces}", f"{others} in a second copy", fix)
-        except Stop as stop:
+        except CheckStopped as stop:
             fix = "let each copy have its own files, ports and windows: training plays in several copies at once"
             expected, one = "a second copy while the first is open", stop.finding
             bench.find("construction", "defect", expected, one.got, fix, trace=one.trace)
@@ -118,14 +118,14 @@ def play_stage(bench: Bench) -> None:
     bench.report(*time_limits(space, bench.episodes, limits))
 
 
-def episode_facts(facts: dict[str, Any], episodes: Sequence[Episode]) -> None:
+def episode_facts(facts: dict[str, Any], episodes: Sequence[CheckedEpisode]) -> None:
     """Lengths and returns of the episodes that came to their end."""
     whole = [episode for episode in episodes if episode.ended and not episode.broken]
     facts["lengths"], facts["returns"] = [episode.length for episode in whole], [_return(one) for one in whole]
     facts["played_steps"] = sum(max(0, episode.length) for episode in episodes)
 
 
-def _return(episode: Episode) -> float:
+def _return(episode: CheckedEpisode) -> float:
     try:
         return float(sum(float(row.reward) for row in episode.rows))
     except (TypeError, ValueError):  # a reward that is no number: a finding of its own
@@ -243,7 +243,7 @@ def copies_stage(bench: Bench) -> None:
 
 def run_stage(bench: Bench) -> None:
     """Speed and memory, with nothing recorded; for much longer where no episode has ended yet."""
-    done, most = Run(), bench.steps
+    done, most = TimedRun(), bench.steps
     with bench.copy() as env:
         limited = any(isinstance(one, gymnasium.wrappers.TimeLimit) for one in _chain(env))
         endless = bool(bench.facts.get("played_steps")) and not bench.facts["lengths"] and not limited
@@ -263,7 +263,7 @@ def run_stage(bench: Bench) -> None:
         bench.report(*no_end(done.steps, enough=done.steps >= ENDLESS_STEPS))
 
 
-def _run(bench: Bench, env: Env, done: Run, *, until_end: bool) -> None:
+def _run(bench: Bench, env: Env, done: TimedRun, *, until_end: bool) -> None:
     actions, clock, over = actions_of(env.action_space, bench.seed, 0), time.perf_counter, True
     deadline, chunk = time.monotonic() + bench.seconds, max(1, bench.steps // CHUNKS)
     while time.monotonic() < deadline:
@@ -341,7 +341,7 @@ def check(
     for stage in stages:
         try:
             STAGES[stage][0](bench)
-        except Stop as stop:
+        except CheckStopped as stop:
             found.append(stop.finding)
             break
     return merged(found)

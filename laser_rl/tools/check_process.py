@@ -21,14 +21,14 @@ import gymnasium
 
 from laser_rl.envs.construct import constructor
 from laser_rl.envs.make import is_atari, is_mixture, make_environments
-from laser_rl.envs.process import Limits, end_group, fate_of, start_python
+from laser_rl.envs.process import ProcessLimits, end_group, fate_of, start_python
 from laser_rl.envs.records import EnvironmentSpec
 from laser_rl.envs.vector import VectorAdapter
 from laser_rl.envs.worker import die_with, read_spec, write_spec
 from laser_rl.errors import EnvironmentRefused, UserError
 from laser_rl.tools import check_env, check_vector
 from laser_rl.tools.bench import Bench, error_finding
-from laser_rl.tools.findings import Finding, Stop, completed
+from laser_rl.tools.findings import CheckStopped, Finding, completed
 
 LOOK_S = 0.05
 LAST_WORDS_S = 0.5  # for the stack of a process that hangs
@@ -194,7 +194,7 @@ class _Examiner:
         """Run a stage; whether it came to its end."""
         try:
             stage(bench)
-        except Stop as stop:
+        except CheckStopped as stop:
             bench.report(stop.finding)
             return False
         except UserError:
@@ -229,7 +229,7 @@ class _Examiner:
             bench.many = lambda seed: VectorAdapter(vector(), seed=seed, name=name)
             return bench, check_vector.STAGES
         limit = min(order.step_s, WORKER_LIMIT_S)
-        return Bench(make, limits=Limits(limit, limit, 2 * limit), **common), check_env.STAGES
+        return Bench(make, limits=ProcessLimits(limit, limit, 2 * limit), **common), check_env.STAGES
 
 
 def _nothing() -> Any:

@@ -23,7 +23,7 @@ from laser_rl.tools.bench import (
     too_slow,
 )
 from laser_rl.tools.check_env import MOST_BYTES, Stage, episode_facts
-from laser_rl.tools.findings import Episode, Row, Stop, repeatable, time_limits
+from laser_rl.tools.findings import CheckedEpisode, CheckedRow, CheckStopped, repeatable, time_limits
 
 FEWEST_CALLS = 20
 
@@ -38,20 +38,22 @@ class VectorBench(Bench):
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Environments]:
-        """A new set; whatever goes wrong in it becomes `Stop`."""
+        """A new set; whatever goes wrong in it becomes `CheckStopped`."""
         self.watch("constructor", 0, 0)
         environments, doing = None, "the constructor"
         try:
             environments, doing = self.many(self.seed), "reset or step"
             yield environments
         except EnvironmentRefused as error:
-            raise Stop(refusal("construction" if environments is None else "observation", str(error))) from error
+            raise CheckStopped(
+                refusal("construction" if environments is None else "observation", str(error))
+            ) from error
         except UserError as error:
             if environments is None:  # too few slots, an extra that is missing: not the environment's fault
                 raise
-            raise Stop(error_finding(error, doing)) from error
+            raise CheckStopped(error_finding(error, doing)) from error
         except Exception as error:  # whatever a user's vector raises
-            raise Stop(error_finding(error, doing)) from error
+            raise CheckStopped(error_finding(error, doing)) from error
         finally:
             if environments is not None:
                 environments.close()
@@ -72,17 +74,17 @@ class VectorBench(Bench):
             if time.monotonic() > deadline:
                 return
 
-    def record(self) -> list[Episode]:
+    def record(self) -> list[CheckedEpisode]:
         """Episodes of every slot, in order of slot and number."""
-        found: dict[tuple[int, int], Episode] = {}
+        found: dict[tuple[int, int], CheckedEpisode] = {}
         with self.open() as environments:
             size = int(np.prod(environments.spec.observation.shape)) * 4
             calls = max(FEWEST_CALLS, min(self.steps, MOST_BYTES // size) // environments.slots)
             for rows in self.walk(environments, calls):
                 for slot, seen, _, reward, terminated, truncated, _, _, number, seed in zip(*rows, strict=True):
                     key = (int(slot), int(number))
-                    episode = found.setdefault(key, Episode(key[1], int(seed), slot=key[0]))
-                    episode.rows.append(Row(seen.copy(), float(reward), bool(terminated), bool(truncated)))
+                    episode = found.setdefault(key, CheckedEpisode(key[1], int(seed), slot=key[0]))
+                    episode.rows.append(CheckedRow(seen.copy(), float(reward), bool(terminated), bool(truncated)))
         return [found[key] for key in sorted(found)]
 
 

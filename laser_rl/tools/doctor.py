@@ -66,7 +66,7 @@ print("\\n" + json.dumps(seen))
 
 
 @dataclass(frozen=True)
-class Line:
+class Probe:
     """One thing that was looked at."""
 
     part: str
@@ -75,14 +75,14 @@ class Line:
     todo: str = ""
 
 
-def _graded(part: str, value: float, least: float, little: float, found: str, todo: tuple[str, str]) -> Line:
+def _graded(part: str, value: float, least: float, little: float, found: str, todo: tuple[str, str]) -> Probe:
     """Bad below `least`, with the first advice; a warning below `little`, with the second."""
     if value >= little:
-        return Line(part, "good", found)
-    return Line(part, "bad", found, todo[0]) if value < least else Line(part, "warning", found, todo[1])
+        return Probe(part, "good", found)
+    return Probe(part, "bad", found, todo[0]) if value < least else Probe(part, "warning", found, todo[1])
 
 
-def looked_at(run_dir: Path) -> Iterator[Line]:
+def looked_at(run_dir: Path) -> Iterator[Probe]:
     """Every line, as soon as it is known; torch is loaded elsewhere meanwhile."""
     from laser_rl.metrics.machine import gpus  # noqa: PLC0415 - so that the help text does not wait
 
@@ -90,7 +90,7 @@ def looked_at(run_dir: Path) -> Iterator[Line]:
         [sys.executable, "-c", ASK_TORCH], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
     try:
-        yield Line("laser-rl", "good", __version__)
+        yield Probe("laser-rl", "good", __version__)
         yield python()
         yield from libraries(requirements(), installed)
         yield cores(len(os.sched_getaffinity(0)), os.cpu_count() or 1, core_quota())
@@ -121,7 +121,7 @@ def _answer(process: subprocess.Popen[bytes]) -> dict[str, Any]:
     return found
 
 
-def worker() -> Line:
+def worker() -> Probe:
     """A worker process of ours, from its start to its first row."""
     from laser_rl.envs.make import make_environments  # noqa: PLC0415 - imports Gymnasium
     from laser_rl.errors import UserError  # noqa: PLC0415
@@ -140,40 +140,40 @@ def worker() -> Line:
             first = environments.reset()
             seconds = time.perf_counter() - start
     except (UserError, OSError) as error:
-        return Line("worker", "bad", str(error).splitlines()[0], todo)
+        return Probe("worker", "bad", str(error).splitlines()[0], todo)
     if not first.is_first.all():
-        return Line("worker", "bad", "its first row is none", todo)
+        return Probe("worker", "bad", "its first row is none", todo)
     found = f"started and answered in {seconds:.1f} s"
     if seconds > SLOW_WORKER_S:
-        return Line("worker", "warning", found, "the machine is busy, or Python's libraries lie on a slow disk")
-    return Line("worker", "good", found)
+        return Probe("worker", "warning", found, "the machine is busy, or Python's libraries lie on a slow disk")
+    return Probe("worker", "good", found)
 
 
-def python(version: tuple[int, ...] = sys.version_info[:3]) -> Line:
+def python(version: tuple[int, ...] = sys.version_info[:3]) -> Probe:
     """The interpreter."""
     text = f"{'.'.join(map(str, version))}, {platform.python_implementation()}, {platform.platform()}"
     if version < OLDEST_PYTHON:
-        return Line("python", "bad", text, "make a virtual environment with Python 3.11 or newer")
-    return Line("python", "good", text)
+        return Probe("python", "bad", text, "make a virtual environment with Python 3.11 or newer")
+    return Probe("python", "good", text)
 
 
-def libraries(requirements: Sequence[str], versions: Callable[[str], str | None]) -> Iterator[Line]:
+def libraries(requirements: Sequence[str], versions: Callable[[str], str | None]) -> Iterator[Probe]:
     """What the base install needs, then the extras."""
     base, extras = _by_extra(requirements)
     missing = [name for name in base if versions(name) is None]
     found = ", ".join(f"{name} {versions(name)}" for name in base if name not in missing)
     if missing:
-        yield Line("libraries", "bad", f"missing: {', '.join(missing)}", f"pip install {DISTRIBUTION}")
+        yield Probe("libraries", "bad", f"missing: {', '.join(missing)}", f"pip install {DISTRIBUTION}")
     else:
-        yield Line("libraries", "good", found)
+        yield Probe("libraries", "good", found)
     for extra, names in extras.items():
         lacking = [name for name in names if versions(name) is None]
         if lacking:
             how = f"pip install '{DISTRIBUTION}[{extra}]'"
             some = "not installed" if len(lacking) == len(names) else f"not installed: {', '.join(lacking)}"
-            yield Line(f"extra {extra}", "optional", some, how)
+            yield Probe(f"extra {extra}", "optional", some, how)
         else:
-            yield Line(f"extra {extra}", "good", ", ".join(f"{name} {versions(name)}" for name in names))
+            yield Probe(f"extra {extra}", "good", ", ".join(f"{name} {versions(name)}" for name in names))
 
 
 def _by_extra(requirements: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
@@ -205,16 +205,16 @@ def requirements() -> list[str]:
         return []
 
 
-def cores(usable: int, present: int, quota: float | None) -> Line:
+def cores(usable: int, present: int, quota: float | None) -> Probe:
     """How many cores there are, may be used, and are paid for."""
     allowed = "no limit by a control group" if quota is None else f"a control group allows {quota:g}"
     found = f"{usable} of {present} usable, {allowed}"
     if quota is not None and quota < usable:
         todo = f"{usable} threads would share {quota:g} cores: start laser with taskset -c 0-{max(0, int(quota) - 1)}"
-        return Line("cores", "warning", found, todo)
+        return Probe("cores", "warning", found, todo)
     if min(usable, quota or usable) < 2:  # noqa: PLR2004 - acting and learning
-        return Line("cores", "warning", found, "acting and learning share one core; use --run.runtime serial")
-    return Line("cores", "good", found)
+        return Probe("cores", "warning", found, "acting and learning share one core; use --run.runtime serial")
+    return Probe("cores", "good", found)
 
 
 def core_quota(root: Path = Path("/")) -> float | None:
@@ -229,7 +229,7 @@ def core_quota(root: Path = Path("/")) -> float | None:
     return None
 
 
-def memory(total: int, free: int) -> Line:
+def memory(total: int, free: int) -> Probe:
     """Main memory; `free` knows of control groups."""
     found = f"{free / GB:.1f} GB free of {total / GB:.1f} GB, limits of the control group considered"
     todo = (
@@ -239,7 +239,7 @@ def memory(total: int, free: int) -> Line:
     return _graded("memory", free / GB, LEAST_FREE_GB, LITTLE_FREE_GB, found, todo)
 
 
-def shared_memory(folder: Path = Path("/dev/shm")) -> Line:  # noqa: S108 - its size is looked at, nothing is written
+def shared_memory(folder: Path = Path("/dev/shm")) -> Probe:  # noqa: S108 - its size is looked at, nothing is written
     """Memory between processes: ours has no name and needs no room in /dev/shm, which is what a user would suspect."""
     try:
         room = os.statvfs(folder)
@@ -256,11 +256,11 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> Line:  # noqa: S108 - its 
             os.close(handle)
     except (OSError, AttributeError) as error:
         todo = "memfd_create is not allowed here: use --environment.placement thread and one process, or another container runtime"
-        return Line("shared memory", "bad", f"{type(error).__name__}: {error}", todo)
-    return Line("shared memory", "good", f"anonymous memory files work; {size}")
+        return Probe("shared memory", "bad", f"{type(error).__name__}: {error}", todo)
+    return Probe("shared memory", "good", f"anonymous memory files work; {size}")
 
 
-def disk(folder: Path) -> Iterator[Line]:
+def disk(folder: Path) -> Iterator[Probe]:
     """The file system of the run directories: room, and whether it keeps the promises that checkpoints rest on."""
     place = folder.absolute()
     while not place.is_dir():
@@ -275,7 +275,7 @@ def disk(folder: Path) -> Iterator[Line]:
     yield promises(place)
 
 
-def promises(place: Path) -> Line:
+def promises(place: Path) -> Probe:
     """Write, sync, rename over an older file, lock: in a temporary folder that is removed again."""
     try:
         with tempfile.TemporaryDirectory(prefix=".laser-doctor-", dir=place) as name:
@@ -287,17 +287,17 @@ def promises(place: Path) -> Line:
             skew = time.time() - (folder / "a").stat().st_mtime
     except OSError as error:
         todo = f"make {place} writable, or name another place with --out"
-        return Line("files", "bad", f"{type(error).__name__}: {error}", todo)
+        return Probe("files", "bad", f"{type(error).__name__}: {error}", todo)
     found = f"atomic rename and fsync work ({1e3 * sync_s:.0f} ms)"
     if not locked:
         todo = "two runs could write to one directory: put runs on a local disk, or mount with locks"
-        return Line("files", "bad", f"{found}, locks do not", todo)
+        return Probe("files", "bad", f"{found}, locks do not", todo)
     if abs(skew) > SKEW_S:
         todo = "its clock is another one than this machine's: set both by NTP, or ages of files will be wrong"
-        return Line("files", "warning", f"{found}, times of files are {skew:.0f} s off", todo)
+        return Probe("files", "warning", f"{found}, times of files are {skew:.0f} s off", todo)
     if sync_s > SLOW_SYNC_S:
-        return Line("files", "warning", found, "a slow disk: save less often with --run.checkpoint-every-steps")
-    return Line("files", "good", f"{found}, locks work, times agree")
+        return Probe("files", "warning", found, "a slow disk: save less often with --run.checkpoint-every-steps")
+    return Probe("files", "good", f"{found}, locks work, times agree")
 
 
 def _renamed(folder: Path) -> None:
@@ -328,7 +328,7 @@ def _locks(path: Path) -> bool:
     return False
 
 
-def open_files(soft: int | None = None) -> Line:
+def open_files(soft: int | None = None) -> Probe:
     """How many files a process may have open.
 
     >>> open_files(100).verdict, open_files(4096).verdict
@@ -336,12 +336,12 @@ def open_files(soft: int | None = None) -> Line:
     """
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if soft is None else soft
     if soft == resource.RLIM_INFINITY:
-        return Line("open files", "good", "no limit")
+        return Probe("open files", "good", "no limit")
     todo = "raise it: ulimit -n 4096"
     return _graded("open files", soft, LEAST_FILES, FEW_FILES, f"at most {soft:,}", (todo, todo))
 
 
-def loopback(host: str = "127.0.0.1") -> Line:
+def loopback(host: str = "127.0.0.1") -> Probe:
     """Whether the dashboard could listen, and be reached from this machine."""
     try:
         with socket.socket() as server:
@@ -350,37 +350,37 @@ def loopback(host: str = "127.0.0.1") -> Line:
             server.listen(1)
             with socket.create_connection(server.getsockname(), timeout=2.0):
                 server.accept()[0].close()
-            return Line("loopback", "good", f"a port of {host} can be bound and reached")
+            return Probe("loopback", "good", f"a port of {host} can be bound and reached")
     except OSError as error:
         todo = "training works; for the dashboard allow local connections (container, firewall)"
-        return Line("loopback", "warning", f"{type(error).__name__}: {error}", todo)
+        return Probe("loopback", "warning", f"{type(error).__name__}: {error}", todo)
 
 
-def gpu(seen: Mapping[str, object], driver_gpus: Sequence[str]) -> Iterator[Line]:
+def gpu(seen: Mapping[str, object], driver_gpus: Sequence[str]) -> Iterator[Probe]:
     """From what a process of its own has found out with torch (`ASK_TORCH`)."""
     if "error" in seen:
         todo = "install it again, in a fresh virtual environment: pip install torch"
-        yield Line("torch", "bad", str(seen["error"]), todo)
+        yield Probe("torch", "bad", str(seen["error"]), todo)
         return
     built = f"built for CUDA {seen['cuda']}" if seen.get("cuda") else "built for CPU"
-    yield Line("torch", "good", f"{seen['version']}, {built}")
+    yield Probe("torch", "good", f"{seen['version']}, {built}")
     devices = seen.get("devices")
     if not devices:
         if driver_gpus:
             why = "torch is built for CPU" if not seen.get("cuda") else str(seen.get("why") or "torch cannot use it")
             todo = "install a build of torch for CUDA that fits the driver: https://pytorch.org/get-started/locally"
-            yield Line("GPU", "warning", f"{', '.join(driver_gpus)}, but {why}", todo)
+            yield Probe("GPU", "warning", f"{', '.join(driver_gpus)}, but {why}", todo)
         else:
-            yield Line("GPU", "good", "none; everything runs on the CPU")
+            yield Probe("GPU", "good", "none; everything runs on the CPU")
         return
-    yield Line("GPU", "good", f"{'; '.join(map(str, devices))}{_driver()}")  # type: ignore[call-overload]
+    yield Probe("GPU", "good", f"{'; '.join(map(str, devices))}{_driver()}")  # type: ignore[call-overload]
     for part, todo in (
         ("matmul", "the card does not compute: look at nvidia-smi and dmesg, and start the machine anew"),
         ("kernels", "pip install triton; without our kernels the network runs, more slowly"),
     ):
         text = str(seen.get(part, "not tried"))
         bad: Verdict = "bad" if part == "matmul" else "warning"
-        yield Line(f"GPU {part}", "good", text) if text.startswith("works") else Line(f"GPU {part}", bad, text, todo)
+        yield Probe(f"GPU {part}", "good", text) if text.startswith("works") else Probe(f"GPU {part}", bad, text, todo)
 
 
 def _driver(path: Path = Path("/proc/driver/nvidia/version")) -> str:

@@ -54,14 +54,14 @@ class Finding:
 
 
 @dataclass
-class Stop(Exception):
+class CheckStopped(Exception):
     """The stage under way cannot go on."""
 
     finding: Finding
 
 
 @dataclass
-class Row:
+class CheckedRow:
     """What one call of reset or step returned; row 0 of an episode is that of reset."""
 
     observation: Any
@@ -81,12 +81,12 @@ class Row:
 
 
 @dataclass
-class Episode:
+class CheckedEpisode:
     """One episode, from its reset on."""
 
     number: int
     seed: int
-    rows: list[Row] = field(default_factory=list)
+    rows: list[CheckedRow] = field(default_factory=list)
     slot: int = 0
     broken: bool = False  # by an exception
 
@@ -183,7 +183,7 @@ class Difference(NamedTuple):
     other: Any
 
 
-def difference(one: Episode, other: Episode) -> Difference | None:
+def difference(one: CheckedEpisode, other: CheckedEpisode) -> Difference | None:
     """Where two recordings part; an episode that was broken off agrees as far as it goes."""
     for step, (row, twin) in enumerate(zip(one.rows, other.rows, strict=False)):
         for part in ("observation", "reward", "terminated", "truncated"):
@@ -192,7 +192,9 @@ def difference(one: Episode, other: Episode) -> Difference | None:
     return None
 
 
-def repeatable(played: Iterable[Episode], fresh: Sequence[Episode], again: Iterable[Episode]) -> list[Finding]:
+def repeatable(
+    played: Iterable[CheckedEpisode], fresh: Sequence[CheckedEpisode], again: Iterable[CheckedEpisode]
+) -> list[Finding]:
     """Compare episodes with what a fresh copy made of the same seeds and actions, and with what that copy made of them once more."""
     for one, found in _apart(played, fresh):
         return [_finding("repeatable", "the same seed and actions to give the same episode in two copies", one, found)]
@@ -207,7 +209,9 @@ def repeatable(played: Iterable[Episode], fresh: Sequence[Episode], again: Itera
     return []
 
 
-def _apart(some: Iterable[Episode], others: Iterable[Episode]) -> Iterator[tuple[Episode, Difference]]:
+def _apart(
+    some: Iterable[CheckedEpisode], others: Iterable[CheckedEpisode]
+) -> Iterator[tuple[CheckedEpisode, Difference]]:
     """By slot and number: a slow machine plays fewer of them the second time."""
     known = {(one.slot, one.number): one for one in others}
     for one in some:
@@ -216,7 +220,7 @@ def _apart(some: Iterable[Episode], others: Iterable[Episode]) -> Iterator[tuple
             yield one, found
 
 
-def _finding(check: str, expected: str, episode: Episode, found: Difference) -> Finding:
+def _finding(check: str, expected: str, episode: CheckedEpisode, found: Difference) -> Finding:
     try:
         tiny = bool(np.allclose(found.one, found.other, rtol=CLOSE, atol=CLOSE))
     except (TypeError, ValueError):
@@ -275,7 +279,9 @@ def resets_itself(
     return []
 
 
-def time_limits(space: spaces.Space[Any], episodes: Sequence[Episode], own_limits: dict[str, int]) -> list[Finding]:
+def time_limits(
+    space: spaces.Space[Any], episodes: Sequence[CheckedEpisode], own_limits: dict[str, int]
+) -> list[Finding]:
     """Whether a limit of time is reported as an end of the task.
 
     Told by episodes that all terminate at one and the same step, although nothing in the observation counts the steps.
@@ -303,7 +309,7 @@ def time_limits(space: spaces.Space[Any], episodes: Sequence[Episode], own_limit
     return [Finding(check, "warning", expected, got, f"if that is a limit of time: {TRUNCATE}", where)]
 
 
-def shows_clock(space: spaces.Space[Any], episodes: Sequence[Episode]) -> bool:
+def shows_clock(space: spaces.Space[Any], episodes: Sequence[CheckedEpisode]) -> bool:
     """Whether a part of the observation counts the steps: then an end at a fixed step is part of the task."""
     tracks = [np.stack([flat(space, row.observation) for row in one.rows]) for one in episodes[:FEW_ENDS]]
     changes = np.diff(tracks[0], axis=0)

@@ -140,7 +140,7 @@ class Verified:
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparedRow:
     """What some slots showed at once."""
 
     slots: NDArray[np.int64]
@@ -151,11 +151,11 @@ class _Watched:
     """A policy that keeps what it was shown."""
 
     def __init__(self, policy: Policy) -> None:
-        self._policy, self.rows = policy, list[Row]()
+        self._policy, self.rows = policy, list[ComparedRow]()
 
     def act(self, rows: Seen, slots: NDArray[np.int64] | None = None) -> Decision:
         assert slots is not None  # noqa: S101 - a player always says them
-        self.rows.append(Row(slots.copy(), Seen._make(np.array(part) for part in rows)))
+        self.rows.append(ComparedRow(slots.copy(), Seen._make(np.array(part) for part in rows)))
         return self._policy.act(rows, slots)
 
 
@@ -186,7 +186,7 @@ class RandomRows:
         return Rows(np.arange(self.slots), seen, first, reward, *flags, *numbers)
 
 
-def observed(trained: Trained, rows: int, *, seed: int = 0) -> list[Row]:
+def observed(trained: Trained, rows: int, *, seed: int = 0) -> list[ComparedRow]:
     """Play, with sampled actions, until about so many rows were seen; random numbers where the environment may not be imported."""
     tasks, source = task_count(trained.source), another(trained.source)
     slots = slots_of(source) or max(1, SLOTS // tasks) * tasks
@@ -207,7 +207,7 @@ def observed(trained: Trained, rows: int, *, seed: int = 0) -> list[Row]:
     return watched.rows
 
 
-def compare(acting: Acting, trained: Trained, session: Any, rows: Sequence[Row]) -> Verified:
+def compare(acting: Acting, trained: Trained, session: Any, rows: Sequence[ComparedRow]) -> Verified:
     """Refuse a file that does not do at every row what torch does; the memories are carried, not handed over."""
     count, ties, largest = 0, 0, 0.0
     for number, (theirs, ours) in enumerate(_both(acting, trained, session, rows)):
@@ -227,7 +227,7 @@ def compare(acting: Acting, trained: Trained, session: Any, rows: Sequence[Row])
 
 
 def _both(
-    acting: Acting, trained: Trained, session: Any, rows: Sequence[Row]
+    acting: Acting, trained: Trained, session: Any, rows: Sequence[ComparedRow]
 ) -> Iterator[tuple[dict[str, Array], dict[str, Array]]]:
     """Results of the file and of torch, row by row; the first row of all also one slot at a time, another size of batch."""
     for row in rows[:1]:

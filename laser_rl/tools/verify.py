@@ -25,7 +25,7 @@ ROW_BEGINS = b'{"kind": "'  # so does what is left of one that was cut off
 
 
 @dataclass(frozen=True)
-class Finding:
+class FileFinding:
     """What a file is."""
 
     file: str  # in the run directory
@@ -33,7 +33,7 @@ class Finding:
     detail: str
 
 
-def findings(run_dir: Path) -> Iterator[Finding]:
+def findings(run_dir: Path) -> Iterator[FileFinding]:
     """Every file that a run would need to go on, and what a dead writer left; ConfigError if it is no run directory.
 
     Of a run that goes on, files that it removes meanwhile are left out.
@@ -50,7 +50,7 @@ def findings(run_dir: Path) -> Iterator[Finding]:
         folder = run_dir / checkpoint.CHECKPOINTS / name
         found = _checked(_name(run_dir, folder), partial(_checkpoint, folder, segments))
         if _is_old(folder):
-            yield Finding(found.file, "left over", "is not used any more")
+            yield FileFinding(found.file, "left over", "is not used any more")
         elif found.state == "whole" or folder.exists():
             yield found
     for entry in sorted(segments.values(), key=lambda entry: entry.first_id):
@@ -61,7 +61,7 @@ def findings(run_dir: Path) -> Iterator[Finding]:
         yield from _left_over(run_dir, set(segments))
 
 
-def _compared(run_dir: Path, found: Finding) -> Finding:
+def _compared(run_dir: Path, found: FileFinding) -> FileFinding:
     """Settings beside those in the newest checkpoint, which its manifest covers."""
     try:
         differing = changes(run_dir) if found.state == "whole" else []
@@ -75,14 +75,14 @@ def _compared(run_dir: Path, found: Finding) -> Finding:
     return replace(found, detail=f"{found.detail}; {said}") if differing else found
 
 
-def _checked(name: str, check: Callable[[], str]) -> Finding:
+def _checked(name: str, check: Callable[[], str]) -> FileFinding:
     try:
-        return Finding(name, "whole", check())
+        return FileFinding(name, "whole", check())
     except Unreadable as problem:
-        return Finding(name, "unreadable", problem.why)
+        return FileFinding(name, "unreadable", problem.why)
     except (UserError, OSError) as problem:
         why = problem.why if isinstance(problem, Damaged) else str(problem)
-        return Finding(name, "damaged", why)
+        return FileFinding(name, "damaged", why)
 
 
 def _settings(run_dir: Path) -> str:
@@ -154,13 +154,13 @@ def _folders(run_dir: Path) -> list[str]:
     return [name for name in names_in(run_dir / checkpoint.CHECKPOINTS) if name.startswith("step-")]
 
 
-def _left_over(run_dir: Path, named: set[str]) -> Iterator[Finding]:
+def _left_over(run_dir: Path, named: set[str]) -> Iterator[FileFinding]:
     """What the next start removes."""
     for path in unfinished(run_dir):
-        yield Finding(_name(run_dir, path), "left over", "was not finished; the next start removes it")
+        yield FileFinding(_name(run_dir, path), "left over", "was not finished; the next start removes it")
     for name in names_in(run_dir / checkpoint.REPLAY):
         if SEGMENT.fullmatch(name) and name not in named:
-            yield Finding(f"{checkpoint.REPLAY}/{name}", "left over", "no checkpoint that can be read names it")
+            yield FileFinding(f"{checkpoint.REPLAY}/{name}", "left over", "no checkpoint that can be read names it")
 
 
 def _is_old(folder: Path) -> bool:
@@ -171,7 +171,7 @@ def _name(run_dir: Path, path: Path) -> str:
     return path.relative_to(run_dir).as_posix()
 
 
-def exit_status(files: Iterable[Finding]) -> int:
+def exit_status(files: Iterable[FileFinding]) -> int:
     """0 if every file is in order; else that of the worst."""
     states = {one.state for one in files}
     if states & {"damaged", "changed"}:
@@ -179,7 +179,7 @@ def exit_status(files: Iterable[Finding]) -> int:
     return Unreadable.exit_status if "unreadable" in states else 0
 
 
-def text(run_dir: Path, files: Sequence[Finding]) -> str:
+def text(run_dir: Path, files: Sequence[FileFinding]) -> str:
     """A line a file, and a verdict."""
     width = max(len(one.file) for one in files)
     bad = sum(one.state not in {"whole", "left over"} for one in files)

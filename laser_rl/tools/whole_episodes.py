@@ -52,7 +52,7 @@ class WholeEpisode(NamedTuple):
 
 
 @dataclass
-class _Stream:
+class _OpenStream:
     """Where a stream stands after its newest unroll."""
 
     number: int
@@ -86,7 +86,7 @@ class EpisodeReader:
         self._bounds = [(n * STORE_IDS + ids["first_id"], n * STORE_IDS + ids["next_id"]) for n, ids in held]
 
     def __iter__(self) -> Iterator[WholeEpisode]:
-        streams: dict[tuple[int, int, int], _Stream] = {}
+        streams: dict[tuple[int, int, int], _OpenStream] = {}
         total, done = sum(entry.count for entry in self._entries), 0
         for entry in self._entries:
             for record in self._records(entry):
@@ -122,8 +122,8 @@ class EpisodeReader:
         return segments.split(self._layout, row[np.newaxis])
 
     def _go_on(
-        self, stream: _Stream | None, record: segments.Record, unroll: Unrolls
-    ) -> tuple[_Stream, list[WholeEpisode]]:
+        self, stream: _OpenStream | None, record: segments.Record, unroll: Unrolls
+    ) -> tuple[_OpenStream, list[WholeEpisode]]:
         """Where the stream stands after this unroll, and the episodes that ended in it."""
         steps, found = self._layout.steps, list[WholeEpisode]()
         is_first = unroll.is_first[0, self._layout.context :].astype(bool)
@@ -143,7 +143,7 @@ class EpisodeReader:
                 pieces = None
         if pieces is not None:
             pieces = [*pieces, Piece(record.compressed, begin, steps)]
-        return _Stream(record.number, self._digest(unroll, last=True), pieces), found
+        return _OpenStream(record.number, self._digest(unroll, last=True), pieces), found
 
     def _whole(self, pieces: list[Piece], who: tuple[int, int, int, int, int]) -> WholeEpisode:
         context, parts = self._layout.context, list[tuple[Piece, Unrolls]]()

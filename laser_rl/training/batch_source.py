@@ -12,19 +12,19 @@ from laser_rl.ports import Delivery, UnrollInbox
 from laser_rl.replay.frames import DeviceBatch
 from laser_rl.replay.prefetcher import Exhausted
 from laser_rl.training.build import Member, batch_of
-from laser_rl.training.member_training import Training
-from laser_rl.training.ranks import Lent
-from laser_rl.training.stall import Gate, Waiting
+from laser_rl.training.member_training import MemberTraining
+from laser_rl.training.ranks import RankBatch
+from laser_rl.training.stall import Gate, StallWarning
 from laser_rl.types import Batch
 
 
-class Feed:
+class BatchSource:
     """Fills batches from the inbox, in the thread that gathers ahead; ends after the actor has ended and nothing is left."""
 
-    def __init__(self, training: Training, inbox: UnrollInbox, acting: threading.Event, lock: Gate) -> None:
+    def __init__(self, training: MemberTraining, inbox: UnrollInbox, acting: threading.Event, lock: Gate) -> None:
         self._training, self._inbox, self._acting, self._lock = training, inbox, acting, lock
         self.sent: deque[Delivery] = deque()  # what the actor has handed over and the mixer has not got yet
-        self._waiting: Waiting | None = None
+        self._waiting: StallWarning | None = None
 
     def ready(self, timeout_s: float) -> bool:
         """Whether a batch can be filled, after waiting so long for unrolls at most."""
@@ -43,7 +43,7 @@ class Feed:
                 return mixer.ready()
         if ended or self._training.stop.reason:
             raise Exhausted
-        self._waiting = self._waiting or Waiting("the learner", "unrolls from the actor")
+        self._waiting = self._waiting or StallWarning("the learner", "unrolls from the actor")
         self._waiting.again()
         return False
 
@@ -60,7 +60,7 @@ class Feed:
             self._training.member.mixer.fill(batch)
 
 
-class Crate:
+class PinnedBatch:
     """A batch on its way to the learner: filled on the host and, for a GPU, uploaded and stacked at once, on a stream of its own.
 
     So stacking costs the learner's stream nothing, and only single frames travel. The host's memory is filled again when its upload is
@@ -80,12 +80,12 @@ class Crate:
         there: DeviceBatch | None,
         handover: Handover,
         stream: "cuda.Stream | None" = None,
-        lent: Lent | None = None,
+        lent: RankBatch | None = None,
     ) -> None:
         self._host, self._there, self._handover, self._stream, self._lent = host, there, handover, stream, lent
 
     @classmethod
-    def of(cls, member: Member, stream: "cuda.Stream | None") -> "Crate":
+    def of(cls, member: Member, stream: "cuda.Stream | None") -> "PinnedBatch":
         """For the batches of a member; `stream` is None on a CPU."""
         lent, device = None if member.ranks is None else member.ranks.lend(), member.learner.device
         host = batch_of(member) if lent is None else lent.own

@@ -32,7 +32,7 @@ from laser_rl.replay.memory_estimate import estimate, require_fits
 from laser_rl.replay.mixer import Counts, Mixer
 from laser_rl.replay.prioritised import Prioritised, PrioritisedLanes
 from laser_rl.replay.records import allocate
-from laser_rl.replay.sampler import Sampler, Uniform, UnrollStore
+from laser_rl.replay.sampler import Sampler, UniformSampler, UnrollStore
 from laser_rl.replay.shared import Ids
 from laser_rl.replay.store import Replay
 from laser_rl.training.ranks import Ranks
@@ -146,7 +146,7 @@ def build_sampler(config: Config, replay: UnrollStore, counts: Counts) -> Sample
     settings, refresh = config.replay, config.network.memory != "none" and config.replay.state == "refresh"
     state: Literal["stored", "zero"] = "zero" if settings.state == "zero" else "stored"
     if settings.sampling == "uniform" and not refresh:
-        return Uniform(replay, state=state)
+        return UniformSampler(replay, state=state)
     if not isinstance(replay, Replay):
         raise TypeError(f"lanes and priorities are kept for one Replay, not for a {type(replay).__name__}")
     if settings.sampling == "uniform":

@@ -19,7 +19,7 @@ from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.networks.build import TorsoSource, family_of
 from laser_rl.replay.mixer import Counts, Mixer
 from laser_rl.sweep.settings import SweepConfig
-from laser_rl.sweep.vectorized import Stack, StackedPolicy, can_stack
+from laser_rl.sweep.vectorized import StackedPolicy, VectorizedLearners, can_stack
 from laser_rl.training.build import (
     EnvironmentSource,
     Member,
@@ -36,8 +36,8 @@ from laser_rl.training.build import (
     threads_of,
 )
 from laser_rl.training.evaluate import spec_of
-from laser_rl.training.gpu_semaphore import Permits
-from laser_rl.training.member_group import Crew, Looped, Stacked
+from laser_rl.training.gpu_semaphore import GpuSemaphore
+from laser_rl.training.member_group import MemberGroup, SequentialGroup, VectorizedGroup
 from laser_rl.training.rank_start import start_ranks
 from laser_rl.training.ranks import Ranks
 from laser_rl.training.warm_start import earlier_members
@@ -49,7 +49,7 @@ STACKABLE = {*(f"loss.{name}" for name in ROWWISE), "loss.trust_bound", "optimis
 
 
 @dataclass(frozen=True)
-class Parts:
+class GroupParts:
     """What stands before there is an actor."""
 
     sweep: SweepConfig
@@ -85,20 +85,20 @@ class Parts:
 
 
 def build_member(config: Config, source: EnvironmentSource | None = None, torso: TorsoSource | None = None) -> Member:
-    """The parts of one agent; see `build_crew`."""
-    return build_crew(SweepConfig(base=config), source, torso).members[0]
+    """The parts of one agent; see `build_group`."""
+    return build_group(SweepConfig(base=config), source, torso).members[0]
 
 
-def build_crew(
+def build_group(
     sweep: SweepConfig,
     source: EnvironmentSource | None = None,
     torso: TorsoSource | None = None,
     *,
     numbers: Sequence[int] | None = None,
     stores: Sequence[Store] | None = None,
-    permits: Permits | None = None,
+    permits: GpuSemaphore | None = None,
     begun: int = 0,
-) -> Crew:
+) -> MemberGroup:
     """All members of a run, or some.
 
     Args:
@@ -144,7 +144,7 @@ def build_parts(
     shared: bool = False,
     spec: EnvironmentSpec | None = None,
     ranks: bool = False,
-) -> Parts:
+) -> GroupParts:
     """Everything but environments and actors.
 
     Args:
@@ -185,7 +185,7 @@ def build_parts(
         _require_copies(numbers, learners)
     torch.set_num_threads(threads_of(every[0], learners[0].network))
     mixers = [build_mixer(*parts) for parts in zip(configs, [layout] * len(configs), own, counts, strict=True)]
-    return Parts(sweep, source, spec, layout, numbers, configs, learners, own, mixers, torso, others)
+    return GroupParts(sweep, source, spec, layout, numbers, configs, learners, own, mixers, torso, others)
 
 
 def one_layout(
@@ -231,7 +231,7 @@ def _stores(
     return [build_replay(configs[0], layout, counts[0], shared=shared)] * len(configs)
 
 
-def _to_stack(parts: Parts) -> bool:
+def _to_stack(parts: GroupParts) -> bool:
     sweep = parts.sweep
     same = all(
         config.environment == parts.configs[0].environment
@@ -248,20 +248,22 @@ def _to_stack(parts: Parts) -> bool:
     return possible and sweep.stack != "off"
 
 
-def _stacked(parts: Parts, after: str) -> Stacked:
+def _stacked(parts: GroupParts, after: str) -> VectorizedGroup:
     """One actor for all: the environments of the members are the slots of one set."""
     base, count = parts.configs[0], len(parts.configs)
     slots, seed = base.environment.slots, derive(parts.sweep.base.run.seed, f"crew/{parts.numbers[0]}")
-    stack = Stack(parts.learners)
+    stack = VectorizedLearners(parts.learners)
     environments = open_environments(
         parts.source, base.environment, seed=derive(seed, f"environments{after}"), lockstep=True, slots=slots * count
     )
     policy = StackedPolicy(stack, slots, seed=derive(seed, f"actions{after}"))
     actor = Actor(environments, policy, parts.layout, member=np.repeat(np.asarray(parts.numbers), slots))
-    return Stacked([parts.member(place, actor) for place in range(count)], stack)
+    return VectorizedGroup([parts.member(place, actor) for place in range(count)], stack)
 
 
-def _looped(parts: Parts, permits: Permits | None, after: str, opened: Environments | None = None) -> Looped:
+def _looped(
+    parts: GroupParts, permits: GpuSemaphore | None, after: str, opened: Environments | None = None
+) -> SequentialGroup:
     """Each with environments of its own, which may be `opened` already.
 
     The only member of a process acts in a thread of its own if the runtime is "local", with a network of its own. Of members that take
@@ -286,4 +288,4 @@ def _looped(parts: Parts, permits: Permits | None, after: str, opened: Environme
         for member in members:
             member.environments.close()
         raise
-    return Looped(members, permits, threaded=threaded)
+    return SequentialGroup(members, permits, threaded=threaded)

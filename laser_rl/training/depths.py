@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from laser_rl.training.member_training import Training
+from laser_rl.training.member_training import MemberTraining
 
 
 @contextmanager
-def queues(training: Training, **depths: Callable[[], int]) -> Iterator[None]:
+def queues(training: MemberTraining, **depths: Callable[[], int]) -> Iterator[None]:
     """While the block lasts, every row of metrics has `queue_NAME` for each of them, as it is when the row is written: after an update.
 
     Afterwards nothing of them is held: batches may be large.

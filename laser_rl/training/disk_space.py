@@ -66,7 +66,7 @@ def _no_space(run_dir: Path, step: int, error: OSError) -> NoSpace:
     return NoSpace(run_dir, step, error, free=disk.f_bavail * disk.f_frsize, newest=checkpoint.newest_step(run_dir))
 
 
-class Tries:
+class SaveRetry:
     """Writes checkpoints; one for which there is no space is said once and tried again, more and more seldom.
 
     >>> now, full = [0.0], [True]
@@ -74,7 +74,7 @@ class Tries:
     ...     if full[0]:
     ...         raise NoSpace(Path("runs/a"), 640, OSError(28, "No space left on device"), free=0, newest=None)
     ...     return Path("runs/a/checkpoints/step-000000000640")
-    >>> tries = Tries(clock=lambda: now[0])
+    >>> tries = SaveRetry(clock=lambda: now[0])
     >>> tries.save(write, last=False), tries.failing, tries.due()
     (None, True, False)
     >>> now[0], full[0] = FIRST_S, False

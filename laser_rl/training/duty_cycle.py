@@ -9,11 +9,11 @@ from torch import Tensor
 from laser_rl.ports import ParameterMailbox
 
 
-class Sparing:
+class DutyCycle:
     """Due every `every_s`; more seldom where it takes long, so that it is at most `share` of the time; `most_s` apart at the most.
 
     >>> now = [0.0]
-    >>> sparing = Sparing(1.0, share=0.01, most_s=60.0, clock=lambda: now[0])
+    >>> sparing = DutyCycle(1.0, share=0.01, most_s=60.0, clock=lambda: now[0])
     >>> with sparing.measured():
     ...     now[0] += 0.3
     >>> due = []
@@ -44,7 +44,7 @@ class Sparing:
             self._next = begun + max(self._every_s, min(took / self._share, self._most_s))
 
 
-class SparingMailbox:
+class ThrottledMailbox:
     """Leaves out versions where publishing takes long: the next one is newer anyway.
 
     Args:
@@ -54,14 +54,14 @@ class SparingMailbox:
     >>> import torch
     >>> from laser_rl.training.mailbox import ThreadMailbox
     >>> now, there = [0.0], torch.zeros(1)
-    >>> mailbox = SparingMailbox(ThreadMailbox(torch.zeros(1), 0), Sparing(1.0, share=1.0, most_s=1.0, clock=lambda: now[0]))
+    >>> mailbox = ThrottledMailbox(ThreadMailbox(torch.zeros(1), 0), DutyCycle(1.0, share=1.0, most_s=1.0, clock=lambda: now[0]))
     >>> for version, now[0] in ((1, 1.0), (2, 1.5), (3, 2.0), (4, 2.5)):
     ...     mailbox.publish(torch.full((1,), float(version)), version)
     >>> mailbox.collect(there, 0), there
     (3, tensor([3.]))
     """
 
-    def __init__(self, mailbox: ParameterMailbox, sparing: Sparing) -> None:
+    def __init__(self, mailbox: ParameterMailbox, sparing: DutyCycle) -> None:
         self._mailbox, self._sparing = mailbox, sparing
 
     def publish(self, parameters: Tensor, version: int) -> None:

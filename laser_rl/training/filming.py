@@ -123,7 +123,9 @@ def film_shown(shown: Shown, path: Path, how: Filming) -> Filmed:
         task, options={**options, **trained.environment.options}, atari=atari_settings(trained.environment)
     )
     rows = None if how.limits.frames is None else how.limits.frames * how.limits.stride(_speed(env))
-    watched = Watched(trained, env, deterministic=how.deterministic, seed=how.seed, keep_rows=rows if how.panel else 0)
+    watched = FilmedPolicy(
+        trained, env, deterministic=how.deterministic, seed=how.seed, keep_rows=rows if how.panel else 0
+    )
     panel = SidePanel(_title(shown, task))
     drawing = Drawing(shown, watched, panel, number=_number(trained.environment.id, task), seed=how.seed)
 
@@ -209,7 +211,7 @@ def _speed(env: Env) -> float:
     return float(env.metadata.get("render_fps") or 30)
 
 
-class Watched:
+class FilmedPolicy:
     """Acts in one environment, observation by observation; the rows that it saw wait in `rows` until somebody takes them."""
 
     def __init__(
@@ -240,7 +242,7 @@ class Watched:
 class Drawing:
     """Puts the panel beside each picture. Pictures wait until the networks have looked at some rows at once, which is much quicker."""
 
-    def __init__(self, shown: Shown, watched: Watched, panel: SidePanel, *, number: int, seed: int) -> None:
+    def __init__(self, shown: Shown, watched: FilmedPolicy, panel: SidePanel, *, number: int, seed: int) -> None:
         trained = shown.trained
         self._watched, self._panel, self._told = watched, panel, 0
         self._comment = Commentator(

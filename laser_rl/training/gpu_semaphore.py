@@ -10,12 +10,12 @@ import torch
 from torch import cuda
 
 from laser_rl.agent.cuda_streams import wait_for
-from laser_rl.training.stall import Waiting
+from laser_rl.training.stall import StallWarning
 
 PAUSE_S = 1e-4
 
 
-class Permits:
+class GpuSemaphore:
     """At most so many updates at a time, over all processes that hold the same file.
 
     A large update fills a card by itself, and nine at once make each other slower; a few at once leave no gap between one and the next. A
@@ -25,7 +25,7 @@ class Permits:
         most: updates at a time.
         handle: of the file of another process's permits, to attach to. The memory has no name: it goes with the last that holds it.
 
-    >>> permits = Permits(most=1)
+    >>> permits = GpuSemaphore(most=1)
     >>> with permits.one(torch.device("cpu")):
     ...     permits.taken
     0
@@ -51,7 +51,7 @@ class Permits:
             fcntl.lockf(self.handle, fcntl.LOCK_UN, 1, place)
 
     def _take(self) -> int:
-        waiting = Waiting("a learner", "updates of other processes")
+        waiting = StallWarning("a learner", "updates of other processes")
         while True:
             for place in range(self.most):
                 try:

@@ -11,11 +11,11 @@ from laser_rl.metrics.sink import Sink
 from laser_rl.networks.build import TorsoSource
 from laser_rl.sweep.settings import SweepConfig
 from laser_rl.training.build import EnvironmentSource, slots_of
-from laser_rl.training.build_group import build_crew
+from laser_rl.training.build_group import build_group
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.evaluate import trained_of
 from laser_rl.training.files import require_trusted
-from laser_rl.training.member_training import Callback, Training, evaluate_last, steps_told
+from laser_rl.training.member_training import Callback, MemberTraining, evaluate_last, steps_told
 from laser_rl.training.process_handle import MOST_RESTARTS
 from laser_rl.training.ranks import RankLost
 from laser_rl.training.recording import recorded
@@ -119,7 +119,7 @@ def prepare(
     """All members in this process, at their first step, or where their newest checkpoint left them; the caller closes `group`."""
     sweep = SweepConfig(base=settings) if isinstance(settings, Config) else settings
     _require_code(sweep)
-    group = build_crew(sweep, source, torso)
+    group = build_group(sweep, source, torso)
     try:
         save = None if directory is None else directory.save
         trainer = Trainer(sweep, group, sinks=sinks, callbacks=callbacks, save=save)
@@ -169,7 +169,7 @@ def act_and_learn(trainer: Trainer) -> None:
         training.check()
 
 
-def _result(number: int, settings: dict[str, Any], training: Training) -> MemberResult:
+def _result(number: int, settings: dict[str, Any], training: MemberTraining) -> MemberResult:
     member, learner = training.member, training.member.learner
     config = member.config.model_copy(update={"loss": learner.loss, "optimiser": learner.rates})
     played = training.evaluations[-1][1] if training.evaluations else None

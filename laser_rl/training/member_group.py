@@ -14,17 +14,17 @@ from laser_rl.agent.actor import Actor
 from laser_rl.agent.cuda_streams import on, own_stream
 from laser_rl.agent.parameters import FlatParameters
 from laser_rl.replay.records import allocate
-from laser_rl.sweep.vectorized import Stack
-from laser_rl.training.batch_source import Crate
+from laser_rl.sweep.vectorized import VectorizedLearners
+from laser_rl.training.batch_source import PinnedBatch
 from laser_rl.training.build import Member, learn, on_device
-from laser_rl.training.gpu_semaphore import Permits
+from laser_rl.training.gpu_semaphore import GpuSemaphore
 from laser_rl.training.mailbox import ThreadMailbox
 from laser_rl.types import Batch, Episode, Unrolls
 
 Tensors = Mapping[str, Mapping[str, Tensor]]
 
 
-class Moves(NamedTuple):
+class MemberSteps(NamedTuple):
     """What one member did in one turn."""
 
     place: int  # in the crew, not its number in the sweep
@@ -33,7 +33,7 @@ class Moves(NamedTuple):
     unrolls: Unrolls | None
 
 
-class Crew(Protocol):
+class MemberGroup(Protocol):
     """Some members of a run, all in this process."""
 
     members: Sequence[Member]
@@ -42,7 +42,7 @@ class Crew(Protocol):
     def begin(self, *, recorded: bool = False) -> None:
         """Reset all environments; `recorded` where these members have written into the replay before (see `Actor.begin`)."""
 
-    def act(self, among: Sequence[bool]) -> Iterable[Moves]:
+    def act(self, among: Sequence[bool]) -> Iterable[MemberSteps]:
         """One turn of the members that are `among` those who may."""
 
     def ready(self) -> list[int]:
@@ -61,7 +61,7 @@ class Crew(Protocol):
         """End the environments."""
 
 
-class Following:
+class ParameterFollower:
     """The parameters of a network that acts beside its learner: the newest that a GPU has finished.
 
     Args:
@@ -83,7 +83,7 @@ class Following:
         self._mailbox.publish(self._learner.flat.value, self._learner.version)
 
 
-class Looped:
+class SequentialGroup:
     """Each member has environments of its own and takes its turn. On a GPU updates go on while others, or the same member, act.
 
     Args:
@@ -92,13 +92,15 @@ class Looped:
         threaded: whether the only member acts in a thread of its own; then nothing here acts or learns.
     """
 
-    def __init__(self, members: Sequence[Member], permits: Permits | None = None, *, threaded: bool = False) -> None:
+    def __init__(
+        self, members: Sequence[Member], permits: GpuSemaphore | None = None, *, threaded: bool = False
+    ) -> None:
         self.members, self._permits, self.threaded = members, permits, threaded
-        self._following: list[Following | None] = [None] * len(members)
+        self._following: list[ParameterFollower | None] = [None] * len(members)
         self._acting = own_stream(members[0].learner.device, "acting")
 
     @functools.cached_property
-    def _crates(self) -> dict[int, deque[Crate]]:
+    def _crates(self) -> dict[int, deque[PinnedBatch]]:
         """For each size of a batch: in a larger one, columns of another member would be left over and learned from.
 
         On a GPU a second one is filled and uploaded while the update from the first is under way.
@@ -106,7 +108,7 @@ class Looped:
         stream = own_stream(self.members[0].learner.device, "uploading")
         count = 1 if stream is None else 2
         sizes = {member.config.loss.batch_unrolls: member for member in self.members}
-        return {size: deque(Crate.of(member, stream) for _ in range(count)) for size, member in sizes.items()}
+        return {size: deque(PinnedBatch.of(member, stream) for _ in range(count)) for size, member in sizes.items()}
 
     def begin(self, *, recorded: bool = False) -> None:
         """Reset all environments."""
@@ -119,16 +121,16 @@ class Looped:
         for place, member in enumerate(self.members):
             if member.acting is not member.learner.network:
                 member.acting.load_state_dict(member.learner.network.state_dict())
-                self._following[place] = None if self.threaded else Following(member)
+                self._following[place] = None if self.threaded else ParameterFollower(member)
 
-    def act(self, among: Sequence[bool]) -> Iterator[Moves]:
+    def act(self, among: Sequence[bool]) -> Iterator[MemberSteps]:
         """In order."""
         for place, (member, following) in enumerate(zip(self.members, self._following, strict=True)):
             if among[place]:
                 with on(None if following is None else self._acting):  # with the learner's own network, on its stream
                     member.actor.version = member.learner.version if following is None else following.collect()
                     taken = member.actor.step()
-                yield Moves(place, taken.steps, taken.episodes, taken.unrolls)
+                yield MemberSteps(place, taken.steps, taken.episodes, taken.unrolls)
 
     def ready(self) -> list[int]:
         """Whoever has enough new unrolls."""
@@ -168,7 +170,7 @@ class Looped:
             member.close()
 
 
-class Stacked:
+class VectorizedGroup:
     """All members share one actor, whose slots are theirs in turn, and are updated in one computation.
 
     A member that is ready waits for the others, until one has twice as many new unrolls as an update takes: members whose episodes are
@@ -177,7 +179,7 @@ class Stacked:
 
     threaded = False
 
-    def __init__(self, members: Sequence[Member], stack: Stack) -> None:
+    def __init__(self, members: Sequence[Member], stack: VectorizedLearners) -> None:
         self.members, self._stack = members, stack
         self.actor, first = members[0].actor, members[0]
         self._slots = first.config.environment.slots
@@ -189,7 +191,7 @@ class Stacked:
         """Reset all environments."""
         self.actor.begin(recorded=recorded)
 
-    def act(self, among: Sequence[bool]) -> Iterator[Moves]:
+    def act(self, among: Sequence[bool]) -> Iterator[MemberSteps]:
         """All at once."""
         versions = [member.learner.version for member in self.members]
         self.actor.versions[:] = np.repeat(versions, self._slots)
@@ -205,7 +207,7 @@ class Stacked:
             unrolls = taken.unrolls
             part = Unrolls(*(field[own] for field in unrolls)) if unrolls is not None and len(own) else None
             if among[place]:
-                yield Moves(place, member_steps, finished[place], part)
+                yield MemberSteps(place, member_steps, finished[place], part)
 
     def _places_of(self, unrolls: Unrolls | None) -> NDArray[np.int64]:
         if unrolls is None:

@@ -22,14 +22,14 @@ from laser_rl.replay.shared import Handle
 from laser_rl.replay.store import Replay
 from laser_rl.sweep.settings import settings_from
 from laser_rl.training.budget import Budget
-from laser_rl.training.build_group import build_crew
-from laser_rl.training.duty_cycle import Sparing
-from laser_rl.training.gpu_semaphore import Permits
+from laser_rl.training.build_group import build_group
+from laser_rl.training.duty_cycle import DutyCycle
+from laser_rl.training.gpu_semaphore import GpuSemaphore
 from laser_rl.training.launch import act_and_learn
 from laser_rl.training.member_training import evaluate_last, steps_told
 from laser_rl.training.process_handle import ENVIRONMENT_ENDED
 from laser_rl.training.saving import load_learner
-from laser_rl.training.shared_state import PUBLISH_S, Board, parsed, published
+from laser_rl.training.shared_state import PUBLISH_S, SharedStateStore, parsed, published
 from laser_rl.training.stop import FINISHED, deaf
 from laser_rl.training.supervisor import exploit_of
 from laser_rl.training.trainer import Locks, Trainer, become, held
@@ -41,15 +41,15 @@ LOOK_S = 0.05
 PUBLISH_SHARE, PUBLISH_MOST_S = 0.01, 60.0
 
 
-class Share(Trainer):
+class ProcessTrainer(Trainer):
     """The members of this process on their way."""
 
-    def __init__(self, *arguments: Any, board: Board, orders: int, **named: Any) -> None:
+    def __init__(self, *arguments: Any, board: SharedStateStore, orders: int, **named: Any) -> None:
         super().__init__(*arguments, steps=board.steps, **named)
         self.board, self._orders, self._heard = board, orders, b""
         self._looked, self._waiting = 0.0, list[Mapping[str, Any]]()  # orders that have been heard
         self.stop.listen = self.listen
-        self._publishing = Sparing(PUBLISH_S, share=PUBLISH_SHARE, most_s=PUBLISH_MOST_S)
+        self._publishing = DutyCycle(PUBLISH_S, share=PUBLISH_SHARE, most_s=PUBLISH_MOST_S)
         for training in self.trainings:
             training.by_clock = True  # processes are not deterministic anyway
         self.applied = dict.fromkeys(self.numbers, -1)  # the newest copy that each member has made
@@ -135,14 +135,14 @@ def run(start: Mapping[str, Any], orders: int) -> None:
     handles = {number: Handle(*handle) for number, handle in start["stores"].items()}
     attached = {handle.file: Replay.attach(_layout(start["layout"]), handle) for handle in set(handles.values())}
     stores = [attached[handles[str(number)].file] for number in numbers] if handles else None
-    permits = None if start["permits"] is None else Permits(*start["permits"])
-    board = Board(len(sweep.settings), start["size"], start["board"])
+    permits = None if start["permits"] is None else GpuSemaphore(*start["permits"])
+    board = SharedStateStore(len(sweep.settings), start["size"], start["board"])
     begun = int(board.steps[numbers].sum())
-    crew = build_crew(sweep, numbers=numbers, stores=stores, permits=permits, begun=begun)
+    crew = build_group(sweep, numbers=numbers, stores=stores, permits=permits, begun=begun)
     torch.set_num_threads(min(torch.get_num_threads(), start["threads"]))  # fewer where the network is small
     log_file = MetricsLog(Path(start["run_dir"]))
     budget = Budget(**start["budget"])
-    training = Share(sweep, crew, sinks=[log_file], numbers=numbers, board=board, orders=orders, budget=budget)
+    training = ProcessTrainer(sweep, crew, sinks=[log_file], numbers=numbers, board=board, orders=orders, budget=budget)
     try:
         training.go_on()
         training.begin()

@@ -37,7 +37,7 @@ class Progress:
 Callback = Callable[[Progress], bool | None]
 
 
-class Training:
+class MemberTraining:
     """One member on its way.
 
     Args:
@@ -297,7 +297,7 @@ class Training:
             sink.write(kind, self.steps, self.update, values)
 
 
-def evaluate_last(trainings: Sequence[Training], stop: Stop, save: Callable[[], object]) -> None:
+def evaluate_last(trainings: Sequence[MemberTraining], stop: Stop, save: Callable[[], object]) -> None:
     """Play with what members have at their end, unless that was done already or somebody asks to stop.
 
     What they have learned is saved before: an evaluation that fails, or is killed, must not cost a run that is done.
@@ -324,7 +324,7 @@ def evaluate_last(trainings: Sequence[Training], stop: Stop, save: Callable[[], 
 
 
 @contextlib.contextmanager
-def steps_told(trainings: Sequence[Training]) -> Iterator[None]:
+def steps_told(trainings: Sequence[MemberTraining]) -> Iterator[None]:
     """Around acting and learning: the error of an environment that ends the run says how many steps are missing."""
     try:
         with no_exit():

@@ -22,10 +22,10 @@ Backend = Literal["nccl", "gloo"]
 INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
-class Place(NamedTuple):
+class RankPlace(NamedTuple):
     """Who one is among the ranks, and where they meet. A list of it is JSON.
 
-    >>> Place(1, 2, "tcp://10.0.0.1:29500").rank
+    >>> RankPlace(1, 2, "tcp://10.0.0.1:29500").rank
     1
     """
 
@@ -39,7 +39,7 @@ class ProcessTeam:
 
     torch has one default group a process, and this is it: a process is in one team at a time.
 
-    >>> team = join(Place(0, 1, meeting(os.memfd_create("example"))), torch.device("cpu"))
+    >>> team = join(RankPlace(0, 1, meeting(os.memfd_create("example"))), torch.device("cpu"))
     >>> team.sum(torch.ones(2)), team.columns(torch.tensor([True]))
     (tensor([1., 1.]), tensor([True]))
     >>> team.close()
@@ -85,7 +85,7 @@ class ProcessTeam:
 
 
 def join(
-    place: Place, device: torch.device, *, backend: Backend | None = None, timeout_s: float = GIVE_UP_S
+    place: RankPlace, device: torch.device, *, backend: Backend | None = None, timeout_s: float = GIVE_UP_S
 ) -> ProcessTeam:
     """Meet the other ranks; returns when all are there.
 

@@ -35,7 +35,7 @@ class ProcessDied(UserError):
     exit_status = 4
 
 
-class ShareProcess:
+class ProcessHandle:
     """One process, seen from the parent, which never waits for it: what the pipe does not take is kept for later."""
 
     def __init__(self, numbers: Sequence[int], start: dict[str, Any], files: Sequence[int]) -> None:

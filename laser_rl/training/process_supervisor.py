@@ -22,16 +22,16 @@ from laser_rl.sweep.pbt import Exploit
 from laser_rl.sweep.settings import SweepConfig
 from laser_rl.training.budget import Budget
 from laser_rl.training.build import EnvironmentSource
-from laser_rl.training.build_group import Parts, build_parts
+from laser_rl.training.build_group import GroupParts, build_parts
 from laser_rl.training.cores import cores_of_each, within
 from laser_rl.training.directory import RunDirectory, Written
-from laser_rl.training.gpu_semaphore import Permits
-from laser_rl.training.member_training import Callback, Training
-from laser_rl.training.process_handle import ShareProcess
+from laser_rl.training.gpu_semaphore import GpuSemaphore
+from laser_rl.training.member_training import Callback, MemberTraining
+from laser_rl.training.process_handle import ProcessHandle
 from laser_rl.training.result import Result
-from laser_rl.training.shared_state import ROOM_FOR_NUMBERS, Board, published
+from laser_rl.training.shared_state import ROOM_FOR_NUMBERS, SharedStateStore, published
 from laser_rl.training.stall import SAY_AFTER_S
-from laser_rl.training.supervisor import STOP_S, Overseer, order_of, require_by_name, spent_s
+from laser_rl.training.supervisor import STOP_S, SweepSupervisor, order_of, require_by_name, spent_s
 from laser_rl.training.warm_start import warm_start
 
 log = logging.getLogger("laser_rl.training")
@@ -52,7 +52,7 @@ class Blockade(NamedTuple):
         return self.text
 
 
-class Supervisor(Overseer):
+class ProcessSupervisor(SweepSupervisor):
     """The parent's view of a sweep.
 
     Args:
@@ -76,7 +76,7 @@ class Supervisor(Overseer):
         members = len(sweep.settings)
         first = [_fresh(parts, place) for place in range(members)]
         numbers = ROOM_FOR_NUMBERS + BYTES_A_RETURN * sweep.base.run.evaluate_episodes
-        self.board = Board(members, 2 * max(map(len, first)) + numbers)
+        self.board = SharedStateStore(members, 2 * max(map(len, first)) + numbers)
         super().__init__(sweep, directory, parts, self.board, sinks=sinks, callbacks=callbacks)
         loaded = self._go_on()
         if loaded is None:
@@ -87,14 +87,14 @@ class Supervisor(Overseer):
         self._plan_save()
         self.budget = Budget(sweep.base.run.budget_minutes, spent_s=spent_s(loaded))
         on_card = count > 1 and self.parts.learners[0].device.type == "cuda"
-        self.permits = Permits(MOST_UPDATES) if on_card else None
+        self.permits = GpuSemaphore(MOST_UPDATES) if on_card else None
         self.budget.tick()  # for all processes, also those that are started again later
         self.processes = [self._process(share, count) for share in np.array_split(np.arange(members), count)]
         for store in self._stores():
             if isinstance(store.lock, SharedLock):
                 store.lock.while_waiting = self._relieve
 
-    def _process(self, numbers: "np.ndarray[Any, Any]", count: int) -> ShareProcess:
+    def _process(self, numbers: "np.ndarray[Any, Any]", count: int) -> ProcessHandle:
         own = enumerate(self.parts.stores)
         stores = {str(number): store.handle() for number, store in own if isinstance(store, Replay)}
         cores = cores_of_each(count)
@@ -111,7 +111,7 @@ class Supervisor(Overseer):
         }
         files = {self.board.handle, *(handle.file for handle in stores.values())}
         files |= set() if self.permits is None else {self.permits.handle}
-        return ShareProcess([int(number) for number in numbers], start, sorted(files))
+        return ProcessHandle([int(number) for number in numbers], start, sorted(files))
 
     def _pause(self) -> None:
         time.sleep(LOOK_S)
@@ -145,7 +145,7 @@ class Supervisor(Overseer):
                 log.warning("%s for %.0f s now; it is killed", how, now_s)
                 process.kill()
 
-    def _how_it_blocks(self, process: ShareProcess) -> "Blockade | None":
+    def _how_it_blocks(self, process: ProcessHandle) -> "Blockade | None":
         """What others may wait for; None if it does nothing of the kind."""
         holders = [store.lock.holder() for store in self._stores() if isinstance(store.lock, SharedLock)]
         taken = next((holder.taken for holder in holders if holder is not None and holder.pid == process.pid), None)
@@ -186,7 +186,7 @@ class Supervisor(Overseer):
     def _tell(self, exploit: Exploit) -> None:
         self._process_of(exploit.member).order({"exploit": order_of(exploit)})
 
-    def _process_of(self, member: int) -> ShareProcess:
+    def _process_of(self, member: int) -> ProcessHandle:
         return next(process for process in self.processes if member in process.numbers)
 
     def _write_replays(self) -> Written:
@@ -199,8 +199,8 @@ class Supervisor(Overseer):
         return list({id(store): store for store in self.parts.stores if isinstance(store, Replay)}.values())
 
 
-def _fresh(parts: Parts, place: int) -> bytes:
-    return published(Training(parts.member(place, None)))  # type: ignore[arg-type]  # nobody acts here
+def _fresh(parts: GroupParts, place: int) -> bytes:
+    return published(MemberTraining(parts.member(place, None)))  # type: ignore[arg-type]  # nobody acts here
 
 
 def run_processes(
@@ -218,4 +218,4 @@ def run_processes(
         raise ConfigError("a run in processes of its own needs a run directory: they meet there; give one")
     require_by_name(source, torso, "over several processes", "use processes=1 with objects of your own")
     others = [sink for sink in sinks if sink is not directory.log]  # the processes write into the log themselves
-    return Supervisor(sweep, directory, count, sinks=others, callbacks=callbacks).run()
+    return ProcessSupervisor(sweep, directory, count, sinks=others, callbacks=callbacks).run()

@@ -21,10 +21,10 @@ from laser_rl.envs.worker import Channel, read_spec
 from laser_rl.errors import UserError
 from laser_rl.networks.build import TorsoSource
 from laser_rl.replay.frames import DeviceBatch
-from laser_rl.training.batch_source import Crate
+from laser_rl.training.batch_source import PinnedBatch
 from laser_rl.training.build import build_learner, threads_of
-from laser_rl.training.process_group import Place, ProcessTeam, join, lost_contact
-from laser_rl.training.shared_batches import Plan, SharedBatches
+from laser_rl.training.process_group import ProcessTeam, RankPlace, join, lost_contact
+from laser_rl.training.shared_batches import BatchPlan, SharedBatches
 from laser_rl.training.stop import deaf
 from laser_rl.types import UnrollLayout
 
@@ -48,7 +48,7 @@ class Follower:
         plan = _plan(start["plan"])
         self._batches = SharedBatches(plan, start["batches"])
         channel.send(b"start")
-        self.team: ProcessTeam = join(Place(*start["place"]), self._device, timeout_s=start["timeout_s"])
+        self.team: ProcessTeam = join(RankPlace(*start["place"]), self._device, timeout_s=start["timeout_s"])
         config = override(validated(start["config"]), {"run.device": str(self._device)})
         self.learner: Learner = build_learner(
             config, read_spec(start["spec"].encode()), _torso(start["torso"]), sources=start["sources"], team=self.team
@@ -57,15 +57,15 @@ class Follower:
         self._handovers = [Handover(self._device) for _ in range(plan.batches)]
         self._crates = [self._crate(number) for number in range(plan.batches)]
 
-    def _crate(self, number: int) -> Crate:
+    def _crate(self, number: int) -> PinnedBatch:
         host, stream = self._batches.part(number, self.team), own_stream(self._device, "uploading")
         if stream is None:
-            return Crate(host, None, self._handovers[number])
+            return PinnedBatch(host, None, self._handovers[number])
         if number == 0:
             self._batches.pin()
         there = DeviceBatch(self._batches.plan.layout, host, self._device)
         there.record_stream(stream)
-        return Crate(host, there, self._handovers[number], stream)
+        return PinnedBatch(host, there, self._handovers[number], stream)
 
     def obey(self) -> None:
         """Until it is told to end. There is no limit for the next order: rank 0 may evaluate, and if it dies so does this process."""
@@ -111,9 +111,9 @@ def _read(file: int, size: int) -> bytes:
     return bytes(data)
 
 
-def _plan(values: Mapping[str, Any]) -> Plan:
+def _plan(values: Mapping[str, Any]) -> BatchPlan:
     fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in values["layout"].items()}
-    return Plan(**{**values, "layout": UnrollLayout(**fields)})
+    return BatchPlan(**{**values, "layout": UnrollLayout(**fields)})
 
 
 def _torso(reference: str | None) -> TorsoSource | None:

@@ -11,7 +11,7 @@ from laser_rl.envs.records import EnvironmentSpec
 from laser_rl.errors import ConfigError
 from laser_rl.networks.build import TorsoSource, family_of
 from laser_rl.training.ranks import Ranks
-from laser_rl.training.shared_batches import Plan
+from laser_rl.training.shared_batches import BatchPlan
 from laser_rl.types import UnrollLayout
 
 CRATES = 3  # the most that a runtime has going round
@@ -38,7 +38,7 @@ def start_ranks(
             f"run.devices is {count}, so other processes build the network as well, and cannot import {torso!r}; hand in a class or a "
             "function of a module (not of the script itself, no lambda, no instance), or use run.devices 1"
         )
-    plan = Plan(layout, config.loss.batch_unrolls, CRATES, stacked=device.type != "cuda")
+    plan = BatchPlan(layout, config.loss.batch_unrolls, CRATES, stacked=device.type != "cuda")
     return Ranks(config, spec, plan, devices, torso=reference, sources=sources)
 
 

@@ -31,9 +31,9 @@ from laser_rl.config import Config
 from laser_rl.envs.records import EnvironmentSpec
 from laser_rl.envs.worker import Channel, write_spec
 from laser_rl.errors import UserError
-from laser_rl.training.process_group import Place, ProcessTeam, join, lost_contact, meeting
-from laser_rl.training.shared_batches import Plan, SharedBatches
-from laser_rl.training.stall import GIVE_UP_S, PATIENCE_S, SAY_AFTER_S, Waiting
+from laser_rl.training.process_group import ProcessTeam, RankPlace, join, lost_contact, meeting
+from laser_rl.training.shared_batches import BatchPlan, SharedBatches
+from laser_rl.training.stall import GIVE_UP_S, PATIENCE_S, SAY_AFTER_S, StallWarning
 from laser_rl.types import Batch
 
 log = logging.getLogger("laser_rl.training")
@@ -85,7 +85,7 @@ class _Rank:
         self.socket.close()
 
 
-class Lent:
+class RankBatch:
     """One of the shared batches, in the hands of whoever fills and reads it."""
 
     def __init__(self, ranks: "Ranks", number: int) -> None:
@@ -122,7 +122,7 @@ class Ranks:
         self,
         config: Config,
         spec: EnvironmentSpec,
-        plan: Plan,
+        plan: BatchPlan,
         devices: Sequence[torch.device],
         *,
         torso: str | None = None,
@@ -159,15 +159,15 @@ class Ranks:
         self._watching.start()
         try:
             self._await("start", "to start")
-            self.team = join(Place(*self._place(0, len(devices))), devices[0], timeout_s=timeout_s)
+            self.team = join(RankPlace(*self._place(0, len(devices))), devices[0], timeout_s=timeout_s)
         except BaseException:
             self.close()
             raise
         if devices[0].type == "cuda":
             self.batches.pin()
 
-    def _place(self, number: int, size: int) -> Place:
-        return Place(number, size, meeting(self._meeting))
+    def _place(self, number: int, size: int) -> RankPlace:
+        return RankPlace(number, size, meeting(self._meeting))
 
     @property
     def pids(self) -> list[int]:
@@ -178,13 +178,13 @@ class Ranks:
     def _numbers(self) -> set[int]:
         return {rank.number for rank in self._ranks}
 
-    def lend(self) -> Lent:
+    def lend(self) -> RankBatch:
         """A batch to fill and read over and over; it comes back by itself when nobody holds it any more."""
         if not self._free:
             gc.collect()
         if not self._free:
             raise ValueError(f"all {self._plan.batches} shared batches are in use")
-        lent = Lent(self, self._free.pop())
+        lent = RankBatch(self, self._free.pop())
         weakref.finalize(lent, self._free.append, lent.number)
         return lent
 
@@ -256,7 +256,7 @@ class Ranks:
 
     def _await(self, what: str, whom: str) -> None:
         """Until all have answered; says for whom it waits, and gives up in the end."""
-        waiting: Waiting | None = None
+        waiting: StallWarning | None = None
         begin = time.monotonic()
         with self._changed:
             while owing := self._owed.get(what):
@@ -264,7 +264,7 @@ class Ranks:
                 names = f"rank {', '.join(map(str, sorted(owing)))} {whom}"
                 if time.monotonic() - begin > self._timeout_s:
                     raise RankLost(f"rank 0 has waited {self._timeout_s:.0f} s for {names} and gives up")
-                waiting = waiting or Waiting("rank 0", names)
+                waiting = waiting or StallWarning("rank 0", names)
                 if not self._changed.wait(PATIENCE_S):
                     waiting.again()
         if waiting is not None:

@@ -34,7 +34,7 @@ MOST_STEPS = 100_000
 _MOST_SAID = 500
 
 
-class Recorder:
+class VideoRecorder:
     """What is due, and what has been said.
 
     Args:
@@ -122,7 +122,7 @@ def orders(stdin: int, every_s: float = LOOK_S) -> Iterator[str]:
 def run(lines: Iterator[str]) -> None:
     """Look until one is asked to end."""
     start: dict[str, Any] = json.loads(next(line for line in lines if line))
-    recorder = Recorder(Path(start["run_dir"]), start["every"], start["keep"])
+    recorder = VideoRecorder(Path(start["run_dir"]), start["every"], start["keep"])
     with Trust(code=True).applied():  # the run that started this plays the same environment
         for line in lines:
             signal.alarm(LONGEST_FILM_S)

@@ -20,7 +20,7 @@ from laser_rl.config import RunConfig
 from laser_rl.metrics import videos
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.training.build import EnvironmentSource
-from laser_rl.training.stall import PATIENCE_S, Waiting
+from laser_rl.training.stall import PATIENCE_S, StallWarning
 
 log = logging.getLogger("laser_rl.training")
 LAST_FILM_S = 60.0  # of the last parameters, when all else is done
@@ -67,7 +67,7 @@ class Recording:
 
     def finish(self) -> None:
         """Let it film the last checkpoint, for a minute at most. Whoever does not want to wait may interrupt: the run is saved."""
-        waiting = Waiting("the run, which is done and saved,", f"its last video, {LAST_FILM_S:.0f} s at most")
+        waiting = StallWarning("the run, which is done and saved,", f"its last video, {LAST_FILM_S:.0f} s at most")
         self._ending = True
         ends = time.monotonic() + LAST_FILM_S
         self._order("end")

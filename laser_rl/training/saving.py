@@ -16,7 +16,7 @@ from laser_rl.errors import ConfigError
 from laser_rl.replay.episodes import ATTEMPTS, outrun
 from laser_rl.replay.store import Evicted, Replay
 from laser_rl.training.build import keep_in_step
-from laser_rl.training.member_training import Training
+from laser_rl.training.member_training import MemberTraining
 from laser_rl.training.warm_start import STORE_IDS
 from laser_rl.types import Array, UnrollLayout, Unrolls
 
@@ -26,14 +26,14 @@ MENDED = "replay_mended"  # the event that says what is lost of a damaged replay
 Groups = dict[str, Mapping[str, Array | Tensor]]
 
 
-def member_groups(training: Training) -> Groups:
+def member_groups(training: MemberTraining) -> Groups:
     """Tensors of the learner and of the mixer; the actor is saved by whoever knows with whom it is shared."""
     member = training.member
     arrays = {name: value for name, value in member.mixer.state_dict().items() if isinstance(value, np.ndarray)}
     return {**member.learner.state().tensors, "mixer": arrays}
 
 
-def member_numbers(training: Training) -> dict[str, Any]:
+def member_numbers(training: MemberTraining) -> dict[str, Any]:
     """Everything else of a member, as JSON."""
     member = training.member
     mixer = {name: value for name, value in member.mixer.state_dict().items() if not isinstance(value, np.ndarray)}
@@ -41,7 +41,9 @@ def member_numbers(training: Training) -> dict[str, Any]:
     return {"learner": member.learner.state().numbers, "training": training.state_dict(), "mixer": mixer, "spec": spec}
 
 
-def load_member(training: Training, tensors: Mapping[str, Mapping[str, Tensor]], numbers: Mapping[str, Any]) -> None:
+def load_member(
+    training: MemberTraining, tensors: Mapping[str, Mapping[str, Tensor]], numbers: Mapping[str, Any]
+) -> None:
     """Learner, mixer and counters go on exactly there."""
     member = training.member
     member.learner.load(tensors, numbers["learner"])
@@ -51,7 +53,9 @@ def load_member(training: Training, tensors: Mapping[str, Mapping[str, Tensor]],
     training.load_state_dict(numbers["training"])
 
 
-def load_learner(training: Training, tensors: Mapping[str, Mapping[str, Tensor]], numbers: Mapping[str, Any]) -> None:
+def load_learner(
+    training: MemberTraining, tensors: Mapping[str, Mapping[str, Tensor]], numbers: Mapping[str, Any]
+) -> None:
     """Learner and counters go on there; the mixer keeps its own random numbers and unrolls."""
     training.member.learner.load(tensors, numbers["learner"])
     training.load_state_dict(numbers["training"])

@@ -16,7 +16,7 @@ log = logging.getLogger("laser_rl.training")
 PAGE = 4096
 
 
-class Plan(NamedTuple):
+class BatchPlan(NamedTuple):
     """How large they are."""
 
     layout: UnrollLayout
@@ -41,14 +41,14 @@ class SharedBatches:
 
     >>> from laser_rl.agent.parallel import Alone
     >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
-    >>> ours = SharedBatches(Plan(layout, columns=4, batches=1, stacked=True))
+    >>> ours = SharedBatches(BatchPlan(layout, columns=4, batches=1, stacked=True))
     >>> ours.part(0, Alone()).reward.fill_(3.0).shape
     torch.Size([2, 4])
     >>> SharedBatches(ours.plan, ours.handle).part(0, Alone()).reward[0]
     tensor([3., 3., 3., 3.])
     """
 
-    def __init__(self, plan: Plan, handle: int | None = None) -> None:
+    def __init__(self, plan: BatchPlan, handle: int | None = None) -> None:
         self.plan = plan
         self._bytes = [plan.columns * torch.Size(shape).numel() for shape in plan.shapes]
         self._stride = sum(map(_pages, self._bytes))

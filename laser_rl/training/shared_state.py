@@ -18,7 +18,7 @@ from torch import Tensor
 
 from laser_rl.checkpoint.snapshot import flat, grouped
 from laser_rl.envs.block import carve, size_of
-from laser_rl.training.member_training import Training
+from laser_rl.training.member_training import MemberTraining
 from laser_rl.training.saving import member_groups, member_numbers
 
 ROOM_FOR_NUMBERS = 1 << 18  # counters, windows of all tasks, settings, evaluation: up to 100 kilobytes
@@ -33,7 +33,7 @@ class MemberState(NamedTuple):
     numbers: dict[str, Any]
 
 
-class Board:
+class SharedStateStore:
     """Shared by the processes of a sweep.
 
     Args:
@@ -41,9 +41,9 @@ class Board:
         size: bytes of the largest state.
         handle: of the file of another process's board, to attach to.
 
-    >>> board = Board(members=2, size=10)
+    >>> board = SharedStateStore(members=2, size=10)
     >>> board.put(1, b"state")
-    >>> Board(members=2, size=10, handle=board.handle).get(1), board.get(0)
+    >>> SharedStateStore(members=2, size=10, handle=board.handle).get(1), board.get(0)
     (b'state', None)
     """
 
@@ -88,7 +88,7 @@ class Board:
         raise RuntimeError(f"member {member} publishes faster than it can be read; this should not happen")
 
 
-def published(training: Training) -> bytes:
+def published(training: MemberTraining) -> bytes:
     """A member's state for the board: all but its actor and the unrolls that wait for an update."""
     groups = dict(member_groups(training))
     groups["mixer"] = {name: np.asarray(array)[:0] for name, array in groups["mixer"].items()}

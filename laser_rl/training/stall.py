@@ -12,10 +12,10 @@ PATIENCE_S = 0.2  # between two looks
 MOST_CREDIT_S = 5.0  # of one look: a process that was stopped for ten minutes has not waited for ten minutes
 
 
-class Waiting:
+class StallWarning:
     """One wait: says for whom after `SAY_AFTER_S`, that it is over if it was said, and gives up after `GIVE_UP_S`.
 
-    >>> waiting = Waiting("the learner", "unrolls from the actor")
+    >>> waiting = StallWarning("the learner", "unrolls from the actor")
     >>> waiting.again()  # nothing is said yet
     >>> waiting.over()
     """
@@ -64,7 +64,7 @@ class Gate:
     def __enter__(self) -> None:
         if not self._lock.acquire(timeout=PATIENCE_S):
             holder, who = self.holder, threading.current_thread().name
-            waiting = Waiting(f"thread {who}", f"{self._what} (thread {holder})")
+            waiting = StallWarning(f"thread {who}", f"{self._what} (thread {holder})")
             while not self._lock.acquire(timeout=PATIENCE_S):
                 waiting.again()
             waiting.over()
@@ -79,7 +79,7 @@ class Gate:
 
 def join(thread: threading.Thread, who: str, whom: str) -> None:
     """Wait for the end of a thread."""
-    waiting = Waiting(who, whom)
+    waiting = StallWarning(who, whom)
     while thread.is_alive():
         thread.join(PATIENCE_S)
         if thread.is_alive():

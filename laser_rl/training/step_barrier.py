@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from laser_rl.training.stall import Waiting
+from laser_rl.training.stall import StallWarning
 
 Steps = NDArray[np.int64]
 
 
-class Pace:
+class StepBarrier:
     """Keeps the step counts of all members of a sweep within `max(unroll_steps, (turns + 1) · slots)` of each other.
 
     Args:
@@ -21,7 +21,7 @@ class Pace:
         turns: that a member may be ahead by. With 0 only the slowest act as soon as a turn is longer than an unroll: right where members
             take turns, but processes would act one at a time, each waiting for the others to learn.
 
-    >>> pace = Pace(np.array([0, 18, 25]), [0, 1, 2], unroll_steps=20, slots=4)
+    >>> pace = StepBarrier(np.array([0, 18, 25]), [0, 1, 2], unroll_steps=20, slots=4)
     >>> pace.among([False, False, False])
     [True, False, False]
     """
@@ -29,7 +29,7 @@ class Pace:
     def __init__(self, steps: Steps, own: Sequence[int], *, unroll_steps: int, slots: int, turns: int = 0) -> None:
         self.steps, self._own = steps, list(own)
         self._slack = max(0, unroll_steps - slots, turns * slots)
-        self._waiting: Waiting | None = None
+        self._waiting: StallWarning | None = None
 
     def among(self, done: Sequence[bool]) -> list[bool]:
         """Who of those here may act: not ahead, and not done."""
@@ -53,6 +53,6 @@ class Pace:
 
     def wait(self) -> None:
         """Called while everybody here has to wait; says for whom, and gives up in the end."""
-        waiting = self._waiting or Waiting(f"the process of members {self._own}", "another")
+        waiting = self._waiting or StallWarning(f"the process of members {self._own}", "another")
         self._waiting, waiting.whom = waiting, f"member {int(self.steps.argmin())}, which is behind"
         waiting.again()

@@ -25,10 +25,10 @@ from laser_rl.networks.build import TorsoSource
 from laser_rl.sweep.pbt import Exploit, PbtState, Standing, decide
 from laser_rl.sweep.settings import SweepConfig
 from laser_rl.training.build import EnvironmentSource, derive
-from laser_rl.training.build_group import Parts
+from laser_rl.training.build_group import GroupParts
 from laser_rl.training.directory import Contents, RunDirectory, Written
-from laser_rl.training.disk_space import Tries
-from laser_rl.training.duty_cycle import Sparing
+from laser_rl.training.disk_space import SaveRetry
+from laser_rl.training.duty_cycle import DutyCycle
 from laser_rl.training.evaluate import Trained
 from laser_rl.training.files import has_ended
 from laser_rl.training.member_training import Callback, Progress
@@ -37,7 +37,7 @@ from laser_rl.training.saving import MENDED
 from laser_rl.training.shared_state import PUBLISH_S, MemberState, packed, parsed
 from laser_rl.training.step_barrier import Steps
 from laser_rl.training.stop import Stop, signals
-from laser_rl.training.sweep_metrics import survey
+from laser_rl.training.sweep_metrics import sweep_metrics
 
 log = logging.getLogger("laser_rl.training")
 SURVEY_S = 2.0
@@ -58,7 +58,7 @@ class States(Protocol):
         """What a member is to begin with."""
 
 
-class Overseer(ABC):
+class SweepSupervisor(ABC):
     """A supervisor's view of a sweep.
 
     Args:
@@ -74,7 +74,7 @@ class Overseer(ABC):
         self,
         sweep: SweepConfig,
         directory: RunDirectory,
-        parts: Parts,
+        parts: GroupParts,
         board: States,
         *,
         sinks: Sequence[Sink] = (),
@@ -84,12 +84,12 @@ class Overseer(ABC):
         self._states, self._sinks, self._callbacks = board, list(sinks), list(callbacks)
         seed = sweep.base.run.seed
         self.pbt = PbtState(board.members, derive(seed, "pbt")) if sweep.pbt is not None else None
-        self._random = np.random.Generator(np.random.PCG64(derive(seed, "survey")))
-        self._tries, self._next_save = Tries(), 0
+        self._random = np.random.Generator(np.random.PCG64(derive(seed, "sweep_metrics")))
+        self._tries, self._next_save = SaveRetry(), 0
         self._ended, self._saved_end = False, False  # all members have done their steps, and that was saved
         self._offset = directory.log.path.stat().st_size  # rows before it have been passed on
-        self._surveys = Sparing(SURVEY_S, share=READ_SHARE, most_s=READ_MOST_S)
-        self._decisions = Sparing(PUBLISH_S, share=READ_SHARE, most_s=READ_MOST_S)  # nothing new is published before
+        self._surveys = DutyCycle(SURVEY_S, share=READ_SHARE, most_s=READ_MOST_S)
+        self._decisions = DutyCycle(PUBLISH_S, share=READ_SHARE, most_s=READ_MOST_S)  # nothing new is published before
 
     @abstractmethod
     def _watch(self) -> bool:
@@ -189,7 +189,7 @@ class Overseer(ABC):
                 learner.version = state.numbers["learner"]["version"]
                 ended.append(has_ended(state.numbers["training"]))
             if not self.sweep.single:
-                self._write("sweep", survey(self.parts.learners, self.parts.stores, self._random))
+                self._write("sweep", sweep_metrics(self.parts.learners, self.parts.stores, self._random))
         self._ended = all(ended)
 
     def _announce(self, event: str, values: dict[str, Value] | None = None) -> None:

@@ -16,7 +16,7 @@ SAMPLE = 256  # unrolls whose age is looked at
 PERCENTILES = (0, 25, 50, 75, 100)
 
 
-def survey(
+def sweep_metrics(
     learners: Sequence[Learner], stores: Sequence[Store | None], random: np.random.Generator
 ) -> dict[str, float]:
     """The numbers of one row; nothing where nothing is replayed."""

@@ -20,14 +20,14 @@ from laser_rl.agent.actor import Actor
 from laser_rl.agent.cuda_streams import on, own_stream
 from laser_rl.agent.parameters import FlatParameters
 from laser_rl.ports import Delivery, ParameterMailbox, StopSignal, UnrollOutbox
-from laser_rl.replay.prefetcher import Ahead
-from laser_rl.training.batch_source import Crate, Feed
+from laser_rl.replay.prefetcher import Prefetcher
+from laser_rl.training.batch_source import BatchSource, PinnedBatch
 from laser_rl.training.build import Member, keep_in_step, learn
 from laser_rl.training.busy import Busy
 from laser_rl.training.depths import queues
 from laser_rl.training.mailbox import ThreadMailbox
-from laser_rl.training.member_training import Training
-from laser_rl.training.stall import GIVE_UP_S, PATIENCE_S, Gate, Waiting, join
+from laser_rl.training.member_training import MemberTraining
+from laser_rl.training.stall import GIVE_UP_S, PATIENCE_S, Gate, StallWarning, join
 from laser_rl.training.stop import FINISHED
 from laser_rl.training.trainer import Trainer
 from laser_rl.types import Batch, Episode, empty_unrolls
@@ -36,7 +36,7 @@ PACED_S = 0.0005  # between two looks at the steps of others
 
 
 class Supply(Protocol):
-    """Where a learner's batches come from: a `Feed`, or what other machines send."""
+    """Where a learner's batches come from: a `BatchSource`, or what other machines send."""
 
     def ready(self, timeout_s: float) -> bool:
         """Whether a batch can be filled, after waiting so long at most; `Exhausted` when nothing will ever come again."""
@@ -104,7 +104,7 @@ def run_actor(
             delivery = Delivery(unrolls, episodes, unreported)
             if sent is not None:
                 sent.append(delivery)
-        waiting = Waiting("the actor", "the learner to take unrolls")
+        waiting = StallWarning("the actor", "the learner to take unrolls")
         while not inbox.put(delivery, PATIENCE_S):
             if stop.reason is not None:
                 return
@@ -124,7 +124,7 @@ def run_local(trainer: Trainer) -> None:
     acting = threading.Event()
     locks = Gate("the actor to finish its step"), Gate("the batch that is being filled")
     acting.set()
-    feed = Feed(training, inbox, acting, locks[1])
+    feed = BatchSource(training, inbox, acting, locks[1])
     threads, stream = torch.get_num_threads(), own_stream(learner.device, "acting")
 
     def act() -> None:
@@ -186,7 +186,11 @@ class Learning:
     """
 
     def __init__(
-        self, training: Training, ahead: Ahead[Crate], mailbox: ParameterMailbox, between: Callable[[], None]
+        self,
+        training: MemberTraining,
+        ahead: Prefetcher[PinnedBatch],
+        mailbox: ParameterMailbox,
+        between: Callable[[], None],
     ) -> None:
         self._training, self._ahead, self._mailbox, self._between = training, ahead, mailbox, between
         self._busy = _measured(training)
@@ -204,14 +208,14 @@ class Learning:
             self._between()
 
 
-def gathered(member: Member, feed: Supply) -> Ahead[Crate]:
+def gathered(member: Member, feed: Supply) -> Prefetcher[PinnedBatch]:
     """On a GPU one more: the learner's thread gives a batch back when the card has yet to read it."""
     stream = own_stream(member.learner.device, "uploading")
-    crates = [Crate.of(member, stream) for _ in range(2 if stream is None else 3)]
-    return Ahead(lambda crate: crate.fill(feed.fill), crates, ready=feed.ready)
+    crates = [PinnedBatch.of(member, stream) for _ in range(2 if stream is None else 3)]
+    return Prefetcher(lambda crate: crate.fill(feed.fill), crates, ready=feed.ready)
 
 
-def _measured(training: Training) -> Busy:
+def _measured(training: MemberTraining) -> Busy:
     """In every row of metrics from now on, instead of what measured an earlier call."""
     busy = Busy(training.member.learner.device)
     training.extra[:] = [more for more in training.extra if not isinstance(getattr(more, "__self__", None), Busy)]
@@ -219,12 +223,12 @@ def _measured(training: Training) -> Busy:
     return busy
 
 
-def _next(ahead: Ahead[Crate], busy: Busy) -> Crate | None:
+def _next(ahead: Prefetcher[PinnedBatch], busy: Busy) -> PinnedBatch | None:
     with busy.waiting():
         return ahead.next(GIVE_UP_S)
 
 
-def _room(training: Training) -> int:
+def _room(training: MemberTraining) -> int:
     """Deliveries in the inbox. Slots are shifted against each other, so a step of all of them ends this many unrolls."""
     config = training.member.config
     at_once = max(1, config.environment.slots // config.loss.unroll_steps)

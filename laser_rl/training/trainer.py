@@ -17,13 +17,13 @@ from laser_rl.sweep.pbt import Exploit, PbtState, Standing, decide
 from laser_rl.sweep.settings import SweepConfig
 from laser_rl.training.budget import Budget
 from laser_rl.training.build import derive
-from laser_rl.training.disk_space import Tries
-from laser_rl.training.duty_cycle import Sparing
-from laser_rl.training.member_group import Crew, Moves
-from laser_rl.training.member_training import Callback, Training
-from laser_rl.training.step_barrier import Pace, Steps
+from laser_rl.training.disk_space import SaveRetry
+from laser_rl.training.duty_cycle import DutyCycle
+from laser_rl.training.member_group import MemberGroup, MemberSteps
+from laser_rl.training.member_training import Callback, MemberTraining
+from laser_rl.training.step_barrier import StepBarrier, Steps
 from laser_rl.training.stop import Stop
-from laser_rl.training.sweep_metrics import survey
+from laser_rl.training.sweep_metrics import sweep_metrics
 
 SURVEY_SHARE = 0.01  # of the time, at most, for rows about all members together, where they come by the clock
 TURNS_AHEAD = 4  # of members in other processes: one may learn for as long as others act
@@ -65,7 +65,7 @@ class Trainer:
     def __init__(
         self,
         settings: SweepConfig,
-        group: Crew,
+        group: MemberGroup,
         *,
         sinks: Sequence[Sink] = (),
         callbacks: Sequence[Callback] = (),
@@ -80,10 +80,10 @@ class Trainer:
         self.budget = Budget(base.run.budget_minutes) if budget is None else budget
         self.saved: Path | None = None
         self.run_dir: Path | None = None  # where all of it is kept
-        self._tries = Tries()
+        self._tries = SaveRetry()
         self.numbers = list(range(len(group.members)) if numbers is None else numbers)
         self.trainings = [
-            Training(
+            MemberTraining(
                 member,
                 sinks=sinks_of(settings, sinks, number),
                 callbacks=callbacks,
@@ -92,7 +92,7 @@ class Trainer:
             )
             for number, member in zip(self.numbers, group.members, strict=True)
         ]
-        self.pace = Pace(
+        self.pace = StepBarrier(
             np.zeros(len(self.numbers), np.int64) if steps is None else steps,
             self.numbers if steps is not None else range(len(self.numbers)),
             unroll_steps=base.loss.unroll_steps,
@@ -103,8 +103,11 @@ class Trainer:
             training.moved = functools.partial(self.pace.move, place)
         seed = settings.base.run.seed
         self.pbt = PbtState(len(settings.settings), derive(seed, "pbt")) if settings.pbt is not None else None
-        self._surveyed, self._survey_random = 0, np.random.Generator(np.random.PCG64(derive(base.run.seed, "survey")))
-        self._survey_sparing = Sparing(base.run.log_every_s, share=SURVEY_SHARE, most_s=60.0)
+        self._surveyed, self._survey_random = (
+            0,
+            np.random.Generator(np.random.PCG64(derive(base.run.seed, "sweep_metrics"))),
+        )
+        self._survey_sparing = DutyCycle(base.run.log_every_s, share=SURVEY_SHARE, most_s=60.0)
         self._next_save = 0
         self._plan_save()
 
@@ -155,7 +158,7 @@ class Trainer:
             self._survey_if_due()
         return True
 
-    def _acted(self, moves: Moves) -> None:
+    def _acted(self, moves: MemberSteps) -> None:
         training = self.trainings[moves.place]
         training.acted(moves.steps, moves.episodes)
         if moves.unrolls is not None:
@@ -233,7 +236,7 @@ class Trainer:
         self._surveyed = self.updates
         members = self.group.members
         with self._survey_sparing.measured():
-            values = survey([m.learner for m in members], [m.replay for m in members], self._survey_random)
+            values = sweep_metrics([m.learner for m in members], [m.replay for m in members], self._survey_random)
         self.write("sweep", values)
 
     def announce(self, event: str) -> None:
@@ -287,7 +290,7 @@ def held(locks: Locks) -> Iterator[None]:
         yield
 
 
-def become(training: Training, exploit: Exploit, tensors: Mapping[str, Any]) -> None:
+def become(training: MemberTraining, exploit: Exploit, tensors: Mapping[str, Any]) -> None:
     """A member becomes a changed copy of its donor, whose tensors these are."""
     training.member.learner.adopt(tensors)
     training.member.learner.tune(exploit.after)
@@ -298,7 +301,7 @@ def become(training: Training, exploit: Exploit, tensors: Mapping[str, Any]) -> 
     training.announce("exploit", values)
 
 
-def standing_of(number: int, training: Training) -> Standing:
+def standing_of(number: int, training: MemberTraining) -> Standing:
     """Where a member is."""
     score, learner = fitness(training.window.numbers()), training.member.learner
     if learner.recovery.counts.failing or not learner.flat.value.isfinite().all():
@@ -306,7 +309,7 @@ def standing_of(number: int, training: Training) -> Standing:
     return Standing(number, training.steps, training.window.episodes, score)
 
 
-def tuned_of(training: Training, sweep: SweepConfig) -> dict[str, float]:
+def tuned_of(training: MemberTraining, sweep: SweepConfig) -> dict[str, float]:
     """A member's present values of what PBT moves."""
     learner, names = training.member.learner, sweep.pbt.tuned if sweep.pbt else ()
     return {name: learner.setting(name) for name in names}

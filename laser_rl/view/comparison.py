@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from laser_rl.metrics import display
-from laser_rl.metrics.history import Array, Line
+from laser_rl.metrics.history import Array, CurveLine
 from laser_rl.view.facts import interval
 from laser_rl.view.panels import Asked, Data, Named, cell, chart, table
 from laser_rl.view.subject import Subject
@@ -25,7 +25,7 @@ _LONGEST_NAME = 3  # settings in the name of a condition
 
 
 @dataclass(frozen=True, eq=False)
-class Condition:
+class ComparedCondition:
     """Directories with the same settings."""
 
     name: str
@@ -67,7 +67,7 @@ def _panels(subjects: Sequence[Subject]) -> Iterator[tuple[str, Data, Data]]:
     yield "common", about, table(["setting", "value"], same)
 
 
-def conditions_of(subjects: Sequence[Subject]) -> list[Condition]:
+def conditions_of(subjects: Sequence[Subject]) -> list[ComparedCondition]:
     """Directories by their settings without the seed, named by what differs; one without settings is a condition of its own."""
     groups: dict[str, list[Subject]] = {}
     for one in subjects:
@@ -79,9 +79,9 @@ def conditions_of(subjects: Sequence[Subject]) -> list[Condition]:
     for group in groups.values():
         own = {display.last_name(name): group[0].settings.get(name) for name in names}
         label = display.label(own) if names and len(own) <= _LONGEST_NAME else group[0].name
-        found.append(Condition(label, tuple(group)))
+        found.append(ComparedCondition(label, tuple(group)))
     if len({one.name for one in found}) < len(found):
-        return [Condition(one.subjects[0].name, one.subjects) for one in found]
+        return [ComparedCondition(one.subjects[0].name, one.subjects) for one in found]
     return found
 
 
@@ -96,7 +96,7 @@ def differing(subjects: Sequence[Subject]) -> list[str]:
     ]
 
 
-def conditions_table(conditions: Sequence[Condition]) -> Data:
+def conditions_table(conditions: Sequence[ComparedCondition]) -> Data:
     """Scores of each condition: of each run the last evaluation, or else the return in training, of its best member."""
     lines = []
     for one in conditions:
@@ -126,17 +126,17 @@ def _directories_table(subjects: Sequence[Subject]) -> Data:
     return table(columns, lines)
 
 
-def compared(conditions: Sequence[Condition]) -> Data:
+def compared(conditions: Sequence[ComparedCondition]) -> Data:
     """The mean of each condition, with a band from its lowest to its highest run."""
     drawn: list[Named] = []
     for colour, one in enumerate(conditions):
         curves = [curve for subject in one.subjects if len((curve := _curve(subject))[0])]
         steps, values = band(curves) if len(curves) > 1 else (np.empty(0), np.empty((0, 0)))
         if len(steps):
-            line = Line(steps, values.mean(0), values.min(0), values.max(0))
+            line = CurveLine(steps, values.mean(0), values.min(0), values.max(0))
             drawn.append((f"{one.name} ({len(curves)} runs)", colour, line))
         else:
-            drawn += [(one.name, colour, Line(x, y, y, y)) for x, y in curves]
+            drawn += [(one.name, colour, CurveLine(x, y, y, y)) for x, y in curves]
     return chart(None, drawn, Asked(points=_GRID), bands=True)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from laser_rl.envs.scores import RETURN_OF, SCORE_OF
 from laser_rl.metrics import display
-from laser_rl.metrics.history import Array, Line, aligned
+from laser_rl.metrics.history import Array, CurveLine, aligned
 from laser_rl.metrics.sink import Kind
 from laser_rl.metrics.standing import Copy, copies, mean_of, newest_means
 from laser_rl.view.subject import Subject
@@ -54,7 +54,7 @@ class Asked(NamedTuple):
 
 
 Data = dict[str, Any]
-Named = tuple[str, int | None, Line]  # name, member, line
+Named = tuple[str, int | None, CurveLine]  # name, member, line
 
 
 def trained(names: Mapping[str, str], subject: Subject, asked: Asked) -> Data:
@@ -91,7 +91,7 @@ def evaluations(subject: Subject, asked: Asked) -> Data:
         if len(mean.x):
             ends = (low.mean, high.mean) if known else (mean.mean, mean.mean)
             name = str(one.member) if subject.is_sweep else "evaluation"
-            drawn.append((name, one.member, Line(mean.x, mean.mean, *ends)))
+            drawn.append((name, one.member, CurveLine(mean.x, mean.mean, *ends)))
     return chart(subject, drawn, asked, bands=True)
 
 
@@ -252,11 +252,11 @@ def founders(history: Iterable[Copy], members: int) -> dict[int, list[tuple[int,
     return found
 
 
-def mean_line(lines: Sequence[Line]) -> Line:
+def mean_line(lines: Sequence[CurveLine]) -> CurveLine:
     """The mean of lines where they have numbers.
 
     >>> x, y = np.array([1.0, 2.0]), np.array([0.0, 1.0])
-    >>> mean_line([Line(x, y, y, y), Line(x, y + 1, y, y)]).mean.tolist()
+    >>> mean_line([CurveLine(x, y, y, y), CurveLine(x, y + 1, y, y)]).mean.tolist()
     [0.5, 1.5]
     """
     if len(lines) == 1:
@@ -265,7 +265,7 @@ def mean_line(lines: Sequence[Line]) -> Line:
     every = np.stack([line.mean for line in found])
     count = np.isfinite(every).sum(0)
     mean = np.nansum(every, 0) / np.maximum(count, 1)
-    return Line(x[count > 0], mean[count > 0], mean[count > 0], mean[count > 0])
+    return CurveLine(x[count > 0], mean[count > 0], mean[count > 0], mean[count > 0])
 
 
 def numbers(values: Array | Iterable[float], digits: int = 6) -> list[float | None]:

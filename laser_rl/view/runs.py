@@ -37,7 +37,7 @@ class Made(NamedTuple):
     body: bytes
 
 
-class Run:
+class ViewedRun:
     """One directory; its log is read only while somebody looks at it."""
 
     def __init__(self, number: int, path: Path) -> None:
@@ -132,14 +132,14 @@ class Runs:
 
     def __init__(self, places: Sequence[Path], *, hurried: bool = False) -> None:
         self._places = [Path(place).resolve() for place in places]
-        self._runs: dict[Path, Run] = {}
+        self._runs: dict[Path, ViewedRun] = {}
         self._stop = threading.Event()
         self._broken: set[int] = set()
         self._look_s = _LOOK_S / 10 if hurried else _LOOK_S
         self._thread = threading.Thread(target=self._work, name="reader of logs", daemon=True)
         self.scan()
 
-    def every(self) -> list[Run]:
+    def every(self) -> list[ViewedRun]:
         """In the order in which they were found."""
         return list(self._runs.values())
 
@@ -147,7 +147,7 @@ class Runs:
         """Those to choose from."""
         return [{"run": run.number, "name": run.name, "state": run.state} for run in self.every()]
 
-    def get(self, number: int) -> Run | None:
+    def get(self, number: int) -> ViewedRun | None:
         """The run of that number."""
         every = self.every()
         return every[number] if 0 <= number < len(every) else None
@@ -157,7 +157,7 @@ class Runs:
         for place in self._places:
             for path in _below(place, _DEPTH):
                 if path not in self._runs and len(self._runs) < MOST_RUNS:
-                    self._runs[path] = Run(len(self._runs), path)
+                    self._runs[path] = ViewedRun(len(self._runs), path)
         for run, name in zip(self.every(), distinct(list(self._runs)) if self._runs else [], strict=True):
             run.name = name
 
@@ -183,7 +183,7 @@ class Runs:
             more = [self._try(run, run.look) or self._try(run, run.read_on) for run in self._watched()]
             self._stop.wait(0.001 if any(more) else self._look_s)
 
-    def _try(self, run: Run, work: Callable[[], bool | None]) -> bool:
+    def _try(self, run: ViewedRun, work: Callable[[], bool | None]) -> bool:
         """Whatever a run directory holds, the pages of the other runs go on."""
         try:
             return bool(work())
@@ -193,7 +193,7 @@ class Runs:
                 self._broken.add(run.number)
             return False
 
-    def _watched(self) -> list[Run]:
+    def _watched(self) -> list[ViewedRun]:
         """Those that somebody looks at; of others, what they hold is forgotten if it is too much."""
         read = sorted((run for run in self.every() if run.wanted), key=lambda run: -run.wanted)
         for run in read[MOST_READ:]:

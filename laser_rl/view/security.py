@@ -102,7 +102,7 @@ class Access:
         return found is not None and _same(found.value, self.cookie)
 
 
-class Guard:
+class RequestGuard:
     """Around everything; see the module. Also sets the headers of every answer, and ends a connection that takes nothing for too long."""
 
     def __init__(self, app: ASGIApp, access: Access, *, abort: Callable[[Scope], None], patience_s: float) -> None:

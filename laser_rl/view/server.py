@@ -25,8 +25,8 @@ from laser_rl.metrics.videos import open_film
 from laser_rl.view.facts import video_id
 from laser_rl.view.panels import PANELS, Asked
 from laser_rl.view.report import TYPES, static_files
-from laser_rl.view.runs import Made, Run, Runs, encoded
-from laser_rl.view.security import HOST, Access, Guard
+from laser_rl.view.runs import Made, Runs, ViewedRun, encoded
+from laser_rl.view.security import HOST, Access, RequestGuard
 
 MOST_CONNECTIONS = 256
 _SEND_BUFFER_BYTES = 32 << 10  # what is kept for a page that does not read, in the kernel and here
@@ -106,11 +106,11 @@ class Pages:
 
     def summary(self, request: Request) -> Response:
         """How one stands."""
-        return self._made(self._run(request), "summary", Run.summary)
+        return self._made(self._run(request), "summary", ViewedRun.summary)
 
     def details(self, request: Request) -> Response:
         """Its settings, machine, events and videos."""
-        return self._made(self._run(request), "details", Run.details)
+        return self._made(self._run(request), "details", ViewedRun.details)
 
     def panel(self, request: Request) -> Response:
         """One chart of a run."""
@@ -142,7 +142,7 @@ class Pages:
             Route("/api/runs/{run:int}/videos/{video}", self.video),
         ]
 
-    def _run(self, request: Request) -> Run:
+    def _run(self, request: Request) -> ViewedRun:
         run = self._runs.get(request.path_params["run"])
         if run is None:
             raise HTTPException(404)
@@ -154,7 +154,7 @@ class Pages:
             raise HTTPException(404)
         return Response(self._static[name], media_type=TYPES[Path(name).suffix], headers={"cache-control": "no-cache"})
 
-    def _made(self, run: Run, key: object, make: Any) -> Response:
+    def _made(self, run: ViewedRun, key: object, make: Any) -> Response:
         """Made once for each version of a run, by one thread, however many ask, and so seldom that it takes a hundredth of the time."""
         with run.lock:
             found, now = run.cache.get(key), time.monotonic()
@@ -168,7 +168,7 @@ class Pages:
         return Response(found.body, media_type="application/json")
 
 
-def application(runs: Runs, access: Access, *, transports: Transports | None = None) -> Guard:
+def application(runs: Runs, access: Access, *, transports: Transports | None = None) -> RequestGuard:
     """Everything behind the guard."""
     abort = partial(_abort, {} if transports is None else transports)
 
@@ -180,7 +180,7 @@ def application(runs: Runs, access: Access, *, transports: Transports | None = N
 
     app = Starlette(routes=Pages(runs).routes(), lifespan=living)
     app.router.redirect_slashes = False
-    return Guard(app, access, abort=abort, patience_s=_PATIENCE_S)
+    return RequestGuard(app, access, abort=abort, patience_s=_PATIENCE_S)
 
 
 def listening_socket(port: int, host: str = HOST) -> socket.socket:

@@ -32,7 +32,7 @@ def test_everything_is_looked_at(lines):
 
 def test_the_exit_status_says_whether_something_is_bad(monkeypatch, capsys):
     for verdict, status in (("good", 0), ("warning", 0), ("optional", 0), ("bad", 1)):
-        line = doctor.Line("disk", verdict, "this and that", "mend it")
+        line = doctor.Probe("disk", verdict, "this and that", "mend it")
         monkeypatch.setattr(doctor, "looked_at", lambda run_dir, line=line: iter([line]))
         assert cli.main(["doctor"]) == status
         assert "mend it" in capsys.readouterr().out
@@ -46,7 +46,7 @@ def test_a_torch_that_crashes_or_hangs_is_bad_and_does_not_take_us_along(monkeyp
     def torch_line():
         return next(line for line in list(doctor.looked_at(Path("runs"))) if line.part == "torch")
 
-    monkeypatch.setattr(doctor, "worker", lambda: doctor.Line("worker", "good", ""))
+    monkeypatch.setattr(doctor, "worker", lambda: doctor.Probe("worker", "good", ""))
     monkeypatch.setattr(doctor, "ASK_TORCH", "import os; os.abort()")
     assert "status -6" in torch_line().found
     monkeypatch.setattr(doctor, "ASK_TORCH", "import time; time.sleep(60)")

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 
+from laser_rl.cluster.launch import on_cluster as elsewhere
 from laser_rl.cluster.launch import run_cluster
 from laser_rl.cluster.ray_import import ray
 from laser_rl.sweep.cluster import ClusterSettings
@@ -26,7 +27,7 @@ def finished(config, path, cluster=None, **more):
     """Run to the end; on a cluster if one is given."""
     directory = RunDirectory(path, config)
     try:
-        return train(config, directory, sinks=[directory.log], cluster=cluster, **more)
+        return train(config, directory, sinks=[directory.log], elsewhere=elsewhere(cluster), **more)
     finally:
         directory.close()
 
@@ -34,7 +35,7 @@ def finished(config, path, cluster=None, **more):
 def on_cluster(config, path, runners=1, **more):
     directory = RunDirectory(path, config)
     try:
-        return run_cluster(config, directory, ClusterSettings(runners=runners), sinks=[directory.log], **more)
+        return run_cluster(ClusterSettings(runners=runners), config, directory, sinks=[directory.log], **more)
     finally:
         directory.close()
 

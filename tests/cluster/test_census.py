@@ -4,9 +4,9 @@ from concurrent.futures import Future
 
 import pytest
 
-from laser_rl.cluster import census as module
-from laser_rl.cluster.shard import Report
-from laser_rl.cluster.shard_directory import Census
+from laser_rl.cluster import shard_directory as module
+from laser_rl.cluster.shard import ShardReport
+from laser_rl.cluster.shard_directory import ShardDirectory
 
 
 class Counted:
@@ -20,7 +20,7 @@ class Counted:
     def report(self):
         self.reports += 1
         answer = Future()
-        answer.set_result(Report(0, (0, 5), {0: 5}, 10, {}))
+        answer.set_result(ShardReport(0, (0, 5), {0: 5}, 10, {}))
         return answer
 
 
@@ -34,7 +34,7 @@ def now(monkeypatch):
 def looked(now, heard, *, exact=False, every=0.01, seconds=10.0):
     """Reports a second, of a shard that is looked at often."""
     shard = Counted()
-    census = Census(lambda: [shard], exact=exact)
+    census = ShardDirectory(lambda: [shard], exact=exact)
     looks = round(seconds / every)
     for _ in range(looks):
         census.spans()

@@ -4,10 +4,10 @@ from concurrent.futures import Future
 
 import pytest
 
-from laser_rl.cluster import keeper as module
+from laser_rl.cluster import shard_supervisor as module
 from laser_rl.cluster.client import ShardLost
-from laser_rl.cluster.shard import Report, ShardPlan
-from laser_rl.cluster.shard_supervisor import ShardKeeper
+from laser_rl.cluster.shard import ShardPlan, ShardReport
+from laser_rl.cluster.shard_supervisor import ShardSupervisor
 from tests.replay.inputs import VECTOR
 
 
@@ -22,7 +22,7 @@ class Started:
         return self.asked[-1]
 
     def say(self, span):
-        self.asked[-1].set_result(Report(self.number, span, {}, 0, {}))
+        self.asked[-1].set_result(ShardReport(self.number, span, {}, 0, {}))
 
     def die(self):
         self.asked[-1].set_exception(ShardLost("out of memory"))
@@ -35,7 +35,7 @@ def kept(monkeypatch):
     monkeypatch.setattr(module, "start_shard", Started)
     monkeypatch.setattr(module, "post_roster", lambda desk, shards: posted.append([one.number for one in shards]))
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
-    return ShardKeeper(ShardPlan(VECTOR, 1000, number=0), None, nodes=lambda: alive), now, posted, alive
+    return ShardSupervisor(ShardPlan(VECTOR, 1000, number=0), None, nodes=lambda: alive), now, posted, alive
 
 
 def on(keeper, node):

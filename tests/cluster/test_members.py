@@ -10,17 +10,17 @@ import pytest
 
 from laser_rl.cluster.channels import RayInbox, RayRoster, post_roster
 from laser_rl.cluster.client import ShardLost
-from laser_rl.cluster.coordinator_client import Link
+from laser_rl.cluster.coordinator_client import CoordinatorClient
 from laser_rl.cluster.in_process_shard import NearShard
-from laser_rl.cluster.member_coordinator import Desk
-from laser_rl.cluster.remote_batches import FarEnvironments, Intake
-from laser_rl.cluster.replay_files import Mirror, Spreading
-from laser_rl.cluster.replay_writer import Courier
+from laser_rl.cluster.member_coordinator import MemberCoordinator
+from laser_rl.cluster.remote_batches import FarEnvironments, RemoteBatchSource
+from laser_rl.cluster.replay_files import ReplayFiles, Spreading
+from laser_rl.cluster.replay_writer import ReplayWriter
 from laser_rl.cluster.resources import MOST_A_CORE, shares_of
-from laser_rl.cluster.run_coordinator import REPLACED, Ledger, Line, News
+from laser_rl.cluster.run_coordinator import REPLACED, MetricsRow, News, RunCoordinator
 from laser_rl.cluster.runner import Sender
 from laser_rl.cluster.shard import Shard, ShardPlan
-from laser_rl.cluster.supervised_actor import KILLED, Hosted
+from laser_rl.cluster.supervised_actor import KILLED, SupervisedActor
 from laser_rl.config import override
 from laser_rl.errors import ConfigError
 from laser_rl.ports import Delivery
@@ -52,9 +52,9 @@ class Post:
     """A sender, its shard, and a desk with little room; somebody may take from it."""
 
     def __init__(self, room=2, at_once=4, **more):
-        self.shard, desk = near(0), NearDesk(Desk(room))
+        self.shard, desk = near(0), NearDesk(MemberCoordinator(room))
         self.inbox = RayInbox(desk, VECTOR)
-        courier = Courier(lambda: self.shard, "runner")
+        courier = ReplayWriter(lambda: self.shard, "runner")
         self.sender = Sender(courier, RayInbox(desk, VECTOR, "runner"), VECTOR, "raw", at_once=at_once, **more)
         self.taken = []
 
@@ -91,7 +91,7 @@ def test_what_a_runner_makes_is_once_in_its_shard_and_once_with_its_learner():
 
 def test_streams_lead_to_the_shards_in_turn():
     """Six runners of three members, on whichever nodes: two to each shard, and no member has more of the replay than another."""
-    desk = NearDesk(Desk())
+    desk = NearDesk(MemberCoordinator())
     post_roster(desk, ["A", "B", "C"])
     roster = RayRoster(desk)
     assert [roster.at(place) for place in range(6)] == ["A", "B", "C", "A", "B", "C"]
@@ -115,12 +115,12 @@ def test_a_runner_whose_learner_takes_nothing_waits_and_loses_nothing():
 
 
 def test_news_count_once_and_a_replaced_learner_is_told_to_stop():
-    ledger = NearDesk(Ledger([0, 4]))
+    ledger = NearDesk(RunCoordinator([0, 4]))
 
     def enter(*arguments):
         return ledger.enter.remote(*arguments).future().result(5.0)
 
-    line = Line("train", 3, 1, {"member": 0})
+    line = MetricsRow("train", 3, 1, {"member": 0})
     for _ in range(2):  # the answer to the first was lost
         reply = enter(0, 0, News(0, 3, [line], b"state"))
     assert (reply.slowest, reply.reason) == (3, None)
@@ -132,8 +132,8 @@ def test_news_count_once_and_a_replaced_learner_is_told_to_stop():
 
 
 def test_a_link_says_all_in_order_and_hears_orders_steps_and_the_end():
-    ledger, stop = NearDesk(Ledger([0, 9])), Stop()
-    link = Link(ledger, 0, 0, stop, members=2, steps=0)
+    ledger, stop = NearDesk(RunCoordinator([0, 9])), Stop()
+    link = CoordinatorClient(ledger, 0, 0, stop, members=2, steps=0)
     for step in range(100):
         link.write("train", step, step, {"member": 0})
         link.move(step)
@@ -151,8 +151,8 @@ def test_a_link_says_all_in_order_and_hears_orders_steps_and_the_end():
 
 def test_a_link_hurries_where_the_member_moves_fast_or_waits(monkeypatch):
     monkeypatch.setattr("laser_rl.cluster.coordinator_client.BEAT_S", 3600.0)
-    ledger = NearDesk(Ledger([0, 9]))
-    link = Link(ledger, 0, 0, Stop(), members=2, steps=0, often=100)
+    ledger = NearDesk(RunCoordinator([0, 9]))
+    link = CoordinatorClient(ledger, 0, 0, Stop(), members=2, steps=0, often=100)
 
     def heard():
         return ledger.collect.remote(0.0).future().result(5.0).steps[0]
@@ -188,7 +188,7 @@ def test_a_member_that_is_ahead_takes_nothing_until_the_others_have_come():
     training.acted = lambda steps, episodes: setattr(training, "steps", training.steps + steps)
     hurried: list[int] = []
     link = SimpleNamespace(slowest=0, move=lambda steps: None, hurry=lambda: hurried.append(training.steps))
-    intake = Intake(training, post.inbox, FarEnvironments(None), link, slack=10)
+    intake = RemoteBatchSource(training, post.inbox, FarEnvironments(None), link, slack=10)
     for turn in range(5):
         assert post.sender.put(post.deliver(4 * turn, 4), 1.0)
         assert post.sender.flush(5.0)
@@ -207,7 +207,7 @@ def test_a_member_that_is_ahead_takes_nothing_until_the_others_have_come():
 
 def filled(number, first, count, unrolls=1000):
     shard = near(number, unrolls)
-    courier = Courier(lambda: shard, "s")
+    courier = ReplayWriter(lambda: shard, "s")
     assert courier.send(seal(pack(VECTOR, numbered(VECTOR, range(first, first + count))), "raw"), 5.0)
     assert courier.flush(5.0)
     return shard, courier
@@ -217,7 +217,7 @@ def test_what_is_saved_of_shards_is_read_by_one_machine_and_goes_back_to_other_s
     """Two shards of which one drops its oldest, two checkpoints; then into a `Replay`, and into three shards."""
     both = [filled(0, 0, 30), filled(3, 100, 30, unrolls=20)]
     shards = [one[0] for one in both]
-    mirror = Mirror(tmp_path, VECTOR, 0, lambda: shards)
+    mirror = ReplayFiles(tmp_path, VECTOR, 0, lambda: shards)
     assert mirror.write() == {"first_id": 0, "next_id": 50}
     before = len(mirror.entries)
     for (_, courier), first in zip(both, (30, 130), strict=True):
@@ -232,7 +232,7 @@ def test_what_is_saved_of_shards_is_read_by_one_machine_and_goes_back_to_other_s
     found = store.export(np.arange(store.first_id, store.next_id)).version.tolist()
     assert found == [*range(8, 30), *range(110, 130), *range(30, 38), *range(130, 138)]
     others = [near(number) for number in (5, 6, 7)]
-    again, spread = Mirror(tmp_path, VECTOR, 0, lambda: others), Spreading(VECTOR, "raw", others)
+    again, spread = ReplayFiles(tmp_path, VECTOR, 0, lambda: others), Spreading(VECTOR, "raw", others)
     again.fill(spread, tuple(mirror.entries), ids)
     again.reached(spread)
     assert sorted(np.concatenate([held(shard).version for shard in others]).tolist()) == sorted(found)
@@ -243,7 +243,7 @@ def test_what_is_saved_of_shards_is_read_by_one_machine_and_goes_back_to_other_s
 
 def test_a_checkpoint_that_failed_leaves_no_trace(tmp_path):
     shard, courier = filled(0, 0, 10)
-    mirror = Mirror(tmp_path, VECTOR, 0, lambda: [shard])
+    mirror = ReplayFiles(tmp_path, VECTOR, 0, lambda: [shard])
     first = mirror.write()
     entries = list(mirror.entries)
     assert courier.send(seal(pack(VECTOR, numbered(VECTOR, range(10, 15))), "raw"), 5.0)
@@ -319,7 +319,7 @@ def test_an_actor_that_dies_again_and_again_is_started_later_and_later_and_then_
     monkeypatch.setattr("laser_rl.cluster.supervised_actor.PAUSE_S", 0.05)
     monkeypatch.setattr("laser_rl.cluster.supervised_actor.RayAnswer", lambda reference: reference.future())
     monkeypatch.setattr("laser_rl.cluster.supervised_actor.ray", lambda: SimpleNamespace(kill=lambda *_, **__: None))
-    hosted, moments = Hosted("runner 0 of member 0", Mortal), []
+    hosted, moments = SupervisedActor("runner 0 of member 0", Mortal), []
     for life in range(MOST_RESTARTS + 1):
         wait_until(lambda: hosted.ended() is not None)
         moments.append(time.monotonic())

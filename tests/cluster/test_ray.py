@@ -14,9 +14,9 @@ from scipy import stats
 from laser_rl.cluster.actors import RayShard, start_desk, start_shard
 from laser_rl.cluster.channels import RayRoster
 from laser_rl.cluster.ray_import import placed, ray
-from laser_rl.cluster.replay_writer import Courier
+from laser_rl.cluster.replay_writer import ReplayWriter
 from laser_rl.cluster.shard import ShardPlan
-from laser_rl.cluster.shard_supervisor import ShardKeeper
+from laser_rl.cluster.shard_supervisor import ShardSupervisor
 from laser_rl.cluster.sharded import ShardedReplay
 from laser_rl.replay import allocate
 from laser_rl.replay.encoded_unrolls import seal
@@ -74,7 +74,7 @@ def test_a_shard_on_ray_takes_a_delivery_once_and_gives_it_back(one_node, starte
     shard = start_shard(plan_of(STACKED, 0, codec="zstd"), one_node)
     started.append(shard)
     assert shard.near
-    courier = Courier(lambda: shard, "runner")
+    courier = ReplayWriter(lambda: shard, "runner")
     assert courier.send(parcel_of(STACKED, range(6), "zstd"), ANSWER_S)
     assert courier.flush(ANSWER_S)
     assert shard.insert("runner", 2, parcel_of(STACKED, range(2, 8), "zstd")).result(ANSWER_S).ids.tolist() == [6, 7]
@@ -124,7 +124,7 @@ def send_all(desk, stream, start, far, file, end):
     Who it is and what was acknowledged is in `file`. It does not end by itself: whoever wants to kill it finds it alive.
     """
     roster = RayRoster(desk)
-    courier = Courier(lambda: roster.at(-1 if far else 0), stream, number=start)
+    courier = ReplayWriter(lambda: roster.at(-1 if far else 0), stream, number=start)
     first, at = STREAM * int(stream), start
     while not Path(end).exists():
         while not courier.send(parcel_of(VECTOR, range(first + at, first + at + 4), "raw"), 1.0):
@@ -212,7 +212,7 @@ def test_shards_runners_and_a_node_are_killed_while_a_learner_draws(raylets, sta
     """What a living shard holds of a stream is without gaps and doubles, up to the stream's end; all else went with a shard that died."""
     desk = start_desk()
     started.append(desk)
-    keeper = ShardKeeper(plan_of(VECTOR, 0, unrolls=10_000), desk, nodes=raylets.nodes)
+    keeper = ShardSupervisor(plan_of(VECTOR, 0, unrolls=10_000), desk, nodes=raylets.nodes)
     runners = Runners(raylets, desk, tmp_path)
     store, batch, random = ShardedReplay(VECTOR, RayRoster(desk)), allocate(VECTOR, 64), np.random.default_rng(3)
     draws = killed = 0
@@ -266,8 +266,8 @@ def check_streams(shards, counts):
 def test_a_replaced_shard_begins_with_the_last_checkpoint(raylets, started, tmp_path):
     desk = start_desk(node=raylets.nodes()[0])  # not on one that was killed a moment ago
     started.append(desk)
-    keeper = ShardKeeper(plan_of(VECTOR, 0), desk, nodes=lambda: raylets.nodes()[:1], run_dir=str(tmp_path))
-    courier = Courier(partial(RayRoster(desk).at, 0), "0")
+    keeper = ShardSupervisor(plan_of(VECTOR, 0), desk, nodes=lambda: raylets.nodes()[:1], run_dir=str(tmp_path))
+    courier = ReplayWriter(partial(RayRoster(desk).at, 0), "0")
     assert courier.send(parcel_of(VECTOR, range(20), "raw"), ANSWER_S)
     assert courier.flush(ANSWER_S)
     states = keeper.save(str(tmp_path), ANSWER_S)
@@ -278,7 +278,7 @@ def test_a_replaced_shard_begins_with_the_last_checkpoint(raylets, started, tmp_
     assert courier.send(parcel_of(VECTOR, range(30, 34), "raw"), ANSWER_S)
     assert courier.flush(ANSWER_S)
     assert keeper.shards[0].report().result(ANSWER_S).span == (0, 24)
-    other = ShardKeeper(plan_of(VECTOR, 9), desk, nodes=lambda: raylets.nodes()[:1])
+    other = ShardSupervisor(plan_of(VECTOR, 9), desk, nodes=lambda: raylets.nodes()[:1])
     assert other.load(str(tmp_path), states) == 20
     keeper.close()
     other.close()

@@ -8,7 +8,7 @@ import pytest
 from laser_rl.cluster.shard import Shard, ShardPlan
 from laser_rl.cluster.shard import gathered as gathered_of
 from laser_rl.replay import allocate
-from laser_rl.replay.encoded_unrolls import Parcel, Unpacking, seal, unseal
+from laser_rl.replay.encoded_unrolls import EncodedUnrolls, Unpacking, seal, unseal
 from laser_rl.replay.lending import borrow
 from laser_rl.replay.records import pack, unpack
 from laser_rl.training.saving import Segments
@@ -44,9 +44,9 @@ def test_a_parcel_gives_back_every_byte_and_fills_columns_as_a_store_does(layout
 def test_a_damaged_parcel_is_refused_and_nothing_is_inserted():
     shard, good = shard_of(STACKED, codec="zstd"), parcel_of(STACKED, range(3), "zstd")
     shard.open("s", 0)
-    short = Parcel(good.records, good.frames[:-1], good.lengths)
-    other = Parcel(good.records, *parcel_of(PICTURE, range(3), "zstd")[1:])
-    for bad in (short, other, Parcel(good.records[:, :-64], good.frames, good.lengths)):
+    short = EncodedUnrolls(good.records, good.frames[:-1], good.lengths)
+    other = EncodedUnrolls(good.records, *parcel_of(PICTURE, range(3), "zstd")[1:])
+    for bad in (short, other, EncodedUnrolls(good.records[:, :-64], good.frames, good.lengths)):
         with pytest.raises(ValueError, match="expected"):
             shard.insert("s", 0, bad)
     assert shard.span() == (0, 0)

@@ -10,7 +10,7 @@ from scipy import stats
 
 from laser_rl.cluster.client import AnswerLost
 from laser_rl.cluster.in_process_shard import NearShard
-from laser_rl.cluster.replay_writer import Courier
+from laser_rl.cluster.replay_writer import ReplayWriter
 from laser_rl.cluster.shard import Shard, ShardPlan
 from laser_rl.cluster.sharded import ShardedReplay
 from laser_rl.cluster.spread import SHARD_BITS
@@ -122,7 +122,7 @@ def test_the_first_draw_waits_until_all_shards_have_said_what_they_hold():
 
 def test_a_stream_that_its_shard_does_not_know_is_opened_again_where_it_was():
     shard = near(VECTOR, 0)
-    courier = Courier(lambda: shard, "runner")
+    courier = ReplayWriter(lambda: shard, "runner")
     for at in range(0, 20, 4):
         assert courier.send(seal(pack(VECTOR, numbered(VECTOR, range(at, at + 4))), "raw"), 5.0)
         assert courier.flush(5.0)
@@ -251,7 +251,7 @@ def test_each_unroll_arrives_once_however_many_shards_and_answers_are_lost():
     """All that a shard has is in order and without gaps; what none has was acknowledged by one that is gone, or is in it unacknowledged."""
     random = np.random.default_rng(8)
     post, acknowledged = Post(random), []
-    courier = Courier(
+    courier = ReplayWriter(
         post.home, "runner", on_receipt=lambda shard, receipt: acknowledged.append((shard.number, receipt))
     )
     for at in range(0, 1200, 4):
@@ -273,7 +273,7 @@ def test_a_courier_waits_for_room_and_names_whom_it_waits_for(caplog, monkeypatc
     insert = shard.shard.insert
     shard.shard.insert = lambda *arguments: (asleep.wait(30), insert(*arguments))[1]
     courier, parcel = (
-        Courier(lambda: shard, "runner 5", under_way=2),
+        ReplayWriter(lambda: shard, "runner 5", under_way=2),
         seal(pack(VECTOR, numbered(VECTOR, range(3))), "raw"),
     )
     assert [courier.send(parcel, 0.3) for _ in range(3)] == [True, True, False]
@@ -288,7 +288,7 @@ def test_a_courier_waits_for_room_and_names_whom_it_waits_for(caplog, monkeypatc
 
 def test_without_a_shard_a_courier_keeps_what_it_has():
     shards = []
-    courier = Courier(lambda: next(iter(shards), None), "runner", under_way=2)
+    courier = ReplayWriter(lambda: next(iter(shards), None), "runner", under_way=2)
     parcel = seal(pack(VECTOR, numbered(VECTOR, range(3))), "raw")
     assert [courier.send(parcel, 0.05) for _ in range(3)] == [True, True, False]
     assert not courier.flush(0.05)

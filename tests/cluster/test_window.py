@@ -12,10 +12,10 @@ from scipy import stats
 from laser_rl.cluster.actors import RayShard
 from laser_rl.cluster.client import ShardLost, awaited
 from laser_rl.cluster.in_process_shard import NearShard
-from laser_rl.cluster.local_shard import Window
-from laser_rl.cluster.replay_writer import Courier
+from laser_rl.cluster.local_shard import LocalShardReader
+from laser_rl.cluster.replay_writer import ReplayWriter
 from laser_rl.cluster.shard import Shard, ShardPlan
-from laser_rl.cluster.shard_supervisor import ShardKeeper, _Kept
+from laser_rl.cluster.shard_supervisor import ShardSupervisor, _Kept
 from laser_rl.cluster.sharded import ShardedReplay
 from laser_rl.errors import ConfigError
 from laser_rl.replay import allocate, shared_lock
@@ -31,7 +31,7 @@ class Seen(NearShard):
     def __init__(self, shard):
         super().__init__(shard)
         self.lent, self.called = Future(), 0
-        self.window = Window(shard.plan.layout, "the shard", lambda: self.lent)
+        self.window = LocalShardReader(shard.plan.layout, "the shard", lambda: self.lent)
 
     def gather(self, ids):
         read = self.window.gather(ids)
@@ -147,7 +147,7 @@ def test_a_holder_of_the_lock_that_has_stopped_costs_one_batch_its_shard(monkeyp
 def test_a_delivery_is_in_once_after_a_reader_that_had_stopped_goes_on(monkeypatch):
     monkeypatch.setattr(shared_lock, "LOCK_S", 0.2)
     shard = seen(VECTOR, range(4))
-    courier, reader = Courier(lambda: shard, "t"), borrow(VECTOR, shard.shard.lend())
+    courier, reader = ReplayWriter(lambda: shard, "t"), borrow(VECTOR, shard.shard.lend())
     with reader._lock:
         assert courier.send(seal(pack(VECTOR, numbered(VECTOR, range(4, 9))), "raw"), 5.0)
         assert not courier.flush(1.0)
@@ -161,7 +161,7 @@ def test_a_shard_that_waits_for_its_lock_is_not_taken_for_dead():
     shard, waits, gone = seen(VECTOR, range(3)), Future(), Future()
     waits.set_exception(TimeoutError("the lock"))
     gone.set_exception(ShardLost("gone"))
-    keeper = object.__new__(ShardKeeper)
+    keeper = object.__new__(ShardSupervisor)
     kept = _Kept(shard, asked=waits)
     assert keeper._lives(kept)
     assert kept.asked is not waits  # and is asked again

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from laser_rl.sweep.settings import SweepConfig
-from laser_rl.training.build_group import build_crew
+from laser_rl.training.build_group import build_group
 from laser_rl.training.launch import prepare, run
 from laser_rl.training.trainer import Trainer, run_in_turns
 from tests.agent.unroll_witness import UnrollWitness
@@ -151,7 +151,7 @@ def learn_in_a_sweep(source, *, disturb=None, sinks=(), begun=None, stack="on", 
     """Three members in this process: side by side with one set of environments, or in turn with one each."""
     base = small("Telltale", **{**DEFAULTS, "slots": 2, **settings})
     config = SweepConfig(base=base, grid=RATES, stack=stack)
-    crew = build_crew(config, source)
+    crew = build_group(config, source)
     with _closing(crew):
         pools = list({id(member.environments): member.environments for member in crew.members}.values())
         rhythms, training = [Rhythm(pool) for pool in pools], Trainer(config, crew, sinks=sinks)

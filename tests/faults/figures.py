@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -43,7 +42,7 @@ def rows_of(item: pytest.Item) -> list[int]:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     """Keep how each marked test ended, in a file of its own: workers of xdist do not meet."""
     report = yield
-    folder = os.environ.get(VARIABLE)
+    folder = os.environ.get(VARIABLE) and item.config.rootpath / os.environ[VARIABLE]  # a test may be elsewhere
     rows = rows_of(item)
     if folder and rows and (report.when == "call" or report.outcome != "passed"):
         name = hashlib.sha256(item.nodeid.encode()).hexdigest()[:16]
@@ -54,5 +53,5 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
             "seconds": round(report.duration, 2),
             "figures": item.stash.get(FIGURES, []),
         }
-        (Path(folder) / f"{name}.json").write_text(json.dumps(kept))
+        (folder / f"{name}.json").write_text(json.dumps(kept))
     return report

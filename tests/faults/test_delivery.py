@@ -12,9 +12,9 @@ import pytest
 from laser_rl.replay import Replay
 from laser_rl.replay.shared import HOLDER, UNSETTLED
 from laser_rl.sweep.settings import SweepConfig
-from laser_rl.training.build_group import build_crew
+from laser_rl.training.build_group import build_group
 from laser_rl.training.directory import RunDirectory
-from laser_rl.training.process_supervisor import Supervisor
+from laser_rl.training.process_supervisor import ProcessSupervisor
 from laser_rl.training.trainer import Trainer
 from laser_rl.types import UnrollLayout, empty_unrolls
 from tests.replay import test_shared
@@ -192,7 +192,7 @@ def test_who_goes_on_for_a_dead_process_plays_other_episodes(stack):
     config = never_learning().model_copy(update={"stack": stack})
     store, begun = None, 0
     for _ in range(3):
-        crew = build_crew(config, stores=None if store is None else [store] * 4, begun=begun)
+        crew = build_group(config, stores=None if store is None else [store] * 4, begun=begun)
         training = Trainer(config, crew)
         crew.begin()
         for _ in range(40):
@@ -209,7 +209,7 @@ def test_who_goes_on_for_a_dead_process_plays_other_episodes(stack):
 def test_processes_killed_soon_put_nothing_into_the_replay_twice(tmp_path, figure):
     config, killed = never_learning(steps=1_200), []
     directory = RunDirectory(tmp_path, config)
-    supervisor = Supervisor(config, directory, 2)
+    supervisor = ProcessSupervisor(config, directory, 2)
     look = supervisor._look
 
     def watched():

@@ -249,7 +249,7 @@ def test_a_file_system_without_space(small_disk, tmp_path, figure, runtime):
 
 def test_the_pause_between_tries_grows_to_five_minutes():
     now = [0.0]
-    tries = space.Tries(clock=lambda: now[0])
+    tries = space.SaveRetry(clock=lambda: now[0])
     failed = []
 
     def write():

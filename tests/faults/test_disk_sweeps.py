@@ -12,7 +12,7 @@ from laser_rl.sweep.settings import SweepConfig
 from laser_rl.training import disk_space as space
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.disk_space import NoSpace
-from laser_rl.training.process_supervisor import Supervisor
+from laser_rl.training.process_supervisor import ProcessSupervisor
 from tests.faults.disk import Disk, assert_in_order
 from tests.faults.test_disk_full import AGAIN, SAID, Full
 from tests.training.small import small
@@ -62,7 +62,7 @@ def test_a_full_disk_ends_no_sweep_over_processes(tmp_path, disk, caplog, figure
     base = small("laser/Catch", steps=6_000, checkpoint_every_steps=500, capacity_steps=6_000, log_every_updates=20)
     config = SweepConfig(base=base, grid={"learning_rate": [5e-4, 1e-3, 2e-3, 4e-3]}, processes=2)
     directory = RunDirectory(tmp_path, config)
-    supervisor = Supervisor(config, directory, 2)
+    supervisor = ProcessSupervisor(config, directory, 2)
     look, moments = supervisor._look, []
 
     def everybody(limits):

@@ -12,7 +12,7 @@ import pytest
 
 from laser_rl.sweep.settings import SweepConfig
 from laser_rl.training.directory import RunDirectory
-from laser_rl.training.process_supervisor import Supervisor
+from laser_rl.training.process_supervisor import ProcessSupervisor
 from tests.agent.unroll_witness import UnrollWitness
 from tests.faults.bad_environments import EXPECTED
 from tests.faults.environment_runs import alive, children, within, zombies
@@ -83,7 +83,7 @@ def test_workers_of_a_sweep_over_processes_are_killed(tmp_path, figure):
     }
     config = SweepConfig(base=small(**settings), grid={"learning_rate": [1e-3, 2e-3]}, processes=2)
     directory = RunDirectory(tmp_path / "sweep", config)
-    supervisor, dice, killed = Supervisor(config, directory, 2), random.Random(5), []  # noqa: S311
+    supervisor, dice, killed = ProcessSupervisor(config, directory, 2), random.Random(5), []  # noqa: S311
     look = supervisor._look
 
     def watched():

@@ -12,7 +12,7 @@ import pytest
 from laser_rl.envs import pool as pool_module
 from laser_rl.envs import process as supervised
 from laser_rl.envs.pool import PoolEnvironments
-from laser_rl.envs.process import Limits
+from laser_rl.envs.process import ProcessLimits
 from laser_rl.errors import EnvironmentFailed, EnvironmentRefused
 from tests.envs.samples import (
     Scripted,
@@ -146,7 +146,7 @@ def test_a_worker_killed_between_two_steps_is_replaced():
 
 @pytest.mark.fault(2)
 def test_a_stopped_worker_is_replaced_and_the_others_go_on(figure):
-    limits = Limits(step_s=0.6, reset_s=0.6)
+    limits = ProcessLimits(step_s=0.6, reset_s=0.6)
     pool = PoolEnvironments(Telltale, slots=2, seed=5, workers=2, patience_s=0.05, limits=limits)
     witness, rng = Witness(2), np.random.default_rng(5)
     rows = drive(pool, witness, 20, rng)
@@ -181,7 +181,7 @@ def test_an_endless_sleep_is_cut_short(where, tmp_path, figure):
         seed=5,
         workers=2,
         patience_s=0.05,
-        limits=Limits(step_s=0.5, reset_s=0.5),
+        limits=ProcessLimits(step_s=0.5, reset_s=0.5),
     )
     witness, rng = Witness(2), np.random.default_rng(5)
     rows = drive(pool, witness, 10, rng)
@@ -219,7 +219,7 @@ def test_a_waiting_pool_says_for_whom(monkeypatch, caplog, tmp_path):
 
 def test_many_slow_slots_of_one_worker_are_not_a_hang():
     make = functools.partial(Telltale, pause_s=0.1)
-    pool = PoolEnvironments(make, slots=8, seed=5, workers=1, limits=Limits(step_s=0.4), lockstep=True)
+    pool = PoolEnvironments(make, slots=8, seed=5, workers=1, limits=ProcessLimits(step_s=0.4), lockstep=True)
     drive(pool, Witness(8), 2, np.random.default_rng(0))  # 0.8 s a command, 0.1 s a step
     assert pool.counters()["timeouts"] == 0
     pool.close()
@@ -227,7 +227,7 @@ def test_many_slow_slots_of_one_worker_are_not_a_hang():
 
 def test_the_whole_program_may_sleep_longer_than_the_limit():
     pool, witness, rng = (
-        PoolEnvironments(Telltale, slots=2, seed=5, workers=1, limits=Limits(step_s=0.3)),
+        PoolEnvironments(Telltale, slots=2, seed=5, workers=1, limits=ProcessLimits(step_s=0.3)),
         Witness(2),
         np.random.default_rng(0),
     )
@@ -275,7 +275,7 @@ def test_a_constructor_that_ends_its_process_ends_the_run_soon():
 @pytest.mark.fault(3)
 def test_a_constructor_that_never_returns_ends_the_run():
     with pytest.raises(EnvironmentFailed, match=r"exceeded its limit of 0.2 s"):
-        PoolEnvironments(endless, slots=1, seed=1, workers=1, limits=Limits(constructor_s=0.2))
+        PoolEnvironments(endless, slots=1, seed=1, workers=1, limits=ProcessLimits(constructor_s=0.2))
 
 
 @pytest.mark.fault(4)

@@ -10,7 +10,7 @@ import pytest
 
 from laser_rl.sweep.settings import SweepConfig
 from laser_rl.training.directory import RunDirectory
-from laser_rl.training.process_supervisor import Supervisor
+from laser_rl.training.process_supervisor import ProcessSupervisor
 from tests.faults.growth import SAMPLES, settings
 from tests.faults.measure import Held, held, slope
 
@@ -87,7 +87,7 @@ def test_a_sweep_of_two_processes_takes_no_more(tmp_path, figure):
         base=settings("serial", UPDATES // 2), grid={"learning_rate": [5e-4, 1e-3]}, stack="off", processes=2
     )
     directory = RunDirectory(tmp_path / "sweep", config)
-    supervisor = Supervisor(config, directory, 2, callbacks=[callback])
+    supervisor = ProcessSupervisor(config, directory, 2, callbacks=[callback])
     try:
         supervisor.run()
     finally:

@@ -8,7 +8,7 @@ import pytest
 from laser_rl import checkpoint
 from laser_rl.metrics.log import read
 from laser_rl.training.directory import RunDirectory
-from laser_rl.training.process_supervisor import Supervisor
+from laser_rl.training.process_supervisor import ProcessSupervisor
 from tests.faults.test_run_faults import finish, kill_group, newest, start, the_same, wait_until
 from tests.training.test_recurrent_sweeps import PBT, members
 
@@ -85,7 +85,7 @@ def test_a_run_with_threads_goes_on_after_its_end(tmp_path, number):
 def test_a_killed_process_of_a_sweep_comes_back_with_lanes_drawn_anew(tmp_path):
     config = members(processes=2, pbt=PBT, steps=1_200, capacity_steps=4_000, checkpoint_every_steps=500)
     directory, killed = RunDirectory(tmp_path, config), []
-    supervisor = Supervisor(config, directory, 2)
+    supervisor = ProcessSupervisor(config, directory, 2)
     look = supervisor._look
 
     def watched():

@@ -21,10 +21,10 @@ from laser_rl.cli.settings import base_from, read_file
 from laser_rl.cli.status import status_of
 from laser_rl.cli.sweep_settings import begin
 from laser_rl.errors import DamagedRun, UserError
-from laser_rl.training.build_group import build_crew, build_member
+from laser_rl.training.build_group import build_group, build_member
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.files import read_config, read_sweep
-from laser_rl.training.member_training import Training
+from laser_rl.training.member_training import MemberTraining
 from laser_rl.training.saving import load_member
 from laser_rl.training.trainer import Trainer
 from laser_rl.view.report import report
@@ -94,7 +94,7 @@ class Place:
 
     def restore(self):
         (self.run_dir / "sweep.json").unlink(missing_ok=True)  # it has served its test
-        with closing(RunDirectory(self.run_dir)) as directory, closing(build_crew(directory.settings)) as group:
+        with closing(RunDirectory(self.run_dir)) as directory, closing(build_group(directory.settings)) as group:
             directory.restore(Trainer(directory.settings, group))
 
 
@@ -287,7 +287,7 @@ def test_a_state_that_verifies_and_does_not_fit_is_refused(place):
     member = build_member(read_config(place.run_dir))
     loaded = checkpoint.latest(place.run_dir)
     with closing(member.environments), pytest.raises(KeyError):
-        load_member(Training(member), grouped(loaded.tensors[member_name(0)]), {})
+        load_member(MemberTraining(member), grouped(loaded.tensors[member_name(0)]), {})
     place.put("state.json", b"{}")
     with pytest.raises(DamagedRun, match=r"does not hold what is needed here \(KeyError"):
         place.restore()

@@ -85,8 +85,8 @@ def test_nobody_outlives_a_killed_run(way, tmp_path, figure):
 
 STARTS_AND_WAITS = """
 import time
-from laser_rl.training.process_handle import ShareProcess
-share = ShareProcess([0], {}, [])
+from laser_rl.training.process_handle import ProcessHandle
+share = ProcessHandle([0], {}, [])
 time.sleep(60)
 """
 SLOW_TORCH = "import time, pathlib; pathlib.Path({marker!r}).touch(); time.sleep(60)"

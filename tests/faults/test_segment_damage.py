@@ -9,7 +9,7 @@ import pytest
 
 from laser_rl.checkpoint import REPLAY, Salvage, segments
 from laser_rl.checkpoint.guarded import Damaged
-from laser_rl.replay import Episodes, Lanes, Replay, allocate
+from laser_rl.replay import EpisodeIndex, Lanes, Replay, allocate
 from laser_rl.training import saving
 from laser_rl.types import Unrolls
 from tests.replay.inputs import CONTEXT, RECURRENT, Stream, assert_same
@@ -98,7 +98,7 @@ def verifies(folder, entry):
 
 def episodes_in(store, rows):
     """Rows of every episode that lanes may draw; fails if one of them is not an episode from its first row to its last."""
-    index, found = Episodes(store), {}
+    index, found = EpisodeIndex(store), {}
     index.refresh()
     for first, row, last, end, _ in index.table.tolist():
         walked, at = [*rows[first][row:]], first

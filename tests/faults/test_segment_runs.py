@@ -9,12 +9,12 @@ from laser_rl import checkpoint
 from laser_rl.checkpoint import REPLAY
 from laser_rl.config import override
 from laser_rl.metrics.log import read
-from laser_rl.replay import Episodes, Replay
+from laser_rl.replay import EpisodeIndex, Replay
 from laser_rl.sweep.settings import SweepConfig
 from laser_rl.training import saving
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.evaluate import load_trained
-from laser_rl.training.process_supervisor import Supervisor
+from laser_rl.training.process_supervisor import ProcessSupervisor
 from laser_rl.training.saving import MENDED
 from tests.faults.disk import assert_in_order
 from tests.replay.inputs import RECURRENT, assert_same, numbered
@@ -104,7 +104,7 @@ def test_a_sweep_over_processes_goes_on_with_the_rest_of_its_replay(tmp_path, fi
         config = SweepConfig(base=base, grid={"learning_rate": [5e-4, 1e-3, 2e-3, 4e-3]}, processes=2)
         directory = RunDirectory(tmp_path, config)
         try:
-            supervisor = Supervisor(config, directory, 2)
+            supervisor = ProcessSupervisor(config, directory, 2)
             return supervisor.run(), supervisor
         finally:
             directory.close()
@@ -117,7 +117,7 @@ def test_a_sweep_over_processes_goes_on_with_the_rest_of_its_replay(tmp_path, fi
     [row] = mended_rows(tmp_path)
     assert row["step"] == at
     assert row["unrolls_lost"] > 0
-    index = Episodes(supervisor.parts.stores[0])
+    index = EpisodeIndex(supervisor.parts.stores[0])
     index.refresh()
     assert len(index) > 0
     assert_in_order(tmp_path)

@@ -16,8 +16,8 @@ from laser_rl.sweep.settings import SweepConfig
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import train
 from laser_rl.training.process_handle import ProcessDied
-from laser_rl.training.process_supervisor import Supervisor
-from laser_rl.training.shared_state import Board, parsed, published
+from laser_rl.training.process_supervisor import ProcessSupervisor
+from laser_rl.training.shared_state import SharedStateStore, parsed, published
 from laser_rl.training.trainer import TURNS_AHEAD
 from tests.faults.families import within
 from tests.faults.test_run_faults import finish, kill_group, newest, start, the_same, wait_until
@@ -36,7 +36,7 @@ def in_processes(path, *, steps=3_000, pbt=PBT, rates=(5e-4, 1e-3, 2e-3, 4e-3), 
     base = small("laser/Catch", steps=steps, **values)
     config = SweepConfig(base=base, grid={"learning_rate": list(rates)}, pbt=pbt, processes=2)
     directory = RunDirectory(path, config)
-    return config, directory, Supervisor(config, directory, 2, **more)
+    return config, directory, ProcessSupervisor(config, directory, 2, **more)
 
 
 def test_a_killed_process_comes_back_and_members_stay_together(tmp_path):
@@ -125,7 +125,7 @@ def test_a_process_that_cannot_start_ends_the_sweep_with_its_error(tmp_path, mon
 @pytest.mark.fault(20)
 def test_a_state_on_the_board_is_whole_whenever_its_writer_is_killed(figure):
     """A child publishes states of one repeated byte without a pause, and is killed again and again."""
-    board, reads = Board(members=1, size=200_000), 0
+    board, reads = SharedStateStore(members=1, size=200_000), 0
     for kill in range(20):
         pid = os.fork()
         if pid == 0:

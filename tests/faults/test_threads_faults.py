@@ -23,9 +23,9 @@ from laser_rl.sweep.settings import SweepConfig
 from laser_rl.training import stall as waiting
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import prepare, run
-from laser_rl.training.process_supervisor import Supervisor
-from laser_rl.training.stall import Gate, Waiting
-from laser_rl.training.step_barrier import Pace
+from laser_rl.training.process_supervisor import ProcessSupervisor
+from laser_rl.training.stall import Gate, StallWarning
+from laser_rl.training.step_barrier import StepBarrier
 from laser_rl.training.sweep_metrics import PERCENTILES, ages, composition
 from tests.envs.samples import Telltale
 from tests.faults.measure import held
@@ -259,7 +259,7 @@ def sweep_with(path, disturb, monkeypatch):
     )
     config = SweepConfig(base=base, grid={"learning_rate": [5e-4, 1e-3]}, stack="off", processes=2)
     directory = RunDirectory(path / "sweep", config)
-    supervisor = Supervisor(config, directory, 2, callbacks=[lambda progress: not over.is_set()])
+    supervisor = ProcessSupervisor(config, directory, 2, callbacks=[lambda progress: not over.is_set()])
     failures = []
 
     def beside():
@@ -392,7 +392,7 @@ def test_who_waits_at_a_gate_says_for_whom(soon, caplog):
 def test_who_waits_says_so_within_five_seconds_and_gives_up_within_ten_minutes(monkeypatch, caplog):
     clock = [1000.0]
     monkeypatch.setattr(waiting, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    wait = Waiting("the learner", "unrolls from the actor")
+    wait = StallWarning("the learner", "unrolls from the actor")
 
     def seconds_until(over):
         while not over():
@@ -410,7 +410,7 @@ def test_who_waits_says_so_within_five_seconds_and_gives_up_within_ten_minutes(m
 def test_who_waits_gives_up_in_the_end(monkeypatch):
     monkeypatch.setattr(waiting, "GIVE_UP_S", 0.0)
     with pytest.raises(TimeoutError, match="the learner has waited 0 s for unrolls from the actor and gives up"):
-        Waiting("the learner", "unrolls from the actor").again()
+        StallWarning("the learner", "unrolls from the actor").again()
     gate, thread = Gate("somebody"), threading.Thread(target=time.sleep, args=(0.5,))
     with gate, pytest.raises(TimeoutError, match="gives up"), gate:
         pass
@@ -422,7 +422,7 @@ def test_who_waits_gives_up_in_the_end(monkeypatch):
 
 @pytest.mark.fault(13)
 def test_a_member_that_waits_names_the_slowest(soon, caplog):
-    pace = Pace(np.array([0, 18, 25]), [1, 2], unroll_steps=20, slots=4)
+    pace = StepBarrier(np.array([0, 18, 25]), [1, 2], unroll_steps=20, slots=4)
     deadline = time.monotonic() + 5
     while "has waited" not in caplog.text:
         assert time.monotonic() < deadline

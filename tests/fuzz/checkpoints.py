@@ -12,11 +12,11 @@ from laser_rl.checkpoint import SegmentEntry, manifest, segments
 from laser_rl.checkpoint.guarded import fitting
 from laser_rl.checkpoint.snapshot import grouped, member_name
 from laser_rl.replay.records import pack
-from laser_rl.training.build_group import build_crew, build_member
+from laser_rl.training.build_group import build_group, build_member
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.evaluate import load_trained
 from laser_rl.training.files import read_config
-from laser_rl.training.member_training import Training
+from laser_rl.training.member_training import MemberTraining
 from laser_rl.training.saving import load_member
 from laser_rl.training.trainer import Trainer
 from laser_rl.types import Unrolls
@@ -69,7 +69,7 @@ class Reader(Files):
 
     def __init__(self, run_dir: Path) -> None:
         super().__init__(run_dir)
-        self.training = Training(build_member(read_config(run_dir)))
+        self.training = MemberTraining(build_member(read_config(run_dir)))
 
     def of(self, seeds: dict[str, bytes]) -> Feed:
         """Feeds the files in turn, as `Target.input` makes them."""
@@ -103,7 +103,7 @@ def restore(run_dir: Path) -> None:
     """All of a run or a sweep, replay and episodes included."""
     with (
         contextlib.closing(RunDirectory(run_dir)) as directory,
-        contextlib.closing(build_crew(directory.settings)) as crew,
+        contextlib.closing(build_group(directory.settings)) as crew,
     ):
         directory.restore(Trainer(directory.settings, crew))
 

@@ -16,7 +16,7 @@ from laser_rl import LASER, Sweep
 from laser_rl.cli import main
 from laser_rl.errors import ConfigError
 from laser_rl.metrics import read
-from laser_rl.metrics.trackers import About
+from laser_rl.metrics.trackers import TrackedRun
 from laser_rl.metrics.tracking import Tracking, book_path, tracked, trackers
 from tests.metrics.fake_trackers import Mlflow, Trackio, Wandb
 
@@ -61,7 +61,7 @@ def remembered():
 
 
 def only(member):
-    return About("a", {})
+    return TrackedRun("a", {})
 
 
 def told_of(run_dir, member=None):

@@ -42,7 +42,7 @@ def test_each_row_is_what_plain_loops_and_torch_give(beta1, beta2, epsilon):
 
 def test_a_row_counts_its_own_steps():
     """A member that copied another's state goes on with its count: the correction of the bias is by row."""
-    state = adam.State(torch.full((2, 1), 0.1), torch.full((2, 1), 0.01), torch.tensor([[0.0], [1000.0]]))
+    state = adam.AdamState(torch.full((2, 1), 0.1), torch.full((2, 1), 0.01), torch.tensor([[0.0], [1000.0]]))
     step = adam.update(torch.ones(2, 1), state, learning_rate=1.0)
     assert step.state.steps.tolist() == [[1.0], [1001.0]]
     mean, square = 0.9 * 0.1 + 0.1, 0.999 * 0.01 + 0.001

@@ -13,7 +13,7 @@ from laser_rl.cluster.actors import RayAnswer, start_desk, start_shard
 from laser_rl.cluster.channels import RayInbox, RayMailbox, RayStop
 from laser_rl.cluster.client import AnswerLost
 from laser_rl.cluster.in_process_shard import NearShard
-from laser_rl.cluster.member_coordinator import Desk
+from laser_rl.cluster.member_coordinator import MemberCoordinator
 from laser_rl.cluster.shard import Shard, ShardPlan
 from laser_rl.cluster.sharded import ShardedReplay
 from laser_rl.ports import Delivery
@@ -45,7 +45,7 @@ def desk(carrier, monkeypatch):
         yield None
     elif carrier == "desk":
         monkeypatch.setattr(ports, "ray", lambda: NearRay)
-        yield NearDesk(Desk(ROOM))
+        yield NearDesk(MemberCoordinator(ROOM))
     else:
         raylets = three_raylets()
         made = start_desk(ROOM)

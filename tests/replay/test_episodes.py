@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laser_rl.errors import ConfigError
-from laser_rl.replay import Episodes, Evicted, Replay, episodes
+from laser_rl.replay import EpisodeIndex, Evicted, Replay, episodes
 from tests.replay.inputs import CONTEXT, RECURRENT, VECTOR, Stream, Walk, cycle_of, numbered
 
 MOVES = st.lists(
@@ -57,7 +57,7 @@ def assert_indexed(index, walk):
 )
 def test_an_index_grown_and_one_made_from_scratch_equal_the_walk(layout, moves, lengths, capacity, block, unrecorded):
     walk = walk_of(layout, lengths, capacity=capacity, unrecorded=unrecorded)
-    index = Episodes(walk.store)
+    index = EpisodeIndex(walk.store)
     with mock.patch.object(episodes, "BLOCK", block):
         for move, which in [*moves, ("refresh", 0)]:
             if move == "cut":
@@ -66,7 +66,7 @@ def test_an_index_grown_and_one_made_from_scratch_equal_the_walk(layout, moves, 
                 walk.streams[which].restart(lost_rows=len(walk.rows) % 7)
             else:
                 assert_indexed(index, walk)
-                assert_indexed(Episodes(walk.store), walk)
+                assert_indexed(EpisodeIndex(walk.store), walk)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_episodes_at_the_edges_of_unrolls(lengths, unrolls, expected):
     walk = walk_of(RECURRENT, lengths, capacity=50)
     for _ in range(unrolls):
         walk.cut(0)
-    index = Episodes(walk.store)
+    index = EpisodeIndex(walk.store)
     index.refresh()
     assert found(index) == expected == walk.episodes()
 
@@ -100,7 +100,7 @@ def test_an_unroll_that_does_not_go_on_ends_the_open_episode():
         else:
             broken.is_first[0, 0] = True
         store.insert(broken)
-        index = Episodes(store)
+        index = EpisodeIndex(store)
         index.refresh()
         assert index.following(0) is None
         assert (0, 0, 1, 1) not in found(index)
@@ -111,7 +111,7 @@ def test_streams_of_two_members_with_the_same_slot_are_two():
     store = Replay(RECURRENT, 100)
     for stream in (*streams, *streams):
         store.insert(stream.cut()[0])
-    index = Episodes(store)
+    index = EpisodeIndex(store)
     index.refresh()
     assert (index.following(0), index.following(1)) == (2, 3)
     assert found(index) == [(0, 0, 2, 1), (1, 0, 3, 1)]
@@ -122,19 +122,19 @@ def test_a_restored_store_has_the_same_index():
     for i in range(30):
         walk.cut(i % 3)
     restored = Replay(RECURRENT, 10 * RECURRENT.steps)
-    early = Episodes(restored)  # made before the store is filled
+    early = EpisodeIndex(restored)  # made before the store is filled
     early.refresh()
     restored.load(walk.store.first_id)
     early.refresh()
     assert not early.full
     restored.insert(walk.store.export(np.array(walk.held())))
     assert_indexed(early, walk)
-    assert_indexed(Episodes(restored), walk)
+    assert_indexed(EpisodeIndex(restored), walk)
 
 
 def test_a_shared_store_is_read_by_every_process_for_itself():
     walk = walk_of(RECURRENT, [3, 9, 1], capacity=12, shared=True)
-    index = Episodes(Replay.attach(RECURRENT, walk.store.handle()))
+    index = EpisodeIndex(Replay.attach(RECURRENT, walk.store.handle()))
     for i in range(40):
         walk.cut(i * i % 3)
         if i % 4 == 0:
@@ -143,13 +143,13 @@ def test_a_shared_store_is_read_by_every_process_for_itself():
 
 def test_it_knows_when_the_store_is_full():
     walk = walk_of(RECURRENT, [100], capacity=4)
-    index = Episodes(walk.store)
+    index = EpisodeIndex(walk.store)
     for full in (False, False, False, True, True):
         walk.cut(0)
         index.refresh()
         assert index.full == full
     pictures = Replay(RECURRENT, 4000, codec="zstd", budget_bytes=2000)  # full by bytes, long before it is by steps
-    index = Episodes(pictures)
+    index = EpisodeIndex(pictures)
     while not index.evicted:
         pictures.insert(walk.streams[0].cut()[0])
         index.refresh()
@@ -160,7 +160,7 @@ def test_it_knows_when_the_store_is_full():
 def test_garbage_is_no_episode_twice():
     """Flags without sense: ends without beginnings and beginnings without ends."""
     store = Replay(VECTOR, 50 * VECTOR.steps)
-    index = Episodes(store)
+    index = EpisodeIndex(store)
     for number in range(100):
         store.insert(numbered(VECTOR, [number], first_share=0.5))
         index.refresh()
@@ -172,7 +172,7 @@ def test_unrolls_that_leave_while_they_are_read_are_given_up():
     walk = walk_of(RECURRENT, [3, 9], capacity=6)
     for i in range(6):
         walk.cut(i % 3)
-    index, read, late = Episodes(walk.store), walk.store.fields, iter([4, 1, 9])
+    index, read, late = EpisodeIndex(walk.store), walk.store.fields, iter([4, 1, 9])
 
     def slowly(ids, names):
         for i in range(next(late, 0)):

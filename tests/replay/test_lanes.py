@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from laser_rl.errors import ConfigError
-from laser_rl.replay import Evicted, Lanes, Replay, Uniform, allocate
+from laser_rl.replay import Evicted, Lanes, Replay, UniformSampler, allocate
 from laser_rl.replay.sampler import columns_of
 from tests.replay.inputs import CONTEXT, RECURRENT, Stream, Walk, assert_same, cycle_of
 
@@ -318,7 +318,7 @@ def test_uniform_draws_keep_or_clear_the_stored_state(state):
     batch, plain = allocate(RECURRENT, 7), allocate(RECURRENT, 7)
     for one in (batch, plain):
         columns_of(RECURRENT, one, 0, 7)["state"][...] = 5.0
-    Uniform(walk.store, state).fill(4, np.random.default_rng(1), batch, 2)
+    UniformSampler(walk.store, state).fill(4, np.random.default_rng(1), batch, 2)
     walk.store.sample_into(4, np.random.default_rng(1), plain, 2)
     left, right = (columns_of(RECURRENT, one, 0, 7)["state"] for one in (batch, plain))
     assert (left[[0, 1, 6]] == 5.0).all()

@@ -11,7 +11,7 @@ import pytest
 
 from laser_rl.errors import ConfigError
 from laser_rl.replay import Handle, Replay
-from laser_rl.replay.lending import Lent, borrow, lend
+from laser_rl.replay.lending import LentBlock, borrow, lend
 from tests.replay.inputs import STACKED, VECTOR, assert_same, numbered
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +31,7 @@ for line in sys.stdin:
 
 def lent_of(line):
     *numbers, handle = json.loads(line)
-    return Lent(*numbers, Handle(*handle))
+    return LentBlock(*numbers, Handle(*handle))
 
 
 @pytest.mark.parametrize("codec", ["raw", "zstd"])

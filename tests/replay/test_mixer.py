@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laser_rl.errors import ConfigError
-from laser_rl.replay import Counts, Lanes, Mixer, Prioritised, PrioritisedLanes, Replay, Uniform, allocate
+from laser_rl.replay import Counts, Lanes, Mixer, Prioritised, PrioritisedLanes, Replay, UniformSampler, allocate
 from laser_rl.replay.records import pack
 from tests.replay.inputs import (
     PICTURE,
@@ -189,7 +189,7 @@ def sampled(make, *, seed=1):
 
 PRIORITISED = {"exponent": 0.7, "importance_exponent": 0.5, "uniform_share": 0.1}
 SAMPLERS = {
-    "zero": lambda store: Uniform(store, "zero"),
+    "zero": lambda store: UniformSampler(store, "zero"),
     "lanes": lambda store: Lanes(store, 6),
     "prioritised": lambda store: Prioritised(store, **PRIORITISED),
     "prioritised lanes": lambda store: PrioritisedLanes(store, 6, **PRIORITISED),

@@ -15,12 +15,12 @@ from scipy import stats
 from laser_rl.config import Config, override
 from laser_rl.errors import ConfigError
 from laser_rl.sweep import space
-from laser_rl.sweep.space import Choice, LogUniform, Uniform, explicit, grid, member_configs, member_seed
+from laser_rl.sweep.space import Choice, LogUniform, UniformDistribution, explicit, grid, member_configs, member_seed
 
 SPACE = {
     "learning_rate": LogUniform(1e-4, 1e-2),
     "entropy_cost": LogUniform(5e-3, 2e-2),
-    "discount": Uniform(0.9, 1.0),
+    "discount": UniformDistribution(0.9, 1.0),
     "trust": Choice(["implied", "behaviour", "off"]),
 }
 
@@ -72,10 +72,10 @@ def test_draws_follow_their_distributions_and_are_independent():
 
 @given(low=st.floats(1e-300, 1e300), ratio=st.floats(1.0000001, 1e6), share=st.floats(0, 1))
 def test_draws_stay_within_their_bounds(low, ratio, share):
-    for kind in (Uniform, LogUniform):
+    for kind in (UniformDistribution, LogUniform):
         assert low <= kind(low, low * ratio).at(share) <= low * ratio
     assert (
-        Uniform(-347.4100503616249, -1.9257766697057565e-4).at(1.0) == -1.9257766697057565e-4
+        UniformDistribution(-347.4100503616249, -1.9257766697057565e-4).at(1.0) == -1.9257766697057565e-4
     )  # rounds up without care
 
 
@@ -113,11 +113,16 @@ def test_bad_distributions_are_refused_by_name(given):
 
 
 def test_bad_arguments_of_distributions_are_refused():
-    for kind, arguments in ((LogUniform, (-1.0, 1.0)), (Uniform, (2.0, 1.0)), (Uniform, (1.0,)), (Choice, ([],))):
+    for kind, arguments in (
+        (LogUniform, (-1.0, 1.0)),
+        (UniformDistribution, (2.0, 1.0)),
+        (UniformDistribution, (1.0,)),
+        (Choice, ([],)),
+    ):
         with pytest.raises(ValidationError):
             kind(*arguments)
     with pytest.raises(TypeError, match="expected low and high, got 3 values"):
-        Uniform(1.0, 2.0, 3.0)
+        UniformDistribution(1.0, 2.0, 3.0)
     for arguments in ({"space": {}, "members": 2}, {"space": SPACE, "members": 0}):
         with pytest.raises(ConfigError, match="at least"):
             space.random(**arguments)

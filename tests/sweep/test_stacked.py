@@ -12,7 +12,7 @@ from laser_rl.config import LossConfig, OptimiserConfig
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.networks.torso import CNN, MLP
 from laser_rl.networks.vectorized import side_by_side
-from laser_rl.sweep.vectorized import Stack, StackedPolicy, can_stack
+from laser_rl.sweep.vectorized import StackedPolicy, VectorizedLearners, can_stack
 from laser_rl.types import Batch, Inputs
 from tests.agent.test_learner import FAMILY, B, random_batch
 
@@ -63,7 +63,7 @@ def joined(batches):
 @pytest.mark.parametrize("separate_value", [False, True])
 def test_side_by_side_each_member_learns_what_it_learns_alone(kind, clip, separate_value):
     alone = learners(kind, clip=clip, separate_value=separate_value)
-    stack = Stack(learners(kind, clip=clip, separate_value=separate_value))
+    stack = VectorizedLearners(learners(kind, clip=clip, separate_value=separate_value))
     for update in range(6):
         rows = [0, 1, 2, 3] if update != 3 else [0, 2]  # once for some of them only
         batches = [batch_for(row, update) for row in rows]
@@ -100,7 +100,7 @@ def test_acceptance_is_counted_for_the_member_that_produced_the_data():
 
 @pytest.mark.fault(21)
 def test_a_member_with_a_broken_gradient_is_skipped_and_no_other():
-    broken, whole = Stack(learners()), Stack(learners())
+    broken, whole = VectorizedLearners(learners()), VectorizedLearners(learners())
     batches = [batch_for(row, 0) for row in range(K)]
     ruined = [*batches[:2], batches[2]._replace(reward=torch.full_like(batches[2].reward, torch.nan)), batches[3]]
     broken.update(range(K), joined(ruined), progress=[0.0] * K)
@@ -114,7 +114,7 @@ def test_a_member_with_a_broken_gradient_is_skipped_and_no_other():
 
 @pytest.mark.fault(21)
 def test_a_member_that_does_not_recover_is_rolled_back_to_what_it_was():
-    stack = Stack(learners())
+    stack = VectorizedLearners(learners())
     good = stack.learners[1].flat.value.clone()
     stack.value[1] = 1e30  # a step that was far too large
     for update in range(GIVE_UP_AFTER):
@@ -129,11 +129,11 @@ def test_a_member_that_does_not_recover_is_rolled_back_to_what_it_was():
 
 
 def test_states_are_those_of_single_learners_and_come_back():
-    stack = Stack(learners())
+    stack = VectorizedLearners(learners())
     for update in range(3):
         stack.update(range(K), joined([batch_for(row, update) for row in range(K)]), progress=[0.0] * K)
     states = copy.deepcopy([learner.state() for learner in stack.learners])
-    other = Stack(learners("adam"))
+    other = VectorizedLearners(learners("adam"))
     for learner, state in zip(other.learners, states, strict=True):
         learner.load(*state)
     for made in (stack, other):
@@ -143,7 +143,7 @@ def test_states_are_those_of_single_learners_and_come_back():
 
 
 def test_a_copy_takes_parameters_and_optimiser_and_keeps_what_is_its_own():
-    stack = Stack(learners())
+    stack = VectorizedLearners(learners())
     for update in range(3):
         stack.update(range(K), joined([batch_for(row, update) for row in range(K)]), progress=[0.0] * K)
     donor, recipient = stack.learners[3], stack.learners[0]
@@ -205,7 +205,7 @@ def test_other_networks_go_through_vmap():
 
 
 def test_the_policy_answers_for_each_slot_with_its_own_member():
-    stack = Stack(learners())
+    stack = VectorizedLearners(learners())
     policy = StackedPolicy(stack, slots=2, seed=1)
     slots = np.array([7, 0, 3, 4])
     observation = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)

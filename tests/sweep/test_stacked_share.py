@@ -5,7 +5,7 @@ import torch
 
 from laser_rl.agent.learner import Learner
 from laser_rl.config import OptimiserConfig
-from laser_rl.sweep.vectorized import Stack, can_stack
+from laser_rl.sweep.vectorized import VectorizedLearners, can_stack
 from tests.agent.test_learner import FAMILY
 from tests.sweep.test_stacked import LOSSES, K, batch_for, joined, network
 
@@ -18,7 +18,7 @@ def learners(**settings):
 @pytest.mark.parametrize("kind", ["adaptive", "adaptive_baseline"])
 def test_each_member_follows_the_share_and_the_bound_that_it_follows_alone(kind):
     settings = {"online_share": kind, "policy_trust_bound": 0.4}
-    alone, stack = learners(**settings), Stack(learners(**settings))
+    alone, stack = learners(**settings), VectorizedLearners(learners(**settings))
     assert can_stack(stack.learners)
     for update in range(6):
         batches = [batch_for(row, update) for row in range(K)]

@@ -18,7 +18,7 @@ from laser_rl.envs.records import (
 )
 from laser_rl.errors import ConfigError
 from laser_rl.networks.build import build_network, family_of
-from laser_rl.tools.onnx_compare import Acting, Row, compare, observed
+from laser_rl.tools.onnx_compare import Acting, ComparedRow, compare, observed
 from laser_rl.tools.onnx_policy import about_of, export_onnx, session_of
 from laser_rl.tools.source import described, starts_of
 from laser_rl.training.build_group import build_member
@@ -301,7 +301,7 @@ def test_a_trained_memory_of_a_run_plays_an_episode_alone(tmp_path):
 
 def test_rows_are_played_in_every_slot():
     rows = observed(untrained(), 40)
-    assert all(isinstance(row, Row) and row.slots.tolist() == list(range(8)) for row in rows)
+    assert all(isinstance(row, ComparedRow) and row.slots.tolist() == list(range(8)) for row in rows)
     assert len(rows) == 5
 
 

@@ -14,7 +14,7 @@ from laser_rl.training.budget import Budget
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.files import read_sweep
 from laser_rl.training.launch import prepare, run
-from laser_rl.training.process_supervisor import Supervisor
+from laser_rl.training.process_supervisor import ProcessSupervisor
 from laser_rl.training.stop import FINISHED
 from tests.training.small import finish, run_one, small
 from tests.training.test_sweeps import in_directory, prepared, small_sweep
@@ -192,7 +192,7 @@ def test_processes_have_one_clock(tmp_path):
     config = SweepConfig(base=base, grid={"learning_rate": [5e-4, 1e-3]}, processes=2)
     directory = RunDirectory(tmp_path, config)
     begun, killed = time.monotonic(), []
-    supervisor = Supervisor(config, directory, 2)
+    supervisor = ProcessSupervisor(config, directory, 2)
     look = supervisor._look
 
     def watched():
@@ -222,7 +222,7 @@ def test_processes_have_one_clock(tmp_path):
     # Started again there is nothing left to do, in processes and in one.
     again = RunDirectory(tmp_path)
     try:
-        rest = Supervisor(config, again, 2).run()
+        rest = ProcessSupervisor(config, again, 2).run()
     finally:
         again.close()
     assert [member.steps for member in rest.members] == [member.steps for member in end.members]

@@ -3,7 +3,7 @@
 import torch
 
 from laser_rl.training.build_group import build_member
-from laser_rl.training.member_group import Following, Looped
+from laser_rl.training.member_group import ParameterFollower, SequentialGroup
 from tests.training.small import small
 
 
@@ -18,7 +18,7 @@ def values(network):
 
 def test_what_acts_follows_what_learns():
     member = apart()
-    following = Following(member)
+    following = ParameterFollower(member)
     assert following.collect() == 0
     with torch.no_grad():
         member.learner.flat.value.add_(1.0)
@@ -32,7 +32,7 @@ def test_what_acts_follows_what_learns():
 
 def test_unrolls_carry_the_version_that_acted_and_updates_are_followed():
     members = [apart(0), apart(1)]
-    crew = Looped(members)
+    crew = SequentialGroup(members)
     with torch.no_grad():
         for member in members:
             member.learner.flat.value.mul_(0.5)  # loaded, say, after everything was built
@@ -59,7 +59,7 @@ def test_unrolls_carry_the_version_that_acted_and_updates_are_followed():
 
 def test_the_learners_own_network_needs_no_copy():
     member = build_member(small("laser/Catch"))
-    crew = Looped([member])
+    crew = SequentialGroup([member])
     crew.begin()
     assert member.acting is member.learner.network
     assert crew._following == [None]

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from laser_rl.metrics import read
-from laser_rl.replay import Ahead, Exhausted
+from laser_rl.replay import Exhausted, Prefetcher
 from laser_rl.training.depths import queues
 from laser_rl.training.threads import ThreadInbox
 from tests.training.small import finish, small
@@ -43,7 +43,7 @@ def test_batches_ahead_are_counted_and_the_end_is_none_of_them():
         filled.release()
         raise Exhausted
 
-    with Ahead(lambda batch: None, ["a", "b", "c", "d"], ready=ready) as ahead:
+    with Prefetcher(lambda batch: None, ["a", "b", "c", "d"], ready=ready) as ahead:
         assert filled.acquire(timeout=10.0)
         ahead._thread.join(10.0)
         for expected in (3, 2, 1):

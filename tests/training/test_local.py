@@ -13,11 +13,11 @@ from laser_rl import checkpoint
 from laser_rl.agent.cuda_streams import on, own_stream
 from laser_rl.agent.learner import Learner
 from laser_rl.metrics.log import read
-from laser_rl.replay import Ahead, allocate
+from laser_rl.replay import Prefetcher, allocate
 from laser_rl.replay.frames import DeviceBatch
 from laser_rl.replay.mixer import Mixer
-from laser_rl.training import feed as feeding
-from laser_rl.training.batch_source import Crate
+from laser_rl.training import batch_source as feeding
+from laser_rl.training.batch_source import PinnedBatch
 from laser_rl.training.busy import Busy
 from laser_rl.training.mailbox import ThreadMailbox, _Copy
 from laser_rl.training.threads import _measured
@@ -118,7 +118,7 @@ class Told:
 def test_a_crate_is_filled_after_its_upload_and_uploaded_on_the_stream_given(monkeypatch):
     said, host = [], allocate(STACKED, 4, stacked=False)
     monkeypatch.setattr(feeding, "on", lambda stream: Told(said)._say(f"stream {stream}"))
-    crate = Crate(host, DeviceBatch(STACKED, host, "cpu"), Told(said), "three")
+    crate = PinnedBatch(host, DeviceBatch(STACKED, host, "cpu"), Told(said), "three")
 
     def fill(batch):
         said.append("fill")
@@ -146,7 +146,7 @@ def test_a_crate_is_filled_after_its_upload_and_uploaded_on_the_stream_given(mon
 
 def test_on_a_cpu_the_learner_reads_what_was_filled():
     host = allocate(STACKED, 4)
-    crate = Crate(host, None, Told([]))
+    crate = PinnedBatch(host, None, Told([]))
     crate.fill(lambda batch: batch.reward.fill_(3.0))
     with crate.read() as batch:
         assert batch is host
@@ -305,8 +305,8 @@ def test_on_a_gpu_batches_come_in_order_while_the_card_is_behind():
         host = allocate(STACKED, 64, pin=True, stacked=False)
         there = DeviceBatch(STACKED, host, device)
         there.record_stream(stream)
-        crates.append(Crate(host, there, feeding.Handover(device), stream))
-    with Ahead(lambda crate: crate.fill(fill), crates) as ahead:
+        crates.append(PinnedBatch(host, there, feeding.Handover(device), stream))
+    with Prefetcher(lambda crate: crate.fill(fill), crates) as ahead:
         for _ in range(60):
             crate = ahead.next(30.0)
             with crate.read() as batch, busy.learning():

@@ -10,7 +10,7 @@ from laser_rl.metrics.log import read
 from laser_rl.metrics.window import EpisodeWindow, window_from
 from laser_rl.sweep.settings import SweepConfig
 from laser_rl.training import evaluate as playing
-from laser_rl.training.build_group import build_crew
+from laser_rl.training.build_group import build_group
 from laser_rl.training.evaluate import evaluate, load_trained, trained_of
 from laser_rl.training.result import MemberResult, Result
 from laser_rl.training.trainer import Trainer
@@ -111,7 +111,7 @@ def test_half_then_resume_is_the_whole_run_bit_for_bit(tmp_path):
 
 def test_population_based_training_goes_by_the_mean_capped_score():
     config = SweepConfig(base=small("laser/Catch"), grid={"learning_rate": [1e-3, 2e-3]})
-    crew = build_crew(config)
+    crew = build_group(config)
     training = Trainer(config, crew)
     crew.close()
     for member, returns in zip(training.trainings, ((9.0, 0.4, 0.0), (0.5, 0.5, 0.5)), strict=True):

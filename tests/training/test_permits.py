@@ -8,9 +8,9 @@ import time
 import pytest
 import torch
 
-from laser_rl.training import permits as module
+from laser_rl.training import gpu_semaphore as module
 from laser_rl.training import stall as waiting
-from laser_rl.training.gpu_semaphore import Permits
+from laser_rl.training.gpu_semaphore import GpuSemaphore
 
 CPU = torch.device("cpu")
 FORK = multiprocessing.get_context("fork")
@@ -31,7 +31,7 @@ def started(permits):
 
 
 def test_so_many_at_a_time_and_the_next_waits(monkeypatch):
-    permits = Permits(most=2)
+    permits = GpuSemaphore(most=2)
     one, other = started(permits), started(permits)
     monkeypatch.setattr(waiting, "GIVE_UP_S", 0.1)
     with pytest.raises(TimeoutError, match="for updates of other processes"), permits.one(CPU):
@@ -46,7 +46,7 @@ def test_so_many_at_a_time_and_the_next_waits(monkeypatch):
 
 
 def test_a_place_comes_back_after_an_error_and_from_a_process_that_was_killed():
-    permits = Permits(most=1)
+    permits = GpuSemaphore(most=1)
     with pytest.raises(ZeroDivisionError), permits.one(CPU):
         _ = 1 / 0
     process, _ = started(permits)
@@ -58,8 +58,8 @@ def test_a_place_comes_back_after_an_error_and_from_a_process_that_was_killed():
 
 
 def test_permits_reach_another_process_by_their_handle():
-    permits = Permits(most=1)
-    same = Permits(1, permits.handle)
+    permits = GpuSemaphore(most=1)
+    same = GpuSemaphore(1, permits.handle)
     process, release = started(same)
     with pytest.raises(BlockingIOError):
         module.fcntl.lockf(permits.handle, module.fcntl.LOCK_EX | module.fcntl.LOCK_NB, 1, 0)

@@ -24,7 +24,7 @@ from laser_rl.training.build import threads_of
 from laser_rl.training.build_group import build_member
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import prepare, run, train
-from laser_rl.training.member_training import Training
+from laser_rl.training.member_training import MemberTraining
 from laser_rl.training.rank_start import devices_of, reference_of
 from laser_rl.training.ranks import RankLost
 from tests.agent.teams import flat_state, largest_difference, learner, network
@@ -158,14 +158,14 @@ def test_a_rank_that_is_killed_costs_the_updates_since_the_last_checkpoint(tmp_p
 
     steps = {"now": 0}
     monkeypatch.setattr(module.Ranks, "__init__", start)
-    before = Training.acted
+    before = MemberTraining.acted
 
     def count(self, number, episodes):
         before(self, number, episodes)
         steps["now"] = self.steps
         time.sleep(0.01)  # so that a run of these few steps is not over before anybody is killed
 
-    monkeypatch.setattr(Training, "acted", count)
+    monkeypatch.setattr(MemberTraining, "acted", count)
     with caplog.at_level(logging.WARNING):
         result = train(config, directory, sinks=[directory.log])
     directory.close()

@@ -15,7 +15,7 @@ from laser_rl.errors import ConfigError
 from laser_rl.training.build import batch_of
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import prepare
-from laser_rl.training.member_training import Training
+from laser_rl.training.member_training import MemberTraining
 from laser_rl.training.trainer import Trainer
 from laser_rl.types import Inputs
 from tests.agent.unroll_witness import UnrollWitness
@@ -219,8 +219,8 @@ def filling_ahead(monkeypatch, patience_s=0.5):
         members.append(member)
         return begin(self, member, **more)
 
-    begin = Training.__init__
-    monkeypatch.setattr(Training, "__init__", remember)
+    begin = MemberTraining.__init__
+    monkeypatch.setattr(MemberTraining, "__init__", remember)
     monkeypatch.setattr(Trainer, "save", last)
     monkeypatch.setattr(Recurrent, "unroll", late)
 

@@ -14,12 +14,12 @@ from laser_rl.metrics.log import read
 from laser_rl.replay.lanes import Lanes
 from laser_rl.sweep.pbt import PbtConfig
 from laser_rl.sweep.settings import SweepConfig
-from laser_rl.training.build_group import build_crew
+from laser_rl.training.build_group import build_group
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import train
-from laser_rl.training.member_group import Looped
-from laser_rl.training.member_process import Share
-from laser_rl.training.shared_state import Board
+from laser_rl.training.member_group import SequentialGroup
+from laser_rl.training.member_process import ProcessTrainer
+from laser_rl.training.shared_state import SharedStateStore
 from laser_rl.training.trainer import run_in_turns
 from tests.training.small import fingerprint
 from tests.training.test_recurrent import Killed, carried_columns, recurrent, unrolled  # noqa: F401 - a fixture
@@ -100,11 +100,11 @@ def test_a_copy_learns_nothing_from_lanes_that_the_old_parameters_began(unrolled
 
 
 def test_memories_are_not_computed_side_by_side():
-    crew = build_crew(members(settings=[{"learning_rate": 1e-3}, {"learning_rate": 2e-3}]))
+    crew = build_group(members(settings=[{"learning_rate": 1e-3}, {"learning_rate": 2e-3}]))
     crew.close()
-    assert isinstance(crew, Looped)
+    assert isinstance(crew, SequentialGroup)
     with pytest.raises(ConfigError, match="feed-forward"):
-        build_crew(members(settings=[{"learning_rate": 1e-3}, {"learning_rate": 2e-3}], stack="on"))
+        build_group(members(settings=[{"learning_rate": 1e-3}, {"learning_rate": 2e-3}], stack="on"))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_process_that_died_in_an_episode_leaves_no_false_one_behind():
     """Its successor begins all episodes anew. None of its rows may pass for the rest of an episode that was cut off."""
     config = members(environment="laser/TMaze-20", steps=5_000, capacity_steps=3_000)
     orders, _ = os.pipe()
-    first = Share(config, build_crew(config), board=Board(3, 1 << 20), orders=orders)
+    first = ProcessTrainer(config, build_group(config), board=SharedStateStore(3, 1 << 20), orders=orders)
     first.begin()
     for _ in range(10):  # into the second unroll of everybody's first episode
         first.turn()
@@ -149,7 +149,9 @@ def test_a_process_that_died_in_an_episode_leaves_no_false_one_behind():
     cut.refresh()
     assert before >= 12
     assert not len(cut)
-    second = Share(config, build_crew(config, stores=[store] * 3), board=Board(3, 1 << 20), orders=orders)
+    second = ProcessTrainer(
+        config, build_group(config, stores=[store] * 3), board=SharedStateStore(3, 1 << 20), orders=orders
+    )
     second.begin()
     while store.next_id < before + 240:
         second.turn()

@@ -7,13 +7,13 @@ import pytest
 
 from laser_rl.metrics.log import read
 from laser_rl.sweep.settings import SweepConfig
-from laser_rl.training.build_group import build_crew
+from laser_rl.training.build_group import build_group
 from laser_rl.training.cores import within
 from laser_rl.training.directory import RunDirectory
-from laser_rl.training.duty_cycle import Sparing
+from laser_rl.training.duty_cycle import DutyCycle
 from laser_rl.training.launch import prepare
-from laser_rl.training.member_process import Share
-from laser_rl.training.shared_state import Board
+from laser_rl.training.member_process import ProcessTrainer
+from laser_rl.training.shared_state import SharedStateStore
 from tests.training.small import run_one, small
 from tests.training.test_sweeps import small_sweep
 
@@ -66,8 +66,8 @@ def test_slow_updates_have_rows_by_the_clock(tmp_path):
 
 
 def share_of(board, orders):
-    crew = build_crew(small_sweep())
-    training = Share(small_sweep(), crew, numbers=[0, 1, 2], board=board, orders=orders)
+    crew = build_group(small_sweep())
+    training = ProcessTrainer(small_sweep(), crew, numbers=[0, 1, 2], board=board, orders=orders)
     crew.begin()
     return training
 
@@ -75,7 +75,7 @@ def share_of(board, orders):
 def test_large_states_are_published_more_seldom():
     """A publication that takes three seconds is made every five minutes, if a hundredth of the time is allowed."""
     now, published = [0.0], []
-    board = Board(members=3, size=1 << 20)
+    board = SharedStateStore(members=3, size=1 << 20)
     put = board.put
 
     def slow(number, data):
@@ -86,7 +86,7 @@ def test_large_states_are_published_more_seldom():
     board.put = slow
     reading, writing = os.pipe()
     training = share_of(board, reading)
-    training._publishing = Sparing(1.0, share=0.01, most_s=1e9, clock=lambda: now[0])
+    training._publishing = DutyCycle(1.0, share=0.01, most_s=1e9, clock=lambda: now[0])
     try:
         for _ in range(1000):
             training.between()
@@ -103,7 +103,7 @@ def test_large_states_are_published_more_seldom():
 
 def test_small_states_are_published_every_second():
     now, times = [0.0], []
-    sparing = Sparing(1.0, share=0.01, most_s=60.0, clock=lambda: now[0])
+    sparing = DutyCycle(1.0, share=0.01, most_s=60.0, clock=lambda: now[0])
     while now[0] < 10.0:
         now[0] += 0.25
         if sparing.due():

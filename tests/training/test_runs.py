@@ -13,7 +13,7 @@ from laser_rl.errors import ConfigError, UserError
 from laser_rl.metrics.log import read
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import prepare
-from laser_rl.training.member_training import Training
+from laser_rl.training.member_training import MemberTraining
 from tests.agent.unroll_witness import UnrollWitness
 from tests.envs.samples import Telltale
 from tests.training.small import fingerprint, finish, run_one, small
@@ -158,7 +158,7 @@ def test_killed_between_the_last_row_and_the_last_checkpoint_writes_no_row_twice
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Training, "announce", die)  # the last row is written, the last checkpoint is not
+        patch.setattr(MemberTraining, "announce", die)  # the last row is written, the last checkpoint is not
         with pytest.raises(KeyboardInterrupt):
             finish(small(), twice)
     for _ in range(2):  # and a finished run that is started again adds nothing

@@ -13,12 +13,12 @@ from laser_rl.metrics.log import read
 from laser_rl.sweep.pbt import PbtConfig
 from laser_rl.sweep.settings import SweepConfig, sweep_from
 from laser_rl.sweep.space import member_seed
-from laser_rl.training.build_group import build_crew
+from laser_rl.training.build_group import build_group
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.files import read_sweep
 from laser_rl.training.launch import train
-from laser_rl.training.member_group import Looped, Stacked
-from laser_rl.training.step_barrier import Pace
+from laser_rl.training.member_group import SequentialGroup, VectorizedGroup
+from laser_rl.training.step_barrier import StepBarrier
 from laser_rl.training.trainer import TURNS_AHEAD, Trainer, run_in_turns
 from tests.training.small import fingerprint, small
 
@@ -31,7 +31,7 @@ def small_sweep(environment="CartPole-v1", *, grid=RATES, share="shared", stack=
 
 
 def prepared(config, **more):
-    crew = build_crew(config)
+    crew = build_group(config)
     training = Trainer(config, crew, **more)
     crew.begin()
     return training
@@ -63,7 +63,7 @@ def test_members_are_never_further_apart_than_an_unroll(stack, slots):
 
 
 def test_the_pace_lets_nobody_act_who_is_ahead():
-    pace = Pace(np.array([10, 12, 14, 16]), range(4), unroll_steps=5, slots=3)
+    pace = StepBarrier(np.array([10, 12, 14, 16]), range(4), unroll_steps=5, slots=3)
     assert pace.among([False] * 4) == [True, True, False, False]
     assert pace.among([True, False, False, False]) == [False, True, False, False]
     pace.move(0, 14)
@@ -190,21 +190,21 @@ def test_the_diverged_member_changes_nothing_where_nothing_is_shared(stack, figu
 
 def test_small_alike_members_are_computed_side_by_side_and_others_in_turn():
     crews = {
-        Stacked: small_sweep(),
-        Looped: small_sweep(grid={"clip_rho": [1.0, 2.0]}),
+        VectorizedGroup: small_sweep(),
+        SequentialGroup: small_sweep(grid={"clip_rho": [1.0, 2.0]}),
     }
     for kind, config in crews.items():
-        crew = build_crew(config)
+        crew = build_group(config)
         crew.close()
         assert isinstance(crew, kind)
     with pytest.raises(ConfigError, match="side by side"):
-        build_crew(small_sweep(grid={"clip_rho": [1.0, 2.0]}, stack="on"))
+        build_group(small_sweep(grid={"clip_rho": [1.0, 2.0]}, stack="on"))
     moving = PbtConfig(
         burn_in_steps=0, every_episodes=9, margin=0, tuned=("clip_rho",), limits={"clip_rho": (1.0, 4.0)}
     )
-    crew = build_crew(small_sweep(pbt=moving))
+    crew = build_group(small_sweep(pbt=moving))
     crew.close()
-    assert isinstance(crew, Looped)
+    assert isinstance(crew, SequentialGroup)
 
 
 def test_members_may_differ_in_their_networks():

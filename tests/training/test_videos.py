@@ -29,7 +29,7 @@ from laser_rl.training import recorder
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.filming import Drawing, Filming, Shown, film_shown, load_shown
 from laser_rl.training.launch import train
-from laser_rl.training.recorder import Recorder, orders
+from laser_rl.training.recorder import VideoRecorder, orders
 from laser_rl.training.recording import Recording, recorded
 from tests.metrics.test_videos import a_film, trained
 from tests.training.small import fingerprint, finish, small
@@ -160,7 +160,7 @@ def test_enjoy_with_and_without_the_panel(run_dir, tmp_path, capsys):
 # ---- what is due ----
 
 
-class Reached(Recorder):
+class Reached(VideoRecorder):
     """A run that writes checkpoints of nothing, and a recorder that films them by writing their names down."""
 
     made: list
@@ -347,8 +347,8 @@ def test_the_recorder_dies_with_a_run_that_is_killed_and_leaves_no_half_film(tmp
     until(lambda: not alive(pid), 10)
     half = list((tmp_path / "videos").glob("step-*.mp4"))
     assert all(whole_mp4(path) for path in half)
-    Recorder(tmp_path, 10, 3)
-    until(lambda: Recorder(tmp_path, 10, 3) and not list((tmp_path / "videos").glob(".*")), 20)
+    VideoRecorder(tmp_path, 10, 3)
+    until(lambda: VideoRecorder(tmp_path, 10, 3) and not list((tmp_path / "videos").glob(".*")), 20)
 
 
 @pytest.mark.slow

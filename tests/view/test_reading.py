@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laser_rl.metrics import MetricsLog, read
-from laser_rl.metrics.history import History, Line, Table, aligned
+from laser_rl.metrics.history import CurveLine, History, Table, aligned
 from laser_rl.metrics.stream import Tail, last_row, rows_in
 from laser_rl.view.panels import PANELS, Asked
-from laser_rl.view.runs import Run, Runs, encoded
+from laser_rl.view.runs import Runs, ViewedRun, encoded
 from laser_rl.view.subject import Files, Subject
 from tests.view.logs import level, write_run, write_sweep
 
@@ -67,7 +67,7 @@ def test_no_byte_is_read_twice(tmp_path, monkeypatch):
 
 
 def test_a_fresh_log_begins_again(tmp_path):
-    run = Run(0, write_run(tmp_path, 50))
+    run = ViewedRun(0, write_run(tmp_path, 50))
     run.look()
     while run.read_on():
         pass
@@ -132,7 +132,7 @@ def test_a_mean_counts_every_row_the_same():
 
 
 def test_lines_on_one_axis_have_at_most_so_many_points():
-    lines = [Line(x, x, x, x) for x in (np.arange(0.0, 5000.0), np.arange(0.5, 7000.0, 3.0))]
+    lines = [CurveLine(x, x, x, x) for x in (np.arange(0.0, 5000.0), np.arange(0.5, 7000.0, 3.0))]
     x, found = aligned(lines, 1000)
     assert len(x) == 1000
     assert x[-1] == pytest.approx(6999.5)
@@ -199,7 +199,7 @@ def test_memory_does_not_grow_with_the_log():
 def test_strange_rows_hurt_nobody(tmp_path, bad):
     (tmp_path / "metrics.jsonl").write_text(json.dumps(bad) + "\n")
     write_sweep(tmp_path, 2, 5)
-    run = Run(0, tmp_path)
+    run = ViewedRun(0, tmp_path)
     run.look()
     while run.read_on():
         pass
@@ -212,7 +212,7 @@ def test_strange_rows_hurt_nobody(tmp_path, bad):
 
 @pytest.mark.parametrize(("members", "lines"), [(1, 2), (3, 6), (5, 5)])
 def test_queues_are_told_by_member_and_of_many_the_batches_only(tmp_path, members, lines):
-    run = Run(0, write_run(tmp_path, 7) if members == 1 else write_sweep(tmp_path, members, 7))
+    run = ViewedRun(0, write_run(tmp_path, 7) if members == 1 else write_sweep(tmp_path, members, 7))
     run.look()
     while run.read_on():
         pass
@@ -252,7 +252,7 @@ def test_a_run_that_never_reports_means_shows_its_episodes(tmp_path):
     with MetricsLog(tmp_path) as log:
         for n in range(5):
             log.write("episode", n, n, {"return": float(n), "length": 3, "slot": 0})
-    run = Run(0, tmp_path)
+    run = ViewedRun(0, tmp_path)
     run.read_on()
     assert PANELS["returns"](run.subject(), Asked())["lines"][0]["y"] == [0.0, 1.0, 2.0, 3.0, 4.0]
     assert run.subject().members[0].return_mean == 2.0

@@ -16,7 +16,7 @@ from laser_rl.metrics.log import FILE
 from laser_rl.view import report as module
 from laser_rl.view.facts import interval
 from laser_rl.view.report import report, write_report
-from laser_rl.view.runs import Run
+from laser_rl.view.runs import ViewedRun
 from tests.metrics.test_sweep_rows import a_sweep, settings_of
 from tests.metrics.test_videos import trained
 from tests.view.logs import write_sweep
@@ -123,7 +123,7 @@ def test_a_sweep_with_its_members_copies_and_who_trusts_whom(tmp_path):
 @pytest.mark.parametrize("kind", ["run", "sweep"])
 def test_the_report_says_what_the_dashboard_says(tmp_path, kind):
     run_dir = a_run(tmp_path / "a") if kind == "run" else a_sweep(tmp_path / "a", 3, pbt=True)
-    page, live = read_report(report(run_dir)), Run(0, run_dir)
+    page, live = read_report(report(run_dir)), ViewedRun(0, run_dir)
     live.look()
     while live.read_on():
         pass
