@@ -8,7 +8,6 @@ import torch
 from laser_rl.ops import (
     actor_critic,
     checks,
-    memory,
     pixel_control,
     popart,
     priority,
@@ -16,6 +15,9 @@ from laser_rl.ops import (
     rmsprop,
     trust_region,
     vtrace,
+)
+from laser_rl.ops import (
+    episode_reset as memory,
 )
 from laser_rl.ops.distributions import Categorical, MultiCategorical
 from laser_rl.ops.gaussian import DiagonalGaussian
