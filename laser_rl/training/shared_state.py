@@ -23,7 +23,7 @@ from laser_rl.training.saving import member_groups, member_numbers
 
 ROOM_FOR_NUMBERS = 1 << 18  # counters, windows of all tasks, settings, evaluation: up to 100 kilobytes
 TRIES = 100
-PUBLISH_S = 1.0  # so much of a member's learning is lost if its process is killed; with large networks more, see `share_process`
+PUBLISH_S = 1.0  # so much of a member's learning is lost if its process is killed; with large networks more, see `member_process`
 
 
 class MemberState(NamedTuple):

@@ -41,7 +41,7 @@ class Family:
 
     def share_processes(self):
         """Of a sweep: those that have members."""
-        return [pid for pid in self.pids() if "share_process" in command_line(pid)]
+        return [pid for pid in self.pids() if "member_process" in command_line(pid)]
 
     def workers(self):
         """Those that have environments."""
