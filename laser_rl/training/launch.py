@@ -52,13 +52,12 @@ def train(
     torso: TorsoSource | None = None,
     sinks: Sequence[Sink] = (),
     callbacks: Sequence[Callback] = (),
-    elsewhere: "Elsewhere | None" = None,
+    elsewhere: Elsewhere | None = None,
 ) -> Result:
     """Train one agent, or all members of a sweep, until their steps are done.
 
-    The run goes on from the newest checkpoint of `directory`, if there is one. It runs on this machine unless `elsewhere`
-    says otherwise, as `cluster.launch.on_cluster` does. The
-    environments are closed at the end, whatever the end is.
+    The run goes on from the newest checkpoint of `directory`, if there is one. It runs on this machine unless
+    `elsewhere` says otherwise, as `cluster.launch.on_cluster` does. The environments are closed at the end, whatever the end is.
     """
     sweep = SweepConfig(base=settings) if isinstance(settings, Config) else settings
     _require_code(sweep)
@@ -68,7 +67,7 @@ def train(
         if elsewhere is not None:
             result = elsewhere(sweep, directory, **how)
         elif uses_processes(sweep):
-            from laser_rl.training.process_supervisor import run_processes  # noqa: PLC0415 - likewise
+            from laser_rl.training.process_supervisor import run_processes  # noqa: PLC0415 - a run in this process never needs it
 
             result = run_processes(sweep, directory, process_count(sweep), **how)
         else:

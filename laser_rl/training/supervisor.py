@@ -84,7 +84,7 @@ class SweepSupervisor(ABC):
         self._states, self._sinks, self._callbacks = board, list(sinks), list(callbacks)
         seed = sweep.base.run.seed
         self.pbt = PbtState(board.members, derive(seed, "pbt")) if sweep.pbt is not None else None
-        self._random = np.random.Generator(np.random.PCG64(derive(seed, "sweep_metrics")))
+        self._random = np.random.Generator(np.random.PCG64(derive(seed, "survey")))
         self._tries, self._next_save = SaveRetry(), 0
         self._ended, self._saved_end = False, False  # all members have done their steps, and that was saved
         self._offset = directory.log.path.stat().st_size  # rows before it have been passed on

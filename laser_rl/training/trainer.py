@@ -79,7 +79,6 @@ class Trainer:
         self.stop = Stop()
         self.budget = Budget(base.run.budget_minutes) if budget is None else budget
         self.saved: Path | None = None
-        self.run_dir: Path | None = None  # where all of it is kept
         self._tries = SaveRetry()
         self.numbers = list(range(len(group.members)) if numbers is None else numbers)
         self.trainings = [
@@ -103,10 +102,7 @@ class Trainer:
             training.moved = functools.partial(self.pace.move, place)
         seed = settings.base.run.seed
         self.pbt = PbtState(len(settings.settings), derive(seed, "pbt")) if settings.pbt is not None else None
-        self._surveyed, self._survey_random = (
-            0,
-            np.random.Generator(np.random.PCG64(derive(base.run.seed, "sweep_metrics"))),
-        )
+        self._surveyed, self._survey_random = 0, np.random.Generator(np.random.PCG64(derive(base.run.seed, "survey")))
         self._survey_sparing = DutyCycle(base.run.log_every_s, share=SURVEY_SHARE, most_s=60.0)
         self._next_save = 0
         self._plan_save()
