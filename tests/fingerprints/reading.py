@@ -33,6 +33,7 @@ COMPUTED = {
     "kl": "kl",
     "gradient_norm": "gradient_norm",
 }
+AGES = ("age_0", "age_25", "age_50", "age_75", "age_100")  # in rows about all members of a sweep
 MOMENTS = ("exp_avg", "exp_avg_sq", "mean_square", "momentum")
 
 
@@ -51,6 +52,9 @@ def record(run_dir: Path, *, rows: bool) -> dict[str, Any]:
         if rows:
             counted["rows"], computed["rows"] = (_columns(own, names) for names in (COUNTED, COMPUTED))
         found["counted"][f"member {number}"], found["computed"][f"member {number}"] = counted, computed
+    ages = [line for line in lines if line["kind"] == "sweep"]
+    if rows and ages:  # of a sample, so they also show the random stream that it is drawn from
+        found["counted"]["ages"] = {name: [row.get(name) for row in ages] for name in AGES}
     copies = [line for line in lines if line["kind"] == "event" and "donor" in line]
     if copies:
         found["computed"]["copies"] = [[line["step"], line["member"], line["donor"]] for line in copies]
