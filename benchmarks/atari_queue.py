@@ -156,7 +156,7 @@ class Running:
 def work(asked: argparse.Namespace) -> int:
     """Run what is missing until the time is over; returns how many runs failed."""
     end, out = time.monotonic() + 60 * asked.minutes, Path(asked.out or tempfile.mkdtemp(prefix="atari-queue-"))
-    waiting = missing([*load(), *load(asked.rows)])
+    waiting = [part for part in missing([*load(), *load(asked.rows)]) if part.stage in asked.stages]
     threads = asked.threads or max(1, (os.cpu_count() or 1) // asked.workers)
     running: list[Running] = []
     failed, done_frames, began, said = 0, 0, time.monotonic(), 0.0
@@ -241,6 +241,7 @@ def main() -> int:
     worker = commands.add_parser("work")
     worker.add_argument("--minutes", type=float, required=True)
     worker.add_argument("--workers", type=int, default=6)
+    worker.add_argument("--stages", type=int, nargs="+", default=[1, 2], help="only runs of these stages")
     worker.add_argument("--threads", type=int, default=0, help="of each run's emulators; 0: the cores, shared out")
     worker.add_argument("--rows", type=Path, required=True, help="finished runs are added to this file")
     worker.add_argument("--out", type=Path, help="folder of what is under way; a temporary one if left out")

@@ -60,18 +60,18 @@ def late(row: Row, name: str) -> float:
     return fmean(kept) if kept else math.nan
 
 
-def factor_table(rows: Sequence[Row], variants: Iterable[str]) -> list[str]:
-    """A row for each variant of a factor that has a run."""
-    centre = by_part(rows, "centre")
+def factor_table(rows: Sequence[Row], variants: Iterable[str], base: str = "centre") -> list[str]:
+    """A row for each variant of a factor that has a run, and the variant they are compared with."""
+    centre = by_part(rows, base)
     head = (
-        f"| variant | {' | '.join(f'{game}, seeds 1 / 2' for game in CALIBRATION_GAMES)} | mean normalised | less centre | entropy | "
+        f"| variant | {' | '.join(f'{game}, seeds 1 / 2' for game in CALIBRATION_GAMES)} | mean normalised | less {base} | entropy | "
         "acceptance, replayed | online | skipped updates |"
     )
     lines = [
         head,
         "|---|" + "---|" * (len(CALIBRATION_GAMES) + 6),
     ]
-    for variant in dict.fromkeys([*variants, "centre"]):
+    for variant in dict.fromkeys([*variants, base]):
         own = by_part(rows, variant)
         if not own:
             continue
@@ -89,7 +89,7 @@ def factor_table(rows: Sequence[Row], variants: Iterable[str]) -> list[str]:
         ]
         skipped = sum(int(row["train"]["skipped_updates"][-1]) for row in own.values())
         mean = f"{fmean(map(last_million, own.values())):.2f} ({len(own)} runs)"
-        less = "" if variant == "centre" else difference(own, centre)
+        less = "" if variant == base else difference(own, centre)
         lines.append(
             f"| {variant} | {' | '.join(games)} | {mean} | {less} | {' | '.join(f'{n:.2f}' for n in numbers)} | {skipped} |"
         )
@@ -140,7 +140,12 @@ def page(rows: Sequence[Row]) -> str:
     ]
     for name, variants in FACTORS.items():
         if any(row["variant"] in variants for row in calibration if row["variant"] != "centre"):
-            lines += ["", f"## {name.capitalize()}", "", *factor_table(calibration, variants)]
+            lines += [
+                "",
+                f"## {name.capitalize()}",
+                "",
+                *factor_table(calibration, variants, "b0.3" if "from bound 0.3" in name else "centre"),
+            ]
     missing = [name for name, variants in FACTORS.items() if not any(row["variant"] in variants for row in calibration)]
     if missing:
         lines += ["", f"Not yet run: {', '.join(missing)}."]

@@ -51,7 +51,7 @@ def queue(tmp_path, monkeypatch):
 
 def work(tmp_path, minutes, workers=2):
     asked = argparse.Namespace(minutes=minutes, out=tmp_path / "out", rows=tmp_path / "rows.jsonl", workers=workers)
-    asked.threads, asked.agents = 1, None
+    asked.threads, asked.agents, asked.stages = 1, None, [1, 2]
     return atari_queue.work(asked)
 
 
@@ -82,7 +82,7 @@ def test_a_run_that_fails_is_counted_and_leaves_no_row(queue, tmp_path, monkeypa
 
 def test_the_plan_names_every_run_once_and_its_settings_are_the_protocols():
     every = atari_plan.parts()
-    assert len({part.name for part in every}) == len(every) == 54
+    assert len({part.name for part in every}) == len(every) == 110
     assert not set(atari_plan.CALIBRATION_GAMES) & set(atari_plan.COMPARISON_GAMES)
     for part in every:
         config = atari_plan.config_of(part)
