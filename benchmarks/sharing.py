@@ -24,9 +24,9 @@ import torch
 from laser_rl import recipes
 from laser_rl.config import override
 from laser_rl.metrics.stream import episodes_in
-from laser_rl.sweep.pbt import PbtConfig
-from laser_rl.sweep.settings import SweepConfig
 from laser_rl.training.build_group import build_group
+from laser_rl.training.pbt import PbtConfig
+from laser_rl.training.settings import SweepConfig
 from laser_rl.training.trainer import Trainer
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "sharing"

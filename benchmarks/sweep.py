@@ -22,11 +22,11 @@ from typing import Any
 from laser_rl import recipes
 from laser_rl.config import override
 from laser_rl.metrics.window import memory_bytes
-from laser_rl.sweep.settings import SweepConfig
 from laser_rl.training.build_group import build_group
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import prepare
 from laser_rl.training.process_supervisor import ProcessSupervisor
+from laser_rl.training.settings import SweepConfig
 from laser_rl.training.trainer import Trainer, run_in_turns
 
 MEMBERS = 9

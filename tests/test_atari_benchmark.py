@@ -23,8 +23,8 @@ from laser_rl.config import override
 from laser_rl.envs.atari import atari_game
 from laser_rl.metrics.log import MetricsLog
 from laser_rl.research.paper import atari_references
-from laser_rl.sweep.settings import FORMAT, SweepConfig
 from laser_rl.training.files import CONFIG, SWEEP, described
+from laser_rl.training.settings import FORMAT, SweepConfig
 
 ROOT = Path(__file__).parents[1]
 

@@ -13,8 +13,8 @@ from laser_rl.checkpoint.atomic import write_json
 from laser_rl.config import override
 from laser_rl.metrics.log import MetricsLog
 from laser_rl.research.paper import COLUMNS, atari_median, atari_references
-from laser_rl.sweep.settings import FORMAT, SweepConfig
 from laser_rl.training.files import CONFIG, SWEEP, described
+from laser_rl.training.settings import FORMAT, SweepConfig
 
 
 def raw(game, share):

@@ -9,8 +9,8 @@ import pytest
 from laser_rl import recipes
 from laser_rl.errors import ConfigError
 from laser_rl.replay.mixer import Counts
-from laser_rl.sweep.pbt import paper
 from laser_rl.training.launch import train
+from laser_rl.training.pbt import paper
 
 SOLVED = 0.9  # the optimum of DeepSea is 0.99; a member that never finds the treasure has about 0
 

@@ -14,7 +14,7 @@ BUDGETS = {
     "kernels": 1_700, "training": 4_200, "checkpoint": 1_500, "metrics": 1_400, "view": 2_200, "cluster": 3_000, "research": 2_800,
     "tools": 1_600,
 }  # fmt: skip
-HOMES = {"evaluation": "research", "sweep": "training"}  # packages that have no budget of their own
+HOMES = {"evaluation": "research"}  # packages that have no budget of their own
 LINES, FILES, README_WORDS, DOCS_WORDS = 30_000, 220, 1_200, 45_000
 RUN = """
 import sys

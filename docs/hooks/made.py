@@ -33,7 +33,7 @@ def settings(_: str = "") -> Iterator[str]:
 
 def sweep_settings(_: str = "") -> Iterator[str]:
     """What only sweeps have."""
-    from laser_rl.sweep.settings import SweepConfig  # noqa: PLC0415
+    from laser_rl.training.settings import SweepConfig  # noqa: PLC0415
 
     yield from _tables(SweepConfig, "", without=("base",), level="###")
 

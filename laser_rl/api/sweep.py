@@ -17,16 +17,16 @@ from laser_rl.metrics.sink import Sink
 from laser_rl.metrics.tracking import named, trackers
 from laser_rl.networks.build import TorsoSource
 from laser_rl.replay.memory_estimate import available_bytes, estimate, require_fits
-from laser_rl.sweep.cluster import cluster_of
-from laser_rl.sweep.pbt import Exploit, PbtConfig
-from laser_rl.sweep.settings import SweepConfig, sweep_from
-from laser_rl.sweep.space import Distribution
 from laser_rl.training import result as results
 from laser_rl.training.build import EnvironmentSource, slots_of
 from laser_rl.training.build_group import one_layout
+from laser_rl.training.cluster_settings import cluster_of
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import Elsewhere, train, uses_processes
 from laser_rl.training.member_training import Callback
+from laser_rl.training.pbt import Exploit, PbtConfig
+from laser_rl.training.settings import SweepConfig, sweep_from
+from laser_rl.training.space import Distribution
 from laser_rl.training.stop import EXIT_STATUS, deliver_again
 
 _SHARE: dict[bool | str, str] = {True: "shared", False: "separate", "none": "none"}

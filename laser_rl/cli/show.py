@@ -12,8 +12,8 @@ from laser_rl import checkpoint
 from laser_rl.cli.settings import Shortcuts, apply, base_config, expand_numbers, flags, peek
 from laser_rl.config import Config
 from laser_rl.errors import ConfigError
-from laser_rl.sweep.settings import SweepConfig
 from laser_rl.training.files import is_sweep, read_config, read_sweep
+from laser_rl.training.settings import SweepConfig
 from laser_rl.view.report import write_report
 
 

@@ -11,7 +11,7 @@ from laser_rl import recipes
 from laser_rl.cli.settings import base_from, environment_of, merged, read_file, recipe_of
 from laser_rl.config import Config, full_name
 from laser_rl.errors import ConfigError
-from laser_rl.sweep.settings import SweepConfig, sweep_from
+from laser_rl.training.settings import SweepConfig, sweep_from
 
 SOURCES = ("grid", "random", "members")
 _LISTS = {"--grid", "--random"}

@@ -23,12 +23,12 @@ from laser_rl.metrics.display import label
 from laser_rl.metrics.sink import Sink
 from laser_rl.metrics.tensorboard import TensorBoardLog
 from laser_rl.metrics.tracking import hint, named, reached, tracked, trackers
-from laser_rl.sweep.cluster import ClusterSettings, cluster_of, free_running, require_possible
-from laser_rl.sweep.settings import Sharing, SweepConfig, settings_from, sweep_from
+from laser_rl.training.cluster_settings import ClusterSettings, cluster_of, free_running, require_possible
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.files import command_for, new_path, read_sweep, require_trusted, require_unchanged
 from laser_rl.training.launch import train
 from laser_rl.training.result import MemberResult, Result
+from laser_rl.training.settings import Sharing, SweepConfig, settings_from, sweep_from
 from laser_rl.training.stop import EXIT_STATUS, StoppedAtOnce, nothing_to_save
 
 

@@ -9,13 +9,13 @@ from laser_rl.cluster.supervisor import ClusterSupervisor
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.sink import Sink
 from laser_rl.networks.build import TorsoSource
-from laser_rl.sweep.cluster import ClusterSettings, require_possible
-from laser_rl.sweep.settings import SweepConfig
 from laser_rl.training.build import EnvironmentSource
+from laser_rl.training.cluster_settings import ClusterSettings, require_possible
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import Elsewhere
 from laser_rl.training.member_training import Callback
 from laser_rl.training.result import Result
+from laser_rl.training.settings import SweepConfig
 from laser_rl.training.supervisor import require_by_name
 
 

@@ -19,15 +19,15 @@ from laser_rl.cluster.runner import ActorEnded
 from laser_rl.cluster.sharded import AHEAD, ShardedReplay
 from laser_rl.errors import UserError
 from laser_rl.replay.memory_estimate import resolve_codec
-from laser_rl.sweep.pbt import Exploit, Standing
-from laser_rl.sweep.settings import SweepConfig
 from laser_rl.training.batch_source import PinnedBatch
 from laser_rl.training.budget import Budget
 from laser_rl.training.build import learn
 from laser_rl.training.build_group import GroupParts, build_parts
 from laser_rl.training.duty_cycle import DutyCycle, ThrottledMailbox
 from laser_rl.training.member_training import MemberTraining, evaluate_last
+from laser_rl.training.pbt import Exploit, Standing
 from laser_rl.training.saving import load_learner
+from laser_rl.training.settings import SweepConfig
 from laser_rl.training.shared_state import PUBLISH_S, parsed, published
 from laser_rl.training.stop import FINISHED, Stop
 from laser_rl.training.supervisor import exploit_of

@@ -10,8 +10,8 @@ from laser_rl.cluster.actors import RayAnswer
 from laser_rl.cluster.client import AnswerLost, awaited
 from laser_rl.cluster.supervisor import ClusterSupervisor
 from laser_rl.errors import UserError
-from laser_rl.sweep.pbt import Standing, decide
 from laser_rl.training.files import command_for
+from laser_rl.training.pbt import Standing, decide
 from laser_rl.training.step_barrier import StepBarrier
 
 CALL_S = 600.0

@@ -15,8 +15,8 @@ from laser_rl.cluster.ray_import import ray
 from laser_rl.cluster.resources import Group, Shares
 from laser_rl.cluster.runner import Runner, RunnerStart
 from laser_rl.cluster.supervised_actor import SupervisedActor
-from laser_rl.sweep.settings import SweepConfig
 from laser_rl.training.process_handle import MOST_RESTARTS, ProcessDied
+from laser_rl.training.settings import SweepConfig
 from laser_rl.types import UnrollLayout
 
 log = logging.getLogger("laser_rl.training")

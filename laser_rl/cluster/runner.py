@@ -25,8 +25,8 @@ from laser_rl.ports import Delivery
 from laser_rl.replay.encoded_unrolls import seal
 from laser_rl.replay.memory_estimate import Codec, resolve_codec
 from laser_rl.replay.records import pack
-from laser_rl.sweep.settings import SweepConfig
 from laser_rl.training.build import derive, open_environments, seeded_network, threads_of
+from laser_rl.training.settings import SweepConfig
 from laser_rl.training.stall import PATIENCE_S, Gate, StallWarning
 from laser_rl.training.threads import run_actor
 from laser_rl.types import UnrollLayout, Unrolls, empty_unrolls

@@ -25,14 +25,14 @@ from laser_rl.cluster.runner import AT_ONCE
 from laser_rl.config import override
 from laser_rl.metrics.sink import Sink, Value
 from laser_rl.replay.mixer import Counts
-from laser_rl.sweep.cluster import ClusterSettings
-from laser_rl.sweep.pbt import Exploit
-from laser_rl.sweep.settings import SweepConfig
 from laser_rl.training.budget import Budget
 from laser_rl.training.build_group import build_parts, one_layout
+from laser_rl.training.cluster_settings import ClusterSettings
 from laser_rl.training.directory import RunDirectory, Written
 from laser_rl.training.files import command_for
 from laser_rl.training.member_training import Callback, MemberTraining
+from laser_rl.training.pbt import Exploit
+from laser_rl.training.settings import SweepConfig
 from laser_rl.training.shared_state import parsed, published
 from laser_rl.training.supervisor import STOP_S, SweepSupervisor, order_of, spent_s
 from laser_rl.training.trainer import TURNS_AHEAD

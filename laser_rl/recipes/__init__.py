@@ -15,7 +15,7 @@ from laser_rl.errors import ConfigError
 from laser_rl.recipes.multitask import is_dmlab, laser_multitask, popart_impala, popart_impala_pixelcontrol
 from laser_rl.recipes.single import atari, cartpole, continuous, impala, minatar, pictures
 from laser_rl.recipes.sweeps import atari_shared, demo, dmlab_pbt, small_pbt
-from laser_rl.sweep.settings import SweepConfig
+from laser_rl.training.settings import SweepConfig
 
 __all__ = [
     "RECIPES",

@@ -3,9 +3,9 @@
 from laser_rl.config import EnvironmentConfig, ReplayConfig, RunConfig
 from laser_rl.recipes.multitask import is_dmlab, laser_multitask
 from laser_rl.recipes.single import atari, cartpole, shared
-from laser_rl.sweep.pbt import PbtConfig, paper
-from laser_rl.sweep.settings import SweepConfig
-from laser_rl.sweep.space import LogUniform
+from laser_rl.training.pbt import PbtConfig, paper
+from laser_rl.training.settings import SweepConfig
+from laser_rl.training.space import LogUniform
 
 
 def demo(environment: str = "laser/DeepSea-10") -> SweepConfig:

@@ -16,11 +16,11 @@ from laser_rl.metrics.log import read
 from laser_rl.metrics.sink import Kind, Row, Value
 from laser_rl.metrics.stream import episodes_in
 from laser_rl.research import protocol
-from laser_rl.sweep.settings import SweepConfig
 from laser_rl.training.build_group import build_group
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import act_and_learn
 from laser_rl.training.launch import train as run_in_directory
+from laser_rl.training.settings import SweepConfig
 from laser_rl.training.trainer import Trainer
 
 _RECORDED = ("member", "return", "episodes", "task", "acceptance", "online_share")

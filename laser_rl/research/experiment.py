@@ -7,8 +7,8 @@ from typing import Any, Literal, NamedTuple
 from laser_rl.config import full_name, override
 from laser_rl.errors import ConfigError
 from laser_rl.research.statistics import Verdict, verdict
-from laser_rl.sweep.pbt import PbtConfig
-from laser_rl.sweep.settings import SweepConfig
+from laser_rl.training.pbt import PbtConfig
+from laser_rl.training.settings import SweepConfig
 
 Statistic = Literal["whole run", "end", "best"]
 STATISTICS: dict[Statistic, str] = {

@@ -34,7 +34,7 @@ from laser_rl.metrics.machine import machine
 from laser_rl.research import protocol
 from laser_rl.research.execute import Buckets, executed
 from laser_rl.research.experiment import PlannedRun
-from laser_rl.sweep.settings import sweep_from
+from laser_rl.training.settings import sweep_from
 
 log = logging.getLogger("laser_rl.research")
 Job = Mapping[str, Any]

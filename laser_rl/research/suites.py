@@ -18,8 +18,8 @@ from laser_rl.errors import ConfigError
 from laser_rl.research.experiment import ExperimentSuite, ExperimentTask
 from laser_rl.research.paper import atari_references
 from laser_rl.research.protocol import ATARI_BUCKET_FRAMES, DMLAB_BUCKET_FRAMES
-from laser_rl.sweep.pbt import PbtConfig, paper
-from laser_rl.sweep.settings import SweepConfig
+from laser_rl.training.pbt import PbtConfig, paper
+from laser_rl.training.settings import SweepConfig
 
 BUCKETS = 20
 FRAMES_A_STEP = 4

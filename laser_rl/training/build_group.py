@@ -18,8 +18,6 @@ from laser_rl.errors import ConfigError
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.networks.build import TorsoSource, family_of
 from laser_rl.replay.mixer import Counts, Mixer
-from laser_rl.sweep.settings import SweepConfig
-from laser_rl.sweep.vectorized import StackedPolicy, VectorizedLearners, can_stack
 from laser_rl.training.build import (
     EnvironmentSource,
     Member,
@@ -40,6 +38,8 @@ from laser_rl.training.gpu_semaphore import GpuSemaphore
 from laser_rl.training.member_group import MemberGroup, SequentialGroup, VectorizedGroup
 from laser_rl.training.rank_start import start_ranks
 from laser_rl.training.ranks import Ranks
+from laser_rl.training.settings import SweepConfig
+from laser_rl.training.vectorized import StackedPolicy, VectorizedLearners, can_stack
 from laser_rl.training.warm_start import earlier_members
 from laser_rl.types import UnrollLayout
 

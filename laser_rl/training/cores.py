@@ -2,7 +2,7 @@
 
 import os
 
-from laser_rl.sweep.settings import SweepConfig
+from laser_rl.training.settings import SweepConfig
 
 
 def cores_of_each(processes: int) -> int:

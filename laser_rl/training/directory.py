@@ -14,7 +14,6 @@ from laser_rl.config import Config
 from laser_rl.metrics import machine
 from laser_rl.metrics.log import MetricsLog
 from laser_rl.replay.store import Replay
-from laser_rl.sweep.settings import SweepConfig
 from laser_rl.training.disk_space import all_or_nothing
 from laser_rl.training.files import SETTINGS, begun_with, described, read_sweep, require_same, settings_file
 from laser_rl.training.run_lock import has_checkpoints, hold
@@ -27,6 +26,7 @@ from laser_rl.training.saving import (
     member_numbers,
     warn_of_lost,
 )
+from laser_rl.training.settings import SweepConfig
 from laser_rl.training.trainer import Trainer
 from laser_rl.types import UnrollLayout
 

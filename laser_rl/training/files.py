@@ -12,7 +12,7 @@ from laser_rl.checkpoint import guarded
 from laser_rl.config import Config, validated
 from laser_rl.errors import ConfigError, UserError, shortened
 from laser_rl.metrics.page import flat
-from laser_rl.sweep.settings import FORMAT, SweepConfig, sweep_from
+from laser_rl.training.settings import FORMAT, SweepConfig, sweep_from
 from laser_rl.trust import code_in
 
 CONFIG, SWEEP = "config.json", "sweep.json"

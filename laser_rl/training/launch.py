@@ -9,7 +9,6 @@ from laser_rl.agent.own_relevance import require_relevance
 from laser_rl.config import Config
 from laser_rl.metrics.sink import Sink
 from laser_rl.networks.build import TorsoSource
-from laser_rl.sweep.settings import SweepConfig
 from laser_rl.training.build import EnvironmentSource, slots_of
 from laser_rl.training.build_group import build_group
 from laser_rl.training.directory import RunDirectory
@@ -20,6 +19,7 @@ from laser_rl.training.process_handle import MOST_RESTARTS
 from laser_rl.training.ranks import RankLost
 from laser_rl.training.recording import recorded
 from laser_rl.training.result import MemberResult, Result
+from laser_rl.training.settings import SweepConfig
 from laser_rl.training.stop import FINISHED, signals
 from laser_rl.training.threads import run_local
 from laser_rl.training.trainer import Trainer, run_in_turns

@@ -14,11 +14,11 @@ from laser_rl.agent.actor import Actor
 from laser_rl.agent.cuda_streams import on, own_stream
 from laser_rl.agent.parameters import FlatParameters
 from laser_rl.replay.records import allocate
-from laser_rl.sweep.vectorized import VectorizedLearners
 from laser_rl.training.batch_source import PinnedBatch
 from laser_rl.training.build import Member, learn, on_device
 from laser_rl.training.gpu_semaphore import GpuSemaphore
 from laser_rl.training.mailbox import ThreadMailbox
+from laser_rl.training.vectorized import VectorizedLearners
 from laser_rl.types import Batch, Episode, Unrolls
 
 Tensors = Mapping[str, Mapping[str, Tensor]]

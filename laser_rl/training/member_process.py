@@ -20,7 +20,6 @@ from laser_rl.errors import EnvironmentEnded, UserError
 from laser_rl.metrics.log import MetricsLog
 from laser_rl.replay.shared import Handle
 from laser_rl.replay.store import Replay
-from laser_rl.sweep.settings import settings_from
 from laser_rl.training.budget import Budget
 from laser_rl.training.build_group import build_group
 from laser_rl.training.duty_cycle import DutyCycle
@@ -29,6 +28,7 @@ from laser_rl.training.launch import act_and_learn
 from laser_rl.training.member_training import evaluate_last, steps_told
 from laser_rl.training.process_handle import ENVIRONMENT_ENDED
 from laser_rl.training.saving import load_learner
+from laser_rl.training.settings import settings_from
 from laser_rl.training.shared_state import PUBLISH_S, SharedStateStore, parsed, published
 from laser_rl.training.stop import FINISHED, deaf
 from laser_rl.training.supervisor import exploit_of

@@ -18,8 +18,6 @@ from laser_rl.metrics.sink import Sink
 from laser_rl.networks.build import TorsoSource
 from laser_rl.replay.shared_lock import SharedLock
 from laser_rl.replay.store import Replay
-from laser_rl.sweep.pbt import Exploit
-from laser_rl.sweep.settings import SweepConfig
 from laser_rl.training.budget import Budget
 from laser_rl.training.build import EnvironmentSource
 from laser_rl.training.build_group import GroupParts, build_parts
@@ -27,8 +25,10 @@ from laser_rl.training.cores import cores_of_each, within
 from laser_rl.training.directory import RunDirectory, Written
 from laser_rl.training.gpu_semaphore import GpuSemaphore
 from laser_rl.training.member_training import Callback, MemberTraining
+from laser_rl.training.pbt import Exploit
 from laser_rl.training.process_handle import ProcessHandle
 from laser_rl.training.result import Result
+from laser_rl.training.settings import SweepConfig
 from laser_rl.training.shared_state import ROOM_FOR_NUMBERS, SharedStateStore, published
 from laser_rl.training.stall import SAY_AFTER_S
 from laser_rl.training.supervisor import STOP_S, SweepSupervisor, order_of, require_by_name, spent_s

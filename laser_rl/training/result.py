@@ -7,8 +7,8 @@ from typing import Any
 
 from laser_rl.config import Config
 from laser_rl.evaluation.statistics import EvalResult
-from laser_rl.sweep.pbt import Exploit
 from laser_rl.training.evaluate import Trained
+from laser_rl.training.pbt import Exploit
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,6 @@ from laser_rl.metrics.log import read_from
 from laser_rl.metrics.sink import Kind, Sink, Value
 from laser_rl.metrics.window import fitness, window_from
 from laser_rl.networks.build import TorsoSource
-from laser_rl.sweep.pbt import Exploit, PbtState, Standing, decide
-from laser_rl.sweep.settings import SweepConfig
 from laser_rl.training.build import EnvironmentSource, derive
 from laser_rl.training.build_group import GroupParts
 from laser_rl.training.directory import Contents, RunDirectory, Written
@@ -32,8 +30,10 @@ from laser_rl.training.duty_cycle import DutyCycle
 from laser_rl.training.evaluate import Trained
 from laser_rl.training.files import has_ended
 from laser_rl.training.member_training import Callback, Progress
+from laser_rl.training.pbt import Exploit, PbtState, Standing, decide
 from laser_rl.training.result import MemberResult, Result
 from laser_rl.training.saving import MENDED
+from laser_rl.training.settings import SweepConfig
 from laser_rl.training.shared_state import PUBLISH_S, MemberState, packed, parsed
 from laser_rl.training.step_barrier import Steps
 from laser_rl.training.stop import Stop, signals

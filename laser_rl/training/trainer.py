@@ -13,14 +13,14 @@ import numpy as np
 from laser_rl.metrics.sink import Kind, Sink, Value
 from laser_rl.metrics.window import fitness
 from laser_rl.replay.store import Replay
-from laser_rl.sweep.pbt import Exploit, PbtState, Standing, decide
-from laser_rl.sweep.settings import SweepConfig
 from laser_rl.training.budget import Budget
 from laser_rl.training.build import derive
 from laser_rl.training.disk_space import SaveRetry
 from laser_rl.training.duty_cycle import DutyCycle
 from laser_rl.training.member_group import MemberGroup, MemberSteps
 from laser_rl.training.member_training import Callback, MemberTraining
+from laser_rl.training.pbt import Exploit, PbtState, Standing, decide
+from laser_rl.training.settings import SweepConfig
 from laser_rl.training.step_barrier import StepBarrier, Steps
 from laser_rl.training.stop import Stop
 from laser_rl.training.sweep_metrics import sweep_metrics

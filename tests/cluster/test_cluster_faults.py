@@ -17,7 +17,7 @@ from laser_rl.cluster.supervisor import ClusterSupervisor
 from laser_rl.metrics.log import read
 from laser_rl.replay.encoded_unrolls import unseal
 from laser_rl.replay.records import unpack
-from laser_rl.sweep.cluster import ClusterSettings
+from laser_rl.training.cluster_settings import ClusterSettings
 from laser_rl.training.directory import RunDirectory
 from tests.agent.unroll_witness import Row, UnrollWitness
 from tests.cluster.raylets import needs_ray, three_raylets

@@ -6,8 +6,8 @@ import pytest
 from laser_rl import Sweep, checkpoint
 from laser_rl.cluster.lock_step import LockStep
 from laser_rl.metrics.log import read
-from laser_rl.sweep.pbt import PbtConfig
 from laser_rl.training.launch import train
+from laser_rl.training.pbt import PbtConfig
 from tests.cluster.raylets import needs_ray, three_raylets
 from tests.cluster.sweeps import finished, hashes, on_cluster, small_sweep
 from tests.learning.test_learning import SPARSE

@@ -18,7 +18,7 @@ from laser_rl.errors import ConfigError
 from laser_rl.replay import Counts, Mixer, Replay, allocate
 from laser_rl.replay.encoded_unrolls import seal
 from laser_rl.replay.records import pack
-from laser_rl.sweep.cluster import require_uniform
+from laser_rl.training.cluster_settings import require_uniform
 from tests.replay.inputs import STACKED, VECTOR, assert_column, assert_same, numbered
 
 CODECS = pytest.mark.parametrize("codec", ["raw", "zstd"])

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from laser_rl.sweep.settings import SweepConfig
 from laser_rl.training.build_group import build_group
 from laser_rl.training.launch import prepare, run
+from laser_rl.training.settings import SweepConfig
 from laser_rl.training.trainer import Trainer, run_in_turns
 from tests.agent.unroll_witness import UnrollWitness
 from tests.faults.figures import VARIABLE

@@ -10,12 +10,12 @@ from laser_rl.checkpoint import REPLAY
 from laser_rl.config import override
 from laser_rl.metrics.log import read
 from laser_rl.replay import EpisodeIndex, Replay
-from laser_rl.sweep.settings import SweepConfig
 from laser_rl.training import saving
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.evaluate import load_trained
 from laser_rl.training.process_supervisor import ProcessSupervisor
 from laser_rl.training.saving import MENDED
+from laser_rl.training.settings import SweepConfig
 from tests.faults.disk import assert_in_order
 from tests.replay.inputs import RECURRENT, assert_same, numbered
 from tests.training.small import finish, small

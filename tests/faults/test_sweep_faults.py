@@ -11,12 +11,12 @@ import torch
 
 from laser_rl import checkpoint
 from laser_rl.metrics.log import read
-from laser_rl.sweep.pbt import PbtConfig
-from laser_rl.sweep.settings import SweepConfig
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import train
+from laser_rl.training.pbt import PbtConfig
 from laser_rl.training.process_handle import ProcessDied
 from laser_rl.training.process_supervisor import ProcessSupervisor
+from laser_rl.training.settings import SweepConfig
 from laser_rl.training.shared_state import SharedStateStore, parsed, published
 from laser_rl.training.trainer import TURNS_AHEAD
 from tests.faults.families import within

@@ -19,11 +19,11 @@ import pytest
 
 from laser_rl.agent.learner import Learner
 from laser_rl.replay import Replay, shared_lock
-from laser_rl.sweep.settings import SweepConfig
 from laser_rl.training import stall as waiting
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import prepare, run
 from laser_rl.training.process_supervisor import ProcessSupervisor
+from laser_rl.training.settings import SweepConfig
 from laser_rl.training.stall import Gate, StallWarning
 from laser_rl.training.step_barrier import StepBarrier
 from laser_rl.training.sweep_metrics import PERCENTILES, ages, composition

@@ -118,7 +118,7 @@ def start(case: Case, run_dir: Path) -> None:
     elif case.by_command:
         _command(case, env, settings, run_dir)
     elif case.sweep is not None:
-        from laser_rl.sweep.pbt import PbtConfig  # noqa: PLC0415
+        from laser_rl.training.pbt import PbtConfig  # noqa: PLC0415
 
         pbt = {"pbt": PbtConfig(**case.sweep["pbt"])} if "pbt" in case.sweep else {}
         Sweep(env, run_dir=run_dir, **MEMBERS, **{**case.sweep, **pbt}, **settings).run(STEPS)

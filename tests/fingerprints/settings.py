@@ -5,8 +5,8 @@ from typing import Any
 
 from laser_rl import recipes
 from laser_rl.config import Config
-from laser_rl.sweep.pbt import PbtConfig
-from laser_rl.sweep.settings import SweepConfig
+from laser_rl.training.pbt import PbtConfig
+from laser_rl.training.settings import SweepConfig
 
 ELSEWHERE = "laser/Catch"  # some recipes have other numbers for tasks that are not their own
 

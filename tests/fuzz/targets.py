@@ -16,8 +16,8 @@ from laser_rl.metrics.machine import sessions
 from laser_rl.research.comparison import compared
 from laser_rl.research.report import ABOUT, read_about
 from laser_rl.research.runner import read_part
-from laser_rl.sweep.settings import sweep_from
 from laser_rl.training.files import read_config, read_sweep
+from laser_rl.training.settings import sweep_from
 from laser_rl.view.report import report
 from tests.fuzz.checkpoints import checkpoint_files
 from tests.fuzz.target import OFTEN_ENOUGH, Feed, Rows, Target, Tensors

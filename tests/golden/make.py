@@ -8,12 +8,12 @@ from pathlib import Path
 
 from laser_rl import LASER
 from laser_rl.api.saved import save_network
-from laser_rl.sweep.pbt import PbtConfig
-from laser_rl.sweep.settings import SweepConfig
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.evaluate import Trained, load_trained
 from laser_rl.training.files import read_config
 from laser_rl.training.launch import train
+from laser_rl.training.pbt import PbtConfig
+from laser_rl.training.settings import SweepConfig
 from tests.golden import EXPECTED, RUNS, answer, folder_of_now, rows_for
 from tests.training.small import small
 

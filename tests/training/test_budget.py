@@ -9,12 +9,12 @@ import pytest
 
 from laser_rl import LASER, Sweep, checkpoint, cli
 from laser_rl.metrics.log import read
-from laser_rl.sweep.settings import SweepConfig
 from laser_rl.training.budget import Budget
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.files import read_sweep
 from laser_rl.training.launch import prepare, run
 from laser_rl.training.process_supervisor import ProcessSupervisor
+from laser_rl.training.settings import SweepConfig
 from laser_rl.training.stop import FINISHED
 from tests.training.small import finish, run_one, small
 from tests.training.test_sweeps import in_directory, prepared, small_sweep

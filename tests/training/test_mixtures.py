@@ -8,11 +8,11 @@ from laser_rl import checkpoint
 from laser_rl.evaluation.statistics import summarise_mixture
 from laser_rl.metrics.log import read
 from laser_rl.metrics.window import EpisodeWindow, window_from
-from laser_rl.sweep.settings import SweepConfig
 from laser_rl.training import evaluate as playing
 from laser_rl.training.build_group import build_group
 from laser_rl.training.evaluate import evaluate, load_trained, trained_of
 from laser_rl.training.result import MemberResult, Result
+from laser_rl.training.settings import SweepConfig
 from laser_rl.training.trainer import Trainer
 from laser_rl.types import Episode
 from tests.evaluation.test_mixtures import SPEC

@@ -18,7 +18,6 @@ from laser_rl import LASER
 from laser_rl.config import override
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.log import read_from
-from laser_rl.sweep.settings import sweep_from
 from laser_rl.training import ranks as module
 from laser_rl.training.build import threads_of
 from laser_rl.training.build_group import build_member
@@ -27,6 +26,7 @@ from laser_rl.training.launch import prepare, run, train
 from laser_rl.training.member_training import MemberTraining
 from laser_rl.training.rank_start import devices_of, reference_of
 from laser_rl.training.ranks import RankLost
+from laser_rl.training.settings import sweep_from
 from tests.agent.teams import flat_state, largest_difference, learner, network
 from tests.training import one_rank
 from tests.training.small import finish, small

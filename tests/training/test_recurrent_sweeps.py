@@ -12,13 +12,13 @@ from laser_rl.config import override
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.log import read
 from laser_rl.replay.lanes import Lanes
-from laser_rl.sweep.pbt import PbtConfig
-from laser_rl.sweep.settings import SweepConfig
 from laser_rl.training.build_group import build_group
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import train
 from laser_rl.training.member_group import SequentialGroup
 from laser_rl.training.member_process import ProcessTrainer
+from laser_rl.training.pbt import PbtConfig
+from laser_rl.training.settings import SweepConfig
 from laser_rl.training.shared_state import SharedStateStore
 from laser_rl.training.trainer import run_in_turns
 from tests.training.small import fingerprint

@@ -6,13 +6,13 @@ import os
 import pytest
 
 from laser_rl.metrics.log import read
-from laser_rl.sweep.settings import SweepConfig
 from laser_rl.training.build_group import build_group
 from laser_rl.training.cores import within
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.duty_cycle import DutyCycle
 from laser_rl.training.launch import prepare
 from laser_rl.training.member_process import ProcessTrainer
+from laser_rl.training.settings import SweepConfig
 from laser_rl.training.shared_state import SharedStateStore
 from tests.training.small import run_one, small
 from tests.training.test_sweeps import small_sweep

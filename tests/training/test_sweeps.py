@@ -10,14 +10,14 @@ import torch
 from laser_rl import checkpoint
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.log import read
-from laser_rl.sweep.pbt import PbtConfig
-from laser_rl.sweep.settings import SweepConfig, sweep_from
-from laser_rl.sweep.space import member_seed
 from laser_rl.training.build_group import build_group
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.files import read_sweep
 from laser_rl.training.launch import train
 from laser_rl.training.member_group import SequentialGroup, VectorizedGroup
+from laser_rl.training.pbt import PbtConfig
+from laser_rl.training.settings import SweepConfig, sweep_from
+from laser_rl.training.space import member_seed
 from laser_rl.training.step_barrier import StepBarrier
 from laser_rl.training.trainer import TURNS_AHEAD, Trainer, run_in_turns
 from tests.training.small import fingerprint, small

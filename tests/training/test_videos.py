@@ -24,13 +24,13 @@ from laser_rl.config import RunConfig, override
 from laser_rl.errors import ConfigError
 from laser_rl.evaluation.video import Limits, Shot, whole_mp4
 from laser_rl.metrics.videos import BY_TRAINING, facts_path, film_name, films
-from laser_rl.sweep.settings import SweepConfig
 from laser_rl.training import recorder
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.filming import Drawing, Filming, Shown, film_shown, load_shown
 from laser_rl.training.launch import train
 from laser_rl.training.recorder import VideoRecorder, orders
 from laser_rl.training.recording import Recording, recorded
+from laser_rl.training.settings import SweepConfig
 from tests.metrics.test_videos import a_film, trained
 from tests.training.small import fingerprint, finish, small
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from scipy import stats
 
 from laser_rl.errors import ConfigError
-from laser_rl.sweep.pbt import PbtConfig, PbtState, Standing, decide, normalised, paper
+from laser_rl.training.pbt import PbtConfig, PbtState, Standing, decide, normalised, paper
 
 RATE = ("learning_rate",)
 ANY_SCORE = st.one_of(st.sampled_from([math.nan, math.inf, -math.inf]), st.floats(-100, 100), st.integers(-3, 3))

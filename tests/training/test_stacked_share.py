@@ -5,9 +5,9 @@ import torch
 
 from laser_rl.agent.learner import Learner
 from laser_rl.config import OptimiserConfig
-from laser_rl.sweep.vectorized import VectorizedLearners, can_stack
+from laser_rl.training.vectorized import VectorizedLearners, can_stack
 from tests.agent.test_learner import FAMILY
-from tests.sweep.test_stacked import LOSSES, K, batch_for, joined, network
+from tests.training.test_stacked import LOSSES, K, batch_for, joined, network
 
 
 def learners(**settings):

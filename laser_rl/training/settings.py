@@ -10,9 +10,9 @@ from pydantic import Field, ValidationError, model_validator
 from laser_rl.config import Config, CountOrNone, Frozen, override, unknown
 from laser_rl.envs.scores import tasks_of
 from laser_rl.errors import ConfigError, shortened
-from laser_rl.sweep import space
-from laser_rl.sweep.pbt import PbtConfig
-from laser_rl.sweep.space import Distribution
+from laser_rl.training import space
+from laser_rl.training.pbt import PbtConfig
+from laser_rl.training.space import Distribution
 
 FORMAT = 1
 MOST_MEMBERS = 1000  # all of them are built before anything is refused for its size

@@ -7,9 +7,9 @@ import torch
 from laser_rl import Sweep
 from laser_rl.config import Config, RunConfig, _names
 from laser_rl.errors import ConfigError
-from laser_rl.sweep.pbt import PbtConfig
 from laser_rl.training.build_group import build_group
 from laser_rl.training.member_group import SequentialGroup
+from laser_rl.training.pbt import PbtConfig
 from laser_rl.training.trainer import run_in_turns
 from tests.training.test_sweeps import prepared, small_sweep
 

@@ -14,8 +14,8 @@ from scipy import stats
 
 from laser_rl.config import Config, override
 from laser_rl.errors import ConfigError
-from laser_rl.sweep import space
-from laser_rl.sweep.space import Choice, LogUniform, UniformDistribution, explicit, grid, member_configs, member_seed
+from laser_rl.training import space
+from laser_rl.training.space import Choice, LogUniform, UniformDistribution, explicit, grid, member_configs, member_seed
 
 SPACE = {
     "learning_rate": LogUniform(1e-4, 1e-2),
@@ -221,5 +221,5 @@ def test_one_setting_under_two_names_is_refused():
 
 
 def test_sweeps_are_planned_without_torch():
-    code = "import laser_rl.sweep.space, laser_rl.sweep.pbt, sys; sys.exit('torch' in sys.modules)"
+    code = "import laser_rl.training.space, laser_rl.training.pbt, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

@@ -7,7 +7,7 @@ from typing import Any
 from laser_rl.config import override
 from laser_rl.envs.scores import tasks_of
 from laser_rl.errors import ConfigError
-from laser_rl.sweep.settings import SweepConfig
+from laser_rl.training.settings import SweepConfig
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,0 @@
-"""A sweep: what its members differ in, and how a population moves on."""
