@@ -1,8 +1,11 @@
-"""Tables and the figure of the Atari queue, from the rows that it has kept: `python -m benchmarks.atari_queue_report`.
+"""Tables and figures of the Atari queue, from the rows that it has kept: `python -m benchmarks.atari_queue_report`.
 
-Writes `docs/results/atari/calibration.md` and `calibration.png`. Scores are human-normalised: 0 is random play, 1 is a person.
+Writes `calibration.md` and `comparison.md` with their figures into `docs/results/atari`. Scores are human-normalised: 0 is random play, 1
+is a person. The public curves in `results/dopamine-atari-10.csv` are those of Dopamine's baselines (Castro et al. 2018, Apache-2.0): means
+over its five runs of the training episodes in each million frames, with sticky actions and the same network.
 """
 
+import csv
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,14 +15,19 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib import pyplot as plt
 
-from benchmarks.atari_plan import CALIBRATION_GAMES, FACTORS, FRAMES_A_STEP
+from benchmarks.atari_plan import CALIBRATION_GAMES, COMPARISON_GAMES, FACTORS, FRAMES_A_STEP, parts
 from benchmarks.atari_queue import BUCKET_FRAMES, load
 from laser_rl.checkpoint import write_bytes
 from laser_rl.envs.atari import atari_game
 from laser_rl.research.paper import atari_references
+from laser_rl.research.statistics import Aggregate, stratified_iqm, verdict
 
 mpl.use("Agg")
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "atari"
+PUBLIC = Path(__file__).parent / "results" / "dopamine-atari-10.csv"
+PUBLIC_AGENTS = ("DQN", "Rainbow", "IQN")
+COMPARED = {"laser": "LASER", "impala": "without replay"}
+LAST_MILLION = 6
 MILLION = 1_000_000 // BUCKET_FRAMES
 Row = Mapping[str, Any]
 
@@ -40,9 +48,9 @@ def last_million(row: Row) -> float:
     return float(atari_references()[atari_game(row["game"])].normalised(mean_return(row, buckets - MILLION, buckets)))
 
 
-def by_part(rows: Iterable[Row], variant: str) -> dict[tuple[str, int], Row]:
+def by_part(rows: Iterable[Row], variant: str, stage: int = 1) -> dict[tuple[str, int], Row]:
     """The runs of a variant, by game and seed."""
-    return {(row["game"], row["seed"]): row for row in rows if row["stage"] == 1 and row["variant"] == variant}
+    return {(row["game"], row["seed"]): row for row in rows if row["stage"] == stage and row["variant"] == variant}
 
 
 def difference(own: Mapping[tuple[str, int], Row], centre: Mapping[tuple[str, int], Row]) -> str:
@@ -152,11 +160,200 @@ def page(rows: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def normalised(game: str, score: float) -> float:
+    """Human-normalised."""
+    return float(atari_references()[atari_game(game)].normalised(score))
+
+
+def public_curves() -> dict[tuple[str, str], list[float]]:
+    """The public mean returns by agent and game, a number for each million frames."""
+    with PUBLIC.open(encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    found: dict[tuple[str, str], list[float]] = {}
+    for line in sorted(lines, key=lambda line: float(line["million_frames"])):
+        found.setdefault((line["agent"], line["game"]), []).append(float(line["mean_return"]))
+    return found
+
+
+def score_at(row: Row, million: int) -> float:
+    """The normalised score of a run within its `million`-th million frames."""
+    return normalised(row["game"], mean_return(row, (million - 1) * MILLION, million * MILLION))
+
+
+def complete_games(rows: Sequence[Row], seeds: Mapping[str, int]) -> list[str]:
+    """The games of the comparison that have the first `seeds` runs of every variant."""
+    own = {variant: by_part(rows, variant, 2) for variant in seeds}
+    asked = [(variant, seed) for variant, count in seeds.items() for seed in range(1, count + 1)]
+    return [game for game in COMPARISON_GAMES if all((game, seed) in own[variant] for variant, seed in asked)]
+
+
+def iqm_at(rows: Sequence[Row], variant: str, games: Sequence[str], seeds: int, million: int) -> Aggregate:
+    """The interquartile mean over games and seeds with its interval."""
+    own = by_part(rows, variant, 2)
+    return stratified_iqm([[score_at(own[game, seed], million) for game in games] for seed in range(1, seeds + 1)])
+
+
+def public_iqm_at(agent: str, games: Sequence[str], million: int) -> float:
+    """The interquartile mean over games of a public agent; its runs are published as their mean only."""
+    curves = public_curves()
+    return stratified_iqm([[normalised(game, curves[agent, game][million - 1]) for game in games]]).iqm
+
+
+def seeds_done(rows: Sequence[Row]) -> dict[str, int]:
+    """For each variant the largest number of seeds, 1 at least, that every game has."""
+    asked = {variant: max(part.seed for part in parts() if part.variant == variant) for variant in COMPARED}
+    return {
+        variant: max(
+            [1, *(n for n in range(1, most + 1) if len(complete_games(rows, {variant: n})) == len(COMPARISON_GAMES))]
+        )
+        for variant, most in asked.items()
+    }
+
+
+def iqm_table(rows: Sequence[Row], games: Sequence[str], seeds: Mapping[str, int]) -> list[str]:
+    """Interquartile means by million frames, ours with their intervals."""
+    lines = [
+        "| | " + " | ".join(f"{million} M" for million in range(1, LAST_MILLION + 1)) + " |",
+        "|---|" + "---|" * LAST_MILLION,
+    ]
+    for variant, name in COMPARED.items():
+        cells = [iqm_at(rows, variant, games, seeds[variant], million) for million in range(1, LAST_MILLION + 1)]
+        shown = " | ".join(f"{cell.iqm:.2f} [{cell.ci95[0]:.2f}, {cell.ci95[1]:.2f}]" for cell in cells)
+        lines.append(f"| {name}, {seeds[variant]} seed{'s' * (seeds[variant] > 1)} | {shown} |")
+    for agent in PUBLIC_AGENTS:
+        shown = " | ".join(f"{public_iqm_at(agent, games, million):.2f}" for million in range(1, LAST_MILLION + 1))
+        lines.append(f"| {agent}, Dopamine | {shown} |")
+    return lines
+
+
+def games_table(rows: Sequence[Row]) -> list[str]:
+    """The score of each game in the sixth million: ours by seed, the public agents' means, and our minutes."""
+    curves = public_curves()
+    lines = [
+        f"| game | {' | '.join(f'{name}, by seed' for name in COMPARED.values())} | {' | '.join(PUBLIC_AGENTS)} | minutes, LASER |",
+        "|---|" + "---|" * (len(COMPARED) + len(PUBLIC_AGENTS) + 1),
+    ]
+    for game in COMPARISON_GAMES:
+        own = {
+            variant: [row for (name, _), row in sorted(by_part(rows, variant, 2).items()) if name == game]
+            for variant in COMPARED
+        }
+        scores = [
+            " / ".join(f"{mean_return(row, (LAST_MILLION - 1) * MILLION, LAST_MILLION * MILLION):,.0f}" for row in runs)
+            or "–"
+            for runs in own.values()
+        ]
+        public = [f"{curves[agent, game][LAST_MILLION - 1]:,.0f}" for agent in PUBLIC_AGENTS]
+        minutes = f"{fmean(row['seconds'] for row in own['laser']) / 60:.1f}" if own["laser"] else "–"
+        lines.append(f"| {game} | {' | '.join(scores)} | {' | '.join(public)} | {minutes} |")
+    return lines
+
+
+def verdicts(rows: Sequence[Row], games: Sequence[str]) -> list[str]:
+    """LASER against the others in the sixth million: the mean over games of the difference, with an interval over games."""
+    own = {variant: by_part(rows, variant, 2) for variant in COMPARED}
+    curves = public_curves()
+
+    def mean_of(variant: str, game: str) -> float:
+        return fmean(score_at(row, LAST_MILLION) for (name, _), row in own[variant].items() if name == game)
+
+    laser = [mean_of("laser", game) for game in games]
+    others = {"without replay": [mean_of("impala", game) for game in games]}
+    others |= {
+        agent: [normalised(game, curves[agent, game][LAST_MILLION - 1]) for game in games] for agent in PUBLIC_AGENTS
+    }
+    level = 1 - 0.05 / len(others)  # Bonferroni: at least as strict as Holm, and an interval for each
+    lines = []
+    for name, scores in others.items():
+        found = verdict(laser, scores, level=level)
+        better = sum(mine > other for mine, other in zip(laser, scores, strict=True))
+        word = {"reproduced": "LASER is better", "not reproduced": "LASER is not better"}.get(found.word, "undecided")
+        low, high = found.interval
+        lines.append(
+            f"- Against {name}: {found.difference:+.2f} [{low:+.2f}, {high:+.2f}], better on {better} of {len(games)} games: {word}."
+        )
+    return lines
+
+
+def comparison_figure(rows: Sequence[Row], games: Sequence[str], seeds: Mapping[str, int], path: Path) -> None:
+    """Interquartile means over frames, ours with their intervals."""
+    shown, axis = plt.subplots(figsize=(6.4, 3.8), layout="constrained")
+    frames = list(range(1, LAST_MILLION + 1))
+    for (variant, name), colour in zip(COMPARED.items(), ("C3", "C7"), strict=True):
+        cells = [iqm_at(rows, variant, games, seeds[variant], million) for million in frames]
+        axis.plot(frames, [cell.iqm for cell in cells], color=colour, linewidth=2.5, label=name)
+        axis.fill_between(
+            frames, [c.ci95[0] for c in cells], [c.ci95[1] for c in cells], color=colour, alpha=0.2, linewidth=0
+        )
+    for agent, style in zip(PUBLIC_AGENTS, (":", "--", "-."), strict=True):
+        axis.plot(
+            frames, [public_iqm_at(agent, games, m) for m in frames], style, color="C0", label=f"{agent} (Dopamine)"
+        )
+    axis.set_xlabel("million frames")
+    axis.set_ylabel(f"interquartile mean, {len(games)} games\n(human-normalised)")
+    axis.legend(fontsize=8)
+    shown.savefig(path, dpi=110)
+    plt.close(shown)
+
+
+def comparison_page(rows: Sequence[Row]) -> str:
+    """The page of stage 2."""
+    done, asked = sum(row["stage"] == 2 for row in rows), sum(part.stage == 2 for part in parts())
+    seeds = seeds_done(rows)
+    games = complete_games(rows, seeds)
+    lines = [
+        "# Atari: with replay and without, beside public curves",
+        "",
+        "Made by `python -m benchmarks.atari_queue_report` from `benchmarks/results/atari-queue.jsonl`. The ten games are those of",
+        "Atari-10, which others chose; protocol and settings stand in `benchmarks/atari_plan.py` and were committed before the first run:",
+        "sticky actions, no life-loss signal, network ×1, the settings that the [calibration](calibration.md) chose on three other games.",
+        "Scores are means over the training episodes of each million emulator frames. The public agents are Dopamine's with the same",
+        "network, the same protocol and five runs of each game.",
+        "",
+    ]
+    if not games:
+        return "\n".join([*lines, f"{done} of {asked} runs are done; no game has all of its runs yet."]) + "\n"
+    missing = (
+        "" if len(games) == len(COMPARISON_GAMES) else f" Only games that have all runs count here: {', '.join(games)}."
+    )
+    return (
+        "\n".join(
+            [
+                *lines,
+                f"{done} of {asked} runs are done.{missing}",
+                "",
+                "![Interquartile mean over frames](comparison.png)",
+                "",
+                *iqm_table(rows, games, seeds),
+                "",
+                "Interquartile mean of the human-normalised score; 95 % intervals by stratified bootstrap over seeds, games given.",
+                "",
+                "## By game, in the sixth million",
+                "",
+                *games_table(rows),
+                "",
+                "Minutes are those of one run beside five others on one H200 with 16 cores.",
+                "",
+                "## Verdicts",
+                "",
+                "Mean over games of the difference of scores in the sixth million; intervals over games, 95 % for all four together.",
+                "",
+                *verdicts(rows, games),
+            ]
+        )
+        + "\n"
+    )
+
+
 def main() -> None:
-    """Write both files."""
+    """Write all files."""
     rows = load()
     write_bytes(RESULTS / "calibration.md", page(rows).encode())
     figure(rows, RESULTS / "calibration.png")
+    write_bytes(RESULTS / "comparison.md", comparison_page(rows).encode())
+    seeds = seeds_done(rows)
+    if games := complete_games(rows, seeds):
+        comparison_figure(rows, games, seeds, RESULTS / "comparison.png")
 
 
 if __name__ == "__main__":

@@ -101,3 +101,40 @@ def test_kept_rows_are_of_the_plan_and_the_page_is_made_of_them():
         assert row["config"]["environment"]["id"] == config["environment"]["id"]
         assert sum(row["episodes"]) > 100
     assert (atari_queue_report.RESULTS / "calibration.md").read_text() == atari_queue_report.page(rows)
+    assert (atari_queue_report.RESULTS / "comparison.md").read_text() == atari_queue_report.comparison_page(rows)
+
+
+def comparison_rows(score):
+    """A row for every run of stage 2; `score` gives the normalised score of a variant in a million."""
+    rows = []
+    for part in (part for part in atari_plan.parts() if part.stage == 2):
+        reference = atari_queue_report.atari_references()[atari_queue_report.atari_game(part.game)]
+        returns = [
+            reference.random + score(part.variant, 1 + place // 4) * (reference.best - reference.random)
+            for place in range(24)
+        ]
+        row = {"stage": 2, "game": part.game, "variant": part.variant, "seed": part.seed, "seconds": 120.0}
+        rows.append({**row, "episodes": [2] * 24, "return_sum": [2 * value for value in returns]})
+    return rows
+
+
+def test_the_comparison_finds_the_scores_that_were_put_in():
+    rows = comparison_rows(lambda variant, million: million * (2.0 if variant == "laser" else 0.1))
+    seeds = atari_queue_report.seeds_done(rows)
+    assert seeds == {"laser": 3, "impala": 2}
+    games = atari_queue_report.complete_games(rows, seeds)
+    assert games == list(atari_plan.COMPARISON_GAMES)
+    assert atari_queue_report.iqm_at(rows, "laser", games, 3, 4).iqm == pytest.approx(8.0)
+    assert atari_queue_report.iqm_at(rows, "impala", games, 2, 6).iqm == pytest.approx(0.6)
+    assert all("LASER is better" in line for line in atari_queue_report.verdicts(rows, games))
+    worse = comparison_rows(lambda variant, million: -1.0 if variant == "laser" else 0.5)
+    assert all("LASER is not better" in line for line in atari_queue_report.verdicts(worse, games))
+
+
+def test_games_without_all_of_their_runs_do_not_count():
+    rows = comparison_rows(lambda variant, million: 1.0)
+    rows = [row for row in rows if row["seed"] == 1 and (row["game"], row["variant"]) != ("Qbert", "impala")]
+    seeds = atari_queue_report.seeds_done(rows)
+    assert seeds == {"laser": 1, "impala": 1}
+    assert set(atari_plan.COMPARISON_GAMES) - set(atari_queue_report.complete_games(rows, seeds)) == {"Qbert"}
+    assert "Only games that have all runs count here: Amidar" in atari_queue_report.comparison_page(rows)
