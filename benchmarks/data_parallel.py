@@ -114,7 +114,7 @@ def random_batch(batch: Batch) -> None:
     generator = torch.Generator().manual_seed(0)
     batch.observation.copy_(torch.rand(batch.observation.shape, generator=generator))
     batch.reward.copy_(torch.randn(batch.reward.shape, generator=generator))
-    for always in (batch.real, batch.online):
+    for always in (batch.is_transition, batch.online):
         always.fill_(value=True)
     batch.weight.fill_(1.0)
 

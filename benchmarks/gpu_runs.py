@@ -190,7 +190,7 @@ def real_share(member: Member) -> float:
         return 1.0
     batch, random = allocate(member.layout, REAL_UNROLLS, stacked=False), np.random.default_rng(0)
     UniformSampler(member.replay).fill(REAL_UNROLLS, random, batch, 0)
-    return float(batch.real.float().mean())
+    return float(batch.is_transition.float().mean())
 
 
 def _kept(sample: Sample, begin: float) -> Numbers:

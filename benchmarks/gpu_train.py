@@ -82,7 +82,7 @@ def batch_of(config: Config, device: torch.device) -> Batch:
     batch.reward.copy_((torch.rand(batch.reward.shape, generator=generator) < 0.1).float())
     batch.behaviour.copy_(0.1 * torch.randn(batch.behaviour.shape, generator=generator))
     batch.terminated.copy_(torch.rand(batch.terminated.shape, generator=generator) < 0.01)
-    batch.real.fill_(True)
+    batch.is_transition.fill_(True)
     batch.weight.fill_(1.0)
     batch.online[: max(1, config.loss.batch_unrolls // 8)] = True
     return upload(layout, batch, device)

@@ -40,7 +40,7 @@ def make_inputs(steps: int, batch: int, device: str) -> Inputs:
         "action": Categorical(ACTIONS).sample(behaviour, generator),
         "reward": torch.randn(steps, batch, generator=generator),
         "discount": 0.99 * (torch.rand(steps, batch, generator=generator) > 0.02),
-        "real": torch.rand(steps, batch, generator=generator) > 0.02,
+        "is_transition": torch.rand(steps, batch, generator=generator) > 0.02,
         "online": torch.arange(batch) < batch // 8,
     }
     inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
@@ -56,14 +56,14 @@ def our_loss(
     action: Tensor,
     reward: Tensor,
     discount: Tensor,
-    real: Tensor,
+    is_transition: Tensor,
     online: Tensor,
 ) -> Tensor:
     """The trusted actor-critic loss, from `ops`."""
     family = Categorical(ACTIONS)
     trusted = trust_region.within(trust_region.kl_to_implied(family, policy, behaviour), BOUND)
     losses = actor_critic.actor_critic_losses(
-        family, policy, value, behaviour, action, reward, discount, real, online, trusted
+        family, policy, value, behaviour, action, reward, discount, is_transition, online, trusted
     )
     return (losses.policy + VALUE_COST * losses.value + ENTROPY_COST * losses.entropy).sum()
 
@@ -89,7 +89,7 @@ def loop_loss(
     action: Tensor,
     reward: Tensor,
     discount: Tensor,
-    real: Tensor,
+    is_transition: Tensor,
     online: Tensor,
 ) -> Tensor:
     """The same loss written plainly, with the loop."""
@@ -97,7 +97,7 @@ def loop_loss(
     with torch.no_grad():
         common = torch.minimum(log_pi, log_mu)
         implied = common - common.logsumexp(-1, keepdim=True)
-        learnable = ((log_pi.exp() * (log_pi - implied)).sum(-1) < BOUND) & real
+        learnable = ((log_pi.exp() * (log_pi - implied)).sum(-1) < BOUND) & is_transition
     log_prob = log_pi.gather(-1, action[..., None])[..., 0]
     with torch.no_grad():
         ratio = (log_prob - log_mu.gather(-1, action[..., None])[..., 0]).exp()
@@ -120,7 +120,7 @@ def return_inputs(inputs: Inputs) -> tuple[Tensor, ...]:
         log_ratio = family.log_prob(inputs["policy"], inputs["action"]) - family.log_prob(
             inputs["behaviour"], inputs["action"]
         )
-    return log_ratio, inputs["real"], inputs["reward"], inputs["discount"], inputs["value"].detach()
+    return log_ratio, inputs["is_transition"], inputs["reward"], inputs["discount"], inputs["value"].detach()
 
 
 def rlax_return(inputs: Inputs) -> Callable[[], Any] | None:

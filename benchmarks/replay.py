@@ -93,7 +93,7 @@ def unrolls_of(layout: UnrollLayout, observation: NDArray[np.uint8]) -> Unrolls:
     unrolls, random = empty_unrolls(layout, len(observation)), np.random.default_rng(1)
     unrolls.behaviour[...] = random.normal(size=unrolls.behaviour.shape)
     unrolls.action[...] = random.integers(0, ACTIONS, unrolls.action.shape)
-    unrolls.real[...] = True
+    unrolls.is_transition[...] = True
     return unrolls._replace(observation=np.ascontiguousarray(observation))
 
 

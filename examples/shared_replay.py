@@ -23,7 +23,7 @@ Unrolls = tuple[Tensor, Tensor]  # states [T+1, columns] and outcomes [T, column
 
 
 class Replay:
-    """The newest CAPACITY unrolls, whoever produced them: T+1 states, and T rows of action, reward, discount, real and logits."""
+    """The newest CAPACITY unrolls, whoever produced them: T+1 states, and T rows of action, reward, discount, is_transition and logits."""
 
     def __init__(self) -> None:
         """Empty."""
@@ -60,13 +60,13 @@ class Member:
         for _ in range(STEPS):
             logits = self.parameters[0][states[-1]]
             action = DIRECTION.sample(logits, self.generator)
-            real = self.row < SIZE
+            is_transition = self.row < SIZE
             never_left = self.column == self.row
-            self.column = real * (self.column + 2 * action - 1).clamp(0, SIZE - 1)
-            self.row = real * (self.row + 1)
+            self.column = is_transition * (self.column + 2 * action - 1).clamp(0, SIZE - 1)
+            self.row = is_transition * (self.row + 1)
             ended = self.row == SIZE
-            reward = real * ((ended & never_left & (action == 1)).float() - 0.01 / SIZE * action)
-            outcomes.append(torch.stack([action, reward, DISCOUNT * ~ended, real, *logits.unbind(-1)], -1))
+            reward = is_transition * ((ended & never_left & (action == 1)).float() - 0.01 / SIZE * action)
+            outcomes.append(torch.stack([action, reward, DISCOUNT * ~ended, is_transition, *logits.unbind(-1)], -1))
             states.append(self.row * SIZE + self.column)
         return torch.stack(states), torch.stack(outcomes)
 
@@ -74,19 +74,19 @@ class Member:
         """One update; returns the share of replayed steps inside the trust region."""
         logits, value = [table.requires_grad_() for table in self.parameters]
         states, outcomes = batch
-        action, reward, discount, real, *stored = outcomes.unbind(-1)
-        policy, behaviour, real = logits[states[:-1]], torch.stack(stored, -1), real.bool()
+        action, reward, discount, is_transition, *stored = outcomes.unbind(-1)
+        policy, behaviour, is_transition = logits[states[:-1]], torch.stack(stored, -1), is_transition.bool()
         trusted = trust_region.within(trust_region.kl_to_implied(DIRECTION, policy, behaviour), BOUND)
         online = torch.arange(SLOTS + REPLAYED) < SLOTS
         losses = actor_critic.actor_critic_losses(
-            DIRECTION, policy, value[states], behaviour, action.long(), reward, discount, real, online, trusted
+            DIRECTION, policy, value[states], behaviour, action.long(), reward, discount, is_transition, online, trusted
         )
         total = losses.policy.sum() + 0.5 * losses.value.sum() + self.entropy_cost * losses.entropy.sum()
         gradients = torch.autograd.grad(total, [logits, value])
         step = rmsprop.update(gradients, self.optimiser, learning_rate=self.learning_rate)
         self.parameters = [table.detach() - d for table, d in zip((logits, value), step.decrements, strict=True)]
         self.optimiser = step.state
-        return trust_region.accepted_share(trusted, real & ~online).item()
+        return trust_region.accepted_share(trusted, is_transition & ~online).item()
 
 
 def run(*, shared: bool, seed: int) -> tuple[Tensor, Tensor]:

@@ -53,15 +53,15 @@ class Unrolls(NamedTuple):
     """n unrolls, time-major. Observations have T+1 rows, all else T: row t answers observation t.
 
     The last observation of an episode has a row of its own, and the step from it to the next episode's first observation is not a
-    transition: there `real` is False, and the action was ignored. So unrolls cross episodes without a special case, and the value after
-    a truncation is that of the episode's own last observation.
+    transition: there `is_transition` is False, and the action was ignored. So unrolls cross episodes without a special case, and the value
+    after a truncation is that of the episode's own last observation.
     """
 
     observation: Tensor  # [T+1, n, D]
     action: Tensor  # [T, n]
     reward: Tensor  # [T, n]
     terminated: Tensor  # [T, n]; not truncated: a time limit says nothing about what would have followed
-    real: Tensor  # [T, n]
+    is_transition: Tensor  # [T, n]
     behaviour: Tensor  # [T, n, A]: logits of μ, the policy that acted, whole: the trust region asks for all actions
 
 
@@ -108,7 +108,7 @@ def laser_loss(
     log_pi = logits[:-1].log_softmax(-1)
     log_prob = pick(log_pi, batch.action)
     with torch.no_grad():  # relevance, targets and advantages are constants
-        learnable = (implied_kl(logits[:-1], batch.behaviour) < settings.trust_bound) & batch.real
+        learnable = (implied_kl(logits[:-1], batch.behaviour) < settings.trust_bound) & batch.is_transition
         rho = (log_prob - pick(batch.behaviour.log_softmax(-1), batch.action)).exp().clamp(max=1.0)
         reward, discount = settings.reward_scale * batch.reward, settings.discount * ~batch.terminated
         target = trusted_vtrace(rho, learnable, reward, discount, value)
@@ -171,11 +171,13 @@ class Actor:
         for _ in range(steps):
             logits, _ = self.network(self.observation)
             action = torch.multinomial(logits.softmax(-1), 1).squeeze(-1)
-            real = ~self.ended
+            is_transition = ~self.ended
             seen, reward, terminated, truncated, _ = self.envs.step(action.numpy())
             self.observation, self.ended = flat(seen), terminated | truncated
             observations.append(self.observation)
-            rows.append((action, torch.tensor(reward).float(), torch.tensor(terminated), torch.tensor(real), logits))
+            rows.append(
+                (action, torch.tensor(reward).float(), torch.tensor(terminated), torch.tensor(is_transition), logits)
+            )
             self.returns += reward
             self.finished.extend(self.returns[self.ended])
             self.returns[self.ended] = 0.0
@@ -256,7 +258,7 @@ class Learner:
             loss.backward()
             self.optimiser.step()
             self.updates += 1
-            replayed = batch.real & ~online
+            replayed = batch.is_transition & ~online
             self.accepted = ((learnable & replayed).sum() / replayed.sum()).item()
 
 
@@ -278,7 +280,7 @@ def train(settings: Settings) -> float:
         unrolls = actor.act(settings.unroll)
         learner.offer(unrolls)
         learner.learn()
-        steps += int(unrolls.real.sum())
+        steps += int(unrolls.is_transition.sum())
         if steps - shown >= 1000 or steps >= settings.steps:
             shown, mean = steps, float(np.mean(actor.finished or [np.nan]))
             text = f"step {steps:6d}  update {learner.updates:5d}  return of the last episodes {mean:6.1f}"

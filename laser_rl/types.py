@@ -41,7 +41,7 @@ class UnrollLayout:
     def fields(self) -> dict[str, tuple[tuple[int, ...], str]]:
         """Shape and type of each field of `Unrolls`, without the leading dimension."""
         inputs, rows = self.steps + 1, self.context + self.steps + 1
-        flags = dict.fromkeys(("terminated", "truncated", "lost_life", "real"), ((self.steps,), "bool"))
+        flags = dict.fromkeys(("terminated", "truncated", "lost_life", "is_transition"), ((self.steps,), "bool"))
         return {
             "observation": ((rows, *self.observation_shape), self.observation_dtype),
             "is_first": ((rows,), "bool"),
@@ -73,7 +73,7 @@ class Unrolls(NamedTuple):
     terminated: Array  # [n, T]
     truncated: Array
     lost_life: Array
-    real: Array  # False on the step that follows an episode's last row
+    is_transition: Array  # False on the step that follows an episode's last row
     behaviour: Array  # [n, T, P]
     member: Array  # [n]
     slot: Array
@@ -115,7 +115,7 @@ class Batch(NamedTuple):
     terminated: "Tensor"
     truncated: "Tensor"
     lost_life: "Tensor"
-    real: "Tensor"
+    is_transition: "Tensor"
     behaviour: "Tensor"  # [T, B, P]
     member: "Tensor"  # [B]
     slot: "Tensor"

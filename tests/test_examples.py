@@ -174,7 +174,7 @@ def random_batch(seed, steps=9, columns=6, actions=3):
     spread = normal(steps, columns, 1).exp()  # of the distance between the two policies
     logits = torch.cat([behaviour + 0.5 * spread * normal(steps, columns, actions), normal(1, columns, actions)])
     empty = torch.zeros(columns, dtype=torch.int64)
-    real = chance(0.9)
+    is_transition = chance(0.9)
     batch = Batch(
         observation=normal(steps + 1, columns, 1),
         is_first=torch.zeros(steps + 1, columns, dtype=torch.bool),
@@ -182,10 +182,10 @@ def random_batch(seed, steps=9, columns=6, actions=3):
         last_reward=normal(steps + 1, columns),
         action=torch.randint(actions, (steps, columns), generator=generator),
         reward=normal(steps, columns),
-        terminated=chance(0.2) & real,
-        truncated=chance(0.1) & real,
-        lost_life=chance(0.1) & real,
-        real=real,
+        terminated=chance(0.2) & is_transition,
+        truncated=chance(0.1) & is_transition,
+        lost_life=chance(0.1) & is_transition,
+        is_transition=is_transition,
         behaviour=behaviour,
         member=empty,
         slot=empty,
@@ -221,7 +221,7 @@ def test_single_file_laser_computes_the_same_loss(seed):
     for mine, other in zip(torch.autograd.grad(loss.total, ours), torch.autograd.grad(total, theirs), strict=True):
         assert mine.abs().max() > 0.01
         torch.testing.assert_close(other, mine, rtol=1e-9, atol=1e-12)
-    replayed = batch.real & ~batch.online
+    replayed = batch.is_transition & ~batch.online
     accepted = (learnable & replayed).sum() / replayed.sum()
     assert accepted == loss.numbers["acceptance"]
     assert 0.2 < accepted < 1  # both kinds of rows were there
@@ -263,7 +263,9 @@ def test_single_file_laser_writes_down_what_happened(clocks):
         episode, age = unroll.observation[:-1].unbind(-1)
         next_episode, next_age = unroll.observation[1:].unbind(-1)
         last = age == 3 + episode % 2
-        assert torch.equal(unroll.real, ~last)  # an episode's last observation has a row, and no transition leaves it
+        assert torch.equal(
+            unroll.is_transition, ~last
+        )  # an episode's last observation has a row, and no transition leaves it
         assert torch.equal(next_age, torch.where(last, 0.0, age + 1))
         assert torch.equal(next_episode, torch.where(last, episode + 1, episode))
         assert torch.equal(unroll.reward, torch.where(last, 0.0, age + 1))

@@ -139,7 +139,7 @@ def test_a_watch_ends_a_run_and_its_warm_up_does_not_count(monkeypatch):
 def test_only_steps_are_frames_that_a_learner_could_use():
     layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
     store, unrolls = Replay(layout, 100), empty_unrolls(layout, 8)
-    unrolls.real[:] = [True, False]  # every second row leads from one episode to the next
+    unrolls.is_transition[:] = [True, False]  # every second row leads from one episode to the next
     store.insert(unrolls)
     config = override(recipes.atari(), {"loss.batch_unrolls": 8, "loss.unroll_steps": 2, "replay.fraction": 0.5})
     member = SimpleNamespace(config=config, layout=layout, replay=store, counts=SimpleNamespace(online=4))

@@ -90,7 +90,7 @@ def acted(agent, *, seed, rows):
     for unrolls in filter(None, (actor.step().unrolls for _ in range(rows))):
         for n, t in np.ndindex(unrolls.action.shape):  # of one slot in order; slots do not mix
             slot = int(unrolls.slot[n])
-            if not unrolls.real[n, t]:
+            if not unrolls.is_transition[n, t]:
                 episode[slot] = episode.get(slot, 0) + 1
                 continue
             place = slot, episode.get(slot, 0)

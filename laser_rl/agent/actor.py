@@ -116,7 +116,7 @@ class Actor:
         # Written at once, so that it is there whenever the slot's row comes; counted only then.
         self._open.action[slots, at] = decision.action
         self._open.behaviour[slots, at] = decision.behaviour
-        self._open.real[slots, at] = ~self._ended[slots]
+        self._open.is_transition[slots, at] = ~self._ended[slots]
         rows = self.environments.step(slots, decision.environment_action)
         self._stack.push(rows)
         episodes = self._count(rows)

@@ -32,7 +32,7 @@ def tally(loss: Loss, batch: Batch, age: Tensor, *, sources: int, members: int) 
     Returns:
         [members, sources + ages, 3].
     """
-    replayed = batch.real & ~batch.online
+    replayed = batch.is_transition & ~batch.online
     divergence = torch.where(replayed, loss.relevance.clamp(max=MOST_RELEVANCE), 0.0)
     of_column = torch.stack([(loss.learnable & replayed).sum(0), replayed.sum(0), divergence.sum(0)], dim=1).float()
     width = sources + GROUPS

@@ -118,7 +118,7 @@ def laser_loss(
         batch.action,
         learned_reward(batch.reward, hyper),
         learned_discount(batch, hyper),
-        batch.real,
+        batch.is_transition,
         batch.online,
         relevance < limit,
         policy_trusted=None if ratio is None else relevance < limit * columns(ratio, batch),
@@ -273,7 +273,7 @@ def columns(numbers: Tensor, batch: Batch) -> Tensor:
 
 def _numbers(losses: ActorCriticLosses, batch: Batch, relevance: Tensor, hyper: Hyper, team: Team) -> dict[str, Tensor]:
     clip_rho, clip_c = math.log(hyper.common.clip_rho), math.log(hyper.common.clip_c)
-    replayed, online = batch.real & ~batch.online, batch.real & batch.online
+    replayed, online = batch.is_transition & ~batch.online, batch.is_transition & batch.online
     learnable = losses.learnable
     # One sum over [rows, T, K, B] instead of eleven: small batches are limited by the number of operations.
     masks = torch.stack(

@@ -81,7 +81,7 @@ def online_share(
     weights = mixing.share_weights(share, online, replayed, heaviest=HEAVIEST)
     unit = torch.ones_like(batch.weight) if unit is None else unit
     sums = (1 - RATE) * state[:, :-1] + team.sum(_moments(family, policy, batch, losses, unit, members))
-    line = mixing.fit(sums, correlated=len(batch.real))
+    line = mixing.fit(sums, correlated=len(batch.is_transition))
     odds = _odds(line, family, policy, value / unit, batch, hyper)
     counted = _by_member(learnable & ~batch.online, members)
     # A quantile is no sum: every rank needs the rows of all.

@@ -49,7 +49,7 @@ class Recurrent:
         end = states[-2].detach()
         self._lost.copy_(self._team.columns(lost | ~end.isfinite().all(-1)))
         self._carried.copy_(self._team.columns(finite(end)))
-        return output, batch._replace(real=batch.real & ~lost & ~self._warming(batch))
+        return output, batch._replace(is_transition=batch.is_transition & ~lost & ~self._warming(batch))
 
     def _forward(self, batch: Batch, start: Tensor, *, auxiliary: bool) -> tuple[Output, Tensor]:
         rows = self._burn_in
@@ -65,7 +65,7 @@ class Recurrent:
         return Output(**joined), torch.cat([states, later])
 
     def _warming(self, batch: Batch) -> Tensor:
-        early = torch.arange(batch.real.shape[0], device=batch.real.device) < self._burn_in
+        early = torch.arange(batch.is_transition.shape[0], device=batch.is_transition.device) < self._burn_in
         return early[:, None] & ~batch.online
 
     def forget(self, others: Tensor | bool = True) -> None:

@@ -131,7 +131,7 @@ def actor_critic_losses(
     action: Num[Tensor, "T B *shape"],
     reward: Float[Tensor, "T B"],
     discount: Float[Tensor, "T B"],
-    real: Bool[Tensor, "T B"],
+    is_transition: Bool[Tensor, "T B"],
     online: Bool[Tensor, "B"],
     trusted: Bool[Tensor, "T B"],
     *,
@@ -149,7 +149,7 @@ def actor_critic_losses(
         action: the stored action.
         reward: r_t.
         discount: γ_t, 0 where the environment terminated.
-        real: False on the row after the end of an episode.
+        is_transition: False on the row after the end of an episode.
         online: which unrolls of the batch are the agent's own newest.
         trusted: the trust indicator λ.
         policy_trusted: a separate indicator for the policy and entropy losses; `trusted` if None. Traces always follow `trusted`.
@@ -165,9 +165,9 @@ def actor_critic_losses(
     tensor([1.1250, 0.5000])
     """
     if checks.active():
-        _check_rows(value, reward, real, trusted, trusted if policy_trusted is None else policy_trusted)
-    learnable = trusted & real
-    policy_learnable = learnable if policy_trusted is None else policy_trusted & real
+        _check_rows(value, reward, is_transition, trusted, trusted if policy_trusted is None else policy_trusted)
+    learnable = trusted & is_transition
+    policy_learnable = learnable if policy_trusted is None else policy_trusted & is_transition
     this_value, next_value = value[:-1], value[1:]  # the only shift in the project
     log_prob, entropy = family.evaluate(policy, action)
     log_ratio = (log_prob - family.log_prob(behaviour, action)).detach()
@@ -191,11 +191,11 @@ def _check(learnable: Tensor, **numbers: Tensor) -> None:
     checks.finite(learnable, **numbers)
 
 
-def _check_rows(value: Tensor, reward: Tensor, real: Tensor, trusted: Tensor, policy_trusted: Tensor) -> None:
-    masks = {"real": real, "trusted": trusted, "policy_trusted": policy_trusted}
+def _check_rows(value: Tensor, reward: Tensor, is_transition: Tensor, trusted: Tensor, policy_trusted: Tensor) -> None:
+    masks = {"is_transition": is_transition, "trusted": trusted, "policy_trusted": policy_trusted}
     checks.dimensions(2, reward=reward)
     checks.same_shape(reward=reward, **masks)
     checks.boolean(**masks)
-    checks.finite(real, reward=reward)
+    checks.finite(is_transition, reward=reward)
     expected, got = (len(reward) + 1, *reward.shape[1:]), tuple(value.shape)
     checks.require(got == expected, f"value has shape {got}, expected {expected}: one row more than reward")

@@ -1,11 +1,11 @@
 """Returns from off-policy experience: V-trace and plain importance sampling, both under the trust indicator λ.
 
-All arguments are time-major [T, B]. `learnable` is λ·real: inside the trust region and a real transition. A row that is not learnable
-adds nothing to any target and lets no trace through, so rows after it still train and rows before it bootstrap from its value:
+All arguments are time-major [T, B]. `learnable` is λ·is_transition: inside the trust region and a transition. A row that is not
+learnable adds nothing to any target and lets no trace through, so rows after it still train and rows before it bootstrap from its value:
 
     acc_t = learnable_t · (ρ_t·δ_t + γ_t·c_t·acc_{t+1}),   target_t = V_t + acc_t
 
-The row after the end of an episode is not a transition (`real` is False); its `value` is that of the episode's own final observation.
+The row after the end of an episode is not a transition; its `value` is that of the episode's own final observation.
 So a truncation needs no special case: γ_t is not 0 there, `next_value` is the right one, and the trace ends because acc_{t+1} is 0.
 """
 

@@ -60,13 +60,13 @@ class Lanes:
     >>> from laser_rl.types import UnrollLayout, empty_unrolls
     >>> layout = UnrollLayout(3, 0, (4,), "float32", (), "int64", 2)
     >>> store, unrolls = Replay(layout, capacity_steps=30), empty_unrolls(layout, 2)  # two unrolls of one stream
-    >>> unrolls.real[:], unrolls.episode[:] = True, (4, 5)
+    >>> unrolls.is_transition[:], unrolls.episode[:] = True, (4, 5)
     >>> unrolls.is_first[0, 1] = unrolls.terminated[1, 2] = True  # an episode from row 1 of the first to the end of the second
     >>> ids = store.insert(unrolls)
     >>> lanes, batch, random = Lanes(store, count=1), allocate(layout, columns=1), np.random.default_rng(0)
     >>> for _ in range(3):
     ...     lanes.fill(1, random, batch, first_column=0)
-    ...     print(batch.id.item(), batch.carried.item(), batch.real[:, 0].tolist())
+    ...     print(batch.id.item(), batch.carried.item(), batch.is_transition[:, 0].tolist())
     0 False [False, True, True]
     1 True [True, True, True]
     0 False [False, True, True]
@@ -140,7 +140,7 @@ class Lanes:
     def _mark(self, batch: Batch, first: int, lanes: NDArray[np.void], row: Ids, begun: NDArray[np.bool_]) -> None:
         fields: dict[str, Any] = columns_of(self._store.layout, batch, first, len(lanes))
         fields["carried"][:], fields["weight"][:] = ~begun, lanes["weight"]
-        fields["real"][...] &= np.arange(self._store.layout.steps) >= row[:, None]
+        fields["is_transition"][...] &= np.arange(self._store.layout.steps) >= row[:, None]
         fields["state"][begun] = 0
 
     def prioritise(self, ids: Ids, priority: Priorities) -> None:

@@ -101,8 +101,8 @@ def columns_of(layout: UnrollLayout, batch: Batch, first: int, count: int) -> di
     >>> from laser_rl.replay import allocate
     >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
     >>> batch = allocate(layout, columns=3)
-    >>> columns_of(layout, batch, first=1, count=2)["real"][0, 1:] = True
-    >>> batch.real
+    >>> columns_of(layout, batch, first=1, count=2)["is_transition"][0, 1:] = True
+    >>> batch.is_transition
     tensor([[False, False, False],
             [False,  True, False]])
     """

@@ -352,7 +352,7 @@ class Replay:
         >>> from laser_rl.types import empty_unrolls
         >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
         >>> store = Replay(layout, capacity_steps=10)
-        >>> store.fields(store.insert(empty_unrolls(layout, 3)), ["slot", "real"])["real"].shape
+        >>> store.fields(store.insert(empty_unrolls(layout, 3)), ["slot", "is_transition"])["is_transition"].shape
         (3, 2)
         """
         with self._lock:

@@ -99,7 +99,8 @@ def uneven_batch(net, update, picture=False, tasks=1, bad=None):
         terminated=flag(0.1),
         truncated=flag(0.1),
         lost_life=flag(0.2),
-        real=flag(torch.linspace(1.0, 0.3, COLUMNS)) | (torch.arange(COLUMNS) == bad if bad is not None else False),
+        is_transition=flag(torch.linspace(1.0, 0.3, COLUMNS))
+        | (torch.arange(COLUMNS) == bad if bad is not None else False),
         behaviour=behaviour,
         member=torch.arange(COLUMNS, dtype=torch.int32) % 2,
         slot=torch.zeros(COLUMNS, dtype=torch.int32),

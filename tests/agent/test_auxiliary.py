@@ -86,7 +86,7 @@ def test_the_losses_are_those_of_the_new_units_taken_after_the_rescaling():
         batch.action,
         batch.reward,
         discount,
-        batch.real,
+        batch.is_transition,
         batch.online,
         every,
     )
@@ -115,7 +115,7 @@ def test_each_tasks_statistics_follow_its_own_trusted_targets():
     )
     only = torch.tensor([True, False, False, False, False])
     batch = multitask_batch()
-    batch = batch._replace(real=batch.real & only)
+    batch = batch._replace(is_transition=batch.is_transition & only)
     learner.update(batch, progress=0.0)
     moved = learner.network.popart.mean != 0
     assert moved.tolist() == [True, False, False]

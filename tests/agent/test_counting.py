@@ -97,11 +97,11 @@ def test_a_counting_memory_counts_every_episode_from_its_first_row(steps, capaci
         start, after = network.heard
         row = filled.observation[..., STEP]
         # After row t the memory has seen rows 0 … t of the episode: t + 1 of them, whatever unrolls they came in.
-        real = masked.real
+        real = masked.is_transition
         assert torch.equal(after[:-1, :, 0][real], row[:-1][real] + 1)
         inside = real[0] & ~filled.is_first[0]  # a first row does not look at what was before
         assert torch.equal(start[inside, 0], row[0][inside])
-        learned += int(masked.real[:, ~filled.online].sum())
+        learned += int(masked.is_transition[:, ~filled.online].sum())
         carried += int(filled.carried.sum())
         begun += int((~filled.carried & ~filled.online).sum())
         resets += int(filled.is_first[1:].sum())
@@ -127,7 +127,7 @@ def test_what_the_rows_showed_is_in_the_memory_whole(steps):
         for t, b in np.ndindex(*seen.shape[:2]):
             seed, step = filled_place(seen[t, b])
             shown[seed, step] = float(seen[t, b, TOTAL] + 7 * seen[t, b, STEP])
-        for t, b in torch.nonzero(masked.real).tolist():
+        for t, b in torch.nonzero(masked.is_transition).tolist():
             seed, step = filled_place(seen[t, b])
             if all((seed, earlier) in shown for earlier in range(step)):
                 assert after[t, b, 1] == sum(shown[seed, earlier] for earlier in range(step + 1))
@@ -151,7 +151,7 @@ def test_a_refreshed_state_is_that_of_the_whole_episode_in_one_go(kind):
     for filled in batches(actor, mixer, batch, 100):
         with torch.no_grad():
             output, masked = learner.recurrent.unroll(filled)
-        for t, b in torch.nonzero(masked.real & ~filled.online).tolist():
+        for t, b in torch.nonzero(masked.is_transition & ~filled.online).tolist():
             seed, step = filled_place(filled.observation[t, b])
             rows = episodes.setdefault(seed, {})
             rows[step] = [part[t, b].clone() for part in filled.inputs]

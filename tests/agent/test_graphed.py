@@ -45,7 +45,9 @@ def learners(network=make_network, loss=LOSS, rates=ADAM, family=FAMILY, **setti
 
 
 def poisoned(batch):
-    return batch._replace(reward=torch.full_like(batch.reward, math.nan), real=torch.ones_like(batch.real))
+    return batch._replace(
+        reward=torch.full_like(batch.reward, math.nan), is_transition=torch.ones_like(batch.is_transition)
+    )
 
 
 def run(pair, batches, begin=0, total=40):

@@ -35,7 +35,7 @@ def random_batch(seed=0, online=2, family=FAMILY):
         terminated=flags[0],
         truncated=flags[1],
         lost_life=flags[2],
-        real=flags[3],
+        is_transition=flags[3],
         behaviour=behaviour,
         member=torch.zeros(B, dtype=torch.int32),
         slot=torch.zeros(B, dtype=torch.int32),
@@ -73,7 +73,7 @@ def by_hand(output, batch, hyper):
             common = torch.minimum(mu * hyper.clip_rho, pi)
             implied = common / common.sum()
             divergence = (pi * (pi / implied).log()).sum().item()
-            learnable = divergence < hyper.bound and bool(batch.real[t, b])
+            learnable = divergence < hyper.bound and bool(batch.is_transition[t, b])
             action, v = batch.action[t, b], value[t, b].item()
             ratio = (pi[action] / mu[action]).item()
             rho, c = min(hyper.clip_rho, ratio), min(hyper.clip_c, ratio)
@@ -106,7 +106,7 @@ def test_the_loss_is_the_one_in_plain_loops(reduction, bound):
         loss = laser_loss(FAMILY, output_of(network, batch), batch, hyper, torch.tensor(hyper.bound))
         expected, counts = by_hand(output_of(network, batch), batch, hyper)
         assert loss.total.item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
-        assert bound > 1 or counts[0] < batch.real.sum()  # the trust region does reject some
+        assert bound > 1 or counts[0] < batch.is_transition.sum()  # the trust region does reject some
 
 
 def test_trust_off_rejects_nothing_and_behaviour_uses_the_other_divergence():
@@ -135,7 +135,7 @@ def test_entropy_moves_online_rows_only():
 
     difference = (gradient(1.0) - gradient(0.0))[:-1]
     moved = difference.abs().sum(-1) > 0
-    assert (moved == (batch.real & batch.online)).all()
+    assert (moved == (batch.is_transition & batch.online)).all()
 
 
 @pytest.mark.parametrize("bound", [0.05, 1e9])

@@ -70,7 +70,7 @@ def one_step_batch(mdp, ends, policy, behaviour, value):
     online = torch.arange(2 * columns) < columns
     mu = torch.where(online[:, None], policy[state], behaviour[state])
     rows = {"reward": mdp.reward[state, action][None], "action": action[None], "behaviour": mu.log()[None]}
-    masks = {"real": torch.ones(1, 2 * columns, dtype=torch.bool), "online": online}
+    masks = {"is_transition": torch.ones(1, 2 * columns, dtype=torch.bool), "online": online}
     nothing = dict.fromkeys(("terminated", "truncated", "lost_life"), torch.zeros(1, 2 * columns, dtype=torch.bool))
     unused = dict.fromkeys(Batch._fields, torch.zeros(2 * columns))
     batch = Batch(**{**unused, **rows, **masks, **nothing, "weight": torch.ones(2 * columns)})
@@ -111,9 +111,10 @@ def test_the_gradient_is_the_mixture_of_the_two_gradients_with_that_share(reduct
     mixed, loss = gradient(hyper, batch, remembering(share))
     plain = hyper.model_copy(update={"online_share": "fixed", "reduction": "mean"})
     parts = [
-        gradient(plain, batch._replace(real=batch.real & mask))[0].double() for mask in (batch.online, ~batch.online)
+        gradient(plain, batch._replace(is_transition=batch.is_transition & mask))[0].double()
+        for mask in (batch.online, ~batch.online)
     ]
-    rows = batch.real.sum() if reduction == "sum" else 1
+    rows = batch.is_transition.sum() if reduction == "sum" else 1
     expected = rows * (share * parts[0] + (1 - share) * parts[1])
     torch.testing.assert_close(mixed.double(), expected, rtol=1e-4, atol=1e-6)
     assert loss.numbers["online_share"].item() == pytest.approx(share)
@@ -125,7 +126,7 @@ def test_what_is_remembered_is_summed_up_over_learnable_rows_with_their_ratios()
     expected = torch.zeros(mixing.MOMENTS)
     seen = actor_critic_losses(
         FAMILY, output.policy[:-1], output.value, batch.behaviour, batch.action, batch.reward,
-        torch.where(batch.terminated, 0.0, hyper.discount), batch.real, batch.online,
+        torch.where(batch.terminated, 0.0, hyper.discount), batch.is_transition, batch.online,
         trust_region.kl_to_implied(FAMILY, output.policy[:-1], batch.behaviour, clip_rho=1.3) < 0.2, clip_rho=1.3,
     )  # fmt: skip
     for t in range(T):
@@ -135,19 +136,26 @@ def test_what_is_remembered_is_summed_up_over_learnable_rows_with_their_ratios()
                 x = (log_pi[batch.action[t, b]] - (log_pi.exp() * log_pi).sum()).item()
                 y = seen.estimate.advantage[t, b].item()
                 expected += min(1.3, seen.log_ratio[t, b].exp().item()) * torch.tensor([1, x, y, x * x, x * y, y * y])
-    assert 0 < seen.policy_learnable.sum() < batch.real.sum()
+    assert 0 < seen.policy_learnable.sum() < batch.is_transition.sum()
     torch.testing.assert_close(loss_of(output, batch, hyper, fresh()).mixing[0, :-1], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_columns_in_other_units_give_the_same():
     batch, output = random_batch(2), output_of(make_network(), random_batch(2))
     unit = torch.tensor([1.0, 10.0, 0.1, 5.0, 2.0])
-    everywhere = batch.real | True
+    everywhere = batch.is_transition | True
     preferred = 9 * FAMILY.log_prob(output.policy[:-1], batch.action).detach()  # so that the slope is above 0
     found = []
     for scale, known in ((torch.ones(B), None), (unit, unit)):
         value = (output.value.detach() + 20) * scale
-        rows = (batch.behaviour, batch.action, preferred * scale, torch.full((T, B), 0.9), batch.real, batch.online)
+        rows = (
+            batch.behaviour,
+            batch.action,
+            preferred * scale,
+            torch.full((T, B), 0.9),
+            batch.is_transition,
+            batch.online,
+        )
         losses = actor_critic_losses(FAMILY, output.policy[:-1], value, *rows, everywhere)
         policy = output.policy[:-1].detach()
         found.append(online_share(fresh(), FAMILY, policy, value[:-1], batch, losses, ADAPTIVE, known))
@@ -160,7 +168,7 @@ def test_weights_of_prioritised_draws_count():
     loss = loss_of(output_of(make_network(), batch), batch, ADAPTIVE, remembering(0.4))
     assert loss.numbers["online_share"].item() == pytest.approx(0.4)
     plain = loss_of(output_of(make_network(), batch), batch, ADAPTIVE, fresh()).numbers["online_share"].item()
-    rows = (batch.real * batch.weight).sum(0)
+    rows = (batch.is_transition * batch.weight).sum(0)
     assert plain == pytest.approx((rows[:2].sum() / rows.sum()).item())
 
 
@@ -180,9 +188,9 @@ def test_neither_the_critic_nor_the_entropy_is_weighted():
 
 def test_no_row_weighs_more_than_the_heaviest():
     batch = random_batch(5)
-    few = batch._replace(real=batch.real & (batch.online | (torch.arange(T)[:, None] == 0)))
+    few = batch._replace(is_transition=batch.is_transition & (batch.online | (torch.arange(T)[:, None] == 0)))
     loss = loss_of(output_of(make_network(), few), few, ADAPTIVE, remembering(0.01))
-    online, replayed = (few.real & few.online).sum().item(), (few.real & ~few.online).sum().item()
+    online, replayed = (few.is_transition & few.online).sum().item(), (few.is_transition & ~few.online).sum().item()
     assert 0.99 * (online + replayed) / replayed > HEAVIEST  # else the test is none
     own = 0.01 * (online + replayed)
     assert loss.numbers["online_share"].item() == pytest.approx(own / (own + HEAVIEST * replayed))
@@ -213,7 +221,9 @@ def test_only_replayed_rows_that_the_policy_learns_from_are_asked():
     far[:, 3:] += torch.tensor([8.0, 0.0, -8.0])
     strict = ADAPTIVE.model_copy(update={"trust": "implied", "trust_bound": 0.5})
     found = [
-        loss_of(output, batch._replace(behaviour=behaviour, real=batch.real & real), strict, fresh()).numbers
+        loss_of(
+            output, batch._replace(behaviour=behaviour, is_transition=batch.is_transition & real), strict, fresh()
+        ).numbers
         for behaviour, real in ((far, True), (batch.behaviour, torch.arange(B) < 3))
     ]
     assert found[0]["acceptance"] < 0.5
@@ -222,8 +232,8 @@ def test_only_replayed_rows_that_the_policy_learns_from_are_asked():
 
 def test_a_batch_without_replayed_or_without_any_rows_changes_no_share():
     batch, output = random_batch(8), output_of(make_network(), random_batch(8))
-    for real in (batch.real & batch.online, torch.zeros_like(batch.real)):
-        loss = loss_of(output, batch._replace(real=real), ADAPTIVE, remembering(0.3))
+    for real in (batch.is_transition & batch.online, torch.zeros_like(batch.is_transition)):
+        loss = loss_of(output, batch._replace(is_transition=real), ADAPTIVE, remembering(0.3))
         assert loss.mixing[0, -1].item() == pytest.approx(0.3)
         assert loss.mixing.isfinite().all()
         assert loss.total.isfinite()

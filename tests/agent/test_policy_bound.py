@@ -30,9 +30,9 @@ def test_each_learns_from_the_rows_below_its_own_bound(trust, bound, own):
     batch = random_batch(1)
     hyper = LossConfig(trust=trust, trust_bound=bound, policy_trust_bound=own)
     policy, value, relevance, loss = moved(batch, hyper)
-    assert torch.equal(policy, batch.real & (relevance < own))
-    assert torch.equal(value, batch.real & (relevance < bound))
-    replayed = batch.real & ~batch.online
+    assert torch.equal(policy, batch.is_transition & (relevance < own))
+    assert torch.equal(value, batch.is_transition & (relevance < bound))
+    replayed = batch.is_transition & ~batch.online
     for name, limit in (("acceptance", bound), ("acceptance_policy", own)):
         share = (replayed & (relevance < limit)).sum() / replayed.sum()
         assert loss.numbers[name].item() == pytest.approx(share.item())
@@ -45,7 +45,13 @@ def test_a_step_rejected_for_the_policy_still_trains_the_value_by_hand():
     one = torch.ones(1, 1, dtype=torch.bool)
     behaviour = torch.tensor([[[0.9, 0.1]]]).log()
     rows = {"reward": torch.tensor([[5.0]]), "action": torch.ones(1, 1, dtype=torch.long), "behaviour": behaviour}
-    ended = {"terminated": one, "lost_life": ~one, "real": one, "online": one[0] & False, "weight": torch.ones(1)}
+    ended = {
+        "terminated": one,
+        "lost_life": ~one,
+        "is_transition": one,
+        "online": one[0] & False,
+        "weight": torch.ones(1),
+    }
     batch = batch._replace(**rows, **ended)
     policy, value = torch.zeros(2, 1, 2, requires_grad=True), torch.ones(2, 1, requires_grad=True)
     # Z = 0.5 + 0.1, KL = log Z + 0.5·log(0.5/0.1) = 0.294

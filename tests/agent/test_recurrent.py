@@ -74,11 +74,11 @@ def test_nothing_is_learned_from_a_lane_whose_state_is_lost_until_it_begins_anew
     going, replayed = batch_of(net, 1, carried=True), ~batch_of(net).online
     for _ in range(2):
         masked = recurrent.unroll(going)[1]
-        assert not masked.real[:, replayed].any()
-        assert torch.equal(masked.real[:, ~replayed], going.real[:, ~replayed])
+        assert not masked.is_transition[:, replayed].any()
+        assert torch.equal(masked.is_transition[:, ~replayed], going.is_transition[:, ~replayed])
     begun = going._replace(carried=torch.zeros_like(going.carried))
-    assert torch.equal(recurrent.unroll(begun)[1].real, going.real)
-    assert torch.equal(recurrent.unroll(going)[1].real, going.real)
+    assert torch.equal(recurrent.unroll(begun)[1].is_transition, going.is_transition)
+    assert torch.equal(recurrent.unroll(going)[1].is_transition, going.is_transition)
 
 
 def test_a_state_that_is_not_finite_is_lost():
@@ -88,8 +88,8 @@ def test_a_state_that_is_not_finite_is_lost():
     broken.state[3] = torch.nan
     recurrent.unroll(broken)
     masked = recurrent.unroll(batch_of(net, 1, carried=True))[1]
-    assert not masked.real[:, 3].any()
-    assert masked.real[:, 2].any()
+    assert not masked.is_transition[:, 3].any()
+    assert masked.is_transition[:, 2].any()
     assert all(part.isfinite().all() for part in recurrent.state().values() if part.is_floating_point())
 
 
@@ -102,9 +102,9 @@ def test_burn_in_rows_of_replayed_columns_teach_nothing_and_let_no_gradient_thro
     output, masked = Recurrent(net, burn_in_steps=rows).unroll(batch)
     torch.testing.assert_close(output.policy, plain.policy)
     torch.testing.assert_close(output.value, plain.value)
-    assert not masked.real[:rows, ~batch.online].any()
-    assert torch.equal(masked.real[rows:], batch.real[rows:])
-    assert torch.equal(masked.real[:, batch.online], batch.real[:, batch.online])
+    assert not masked.is_transition[:rows, ~batch.online].any()
+    assert torch.equal(masked.is_transition[rows:], batch.is_transition[rows:])
+    assert torch.equal(masked.is_transition[:, batch.online], batch.is_transition[:, batch.online])
     output.policy[-1].sum().backward()
     reached = batch.observation.grad.abs().sum(-1) > 0
     assert not reached[:rows, ~batch.online].any()
@@ -139,7 +139,7 @@ def test_another_learners_parameters_make_the_lanes_worthless():
     one.update(batch_of(one.network), progress=0.0)
     one.adopt(other.state().tensors)
     masked = one.recurrent.unroll(batch_of(one.network, 1, carried=True))[1]
-    assert not masked.real[:, ~masked.online].any()
+    assert not masked.is_transition[:, ~masked.online].any()
 
 
 def test_so_does_a_roll_back():
@@ -151,7 +151,7 @@ def test_so_does_a_roll_back():
         assert not learner.update(broken, progress=0.0)
     assert learner.rollbacks == 1
     masked = learner.recurrent.unroll(batch_of(learner.network, 2, carried=True))[1]
-    assert not masked.real[:, ~masked.online].any()
+    assert not masked.is_transition[:, ~masked.online].any()
 
 
 def test_what_is_drawn_by_priority_is_weighted_and_told_its_new_one():

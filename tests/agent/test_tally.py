@@ -16,11 +16,11 @@ def many(seed):
     one = random_batch(seed)
     columns = MEMBERS * B
     wide = one._replace(
-        real=torch.rand(T, columns, generator=g) < 0.8,
+        is_transition=torch.rand(T, columns, generator=g) < 0.8,
         online=torch.rand(columns, generator=g) < 0.3,
         member=torch.randint(0, SOURCES + 1, (columns,), generator=g).int(),
     )
-    learnable = (torch.rand(T, columns, generator=g) < 0.5) & wide.real
+    learnable = (torch.rand(T, columns, generator=g) < 0.5) & wide.is_transition
     relevance = torch.rand(T, columns, generator=g) * 3
     age = torch.tensor([0, 9, 10, 99, 100, 999, 1_000, 9_999, 10_000, 10**6, -5, 3, 50, 500, 5_000])
     return Loss(torch.zeros(()), {}, learnable, relevance, relevance), wide, age[torch.randperm(columns, generator=g)]
@@ -36,7 +36,7 @@ def test_the_counts_are_those_of_plain_loops(seed):
         member, source = column // B, int(batch.member[column])
         group = SOURCES + sum(int(age[column]) >= limit for limit in AGES)
         for t in range(T):
-            if batch.real[t, column]:
+            if batch.is_transition[t, column]:
                 row = torch.tensor([float(loss.learnable[t, column]), 1.0, loss.relevance[t, column]])
                 expected[member, group] += row
                 if source < SOURCES:

@@ -28,7 +28,7 @@ class UnrollWitness:
     def _step(self, unroll, t):
         now, then = Row(unroll.observation[t]), Row(unroll.observation[t + 1])
         if not now.ended:
-            assert unroll.real[t]
+            assert unroll.is_transition[t]
             assert (then.seed, then.t) == (now.seed, now.t + 1)
             assert then.total == total_after(now.total, unroll.action[t])
             assert unroll.reward[t] == then.t == unroll.last_reward[t + 1]
@@ -38,7 +38,7 @@ class UnrollWitness:
             assert not unroll.is_first[t + 1]
             self.ends += then.ended
         else:  # the step after an episode's last row is no transition
-            assert not unroll.real[t]
+            assert not unroll.is_transition[t]
             assert then.t == 0
             assert then.seed != now.seed
             assert unroll.is_first[t + 1]

@@ -39,15 +39,15 @@ def test_the_whole_loss_agrees_with_algorithm_1_by_hand(batch, clip, seed, separ
     steps, width = batch.reward.shape
     policy, behaviour = normal(seed, steps, width, 3), normal(seed + 1, steps, width, 3)
     action = torch.randint(3, (steps, width), generator=generator(seed))
-    real = torch.rand(steps, width, generator=generator(seed + 2)) < 0.8
+    is_transition = torch.rand(steps, width, generator=generator(seed + 2)) < 0.8
     other = torch.rand(steps, width, generator=generator(seed + 3)) < 0.5
     online = torch.rand(width, generator=generator(seed + 4)) < 0.5
     losses = actor_critic.actor_critic_losses(
-        Categorical(3), policy, batch.value, behaviour, action, batch.reward, batch.discount, real, online, batch.learnable,
+        Categorical(3), policy, batch.value, behaviour, action, batch.reward, batch.discount, is_transition, online, batch.learnable,
         policy_trusted=other if separate else None, clip_rho=clip_rho, clip_c=clip_c,
     )  # fmt: skip
-    value_mask = (batch.learnable & real).numpy()
-    policy_mask = (other & real).numpy() if separate else value_mask
+    value_mask = (batch.learnable & is_transition).numpy()
+    policy_mask = (other & is_transition).numpy() if separate else value_mask
     log_prob, entropy, ratio = [torch.zeros(steps, width, dtype=torch.float64).numpy() for _ in range(3)]
     for t in range(steps):
         for b in range(width):
@@ -161,7 +161,7 @@ def test_traces_follow_the_value_mask_and_only_the_value_mask():
     batch = make_rows(6, 2, 8)
     policy = normal(0, 6, 2, 3)
     action = torch.zeros(6, 2, dtype=torch.long)
-    real = torch.ones_like(batch.learnable)
+    is_transition = torch.ones_like(batch.learnable)
     common = (
         Categorical(3),
         policy,
@@ -170,8 +170,8 @@ def test_traces_follow_the_value_mask_and_only_the_value_mask():
         action,
         batch.reward,
         batch.discount,
-        real,
-        real[0],
+        is_transition,
+        is_transition[0],
     )
     one = actor_critic.actor_critic_losses(*common, batch.learnable)
     other = actor_critic.actor_critic_losses(*common, batch.learnable, policy_trusted=~batch.learnable)

@@ -42,7 +42,7 @@ RETURNS = {
 }
 LOSSES = {
     "family": Categorical(4), "policy": logits, "value": torch.ones(4, 2), "behaviour": logits, "action": action, "reward": ones,
-    "discount": ones, "real": mask, "online": mask[0], "trusted": mask,
+    "discount": ones, "is_transition": mask, "online": mask[0], "trusted": mask,
 }  # fmt: skip
 GOOD = {
     vtrace: RETURNS,
@@ -204,9 +204,9 @@ CASES = [
     (actor_critic.actor_critic_losses, {"value": ones}, "value has shape (3, 2), expected (4, 2): one row more than reward"),
     (actor_critic.actor_critic_losses, {"value": poisoned(torch.ones(4, 2))}, not_finite("value", ones)),
     *[(actor_critic.actor_critic_losses, {"reward": poisoned(ones), "trusted": t}, not_finite("reward", ones)) for t in (mask, ~mask)],
-    (actor_critic.actor_critic_losses, {"real": ones}, not_mask("real")),
+    (actor_critic.actor_critic_losses, {"is_transition": ones}, not_mask("is_transition")),
     (actor_critic.actor_critic_losses, {"reward": torch.ones(3)}, "reward has 1 dimensions (3,), expected 2"),
-    *[(actor_critic.actor_critic_losses, {n: wide.bool()}, wrong_shape(n, (3, 5), (3, 2), "reward")) for n in ("real", "trusted", "policy_trusted")],
+    *[(actor_critic.actor_critic_losses, {n: wide.bool()}, wrong_shape(n, (3, 5), (3, 2), "reward")) for n in ("is_transition", "trusted", "policy_trusted")],
     (actor_critic.actor_critic_losses, {"trusted": ones}, not_mask("trusted")),
     (actor_critic.actor_critic_losses, {"online": ones[0]}, not_mask("online")),
     (actor_critic.actor_critic_losses, {"policy_trusted": ones}, not_mask("policy_trusted")),

@@ -17,14 +17,14 @@ pytestmark = pytest.mark.usefixtures("as_in_production")
 FAMILIES = [Categorical(5), MultiCategorical((3, 2)), DiagonalGaussian((-1.0, -2.0), (1.0, 2.0))]
 
 
-def laser_loss(family, policy, value, behaviour, action, reward, discount, real, online, bound):
+def laser_loss(family, policy, value, behaviour, action, reward, discount, is_transition, online, bound):
     """Relevance, trust, V-trace, losses and their weighted sum: what a learner differentiates."""
     relevance = trust_region.kl_to_behaviour(family, policy, behaviour)
     if family.joint_size is not None:
         relevance = trust_region.kl_to_implied(family, policy, behaviour)
     trusted = trust_region.within(relevance, bound)
     losses = actor_critic.actor_critic_losses(
-        family, policy, value, behaviour, action, reward, discount, real, online, trusted
+        family, policy, value, behaviour, action, reward, discount, is_transition, online, trusted
     )
     return sum(
         weight * actor_critic.reduce(loss, losses.learnable, "sum")

@@ -73,7 +73,7 @@ BUGS = [
     ),
     Bug(
         "actor_critic",
-        "learnable = trusted & real\n",
+        "learnable = trusted & is_transition\n",
         "learnable = trusted\n",
         "test_the_fake_transition_of_an_automatic_reset_trained_on",
     ),

@@ -11,7 +11,7 @@ SCALAR = UnrollLayout(3, 0, (), "float32", (), "int64", 2)
 PICTURE = UnrollLayout(6, 0, (3, 12, 12), "uint8", (), "int64", 5)
 STACKED = UnrollLayout(6, 3, (1, 12, 12), "uint8", (), "int64", 5)
 LAYOUTS = [VECTOR, STACKED_VECTOR, SCALAR, PICTURE, STACKED]
-OUTCOMES = ("action", "reward", "terminated", "truncated", "lost_life", "real", "behaviour")
+OUTCOMES = ("action", "reward", "terminated", "truncated", "lost_life", "is_transition", "behaviour")
 
 
 def numbered(layout, numbers, *, first_share=0.15):
@@ -125,7 +125,7 @@ class Stream:
         seen = [*before[len(before) - layout.context :], *rows]
         fields["observation"][0] = [row or (0, 0, 0, 0) for row in seen]
         fields["is_first"][0] = [row is not None and row[3] == 0 for row in seen]
-        fields["real"][0] = [not self.is_last(row) for row in rows[:-1]]
+        fields["is_transition"][0] = [not self.is_last(row) for row in rows[:-1]]
         for t, row in enumerate(rows[1:]):
             fields["truncated" if row[2] % 2 else "terminated"][0, t] = self.is_last(row)
         fields["member"][0], fields["slot"][0] = divmod(self.name, 10)

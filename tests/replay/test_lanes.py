@@ -38,7 +38,7 @@ class Reader:
         column, layout = self.column, self.walk.store.layout
         frames = batch.observation[:, column, -4:]  # the newest of a stack
         rows = [tuple(int(number) for number in frame) for frame in frames]
-        unroll, real = int(batch.id[column]), batch.real[:, column].tolist()
+        unroll, real = int(batch.id[column]), batch.is_transition[:, column].tolist()
         assert rows == self.walk.rows[unroll]
         assert not batch.online[column]
         assert float(batch.weight[column]) == 1.0
@@ -123,7 +123,7 @@ def test_every_episode_is_as_likely_as_any_other_however_long():
         lanes.restart()
         lanes.fill(400, random, batch, 0)
         assert not batch.carried.any()
-        drawn.update(zip(batch.id.tolist(), batch.real.int().argmax(0).tolist(), strict=True))
+        drawn.update(zip(batch.id.tolist(), batch.is_transition.int().argmax(0).tolist(), strict=True))
     episodes = [episode[:2] for episode in walk.episodes()]
     assert len({walk.rows[first][row][:3] for first, row in episodes}) == len(episodes) > 20
     assert set(drawn) <= set(episodes)

@@ -197,7 +197,7 @@ class Learner:
     def update(self):
         batch = self.batch
         self.sampler.fill(self.count, self.random, batch, 0)
-        begins, ids = batch.real.int().argmax(0).tolist(), batch.id.tolist()
+        begins, ids = batch.is_transition.int().argmax(0).tolist(), batch.id.tolist()
         for lane, (unroll, row, carried) in enumerate(zip(ids, begins, batch.carried.tolist(), strict=True)):
             if not carried:
                 self.lanes[lane] = (unroll, row)

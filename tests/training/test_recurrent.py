@@ -47,7 +47,7 @@ class Seen(NamedTuple):
 
     learner: int
     batch: object
-    real: torch.Tensor
+    is_transition: torch.Tensor
     policy: torch.Tensor
 
 
@@ -71,7 +71,7 @@ def unrolled(monkeypatch):
     def listening(self, batch):
         copy = type(batch)(*(field.clone() for field in batch))
         output, masked = unroll(self, batch._replace(state=torch.where(batch.carried[:, None], 7.0, batch.state)))
-        seen.append(Seen(id(self), copy, masked.real.clone(), output.policy.detach().clone()))
+        seen.append(Seen(id(self), copy, masked.is_transition.clone(), output.policy.detach().clone()))
         return output, masked
 
     monkeypatch.setattr(Recurrent, "unroll", listening)
@@ -136,7 +136,7 @@ def test_lanes_go_on_where_the_batch_before_ended(runtime, sampling, unrolled):
     assert carried_columns(unrolled) > len(unrolled) > 50
     assert result.member.learner.skipped == 0
     for one in unrolled:  # nothing that goes on is left out, since nothing was lost
-        assert torch.equal(one.real, one.batch.real)
+        assert torch.equal(one.is_transition, one.batch.is_transition)
     online = torch.stack([one.batch.state[one.batch.online] for one in unrolled])
     assert (online != 0).any()  # the actor's own
 
@@ -151,7 +151,7 @@ def test_unrolls_drawn_at_random_begin_with_the_stored_state_or_with_none(state,
 
 def off_policy(seen):
     """How far the learner's policy is from the one that acted, over all rows that are learned from."""
-    return max(float((one.policy[:-1] - one.batch.behaviour).abs()[one.real].max()) for one in seen)
+    return max(float((one.policy[:-1] - one.batch.behaviour).abs()[one.is_transition].max()) for one in seen)
 
 
 @pytest.mark.parametrize("runtime", ["serial", "local"])
@@ -159,7 +159,7 @@ def off_policy(seen):
 def test_with_parameters_that_stand_still_lanes_see_what_the_actor_saw(runtime, memory, unrolled):
     config = recurrent("laser/TMaze-8", runtime=runtime, memory=memory, learning_rate=1e-30)
     finish(config)
-    assert sum(int(one.real[:, one.batch.carried].sum()) for one in unrolled) > 500
+    assert sum(int(one.is_transition[:, one.batch.carried].sum()) for one in unrolled) > 500
     assert off_policy(unrolled) < 1e-6
 
 
@@ -177,9 +177,9 @@ def test_rows_that_warm_the_memory_up_are_not_learned_from(unrolled):
     finish(recurrent("laser/TMaze-8", state="stored", burn_in_steps=2))
     for one in unrolled:
         replayed = ~one.batch.online
-        assert not one.real[:2, replayed].any()
-        assert torch.equal(one.real[2:], one.batch.real[2:])
-        assert torch.equal(one.real[:, ~replayed], one.batch.real[:, ~replayed])
+        assert not one.is_transition[:2, replayed].any()
+        assert torch.equal(one.is_transition[2:], one.batch.is_transition[2:])
+        assert torch.equal(one.is_transition[:, ~replayed], one.batch.is_transition[:, ~replayed])
 
 
 def test_the_state_that_is_stored_is_that_before_the_first_row():
@@ -243,7 +243,7 @@ def test_a_checkpoint_with_batches_ahead_goes_on_with_lanes_drawn_anew(sampling,
     assert result.steps >= 900
     assert not unrolled[0].batch.carried.any()
     assert carried_columns(unrolled) > 10
-    assert unrolled[0].real.any()
+    assert unrolled[0].is_transition.any()
 
 
 def test_a_stop_leaves_no_hole_in_the_streams(tmp_path, unrolled):

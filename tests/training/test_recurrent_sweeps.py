@@ -90,13 +90,15 @@ def test_a_copy_learns_nothing_from_lanes_that_the_old_parameters_began(unrolled
     begun, muted = seen[0].batch.online.clone(), 0
     for one in seen:
         begun |= ~one.batch.carried
-        assert not one.real[:, ~begun].any()
-        assert torch.equal(one.real[:, begun], one.batch.real[:, begun])
+        assert not one.is_transition[:, ~begun].any()
+        assert torch.equal(one.is_transition[:, begun], one.batch.is_transition[:, begun])
         muted += int((~begun).sum())
     assert muted > 0
     assert begun.all()  # and goes on with all of them
     for other in {0, 1, 2} - {exploit.member for exploit in made}:
-        assert all(torch.equal(one.real, one.batch.real) for one in by_member(training, unrolled)[other])
+        assert all(
+            torch.equal(one.is_transition, one.batch.is_transition) for one in by_member(training, unrolled)[other]
+        )
 
 
 def test_memories_are_not_computed_side_by_side():
