@@ -76,7 +76,7 @@ def measure(name: str, device: str, updates: int) -> dict[str, float]:
     agent = LASER(environment, recipe=recipe, **{**settings, "run.device": device, "run.log_every_updates": 10**6})
     agent.learn(10_000)
     member, learner = agent.member, agent.member.learner
-    kept, batch = learner.state(), batch_of(member)
+    kept, batch = learner.state_dict(), batch_of(member)
     carried, second, nothing = learner.recurrent, SecondPass(learner.network), Nothing(learner.network)
     times: dict[str, list[float]] = {name: [] for name in ("nothing", "carried", "second pass", "forward")}
     while len(times["forward"]) < updates:
@@ -99,7 +99,7 @@ def measure(name: str, device: str, updates: int) -> dict[str, float]:
             with torch.no_grad():
                 learner.network(here.inputs, here.state)
             times["forward"].append(synchronised(learner.device) - begin)
-    learner.load(kept.tensors, kept.numbers)
+    learner.load_state_dict(kept.tensors, kept.numbers)
     agent.close()
     return {way: statistics.median(found) for way, found in times.items()}
 

@@ -190,7 +190,7 @@ class Actor:
         ended = slots[rows.terminated | rows.truncated]
         return [Episode(int(s), int(self._length[s]), float(self._return[s])) for s in ended]
 
-    def state(self) -> dict[str, dict[str, Array]]:
+    def state_dict(self) -> dict[str, dict[str, Array]]:
         """Open unrolls, stacks, counters, random numbers; and the environments, if they can be saved."""
         own = {f"open/{name}": field.copy() for name, field in self._open._asdict().items()}
         own |= {name: array.copy() for name, array in self._arrays().items()}
@@ -200,7 +200,7 @@ class Actor:
         environments = None if owed else self.environments.state()
         return {"actor": own, "environments": dict(environments or {})}
 
-    def load(self, tensors: Mapping[str, Mapping[str, Array]]) -> int:
+    def load_state_dict(self, tensors: Mapping[str, Mapping[str, Array]]) -> int:
         """Go on where `state` was taken; returns how many open episodes could not be rebuilt and were lost."""
         own, environments = tensors["actor"], tensors.get("environments", {})
         for name, field in self._open._asdict().items():

@@ -299,7 +299,7 @@ class Learner:
         self.recovery.adopted()
         self.edition += 1
 
-    def state(self) -> LearnerState:
+    def state_dict(self) -> LearnerState:
         """Everything, for a checkpoint."""
         tensors = {
             "network": {name: tensor.detach().clone() for name, tensor in self.network.state_dict().items()},
@@ -310,7 +310,7 @@ class Learner:
                 "sums": self.numbers.sums.clone(),
                 "tally": self.numbers.tally.clone(),
                 **({} if self.loss.online_share == "fixed" else {"mixing": self.mixing.clone()}),
-                **self.recurrent.state(),
+                **self.recurrent.state_dict(),
             },
             "good": {name: tensor.clone() for name, tensor in self.recovery.good.items()},
         }
@@ -318,7 +318,7 @@ class Learner:
         tuned = {"loss": self.loss.model_dump(mode="json"), "optimiser": self.rates.model_dump(mode="json")}
         return LearnerState(tensors, {**counters, "names": list(self.numbers.names), **tuned})
 
-    def load(self, tensors: Mapping[str, Mapping[str, Tensor]], numbers: Mapping[str, Any]) -> None:
+    def load_state_dict(self, tensors: Mapping[str, Mapping[str, Tensor]], numbers: Mapping[str, Any]) -> None:
         """Go on exactly where `state` was taken; refused if not even what a roll back would lead to is finite."""
         require_finite(tensors["good"], "the last state that learned")
         load_network(self.network, tensors["network"])
@@ -326,10 +326,12 @@ class Learner:
         learner = tensors["learner"]
         self.bound.copy_(learner["bound"])
         restore_generator(self.generator, learner["generator"])
-        self.numbers.load(numbers["names"], learner)
-        self.recurrent.load(learner)
+        self.numbers.load_state_dict(numbers["names"], learner)
+        self.recurrent.load_state_dict(learner)
         self.mixing.copy_(learner.get("mixing", torch.zeros(STATE)))
-        self.recovery.load(tensors["good"], RecoveryCounts(*(numbers[name] for name in RecoveryCounts._fields)))
+        self.recovery.load_state_dict(
+            tensors["good"], RecoveryCounts(*(numbers[name] for name in RecoveryCounts._fields))
+        )
         self.version = numbers["version"]
         self.loss = LossConfig.model_validate(numbers["loss"])
         self.rates = OptimiserConfig.model_validate(numbers["optimiser"])

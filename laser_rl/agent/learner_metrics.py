@@ -112,7 +112,7 @@ class Numbers:
         self.tally.zero_()
         return means
 
-    def load(self, names: Sequence[str], tensors: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, names: Sequence[str], tensors: Mapping[str, Tensor]) -> None:
         """Go on there."""
         device, self.names = self.sums.device, list(names)
         self.sums, self.tally = (tensors[name].to(device, copy=True) for name in ("sums", "tally"))

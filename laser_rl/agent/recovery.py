@@ -116,7 +116,7 @@ class Recovery:
         """The parameters are others now, and have not failed yet. The way back leads to one's own until these have learned, too."""
         self._counts, self._there = self.counts._replace(failing=0), False
 
-    def load(self, good: Mapping[str, Tensor], counts: RecoveryCounts) -> None:
+    def load_state_dict(self, good: Mapping[str, Tensor], counts: RecoveryCounts) -> None:
         """Go on there."""
         device = self._flat.value.device
         self.good = {name: tensor.to(device, copy=True).contiguous() for name, tensor in good.items()}

@@ -76,11 +76,11 @@ class Recurrent:
         """Where the state lies: whoever records an update has to know whether it still does."""
         return self._carried.data_ptr(), self._lost.data_ptr()
 
-    def state(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """For a checkpoint."""
         return {"carried": self._carried.clone(), "lost": self._lost.clone()}
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Go on there."""
         device = self._carried.device
         self._carried, self._lost = (tensors[name].to(device, copy=True) for name in ("carried", "lost"))

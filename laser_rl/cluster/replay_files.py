@@ -124,7 +124,7 @@ class Spreading:
     def __len__(self) -> int:
         return self.next_id - self.first_id
 
-    def load(self, first_id: int) -> None:
+    def begin_at(self, first_id: int) -> None:
         """Begin to count there."""
         self.first_id = self.next_id = first_id
 

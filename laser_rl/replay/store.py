@@ -154,7 +154,7 @@ class Replay:
         with self._lock:
             return self._ring.compressed_bytes()
 
-    def load(self, first_id: int) -> None:
+    def begin_at(self, first_id: int) -> None:
         """Start an empty store at an id: then insert the unrolls of a checkpoint in order, and everything goes on as before."""
         with self._lock:
             if len(self):

@@ -156,7 +156,7 @@ class SequentialGroup:
         return {
             f"{group}-{place:02d}": arrays
             for place, member in enumerate(self.members)
-            for group, arrays in member.actor.state().items()
+            for group, arrays in member.actor.state_dict().items()
         }
 
     def load_actors(self, tensors: Tensors) -> int:
@@ -230,7 +230,7 @@ class VectorizedGroup:
 
     def actor_state(self) -> dict[str, dict[str, Any]]:
         """Of the one actor."""
-        return dict(self.actor.state())
+        return dict(self.actor.state_dict())
 
     def load_actors(self, tensors: Tensors) -> int:
         """The one actor."""
@@ -246,7 +246,7 @@ def _load(actor: Actor, tensors: Tensors, ending: str) -> int:
     if not groups["actor"]:  # a checkpoint of processes that were not stopped for it, or of a crew of the other kind
         actor.begin(recorded=True)
         return actor.environments.slots
-    return actor.load({group: {name: t.numpy() for name, t in own.items()} for group, own in groups.items()})
+    return actor.load_state_dict({group: {name: t.numpy() for name, t in own.items()} for group, own in groups.items()})
 
 
 def _narrowed(batch: Batch, columns: int) -> Batch:

@@ -100,7 +100,7 @@ class Follower:
         for name, tensor in safetensors.torch.load(_read(self._state, size)).items():
             group, _, last = name.partition("/")
             tensors.setdefault(group, {})[last] = tensor
-        self.learner.load(tensors, numbers)
+        self.learner.load_state_dict(tensors, numbers)
 
 
 def _read(file: int, size: int) -> bytes:

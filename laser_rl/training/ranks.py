@@ -206,7 +206,7 @@ class Ranks:
 
     def _tell(self, learner: Learner) -> None:
         """The whole state of rank 0's learner, for all."""
-        tensors, numbers = learner.state()
+        tensors, numbers = learner.state_dict()
         flat = {f"{group}/{name}": t for group, named in tensors.items() for name, t in named.items()}
         data = safetensors.torch.save({name: tensor.detach().cpu().contiguous() for name, tensor in flat.items()})
         os.ftruncate(self._state, len(data))

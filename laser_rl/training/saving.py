@@ -30,7 +30,7 @@ def member_groups(training: MemberTraining) -> Groups:
     """Tensors of the learner and of the mixer; the actor is saved by whoever knows with whom it is shared."""
     member = training.member
     arrays = {name: value for name, value in member.mixer.state_dict().items() if isinstance(value, np.ndarray)}
-    return {**member.learner.state().tensors, "mixer": arrays}
+    return {**member.learner.state_dict().tensors, "mixer": arrays}
 
 
 def member_numbers(training: MemberTraining) -> dict[str, Any]:
@@ -38,7 +38,12 @@ def member_numbers(training: MemberTraining) -> dict[str, Any]:
     member = training.member
     mixer = {name: value for name, value in member.mixer.state_dict().items() if not isinstance(value, np.ndarray)}
     spec = write_spec(member.spec).decode()  # a text: its bounds may be infinite, which JSON does not know
-    return {"learner": member.learner.state().numbers, "training": training.state_dict(), "mixer": mixer, "spec": spec}
+    return {
+        "learner": member.learner.state_dict().numbers,
+        "training": training.state_dict(),
+        "mixer": mixer,
+        "spec": spec,
+    }
 
 
 def load_member(
@@ -46,7 +51,7 @@ def load_member(
 ) -> None:
     """Learner, mixer and counters go on exactly there."""
     member = training.member
-    member.learner.load(tensors, numbers["learner"])
+    member.learner.load_state_dict(tensors, numbers["learner"])
     arrays = {name: tensor.numpy() for name, tensor in tensors.get("mixer", {}).items()}
     member.mixer.load_state_dict({**arrays, **numbers["mixer"]})
     keep_in_step(member)
@@ -57,7 +62,7 @@ def load_learner(
     training: MemberTraining, tensors: Mapping[str, Mapping[str, Tensor]], numbers: Mapping[str, Any]
 ) -> None:
     """Learner and counters go on there; the mixer keeps its own random numbers and unrolls."""
-    training.member.learner.load(tensors, numbers["learner"])
+    training.member.learner.load_state_dict(tensors, numbers["learner"])
     training.load_state_dict(numbers["training"])
 
 
@@ -127,7 +132,7 @@ class Segments:
         broken = {entry.name for entry in self.entries} & set(damaged)
         if broken:
             return self._fill_with_the_rest(replay, ids, broken)
-        replay.load(ids["first_id"])
+        replay.begin_at(ids["first_id"])
         for number, block in self._unrolls(ids["first_id"]):
             replay.insert(block)
             self._streams.follow(number, block)
@@ -141,7 +146,7 @@ class Segments:
         )
         # New numbers, after all that were ever given: files of older checkpoints keep theirs.
         self.entries = []
-        replay.load(end)
+        replay.begin_at(end)
         for block in salvage.unrolls():
             replay.insert(block)
         self._require_all(replay, end, end + salvage.mended.kept)

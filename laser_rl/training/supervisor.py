@@ -262,7 +262,7 @@ class SweepSupervisor(ABC):
     def _end(self, interrupted: str | None) -> Result:
         members, states = [], self.states()
         for number, (state, learner) in enumerate(zip(states, self.parts.learners, strict=True)):
-            learner.load(state.tensors, state.numbers["learner"])
+            learner.load_state_dict(state.tensors, state.numbers["learner"])
             counted, config = state.numbers["training"], self.parts.configs[number]
             numbers, evaluated = window_from(counted["window"]).numbers(), counted["evaluated"]
             now = config.model_copy(update={"loss": learner.loss, "optimiser": learner.rates})

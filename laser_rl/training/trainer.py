@@ -197,7 +197,9 @@ class Trainer:
             self.standing(), [self.tuned(place) for place in range(len(self.trainings))], config, self.pbt
         )
         # What donors are is taken before anything changes.
-        donors = {exploit.donor: self.trainings[exploit.donor].member.learner.state().tensors for exploit in exploits}
+        donors = {
+            exploit.donor: self.trainings[exploit.donor].member.learner.state_dict().tensors for exploit in exploits
+        }
         for exploit in exploits:
             become(self.trainings[exploit.member], exploit, donors[exploit.donor])
         return exploits

@@ -155,7 +155,7 @@ def together(make, batches, ranks):
 
 def flat_state(one, without=()):
     """All tensors of a learner's state, as numbers."""
-    tensors = one.state().tensors
+    tensors = one.state_dict().tensors
     return {
         f"{group}.{name}": tensor.double().numpy()
         for group, named in tensors.items()

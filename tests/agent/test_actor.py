@@ -118,9 +118,9 @@ def test_a_state_goes_on_bit_for_bit():
     one = Actor(telltales(), RandomPolicy(), LAYOUT)
     one.begin()
     play(one, 33)
-    state = one.state()
+    state = one.state_dict()
     other = Actor(telltales(), RandomPolicy(seed=9), LAYOUT)
-    assert other.load(state) == 0
+    assert other.load_state_dict(state) == 0
     other.policy = one.policy  # its random numbers go on in both
     bits = one.policy.random.bit_generator.state
     first = blocks_of(one, 40)
@@ -136,9 +136,9 @@ def test_environments_that_cannot_be_saved_start_anew_and_say_so():
     actor = Actor(telltales(), RandomPolicy(), LAYOUT)
     actor.begin()
     play(actor, 10)
-    state = {**actor.state(), "environments": {}}
+    state = {**actor.state_dict(), "environments": {}}
     other = Actor(telltales(seed=8), RandomPolicy(), LAYOUT)
-    assert other.load(state) == 3
+    assert other.load_state_dict(state) == 3
     witness = UnrollWitness()
     for block in play(other, 60)[0]:
         witness.hear(block)
@@ -215,8 +215,8 @@ def test_slots_whose_episodes_were_lost_are_shifted_anew_unless_there_is_a_memor
     actor = Actor(telltales(slots=4), RandomPolicy(), layout)
     actor.begin()
     play(actor, 20)
-    kept = actor.state()["actor"]
+    kept = actor.state_dict()["actor"]
     resumed = Actor(telltales(slots=4), RandomPolicy(), layout)
-    assert resumed.load({"actor": kept, "environments": {}}) == 4
+    assert resumed.load_state_dict({"actor": kept, "environments": {}}) == 4
     blocks, _ = play(resumed, 60)
     assert max(len(block.member) for block in blocks) == most

@@ -128,9 +128,9 @@ def test_statistics_are_part_of_state_copy_and_roll_back():
     one, other, third = learner(1), learner(2), learner(3)
     for seed in range(3):
         one.update(multitask_batch(seed), progress=0.0)
-    kept, own = one.state(), other.network.popart.mean.clone()
+    kept, own = one.state_dict(), other.network.popart.mean.clone()
     other.adopt(kept.tensors)
-    third.load(kept.tensors, kept.numbers)
+    third.load_state_dict(kept.tensors, kept.numbers)
     for copied in (other, third):
         assert torch.equal(copied.network.popart.mean, one.network.popart.mean)
         assert torch.equal(copied.network.popart.mean_square, one.network.popart.mean_square)

@@ -63,7 +63,7 @@ def run(pair, batches, begin=0, total=40):
 
 def assert_same(one, other):
     """Bit for bit, all of the state, and the report."""
-    kept, found = one.state(), other.state()
+    kept, found = one.state_dict(), other.state_dict()
     assert kept.numbers == found.numbers
     for group, tensors in kept.tensors.items():
         assert tensors.keys() == found.tensors[group].keys()
@@ -183,7 +183,7 @@ def test_a_roll_back_comes_at_most_four_updates_late():
         bad += 1
     assert bad == 23  # the thirtieth update
     assert launching.skipped == bad
-    assert launching.state().numbers["failing"] == 0
+    assert launching.state_dict().numbers["failing"] == 0
 
 
 def test_what_is_kept_to_go_back_to_has_learned(monkeypatch):
@@ -203,7 +203,7 @@ def test_what_is_replaced_is_not_read_where_it_lay(what):
     pair = watching, launching, recorder = learners(loss=LossConfig(trust_bound=0.5), rates=RMSPROP)
     batches = [random_batch(seed) for seed in range(30)]
     run(pair[:2], batches[:9])
-    earlier, donor = watching.state(), Learner(make_network(5), FAMILY, LOSS, RMSPROP)
+    earlier, donor = watching.state_dict(), Learner(make_network(5), FAMILY, LOSS, RMSPROP)
     run((donor,), batches[:3])
     run(pair[:2], batches[9:15], begin=9)
     assert recorder.records == 1
@@ -211,9 +211,9 @@ def test_what_is_replaced_is_not_read_where_it_lay(what):
         if what == "tune":
             learner.tune({"entropy_cost": 0.3, "clip_rho": 2.0, "learning_rate": 0.003, "trust_bound": 1.0})
         elif what == "load":
-            learner.load(earlier.tensors, earlier.numbers)
+            learner.load_state_dict(earlier.tensors, earlier.numbers)
         elif what == "adopt":
-            learner.adopt(donor.state().tensors)
+            learner.adopt(donor.state_dict().tensors)
         else:
             learner.flat.move(*(torch.zeros(2, learner.flat.value.numel())[1] for _ in range(2)))
     run(pair[:2], batches[15:], begin=15)
@@ -227,16 +227,16 @@ def test_counts_go_with_a_checkpoint_from_device_to_host_and_back():
     batches = [random_batch(seed) for seed in range(6)]
     batches[4:] = map(poisoned, batches[4:])
     run((launching,), batches)
-    kept = launching.state()
+    kept = launching.state_dict()
     assert (kept.numbers["skipped"], kept.numbers["failing"]) == (2, 2)
-    watching.load(kept.tensors, kept.numbers)
+    watching.load_state_dict(kept.tensors, kept.numbers)
     run((watching, launching), [poisoned(random_batch())], begin=6)
     assert_same(watching, launching)
     names = launching.numbers.names
     launching.count(names, torch.zeros(len(names)), None, learned=False)
-    assert (launching.skipped, launching.state().numbers["failing"]) == (4, 4)  # watched once, as in a stack
+    assert (launching.skipped, launching.state_dict().numbers["failing"]) == (4, 4)  # watched once, as in a stack
     run((launching,), [poisoned(random_batch())], begin=8)
-    assert (launching.skipped, launching.state().numbers["failing"]) == (5, 5)
+    assert (launching.skipped, launching.state_dict().numbers["failing"]) == (5, 5)
 
 
 def narrow(batch, columns):

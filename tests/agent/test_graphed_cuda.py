@@ -41,7 +41,7 @@ def run(learner, batches, begin=0):
 
 
 def assert_close(one, other, rtol=1e-3, atol=1e-4):
-    kept, found = one.state(), other.state()
+    kept, found = one.state_dict(), other.state_dict()
     assert kept.numbers == found.numbers
     for group in ("network", "optimiser"):
         for name, tensor in kept.tensors[group].items():
@@ -115,7 +115,7 @@ def test_a_roll_back_without_the_host():
     run(learner, [bad] * GIVE_UP_AFTER)
     assert (learner.skipped, learner.rollbacks) == (GIVE_UP_AFTER, 1)
     torch.testing.assert_close(learner.flat.value, learner.recovery.good["value"], rtol=0, atol=0)
-    assert learner.recurrent.state()["lost"].all()
+    assert learner.recurrent.state_dict()["lost"].all()
 
 
 # A capture that failed leaves nodes of its stream behind until they are collected; torch says so once.

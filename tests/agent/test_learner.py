@@ -198,11 +198,11 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted():
     good, before = random_batch(), None
     learner.update(good, progress=0.0)
     before = learner.flat.value.clone()
-    state = copy.deepcopy(learner.state().tensors["optimiser"])
+    state = copy.deepcopy(learner.state_dict().tensors["optimiser"])
     poisoned = good._replace(reward=good.reward.clone().index_fill_(0, torch.tensor([2]), math.nan))
     assert not learner.update(poisoned, progress=0.0)
     torch.testing.assert_close(learner.flat.value, before, rtol=0, atol=0)
-    for name, tensor in learner.state().tensors["optimiser"].items():
+    for name, tensor in learner.state_dict().tensors["optimiser"].items():
         torch.testing.assert_close(tensor, state[name], rtol=0, atol=0)
     assert (learner.skipped, learner.version) == (1, 2)
     assert learner.report()["skipped_updates"] == 1
@@ -242,9 +242,9 @@ def test_a_state_goes_on_bit_for_bit(kind, family):
     one = Learner(make_network(family=family), family, loss, rates, seed=3)
     for seed in range(3):
         one.update(random_batch(seed, family=family), progress=0.0)
-    tensors, numbers = copy.deepcopy(one.state())
+    tensors, numbers = copy.deepcopy(one.state_dict())
     other = Learner(make_network(seed=9, family=family), family, loss, rates, seed=4)
-    other.load(tensors, numbers)
+    other.load_state_dict(tensors, numbers)
     for seed in range(3, 6):
         for learner in (one, other):
             learner.update(random_batch(seed, family=family), progress=0.5)

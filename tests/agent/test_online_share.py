@@ -316,9 +316,9 @@ def test_a_state_goes_on_bit_for_bit_and_a_copy_takes_it_along():
     one = Learner(make_network(), FAMILY, LEARNING, rates)
     for seed in range(3):
         one.update(random_batch(seed), progress=0.0)
-    tensors, numbers = copy.deepcopy(one.state())
+    tensors, numbers = copy.deepcopy(one.state_dict())
     other, adopting = (Learner(make_network(seed=9), FAMILY, LEARNING, rates) for _ in range(2))
-    other.load(tensors, numbers)
+    other.load_state_dict(tensors, numbers)
     adopting.adopt(tensors)
     assert torch.equal(adopting.mixing, one.mixing)
     for seed in range(3, 6):
@@ -332,7 +332,7 @@ def test_a_state_goes_on_bit_for_bit_and_a_copy_takes_it_along():
 def test_a_fixed_share_leaves_no_trace():
     learner = Learner(make_network(), FAMILY, LossConfig(), OptimiserConfig())
     learner.update(random_batch(), progress=0.0)
-    assert "mixing" not in learner.state().tensors["learner"]
+    assert "mixing" not in learner.state_dict().tensors["learner"]
     assert not NUMBERS & learner.report().keys()
     assert not learner.mixing.any()
 

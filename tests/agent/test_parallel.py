@@ -125,7 +125,7 @@ def test_a_state_goes_on_with_another_number_of_ranks(before, after):
     def make(team, state=None):
         made = learner(network(**kind), loss, team=team)
         if state is not None:
-            made.load(*state)
+            made.load_state_dict(*state)
         return made
 
     def run(ranks, part, state=None):
@@ -137,7 +137,7 @@ def test_a_state_goes_on_with_another_number_of_ranks(before, after):
         return together(lambda team: make(team, state), part, ranks)
 
     expected = run(1, batches)[0]
-    middle = run(before, batches[:3])[-1].state()
+    middle = run(before, batches[:3])[-1].state_dict()
     found = run(after, batches[3:], middle)[0]
     assert largest_difference(flat_state(expected, REPORTED), flat_state(found, REPORTED)) < 1e-12
 

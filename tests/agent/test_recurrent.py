@@ -90,7 +90,7 @@ def test_a_state_that_is_not_finite_is_lost():
     masked = recurrent.unroll(batch_of(net, 1, carried=True))[1]
     assert not masked.is_transition[:, 3].any()
     assert masked.is_transition[:, 2].any()
-    assert all(part.isfinite().all() for part in recurrent.state().values() if part.is_floating_point())
+    assert all(part.isfinite().all() for part in recurrent.state_dict().values() if part.is_floating_point())
 
 
 def test_burn_in_rows_of_replayed_columns_teach_nothing_and_let_no_gradient_through():
@@ -120,15 +120,15 @@ def test_a_learner_carries_and_resumes_bit_for_bit():
     batches = [batch_of(one.network, seed, carried=seed > 0) for seed in range(6)]
     for batch in batches[:3]:
         one.update(batch, progress=0.0)
-    other, kept = learner(), one.state()
-    other.load(kept.tensors, kept.numbers)
+    other, kept = learner(), one.state_dict()
+    other.load_state_dict(kept.tensors, kept.numbers)
     for batch in batches[3:]:
         one.update(batch, progress=0.0)
         other.update(batch, progress=0.0)
     assert torch.equal(one.flat.value, other.flat.value)
     third = learner()
-    third.load(kept.tensors, kept.numbers)
-    third.recurrent.load(learner().recurrent.state())  # as if nothing had been carried
+    third.load_state_dict(kept.tensors, kept.numbers)
+    third.recurrent.load_state_dict(learner().recurrent.state_dict())  # as if nothing had been carried
     for batch in batches[3:]:
         third.update(batch, progress=0.0)
     assert not torch.equal(one.flat.value, third.flat.value)
@@ -137,7 +137,7 @@ def test_a_learner_carries_and_resumes_bit_for_bit():
 def test_another_learners_parameters_make_the_lanes_worthless():
     one, other = (Learner(network(seed), Categorical(ACTIONS), LossConfig(), OptimiserConfig()) for seed in (1, 2))
     one.update(batch_of(one.network), progress=0.0)
-    one.adopt(other.state().tensors)
+    one.adopt(other.state_dict().tensors)
     masked = one.recurrent.unroll(batch_of(one.network, 1, carried=True))[1]
     assert not masked.is_transition[:, ~masked.online].any()
 

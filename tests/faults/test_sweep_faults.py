@@ -155,7 +155,7 @@ def test_a_published_state_comes_back_as_it_was():
     one = training.trainings[1]
     state = parsed(published(one))
     fresh = prepared(small_sweep(pbt=PBT)).trainings[1]
-    fresh.member.learner.load(state.tensors, state.numbers["learner"])
+    fresh.member.learner.load_state_dict(state.tensors, state.numbers["learner"])
     fresh.load_state_dict(state.numbers["training"])
     training.group.close()
     assert torch.equal(fresh.member.learner.flat.value, one.member.learner.flat.value)

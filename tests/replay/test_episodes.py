@@ -124,7 +124,7 @@ def test_a_restored_store_has_the_same_index():
     restored = Replay(RECURRENT, 10 * RECURRENT.steps)
     early = EpisodeIndex(restored)  # made before the store is filled
     early.refresh()
-    restored.load(walk.store.first_id)
+    restored.begin_at(walk.store.first_id)
     early.refresh()
     assert not early.full
     restored.insert(walk.store.export(np.array(walk.held())))

@@ -216,7 +216,7 @@ def test_resumed_lanes_go_on_with_the_same_batches(moment):
     store = Replay(RECURRENT, 30 * T)
     resumed = Lanes(store, 6)
     resumed.load_state_dict(lanes.state_dict())
-    store.load(walk.store.first_id)
+    store.begin_at(walk.store.first_id)
     store.insert(walk.store.export(np.array(walk.held())))
     other = np.random.default_rng()
     other.bit_generator.state = random.bit_generator.state

@@ -242,7 +242,7 @@ def test_a_resumed_mixer_goes_on_where_its_sampler_was(make):
     resumed.load_state_dict({**arrays, **rest})
     assert resumed.filled == original.filled > 0
     held = np.arange(original.store.first_id, original.store.next_id)
-    resumed.store.load(original.store.first_id)
+    resumed.store.begin_at(original.store.first_id)
     resumed.store.insert(original.store.export(held))
     for number in range(45, 85):
         offer([original, resumed], slots, number)

@@ -330,7 +330,7 @@ def test_a_resumed_sampler_goes_on_with_the_same_batches(kind):
     resumed = Learner(make(store), 6)
     resumed.random.bit_generator.state, resumed.lanes = original.random.bit_generator.state, list(original.lanes)
     resumed.sampler.load_state_dict(sampler.state_dict())  # before the store is filled
-    store.load(walk.store.first_id)
+    store.begin_at(walk.store.first_id)
     store.insert(walk.store.export(np.array(walk.held())))
     for i in range(25):
         original.update()

@@ -194,8 +194,8 @@ def test_two_that_take_turns_do_what_one_private_store_does(codec, start, sizes,
     private = Replay(PICTURE, 7 * PICTURE.steps, **options)
     first = Replay(PICTURE, 7 * PICTURE.steps, **options, shared=True)
     second = Replay.attach(PICTURE, first.handle())
-    private.load(start)
-    second.load(start)
+    private.begin_at(start)
+    second.begin_at(start)
     for turn, size in enumerate(sizes):
         unrolls = numbered(PICTURE, noise[:size])
         assert np.array_equal((first, second)[turn % 2].insert(unrolls), private.insert(unrolls))
@@ -205,7 +205,7 @@ def test_two_that_take_turns_do_what_one_private_store_does(codec, start, sizes,
             assert store.composition() == private.composition()
             assert_same(store.export(everything(store)), private.export(everything(private)))
     with pytest.raises(ValueError, match="empty replay") if len(first) else contextlib.nullcontext():
-        first.load(0)
+        first.begin_at(0)
 
 
 STRANGER = """
@@ -455,8 +455,8 @@ def test_a_load_cut_off_after_any_instruction_leaves_an_empty_store(before, afte
     instructions, cut = 0, True
     while cut:
         store = Replay(PICTURE, 8 * PICTURE.steps, codec="zstd", shared=True)
-        store.load(before)
-        cut = cut_off_after(instructions, lambda store=store: store.load(after))
+        store.begin_at(before)
+        cut = cut_off_after(instructions, lambda store=store: store.begin_at(after))
         assert len(store) == 0
         with pytest.raises(ValueError, match="empty"):
             store.sample(1, np.random.default_rng(0))

@@ -217,7 +217,7 @@ def test_a_restored_store_goes_on_as_the_original(codec):
     original = Replay(PICTURE, 15 * PICTURE.steps, **arguments)
     original.insert(numbered(PICTURE, range(40)))
     restored = Replay(PICTURE, 15 * PICTURE.steps, **arguments)
-    restored.load(original.first_id)
+    restored.begin_at(original.first_id)
     for at in range(original.first_id, original.next_id, 4):
         restored.insert(original.export(np.arange(at, min(at + 4, original.next_id))))
     for number in range(40, 90):
@@ -229,7 +229,7 @@ def test_a_restored_store_goes_on_as_the_original(codec):
     restored.sample_into(30, np.random.default_rng(1), right, 0)
     assert_same(left, right)
     with pytest.raises(ValueError, match="empty replay"):
-        restored.load(0)
+        restored.begin_at(0)
 
 
 def test_composition_counts_what_is_held():

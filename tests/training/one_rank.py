@@ -31,7 +31,7 @@ def learned(rank, size, address, device):
         one = learner(net, LOSS, RATES, team=team)
         for batch in batches(net):
             one.update(part_of(batch, own_columns(COLUMNS, team)), progress=0.0)
-        groups = one.state().tensors
+        groups = one.state_dict().tensors
     finally:
         team.close()
     flat = {f"{g}.{n}": t.cpu().contiguous() for g, named in groups.items() for n, t in named.items()}

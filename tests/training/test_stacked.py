@@ -132,10 +132,10 @@ def test_states_are_those_of_single_learners_and_come_back():
     stack = VectorizedLearners(learners())
     for update in range(3):
         stack.update(range(K), joined([batch_for(row, update) for row in range(K)]), progress=[0.0] * K)
-    states = copy.deepcopy([learner.state() for learner in stack.learners])
+    states = copy.deepcopy([learner.state_dict() for learner in stack.learners])
     other = VectorizedLearners(learners("adam"))
     for learner, state in zip(other.learners, states, strict=True):
-        learner.load(*state)
+        learner.load_state_dict(*state)
     for made in (stack, other):
         made.update(range(K), joined([batch_for(row, 5) for row in range(K)]), progress=[0.5] * K)
     assert torch.equal(stack.value, other.value)
@@ -148,7 +148,7 @@ def test_a_copy_takes_parameters_and_optimiser_and_keeps_what_is_its_own():
         stack.update(range(K), joined([batch_for(row, update) for row in range(K)]), progress=[0.0] * K)
     donor, recipient = stack.learners[3], stack.learners[0]
     stack.update([0], batch_for(0, 3), progress=[0.0])
-    recipient.adopt(copy.deepcopy(donor.state().tensors))
+    recipient.adopt(copy.deepcopy(donor.state_dict().tensors))
     recipient.tune({"learning_rate": 0.5, "entropy_cost": 0.25})
     assert torch.equal(stack.value[0], stack.value[3])
     assert torch.equal(recipient.optimiser.state["exp_avg"], donor.optimiser.state["exp_avg"])
@@ -156,7 +156,7 @@ def test_a_copy_takes_parameters_and_optimiser_and_keeps_what_is_its_own():
     assert (recipient.version, donor.version) == (4, 3)
     assert recipient.learning_rate(0.0) == 0.5
     assert recipient.hyper.entropy_cost.tolist() == [0.25]
-    broken = copy.deepcopy(donor.state().tensors)
+    broken = copy.deepcopy(donor.state_dict().tensors)
     broken["network"]["policy_head.bias"][0] = torch.nan
     before = stack.value[0].clone()
     with pytest.raises(ValueError, match=r"policy_head\.bias"):
@@ -170,7 +170,7 @@ def test_a_copy_that_cannot_learn_is_undone():
     recipient, donor = learners()[:2]
     own = recipient.flat.value.clone()
     donor.flat.value.fill_(1e30)
-    recipient.adopt(donor.state().tensors)
+    recipient.adopt(donor.state_dict().tensors)
     for update in range(GIVE_UP_AFTER):
         assert not recipient.update(batch_for(0, update), progress=0.0)
     assert recipient.rollbacks == 1
