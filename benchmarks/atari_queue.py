@@ -37,7 +37,7 @@ COLUMNS = (
     "entropy", "acceptance", "acceptance_online", "lag_updates", "replay_age_updates", "gradient_norm", "value_loss", "learner_busy",
     "steps_per_second", "skipped_updates", "rollbacks", "trust_bound",
 )  # fmt: skip
-FIRST_RATE = 35_000.0  # frames/s of all workers together, until it has been measured
+FIRST_RATE = 45_000.0  # frames/s of all workers together, until it has been measured
 LOOK_S, SAY_S, MARGIN_S, STOP_S = 1.0, 30.0, 45.0, 20.0
 Row = dict[str, Any]
 
