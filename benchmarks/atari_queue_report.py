@@ -210,6 +210,11 @@ def seeds_done(rows: Sequence[Row]) -> dict[str, int]:
     }
 
 
+def _with_interval(cell: Aggregate, seeds: int) -> str:
+    interval = f" [{cell.ci95[0]:.2f}, {cell.ci95[1]:.2f}]" if seeds > 1 else ""  # one run has no spread
+    return f"{cell.iqm:.2f}{interval}"
+
+
 def iqm_table(rows: Sequence[Row], games: Sequence[str], seeds: Mapping[str, int]) -> list[str]:
     """Interquartile means by million frames, ours with their intervals."""
     lines = [
@@ -218,7 +223,7 @@ def iqm_table(rows: Sequence[Row], games: Sequence[str], seeds: Mapping[str, int
     ]
     for variant, name in COMPARED.items():
         cells = [iqm_at(rows, variant, games, seeds[variant], million) for million in range(1, LAST_MILLION + 1)]
-        shown = " | ".join(f"{cell.iqm:.2f} [{cell.ci95[0]:.2f}, {cell.ci95[1]:.2f}]" for cell in cells)
+        shown = " | ".join(_with_interval(cell, seeds[variant]) for cell in cells)
         lines.append(f"| {name}, {seeds[variant]} seed{'s' * (seeds[variant] > 1)} | {shown} |")
     for agent in PUBLIC_AGENTS:
         shown = " | ".join(f"{public_iqm_at(agent, games, million):.2f}" for million in range(1, LAST_MILLION + 1))
@@ -326,7 +331,7 @@ def comparison_page(rows: Sequence[Row]) -> str:
                 "",
                 *iqm_table(rows, games, seeds),
                 "",
-                "Interquartile mean of the human-normalised score; 95 % intervals by stratified bootstrap over seeds, games given.",
+                "Interquartile mean of the human-normalised score; 95 % intervals, where there are seeds, by stratified bootstrap over them, games given.",
                 "",
                 "## By game, in the sixth million",
                 "",
