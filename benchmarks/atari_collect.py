@@ -10,10 +10,9 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_measure import where
-from laser_rl.checkpoint import write_bytes
+from laser_rl.disk import write_bytes
 from laser_rl.metrics.log import FILE, read_from, valid
-from laser_rl.metrics.sink import Row
-from laser_rl.metrics.stream import episodes_in
+from laser_rl.metrics.rows import Row, episodes_in
 from laser_rl.training.files import CONFIG, SWEEP, is_sweep, read_config, read_sweep
 
 FORMAT = 1

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.atari_plan import FRAMES_A_STEP, Part, config_of, parts
-from laser_rl.checkpoint import write_bytes
 from laser_rl.config import override
+from laser_rl.disk import write_bytes
 from laser_rl.envs.worker import die_with
 from laser_rl.metrics.log import MetricsLog, read
 

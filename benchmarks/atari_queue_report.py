@@ -17,7 +17,7 @@ from matplotlib import pyplot as plt
 
 from benchmarks.atari_plan import CALIBRATION_GAMES, COMPARISON_GAMES, FACTORS, FRAMES_A_STEP, parts
 from benchmarks.atari_queue import BUCKET_FRAMES, load
-from laser_rl.checkpoint import write_bytes
+from laser_rl.disk import write_bytes
 from laser_rl.envs.atari import atari_game
 from laser_rl.research.paper import atari_references
 from laser_rl.research.statistics import Aggregate, stratified_iqm, verdict

@@ -15,8 +15,7 @@ import torch
 from benchmarks.gpu_measure import forget_memory, peak_memory, sustained
 from laser_rl.config import Config, override
 from laser_rl.metrics.log import FILE, read, read_from
-from laser_rl.metrics.sink import Row
-from laser_rl.metrics.window import memory_bytes
+from laser_rl.metrics.rows import Row, memory_bytes
 from laser_rl.replay.frames import upload
 from laser_rl.replay.records import allocate, shape_of
 from laser_rl.replay.sampler import UniformSampler

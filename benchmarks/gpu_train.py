@@ -40,8 +40,8 @@ from benchmarks.gpu_measure import (
 from benchmarks.gpu_runs import Alone, end_to_end, members
 from laser_rl import recipes
 from laser_rl.agent.learner import Learner
-from laser_rl.checkpoint import write_json
 from laser_rl.config import Config, override
+from laser_rl.disk import write_json
 from laser_rl.envs.records import DiscreteActions, EnvironmentSpec, ObservationSpec
 from laser_rl.networks.build import family_of
 from laser_rl.replay.frames import upload

@@ -23,7 +23,7 @@ import torch
 
 from laser_rl import recipes
 from laser_rl.config import override
-from laser_rl.metrics.stream import episodes_in
+from laser_rl.metrics.rows import episodes_in
 from laser_rl.training.build_group import build_group
 from laser_rl.training.pbt import PbtConfig
 from laser_rl.training.settings import SweepConfig

@@ -1,8 +1,6 @@
 """Errors that a user can do something about; the command line prints the message, never a traceback, and exits with `exit_status`."""
 
 import errno
-import stat
-from pathlib import Path
 
 _MOST_REPEATED = 200  # letters of a value that is refused
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # the disk, the user's share of it, or one file is full
@@ -57,21 +55,6 @@ def is_full(error: BaseException) -> bool:
     (True, False)
     """
     return isinstance(error, OSError) and error.errno in NO_SPACE
-
-
-def require_replaceable(path: Path) -> None:
-    """ConfigError if a file is to be put where something else is: a folder, or a device such as /dev/null, which a rename would replace.
-
-    >>> require_replaceable(Path("/dev/null"))
-    Traceback (most recent call last):
-    laser_rl.errors.ConfigError: /dev/null is not a regular file, expected one or none; choose another name
-    """
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
-        raise ConfigError(f"{path} is not a regular file, expected one or none; choose another name")
 
 
 def shortened(value: object) -> str:

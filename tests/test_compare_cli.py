@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from laser_rl import cli, recipes
-from laser_rl.checkpoint.atomic import write_json
 from laser_rl.config import override
+from laser_rl.disk import write_json
 from laser_rl.metrics.log import MetricsLog
 from laser_rl.research.paper import COLUMNS, atari_median, atari_references
 from laser_rl.training.files import CONFIG, SWEEP, described

@@ -16,7 +16,7 @@ from laser_rl.envs.construct import stored_name
 from laser_rl.envs.spaces import Borders, borders_of
 from laser_rl.errors import ConfigError
 from laser_rl.evaluation.statistics import EvalResult
-from laser_rl.metrics.sink import Sink
+from laser_rl.metrics.rows import Sink
 from laser_rl.metrics.tracking import Tracking, named, trackers
 from laser_rl.networks.build import TorsoSource
 from laser_rl.training.build import EnvironmentSource, Member, derive, open_environments, slots_of

@@ -10,8 +10,8 @@ import safetensors.torch
 import torch
 
 from laser_rl.agent.parameters import load_network
-from laser_rl.checkpoint import write_bytes
 from laser_rl.config import Config, override, validated
+from laser_rl.disk import write_bytes
 from laser_rl.envs.records import EnvironmentSpec
 from laser_rl.envs.worker import read_spec, write_spec
 from laser_rl.errors import ConfigError

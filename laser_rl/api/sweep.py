@@ -13,7 +13,7 @@ from laser_rl.api.agent import base_config, name_of
 from laser_rl.api.saved import save_network
 from laser_rl.config import Config, override
 from laser_rl.errors import ConfigError, MissingExtra
-from laser_rl.metrics.sink import Sink
+from laser_rl.metrics.rows import Sink
 from laser_rl.metrics.tracking import named, trackers
 from laser_rl.networks.build import TorsoSource
 from laser_rl.replay.memory_estimate import available_bytes, estimate, require_fits

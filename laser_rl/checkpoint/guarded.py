@@ -1,16 +1,16 @@
-"""Reading what somebody else may have written: no links, no pipes, no giants, and no name that leaves its folder."""
+"""Reading files that may be damaged or forged: no links, no pipes, no giants, and no name that leaves its folder."""
 
 import contextlib
 import errno
 import json
 import os
 import re
-import stat
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
+from laser_rl import disk
 from laser_rl.errors import DamagedRun, UserError
 
 JSON_LIMIT_BYTES = 64 << 20  # Python's parser needs many times the text
@@ -20,16 +20,13 @@ _WRONG = {  # errors of `open` that say what a file is; all others say nothing o
     errno.ENOTDIR: "is missing: what should be its folder is none",
     errno.ELOOP: "is a symbolic link, expected a file of its own",
     errno.ENXIO: "is not a regular file",
+    errno.EINVAL: "is not a regular file",
 }
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
 class Damaged(DamagedRun):
-    """A file is not what it should be; `latest` turns it into a warning as long as there is an earlier checkpoint.
-
-    >>> print(Damaged(Path("state.json"), "is missing"))
-    state.json is missing
-    """
+    """A file is not what it should be; `latest` turns it into a warning as long as there is an earlier checkpoint."""
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(f"{path} {why}")
@@ -37,13 +34,7 @@ class Damaged(DamagedRun):
 
 
 class OtherFormat(Damaged):
-    """A file of a format that this release does not know.
-
-    >>> print(OtherFormat(Path("manifest.json"), 2, known=1))
-    manifest.json has format 2, this release reads format 1; please upgrade laser-rl
-    >>> print(OtherFormat(Path("manifest.json"), 1, known=2))
-    manifest.json has format 1, this release reads format 2; use the release that wrote it, or train again
-    """
+    """A file of a format that this release does not know."""
 
     exit_status = UserError.exit_status
 
@@ -57,9 +48,6 @@ class Unreadable(UserError):
     """The system did not hand out a file or a folder: nothing is known of what it holds, so nothing may be deleted for it.
 
     Not `Damaged`: that is said of bytes that were read and are wrong.
-
-    >>> print(Unreadable(Path("manifest.json"), OSError(13, "Permission denied")))
-    manifest.json cannot be read (EACCES, Permission denied), and nothing was removed or changed because of it; make it readable, then ...
     """
 
     exit_status = 6
@@ -83,28 +71,18 @@ def plain_name(name: str) -> bool:
 
 
 def open_plain(path: Path) -> BufferedReader:
-    """Open a regular file for reading; a link could lead out of the run, and a pipe would be waited for for ever."""
+    """Open a regular file for reading; `Damaged` if it is missing or something else, `Unreadable` if that cannot be known."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        return disk.open_regular(path)
     except OSError as error:
         if error.errno in _WRONG:
             raise Damaged(path, _WRONG[error.errno]) from None
         raise Unreadable(path, error) from error
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise Damaged(path, "is not a regular file")
-    return os.fdopen(handle, "rb")
 
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """A sector that cannot be read may be readable tomorrow, or on the disk's mirror: it is no damage.
-
-    >>> with reading(Path("state.json")):
-    ...     raise OSError(5, "Input/output error")
-    Traceback (most recent call last):
-    laser_rl.checkpoint.guarded.Unreadable: state.json cannot be read (EIO, Input/output error), and ...
-    """
+    """A sector that cannot be read may be readable tomorrow, or on the disk's mirror: it is no damage."""
     try:
         yield
     except OSError as error:
@@ -115,9 +93,6 @@ def names_in(folder: Path) -> list[str]:
     """What a folder holds, sorted; nothing if there is no folder. `Unreadable` if that cannot be known.
 
     Not `glob` or `is_dir`: for them a folder that cannot be read is empty, or none.
-
-    >>> names_in(Path("nowhere"))
-    []
     """
     try:
         return sorted(path.name for path in folder.iterdir())
@@ -139,11 +114,7 @@ def read_bytes(path: Path, *, limit: int) -> bytes:
 
 
 def parse_json(path: Path, data: bytes) -> dict[str, Any]:
-    """The JSON object in `data`, which was read from `path`.
-
-    >>> parse_json(Path("state.json"), b'{"update": 3}')
-    {'update': 3}
-    """
+    """The JSON object in `data`, which was read from `path`."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -155,13 +126,7 @@ def parse_json(path: Path, data: bytes) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def fitting(path: Path) -> Iterator[None]:
-    """Refuse a checkpoint whose bytes verify and whose contents do not fit: forged, or written by other code than it says.
-
-    >>> with fitting(Path("step-000000000640")):
-    ...     {}["learner"]
-    Traceback (most recent call last):
-    laser_rl.checkpoint.guarded.Damaged: step-000000000640 verifies, but does not hold what is needed here (KeyError: 'learner'); ...
-    """
+    """Refuse a checkpoint whose bytes verify and whose contents do not fit: forged, or written by other code than it says."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:

@@ -17,13 +17,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from laser_rl.checkpoint import guarded
-from laser_rl.checkpoint.guarded import Damaged, Unreadable
+from laser_rl import disk
 from laser_rl.errors import ConfigError
 
 NAME = "run.lock"
 _LIMIT = 4096
-_PATIENCE_S, _PAUSE_S = 0.3, 0.01  # whoever asks for the owner has the lock for an instant
+_PATIENCE_S, _PAUSE_S = 0.3, 0.01  # `owner` holds the lock for an instant
 
 
 @dataclass(frozen=True)
@@ -54,10 +53,8 @@ class RunLock:
 
     def release(self) -> None:
         """Give the directory back; may be called twice."""
-        handle, self._handle = (
-            self._handle,
-            None,
-        )  # first: a child that is forked meanwhile must not close a number that is used again
+        # Forgotten first: a child that is forked meanwhile must not close a number that is used again.
+        handle, self._handle = self._handle, None
         if handle is not None:
             os.ftruncate(handle, 0)
             fcntl.flock(handle, fcntl.LOCK_UN)
@@ -93,12 +90,12 @@ def owner(run_dir: str | Path) -> Owner | None:
     """The process that owns a run directory, for those who only read it; None if the kernel says that no process does."""
     path = Path(run_dir) / NAME
     try:
-        with guarded.open_plain(path) as file:  # a pipe would be waited for for ever
+        with disk.open_regular(path) as file:
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 return None
             return _owner_in(file.read(_LIMIT))
-    except (Damaged, Unreadable, OSError):
+    except OSError:
         return None
 
 
@@ -108,9 +105,8 @@ def _acquire(path: Path) -> int:
     while (handle := _try(path)) is None:
         if time.monotonic() - begun > _PATIENCE_S:
             holder = owner(path.parent)
-            who = (
-                f"process {holder.pid} on {holder.host}" if holder and holder.pid else "a process that is just starting"
-            )
+            named = f"process {holder.pid} on {holder.host}" if holder and holder.pid else None
+            who = named or "a process that is just starting"
             raise ConfigError(
                 f"{path.parent} is in use by {who}, expected a directory without a run; "
                 "stop that run first, or choose another directory"

@@ -12,11 +12,11 @@ from laser_rl.checkpoint import guarded
 from laser_rl.checkpoint.guarded import JSON_LIMIT_BYTES, Damaged, OtherFormat
 from laser_rl.checkpoint.segments import SegmentEntry
 
+CHECKPOINTS, REPLAY = "checkpoints", "replay"  # folders of a run directory
 FORMAT = 2
 NAME = "manifest.json"
-_BLANK = (
-    "0" * 64
-)  # stands for the manifest's own SHA-256 while that is computed; so it is in every format, also later ones
+# Stands for the manifest's own SHA-256 while that is computed; so it is in every format, also later ones.
+_BLANK = "0" * 64
 _Size = Annotated[int, Field(ge=0)]
 _Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
@@ -31,11 +31,7 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint consists of.
-
-    >>> Manifest(step=7, files={}).format
-    2
-    """
+    """What a checkpoint consists of."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
@@ -92,9 +88,5 @@ def read(folder: Path) -> Manifest:
 
 
 def entry_of(data: bytes) -> FileEntry:
-    """What a manifest says of a file that holds `data`.
-
-    >>> entry_of(b"").bytes
-    0
-    """
+    """What a manifest says of a file that holds `data`."""
     return FileEntry(len(data), hashlib.sha256(data).hexdigest())

@@ -2,6 +2,10 @@
 
 The writer's header is not needed for it. A file of which every unroll is right, and which is still not the one that the manifest names, is
 not damaged but another one; nothing is taken from it.
+
+A stream is the rows of one environment slot without gaps. Where unrolls are gone, what came before the gap and what comes after it are
+two streams: lanes would otherwise carry a memory's state over the gap. The newer part keeps the slot's number, since the slot goes on
+writing; the older one gets a number that no slot has. Nothing else of an unroll changes, and none is left out that can be read.
 """
 
 from collections.abc import Iterator
@@ -11,11 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 import zstandard
+from numpy.typing import NDArray
 
 from laser_rl.checkpoint import guarded, segments
 from laser_rl.checkpoint.guarded import Damaged
-from laser_rl.checkpoint.segments import Record, SegmentEntry
-from laser_rl.checkpoint.streams import Filed, Numbers, Survey, file_anew
+from laser_rl.checkpoint.segments import Numbers, Record, SegmentEntry
 from laser_rl.types import UnrollLayout, Unrolls
 
 _CHUNK = 1 << 20
@@ -30,14 +34,6 @@ class Places(NamedTuple):
     end: int = 0  # of the last of them
 
 
-class Salvaged(NamedTuple):
-    """Some unrolls of a segment, in order, perhaps with gaps."""
-
-    number: Numbers
-    previous: Numbers
-    unrolls: Unrolls
-
-
 class Mended(NamedTuple):
     """What became of a replay with damaged segments."""
 
@@ -49,6 +45,26 @@ class Mended(NamedTuple):
     def values(self) -> dict[str, float]:
         """For a row of metrics."""
         return {"unrolls_kept": self.kept, "unrolls_lost": self.lost, "episodes_damaged": self.episodes}
+
+
+class _Block(NamedTuple):
+    """Some unrolls of a segment, in order, perhaps with gaps."""
+
+    number: Numbers
+    previous: Numbers
+    unrolls: Unrolls
+
+
+class _Survey(NamedTuple):
+    """What there is of a replay, oldest first; all arrays [n]."""
+
+    number: Numbers
+    previous: Numbers
+    member: Numbers
+    slot: Numbers
+    episode: Numbers  # at an unroll's first row
+    opens: NDArray[np.bool_]  # that row is the first of its episode
+    follows: Numbers  # the episode at its last row
 
 
 class Salvage:
@@ -74,12 +90,21 @@ class Salvage:
     ) -> None:
         self._folder, self._layout, self._bounds = folder, layout, (first_id, next_id)
         self._places = [(entry, self._found_in(entry, damaged=entry.name in damaged)) for entry in entries]
-        parts = [Survey.of(layout, *block) for block in self._blocks()]
-        self._filed = (
-            file_anew(Survey.joined(parts), first_id, next_id) if parts else Filed(np.zeros(0, np.int32), episodes=0)
-        )
-        kept = len(self._filed.slot)
-        self.mended = Mended(kept, next_id - first_id - kept, self._filed.episodes)
+        parts = [_surveyed(layout, block) for block in self._blocks()]
+        self._slot, episodes = np.zeros(0, np.int32), 0
+        if parts:
+            joined = _Survey(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+            self._slot, episodes = _cut_at_gaps(joined, first_id, next_id)
+        kept = len(self._slot)
+        self.mended = Mended(kept, next_id - first_id - kept, episodes)
+
+    def unrolls(self) -> Iterator[Unrolls]:
+        """All that is left, oldest first, every stream without gaps."""
+        at = 0
+        for block in self._blocks():
+            count = len(block.number)
+            yield block.unrolls._replace(slot=self._slot[at : at + count])
+            at += count
 
     def _found_in(self, entry: SegmentEntry, *, damaged: bool) -> Places:
         places = places_in(self._folder, entry)
@@ -89,36 +114,18 @@ class Salvage:
 
     def _is_other(self, entry: SegmentEntry, places: Places) -> bool:
         """Whether nothing is wrong with a file that does not verify: then it is not the one that was written."""
-        with guarded.reading(self._folder / entry.name), guarded.open_plain(self._folder / entry.name) as file:
-            size = _size(file)
+        path = self._folder / entry.name
+        with guarded.reading(path), guarded.open_plain(path) as file:
+            size = file.seek(0, 2)
             return places.end == size == entry.bytes and segments.begins_as_written(file, entry, self._layout)
 
-    def unrolls(self) -> Iterator[Unrolls]:
-        """All that is left, oldest first, every stream without gaps."""
-        at = 0
-        for block in self._blocks():
-            count = len(block.number)
-            yield block.unrolls._replace(slot=self._filed.slot[at : at + count])
-            at += count
-
-    def _blocks(self) -> Iterator[Salvaged]:
+    def _blocks(self) -> Iterator[_Block]:
         for entry, places in self._places:
             yield from _read(self._folder / entry.name, places, self._layout, self._bounds)
 
 
 def places_in(folder: Path, entry: SegmentEntry) -> Places:
-    """Look through a segment for whole unrolls; a file that is not there has none. `Unreadable` if that cannot be known.
-
-    >>> import tempfile
-    >>> from laser_rl.types import empty_unrolls
-    >>> layout, folder = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2), Path(tempfile.mkdtemp())
-    >>> entry = segments.write_segment(folder, layout, 8, empty_unrolls(layout, 3))
-    >>> data = bytearray((folder / entry.name).read_bytes())
-    >>> data[-100] ^= 1
-    >>> _ = (folder / entry.name).write_bytes(data)
-    >>> places_in(folder, entry).number
-    [8, 10]
-    """
+    """Look through a segment for whole unrolls; a file that is not there has none. `Unreadable` if that cannot be known."""
     offsets, numbers, end = [], [], 0
     try:
         with guarded.reading(folder / entry.name), guarded.open_plain(folder / entry.name) as file:
@@ -132,9 +139,10 @@ def places_in(folder: Path, entry: SegmentEntry) -> Places:
 
 
 def _records(file: BufferedReader, entry: SegmentEntry) -> Iterator[tuple[int, Record]]:
-    limit, at, newest, false = min(_size(file), entry.bytes), 0, entry.first_id - 1, 0
+    limit, at, newest, false = min(file.seek(0, 2), entry.bytes), 0, entry.first_id - 1, 0
     while false <= _MOST_FALSE and (found := _find(file, at, limit)) is not None:
-        record = _record_at(file, found, limit - found)
+        file.seek(found)
+        record = segments.read_record(file, limit - found)
         if record is None or not newest < record.number <= entry.last_id:
             false, at = false + 1, found + 1
             continue
@@ -156,27 +164,19 @@ def _find(file: BufferedReader, at: int, limit: int) -> int | None:
     return None
 
 
-def _record_at(file: BufferedReader, offset: int, limit: int) -> Record | None:
-    file.seek(offset)
-    return segments.read_record(file, limit)
-
-
-def _size(file: BufferedReader) -> int:
-    return file.seek(0, 2)
-
-
-def _read(path: Path, places: Places, layout: UnrollLayout, bounds: tuple[int, int]) -> Iterator[Salvaged]:
+def _read(path: Path, places: Places, layout: UnrollLayout, bounds: tuple[int, int]) -> Iterator[_Block]:
     """The unrolls at these places whose numbers are within bounds, in blocks; what has become unreadable meanwhile is an error."""
     decompressor, size, block = zstandard.ZstdDecompressor(), segments.row_bytes(layout), segments.block_unrolls(layout)
     wanted = [place for place in zip(places.offset, places.number, strict=True) if bounds[0] <= place[1] < bounds[1]]
     if not wanted:
         return
     with guarded.reading(path), guarded.open_plain(path) as file:
-        limit = _size(file)
+        limit = file.seek(0, 2)
         for begin in range(0, len(wanted), block):
             numbers, previous, rows = [], [], []
             for offset, number in wanted[begin : begin + block]:
-                record = _record_at(file, offset, limit)
+                file.seek(offset)
+                record = segments.read_record(file, limit)
                 if record is None or record.number != number:
                     raise Damaged(path, f"changes while it is read: unroll {number} was there a moment ago")
                 try:
@@ -187,4 +187,51 @@ def _read(path: Path, places: Places, layout: UnrollLayout, bounds: tuple[int, i
                 previous.append(record.previous)
             if rows:
                 unrolls = segments.split(layout, np.stack(rows))
-                yield Salvaged(np.array(numbers, np.int64), np.array(previous, np.int64), unrolls)
+                yield _Block(np.array(numbers, np.int64), np.array(previous, np.int64), unrolls)
+
+
+def _surveyed(layout: UnrollLayout, block: _Block) -> _Survey:
+    unrolls = block.unrolls
+    first = unrolls.is_first[:, layout.context :].astype(bool)
+    member, slot, episode = (array.astype(np.int64) for array in (unrolls.member, unrolls.slot, unrolls.episode))
+    return _Survey(block.number, block.previous, member, slot, episode, first[:, 0], episode + first[:, 1:].sum(1))
+
+
+def _cut_at_gaps(found: _Survey, first_id: int, next_id: int) -> tuple[NDArray[np.int32], int]:
+    """The slot under which each unroll goes on, and how many episodes are known to have lost rows.
+
+    `found` is what is left of the unrolls from `first_id` to `next_id` - 1. Of episodes that are gone altogether nothing is known.
+
+    >>> found = _Survey(*np.array([[10, 11, 13, 14], [-1, -1, 10, 12]]), *np.array([[0] * 4, [0, 1, 0, 1], [5] * 4]),
+    ...                 opens=np.zeros(4, bool), follows=np.array([5] * 4))  # 12, of slot 1, is gone
+    >>> _cut_at_gaps(found, 10, 15)
+    (array([ 0, -1,  0,  1], dtype=int32), 1)
+    """
+    slots, damaged = found.slot.copy(), set[tuple[int, int, int]]()
+    gone = np.setdiff1d(np.arange(first_id, next_id), found.number)
+    newest_gone = int(gone[-1]) if len(gone) else -1
+    fresh = {int(member): min(-1, int(found.slot[found.member == member].min()) - 1) for member in set(found.member)}
+    for member, slot in sorted(set(zip(found.member.tolist(), found.slot.tolist(), strict=True))):
+        rows = np.flatnonzero((found.member == member) & (found.slot == slot))
+        begin = 0
+        for at in range(len(rows) + 1):
+            if not _is_gap(found, rows, at, newest_gone, first_id):
+                continue
+            if at > 0:
+                slots[rows[begin:at]] = fresh[member]
+                fresh[member] -= 1
+                damaged.add((member, slot, int(found.follows[rows[at - 1]])))
+            if at < len(rows) and not found.opens[rows[at]]:
+                damaged.add((member, slot, int(found.episode[rows[at]])))
+            begin = at
+    return slots.astype(np.int32), len(damaged)
+
+
+def _is_gap(found: _Survey, rows: Numbers, at: int, newest_gone: int, first_id: int) -> bool:
+    """Whether something is gone, or may be, between the unrolls `at` - 1 and `at` of a stream."""
+    if at == len(rows):  # the one that its slot writes next may follow one that is gone: its stream is not known
+        return newest_gone > int(found.number[rows[at - 1]])
+    previous = int(found.previous[rows[at]])
+    if at == 0:
+        return previous >= first_id
+    return previous != int(found.number[rows[at - 1]])

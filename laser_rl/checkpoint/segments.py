@@ -22,9 +22,9 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from laser_rl.checkpoint import atomic, guarded
+from laser_rl import disk
+from laser_rl.checkpoint import guarded
 from laser_rl.checkpoint.guarded import Damaged, OtherFormat
-from laser_rl.checkpoint.streams import Streams
 from laser_rl.errors import ConfigError
 from laser_rl.types import UnrollLayout, Unrolls
 
@@ -38,15 +38,13 @@ _RECORD = struct.Struct("<QIIq")
 _HEADER_MAGIC, _RECORD_MAGIC = 0x184D2A5A, 0x184D2A5B
 SEGMENT = re.compile(r"segment-(\d{12,20})-\d{12,20}\.zst")  # what `segment_name` makes
 RECORD_MAGIC = _RECORD_MAGIC.to_bytes(4, "little")  # what a record begins with
+_NONE = -1  # instead of the number of the unroll before: it is the stream's first
+Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class SegmentEntry:
-    """What a checkpoint's manifest says of a segment.
-
-    >>> SegmentEntry("segment-000000000008-000000000011.zst", first_id=8, count=4, bytes=0, sha256="").last_id
-    11
-    """
+    """What a checkpoint's manifest says of a segment."""
 
     name: str
     first_id: int
@@ -64,9 +62,40 @@ class Record(NamedTuple):
     """One unroll as it lies in a segment."""
 
     number: int
-    previous: int  # number of the unroll before it in its stream, or what `streams` has instead
+    previous: int  # number of the unroll before it in its stream, or -1
     compressed: bytes
     size: int  # with all that stands before the compressed bytes
+
+
+class Streams:
+    """Which unroll of each stream is the newest, so that the next one can be written with the number of the one before it.
+
+    >>> from laser_rl.types import empty_unrolls
+    >>> unrolls = empty_unrolls(UnrollLayout(2, 0, (4,), "float32", (), "int64", 2), 3)
+    >>> unrolls.slot[:] = 0, 1, 0
+    >>> streams = Streams()
+    >>> streams.follow(8, unrolls), streams.follow(11, unrolls)
+    (array([-1, -1,  8]), array([10,  9, 11]))
+    """
+
+    def __init__(self) -> None:
+        self._newest: dict[tuple[int, int], int] = {}
+
+    def follow(self, first_id: int, unrolls: Unrolls, oldest: int = 0) -> Numbers:
+        """The number of the unroll before each of these, which are numbered from `first_id` on; -1 if it is older than `oldest`."""
+        previous = np.full(len(unrolls.member), _NONE, np.int64)
+        streams = zip(unrolls.member.tolist(), unrolls.slot.tolist(), strict=True)
+        for row, stream in enumerate(streams):
+            before = self._newest.get(stream, _NONE)
+            previous[row] = before if before >= oldest else _NONE
+            self._newest[stream] = first_id + row
+        return previous
+
+    def copy(self) -> "Streams":
+        """As they are now."""
+        other = Streams()
+        other._newest = dict(self._newest)
+        return other
 
 
 def write_segment(
@@ -74,7 +103,7 @@ def write_segment(
     layout: UnrollLayout,
     first_id: int,
     unrolls: Unrolls,
-    previous: NDArray[np.int64] | None = None,
+    previous: Numbers | None = None,
 ) -> SegmentEntry:
     """Write consecutive unrolls, numbered from `first_id`, as one file; it is there whole or not at all.
 
@@ -101,9 +130,9 @@ def write_segment(
             size += len(block)
             yield block
 
-    atomic.make_folder(folder)
-    with atomic.needing(count * row_bytes(layout)):
-        atomic.write_bytes(folder / name, measured())
+    disk.make_folder(folder)
+    with disk.needing(count * row_bytes(layout)):
+        disk.write_bytes(folder / name, measured())
     return SegmentEntry(name, first_id, count, size, digest.hexdigest())
 
 
@@ -144,11 +173,7 @@ def verify_segment(folder: Path, entry: SegmentEntry) -> None:
 
 
 def segment_name(first_id: int, count: int) -> str:
-    """The file name of a segment: its first and last unroll.
-
-    >>> segment_name(0, 1000)
-    'segment-000000000000-000000000999.zst'
-    """
+    """The file name of a segment: its first and last unroll."""
     return f"segment-{first_id:012d}-{first_id + count - 1:012d}.zst"
 
 
@@ -162,7 +187,7 @@ def _check(layout: UnrollLayout, first_id: int, unrolls: Unrolls) -> None:
             raise ValueError(f"{name} is {array.dtype} {array.shape}, expected {dtype} {(count, *shape)}")
 
 
-def _encoded(layout: UnrollLayout, first_id: int, unrolls: Unrolls, previous: NDArray[np.int64]) -> Iterator[bytes]:
+def _encoded(layout: UnrollLayout, first_id: int, unrolls: Unrolls, previous: Numbers) -> Iterator[bytes]:
     count, block = len(unrolls.member), block_unrolls(layout)
     yield _header(layout, first_id, count)
     compressor = zstandard.ZstdCompressor(level=_LEVEL, write_content_size=True)
@@ -170,12 +195,8 @@ def _encoded(layout: UnrollLayout, first_id: int, unrolls: Unrolls, previous: ND
         rows = _joined(layout, Unrolls(*(field[first : first + block] for field in unrolls)))
         for row, data in enumerate(rows, start=first):
             number, before, compressed = first_id + row, int(previous[row]), compressor.compress(data.data)
-            prefix = _SKIPPABLE.pack(_RECORD_MAGIC, _RECORD.size)
-            yield (
-                prefix
-                + _RECORD.pack(number, len(compressed), _checksum(number, compressed, before), before)
-                + compressed
-            )
+            fields = _RECORD.pack(number, len(compressed), _checksum(number, compressed, before), before)
+            yield _SKIPPABLE.pack(_RECORD_MAGIC, _RECORD.size) + fields + compressed
 
 
 def _header(layout: UnrollLayout, first_id: int, count: int) -> bytes:

@@ -1,36 +1,36 @@
-"""Checkpoints, `checkpoints/step-…/`: tensors, state, manifest. The latest is the highest step that verifies; nothing points at it."""
+"""Checkpoints, `checkpoints/step-…/`: tensors, state, manifest. The latest is the highest step that verifies; nothing points at it.
 
+All that removes something of a run directory is here. Only what has a name that we give is removed, and nothing because something else
+could not be read.
+"""
+
+import contextlib
 import json
 import logging
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import safetensors
-import safetensors.torch
-import torch
-from torch import Tensor
 
-from laser_rl.checkpoint import CHECKPOINTS, REPLAY, atomic, guarded, manifest
-from laser_rl.checkpoint.folders import (
-    FOLDER,
-    REPLACED,
-    STATE,
-    candidates,
-    discard,
-    prune,
-    retire,
-    verified,
-)
-from laser_rl.checkpoint.guarded import JSON_LIMIT_BYTES, Damaged, OtherFormat
-from laser_rl.checkpoint.segments import SegmentEntry, verify_segment
+from laser_rl import disk
+from laser_rl.checkpoint import guarded, manifest
+from laser_rl.checkpoint.guarded import JSON_LIMIT_BYTES, Damaged, OtherFormat, Unreadable
+from laser_rl.checkpoint.manifest import CHECKPOINTS, REPLAY
+from laser_rl.checkpoint.segments import SEGMENT, SegmentEntry, verify_segment
 from laser_rl.errors import DamagedRun
 from laser_rl.types import Array
 
-_TENSORS = ".safetensors"
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_STATE, _TENSORS = "state.json", ".safetensors"
+_REPLACED, _ASIDE = ".replaced", ".set-aside"
+_FOLDER = re.compile(rf"step-(\d{{12,18}})({re.escape(_REPLACED)})?")
+_KEPT_ASIDE = re.compile(rf"step-\d{{12,18}}{re.escape(_ASIDE)}")
 # What is asked of the segments: that every byte verifies; only to be named if one does not; nothing, where no replay is needed.
 ReplayCheck = Literal["whole", "salvage", "unread"]
 _log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class Snapshot:
     """What is to be written: groups of named tensors, everything else as JSON, and the replay's segments, which are on disk already."""
 
     step: int
-    tensors: Mapping[str, Mapping[str, Array | Tensor]]
+    tensors: Mapping[str, Mapping[str, "Array | Tensor"]]
     state: Mapping[str, Any]
     segments: Sequence[SegmentEntry] = ()
 
@@ -52,7 +52,7 @@ class Loaded:
 
     path: Path
     step: int
-    tensors: dict[str, dict[str, Tensor]]
+    tensors: dict[str, dict[str, "Tensor"]]
     state: dict[str, Any]
     segments: tuple[SegmentEntry, ...]
     damaged: tuple[Damaged, ...] = ()  # segments of which not every byte verifies, if that was allowed
@@ -65,6 +65,7 @@ def write(run_dir: str | Path, snapshot: Snapshot, keep: int = 2) -> Path:
     damaged, and the run went on from an earlier one): it is set aside.
 
     >>> import tempfile
+    >>> import torch
     >>> run_dir = tempfile.mkdtemp()
     >>> write(run_dir, Snapshot(640, {"learner": {"weight": torch.ones(2)}}, {"update": 4})).name
     'step-000000000640'
@@ -75,18 +76,19 @@ def write(run_dir: str | Path, snapshot: Snapshot, keep: int = 2) -> Path:
     if keep < 1:
         raise ValueError(f"keep is {keep}, expected at least 1: the newest checkpoint is never removed")
     folder = Path(run_dir) / CHECKPOINTS
-    atomic.make_folder(folder)
+    disk.make_folder(folder)
     final = folder / f"step-{snapshot.step:012d}"
-    temporary = atomic.temporary_beside(final)
+    temporary = disk.temporary_beside(final)
+    size = sum(value.nbytes for tensors in snapshot.tensors.values() for value in tensors.values())
     try:
-        with atomic.needing(_bytes_of(snapshot)):
+        with disk.needing(size):
             _write_files(temporary, snapshot)
         _into_place(temporary, final)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    retire(folder, snapshot.step, keep)
-    prune(Path(run_dir), before=max((entry.last_id for entry in snapshot.segments), default=-1) + 1)
+    _retire(folder, snapshot.step, keep)
+    remove_unnamed(run_dir, before=max((entry.last_id for entry in snapshot.segments), default=-1) + 1)
     return final
 
 
@@ -98,7 +100,7 @@ def latest(run_dir: str | Path, *, replay: ReplayCheck = "whole") -> Loaded | No
     there is no reason to go back to an older checkpoint: "salvage" names them in `Loaded.damaged`, "unread" does not look at them.
     """
     problems: list[Damaged] = []
-    for path in candidates(Path(run_dir) / CHECKPOINTS):
+    for path in _newest_first(Path(run_dir)):
         try:
             return load_snapshot(path, replay=replay)
         except Damaged as problem:
@@ -125,18 +127,138 @@ def load_snapshot(path: str | Path, *, replay: ReplayCheck = "whole") -> Loaded:
     if path.is_symlink():
         raise Damaged(path, "is a symbolic link, expected a folder of its own")
     contents = manifest.read(path)
-    match = FOLDER.fullmatch(path.name)
+    match = _FOLDER.fullmatch(path.name)
     if match and int(match[1]) != contents.step:
         raise Damaged(path / manifest.NAME, f"is of step {contents.step}, expected {int(match[1])}")
-    files = {name: verified(path / name, entry) for name, entry in contents.files.items()}
-    if STATE not in files:
-        raise Damaged(path / manifest.NAME, f"does not name {STATE}")
-    state = guarded.parse_json(path / STATE, files.pop(STATE))
+    files = {name: _verified(path / name, entry) for name, entry in contents.files.items()}
+    if _STATE not in files:
+        raise Damaged(path / manifest.NAME, f"does not name {_STATE}")
+    state = guarded.parse_json(path / _STATE, files.pop(_STATE))
     tensors = {name.removesuffix(_TENSORS): _tensors(path / name, data) for name, data in files.items()}
     damaged = () if replay == "unread" else _damaged(path.parent.parent / REPLAY, contents.segments)
     if damaged and replay == "whole":
         raise damaged[0]
     return Loaded(path, contents.step, tensors, state, contents.segments, damaged)
+
+
+def newest_step(run_dir: str | Path) -> int | None:
+    """The step of the newest checkpoint by its name, None if there is none; it may be damaged."""
+    return max(map(_step_of, _newest_first(Path(run_dir))), default=None)
+
+
+def newest_state(run_dir: str | Path) -> dict[str, Any] | None:
+    """The state in the newest checkpoint of which it verifies, without its tensors; None if there is none."""
+    for path in _newest_first(Path(run_dir)):
+        try:
+            files = manifest.read(path).files
+            if _STATE in files:
+                return guarded.parse_json(path / _STATE, _verified(path / _STATE, files[_STATE]))
+        except Damaged:  # `latest` says so
+            continue
+    return None
+
+
+def remove_leftovers(run_dir: str | Path) -> list[Path]:
+    """Remove what dead writers left unfinished, and segments that no checkpoint names; returns what was removed.
+
+    Only for the holder of the run's lock, before it starts to write: a living writer's files look the same. `Unreadable` if not all
+    manifests can be read, and then nothing is removed.
+    """
+    run_dir = Path(run_dir)
+    unnamed, removed = _unnamed(run_dir, before=None), unfinished(run_dir)
+    for path in removed:
+        _remove(path)
+    for path in _newest_first(run_dir):
+        final = path.with_name(path.name.removesuffix(_REPLACED))
+        if final == path:
+            continue
+        if final.exists():
+            _discard(path)
+            removed.append(path)
+        else:  # its replacement never came
+            path.rename(final)
+    for path in unnamed:
+        path.unlink(missing_ok=True)
+    return removed + unnamed
+
+
+def remove_unnamed(run_dir: str | Path, before: int | None = None) -> None:
+    """Remove segments that no checkpoint names; those from unroll number `before` on may belong to the next one and stay.
+
+    Only for the holder of the run's lock. If it cannot be known which segments are needed, all stay until the next time.
+    """
+    try:
+        for path in _unnamed(Path(run_dir), before):
+            path.unlink(missing_ok=True)
+    except Unreadable as problem:
+        _log.warning("old replay segments are kept, since it is not known which ones are needed: %s", problem)
+
+
+def clear(run_dir: str | Path) -> None:
+    """Remove all checkpoints and the replay on disk, for a run that starts again (`--fresh`); only for the holder of the run's lock.
+
+    Only what has a name that we give: the folder may be a stranger's. A link to a folder on another disk stays a link; one in place of a
+    checkpoint or a segment is removed, never what it leads to.
+    """
+    run_dir = Path(run_dir)
+    for path in unfinished(run_dir):
+        _remove(path)
+    for folder, patterns in ((run_dir / CHECKPOINTS, (_FOLDER, _KEPT_ASIDE)), (run_dir / REPLAY, (SEGMENT,))):
+        for name in guarded.names_in(folder):  # the newest last: it is whole until the others are gone
+            if any(pattern.fullmatch(name) for pattern in patterns):
+                _discard(folder / name)
+        if not folder.is_symlink():
+            with contextlib.suppress(OSError):  # it is not there, or holds what is not ours
+                folder.rmdir()
+
+
+def unfinished(run_dir: Path) -> list[Path]:
+    """What writers of ours have begun and not finished, by its name."""
+    folders = (run_dir, run_dir / CHECKPOINTS, run_dir / REPLAY)
+    return [folder / name for folder in folders for name in guarded.names_in(folder) if disk.is_temporary(name)]
+
+
+def member_name(number: int) -> str:
+    """The name of one member's tensors in a checkpoint."""
+    return f"member-{number:02d}"
+
+
+def flat(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Groups of tensors as one: a file has one level of names.
+
+    >>> flat({"network": {"weight": 1}, "learner": {"bound": 2}})
+    {'network/weight': 1, 'learner/bound': 2}
+    """
+    return {f"{group}/{name}": value for group, values in groups.items() for name, value in values.items()}
+
+
+def grouped(tensors: Mapping[str, "Tensor"]) -> dict[str, dict[str, "Tensor"]]:
+    """The inverse of `flat`."""
+    groups: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        group, _, own = name.partition("/")
+        groups.setdefault(group, {})[own] = tensor
+    return groups
+
+
+def _newest_first(run_dir: Path) -> list[Path]:
+    """All checkpoints by their names, whole or not."""
+    folder = run_dir / CHECKPOINTS
+    paths = [folder / name for name in guarded.names_in(folder) if _FOLDER.fullmatch(name)]
+    return sorted(paths, key=lambda path: (_step_of(path), not path.name.endswith(_REPLACED)), reverse=True)
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removesuffix(_REPLACED).removeprefix("step-"))
+
+
+def _verified(path: Path, entry: manifest.FileEntry) -> bytes:
+    data = guarded.read_bytes(path, limit=JSON_LIMIT_BYTES if path.name == _STATE else entry.bytes)
+    found = manifest.entry_of(data)
+    if found != entry:
+        told = f"has {found.bytes:,} bytes and SHA-256 {found.sha256}, expected {entry.bytes:,} and {entry.sha256}"
+        raise Damaged(path, told)
+    return data
 
 
 def _damaged(folder: Path, segments: Sequence[SegmentEntry]) -> tuple[Damaged, ...]:
@@ -155,19 +277,16 @@ def _write_files(folder: Path, snapshot: Snapshot) -> None:
     folder.mkdir()
     files = {}
     for name, data in _encoded(snapshot):
-        atomic.write_through(folder / name, data)
+        disk.write_through(folder / name, data)
         files[name] = manifest.entry_of(data)
     contents = manifest.Manifest(snapshot.step, files, tuple(snapshot.segments))
-    atomic.write_through(folder / manifest.NAME, manifest.encode(contents))
-    atomic.sync_folder(folder)
-
-
-def _bytes_of(snapshot: Snapshot) -> int:
-    """About; the state is small."""
-    return sum(value.nbytes for tensors in snapshot.tensors.values() for value in tensors.values())
+    disk.write_through(folder / manifest.NAME, manifest.encode(contents))
+    disk.sync_path(folder)
 
 
 def _encoded(snapshot: Snapshot) -> Iterator[tuple[str, bytes]]:
+    import safetensors.torch  # noqa: PLC0415 - loads torch
+
     for group, tensors in snapshot.tensors.items():
         if not guarded.plain_name(group):
             raise ValueError(f"{group!r} cannot be the name of a file; use letters, digits, '.', '_' and '-'")
@@ -178,11 +297,13 @@ def _encoded(snapshot: Snapshot) -> Iterator[tuple[str, bytes]]:
         raise ValueError(
             f"the state is {len(state):,} bytes of JSON, expected at most {JSON_LIMIT_BYTES:,}; use tensors"
         )
-    yield STATE, state
+    yield _STATE, state
 
 
-def _owned(value: Array | Tensor) -> Tensor:
+def _owned(value: "Array | Tensor") -> "Tensor":
     """A dense copy on the CPU: tensors that share memory, as tied weights do, are refused by the format."""
+    import torch  # noqa: PLC0415 - loads torch
+
     if isinstance(value, np.ndarray):
         return torch.from_numpy(np.array(value, order="C"))
     return value.detach().to("cpu", copy=True).contiguous()
@@ -200,22 +321,11 @@ def _check_keys(value: object) -> None:
             _check_keys(item)
 
 
-def _into_place(temporary: Path, final: Path) -> None:
-    replaced = final.with_name(final.name + REPLACED)
-    if final.exists():
-        # A folder cannot be renamed onto a full one. Under its other name the old one is still found by `latest`.
-        if replaced.exists():
-            discard(replaced)
-        final.rename(replaced)
-    temporary.replace(final)
-    atomic.sync_folder(final.parent)
-    if replaced.exists():
-        discard(replaced)
+def _tensors(path: Path, data: bytes) -> dict[str, "Tensor"]:
+    import safetensors.torch  # noqa: PLC0415 - loads torch
 
-
-def _tensors(path: Path, data: bytes) -> dict[str, Tensor]:
     if not path.name.endswith(_TENSORS):
-        raise Damaged(path, f"is neither {STATE} nor a {_TENSORS} file")
+        raise Damaged(path, f"is neither {_STATE} nor a {_TENSORS} file")
     try:
         loaded: dict[str, Tensor] = safetensors.torch.load(data)
     except (safetensors.SafetensorError, KeyError) as error:
@@ -223,28 +333,59 @@ def _tensors(path: Path, data: bytes) -> dict[str, Tensor]:
     return loaded
 
 
-def member_name(number: int) -> str:
-    """The file of one member in a checkpoint.
-
-    >>> member_name(1)
-    'member-01'
-    """
-    return f"member-{number:02d}"
-
-
-def flat(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Groups as one file.
-
-    >>> flat({"network": {"weight": 1}, "learner": {"bound": 2}})
-    {'network/weight': 1, 'learner/bound': 2}
-    """
-    return {f"{group}/{name}": value for group, values in groups.items() for name, value in values.items()}
+def _into_place(temporary: Path, final: Path) -> None:
+    replaced = final.with_name(final.name + _REPLACED)
+    if final.exists():
+        # A folder cannot be renamed onto a full one. Under its other name the old one is still found by `latest`.
+        if replaced.exists():
+            _discard(replaced)
+        final.rename(replaced)
+    temporary.replace(final)
+    disk.sync_path(final.parent)
+    if replaced.exists():
+        _discard(replaced)
 
 
-def grouped(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """The inverse of `flat`."""
-    groups: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        group, _, own = name.partition("/")
-        groups.setdefault(group, {})[own] = tensor
-    return groups
+def _retire(folder: Path, step: int, keep: int) -> None:
+    """Remove all but the newest `keep` checkpoints up to `step`, which has just been written; later ones are set aside."""
+    older = []
+    for path in _newest_first(folder.parent):
+        if _step_of(path) <= step:
+            older.append(path)
+            continue
+        aside = path.with_name(path.name.removesuffix(_REPLACED) + _ASIDE)
+        if aside.exists():
+            _discard(aside)
+        path.rename(aside)
+        _log.warning("checkpoint %s is newer than the run, which went on from before it; it is kept as %s", path, aside)
+    for path in older[keep:]:
+        _discard(path)
+
+
+def _unnamed(run_dir: Path, before: int | None) -> list[Path]:
+    named: set[str] = set()
+    for path in _newest_first(run_dir):
+        try:
+            named |= {entry.name for entry in manifest.read(path).segments}
+        except Damaged:
+            return []  # what it names cannot be known here; all stay until that checkpoint is retired
+    found = []
+    for name in guarded.names_in(run_dir / REPLAY):
+        match = SEGMENT.fullmatch(name)
+        if match and name not in named and (before is None or int(match[1]) < before):
+            found.append(run_dir / REPLAY / name)
+    return found
+
+
+def _discard(path: Path) -> None:
+    """Remove a checkpoint: under a name that is never loaded, so that a crash half-way leaves no half checkpoint."""
+    doomed = disk.temporary_beside(path)
+    path.rename(doomed)
+    _remove(doomed)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

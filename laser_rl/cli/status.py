@@ -11,13 +11,13 @@ import tyro
 
 from laser_rl import checkpoint
 from laser_rl.config import Config
+from laser_rl.disk import read_json
 from laser_rl.envs.scores import tasks_of
 from laser_rl.errors import ConfigError
 from laser_rl.metrics import display
 from laser_rl.metrics.history import History
 from laser_rl.metrics.log import FILE
-from laser_rl.metrics.page import read_json
-from laser_rl.metrics.sink import Row
+from laser_rl.metrics.rows import Row
 from laser_rl.metrics.standing import MemberStanding, standing_of, state_of
 from laser_rl.training.files import SWEEP, awaits_evaluation, has_ended, is_sweep, read_config, read_sweep
 

@@ -20,7 +20,7 @@ from laser_rl.config import Config, full_name, override
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.console import Console
 from laser_rl.metrics.display import label
-from laser_rl.metrics.sink import Sink
+from laser_rl.metrics.rows import Sink
 from laser_rl.metrics.tensorboard import TensorBoardLog
 from laser_rl.metrics.tracking import hint, named, reached, tracked, trackers
 from laser_rl.training.cluster_settings import ClusterSettings, cluster_of, free_running, require_possible

@@ -9,7 +9,7 @@ from laser_rl.cluster.actors import RayAnswer
 from laser_rl.cluster.channels import CALL_S, GONE
 from laser_rl.cluster.client import AnswerLost, ShardLost, awaited
 from laser_rl.cluster.run_coordinator import MetricsRow, News, Reply
-from laser_rl.metrics.sink import Kind, Value
+from laser_rl.metrics.rows import Kind, Value
 from laser_rl.training.stall import join
 from laser_rl.training.stop import Stop
 

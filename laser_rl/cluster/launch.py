@@ -7,7 +7,7 @@ from laser_rl.cluster.connection import joined
 from laser_rl.cluster.lock_step import LockStep
 from laser_rl.cluster.supervisor import ClusterSupervisor
 from laser_rl.errors import ConfigError
-from laser_rl.metrics.sink import Sink
+from laser_rl.metrics.rows import Sink
 from laser_rl.networks.build import TorsoSource
 from laser_rl.training.build import EnvironmentSource
 from laser_rl.training.cluster_settings import ClusterSettings, require_possible

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from laser_rl.cluster.member_coordinator import MemberCoordinator
-from laser_rl.metrics.sink import Kind, Value
+from laser_rl.metrics.rows import Kind, Value
 
 REPLACED = "another learner has taken its place"
 

@@ -23,7 +23,7 @@ from laser_rl.cluster.resources import shares_of
 from laser_rl.cluster.run_coordinator import Collected, RunCoordinator
 from laser_rl.cluster.runner import AT_ONCE
 from laser_rl.config import override
-from laser_rl.metrics.sink import Sink, Value
+from laser_rl.metrics.rows import Sink, Value
 from laser_rl.replay.mixer import Counts
 from laser_rl.training.budget import Budget
 from laser_rl.training.build_group import build_parts, one_layout

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from laser_rl.metrics import display
-from laser_rl.metrics.sink import Kind, Value
+from laser_rl.metrics.rows import Kind, Value
 
 _NONE = "–"
 _TUNED = ("learning_rate",)  # shown under population based training even if members start equal
@@ -53,10 +53,6 @@ class Console(AbstractContextManager["Console"]):
     >>> print(output.getvalue().strip())
     CartPole-v1
     step 640 of 1,000 (64 %) | update 4 | return 21.5 | replayed 7 of 8
-    >>> with Console("CartPole-v1", 1000, [{}, {}], terminal=Terminal(file=output)) as console:
-    ...     console.write("train", 640, 4, {"member": 1, "return_mean": 21.5, "acceptance_from_0": 0.5, "acceptance_from_1": 1.0})
-    >>> print(output.getvalue().splitlines()[-1])
-    step 640 of 2,000 (32 %) | update 4 | return best 21.5 (member 1), mean 21.5, worst 21.5 (member 1) | trusted own 100.0 %, others 50.0 %
     """
 
     def __init__(
@@ -96,16 +92,14 @@ class Console(AbstractContextManager["Console"]):
             seen.steps, seen.updates = max(step, seen.steps), max(update, seen.updates)
         if kind == "event":
             self._event(seen, step, update, values)
-            return
-        if kind == "evaluation":
-            rest = {name: value for name, value in values.items() if name != "member"}
-            self._say(f"{_who(values)}evaluation at step {step:,}: {display.listed(rest)}")
-            return
-        if kind == "sweep":
-            self._sweep |= values
-        elif kind == "train" and seen is not None:
-            seen.values |= values
-        self._changed(first=kind == "train")
+        elif kind == "evaluation":
+            self._say_values("evaluation", step, values)
+        else:
+            if kind == "sweep":
+                self._sweep |= values
+            elif kind == "train" and seen is not None:
+                seen.values |= values
+            self._changed(first=kind == "train")
 
     def flush(self) -> None:
         """Show what has come since the last time."""
@@ -145,9 +139,12 @@ class Console(AbstractContextManager["Console"]):
                 return  # the sweep's own row says it once for all
         if event == "exploit":
             self._say(_exploit(step, values))
-            return
+        else:
+            self._say_values(str(event), step, values)
+
+    def _say_values(self, what: str, step: int, values: Mapping[str, Value]) -> None:
         rest = {name: value for name, value in values.items() if name not in {"event", "member"}}
-        self._say(f"{_who(values)}{event} at step {step:,}" + (f": {display.listed(rest)}" if rest else ""))
+        self._say(f"{_who(values)}{what} at step {step:,}" + (f": {display.listed(rest)}" if rest else ""))
 
     def _known(self) -> dict[str, str]:
         """Totals of all members together; of one agent, all its numbers."""
@@ -158,11 +155,10 @@ class Console(AbstractContextManager["Console"]):
         busy = [one.values for one in self._members if self._total is None or one.steps < self._total]
         speed = sum(display.number(values, "steps_per_second") or 0.0 for values in busy)
         learning = sum(display.number(values, "updates_per_second") or 0.0 for values in busy)
-        budgets = [left for values in busy if (left := display.number(values, "budget_left_seconds")) is not None]
-        budget = {"budget_left_seconds": min(budgets)} if budgets else {}
-        left = display.time_left(steps, total, {"steps_per_second": speed, **budget})
-        if left is not None:
-            known["left"] = display.duration(left)
+        left = [seconds for one in busy if (seconds := display.number(one, "budget_left_seconds")) is not None]
+        left += [(total - steps) / speed] if total and speed else []
+        if left and (total is None or steps < total):
+            known["left"] = display.duration(min(left))
         if len(self._members) == 1:
             return known | display.texts({**self._members[0].values, **self._sweep})
         if speed:

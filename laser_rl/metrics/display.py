@@ -1,12 +1,13 @@
 """How numbers are written for people: which rows the progress table has, and the text of each."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from laser_rl.envs.scores import RETURN_OF, SCORE_OF
-from laser_rl.metrics.sink import Value
+from laser_rl.metrics.rows import Value
 
 _KILO, _KIBI = 1000, 1024
-Text = Callable[[Mapping[str, Value]], str]
+_Text = Callable[[Mapping[str, Value]], str]
 
 
 def count(number: float) -> str:
@@ -17,8 +18,8 @@ def count(number: float) -> str:
 def short(number: float) -> str:
     """About three digits.
 
-    >>> [short(number) for number in (0, 0.012345, 3.14159, 512.34, 12345.6, 2.5e-7, float("nan"))]
-    ['0', '0.0123', '3.14', '512', '12,346', '2.5e-07', 'nan']
+    >>> [short(number) for number in (0, 0.012345, 512.34, 12345.6, 2.5e-7, float("nan"))]
+    ['0', '0.0123', '512', '12,346', '2.5e-07', 'nan']
     """
     return f"{number:,.0f}" if _KILO <= abs(number) < float("inf") else f"{number:.3g}"
 
@@ -43,20 +44,6 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
-def time_left(step: int, total: int | None, values: Mapping[str, Value]) -> float | None:
-    """Seconds to the end of a run at its present speed, or of its budget if that comes first; None if neither is known.
-
-    >>> time_left(500, 1000, {"steps_per_second": 5.0}), time_left(500, 1000, {"steps_per_second": 5.0, "budget_left_seconds": 60.0})
-    (100.0, 60.0)
-    """
-    speed, budget = number(values, "steps_per_second"), number(values, "budget_left_seconds")
-    if total is not None and step >= total:
-        return None
-    by_steps = (total - step) / speed if total and speed else None
-    known = [seconds for seconds in (by_steps, budget) if seconds is not None]
-    return min(known) if known else None
-
-
 def progress(step: int, total: int | None) -> str:
     """Steps, and of how many, if that is known."""
     return f"{step:,} of {total:,} ({100 * step // total} %)" if total else f"{step:,}"
@@ -75,11 +62,7 @@ def listed(values: Mapping[str, Value]) -> str:
 
 
 def setting(value: object) -> str:
-    """The value of a setting: all its digits, unlike a number that was measured.
-
-    >>> setting(0.00031234), setting(5e-5), setting("implied"), setting(None)
-    ('0.00031234', '5e-05', 'implied', 'None')
-    """
+    """The value of a setting: all its digits, unlike a number that was measured."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
@@ -90,6 +73,21 @@ def label(settings: Mapping[str, object]) -> str:
     ('learning_rate 0.0006, entropy_cost 0.01', 'base')
     """
     return ", ".join(f"{name} {setting(value)}" for name, value in settings.items()) or "base"
+
+
+def flat_settings(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by full name.
+
+    >>> flat_settings({"seed": 7, "loss": {"discount": 0.99}})
+    {'seed': 7, 'loss.discount': 0.99}
+    """
+    found: dict[str, Any] = {}
+    for name, item in value.items():
+        if isinstance(item, dict) and item:
+            found |= flat_settings(item, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = item
+    return found
 
 
 def last_name(name: str) -> str:
@@ -103,50 +101,44 @@ def number(values: Mapping[str, Value], name: str) -> float | None:
     return None if value is None or isinstance(value, str) else float(value)
 
 
-def _one(name: str, form: Callable[[float], str], unit: str = "") -> Text:
-    def text(values: Mapping[str, Value]) -> str:
-        found = number(values, name)
-        return "" if found is None else form(found) + unit
-
-    return text
-
-
-def _replay_share(values: Mapping[str, Value]) -> str:
-    online, replayed = number(values, "online_unrolls"), number(values, "replayed_unrolls")
-    if online is None or replayed is None:
-        return ""
-    return f"{replayed:.0f} of {online + replayed:.0f}"
-
-
 def is_mixture(values: Mapping[str, Value]) -> bool:
     """Whether a row is of several tasks: then its `return_mean` is a score, the median of what is normalised."""
     return "tasks_seen" in values
 
 
-def _return(values: Mapping[str, Value]) -> str:
-    return "" if is_mixture(values) else _one("return_mean", short)(values)
+def _one(name: str, form: Callable[[float], str], unit: str = "", *, mixture: bool | None = None) -> _Text:
+    """The text of a number; of rows of mixtures only, or of others only, if `mixture` says so."""
+
+    def text(values: Mapping[str, Value]) -> str:
+        found = number(values, name)
+        if found is None or (mixture is not None and mixture != is_mixture(values)):
+            return ""
+        return form(found) + unit
+
+    return text
 
 
-def _score(values: Mapping[str, Value]) -> str:
-    return _one("return_mean", short)(values) if is_mixture(values) else ""
+def _part(name: str, *all_of: str) -> _Text:
+    """A count, and of how many."""
+
+    def text(values: Mapping[str, Value]) -> str:
+        part, every = number(values, name), [number(values, one) for one in all_of]
+        return "" if part is None or None in every else f"{part:.0f} of {sum(one or 0.0 for one in every):.0f}"
+
+    return text
 
 
-def _above_random(values: Mapping[str, Value]) -> str:
-    above, seen = number(values, "tasks_above_random"), number(values, "tasks_seen")
-    return "" if above is None or seen is None else f"{above:.0f} of {seen:.0f}"
-
-
-ENTRIES: dict[str, Text] = {
-    "return": _return,
-    "score": _score,
+ENTRIES: dict[str, _Text] = {
+    "return": _one("return_mean", short, mixture=False),
+    "score": _one("return_mean", short, mixture=True),
     "mean capped": _one("score_mean_capped", short),
-    "above random": _above_random,
+    "above random": _part("tasks_above_random", "tasks_seen"),
     "best": _one("return_best", short),
     "episodes": _one("episodes", count),
     "steps/s": _one("steps_per_second", count),
     "updates/s": _one("updates_per_second", short),
     "learned steps/s": _one("learned_steps_per_second", count),
-    "replayed": _replay_share,
+    "replayed": _part("replayed_unrolls", "online_unrolls", "replayed_unrolls"),
     "trusted": _one("acceptance", share),
     "KL": _one("kl", short),
     "rho clipped": _one("rho_clipped", share),
@@ -172,9 +164,5 @@ LINE = (
 
 
 def texts(values: Mapping[str, Value]) -> dict[str, str]:
-    """The entries of the table for which there are numbers.
-
-    >>> texts({"acceptance": 0.5, "online_unrolls": 1, "replayed_unrolls": 7, "name": "x"})
-    {'replayed': '7 of 8', 'trusted': '50.0 %'}
-    """
+    """The entries of the table for which there are numbers."""
     return {label: text for label, entry in ENTRIES.items() if (text := entry(values))}

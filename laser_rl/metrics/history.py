@@ -1,12 +1,14 @@
 """What readers need of a log, kept while rows come in: tables of numbers, the newest rows, events, counts of faults.
 
-`laser status`, `report`, `compare` and `dashboard` read a log through this: it grows with the number of members, not of rows.
+`laser status`, `report`, `compare` and `dashboard` read a log through this: it grows with the number of members, not of rows. A log may be
+forged, so the number of members, tables and names is bounded.
 """
 
 import math
 import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -14,18 +16,18 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from laser_rl.metrics.sink import Kind, Row
-from laser_rl.metrics.stream import Stream
+from laser_rl.metrics.log import Stream
+from laser_rl.metrics.rows import Kind, Row
 
 Array = NDArray[np.float64]
 BUCKETS = 2000
 _SLICE = 1024
-COUNTERS = (
+_COUNTERS = (
     "skipped_updates", "rollbacks", "environment_restarts", "environment_timeouts", "environment_errors", "environment_dropped_episodes",
     "environment_lost_episodes",
 )  # fmt: skip
 # What charts show, by kind of row. Everything else in a row is dropped: 40 numbers of a million rows are what would fill the memory.
-_SHOWN: dict[Kind, re.Pattern[str]] = {
+_SHOWN: dict[str, re.Pattern[str]] = {
     "train": re.compile(
         r"return_mean|acceptance(_from_\d{1,3})?|(steps|updates|learned_steps)_per_second|learner_(busy|wait)|replay_fill"
         r"|replay_age_updates|memory_bytes|entropy|learning_rate|entropy_cost|queue_(inbox|batches)|kl|(rho|c)_clipped"
@@ -52,28 +54,17 @@ class CurveLine(NamedTuple):
 
 
 class Table:
-    """The rows of one kind of one member: a bucket is some consecutive rows, with mean, lowest and highest of each number.
-
-    >>> table = Table(buckets=2)
-    >>> table.append(np.arange(4.0), np.arange(4.0), np.arange(4.0), {"kl": np.array([1.0, 3.0, 5.0, np.nan])})
-    >>> line = table.line("kl")
-    >>> line.x.tolist(), line.mean.tolist(), line.high.tolist(), table.rows_a_bucket
-    ([1.0, 3.0], [2.0, 5.0], [3.0, 5.0], 2)
-    """
+    """The rows of one kind of one member: a bucket is some consecutive rows, with mean, lowest and highest of each number."""
 
     def __init__(self, buckets: int = BUCKETS) -> None:
         self._most = buckets
         self._used = 0
-        self._names: dict[str, int] = {}
+        self.names: dict[str, int] = {}
+        """Of the numbers that any row had, and the place of each."""
         self.rows_a_bucket = 1
         room = buckets + _SLICE
         self._clock = np.zeros((4, room))  # step, update and time of the last row of a bucket; how many rows it has
         self._numbers = np.zeros((4, 0, room))  # mean, how many of its rows have the number, lowest, highest
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Of the numbers that any row had."""
-        return tuple(self._names)
 
     def __len__(self) -> int:
         return self._used
@@ -85,10 +76,10 @@ class Table:
             part = slice(start, start + _SLICE)
             count = len(steps[part])
             clock = np.stack([steps[part], updates[part], times[part], np.ones(count)])
-            numbers = np.full((4, len(self._names), count), np.nan)
+            numbers = np.full((4, len(self.names), count), np.nan)
             for name, every in values.items():
                 found = every[part]
-                numbers[:, self._names[name]] = found, np.isfinite(found), found, found
+                numbers[:, self.names[name]] = found, np.isfinite(found), found, found
             numbers[1] = np.nan_to_num(numbers[1])
             self._add(clock, numbers)
 
@@ -103,20 +94,20 @@ class Table:
     def line(self, name: str, axis: str = "step") -> CurveLine:
         """The buckets that have the number, over steps or over seconds since 1970."""
         x = self._clock[2 if axis == "time" else 0, : self._used]
-        if name not in self._names:
+        if name not in self.names:
             nothing = np.empty(0)
             return CurveLine(nothing, nothing, nothing, nothing)
-        mean, count, low, high = self._numbers[:, self._names[name], : self._used]
+        mean, count, low, high = self._numbers[:, self.names[name], : self._used]
         has = (count > 0) & np.isfinite(x)
         return CurveLine(x[has], mean[has], low[has], high[has])
 
     def _know(self, names: Mapping[str, object]) -> None:
-        new = [name for name in names if name not in self._names]
+        new = [name for name in names if name not in self.names]
         if new:
             blank = np.full((4, len(new), self._clock.shape[1]), np.nan)
             blank[1] = 0
             self._numbers = np.concatenate([self._numbers, blank], axis=1)
-            self._names |= {name: len(self._names) + n for n, name in enumerate(new)}
+            self.names |= {name: len(self.names) + n for n, name in enumerate(new)}
 
     def _add(self, clock: Array, numbers: Array) -> None:
         open_ = self._used > 0 and self._clock[3, self._used - 1] < self.rows_a_bucket
@@ -124,11 +115,11 @@ class Table:
         if open_:
             clock = np.concatenate([self._clock[:, begin : self._used], clock], axis=1)
             numbers = np.concatenate([self._numbers[:, :, begin : self._used], numbers], axis=2)
-        self._put(begin, *merged(clock, numbers, self.rows_a_bucket))
+        self._put(begin, *_merged(clock, numbers, self.rows_a_bucket))
         while self._used > self._most:
             self.rows_a_bucket *= 2
             whole = self._clock[:, : self._used], self._numbers[:, :, : self._used]
-            self._put(0, *merged(*whole, self.rows_a_bucket))
+            self._put(0, *_merged(*whole, self.rows_a_bucket))
 
     def _put(self, begin: int, clock: Array, numbers: Array) -> None:
         self._used = begin + clock.shape[1]
@@ -137,13 +128,7 @@ class Table:
 
 
 class History:
-    """All that is remembered of a log; it grows with the number of members, not with the number of rows.
-
-    >>> history = History()
-    >>> history.add({"kind": "train", "step": n, "update": n, "time": 0.0, "return_mean": n / 2} for n in range(3))
-    >>> history.line("train", 0, "return_mean").mean.tolist(), history.rows
-    ([0.0, 0.5, 1.0], 3)
-    """
+    """All that is remembered of a log; it grows with the number of members, not with the number of rows."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -157,7 +142,6 @@ class History:
         self._tables: dict[tuple[str, int], Table] = {}
         self._newest: dict[tuple[str, int], deque[Row]] = {}
         self._counted: dict[tuple[int, str], tuple[int, float]] = {}
-        self._wanted: dict[tuple[str, str], bool] = {}
         self.void = 0
         """How many rows resumptions made void; only of a log that was read as a whole."""
         self.not_finite: dict[str, int] = {}
@@ -197,7 +181,7 @@ class History:
         table = self._tables.get((kind, self._key(member)))
         return Table(0).line(name) if table is None else table.line(name, axis)
 
-    def names(self, kind: Kind, member: int) -> tuple[str, ...]:
+    def names(self, kind: Kind, member: int) -> Iterable[str]:
         """Which numbers there are."""
         table = self._tables.get((kind, self._key(member)))
         return () if table is None else table.names
@@ -217,17 +201,16 @@ class History:
         """The newest rows of each kind and member, all exploits that are kept, and the last row."""
         kinds: tuple[Kind, ...] = ("episode", "train", "sweep", "evaluation")
         rows = [*chain.from_iterable(self.newest(kind) for kind in kinds), *self._exploits]
-        last = self.last
-        return rows + (
-            [last] if last is not None and last["kind"] == "event" and last.get("event") != "exploit" else []
-        )
+        if self.last is not None and self.last["kind"] == "event" and self.last.get("event") != "exploit":
+            rows.append(self.last)
+        return rows
 
     def _key(self, member: int) -> int:
         return member if self.has_members else -1
 
     def _event(self, row: Row) -> None:
         self.events.append(row)
-        if row.get("event") == "exploit" and _is_exploit(row):
+        if _is_exploit(row):
             self._exploits.append(row)
         if row.get("event") == "resumed":
             self._void(row)
@@ -259,16 +242,15 @@ class History:
         seen = dict.fromkeys(chain.from_iterable(rows[:: max(1, len(rows) // 50)]))
         seen |= dict.fromkeys(rows[-1])
         table = self._tables.setdefault((kind, member), Table())
-        shown = [name for name in seen if self._is_shown(kind, name)]
-        room = _MOST_NAMES - len(table.names)
-        new = [name for name in shown if name not in table.names][room:]
-        values = {name: column(rows, name) for name in shown if name not in new}
-        steps, updates, times = (column(rows, name) for name in ("step", "update", "time"))
+        shown = [name for name in seen if _is_shown(kind, name)]
+        too_many = [name for name in shown if name not in table.names][_MOST_NAMES - len(table.names) :]
+        values = {name: _column(rows, name) for name in shown if name not in too_many}
+        steps, updates, times = (_column(rows, name) for name in ("step", "update", "time"))
         table.append(steps, updates, times, values)
         if kind == "train":
-            for name in COUNTERS:
+            for name in _COUNTERS:
                 if name in seen:
-                    self._count(member, name, column(rows, name))
+                    self._count(member, name, _column(rows, name))
             self._examine(rows)
 
     def _examine(self, rows: list[Row]) -> None:
@@ -278,37 +260,20 @@ class History:
                 for name in bad[:_MOST_NAMES]:
                     self.not_finite[name] = self.not_finite.get(name, 0) + 1
 
-    def _is_shown(self, kind: str, name: str) -> bool:
-        found = self._wanted.get((kind, name))
-        if found is None:
-            found = _SHOWN[kind].fullmatch(name) is not None  # type: ignore[index]
-            if len(self._wanted) < _MOST_TABLES:
-                self._wanted[kind, name] = found
-        return found
-
-    def _count(self, member: int, name: str, values: Any) -> None:
+    def _count(self, member: int, name: str, values: Array) -> None:
         past, last = self._counted.get((member, name), (0, 0.0))
         every = np.concatenate([[last], values[np.isfinite(values)]])
-        self._counted[member, name] = (past + total(every) - int(every[-1]), float(every[-1]))
+        ended = every[:-1][np.diff(every) < 0].sum()  # of sessions before the last: the counter falls where one begins
+        self._counted[member, name] = (past + int(ended), float(every[-1]))
 
 
-def total(values: Any) -> int:
-    """A counter over all sessions: it starts again from nothing in each, and what it had before counts too.
-
-    >>> total(np.array([0.0, 2.0, 2.0, 0.0, 1.0])), total(np.empty(0))
-    (3, 0)
-    """
-    if not len(values):
-        return 0
-    return int(values[-1] + values[:-1][np.diff(values) < 0].sum())
+@lru_cache(maxsize=4096)
+def _is_shown(kind: str, name: str) -> bool:
+    return _SHOWN[kind].fullmatch(name) is not None
 
 
-def column(rows: list[Row], name: str) -> Any:
-    """A number of all rows [n]; NaN where there is none, or one that is not finite.
-
-    >>> column([{"kl": 1.0}, {}, {"kl": float("inf")}, {"kl": "?"}], "kl")
-    array([ 1., nan, nan, nan])
-    """
+def _column(rows: list[Row], name: str) -> Array:
+    """A number of all rows [n]; NaN where there is none, or one that is not finite."""
     try:
         found = [row[name] for row in rows]
     except KeyError:  # seldom: rows of a kind are much alike
@@ -327,13 +292,8 @@ def _holds(row: Row, step: float, update: float, played: float) -> bool:
 
 
 def _is_exploit(row: Row) -> bool:
-    scores = (row.get("score", 0.0), row.get("donor_score", 0.0))
     members = (row.get("member"), row.get("donor"))
-    return all(map(_is_member, members)) and all(isinstance(score, int | float) for score in scores)
-
-
-def _is_member(value: object) -> bool:
-    return isinstance(value, int) and 0 <= value < _MOST_MEMBERS
+    return row.get("event") == "exploit" and all(isinstance(one, int) and one < _MOST_MEMBERS for one in members)
 
 
 def _own(row: Row) -> int:
@@ -341,7 +301,7 @@ def _own(row: Row) -> int:
     return member if isinstance(member, int) else -1
 
 
-def merged(clock: Array, numbers: Array, rows: int) -> tuple[Array, Array]:
+def _merged(clock: Array, numbers: Array, rows: int) -> tuple[Array, Array]:
     """Neighbouring buckets as one, so many rows each; the last may have fewer."""
     group = (np.cumsum(clock[3]) - 1) // rows
     starts = np.flatnonzero(np.diff(group, prepend=-1.0))
@@ -361,9 +321,6 @@ def aligned(lines: Sequence[CurveLine], points: int) -> tuple[Array, list[CurveL
     """Lines on one axis of at most `points` places, NaN where a line has nothing; a place is the last one of its bin.
 
     >>> one, two = (CurveLine(x, x, x, x) for x in (np.array([0.0, 1.0]), np.array([1.0, 4.0])))
-    >>> at, found = aligned([one, two], 10)
-    >>> at.tolist(), found[0].mean.tolist()
-    ([0.0, 1.0, 4.0], [0.0, 1.0, nan])
     >>> at, found = aligned([one, two], 2)
     >>> at.tolist(), found[0].mean.tolist(), found[1].high.tolist()
     ([2.0, 4.0], [0.5, nan], [1.0, 4.0])

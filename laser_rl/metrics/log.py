@@ -3,6 +3,9 @@
 A run that is resumed says so in a row of its own, and rows that a later resume made void (what happened after the checkpoint that
 it went back to) are dropped by the reader, never by the writer. In a sweep each member says so for itself, and the sweep for the rows
 that are of no member.
+
+However long a log is, a reader has one piece of it in memory. `Stream` reads a log twice: the first pass looks for the marks of a resume,
+the second knows at each row whether a later mark makes it void. `Tail` reads on while a log grows.
 """
 
 import hashlib
@@ -11,17 +14,20 @@ import logging
 import math
 import numbers
 import os
+import stat
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from io import BufferedReader
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple
 
+from laser_rl.disk import open_regular
 from laser_rl.errors import ConfigError, is_full
-from laser_rl.metrics.page import open_regular
-from laser_rl.metrics.sink import Kind, Row, Value
-from laser_rl.metrics.stream import FIXED, Resumes, Stream, is_mark, rows_in
+from laser_rl.metrics.rows import FIXED, Kind, Row, Value, rows_in
 
 log = logging.getLogger("laser_rl.metrics")
 FILE = "metrics.jsonl"
@@ -29,9 +35,13 @@ MOST_KEPT = 20_000  # rows that wait for space: some megabytes
 TRY_S = 1.0
 WALL_CLOCK = frozenset({"time", "memory_bytes"})  # differ from run to run of the same seed
 WALL_CLOCK_ENDINGS = ("_per_second", "_seconds")
+PIECE_BYTES = 2 << 20
+LONGEST_LINE_BYTES = 16 << 20  # no row of ours is that long
+_LAST_BYTES = 8192
+_MARK = b'"resumed"'
 
 
-class MetricsLog:
+class MetricsLog(AbstractContextManager["MetricsLog"]):
     """The sink that appends to `metrics.jsonl` of a run directory.
 
     >>> import tempfile
@@ -46,8 +56,12 @@ class MetricsLog:
         self.path = Path(run_dir) / FILE
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._handle: int | None = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        self._late = LateLines(most_kept)
         self._newest = (0, 0)
+        # Lines that wait for space, and whether each must not be lost; at most so many, since when, when to try again.
+        self._late: deque[tuple[bytes, bool]] = deque()
+        self._most_kept, self._since, self._next_try = most_kept, 0.0, 0.0
+        self._written_late = self._lost = 0
+        self._said = False
 
     def write(self, kind: Kind, step: int, update: int, values: Mapping[str, Value]) -> None:
         """Append one row; the wall-clock time is added. On a full disk it is kept in memory, and written when there is space again."""
@@ -58,11 +72,40 @@ class MetricsLog:
             raise ValueError(f"values hold {sorted(clash)}, which every row has already; use other names")
         self._newest = (int(step), int(update))
         line = self._line(kind, values)
-        if not self._late.waiting and self._append(line):
+        if not self._late and self._append(line):
             return
-        self._late.add(line, keep=kind == "event")  # readers would miss the mark of a resume
-        if self._late.due():
+        self._keep(line, needed=kind == "event")  # readers would miss the mark of a resume
+        if time.monotonic() >= self._next_try:
             self._catch_up()
+
+    def resumed(self, step: int, update: int, member: int | None = None) -> None:
+        """Say that the run goes on from a checkpoint: earlier rows (of this member) of later steps or updates are void."""
+        self.write("event", step, update, {"event": "resumed"} | ({} if member is None else {"member": member}))
+
+    def flush(self) -> None:
+        """Force all rows to disk for which there is space."""
+        if self._handle is not None:
+            self._catch_up()
+            try:
+                os.fsync(self._handle)
+            except OSError as error:
+                if not is_full(error):
+                    raise
+
+    def close(self) -> None:
+        """Force all rows to disk and close the file; may be called twice."""
+        self.flush()
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+            if self._late:
+                count = len(self._late) + self._lost
+                log.error("%d rows of metrics are lost: no space for them in %s", count, self.path)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def _line(self, kind: Kind, values: Mapping[str, Value]) -> bytes:
         step, update = self._newest
@@ -87,121 +130,151 @@ class MetricsLog:
                 raise
             return False
 
-    def _catch_up(self) -> None:
-        """Write what could not be written before, in order, as far as there is space."""
-        if not self._late.waiting:
-            return
-        if self._late.write(self._append):
-            waited_s, late, lost = self._late.over()
-            log.warning("%s is written again after %.0f s: %d rows late, %d lost", self.path, waited_s, late, lost)
-            if lost and not self._append(line := self._line("event", {"event": "rows_lost", "rows": lost})):
-                self._late.add(line, keep=True)
-        elif self._late.say():
-            log.warning(
-                "no space for rows of metrics in %s: the run goes on, and the newest %d are kept in memory until there is; "
-                "free some space", self.path, self._late.most,
-            )  # fmt: skip
-
-    def resumed(self, step: int, update: int, member: int | None = None) -> None:
-        """Say that the run goes on from a checkpoint: earlier rows (of this member) of later steps or updates are void."""
-        self.write("event", step, update, {"event": "resumed"} | ({} if member is None else {"member": member}))
-
-    def flush(self) -> None:
-        """Force all rows to disk for which there is space."""
-        if self._handle is not None:
-            self._catch_up()
-            try:
-                os.fsync(self._handle)
-            except OSError as error:
-                if not is_full(error):
-                    raise
-
-    def close(self) -> None:
-        """Force all rows to disk and close the file; may be called twice."""
-        self.flush()
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
-            if self._late.waiting:
-                log.error("%d rows of metrics are lost: no space for them in %s", self._late.count, self.path)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class LateLines:
-    """A bounded number of lines that wait for space; the oldest that may be dropped goes first, and is counted.
-
-    Args:
-        most: how many are kept.
-        clock: in seconds.
-
-    >>> late, written = LateLines(most=2), []
-    >>> for line in (b"resumed", b"1", b"2", b"3"):
-    ...     late.add(line, keep=line == b"resumed")
-    >>> late.write(lambda line: written.append(line) is None), written, late.over()[1:]
-    (True, [b'resumed', b'3'], (2, 2))
-    """
-
-    def __init__(self, most: int = MOST_KEPT, clock: Callable[[], float] = time.monotonic) -> None:
-        self.most, self._clock = most, clock
-        self._lines: deque[tuple[bytes, bool]] = deque()
-        self._since = self._next = 0.0
-        self._written = self._lost = 0
-        self._said = False
-
-    @property
-    def waiting(self) -> bool:
-        """Whether lines wait."""
-        return bool(self._lines)
-
-    @property
-    def count(self) -> int:
-        """How many wait or have been dropped."""
-        return len(self._lines) + self._lost
-
-    def add(self, line: bytes, *, keep: bool) -> None:
-        """One more; one that is to be kept is never dropped."""
-        if not self._lines:
-            self._since = self._clock()
-        self._lines.append((line, keep))
-        if len(self._lines) > self.most:
-            for place, (_, kept) in enumerate(self._lines):
+    def _keep(self, line: bytes, *, needed: bool) -> None:
+        """Keep a line in memory; of too many, the oldest that is not needed is dropped and counted."""
+        if not self._late:
+            self._since = time.monotonic()
+        self._late.append((line, needed))
+        if len(self._late) > self._most_kept:
+            for place, (_, kept) in enumerate(self._late):
                 if not kept:
-                    del self._lines[place]
+                    del self._late[place]
                     self._lost += 1
                     break
 
-    def due(self) -> bool:
-        """Whether it is time to try again."""
-        return self._clock() >= self._next
+    def _catch_up(self) -> None:
+        """Write what could not be written before, in order, as far as there is space."""
+        if not self._late:
+            return
+        while self._late and self._append(self._late[0][0]):
+            self._late.popleft()
+            self._written_late += 1
+        if self._late:
+            self._next_try = time.monotonic() + TRY_S
+            if not self._said:
+                log.warning(
+                    "no space for rows of metrics in %s: the run goes on, and the newest %d are kept in memory until there is; "
+                    "free some space", self.path, self._most_kept,
+                )  # fmt: skip
+            self._said = True
+            return
+        waited_s, late, lost = time.monotonic() - self._since, self._written_late, self._lost
+        self._written_late, self._lost, self._next_try, self._said = 0, 0, 0.0, False
+        log.warning("%s is written again after %.0f s: %d rows late, %d lost", self.path, waited_s, late, lost)
+        if lost and not self._append(line := self._line("event", {"event": "rows_lost", "rows": lost})):
+            self._keep(line, needed=True)
 
-    def write(self, append: Callable[[bytes], bool]) -> bool:
-        """Hand them on in order until one cannot be taken; whether all were."""
-        while self._lines:
-            if not append(self._lines[0][0]):
-                self._next = self._clock() + TRY_S
-                return False
-            self._lines.popleft()
-            self._written += 1
-        return True
 
-    def say(self) -> bool:
-        """True the first time since all was well."""
-        first, self._said = not self._said, True
-        return first
+class _Limit(NamedTuple):
+    """What a checkpoint holds: later rows, and evaluations after its last one, are void when a run goes back to it."""
 
-    def over(self) -> tuple[float, int, int]:
-        """All is well again: for how many seconds it was not, how many lines came late, how many were dropped."""
-        found = (self._clock() - self._since, self._written, self._lost)
-        self._written = self._lost = 0
-        self._next, self._said = 0.0, False
-        return found
+    step: float
+    update: float
+    evaluated: float
+
+    def voids(self, row: Row) -> bool:
+        step = int(row["step"])
+        late = row["kind"] == "evaluation" and step > self.evaluated  # the checkpoint was written before it
+        return late or step > self.step or int(row["update"]) > self.update
+
+
+class Resumes:
+    """Tells which rows hold: those that no later mark of the same member makes void. Ask for every row once, in the order of the log.
+
+    `marks` are all rows that say "resumed", in order; `void` counts the rows that did not hold.
+    """
+
+    def __init__(self, marks: Iterable[Row]) -> None:
+        self.void = 0
+        self._limits: dict[object, list[_Limit]] = {}
+        for mark in marks:
+            limit = _Limit(int(mark["step"]), int(mark["update"]), float(mark.get("evaluated", math.inf)))
+            self._limits.setdefault(mark.get("member"), []).append(limit)
+        for own in self._limits.values():  # each gets the lowest limits of itself and of those after it
+            for n in reversed(range(len(own) - 1)):
+                own[n] = _Limit(*(min(pair) for pair in zip(own[n], own[n + 1], strict=True)))
+        self._passed = dict.fromkeys(self._limits, 0)
+
+    def holds(self, row: Row) -> bool:
+        """Whether the row counts; marks themselves do."""
+        member = row.get("member")
+        if member not in self._limits:
+            return True
+        if _is_mark(row):
+            self._passed[member] += 1
+            return True
+        passed, limits = self._passed[member], self._limits[member]
+        void = passed < len(limits) and limits[passed].voids(row)
+        self.void += void
+        return not void
+
+
+class Stream:
+    """The rows of a log that hold, in order; also while a run writes it: what is appended after the first pass is left out."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self._end, self.resumes = 0, Resumes(())
+        if self._path.exists() or self._path.is_symlink():
+            self._end = self._path.lstat().st_size
+            self.resumes = Resumes(self._marks())
+
+    def __iter__(self) -> Iterator[Row]:
+        holds = self.resumes.holds
+        for piece in self._pieces():
+            for row in rows_in(piece):
+                if holds(row):
+                    yield row
+
+    def _marks(self) -> Iterator[Row]:
+        for piece in self._pieces():
+            if _MARK in piece:
+                lines = b"\n".join(line for line in piece.splitlines() if _MARK in line)
+                yield from (row for row in rows_in(lines) if _is_mark(row))
+
+    def _pieces(self) -> Iterator[bytes]:
+        if not self._end:
+            return
+        try:
+            with open_regular(self._path) as file:
+                yield from (piece for piece in pieces(file, self._end) if piece.endswith(b"\n"))
+        except OSError as error:
+            raise ConfigError(f"{self._path} cannot be read: {error}") from None
+
+
+class Tail:
+    """The rows of a log, each once; `restarted` says that another file is there now, or a shorter one, and all begins anew."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self._file: tuple[int, int] | None = None
+        self.offset = 0
+        self.size = 0
+        """Of the file when it was last looked at: `offset / size` is how much of it is known."""
+
+    def restarted(self) -> bool:
+        """Look at the file; true, once, if what was read before is not what is there now (`--fresh`)."""
+        file, self.size = None, 0
+        try:
+            found = self._path.lstat()
+            if stat.S_ISREG(found.st_mode):  # a pipe would be waited for for ever
+                file, self.size = (found.st_dev, found.st_ino), found.st_size
+        except OSError:
+            pass
+        if file is not None and self._file in {None, file} and self.size >= self.offset:
+            self._file = file
+            return False
+        known = self.offset > 0
+        self._file, self.offset = file, 0
+        return known
+
+    def read(self) -> list[Row]:
+        """The rows of the next piece, void ones included; half a line is left for later, and so is a file that cannot be read."""
+        try:
+            rows, self.offset = read_from(self._path, self.offset, pieces_at_most=1)
+        except ConfigError:
+            return []
+        return rows
 
 
 def read(run_dir: str | Path, kinds: Collection[Kind] | None = None) -> list[Row]:
@@ -209,7 +282,7 @@ def read(run_dir: str | Path, kinds: Collection[Kind] | None = None) -> list[Row
     return [row for row in Stream(Path(run_dir) / FILE) if kinds is None or row["kind"] in kinds]
 
 
-def read_from(path: str | Path, offset: int = 0) -> tuple[list[Row], int]:
+def read_from(path: str | Path, offset: int = 0, *, pieces_at_most: int | None = None) -> tuple[list[Row], int]:
     """The rows from byte `offset` on, void ones included, and the offset to go on from. Half a line is left for the next call.
 
     >>> import tempfile
@@ -221,30 +294,63 @@ def read_from(path: str | Path, offset: int = 0) -> tuple[list[Row], int]:
     [2]
     >>> log.close()
     """
+    rows: list[Row] = []
     try:
         with open_regular(Path(path)) as file:
             file.seek(offset)
-            data = file.read()
+            for piece in islice(pieces(file), pieces_at_most):
+                # A line that is longer than any row is passed over, or it would be read again for ever.
+                if piece.endswith(b"\n") or len(piece) >= LONGEST_LINE_BYTES:
+                    rows += rows_in(piece)
+                    offset += len(piece)
     except FileNotFoundError:
         return [], offset
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
-    whole = data.rfind(b"\n") + 1
-    return rows_in(data[:whole]), offset + whole
+    return rows, offset
+
+
+def last_row(path: Path) -> Row | None:
+    """The last whole row of a log, without reading the rest of it."""
+    try:
+        with open_regular(path) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
+            data = file.read(_LAST_BYTES)
+    except OSError:
+        return None
+    rows = rows_in(data[: data.rfind(b"\n") + 1])
+    return rows[-1] if rows else None
+
+
+def pieces(file: BufferedReader, end: int | None = None) -> Iterator[bytes]:
+    r"""The bytes of a log up to `end`, some whole lines at a time.
+
+    A piece without a newline at its end is no row: half a line at the end of the log, or a part of a line that is longer than any row.
+
+    >>> import io
+    >>> list(pieces(io.BytesIO(b"first\nsecond\nthi")))
+    [b'first\nsecond\n', b'thi']
+    """
+    left, rest = end, b""
+    while data := file.read(PIECE_BYTES if left is None else min(PIECE_BYTES, left)):
+        left = None if left is None else left - len(data)
+        whole = data.rfind(b"\n") + 1
+        if whole:
+            yield rest + data[:whole]
+            rest = data[whole:]
+        else:
+            rest += data
+        if len(rest) >= LONGEST_LINE_BYTES:
+            yield rest
+            rest = b""
+    if rest:
+        yield rest
 
 
 def valid(rows: Iterable[Row]) -> list[Row]:
-    """Rows without those that a later resume of the same member made void; the marks of a resume themselves stay.
-
-    >>> rows = [{"kind": "train", "step": 10 * n, "update": n} for n in (1, 2, 3)]
-    >>> mark = {"kind": "event", "event": "resumed", "step": 20, "update": 2}
-    >>> [(row["kind"], row["update"]) for row in valid([*rows, mark])]
-    [('train', 1), ('train', 2), ('event', 2)]
-    >>> len(valid([*rows, mark | {"member": 0}]))  # a mark of another member: nothing is void
-    4
-    """
+    """Rows without those that a later resume of the same member made void; the marks of a resume themselves stay."""
     rows = list(rows)
-    resumes = Resumes(row for row in rows if is_mark(row))
+    resumes = Resumes(row for row in rows if _is_mark(row))
     return [row for row in rows if resumes.holds(row)]
 
 
@@ -254,18 +360,17 @@ def rows_hash(run_dir: str | Path) -> str:
     for row in Stream(Path(run_dir) / FILE):
         if row["kind"] == "event":
             continue
-        timeless = {name: _plain(value) for name, value in row.items() if not is_wall_clock(name)}
+        timeless = {name: _plain(value) for name, value in row.items() if not _is_wall_clock(name)}
         digest.update(json.dumps(timeless, sort_keys=True).encode() + b"\n")
     return digest.hexdigest()
 
 
-def is_wall_clock(name: str) -> bool:
-    """Whether a number depends on the machine and the moment.
-
-    >>> [is_wall_clock(name) for name in ("time", "steps_per_second", "memory_bytes", "replay_bytes")]
-    [True, True, True, False]
-    """
+def _is_wall_clock(name: str) -> bool:
     return name in WALL_CLOCK or name.endswith(WALL_CLOCK_ENDINGS)
+
+
+def _is_mark(row: Row) -> bool:
+    return row["kind"] == "event" and row.get("event") == "resumed"
 
 
 def _plain(value: Value) -> Value:

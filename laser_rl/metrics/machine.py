@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from laser_rl.metrics.page import read_json, write_json
+from laser_rl.disk import read_json, write_json
 
 FILE = "machine.json"
 _LIBRARIES = (
@@ -19,12 +19,7 @@ _MOST_SESSIONS = 100
 
 
 def machine() -> dict[str, Any]:
-    """Versions and hardware as they are now.
-
-    >>> found = machine()
-    >>> found["python"] == platform.python_version(), found["cores"] > 0, "numpy" in found["libraries"]
-    (True, True, True)
-    """
+    """Versions and hardware as they are now."""
     return {
         "python": platform.python_version(),
         "system": platform.platform(),
@@ -48,7 +43,9 @@ def record(run_dir: str | Path) -> Path:
     path = Path(run_dir) / FILE
     command = shlex.join([Path(sys.argv[0]).name or "python", *sys.argv[1:]])
     this = {"time": round(time.time(), 3), "command": command, **machine()}
-    return write_json(path, {"sessions": [*sessions(run_dir), this][-_MOST_SESSIONS:]})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, {"sessions": [*sessions(run_dir), this][-_MOST_SESSIONS:]})
+    return path
 
 
 def sessions(run_dir: str | Path) -> list[dict[str, Any]]:
@@ -73,14 +70,11 @@ def _processor() -> str:
     return names[0] if names else platform.processor()
 
 
-def gpus(driver: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:
+def gpus() -> list[str]:
     """Names of the GPUs, as NVIDIA's driver tells them.
 
     Not asked of torch: that would create a context on the card, which processes that are forked later could not use.
-
-    >>> gpus(Path("/nowhere"))
-    []
     """
-    files = sorted(driver.glob("*/information"))
+    files = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     lines = [line for file in files for line in file.read_text(errors="replace").splitlines()]
     return [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]

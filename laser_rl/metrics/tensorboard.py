@@ -17,7 +17,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-
 from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
 
 from laser_rl.errors import is_full
-from laser_rl.metrics.sink import Kind, Value
+from laser_rl.metrics.rows import Kind, Value
 
 log = logging.getLogger("laser_rl.metrics")
 MEMBERS = "members"

@@ -1,37 +1,183 @@
-"""Rows on their way to a tracker (`metrics.trackers`): by a queue that may overflow and a thread of its own, so that training never waits.
+"""Rows on their way to W&B, trackio or MLflow: by a queue that may overflow and a thread of its own, so that training never waits.
 
 Which trackers a run has, and under which id each knows it, is in `tracker-NAME.json` of the run directory: a resumed run goes on there.
+All of them keep to this machine unless the user's own environment variables say otherwise: `WANDB_MODE`, `TRACKIO_SPACE_ID` or
+`TRACKIO_SERVER_URL`, `MLFLOW_TRACKING_URI`. What the libraries report about themselves is off as well. See docs/guides/tracking.md.
 """
 
 import atexit
 import contextlib
+import contextvars
 import difflib
 import importlib.util
 import logging
 import math
 import os
+import posixpath
 import queue
+import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
+from laser_rl.disk import read_json, write_json
 from laser_rl.errors import ConfigError
-from laser_rl.metrics.page import read_json, write_json
-from laser_rl.metrics.sink import Kind, Value
-from laser_rl.metrics.trackers import MLRUNS, PROJECT, TRACKERS, Begin, End, TrackedRun, TrackerRun
+from laser_rl.metrics.display import flat_settings
+from laser_rl.metrics.rows import Kind, Value
 
 log = logging.getLogger("laser_rl.metrics")
-ALWAYS = "tensorboard"  # may be named with the others, and is there anyway
+PROJECT = "laser-rl"
+End = Literal["finished", "stopped", "failed"]
+_ALWAYS = "tensorboard"  # may be named with the others, and is there anyway
 # Not episodes: there may be hundreds a second, and rows of training have their mean.
-SENT: Collection[Kind] = frozenset({"train", "evaluation", "sweep"})
-MOST_WAITING = 1000  # rows, some hundred bytes each
-LAST_ROWS_S = 30.0
+_SENT = frozenset({"train", "evaluation", "sweep"})
+_MOST_WAITING = 1000  # rows, some hundred bytes each
+_LAST_ROWS_S = 30.0
 _LOOK_S, _PATIENCE_S = 0.5, 2.0
 _ALL = -1  # rows of no member
+_MLRUNS = "mlruns"
+_MOST_PARAMETERS, _LONGEST_PARAMETER = 100, 500  # of one call, and of one value: what every store of MLflow takes
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """What a tracker is told of a run before its first row."""
+
+    name: str
+    settings: dict[str, Any]  # by full name
+    folder: Path | None = None  # of the run; None if nothing is kept
+    group: str | None = None  # the sweep, of a member
+    began_s: float = 0.0  # when this was first tracked, in seconds since 1970; the same after a resume
+
+
+class TrackerRun(Protocol):
+    """A run in one of the libraries, used by one thread."""
+
+    id: str  # with which it goes on after a resume
+
+    def log(self, step: int, time_s: float, numbers: Mapping[str, float]) -> None:
+        """Take the finite numbers of a row, and when it was written in seconds since 1970."""
+
+    def end(self, how: End) -> None:
+        """Hand over what is left."""
+
+
+class _WandbRun:
+    """Offline unless `WANDB_MODE` is set.
+
+    Steps are a number of their own: W&B's may never go back, which those of a resumed run do, also where an offline run cannot ask how far
+    it had come. They are milliseconds since the run began.
+    """
+
+    def __init__(self, about: TrackedRun, known: str | None) -> None:
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # else also an offline run reports its errors to W&B
+        wandb: Any = importlib.import_module("wandb")
+        wanted = {"project": ("WANDB_PROJECT", PROJECT), "dir": ("WANDB_DIR", about.folder)}
+        given = {key: value for key, (variable, value) in wanted.items() if value and variable not in os.environ}
+        self._run = wandb.init(
+            **{key: str(value) for key, value in given.items()},
+            id=known,
+            resume="allow" if known else None,
+            name=about.name,
+            group=about.group,
+            config=about.settings,
+            mode=os.environ.get("WANDB_MODE", "offline"),
+            reinit="create_new",  # a sweep has a run for each member at the same time
+            settings=wandb.Settings(console="off", silent=True),  # the terminal is ours
+        )
+        self._run.define_metric("*", step_metric="step")
+        self.id, self._began_s, self._last = str(self._run.id), about.began_s, -1
+
+    def log(self, step: int, time_s: float, numbers: Mapping[str, float]) -> None:
+        self._last = max(self._last + 1, int(1e3 * (time_s - self._began_s)))
+        self._run.log({"step": step, "_timestamp": time_s, **numbers}, step=self._last)
+
+    def end(self, how: End) -> None:  # W&B knows finished and failed only
+        self._run.finish(exit_code=0 if how == "finished" else 1)
+
+
+class _TrackioRun:
+    """In trackio's own folder, where `trackio show` looks. A run is known by its name, so that has to be like no other."""
+
+    def __init__(self, about: TrackedRun, known: str | None) -> None:
+        os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+        trackio: Any = importlib.import_module("trackio")
+        self.id = known or f"{about.name}-{os.urandom(3).hex()}"
+        context = contextvars.Context()  # `init` would end the run that its context knows, which is another member's
+        with contextlib.suppress(AttributeError):  # for a project that it knows it prints five lines less, each time
+            context.run(trackio.context_vars.current_project.set, PROJECT)
+        self._run = context.run(
+            trackio.init,
+            project=PROJECT,
+            name=self.id,
+            group=about.group,
+            config=about.settings,
+            resume="allow",
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+
+    def log(self, step: int, time_s: float, numbers: Mapping[str, float]) -> None:
+        self._run.log(dict(numbers), step=step)
+
+    def end(self, how: End) -> None:
+        self._run.finish()
+
+
+class _MlflowRun:
+    """Files in `mlruns` of the run directory unless `MLFLOW_TRACKING_URI` is set."""
+
+    def __init__(self, about: TrackedRun, known: str | None) -> None:
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        address = os.environ.get("MLFLOW_TRACKING_URI")
+        if not address:
+            # A database instead, as MLflow would like, needs SQLAlchemy and more: these files are for one run and one writer.
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+            address = ((about.folder or Path()) / _MLRUNS).resolve().as_uri()
+        self._entities: Any = importlib.import_module("mlflow.entities")
+        self._client = importlib.import_module("mlflow.tracking").MlflowClient(tracking_uri=address)
+        self.id = known or self._begin(about)
+        if known:
+            self._client.update_run(known, status="RUNNING")
+
+    def _begin(self, about: TrackedRun) -> str:
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+        experiment = self._client.get_experiment_by_name(name)
+        number = self._client.create_experiment(name) if experiment is None else experiment.experiment_id
+        tags = {"group": about.group} if about.group else {}
+        found = str(self._client.create_run(number, run_name=about.name, tags=tags).info.run_id)
+        texts = {name: str(value)[:_LONGEST_PARAMETER] for name, value in about.settings.items()}
+        settings = [self._entities.Param(name, text) for name, text in texts.items()]
+        for start in range(0, len(settings), _MOST_PARAMETERS):
+            self._client.log_batch(found, params=settings[start : start + _MOST_PARAMETERS])
+        return found
+
+    def log(self, step: int, time_s: float, numbers: Mapping[str, float]) -> None:
+        at = int(1e3 * time_s)
+        metrics = [self._entities.Metric(_mlflow_name(name), value, at, step) for name, value in numbers.items()]
+        self._client.log_batch(self.id, metrics=metrics)
+
+    def end(self, how: End) -> None:
+        status = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}[how]
+        self._client.set_terminated(self.id, status=status)
+
+
+def _mlflow_name(name: str) -> str:
+    """As MLflow takes it, which makes paths of names.
+
+    >>> _mlflow_name("train/return_of_ALE/Pong-v5"), _mlflow_name("train/score of [a,b]//c")
+    ('train/return_of_ALE/Pong-v5', 'train/score of _a_b_/c')
+    """
+    return posixpath.normpath(re.sub(r"[^\w\-. /:]", "_", name))
+
+
+_Begin = Callable[[TrackedRun, "str | None"], TrackerRun]
+_TRACKERS: dict[str, _Begin] = {"wandb": _WandbRun, "trackio": _TrackioRun, "mlflow": _MlflowRun}
 
 
 class _Waiting(NamedTuple):
@@ -59,12 +205,12 @@ class Tracking:
         about: Callable[[int | None], TrackedRun],
         folder: Path | None = None,
         *,
-        begin: Begin | None = None,
-        most_waiting: int = MOST_WAITING,
-        last_rows_s: float = LAST_ROWS_S,
+        begin: _Begin | None = None,
+        most_waiting: int = _MOST_WAITING,
+        last_rows_s: float = _LAST_ROWS_S,
     ) -> None:
         self.tracker, self.dropped = tracker, 0
-        self._about, self._begin = about, TRACKERS[tracker] if begin is None else begin
+        self._about, self._begin = about, _TRACKERS[tracker] if begin is None else begin
         self._book = None if folder is None else book_path(folder, tracker)
         self._began_s, self._ids = _known_in(self._book)
         self._runs: dict[int, TrackerRun] = {}
@@ -79,7 +225,7 @@ class Tracking:
         """Put the finite numbers of a row into the queue, or count it as dropped; never waits."""
         if kind == "event" and "member" not in values:
             self._end = str(values.get("event"))
-        if kind not in SENT or self._failed or self._closing.is_set():
+        if kind not in _SENT or self._failed or self._closing.is_set():
             return
         numbers = {f"{kind}/{name}": value for name, value in _finite(values) if name != "member"}
         numbers[f"{kind}/update"] = update
@@ -101,9 +247,8 @@ class Tracking:
         atexit.unregister(self.close)
         self._thread.join(min(_PATIENCE_S, self._last_rows_s))
         if self._thread.is_alive():
-            log.info(
-                "the run is over; waiting for %s to take its last rows, %.0f s at most", self.tracker, self._last_rows_s
-            )
+            said = "the run is over; waiting for %s to take its last rows, %.0f s at most"
+            log.info(said, self.tracker, self._last_rows_s)
             self._thread.join(self._last_rows_s)
         if self._failed:
             return
@@ -115,8 +260,9 @@ class Tracking:
         try:
             for row in self._rows():
                 self._run_of(row.member).log(row.step, row.time_s, row.numbers)
+            how: End = "finished" if self._end == "finished" else "stopped" if self._end == "stopped" else "failed"
             for run in self._runs.values():
-                run.end(_how(self._end))
+                run.end(how)
         except (Exception, SystemExit) as error:  # whatever a library does, training goes on
             self._failed = True
             said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
@@ -159,19 +305,23 @@ def trackers(
     """
     wanted = named(names)
     if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
         wanted = tuple(dict.fromkeys([*wanted, *(() if fresh else tracked(folder))]))
-        for tracker in TRACKERS if fresh else ():
+        for tracker in _TRACKERS if fresh else ():
             book_path(folder, tracker).unlink(missing_ok=True)
         for tracker in wanted:
             if not book_path(folder, tracker).exists():
                 write_json(book_path(folder, tracker), {"began": time.time(), "ids": {}})
 
+    settings = [flat_settings(config) for config in configs]
+    common = {key: value for key, value in settings[0].items() if all(one.get(key) == value for one in settings)}
+
     def about(member: int | None) -> TrackedRun:
         if len(configs) == 1 and member is None:
-            return TrackedRun(name, configs[0], folder)
+            return TrackedRun(name, settings[0], folder)
         if member is None:
-            return TrackedRun(f"{name}-all", _common(configs), folder, group=name)
-        return TrackedRun(f"{name}-member-{member:02d}", configs[member], folder, group=name)
+            return TrackedRun(f"{name}-all", common, folder, group=name)
+        return TrackedRun(f"{name}-member-{member:02d}", settings[member], folder, group=name)
 
     return [Tracking(tracker, about, folder) for tracker in wanted if _installed(tracker)]
 
@@ -187,36 +337,32 @@ def named(names: Iterable[str]) -> tuple[str, ...]:
     """
     words = [names] if isinstance(names, str) else names
     found = [word.strip() for several in words for word in several.split(",") if word.strip()]
-    known = [*TRACKERS, ALWAYS]
+    known = [*_TRACKERS, _ALWAYS]
     for word in found:
         if word not in known:
             close = difflib.get_close_matches(word, known, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
             raise ConfigError(f"there is no tracker {word!r}; {hint}")
-    return tuple(dict.fromkeys(word for word in found if word != ALWAYS))
+    return tuple(dict.fromkeys(word for word in found if word != _ALWAYS))
 
 
 def tracked(folder: Path) -> tuple[str, ...]:
     """The trackers that a run directory's run was started with."""
-    return tuple(tracker for tracker in TRACKERS if book_path(folder, tracker).exists())
+    return tuple(tracker for tracker in _TRACKERS if book_path(folder, tracker).exists())
 
 
 def book_path(folder: Path, tracker: str) -> Path:
-    """Where the ids of a tracker are."""
+    """The file with the ids under which a tracker knows a run and its members."""
     return folder / f"tracker-{tracker}.json"
 
 
 def reached(folder: Path) -> tuple[str, ...]:
-    """Those of them that have got something: a library may have been missing."""
+    """Those of `tracked` that have got something: a library may have been missing."""
     return tuple(tracker for tracker in tracked(folder) if _known_in(book_path(folder, tracker))[1])
 
 
 def hint(tracker: str, folder: str) -> str:
-    """The command that shows what a tracker has got; `folder` as a shell takes it.
-
-    >>> hint("mlflow", "runs/a")
-    'MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri runs/a/mlruns'
-    """
+    """The command that shows what a tracker has got; `folder` as a shell takes it."""
     online = {
         "wandb": os.environ.get("WANDB_MODE", "offline") != "offline",
         "mlflow": "MLFLOW_TRACKING_URI" in os.environ,
@@ -226,7 +372,7 @@ def hint(tracker: str, folder: str) -> str:
     return {
         "wandb": f"wandb sync {folder}/wandb/offline-run-*",
         "trackio": f"trackio show --project {PROJECT}",
-        "mlflow": f"MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri {folder}/{MLRUNS}",
+        "mlflow": f"MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri {folder}/{_MLRUNS}",
     }[tracker]
 
 
@@ -234,9 +380,8 @@ def _installed(tracker: str) -> bool:
     with contextlib.suppress(ValueError):  # a module without a specification, as tests have them
         if tracker in sys.modules or importlib.util.find_spec(tracker) is not None:
             return True
-    log.warning(
-        "nothing goes to %s, which is not installed: pip install 'laser-rl[%s]'; the run goes on", tracker, tracker
-    )
+    said = "nothing goes to %s, which is not installed: pip install 'laser-rl[%s]'; the run goes on"
+    log.warning(said, tracker, tracker)
     return False
 
 
@@ -253,19 +398,3 @@ def _finite(values: Mapping[str, Value]) -> Iterator[tuple[str, float]]:
     for name, value in values.items():
         if not isinstance(value, str) and math.isfinite(number := float(value)):
             yield name, number
-
-
-def _common(configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What all members have in common: a section is looked into."""
-    first, *others = configs
-    found: dict[str, Any] = {}
-    for name, value in first.items():
-        if isinstance(value, dict) and all(isinstance(other.get(name), dict) for other in others):
-            found[name] = _common([config[name] for config in configs])
-        elif all(other.get(name) == value for other in others):
-            found[name] = value
-    return found
-
-
-def _how(event: str) -> End:
-    return "finished" if event == "finished" else "stopped" if event == "stopped" else "failed"

@@ -5,12 +5,12 @@ A film `step-….mp4` has a small JSON file of the same name beside it. That fil
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from laser_rl.metrics.page import open_below, read_json
+from laser_rl.disk import open_below, read_json
 
 FOLDER = "videos"
 BY_TRAINING, BY_ENJOY = "training", "enjoy"  # who made a film; only the first kind is ever removed
@@ -36,11 +36,6 @@ class Film(NamedTuple):
     trusted: float | None = None
     by: str | None = None
 
-    @property
-    def name(self) -> str:
-        """Of the file."""
-        return self.path.name
-
 
 def film_name(step: int, member: int | None = None) -> str:
     """What training calls a film.
@@ -61,33 +56,28 @@ def films(run_dir: str | Path, *, elsewhere: bool = False) -> list[Film]:
 
     Args:
         run_dir: of a run.
-        elsewhere: also where `videos` itself is a link. For who makes films, never for who shows them.
-
-    >>> films("nowhere")
-    []
+        elsewhere: also where `videos` itself is a link. For a process that makes films, never for one that shows them.
     """
     found, folder = [], Path(run_dir) / FOLDER
     if folder.is_symlink() and not elsewhere:
         return []
     try:
-        every = list(folder.iterdir())
+        every = [path for path in folder.iterdir() if path.suffix in _MEDIA and not path.name.startswith(".")]
     except OSError:
         return []
     for path in every:
-        if path.suffix not in _MEDIA or path.name.startswith("."):
-            continue
         try:
             stat = path.lstat()
         except OSError:  # it was removed meanwhile
             continue
         if path.is_file() and not path.is_symlink():
             found.append(_film(path, stat))
-    return sorted(found, key=lambda one: (-one.time, one.name))
+    return sorted(found, key=lambda one: (-one.time, one.path.name))
 
 
 def open_film(film: Film) -> BufferedReader:
     """Open a film for reading; OSError if it, or `videos`, has become a link."""
-    return open_below(film.path.absolute().parents[1], FOLDER, film.name)
+    return open_below(film.path.absolute().parents[1], FOLDER, film.path.name)
 
 
 def best(found: Sequence[Film]) -> Film | None:
@@ -98,18 +88,16 @@ def best(found: Sequence[Film]) -> Film | None:
 
 def filmed_until(run_dir: str | Path, step: int) -> int:
     """The last step up to `step` that training has filmed; 0 if none. Films of later steps are of a life that was thrown away."""
-    made = [one.step for one in films(run_dir, elsewhere=True) if one.by == BY_TRAINING and one.step is not None]
+    made = [one.step for one in _by_training(run_dir) if one.step is not None]
     return max((one for one in made if one <= step), default=0)
 
 
 def prune(run_dir: str | Path, keep: int) -> list[Path]:
     """Remove all films of training but the last `keep` and the best of each task; returns what was removed."""
-    made = [one for one in films(run_dir, elsewhere=True) if one.by == BY_TRAINING]
-    made.sort(key=lambda one: -(one.step or 0))
+    made = sorted(_by_training(run_dir), key=lambda one: -(one.step or 0))
     tasks = {one.task for one in made}
-    kept = {one.path for one in made[:keep]} | {
-        leader.path for task in tasks if (leader := best([one for one in made if one.task == task])) is not None
-    }
+    leaders = [best([one for one in made if one.task == task]) for task in tasks]
+    kept = {one.path for one in (*made[:keep], *leaders) if one is not None}
     removed = [one.path for one in made if one.path not in kept]
     for path in removed:
         _remove(path)
@@ -117,10 +105,9 @@ def prune(run_dir: str | Path, keep: int) -> list[Path]:
 
 
 def clear(run_dir: str | Path) -> None:
-    """Remove the films of training, for a run that starts again; those that somebody asked for stay."""
-    for one in films(run_dir, elsewhere=True):
-        if one.by == BY_TRAINING:
-            _remove(one.path)
+    """Remove the films of training, for a run that starts again; those that a user asked for stay."""
+    for one in _by_training(run_dir):
+        _remove(one.path)
 
 
 def remove_unfinished(run_dir: str | Path) -> list[Path]:
@@ -135,8 +122,12 @@ def remove_unfinished(run_dir: str | Path) -> list[Path]:
     return removed
 
 
+def _by_training(run_dir: str | Path) -> list[Film]:
+    return [one for one in films(run_dir, elsewhere=True) if one.by == BY_TRAINING]
+
+
 def _remove(video: Path) -> None:
-    video.unlink(missing_ok=True)  # before what is known of it: a film without that is nobody's to remove
+    video.unlink(missing_ok=True)  # before what is known of it: a film without that is not ours to remove
     facts_path(video).unlink(missing_ok=True)
 
 
@@ -153,29 +144,28 @@ def _lives(number: int) -> bool:
 def _film(path: Path, stat: os.stat_result) -> Film:
     facts = read_json(facts_path(path))
     task, by = facts.get("task"), facts.get("by")
+    step, member, length = (_count(facts.get(name)) for name in ("step", "member", "length"))
+    total, entropy, trusted = (_number(facts.get(name)) for name in ("return", "entropy", "trusted"))
     return Film(
         path,
         _MEDIA[path.suffix],
         stat.st_mtime,
         stat.st_size,
-        step=_count(facts, "step"),
-        member=_count(facts, "member"),
-        task=task[:_MOST_TEXT] if isinstance(task, str) else None,
-        total=_number(facts, "return"),
-        length=_count(facts, "length"),
-        entropy=_number(facts, "entropy"),
-        trusted=_number(facts, "trusted"),
-        by=by if by in {BY_TRAINING, BY_ENJOY} else None,
+        step,
+        member,
+        task[:_MOST_TEXT] if isinstance(task, str) else None,
+        total,
+        length,
+        entropy,
+        trusted,
+        by if by in {BY_TRAINING, BY_ENJOY} else None,
     )
 
 
-def _number(facts: Mapping[str, Any], name: str) -> float | None:
-    value = facts.get(name)
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return None
-    return float(value) if abs(value) < _LARGEST else None
+def _number(value: Any) -> float | None:
+    known = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST
+    return float(value) if known else None
 
 
-def _count(facts: Mapping[str, Any], name: str) -> int | None:
-    value = facts.get(name)
+def _count(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST else None

@@ -18,9 +18,8 @@ from laser_rl.envs.make import is_atari, is_mixture
 from laser_rl.errors import ConfigError
 from laser_rl.metrics import display
 from laser_rl.metrics.history import History
-from laser_rl.metrics.log import FILE
-from laser_rl.metrics.sink import Row
-from laser_rl.metrics.stream import Stream
+from laser_rl.metrics.log import FILE, Stream
+from laser_rl.metrics.rows import Row
 from laser_rl.research.paper import COLUMNS, atari_median, atari_normalised, atari_references, atari_scores
 from laser_rl.research.protocol import LAST_EPISODES, Episodes, episodes_of, last_episodes, sweep_curve
 from laser_rl.training.files import is_sweep, read_config, read_sweep

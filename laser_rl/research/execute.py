@@ -13,8 +13,7 @@ from laser_rl.envs.scores import references_of, tasks_of
 from laser_rl.errors import ConfigError
 from laser_rl.evaluation.statistics import Floats
 from laser_rl.metrics.log import read
-from laser_rl.metrics.sink import Kind, Row, Value
-from laser_rl.metrics.stream import episodes_in
+from laser_rl.metrics.rows import Kind, Row, Value, episodes_in
 from laser_rl.research import protocol
 from laser_rl.training.build_group import build_group
 from laser_rl.training.directory import RunDirectory

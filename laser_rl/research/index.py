@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from laser_rl.checkpoint.atomic import write_bytes
+from laser_rl.disk import write_bytes
 from laser_rl.research.experiments import EXPERIMENTS
 from laser_rl.research.report import ABOUT, PAGE, VERDICTS, read_about
 from laser_rl.research.runner import read_table

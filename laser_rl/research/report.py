@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import ConfigDict, TypeAdapter
 
-from laser_rl.checkpoint.atomic import write_bytes, write_json
+from laser_rl.disk import write_bytes, write_json
 from laser_rl.errors import ConfigError
 from laser_rl.research.experiment import STATISTICS, Experiment, ExperimentTask
 from laser_rl.research.experiments import EXPERIMENTS

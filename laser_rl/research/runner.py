@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from laser_rl import __version__
-from laser_rl.checkpoint.atomic import make_folder, write_bytes, write_json
+from laser_rl.disk import make_folder, write_bytes, write_json
 from laser_rl.envs.worker import die_with
 from laser_rl.errors import ConfigError, UserError
 from laser_rl.evaluation.statistics import Floats

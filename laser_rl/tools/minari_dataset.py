@@ -17,8 +17,8 @@ import torch
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
-from laser_rl import checkpoint
-from laser_rl.checkpoint import Loaded, RunLock, atomic
+from laser_rl import checkpoint, disk
+from laser_rl.checkpoint import Loaded, RunLock
 from laser_rl.config import Config, EnvironmentConfig
 from laser_rl.envs.construct import constructor
 from laser_rl.envs.make import is_atari, is_mixture
@@ -94,7 +94,7 @@ def export_minari(
     if path.exists():
         return _same(path, dataset_id, source)
     work = path.with_name(f".{path.name}.unfinished")
-    atomic.make_folder(work)
+    disk.make_folder(work)
     try:
         lock = RunLock(work)
     except ConfigError as error:
@@ -102,7 +102,7 @@ def export_minari(
     with lock:
         folder = work / "dataset"
         shutil.rmtree(folder, ignore_errors=True)  # of one that was killed
-        atomic.make_folder(folder / "data")
+        disk.make_folder(folder / "data")
         dataset = _write(folder / "data", EpisodeReader(run_dir, parts.loaded, parts.layout, number, say), parts, path)
         if not dataset.episodes:
             whose = "" if number is None else f" of member {number}"
@@ -113,7 +113,7 @@ def export_minari(
         _describe(folder / "data", dataset_id, source, parts, dataset)
         _make_namespace(root, namespace)
         folder.replace(path)
-        atomic.sync_folder(path.parent)
+        disk.sync_path(path.parent)
     shutil.rmtree(work, ignore_errors=True)
     return dataset
 
@@ -300,8 +300,8 @@ def _describe(folder: Path, dataset_id: str, source: dict[str, Any], parts: _Par
         f"{parts.loaded.step:,} steps: {dataset.episodes:,} episodes, mean return {dataset.mean_return:.4g}.",
         "laser_rl": ours,
     })  # fmt: skip
-    atomic.sync_file(folder / DATA_FILE)
-    atomic.sync_folder(folder)
+    disk.sync_path(folder / DATA_FILE)
+    disk.sync_path(folder)
 
 
 def _same(path: Path, dataset_id: str, source: dict[str, Any]) -> Dataset:
@@ -348,4 +348,4 @@ def _make_namespace(root: Path, namespace: str | None) -> None:
     for depth in range(1, len(parts) + 1):
         file = root.joinpath(*parts[:depth]) / NAMESPACE_METADATA_FILENAME
         if not file.exists():
-            atomic.write_json(file, {})
+            disk.write_json(file, {})

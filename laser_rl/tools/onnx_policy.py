@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from laser_rl.checkpoint import atomic
+from laser_rl import disk
 from laser_rl.errors import ConfigError, MissingExtra
 from laser_rl.tools.onnx_compare import Acting, Verified, compare, example, observed
 from laser_rl.tools.source import described, seen_shape, starts_of, versions
@@ -56,8 +56,8 @@ def export_onnx(trained: Trained, path: Path, *, about: Mapping[str, Any] | None
         program, acting, {**described(trained, starts), **(about or {}), "versions": versions("torch", *_LIBRARIES)}
     )
     path = path.absolute()
-    atomic.make_folder(path.parent)
-    with atomic.whole(path) as temporary:
+    disk.make_folder(path.parent)
+    with disk.whole(path) as temporary:
         program.save(temporary, external_data=False)
         verified = compare(acting, trained, session_of(temporary), observed(trained, rows))
     return Exported(path, acting.inputs, acting.outputs, verified)

@@ -10,14 +10,14 @@ from typing import Literal
 
 from laser_rl import checkpoint
 from laser_rl.checkpoint import SegmentEntry, manifest
-from laser_rl.checkpoint.folders import unfinished
 from laser_rl.checkpoint.guarded import Damaged, Unreadable, names_in, open_plain, reading
 from laser_rl.checkpoint.salvage import places_in
 from laser_rl.checkpoint.segments import SEGMENT, verify_segment
+from laser_rl.checkpoint.snapshot import unfinished
 from laser_rl.errors import ConfigError, DamagedRun, UserError
 from laser_rl.metrics import machine
-from laser_rl.metrics.log import FILE
-from laser_rl.metrics.stream import pieces, rows_in
+from laser_rl.metrics.log import FILE, pieces
+from laser_rl.metrics.rows import rows_in
 from laser_rl.training.files import CONFIG, SWEEP, changes, is_sweep, read_config, read_sweep
 
 State = Literal["whole", "damaged", "changed", "unreadable", "left over"]

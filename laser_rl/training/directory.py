@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from laser_rl import checkpoint
 from laser_rl.checkpoint import Loaded, Mended, SegmentEntry, Snapshot
-from laser_rl.checkpoint.atomic import write_json
 from laser_rl.checkpoint.guarded import fitting
 from laser_rl.checkpoint.snapshot import flat, grouped, member_name
 from laser_rl.config import Config
+from laser_rl.disk import write_json
 from laser_rl.metrics import machine
 from laser_rl.metrics.log import MetricsLog
 from laser_rl.replay.store import Replay

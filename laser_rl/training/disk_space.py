@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from laser_rl import checkpoint
-from laser_rl.checkpoint.atomic import Full
+from laser_rl.disk import Full
 from laser_rl.errors import UserError, is_full
 from laser_rl.training.files import command_for
 

@@ -11,7 +11,7 @@ from laser_rl import checkpoint, trust
 from laser_rl.checkpoint import guarded
 from laser_rl.config import Config, validated
 from laser_rl.errors import ConfigError, UserError, shortened
-from laser_rl.metrics.page import flat
+from laser_rl.metrics.display import flat_settings
 from laser_rl.training.settings import FORMAT, SweepConfig, sweep_from
 from laser_rl.trust import code_in
 
@@ -106,7 +106,9 @@ def changes(path: Path) -> list[Change] | None:
 def _flat(settings: SweepConfig) -> dict[str, Any]:
     values = described(settings)
     # What members differ in follows from the grid or the draws; it would be said twice.
-    return flat({**values.pop("base", {}), **{name: value for name, value in values.items() if name != "settings"}})
+    return flat_settings(
+        {**values.pop("base", {}), **{name: value for name, value in values.items() if name != "settings"}}
+    )
 
 
 def command_for(verb: str, path: Path) -> str:

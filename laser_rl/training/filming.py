@@ -18,9 +18,9 @@ from laser_rl.agent.commentary import Commentator
 from laser_rl.agent.one_step import Memento, act_and_tell
 from laser_rl.agent.policy import Policy, Seen
 from laser_rl.checkpoint import Loaded
-from laser_rl.checkpoint.atomic import write_json
 from laser_rl.checkpoint.snapshot import grouped, member_name
 from laser_rl.config import Config, EnvironmentConfig, LossConfig
+from laser_rl.disk import write_json
 from laser_rl.envs.border import Env
 from laser_rl.envs.make import make_renderable
 from laser_rl.envs.records import DiscreteActions, EnvironmentSpec

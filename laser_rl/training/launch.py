@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from laser_rl.agent.own_relevance import require_relevance
 from laser_rl.config import Config
-from laser_rl.metrics.sink import Sink
+from laser_rl.metrics.rows import Sink
 from laser_rl.networks.build import TorsoSource
 from laser_rl.training.build import EnvironmentSource, slots_of
 from laser_rl.training.build_group import build_group

@@ -12,8 +12,7 @@ from typing import Any
 from laser_rl.agent.actor import Actor
 from laser_rl.errors import EnvironmentFailed
 from laser_rl.evaluation.statistics import EvalResult, evaluation_of
-from laser_rl.metrics.sink import Kind, Sink, Value
-from laser_rl.metrics.window import EpisodeRows, memory_bytes, window_for
+from laser_rl.metrics.rows import EpisodeRows, EpisodeWindow, Kind, Sink, Value, memory_bytes
 from laser_rl.training.budget import Budget
 from laser_rl.training.build import Member, another, derive, slots_of
 from laser_rl.training.evaluate import Unfinished, evaluate, trained_of
@@ -60,7 +59,7 @@ class MemberTraining:
         self.member, self.stop, self.steps = member, stop or Stop(), 0
         self.budget = Budget(member.config.run.budget_minutes) if budget is None else budget
         self.target = self.horizon = member.config.run.steps
-        self.window = window_for(_tasks_of(member))
+        self.window = EpisodeWindow(_tasks_of(member))
         self._episodes = EpisodeRows()
         self.evaluations: list[tuple[int, EvalResult]] = []
         self.notes: dict[str, int] = {}  # of whoever runs this member, kept with its state

@@ -14,7 +14,7 @@ import numpy as np
 
 from laser_rl.checkpoint import Loaded, Mended
 from laser_rl.errors import ConfigError
-from laser_rl.metrics.sink import Sink
+from laser_rl.metrics.rows import Sink
 from laser_rl.networks.build import TorsoSource
 from laser_rl.replay.shared_lock import SharedLock
 from laser_rl.replay.store import Replay

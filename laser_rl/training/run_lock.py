@@ -8,8 +8,8 @@ from pathlib import Path
 
 from laser_rl import checkpoint
 from laser_rl.checkpoint import RunLock, guarded, lock, manifest
-from laser_rl.checkpoint.atomic import is_temporary
 from laser_rl.checkpoint.guarded import Damaged
+from laser_rl.disk import is_temporary
 from laser_rl.errors import ConfigError, shortened
 from laser_rl.metrics import machine, videos
 from laser_rl.metrics.log import FILE

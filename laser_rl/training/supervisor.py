@@ -19,8 +19,7 @@ from laser_rl.checkpoint.snapshot import flat, grouped, member_name
 from laser_rl.errors import ConfigError
 from laser_rl.evaluation.statistics import evaluation_of
 from laser_rl.metrics.log import read_from
-from laser_rl.metrics.sink import Kind, Sink, Value
-from laser_rl.metrics.window import fitness, window_from
+from laser_rl.metrics.rows import Kind, Sink, Value, fitness, window_from
 from laser_rl.networks.build import TorsoSource
 from laser_rl.training.build import EnvironmentSource, derive
 from laser_rl.training.build_group import GroupParts

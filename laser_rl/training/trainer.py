@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from laser_rl.metrics.sink import Kind, Sink, Value
-from laser_rl.metrics.window import fitness
+from laser_rl.metrics.rows import Kind, Sink, Value, fitness
 from laser_rl.replay.store import Replay
 from laser_rl.training.budget import Budget
 from laser_rl.training.build import derive

@@ -5,6 +5,7 @@ import os
 import socket
 import sys
 import threading
+import time
 import webbrowser
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,8 +13,8 @@ from pathlib import Path
 
 import tyro
 
-from laser_rl.errors import MissingExtra
-from laser_rl.view.runs import Runs, places_of
+from laser_rl.errors import ConfigError, MissingExtra
+from laser_rl.view.runs import Runs
 
 _NICE = 10
 
@@ -41,8 +42,13 @@ def dashboard_command(arguments: list[str]) -> int:
     from laser_rl.view.security import token_from  # noqa: PLC0415 - needs the extra
     from laser_rl.view.server import listening_socket  # noqa: PLC0415
 
-    places, token = places_of(asked.run_dirs), token_from(asked.token_file)
-    return serve(places, listening_socket(asked.port, asked.host), token, show=asked.open)
+    if not asked.run_dirs:
+        raise ConfigError("a dashboard of what? name one or more run directories: laser dashboard runs")
+    missing = ", ".join(str(path) for path in asked.run_dirs if not path.is_dir())
+    if missing:
+        raise ConfigError(f"expected directories of runs, got {missing}, which is none; see 'laser dashboard --help'")
+    token = token_from(asked.token_file)
+    return serve(asked.run_dirs, listening_socket(asked.port, asked.host), token, show=asked.open)
 
 
 def serve(
@@ -58,11 +64,11 @@ def serve(
     runs = Runs(places)
     access = Access(token, listening.getsockname()[1])
     for run in runs.every()[:1]:
-        run.want()
+        run.wanted = time.monotonic()
     server = server_of(runs, access)
     if not quiet:
         print(f"dashboard of {len(runs.every())} run(s): {access.link}", flush=True)
-        print("the link holds a token: whoever has it can see these runs; Ctrl-C ends", flush=True)
+        print("the link holds a token: who has it can see these runs; Ctrl-C ends", flush=True)
     if show and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         # Others can see the command line of a browser, so the code in it is good for one visit only.
         webbrowser.open(f"http://127.0.0.1:{access.port}/?token={access.once()}")

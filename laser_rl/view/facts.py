@@ -10,15 +10,13 @@ import numpy as np
 from laser_rl.envs.scores import RETURN_OF, SCORE_OF
 from laser_rl.metrics import display
 from laser_rl.metrics.history import Array
-from laser_rl.metrics.sink import Row
+from laser_rl.metrics.rows import Row, episodes_in
 from laser_rl.metrics.standing import MemberStanding
-from laser_rl.metrics.stream import episodes_in
 from laser_rl.metrics.videos import Film
 from laser_rl.trust import FLAG, code_in
 from laser_rl.view.panels import Data, cell
-from laser_rl.view.subject import Subject
+from laser_rl.view.runs import SILENT_S, Subject
 
-SILENT_S = 60.0
 FAULTS = {
     "skipped_updates": ("updates skipped", "{n} updates were skipped, because their gradient was not finite"),
     "rollbacks": ("rolled back", "{n} times the parameters were rolled back to the last ones that learned"),
@@ -45,7 +43,7 @@ def summary(subject: Subject, *, known: float = 1.0, videos: int = 0) -> Data:
     leader, total = subject.best, subject.settings.get("run.steps")
     return {
         "name": subject.name,
-        "kind": subject.kind,
+        "kind": _kind(subject),
         "is_sweep": subject.is_sweep,
         "environment": subject.environment,
         "state": subject.state,
@@ -135,7 +133,16 @@ def interval(values: Array) -> tuple[float, float] | None:
 
 def video_id(video: Film) -> str:
     """By what a page asks for a file: nothing that could be a path."""
-    return hashlib.sha256(video.name.encode(errors="surrogateescape")).hexdigest()[:24]
+    return hashlib.sha256(video.path.name.encode(errors="surrogateescape")).hexdigest()[:24]
+
+
+def _kind(subject: Subject) -> str:
+    """One agent, or how many members share what."""
+    if not subject.is_sweep:
+        return "one agent"
+    share = str(subject.files.sweep.get("share", "")) or "unknown"
+    known = {"shared": "one replay for all", "separate": "a replay each", "none": "no replay"}
+    return f"sweep of {len(subject.members)} members, {known.get(share, f'replay: {share}')}"
 
 
 def _member(subject: Subject, one: MemberStanding) -> Data:
@@ -237,7 +244,7 @@ def _machine(subject: Subject) -> dict[str, Any]:
 def _video(one: Film) -> Data:
     return {
         "id": video_id(one),
-        "name": _text(one.name),
+        "name": _text(one.path.name),
         "time": one.time,
         "media": one.media,
         "step": one.step,

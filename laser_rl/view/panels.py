@@ -10,9 +10,9 @@ import numpy as np
 from laser_rl.envs.scores import RETURN_OF, SCORE_OF
 from laser_rl.metrics import display
 from laser_rl.metrics.history import Array, CurveLine, aligned
-from laser_rl.metrics.sink import Kind
+from laser_rl.metrics.rows import Kind
 from laser_rl.metrics.standing import Copy, copies, mean_of, newest_means
-from laser_rl.view.subject import Subject
+from laser_rl.view.runs import Subject
 
 POINTS = 1000
 _FEW = 4

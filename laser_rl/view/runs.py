@@ -1,25 +1,29 @@
-"""Which runs there are, and the one thread that reads their logs, however many look at them."""
+"""Run directories as the page shows them: read as a whole for a report, or read on by one thread while they grow.
 
-import json
+A run is told as a sweep of one member.
+"""
+
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from laser_rl.checkpoint.lock import owner
+from laser_rl.disk import read_json
 from laser_rl.errors import ConfigError
-from laser_rl.metrics import machine
+from laser_rl.metrics import display, machine
 from laser_rl.metrics.history import History
-from laser_rl.metrics.log import FILE
-from laser_rl.metrics.standing import SWEEP, state_of
-from laser_rl.metrics.stream import Tail, last_row
+from laser_rl.metrics.log import FILE, Tail, last_row
+from laser_rl.metrics.rows import Row
+from laser_rl.metrics.standing import SWEEP, MemberStanding, best, standing_of, state_of
 from laser_rl.metrics.videos import FOLDER, Film, films
-from laser_rl.view.facts import details, summary
-from laser_rl.view.panels import Data
-from laser_rl.view.subject import CONFIG, Files, Subject, distinct
 
+CONFIG = "config.json"
+SILENT_S = 60.0
 MOST_RUNS, MOST_READ = 500, 6
 WANTED_S = 60.0
 _LOOK_S, _SCAN_S = 0.5, 5.0
@@ -29,16 +33,120 @@ _SETTLED_S = 1.0  # a folder that changed later than this may change again at wh
 _log = logging.getLogger(__name__)
 
 
-class Made(NamedTuple):
-    """An answer that was made of a version of a run."""
+class Files(NamedTuple):
+    """What a run directory says besides its rows."""
 
-    version: int
-    good_until: float
-    body: bytes
+    config: dict[str, Any]
+    sweep: dict[str, Any]
+    sessions: list[dict[str, Any]]
+
+    @classmethod
+    def read(cls, run_dir: Path) -> "Files":
+        """Empty where a file is missing or damaged: a page is worth having without it."""
+        return cls(read_json(run_dir / CONFIG), read_json(run_dir / SWEEP), machine.sessions(run_dir))
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """One directory of a run or sweep at a time."""
+
+    run_dir: Path
+    name: str
+    history: History
+    files: Files
+    running: bool = False
+    now: float = 0.0
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """The newest rows of each member, and all exploits; those of a run are of member 0."""
+        rows = self.history.kept()
+        return rows if self.is_sweep else [{**row, "member": 0} for row in rows]
+
+    @cached_property
+    def is_sweep(self) -> bool:
+        """Whether there are, or will be, rows of members."""
+        return bool(self.files.sweep) or self.history.has_members
+
+    @cached_property
+    def members(self) -> list[MemberStanding]:
+        """How each stands; one, of a single run."""
+        return standing_of(self.rows, self.files.sweep if self.is_sweep else {"settings": [{}]}, self.now)
+
+    @cached_property
+    def best(self) -> MemberStanding | None:
+        """The best member, if any has ended an episode."""
+        return best(self.members)
+
+    @cached_property
+    def mixed(self) -> bool:
+        """Whether several tasks were learned, so that returns are normalised scores."""
+        return any("task" in row or display.is_mixture(row) for row in self.rows)
+
+    @property
+    def score_label(self) -> str:
+        """What its curve is."""
+        mixed, single = "Median over tasks of the normalised score", "Mean return of the last 100 episodes"
+        return mixed if self.mixed else single
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """Every setting by its full name; of a sweep, those of its base and of the sweep itself."""
+        if not self.files.sweep:
+            return display.flat_settings(self.files.config)
+        base = self.files.sweep.get("base")
+        others = {name: value for name, value in self.files.sweep.items() if name not in {"base", "settings", "format"}}
+        return display.flat_settings({**(base if isinstance(base, dict) else {}), "sweep": others})
+
+    @property
+    def environment(self) -> str:
+        """Its id, where it is known."""
+        return str(self.settings.get("environment.id", "unknown environment"))
+
+    @property
+    def state(self) -> str:
+        """In a word."""
+        return state_of(self.history.last, running=self.running)
+
+    def newest(self, member: int, kind: str) -> Row:
+        """The newest value of every number in the rows of a kind that are kept of a member."""
+        return self._newest.get((kind, member), {})
+
+    @cached_property
+    def _newest(self) -> dict[tuple[object, object], Row]:
+        found: dict[tuple[object, object], Row] = {}
+        for row in self.rows:
+            found.setdefault((row["kind"], row.get("member")), {}).update(row)
+        return found
+
+
+def subject_of(run_dir: Path, name: str | None = None, *, running: bool = False) -> Subject:
+    """Read a directory as a whole; refused if it is none of a run or sweep."""
+    if not _is_run(run_dir):
+        inside = run_dir.is_dir() and any((one / FILE).exists() for one in run_dir.iterdir())
+        hint = f"; its folders are: laser report {run_dir}/*" if inside else "; is this a run directory?"
+        raise ConfigError(f"expected {run_dir} to have {CONFIG}, {SWEEP} or {FILE}, got none of them{hint}")
+    history, files = History.read(run_dir / FILE), Files.read(run_dir)
+    return Subject(run_dir, name or run_dir.resolve().name, history, files, running, time.time())
+
+
+def distinct(names: Sequence[Path]) -> list[str]:
+    """Short names of directories that differ: the last part, and as many before it as are needed.
+
+    >>> distinct([Path("runs/a/x"), Path("runs/b/x")]), distinct([Path("runs/a"), Path("runs/b")])
+    (['a/x', 'b/x'], ['a', 'b'])
+    """
+    paths = [path.resolve() for path in names]
+    longest = max((len(path.parts) for path in paths), default=0)
+    for count in range(1, longest + 1):
+        shortened = ["/".join(path.parts[-count:]) for path in paths]
+        if len(set(shortened)) == len(set(paths)):
+            return shortened
+    return [str(path) for path in paths]
 
 
 class ViewedRun:
-    """One directory; its log is read only while somebody looks at it."""
+    """One directory that a server shows; its log is read only while a page looks at it."""
 
     def __init__(self, number: int, path: Path) -> None:
         self.number, self.path, self.name = number, path, path.name
@@ -50,16 +158,15 @@ class ViewedRun:
         self.history = History()
         self.files = Files({}, {}, [])
         self.wanted = 0.0
+        """When a page last asked for it."""
         self.running = False
         self.state = "not begun"
+        self.cache: dict[object, Any] = {}
+        """Answers of the server; forgotten with the rows."""
         self._seen: tuple[object, ...] = ()
-        self.cache: dict[object, Made] = {}
+        self._subject: tuple[int, Subject] | None = None
         self._films: list[Film] = []
         self._filmed_at = -1.0
-
-    def want(self) -> None:
-        """Somebody looks at it."""
-        self.wanted = time.monotonic()
 
     @property
     def known(self) -> float:
@@ -67,16 +174,17 @@ class ViewedRun:
         return 1.0 if self.tail.size <= 0 else min(1.0, self.tail.offset / self.tail.size)
 
     def look(self) -> None:
-        """Read what is small: settings, machine, who writes, the last row; and see whether there is a new video."""
+        """Read what is small: settings, machine, who writes, the last row; and see whether there is a new video, or silence."""
         self.running = owner(self.path) is not None
-        found = []
+        found = {}
         for name in (CONFIG, SWEEP, machine.FILE, FILE, FOLDER):
             try:
                 stat = (self.path / name).stat()
-                found.append((stat.st_mtime_ns, stat.st_size))
+                found[name] = (stat.st_mtime, stat.st_size)
             except OSError:
-                found.append((0, 0))
-        seen = (self.running, *found)
+                found[name] = (0.0, 0)
+        silent = self.running and time.time() - found[FILE][0] > SILENT_S
+        seen = (self.running, silent, *found.values())
         if seen == self._seen:
             return
         files, state = Files.read(self.path), state_of(last_row(self.path / FILE), running=self.running)
@@ -98,23 +206,17 @@ class ViewedRun:
         return bool(rows)
 
     def forget(self) -> None:
-        """Give the memory back; it is read again when somebody looks."""
+        """Give the memory back; it is read again when a page looks."""
         with self.lock:
-            self.tail, self.history, self.cache = Tail(self.path / FILE), History(), {}
+            self.tail, self.history, self.cache, self._subject = Tail(self.path / FILE), History(), {}, None
             self.version += 1
 
     def subject(self) -> Subject:
-        """What panels are made of; with the lock held."""
-        return Subject(self.path, self.name, self.history, self.files, self.running, time.time())
-
-    def summary(self) -> Data:
-        """How it stands; with the lock held."""
-        told = summary(self.subject(), known=self.known, videos=len(self.videos()))
-        return {**told, "run": self.number, "version": self.version, "state": self.state}
-
-    def details(self) -> Data:
-        """What changes seldom; with the lock held."""
-        return details(self.subject(), self.videos())
+        """What panels are made of, the same for all of a version; with the lock held."""
+        if self._subject is None or self._subject[0] != self.version:
+            made = Subject(self.path, self.name, self.history, self.files, self.running, time.time())
+            self._subject = (self.version, made)
+        return self._subject[1]
 
     def videos(self) -> list[Film]:
         """The newest of `videos/`: plain files only, no links, so that nothing outside the directory can be asked for."""
@@ -130,12 +232,12 @@ class ViewedRun:
 class Runs:
     """All runs below the given directories; a new one appears, one that was deleted stays in the list until the end."""
 
-    def __init__(self, places: Sequence[Path], *, hurried: bool = False) -> None:
+    def __init__(self, places: Sequence[Path], *, look_s: float = _LOOK_S) -> None:
         self._places = [Path(place).resolve() for place in places]
         self._runs: dict[Path, ViewedRun] = {}
         self._stop = threading.Event()
         self._broken: set[int] = set()
-        self._look_s = _LOOK_S / 10 if hurried else _LOOK_S
+        self._look_s = look_s
         self._thread = threading.Thread(target=self._work, name="reader of logs", daemon=True)
         self.scan()
 
@@ -143,22 +245,13 @@ class Runs:
         """In the order in which they were found."""
         return list(self._runs.values())
 
-    def listed(self) -> list[Data]:
-        """Those to choose from."""
-        return [{"run": run.number, "name": run.name, "state": run.state} for run in self.every()]
-
-    def get(self, number: int) -> ViewedRun | None:
-        """The run of that number."""
-        every = self.every()
-        return every[number] if 0 <= number < len(every) else None
-
     def scan(self) -> None:
-        """Look for new ones, and at those that are known."""
+        """Look for new ones."""
         for place in self._places:
             for path in _below(place, _DEPTH):
                 if path not in self._runs and len(self._runs) < MOST_RUNS:
                     self._runs[path] = ViewedRun(len(self._runs), path)
-        for run, name in zip(self.every(), distinct(list(self._runs)) if self._runs else [], strict=True):
+        for run, name in zip(self.every(), distinct(list(self._runs)), strict=True):
             run.name = name
 
     def start(self) -> None:
@@ -194,7 +287,7 @@ class Runs:
             return False
 
     def _watched(self) -> list[ViewedRun]:
-        """Those that somebody looks at; of others, what they hold is forgotten if it is too much."""
+        """Those that a page looks at; of others, what they hold is forgotten if it is too much."""
         read = sorted((run for run in self.every() if run.wanted), key=lambda run: -run.wanted)
         for run in read[MOST_READ:]:
             run.wanted = 0.0
@@ -202,27 +295,14 @@ class Runs:
         return [run for run in read[:MOST_READ] if time.monotonic() - run.wanted < WANTED_S]
 
 
-def places_of(run_dirs: Sequence[Path]) -> list[Path]:
-    """Directories that exist; refused if there is none."""
-    if not run_dirs:
-        raise ConfigError("a dashboard of what? name one or more run directories: laser dashboard runs")
-    missing = [str(path) for path in run_dirs if not path.is_dir()]
-    if missing:
-        raise ConfigError(
-            f"expected directories of runs, got {', '.join(missing)}, which is none; see 'laser dashboard --help'"
-        )
-    return list(run_dirs)
-
-
-def encoded(value: Any) -> bytes:
-    """JSON as it goes to a page."""
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+def _is_run(path: Path) -> bool:
+    return any((path / name).exists() for name in (CONFIG, SWEEP, FILE))
 
 
 def _below(place: Path, depth: int) -> list[Path]:
     """The runs in a folder: itself, or those in its folders. Links are not followed, and hidden folders are left out."""
     try:
-        if any((place / name).exists() for name in (CONFIG, SWEEP, FILE)):
+        if _is_run(place):
             return [place]
         inside = sorted(one for one in place.iterdir() if one.is_dir() and not one.is_symlink()) if depth else []
     except OSError:

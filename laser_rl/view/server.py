@@ -2,17 +2,19 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
@@ -22,10 +24,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.videos import open_film
-from laser_rl.view.facts import video_id
-from laser_rl.view.panels import PANELS, Asked
+from laser_rl.view.facts import details, summary, video_id
+from laser_rl.view.panels import PANELS, Asked, Data
 from laser_rl.view.report import TYPES, static_files
-from laser_rl.view.runs import Made, Runs, ViewedRun, encoded
+from laser_rl.view.runs import Runs, ViewedRun
 from laser_rl.view.security import HOST, Access, RequestGuard
 
 MOST_CONNECTIONS = 256
@@ -86,33 +88,55 @@ class OpenFile(FileResponse):
             await super().__call__(scope, receive, send)
 
 
+class _Made(NamedTuple):
+    """An answer that was made of a version of a run."""
+
+    version: int
+    good_until: float
+    body: bytes
+
+    def is_good(self, run: ViewedRun) -> bool:
+        return self.version == run.version or time.monotonic() <= self.good_until
+
+
+def live_summary(run: ViewedRun) -> Data:
+    """How a run stands; with its lock held."""
+    told = summary(run.subject(), known=run.known, videos=len(run.videos()))
+    return {**told, "run": run.number, "state": run.state}
+
+
+def live_details(run: ViewedRun) -> Data:
+    """What changes seldom; with the lock of the run held."""
+    return details(run.subject(), run.videos())
+
+
 class Pages:
-    """What each route answers."""
+    """What each route answers. Those that are not `async` may wait for the disk, and run in a thread."""
 
     def __init__(self, runs: Runs) -> None:
         self._runs, self._static = runs, static_files()
 
-    def index(self, request: Request) -> Response:
+    async def index(self, request: Request) -> Response:
         """The page."""
         return self._file("index.html")
 
-    def static(self, request: Request) -> Response:
+    async def static(self, request: Request) -> Response:
         """A file of the page, from a table that was made at the start: no path of a request reaches the disk."""
         return self._file(request.path_params["name"])
 
-    def runs(self, request: Request) -> Response:
-        """All runs."""
-        return JSONResponse(self._runs.listed())
+    async def runs(self, request: Request) -> Response:
+        """All runs to choose from."""
+        return JSONResponse([{"run": run.number, "name": run.name, "state": run.state} for run in self._runs.every()])
 
-    def summary(self, request: Request) -> Response:
+    async def summary(self, request: Request) -> Response:
         """How one stands."""
-        return self._made(self._run(request), "summary", ViewedRun.summary)
+        return await self._answer(self._run(request), "summary", live_summary)
 
-    def details(self, request: Request) -> Response:
+    async def details(self, request: Request) -> Response:
         """Its settings, machine, events and videos."""
-        return self._made(self._run(request), "details", ViewedRun.details)
+        return await self._answer(self._run(request), "details", live_details)
 
-    def panel(self, request: Request) -> Response:
+    async def panel(self, request: Request) -> Response:
         """One chart of a run."""
         run, name, query = self._run(request), request.path_params["panel"], request.query_params
         if name not in PANELS:
@@ -120,7 +144,7 @@ class Pages:
         learner = query.get("learner", "all")
         number = int(learner) if learner.isascii() and learner.isdecimal() and len(learner) < 4 else -1  # noqa: PLR2004
         asked = Asked("time" if query.get("x") == "time" else "step", number if name == "trust" else -1)
-        return self._made(run, (name, asked), lambda run: PANELS[name](run.subject(), asked))
+        return await self._answer(run, (name, asked), lambda run: PANELS[name](run.subject(), asked))
 
     def video(self, request: Request) -> Response:
         """A file of a run's videos, in parts if it is asked for in parts."""
@@ -143,29 +167,43 @@ class Pages:
         ]
 
     def _run(self, request: Request) -> ViewedRun:
-        run = self._runs.get(request.path_params["run"])
-        if run is None:
-            raise HTTPException(404)
-        run.want()
-        return run
+        number = int(request.path_params["run"])
+        for run in self._runs.every()[number : number + 1]:
+            run.wanted = time.monotonic()
+            return run
+        raise HTTPException(404)
 
     def _file(self, name: str) -> Response:
         if name not in self._static:
             raise HTTPException(404)
         return Response(self._static[name], media_type=TYPES[Path(name).suffix], headers={"cache-control": "no-cache"})
 
-    def _made(self, run: ViewedRun, key: object, make: Any) -> Response:
+    async def _answer(self, run: ViewedRun, key: object, make: Callable[[ViewedRun], Data]) -> Response:
+        """What was made before, if it still holds: without a lock and without a thread, since most requests are polls."""
+        found: _Made | None = run.cache.get(key)
+        if found is None or not found.is_good(run):
+            found = await run_in_threadpool(self._made, run, key, make)
+        return Response(found.body, media_type="application/json")
+
+    def _made(self, run: ViewedRun, key: object, make: Callable[[ViewedRun], Data]) -> _Made:
         """Made once for each version of a run, by one thread, however many ask, and so seldom that it takes a hundredth of the time."""
         with run.lock:
-            found, now = run.cache.get(key), time.monotonic()
-            if found is None or (found.version != run.version and now > found.good_until):
-                if len(run.cache) >= _MOST_CACHED:
-                    run.cache.clear()
-                body = encoded({**make(run), "version": run.version})
-                seconds = time.monotonic() - now
-                hold = min(_LONGEST_HOLD_S, _REST * seconds)
-                found = run.cache[key] = Made(run.version, now + seconds + hold, body)
-        return Response(found.body, media_type="application/json")
+            known: _Made | None = run.cache.get(key)
+            if known is not None and known.is_good(run):  # another request has made it meanwhile
+                return known
+            if len(run.cache) >= _MOST_CACHED:
+                run.cache.clear()
+            began = time.monotonic()
+            body = encoded({**make(run), "version": run.version})
+            now = time.monotonic()
+            hold = min(_LONGEST_HOLD_S, _REST * (now - began))
+            made = run.cache[key] = _Made(run.version, now + hold, body)
+            return made
+
+
+def encoded(value: Any) -> bytes:
+    """JSON as it goes to a page."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 
 
 def application(runs: Runs, access: Access, *, transports: Transports | None = None) -> RequestGuard:

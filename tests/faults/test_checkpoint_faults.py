@@ -22,8 +22,8 @@ from laser_rl.checkpoint import (
     remove_leftovers,
     segments,
     write,
-    write_bytes,
 )
+from laser_rl.disk import write_bytes
 from laser_rl.errors import DamagedRun, UserError
 from tests.checkpoint.inputs import LAYOUT, assert_is, forked, kill_at, outcome, snapshot, unrolls
 

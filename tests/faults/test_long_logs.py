@@ -12,9 +12,8 @@ import pytest
 
 from laser_rl import checkpoint, recipes
 from laser_rl.metrics.history import History
-from laser_rl.metrics.log import FILE, read, rows_hash
-from laser_rl.metrics.stream import Stream, episodes_in
-from laser_rl.metrics.window import EACH, EpisodeRows
+from laser_rl.metrics.log import FILE, Stream, read, rows_hash
+from laser_rl.metrics.rows import EACH, EpisodeRows, episodes_in
 from tests.training.small import finish, small
 
 MB = 1 << 20
@@ -103,7 +102,7 @@ def test_rows_of_episodes_grow_with_the_logarithm_of_their_number():
 @pytest.mark.fault(33)
 def test_a_long_run_writes_few_rows_of_episodes_and_resumes_bit_for_bit(tmp_path, monkeypatch, figure):
     """As if the thinning began after 8 episodes: the run is killed within a row of several, and goes on with it."""
-    monkeypatch.setattr("laser_rl.metrics.window.EACH", 8)
+    monkeypatch.setattr("laser_rl.metrics.rows.EACH", 8)
     config = small(**{"run.steps": 3000, "checkpoint_every_steps": 1000})
     whole, half = tmp_path / "whole", tmp_path / "half"
     _, training = finish(config, whole)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laser_rl.envs.suites import Reference
-from laser_rl.metrics.window import EpisodeWindow, fitness, window_from
+from laser_rl.metrics.rows import EpisodeWindow, fitness, window_from
 from tests.references.scores import naive_mean_capped, naive_median, naive_scores
 
 NAMES = ("a", "b", "c")

@@ -16,8 +16,7 @@ from laser_rl import LASER, Sweep
 from laser_rl.cli import main
 from laser_rl.errors import ConfigError
 from laser_rl.metrics import read
-from laser_rl.metrics.trackers import TrackedRun
-from laser_rl.metrics.tracking import Tracking, book_path, tracked, trackers
+from laser_rl.metrics.tracking import TrackedRun, Tracking, book_path, tracked, trackers
 from tests.metrics.fake_trackers import Mlflow, Trackio, Wandb
 
 SMALL = ["--env", "laser/Catch", "--seed", "1", "--plain", "--run.evaluate-episodes", "2"]

@@ -7,7 +7,7 @@ import pytest
 from laser_rl import checkpoint
 from laser_rl.evaluation.statistics import summarise_mixture
 from laser_rl.metrics.log import read
-from laser_rl.metrics.window import EpisodeWindow, window_from
+from laser_rl.metrics.rows import EpisodeWindow, window_from
 from laser_rl.training import evaluate as playing
 from laser_rl.training.build_group import build_group
 from laser_rl.training.evaluate import evaluate, load_trained, trained_of

@@ -152,7 +152,7 @@ def test_enjoy_with_and_without_the_panel(run_dir, tmp_path, capsys):
     assert not (tmp_path / "v.json").exists(), "a film that goes elsewhere is not one of the run's"
     assert cli.main(["enjoy", str(run_dir), "--seed", "5"]) == 0
     assert "-seed-5.mp4" in capsys.readouterr().out
-    [mine] = [one for one in films(run_dir) if one.name.endswith("-seed-5.mp4")]
+    [mine] = [one for one in films(run_dir) if one.path.name.endswith("-seed-5.mp4")]
     assert mine.by == "enjoy"
     assert mine.total is not None
 

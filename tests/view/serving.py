@@ -60,7 +60,7 @@ def serving(places: Sequence[Path]) -> Iterator[Served]:
     """Until the block ends."""
     listening = listening_socket(0)
     access = Access(TOKEN, listening.getsockname()[1])
-    runs = Runs(places, hurried=True)
+    runs = Runs(places, look_s=0.05)
     server = server_of(runs, access)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()

@@ -77,15 +77,15 @@ def test_one_reader_however_many_ask(tmp_path):
     with serving([tmp_path]) as served:
         for _ in range(10):
             assert served.ask("/api/runs/0")[0] == 200
-        until(lambda: served.runs.get(0).history.rows == 2000, "the rows to be read")
-        assert served.runs.get(0).tail.offset == (run / "metrics.jsonl").stat().st_size
+        until(lambda: served.runs.every()[0].history.rows == 2000, "the rows to be read")
+        assert served.runs.every()[0].tail.offset == (run / "metrics.jsonl").stat().st_size
 
 
 def test_panels_by_time_and_by_learner(tmp_path):
     write_sweep(tmp_path / "a", 3, 30)
     with serving([tmp_path]) as served:
         assert served.ask("/api/runs/0")[0] == 200
-        until(lambda: served.runs.get(0).history.rows >= 120, "the rows to be read")
+        until(lambda: served.runs.every()[0].history.rows >= 120, "the rows to be read")
         by_time = json.loads(served.ask("/api/runs/0/panels/steps?x=time")[2])
         assert (by_time["x"][0], by_time["x"][-1]) == (0.0, 29.0)
         one, everybody = (
@@ -110,7 +110,7 @@ def test_what_is_costly_is_made_seldom_and_the_last_is_shown_in_the_end(tmp_path
     monkeypatch.setitem(PANELS, "steps", costly)
     write_run(tmp_path / "a", 3)
     with serving([tmp_path]) as served:
-        run = served.runs.get(0)
+        run = served.runs.every()[0]
         for _ in range(30):
             run.version += 1
             assert served.ask("/api/runs/0/panels/steps")[0] == 200

@@ -16,7 +16,7 @@ import pytest
 
 from laser_rl.cli.watch import dashboard_of
 from laser_rl.metrics import read
-from laser_rl.metrics.stream import last_row
+from laser_rl.metrics.log import last_row
 from laser_rl.view import server as server_module
 from tests.view.logs import write_sweep
 from tests.view.serving import Served, serving, until

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from laser_rl.metrics.history import History
 from laser_rl.metrics.standing import Copy, copies
 from laser_rl.view.panels import PANELS, Asked, founders
-from laser_rl.view.subject import Files, Subject, subject_of
+from laser_rl.view.runs import Files, Subject, subject_of
 from tests.metrics.test_sweep_rows import TIMES, a_sweep, trust
 
 

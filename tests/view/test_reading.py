@@ -2,6 +2,8 @@
 
 import json
 import math
+import time
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -9,18 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laser_rl.metrics import MetricsLog, read
+from laser_rl.metrics import log as log_module
 from laser_rl.metrics.history import CurveLine, History, Table, aligned
-from laser_rl.metrics.stream import Tail, last_row, rows_in
+from laser_rl.metrics.log import Tail, last_row
+from laser_rl.metrics.rows import rows_in
 from laser_rl.view.panels import PANELS, Asked
-from laser_rl.view.runs import Runs, ViewedRun, encoded
-from laser_rl.view.subject import Files, Subject
+from laser_rl.view.runs import Files, Runs, Subject, ViewedRun
+from laser_rl.view.server import encoded, live_details, live_summary
 from tests.view.logs import level, write_run, write_sweep
 
 
-def rows_of(tail, most_bytes=1 << 20):
+def rows_of(tail, piece_bytes=1 << 20):
     found = []
-    while piece := tail.read(most_bytes):
-        found += piece
+    with mock.patch.object(log_module, "PIECE_BYTES", piece_bytes):
+        while rows := tail.read():
+            found += rows
     return found
 
 
@@ -57,8 +62,9 @@ def test_a_broken_line_never_borrows_from_its_neighbour():
 def test_no_byte_is_read_twice(tmp_path, monkeypatch):
     write_run(tmp_path, 500)
     tail, size = Tail(tmp_path / "metrics.jsonl"), (tmp_path / "metrics.jsonl").stat().st_size
+    monkeypatch.setattr(log_module, "PIECE_BYTES", 10_000)
     offsets = []
-    while tail.read(10_000):
+    while tail.read():
         offsets.append(tail.offset)
     assert offsets == sorted(set(offsets))
     assert offsets[-1] == size
@@ -207,7 +213,7 @@ def test_strange_rows_hurt_nobody(tmp_path, bad):
     for axis in ("step", "time"):
         for panel in PANELS.values():
             encoded(panel(run.subject(), Asked(axis)))
-    encoded([run.summary(), run.details()])
+    encoded([live_summary(run), live_details(run)])
 
 
 @pytest.mark.parametrize(("members", "lines"), [(1, 2), (3, 6), (5, 5)])
@@ -242,7 +248,7 @@ def test_a_folder_counts_as_all_runs_in_it(tmp_path):
 def test_what_nobody_looks_at_is_forgotten(tmp_path):
     runs = Runs([write_run(tmp_path / f"run{n}", 3) for n in range(8)])
     for run in runs.every():
-        run.want()
+        run.wanted = time.monotonic()
         run.read_on()
     assert [run.number for run in runs._watched()] == [7, 6, 5, 4, 3, 2]
     assert [run.history.rows for run in runs.every()] == [0, 0] + [3] * 6

@@ -17,6 +17,7 @@ from laser_rl.view import report as module
 from laser_rl.view.facts import interval
 from laser_rl.view.report import report, write_report
 from laser_rl.view.runs import ViewedRun
+from laser_rl.view.server import live_details, live_summary
 from tests.metrics.test_sweep_rows import a_sweep, settings_of
 from tests.metrics.test_videos import trained
 from tests.view.logs import write_sweep
@@ -127,11 +128,11 @@ def test_the_report_says_what_the_dashboard_says(tmp_path, kind):
     live.look()
     while live.read_on():
         pass
-    told, frozen = live.summary(), page.run()
+    told, frozen = live_summary(live), page.run()
     assert {name: told[name] for name in told if name != "version"} == {
         name: frozen[name] for name in frozen if name != "version"
     }
-    assert json.loads(json.dumps(live.details())) == page.details()
+    assert json.loads(json.dumps(live_details(live))) == page.details()
 
 
 def test_the_interval_of_training_is_over_the_last_hundred_episodes(tmp_path):

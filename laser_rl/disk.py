@@ -1,19 +1,27 @@
-"""Files that are there whole or not at all: written beside their place, forced to disk, then renamed into it."""
+"""Files that a crash leaves whole, and files that may be a stranger's: how every file of a run directory is written and read.
+
+A file is written beside its place, forced to disk and renamed into it. A reader opens regular files only: a link could lead out of the run,
+and a pipe would be waited for for ever.
+"""
 
 import contextlib
+import errno
 import json
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from laser_rl.errors import is_full, require_replaceable
+from laser_rl.errors import ConfigError, is_full
 
-TEMPORARY = ".tmp"  # ends the name of everything unfinished; `leftovers` removes it at the next start
 _CHUNK = 1 << 20
-_UNFINISHED = re.compile(rf"\..+\.\d+-[0-9a-f]{{8}}{re.escape(TEMPORARY)}")
+_UNFINISHED = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")
 _MOST_NAME_BYTES = 200  # of the 255 that a name may have
+_JSON_LIMIT_BYTES = 4 << 20
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def write_bytes(path: str | Path, data: bytes | Iterable[bytes]) -> None:
@@ -26,16 +34,21 @@ def write_bytes(path: str | Path, data: bytes | Iterable[bytes]) -> None:
     >>> (folder / "a").read_bytes(), [file.name for file in folder.iterdir()]
     (b'new', ['a'])
     """
-    path = Path(path)
-    with whole(path, sync=False) as temporary:
+    with whole(Path(path), sync=False) as temporary:
         write_through(temporary, data)
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write `value` as indented JSON, whole or not at all."""
+    write_bytes(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
 @contextlib.contextmanager
 def whole(path: Path, *, sync: bool = True) -> Iterator[Path]:
     """For a library that writes files by itself: it writes to the name that is handed out, which is renamed if nothing goes wrong.
 
-    `sync`: force it to disk; False if that has been done.
+    `sync`: force it to disk; False if that has been done. ConfigError if something else is in its place: a folder, or a device such as
+    /dev/null, which a rename would replace.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "policy.onnx"
@@ -46,33 +59,24 @@ def whole(path: Path, *, sync: bool = True) -> Iterator[Path]:
     >>> path.read_bytes()
     b'model'
     """
-    require_replaceable(path)
+    with contextlib.suppress(FileNotFoundError):
+        mode = path.lstat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
+            raise ConfigError(f"{path} is not a regular file, expected one or none; choose another name")
     temporary = temporary_beside(path)
     try:
         yield temporary
         if sync:
-            sync_file(temporary)
+            sync_path(temporary)
         temporary.replace(path)
     except OSError as error:
         if error.filename is None or error.filename in {str(temporary), temporary}:
-            error.filename, error.filename2 = str(path), None  # the temporary name tells nobody anything
+            error.filename, error.filename2 = str(path), None  # the user does not know the temporary name
         raise
     finally:
         with contextlib.suppress(OSError):  # the folder is not there, or may not be written: then there is no such file
             temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
-
-
-def write_json(path: str | Path, value: Any) -> None:
-    r"""Write `value` as indented JSON, whole or not at all.
-
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / "config.json"
-    >>> write_json(path, {"seed": 1})
-    >>> path.read_text()
-    '{\n  "seed": 1\n}\n'
-    """
-    write_bytes(path, (json.dumps(value, indent=2) + "\n").encode())
+    sync_path(path.parent)
 
 
 def write_through(path: Path, data: bytes | Iterable[bytes]) -> None:
@@ -92,15 +96,11 @@ def write_through(path: Path, data: bytes | Iterable[bytes]) -> None:
 
 
 class Full(OSError):
-    """There is no space for something of which the size is known.
-
-    >>> print(Full(OSError(28, "No space left on device", "a"), needed=1_500_000))
-    [Errno 28] No space left on device: 'a'
-    """
+    """There is no space for about `needed` bytes."""
 
     def __init__(self, error: OSError, needed: int) -> None:
         super().__init__(error.errno, error.strerror, error.filename)
-        self.needed = needed  # bytes, about
+        self.needed = needed
 
 
 @contextlib.contextmanager
@@ -110,7 +110,7 @@ def needing(size: int) -> Iterator[None]:
     >>> with needing(1_500_000):
     ...     raise OSError(28, "No space left on device")
     Traceback (most recent call last):
-    laser_rl.checkpoint.atomic.Full: [Errno 28] No space left on device
+    laser_rl.disk.Full: [Errno 28] No space left on device
     """
     try:
         yield
@@ -120,18 +120,9 @@ def needing(size: int) -> Iterator[None]:
         raise Full(error, size) from error
 
 
-def sync_file(path: Path) -> None:
-    """Force a file that somebody else has written to disk."""
+def sync_path(path: Path) -> None:
+    """Force a file to disk, or the names in a folder: without that, a rename may be forgotten when the power fails."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def sync_folder(folder: Path) -> None:
-    """Force the names in `folder` to disk: without it, a rename may be forgotten when the power fails."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
     finally:
@@ -145,13 +136,13 @@ def make_folder(folder: Path) -> None:
     if folder.parent != folder:
         make_folder(folder.parent)
     folder.mkdir(exist_ok=True)
-    sync_folder(folder.parent)
+    sync_path(folder.parent)
 
 
 def temporary_beside(path: Path) -> Path:
     """The name under which `path` is being written: hidden, of this process, and no earlier one's."""
     name = path.name.encode(errors="surrogateescape")[:_MOST_NAME_BYTES].decode(errors="ignore")
-    return path.with_name(f".{name}.{os.getpid()}-{os.urandom(4).hex()}{TEMPORARY}")
+    return path.with_name(f".{name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
 
 
 def is_temporary(name: str) -> bool:
@@ -161,3 +152,54 @@ def is_temporary(name: str) -> bool:
     (True, False)
     """
     return _UNFINISHED.fullmatch(name) is not None
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a regular file for reading; OSError for a link, and EINVAL for a pipe or a device.
+
+    >>> open_regular(Path("/dev/zero"))
+    Traceback (most recent call last):
+    OSError: [Errno 22] not a regular file: '/dev/zero'
+    """
+    return _regular(os.open(path, _READ | os.O_NONBLOCK), path)
+
+
+def open_below(root: Path, folder: str, name: str) -> BufferedReader:
+    """Open a regular file in a folder below `root`; OSError if the folder or the file is a link.
+
+    Each part is opened from the one before it, so that no link can be put in its place between a check and the opening.
+
+    >>> open_below(Path("/"), "..", "hosts")
+    Traceback (most recent call last):
+    OSError: [Errno 22] not a name: '..'
+    """
+    for part in (folder, name):
+        if part in {"", ".", ".."} or "/" in part:
+            raise OSError(errno.EINVAL, "not a name", part)
+    outer = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        inner = os.open(folder, _READ | os.O_DIRECTORY, dir_fd=outer)
+    finally:
+        os.close(outer)
+    try:
+        return _regular(os.open(name, _READ | os.O_NONBLOCK, dir_fd=inner), root / folder / name)
+    finally:
+        os.close(inner)
+
+
+def _regular(handle: int, path: Path) -> BufferedReader:
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(handle, "rb")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """An object from a file, empty if it is missing, damaged or too large: a report is worth having without its configuration."""
+    try:
+        with open_regular(path) as file:
+            data = file.read(_JSON_LIMIT_BYTES + 1)
+        value = json.loads(data) if len(data) <= _JSON_LIMIT_BYTES else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
