@@ -331,7 +331,7 @@ def comparison_page(rows: Sequence[Row]) -> str:
                 "",
                 *iqm_table(rows, games, seeds),
                 "",
-                "Interquartile mean of the human-normalised score; 95 % intervals over seeds by stratified bootstrap, games given; one seed has none.",
+                "Interquartile mean of the human-normalised score; 95 % intervals by stratified bootstrap over seeds, games given.",
                 "",
                 "## By game, in the sixth million",
                 "",
