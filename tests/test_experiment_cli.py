@@ -6,7 +6,7 @@ import pytest
 
 from laser_rl import cli
 from laser_rl.research.experiments import EXPERIMENTS
-from laser_rl.research.runner import read_table
+from laser_rl.research.report import read_table
 
 TASKS = {"priorities": "tmaze"}
 

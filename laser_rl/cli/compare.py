@@ -7,8 +7,7 @@ import tyro
 
 from laser_rl.cli.settings import expand_numbers
 from laser_rl.errors import ConfigError
-from laser_rl.research.comparison import compared
-from laser_rl.research.comparison_tables import as_csv, as_json, show
+from laser_rl.research.paper import as_csv, as_json, compared, show
 
 
 @dataclass(frozen=True)

@@ -21,16 +21,7 @@ _FIRST_SPAN = 64  # steps that a chart has room for at first; doubled when they 
 
 
 class SidePanel:
-    """Three charts that grow with the episode.
-
-    Args:
-        title: one line, whose episode it is.
-
-    >>> panel = SidePanel("step 640")
-    >>> panel.add(value=1.0, entropy=0.7, trusted=None)
-    >>> panel.beside(np.zeros((64, 64, 3), np.uint8), total=3.0).shape
-    (320, 584, 3)
-    """
+    """Three charts that grow with the episode; `title` says whose it is."""
 
     def __init__(self, title: str) -> None:
         self._title = title
@@ -42,13 +33,7 @@ class SidePanel:
             self._curves[name].append(math.nan if number is None else number)
 
     def mean(self, name: str) -> float | None:
-        """Over all steps with a number; None if there is none.
-
-        >>> panel = SidePanel("")
-        >>> panel.add(value=1.0, entropy=0.5, trusted=None); panel.add(value=2.0, entropy=0.25, trusted=None)
-        >>> panel.mean("entropy"), panel.mean("trusted")
-        (0.375, None)
-        """
+        """Over all steps with a number; None if there is none."""
         known = [number for number in self._curves[name] if math.isfinite(number)]
         return sum(known) / len(known) if known else None
 
@@ -72,11 +57,7 @@ class SidePanel:
 
 
 def fitted(picture: Frame) -> Frame:
-    """A small picture with each pixel repeated, a large one averaged down.
-
-    >>> fitted(np.zeros((64, 64, 3), np.uint8)).shape, fitted(np.zeros((600, 960, 3), np.uint8)).shape
-    ((320, 320, 3), (300, 480, 3))
-    """
+    """A small picture with each pixel repeated, a large one averaged down."""
     height, width, _ = picture.shape
     longest = _LONGEST_SIDE
     times = min(-(-LEAST_HEIGHT // height), max(1, longest // max(height, width)))
@@ -102,8 +83,7 @@ def _chart(
         return
     low, high = _range(name, finite)
     if name != "trusted":
-        between = f"{low:.3g} to {high:.3g}"
-        draw.text((left + 58, top - _TITLE + 1), between, _SOFT, _font(11))
+        draw.text((left + 58, top - _TITLE + 1), f"{low:.3g} to {high:.3g}", _SOFT, _font(11))
     columns = _columns(known, right - left - 1)
     y = bottom - 2 - (columns - low) / (high - low) * (bottom - top - 4)
     for points in _pieces(left + 1 + np.arange(len(y)), y):
@@ -115,11 +95,7 @@ def _chart(
 
 
 def _columns(numbers: NDArray[np.float64], width: int) -> NDArray[np.float64]:
-    """The mean of the steps that fall into each column of pixels; NaN where none does, between two steps the line between them.
-
-    >>> _columns(np.array([1.0, 3.0]), 4 * _FIRST_SPAN).tolist()
-    [1.0, 1.5, 2.0, 2.5, 3.0]
-    """
+    """The mean of the steps that fall into each column of pixels; NaN where none does, between two steps the line between them."""
     span = _FIRST_SPAN
     while span < len(numbers):
         span *= 2

@@ -1,4 +1,4 @@
-"""Returns as honest numbers: mean, interquartile mean, and bootstrap intervals."""
+"""Playing whole episodes, and their returns as honest numbers: mean, interquartile mean, and bootstrap intervals."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -8,12 +8,63 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from laser_rl.envs.records import EnvironmentSpec
+from laser_rl.envs.records import Environments, EnvironmentSpec, Rows
 from laser_rl.envs.scores import TaskScores, references_of
+from laser_rl.errors import ConfigError
 from laser_rl.types import Episode
 
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
 _LARGE = 10  # from here on one decimal is enough to print
+MAX_EPISODE_STEPS = 1_000_000  # ten hours of Atari; nothing that ends takes longer
+LEVEL = 0.95  # of every interval
+
+
+def rollout(
+    environments: Environments,
+    act: Callable[[Rows], NDArray[np.generic]],
+    episodes: int,
+    max_steps: int = MAX_EPISODE_STEPS,
+) -> list[Episode]:
+    """Play exactly `episodes` episodes and return them, ordered by slot.
+
+    Each slot plays a fixed number of them, decided before the first step: taking the first that end would favour the short ones. So
+    more slots than episodes are of no use. `act` gets the newest row of some slots and returns an action for each, in the form that
+    the environments take; where a row ended its episode, the action is ignored. An episode of more than `max_steps` steps (default:
+    a million) is an error, not a wait without end. The environments must be fresh: they are reset here.
+    """
+    if episodes < 1:
+        raise ConfigError(f"expected at least one episode to play, got {episodes}; raise --episodes")
+    slots = environments.slots
+    left = np.full(slots, episodes // slots, np.int64) + (np.arange(slots) < episodes % slots)  # differ by one at most
+    total, length = np.zeros(slots), np.zeros(slots, np.int64)
+    played: list[Episode] = []
+    rows = environments.reset()
+    while True:
+        _count(rows, left, total, length, played)
+        if not (left > 0).any():
+            # Stable: within a slot the order in which they were played.
+            return sorted(played, key=lambda episode: episode.slot)
+        still_open = np.where(left > 0, length, 0)
+        if still_open.max() > max_steps:
+            raise ConfigError(
+                f"{environments.spec.name}: expected an episode to end within {max_steps:,} steps, slot {still_open.argmax()} has "
+                f"played {still_open.max():,}; wrap the environment in gymnasium.wrappers.TimeLimit"
+            )
+        # Slots that are done go on too: vector environments step all their slots or none.
+        rows = environments.step(rows.slots, act(rows))
+
+
+def _count(rows: Rows, left: Integers, total: Floats, length: Integers, played: list[Episode]) -> None:
+    """Add new rows to the open episodes; close those that ended."""
+    fresh = rows.is_first  # also where a stream broke: its open episode is void, and played again
+    slots = rows.slots
+    total[slots] = np.where(fresh, 0.0, total[slots] + rows.reward)
+    length[slots] = np.where(fresh, 0, length[slots] + 1)
+    ended = (rows.terminated | rows.truncated) & ~fresh & (left[slots] > 0)
+    for slot in slots[ended].tolist():
+        played.append(Episode(slot, int(length[slot]), float(total[slot])))
+        left[slot] -= 1
 
 
 @dataclass(frozen=True)
@@ -72,14 +123,7 @@ class EvalResult:
 
 
 def evaluation_of(fields: Mapping[str, Any]) -> EvalResult:
-    """A result from its fields as JSON keeps them.
-
-    >>> import json
-    >>> from dataclasses import asdict
-    >>> result = summarise([7.0, 9.0])
-    >>> evaluation_of(json.loads(json.dumps(asdict(result)))).ci95 == result.ci95
-    True
-    """
+    """A result from its fields as JSON keeps them."""
     pairs = {name: tuple(fields[name]) for name in ("ci95", "tasks_ci95") if fields.get(name) is not None}
     tasks = tuple(TaskResult(**task) for task in fields.get("tasks", ()))
     return EvalResult(**{**fields, **pairs, "returns": tuple(fields["returns"]), "tasks": tasks})
@@ -90,8 +134,6 @@ def summarise(returns: Sequence[float], *, lengths: Sequence[int] | None = None,
 
     >>> summarise([490.0, 500.0, 500.0, 500.0])
     EvalResult(mean=497.5, iqm=500.0, ci95=(492.5, 500.0))
-    >>> summarise([7.0])
-    EvalResult(mean=7.0, iqm=7.0, ci95=(7.0, 7.0))
     """
     values = np.asarray(returns, dtype=np.float64)
     if values.ndim != 1 or values.size == 0:
@@ -113,24 +155,13 @@ def summarise(returns: Sequence[float], *, lengths: Sequence[int] | None = None,
 
 
 def summarise_episodes(episodes: Sequence[Episode], *, seed: int = 0) -> EvalResult:
-    """The statistics of what `rollout` played.
-
-    >>> summarise_episodes([Episode(slot=0, length=9, raw_return=9.0)]).length_mean
-    9.0
-    """
+    """The statistics of what `rollout` played."""
     returns, lengths = [one.raw_return for one in episodes], [one.length for one in episodes]
     return summarise(returns, lengths=lengths, seed=seed)
 
 
 def summarise_mixture(episodes: Sequence[Episode], spec: EnvironmentSpec, *, seed: int = 0) -> EvalResult:
-    """The statistics of what `rollout` played in a mixture: as many episodes of every task.
-
-    >>> from laser_rl.envs.records import DiscreteActions, ObservationSpec
-    >>> spec = EnvironmentSpec("two", ObservationSpec((4,)), DiscreteActions(3), ("laser/Catch", "laser/TMaze-5"))
-    >>> result = summarise_mixture([Episode(slot=0, length=9, raw_return=0.2), Episode(slot=1, length=6, raw_return=1.0)], spec)
-    >>> result, [task.mean for task in result.tasks]
-    (EvalResult(score=0.75, ci95=(0.75, 0.75), tasks=2), [0.2, 1.0])
-    """
+    """The statistics of what `rollout` played in a mixture: as many episodes of every task."""
     own: list[list[float]] = [[] for _ in spec.tasks]
     normalised, references = [], references_of(spec.tasks)
     for episode in episodes:
@@ -158,11 +189,7 @@ def summarise_mixture(episodes: Sequence[Episode], spec: EnvironmentSpec, *, see
 
 
 def interquartile_mean(values: Floats) -> Floats:
-    """The mean without the lowest and the highest quarter (rounded down) of the last axis.
-
-    >>> float(interquartile_mean(np.array([0.0, 1.0, 2.0, 90.0])))
-    1.5
-    """
+    """The mean without the lowest and the highest quarter (rounded down) of the last axis."""
     size = values.shape[-1]
     cut = size // 4
     return np.asarray(np.partition(values, (cut, size - cut - 1), axis=-1)[..., cut : size - cut].mean(axis=-1))
@@ -172,7 +199,6 @@ def bootstrap_interval(
     samples: Sequence[Floats],
     statistic: Callable[..., Floats],
     *,
-    level: float = 0.95,
     resamples: int = 2000,
     batch: int = 100,
     seed: int = 0,
@@ -191,5 +217,5 @@ def bootstrap_interval(
         indices = [generator.integers(0, len(sample), (count, *sample.shape)) for sample in samples]
         drawn = [np.take_along_axis(sample[None], one, axis=1) for sample, one in zip(samples, indices, strict=True)]
         found.append(statistic(*drawn))
-    low, high = np.quantile(np.concatenate(found), [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(np.concatenate(found), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)

@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,11 +42,7 @@ class Filmed(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """What keeps a film small. A longer episode is played to its end unseen, so that its return is known.
-
-    >>> Limits(frames_per_second=30.0).stride(50.0)
-    2
-    """
+    """What keeps a film small. A longer episode is played to its end unseen, so that its return is known."""
 
     frames: int | None = None
     frames_per_second: float | None = None
@@ -88,7 +85,7 @@ def film(
             "render_mode='rgb_array'), and let its class keep that argument as self.render_mode"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    shown = _frames_per_second(env)
+    shown = float(env.metadata.get("render_fps") or 30)
     play = _Play(env, act_one, max_steps, seed, limits.frames, limits.stride(shown))
     pictures = (shot.picture for shot in play.shots()) if through is None else through(play.shots())
     temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp{path.suffix}")  # ffmpeg goes by the ending
@@ -102,38 +99,37 @@ def film(
     return played
 
 
+@dataclass
 class _Play:
     """An episode as a stream of pictures; `total` is its return so far."""
 
-    def __init__(
-        self,
-        env: "gymnasium.Env[Any, Any]",
-        act_one: Callable[[Any, float], Any],
-        max_steps: int,
-        seed: int | None,
-        most_frames: int | None,
-        stride: int,
-    ):
-        self._env, self._act, self._max_steps, self._seed = env, act_one, max_steps, seed
-        self._most_frames, self.stride = most_frames, stride
-        self.total, self.steps, self.frames, self.ended = 0.0, 0, 0, False
+    env: "gymnasium.Env[Any, Any]"
+    act_one: Callable[[Any, float], Any]
+    max_steps: int
+    seed: int | None
+    most_frames: int | None
+    stride: int
+    total: float = 0.0
+    steps: int = 0
+    frames: int = 0
+    ended: bool = False
 
     def shots(self) -> Iterator[Shot]:
-        observation, _ = self._env.reset(seed=self._seed)
+        observation, _ = self.env.reset(seed=self.seed)
         reward: Any = 0.0
         yield self._shot()
-        while self.steps < self._max_steps and not self.ended:
-            observation, reward, terminated, truncated, _ = self._env.step(self._act(observation, float(reward)))
+        while self.steps < self.max_steps and not self.ended:
+            observation, reward, terminated, truncated, _ = self.env.step(self.act_one(observation, float(reward)))
             self.total += float(reward)
             self.steps += 1
             self.ended = bool(terminated or truncated)
-            room = self._most_frames is None or self.frames < self._most_frames
+            room = self.most_frames is None or self.frames < self.most_frames
             if room and (self.ended or self.steps % self.stride == 0):
                 yield self._shot()
 
     def _shot(self) -> Shot:
         try:
-            picture = self._env.render()
+            picture = self.env.render()
         except (UserError, gymnasium.error.Error):
             raise
         except Exception as error:  # whatever a user's render raises
@@ -148,11 +144,7 @@ class _Play:
 
 
 def _even(picture: Frame) -> Frame:
-    """The picture with its last row or column doubled where needed: mp4 stores colour for blocks of 2 × 2.
-
-    >>> _even(np.zeros((3, 5, 3), np.uint8)).shape
-    (4, 6, 3)
-    """
+    """The picture with its last row or column doubled where needed: mp4 stores colour for blocks of 2 × 2."""
     height, width, _ = picture.shape
     return np.ascontiguousarray(np.pad(picture, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge"))
 
@@ -196,11 +188,7 @@ def _failed(path: Path) -> FilmFailed:
 
 
 def whole_mp4(path: Path) -> bool:
-    """Whether a file is an mp4 with all its parts and its index in front of its pictures.
-
-    >>> whole_mp4(Path("nowhere.mp4"))
-    False
-    """
+    """Whether a file is an mp4 with all its parts and its index in front of its pictures."""
     if not path.is_file():
         return False
     size, at, kinds = path.stat().st_size, 0, list[bytes]()
@@ -223,7 +211,3 @@ def _write_gif(path: Path, frames: Iterator[Frame], frames_per_second: float) ->
     pictures: Sequence[Any] = [Image.fromarray(frame) for _, frame in zip(range(_GIF_FRAMES), frames, strict=False)]
     duration = max(20, round(1000 / frames_per_second))  # milliseconds; browsers slow down what is faster
     pictures[0].save(path, format="GIF", save_all=True, append_images=pictures[1:], duration=duration, loop=0)
-
-
-def _frames_per_second(env: "gymnasium.Env[Any, Any]") -> float:
-    return float(env.metadata.get("render_fps") or 30)

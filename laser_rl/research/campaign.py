@@ -1,9 +1,8 @@
 """What `laser experiment` does: list the experiments, run some of them to their verdicts, report on their folders again."""
 
-import contextlib
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from laser_rl.errors import ConfigError
-from laser_rl.research.experiment import Experiment, ExperimentTask, core_minutes, planned
+from laser_rl.research.experiment import Experiment, ExperimentTask, planned
 from laser_rl.research.experiments import EXPERIMENTS
-from laser_rl.research.index import write_index
-from laser_rl.research.report import About, experiment_of, report, write_about
+from laser_rl.research.report import About, experiment_of, report, write_index
 from laser_rl.research.runner import assemble, perform
 from laser_rl.research.suites import SUITES, shrunk, suite_of
 from laser_rl.research.verdicts import ALL
@@ -53,9 +51,14 @@ def run_experiments(plan: Plan, command: str) -> None:
     """Run what is missing, judge the claims, write a folder for each experiment and one page over all of them."""
     names = list(EXPERIMENTS) if plan.names == ("all",) else plan.names
     experiments = [experiment_of(name) for name in names]  # refused before the first of them runs for an hour
-    with _quiet():
+    messages = logging.getLogger("laser_rl.training")  # of hundreds of runs: only warnings reach the terminal
+    before = messages.level
+    messages.setLevel(logging.WARNING)
+    try:
         for experiment in experiments:
             _run(experiment, plan, command)
+    finally:
+        messages.setLevel(before)
     print(f"all experiments there: {write_index(plan.out)}")
 
 
@@ -67,42 +70,36 @@ def _run(experiment: Experiment, plan: Plan, command: str) -> None:
     count = plan.seeds if plan.seeds is not None else SMOKE_SEEDS if plan.smoke else SEEDS
     if count < 1:
         raise ConfigError(f"expected at least one seed, got {count}")
-    seeds = tuple(range(count))
-    runs = planned(experiment, tasks, seeds, plan.device)
+    runs = planned(experiment, tasks, range(count), plan.device)
     parts, folder = plan.parts or plan.out / "parts", plan.out / experiment.name
     print(f"{experiment.name}: {experiment.question}", flush=True)
     perform(runs, parts, jobs=plan.jobs or len(os.sched_getaffinity(0)), kept=suite.kept)
     assemble(runs, parts, folder)
-    names = tuple(task.name for task in tasks)
-    write_about(folder, About(experiment.name, suite.name, names, seeds, plan.device, plan.smoke, command))
+    About(
+        name=experiment.name,
+        suite=suite.name,
+        tasks=tuple(task.name for task in tasks),
+        seeds=tuple(range(count)),
+        device=plan.device,
+        smoke=plan.smoke,
+        command=command,
+    ).write(folder)
     show_report(folder)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the messages of hundreds of runs from the terminal."""
-    log = logging.getLogger("laser_rl.training")
-    before = log.level
-    log.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        log.setLevel(before)
 
 
 def show_report(folder: Path) -> None:
     """Judge and draw again from `curves.csv`, and print the verdicts over all tasks."""
-    table = Table("claim", "measured by", "all tasks", "difference of scores", box=SIMPLE_HEAD)
+    found = Table("claim", "measured by", "all tasks", "difference of scores", box=SIMPLE_HEAD)
     for one in report(folder):
         if one.task == ALL:
-            numbers = "" if one.verdict is None else _difference(one.verdict.difference, *one.verdict.interval)
-            table.add_row(one.claim.text, one.claim.statistic, one.word, numbers)
-    Console(highlight=False).print(table)
+            numbers = ""
+            if one.verdict is not None:
+                low, high = one.verdict.interval
+                # Without the backslash, brackets would be styles.
+                numbers = rf"{one.verdict.difference:+.3g} \[{low:+.3g}, {high:+.3g}]"
+            found.add_row(one.claim.text, one.claim.statistic, one.word, numbers)
+    Console(highlight=False).print(found)
     print(f"written to {folder}: README.md, curves.png, curves.csv, scores.csv, summary.csv, verdicts.csv")
-
-
-def _difference(difference: float, low: float, high: float) -> str:
-    return rf"{difference:+.3g} \[{low:+.3g}, {high:+.3g}]"  # without the backslash, brackets would be styles
 
 
 def listing(suite_name: str, seeds: int = SEEDS) -> str:
@@ -122,5 +119,11 @@ def listing(suite_name: str, seeds: int = SEEDS) -> str:
 
 
 def _minutes(plans: Sequence[tuple[Experiment, Sequence[ExperimentTask]]], seeds: int) -> str:
-    minutes = core_minutes(plans, seeds) / CORES
+    different = {
+        condition.sweep.model_dump_json(): condition.seconds
+        for experiment, tasks in plans
+        for task in tasks
+        for condition in experiment.conditions(task)
+    }
+    minutes = sum(different.values()) * seeds / 60 / CORES
     return f"{minutes:.0f} minutes" if minutes else "time not measured"

@@ -1,21 +1,18 @@
 """What an experiment is: variants that differ in one thing, tasks they are run on, and claims about which of them is better."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from laser_rl.config import full_name, override
 from laser_rl.errors import ConfigError
-from laser_rl.research.statistics import Verdict, verdict
 from laser_rl.training.pbt import PbtConfig
 from laser_rl.training.settings import SweepConfig
 
 Statistic = Literal["whole run", "end", "best"]
-STATISTICS: dict[Statistic, str] = {
-    "whole run": "mean over members and over all of training: what sample efficiency looks like",
-    "end": "mean over members and over the last fifth of training",
-    "best": "pointwise best member, mean over the last fifth of training; a maximum, as the paper draws it",
-}
+"""The number of a run that a claim is judged by: the mean over members and all of training, which is what sample efficiency looks like;
+the same over the last fifth; the pointwise best member over the last fifth, a maximum, as the paper draws it."""
+STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
 LARGEST_STEPS = 10_000_000  # the paper's largest replay
 WITHOUT_REPLAY = 0.7  # of the time of a run with replay
 
@@ -131,11 +128,6 @@ class Claim:
     """That the mean score of the variant `better` is above that of `worse` by more than `margin`.
 
     Scores are 0 for random play and 1 for the best. A negative margin claims "not worse by more than that".
-
-    >>> claim = Claim("shared replay beats none", better="shared", worse="none", source="Fig. 1")
-    >>> scores = {"shared": {1: 9.0, 2: 9.5, 3: 9.2}, "none": {1: 4.0, 2: 4.4, 3: 4.3}}
-    >>> claim.verdict(scores).word
-    'reproduced'
     """
 
     text: str
@@ -145,18 +137,6 @@ class Claim:
     source: str = ""
     """Where the paper says so; empty for a question of ours."""
     statistic: Statistic = "whole run"
-
-    def verdict(self, scores: Mapping[str, Mapping[int, float]]) -> Verdict:
-        """Judge by scores[condition][seed]; paired where both conditions have the same seeds."""
-        missing = [name for name in (self.better, self.worse) if not scores.get(name)]
-        if missing:
-            raise ValueError(
-                f"{self.text}: no scores of {', '.join(missing)}, only of {', '.join(scores) or 'nothing'}"
-            )
-        better, worse = scores[self.better], scores[self.worse]
-        # Sorted, so that the drawing, and with it the last digits, does not depend on which seed came in first.
-        ordered = ([one[key] for key in sorted(one)] for one in (better, worse))
-        return verdict(*ordered, paired=better.keys() == worse.keys(), margin=self.margin)
 
 
 @dataclass(frozen=True)
@@ -224,14 +204,3 @@ def planned(
         for condition in experiment.conditions(task)
         for seed in seeds
     ]
-
-
-def core_minutes(plans: Iterable[tuple[Experiment, Sequence[ExperimentTask]]], seeds: int) -> float:
-    """How long the runs of some experiments take on one core; a condition that several of them have is run once."""
-    different = {
-        condition.sweep.model_dump_json(): condition.seconds
-        for experiment, tasks in plans
-        for task in tasks
-        for condition in experiment.conditions(task)
-    }
-    return sum(different.values()) * seeds / 60

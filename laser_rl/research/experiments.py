@@ -21,6 +21,7 @@ NAIVE = Variant("naive", settings=TRUST_ALL)
 # Half of each batch replayed, as in the appendix; the memory's states are stored ones.
 STORED = {"replay.state": "stored"}
 DRAWN = {**STORED, "replay.sampling": "prioritised"}
+UNIFORM, PRIORITISED, HALF = "uniform, stored", "prioritised β = 1, stored", "prioritised β = 0.5, stored"
 
 SHARING = Experiment(
     "sharing",
@@ -128,34 +129,16 @@ PRIORITIES = Experiment(
     "Do priorities help, where memory states are not refreshed?",
     (
         Variant("no replay", "none", "few", (4, 0)),
-        Variant("uniform, stored", "separate", "few", (4, 4), settings=STORED),
-        Variant("prioritised β = 1, stored", "separate", "few", (4, 4), settings=DRAWN),
-        Variant(
-            "prioritised β = 0.5, stored",
-            "separate",
-            "few",
-            (4, 4),
-            settings={**DRAWN, "replay.importance_exponent": 0.5},
-        ),
+        Variant(UNIFORM, "separate", "few", (4, 4), settings=STORED),
+        Variant(PRIORITISED, "separate", "few", (4, 4), settings=DRAWN),
+        Variant(HALF, "separate", "few", (4, 4), settings={**DRAWN, "replay.importance_exponent": 0.5}),
         Variant("uniform, refreshed", "separate", "few", (4, 4)),
     ),
     (
-        Claim("uniform replay beats none", "uniform, stored", "no replay", source="Fig. 4, app. A.2"),
-        Claim(
-            "priorities are no better than uniform draws",
-            "uniform, stored",
-            "prioritised β = 1, stored",
-            -NO_MORE,
-            "app. A.2",
-        ),
-        Claim(
-            "full correction is no worse than half",
-            "prioritised β = 1, stored",
-            "prioritised β = 0.5, stored",
-            -NO_MORE,
-            "app. A.2",
-        ),
-        Claim("refreshed states beat stored ones", "uniform, refreshed", "uniform, stored", source="app. A.2"),
+        Claim("uniform replay beats none", UNIFORM, "no replay", source="Fig. 4, app. A.2"),
+        Claim("priorities are no better than uniform draws", UNIFORM, PRIORITISED, -NO_MORE, "app. A.2"),
+        Claim("full correction is no worse than half", PRIORITISED, HALF, -NO_MORE, "app. A.2"),
+        Claim("refreshed states beat stored ones", "uniform, refreshed", UNIFORM, source="app. A.2"),
     ),
     {"small": ("tmaze", "tmaze-both")},
     "“No better” and “no worse” allow a twentieth of the way from random play to the best. In `tmaze` only one of the two turns is "
@@ -224,18 +207,5 @@ RELEVANCE = Experiment(
     "Both KL criteria have a bound of 0.1 where no other is named; strict is 0.01, loose 0.4.",
 )
 
-EXPERIMENTS: dict[str, Experiment] = {
-    experiment.name: experiment
-    for experiment in (
-        SHARING,
-        RATIO,
-        CAPACITY,
-        NAIVE_SHARING,
-        PBT,
-        RHO,
-        PRIORITIES,
-        COMPARISON,
-        ADAPTIVE_ALPHA,
-        RELEVANCE,
-    )
-}
+_PAPER = (SHARING, RATIO, CAPACITY, NAIVE_SHARING, PBT, RHO, PRIORITIES, COMPARISON)
+EXPERIMENTS = {experiment.name: experiment for experiment in (*_PAPER, ADAPTIVE_ALPHA, RELEVANCE)}

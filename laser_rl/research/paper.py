@@ -1,41 +1,62 @@
-"""The paper's tables as data, and what they come to when they are computed again.
+"""The paper's tables as data, what they come to when they are computed again, and Atari runs and sweeps beside them.
 
 `data/` holds the scores of random play and of people on 57 Atari games, and the paper's score of each game. These do not give the
 headline medians of the paper: 364.96, 412.40 and 454.91 % instead of 370, 448 and 431. Rainbow's column gives 230.99 %, as in the
 literature, so the references are the right ones. We report both.
+
+A run's score is the mean return of its last 100 episodes, as in the table. Of a sweep, a game's score is that of its best member there. The
+median over games is taken for each member before the best is chosen (`protocol`), so the sweeps of all games must have the same members.
 """
 
 import csv
 import functools
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+import io
+import json
+import math
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import resources
+from pathlib import Path
 from statistics import median
+from typing import Any, NamedTuple
 
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from laser_rl.config import Config
+from laser_rl.envs.atari import ATARI_57, AtariSettings, atari_game
+from laser_rl.envs.make import is_atari, is_mixture
 from laser_rl.envs.suites import Reference
+from laser_rl.errors import ConfigError
+from laser_rl.metrics import display
+from laser_rl.metrics.history import History
+from laser_rl.metrics.log import FILE, Stream
+from laser_rl.metrics.rows import Row
+from laser_rl.research.protocol import LAST_EPISODES, episodes_of, last_episodes, sweep_curve
+from laser_rl.training.files import is_sweep, read_config, read_sweep
+
+PLAYED = AtariSettings()  # as the paper plays
+_NONE = "–"
+_MILLION = 1_000_000
+_WIDEST = 10_000  # where it is not for a terminal: no cell is broken
 
 
-@dataclass(frozen=True)
-class Column:
-    """One agent of the per-game table, at a number of frames a game.
-
-    >>> COLUMNS[1].title
-    'LASER shared, one agent at 200M'
-    """
+class Column(NamedTuple):
+    """One agent of the per-game table, at a number of frames a game."""
 
     name: str  # in the file, after the headings of the paper
     agent: str
     frames: int
-    sweep: bool
-    """Whether a score is that of the best member of a sweep; otherwise it is one agent's, and must not be drawn as a sweep."""
-    published_median: float | None = None
-    """As the paper states it, in %; not what its own per-game scores give."""
+    sweep: bool  # whether a score is that of the best member of a sweep; one agent's must not be drawn as a sweep
+    published_median: float | None = None  # as the paper states it, in %; not what its own per-game scores give
 
     @property
     def title(self) -> str:
         """For the head of a table."""
         who = "best of a sweep" if self.sweep else "one agent"
-        return f"{self.agent}, {who} at {self.frames // 1_000_000}M"
+        return f"{self.agent}, {who} at {self.frames // _MILLION}M"
 
 
 COLUMNS = (
@@ -60,35 +81,302 @@ def atari_references() -> Mapping[str, Reference]:
 
 @functools.cache
 def atari_scores() -> Mapping[str, Mapping[str, float]]:
-    """The paper's raw scores by column and game: means of the last 100 episodes.
-
-    >>> atari_scores()["rainbow_no_sweep_200M"]["pong"]
-    20.9
-    """
+    """The paper's raw scores by column and game: means of the last 100 episodes."""
     lines = _lines("laser_atari57_paper.csv")
     return {column.name: {line["game"]: float(line[column.name]) for line in lines} for column in COLUMNS}
-
-
-def atari_normalised(column: Column) -> dict[str, float]:
-    """The human-normalised scores of a column by game; 1 is a person.
-
-    >>> round(atari_normalised(COLUMNS[3])["pong"], 3)
-    1.178
-    """
-    references = atari_references()
-    return {game: references[game].normalised(score) for game, score in atari_scores()[column.name].items()}
-
-
-def atari_median(column: Column, games: Collection[str] | None = None) -> float:
-    """The median over games of a column's human-normalised scores, over all 57 or over some; 1 is a person.
-
-    >>> [round(100 * atari_median(column), 2) for column in COLUMNS]
-    [364.96, 412.4, 454.91, 230.99]
-    """
-    scores = atari_normalised(column)
-    return median(scores[game] for game in (scores if games is None else games))
 
 
 def _lines(name: str) -> list[dict[str, str]]:
     text = resources.files("laser_rl.research").joinpath("data", name).read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))
+
+
+def atari_normalised(column: Column) -> dict[str, float]:
+    """The human-normalised scores of a column by game; 1 is a person."""
+    references = atari_references()
+    return {game: references[game].normalised(score) for game, score in atari_scores()[column.name].items()}
+
+
+def atari_median(column: Column, games: Collection[str] | None = None) -> float:
+    """The median over games of a column's human-normalised scores, over all 57 or over some; 1 is a person."""
+    scores = atari_normalised(column)
+    return median(scores[game] for game in (scores if games is None else games))
+
+
+class Played(NamedTuple):
+    """What one agent has played on a game; NaN where there is no number yet."""
+
+    frames: int
+    episodes: int  # that the score is the mean of, 100 at most
+    score: float
+    evaluation: float
+
+
+class GameRun(NamedTuple):
+    """A run or a sweep on one game. A run has one member and no settings that tell it from others."""
+
+    name: str
+    game: str
+    members: tuple[Played, ...]
+    settings: tuple[Mapping[str, Any], ...] | None = None
+
+    @property
+    def kind(self) -> str:
+        """In a word."""
+        return "run" if self.settings is None else "sweep"
+
+
+class Comparison(NamedTuple):
+    """Runs beside the paper, medians over their games, and what a reader of the numbers has to know."""
+
+    lines: list[dict[str, Any]]
+    medians: list[dict[str, Any]]
+    notes: list[str]
+
+
+def compared(run_dirs: Sequence[Path], frames: int | None = None) -> Comparison:
+    """Runs and sweeps as they are, or as they were after so many frames; ConfigError if one is not on a game of the table."""
+    configs = [_config_of(run_dir) for run_dir in run_dirs]  # refuses before anything long is read
+    limit = math.inf if frames is None else frames
+    runs = [_game_run(run_dir, config, limit) for run_dir, config in zip(run_dirs, configs, strict=True)]
+    lines = sorted(map(line_of, runs), key=lambda line: line["game"])
+    return Comparison(lines, medians(runs), list(_notes(runs, configs, lines)))
+
+
+def _config_of(run_dir: Path) -> Config:
+    """The configuration of a run, or of all members of a sweep."""
+    config = read_sweep(run_dir).base if is_sweep(run_dir) else read_config(run_dir)
+    name = config.environment.id
+    if is_mixture(name):
+        raise ConfigError(
+            f"{run_dir}: expected a run on one Atari game, got the mixture {name}; the paper trained an agent for every game, "
+            "so its table has nothing to compare it with. 'laser report' shows the scores of a mixture"
+        )
+    if not is_atari(name) or atari_game(name) not in ATARI_57:
+        raise ConfigError(
+            f"{run_dir}: expected a run on one of the 57 Atari games of the paper's table, got {name}; "
+            "leave it out, or use 'laser report', which shows any run"
+        )
+    return config
+
+
+def _game_run(run_dir: Path, config: Config, limit: float) -> GameRun:
+    """A run directory as it was after `limit` frames."""
+    history, steps = History(), dict[object, int]()
+
+    def within() -> Iterator[Row]:
+        for row in Stream(run_dir / FILE):
+            if row["kind"] in {"episode", "train", "evaluation"}:
+                member, step = row.get("member"), int(row["step"])
+                steps[member] = max(steps.get(member, 0), step)
+                if (
+                    step * PLAYED.frame_skip <= limit
+                ):  # only the newest rows are kept: they have to be the last of those asked for
+                    yield row
+
+    history.add(within())
+    rows = history.kept()
+    settings = tuple(read_sweep(run_dir).settings) if is_sweep(run_dir) else None
+    numbers: Sequence[int | None] = [None] if settings is None else range(len(settings))
+    members = (played(rows, number, min(steps.get(number, 0) * PLAYED.frame_skip, limit)) for number in numbers)
+    return GameRun(str(run_dir), atari_game(config.environment.id), tuple(members), settings)
+
+
+def played(rows: Sequence[Row], member: int | None, frames: float) -> Played:
+    """What rows of metrics say of one agent.
+
+    In a long run a row is the mean of several episodes. Then the score is what the run itself reported last: that is over exactly 100.
+    """
+    own = [row for row in rows if row.get("member") == member]
+    reported, evaluations = (
+        [number for row in own if row["kind"] == kind and (number := display.number(row, name)) is not None]
+        for kind, name in (("train", "return_mean"), ("evaluation", "mean"))
+    )
+    episodes = episodes_of(own, frames_a_step=PLAYED.frame_skip, member=member)
+    several = bool((episodes.weights[-LAST_EPISODES:] > 1).any())
+    return Played(
+        frames=int(frames),
+        episodes=min(LAST_EPISODES, int(episodes.weights.sum())),
+        score=reported[-1] if several and reported else last_episodes(episodes),
+        evaluation=evaluations[-1] if evaluations else math.nan,
+    )
+
+
+def line_of(run: GameRun) -> dict[str, Any]:
+    """A run or a sweep beside the paper. Of a sweep, scores are those of its best member."""
+    scores = [member.score for member in run.members]
+    best = int(np.nanargmax(scores)) if not np.isnan(scores).all() else 0
+    member, reference = run.members[best], atari_references()[run.game]
+    return {
+        "run": run.name,
+        "game": run.game,
+        "kind": run.kind,
+        "members": len(run.members),
+        "best_member": best,
+        "frames": member.frames,
+        "episodes": member.episodes,
+        "score": member.score,
+        "human_normalised": reference.normalised(member.score),
+        "evaluation": member.evaluation,
+        "evaluation_human_normalised": reference.normalised(member.evaluation),
+        "paper": {
+            column.name: {
+                "score": atari_scores()[column.name][run.game],
+                "human_normalised": atari_normalised(column)[run.game],
+            }
+            for column in COLUMNS
+        },
+    }
+
+
+def medians(runs: Sequence[GameRun]) -> list[dict[str, Any]]:
+    """Human-normalised medians over the games that have a score, of runs and of sweeps apart, beside the paper's over the same games.
+
+    Several runs of a game are averaged first. `score` is NaN where sweeps have different members, so that none of them can be followed
+    over the games.
+    """
+    found = []
+    for kind in ("run", "sweep"):
+        by_game: dict[str, list[GameRun]] = {}
+        for run in runs:
+            if run.kind == kind and any(not math.isnan(member.score) for member in run.members):
+                by_game.setdefault(run.game, []).append(run)
+        if by_game:
+            games = sorted(by_game)
+            paper = {column.name: atari_median(column, games) for column in COLUMNS}
+            score = _median([by_game[game] for game in games])
+            found.append({"kind": kind, "games": games, "score": score, "paper": paper})
+    return found
+
+
+def _median(games: Sequence[Sequence[GameRun]]) -> float:
+    """Over games first, the best member after. A member without a score in some run is not the best."""
+    if not _same_members([run for runs in games for run in runs]):
+        return math.nan
+    table = []
+    for runs in games:
+        reference = atari_references()[runs[0].game]
+        replicas = [[reference.normalised(member.score) for member in run.members] for run in runs]
+        table.append(np.mean(replicas, axis=0))
+    return float(sweep_curve(np.array(table).T[:, :, None])[0])  # members, tasks, one bucket
+
+
+def _same_members(runs: Sequence[GameRun]) -> bool:
+    return all(run.settings == runs[0].settings and len(run.members) == len(runs[0].members) for run in runs)
+
+
+def _notes(runs: Sequence[GameRun], configs: Sequence[Config], lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for run, config in zip(runs, configs, strict=True):
+        atari = config.environment.atari
+        other = {
+            f"up to {atari.most_noops} no-ops": atari.most_noops != PLAYED.most_noops,
+            f"sticky actions {atari.sticky_actions:g}": atari.sticky_actions != PLAYED.repeat_action_probability,
+            f"episodes of up to {atari.most_frames:,} frames": atari.most_frames != PLAYED.most_frames,
+            "all 18 actions": atari.full_action_space != PLAYED.full_action_space,
+        }
+        if any(other.values()):
+            yield f"{run.name} is not played as in the paper: {', '.join(what for what, is_so in other.items() if is_so)}"
+    for line in lines:
+        if line["episodes"] < LAST_EPISODES:
+            yield f"{line['run']}: a mean of {line['episodes']} episodes so far, the paper's are of {LAST_EPISODES}"
+    if not _same_members([run for run in runs if run.kind == "sweep"]):
+        yield "the sweeps have different members, so none can be followed over the games: no median"
+
+
+def as_json(found: Comparison) -> str:
+    """Everything, with null instead of NaN."""
+    columns = {
+        one.name: {
+            "agent": one.agent,
+            "frames": one.frames,
+            "sweep": one.sweep,
+            "median_of_57": atari_median(one),
+            "median_of_57_published": None if one.published_median is None else one.published_median / 100,
+        }
+        for one in COLUMNS
+    }
+    everything = {"runs": found.lines, "medians": found.medians, "paper": columns, "notes": found.notes}
+    return json.dumps(_without_nan(everything), indent=2)
+
+
+def as_csv(found: Comparison) -> str:
+    """A line a run or sweep, without medians."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    for number, line in enumerate(found.lines):
+        cells = {name: value for name, value in line.items() if name != "paper"}
+        for column in COLUMNS:
+            paper = line["paper"][column.name]
+            cells |= {column.name: paper["score"], f"{column.name}_human_normalised": paper["human_normalised"]}
+        if not number:
+            writer.writerow(cells)
+        writer.writerow(_without_nan([*cells.values()]))
+    return out.getvalue()
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nan(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(one) for one in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def show(found: Comparison) -> None:
+    """Print two tables and the notes. In a pipe or a file a line may be as long as it is; a terminal breaks cells instead."""
+    console = Console(width=None if sys.stdout.isatty() else _WIDEST, highlight=False)
+    console.print(_lines_table(found.lines), "", _medians_table(found.medians), "")
+    console.print(
+        "Percentages are human-normalised: 0 % is random play, 100 % a person. Medians of yours are over the games that were run, not "
+        "over all 57; the paper's beside them are over the same games.",
+        *(f"Note: {note}" for note in found.notes),
+        sep="\n",
+        markup=False,
+    )
+
+
+def _lines_table(lines: Sequence[Mapping[str, Any]]) -> Table:
+    """Two lines a run, so that the table fits a terminal: raw scores, and below them what they are in human-normalised terms."""
+    table = _table("game\nrun", "frames", "last 100\nepisodes", "evalu-\nation")
+    for line in lines:
+        best = f", member {line['best_member']} is the best of {line['members']}" if line["kind"] == "sweep" else ""
+        table.add_row(
+            f"{line['game']}\n  {line['run']}{best}",
+            f"{line['frames'] / _MILLION:.3g}M",
+            _score(line["score"], line["human_normalised"]),
+            _score(line["evaluation"], line["evaluation_human_normalised"]),
+            *(_score(**line["paper"][column.name]) for column in COLUMNS),
+        )
+    return table
+
+
+def _medians_table(found: Sequence[Mapping[str, Any]]) -> Table:
+    table = _table("median over", "yours")
+    for one in found:
+        games = "the game" if len(one["games"]) == 1 else f"the {len(one['games'])} games"
+        table.add_row(f"{games} of your {one['kind']}s", _percent(one["score"]), *map(_percent, one["paper"].values()))
+    published = [_NONE if one.published_median is None else _percent(one.published_median / 100) for one in COLUMNS]
+    table.add_row("all 57, from the paper's table", _NONE, *(_percent(atari_median(column)) for column in COLUMNS))
+    table.add_row("all 57, as published", _NONE, *published)
+    return table
+
+
+def _table(first: str, *own: str) -> Table:
+    """Own columns, then the paper's. Where there is little room the first is folded; a number is never cut."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table.add_column(first, overflow="fold", min_width=12)
+    for heading in own:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for column in COLUMNS:
+        who = ("best", "of 9") if column.sweep else ("one", "agent")
+        heading = "\n".join([*column.agent.split(), *who, f"{column.frames // _MILLION}M"])
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def _score(score: float, human_normalised: float) -> str:
+    return _NONE if math.isnan(score) else f"{display.short(score)}\n{100 * human_normalised:.0f} %"
+
+
+def _percent(share: float) -> str:
+    return _NONE if math.isnan(share) else f"{100 * share:.1f} %"

@@ -5,22 +5,25 @@
 3. The agent's number is the median over its tasks.
 4. Of a sweep, at every bucket the best of the members that have a number counts. A maximum, and so optimistic.
 
-The order of 3 and 4 matters: the median of each task's best member is the score of an agent that nobody trained.
+The order of 3 and 4 matters: the median of each task's best member is a score that no single agent reached.
 
 Arrays are [members, tasks, buckets].
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from laser_rl.envs.scores import references_of
 from laser_rl.envs.suites import Reference
+from laser_rl.evaluation.statistics import Floats
+from laser_rl.metrics.rows import episodes_in
 
 ATARI_BUCKET_FRAMES, DMLAB_BUCKET_FRAMES = 1_000_000, 10_000_000
 LAST_EPISODES = 100  # of which the scores in the paper's table are the mean
-Floats = NDArray[np.float64]
 
 
 class Episodes(NamedTuple):
@@ -39,12 +42,7 @@ class Episodes(NamedTuple):
 def episodes_of(
     rows: Iterable[Mapping[str, Any]], *, frames_a_step: int, member: int | None = None, task: str | None = None
 ) -> Episodes:
-    """The episodes in rows of metrics: of one member of a sweep, of one task of a mixture. A row may be of several.
-
-    >>> rows = [{"kind": "episode", "step": 50, "return": 3.0}, {"kind": "train", "step": 60}]
-    >>> episodes_of(rows, frames_a_step=4)
-    Episodes(frames=array([200.]), returns=array([3.]), counts=array([1.]))
-    """
+    """The episodes in rows of metrics: of one member of a sweep, of one task of a mixture. A row may stand for several episodes."""
     found = [
         (float(row["step"]) * frames_a_step, float(row["return"]), max(1.0, float(row.get("episodes", 1))))
         for row in rows
@@ -78,9 +76,6 @@ def carried(values: ArrayLike) -> Floats:
 
     A bucket is empty where episodes are long, and they are long where the agent plays well. A median without those tasks would fall
     because an agent became better; and the last known mean is the best guess at a policy that moves slowly.
-
-    >>> carried([np.nan, 1.0, np.nan, 3.0]).tolist()
-    [nan, 1.0, 1.0, 3.0]
     """
     values = np.asarray(values, dtype=np.float64)
     place = np.where(np.isnan(values), 0, np.arange(values.shape[-1]))
@@ -93,7 +88,7 @@ def normalised(values: ArrayLike, references: Sequence[Reference]) -> Floats:
     >>> normalised([[1.7, 16.1, 30.5]], [Reference(random=1.7, best=30.5)]).round(6).tolist()
     [[0.0, 0.5, 1.0]]
     """
-    values = _with_tasks(values)
+    values = _with_axes(values, "tasks", "buckets")
     if values.shape[-2] != len(references):
         raise ValueError(f"values {values.shape} are of {values.shape[-2]} tasks, references of {len(references)}")
     random = np.array([one.random for one in references])[:, None]
@@ -109,39 +104,34 @@ def agent_curve(scores: ArrayLike) -> Floats:
     >>> agent_curve([[0.0, 1.0, np.nan], [0.5, 0.0, 2.0], [np.nan, 4.0, 4.0]]).tolist()
     [nan, 1.0, 2.0]
     """
-    return np.asarray(np.median(carried(_with_tasks(scores)), axis=-2))
+    return np.asarray(np.median(carried(_with_axes(scores, "tasks", "buckets")), axis=-2))
 
 
 def sweep_curve(scores: ArrayLike) -> Floats:
-    """The curve of a sweep from normalised scores [..., members, tasks, buckets]: median over tasks, then the best member.
-
-    Member 0 is good at the first two tasks, member 1 at the last two; nobody is good at most of them:
-
-    >>> sweep_curve([[[1.0], [1.0], [0.0], [0.0]], [[0.0], [0.0], [1.0], [1.0]]]).tolist()
-    [0.5]
-    """
-    scores = np.asarray(scores, dtype=np.float64)
-    if scores.ndim < 3:  # noqa: PLR2004
-        raise ValueError(f"scores have shape {scores.shape}, expected [..., members, tasks, buckets]")
+    """The curve of a sweep from normalised scores [..., members, tasks, buckets]: median over tasks, then the best member."""
+    scores = _with_axes(scores, "members", "tasks", "buckets")
     return np.asarray(np.fmax.reduce(agent_curve(scores), axis=-2))  # fmax prefers a number to NaN
 
 
-def last_episodes(episodes: Episodes, *, before_frames: float | None = None, count: int = LAST_EPISODES) -> float:
-    """The score of the paper's table: mean return of the last `count` episodes that ended within some frames. NaN without episodes.
+def _with_axes(values: ArrayLike, *names: str) -> Floats:
+    found = np.asarray(values, dtype=np.float64)
+    if found.ndim < len(names):
+        raise ValueError(f"an array has shape {found.shape}, expected [..., {', '.join(names)}]")
+    return found
 
-    >>> episodes = Episodes(np.array([10.0, 20.0, 30.0]), np.array([1.0, 2.0, 9.0]))
-    >>> last_episodes(episodes, count=2), last_episodes(episodes, before_frames=20)
-    (5.5, 1.5)
+
+def last_episodes(episodes: Episodes, *, before_frames: float = math.inf, count: int = LAST_EPISODES) -> float:
+    """The score of the paper's table: mean return of the last `count` episodes that ended within some frames. NaN without episodes.
 
     Where rows are of several episodes, the mean is over the fewest last rows that hold so many.
 
     >>> last_episodes(Episodes(np.array([10.0, 20.0]), np.array([1.0, 4.0]), np.array([8.0, 16.0])), count=20)
     3.0
     """
-    within = slice(None) if before_frames is None else episodes.frames <= before_frames
+    within = episodes.frames <= before_frames
     returns, weights = episodes.returns[within], episodes.weights[within]
     if not returns.size:
-        return float("nan")
+        return math.nan
     after = np.cumsum(weights[::-1])[::-1] - weights  # episodes after each row
     last = after < count
     if (weights[last] == 1).all():
@@ -149,8 +139,73 @@ def last_episodes(episodes: Episodes, *, before_frames: float | None = None, cou
     return float(np.average(returns[last], weights=weights[last]))
 
 
-def _with_tasks(values: ArrayLike) -> Floats:
-    found = np.asarray(values, dtype=np.float64)
-    if found.ndim < 2:  # noqa: PLR2004
-        raise ValueError(f"values have shape {found.shape}, expected [..., tasks, buckets]")
-    return found
+class Buckets(NamedTuple):
+    """What the members of a sweep did, by bucket of steps; arrays are [members, buckets], NaN where there is nothing to say."""
+
+    step: Floats  # [buckets], the last one of each
+    update: Floats
+    episodes: Floats
+    value: Floats  # mean return; of a mixture the score
+    acceptance: Floats
+    online_share: Floats  # of the policy's gradient, where it is adaptive
+
+    def state_dict(self) -> dict[str, Any]:
+        """For JSON: seven digits, None for NaN."""
+        return {name: _plain(values.tolist()) for name, values in self._asdict().items()}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> "Buckets":
+        """The same back; an error of Python's own if it is not such a state."""
+        arrays = {name: np.array(state[name], dtype=np.float64) for name in cls._fields}
+        shape = arrays["value"].shape
+        if not all(array.shape == shape[name == "step" :] for name, array in arrays.items()) or len(shape) != 2:  # noqa: PLR2004
+            raise ValueError("its numbers have different shapes")
+        return cls(**arrays)
+
+
+def _plain(values: Any) -> Any:
+    if isinstance(values, list):
+        return [_plain(value) for value in values]
+    return None if math.isnan(values) else float(f"{values:.7g}")
+
+
+def buckets_of(
+    rows: Iterable[Mapping[str, Any]], *, members: int, steps: int, bucket_steps: int, tasks: Sequence[str] = ()
+) -> Buckets:
+    """Rows of metrics in buckets. Of a mixture, means by task are normalised and the value is their median, as the paper does."""
+    count = -(-steps // bucket_steps)
+    own: list[list[Mapping[str, Any]]] = [[] for _ in range(members)]
+    update, episodes = np.full((members, count), np.nan), np.zeros((members, count))
+    means: dict[str, dict[tuple[int, int], list[float]]] = {"acceptance": {}, "online_share": {}}
+    for row in rows:
+        if row.get("member") not in range(members):
+            continue
+        place = row["member"], min(max(-(-int(row["step"]) // bucket_steps) - 1, 0), count - 1)
+        own[row["member"]].append(row)
+        update[place] = np.fmax(update[place], float(row["update"]))
+        episodes[place] += episodes_in(row) if row["kind"] == "episode" else 0
+        for name in means.keys() & row.keys():
+            means[name].setdefault(place, []).append(float(row[name]))
+    averaged = {name: np.full((members, count), np.nan) for name in means}
+    for name, found in means.items():
+        for place, values in found.items():
+            averaged[name][place] = np.mean(values)
+    return Buckets(
+        step=np.minimum(bucket_steps * np.arange(1.0, count + 1), steps),
+        update=update,
+        episodes=episodes,
+        value=np.stack([_values(mine, member, steps, bucket_steps, tasks) for member, mine in enumerate(own)]),
+        **averaged,
+    )
+
+
+def _values(
+    rows: Sequence[Mapping[str, Any]], member: int, steps: int, bucket_steps: int, tasks: Sequence[str]
+) -> Floats:
+    means = []
+    for task in tasks or (None,):
+        episodes = episodes_of(rows, frames_a_step=1, member=member, task=task)
+        # A turn of all slots may end a few steps after the run's last one.
+        within = episodes._replace(frames=np.minimum(episodes.frames, steps))
+        means.append(bucketed(within, bucket_frames=bucket_steps, total_frames=steps))
+    return agent_curve(normalised(means, references_of(tuple(tasks)))) if tasks else means[0]

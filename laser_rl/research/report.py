@@ -1,32 +1,33 @@
-"""Write the page of an experiment: a chart, a table of verdicts and its command; tables by task become CSV files."""
+"""Write the page of an experiment (a chart, a table of verdicts, its command, tables by task as CSV) and the page over all of them."""
 
-import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import csv
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
-from pydantic import ConfigDict, TypeAdapter
 
+from laser_rl.config import Frozen
 from laser_rl.disk import write_bytes, write_json
 from laser_rl.errors import ConfigError
 from laser_rl.research.experiment import STATISTICS, Experiment, ExperimentTask
 from laser_rl.research.experiments import EXPERIMENTS
-from laser_rl.research.pictures import picture
-from laser_rl.research.runner import CURVES, TIMES, read_table, table
 from laser_rl.research.suites import shrunk, suite_of
 from laser_rl.research.verdicts import ALL, Judged, Results, Spread, judge, overall, results_of, spread_of
 
-ABOUT, PAGE, PICTURE = "experiment.json", "README.md", "curves.png"
+ABOUT, PAGE, PICTURE, CURVES, TIMES = "experiment.json", "README.md", "curves.png", "curves.csv", "times.csv"
 SCORES, SUMMARY, VERDICTS = "scores.csv", "summary.csv", "verdicts.csv"
+_NUMBERS = ("difference", "low", "high")
+_VERDICT_COLUMNS = ("claim", "source", "statistic", "better", "worse", "margin", "task", *_NUMBERS, "verdict")
+_SUMMARY_COLUMNS = ("task", "condition", "measure", "mean", "low", "high")
+# Paul Tol's "muted" scheme: told apart with every kind of colour blindness.
+_COLOURS = ("#332288", "#CC6677", "#44AA99", "#999933", "#88CCEE", "#882255", "#117733", "#DDCC77", "#AA4499")
+_PANELS_A_ROW, _PANEL_WIDTH, _PANEL_HEIGHT, _LEGEND_WIDTH = 4, 3.2, 2.5, 2.0  # in inches
 
 
-@dataclass(frozen=True)
-class About:
+class About(Frozen):
     """How an experiment was run."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     name: str
     suite: str
@@ -36,33 +37,14 @@ class About:
     smoke: bool
     command: str
 
-    def experiment(self) -> Experiment:
-        """By its name."""
-        return experiment_of(self.name)
-
     def task_list(self) -> list[ExperimentTask]:
-        """As they were run."""
+        """The tasks as they were run."""
         found = [suite_of(self.suite).task(name) for name in self.tasks]
         return [shrunk(task) for task in found] if self.smoke else found
 
-
-_ABOUT = TypeAdapter(About)
-
-
-def experiment_of(name: str) -> Experiment:
-    """An experiment by name; ConfigError if there is none.
-
-    >>> experiment_of("rho").figure
-    'Fig. 4, left'
-    """
-    if name not in EXPERIMENTS:
-        raise ConfigError(f"there is no experiment {name!r}; there are {', '.join(EXPERIMENTS)}")
-    return EXPERIMENTS[name]
-
-
-def write_about(folder: Path, about: About) -> None:
-    """Beside the numbers."""
-    write_json(folder / ABOUT, vars(about))
+    def write(self, folder: Path) -> None:
+        """Keep it beside the numbers."""
+        write_json(folder / ABOUT, self.model_dump(mode="json"))
 
 
 def read_about(folder: Path) -> About:
@@ -71,10 +53,38 @@ def read_about(folder: Path) -> About:
     if not path.is_file():
         raise ConfigError(f"{folder} has no {ABOUT}; expected the folder of one experiment, such as OUT/sharing")
     try:
-        values = json.loads(path.read_bytes())
-        return _ABOUT.validate_python(values)
-    except (ValueError, RecursionError) as error:  # pydantic's are such
+        return About.model_validate_json(path.read_bytes())
+    except ValueError as error:
         raise ConfigError(f"{path} cannot be read: {error}; run the experiment again to write it anew") from None
+
+
+def experiment_of(name: str) -> Experiment:
+    """An experiment by name; ConfigError if there is none."""
+    if name not in EXPERIMENTS:
+        raise ConfigError(f"there is no experiment {name!r}; there are {', '.join(EXPERIMENTS)}")
+    return EXPERIMENTS[name]
+
+
+def table(columns: Sequence[str], lines: Iterable[Mapping[str, Any]]) -> bytes:
+    r"""Lines as CSV, the same bytes for the same lines.
+
+    >>> table(("a", "b"), [{"a": 1, "b": "x, y"}])
+    b'a,b\n1,"x, y"\n'
+    """
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return text.getvalue().encode()
+
+
+def read_table(path: Path) -> list[dict[str, str]]:
+    """The lines of a CSV file."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            return list(csv.DictReader(file))
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}; remove it, and run the experiment again") from None
 
 
 def report(folder: Path) -> list[Judged]:
@@ -83,46 +93,62 @@ def report(folder: Path) -> list[Judged]:
     if not (folder / CURVES).is_file():
         raise ConfigError(f"{folder} has no {CURVES} yet; let the experiment end, or run the same command again")
     lines = read_table(folder / CURVES)
-    experiment, tasks = about.experiment(), about.task_list()
+    experiment, tasks = experiment_of(about.name), about.task_list()
     results = results_of(lines)
     judged = judge(experiment, tasks, results)
     write_bytes(folder / SCORES, table(("task", "condition", "seed", *STATISTICS), _score_lines(results)))
-    write_bytes(folder / VERDICTS, table(_VERDICT_COLUMNS, [_verdict_line(one) for one in judged]))
+    write_bytes(folder / VERDICTS, table(_VERDICT_COLUMNS, map(_verdict_line, judged)))
     write_bytes(folder / PICTURE, picture(experiment, tasks, lines))
     write_bytes(folder / SUMMARY, table(_SUMMARY_COLUMNS, _summary_lines(tasks, results)))
-    page = _page(about, experiment, judged, _made(folder))
-    write_bytes(folder / PAGE, ("\n".join(page) + "\n").encode())
+    _write_page(folder, _page(about, experiment, judged, _made(folder)))
     return judged
 
 
-_NUMBERS = ("difference", "low", "high")
-_VERDICT_COLUMNS = ("claim", "source", "statistic", "better", "worse", "margin", "task", *_NUMBERS, "verdict")
-_SUMMARY_COLUMNS = ("task", "condition", "measure", "mean", "low", "high")
+def _write_page(folder: Path, lines: Iterable[str]) -> None:
+    write_bytes(folder / PAGE, ("\n".join(lines) + "\n").encode())
 
 
 def _verdict_line(judged: Judged) -> dict[str, Any]:
-    claim, verdict = judged.claim, judged.verdict
-    numbers = ("", "", "") if verdict is None else (verdict.difference, *verdict.interval)
-    values = (claim.text, claim.source, claim.statistic, claim.better, claim.worse, claim.margin, judged.task)
-    cells = (*values, *(f"{number:.5g}" if number != "" else "" for number in numbers), judged.word)
-    return dict(zip(_VERDICT_COLUMNS, cells, strict=True))
+    verdict = judged.verdict
+    numbers = () if verdict is None else (verdict.difference, *verdict.interval)
+    return {
+        **{name: getattr(judged.claim, name) for name in ("source", "statistic", "better", "worse", "margin")},
+        **{name: f"{number:.5g}" for name, number in zip(_NUMBERS, numbers, strict=False)},
+        "claim": judged.claim.text,
+        "task": judged.task,
+        "verdict": judged.word,
+    }
 
 
-def _score_lines(results: Results) -> list[dict[str, Any]]:
-    return [
-        {"task": task, "condition": condition, "seed": seed, **{name: f"{value:.6g}" for name, value in values.items()}}
-        for task, conditions in results.items()
-        for condition, seeds in conditions.items()
-        for seed, values in seeds.items()
-    ]
+def _score_lines(results: Results) -> Iterator[dict[str, Any]]:
+    for task, conditions in results.items():
+        for condition, seeds in conditions.items():
+            for seed, values in seeds.items():
+                line: dict[str, Any] = {name: f"{value:.6g}" for name, value in values.items()}
+                yield {"task": task, "condition": condition, "seed": seed, **line}
+
+
+def _summary_lines(tasks: Sequence[ExperimentTask], results: Results) -> Iterator[dict[str, Any]]:
+    """Returns of each task over seeds, then scores of all tasks together."""
+    for task in tasks:
+        for condition, seeds in results[task.name].items():
+            for name in STATISTICS:
+                yield _summary(task.name, condition, name, spread_of([values[name] for values in seeds.values()]))
+    for condition, measures in overall(tasks, results).items():
+        for measure, spread in measures.items():
+            yield _summary(ALL, condition, measure, spread)
+
+
+def _summary(task: str, condition: str, measure: str, spread: Spread) -> dict[str, Any]:
+    numbers = ("" if np.isnan(value) else f"{value:.5g}" for value in spread)
+    return dict(zip(_SUMMARY_COLUMNS, (task, condition, measure, *numbers), strict=True))
 
 
 def _made(folder: Path) -> list[str]:
     """On what runs were made and how long they took, a line for each machine and day."""
     path = folder / TIMES
-    lines = read_table(path) if path.is_file() else []
     seconds: dict[str, list[float]] = {}
-    for line in lines:
+    for line in read_table(path) if path.is_file() else []:
         seconds.setdefault(line["made_with"], []).append(float(line["seconds"]))
     return [
         f"- {len(each)} runs, {sum(each) / 60:,.0f} minutes of one core or device: {made}"
@@ -145,47 +171,129 @@ def _page(about: About, experiment: Experiment, judged: Sequence[Judged], made: 
         "",
         "Lines are means over members and seeds, shades the lowest and the highest seed.",
         "",
-        *verdict_table(judged),
+        *_verdict_table(judged),
         "",
         "Differences are in scores (0 random play, 1 the best), paired by seed, with 95 % intervals.",
         f"Each task: [verdicts]({VERDICTS}), [means with intervals]({SUMMARY}), [every run]({SCORES}), [curves]({CURVES}).",
     ]
 
 
-def verdict_table(judged: Sequence[Judged]) -> list[str]:
+def _verdict_table(judged: Sequence[Judged]) -> Iterator[str]:
     """A line a claim: all tasks together, and how many tasks say what."""
-    lines = ["| claim | source | measured by | all tasks | difference | by task |", "|---|---|---|---|---|---|"]
+    yield "| claim | source | measured by | all tasks | difference | by task |"
+    yield "|---|---|---|---|---|---|"
     for one in judged:
         if one.task == ALL:
-            words = [other.word for other in judged if other.claim == one.claim and other.task != ALL]
+            claim, verdict = one.claim, one.verdict
+            words = [other.word for other in judged if other.claim == claim and other.task != ALL]
             counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
-            lines.append(
-                f"| {one.claim.text} | {one.claim.source or 'our question'} | {one.claim.statistic} | **{one.word}** | "
-                f"{_difference(one)} | {counts} |"
-            )
-    return lines
+            said = "" if verdict is None else _difference(verdict.difference, *verdict.interval)
+            source = claim.source or "our question"
+            yield f"| {claim.text} | {source} | {claim.statistic} | **{one.word}** | {said} | {counts} |"
 
 
-def _difference(judged: Judged) -> str:
-    if judged.verdict is None:
-        return ""
-    low, high = judged.verdict.interval
-    return f"{judged.verdict.difference:+.2f} [{low:+.2f}, {high:+.2f}]"
+def _difference(difference: float, low: float, high: float) -> str:
+    return f"{difference:+.2f} [{low:+.2f}, {high:+.2f}]"
 
 
-def _summary_lines(tasks: Sequence[ExperimentTask], results: Results) -> Iterator[dict[str, Any]]:
-    """Returns of each task over seeds; scores of all tasks together as interquartile means over tasks and seeds."""
-    for task in tasks:
-        for condition, seeds in results[task.name].items():
-            for name in STATISTICS:
-                yield _summary(task.name, condition, name, spread_of([values[name] for values in seeds.values()]))
-    for condition, found in overall(tasks, results).items():
-        for name in STATISTICS:
-            yield _summary(ALL, condition, f"{name}, IQM", found.iqm[name])
-        for measure, value in (("best, median", found.median_best), ("best, capped mean", found.capped_best)):
-            yield _summary(ALL, condition, measure, Spread(value, np.nan, np.nan))
+def picture(experiment: Experiment, tasks: Sequence[ExperimentTask], lines: Sequence[Mapping[str, str]]) -> bytes:
+    """A PNG of the mean over members and seeds by step, with the lowest and highest seed as a shade: a panel a task."""
+    # Not pyplot: no window system is looked for, and nothing is kept in a global list.
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    rows = -(-len(tasks) // _PANELS_A_ROW)
+    columns = -(-len(tasks) // rows)  # as many panels in every row as can be
+    size = _PANEL_WIDTH * columns + _LEGEND_WIDTH, _PANEL_HEIGHT * rows + 0.4
+    figure = Figure(figsize=size, dpi=110, layout="constrained")
+    figure.suptitle(f"{experiment.name}: {experiment.question}", fontsize=10)
+    panels = figure.subplots(rows, columns, squeeze=False).ravel()
+    names = list(dict.fromkeys(line["condition"] for line in lines))
+    for axes, task in zip(panels, tasks, strict=False):
+        _panel(axes, task, names, [line for line in lines if line["task"] == task.name])
+    for axes in panels[len(tasks) :]:
+        axes.set_visible(False)
+    handles = panels[0].get_legend_handles_labels()[0]
+    style: dict[str, Any] = {"frameon": False, "fontsize": 8, "title_fontsize": 8, "loc": "outside right upper"}
+    figure.legend(handles=handles, title="condition", **style)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
 
 
-def _summary(task: str, condition: str, measure: str, spread: Spread) -> dict[str, Any]:
-    numbers = ("" if np.isnan(value) else f"{value:.5g}" for value in spread)
-    return dict(zip(_SUMMARY_COLUMNS, (task, condition, measure, *numbers), strict=True))
+def _panel(axes: Any, task: ExperimentTask, names: Sequence[str], lines: Sequence[Mapping[str, str]]) -> None:
+    from matplotlib.ticker import EngFormatter  # noqa: PLC0415
+
+    for number, name in enumerate(names):
+        runs: dict[int, list[tuple[float, float]]] = {}
+        for line in lines:
+            if line["condition"] == name:
+                runs.setdefault(int(line["seed"]), []).append((float(line["step"]), float(line["mean"] or "nan")))
+        if not runs:
+            continue
+        points = np.array(list(runs.values()))  # [seeds, buckets, 2]
+        steps, returns = points[0, :, 0], points[:, :, 1]
+        colour = _COLOURS[number % len(_COLOURS)]
+        axes.plot(steps, returns.mean(0), label=name, lw=1.4, color=colour)
+        axes.fill_between(steps, returns.min(0), returns.max(0), color=colour, alpha=0.15, lw=0)
+    axes.set_xlabel("steps", fontsize=8)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=" "))  # 200 k, 5 M
+    axes.set_ylabel("return", fontsize=8)
+    axes.set_title(task.name, fontsize=9)
+    axes.grid(visible=True, alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=7)
+
+
+def write_index(folder: Path) -> Path:
+    """One page over a folder of experiments: every claim with what became of it, and what was not reproduced."""
+    done = [name for name in EXPERIMENTS if all((folder / name / file).is_file() for file in (VERDICTS, ABOUT))]
+    lines = [{**row, "experiment": name} for name in done for row in read_table(folder / name / VERDICTS)]
+    for line in lines:
+        numbers = [line[name] for name in _NUMBERS]
+        line["difference"] = _difference(*map(float, numbers)) if all(numbers) else ""
+    overall = [line for line in lines if line["task"] == ALL]
+    page = [
+        "# Experiments: what became of each claim",
+        "",
+        *(f"- [{name}]({name}/{PAGE}): {EXPERIMENTS[name].question} {_run_as(folder / name)}" for name in done),
+        "",
+        "Differences are in scores (0 random play, 1 the best) over all tasks, with 95 % intervals over seeds. Each verdict stands",
+        "for itself: of twenty claims about equal agents one is expected to be decided.",
+        "",
+        "## The paper's claims",
+        "",
+        *_claims([line for line in overall if line["source"]]),
+        "",
+        "## Questions that it leaves open",
+        "",
+        *_claims([line for line in overall if not line["source"]]),
+        "",
+        "## Not reproduced",
+        "",
+        *_refuted([line for line in lines if line["verdict"] == "not reproduced"]),
+    ]
+    _write_page(folder, page)
+    return folder / PAGE
+
+
+def _run_as(folder: Path) -> str:
+    about = read_about(folder)
+    smoke = " Made with `--smoke`: nothing was learned." if about.smoke else ""
+    return f"Suite `{about.suite}`, {len(about.tasks)} tasks, {len(about.seeds)} seeds.{smoke}"
+
+
+def _claims(lines: Sequence[Mapping[str, str]]) -> list[str]:
+    if not lines:
+        return ["None of these experiments has any."]
+    head = ["| experiment | claim | of | all tasks | difference |", "|---|---|---|---|---|"]
+    cells = "| {experiment} | {claim} | {of} | **{verdict}** | {difference} |"
+    return head + [cells.format(of=line["source"] or "–", **line) for line in lines]
+
+
+def _refuted(lines: Sequence[Mapping[str, str]]) -> list[str]:
+    """A line for each claim that failed somewhere, with the tasks that decided against it."""
+    places: dict[str, list[str]] = {}
+    for line in lines:
+        place = f"{ALL} {line['difference']}" if line["task"] == ALL else line["task"]
+        places.setdefault("- {experiment}: {claim} ({source})".format(**line), []).append(place)
+    return [f"{claim}: {', '.join(own)}" for claim, own in places.items()] or ["Nothing."]

@@ -6,9 +6,7 @@ code that moves numbers, begin with an empty folder.
 """
 
 import contextlib
-import csv
 import hashlib
-import io
 import json
 import logging
 import multiprocessing
@@ -16,7 +14,7 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -26,22 +24,30 @@ import numpy as np
 import torch
 
 from laser_rl import __version__
+from laser_rl.api.sweep import require_memory
 from laser_rl.disk import make_folder, write_bytes, write_json
+from laser_rl.envs.scores import tasks_of
 from laser_rl.envs.worker import die_with
 from laser_rl.errors import ConfigError, UserError
 from laser_rl.evaluation.statistics import Floats
+from laser_rl.metrics.log import read
 from laser_rl.metrics.machine import machine
-from laser_rl.research import protocol
-from laser_rl.research.execute import Buckets, executed
+from laser_rl.metrics.rows import Kind, Row, Value
 from laser_rl.research.experiment import PlannedRun
-from laser_rl.training.settings import sweep_from
+from laser_rl.research.protocol import Buckets, buckets_of, carried
+from laser_rl.research.report import CURVES, TIMES, table
+from laser_rl.training.build_group import build_group
+from laser_rl.training.directory import RunDirectory
+from laser_rl.training.launch import act_and_learn, train
+from laser_rl.training.settings import SweepConfig
+from laser_rl.training.trainer import Trainer
 
 log = logging.getLogger("laser_rl.research")
-Job = Mapping[str, Any]
-CURVES, TIMES = "curves.csv", "times.csv"
 UNDECISIVE = ("video_every_steps", "keep_videos", "devices")  # of `run`: came later, and move no number
-_PLACE, _COUNTS = ("task", "condition", "seed"), ("step", "update", "episodes")
-CURVE_COLUMNS = (*_PLACE, *_COUNTS, "mean", "best", "worst", "acceptance", "online_share")
+CURVE_COLUMNS = (
+    *("task", "condition", "seed", "step", "update", "episodes"),
+    *("mean", "best", "worst", "acceptance", "online_share"),
+)
 PATIENCE_S = 600.0  # without an end of any run, before a message names the runs that are waited for
 END_S = 10.0
 
@@ -50,6 +56,14 @@ class RunsFailed(UserError):
     """Some runs of an experiment failed; the others are kept."""
 
     exit_status = 4
+
+
+class Job(NamedTuple):
+    """A run that has to be done, and the file that says that it is."""
+
+    run: PlannedRun
+    part: Path
+    kept: bool
 
 
 def perform(
@@ -73,15 +87,16 @@ def perform(
     make_folder(parts)
     # All conditions of a seed before the next seed: an experiment that is looked at early says something about all of them.
     ordered = sorted({part_of(parts, run): run for run in runs}.items(), key=lambda item: item[1].seed)
-    missing = [(part, run) for part, run in ordered if not part.exists()]
+    missing = [Job(run, part, kept) for part, run in ordered if not part.exists()]
     if missing:
         say(f"{len(missing)} runs to do, {len(ordered) - len(missing)} done already")
     failed = []
-    for number, ended in enumerate(spread(perform_one, [_job(*one, kept=kept) for one in missing], jobs), start=1):
-        label = missing[ended.place][1].label
-        if ended.error is not None:
-            failed.append(f"{label}: {ended.error}")
-        say(f"[{number}/{len(missing)}] {label}: {ended.result or 'failed'}")
+    ends = spread(perform_one, missing, jobs, label=lambda job: job.run.label)
+    for number, (place, result, error) in enumerate(ends, start=1):
+        label = missing[place].run.label
+        if error is not None:
+            failed.append(f"{label}: {error}")
+        say(f"[{number}/{len(missing)}] {label}: {result or 'failed'}")
     if failed:
         raise RunsFailed(
             f"{len(failed)} of {len(missing)} runs failed; the same command tries those again\n" + "\n".join(failed)
@@ -99,34 +114,86 @@ def part_of(parts: Path, run: PlannedRun) -> Path:
     return parts / f"{run.task.name}-seed{run.seed}-{digest[:16]}.json"
 
 
-def _job(part: Path, run: PlannedRun, *, kept: bool) -> Job:
-    return {
-        "label": run.label,
-        "sweep": run.sweep.model_dump(mode="json"),
-        "bucket_steps": run.task.bucket_steps,
-        "part": part,
-        "directory": part.with_suffix("") if kept else None,
-    }
-
-
 def perform_one(job: Job) -> str:
     """Run one sweep and write its part, at once and last of all; says how it went."""
-    begin = time.monotonic()
-    buckets = executed(sweep_from(job["sweep"]), job["bucket_steps"], job["directory"])
+    begin, sweep = time.monotonic(), job.run.sweep
+    buckets = executed(sweep, job.run.task.bucket_steps, job.part.with_suffix("") if job.kept else None)
     seconds = time.monotonic() - begin
-    about = {"seconds": round(seconds, 1), "made_with": made_with(job["sweep"]["base"]["run"]["device"])}
-    write_json(job["part"], {**about, "sweep": job["sweep"], "buckets": buckets.state_dict()})
-    known = _known(protocol.carried(buckets.value)[:, -1])
+    about = {"seconds": round(seconds, 1), "made_with": _made_with(sweep.base.run.device)}
+    write_json(job.part, {**about, "sweep": sweep.model_dump(mode="json"), "buckets": buckets.state_dict()})
+    known = _known(carried(buckets.value)[:, -1])
     said = f"{known.mean():.3f} at the end" if known.size else "no episode ended"
     return f"{said}, {seconds:.0f} s"
 
 
-def made_with(device: str) -> str:
+def _made_with(device: str) -> str:
     """Versions, hardware and date, as a page says them; runs of one experiment may come from several machines."""
     found = machine()
     where = found["gpu"] if device.startswith("cuda") else found["processor"]
     versions = f"laser-rl {__version__}, Python {found['python']}, torch {torch.__version__}"
     return f"{versions}, {where or found['system']} with {found['cores']} cores, {datetime.now(UTC):%-d %B %Y}"
+
+
+def executed(sweep: SweepConfig, bucket_steps: int, directory: Path | None = None) -> Buckets:
+    """Run a sweep to its end.
+
+    Without a directory in one thread, so that the same sweep gives the same numbers; with one as `laser sweep` does, from the newest
+    checkpoint on.
+    """
+    torch.set_num_threads(1)
+    require_memory(sweep)
+    rows = _in_memory(sweep) if directory is None else _in_directory(sweep, directory)
+    tasks = tuple(tasks_of(sweep.base.environment.id))
+    return buckets_of(
+        rows,
+        members=len(sweep.settings),
+        steps=sweep.base.run.steps,
+        bucket_steps=bucket_steps,
+        tasks=tasks if len(tasks) > 1 else (),
+    )
+
+
+class RowRecorder:
+    """A sink that keeps the rows that `buckets_of` reads, without the values that it does not."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+
+    def write(self, kind: Kind, step: int, update: int, values: Mapping[str, Value]) -> None:
+        """Take a row; a sweep's rows come with the member's number."""
+        if kind in {"episode", "train"}:
+            names = {"member", "return", "episodes", "task", "acceptance", "online_share"} & values.keys()
+            self.rows.append({"kind": kind, "step": step, "update": update, **{name: values[name] for name in names}})
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _in_memory(sweep: SweepConfig) -> Sequence[Row]:
+    recorder = RowRecorder()
+    group = build_group(sweep)
+    try:
+        trainer = Trainer(sweep, group, sinks=[recorder])
+        group.begin()
+        act_and_learn(trainer)
+        trainer.report()
+    finally:
+        group.close()
+    return recorder.rows
+
+
+def _in_directory(sweep: SweepConfig, path: Path) -> Sequence[Row]:
+    directory = RunDirectory(path, sweep)
+    try:
+        end = train(sweep, directory, sinks=[directory.log])
+    finally:
+        directory.close()
+    if end.interrupted is not None:
+        raise KeyboardInterrupt(end.interrupted)  # not an error of this run: the others must not go on either
+    return read(path, ("episode", "train"))
 
 
 class Part(NamedTuple):
@@ -152,7 +219,7 @@ def assemble(runs: Sequence[PlannedRun], parts: Path, folder: Path) -> Path:
     lines, times = [], []
     for run in runs:
         part = read_part(part_of(parts, run))
-        place = dict(zip(_PLACE, (run.task.name, run.condition, run.seed), strict=True))
+        place = {"task": run.task.name, "condition": run.condition, "seed": run.seed}
         lines += [{**place, **line} for line in curve_lines(part.buckets)]
         times.append({**place, "seconds": part.seconds, "made_with": part.made_with})
     write_bytes(folder / TIMES, table((*times[0],), times))
@@ -160,25 +227,21 @@ def assemble(runs: Sequence[PlannedRun], parts: Path, folder: Path) -> Path:
     return folder / CURVES
 
 
-def curve_lines(buckets: Buckets) -> list[dict[str, Any]]:
+def curve_lines(buckets: Buckets) -> Iterator[dict[str, Any]]:
     """A sweep as one line a bucket: mean, best and worst of the members that have a number by then, updates of all of them."""
-    value, update = protocol.carried(buckets.value), protocol.carried(buckets.update)
-    lines = []
+    value, update = carried(buckets.value), carried(buckets.update)
     for place, step in enumerate(buckets.step):
         known = _known(value[:, place])
-        lines.append(
-            {
-                "step": int(step),
-                "update": int(np.nansum(update[:, place])),
-                "episodes": int(buckets.episodes[:, place].sum()),
-                "mean": _cell(known),
-                "best": _cell(known, np.max),
-                "worst": _cell(known, np.min),
-                "acceptance": _cell(_known(buckets.acceptance[:, place])),
-                "online_share": _cell(_known(buckets.online_share[:, place])),
-            }
-        )
-    return lines
+        yield {
+            "step": int(step),
+            "update": int(np.nansum(update[:, place])),
+            "episodes": int(buckets.episodes[:, place].sum()),
+            "mean": _cell(known),
+            "best": _cell(known, np.max),
+            "worst": _cell(known, np.min),
+            "acceptance": _cell(_known(buckets.acceptance[:, place])),
+            "online_share": _cell(_known(buckets.online_share[:, place])),
+        }
 
 
 def _known(values: Floats) -> Floats:
@@ -189,28 +252,6 @@ def _cell(values: Floats, made: Callable[[Floats], Any] = np.mean) -> str:
     return f"{made(values):.6g}" if values.size else ""
 
 
-def table(columns: Sequence[str], lines: Iterable[Mapping[str, Any]]) -> bytes:
-    r"""Lines as CSV, the same bytes for the same lines.
-
-    >>> table(("a", "b"), [{"a": 1, "b": "x, y"}])
-    b'a,b\n1,"x, y"\n'
-    """
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return text.getvalue().encode()
-
-
-def read_table(path: Path) -> list[dict[str, str]]:
-    """The lines of a CSV file."""
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            return list(csv.DictReader(file))
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}; remove it, and run the experiment again") from None
-
-
 class RunEnded(NamedTuple):
     """How a job ended: what it returned, or why it failed."""
 
@@ -219,78 +260,66 @@ class RunEnded(NamedTuple):
     error: str | None
 
 
-def spread(work: Callable[[Job], Any], jobs: Sequence[Job], workers: int) -> Iterator[RunEnded]:
+def spread(
+    work: Callable[[Any], Any], jobs: Sequence[Any], workers: int, label: Callable[[Any], str] = str
+) -> Iterator[RunEnded]:
     """Do all jobs in worker processes and yield them as they end. `work` has to be importable. With one worker, in this process.
 
     A job that fails, or whose process dies, does not end the others; workers die with this process.
-
-    >>> [ended.result for ended in spread(dict, [{"a": 1}], workers=1)]
-    [{'a': 1}]
     """
     if workers <= 1 or len(jobs) <= 1:
         for place, job in enumerate(jobs):
             yield RunEnded(place, *_attempt(work, job))
         return
-    waiting = list(enumerate(jobs))
-    crew = [_Worker(work) for _ in range(min(workers, len(jobs)))]
+    waiting, idle, busy = list(enumerate(jobs)), list[_Worker](), dict[Any, tuple[int, _Worker]]()
     try:
-        for worker in crew:
-            worker.begin(*waiting.pop(0))
-        while busy := {worker.connection: worker for worker in crew if worker.place is not None}:
+        while waiting or busy:
+            while waiting and len(busy) < workers:
+                worker, (place, job) = idle.pop() if idle else _Worker(work), waiting.pop(0)
+                busy[worker.connection] = place, worker
+                with contextlib.suppress(BrokenPipeError):  # it died while idle: `outcome` finds that out
+                    worker.connection.send(job)
             ready = wait(list(busy), PATIENCE_S)
             if not ready:
-                names = (str(jobs[worker.place or 0].get("label", "")) for worker in busy.values())
-                log.info("still waiting for %s", "; ".join(names))
-            for worker in [worker for connection, worker in busy.items() if connection in ready]:
-                yield worker.ended()
-                if waiting:
-                    worker.begin(*waiting.pop(0))
+                log.info("still waiting for %s", "; ".join(label(jobs[place]) for place, _ in busy.values()))
+            for connection in ready:
+                place, worker = busy.pop(connection)
+                outcome = worker.outcome()
+                if worker.process.exitcode is None:
+                    idle.append(worker)
+                yield RunEnded(place, *outcome)
     finally:
-        for worker in crew:
+        for worker in [*idle, *(worker for _, worker in busy.values())]:
             worker.kill()
 
 
 class _Worker:
-    """One process, started again if it dies."""
+    """A process that does one job after the other. It may be killed at any time: only a finished job has written what counts."""
 
-    place: int | None = None
-    connection: "Connection[Any, Any]"
-
-    def __init__(self, work: Callable[[Job], Any]) -> None:
-        self._work = work
-        self._start()
-
-    def _start(self) -> None:
+    def __init__(self, work: Callable[[Any], Any]) -> None:
         context = multiprocessing.get_context("spawn")  # torch in a process that was forked is not safe
         self.connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, self._work, os.getpid()))
-        self._process.start()
+        self.process = context.Process(target=_serve, args=(theirs, work, os.getpid()))
+        self.process.start()
         theirs.close()  # so that its death is the end of the pipe
 
-    def begin(self, place: int, job: Job) -> None:
-        self.place = place
-        with contextlib.suppress(BrokenPipeError):  # it died while idle: `ended` finds that out
-            self.connection.send(job)
-
-    def ended(self) -> RunEnded:
-        place, self.place = self.place or 0, None
+    def outcome(self) -> tuple[Any, str | None]:
         try:
-            return RunEnded(place, *self.connection.recv())
+            outcome: tuple[Any, str | None] = self.connection.recv()
         except (EOFError, ConnectionResetError):
-            self._process.join(END_S)
-            status = self._process.exitcode
+            self.process.join(END_S)
+            status = self.process.exitcode
             self.kill()
-            self._start()
-            return RunEnded(place, None, f"its process died with status {status}; was there enough memory?")
+            return None, f"its process died with status {status}; was there enough memory?"
+        return outcome
 
     def kill(self) -> None:
-        """A busy one has written nothing that counts, an idle one has nothing to do."""
-        self._process.kill()
-        self._process.join(END_S)
+        self.process.kill()
+        self.process.join(END_S)
         self.connection.close()
 
 
-def _serve(connection: "Connection[Any, Any]", work: Callable[[Job], Any], parent: int) -> None:
+def _serve(connection: "Connection[Any, Any]", work: Callable[[Any], Any], parent: int) -> None:
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to handle
     with contextlib.suppress(EOFError):
@@ -298,7 +327,7 @@ def _serve(connection: "Connection[Any, Any]", work: Callable[[Job], Any], paren
             connection.send(_attempt(work, connection.recv()))
 
 
-def _attempt(work: Callable[[Job], Any], job: Job) -> tuple[Any, str | None]:
+def _attempt(work: Callable[[Any], Any], job: Any) -> tuple[Any, str | None]:
     try:
         return work(job), None
     except UserError as error:

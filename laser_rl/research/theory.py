@@ -1,7 +1,7 @@
 """The paper's five propositions as things one can compute, on tabular Markov decision processes.
 
 Policies are probability tables [S, A]. Nothing here samples: values come from linear equations, so the propositions
-hold or fail by numbers. docs/theory.md walks through them; `laser theory` prints them for a random process.
+hold or fail by numbers. docs/theory.md is an example of each function; `laser theory` prints them for a random process.
 """
 
 import math
@@ -35,12 +35,7 @@ class Operator(NamedTuple):
 
 
 def random_mdp(states: int, actions: int, *, discount: float = 0.9, generator: torch.Generator | None = None) -> MDP:
-    """A process drawn at random: transitions uniform on the simplex, rewards standard normal.
-
-    >>> mdp = random_mdp(3, 2, generator=torch.Generator().manual_seed(0))
-    >>> mdp.transition.sum(-1)
-    tensor([[1.0000, 1.0000], [1.0000, 1.0000], [1.0000, 1.0000]], dtype=torch.float64)
-    """
+    """A process drawn at random: transitions uniform on the simplex, rewards standard normal."""
     if checks.active():
         checks.require(
             states > 0 and actions > 0, f"{states} states and {actions} actions, expected at least one of each"
@@ -54,11 +49,7 @@ def random_mdp(states: int, actions: int, *, discount: float = 0.9, generator: t
 def random_policy(
     states: int, actions: int, *, sharpness: float = 1.0, generator: torch.Generator | None = None
 ) -> Float[Tensor, "S A"]:
-    """Probabilities ∝ Exp(1)^sharpness: uniform on the simplex at 1, nearer to deterministic above.
-
-    >>> random_policy(1, 2, generator=torch.Generator().manual_seed(0)).sum()
-    tensor(1., dtype=torch.float64)
-    """
+    """Probabilities ∝ Exp(1)^sharpness: uniform on the simplex at 1, nearer to deterministic above."""
     weight = torch.empty(states, actions, dtype=torch.float64).exponential_(generator=generator)
     return (sharpness * weight.log()).softmax(-1)
 
@@ -77,20 +68,12 @@ def policy_value(mdp: MDP, policy: Float[Tensor, "S A"]) -> Float[Tensor, "S"]:
 
 
 def action_values(mdp: MDP, value: Float[Tensor, "S"]) -> Float[Tensor, "S A"]:
-    """Q(s, a) = r(s, a) + γ·Σ P(s'|s, a)·V(s').
-
-    >>> action_values(MDP(torch.ones(1, 1, 1), torch.ones(1, 1), 0.5), torch.tensor([2.0]))
-    tensor([[2.]])
-    """
+    """Q(s, a) = r(s, a) + γ·Σ P(s'|s, a)·V(s')."""
     return mdp.reward + mdp.discount * mdp.transition @ value
 
 
 def state_distribution(mdp: MDP, policy: Float[Tensor, "S A"], start: Float[Tensor, "S"]) -> Float[Tensor, "S"]:
-    """d^π: the discounted share of time that π spends in each state from `start`; sums to 1.
-
-    >>> state_distribution(MDP(torch.ones(1, 1, 1), torch.ones(1, 1), 0.5), torch.ones(1, 1), torch.ones(1))
-    tensor([1.])
-    """
+    """d^π: the discounted share of time that π spends in each state from `start`; sums to 1."""
     if checks.active():
         _check(mdp, policy=policy)
         checks.same_shape(states=mdp.reward[:, 0], start=start)
@@ -101,11 +84,7 @@ def state_distribution(mdp: MDP, policy: Float[Tensor, "S A"], start: Float[Tens
 def implied_policy(
     policy: Float[Tensor, "S A"], behaviour: Float[Tensor, "S A"], *, clip_rho: float = 1.0
 ) -> Float[Tensor, "S A"]:
-    """Prop. 1: the policy whose value V-trace estimates. Tables must be positive.
-
-    >>> implied_policy(torch.tensor([[0.9, 0.1]]), torch.tensor([[0.1, 0.9]]))
-    tensor([[0.5000, 0.5000]])
-    """
+    """Prop. 1: the policy whose value V-trace estimates. Tables must be positive."""
     if checks.active():
         _check_policies(policy=policy, behaviour=behaviour)
     return implied_log_probs(policy.log(), behaviour.log(), clip_rho=clip_rho).exp()
@@ -114,11 +93,7 @@ def implied_policy(
 def distortion(
     policy: Float[Tensor, "S A"], behaviour: Float[Tensor, "S A"], *, clip_rho: float = 1.0
 ) -> Float[Tensor, "S A"]:
-    """Prop. 2: ω(s, a) = min(1, ρ̄·μ/π), with which V-trace's policy gradient scales the action values.
-
-    >>> distortion(torch.tensor([[0.5, 0.5]]), torch.tensor([[0.9, 0.1]])) * torch.tensor([[2.0, 5.0]])
-    tensor([[2., 1.]])
-    """
+    """Prop. 2: ω(s, a) = min(1, ρ̄·μ/π), with which V-trace's policy gradient scales the action values."""
     if checks.active():
         _check_policies(policy=policy, behaviour=behaviour)
         checks.positive(clip_rho=clip_rho)
@@ -126,11 +101,7 @@ def distortion(
 
 
 def regret(q: Float[Tensor, "S A"], distorted: Float[Tensor, "S A"]) -> Float[Tensor, "S"]:
-    """R(s) = max_b Q(s, b) − Q(s, argmax Q^ω): what acting on the distorted values costs.
-
-    >>> regret(torch.tensor([[2.0, 5.0]]), torch.tensor([[2.0, 1.0]]))
-    tensor([3.])
-    """
+    """R(s) = max_b Q(s, b) − Q(s, argmax Q^ω): what acting on the distorted values costs."""
     if checks.active():
         checks.same_shape(q=q, distorted=distorted)
     chosen = distorted.argmax(-1, keepdim=True)
@@ -144,12 +115,7 @@ def mixed_values(
     off_policy: Float[Tensor, "S"],
     alpha: Float[Tensor, "S"],
 ) -> Float[Tensor, "S A"]:
-    """Prop. 3: Q^α = Q·d^π·α + Q^ω·d^μ·(1 − α), the values that a share α of online data makes the gradient follow.
-
-    >>> one = torch.ones(1)
-    >>> mixed_values(torch.tensor([[2.0, 5.0]]), torch.tensor([[2.0, 1.0]]), one, one, 0.5 * one)
-    tensor([[2., 3.]])
-    """
+    """Prop. 3: Q^α = Q·d^π·α + Q^ω·d^μ·(1 − α), the values that a share α of online data makes the gradient follow."""
     true_weight, distorted_weight = on_policy * alpha, off_policy * (1 - alpha)
     return q * true_weight.unsqueeze(-1) + distorted * distorted_weight.unsqueeze(-1)
 
@@ -165,10 +131,6 @@ def alpha_bound(
     From α/(1 − α) > max_{b ∉ A*} (Q^ω(b) − Q^ω(a*)) / (Q(a*) − Q(b)) · d^μ/d^π. Where the right side is negative any
     α will do (0). Among several best actions the one that the distortion favours serves as a*. Where all actions are
     best there is nothing to preserve (0).
-
-    >>> one = torch.ones(1)
-    >>> alpha_bound(torch.tensor([[2.0, 5.0]]), torch.tensor([[2.0, 1.0]]), one, one)
-    tensor([0.2500])
     """
     if checks.active():
         checks.same_shape(q=q, distorted=distorted)
@@ -198,11 +160,6 @@ def expected_return(
     """E_μ of the trusted return (eqs. return_vtrace, return_is) as a map of the bootstrap V, over `steps` steps (None: without end).
 
     With D·V = Σ_a μ·ρ·(r + γ·P·V − V) and the trace operator C = γ·Σ_a μ·c·P: new V = V + Σ_k (λC)^k · λD·V.
-
-    >>> mdp = MDP(torch.ones(1, 1, 1), torch.ones(1, 1), 0.5)
-    >>> operator = expected_return(mdp, torch.ones(1, 1), torch.ones(1, 1), torch.tensor([True]), steps=1)
-    >>> operator.matrix @ torch.tensor([8.0]) + operator.offset
-    tensor([5.])
     """
     if checks.active():
         _check(mdp, policy=policy, behaviour=behaviour)
@@ -224,20 +181,12 @@ def expected_return(
 
 
 def fixed_point(operator: Operator) -> Float[Tensor, "S"]:
-    """The V that an operator leaves unchanged: V^π for importance sampling, the implied policy's value for V-trace (Prop. 1).
-
-    >>> fixed_point(Operator(torch.tensor([[0.5]]), torch.tensor([1.0])))
-    tensor([2.])
-    """
+    """The V that an operator leaves unchanged: V^π for importance sampling, the implied policy's value for V-trace (Prop. 1)."""
     return _solve(_identity(operator.matrix) - operator.matrix, operator.offset)
 
 
 def contraction_rate(operator: Operator, trusted: Bool[Tensor, "S"]) -> Float[Tensor, ""]:
-    """η: by how much at least the distance to the fixed point shrinks at trusted states, in the maximum norm.
-
-    >>> contraction_rate(Operator(torch.tensor([[0.5, 0.25], [0.0, 1.0]]), torch.zeros(2)), torch.tensor([True, False]))
-    tensor(0.7500)
-    """
+    """η: by how much at least the distance to the fixed point shrinks at trusted states, in the maximum norm."""
     if checks.active():
         checks.require(bool(trusted.any()), "trusted is nowhere true; a rate needs one trusted state")
     return operator.matrix.abs().sum(-1)[trusted].amax()
@@ -259,10 +208,6 @@ def trusted_operator(
 
     A state where no behaviour is trusted is never updated: there V stays as it is. If every state has one, the `fixed_point` is what
     repeated application converges to.
-
-    >>> mdp, one = MDP(torch.ones(1, 1, 1), torch.ones(1, 1), 0.5), torch.ones(1, 1)
-    >>> trusted_operator(mdp, one, [one], torch.ones(1), torch.tensor([[False]]))
-    Operator(matrix=tensor([[1.]]), offset=tensor([0.]))
     """
     if checks.active():
         checks.require(
@@ -284,11 +229,7 @@ def trusted_operator(
 
 
 def conditional_share(weights: Float[Tensor, "Z"], trusted: Bool[Tensor, "Z S"]) -> Float[Tensor, "Z S"]:
-    """p(z | μ_z trusted at s); 0 where none is.
-
-    >>> conditional_share(torch.tensor([0.2, 0.2, 0.6]), torch.tensor([[True], [True], [False]])).squeeze(1)
-    tensor([0.5000, 0.5000, 0.0000])
-    """
+    """p(z | μ_z trusted at s); 0 where none is."""
     mass = weights.unsqueeze(-1) * trusted
     total = mass.sum(0)
     return mass / torch.where(total > 0, total, torch.ones_like(total))

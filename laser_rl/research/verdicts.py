@@ -1,25 +1,147 @@
-"""What the runs of an experiment say: a few numbers for each run, and of each claim whether it holds, decided by intervals over seeds.
+"""What the runs of an experiment say: a few numbers for each run, and for each claim whether it holds.
 
 The unit is the run, a whole sweep: members are put together first. Claims are judged on scores (0 random play, 1 the best), task by task
 and for all tasks together, where a seed's score is the mean over tasks. Each verdict stands for itself at 95 %: of twenty claims about
 equal agents one is expected to be called reproduced or not.
+
+A bootstrap interval over seeds decides. If the whole interval of the difference of mean scores lies above the margin, the claim is
+reproduced; if none of it does, it is not reproduced; otherwise the seeds do not decide it. They decide nothing either where all came to
+the same: a task that both conditions solve, or neither, is silent about which is better.
+
+Experiments have three to ten seeds, and a plain percentile bootstrap of so few is too narrow: of two identical agents with three seeds
+it would call one the better in about every fourth experiment. Two things are missing from it, and both are known: the spread of n drawn
+values falls short by sqrt((n - 1) / n), and the spread itself is only an estimate, which is what Student's t is for. So deviations are
+drawn with the unbiased spread, and the interval is stretched by t / z (Hesterberg 2015, "What teachers should know about the
+bootstrap"). With many seeds both factors are 1.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
+from scipy.special import ndtri, stdtrit  # type: ignore[import-untyped]
 
+from laser_rl.evaluation.statistics import LEVEL, Floats, bootstrap_interval, interquartile_mean
 from laser_rl.research.experiment import STATISTICS, Claim, Experiment, ExperimentTask, Statistic
-from laser_rl.research.statistics import Verdict, difference_interval, stratified_iqm
 
 ALL = "all tasks"
 _DIGITS = 9
 END_SHARE = 0.2  # of the buckets of a run
-BEYOND = {"reproduced": "yes", "not reproduced": "no", "undecided": "undecided"}  # nobody claimed it before
+Word = Literal["reproduced", "not reproduced", "undecided"]
+OURS = {
+    "reproduced": "yes",
+    "not reproduced": "no",
+    "undecided": "undecided",
+}  # of a question that the paper did not ask
+Scores = Mapping[str, Mapping[int, float]]  # by condition and seed
 Values = Mapping[Statistic, float]
 Results = dict[str, dict[str, dict[int, Values]]]  # by task, condition, seed; as returns
+Spread = tuple[float, float, float]  # a mean and its interval; NaN where there is none
+
+
+class Verdict(NamedTuple):
+    """What became of a claim: the difference of the means, better less worse, and its interval."""
+
+    word: Word
+    difference: float
+    interval: tuple[float, float]
+
+
+def verdict(
+    better: Sequence[float],
+    worse: Sequence[float],
+    *,
+    paired: bool = True,
+    margin: float = 0.0,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> Verdict:
+    """Judge the claim that `better`, one score for each seed, has a mean that is more than `margin` above that of `worse`.
+
+    Paired scores stand at the same place for the same seed. One score alone has no spread: undecided, with an interval without ends.
+
+    >>> verdict([5.0, 6.0, 5.5, 6.2, 5.1], [1.0, 2.5, 1.7, 2.0, 1.2]).word
+    'reproduced'
+    >>> verdict([1.0], [0.0])
+    Verdict(word='undecided', difference=1.0, interval=(-inf, inf))
+    """
+    difference, low, high = difference_interval(better, worse, paired=paired, resamples=resamples, seed=seed)
+    word: Word = "undecided"
+    if low > margin:
+        word = "reproduced"
+    elif high <= margin and not low == high == margin:
+        word = "not reproduced"
+    return Verdict(word, difference, (low, high))
+
+
+def difference_interval(
+    better: Sequence[float], worse: Sequence[float], *, paired: bool = True, resamples: int = 10_000, seed: int = 0
+) -> Spread:
+    """The difference of the means and its bootstrap interval, widened for few seeds (see above)."""
+    above, below = _finite(better, "better"), _finite(worse, "worse")
+    if paired and above.size != below.size:
+        raise ValueError(f"{above.size} scores against {below.size} are not pairs; pass paired=False")
+    groups = [above - below] if paired else [above, -below]
+    difference = float(sum(group.mean() for group in groups))
+    if any(group.size == 1 for group in groups):
+        return difference, -math.inf, math.inf
+    deviations = [(group - group.mean()) * np.sqrt(group.size / (group.size - 1)) for group in groups]
+    low, high = bootstrap_interval(
+        deviations,
+        lambda *drawn: np.sum([group.mean(-1) for group in drawn], axis=0),
+        resamples=resamples,
+        batch=resamples,
+        seed=seed,
+    )
+    stretch = _stretch(groups)
+    return difference, difference + low * stretch, difference + high * stretch
+
+
+def _finite(values: Sequence[float], name: str) -> Floats:
+    found = np.asarray(values, dtype=np.float64)
+    if found.ndim != 1 or found.size == 0 or not np.isfinite(found).all():
+        raise ValueError(f"{name}: expected at least one finite score, one for each seed, got {values}")
+    return found
+
+
+def _stretch(groups: Sequence[Floats]) -> float:
+    """Student's quantile over the normal one; degrees of freedom of several groups after Welch and Satterthwaite."""
+    variances = np.array([group.var(ddof=1) / group.size for group in groups])
+    if not variances.any():
+        return 1.0  # every seed came to the same: there is nothing to stretch
+    freedom = variances.sum() ** 2 / sum(
+        variance**2 / (group.size - 1) for variance, group in zip(variances, groups, strict=True)
+    )
+    tail = (1 + LEVEL) / 2
+    return float(stdtrit(freedom, tail) / ndtri(tail))
+
+
+class Aggregate(NamedTuple):
+    """An interquartile mean over runs and tasks with its interval."""
+
+    iqm: float
+    ci95: tuple[float, float]
+
+
+def stratified_iqm(scores: ArrayLike, *, resamples: int = 2000, seed: int = 0) -> Aggregate:
+    """The interquartile mean of normalised scores [runs, tasks], after Agarwal et al. (2021).
+
+    Runs are resampled within each task, tasks are given. Of a handful of runs the percentile interval is too narrow: decide by `verdict`.
+    """
+    table = np.asarray(scores, dtype=np.float64)
+    if table.ndim != 2 or table.size == 0:  # noqa: PLR2004
+        raise ValueError(f"scores have shape {table.shape}, expected [runs, tasks]")
+    if missing := np.count_nonzero(~np.isfinite(table)):
+        raise ValueError(f"{missing} of {table.size} scores are not finite; leave those runs out")
+    return Aggregate(
+        float(_pooled_iqm(table)), bootstrap_interval([table], _pooled_iqm, resamples=resamples, seed=seed)
+    )
+
+
+def _pooled_iqm(tables: Floats) -> Floats:
+    return interquartile_mean(tables.reshape(*tables.shape[:-2], -1))
 
 
 class Judged(NamedTuple):
@@ -31,14 +153,10 @@ class Judged(NamedTuple):
 
     @property
     def word(self) -> str:
-        """What became of the claim.
-
-        >>> Judged(Claim("a beats b", "a", "b"), "catch", Verdict("reproduced", 1.0, (0.5, 1.5))).word
-        'yes'
-        """
+        """What became of the claim."""
         if self.verdict is None:
             return "no episodes"
-        return self.verdict.word if self.claim.source else BEYOND[self.verdict.word]
+        return self.verdict.word if self.claim.source else OURS[self.verdict.word]
 
 
 def results_of(lines: Iterable[Mapping[str, str]]) -> Results:
@@ -54,7 +172,7 @@ def results_of(lines: Iterable[Mapping[str, str]]) -> Results:
     return results
 
 
-def statistics_of(mean: NDArray[np.float64], best: NDArray[np.float64]) -> Values:
+def statistics_of(mean: Floats, best: Floats) -> Values:
     """Of one run's curves, those of the mean and of the best member by bucket.
 
     >>> curve = np.array([np.nan, 0.0, 1.0, 2.0, 3.0])
@@ -65,94 +183,73 @@ def statistics_of(mean: NDArray[np.float64], best: NDArray[np.float64]) -> Value
     return {"whole run": _known_mean(mean), "end": _known_mean(mean[-last:]), "best": _known_mean(best[-last:])}
 
 
-def _known_mean(values: NDArray[np.float64]) -> float:
+def _known_mean(values: Floats) -> float:
     known = values[~np.isnan(values)]
-    return float(known.mean()) if known.size else float("nan")
+    return float(known.mean()) if known.size else math.nan
 
 
 def judge(experiment: Experiment, tasks: Sequence[ExperimentTask], results: Results) -> list[Judged]:
     """Every claim, on all tasks together and on each."""
     judged = []
     for claim in experiment.claims:
-        by_task = {task.name: scores_of(task, results[task.name], claim.statistic) for task in tasks}
-        judged.append(_judged(claim, ALL, together(by_task)))
-        judged += [_judged(claim, name, scores) for name, scores in by_task.items()]
+        by_task = {task.name: _scores(task, results, claim.statistic) for task in tasks}
+        first = next(iter(by_task.values()))
+        together = {
+            condition: {seed: float(np.mean([one[condition][seed] for one in by_task.values()])) for seed in seeds}
+            for condition, seeds in first.items()
+        }
+        judged += [Judged(claim, name, judge_claim(claim, one)) for name, one in {ALL: together, **by_task}.items()]
     return judged
 
 
-def scores_of(
-    task: ExperimentTask, results: Mapping[str, Mapping[int, Values]], statistic: Statistic
-) -> dict[str, dict[int, float]]:
-    """Normalised, by condition and seed."""
+def judge_claim(claim: Claim, scores: Scores) -> Verdict | None:
+    """Judge by scores[condition][seed], paired where both conditions have the same seeds; None where a score is not a number."""
+    better, worse = scores[claim.better], scores[claim.worse]
+    if not np.isfinite([*better.values(), *worse.values()]).all():
+        return None
+    # Sorted, so that the drawing, and with it the last digits, does not depend on which seed came in first.
+    ordered = ([one[key] for key in sorted(one)] for one in (better, worse))
+    return verdict(*ordered, paired=better.keys() == worse.keys(), margin=claim.margin)
+
+
+def _scores(task: ExperimentTask, results: Results, statistic: Statistic) -> Scores:
     return {
         # Rounded, so that two runs with the same returns have no difference, not one of the last bit.
         condition: {seed: round(task.normalised(values[statistic]), _DIGITS) for seed, values in seeds.items()}
-        for condition, seeds in results.items()
+        for condition, seeds in results[task.name].items()
     }
-
-
-def together(by_task: Mapping[str, Mapping[str, Mapping[int, float]]]) -> dict[str, dict[int, float]]:
-    """For each condition and seed the mean over tasks.
-
-    >>> together({"x": {"a": {0: 1.0}}, "y": {"a": {0: 3.0}}})
-    {'a': {0: 2.0}}
-    """
-    first = next(iter(by_task.values()))
-    return {
-        condition: {seed: float(np.mean([scores[condition][seed] for scores in by_task.values()])) for seed in seeds}
-        for condition, seeds in first.items()
-    }
-
-
-def _judged(claim: Claim, task: str, scores: Mapping[str, Mapping[int, float]]) -> Judged:
-    involved = [*scores[claim.better].values(), *scores[claim.worse].values()]
-    return Judged(claim, task, claim.verdict(scores) if np.isfinite(involved).all() else None)
-
-
-class Spread(NamedTuple):
-    """A mean over seeds and its interval; without ends where there is one seed."""
-
-    mean: float
-    low: float
-    high: float
 
 
 def spread_of(values: Sequence[float]) -> Spread:
-    """The same interval as that of claims.
+    """The mean over seeds with the same interval as that of claims.
 
     >>> spread_of([2.0, 2.0, 2.0])
-    Spread(mean=2.0, low=2.0, high=2.0)
+    (2.0, 2.0, 2.0)
     """
     if not np.isfinite(values).all():
-        return Spread(float("nan"), float("nan"), float("nan"))
-    mean, (low, high) = difference_interval(values, [0.0] * len(values))
-    return Spread(mean, low, high)
+        return math.nan, math.nan, math.nan
+    return difference_interval(values, [0.0] * len(values))
 
 
-class Overall(NamedTuple):
-    """A condition over all tasks, in scores."""
+def overall(tasks: Sequence[ExperimentTask], results: Results) -> dict[str, dict[str, Spread]]:
+    """Each condition over all tasks, in scores, by name of the measure; only of conditions whose runs all have numbers.
 
-    median_best: float  # median over tasks, of means over seeds of the best member
-    capped_best: float  # mean over tasks, each counted 1 at most
-    iqm: dict[Statistic, Spread]
-
-
-def overall(tasks: Sequence[ExperimentTask], results: Results) -> dict[str, Overall]:
-    """By condition; only of those whose runs all have numbers."""
+    Interquartile means are over tasks and seeds. Of the best member also the median and the mean over tasks, each counted 1 at most.
+    """
     found = {}
     for condition in results[tasks[0].name]:
         tables = {
-            statistic: np.array(
-                [list(scores_of(task, results[task.name], statistic)[condition].values()) for task in tasks]
-            ).T
+            statistic: np.array([list(_scores(task, results, statistic)[condition].values()) for task in tasks]).T
             for statistic in STATISTICS
         }
         if not all(np.isfinite(scores).all() for scores in tables.values()):
             continue
-        best = tables["best"].mean(axis=0)
-        iqm = {}
+        measures: dict[str, Spread] = {}
         for statistic, scores in tables.items():
-            aggregate = stratified_iqm(scores)
-            iqm[statistic] = Spread(aggregate.iqm, *aggregate.ci95)
-        found[condition] = Overall(float(np.median(best)), float(np.minimum(best, 1).mean()), iqm)
+            iqm, (low, high) = stratified_iqm(scores)
+            measures[f"{statistic}, IQM"] = iqm, low, high
+        best = tables["best"].mean(axis=0)
+        measures["best, median"] = float(np.median(best)), math.nan, math.nan
+        measures["best, capped mean"] = float(np.minimum(best, 1).mean()), math.nan, math.nan
+        found[condition] = measures
     return found

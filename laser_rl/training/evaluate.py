@@ -19,8 +19,7 @@ from laser_rl.envs.records import Environments, EnvironmentSpec, Rows
 from laser_rl.envs.scores import tasks_of
 from laser_rl.envs.worker import read_spec
 from laser_rl.errors import ConfigError, DamagedRun
-from laser_rl.evaluation.rollout import rollout
-from laser_rl.evaluation.statistics import EvalResult, summarise_episodes, summarise_mixture
+from laser_rl.evaluation.statistics import EvalResult, rollout, summarise_episodes, summarise_mixture
 from laser_rl.metrics.standing import best, standing
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.networks.build import family_of

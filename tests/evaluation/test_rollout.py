@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laser_rl.errors import ConfigError
-from laser_rl.evaluation.rollout import rollout
+from laser_rl.evaluation.statistics import rollout
 from laser_rl.types import Episode
 from tests.evaluation.fakes import Scripted
 

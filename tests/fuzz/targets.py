@@ -13,7 +13,7 @@ from laser_rl.cli.status import status_of
 from laser_rl.cli.sweep_settings import begin
 from laser_rl.metrics.log import rows_hash
 from laser_rl.metrics.machine import sessions
-from laser_rl.research.comparison import compared
+from laser_rl.research.paper import compared
 from laser_rl.research.report import ABOUT, read_about
 from laser_rl.research.runner import read_part
 from laser_rl.training.files import read_config, read_sweep

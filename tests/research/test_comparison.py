@@ -2,12 +2,9 @@
 
 import math
 
-import numpy as np
 import pytest
 
-from laser_rl.research.comparison import GameRun, Played, line_of, medians
-from laser_rl.research.paper import COLUMNS, atari_median, atari_references
-from laser_rl.research.protocol import Episodes
+from laser_rl.research.paper import COLUMNS, GameRun, atari_median, atari_references, line_of, medians, played
 
 SETTINGS = ({"learning_rate": 1e-3}, {"learning_rate": 2e-3})
 
@@ -18,48 +15,44 @@ def raw(game, share):
     return reference.random + share * (reference.best - reference.random)
 
 
-def played(game, *shares, evaluations=()):
+def agent(game, *shares):
     """Episodes that ended every thousand frames."""
-    returns = np.array([raw(game, share) for share in shares])
-    return Played(1000 * len(shares), Episodes(1000.0 * np.arange(1, len(shares) + 1), returns), tuple(evaluations))
+    rows = [
+        {"kind": "episode", "step": 250 * number, "return": raw(game, share)} for number, share in enumerate(shares, 1)
+    ]
+    return played(rows, None, 1000 * len(shares))
 
 
 def run(game, *shares, name="run"):
-    return GameRun(name, game, (played(game, *shares),))
+    return GameRun(name, game, (agent(game, *shares),))
 
 
 def sweep(game, *members, settings=SETTINGS):
-    return GameRun("sweep", game, tuple(played(game, *shares) for shares in members), settings)
+    return GameRun("sweep", game, tuple(agent(game, *shares) for shares in members), settings)
 
 
 def test_a_run_is_scored_by_its_last_hundred_episodes():
     line = line_of(run("pong", *([0.0] * 50), *([0.5] * 100)))
-    assert (line.frames, line.episodes, line.kind, line.members) == (150_000, 100, "run", 1)
-    assert line.human_normalised == pytest.approx(0.5)
-    assert line.score == pytest.approx(raw("pong", 0.5))
-    assert math.isnan(line.evaluation)
-    assert line.paper["rainbow_no_sweep_200M"] == pytest.approx((20.9, (20.9 + 20.7) / (14.6 + 20.7)))
+    assert (line["frames"], line["episodes"], line["kind"], line["members"]) == (150_000, 100, "run", 1)
+    assert line["human_normalised"] == pytest.approx(0.5)
+    assert line["score"] == pytest.approx(raw("pong", 0.5))
+    assert math.isnan(line["evaluation"])
+    assert line["paper"]["rainbow_no_sweep_200M"]["human_normalised"] == pytest.approx((20.9 + 20.7) / (14.6 + 20.7))
 
 
-def test_a_run_as_it_was_after_some_frames():
-    line = line_of(run("pong", 0.1, 0.3, 0.9), 2500)
-    assert (line.frames, line.episodes) == (2500, 2)
-    assert line.human_normalised == pytest.approx(0.2)
-
-
-def test_the_last_evaluation_within_the_frames_counts():
-    evaluations = ((1000, raw("pong", 0.2)), (3000, raw("pong", 0.7)))
-    one = GameRun("run", "pong", (played("pong", 0.1, 0.1, 0.1, evaluations=evaluations),))
-    assert line_of(one).evaluation_human_normalised == pytest.approx(0.7)
-    assert line_of(one, 2000).evaluation_human_normalised == pytest.approx(0.2)
-    assert math.isnan(line_of(one, 500).evaluation)
+def test_a_long_run_is_scored_by_what_it_reported_over_its_last_hundred_episodes():
+    rows = [{"kind": "episode", "step": 250, "return": 1.0, "episodes": 150}]
+    rows += [{"kind": "train", "step": step, "return_mean": mean} for step, mean in ((200, 3.0), (300, 5.0))]
+    assert played(rows, None, 1200)[1:3] == (100, 5.0)
+    single = [{**rows[0], "episodes": 1}, *rows[1:]]
+    assert played(single, None, 1200)[1:3] == (1, 1.0)
 
 
 def test_of_a_sweep_the_best_member_of_the_game_stands_in_the_line():
     line = line_of(sweep("boxing", (0.1,), (0.8,)))
-    assert (line.kind, line.members, line.best_member) == ("sweep", 2, 1)
-    assert line.human_normalised == pytest.approx(0.8)
-    assert line_of(sweep("boxing", (0.1,), ())).best_member == 0  # who has no episode yet is not the best
+    assert (line["kind"], line["members"], line["best_member"]) == ("sweep", 2, 1)
+    assert line["human_normalised"] == pytest.approx(0.8)
+    assert line_of(sweep("boxing", (0.1,), ()))["best_member"] == 0  # who has no episode yet is not the best
 
 
 def test_a_sweeps_median_over_games_comes_before_its_best_member():
@@ -69,33 +62,33 @@ def test_a_sweeps_median_over_games_comes_before_its_best_member():
         sweep("krull", (0.3,), (0.2,)),
     ]
     [found] = medians(sweeps)
-    assert found.score == pytest.approx(0.3)  # the lines show 0.9, 0.8 and 0.3, whose median nobody's agent has
-    assert [line_of(one).human_normalised for one in sweeps] == pytest.approx([0.9, 0.8, 0.3])
+    assert found["score"] == pytest.approx(0.3)  # the lines show 0.9, 0.8 and 0.3, whose median nobody's agent has
+    assert [line_of(one)["human_normalised"] for one in sweeps] == pytest.approx([0.9, 0.8, 0.3])
 
 
 def test_sweeps_with_different_members_have_no_median():
     other = ({"learning_rate": 1e-3}, {"learning_rate": 9e-3})
     sweeps = [sweep("boxing", (0.9,), (0.1,)), sweep("pong", (0.1,), (0.8,), settings=other)]
-    assert math.isnan(medians(sweeps)[0].score)
+    assert math.isnan(medians(sweeps)[0]["score"])
 
 
 def test_runs_of_the_same_game_are_averaged_before_the_median():
     runs = [run("boxing", 0.0), run("boxing", 1.0), run("pong", 0.6), run("krull", 9.0)]
     [found] = medians(runs)
-    assert (found.kind, found.games) == ("run", ("boxing", "krull", "pong"))
-    assert found.score == pytest.approx(0.6)
+    assert (found["kind"], found["games"]) == ("run", ["boxing", "krull", "pong"])
+    assert found["score"] == pytest.approx(0.6)
 
 
 def test_medians_are_over_the_games_that_have_a_score_and_the_papers_too():
-    found = medians([run("pong", 0.5), run("venture", 0.25), GameRun("new", "krull", (played("krull"),))])
-    assert [one.games for one in found] == [("pong", "venture")]
-    assert found[0].score == pytest.approx(0.375)
+    found = medians([run("pong", 0.5), run("venture", 0.25), GameRun("new", "krull", (agent("krull"),))])
+    assert [one["games"] for one in found] == [["pong", "venture"]]
+    assert found[0]["score"] == pytest.approx(0.375)
     for column in COLUMNS:
-        assert found[0].paper[column.name] == atari_median(column, ("pong", "venture")) != atari_median(column)
+        assert found[0]["paper"][column.name] == atari_median(column, ("pong", "venture")) != atari_median(column)
 
 
 def test_runs_and_sweeps_have_medians_of_their_own():
     found = medians([run("pong", 0.5), sweep("boxing", (0.2,), (0.9,))])
-    assert [(one.kind, one.games) for one in found] == [("run", ("pong",)), ("sweep", ("boxing",))]
-    assert [one.score for one in found] == pytest.approx([0.5, 0.9])
+    assert [(one["kind"], one["games"]) for one in found] == [("run", ["pong"]), ("sweep", ["boxing"])]
+    assert [one["score"] for one in found] == pytest.approx([0.5, 0.9])
     assert medians([]) == []

@@ -2,17 +2,16 @@
 
 import pytest
 
-from laser_rl.research.index import write_index
-from laser_rl.research.report import About, report, write_about
-from laser_rl.research.runner import CURVE_COLUMNS, CURVES, table
-from tests.research.test_verdicts import SEEDS, curve_lines
+from laser_rl.research.report import CURVES, report, table, write_index
+from laser_rl.research.runner import CURVE_COLUMNS
+from tests.research.test_verdicts import ABOUT, curve_lines
 
 
 @pytest.fixture
 def folder(tmp_path):
     own = tmp_path / "sharing"
     own.mkdir()
-    write_about(own, About("sharing", "small", ("catch", "cartpole"), tuple(SEEDS), "cpu", True, "laser …"))
+    ABOUT.model_copy(update={"smoke": True}).write(own)
     filled = [{**dict.fromkeys(CURVE_COLUMNS, "0"), **line} for line in curve_lines()]
     (own / CURVES).write_bytes(table(CURVE_COLUMNS, filled))
     report(own)

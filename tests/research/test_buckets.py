@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from laser_rl.errors import ConfigError
-from laser_rl.research.execute import Buckets, buckets_of, executed
 from laser_rl.research.experiment import planned
 from laser_rl.research.experiments import EXPERIMENTS
-from laser_rl.research.runner import curve_lines, read_part
+from laser_rl.research.protocol import Buckets, buckets_of
+from laser_rl.research.runner import curve_lines, executed, read_part
 from laser_rl.research.suites import shrunk, suite_of
 from laser_rl.training.trainer import Trainer
 
@@ -56,7 +56,7 @@ def test_a_damaged_part_is_refused(change, tmp_path):
     buckets = buckets_of([episode(10, 1.0)], members=2, steps=30, bucket_steps=10).state_dict()
     path = tmp_path / "part.json"
     path.write_text(json.dumps({"seconds": 1.0, "made_with": "", "buckets": {**buckets, **change}}))
-    with pytest.raises(ConfigError, match="run it again"):
+    with pytest.raises(ConfigError, match="remove it"):
         read_part(path)
     path.write_text("{")
     with pytest.raises(ConfigError, match="remove it"):
@@ -77,7 +77,8 @@ def test_ratio_has_the_updates_that_it_says():
     updates = {}
     for name in ("0", "7/8", "pure replay", "0, same batch", "1/2, same batch"):
         found = executed(runs[name].sweep, task.bucket_steps)
-        updates[name] = curve_lines(found)[-1]["update"]
+        *_, last = curve_lines(found)
+        updates[name] = last["update"]
     assert updates["0"] == updates["7/8"] == updates["pure replay"]
     assert updates["0, same batch"] == pytest.approx(updates["7/8"] / 8, abs=3)  # of three members, each rounded down
     assert updates["1/2, same batch"] == pytest.approx(updates["7/8"] / 4, abs=3)
