@@ -346,16 +346,16 @@ def validated(values: Mapping[str, Any]) -> Config:
 
 def problems(error: ValidationError) -> str:
     """A sentence for each mistake."""
-    return "\n".join(_problem(item) for item in error.errors())
-
-
-def _problem(item: Any) -> str:
-    name, message = ".".join(map(str, item["loc"])), item["msg"].removeprefix("Value error, ")
-    if item["type"] == "extra_forbidden":
-        return unknown(name)
-    if item["type"] == "value_error":
-        return f"{name}: {message}" if name else message
-    return f"{name} is {shortened(item['input'])}: {message[0].lower()}{message[1:]}"
+    found = []
+    for item in error.errors():
+        name, message = ".".join(map(str, item["loc"])), item["msg"].removeprefix("Value error, ")
+        if item["type"] == "extra_forbidden":
+            found.append(unknown(name))
+        elif item["type"] == "value_error":
+            found.append(f"{name}: {message}" if name else message)
+        else:
+            found.append(f"{name} is {shortened(item['input'])}: {message[0].lower()}{message[1:]}")
+    return "\n".join(found)
 
 
 def _names(model: type[BaseModel] = Config, prefix: str = "") -> list[str]:
@@ -385,16 +385,11 @@ def full_name(name: str) -> str:
 
 
 def unknown(name: str) -> str:
-    """What to say of a name that no setting has.
-
-    >>> unknown("loss.discont")
-    "there is no setting 'loss.discont'; did you mean 'loss.discount'?"
-    """
+    """What to say of a name that no setting has: the nearest full name, or the full name whose last part is nearest."""
     names = _names()
     by_last = {full.split(".")[-1]: full for full in names}
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.7)
-    close = close or [
-        by_last[last] for last in difflib.get_close_matches(name.rsplit(".", maxsplit=1)[-1], by_last, n=1)
-    ]
+    last = difflib.get_close_matches(name.rsplit(".", maxsplit=1)[-1], by_last, n=1)
+    close = close or [by_last[one] for one in last]
     hint = f"did you mean {close[0]!r}?" if close else "'laser config show' lists all"
     return f"there is no setting {name!r}; {hint}"

@@ -7,12 +7,7 @@ NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # the disk, the
 
 
 class UserError(Exception):
-    """The message says what was expected, what came and what to do.
-
-    >>> from laser_rl.errors import ConfigError, UserError
-    >>> issubclass(ConfigError, UserError), UserError.exit_status
-    (True, 2)
-    """
+    """The message says what was expected, what came and what to do."""
 
     exit_status = 2
 

@@ -85,12 +85,7 @@ class Unrolls(NamedTuple):
 
 
 def empty_unrolls(layout: UnrollLayout, count: int) -> Unrolls:
-    """Fresh zeroed arrays for `count` unrolls.
-
-    >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
-    >>> empty_unrolls(layout, 3).reward.shape
-    (3, 2)
-    """
+    """Fresh zeroed arrays for `count` unrolls."""
     return Unrolls(**{name: np.zeros((count, *shape), dtype) for name, (shape, dtype) in layout.fields().items()})
 
 

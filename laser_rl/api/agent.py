@@ -1,20 +1,24 @@
 """An agent that learns, predicts, is evaluated, saved and loaded."""
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+
+import numpy as np
 
 from laser_rl import recipes
 from laser_rl.agent.one_step import Memento, act_once
 from laser_rl.agent.parameters import load_network
 from laser_rl.agent.policy import Policy
-from laser_rl.api import arguments
 from laser_rl.api.saved import Saved, read_saved, save_network
 from laser_rl.config import Config, full_name, override
 from laser_rl.envs.construct import stored_name
+from laser_rl.envs.records import EnvironmentSpec
 from laser_rl.envs.spaces import Borders, borders_of
-from laser_rl.errors import ConfigError
+from laser_rl.errors import ConfigError, EnvironmentRefused, shortened
 from laser_rl.evaluation.statistics import EvalResult
 from laser_rl.metrics.rows import Sink
 from laser_rl.metrics.tracking import Tracking, named, trackers
@@ -28,6 +32,7 @@ from laser_rl.training.recording import recorded
 from laser_rl.training.stop import deliver_again
 from laser_rl.training.trainer import Trainer
 from laser_rl.trust import Trust
+from laser_rl.types import Array
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -89,7 +94,7 @@ class LASER:
         self._trainer: Trainer | None = None
         self._saved: Saved | None = None  # of a loaded agent
         self._trained: Trained | None = None  # likewise, as long as it does not learn
-        self._warm = True  # whether it may begin to learn
+        self._warm = False  # likewise, whether it may begin to learn
         self._border: Borders | None = None
         self._drawn: Any = None  # random numbers of a loaded agent
 
@@ -118,10 +123,9 @@ class LASER:
             total: of all calls together, which is what a learning rate's schedule goes by; None: this is the last call.
             callbacks: see `Progress`.
         """
-        steps = arguments.require_count("learn", "steps", steps)
-        total = None if total is None else arguments.require_count("learn", "total", total)
-        if not self._warm:
-            assert self._saved is not None  # noqa: S101 - only a loaded agent is not
+        steps = _require_count("learn", "steps", steps)
+        total = None if total is None else _require_count("learn", "total", total)
+        if self._saved is not None and not self._warm:
             raise ConfigError(
                 f"{self._saved.path} holds a network, but neither its optimiser nor its replay: learning cannot go on where it stopped. "
                 "Train with run_dir=... to go on later, or begin with these weights, an empty replay and a new optimiser: "
@@ -152,8 +156,9 @@ class LASER:
         trained = self._playing()
         if self._border is None:
             self._border = borders_of(trained.spec)
-        seen = arguments.observed(self._border.sees, observation, trained.spec)
-        reward = arguments.require_number("predict", "reward", reward)
+        seen = _observed(self._border.sees, observation, trained.spec)
+        if not isinstance(reward, Real) or not math.isfinite(reward):
+            raise ConfigError(f"predict: expected reward to be a finite number, got {shortened(reward)}")
         if state is not None and not isinstance(state, Memento):
             raise ConfigError(
                 f"predict: expected state to be what the last call returned, or None at the start of an episode, got {type(state).__name__}"
@@ -161,16 +166,16 @@ class LASER:
         policy = Policy(trained.network, trained.family, seed=0, deterministic=deterministic)
         if not deterministic:
             policy.generator = self._generator(policy)
-        action, after = act_once(policy, trained.layout, seen, state, reward)
+        action, after = act_once(policy, trained.layout, seen, state, float(reward))
         return self._border.acts(action), after
 
     @_by_its_trust
     def evaluate(self, episodes: int = 20, *, deterministic: bool = False, seed: int | None = None) -> EvalResult:
         """Play whole episodes: in fresh environments, or in the one that you handed in where it cannot be made again."""
-        episodes = arguments.require_count("evaluate", "episodes", episodes, least=1)
+        episodes = _require_count("evaluate", "episodes", episodes, least=1)
         if seed is None:
             seed = derive(self.config.run.seed, f"evaluation/{self.steps}")
-        seed = arguments.require_count("evaluate", "seed", seed)
+        seed = _require_count("evaluate", "seed", seed)
         return evaluate(self._playing(), episodes=episodes, deterministic=deterministic, seed=seed)
 
     @_by_its_trust
@@ -222,25 +227,21 @@ class LASER:
         if self._trainer is None:
             if self._run_dir is not None:
                 self._directory = RunDirectory(self._run_dir, self.config)
-            folder = self._run_dir
-            name = self.config.environment.id if folder is None else folder.name
-            self._trackers = trackers(self._track, name, [self.config.model_dump(mode="json")], folder)
+            name = self.config.environment.id if self._run_dir is None else self._run_dir.name
+            self._trackers = trackers(self._track, name, [self.config.model_dump(mode="json")], self._run_dir)
             sinks = [*self._sinks, *([self._directory.log] if self._directory else []), *self._trackers]
             self._trainer = prepare(self.config, self._directory, source=self._source, torso=self._net, sinks=sinks)
             if self._saved is not None:
-                self._load_into(self._trainer.group.members[0])
+                member = self._trainer.group.members[0]
+                load_network(member.learner.network, self._saved.tensors())
+                require_finite(self._saved.path, member.learner.network)
+                member.acting.load_state_dict(member.learner.network.state_dict())
                 self._trainer.begin_at(self._saved.steps)
         return self._trainer
 
-    def _load_into(self, member: Member) -> None:
-        assert self._saved is not None  # noqa: S101
-        load_network(member.learner.network, self._saved.tensors())
-        require_finite(self._saved.path, member.learner.network)
-        member.acting.load_state_dict(member.learner.network.state_dict())
-
     def _playing(self) -> Trained:
         """Network and spaces, to play with; of a loaded agent without its environment."""
-        if self._saved is not None and self._saved.spec is not None and self._trainer is None:
+        if self._saved is not None and self._trainer is None:
             if self._trained is None:
                 self._trained = self._saved.trained(self.config, self._source, self._net)
             return self._trained
@@ -271,18 +272,14 @@ def _with_environment(env: EnvironmentSource, settings: dict[str, Any]) -> dict[
     return {"environment.id": name, "environment.options": options, **slots, **settings}
 
 
-def base_config(env: EnvironmentSource, recipe: str | None, settings: Mapping[str, Any] | None = None) -> Config:
-    """Where the settings of an agent begin: a recipe by name, or what fits the environment, without what contradicts `settings`.
-
-    >>> base_config("CartPole-v1", None).recipe
-    'cartpole'
-    """
-    asked = {full_name(name): value for name, value in (settings or {}).items()}
+def base_config(env: EnvironmentSource, recipe: str | None, settings: Mapping[str, Any]) -> Config:
+    """Where the settings of an agent begin: a recipe by name, or what fits the environment, without what contradicts `settings`."""
+    asked = {full_name(name): value for name, value in settings.items()}
     return recipes.giving_way(_recipe_of(env, recipe), asked)
 
 
 def _recipe_of(env: EnvironmentSource, recipe: str | None) -> Config:
-    name = name_of(env)
+    name, _ = stored_name(env)
     if recipe is not None:
         return recipes.by_name(recipe, name)
     environments = open_environments(
@@ -294,10 +291,37 @@ def _recipe_of(env: EnvironmentSource, recipe: str | None) -> Config:
         environments.close()
 
 
-def name_of(env: EnvironmentSource) -> str:
-    """What an environment is called in a configuration.
+def _require_count(method: str, name: str, value: object, *, least: int = 0) -> int:
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    whole = whole or (isinstance(value, float) and value.is_integer())  # 1e5 is how people write it
+    if not whole or value < least:  # type: ignore[operator]
+        raise ConfigError(f"{method}: expected {name} to be a whole number of at least {least}, got {shortened(value)}")
+    return int(value)  # type: ignore[call-overload, no-any-return]
 
-    >>> name_of("CartPole-v1"), name_of(Saved)
-    ('CartPole-v1', 'laser_rl.api.saved:Saved')
-    """
-    return stored_name(env)[0]
+
+def _observed(sees: Callable[[Any], Any], observation: Any, spec: EnvironmentSpec) -> Array:
+    """One observation as it is stored; ConfigError if it is not one of this agent's environment."""
+    shape, dtype = spec.observation.shape, np.dtype(spec.observation.dtype)
+    expected = f"predict: expected one observation of {spec.name}"
+    # A list stands for an array; a Dict's or Tuple's parts are looked at by their space.
+    given = np.asarray(observation) if isinstance(observation, list) else observation
+    mistakes = (ArithmeticError, AttributeError, EnvironmentRefused, LookupError, TypeError, ValueError, AssertionError)
+    try:
+        seen = np.asarray(sees(given))
+    except mistakes as error:
+        raise ConfigError(f"{expected}, got {_said(observation)} ({type(error).__name__}: {error})") from None
+    if seen.shape != shape:
+        raise ConfigError(f"{expected}, {dtype} of shape {shape} once it is stored, got {_said(observation)}")
+    if seen.dtype.kind not in ("bui" if dtype == np.uint8 else "buif"):
+        raise ConfigError(f"{expected}, which is stored as {dtype}, got {_said(observation)}")
+    if seen.dtype.kind == "f" and not np.isfinite(seen).all():
+        raise ConfigError(f"{expected}, got {_said(observation)} with NaN or infinity in it")
+    return seen.astype(dtype, copy=False)
+
+
+def _said(observation: object) -> str:
+    if isinstance(observation, np.ndarray | np.generic):
+        return f"{observation.dtype} of shape {observation.shape}"
+    if isinstance(observation, dict):
+        return f"a dict with {sorted(map(str, observation))}"
+    return shortened(observation) if isinstance(observation, str | int | float) else type(observation).__name__

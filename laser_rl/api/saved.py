@@ -3,7 +3,6 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import safetensors
 import safetensors.torch
@@ -30,7 +29,7 @@ class Saved:
     path: Path
     config: Config
     steps: int
-    spec: EnvironmentSpec | None  # None in files of before
+    spec: EnvironmentSpec
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The parameters, not yet compared with any network."""
@@ -41,7 +40,6 @@ class Saved:
 
     def trained(self, config: Config, source: EnvironmentSource, torso: TorsoSource | None) -> Trained:
         """The agent, to play with; its environment is not opened."""
-        assert self.spec is not None  # noqa: S101 - the caller has looked
         family = family_of(self.spec.action)
         network = seeded_network(config, self.spec, torso).to(device_of(config.run.device))
         load_network(network, self.tensors())
@@ -51,16 +49,14 @@ class Saved:
         return Trained(network, family, layout, source, config.environment, self.steps, self.spec)
 
 
-def save_network(
-    path: str | Path, network: AgentNetwork, config: Config, steps: int, spec: EnvironmentSpec | None
-) -> Path:
+def save_network(path: str | Path, network: AgentNetwork, config: Config, steps: int, spec: EnvironmentSpec) -> Path:
     """A network, its spaces and its configuration in one safetensors file, for `LASER.load`."""
     if not Path(path).absolute().parent.is_dir():
         raise ConfigError(
             f"save: expected a file in a folder that is there, got {path}; make {Path(path).parent} first"
         )
-    about = {"format": FORMAT, "config": config.model_dump_json(), "steps": str(steps)}
-    about |= {} if spec is None else {"spec": write_spec(spec).decode()}
+    values = config.model_dump_json()
+    about = {"format": FORMAT, "config": values, "steps": str(steps), "spec": write_spec(spec).decode()}
     dense = {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
     try:
         write_bytes(Path(path), safetensors.torch.save(dense, metadata=about))
@@ -81,19 +77,10 @@ def read_saved(path: Path) -> Saved:
     if about.get("format") != FORMAT:
         raise ConfigError(f"{path} has format {about.get('format')}, expected {FORMAT}; please upgrade laser-rl")
     try:
-        values, steps = json.loads(about["config"]), int(about.get("steps", 0))
-    except (KeyError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is no file of LASER.save: its configuration cannot be read: {error}") from None
-    # It may have been trained on a device that is not here.
-    config = override(validated(values), {"run.device": "auto", "run.devices": 1})
-    return Saved(path, config, max(0, steps), _spec(path, about))
-
-
-def _spec(path: Path, about: dict[str, Any]) -> EnvironmentSpec | None:
-    if "spec" not in about:
-        return None
-    try:
-        return read_spec(about["spec"].encode())
+        values, steps, spec = json.loads(about["config"]), int(about["steps"]), read_spec(about["spec"].encode())
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         what = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{path} is no file of LASER.save: its spaces cannot be read: {what}") from None
+        raise ConfigError(f"{path} is no file of LASER.save: what it says of itself cannot be read: {what}") from None
+    # It may have been trained on a device that is not here.
+    config = override(validated(values), {"run.device": "auto", "run.devices": 1})
+    return Saved(path, config, max(0, steps), spec)

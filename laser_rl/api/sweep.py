@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from laser_rl import recipes
-from laser_rl.api.agent import base_config, name_of
+from laser_rl.api.agent import base_config
 from laser_rl.api.saved import save_network
 from laser_rl.config import Config, override
+from laser_rl.envs.construct import stored_name
 from laser_rl.errors import ConfigError, MissingExtra
 from laser_rl.metrics.rows import Sink
 from laser_rl.metrics.tracking import named, trackers
@@ -22,7 +23,7 @@ from laser_rl.training.build import EnvironmentSource, slots_of
 from laser_rl.training.build_group import one_layout
 from laser_rl.training.cluster_settings import cluster_of
 from laser_rl.training.directory import RunDirectory
-from laser_rl.training.launch import Elsewhere, train, uses_processes
+from laser_rl.training.launch import train, uses_processes
 from laser_rl.training.member_training import Callback
 from laser_rl.training.pbt import Exploit, PbtConfig
 from laser_rl.training.settings import SweepConfig, sweep_from
@@ -63,7 +64,24 @@ class SweepResult:
             import pandas as pd  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
         except ImportError:
             raise MissingExtra("SweepResult.to_pandas", "pandas") from None
-        return pd.DataFrame([_row(member) for member in self.members])
+        rows = []
+        for member in self.members:
+            played = member.evaluation
+            low, high = (None, None) if played is None else played.score_ci95
+            rows.append(
+                {
+                    "member": member.number,
+                    **member.settings,
+                    "steps": member.steps,
+                    "updates": member.updates,
+                    "return_mean": member.return_mean,
+                    "evaluation_mean": None if played is None else played.score,
+                    "evaluation_iqm": None if played is None else played.iqm,
+                    "evaluation_ci95_low": low,
+                    "evaluation_ci95_high": high,
+                }
+            )
+        return pd.DataFrame(rows)
 
     def report(self, path: str | Path) -> Path:
         """Write the report, one HTML file, to this path."""
@@ -137,7 +155,12 @@ class Sweep:
         if draws is not None:
             values["draws"] = draws
         if share_replay is not None:
-            values["share"] = _sharing(share_replay)
+            asked: object = share_replay
+            if not isinstance(asked, bool | str) or asked not in _SHARE:
+                raise ConfigError(
+                    f'share_replay is {share_replay!r}: expected True (one for all), False (one each) or "none" (no replay)'
+                )
+            values["share"] = _SHARE[asked]
         self._pbt_wanted = pbt is True and values.get("pbt") is None
         if pbt is False or isinstance(pbt, PbtConfig):
             values["pbt"] = pbt or None
@@ -146,7 +169,7 @@ class Sweep:
             settings["run.runtime"] = "local"
         self.config: SweepConfig = self._complete(
             {**values, "processes": processes, "stack": stack},
-            override(base, {"environment.id": name_of(env), **settings}),
+            override(base, {"environment.id": stored_name(env)[0], **settings}),
         )
 
     def run(self, steps: int | None = None, *, callbacks: Sequence[Callback] = ()) -> SweepResult:
@@ -187,6 +210,11 @@ class Sweep:
         kept, name = self._run_dir, self.config.base.environment.id
         configs = [own.model_dump(mode="json") for own in self.config.configs]
         more = trackers(self._track, f"{name}-sweep" if kept is None else kept.name, configs, kept)
+        elsewhere = None
+        if self._cluster is not None:
+            from laser_rl.cluster.launch import on_cluster  # noqa: PLC0415 - a run on this machine never needs it
+
+            elsewhere = on_cluster(self._cluster)
         try:
             end = train(
                 self.config,
@@ -195,7 +223,7 @@ class Sweep:
                 torso=self._net,
                 sinks=[directory.log, *self._sinks, *more],
                 callbacks=callbacks,
-                elsewhere=self._elsewhere(),
+                elsewhere=elsewhere,
             )
         finally:
             directory.close()
@@ -203,13 +231,6 @@ class Sweep:
                 sink.close()
         members = tuple(SweepMember(**vars(member)) for member in end.members)
         return SweepResult(path, members, end.exploits, end.interrupted)
-
-    def _elsewhere(self) -> Elsewhere | None:
-        if self._cluster is None:
-            return None
-        from laser_rl.cluster.launch import on_cluster  # noqa: PLC0415 - a run on this machine never needs it
-
-        return on_cluster(self._cluster)
 
     def _complete(self, values: Mapping[str, Any], base: Config) -> SweepConfig:
         pbt = {"pbt": recipes.small_pbt(base.run.steps)} if self._pbt_wanted else {}
@@ -242,30 +263,6 @@ def _begin(
     if config is not None:
         return config, {}
     if recipe in recipes.SWEEPS:
-        sweep = recipes.sweep_by_name(recipe, name_of(env))
+        sweep = recipes.sweep_by_name(recipe, stored_name(env)[0])
         return sweep.base, sweep.model_dump(exclude={"base"})
     return base_config(env, recipe, settings), {}
-
-
-def _sharing(share_replay: object) -> str:
-    if isinstance(share_replay, bool | str) and share_replay in _SHARE:
-        return _SHARE[share_replay]
-    raise ConfigError(
-        f'share_replay is {share_replay!r}: expected True (one for all), False (one each) or "none" (no replay)'
-    )
-
-
-def _row(member: SweepMember) -> dict[str, Any]:
-    played = member.evaluation
-    low, high = (None, None) if played is None else played.score_ci95
-    return {
-        "member": member.number,
-        **member.settings,
-        "steps": member.steps,
-        "updates": member.updates,
-        "return_mean": member.return_mean,
-        "evaluation_mean": None if played is None else played.score,
-        "evaluation_iqm": None if played is None else played.iqm,
-        "evaluation_ci95_low": low,
-        "evaluation_ci95_high": high,
-    }

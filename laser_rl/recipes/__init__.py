@@ -18,30 +18,14 @@ from laser_rl.recipes.sweeps import atari_shared, demo, dmlab_pbt, small_pbt
 from laser_rl.training.settings import SweepConfig
 
 __all__ = [
-    "RECIPES",
-    "SWEEPS",
-    "atari",
-    "atari_shared",
-    "by_name",
-    "cartpole",
-    "continuous",
-    "demo",
-    "dmlab_pbt",
-    "for_environment",
-    "giving_way",
-    "impala",
-    "laser_multitask",
-    "minatar",
-    "pictures",
-    "popart_impala",
-    "popart_impala_pixelcontrol",
-    "small_pbt",
+    "RECIPES", "SWEEPS", "atari", "atari_shared", "by_name", "cartpole", "continuous", "demo", "dmlab_pbt", "for_environment",
+    "giving_way", "impala", "laser_multitask", "minatar", "pictures", "popart_impala", "popart_impala_pixelcontrol", "small_pbt",
     "sweep_by_name",
-]
+]  # fmt: skip
 
 log = logging.getLogger("laser_rl.recipes")
 
-RECIPES: dict[str, Callable[[str], Config]] = {
+RECIPES: dict[str, Callable[..., Config]] = {
     "cartpole": cartpole,
     "minatar": minatar,
     "pictures": pictures,
@@ -52,6 +36,7 @@ RECIPES: dict[str, Callable[[str], Config]] = {
     "popart-impala-pixelcontrol": popart_impala_pixelcontrol,
     "laser-multitask": laser_multitask,
 }
+SWEEPS: dict[str, Callable[..., SweepConfig]] = {"demo": demo, "atari-shared": atari_shared, "dmlab-pbt": dmlab_pbt}
 
 
 def by_name(name: str, environment: str | None = None) -> Config:
@@ -64,8 +49,14 @@ def by_name(name: str, environment: str | None = None) -> Config:
         raise ConfigError(f"recipe {name!r} is for several agents: use it with laser sweep, or choose another")
     if name not in RECIPES:
         raise ConfigError(f"there is no recipe {name!r}; there are {', '.join(RECIPES)}")
-    recipe = RECIPES[name]
-    return recipe(environment) if environment is not None else recipe()  # type: ignore[call-arg]
+    return RECIPES[name](*([] if environment is None else [environment]))
+
+
+def sweep_by_name(name: str, environment: str | None = None) -> SweepConfig:
+    """A recipe for a sweep, for another environment than its own if one is given."""
+    if name not in SWEEPS:
+        raise ConfigError(f"there is no recipe for sweeps {name!r}; there are {', '.join(SWEEPS)}")
+    return SWEEPS[name](*([] if environment is None else [environment]))
 
 
 def for_environment(spec: EnvironmentSpec, environment: str) -> Config:
@@ -87,12 +78,9 @@ def giving_way(recipe: Config, asked: Mapping[str, Any]) -> Config:
 
     >>> giving_way(continuous(), {"network.memory": "lstm"}).network.separate_value
     False
-    >>> giving_way(continuous(), {"network.memory": "lstm", "network.separate_value": True}).network.separate_value
-    True
     """
-    if asked.get("network.memory", "none") == "none" or "network.separate_value" in asked:
-        return recipe
-    if not recipe.network.separate_value:
+    wants_memory = asked.get("network.memory", "none") != "none" and "network.separate_value" not in asked
+    if not wants_memory or not recipe.network.separate_value:
         return recipe
     log.warning(
         "recipe %s: network.separate_value is switched off, since such a value would see nothing of network.memory (%s)",
@@ -100,22 +88,3 @@ def giving_way(recipe: Config, asked: Mapping[str, Any]) -> Config:
         asked["network.memory"],
     )
     return override(recipe, {"network.separate_value": False})
-
-
-SWEEPS: dict[str, Callable[[str], SweepConfig]] = {
-    "demo": demo,
-    "atari-shared": atari_shared,
-    "dmlab-pbt": dmlab_pbt,
-}
-
-
-def sweep_by_name(name: str, environment: str | None = None) -> SweepConfig:
-    """A recipe for a sweep, for another environment than its own if one is given.
-
-    >>> sweep_by_name("atari-shared", "ALE/Pong-v5").base.environment.id
-    'ALE/Pong-v5'
-    """
-    if name not in SWEEPS:
-        raise ConfigError(f"there is no recipe for sweeps {name!r}; there are {', '.join(SWEEPS)}")
-    recipe = SWEEPS[name]
-    return recipe(environment) if environment is not None else recipe()  # type: ignore[call-arg]

@@ -11,6 +11,7 @@ from laser_rl.config import (
     OptimiserConfig,
     ReplayConfig,
     RunConfig,
+    override,
 )
 from laser_rl.recipes.single import shared
 
@@ -37,13 +38,17 @@ def popart_impala_pixelcontrol(environment: str = SUITE) -> Config:
     """
     base = laser_multitask(environment)
     batch = 32 if is_dmlab(environment) else base.loss.batch_unrolls  # [L] 32 without replay
-    return base.model_copy(
-        update={
+    return override(
+        base,
+        {
             "recipe": "popart-impala-pixelcontrol",
-            "network": base.network.model_copy(update={"memory": "lstm"}),  # Hessel et al. 2018
-            "replay": ReplayConfig(fraction=0.0, capacity_steps=1),
-            "loss": base.loss.model_copy(update={"batch_unrolls": batch, "trust": "off", "trust_bound": None}),
-        }
+            "network.memory": "lstm",  # Hessel et al. 2018
+            "replay.fraction": 0.0,
+            "replay.capacity_steps": 1,
+            "loss.batch_unrolls": batch,
+            "loss.trust": "off",
+            "loss.trust_bound": None,
+        },
     )
 
 
@@ -54,16 +59,11 @@ def popart_impala(environment: str = SUITE) -> Config:
     (True, 0.0)
     """
     base = popart_impala_pixelcontrol(environment)
-    loss = base.loss.model_copy(update={"pixel_control_cost": 0.0})
-    return base.model_copy(update={"recipe": "popart-impala", "loss": loss})
+    return override(base, {"recipe": "popart-impala", "loss.pixel_control_cost": 0.0})
 
 
 def is_dmlab(environment: str) -> bool:
-    """Whether DMLab is meant.
-
-    >>> is_dmlab("suite:dmlab-30"), is_dmlab("dmlab/rooms_watermaze"), is_dmlab("suite:grid")
-    (True, True, False)
-    """
+    """Whether DMLab is meant: suite:dmlab-30, or one of its levels."""
     return environment.startswith(("suite:dmlab", "dmlab/"))
 
 

@@ -9,6 +9,7 @@ from laser_rl.config import (
     OptimiserConfig,
     ReplayConfig,
     RunConfig,
+    override,
 )
 from laser_rl.envs.scores import tasks_of
 
@@ -181,11 +182,7 @@ def impala(environment: str = "ALE/Breakout-v5") -> Config:
     >>> impala().replay.fraction, impala().loss.batch_unrolls
     (0.0, 32)
     """
-    base = atari(environment)
-    return base.model_copy(
-        update={
-            "recipe": "impala",
-            "replay": ReplayConfig(fraction=0.0, capacity_steps=1),
-            "loss": base.loss.model_copy(update={"batch_unrolls": 32, "trust": "off"}),  # [L] 32 without replay
-        }
-    )
+    without = {"replay.fraction": 0.0, "replay.capacity_steps": 1, "loss.trust": "off"}
+    return override(
+        atari(environment), {"recipe": "impala", **without, "loss.batch_unrolls": 32}
+    )  # [L] 32 without replay

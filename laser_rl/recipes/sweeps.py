@@ -1,6 +1,6 @@
 """Recipes of sweeps."""
 
-from laser_rl.config import EnvironmentConfig, ReplayConfig, RunConfig
+from laser_rl.config import override
 from laser_rl.recipes.multitask import is_dmlab, laser_multitask
 from laser_rl.recipes.single import atari, cartpole, shared
 from laser_rl.training.pbt import PbtConfig, paper
@@ -14,21 +14,19 @@ def demo(environment: str = "laser/DeepSea-10") -> SweepConfig:
     >>> demo().settings
     ({'learning_rate': 0.0005}, {'learning_rate': 0.001}, {'learning_rate': 0.002})
     """
-    base = cartpole(environment)
-    sparse = {"trust_bound": 0.1, "entropy_cost": 0.01, "reward_scale": 1.0}  # [T] DeepSea-10
-    return SweepConfig(
-        base=base.model_copy(
-            update={
-                "recipe": "demo",
-                "environment": EnvironmentConfig(id=environment, slots=shared(environment, 8)),  # [D]
-                "loss": base.loss.model_copy(update=sparse),
-                "optimiser": base.optimiser.model_copy(update={"schedule": "constant"}),  # [L] constant in sweeps
-                # [T] DeepSea-10, on seeds 100 to 119: all three solve it on each. After 20,000 steps the slowest often has not.
-                "run": RunConfig(steps=30_000, log_every_updates=20),
-            }
-        ),
-        grid={"learning_rate": (5e-4, 1e-3, 2e-3)},  # [T] DeepSea-10
-    )
+    settings = {
+        "recipe": "demo",
+        "environment.slots": shared(environment, 8),  # [D]
+        "loss.trust_bound": 0.1,  # [T] DeepSea-10, as entropy and reward scale
+        "loss.entropy_cost": 0.01,
+        "loss.reward_scale": 1.0,
+        "optimiser.schedule": "constant",  # [L] constant in sweeps
+        # [T] DeepSea-10, on seeds 100 to 119: all three solve it on each. After 20,000 steps the slowest often has not.
+        "run.steps": 30_000,
+        "run.log_every_updates": 20,
+    }
+    rates = (5e-4, 1e-3, 2e-3)  # [T] DeepSea-10
+    return SweepConfig(base=override(cartpole(environment), settings), grid={"learning_rate": rates})
 
 
 def atari_shared(environment: str = "ALE/Breakout-v5") -> SweepConfig:
@@ -38,19 +36,15 @@ def atari_shared(environment: str = "ALE/Breakout-v5") -> SweepConfig:
     >>> len(sweep.settings), sweep.base.replay.capacity_steps
     (9, 10000000)
     """
-    base = atari(environment)
-    return SweepConfig(
-        base=base.model_copy(
-            update={
-                "recipe": "atari-shared",
-                # [L] 96 %: 5 online and 123 replayed unrolls. 10 M is the capacity of its other shared replays, [D] for Atari.
-                "replay": ReplayConfig(fraction=0.96, capacity_steps=10_000_000),
-                "optimiser": base.optimiser.model_copy(update={"schedule": "constant"}),  # [L] constant in sweeps
-            }
-        ),
-        # [L] factors of 1/2, 1 and 2 around IMPALA's values.
-        grid={"learning_rate": (3e-4, 6e-4, 1.2e-3), "entropy_cost": (5e-3, 1e-2, 2e-2)},
-    )
+    settings = {
+        "recipe": "atari-shared",
+        "replay.fraction": 0.96,  # [L] 5 online and 123 replayed unrolls
+        "replay.capacity_steps": 10_000_000,  # the capacity of the paper's other shared replays, [D] for Atari
+        "optimiser.schedule": "constant",  # [L] constant in sweeps
+    }
+    # [L] factors of 1/2, 1 and 2 around IMPALA's values.
+    grid = {"learning_rate": (3e-4, 6e-4, 1.2e-3), "entropy_cost": (5e-3, 1e-2, 2e-2)}
+    return SweepConfig(base=override(atari(environment), settings), grid=grid)
 
 
 def dmlab_pbt(environment: str = "suite:dmlab-30") -> SweepConfig:
@@ -60,7 +54,7 @@ def dmlab_pbt(environment: str = "suite:dmlab-30") -> SweepConfig:
     >>> len(sweep.settings), sweep.pbt.every_episodes, sweep.base.loss.unroll_steps
     (10, 5000, 79)
     """
-    base = laser_multitask(environment).model_copy(update={"recipe": "dmlab-pbt"})
+    base = override(laser_multitask(environment), {"recipe": "dmlab-pbt"})
     if is_dmlab(environment):
         rates, costs = LogUniform(low=5e-6, high=5e-3), LogUniform(low=5e-5, high=1e-2)  # [I] appendix D
     else:
