@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from laser_rl.config import full_name, override
 from laser_rl.errors import ConfigError
 from laser_rl.training.pbt import PbtConfig
-from laser_rl.training.settings import SweepConfig
+from laser_rl.training.settings import Sharing, SweepConfig
 
 Statistic = Literal["whole run", "end", "best"]
 """The number of a run that a claim is judged by: the mean over members and all of training, which is what sample efficiency looks like;
@@ -22,23 +22,15 @@ class ExperimentTask:
     """What is played, by which sweep and for how long."""
 
     name: str
-    sweep: SweepConfig
-    """What the paper proposes: one replay for all members, with a trust region."""
-    few: SweepConfig
-    """The same with fewer members, for questions about the replay of one agent."""
-    bucket_steps: int
-    """Returns of episodes are averaged over so many steps."""
-    each_steps: int
-    """Capacity of a replay that belongs to one member."""
-    online_unrolls: int
-    """Batch of an agent without replay."""
+    sweep: SweepConfig  # what the paper proposes: one replay for all members, with a trust region
+    few: SweepConfig  # the same with fewer members, for questions about the replay of one agent
+    bucket_steps: int  # returns of episodes are averaged over so many steps
+    each_steps: int  # capacity of a replay that belongs to one member
+    online_unrolls: int  # batch of an agent without replay
     pbt: PbtConfig
-    random: float
-    """Mean return of random actions: a score of 0."""
-    best: float
-    """What counts as 1: the best possible return, or a person's."""
-    seconds: float = 0.0
-    """Of one run of `sweep` on one core; 0 if it was not measured."""
+    random: float  # mean return of random actions: a score of 0
+    best: float  # what counts as 1: the best possible return, or a person's
+    seconds: float = 0.0  # of one run of `sweep` on one core; 0 if it was not measured
     few_seconds: float = 0.0
 
     def normalised(self, value: float) -> float:
@@ -63,19 +55,15 @@ class Variant:
     >>> sweep = Variant("half replayed", "separate", "few", (1, 1)).condition(catch).sweep
     >>> sweep.share, len(sweep.settings), sweep.base.loss.batch_unrolls, sweep.base.replay.fraction
     ('separate', 3, 4, 0.5)
-    >>> Variant("naive", settings={"trust": "off", "trust_bound": None}).condition(catch).sweep.base.loss.bound
-    inf
     """
 
     name: str
-    replay: Literal["shared", "separate", "none"] = "shared"
-    """One for all members, one each, or none and every row trusted: IMPALA."""
-    members: Literal["all", "few", "one"] = "all"
-    """The task's sweep, its smaller sweep, or one agent with the middle of the sweep's settings."""
-    unrolls: tuple[int, int] | None = None
-    """Online and replayed unrolls of a batch, in eighths of the task's batch."""
-    capacity: int | None = None
-    """The replay holds a member's steps divided by this."""
+    replay: Sharing = "shared"  # one for all members, one each, or none and every row trusted: IMPALA
+    members: Literal["all", "few", "one"] = (
+        "all"  # few: the task's smaller sweep; one: the middle of the sweep's settings
+    )
+    unrolls: tuple[int, int] | None = None  # online and replayed unrolls of a batch, in eighths of the task's batch
+    capacity: int | None = None  # the replay holds a member's steps divided by this
     pbt: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -134,8 +122,7 @@ class Claim:
     better: str
     worse: str
     margin: float = 0.0
-    source: str = ""
-    """Where the paper says so; empty for a question of ours."""
+    source: str = ""  # where the paper says so; empty for a question of ours
     statistic: Statistic = "whole run"
 
 
@@ -148,8 +135,9 @@ class Experiment:
     question: str
     variants: Sequence[Variant]
     claims: Sequence[Claim]
-    tasks: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Names of tasks by suite; of a suite that is not named here, all."""
+    tasks: Mapping[str, Sequence[str]] = field(
+        default_factory=dict
+    )  # names by suite; of a suite that is not named here, all
     notes: str = ""
 
     def conditions(self, task: ExperimentTask) -> list[Condition]:
@@ -163,8 +151,7 @@ class ExperimentSuite:
 
     name: str
     tasks: Sequence[ExperimentTask]
-    kept: bool = False
-    """Runs are long: they have run directories, and go on from their checkpoints."""
+    kept: bool = False  # runs are long: they have run directories, and go on from their checkpoints
 
     def task(self, name: str) -> ExperimentTask:
         """By name; ConfigError if there is none."""
@@ -190,7 +177,7 @@ class PlannedRun(NamedTuple):
 
     @property
     def label(self) -> str:
-        """For people."""
+        """How messages name it."""
         return f"{self.task.name}, {self.condition}, seed {self.seed}"
 
 

@@ -1,7 +1,7 @@
 """The paper's five propositions on a random Markov decision process, as tables of numbers."""
 
 from collections.abc import Sequence
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from rich.console import Console
@@ -42,7 +42,7 @@ def _bias(mdp: theory.MDP, policy: Tensor, behaviour: Tensor, clip_rho: float) -
         "KL(pi||implied)": trust_region.implied_kl(policy.log(), behaviour.log(), clip_rho=clip_rho),
         "KL(pi||mu)": (policy * (policy / behaviour).log()).sum(-1),
     }
-    return _table("Proposition 1: V-trace estimates the implied policy's value", columns)
+    return _by_state("Proposition 1: V-trace estimates the implied policy's value", columns)
 
 
 def _greed(mdp: theory.MDP, policy: Tensor, behaviour: Tensor, clip_rho: float) -> Table:
@@ -58,53 +58,48 @@ def _greed(mdp: theory.MDP, policy: Tensor, behaviour: Tensor, clip_rho: float) 
         "d^mu/d^pi": visits[1] / visits[0],
         "share needed": theory.alpha_bound(q, distorted, visits[0], visits[1]),
     }
-    return _table("Propositions 2 and 3: the distortion's cost, and its cure by online data", columns)
+    return _by_state("Propositions 2 and 3: the distortion's cost, and its cure by online data", columns)
 
 
 def _contraction(mdp: theory.MDP, policy: Tensor, behaviours: Sequence[Tensor], clip_rho: float, bound: float) -> Table:
     """Propositions 4 and 5, from V = 0. The policy's own data is among the behaviours, as online data is in every batch."""
     behaviours = [policy, *behaviours]
-    clip_c = min(clip_rho, 1.0)
     relevance = torch.stack([trust_region.implied_kl(policy.log(), mu.log(), clip_rho=clip_rho) for mu in behaviours])
     weights = torch.full((len(behaviours),), 1 / len(behaviours), dtype=policy.dtype)
     own = theory.policy_value(mdp, policy)
     implied = [theory.policy_value(mdp, theory.implied_policy(policy, mu, clip_rho=clip_rho)) for mu in behaviours]
-    table = Table(
-        title="Propositions 4 and 5: the trusted estimator, applied to V = 0 (maximum norms)", title_justify="left"
+    table = _table(
+        "Propositions 4 and 5: the trusted estimator, applied to V = 0 (maximum norms)",
+        ("estimator", "behaviours", "trusted", "distance", "its bound", "bias in the limit"),
     )
-    for heading in ("estimator", "behaviours", "trusted", "distance", "its bound", "bias in the limit"):
-        table.add_column(heading, justify="left" if heading in {"estimator", "behaviours"} else "right", no_wrap=True)
     for estimator in get_args(theory.Estimator):
+        clipped: dict[str, Any] = {"estimator": estimator, "clip_rho": clip_rho, "clip_c": min(clip_rho, 1.0)}
         points = torch.stack([own] * len(behaviours) if estimator == "importance" else implied)
         for name, trusted in (("all", relevance >= 0), (f"KL < {bound:g}", relevance < bound)):
-            operator = theory.trusted_operator(
-                mdp, policy, behaviours, weights, trusted, estimator=estimator, clip_rho=clip_rho, clip_c=clip_c
-            )
+            operator = theory.trusted_operator(mdp, policy, behaviours, weights, trusted, **clipped)
             shrunk = [
-                theory.contraction_rate(
-                    theory.expected_return(
-                        mdp, policy, mu, mask, estimator=estimator, clip_rho=clip_rho, clip_c=clip_c
-                    ),
-                    mask,
-                )
+                theory.contraction_rate(theory.expected_return(mdp, policy, mu, mask, **clipped), mask)
                 * point.abs().amax()
                 for mu, mask, point in zip(behaviours, trusted, points, strict=True)
                 if mask.any()
             ]
             average = (theory.conditional_share(weights, trusted) * points).sum(0)
-            row = [
-                (operator.offset - average).abs().amax(),
-                torch.stack(shrunk).amax(),
-                (theory.fixed_point(operator) - own).abs().amax(),
-            ]
-            table.add_row(estimator, name, f"{trusted.double().mean():.0%}", *(f"{number:.4f}" for number in row))
+            distance = (operator.offset - average).abs().amax()
+            bias = (theory.fixed_point(operator) - own).abs().amax()
+            numbers = (distance, torch.stack(shrunk).amax(), bias)
+            table.add_row(estimator, name, f"{trusted.double().mean():.0%}", *(f"{number:.4f}" for number in numbers))
     return table
 
 
-def _table(title: str, columns: dict[str, Tensor]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for heading in ("state", *columns):
-        table.add_column(heading, justify="right")
+def _by_state(title: str, columns: dict[str, Tensor]) -> Table:
+    table = _table(title, ("state", *columns))
     for state, row in enumerate(zip(*columns.values(), strict=True)):
         table.add_row(str(state), *(f"{entry:.4f}" if entry.is_floating_point() else str(int(entry)) for entry in row))
+    return table
+
+
+def _table(title: str, headings: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in {"estimator", "behaviours"} else "right", no_wrap=True)
     return table
