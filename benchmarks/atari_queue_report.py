@@ -20,7 +20,7 @@ from benchmarks.atari_queue import BUCKET_FRAMES, load
 from laser_rl.disk import write_bytes
 from laser_rl.envs.atari import atari_game
 from laser_rl.research.paper import atari_references
-from laser_rl.research.statistics import Aggregate, stratified_iqm, verdict
+from laser_rl.research.verdicts import Aggregate, stratified_iqm, verdict
 
 mpl.use("Agg")
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "atari"

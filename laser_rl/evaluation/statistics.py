@@ -17,7 +17,6 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 _LARGE = 10  # from here on one decimal is enough to print
 MAX_EPISODE_STEPS = 1_000_000  # ten hours of Atari; nothing that ends takes longer
-LEVEL = 0.95  # of every interval
 
 
 def rollout(
@@ -199,6 +198,7 @@ def bootstrap_interval(
     samples: Sequence[Floats],
     statistic: Callable[..., Floats],
     *,
+    level: float = 0.95,
     resamples: int = 2000,
     batch: int = 100,
     seed: int = 0,
@@ -217,5 +217,5 @@ def bootstrap_interval(
         indices = [generator.integers(0, len(sample), (count, *sample.shape)) for sample in samples]
         drawn = [np.take_along_axis(sample[None], one, axis=1) for sample, one in zip(samples, indices, strict=True)]
         found.append(statistic(*drawn))
-    low, high = np.quantile(np.concatenate(found), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    low, high = np.quantile(np.concatenate(found), [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)

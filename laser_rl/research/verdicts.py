@@ -17,13 +17,13 @@ bootstrap"). With many seeds both factors are 1.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import ndtri, stdtrit  # type: ignore[import-untyped]
 
-from laser_rl.evaluation.statistics import LEVEL, Floats, bootstrap_interval, interquartile_mean
+from laser_rl.evaluation.statistics import Floats, bootstrap_interval, interquartile_mean
 from laser_rl.research.experiment import STATISTICS, Claim, Experiment, ExperimentTask, Statistic
 
 ALL = "all tasks"
@@ -53,21 +53,19 @@ def verdict(
     better: Sequence[float],
     worse: Sequence[float],
     *,
-    paired: bool = True,
     margin: float = 0.0,
-    resamples: int = 10_000,
-    seed: int = 0,
+    **options: Any,
 ) -> Verdict:
     """Judge the claim that `better`, one score for each seed, has a mean that is more than `margin` above that of `worse`.
 
-    Paired scores stand at the same place for the same seed. One score alone has no spread: undecided, with an interval without ends.
+    `options` are those of `difference_interval`. One score alone has no spread: undecided, with an interval without ends.
 
     >>> verdict([5.0, 6.0, 5.5, 6.2, 5.1], [1.0, 2.5, 1.7, 2.0, 1.2]).word
     'reproduced'
     >>> verdict([1.0], [0.0])
     Verdict(word='undecided', difference=1.0, interval=(-inf, inf))
     """
-    difference, low, high = difference_interval(better, worse, paired=paired, resamples=resamples, seed=seed)
+    difference, low, high = difference_interval(better, worse, **options)
     word: Word = "undecided"
     if low > margin:
         word = "reproduced"
@@ -77,10 +75,21 @@ def verdict(
 
 
 def difference_interval(
-    better: Sequence[float], worse: Sequence[float], *, paired: bool = True, resamples: int = 10_000, seed: int = 0
+    better: Sequence[float],
+    worse: Sequence[float],
+    *,
+    paired: bool = True,
+    level: float = 0.95,
+    resamples: int = 10_000,
+    seed: int = 0,
 ) -> Spread:
-    """The difference of the means and its bootstrap interval, widened for few seeds (see above)."""
+    """The difference of the means and its bootstrap interval, widened for few seeds (see above).
+
+    Paired scores stand at the same place for the same seed.
+    """
     above, below = _finite(better, "better"), _finite(worse, "worse")
+    if not 0.0 < level < 1.0:
+        raise ValueError(f"level is {level}, expected a share between 0 and 1")
     if paired and above.size != below.size:
         raise ValueError(f"{above.size} scores against {below.size} are not pairs; pass paired=False")
     groups = [above - below] if paired else [above, -below]
@@ -91,11 +100,12 @@ def difference_interval(
     low, high = bootstrap_interval(
         deviations,
         lambda *drawn: np.sum([group.mean(-1) for group in drawn], axis=0),
+        level=level,
         resamples=resamples,
         batch=resamples,
         seed=seed,
     )
-    stretch = _stretch(groups)
+    stretch = _stretch(groups, level)
     return difference, difference + low * stretch, difference + high * stretch
 
 
@@ -106,7 +116,7 @@ def _finite(values: Sequence[float], name: str) -> Floats:
     return found
 
 
-def _stretch(groups: Sequence[Floats]) -> float:
+def _stretch(groups: Sequence[Floats], level: float) -> float:
     """Student's quantile over the normal one; degrees of freedom of several groups after Welch and Satterthwaite."""
     variances = np.array([group.var(ddof=1) / group.size for group in groups])
     if not variances.any():
@@ -114,7 +124,7 @@ def _stretch(groups: Sequence[Floats]) -> float:
     freedom = variances.sum() ** 2 / sum(
         variance**2 / (group.size - 1) for variance, group in zip(variances, groups, strict=True)
     )
-    tail = (1 + LEVEL) / 2
+    tail = (1 + level) / 2
     return float(stdtrit(freedom, tail) / ndtri(tail))
 
 

@@ -156,6 +156,7 @@ def test_a_claim_has_a_margin():
         ([], [1.0], {}, "better: expected at least one finite score"),
         ([1.0], [math.nan], {}, "worse: expected at least one finite score"),
         ([1.0, 2.0], [1.0], {}, "pass paired=False"),
+        ([1.0, 2.0], [1.0, 2.0], {"level": 95}, "level is 95"),
     ],
 )
 def test_bad_scores_are_refused(better, worse, options, message):
