@@ -22,12 +22,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.replay import GAMES, STACKED, STEPS, frames, part, unrolls_of
-from laser_rl.cluster.actors import RayAnswer, RayShard, nodes_alive, start_shard
-from laser_rl.cluster.client import ShardClient
-from laser_rl.cluster.in_process_shard import NearShard
-from laser_rl.cluster.ray_import import placed, ray
+from laser_rl.cluster.calls import Answer, on_node, ray
 from laser_rl.cluster.replay_writer import ReplayWriter
-from laser_rl.cluster.shard import Shard, ShardPlan
+from laser_rl.cluster.shard import ShardClient, ShardPlan
 from laser_rl.cluster.sharded import AHEAD, ShardedReplay
 from laser_rl.replay import Replay, allocate
 from laser_rl.replay.encoded_unrolls import EncodedUnrolls, Unpacking, seal
@@ -66,10 +63,18 @@ def cluster(nodes: int) -> Iterator[list[str]]:
             made.add_node(**options)
         ray().init(address=made.address, log_to_driver=False, logging_level="ERROR")
         own = ray().get_runtime_context().get_node_id()
-        yield sorted(nodes_alive(), key=lambda node: (node != own, node))
+        alive = [node["NodeID"] for node in ray().nodes() if node["Alive"]]
+        yield sorted(alive, key=lambda node: (node != own, node))
     finally:
         ray().shutdown()
         made.shutdown()
+
+
+def from_afar(shard: ShardClient) -> ShardClient:
+    """The same as processes of other nodes see it: every gather is a call."""
+    far = ShardClient(shard.actor, shard.plan, shard.node, shard.where)
+    far.near = False
+    return far
 
 
 class Source:
@@ -78,7 +83,7 @@ class Source:
     def __init__(self, parcels: list[EncodedUnrolls], raw: EncodedUnrolls) -> None:
         self._parcels, self._raw = parcels, raw
 
-    def deliver(self, shard: RayShard, stream: str, seconds: float) -> float:
+    def deliver(self, shard: ShardClient, stream: str, seconds: float) -> float:
         """Unrolls a second through a courier."""
         courier, end, turn = ReplayWriter(lambda: shard, stream), time.perf_counter() + seconds, 0
         begin = time.perf_counter()
@@ -115,12 +120,12 @@ def rate(call: Callable[[], Any], seconds: float) -> float:
 def plain(sources: list[Any]) -> Callable[[], None]:
     """Batches of raw bytes from other actors, the next ones under way, put into the learner's memory."""
     batch, unpacking, ids, turn = allocate(STACKED, BATCH, stacked=False), Unpacking(STACKED), np.arange(BATCH), 0
-    waiting: list[RayAnswer[EncodedUnrolls]] = []
+    waiting: list[Answer[EncodedUnrolls]] = []
 
     def take() -> None:
         nonlocal turn
         while len(waiting) <= AHEAD:
-            waiting.append(RayAnswer(sources[turn % len(sources)].batch.remote()))
+            waiting.append(Answer(sources[turn % len(sources)].batch.remote()))
             turn += 1
         unpacking.put(waiting.pop(0).result(ANSWER_S), ids, batch, 0)
 
@@ -145,16 +150,15 @@ class Bench:
         self.parcels = [seal(pack(STACKED, part(unrolls, at, AT_ONCE)), "zstd") for at in range(0, len(pool), AT_ONCE)]
         self.raw = seal(pack(STACKED, part(unrolls, 0, BATCH)), "raw")
         plans = [ShardPlan(STACKED, each * STEPS, number, budget_bytes=10**9) for number in range(len(nodes))]
-        self.shards = [start_shard(plan, node) for plan, node in zip(plans, nodes, strict=True)]
+        self.shards = [ShardClient.start(plan, node) for plan, node in zip(plans, nodes, strict=True)]
         maker = ray().remote(num_cpus=1)(Source)
         self.sources = [
-            maker.options(scheduling_strategy=placed(node)).remote(self.parcels, self.raw) for node in nodes
+            maker.options(scheduling_strategy=on_node(node)).remote(self.parcels, self.raw) for node in nodes
         ]
         self.local = Replay(STACKED, each * len(nodes) * STEPS, budget_bytes=10**9)
-        self.near = NearShard(Shard(plans[0]))
         for at in range(UNROLLS // AT_ONCE):
             self.local.insert_parcel(self.parcels[at % len(self.parcels)])
-        for number, shard in enumerate([*self.shards, self.near]):
+        for number, shard in enumerate(self.shards):
             self._fill(shard, f"fill {number}", each // AT_ONCE)
 
     def _fill(self, shard: ShardClient, stream: str, parcels: int) -> None:
@@ -177,11 +181,10 @@ class Bench:
         def sharded(among: Sequence[ShardClient], ahead: int = AHEAD) -> Callable[[], None]:
             return drawing(ShardedReplay(STACKED, lambda: among, ahead=ahead))
 
-        far = [shard.from_afar() for shard in self.shards]
+        far = [from_afar(shard) for shard in self.shards]
 
         return {
             "drawn in one process, no Ray": drawing(self.local),
-            "drawn from a shard in this process, no Ray": sharded([self.near]),
             "plain Ray, batches of raw bytes, ahead": plain(self.sources),
             SHARDS: sharded(self.shards),
             "drawn from the shards, by calls also within the node, ahead": sharded(far),

@@ -17,13 +17,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.cluster import ANSWER_S, AT_ONCE, cluster
+from benchmarks.cluster import ANSWER_S, AT_ONCE, cluster, from_afar
 from benchmarks.replay import GAMES, STACKED, STEPS, frames, part, unrolls_of
-from laser_rl.cluster.actors import THREADS, RayShard
-from laser_rl.cluster.client import Answer
-from laser_rl.cluster.ray_import import placed, ray
+from laser_rl.cluster.calls import Answer, on_node, ray, start_actor
 from laser_rl.cluster.replay_writer import ReplayWriter
-from laser_rl.cluster.shard import Shard, ShardPlan
+from laser_rl.cluster.shard import THREADS, Shard, ShardClient, ShardPlan
 from laser_rl.replay import allocate
 from laser_rl.replay.encoded_unrolls import Unpacking, seal
 from laser_rl.replay.records import pack
@@ -70,10 +68,8 @@ def measured(
 def costs(node: str, pool: Any, rounds: int, seconds: float) -> dict[str, Cost]:
     """Medians over rounds, for reports and for gathers by how many unrolls they ask for."""
     plan = ShardPlan(STACKED, UNROLLS * STEPS, 0, budget_bytes=10**9)
-    actor = ray().remote(concurrency_groups=THREADS)(TimedShard)
-    started = RayShard(
-        actor.options(num_cpus=0, scheduling_strategy=placed(node)).remote(plan), plan, node, "this machine"
-    ).from_afar()
+    actor = start_actor(TimedShard, plan, strategy=on_node(node), concurrency_groups=THREADS)
+    started = from_afar(ShardClient(actor, plan, node, "this machine"))
     unrolls, courier = unrolls_of(STACKED, pool), ReplayWriter(lambda: started, "fill")
     for at in range(0, UNROLLS, AT_ONCE):
         courier.send(seal(pack(STACKED, part(unrolls, at % len(pool), AT_ONCE)), "zstd"), ANSWER_S)
@@ -93,7 +89,7 @@ def costs(node: str, pool: Any, rounds: int, seconds: float) -> dict[str, Cost]:
                 return started.gather(random.integers(0, UNROLLS, size))
 
             def use(answer: Any) -> None:
-                unpacking.put(answer.parcel, np.arange(answer.parcel.unrolls), batch, 0)
+                unpacking.put(answer.encoded, np.arange(answer.encoded.unrolls), batch, 0)
 
             found.setdefault(f"gather {size}", []).append(measured(cpu, ask, use, seconds))
     return {

@@ -234,8 +234,7 @@ def _run_in(path: Path, settings: SweepConfig, how: _How) -> int:
     require_trusted(*settings.configs)
     elsewhere = None
     if how.cluster is not None:
-        from laser_rl.cluster.launch import on_cluster  # noqa: PLC0415 - a run on this machine never needs it
-        from laser_rl.cluster.ray_import import require_ray  # noqa: PLC0415
+        from laser_rl.cluster.launch import on_cluster, require_ray  # noqa: PLC0415 - only a run on a cluster needs it
 
         require_possible(settings, how.cluster)
         require_ray()

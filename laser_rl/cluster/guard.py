@@ -39,7 +39,7 @@ class ProcessGuard:
         )
 
     def close(self) -> None:
-        """After the cluster has been shut down: what still lives is killed now."""
+        """After the cluster has been shut down: kill now what still lives."""
         assert self._process.stdin is not None  # noqa: S101
         self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -47,16 +47,17 @@ class ProcessGuard:
 
 
 def children_with(word: str) -> list[int]:
-    """Children of this process whose command line has this word in it.
-
-    >>> children_with("no such command")
-    []
-    """
-    return [pid for pid, (parent, _) in _table().items() if parent == os.getpid() and word in _command_line(pid)]
+    """Children of this process whose command line has this word in it."""
+    found = []
+    for pid, (parent, _) in _table().items():
+        with contextlib.suppress(OSError):
+            if parent == os.getpid() and word.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
 
 
 def main() -> None:
-    """Entry: the driver's process id, and those of the processes that began the cluster."""
+    """Run the guard, given the numbers of the driver's process and of those that began the cluster."""
     driver, *roots = map(int, sys.argv[1:])
     known = {pid: began for pid, (_, began) in _table().items() if pid in roots}
     while os.getppid() == driver:
@@ -64,7 +65,7 @@ def main() -> None:
         if select.select([0], [], [], LOOK_S)[0]:  # the driver has closed its end
             break
     ends = time.monotonic() + GRACE_S
-    while (left := _living(known)) and time.monotonic() < ends:
+    while (left := _living(known, _table())) and time.monotonic() < ends:
         time.sleep(0.1)
     for pid in left:
         with contextlib.suppress(OSError):
@@ -75,12 +76,11 @@ def _with_descendants(known: Known) -> Known:
     table, grown = _table(), dict(known)
     while more := {pid: began for pid, (parent, began) in table.items() if parent in grown and pid not in grown}:
         grown |= more
-    return {pid: began for pid, began in grown.items() if pid in table and table[pid][1] == began}
+    return _living(grown, table)
 
 
-def _living(known: Known) -> list[int]:
-    table = _table()
-    return [pid for pid, began in known.items() if pid in table and table[pid][1] == began]
+def _living(known: Known, table: dict[int, tuple[int, str]]) -> Known:
+    return {pid: began for pid, began in known.items() if pid in table and table[pid][1] == began}
 
 
 def _table() -> dict[int, tuple[int, str]]:
@@ -92,13 +92,6 @@ def _table() -> dict[int, tuple[int, str]]:
             if state != "Z":
                 found[int(folder.name)] = int(parent), rest[17]
     return found
-
-
-def _command_line(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-    except OSError:
-        return ""
 
 
 if __name__ == "__main__":

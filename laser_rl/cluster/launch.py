@@ -1,12 +1,24 @@
-"""From the settings of a sweep to a finished sweep on a cluster."""
+"""From the settings of a sweep to a finished sweep on a cluster: into a Ray cluster, with a token, and out of it again."""
 
-from collections.abc import Sequence
+import atexit
+import contextlib
+import importlib.util
+import logging
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
+from typing import Any
 
-from laser_rl.cluster.connection import joined
+from laser_rl.cluster.calls import ray
+from laser_rl.cluster.guard import ProcessGuard, children_with
 from laser_rl.cluster.lock_step import LockStep
+from laser_rl.cluster.nodes import HeadLost
 from laser_rl.cluster.supervisor import ClusterSupervisor
-from laser_rl.errors import ConfigError
+from laser_rl.errors import ConfigError, MissingExtra
 from laser_rl.metrics.rows import Sink
 from laser_rl.networks.build import TorsoSource
 from laser_rl.training.build import EnvironmentSource
@@ -17,6 +29,22 @@ from laser_rl.training.member_training import Callback
 from laser_rl.training.result import Result
 from laser_rl.training.settings import SweepConfig
 from laser_rl.training.supervisor import require_by_name
+
+log = logging.getLogger("laser_rl.training")
+LEAST_STORE, MOST_STORE = (
+    100 << 20,
+    4 << 30,
+)  # bytes of shared memory for deliveries and parameters; the replay is no part of it
+INLINE_BYTES = 1 << 20  # that go along with a call
+LOOPBACK, SEVERAL_MACHINES = "127.0.0.1", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+QUIET = {"log_to_driver": False, "logging_level": "ERROR"}
+TOKEN_FILE = Path("~/.ray/auth_token")
+
+
+def require_ray() -> None:
+    """`MissingExtra` before anything is trained, if Ray is not installed; Ray is not imported for that."""
+    if importlib.util.find_spec("ray") is None:
+        raise MissingExtra("--cluster", "cluster")
 
 
 def on_cluster(cluster: ClusterSettings | None) -> Elsewhere | None:
@@ -45,3 +73,125 @@ def run_cluster(
     kind = LockStep if sweep.base.run.runtime == "serial" else ClusterSupervisor
     with joined(cluster.address):
         return kind(sweep, directory, cluster, sinks=others, callbacks=callbacks).run()
+
+
+@contextlib.contextmanager
+def joined(address: str) -> Iterator[None]:
+    """Join a cluster for as long as the block lasts; one that this process has joined already stays joined.
+
+    Args:
+        address: "auto", "local", host:port or ray://host:port.
+    """
+    own_token = _authenticate()
+    library = ray()
+    if library.is_initialized():
+        yield
+        return
+    guard = _connect(library, address, own_token=own_token)
+    try:
+        yield
+    except HeadLost:
+        # Ray would wait a minute for a head that is gone, and then crash this process. It also crashes an interpreter that ends, so
+        # that our exit status would be lost; that is why the end is cut short.
+        atexit.unregister(library.shutdown)
+        atexit.register(_end_at_once)
+        raise
+    except BaseException:
+        library.shutdown()
+        raise
+    else:
+        library.shutdown()
+    finally:
+        if guard is not None:
+            guard.close()
+
+
+def _end_at_once() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(HeadLost.exit_status)
+
+
+def _authenticate() -> bool:
+    """Token authentication, unless the user has said otherwise; True if there was no token and one was made for this process alone."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if os.environ.setdefault("RAY_AUTH_MODE", "token") != "token":
+        return False
+    given = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
+    if given or TOKEN_FILE.expanduser().exists():
+        return False
+    os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    return True
+
+
+def _connect(library: Any, address: str, *, own_token: bool) -> ProcessGuard | None:
+    """Join a cluster, or start one; the guard of one that was started."""
+    # Ray starts its actors with a niceness of 15, so that anything else on the machine would go before them. Deliveries have
+    # some 150 KB; by way of the object store, as Ray sends all above 100, they cost several calls more. Heard by a new cluster only.
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    os.environ.setdefault("RAY_max_direct_call_object_size", str(INLINE_BYTES))
+    try:
+        if address == "local":
+            return _start(library)
+        library.init(**QUIET, address=address)
+    except ConfigError:
+        raise
+    except Exception as error:
+        text = f"{type(error).__name__} {error}".lower()
+        refused = "token" in text or "unauthenticated" in text or "authentication" in text
+        if address == "auto" and isinstance(error, ConnectionError) and not refused:
+            log.info("no Ray cluster runs here; one is started on this machine")
+            return _start(library)
+        hint = "start one with 'ray start --head', look at 'ray status', or use --cluster auto"
+        if own_token or refused:
+            hint = (
+                "set RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH, to the token that it was started with "
+                "(or RAY_AUTH_MODE=disabled, if it has none)"
+            )
+        said = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
+        raise ConfigError(f"there is no way into the Ray cluster {address!r}: {said}; {hint}") from None
+    return None
+
+
+def _start(library: Any) -> ProcessGuard:
+    """Start a cluster of this machine alone: it listens on the loopback address only, and nothing of it outlives this process."""
+    with _on_loopback():
+        library.init(**QUIET, address="local", include_dashboard=False, object_store_memory=_store_bytes())
+    guard = ProcessGuard(children_with(str(Path(library.__file__).parent)))
+    address = str(library.get_runtime_context().gcs_address)
+    if not address.startswith(f"{LOOPBACK}:"):
+        library.shutdown()
+        guard.close()
+        raise ConfigError(
+            f"Ray {library.__version__} was asked to listen on {LOOPBACK} alone, but has the address {address}; "
+            "use another version of Ray, or start a cluster yourself and name it: --cluster HOST:PORT"
+        )
+    return guard
+
+
+@contextlib.contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Ray takes the loopback address, and then listens on nothing else, only where it believes that clusters are not possible.
+
+    That is what this variable says. Ray reads it when it is imported, which may have been long ago, so its constant is set as well; both
+    only while a cluster is started: to join another one, this process needs an address that others can reach.
+    """
+    constants: Any = sys.modules.get("ray._private.ray_constants")
+    before, said = getattr(constants, "ENABLE_RAY_CLUSTER", None), os.environ.get(SEVERAL_MACHINES)
+    os.environ[SEVERAL_MACHINES] = "0"
+    if before is not None:
+        constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        if before is not None:
+            constants.ENABLE_RAY_CLUSTER = before
+        os.environ.pop(SEVERAL_MACHINES)
+        if said is not None:
+            os.environ[SEVERAL_MACHINES] = said
+
+
+def _store_bytes() -> int:
+    free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").exists() else LEAST_STORE  # noqa: S108 - only looked at
+    return max(LEAST_STORE, min(MOST_STORE, free // 3))

@@ -1,137 +1,191 @@
-"""A learner as an actor: the same loop as `local`, over the ports of a cluster; or one update at a time, in lock-step."""
+"""A learner as an actor: the loop of one machine over the ports of a cluster; or one update at a time, in lock-step."""
 
-import os
-import traceback
+import time
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from laser_rl.agent.actor import Actor
 from laser_rl.agent.cuda_streams import own_stream
-from laser_rl.cluster.actors import RayAnswer
-from laser_rl.cluster.channels import CALL_S, GONE, RayInbox, RayMailbox, RayRoster, RayStop
-from laser_rl.cluster.client import awaited
-from laser_rl.cluster.coordinator_client import CoordinatorClient
-from laser_rl.cluster.remote_batches import FarActor, RemoteBatchSource
-from laser_rl.cluster.runner import ActorEnded
-from laser_rl.cluster.sharded import AHEAD, ShardedReplay
-from laser_rl.errors import UserError
-from laser_rl.replay.memory_estimate import resolve_codec
+from laser_rl.cluster.calls import call
+from laser_rl.cluster.channels import RayInbox, RayMailbox, RayShards, RayStop
+from laser_rl.cluster.coordinator import GONE, CoordinatorClient
+from laser_rl.cluster.runner import ActorEnded, ActorStart, ended
+from laser_rl.cluster.sharded import AHEAD, Emptied, ShardedReplay
+from laser_rl.envs.records import EnvironmentSpec
+from laser_rl.replay.prefetcher import Exhausted
 from laser_rl.training.batch_source import PinnedBatch
 from laser_rl.training.budget import Budget
-from laser_rl.training.build import learn
+from laser_rl.training.build import Store, learn
 from laser_rl.training.build_group import GroupParts, build_parts
 from laser_rl.training.duty_cycle import DutyCycle, ThrottledMailbox
 from laser_rl.training.member_training import MemberTraining, evaluate_last
 from laser_rl.training.pbt import Exploit, Standing
 from laser_rl.training.saving import load_learner
-from laser_rl.training.settings import SweepConfig
 from laser_rl.training.shared_state import PUBLISH_S, parsed, published
+from laser_rl.training.stall import Gate, StallWarning
 from laser_rl.training.stop import FINISHED, Stop
 from laser_rl.training.supervisor import exploit_of
 from laser_rl.training.threads import Learning, gathered
 from laser_rl.training.trainer import become, sinks_of, standing_of, tuned_of
-from laser_rl.types import UnrollLayout
+from laser_rl.types import Batch
 
 # Large networks are published more seldom, so that it takes no more of the time than this. On their way to the supervisor states are
-# copied four times more by others, who may have the same cores.
+# copied four times more by other processes, which may have the same cores.
 PUBLISH_SHARE, PUBLISH_MOST_S = 0.002, 60.0
-# Parameters likewise: a version costs desk, object store and runners as much again. IMPALA's actors fetch once an unroll; an unroll of
-# Pong takes half a second, one of CartPole less than PARAMETERS_S: its runners act with older parameters. V-trace corrects that.
+# Parameters likewise: a version costs coordinator, object store and runners as much again. IMPALA's actors fetch once an unroll; an unroll
+# of Pong takes half a second, one of CartPole less than PARAMETERS_S: its runners act with older parameters. V-trace corrects that.
 PARAMETERS_S, PARAMETERS_SHARE, PARAMETERS_MOST_S = 0.1, 0.015, 0.5
-TAKE_S = 600.0
+TAKE_S = 0.1
+IN_STEP_S = 600.0  # for the delivery of a step in lock-step
+PACED_S = 0.005  # between two looks at the others' steps
 EMPTY_S = 5.0  # with every shard lost; then new unrolls have to be taken, so that runners make more
 
 
-@dataclass(frozen=True)
-class MemberStart:
-    """What a learner begins with; `life` is that of this learner."""
+class RemoteActor:
+    """In place of the `Actor` of a member whose runners are elsewhere, and of its environments: only what a learner asks of them."""
 
-    sweep: SweepConfig
-    layout: UnrollLayout
-    member: int
-    life: int
-    state: bytes  # as it was last published
-    steps: int  # may be more than the state knows of
-    spent_s: float  # of the budget
-    slack: int  # steps that it may be ahead of others by
-    ledger: Any  # desk of the run
-    desk: Any  # of the member
-    roster: Any  # the desk that knows the shards; None where nothing is replayed
-    in_step: bool = False
-    cpus: int = 1
+    def __init__(self, spec: EnvironmentSpec, member: int) -> None:
+        self.spec, self.member, self.environments = spec, np.array([member]), self
+        self.faults: Counter[str] = Counter()  # that the environments survived, since this learner began
+
+    def counters(self, slots: NDArray[np.int64] | None = None) -> Mapping[str, int]:
+        """See `Environments`."""
+        return dict(self.faults)
+
+
+class RemoteBatchSource:
+    """A `Supply` of batches from the deliveries of runners elsewhere, used by the thread that fills batches ahead.
+
+    The runner has put what it delivers into the replay already. A member that is further ahead of the slowest than `slack` steps takes
+    nothing; so its coordinator fills, and its runners wait. The client knows the steps of the others.
+    """
+
+    def __init__(
+        self,
+        training: MemberTraining,
+        inbox: RayInbox,
+        actor: RemoteActor,
+        client: CoordinatorClient,
+        slack: int,
+    ) -> None:
+        self._training, self._inbox, self._actor, self._client, self._slack = training, inbox, actor, client, slack
+        self._lock = Gate("the batch that is being filled")
+        self._waiting: StallWarning | None = None
+
+    def ready(self, timeout_s: float) -> bool:
+        """True if a batch can be filled, after waiting so long for unrolls at most."""
+        mixer = self._training.member.mixer
+        with self._lock:
+            if mixer.ready():
+                return True
+        if self._training.stop.reason or self._training.done:
+            raise Exhausted
+        if self._training.steps > self._client.slowest + self._slack:
+            self._client.hurry()
+            time.sleep(min(timeout_s, PACED_S))
+            return self._wait("members that are behind")
+        if not self.take(timeout_s):
+            return self._wait("unrolls from its runners")
+        if self._waiting is not None:
+            self._waiting.over()
+        self._waiting = None
+        with self._lock:
+            return mixer.ready()
+
+    def take(self, timeout_s: float) -> bool:
+        """Take one delivery; False if none came in time."""
+        taken = self._inbox.take(timeout_s)
+        if taken is None:
+            time.sleep(min(timeout_s, PACED_S))  # a coordinator that is gone answers at once
+            return False
+        packed, delivery = taken
+        with self._lock:
+            self._training.acted(delivery.steps, delivery.episodes)
+            self._training.member.mixer.queue(packed)
+            self._actor.faults.update(delivery.faults)
+        self._client.move(self._training.steps)
+        return True
+
+    def fill(self, batch: Batch) -> None:
+        """Fill one batch. If every shard is lost meanwhile, one of unrolls that come later."""
+        while True:
+            try:
+                with self._lock:
+                    self._training.member.mixer.fill(batch)
+            except Emptied:
+                # Its online unrolls are used up. Runners wait for us to take some, and the replay for the runners.
+                while not self.ready(TAKE_S):
+                    pass
+            else:
+                return
+
+    def _wait(self, whom: str) -> bool:
+        number = self._training.member.number
+        self._waiting = self._waiting or StallWarning(f"the learner of member {number}", whom)
+        self._waiting.whom = whom
+        self._waiting.again()
+        return False
 
 
 class MemberHost:
-    """The actor's class: all of its work is one call of `run`, or many small ones in lock-step.
+    """The actor's class: all of its work is one call of `run`, or many small ones in lock-step."""
 
-    Args:
-        start: see there.
-    """
-
-    def __init__(self, start: MemberStart) -> None:
-        self._start = start
-
-    def pid(self) -> int:
-        """Of its process."""
-        return os.getpid()
+    def __init__(self, start: ActorStart) -> None:
+        self._start, self._run_plan = start, start.run
+        self._store: ShardedReplay | None = None
 
     def run(self) -> ActorEnded:
-        """Learn until the member's steps are done, the time is over or somebody asks to stop."""
+        """Learn until the member's steps are done, the time is over or the run is asked to stop."""
+        found = ended(self._run)
+        return ActorEnded(1, GONE) if found.status == 0 and self._client.gone else found
+
+    def _run(self) -> None:
+        self.prepare()
         try:
-            self.prepare()
-            try:
-                self._learn_ahead()
-                self.finish()
-            finally:
-                self._link.close()
-        except UserError as error:
-            return ActorEnded(error.exit_status, str(error))
-        except Exception:  # said by the supervisor, which starts another
-            return ActorEnded(1, traceback.format_exc())
-        return ActorEnded(1, GONE) if self._link.gone else ActorEnded()
+            self._learn_ahead()
+            self._finish()
+        finally:
+            self._client.close()
 
     def prepare(self) -> None:
         """Build all parts, go on from the state, and publish the first parameters."""
-        start, stop = self._start, Stop()
-        self._parts = self._build()
-        config, far = self._parts.configs[0], FarActor(self._parts.spec, start.member)
-        members, often = len(start.sweep.settings), start.slack // 4
-        self._link = CoordinatorClient(start.ledger, start.member, start.life, stop, members, start.steps, often)
-        self.training = MemberTraining(
-            self._parts.member(0, cast("Actor", far)),
-            sinks=sinks_of(start.sweep, [self._link], start.member),
-            stop=stop,
-            budget=Budget(config.run.budget_minutes, spent_s=start.spent_s),
+        start, run, stop = self._start, self._run_plan, Stop()
+        parts = self._build()
+        actor, members = RemoteActor(parts.spec, start.member), len(run.sweep.settings)
+        self._client = CoordinatorClient(
+            start.run_coordinator, start.member, start.life, stop, members, start.steps, often=run.slack // 4
         )
-        self.training.by_clock = self.training.by_clock or not start.in_step
+        self.training = MemberTraining(
+            parts.member(0, cast("Actor", actor)),
+            sinks=sinks_of(run.sweep, [self._client], start.member),
+            stop=stop,
+            budget=Budget(parts.configs[0].run.budget_minutes, spent_s=start.spent_s),
+        )
+        self.training.by_clock = self.training.by_clock or not run.in_step
         self._go_on()
-        self.training.extra.append(self._numbers)
-        inbox = RayInbox(start.desk, start.layout, codec=resolve_codec(start.layout, config.replay.codec))
-        self._intake = RemoteBatchSource(self.training, inbox, far.environments, self._link, start.slack)
-        self._mailbox = RayMailbox(start.desk, in_step=start.in_step)
-        self._mailbox.begin()
+        if self._store is not None:
+            self.training.extra.append(self._store.counters)
+        inbox = RayInbox(start.coordinator, run.layout)
+        self._source = RemoteBatchSource(self.training, inbox, actor, self._client, run.slack)
+        self._mailbox = RayMailbox(start.coordinator, in_step=run.in_step, life=start.life)
         self._publish_parameters()
         self._publishing = DutyCycle(PUBLISH_S, share=PUBLISH_SHARE, most_s=PUBLISH_MOST_S)
-        self._crate: PinnedBatch | None = None
+        self._batch: PinnedBatch | None = None
 
     def _build(self) -> GroupParts:
-        start, stores = self._start, None
-        if start.roster is not None:
-            self._store = ShardedReplay(
-                start.layout,
-                RayRoster(start.roster),
-                ahead=0 if start.in_step else AHEAD,
-                stream=f"{start.member}/learner/life-{start.life}",
-                codec=resolve_codec(start.layout, start.sweep.base.replay.codec),
-                empty_s=EMPTY_S,
-            )
-            stores = [self._store]
-        parts = build_parts(start.sweep, numbers=[start.member], stores=stores)
-        if not start.in_step:
-            torch.set_num_threads(max(1, min(torch.get_num_threads(), start.cpus)))
+        start, run, stores = self._start, self._run_plan, None
+        if start.shards_at is not None:
+            ahead = 0 if run.in_step else AHEAD
+            self._store = ShardedReplay(run.layout, RayShards(start.shards_at), ahead=ahead, empty_s=EMPTY_S)
+            stores = [cast("Store", self._store)]
+        parts = build_parts(run.sweep, numbers=[start.member], stores=stores)
+        if not run.in_step:
+            torch.set_num_threads(max(1, min(torch.get_num_threads(), start.threads)))
         return parts
 
     def _go_on(self) -> None:
@@ -142,28 +196,25 @@ class MemberHost:
         self._applied: int = training.notes.get("applied", -1)
         if training.steps or training.update:
             training.announce("resumed")
-        self._link.move(training.steps)
-
-    def _numbers(self) -> dict[str, float]:
-        return self._store.counters() if self._start.roster is not None else {}
+        self._client.move(training.steps)
 
     def _publish_parameters(self) -> None:
         learner = self.training.member.learner
         self._mailbox.publish(learner.flat.value, learner.version)
 
     def _learn_ahead(self) -> None:
-        ahead = gathered(self.training.member, self._intake)
+        ahead = gathered(self.training.member, self._source)
         try:
-            sparing = DutyCycle(PARAMETERS_S, share=PARAMETERS_SHARE, most_s=PARAMETERS_MOST_S)
-            Learning(self.training, ahead, ThrottledMailbox(self._mailbox, sparing), self.between).run()
+            cycle = DutyCycle(PARAMETERS_S, share=PARAMETERS_SHARE, most_s=PARAMETERS_MOST_S)
+            Learning(self.training, ahead, ThrottledMailbox(self._mailbox, cycle), self._between).run()
         finally:
             self.training.stop.request(FINISHED)
             ahead.close()
 
-    def between(self) -> None:
+    def _between(self) -> None:
         """Evaluate, obey and publish, if due; decisions and checkpoints are made elsewhere."""
         self.training.between()
-        self._obey(self._link.order)
+        self._obey(self._client.order)
         if self._publishing.due():
             self.publish()
 
@@ -172,10 +223,8 @@ class MemberHost:
             return
         exploit = exploit_of(order["exploit"])
         if exploit.number > self._applied:
-            donor: RayAnswer[bytes] = RayAnswer(order["state"][0])
-            self.copy(
-                exploit, awaited(donor, f"member {self._start.member}", f"the state of member {exploit.donor}", CALL_S)
-            )
+            who, whom = f"member {self._start.member}", f"the state of member {exploit.donor}"
+            self.copy(exploit, call(order["state"][0], who, whom))
 
     def copy(self, exploit: Exploit, donor: bytes) -> None:
         """Become a changed copy of the member whose state this is."""
@@ -189,48 +238,46 @@ class MemberHost:
         with self._publishing.measured():
             self.training.notes["applied"] = self._applied
             state = published(self.training)
-            self._link.publish(state)
+            self._client.publish(state)
         return state
 
-    def finish(self) -> None:
-        """After the last update: the last rows, an evaluation, the last state; and the runners may end."""
+    def _finish(self) -> None:
+        """After the last update: the last rows, an evaluation, the last state; then the runners may end."""
         training = self.training
         training.stop.request(FINISHED)
         training.report()
         evaluate_last([training], training.stop, self.publish)
         training.announce("finished" if training.stop.interrupted is None else "stopped")
         self.publish()
-        RayStop(self._start.desk).request(FINISHED)
+        RayStop(self._start.coordinator).request(FINISHED)
 
-    # In lock-step, where somebody else says whose turn it is.
+    # In lock-step, where the supervisor says whose turn it is.
 
     def take(self) -> int:
-        """What its runner has just handed over; the member's steps."""
-        if not self._intake.take(TAKE_S):
-            raise TimeoutError(f"the learner of member {self._start.member} has waited {TAKE_S:.0f} s for its runner")
+        """Take what its runner has just handed over; returns the member's steps."""
+        if not self._source.take(IN_STEP_S):
+            raise TimeoutError(
+                f"the learner of member {self._start.member} has waited {IN_STEP_S:.0f} s for its runner"
+            )
         return self.training.steps
 
-    def ready(self) -> bool:
-        """Whether there is enough for an update."""
-        return self.training.member.mixer.ready()
-
-    def learn(self) -> int:
-        """One update; how many there were."""
+    def learn(self) -> None:
+        """All updates for which there is enough."""
         member = self.training.member
-        self._crate = self._crate or PinnedBatch.of(member, own_stream(member.learner.device, "uploading"))
-        self._crate.fill(member.mixer.fill)
-        with self._crate.read() as batch:
-            learn(member, batch, progress=self.training.progress)
-        self._publish_parameters()
-        self.training.learned()
-        return self.training.update
+        while member.mixer.ready():
+            self._batch = self._batch or PinnedBatch.of(member, own_stream(member.learner.device, "uploading"))
+            self._batch.fill(member.mixer.fill)
+            with self._batch.read() as batch:
+                learn(member, batch, progress=self.training.progress)
+            self._publish_parameters()
+            self.training.learned()
 
     def look(self) -> tuple[Standing, dict[str, float]]:
-        """After a turn: evaluates if that is due, and says where the member is, and the present values of what PBT moves."""
+        """After a turn: evaluates if that is due; where the member is, and the present values of what PBT moves."""
         self.training.between()
-        return standing_of(self._start.member, self.training), tuned_of(self.training, self._start.sweep)
+        return standing_of(self._start.member, self.training), tuned_of(self.training, self._run_plan.sweep)
 
     def end(self) -> None:
-        """The last calls of a learner in lock-step."""
-        self.finish()
-        self._link.close()
+        """The last call to a learner in lock-step."""
+        self._finish()
+        self._client.close()

@@ -6,19 +6,18 @@ nothing else. For tests and for doubts; it is slow, and nothing that is lost is 
 
 from typing import Any
 
-from laser_rl.cluster.actors import RayAnswer
-from laser_rl.cluster.client import AnswerLost, awaited
+from laser_rl.cluster.calls import Answer, AnswerLost, awaited
 from laser_rl.cluster.supervisor import ClusterSupervisor
 from laser_rl.errors import UserError
 from laser_rl.training.files import command_for
 from laser_rl.training.pbt import Standing, decide
 from laser_rl.training.step_barrier import StepBarrier
 
-CALL_S = 600.0
+STEP_S = 600.0
 
 
 class StepLost(UserError):
-    """Something of a run in lock-step is gone."""
+    """An actor of a run in lock-step is gone."""
 
     exit_status = 4
 
@@ -26,44 +25,37 @@ class StepLost(UserError):
 class LockStep(ClusterSupervisor):
     """A `ClusterSupervisor` that says whose turn it is; see there for the arguments."""
 
-    _prepared = False
+    _barrier: StepBarrier | None = None  # made when all actors are prepared
+    _over = False  # the learners have ended
 
     def _pause(self) -> None:
         """There is always something to do."""
 
     def _watch(self) -> bool:
         self._require_head()
-        base = self.sweep.base
-        if not self._prepared:
-            self._prepare()
-            slots, steps = base.environment.slots, base.loss.unroll_steps
-            self._pace = StepBarrier(self.known.steps, range(self.known.members), unroll_steps=steps, slots=slots)
+        barrier = self._barrier = self._barrier or self._prepared()
         self.budget.tick()
         if self.budget.over or all(self._done()):
-            self._call_all("learner", "end")
-            self._refresh(say=False)
-            self._collect()
+            self._stop_all()
             return True
-        self._turn()
-        self._copies([self._call(member, "learner", "look") for member in range(self.known.members)])
+        self._turn(barrier)
+        self._copies(self._call_all("learner", "look"))
         self._collect()
         return False
 
-    def _prepare(self) -> None:
+    def _prepared(self) -> StepBarrier:
         self._call_all("learner", "prepare")
         self._call_all("runner", "prepare")
-        self._prepared = True
+        slots, steps = self.sweep.base.environment.slots, self.sweep.base.loss.unroll_steps
+        return StepBarrier(self.known.steps, range(self.known.members), unroll_steps=steps, slots=slots)
 
-    def _turn(self) -> None:
-        """As `Trainer.turn`: whoever is not ahead acts, whoever is ready learns."""
-        for member, may in enumerate(self._pace.among(self._done())):
-            if may:
+    def _turn(self, barrier: StepBarrier) -> None:
+        """As `Trainer.turn`: each member that is not ahead acts, then each that is ready learns."""
+        for member, may_act in enumerate(barrier.among(self._done())):
+            if may_act:
                 self._call(member, "runner", "step")
-                self._pace.move(member, int(self._call(member, "learner", "take")))
-        everybody = range(self.known.members)
-        while ready := [member for member in everybody if self._call(member, "learner", "ready")]:
-            for member in ready:
-                self._call(member, "learner", "learn")
+                barrier.move(member, int(self._call(member, "learner", "take")))
+        self._call_all("learner", "learn")
 
     def _done(self) -> list[bool]:
         return [steps >= self.sweep.base.run.steps for steps in self.known.steps.tolist()]
@@ -94,37 +86,33 @@ class LockStep(ClusterSupervisor):
         super()._survey()
 
     def _stop_all(self) -> None:
-        if self._prepared:
+        if self._barrier is not None:
             self._call_all("learner", "end")
-            self._refresh(say=False)
+            self._over = True
         self._collect()
 
-    def _refresh(self, *, say: bool = True) -> None:
-        """Everybody's state, as it is now."""
-        if self._prepared and say and not self._over:
-            for member in range(self.known.members):
-                self.known.put(member, self._call(member, "learner", "publish"))
-        self._over = self._over or not say
+    def _refresh(self) -> None:
+        """Take up the present state of all members."""
+        if self._barrier is not None and not self._over:
+            for member, state in enumerate(self._call_all("learner", "publish")):
+                self.known.put(member, state)
 
-    _over = False
-
-    def _call_all(self, who: str, method: str) -> None:
-        answers = [(member, self._asked(member, who, method)) for member in range(self.known.members)]
-        for member, answer in answers:
-            self._awaited(answer, member, who, method)
+    def _call_all(self, who: str, method: str) -> list[Any]:
+        """Call the learners, or the runners, of all members side by side."""
+        answers = [self._asked(member, who, method) for member in range(self.known.members)]
+        return [self._awaited(answer, member, who, method) for member, answer in enumerate(answers)]
 
     def _call(self, member: int, who: str, method: str, *arguments: Any) -> Any:
         return self._awaited(self._asked(member, who, method, *arguments), member, who, method)
 
-    def _asked(self, member: int, who: str, method: str, *arguments: Any) -> RayAnswer[Any]:
-        seat = self.seats[member]
-        hosted = seat.learner if who == "learner" else seat.runners[0]
-        assert hosted is not None  # noqa: S101 - all sit
-        return RayAnswer(getattr(hosted.actor, method).remote(*arguments))
+    def _asked(self, member: int, who: str, method: str, *arguments: Any) -> Answer[Any]:
+        place = self.placements[member]
+        actor = (place.learner if who == "learner" else place.runners[0]).actor
+        return Answer(getattr(actor, method).remote(*arguments))
 
-    def _awaited(self, answer: RayAnswer[Any], member: int, who: str, method: str) -> Any:
+    def _awaited(self, answer: Answer[Any], member: int, who: str, method: str) -> Any:
         try:
-            return awaited(answer, "the sweep in lock-step", f"the {who} of member {member} to {method}", CALL_S)
+            return awaited(answer, "the sweep in lock-step", f"the {who} of member {member} to {method}", STEP_S)
         except AnswerLost as error:
             raise StepLost(
                 f"the {who} of member {member} is gone ({error}); in lock-step nothing is replaced: go on from the last checkpoint with: "

@@ -1,15 +1,17 @@
-"""Which nodes the cluster has, looked at in a thread: the head may not answer, and whoever waits for it hears of nothing else."""
+"""Which nodes the cluster has, and what each actor reserves of them."""
 
+import math
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from laser_rl.cluster.ray_import import ray
-from laser_rl.errors import UserError
+from laser_rl.cluster.calls import ray
+from laser_rl.errors import ConfigError, UserError
 
 EVERY_S = 0.5
 HEAD_S = 30.0  # after which a head that does not answer is taken for dead; Ray itself ends this process after 60
+MOST_A_CORE = 64  # actors
 
 
 class HeadLost(UserError):
@@ -19,50 +21,32 @@ class HeadLost(UserError):
 
 
 class NodeWatch:
-    """The nodes alive as last heard.
+    """The nodes alive, asked for in a thread: a caller of a head that does not answer would hear of nothing else."""
 
-    >>> watch = NodeWatch(lambda: [{"NodeID": "b", "Alive": True, "Resources": {"CPU": 4.0}}, {"NodeID": "a", "Alive": False}])
-    >>> watch.nodes(), watch.cpus(), watch.close()
-    (['b'], [4.0], None)
-    """
-
-    def __init__(self, look: Any = None) -> None:
-        self._look = look or (lambda: ray().nodes())
-        self._found: list[dict[str, Any]] = self._alive()
+    def __init__(self) -> None:
+        self._found = self._alive()
         self._heard, self._over = time.monotonic(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name="nodes", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._run, name="nodes", daemon=True).start()
 
     def nodes(self) -> Sequence[str]:
         """Their ids, in an order that stays."""
         return [node["NodeID"] for node in self._found]
 
-    def cpus(self) -> list[float]:
-        """Of each."""
-        return self._resource("CPU")
-
-    def gpus(self) -> list[float]:
-        """Of each."""
-        return self._resource("GPU")
-
-    def memory(self) -> list[float]:
-        """Bytes of each, as Ray counts them."""
-        return self._resource("memory")
+    def resource(self, name: str) -> list[float]:
+        """How much each node has: "CPU", "GPU", or bytes of "memory" as Ray counts them."""
+        return [float(node["Resources"].get(name, 0.0)) for node in self._found]
 
     @property
     def head_is_lost(self) -> bool:
-        """Whether nothing was heard for too long."""
+        """True if the head has not answered for too long."""
         return time.monotonic() - self._heard > HEAD_S
 
     def close(self) -> None:
-        """The thread ends by itself; it may be waiting for a head that is gone."""
+        """End the thread, without waiting for it: it may be waiting for a head that is gone."""
         self._over.set()
 
-    def _resource(self, name: str) -> list[float]:
-        return [float(node["Resources"].get(name, 0.0)) for node in self._found]
-
     def _alive(self) -> list[dict[str, Any]]:
-        return sorted((node for node in self._look() if node["Alive"]), key=lambda node: str(node["NodeID"]))
+        return sorted((node for node in ray().nodes() if node["Alive"]), key=lambda node: str(node["NodeID"]))
 
     def _run(self) -> None:
         while not self._over.wait(EVERY_S):
@@ -71,3 +55,48 @@ class NodeWatch:
             except Exception:  # noqa: S112 - whatever Ray raises then; the age of what was heard tells
                 continue
             self._found, self._heard = found, time.monotonic()
+
+
+class Shares(NamedTuple):
+    """What one actor reserves."""
+
+    cpus: float
+    gpus: float  # of a learner; 0 without GPUs
+
+
+def shares_of(cpus: Sequence[float], gpus: Sequence[float], *, members: int, runners: int, device: str) -> Shares:
+    """A core each; less where there are fewer cores than actors, so that all of them run, as processes do on one machine.
+
+    Args:
+        cpus: cores of each node.
+        gpus: cards of each node.
+        members: of the sweep.
+        runners: of each member.
+        device: as configured.
+
+    >>> shares_of([4.0, 4.0, 4.0], [0.0, 0.0, 0.0], members=3, runners=2, device="auto")
+    Shares(cpus=1.0, gpus=0.0)
+    >>> shares_of([2.0], [2.0], members=9, runners=1, device="auto")  # nine of a core, five members on a card
+    Shares(cpus=0.1111, gpus=0.2)
+    """
+    actors = members * (1 + runners)
+    for many in range(1, MOST_A_CORE + 1):
+        if sum(int(own * many) for own in cpus) >= actors:
+            break
+    else:
+        raise ConfigError(
+            f"{members} members with {runners} runners each are {actors} actors, the cluster has {sum(cpus):.0f} cores; "
+            "use fewer members or --cluster-runners, or add nodes"
+        )
+    cards = 0 if device == "cpu" else int(sum(gpus))
+    if device.startswith("cuda") and not cards:
+        raise ConfigError(
+            f"device {device!r} was asked for, but no node of the cluster has a GPU; use --run.device cpu"
+        )
+    on_a_card = -(-members // cards) if cards else 0
+    return Shares(_floored(1 / many), _floored(1 / on_a_card) if cards else 0.0)
+
+
+def _floored(share: float) -> float:
+    """Ray counts in ten-thousandths; rounded up, the last would find no room."""
+    return math.floor(share * 10_000) / 10_000

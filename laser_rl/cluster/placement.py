@@ -1,202 +1,228 @@
-"""A member's place in the cluster: its placement group, its desk, its learner and its runners."""
+"""A member's place in the cluster: its placement group, its coordinator, its learner and its runners."""
 
-import contextlib
 import logging
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from laser_rl.cluster.actors import RayAnswer
-from laser_rl.cluster.client import AnswerLost
-from laser_rl.cluster.learner_actor import MemberHost, MemberStart
-from laser_rl.cluster.member_coordinator import MemberCoordinator
-from laser_rl.cluster.ray_import import ray
-from laser_rl.cluster.resources import Group, Shares
-from laser_rl.cluster.runner import Runner, RunnerStart
-from laser_rl.cluster.supervised_actor import SupervisedActor
+from laser_rl.cluster.calls import Answer, AnswerLost, heartbeat, kill, ray, start_actor
+from laser_rl.cluster.coordinator import MemberCoordinator
+from laser_rl.cluster.learner_actor import MemberHost
+from laser_rl.cluster.nodes import Shares
+from laser_rl.cluster.runner import ActorEnded, ActorStart, Runner, RunPlan
+from laser_rl.errors import ConfigError
 from laser_rl.training.process_handle import MOST_RESTARTS, ProcessDied
-from laser_rl.training.settings import SweepConfig
-from laser_rl.types import UnrollLayout
 
 log = logging.getLogger("laser_rl.training")
 PLACE_S = 120.0
-ALIVE_S = 3600.0  # how long a question stays with a desk whose only answer is its death
+KILLED = -9
+PAUSE_S = 1.0  # before the second restart in a row twice this, then twice as much each time
+SHOWN = 2000  # characters of an error
 
 
-@dataclass(frozen=True)
-class Common:
-    """What all members of a run have in common."""
+class SupervisedActor:
+    """A learner or a runner, seen from the supervisor; `launch` starts its actor, given the number of its life.
 
-    sweep: SweepConfig
-    layout: UnrollLayout
-    runners: int
-    slack: int
-    in_step: bool
+    It works in one call of `run`; in lock-step the supervisor calls it many times instead, and it does not run.
+    """
 
+    def __init__(self, name: str, launch: Callable[[int], Any], *, runs: bool = True) -> None:
+        self.name, self._launch, self._runs = name, launch, runs
+        self.life, self.restarts, self._steps = 0, 0, -1
+        self._begin()
 
-class Begin(NamedTuple):
-    """Where a member goes on, asked for whenever something of it is started."""
+    def _begin(self) -> None:
+        self._due: float | None = None
+        self.actor = self._launch(self.life)
+        self._answer: Answer[ActorEnded] | None = Answer(self.actor.run.remote()) if self._runs else None
 
-    state: bytes
-    steps: int
-    spent_s: float
-    ledger: Any
-    roster: Any  # a desk; None where nothing is replayed
+    def ended(self) -> ActorEnded | None:
+        """How it ended; None while it runs, or will."""
+        if self._due is not None:
+            if time.monotonic() >= self._due:
+                self._begin()
+            return None
+        if self._answer is None or not self._answer.done():
+            return None
+        try:
+            return self._answer.result(0.0)
+        except AnswerLost as error:
+            return ActorEnded(KILLED, str(error))
+
+    def restart(self, ended: ActorEnded, steps: int) -> None:
+        """Begin another life; `ProcessDied` if it dies again and again before its member has made a step.
+
+        The first time at once, then later and later: Ray takes half a minute to see that a node is gone, and places actors there till then.
+        """
+        self.restarts = self.restarts + 1 if steps == self._steps else 1
+        self._steps = steps
+        if self.restarts > MOST_RESTARTS or ended.status == ConfigError.exit_status:
+            raise ProcessDied(
+                f"{self.name} ended with status {ended.status}, {self.restarts} times without a step of its member in between: "
+                f"{ended.error[-SHOWN:].strip()}; 'laser resume' goes on from the last checkpoint"
+            )
+        last_line = next(iter(ended.error.strip().splitlines()[-1:]), "no error")
+        log.warning("%s ended with status %s; it is started again (%s)", self.name, ended.status, last_line)
+        kill(self.actor)
+        self.life += 1
+        if self.restarts == 1:
+            self._begin()
+        else:
+            self._due = time.monotonic() + PAUSE_S * 2.0 ** (self.restarts - 1)
 
 
 class LostPart(NamedTuple):
     """Something of a member that is gone, and has been replaced."""
 
     what: str
-    learner: bool  # then updates since it was last published are gone too
-
-
-class Heartbeat:
-    """Whether an actor that nobody waits for lives: a question that it never answers is with it."""
-
-    def __init__(self, desk: Any) -> None:
-        self.desk = desk
-        self._asked: RayAnswer[Any] = RayAnswer(desk.stopped.remote(ALIVE_S))
-
-    def lives(self) -> bool:
-        """Costs no call."""
-        if self._asked.done():
-            try:
-                self._asked.result(0.0)
-            except AnswerLost:
-                return False
-            self._asked = RayAnswer(self.desk.stopped.remote(ALIVE_S))
-        return True
+    is_learner: bool  # then updates since it was last published are gone too
 
 
 class MemberPlacement:
-    """See above; nothing is started before `sit`.
+    """Places a coordinator at once, a learner and runners with `begin`, and replaces what dies.
 
     Args:
         member: its number.
-        common: of all members.
+        run: what all members have in common.
         shares: what each of its actors reserves.
-        begin: where it goes on.
-        on_desk: hears of every new desk.
+        start: returns where a member goes on; called whenever an actor of it is started.
+        on_coordinator: called with every new coordinator.
     """
 
     def __init__(
         self,
         member: int,
-        common: Common,
+        run: RunPlan,
         shares: Shares,
-        begin: Callable[[int], Begin],
-        on_desk: Callable[[int, Any], None],
+        start: Callable[[int], ActorStart],
+        on_coordinator: Callable[[int, Any], None],
     ) -> None:
-        self.member, self._common, self._shares = member, common, shares
-        self._begin, self._on_desk = begin, on_desk
-        self.learner: SupervisedActor | None = None
-        self.runners: list[SupervisedActor] = []
-        self._lives = 0  # of all that ever sat here, so that no life has an earlier one's name
-        self._falls, self._fell_at = 0, -1
+        self.member, self._run = member, run
+        self._start, self._on_coordinator = start, on_coordinator
+        self.actors: list[SupervisedActor] = []  # the learner and then the runners, once they have begun
+        self._lives = 0  # of all that ever were here, so that no life has an earlier one's name
+        self._deaths, self._died_at = 0, -1  # of coordinators without a step in between
         self.over = False
-        self.place(shares)
+        self._place(shares)
 
-    def place(self, shares: Shares) -> None:
-        """A group with a desk in it; before `sit`."""
-        self._shares = shares
-        self._group = Group(self.member, self._common.runners, shares)
-        self._group.wait(PLACE_S)
-        self._new_desk()
+    @property
+    def learner(self) -> SupervisedActor:
+        """Once it has begun."""
+        return self.actors[0]
 
-    def _new_desk(self) -> None:
-        sweep, runners = self._common.sweep, self._common.runners
-        config = sweep.configs[self.member]
-        room = max(2, runners, config.run.queued_updates)
-        actor = (
-            ray()
-            .remote(MemberCoordinator)
-            .options(num_cpus=0, max_restarts=0, max_task_retries=0, **self._group.beside(0))
-        )
-        self.desk = actor.remote(room)
-        self._watched = Heartbeat(self.desk)
-        self._on_desk(self.member, self.desk)
+    @property
+    def runners(self) -> list[SupervisedActor]:
+        """Once they have begun."""
+        return self.actors[1:]
 
-    def sit(self) -> None:
+    def _place(self, shares: Shares) -> None:
+        """Reserve room: a bundle for the learner and one for each runner, spread over the nodes. Then start the coordinator."""
+        ray()
+        from ray.util import placement_group  # noqa: PLC0415
+
+        self._shares, each = shares, {"CPU": shares.cpus}
+        learner = each | ({"GPU": shares.gpus} if shares.gpus else {})
+        self._group = placement_group([learner, *[each] * self._run.runners], strategy="SPREAD")
+        if not self._group.wait(PLACE_S):
+            raise ConfigError(
+                f"the cluster has had no room for member {self.member} in {PLACE_S:.0f} s: each of its actors needs "
+                f"{shares}; look at 'ray status': other jobs may hold the rest"
+            )
+        self._start_coordinator()
+
+    def _strategy(self, bundle: int) -> Any:
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # noqa: PLC0415
+
+        return PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
+
+    def _start_coordinator(self) -> None:
+        room = max(2, self._run.runners, self._run.sweep.configs[self.member].run.queued_updates)
+        self.coordinator = start_actor(MemberCoordinator, room, strategy=self._strategy(0))
+        self._heartbeat = heartbeat(self.coordinator)
+        self._on_coordinator(self.member, self.coordinator)
+
+    def begin(self) -> None:
         """Start learner and runners."""
-        runs = not self._common.in_step
-        self.learner = SupervisedActor(f"the learner of member {self.member}", self._learner, runs=runs)
-        self.runners = [
-            SupervisedActor(f"runner {number} of member {self.member}", partial(self._runner, number), runs=runs)
-            for number in range(self._common.runners)
-        ]
+        runs = not self._run.in_step
+        self.actors = [SupervisedActor(f"the learner of member {self.member}", self._learner, runs=runs)]
+        for number in range(self._run.runners):
+            name = f"runner {number} of member {self.member}"
+            self.actors.append(SupervisedActor(name, partial(self._runner, number), runs=runs))
 
     def _learner(self, life: int) -> Any:
-        begin, common = self._begin(self.member), self._common
-        start = MemberStart(
-            common.sweep, common.layout, self.member, self._lives + life, begin.state, begin.steps, begin.spent_s,
-            common.slack, begin.ledger, self.desk, begin.roster, common.in_step, self._shares.threads,
-        )  # fmt: skip
-        return ray().remote(MemberHost).options(**self._group.options(0)).remote(start)
+        return self._start_actor(MemberHost, self._started(life), 0, self._shares.gpus)
 
     def _runner(self, number: int, life: int) -> Any:
-        begin, common = self._begin(self.member), self._common
-        start = RunnerStart(
-            common.sweep, common.layout, self.member, number, common.runners, self._lives + life, begin.steps,
-            self.desk, begin.roster, common.in_step, self._shares.threads,
-        )  # fmt: skip
-        return ray().remote(Runner).options(**self._group.options(1 + number)).remote(start)
+        return self._start_actor(Runner, replace(self._started(life), runner=number, state=b""), 1 + number, 0.0)
+
+    def _start_actor(self, kind: type, start: ActorStart, bundle: int, gpus: float) -> Any:
+        return start_actor(kind, start, strategy=self._strategy(bundle), cpus=self._shares.cpus, num_gpus=gpus)
+
+    def _started(self, life: int) -> ActorStart:
+        return replace(
+            self._start(self.member),
+            coordinator=self.coordinator,
+            life=self._lives + life,
+            threads=max(1, int(self._shares.cpus)),
+        )
 
     def look(self, steps: int) -> list[LostPart]:
-        """Replace what is gone, and say what that was. A desk takes its learner and its runners with it."""
-        learner = self.learner
-        if self.over or learner is None:
+        """Replace what is gone, and return what that was. A coordinator takes its learner and its runners with it."""
+        if self.over or not self.actors:
             return []
-        if not self._watched.lives():
-            self._count_fall(steps)
-            self.sit_again()
-            return [LostPart(f"the desk of member {self.member}", learner=True)]
-        ended = learner.ended()
+        self._heartbeat.poll()
+        if self._heartbeat.gone:
+            self._count_death(steps)
+            self.begin_again()
+            return [LostPart(f"the coordinator of member {self.member}", is_learner=True)]
+        ended = self.learner.ended()
         if ended is not None and ended.status == 0:
             self.over = True
             self.end()
             return []
         lost = []
-        if ended is not None:
-            learner.restart(ended, steps)
-            lost.append(LostPart(learner.name, learner=True))
-        for runner in self.runners:
-            gone = runner.ended()
-            if gone is not None and gone.status != 0:  # 0: its learner has told it that it may end
-                runner.restart(gone, steps)
-                lost.append(LostPart(runner.name, learner=False))
+        for actor in self.actors:
+            ended = actor.ended()
+            if ended is not None and ended.status != 0:  # a runner ends with 0 when its learner has told it that it may
+                actor.restart(ended, steps)
+                lost.append(LostPart(actor.name, actor is self.learner))
         return lost
 
-    def _count_fall(self, steps: int) -> None:
-        self._falls = self._falls + 1 if steps == self._fell_at else 1
-        self._fell_at = steps
-        if self._falls > MOST_RESTARTS:
+    def _count_death(self, steps: int) -> None:
+        self._deaths = self._deaths + 1 if steps == self._died_at else 1
+        self._died_at = steps
+        if self._deaths > MOST_RESTARTS:
             raise ProcessDied(
-                f"the desk of member {self.member} died {self._falls} times without a step in between; look at the logs of the cluster, "
-                "then go on from the last checkpoint with 'laser resume'"
+                f"the coordinator of member {self.member} died {self._deaths} times without a step in between; "
+                "look at the logs of the cluster, then go on from the last checkpoint with 'laser resume'"
             )
 
-    def sit_again(self, shares: Shares | None = None) -> None:
-        """All of it anew, in another group if other shares are given."""
-        self._lives += 1 + max(one.life for one in (self.learner, *self.runners) if one is not None)
+    def begin_again(self, shares: Shares | None = None) -> None:
+        """Start everything anew, in another group if other shares are given."""
+        self._lives += 1 + max(actor.life for actor in self.actors)
         self.end()
-        with contextlib.suppress(Exception):  # it is gone already
-            ray().kill(self.desk, no_restart=True)
+        kill(self.coordinator)
         if shares is None:
-            self._new_desk()
+            self._start_coordinator()
         else:
-            self._group.remove()
-            self.place(shares)
-        self.sit()
+            self._remove()
+            self._place(shares)
+        self.begin()
 
     def end(self) -> None:
-        """Learner and runners."""
-        for hosted in (self.learner, *self.runners):
-            if hosted is not None:
-                hosted.kill()
+        """End learner and runners."""
+        for actor in self.actors:
+            kill(actor.actor)
 
     def leave(self) -> None:
-        """Everything."""
+        """End everything."""
         self.end()
-        self._group.remove()
+        self._remove()
+
+    def _remove(self) -> None:
+        """Remove the group, with all actors in it."""
+        from ray.util import remove_placement_group  # noqa: PLC0415
+
+        remove_placement_group(self._group)

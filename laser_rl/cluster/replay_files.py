@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from laser_rl.checkpoint import Streams, write_segment
-from laser_rl.cluster.client import AnswerLost, ShardClient, awaited
-from laser_rl.cluster.replay_writer import ANSWER_S, ReplayWriter
+from laser_rl.cluster.calls import AnswerLost, awaited
+from laser_rl.cluster.shard import ShardClient
+from laser_rl.cluster.shard_directory import ANSWER_S
 from laser_rl.replay.encoded_unrolls import seal, unseal
 from laser_rl.replay.memory_estimate import Codec
 from laser_rl.replay.records import pack, unpack
@@ -24,17 +25,11 @@ from laser_rl.types import UnrollLayout, Unrolls
 log = logging.getLogger("laser_rl.training")
 AT_ONCE = 1024  # unrolls in a segment; they are held uncompressed while it is written
 INSERT_S = 600.0
+WHO = "the checkpoint"
 
 
 class ReplayFiles(Segments):
-    """The files of one replay store that lies in shards.
-
-    Args:
-        run_dir: of the run.
-        layout: of the unrolls.
-        store: which one, where a run has several.
-        shards: who they are now.
-    """
+    """The files of one replay store that lies in shards; `shards` returns those that there are now."""
 
     def __init__(
         self, run_dir: Path, layout: UnrollLayout, store: int, shards: Callable[[], Sequence[ShardClient]]
@@ -55,18 +50,17 @@ class ReplayFiles(Segments):
         return {"first_id": self._first, "next_id": self._next}
 
     def _write_shard(self, shard: ShardClient) -> int:
-        """How many it holds."""
-        who, whom = "the checkpoint", f"shard {shard.number} of the replay on {shard.where}"
+        """Write what is new in a shard; returns how many unrolls it holds."""
         try:
-            first, end = awaited(shard.report(), who, whom, ANSWER_S).span
+            first, end = awaited(shard.report(), WHO, str(shard), ANSWER_S).span
             start = max(first, self._until.get(shard.number, 0))
             for begin in range(start, end, AT_ONCE):
                 ids = np.arange(begin, min(begin + AT_ONCE, end))
-                gathered = awaited(shard.gather(ids), who, whom, ANSWER_S)
-                self._append(unpack(self._layout, unseal(self._layout, gathered.parcel)))
+                gathered = awaited(shard.gather(ids), WHO, str(shard), ANSWER_S)
+                self._append(unpack(self._layout, unseal(self._layout, gathered.encoded)))
                 self._until[shard.number] = int(ids[-1]) + 1
         except (AnswerLost, TimeoutError) as error:
-            log.warning("%s is not in this checkpoint, or not all of it: %s", whom, error)
+            log.warning("%s is not in this checkpoint, or not all of it: %s", shard, error)
             return 0
         return end - first
 
@@ -85,40 +79,23 @@ class ReplayFiles(Segments):
         else:  # under numbers that were never given
             self.entries, self._streams, self._first, self._until = [], Streams(), self._next, {}
 
-    def reached(self, filled: "Spreading") -> None:
+    def reached(self, filled: "ShardFiller") -> None:
         """After `fill`: what the shards hold now is on disk, under these numbers."""
-        self._first, self._next = filled.first_id, filled.next_id if self.entries else filled.first_id
+        self._first, self._next = filled.first_id, filled.next_id
         if not self.entries:  # a damaged replay was mended: its unrolls are to be written anew
-            self._first = self._next = filled.next_id
+            self._first = filled.next_id
             return
         for shard in self._shards():
-            span = awaited(shard.report(), "the checkpoint", f"shard {shard.number} of the replay", ANSWER_S).span
-            self._until[shard.number] = span[1]
+            self._until[shard.number] = awaited(shard.report(), WHO, str(shard), ANSWER_S).span[1]
 
 
-class Spreading:
-    """What `Segments.fill` and `warm_start` need of an empty `Replay`; what is inserted goes to all shards, evenly.
-
-    Args:
-        layout: of the unrolls.
-        codec: of the shards.
-        shards: all of them, empty.
-
-    >>> from laser_rl.cluster.in_process_shard import NearShard
-    >>> from laser_rl.cluster.shard import Shard, ShardPlan
-    >>> from laser_rl.types import empty_unrolls
-    >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
-    >>> shards = [NearShard(Shard(ShardPlan(layout, 100, number=number))) for number in range(2)]
-    >>> store = Spreading(layout, "raw", shards)
-    >>> store.insert(empty_unrolls(layout, 5))
-    >>> [shard.report().result(5.0).span for shard in shards], len(store)
-    ([(0, 3), (0, 2)], 5)
-    """
+class ShardFiller:
+    """What `Segments.fill` and `warm_start` need of an empty `Replay`; what is inserted goes to all shards, which are empty, evenly."""
 
     def __init__(self, layout: UnrollLayout, codec: Codec, shards: Sequence[ShardClient]) -> None:
-        self.layout, self._codec = layout, codec
+        self.layout, self._codec, self._shards = layout, codec, shards
         self.first_id = self.next_id = 0
-        self._couriers = [ReplayWriter(lambda shard=shard: shard, "checkpoint") for shard in shards]  # type: ignore[misc]
+        self._sent = [0] * len(shards)
         self._turn = 0
 
     def __len__(self) -> int:
@@ -129,11 +106,12 @@ class Spreading:
         self.first_id = self.next_id = first_id
 
     def insert(self, unrolls: Unrolls) -> None:
-        """Some to each; who gets one more takes turns."""
-        for part, rows in enumerate(np.array_split(np.arange(len(unrolls.member)), len(self._couriers))):
-            courier = self._couriers[(part + self._turn) % len(self._couriers)]
-            parcel = seal(pack(self.layout, Unrolls(*(field[rows] for field in unrolls))), self._codec)
-            if len(rows) and not (courier.send(parcel, INSERT_S) and courier.flush(INSERT_S)):
-                raise TimeoutError(f"no shard of the replay took {len(rows)} unrolls in {INSERT_S:.0f} s")
+        """Insert some into each shard; the shards take turns to get one more."""
+        for part, rows in enumerate(np.array_split(np.arange(len(unrolls.member)), len(self._shards))):
+            if len(rows):
+                at = (part + self._turn) % len(self._shards)
+                encoded = seal(pack(self.layout, Unrolls(*(field[rows] for field in unrolls))), self._codec)
+                answer = self._shards[at].insert("checkpoint", self._sent[at], encoded, self._sent[at])
+                self._sent[at] = awaited(answer, WHO, f"{self._shards[at]} to take {len(rows)} unrolls", INSERT_S)
         self._turn += 1
         self.next_id += len(unrolls.member)

@@ -1,36 +1,153 @@
-"""The replays of a run on a cluster: one for all members, in a shard on every node; or one each, in one shard; or none."""
+"""The replays of a run on a cluster: one for all members, in a shard on every node; or one each, in one shard.
 
+A `ShardSupervisor` starts the shards of one replay, sees which are lost, replaces them, and tells all readers and writers.
+"""
+
+import logging
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from laser_rl.checkpoint import Loaded, Mended, SegmentEntry
+from laser_rl.cluster.calls import LongPoll, call, kill
 from laser_rl.cluster.nodes import NodeWatch
-from laser_rl.cluster.replay_files import ReplayFiles, Spreading
-from laser_rl.cluster.shard import ShardPlan
-from laser_rl.cluster.shard_supervisor import Lost, ShardSupervisor
+from laser_rl.cluster.replay_files import ReplayFiles, ShardFiller
+from laser_rl.cluster.shard import ShardClient, ShardPlan, ShardReport
 from laser_rl.cluster.sharded import ShardedReplay
 from laser_rl.errors import ConfigError
 from laser_rl.replay.memory_estimate import estimate, resolve_codec
 from laser_rl.replay.store import Replay
+from laser_rl.training.build import Store
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.saving import fill_stores
 from laser_rl.training.settings import SweepConfig
 from laser_rl.training.warm_start import warm_start
 from laser_rl.types import UnrollLayout
 
+log = logging.getLogger("laser_rl.training")
+STEADY_S = 60.0  # a shard that dies sooner than this may do so again: too little memory, a node that is going
+MOST_PAUSE_S = 60.0  # before a replacement; the first comes at once
 NUMBERS = 10_000  # of shards, that each of several stores has to itself
 
 
-class Replays:
-    """Keeps the shards, saves and fills them.
+@dataclass(frozen=True)
+class LostShard:
+    """A shard that is gone, as it was last known."""
+
+    number: int
+    unrolls: int
+    by: str  # what became of its place: a shard with which number, or none
+
+
+@dataclass
+class _Supervised:
+    shard: ShardClient
+    started: float
+    reports: LongPoll[ShardReport]
+    newest: ShardReport | None = None
+
+
+@dataclass
+class _Deaths:
+    """Shards of one node that died soon after they were started."""
+
+    in_a_row: int = 0
+    due: float = 0.0  # not before this another one is started
+
+
+class ShardSupervisor:
+    """Keeps one shard on each of some nodes; used by one thread, which calls `look` now and then.
 
     Args:
-        sweep: all values.
-        layout: of the unrolls.
-        watch: knows the nodes.
-        desks: where the rosters go: one for all members, or that of each.
-        directory: of the sweep.
-        in_step: one shard only.
+        plan: of each shard; its number is that of the first one. Capacity and budget are those of one shard.
+        coordinator: tells readers and writers which shards there are.
+        nodes: returns the nodes that are to have a shard.
+    """
+
+    def __init__(self, plan: ShardPlan, coordinator: Any, nodes: Callable[[], Sequence[str]]) -> None:
+        self._plan, self._coordinator, self._nodes = plan, coordinator, nodes
+        self._number = plan.number
+        self._by_node: dict[str, _Supervised] = {}
+        self._deaths: dict[str, _Deaths] = {}
+        self.lost: list[LostShard] = []
+        for node in nodes():
+            self._start(node)
+        self.announce(coordinator)
+
+    @property
+    def shards(self) -> list[ShardClient]:
+        """Those that are not known to be lost."""
+        return [one.shard for one in self._by_node.values()]
+
+    def reports(self) -> list[ShardReport]:
+        """The newest that have come."""
+        return [one.newest for one in self._by_node.values() if one.newest is not None]
+
+    def look(self) -> list[LostShard]:
+        """Replace lost shards and give new nodes a shard, without waiting; returns what was lost.
+
+        A shard that dies soon after it was started is replaced later and later: starting one costs seconds of a core.
+        """
+        for one in self._by_node.values():
+            one.newest = one.reports.poll() or one.newest
+        alive = set(self._nodes())
+        found = [node for node, one in self._by_node.items() if node not in alive or one.reports.gone]
+        gone = [(node, self._by_node.pop(node)) for node in found]
+        for node, one in gone:
+            self._defer(node, one.started)
+        new = [node for node in self._nodes() if node not in self._by_node and self._pause_s(node) <= 0]
+        for node in new:
+            self._start(node)
+        lost = [self._lost(node, one) for node, one in gone]
+        self.lost += lost
+        if lost or new:
+            self.announce(self._coordinator)
+        return lost
+
+    def announce(self, coordinator: Any) -> None:
+        """Tell readers and writers at this coordinator, from now on, which shards there are."""
+        self._coordinator = coordinator
+        call(coordinator.post_shards.remote(self.shards), "the supervisor", "a coordinator to hear of the shards")
+
+    def close(self) -> None:
+        """End all shards."""
+        for shard in self.shards:
+            kill(shard.actor)
+        self._by_node.clear()
+
+    def _start(self, node: str) -> None:
+        shard = ShardClient.start(replace(self._plan, number=self._number), node)
+        self._number += 1
+        self._by_node[node] = _Supervised(shard, time.monotonic(), LongPoll(shard.report))
+
+    def _defer(self, node: str, started: float) -> None:
+        deaths, now = self._deaths.setdefault(node, _Deaths()), time.monotonic()
+        deaths.in_a_row = deaths.in_a_row + 1 if now - started < STEADY_S else 1
+        exponent = min(deaths.in_a_row - 1, 10)  # a day of deaths would be too great a power
+        deaths.due = now + (min(MOST_PAUSE_S, 2.0**exponent) if exponent else 0.0)
+
+    def _pause_s(self, node: str) -> float:
+        """Seconds until the node gets another shard."""
+        return self._deaths[node].due - time.monotonic() if node in self._deaths else 0.0
+
+    def _lost(self, node: str, one: _Supervised) -> LostShard:
+        first, end = (0, 0) if one.newest is None else one.newest.span
+        if node in self._by_node:
+            by = f"shard {self._by_node[node].shard.number}"
+        elif node in self._nodes():
+            by = f"another in {self._pause_s(node):.0f} s, after {self._deaths[node].in_a_row} in a row died soon"
+        else:
+            by = "none: its node is gone"
+        why, unrolls = one.reports.gone or "its node is gone", f"{end - first:,}"
+        log.warning("%s is lost (%s) with about %s unrolls; its place is taken by %s", one.shard, why, unrolls, by)
+        return LostShard(one.shard.number, end - first, by)
+
+
+class Replays:
+    """Starts, watches, saves and fills the shards of all replays of a run.
+
+    There are as many replays as coordinators: one for all members, or one of each. `in_step` they have one shard.
     """
 
     def __init__(
@@ -38,7 +155,7 @@ class Replays:
         sweep: SweepConfig,
         layout: UnrollLayout,
         watch: NodeWatch,
-        desks: Sequence[Any],
+        coordinators: Sequence[Any],
         directory: RunDirectory,
         *,
         in_step: bool,
@@ -46,13 +163,17 @@ class Replays:
         self._sweep, self._layout, self._directory = sweep, layout, directory
         self._codec = resolve_codec(layout, sweep.base.replay.codec)
         one_node = in_step or sweep.share == "separate"
-        self.keepers: list[ShardSupervisor] = []
-        for number, desk in enumerate(desks):
-            nodes: Callable[[], Sequence[str]] = _Sticky(watch, number) if one_node else watch.nodes
+        self.supervisors: list[ShardSupervisor] = []
+        self._files: list[ReplayFiles] = []
+        for number, coordinator in enumerate(coordinators):
+            nodes: Callable[[], Sequence[str]] = _OneNode(watch, number) if one_node else watch.nodes
             plan = self._plan(number, 1 if one_node else len(watch.nodes()))
             self._require_room(plan, watch)
-            self.keepers.append(ShardSupervisor(plan, desk, nodes=nodes))
-        self._mirrors = [self._mirror(number, keeper) for number, keeper in enumerate(self.keepers)]
+            supervisor = ShardSupervisor(plan, coordinator, nodes)
+            files = ReplayFiles(directory.path, layout, number, lambda one=supervisor: one.shards)  # type: ignore[misc]
+            directory.keep(number, files)
+            self.supervisors.append(supervisor)
+            self._files.append(files)
 
     def _plan(self, number: int, shards: int) -> ShardPlan:
         replay, layout = self._sweep.base.replay, self._layout
@@ -62,66 +183,55 @@ class Replays:
 
     def _require_room(self, plan: ShardPlan, watch: NodeWatch) -> None:
         need = estimate(self._layout, plan.capacity_steps, plan.codec, plan.budget_bytes)
-        smallest = min(watch.memory())
+        smallest = min(watch.resource("memory"))
         if smallest and need.total > smallest:
             raise ConfigError(
                 f"a shard of the replay needs {need.total / 1e9:.1f} GB, the smallest node of the cluster has {smallest / 1e9:.1f} GB; "
                 "lower --replay.capacity-steps or --replay.budget-gb, or add nodes"
             )
 
-    def _mirror(self, number: int, keeper: ShardSupervisor) -> ReplayFiles:
-        mirror = ReplayFiles(self._directory.path, self._layout, number, lambda: keeper.shards)
-        self._directory.keep(number, mirror)
-        return mirror
-
-    def views(self, members: int) -> list[ShardedReplay]:
+    def views(self, members: int) -> list[Store]:
         """For each member a store to draw from; one for all, where they share one."""
-        stores = [
-            ShardedReplay(
-                self._layout,
-                lambda keeper=keeper: keeper.shards,  # type: ignore[misc]
-                ahead=0,
-                stream="supervisor",
-                codec=self._codec,
-            )
-            for keeper in self.keepers
+        views = [
+            cast("Store", ShardedReplay(self._layout, lambda one=one: one.shards, ahead=0))  # type: ignore[misc]
+            for one in self.supervisors
         ]
-        return stores if len(stores) == members else stores * members
+        return views if len(views) == members else views * members
 
-    def look(self) -> list[Lost]:
+    def look(self) -> list[LostShard]:
         """Replace lost shards."""
-        return [lost for keeper in self.keepers for lost in keeper.look()]
+        return [lost for supervisor in self.supervisors for lost in supervisor.look()]
 
     def write(self) -> tuple[list[dict[str, int]], tuple[SegmentEntry, ...]]:
         """For a checkpoint."""
-        ids = [mirror.write() for mirror in self._mirrors]
-        return ids, self._directory.segments()
+        return [files.write() for files in self._files], self._directory.segments()
 
     def fill(self, loaded: Loaded) -> Mended | None:
-        """From a checkpoint, of here or of one machine."""
-        spread = [self._spreading(keeper) for keeper in self.keepers]
-        ids = loaded.state["replays"]
-        stores = [(mirror, cast("Replay", store)) for mirror, store in zip(self._mirrors, spread, strict=True)]
-        mended = fill_stores(loaded, [(*both, ids[number]) for number, both in enumerate(stores)])
-        for mirror, store in zip(self._mirrors, spread, strict=True):
-            mirror.reached(store)
+        """From a checkpoint of a cluster or of one machine."""
+        fillers, ids = self._fillers(), loaded.state["replays"]
+        both = list(zip(self._files, fillers, strict=True))
+        mended = fill_stores(
+            loaded, [(files, cast("Replay", filler), ids[at]) for at, (files, filler) in enumerate(both)]
+        )
+        for files, filler in both:
+            files.reached(filler)
         return mended
 
     def warm_start(self, members: int) -> None:
         """With the replay of an earlier run, if one is named."""
-        for keeper in self.keepers:
-            warm_start(cast("Replay", self._spreading(keeper)), self._sweep.base, members=members)
+        for filler in self._fillers():
+            warm_start(cast("Replay", filler), self._sweep.base, members=members)
 
-    def _spreading(self, keeper: ShardSupervisor) -> Spreading:
-        return Spreading(self._layout, self._codec, keeper.shards)
+    def _fillers(self) -> list[ShardFiller]:
+        return [ShardFiller(self._layout, self._codec, supervisor.shards) for supervisor in self.supervisors]
 
     def close(self) -> None:
         """End all shards."""
-        for keeper in self.keepers:
-            keeper.close()
+        for supervisor in self.supervisors:
+            supervisor.close()
 
 
-class _Sticky:
+class _OneNode:
     """One node, which stays the same as long as it lives."""
 
     def __init__(self, watch: NodeWatch, number: int) -> None:

@@ -1,42 +1,44 @@
-"""One shard of the replay: what the runners of one node have delivered.
+"""One shard of the replay: what some runners have delivered; and its client in other processes.
 
-A plain class: a Ray actor is made of it in `actors`, and tests use it as it is. Thread safe: inserts, gathers and reports come in
-threads of their own, so that none waits long for another. The store's lock is held while bytes are copied; compressed blocks come in
-and go out as they are. The store lies in shared memory: who is on the same machine may read it there (`lend`).
+`Shard` is a plain class, of which `ShardClient.start` makes a Ray actor. Thread safe: inserts, gathers and reports come in threads of
+their own, so that none waits long for another. The store's lock is held while bytes are copied; compressed blocks come in and go out as
+they are. The store lies in shared memory: processes of the same machine may read it there (`lend`).
 
-Exactly once: deliveries are numbered by stream. A stream is what one `Courier` sends, in order, without gaps. A shard knows of each
-stream the number of the unroll that comes next, and takes that one only: what comes again is left out, what comes too early is not taken,
-and the answer says in any case what comes next. Numbers and rows move under one lock, and die together with the process.
+Exactly once: deliveries are numbered by stream. A stream is what one `ReplayWriter` sends, in order, without gaps. A shard knows the number
+of each stream's next unroll, and takes that one only: it leaves out what comes again, does not take what comes too early, and answers in
+any case with the number of the next. Numbers and rows move under one lock, and die together with the process.
 """
 
+import functools
+import logging
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from laser_rl.checkpoint.segments import SegmentEntry
+from laser_rl.cluster.calls import Answer, AnswerLost, on_node, ray, start_actor
+from laser_rl.errors import ConfigError
 from laser_rl.replay.encoded_unrolls import EncodedUnrolls
-from laser_rl.replay.lending import LentBlock, lend
+from laser_rl.replay.lending import LentBlock, borrow, lend
 from laser_rl.replay.memory_estimate import Codec
 from laser_rl.replay.shared import Ids
 from laser_rl.replay.store import Replay
-from laser_rl.training.saving import Segments
-from laser_rl.types import UnrollLayout, Unrolls
+from laser_rl.types import UnrollLayout
+
+log = logging.getLogger("laser_rl.training")
+INSERT, GATHER, WATCH = "insert", "gather", "watch"
+# Threads of a shard. Inserts are in order, and a gather must not wait for a compressed batch of another learner.
+THREADS = {INSERT: 1, GATHER: 2, WATCH: 1}
+
+Span = tuple[int, int]  # ids held, from the first to before the end
 
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """What a shard is made of; `number` is never given twice in a run, also not to a replacement.
-
-    >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
-    >>> ShardPlan(layout, capacity_steps=10, number=3).capacity
-    5
-    """
+    """What a shard is made of; `number` is never given twice in a run, also not to a replacement."""
 
     layout: UnrollLayout
     capacity_steps: int
@@ -50,27 +52,18 @@ class ShardPlan:
         return max(1, self.capacity_steps // self.layout.steps)
 
 
-class Receipt(NamedTuple):
-    """The answer to a delivery."""
-
-    expected: int | None  # number of the stream's next unroll; None if the shard does not know the stream: `open` it
-    ids: Ids  # of what was inserted just now
-    span: tuple[int, int]
-
-
 class Gathered(NamedTuple):
     """The answer to a gather."""
 
     held: NDArray[np.bool_]  # which of the ids asked for were still there
-    parcel: EncodedUnrolls  # those, in the order asked
-    span: tuple[int, int]
+    encoded: EncodedUnrolls  # those, in the order asked
+    span: Span
 
 
 class ShardReport(NamedTuple):
-    """A shard about itself."""
+    """What a shard says of itself."""
 
-    number: int
-    span: tuple[int, int]  # ids held, from the first to before the end
+    span: Span
     members: dict[int, int]  # unrolls held by member
     bytes: int
     counters: dict[str, float]
@@ -83,11 +76,9 @@ class Shard:
     >>> from laser_rl.replay.records import pack
     >>> from laser_rl.types import empty_unrolls
     >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
-    >>> shard, parcel = Shard(ShardPlan(layout, 20, number=0)), seal(pack(layout, empty_unrolls(layout, 3)), "raw")
-    >>> shard.open("runner 5", 0)
-    0
-    >>> shard.insert("runner 5", 0, parcel).expected, shard.insert("runner 5", 1, parcel)  # two of them for the second time
-    (3, Receipt(expected=4, ids=array([3]), span=(0, 4)))
+    >>> shard, three = Shard(ShardPlan(layout, 20, number=0)), seal(pack(layout, empty_unrolls(layout, 3)), "raw")
+    >>> shard.insert("runner 5", 0, three, 0), shard.insert("runner 5", 1, three, 0)  # two of them for the second time
+    (3, 4)
     >>> shard.gather(np.array([3, 9])).held
     array([ True, False])
     """
@@ -95,125 +86,156 @@ class Shard:
     def __init__(self, plan: ShardPlan) -> None:
         self.plan = plan
         self._store = Replay(
-            plan.layout,
-            plan.capacity_steps,
-            codec=plan.codec,
-            budget_bytes=plan.budget_bytes,
-            shared=True,
+            plan.layout, plan.capacity_steps, codec=plan.codec, budget_bytes=plan.budget_bytes, shared=True
         )
         self._order = threading.Lock()  # streams and rows move together
         self._streams: dict[str, int] = {}
         self._count = dict.fromkeys(("inserted", "repeated", "early", "skipped", "gathered", "gone"), 0)
         self._busy = {"insert_s": 0.0, "gather_s": 0.0}
-        self._segments: Segments | None = None
 
-    def open(self, stream: str, number: int) -> int:
-        """The number of the stream's next unroll here. A stream that is not known, or not so far, goes on at `number`.
+    def insert(self, stream: str, number: int, encoded: EncodedUnrolls, acknowledged: int) -> int:
+        """Add unrolls of a stream; may be repeated at will.
 
-        What was acknowledged by a shard that is gone is not asked for again: that would need every runner to keep all it ever sent.
+        Args:
+            stream: name of the writer's stream.
+            number: of the first unroll, in the stream.
+            encoded: the unrolls.
+            acknowledged: number of the oldest unroll that no shard has acknowledged to the writer. Older ones went to a shard that is
+                gone and are not asked for again: that would need every runner to keep all it ever sent.
+
+        Returns:
+            The number of the stream's next unroll.
         """
-        with self._order:
-            known = self._streams.get(stream)
-            self._streams[stream] = number if known is None else max(known, number)
-            self._count["skipped"] += 0 if known is None else max(0, number - known)
-            return self._streams[stream]
-
-    def insert(self, stream: str, number: int, parcel: EncodedUnrolls) -> Receipt:
-        """Unrolls of a stream, the first as `number`; may be repeated at will. See `Receipt` for what became of it."""
         begin = time.perf_counter()
         with self._order:
-            expected, ids = self._streams.get(stream), np.zeros(0, np.int64)
-            if expected is not None and number <= expected:
-                there = min(parcel.unrolls, expected - number)
-                ids = self._store.insert_parcel(parcel.after(there))
-                expected = max(expected, number + parcel.unrolls)
-                self._streams[stream] = expected
-                self._count["inserted"] += len(ids)
+            known = self._streams.get(stream, acknowledged)
+            expected = max(known, acknowledged)
+            self._count["skipped"] += expected - known
+            if number <= expected:
+                there = min(encoded.unrolls, expected - number)
+                inserted = self._store.insert_parcel(encoded.after(there))
+                expected = max(expected, number + encoded.unrolls)
+                self._count["inserted"] += len(inserted)
                 self._count["repeated"] += there
             else:
-                self._count["early"] += parcel.unrolls
-            receipt = Receipt(expected, ids, self.span())
+                self._count["early"] += encoded.unrolls
+            self._streams[stream] = expected
         self._busy["insert_s"] += time.perf_counter() - begin
-        return receipt
+        return expected
 
     def gather(self, ids: Ids) -> Gathered:
-        """Copies of what of these is still held."""
+        """Copy the unrolls of these ids that are still held."""
         begin = time.perf_counter()
         found = gathered(self._store, ids)
-        self._count["gathered"] += found.parcel.unrolls
-        self._count["gone"] += len(ids) - found.parcel.unrolls
+        self._count["gathered"] += found.encoded.unrolls
+        self._count["gone"] += len(ids) - found.encoded.unrolls
         self._busy["gather_s"] += time.perf_counter() - begin
         return found
 
     def lend(self) -> LentBlock:
-        """Where its memory is, for processes of the same machine: see `Window`. What they read is not counted here."""
+        """Where its memory is, for readers on the same machine. What they read is not counted here."""
         return lend(self._store)
 
-    def span(self) -> tuple[int, int]:
-        """Ids held."""
-        return span_of(self._store)
-
     def report(self) -> ShardReport:
-        """What others need to draw, and what a user wants to see."""
-        span, composition = self.span(), self._store.composition() if len(self._store) else {}
-        held = span[1] - span[0]
-        members = {member: round(share * held) for member, share in composition.items()}
-        return ShardReport(self.plan.number, span, members, self._store.nbytes, {**self._count, **self._busy})
-
-    def save(self, run_dir: str) -> dict[str, Any]:
-        """Write what is new as segments of the run directory, which all nodes must see; returns what `load` needs, as JSON.
-
-        Unrolls that come while it writes are not in it, and neither are their numbers.
-        """
-        if self._segments is None:
-            self._segments = Segments(Path(run_dir), self.plan.layout, self.plan.number)
-        with self._order:
-            until, streams = _Until(self._store), dict(self._streams)
-        ids = self._segments.write(cast("Replay", until))
-        return {**ids, "streams": streams, "segments": [asdict(entry) for entry in self._segments.entries]}
-
-    def load(self, run_dir: str, state: Mapping[str, Any], number: int) -> int:
-        """Begin with what shard `number` had saved; how many unrolls that is.
-
-        Files keep their names: ids in files go by the number of the shard that wrote them.
-        """
-        segments = Segments(Path(run_dir), self.plan.layout, number)
-        entries = tuple(SegmentEntry(**entry) for entry in state["segments"])
-        with self._order:
-            segments.fill(self._store, entries, {name: state[name] for name in ("first_id", "next_id")})
-            self._streams.update(state["streams"])
-        return len(self._store)
+        """What learners need in order to draw, and what a user wants to see."""
+        first, end = _span(self._store)
+        composition = self._store.composition() if len(self._store) else {}
+        members = {member: round(share * (end - first)) for member, share in composition.items()}
+        return ShardReport((first, end), members, self._store.nbytes, {**self._count, **self._busy})
 
 
-def span_of(store: Replay) -> tuple[int, int]:
-    """Ids held. Without the lock: the first is read first, so that it is never too new for the end."""
+def gathered(store: Replay, ids: Ids) -> Gathered:
+    """Copy the unrolls of these ids that a shard's store still holds, in the shard's process or in another."""
+    held, encoded = store.parcel(ids)
+    return Gathered(held, encoded, _span(store))
+
+
+def _span(store: Replay) -> Span:
+    """Without the lock: the first is read first, so that it is never too new for the end."""
     first = store.first_id
     return first, max(first, store.next_id)
 
 
-def gathered(store: Replay, ids: Ids) -> Gathered:
-    """Copies of what of these the store of a shard still holds; it may be read in another process than the shard's.
+class ShardClient:
+    """Calls the methods of a `Shard`, which is an actor on the node with this id. Can be sent to other processes.
 
-    >>> from laser_rl.types import empty_unrolls
-    >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
-    >>> store = Replay(layout, capacity_steps=10)
-    >>> _ = store.insert(empty_unrolls(layout, 6))
-    >>> gathered(store, np.array([0, 5])).held
-    array([False,  True])
+    A call costs both sides about a millisecond, and what it brings is copied into Ray's object store and out of it. A shard of the same
+    node is read where it lies instead, as the members of a sweep on one machine do. Only to read: what is written has to be numbered.
     """
-    held, parcel = store.parcel(ids)
-    return Gathered(held, parcel, span_of(store))
+
+    def __init__(self, actor: Any, plan: ShardPlan, node: str, where: str) -> None:
+        self.actor, self.plan, self.node, self.where = actor, plan, node, where
+        self.number, self.capacity = plan.number, plan.capacity
+        self._lent: Answer[LentBlock] | None = None
+        self._store: Replay | None = None  # the shard's memory, mapped into this process
+        self._unreachable = False
+        self._lock = threading.Lock()
+
+    @classmethod
+    def start(cls, plan: ShardPlan, node: str) -> "ShardClient":
+        """Start a shard on a node. A replacement needs a number of its own: an empty shard must not be taken for the lost one.
+
+        It reserves no core: copying and looking up takes a small part of one.
+        """
+        nodes = ray().nodes()
+        address = next((one["NodeManagerAddress"] for one in nodes if one["NodeID"] == node), "an unknown node")
+        actor = start_actor(Shard, plan, strategy=on_node(node), concurrency_groups=THREADS)
+        return cls(actor, plan, node, f"{address} (node {node[:8]})")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ShardClient, (self.actor, self.plan, self.node, self.where)
+
+    def __str__(self) -> str:
+        return f"shard {self.number} of the replay on {self.where}"
+
+    @functools.cached_property
+    def near(self) -> bool:
+        """True if the shard is on the node of this process."""
+        return bool(ray().get_runtime_context().get_node_id() == self.node)
+
+    def insert(self, stream: str, number: int, encoded: EncodedUnrolls, acknowledged: int) -> Answer[int]:
+        """See `Shard.insert`."""
+        return self._call("insert", INSERT, stream, number, encoded, acknowledged)
+
+    def gather(self, ids: Ids) -> Answer[Gathered]:
+        """See `Shard.gather`; a shard of this node is read without a call, as soon as it has said where its memory is."""
+        store = self._mapped() if self.near else None
+        return self._call("gather", GATHER, ids) if store is None else _LocalRead(store, ids)
+
+    def report(self) -> Answer[ShardReport]:
+        """See `Shard.report`."""
+        return self._call("report", WATCH)
+
+    def _call(self, method: str, group: str, *arguments: Any) -> Answer[Any]:
+        return Answer(getattr(self.actor, method).options(concurrency_group=group).remote(*arguments))
+
+    def _mapped(self) -> Replay | None:
+        with self._lock:
+            if self._store is None and not self._unreachable:
+                self._lent = self._lent or self._call("lend", WATCH)
+                if self._lent.done():
+                    self._map(self._lent)
+            return self._store
+
+    def _map(self, lent: Answer[LentBlock]) -> None:
+        try:
+            self._store = borrow(self.plan.layout, lent.result(timeout=0.0))
+        except AnswerLost:
+            self._unreachable = True  # a gather by call gets the same error
+        except (ConfigError, OSError) as error:  # in another container, or no room for it here
+            self._unreachable = True
+            log.info("%s is called for every batch: %s", self, error)
 
 
-class _Until:
-    """A store as it is now, for whoever writes it down: what comes later is not seen."""
+class _LocalRead(Answer[Gathered]):
+    """An `Answer` that the caller of `result` reads from the shard's memory."""
 
-    def __init__(self, store: Replay) -> None:
-        self._store, self.next_id, self.capacity = store, store.next_id, store.capacity
+    def __init__(self, store: Replay, ids: Ids) -> None:
+        self._store, self._ids = store, ids
 
-    @property
-    def first_id(self) -> int:
-        return self._store.first_id
+    def done(self) -> bool:
+        return True
 
-    def export(self, ids: Ids) -> Unrolls:
-        return self._store.export(ids)
+    def result(self, timeout: float) -> Gathered:
+        """Raises TimeoutError, whatever the timeout, if a process that has stopped holds the lock of the store."""
+        return gathered(self._store, self._ids)

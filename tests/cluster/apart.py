@@ -14,6 +14,7 @@ from pathlib import Path
 
 STORE_BYTES = 100 << 20
 PORT = 6379
+READY_S = 240.0  # on a busy machine Ray takes a minute to begin
 RAY = Path(sys.executable).with_name("ray")
 
 
@@ -59,7 +60,6 @@ class Apart:
             self._start(0, "--head", f"--port={PORT}", "--include-dashboard=false", f"--temp-dir={self._folder}")
             for number in range(1, len(self._names)):
                 self._start(number, f"--address={self.addresses[0]}:{PORT}")
-            self._await()
         except BaseException:
             self.__exit__()
             raise
@@ -80,7 +80,8 @@ class Apart:
     def _start(self, number, *arguments):
         own = (f"--node-ip-address={self.addresses[number]}", "--num-cpus=4", f"--object-store-memory={STORE_BYTES}")
         self._nodes.append(self.popen(number, str(RAY), "start", "--block", *own, *arguments))
-        time.sleep(5.0)  # the next one finds its files, and takes names of its own; two at once would take the same
+        # The next one finds the files of this one, and takes names of its own; two at once would take the same.
+        self._await(number + 1)
 
     def popen(self, number, *command, **more):
         """A process in the namespace of a node."""
@@ -99,16 +100,18 @@ class Apart:
         assert process.returncode == 0, error[-3000:]
         return out
 
-    def _await(self):
-        """Until all are there."""
-        look = "import ray; ray.init('auto', logging_level='ERROR'); print(sum(node['Alive'] for node in ray.nodes()))"
-        deadline = time.monotonic() + 90
+    def _await(self, nodes):
+        """Until so many are there."""
+        # By its address: "auto" would also find a cluster that others have started on this machine.
+        look = "import ray, sys; ray.init(sys.argv[1], logging_level='ERROR'); print(sum(node['Alive'] for node in ray.nodes()))"
+        deadline = time.monotonic() + READY_S
         while time.monotonic() < deadline:
             with contextlib.suppress(AssertionError):
-                if int(self.run(0, sys.executable, "-c", look, timeout_s=60).split()[-1]) == len(self._names):
+                found = self.run(0, sys.executable, "-c", look, f"{self.addresses[0]}:{PORT}", timeout_s=60)
+                if int(found.split()[-1]) == nodes:
                     return
             time.sleep(1.0)
-        raise TimeoutError("the nodes did not find each other in 90 s")
+        raise TimeoutError(f"node {nodes} did not come in {READY_S:.0f} s")
 
     def __exit__(self, *_):
         for name in self._names:

@@ -1,7 +1,8 @@
-"""Three Ray nodes on this machine, started once for all tests that need them, and a desk without Ray."""
+"""Three Ray nodes on this machine, started once for all tests that need them; coordinators and shards without Ray."""
 
 import asyncio
 import atexit
+import collections
 import concurrent.futures
 import functools
 import importlib.util
@@ -10,7 +11,12 @@ import secrets
 import threading
 import time
 
+import numpy as np
 import pytest
+
+from laser_rl.cluster.calls import ActorGone, Answer, on_node, ray, start_actor
+from laser_rl.cluster.coordinator import MemberCoordinator
+from laser_rl.cluster.shard import THREADS, Shard, ShardClient
 
 STORE_BYTES = 100 << 20
 NODES = 3
@@ -96,32 +102,88 @@ def three_raylets():
     return raylets
 
 
-class NearDesk:
-    """A `Desk` in a thread of this process, called as a Ray actor is called."""
+def start_coordinator(room=4):
+    """A member's coordinator on Ray, on the node of this process."""
+    home = on_node(ray().get_runtime_context().get_node_id())
+    return start_actor(MemberCoordinator, room, strategy=home)
 
-    def __init__(self, desk):
-        self._desk = desk
+
+class NearCoordinator:
+    """A coordinator in a thread of this process, called as a Ray actor is called."""
+
+    def __init__(self, coordinator):
+        self._coordinator = coordinator
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
     def __getattr__(self, name):
-        return _Method(self._loop, getattr(self._desk, name))
+        method = getattr(self._coordinator, name)
+        return _Method(lambda _, *given: asyncio.run_coroutine_threadsafe(method(*given), self._loop))
 
 
 class _Method:
-    def __init__(self, loop, method):
-        self._loop, self._method = loop, method
+    def __init__(self, call, group=None):
+        self._call, self._group = call, group
+
+    def options(self, concurrency_group):
+        return _Method(self._call, concurrency_group)
 
     def remote(self, *arguments):
-        return _Reference(asyncio.run_coroutine_threadsafe(self._method(*arguments), self._loop))
+        return Reference(self._call(self._group, *arguments))
 
 
-class _Reference:
+class Reference:
+    """What a call of a Ray actor returns."""
+
     def __init__(self, future):
         self._future = future
 
     def future(self):
         return self._future
+
+
+class NearShard(ShardClient):
+    """A shard in threads of this process; `lose` is the death of its process.
+
+    `lent` answers where its memory is; without it every gather is a call. `calls` are those made, by method.
+    """
+
+    def __init__(self, plan):
+        self.shard, self.calls, self._gone = Shard(plan), collections.Counter(), False
+        self._pools = {group: concurrent.futures.ThreadPoolExecutor(count) for group, count in THREADS.items()}
+        super().__init__(None, plan, "node", "this node")
+        self.near, self.lent = True, concurrent.futures.Future()
+
+    def _call(self, method, group, *arguments):
+        self.calls[method] += 1
+        if method == "lend":
+            return Answer(Reference(self.lent))
+        return Answer(Reference(self._pools[group].submit(self._carry_out, method, arguments)))
+
+    def _carry_out(self, method, arguments):
+        found = None if self._gone else getattr(self.shard, method)(*arguments)
+        if self._gone:  # also if it was carried out
+            raise ActorGone(f"shard {self.number} is gone")
+        return found
+
+    def lose(self):
+        self._gone = True
+
+    def lend(self):
+        """Let readers map its memory from now on."""
+        self.lent.set_result(self.shard.lend())
+
+    def span(self):
+        return self.shard.report().span
+
+    def held(self):
+        """All that it holds, oldest first."""
+        return self.shard._store.export(np.arange(*self.span()))
+
+
+def send(shard, encoded, stream="s", number=0):
+    """Put unrolls into a shard as a stream's first ones."""
+    assert shard.insert(stream, number, encoded, number).result(60.0) == number + encoded.unrolls
 
 
 class NearRay:
@@ -133,4 +195,4 @@ class NearRay:
         kept = array.copy()
         kept.flags.writeable = False
         future.set_result(kept)
-        return _Reference(future)
+        return Reference(future)

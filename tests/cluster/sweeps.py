@@ -6,9 +6,9 @@ import os
 import signal
 import time
 
+from laser_rl.cluster.calls import ray
 from laser_rl.cluster.launch import on_cluster as elsewhere
 from laser_rl.cluster.launch import run_cluster
-from laser_rl.cluster.ray_import import ray
 from laser_rl.training.cluster_settings import ClusterSettings
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import train
@@ -51,8 +51,12 @@ def hashes(end):
 
 
 def pid_of(actor):
-    """Of an actor that is not at work in one long call."""
-    return ray().get(actor.__ray_call__.remote(lambda _: os.getpid()), timeout=60)
+    """Of an actor, also of one that is at work in one long call; None while it has none, or none any more."""
+    ray()
+    from ray._private import state  # noqa: PLC0415 - need not be there
+
+    known = state.actors(actor._actor_id.hex())
+    return known["Pid"] if known.get("State") == "ALIVE" else None
 
 
 def kill(pid):

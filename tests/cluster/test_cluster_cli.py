@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from laser_rl import Sweep, cli
-from laser_rl.cluster import connection as joining
-from laser_rl.cluster.connection import joined
+from laser_rl.cluster import launch as joining
+from laser_rl.cluster.launch import joined
 from laser_rl.errors import ConfigError
 
 

@@ -32,7 +32,7 @@ CLUSTER_SWEEP = [
 LISTEN = "0A"  # the state of a socket, in /proc/net
 # 127.0.0.1, ::1 and ::ffff:127.0.0.1, each word in the order of this machine's bytes
 LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
-KINDS = ["runner"] * 6 + ["learner"] * 4 + ["shard"] * 4 + ["desk"] * 3 + ["ledger"] * 1 + ["node"] * 2
+KINDS = ["runner"] * 6 + ["learner"] * 4 + ["shard"] * 4 + ["coordinator"] * 3 + ["run_coordinator"] * 1 + ["node"] * 2
 
 
 @pytest.fixture
@@ -51,10 +51,10 @@ class Killer:
         supervisor._look = self.watched
 
     def everybody_lives(self):
-        hosted = [one for seat in self.supervisor.seats for one in (seat.learner, *seat.runners)]
+        actors = [actor for place in self.supervisor.placements for actor in place.actors]
         return (
-            all(one.pid is not None and one.ended() is None for one in hosted)
-            and self.supervisor.replays.keepers[0].reports()
+            all(actor.ended() is None and pid_of(actor.actor) for actor in actors)
+            and self.supervisor.replays.supervisors[0].reports()
         )
 
     def watched(self):
@@ -68,19 +68,19 @@ class Killer:
         return self.look()
 
     def runner(self):
-        kill(self.dice.choice([one for seat in self.supervisor.seats for one in seat.runners]).pid)
+        kill(pid_of(self.dice.choice([one for place in self.supervisor.placements for one in place.runners]).actor))
 
     def learner(self):
-        kill(self.dice.choice(self.supervisor.seats).learner.pid)
+        kill(pid_of(self.dice.choice(self.supervisor.placements).learner.actor))
 
-    def desk(self):
-        kill(pid_of(self.dice.choice(self.supervisor.seats).desk))
+    def coordinator(self):
+        kill(pid_of(self.dice.choice(self.supervisor.placements).coordinator))
 
-    def ledger(self):
-        kill(pid_of(self.supervisor.ledger))
+    def run_coordinator(self):
+        kill(pid_of(self.supervisor.coordinator))
 
     def shard(self):
-        kill(pid_of(self.dice.choice(self.supervisor.replays.keepers[0].shards).actor))
+        kill(pid_of(self.dice.choice(self.supervisor.replays.supervisors[0].shards).actor))
 
     def node(self):
         self.raylets.lose(self.dice.choice([node for node in self.raylets.nodes() if node != self.raylets.head]))
@@ -91,7 +91,7 @@ def held_by(shards, layout):
     for shard in shards:
         first, end = shard.report().result(60.0).span
         gathered = shard.gather(np.arange(first, end)).result(60.0)
-        yield unpack(layout, unseal(layout, gathered.parcel))
+        yield unpack(layout, unseal(layout, gathered.encoded))
 
 
 def examine(unrolls):
@@ -127,7 +127,7 @@ def test_twenty_kills_of_every_kind_in_one_run(raylets, tmp_path, figure):
         supervisor = ClusterSupervisor(config, directory, ClusterSettings(runners=1))
         killer, close = Killer(supervisor, raylets, KINDS, seed=5), supervisor.replays.close
         supervisor.replays.close = lambda: (
-            found.extend(held_by(supervisor.replays.keepers[0].shards, supervisor.parts.layout)),
+            found.extend(held_by(supervisor.replays.supervisors[0].shards, supervisor.parts.layout)),
             close(),
         )
         end = supervisor.run()

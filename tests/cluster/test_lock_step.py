@@ -2,11 +2,20 @@
 
 import hashlib
 
-from laser_rl.cluster.in_process_shard import NearShard
-from laser_rl.cluster.shard import Shard, ShardPlan
+from laser_rl.cluster.shard import ShardPlan
 from laser_rl.cluster.sharded import ShardedReplay
+from laser_rl.replay.encoded_unrolls import seal
 from laser_rl.training import build
+from tests.cluster.raylets import NearShard, send
 from tests.training.small import finish, small
+
+
+class WrittenReplay(ShardedReplay):
+    """One that inserts into its only shard, as a runner would."""
+
+    def insert_packed(self, packed):
+        [shard] = self.directory.shards().values()
+        send(shard, seal(packed, "raw"), number=shard.span()[1])
 
 
 def learned(config):
@@ -21,8 +30,8 @@ def test_serial_over_one_shard_gives_the_same_parameters(monkeypatch):
     shards = []
 
     def sharded(config, layout, counts, *, shared=False):
-        shards.append(NearShard(Shard(ShardPlan(layout, config.replay.capacity_steps, number=0))))
-        return ShardedReplay(layout, lambda: shards, ahead=0)
+        shards.append(NearShard(ShardPlan(layout, config.replay.capacity_steps, number=0)))
+        return WrittenReplay(layout, lambda: shards, ahead=0)
 
     monkeypatch.setattr(build, "build_replay", sharded)
     found, versions, replay = learned(config)

@@ -1,27 +1,25 @@
-"""Shards, couriers and the sharded replay on Ray: one small test on one node, and three nodes of which some are lost."""
+"""Shards, writers and the sharded replay on Ray: one small test on one node, and three nodes of which some are lost."""
 
 import os
 import signal
 import struct
 import time
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from laser_rl.cluster.actors import RayShard, start_desk, start_shard
-from laser_rl.cluster.channels import RayRoster
-from laser_rl.cluster.ray_import import placed, ray
+from laser_rl.cluster.calls import on_node, ray
+from laser_rl.cluster.channels import RayShards
 from laser_rl.cluster.replay_writer import ReplayWriter
-from laser_rl.cluster.shard import ShardPlan
-from laser_rl.cluster.shard_supervisor import ShardSupervisor
+from laser_rl.cluster.replays import ShardSupervisor
+from laser_rl.cluster.shard import ShardClient, ShardPlan
 from laser_rl.cluster.sharded import ShardedReplay
 from laser_rl.replay import allocate
 from laser_rl.replay.encoded_unrolls import seal
 from laser_rl.replay.records import fields_of, pack
-from tests.cluster.raylets import STORE_BYTES, needs_ray, require_token, three_raylets
+from tests.cluster.raylets import STORE_BYTES, needs_ray, require_token, send, start_coordinator, three_raylets
 from tests.replay.inputs import STACKED, VECTOR, numbered
 
 pytestmark = needs_ray
@@ -59,7 +57,7 @@ def started():
     made = []
     yield made
     for actor in made:
-        ray().kill(actor.actor if isinstance(actor, RayShard) else actor)
+        ray().kill(actor.actor if isinstance(actor, ShardClient) else actor)
 
 
 def parcel_of(layout, numbers, codec):
@@ -71,28 +69,30 @@ def plan_of(layout, number, unrolls=1000, codec="raw"):
 
 
 def test_a_shard_on_ray_takes_a_delivery_once_and_gives_it_back(one_node, started):
-    shard = start_shard(plan_of(STACKED, 0, codec="zstd"), one_node)
+    shard = ShardClient.start(plan_of(STACKED, 0, codec="zstd"), one_node)
     started.append(shard)
     assert shard.near
-    courier = ReplayWriter(lambda: shard, "runner")
-    assert courier.send(parcel_of(STACKED, range(6), "zstd"), ANSWER_S)
-    assert courier.flush(ANSWER_S)
-    assert shard.insert("runner", 2, parcel_of(STACKED, range(2, 8), "zstd")).result(ANSWER_S).ids.tolist() == [6, 7]
-    store, batch = ShardedReplay(STACKED, lambda: [shard], codec="zstd", ahead=2), allocate(STACKED, 16)
+    writer = ReplayWriter(lambda: shard, "runner")
+    assert writer.send(parcel_of(STACKED, range(6), "zstd"), ANSWER_S)
+    assert writer.flush(ANSWER_S)
+    assert shard.insert("runner", 2, parcel_of(STACKED, range(2, 8), "zstd"), 2).result(ANSWER_S) == 8
+    assert shard.report().result(ANSWER_S).span == (0, 8)
+    store, batch = ShardedReplay(STACKED, lambda: [shard], ahead=2), allocate(STACKED, 16)
     for _ in range(3):
         ids = store.sample_into(16, np.random.default_rng(0), batch, 0)
         assert batch.version.tolist() == ids.tolist()
     with pytest.raises(ValueError, match="expected"):
-        shard.insert("runner", 8, parcel_of(VECTOR, [8], "raw")).result(ANSWER_S)
+        shard.insert("runner", 8, parcel_of(VECTOR, [8], "raw"), 8).result(ANSWER_S)
 
 
 def shards_on(raylets, started, layout=VECTOR, fills=(), codec="raw"):
-    shards = [start_shard(plan_of(layout, number, codec=codec), node) for number, node in enumerate(raylets.nodes())]
+    shards = [
+        ShardClient.start(plan_of(layout, number, codec=codec), node) for number, node in enumerate(raylets.nodes())
+    ]
     started += shards
     at = 0
     for shard, fill in zip(shards, fills, strict=bool(fills)):
-        shard.open("s", 0).result(ANSWER_S)
-        shard.insert("s", 0, parcel_of(layout, range(at, at + fill), codec)).result(ANSWER_S)
+        send(shard, parcel_of(layout, range(at, at + fill), codec))
         at += fill
     return shards
 
@@ -102,11 +102,7 @@ def shards_on(raylets, started, layout=VECTOR, fills=(), codec="raw"):
 def test_three_nodes_of_unequal_fill_are_drawn_from_uniformly(raylets, started, codec):
     shards = shards_on(raylets, started, fills=(5, 60, 235), codec=codec)
     assert [shard.near for shard in shards] == [True, False, False]
-    store, batch, random = (
-        ShardedReplay(VECTOR, lambda: shards, codec=codec),
-        allocate(VECTOR, 256),
-        np.random.default_rng(3),
-    )
+    store, batch, random = ShardedReplay(VECTOR, lambda: shards), allocate(VECTOR, 256), np.random.default_rng(3)
     counts = np.zeros(300, np.int64)
     deadline = time.monotonic() + ANSWER_S
     while len(store) < 300:
@@ -118,38 +114,39 @@ def test_three_nodes_of_unequal_fill_are_drawn_from_uniformly(raylets, started, 
     assert stats.chisquare(counts).pvalue > 0.001
 
 
-def send_all(desk, stream, start, far, file, end):
+def send_all(coordinator, stream, start, far, file, end):
     """A runner: parcels of four, to the first shard or to the last one, until the file `end` is there; returns how many it has sent.
 
     Who it is and what was acknowledged is in `file`. It does not end by itself: whoever wants to kill it finds it alive.
     """
-    roster = RayRoster(desk)
-    courier = ReplayWriter(lambda: roster.at(-1 if far else 0), stream, number=start)
+    shards = RayShards(coordinator)
+    writer = ReplayWriter(lambda: shards.at(-1 if far else 0), stream)
+    writer.sent = writer.acknowledged = start
     first, at = STREAM * int(stream), start
     while not Path(end).exists():
-        while not courier.send(parcel_of(VECTOR, range(first + at, first + at + 4), "raw"), 1.0):
+        while not writer.send(parcel_of(VECTOR, range(first + at, first + at + 4), "raw"), 1.0):
             pass
         at += 4
-        Path(file).write_bytes(struct.pack("qq", os.getpid(), courier.acknowledged))
+        Path(file).write_bytes(struct.pack("qq", os.getpid(), writer.acknowledged))
         time.sleep(0.02)
-    while not courier.flush(1.0):
+    while not writer.flush(1.0):
         pass
-    return courier.acknowledged
+    return writer.acknowledged
 
 
 class Runners:
     """Three of them; who is killed is replaced, and sends again what came before the last acknowledgement that is known."""
 
-    def __init__(self, raylets, desk, folder):
-        self.desk, self.folder, self.nodes = desk, folder, raylets.nodes()[:2]
+    def __init__(self, raylets, coordinator, folder):
+        self.coordinator, self.folder, self.nodes = coordinator, folder, raylets.nodes()[:2]
         self.random, self.task = np.random.default_rng(0), ray().remote(num_cpus=1, max_retries=0)(send_all)
         self.running = {who: self.start(who, 0) for who in range(3)}
 
     def start(self, who, at):
         file, node = self.folder / str(who), self.nodes[who % 2]
         file.write_bytes(struct.pack("qq", 0, 0))
-        return self.task.options(scheduling_strategy=placed(node)).remote(
-            self.desk, str(who), at, who == 2, str(file), str(self.folder / "end")
+        return self.task.options(scheduling_strategy=on_node(node)).remote(
+            self.coordinator, str(who), at, who == 2, str(file), str(self.folder / "end")
         )
 
     def known(self, who):
@@ -166,12 +163,12 @@ class Runners:
         os.kill(pid, signal.SIGKILL)
         self.running[who] = self.start(who, max(0, acknowledged - 4 * int(self.random.integers(4))))
 
-    def await_more(self, keeper):
+    def await_more(self, supervisor):
         """Until something more of each is acknowledged: by living shards then, since nobody kills one any more."""
         before, deadline = {who: self.known(who)[1] for who in self.running}, time.monotonic() + ANSWER_S
         while any(self.known(who)[1] <= acknowledged for who, acknowledged in before.items()):
             assert time.monotonic() < deadline, f"nothing more was acknowledged than {before}"
-            keeper.look()
+            supervisor.look()
             time.sleep(0.05)
 
     def end(self):
@@ -180,29 +177,29 @@ class Runners:
         return ray().get(list(self.running.values()), timeout=ANSWER_S)
 
 
-def kill_a_shard(keeper, shard):
+def kill_a_shard(supervisor, shard):
     """And wait until it is replaced; its node goes on."""
     os.kill(ray().get(shard.actor.__ray_call__.remote(lambda _: os.getpid()), timeout=ANSWER_S), signal.SIGKILL)
-    await_lost(keeper)
+    await_lost(supervisor)
 
 
-def fullest(keeper):
+def fullest(supervisor):
     """The shard that would take most along, once that is something."""
     deadline = time.monotonic() + ANSWER_S
     while time.monotonic() < deadline:
-        keeper.look()
-        held = {report.number: report.span[1] - report.span[0] for report in keeper.reports()}
-        if max(held.values(), default=0) >= 40:
-            return next(shard for shard in keeper.shards if shard.number == max(held, key=held.get))
+        supervisor.look()
+        held = [report.span[1] - report.span[0] for report in supervisor.reports()]
+        if len(held) == len(supervisor.shards) and max(held) >= 40:
+            return supervisor.shards[held.index(max(held))]
         time.sleep(0.1)
     return pytest.fail("no shard got anything")
 
 
-def await_lost(keeper):
-    deadline, before = time.monotonic() + ANSWER_S, len(keeper.lost)
-    while len(keeper.lost) == before:
+def await_lost(supervisor):
+    deadline, before = time.monotonic() + ANSWER_S, len(supervisor.lost)
+    while len(supervisor.lost) == before:
         assert time.monotonic() < deadline, "nobody saw that a shard was lost"
-        keeper.look()
+        supervisor.look()
         time.sleep(0.05)
 
 
@@ -210,11 +207,11 @@ def await_lost(keeper):
 @pytest.mark.fault(22)
 def test_shards_runners_and_a_node_are_killed_while_a_learner_draws(raylets, started, tmp_path, figure):
     """What a living shard holds of a stream is without gaps and doubles, up to the stream's end; all else went with a shard that died."""
-    desk = start_desk()
-    started.append(desk)
-    keeper = ShardSupervisor(plan_of(VECTOR, 0, unrolls=10_000), desk, nodes=raylets.nodes)
-    runners = Runners(raylets, desk, tmp_path)
-    store, batch, random = ShardedReplay(VECTOR, RayRoster(desk)), allocate(VECTOR, 64), np.random.default_rng(3)
+    coordinator = start_coordinator()
+    started.append(coordinator)
+    supervisor = ShardSupervisor(plan_of(VECTOR, 0, unrolls=10_000), coordinator, raylets.nodes)
+    runners = Runners(raylets, coordinator, tmp_path)
+    store, batch, random = ShardedReplay(VECTOR, RayShards(coordinator)), allocate(VECTOR, 64), np.random.default_rng(3)
     draws = killed = 0
     try:
         for turn in range(9):
@@ -223,22 +220,22 @@ def test_shards_runners_and_a_node_are_killed_while_a_learner_draws(raylets, sta
                 draws += len(store.sample_into(64, random, batch, 0)) == 64
             if turn == 6:
                 raylets.lose(raylets.nodes()[2])
-                await_lost(keeper)
+                await_lost(supervisor)
             elif turn % 2:
                 runners.kill(turn // 2 % 3)
                 killed += 1
             else:
-                kill_a_shard(keeper, fullest(keeper))
-        runners.await_more(keeper)
+                kill_a_shard(supervisor, fullest(supervisor))
+        runners.await_more(supervisor)
     finally:
         counts = runners.end()
     for _ in range(5):
         draws += len(store.sample_into(64, random, batch, 0)) == 64
-    whole, sent = check_streams(keeper.shards, counts), sum(counts)
+    whole, sent = check_streams(supervisor.shards, counts), sum(counts)
     lost = store.counters()["replay_lost_shards"]
-    keeper.close()
-    assert lost == len(keeper.lost) == 5
-    assert 160 <= sum(one.unrolls for one in keeper.lost) <= sent
+    supervisor.close()
+    assert lost == len(supervisor.lost) == 5
+    assert 160 <= sum(one.unrolls for one in supervisor.lost) <= sent
     assert whole < sent
     figure(
         f"Ray: {lost:.0f} shards, one of them with its node, and {killed} runners killed; {sent:,} unrolls acknowledged, "
@@ -252,7 +249,7 @@ def check_streams(shards, counts):
     for shard in shards:
         first, end = shard.report().result(ANSWER_S).span
         gathered = shard.gather(np.arange(first, end)).result(ANSWER_S)
-        versions = fields_of(gathered.parcel.records, VECTOR)["version"]
+        versions = fields_of(gathered.encoded.records, VECTOR)["version"]
         held += len(versions)
         for who in range(3):
             own = (versions[versions // STREAM == who] - STREAM * who).tolist()
@@ -260,25 +257,3 @@ def check_streams(shards, counts):
             ends |= {(who, own[-1])} if own else set()
     assert {(who, count - 1) for who, count in enumerate(counts)} <= ends
     return held
-
-
-@pytest.mark.slow
-def test_a_replaced_shard_begins_with_the_last_checkpoint(raylets, started, tmp_path):
-    desk = start_desk(node=raylets.nodes()[0])  # not on one that was killed a moment ago
-    started.append(desk)
-    keeper = ShardSupervisor(plan_of(VECTOR, 0), desk, nodes=lambda: raylets.nodes()[:1], run_dir=str(tmp_path))
-    courier = ReplayWriter(partial(RayRoster(desk).at, 0), "0")
-    assert courier.send(parcel_of(VECTOR, range(20), "raw"), ANSWER_S)
-    assert courier.flush(ANSWER_S)
-    states = keeper.save(str(tmp_path), ANSWER_S)
-    assert courier.send(parcel_of(VECTOR, range(20, 30), "raw"), ANSWER_S)
-    assert courier.flush(ANSWER_S)
-    kill_a_shard(keeper, keeper.shards[0])
-    assert [(lost.number, lost.by) for lost in keeper.lost] == [(0, "shard 1")]
-    assert courier.send(parcel_of(VECTOR, range(30, 34), "raw"), ANSWER_S)
-    assert courier.flush(ANSWER_S)
-    assert keeper.shards[0].report().result(ANSWER_S).span == (0, 24)
-    other = ShardSupervisor(plan_of(VECTOR, 9), desk, nodes=lambda: raylets.nodes()[:1])
-    assert other.load(str(tmp_path), states) == 20
-    keeper.close()
-    other.close()

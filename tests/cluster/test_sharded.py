@@ -8,24 +8,25 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from laser_rl.cluster.client import AnswerLost
-from laser_rl.cluster.in_process_shard import NearShard
+from laser_rl.cluster import replay_writer, shard_directory, sharded
+from laser_rl.cluster.calls import AnswerLost
 from laser_rl.cluster.replay_writer import ReplayWriter
 from laser_rl.cluster.shard import Shard, ShardPlan
+from laser_rl.cluster.shard_directory import SHARD_BITS
 from laser_rl.cluster.sharded import ShardedReplay
-from laser_rl.cluster.spread import SHARD_BITS
 from laser_rl.errors import ConfigError
 from laser_rl.replay import Counts, Mixer, Replay, allocate
 from laser_rl.replay.encoded_unrolls import seal
 from laser_rl.replay.records import pack
 from laser_rl.training.cluster_settings import require_uniform
+from tests.cluster.raylets import NearShard, send
 from tests.replay.inputs import STACKED, VECTOR, assert_column, assert_same, numbered
 
 CODECS = pytest.mark.parametrize("codec", ["raw", "zstd"])
 
 
 def near(layout, number, unrolls=100, codec="raw"):
-    return NearShard(Shard(ShardPlan(layout, unrolls * layout.steps, number, codec=codec, budget_bytes=10**8)))
+    return NearShard(ShardPlan(layout, unrolls * layout.steps, number, codec=codec, budget_bytes=10**8))
 
 
 def filled(layout, fills, **more):
@@ -33,8 +34,7 @@ def filled(layout, fills, **more):
     shards, at = [], 0
     for number, fill in enumerate(fills):
         shard = near(layout, number, **more)
-        shard.shard.open("s", 0)
-        shard.shard.insert("s", 0, seal(pack(layout, numbered(layout, range(at, at + fill))), shard.shard.plan.codec))
+        send(shard, seal(pack(layout, numbered(layout, range(at, at + fill))), shard.plan.codec))
         shards.append(shard)
         at += fill
     return shards
@@ -45,13 +45,16 @@ def filled(layout, fills, **more):
 def test_in_lock_step_over_one_shard_batches_are_those_of_a_replay(layout, codec):
     """Bit for bit, the random numbers included, while unrolls leave."""
     counts, shard = Counts.of(8, 0.75), near(layout, 0, unrolls=12, codec=codec)
-    sharded = ShardedReplay(layout, lambda: [shard], ahead=0, codec=codec)
+    sharded = ShardedReplay(layout, lambda: [shard], ahead=0)
     plain = Replay(layout, 12 * layout.steps, codec=codec, budget_bytes=10**8)
     mixers = [Mixer(layout, store, counts, np.random.default_rng(3), min_unrolls=4) for store in (plain, sharded)]
     batches = [allocate(layout, 8) for _ in mixers]
     for at in range(0, 60, 2):
+        packed = pack(layout, numbered(layout, [at, at + 1]))
+        plain.insert_packed(packed)
+        send(shard, seal(packed, codec), number=at)
         for mixer in mixers:
-            mixer.offer(numbered(layout, [at, at + 1]))
+            mixer.queue(packed)
         assert mixers[0].ready() == mixers[1].ready() == (at > 0)
         if at:
             for mixer, batch in zip(mixers, batches, strict=True):
@@ -66,7 +69,7 @@ def test_in_lock_step_over_one_shard_batches_are_those_of_a_replay(layout, codec
 @pytest.mark.parametrize("ahead", [0, 3])
 def test_every_column_is_the_unroll_that_its_name_says(codec, ahead):
     shards = filled(STACKED, [3, 40, 11], codec=codec)
-    store = ShardedReplay(STACKED, lambda: shards, ahead=ahead, codec=codec)
+    store = ShardedReplay(STACKED, lambda: shards, ahead=ahead)
     batch, random, offset = allocate(STACKED, 34), np.random.default_rng(1), np.array([0, 3, 43])
     everything = numbered(STACKED, range(54))
     for _ in range(4):
@@ -84,10 +87,10 @@ def test_unrolls_of_unequal_shards_are_equally_likely_while_others_leave_and_com
     """One shard drops 40 of 60 after each report, and has 30 new ones: those that stay must be drawn as often as those of other shards."""
     shards = filled(VECTOR, [5, 90, 135], unrolls=200)
     store, random = ShardedReplay(VECTOR, lambda: shards, ahead=ahead), np.random.default_rng(9)
-    changing, parcel, report = shards[1].shard, shards[1].shard._store.parcel, shards[1].shard.report
+    changing, encoded, report = shards[1].shard, shards[1].shard._store.parcel, shards[1].shard.report
 
     def without_the_oldest(ids):
-        held, found = parcel(ids[ids >= 40])
+        held, found = encoded(ids[ids >= 40])
         there = ids >= 40
         there[there] = held
         return there, found
@@ -96,10 +99,10 @@ def test_unrolls_of_unequal_shards_are_equally_likely_while_others_leave_and_com
     changing.report = lambda: report()._replace(span=(0, 60))
     changing.gather = lambda ids: Shard.gather(changing, ids)._replace(span=(40, 90))
     counts, batch = np.zeros(230, np.int64), allocate(VECTOR, 100)
-    store.census.spans()
+    store.directory.spans()
     wait_until(lambda: len(store) == 200)
     for _ in range(300):
-        store.census._held[1] = (0, 60)  # as the newest report said
+        store.directory._known[1].span = (0, 60)  # as the newest report said
         ids = store.sample_into(100, random, batch, 0)
         shard, local = ids >> SHARD_BITS, ids & ((1 << SHARD_BITS) - 1)
         assert (np.array([0, 5, 95])[shard] + local).tolist() == batch.version.tolist()
@@ -120,15 +123,15 @@ def test_the_first_draw_waits_until_all_shards_have_said_what_they_hold():
     assert (batch.version >= 20).any()
 
 
-def test_a_stream_that_its_shard_does_not_know_is_opened_again_where_it_was():
+def test_a_stream_that_its_shard_does_not_know_goes_on_where_it_was():
     shard = near(VECTOR, 0)
-    courier = ReplayWriter(lambda: shard, "runner")
+    writer = ReplayWriter(lambda: shard, "runner")
     for at in range(0, 20, 4):
-        assert courier.send(seal(pack(VECTOR, numbered(VECTOR, range(at, at + 4))), "raw"), 5.0)
-        assert courier.flush(5.0)
+        assert writer.send(seal(pack(VECTOR, numbered(VECTOR, range(at, at + 4))), "raw"), 5.0)
+        assert writer.flush(5.0)
         shard.shard._streams.clear()
-    assert courier.acknowledged == 20
-    assert shard.shard._store.export(np.arange(20)).version.tolist() == list(range(20))
+    assert writer.acknowledged == 20
+    assert shard.held().version.tolist() == list(range(20))
 
 
 def test_a_lost_shard_takes_its_unrolls_and_a_replacement_is_drawn_from(caplog):
@@ -151,19 +154,20 @@ def test_a_lost_shard_takes_its_unrolls_and_a_replacement_is_drawn_from(caplog):
         sum("shard 1 of the replay on this node is lost with about 30 unrolls" in line for line in caplog.messages) == 1
     )
     shards[1] = near(VECTOR, 7)
-    shards[1].shard.open("s", 0)
-    shards[1].shard.insert("s", 0, seal(pack(VECTOR, numbered(VECTOR, range(100, 160))), "raw"))
+    send(shards[1], seal(pack(VECTOR, numbered(VECTOR, range(100, 160))), "raw"))
     wait_until(lambda: len(store) == 80)
-    store.forget()
+    store._under_way.clear()  # what was drawn before
     store.sample_into(50, random, batch, 0)
     assert (batch.version >= 100).any()
     assert {int(name) >> SHARD_BITS for name in batch.id} == {0, 7}
 
 
-def test_a_shard_that_does_not_answer_is_left_out_until_it_does(caplog):
+def test_a_shard_that_does_not_answer_is_left_out_until_it_does(caplog, monkeypatch):
+    monkeypatch.setattr(shard_directory, "ANSWER_S", 0.3)
+    monkeypatch.setattr(sharded, "ANSWER_S", 0.3)
     shards = filled(VECTOR, [20, 30])
     store, random, batch = (
-        ShardedReplay(VECTOR, lambda: shards, ahead=0, answer_s=0.3),
+        ShardedReplay(VECTOR, lambda: shards, ahead=0),
         np.random.default_rng(0),
         allocate(VECTOR, 50),
     )
@@ -199,37 +203,19 @@ def test_draws_made_ahead_are_used_once_and_in_order():
     assert drawn[0] == drawn[1]
 
 
-class Post:
-    """Shards one after the other, each lost after some calls; or only its answers are."""
+class Lossy(NearShard):
+    """Its process dies after some calls, and some answers are lost; `shards` has its replacements after it."""
 
-    def __init__(self, random):
-        self.random, self.shards = random, []
-        self.replace()
+    def __init__(self, shards, random):
+        super().__init__(ShardPlan(VECTOR, 10_000 * VECTOR.steps, len(shards), codec="raw", budget_bytes=10**8))
+        self._shards, self._random = shards, random
 
-    def replace(self):
-        self.shards.append(near(VECTOR, len(self.shards), unrolls=10_000))
-
-    def home(self):
-        return Lossy(self.shards[-1], self)
-
-
-class Lossy:
-    def __init__(self, shard, post):
-        self._shard, self._post = shard, post
-        self.number, self.where = shard.number, shard.where
-
-    def open(self, *arguments):
-        return self._lossy(self._shard.open(*arguments))
-
-    def insert(self, *arguments):
-        return self._lossy(self._shard.insert(*arguments))
-
-    def _lossy(self, answer):
-        luck = self._post.random.random()
+    def _call(self, *arguments):
+        answer, luck = super()._call(*arguments), self._random.random()
         if luck < 0.02:
             answer.result(10)
-            self._shard.lose()
-            self._post.replace()
+            self.lose()
+            self._shards.append(Lossy(self._shards, self._random))
         return Late(answer, luck < 0.1)
 
 
@@ -249,52 +235,49 @@ class Late:
 
 def test_each_unroll_arrives_once_however_many_shards_and_answers_are_lost():
     """All that a shard has is in order and without gaps; what none has was acknowledged by one that is gone, or is in it unacknowledged."""
-    random = np.random.default_rng(8)
-    post, acknowledged = Post(random), []
-    courier = ReplayWriter(
-        post.home, "runner", on_receipt=lambda shard, receipt: acknowledged.append((shard.number, receipt))
-    )
+    shards = []
+    shards.append(Lossy(shards, np.random.default_rng(8)))
+    writer = ReplayWriter(lambda: shards[-1], "runner")
     for at in range(0, 1200, 4):
-        assert courier.send(seal(pack(VECTOR, numbered(VECTOR, range(at, at + 4))), "raw"), 10.0)
-    assert courier.flush(10.0)
-    assert (courier.sent, courier.acknowledged) == (1200, 1200)
-    assert len(post.shards) > 3
-    assert courier.resent > 3
-    held = [shard.shard._store.export(np.arange(*shard.shard.span())).version.tolist() for shard in post.shards]
+        assert writer.send(seal(pack(VECTOR, numbered(VECTOR, range(at, at + 4))), "raw"), 10.0)
+    assert writer.flush(10.0)
+    assert (writer.sent, writer.acknowledged) == (1200, 1200)
+    assert len(shards) > 3
+    assert sum(shard.calls["insert"] for shard in shards) > 303  # some were sent again
+    held = [shard.held().version.tolist() for shard in shards]
     for versions in held:
         assert versions == list(range(versions[0], versions[-1] + 1)) if versions else True
     assert held[-1][-1] == 1199
     assert sorted(set().union(*held)) == list(range(1200))  # each was once in some shard
 
 
-def test_a_courier_waits_for_room_and_names_whom_it_waits_for(caplog, monkeypatch):
+def test_a_writer_waits_for_room_and_names_whom_it_waits_for(caplog, monkeypatch):
     monkeypatch.setattr("laser_rl.training.stall.SAY_AFTER_S", 0.1)
     shard, asleep = near(VECTOR, 3), threading.Event()
     insert = shard.shard.insert
     shard.shard.insert = lambda *arguments: (asleep.wait(30), insert(*arguments))[1]
-    courier, parcel = (
-        ReplayWriter(lambda: shard, "runner 5", under_way=2),
-        seal(pack(VECTOR, numbered(VECTOR, range(3))), "raw"),
-    )
-    assert [courier.send(parcel, 0.3) for _ in range(3)] == [True, True, False]
+    monkeypatch.setattr(replay_writer, "UNDER_WAY", 2)
+    writer, encoded = ReplayWriter(lambda: shard, "runner 5"), seal(pack(VECTOR, numbered(VECTOR, range(3))), "raw")
+    assert [writer.send(encoded, 0.3) for _ in range(3)] == [True, True, False]
     assert (
         "stream runner 5 has waited 0 s for shard 3 of the replay on this node to acknowledge unroll 0" in caplog.text
     )
     asleep.set()
-    assert courier.send(parcel, 5.0)
-    assert courier.flush(5.0)
-    assert shard.shard.span() == (0, 9)
+    assert writer.send(encoded, 5.0)
+    assert writer.flush(5.0)
+    assert shard.span() == (0, 9)
 
 
-def test_without_a_shard_a_courier_keeps_what_it_has():
+def test_without_a_shard_a_writer_keeps_what_it_has(monkeypatch):
+    monkeypatch.setattr(replay_writer, "UNDER_WAY", 2)
     shards = []
-    courier = ReplayWriter(lambda: next(iter(shards), None), "runner", under_way=2)
-    parcel = seal(pack(VECTOR, numbered(VECTOR, range(3))), "raw")
-    assert [courier.send(parcel, 0.05) for _ in range(3)] == [True, True, False]
-    assert not courier.flush(0.05)
+    writer = ReplayWriter(lambda: next(iter(shards), None), "runner")
+    encoded = seal(pack(VECTOR, numbered(VECTOR, range(3))), "raw")
+    assert [writer.send(encoded, 0.05) for _ in range(3)] == [True, True, False]
+    assert not writer.flush(0.05)
     shards.append(near(VECTOR, 0))
-    assert courier.flush(5.0)
-    assert shards[0].shard.span() == (0, 6)
+    assert writer.flush(5.0)
+    assert shards[0].span() == (0, 6)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
-"""One suite for all that carries the core: in a thread, in processes, and on Ray, where "desk" is the code of Ray's ports without Ray."""
+"""One suite for all that carries the core: in a thread, in processes, and on Ray, where "near" is the code of Ray's ports without Ray."""
 
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,25 +10,35 @@ import torch
 from scipy import stats
 
 from laser_rl.cluster import channels as ports
-from laser_rl.cluster.actors import RayAnswer, start_desk, start_shard
+from laser_rl.cluster.calls import Answer, AnswerLost
 from laser_rl.cluster.channels import RayInbox, RayMailbox, RayStop
-from laser_rl.cluster.client import AnswerLost
-from laser_rl.cluster.in_process_shard import NearShard
-from laser_rl.cluster.member_coordinator import MemberCoordinator
-from laser_rl.cluster.shard import Shard, ShardPlan
+from laser_rl.cluster.coordinator import MemberCoordinator
+from laser_rl.cluster.runner import RunnerOutbox
+from laser_rl.cluster.shard import ShardClient, ShardPlan
+from laser_rl.cluster.shard_directory import global_ids
 from laser_rl.cluster.sharded import ShardedReplay
 from laser_rl.ports import Delivery
 from laser_rl.replay import Replay, allocate
+from laser_rl.replay.encoded_unrolls import seal
+from laser_rl.replay.records import pack, unpack
 from laser_rl.training.mailbox import ThreadMailbox
 from laser_rl.training.stop import Stop
 from laser_rl.training.threads import ThreadInbox
 from laser_rl.types import Episode
-from tests.cluster.raylets import NearDesk, NearRay, needs_ray, three_raylets
+from tests.cluster.raylets import (
+    NearCoordinator,
+    NearRay,
+    NearShard,
+    needs_ray,
+    send,
+    start_coordinator,
+    three_raylets,
+)
 from tests.replay.inputs import STACKED, VECTOR, assert_same, numbered
 
 ON_RAY = pytest.param("ray", marks=[pytest.mark.slow, needs_ray])
 ROOM = 3
-CARRIERS = pytest.mark.parametrize("carrier", ["thread", "desk", ON_RAY])
+CARRIERS = pytest.mark.parametrize("carrier", ["thread", "near", ON_RAY])
 
 
 def wait_until(holds, seconds=20.0):
@@ -39,16 +50,16 @@ def wait_until(holds, seconds=20.0):
 
 
 @pytest.fixture
-def desk(carrier, monkeypatch):
-    """For whoever needs one."""
+def coordinator(carrier, monkeypatch):
+    """A member's; none between threads."""
     if carrier == "thread":
         yield None
-    elif carrier == "desk":
+    elif carrier == "near":
         monkeypatch.setattr(ports, "ray", lambda: NearRay)
-        yield NearDesk(MemberCoordinator(ROOM))
+        yield NearCoordinator(MemberCoordinator(ROOM))
     else:
         raylets = three_raylets()
-        made = start_desk(ROOM)
+        made = start_coordinator(ROOM)
         yield made
         raylets.ray.kill(made)
 
@@ -56,13 +67,38 @@ def desk(carrier, monkeypatch):
 # --- inbox
 
 
+class Outbox:
+    """A runner's, whose `put` waits until the coordinator has the delivery."""
+
+    def __init__(self, coordinator, name):
+        self._outbox, self._held = RunnerOutbox(None, coordinator, name, STACKED, "raw", at_once=1), None
+
+    def put(self, delivery, timeout_s):
+        if self._held != delivery.steps:  # otherwise it is on its way already
+            assert self._outbox.put(delivery, timeout_s)
+        there = self._outbox.flush(timeout_s)
+        self._held = None if there else delivery.steps
+        return there
+
+
+class Inbox:
+    """A learner's, whose unrolls are as they were before they were sent."""
+
+    def __init__(self, coordinator):
+        self._inbox = RayInbox(coordinator, STACKED)
+
+    def take(self, timeout_s):
+        taken = self._inbox.take(timeout_s)
+        return None if taken is None else Delivery(unpack(STACKED, taken[0]), taken[1].episodes, taken[1].steps)
+
+
 @pytest.fixture
-def inbox(carrier, desk):
+def inbox(carrier, coordinator):
     """A function that gives another sender, and the taker."""
     if carrier == "thread":
         only = ThreadInbox(ROOM)
         return lambda name: only, only
-    return lambda name: RayInbox(desk, STACKED, name), RayInbox(desk, STACKED)
+    return lambda name: Outbox(coordinator, name), Inbox(coordinator)
 
 
 def delivery(number):
@@ -127,16 +163,16 @@ def test_who_waits_for_room_gets_it_and_several_senders_each_keep_their_order(in
         assert [step % 100 for step in steps if step // 100 == who] == list(range(count))
 
 
-@pytest.mark.parametrize("carrier", ["desk", ON_RAY])
+@pytest.mark.parametrize("carrier", ["near", ON_RAY])
 def test_a_delivery_whose_answer_was_lost_is_in_once(inbox, monkeypatch):
-    sender, taker, result = inbox[0]("a"), inbox[1], RayAnswer.result
+    sender, taker, result = inbox[0]("a"), inbox[1], Answer.result
 
     def lost(answer, timeout):
         assert result(answer, timeout)  # it was carried out
         raise AnswerLost("on the way back")
 
     with monkeypatch.context() as patched:
-        patched.setattr(RayAnswer, "result", lost)
+        patched.setattr(Answer, "result", lost)
         assert not sender.put(delivery(5), 5.0)
     assert sender.put(delivery(5), 5.0)
     assert sender.put(delivery(6), 5.0)
@@ -148,16 +184,16 @@ def test_a_delivery_whose_answer_was_lost_is_in_once(inbox, monkeypatch):
 
 
 @pytest.fixture
-def mailbox(carrier, desk, in_step):
+def mailbox(carrier, coordinator, in_step):
     """The learner's, and a function that gives another actor's."""
     if carrier == "thread":
         only = ThreadMailbox(torch.full((1000,), -1.0), -1)
         return only, lambda: only
-    return RayMailbox(desk, in_step=in_step), lambda: RayMailbox(desk, in_step=in_step)
+    return RayMailbox(coordinator, in_step=in_step), partial(RayMailbox, coordinator, in_step=in_step)
 
 
-IN_STEP = [("thread", True), ("desk", True), pytest.param("ray", True, marks=[pytest.mark.slow, needs_ray])]
-OVERLAPPING = [("desk", False), pytest.param("ray", False, marks=[pytest.mark.slow, needs_ray])]
+IN_STEP = [("thread", True), ("near", True), pytest.param("ray", True, marks=[pytest.mark.slow, needs_ray])]
+OVERLAPPING = [("near", False), pytest.param("ray", False, marks=[pytest.mark.slow, needs_ray])]
 MAILBOXES = pytest.mark.parametrize(("carrier", "in_step"), IN_STEP + OVERLAPPING)
 
 
@@ -234,8 +270,7 @@ def test_a_learner_that_begins_again_with_an_older_version_is_heard_and_its_past
     learner, actor, into = mailbox[0], mailbox[1](), torch.zeros(1000)
     learner.publish(torch.full((1000,), 50.0), 50)
     assert collected(actor, into, 0) == 50
-    again = mailbox[1]()
-    again.begin()
+    again = mailbox[1](life=1)
     again.publish(torch.full((1000,), 40.0), 40)
     wait_until(lambda: actor.collect(into, 50) == 40)
     assert (into == 40).all()
@@ -248,12 +283,12 @@ def test_a_learner_that_begins_again_with_an_older_version_is_heard_and_its_past
 
 
 @pytest.fixture
-def stops(carrier, desk):
+def stops(carrier, coordinator):
     """Two processes' signals of one run."""
     if carrier == "thread":
         only = Stop()
         return only, only
-    return RayStop(desk), RayStop(desk)
+    return RayStop(coordinator), RayStop(coordinator)
 
 
 @CARRIERS
@@ -279,22 +314,23 @@ def test_who_asks_second_without_having_heard_gets_the_first_reason(stops):
 
 
 class ThreeWriters:
-    """Three processes' views of one sharded replay: inserts go through each in turn, draws through the first."""
+    """One sharded replay: three runners insert into its shards in turn."""
 
     def __init__(self, shards):
-        self.views = [
-            ShardedReplay(VECTOR, lambda: shards, ahead=0, home=lambda home=home: home, stream=f"writer {home.number}")
-            for home in shards
-        ]
-        self.sample_into = self.views[0].sample_into
-        self.capacity, self._turn = self.views[0].capacity, 0
+        self._shards, self._turn, self._sent = shards, 0, [0, 0, 0]
+        self._view = ShardedReplay(VECTOR, lambda: shards, ahead=0)
+        self.sample_into, self.capacity = self._view.sample_into, self._view.capacity
 
     def __len__(self):
-        return len(self.views[0])
+        return len(self._view)
 
     def insert(self, unrolls):
         self._turn += 1
-        return self.views[self._turn % 3].insert(unrolls)
+        at = self._turn % 3
+        encoded, begin = seal(pack(VECTOR, unrolls), "raw"), self._sent[at]
+        send(self._shards[at], encoded, number=begin)
+        self._sent[at] += encoded.unrolls
+        return global_ids(self._shards[at].number, np.arange(begin, begin + encoded.unrolls))
 
 
 @pytest.fixture
@@ -309,9 +345,9 @@ def store(kind):
         return attached
     plans = [ShardPlan(VECTOR, capacity // 3, number) for number in range(3)]
     if kind == "sharded":
-        shards = [NearShard(Shard(plan)) for plan in plans]
+        shards = [NearShard(plan) for plan in plans]
     else:
-        shards = [start_shard(plan, node) for plan, node in zip(plans, three_raylets().nodes(), strict=True)]
+        shards = [ShardClient.start(plan, node) for plan, node in zip(plans, three_raylets().nodes(), strict=True)]
     return ThreeWriters(shards)
 
 

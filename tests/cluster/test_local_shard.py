@@ -9,59 +9,42 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from laser_rl.cluster.actors import RayShard
-from laser_rl.cluster.client import ShardLost, awaited
-from laser_rl.cluster.in_process_shard import NearShard
-from laser_rl.cluster.local_shard import LocalShardReader
+from laser_rl.cluster import shard as shard_module
+from laser_rl.cluster.calls import ActorGone, LongPoll, awaited
 from laser_rl.cluster.replay_writer import ReplayWriter
-from laser_rl.cluster.shard import Shard, ShardPlan
-from laser_rl.cluster.shard_supervisor import ShardSupervisor, _Kept
+from laser_rl.cluster.shard import ShardClient, ShardPlan
 from laser_rl.cluster.sharded import ShardedReplay
 from laser_rl.errors import ConfigError
 from laser_rl.replay import allocate, shared_lock
 from laser_rl.replay.encoded_unrolls import seal
 from laser_rl.replay.lending import borrow
 from laser_rl.replay.records import pack
+from tests.cluster.raylets import NearShard, send
 from tests.replay.inputs import STACKED, VECTOR, numbered
 
 
-class Seen(NearShard):
-    """A shard in this process with a window, as one on Ray has: borrowed, not shared as an object."""
-
-    def __init__(self, shard):
-        super().__init__(shard)
-        self.lent, self.called = Future(), 0
-        self.window = LocalShardReader(shard.plan.layout, "the shard", lambda: self.lent)
-
-    def gather(self, ids):
-        read = self.window.gather(ids)
-        self.called += read is None
-        return super().gather(ids) if read is None else read
-
-
 def seen(layout, numbers, number=0, codec="raw", unrolls=100):
-    shard = Shard(ShardPlan(layout, unrolls * layout.steps, number, codec=codec, budget_bytes=10**7))
-    shard.open("s", 0)
-    shard.insert("s", 0, seal(pack(layout, numbered(layout, numbers)), codec))
-    return Seen(shard)
+    shard = NearShard(ShardPlan(layout, unrolls * layout.steps, number, codec=codec, budget_bytes=10**7))
+    send(shard, seal(pack(layout, numbered(layout, numbers)), codec))
+    return shard
 
 
 @pytest.mark.parametrize("codec", ["raw", "zstd"])
 def test_calls_until_it_has_lent_and_none_afterwards(codec):
     shard, random, batch = seen(STACKED, range(20), codec=codec), np.random.default_rng(0), allocate(STACKED, 8)
-    store = ShardedReplay(STACKED, lambda: [shard], ahead=2, codec=codec)
+    store = ShardedReplay(STACKED, lambda: [shard], ahead=2)
     for _ in range(3):
         assert store.sample_into(8, random, batch, 0).tolist() == batch.version.tolist()
-    called = shard.called
+    called = shard.calls["gather"]
     assert called == 5  # three batches and two ahead
-    shard.lent.set_result(shard.shard.lend())
+    shard.lend()
     for _ in range(20):
         assert store.sample_into(8, random, batch, 0).tolist() == batch.version.tolist()
-    assert shard.called == called
+    assert shard.calls["gather"] == called
     assert shard.shard.report().counters["gathered"] == 8 * called
 
 
-@pytest.mark.parametrize("answer", [ShardLost("gone"), None])
+@pytest.mark.parametrize("answer", [ActorGone("gone"), None])
 def test_what_cannot_be_reached_is_called_and_asked_once(answer, monkeypatch):
     shard, random, batch = seen(VECTOR, range(20)), np.random.default_rng(0), allocate(VECTOR, 8)
     store, borrowed = ShardedReplay(VECTOR, lambda: [shard], ahead=0), []
@@ -70,39 +53,27 @@ def test_what_cannot_be_reached_is_called_and_asked_once(answer, monkeypatch):
         borrowed.append(lent)
         raise ConfigError("it is in another container")
 
-    monkeypatch.setattr("laser_rl.cluster.local_shard.borrow", elsewhere)
-    shard.lent.set_result(shard.shard.lend()) if answer is None else shard.lent.set_exception(answer)
+    monkeypatch.setattr(shard_module, "borrow", elsewhere)
+    shard.lend() if answer is None else shard.lent.set_exception(answer)
     for _ in range(5):
         store.sample_into(8, random, batch, 0)
-    assert shard.called == 5
+    assert (shard.calls["gather"], shard.calls["lend"]) == (5, 1)
     assert len(borrowed) == (answer is None)
 
 
 def test_the_memory_of_a_lost_shard_goes_with_the_last_who_holds_it():
     """At once, and not with the next collection of cycles: it may be gigabytes, and its replacement needs as much."""
     shard = seen(VECTOR, range(20))
-    shard.lent.set_result(shard.shard.lend())
-    far = RayShard(None, shard.shard.plan, "node", "where")
-    far.near, far._window = True, shard.window
-    far._window.gather(np.arange(3))
-    store, client = weakref.ref(far._window._store), weakref.ref(far)
-    gc.disable()
-    try:
-        shard.window = None
-        del far
-        assert client() is None
-        assert store() is None
-    finally:
-        gc.enable()
-
-
-def test_a_client_holds_no_cycle():
-    client = RayShard(None, ShardPlan(VECTOR, 10, 0), "node", "where")
-    window = weakref.ref(client._window)
+    shard.lend()
+    client = ShardClient(None, shard.plan, "node", "where")
+    client.near, client._lent = True, shard.lent
+    client.gather(np.arange(3))
+    store, client_there = weakref.ref(client._store), weakref.ref(client)
     gc.disable()
     try:
         del client
-        assert window() is None
+        assert client_there() is None
+        assert store() is None
     finally:
         gc.enable()
 
@@ -113,12 +84,12 @@ def test_what_leaves_between_draw_and_read_is_drawn_again_without_a_bias():
         seen(VECTOR, numbers, at, unrolls=40) for at, numbers in enumerate((range(10), range(10, 40), range(40, 80)))
     ]
     for shard in shards[:2]:
-        shard.lent.set_result(shard.shard.lend())
+        shard.lend()
     random, batch, counts, came = np.random.default_rng(5), allocate(VECTOR, 64), np.zeros(80, np.int64), 40
     store = ShardedReplay(VECTOR, lambda: shards, ahead=2)
     for turn in range(300):
         if turn % 3 == 0:
-            shards[2].shard.insert("s", came, seal(pack(VECTOR, numbered(VECTOR, [40 + came % 40])), "raw"))
+            send(shards[2], seal(pack(VECTOR, numbered(VECTOR, [40 + came % 40])), "raw"), number=came)
             came += 1
         store.sample_into(64, random, batch, 0)
         counts += np.bincount(batch.version.numpy(), minlength=80)
@@ -131,14 +102,14 @@ def test_a_holder_of_the_lock_that_has_stopped_costs_one_batch_its_shard(monkeyp
     monkeypatch.setattr(shared_lock, "LOCK_S", 0.2)
     shards = [seen(VECTOR, range(20)), seen(VECTOR, range(20, 40), 1)]
     for shard in shards:
-        shard.lent.set_result(shard.shard.lend())
+        shard.lend()
     store, random, batch = ShardedReplay(VECTOR, lambda: shards), np.random.default_rng(0), allocate(VECTOR, 64)
     store.sample_into(64, random, batch, 0)
     begin = time.monotonic()
     with shards[0].shard._store._lock:  # another open file than the reader's: another process, to it
         store.sample_into(64, random, batch, 0)
         assert set(batch.version.tolist()) <= set(range(20, 40))
-    store.forget()
+    store._under_way.clear()  # what was drawn before
     while set(batch.version.tolist()) <= set(range(20, 40)):
         assert time.monotonic() < begin + 20
         store.sample_into(64, random, batch, 0)
@@ -147,25 +118,34 @@ def test_a_holder_of_the_lock_that_has_stopped_costs_one_batch_its_shard(monkeyp
 def test_a_delivery_is_in_once_after_a_reader_that_had_stopped_goes_on(monkeypatch):
     monkeypatch.setattr(shared_lock, "LOCK_S", 0.2)
     shard = seen(VECTOR, range(4))
-    courier, reader = ReplayWriter(lambda: shard, "t"), borrow(VECTOR, shard.shard.lend())
+    writer, reader = ReplayWriter(lambda: shard, "t"), borrow(VECTOR, shard.shard.lend())
     with reader._lock:
-        assert courier.send(seal(pack(VECTOR, numbered(VECTOR, range(4, 9))), "raw"), 5.0)
-        assert not courier.flush(1.0)
-    assert courier.flush(20.0)
-    assert courier.resent > 0
-    assert shard.shard.span() == (0, 9)
+        assert writer.send(seal(pack(VECTOR, numbered(VECTOR, range(4, 9))), "raw"), 5.0)
+        assert not writer.flush(1.0)
+    assert writer.flush(20.0)
+    assert shard.calls["insert"] > 2  # sent again
+    assert shard.span() == (0, 9)
     assert shard.shard.report().counters["inserted"] == 9
 
 
 def test_a_shard_that_waits_for_its_lock_is_not_taken_for_dead():
-    shard, waits, gone = seen(VECTOR, range(3)), Future(), Future()
+    waits, gone, calls = Future(), Future(), []
     waits.set_exception(TimeoutError("the lock"))
-    gone.set_exception(ShardLost("gone"))
-    keeper = object.__new__(ShardSupervisor)
-    kept = _Kept(shard, asked=waits)
-    assert keeper._lives(kept)
-    assert kept.asked is not waits  # and is asked again
-    assert not keeper._lives(_Kept(shard, asked=gone))
+    gone.set_exception(ActorGone("out of memory"))
+    poll = LongPoll(lambda: (calls.append(1), waits if len(calls) == 1 else gone)[1])
+    assert poll.poll() is None
+    assert (poll.gone, len(calls)) == ("", 1)
+    assert poll.poll() is None  # it is asked again
+    assert (poll.gone, len(calls)) == ("out of memory", 2)
+
+
+def test_an_answer_that_is_late_is_not_lost():
+    """The deliveries that it brings have left the coordinator."""
+    answer = Future()
+    poll = LongPoll(lambda: answer)
+    assert poll.poll(0.01) is None
+    answer.set_result(["delivery"])
+    assert poll.poll(0.01) == ["delivery"]
 
 
 def test_who_was_asked_and_has_waited_in_vain_is_not_asked_for_longer():
@@ -173,5 +153,5 @@ def test_who_was_asked_and_has_waited_in_vain_is_not_asked_for_longer():
     answer.set_exception(TimeoutError("the lock"))
     begin = time.monotonic()
     with pytest.raises(TimeoutError, match="the lock"):
-        awaited(answer, "somebody", "a shard", 60.0)
+        awaited(answer, "a learner", "a shard", 60.0)
     assert time.monotonic() - begin < 10

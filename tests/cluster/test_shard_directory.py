@@ -20,7 +20,7 @@ class Counted:
     def report(self):
         self.reports += 1
         answer = Future()
-        answer.set_result(ShardReport(0, (0, 5), {0: 5}, 10, {}))
+        answer.set_result(ShardReport((0, 5), {0: 5}, 10, {}))
         return answer
 
 
@@ -34,12 +34,12 @@ def now(monkeypatch):
 def looked(now, heard, *, exact=False, every=0.01, seconds=10.0):
     """Reports a second, of a shard that is looked at often."""
     shard = Counted()
-    census = ShardDirectory(lambda: [shard], exact=exact)
+    directory = ShardDirectory(lambda: [shard], exact=exact)
     looks = round(seconds / every)
     for _ in range(looks):
-        census.spans()
+        directory.spans()
         if heard:
-            census.heard(0, (0, 5))
+            directory.heard(0, (0, 5))
         now[0] += every
     return shard.reports / seconds
 
@@ -54,3 +54,11 @@ def test_a_shard_that_answers_otherwise_is_asked_once_a_second(now):
 
 def test_in_lock_step_every_look_asks(now):
     assert looked(now, heard=True, exact=True) == pytest.approx(100, rel=0.01)
+
+
+def test_answers_may_come_in_any_order(now):
+    directory = ShardDirectory(lambda: [Counted()], exact=False)
+    directory.spans()
+    for span in ((2, 7), (3, 8), (0, 5)):
+        directory.heard(0, span)
+    assert directory.held() == {0: (3, 8)}

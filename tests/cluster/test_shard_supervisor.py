@@ -1,0 +1,103 @@
+"""Lost shards are replaced, without Ray: the first time at once, then later and later, and it is said."""
+
+from concurrent.futures import Future
+from types import SimpleNamespace
+
+import pytest
+
+from laser_rl.cluster import replays as module
+from laser_rl.cluster.calls import ActorGone
+from laser_rl.cluster.replays import ShardSupervisor
+from laser_rl.cluster.shard import ShardPlan, ShardReport
+from tests.replay.inputs import VECTOR
+
+
+class Started:
+    """A shard on a node; `die` answers all questions to it."""
+
+    def __init__(self, plan, node):
+        self.plan, self.node, self.number, self.where, self.asked = plan, node, plan.number, f"node {node}", []
+
+    def report(self):
+        self.asked.append(Future())
+        return self.asked[-1]
+
+    def say(self, span):
+        self.asked[-1].set_result(ShardReport(span, {}, 0, {}))
+
+    def die(self):
+        self.asked[-1].set_exception(ActorGone("out of memory"))
+
+
+class Posted:
+    """A coordinator that hears which shards there are."""
+
+    def __init__(self, heard):
+        answer = Future()
+        answer.set_result(None)
+        self.post_shards = SimpleNamespace(
+            remote=lambda shards: (
+                heard.append([one.number for one in shards]),
+                SimpleNamespace(future=lambda: answer),
+            )[1]
+        )
+
+
+@pytest.fixture
+def kept(monkeypatch):
+    """A supervisor of two nodes, a clock, and the lists of shards that were posted."""
+    now, posted, alive = [100.0], [], ["a", "b"]
+    monkeypatch.setattr(module.ShardClient, "start", Started)
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    return ShardSupervisor(ShardPlan(VECTOR, 1000, number=0), Posted(posted), lambda: alive), now, posted, alive
+
+
+def on(supervisor, node):
+    return next((shard for shard in supervisor.shards if shard.node == node), None)
+
+
+def test_replacements_come_at_once_and_then_later_and_later(kept):
+    supervisor, now, posted, _ = kept
+    supervisor.look()
+    pauses = []
+    for _ in range(9):
+        on(supervisor, "a").die()
+        (lost,) = supervisor.look()
+        died = now[0]
+        if on(supervisor, "a") is None:
+            assert posted[-1] == [1]  # nobody is told of one that is not there
+            assert "in a row died soon" in lost.by
+        while on(supervisor, "a") is None:
+            now[0] += 0.5
+            supervisor.look()
+        pauses.append(now[0] - died)
+        supervisor.look()  # asks it
+    assert pauses == [0.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
+    assert supervisor.lost[0].by == "shard 2"
+    supervisor._deaths["a"].in_a_row = 5000  # in a row, some days later
+    on(supervisor, "a").die()
+    supervisor.look()
+    now[0] += module.MOST_PAUSE_S
+    supervisor.look()
+    assert on(supervisor, "a") is not None
+    assert on(supervisor, "b").number == 1
+    now[0] += module.STEADY_S + 1
+    supervisor.look()
+    on(supervisor, "a").die()
+    supervisor.look()
+    assert on(supervisor, "a") is not None  # it had lived for long: at once again
+
+
+def test_what_a_lost_shard_held_is_told_and_a_node_that_is_gone_gets_none(kept):
+    supervisor, now, posted, alive = kept
+    supervisor.look()
+    on(supervisor, "b").say((5, 25))
+    supervisor.look()
+    alive.remove("b")
+    (lost,) = supervisor.look()
+    assert (lost.number, lost.unrolls, lost.by) == (1, 20, "none: its node is gone")
+    assert posted[-1] == [0]
+    alive.append("b")
+    now[0] += 1
+    assert supervisor.look() == []
+    assert posted[-1] == [0, 2]
