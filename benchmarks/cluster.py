@@ -31,7 +31,7 @@ from laser_rl.replay.encoded_unrolls import EncodedUnrolls, Unpacking, seal
 from laser_rl.replay.records import pack
 
 BATCH, AT_ONCE = 128, 16
-ROUNDS, SECONDS = 6, 1.0  # as many rounds as there are ways to read: each is first once
+ROUNDS, SECONDS = 5, 1.0  # as many rounds as there are ways to read: each is first once
 SETTLE_S = 0.5
 ANSWER_S = 60.0
 STORE_BYTES = 400 << 20

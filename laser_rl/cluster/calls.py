@@ -16,6 +16,10 @@ from laser_rl.training.stall import PATIENCE_S, StallWarning
 
 T = TypeVar("T")
 CALL_S = 120.0  # a coordinator answers in milliseconds; one that is being started on a busy machine needs half a minute
+PAUSE_S, MOST_PAUSE_S = (
+    1.0,
+    60.0,
+)  # before the second replacement in a row twice the first, then twice as much each time
 ALIVE_S = 3600.0  # how long a question stays with a coordinator whose only answer is its death
 
 
@@ -122,6 +126,28 @@ class LongPoll(Generic[T]):
 def heartbeat(coordinator: Any) -> LongPoll[str]:
     """A question that stays with a coordinator, so that `gone` tells its death at once."""
     return LongPoll(lambda: Answer(coordinator.stopped.remote(ALIVE_S)))
+
+
+class Backoff:
+    """When to replace what dies again and again: the first time at once, then later and later.
+
+    Starting an actor costs seconds of a core, and Ray takes half a minute to see that a node is gone, and places actors there till then.
+    """
+
+    def __init__(self) -> None:
+        self.in_a_row, self._progress = 0, -1.0
+        self._due = 0.0
+
+    def count(self, progress: float) -> None:
+        """It has died; another number than the last time means that it had lived well."""
+        self.in_a_row = self.in_a_row + 1 if progress == self._progress else 1
+        self._progress = progress
+        exponent = min(self.in_a_row - 1, 10)  # a day of deaths would be too great a power
+        self._due = time.monotonic() + (min(MOST_PAUSE_S, PAUSE_S * 2**exponent) if exponent else 0.0)
+
+    def pause_s(self) -> float:
+        """Seconds until it may be replaced."""
+        return self._due - time.monotonic()
 
 
 @functools.cache

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from laser_rl.cluster.calls import ActorGone, AnswerLost, call
 from laser_rl.metrics.rows import Kind, Value
 from laser_rl.replay.encoded_unrolls import EncodedUnrolls
+from laser_rl.training.pbt import Exploit
 from laser_rl.training.stall import join
 from laser_rl.training.stop import Stop
 from laser_rl.types import Episode
@@ -26,6 +27,7 @@ REPLACED = "another learner has taken its place"
 GONE = "the coordinator of this run is gone"
 NEWS_S = 0.25  # between two calls of a learner
 HURRY_S = 0.05  # at least, where the member moves fast, or waits for others
+Order = tuple[Exploit, Any]  # a copy to make, and a list with a reference to the donor's state
 MetricsRow = tuple[Kind, int, int, dict[str, Value]]  # what `Sink.write` gets
 CALLS_PER_S = 1000  # of all members together, so that one coordinator is enough
 
@@ -152,7 +154,7 @@ class Reply(NamedTuple):
 
     slowest: int  # steps of the member that is furthest behind
     reason: str | None  # to stop
-    order: Any = None  # see `RunCoordinator.order`
+    order: Order | None = None
 
 
 class RunCoordinator(MemberCoordinator):
@@ -164,7 +166,7 @@ class RunCoordinator(MemberCoordinator):
         self._heard: dict[int, tuple[int, int]] = {}  # by member: life of its learner, and the number that comes next
         self._rows: list[MetricsRow] = []
         self._states: dict[int, bytes] = {}
-        self._orders: dict[int, Any] = {}
+        self._orders: dict[int, Order] = {}
 
     async def go_on(self, steps: Sequence[int]) -> None:
         """The steps of a checkpoint, before any learner begins."""
@@ -189,8 +191,8 @@ class RunCoordinator(MemberCoordinator):
         self._rows, self._states = [], {}
         return collected
 
-    async def order(self, member: int, order: Mapping[str, Any]) -> None:
-        """What a member is to do; it hears the newest order with every reply, and knows by its number whether it has obeyed."""
+    async def order(self, member: int, order: Order) -> None:
+        """Which copy a member is to make; it hears the newest order with every reply, and knows by its number whether it has obeyed."""
         self._orders[member] = order
 
 
@@ -219,7 +221,7 @@ class CoordinatorClient:
         self._steps, self._number, self._closing = steps, 0, False
         self.gone = False  # the coordinator does not answer any more
         self.slowest = 0  # steps of the slowest member, as last heard
-        self.order: Mapping[str, Any] | None = None  # the newest
+        self.order: Order | None = None  # the newest
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
         self._thread.start()
 

@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -29,7 +29,6 @@ from laser_rl.training.saving import load_learner
 from laser_rl.training.shared_state import PUBLISH_S, parsed, published
 from laser_rl.training.stall import Gate, StallWarning
 from laser_rl.training.stop import FINISHED, Stop
-from laser_rl.training.supervisor import exploit_of
 from laser_rl.training.threads import Learning, gathered
 from laser_rl.training.trainer import become, sinks_of, standing_of, tuned_of
 from laser_rl.types import Batch
@@ -136,7 +135,7 @@ class MemberHost:
     """The actor's class: all of its work is one call of `run`, or many small ones in lock-step."""
 
     def __init__(self, start: ActorStart) -> None:
-        self._start, self._run_plan = start, start.run
+        self._start = start
         self._store: ShardedReplay | None = None
 
     def run(self) -> ActorEnded:
@@ -154,37 +153,37 @@ class MemberHost:
 
     def prepare(self) -> None:
         """Build all parts, go on from the state, and publish the first parameters."""
-        start, run, stop = self._start, self._run_plan, Stop()
+        start, stop = self._start, Stop()
         parts = self._build()
-        actor, members = RemoteActor(parts.spec, start.member), len(run.sweep.settings)
+        actor, members = RemoteActor(parts.spec, start.member), len(start.sweep.settings)
         self._client = CoordinatorClient(
-            start.run_coordinator, start.member, start.life, stop, members, start.steps, often=run.slack // 4
+            start.run_coordinator, start.member, start.life, stop, members, start.steps, often=start.slack // 4
         )
         self.training = MemberTraining(
             parts.member(0, cast("Actor", actor)),
-            sinks=sinks_of(run.sweep, [self._client], start.member),
+            sinks=sinks_of(start.sweep, [self._client], start.member),
             stop=stop,
             budget=Budget(parts.configs[0].run.budget_minutes, spent_s=start.spent_s),
         )
-        self.training.by_clock = self.training.by_clock or not run.in_step
+        self.training.by_clock = self.training.by_clock or not start.in_step
         self._go_on()
         if self._store is not None:
             self.training.extra.append(self._store.counters)
-        inbox = RayInbox(start.coordinator, run.layout)
-        self._source = RemoteBatchSource(self.training, inbox, actor, self._client, run.slack)
-        self._mailbox = RayMailbox(start.coordinator, in_step=run.in_step, life=start.life)
+        inbox = RayInbox(start.coordinator, start.layout)
+        self._source = RemoteBatchSource(self.training, inbox, actor, self._client, start.slack)
+        self._mailbox = RayMailbox(start.coordinator, in_step=start.in_step, life=start.life)
         self._publish_parameters()
         self._publishing = DutyCycle(PUBLISH_S, share=PUBLISH_SHARE, most_s=PUBLISH_MOST_S)
         self._batch: PinnedBatch | None = None
 
     def _build(self) -> GroupParts:
-        start, run, stores = self._start, self._run_plan, None
+        start, stores = self._start, None
         if start.shards_at is not None:
-            ahead = 0 if run.in_step else AHEAD
-            self._store = ShardedReplay(run.layout, RayShards(start.shards_at), ahead=ahead, empty_s=EMPTY_S)
+            ahead = 0 if start.in_step else AHEAD
+            self._store = ShardedReplay(start.layout, RayShards(start.shards_at), ahead=ahead, empty_s=EMPTY_S)
             stores = [cast("Store", self._store)]
-        parts = build_parts(run.sweep, numbers=[start.member], stores=stores)
-        if not run.in_step:
+        parts = build_parts(start.sweep, numbers=[start.member], stores=stores)
+        if not start.in_step:
             torch.set_num_threads(max(1, min(torch.get_num_threads(), start.threads)))
         return parts
 
@@ -214,17 +213,13 @@ class MemberHost:
     def _between(self) -> None:
         """Evaluate, obey and publish, if due; decisions and checkpoints are made elsewhere."""
         self.training.between()
-        self._obey(self._client.order)
+        if self._client.order is not None:
+            exploit, [state] = self._client.order
+            if exploit.number > self._applied:
+                who, whom = f"member {self._start.member}", f"the state of member {exploit.donor}"
+                self.copy(exploit, call(state, who, whom))
         if self._publishing.due():
             self.publish()
-
-    def _obey(self, order: Mapping[str, Any] | None) -> None:
-        if order is None:
-            return
-        exploit = exploit_of(order["exploit"])
-        if exploit.number > self._applied:
-            who, whom = f"member {self._start.member}", f"the state of member {exploit.donor}"
-            self.copy(exploit, call(order["state"][0], who, whom))
 
     def copy(self, exploit: Exploit, donor: bytes) -> None:
         """Become a changed copy of the member whose state this is."""
@@ -275,7 +270,7 @@ class MemberHost:
     def look(self) -> tuple[Standing, dict[str, float]]:
         """After a turn: evaluates if that is due; where the member is, and the present values of what PBT moves."""
         self.training.between()
-        return standing_of(self._start.member, self.training), tuned_of(self.training, self._run_plan.sweep)
+        return standing_of(self._start.member, self.training), tuned_of(self.training, self._start.sweep)
 
     def end(self) -> None:
         """The last call to a learner in lock-step."""

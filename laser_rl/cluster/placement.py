@@ -1,24 +1,22 @@
 """A member's place in the cluster: its placement group, its coordinator, its learner and its runners."""
 
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from laser_rl.cluster.calls import Answer, AnswerLost, heartbeat, kill, ray, start_actor
+from laser_rl.cluster.calls import Answer, AnswerLost, Backoff, heartbeat, kill, ray, start_actor
 from laser_rl.cluster.coordinator import MemberCoordinator
 from laser_rl.cluster.learner_actor import MemberHost
 from laser_rl.cluster.nodes import Shares
-from laser_rl.cluster.runner import ActorEnded, ActorStart, Runner, RunPlan
+from laser_rl.cluster.runner import ActorEnded, ActorStart, Runner
 from laser_rl.errors import ConfigError
 from laser_rl.training.process_handle import MOST_RESTARTS, ProcessDied
 
 log = logging.getLogger("laser_rl.training")
 PLACE_S = 120.0
 KILLED = -9
-PAUSE_S = 1.0  # before the second restart in a row twice this, then twice as much each time
 SHOWN = 2000  # characters of an error
 
 
@@ -30,18 +28,18 @@ class SupervisedActor:
 
     def __init__(self, name: str, launch: Callable[[int], Any], *, runs: bool = True) -> None:
         self.name, self._launch, self._runs = name, launch, runs
-        self.life, self.restarts, self._steps = 0, 0, -1
+        self.life, self.deaths, self._waits = 0, Backoff(), False
         self._begin()
 
     def _begin(self) -> None:
-        self._due: float | None = None
+        self._waits = False
         self.actor = self._launch(self.life)
         self._answer: Answer[ActorEnded] | None = Answer(self.actor.run.remote()) if self._runs else None
 
     def ended(self) -> ActorEnded | None:
         """How it ended; None while it runs, or will."""
-        if self._due is not None:
-            if time.monotonic() >= self._due:
+        if self._waits:
+            if self.deaths.pause_s() <= 0:
                 self._begin()
             return None
         if self._answer is None or not self._answer.done():
@@ -56,21 +54,18 @@ class SupervisedActor:
 
         The first time at once, then later and later: Ray takes half a minute to see that a node is gone, and places actors there till then.
         """
-        self.restarts = self.restarts + 1 if steps == self._steps else 1
-        self._steps = steps
-        if self.restarts > MOST_RESTARTS or ended.status == ConfigError.exit_status:
+        self.deaths.count(steps)
+        if self.deaths.in_a_row > MOST_RESTARTS or ended.status == ConfigError.exit_status:
             raise ProcessDied(
-                f"{self.name} ended with status {ended.status}, {self.restarts} times without a step of its member in between: "
+                f"{self.name} ended with status {ended.status}, {self.deaths.in_a_row} times without a step of its member in between: "
                 f"{ended.error[-SHOWN:].strip()}; 'laser resume' goes on from the last checkpoint"
             )
         last_line = next(iter(ended.error.strip().splitlines()[-1:]), "no error")
         log.warning("%s ended with status %s; it is started again (%s)", self.name, ended.status, last_line)
         kill(self.actor)
         self.life += 1
-        if self.restarts == 1:
-            self._begin()
-        else:
-            self._due = time.monotonic() + PAUSE_S * 2.0 ** (self.restarts - 1)
+        self._waits = True
+        self.ended()  # starts it, unless it has to wait
 
 
 class LostPart(NamedTuple):
@@ -84,8 +79,8 @@ class MemberPlacement:
     """Places a coordinator at once, a learner and runners with `begin`, and replaces what dies.
 
     Args:
+        run: what all actors of the run have in common.
         member: its number.
-        run: what all members have in common.
         shares: what each of its actors reserves.
         start: returns where a member goes on; called whenever an actor of it is started.
         on_coordinator: called with every new coordinator.
@@ -93,17 +88,17 @@ class MemberPlacement:
 
     def __init__(
         self,
+        run: ActorStart,
         member: int,
-        run: RunPlan,
         shares: Shares,
         start: Callable[[int], ActorStart],
         on_coordinator: Callable[[int, Any], None],
     ) -> None:
-        self.member, self._run = member, run
+        self._run, self.member = run, member
         self._start, self._on_coordinator = start, on_coordinator
         self.actors: list[SupervisedActor] = []  # the learner and then the runners, once they have begun
         self._lives = 0  # of all that ever were here, so that no life has an earlier one's name
-        self._deaths, self._died_at = 0, -1  # of coordinators without a step in between
+        self._deaths = Backoff()  # of coordinators
         self.over = False
         self._place(shares)
 
@@ -161,12 +156,9 @@ class MemberPlacement:
         return start_actor(kind, start, strategy=self._strategy(bundle), cpus=self._shares.cpus, num_gpus=gpus)
 
     def _started(self, life: int) -> ActorStart:
-        return replace(
-            self._start(self.member),
-            coordinator=self.coordinator,
-            life=self._lives + life,
-            threads=max(1, int(self._shares.cpus)),
-        )
+        threads = max(1, int(self._shares.cpus))
+        start, life = self._start(self.member), self._lives + life
+        return replace(start, coordinator=self.coordinator, life=life, threads=threads)
 
     def look(self, steps: int) -> list[LostPart]:
         """Replace what is gone, and return what that was. A coordinator takes its learner and its runners with it."""
@@ -174,7 +166,12 @@ class MemberPlacement:
             return []
         self._heartbeat.poll()
         if self._heartbeat.gone:
-            self._count_death(steps)
+            self._deaths.count(steps)
+            if self._deaths.in_a_row > MOST_RESTARTS:
+                raise ProcessDied(
+                    f"the coordinator of member {self.member} died {self._deaths.in_a_row} times without a step in between; "
+                    "look at the logs of the cluster, then go on from the last checkpoint with 'laser resume'"
+                )
             self.begin_again()
             return [LostPart(f"the coordinator of member {self.member}", is_learner=True)]
         ended = self.learner.ended()
@@ -189,15 +186,6 @@ class MemberPlacement:
                 actor.restart(ended, steps)
                 lost.append(LostPart(actor.name, actor is self.learner))
         return lost
-
-    def _count_death(self, steps: int) -> None:
-        self._deaths = self._deaths + 1 if steps == self._died_at else 1
-        self._died_at = steps
-        if self._deaths > MOST_RESTARTS:
-            raise ProcessDied(
-                f"the coordinator of member {self.member} died {self._deaths} times without a step in between; "
-                "look at the logs of the cluster, then go on from the last checkpoint with 'laser resume'"
-            )
 
     def begin_again(self, shares: Shares | None = None) -> None:
         """Start everything anew, in another group if other shares are given."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from laser_rl.checkpoint import Loaded, Mended, SegmentEntry
-from laser_rl.cluster.calls import LongPoll, call, kill
+from laser_rl.cluster.calls import Backoff, LongPoll, call, kill
 from laser_rl.cluster.nodes import NodeWatch
 from laser_rl.cluster.replay_files import ReplayFiles, ShardFiller
 from laser_rl.cluster.shard import ShardClient, ShardPlan, ShardReport
@@ -27,7 +27,6 @@ from laser_rl.types import UnrollLayout
 
 log = logging.getLogger("laser_rl.training")
 STEADY_S = 60.0  # a shard that dies sooner than this may do so again: too little memory, a node that is going
-MOST_PAUSE_S = 60.0  # before a replacement; the first comes at once
 NUMBERS = 10_000  # of shards, that each of several stores has to itself
 
 
@@ -48,14 +47,6 @@ class _Supervised:
     newest: ShardReport | None = None
 
 
-@dataclass
-class _Deaths:
-    """Shards of one node that died soon after they were started."""
-
-    in_a_row: int = 0
-    due: float = 0.0  # not before this another one is started
-
-
 class ShardSupervisor:
     """Keeps one shard on each of some nodes; used by one thread, which calls `look` now and then.
 
@@ -69,7 +60,7 @@ class ShardSupervisor:
         self._plan, self._coordinator, self._nodes = plan, coordinator, nodes
         self._number = plan.number
         self._by_node: dict[str, _Supervised] = {}
-        self._deaths: dict[str, _Deaths] = {}
+        self._deaths: dict[str, Backoff] = {}  # by node
         self.lost: list[LostShard] = []
         for node in nodes():
             self._start(node)
@@ -95,7 +86,7 @@ class ShardSupervisor:
         found = [node for node, one in self._by_node.items() if node not in alive or one.reports.gone]
         gone = [(node, self._by_node.pop(node)) for node in found]
         for node, one in gone:
-            self._defer(node, one.started)
+            self._count_death(node, one.started)
         new = [node for node in self._nodes() if node not in self._by_node and self._pause_s(node) <= 0]
         for node in new:
             self._start(node)
@@ -121,15 +112,13 @@ class ShardSupervisor:
         self._number += 1
         self._by_node[node] = _Supervised(shard, time.monotonic(), LongPoll(shard.report))
 
-    def _defer(self, node: str, started: float) -> None:
-        deaths, now = self._deaths.setdefault(node, _Deaths()), time.monotonic()
-        deaths.in_a_row = deaths.in_a_row + 1 if now - started < STEADY_S else 1
-        exponent = min(deaths.in_a_row - 1, 10)  # a day of deaths would be too great a power
-        deaths.due = now + (min(MOST_PAUSE_S, 2.0**exponent) if exponent else 0.0)
+    def _count_death(self, node: str, started: float) -> None:
+        lived_well = time.monotonic() - started >= STEADY_S
+        self._deaths.setdefault(node, Backoff()).count(started if lived_well else 0.0)
 
     def _pause_s(self, node: str) -> float:
         """Seconds until the node gets another shard."""
-        return self._deaths[node].due - time.monotonic() if node in self._deaths else 0.0
+        return self._deaths[node].pause_s() if node in self._deaths else 0.0
 
     def _lost(self, node: str, one: _Supervised) -> LostShard:
         first, end = (0, 0) if one.newest is None else one.newest.span

@@ -37,27 +37,20 @@ STEP_S = 600.0
 
 
 @dataclass(frozen=True)
-class RunPlan:
-    """What all actors of a run have in common."""
+class ActorStart:
+    """What a learner or a runner begins with: first what all actors of the run have in common."""
 
     sweep: SweepConfig
     layout: UnrollLayout
     runners: int  # of each member
     slack: int  # steps that a member may be ahead of others by
     in_step: bool
-
-
-@dataclass(frozen=True)
-class ActorStart:
-    """What a learner or a runner begins with."""
-
-    run: RunPlan
-    member: int
-    steps: int  # of the member before; may be more than its state knows of
-    run_coordinator: Any
-    shards_at: Any  # the coordinator that knows the shards; None where nothing is replayed
+    member: int = 0
+    steps: int = 0  # of the member before; may be more than its state knows of
     state: bytes = b""  # of the member, as it was last published; for a learner
     spent_s: float = 0.0  # of the budget
+    run_coordinator: Any = None
+    shards_at: Any = None  # the coordinator that knows the shards; None where nothing is replayed
     coordinator: Any = None  # of the member
     runner: int = 0  # which of the member's runners
     life: int = 0  # of this actor; part of the names of its streams and seeds
@@ -71,8 +64,8 @@ class ActorStart:
     @property
     def slots(self) -> range:
         """Those of the member's slots that this runner plays."""
-        slots = self.run.sweep.base.environment.slots
-        own = np.array_split(np.arange(slots), self.run.runners)[self.runner].tolist()
+        slots = self.sweep.base.environment.slots
+        own = np.array_split(np.arange(slots), self.runners)[self.runner].tolist()
         return range(own[0], own[-1] + 1)
 
 
@@ -205,33 +198,33 @@ class Runner:
 
     def prepare(self) -> None:
         """Build environments, network and actor, and reset the environments."""
-        start, run = self._start, self._start.run
-        config, own = run.sweep.configs[start.member], start.slots
+        start, own = self._start, self._start.slots
+        config = start.sweep.configs[start.member]
         seed, begun = config.run.seed, bool(start.steps or start.life)
-        first = run.in_step and run.runners == 1 and not begun  # with the seeds of a run in one process
+        first = start.in_step and start.runners == 1 and not begun  # with the seeds of a run in one process
         after = "" if first else f"/{start.steps}/runner-{start.runner}/life-{start.life}"
         environments = open_environments(
             config.environment.id,
             config.environment,
             seed=derive(seed, f"environments{after}"),
-            lockstep=run.in_step,
+            lockstep=start.in_step,
             slots=len(own),
         )
         network = seeded_network(config, environments.spec, None)
-        torch.set_num_threads(threads_of(config, network) if run.in_step else start.threads)
+        torch.set_num_threads(threads_of(config, network) if start.in_step else start.threads)
         policy = Policy(network, family_of(environments.spec.action), seed=derive(seed, f"actions{after}"))
-        self._actor = Actor(environments, policy, run.layout, member=start.member)
+        self._actor = Actor(environments, policy, start.layout, member=start.member)
         self._actor.version = -1
         self._flat = FlatParameters(network)
-        self._mailbox = RayMailbox(start.coordinator, in_step=run.in_step)
+        self._mailbox = RayMailbox(start.coordinator, in_step=start.in_step)
         self._outbox = RunnerOutbox(
             self._writer(),
             start.coordinator,
             start.stream,
-            run.layout,
-            resolve_codec(run.layout, config.replay.codec),
+            start.layout,
+            resolve_codec(start.layout, config.replay.codec),
             first_slot=own[0],
-            at_once=1 if run.in_step else min(AT_ONCE, len(own)),
+            at_once=1 if start.in_step else min(AT_ONCE, len(own)),
             faults=environments.counters,
         )
         self._actor.begin(recorded=begun)
@@ -240,14 +233,14 @@ class Runner:
         start = self._start
         if start.shards_at is None:
             return None
-        place = start.member * start.run.runners + start.runner
+        place = start.member * start.runners + start.runner
         return ReplayWriter(partial(RayShards(start.shards_at).at, place), start.stream)
 
     def step(self) -> int:
         """In lock-step: one step with the newest parameters, which is over when shard and coordinator have what it brought."""
         self._actor.version = self._mailbox.collect(self._flat.value, self._actor.version)
         taken = self._actor.step()
-        unrolls = empty_unrolls(self._start.run.layout, 0) if taken.unrolls is None else taken.unrolls
+        unrolls = empty_unrolls(self._start.layout, 0) if taken.unrolls is None else taken.unrolls
         delivery = Delivery(unrolls, taken.episodes, taken.steps)
         if not (self._outbox.put(delivery, STEP_S) and self._outbox.flush(STEP_S)):
             raise TimeoutError(f"runner {self._start.stream} could not hand over its unrolls in {STEP_S:.0f} s")

@@ -7,6 +7,7 @@ member; they meet at coordinators, and the replay lies in shards.
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from laser_rl.cluster.coordinator import RunCoordinator
 from laser_rl.cluster.nodes import HeadLost, NodeWatch, Shares, shares_of
 from laser_rl.cluster.placement import MemberPlacement
 from laser_rl.cluster.replays import Replays
-from laser_rl.cluster.runner import AT_ONCE, ActorStart, RunPlan
+from laser_rl.cluster.runner import AT_ONCE, ActorStart
 from laser_rl.config import override
 from laser_rl.metrics.rows import Sink, Value
 from laser_rl.replay.mixer import Counts
@@ -30,7 +31,7 @@ from laser_rl.training.member_training import Callback, MemberTraining
 from laser_rl.training.pbt import Exploit
 from laser_rl.training.settings import SweepConfig
 from laser_rl.training.shared_state import parsed, published
-from laser_rl.training.supervisor import STOP_S, SweepSupervisor, order_of, spent_s
+from laser_rl.training.supervisor import STOP_S, SweepSupervisor, spent_s
 from laser_rl.training.trainer import TURNS_AHEAD
 
 log = logging.getLogger("laser_rl.training")
@@ -70,7 +71,7 @@ class ClusterSupervisor(SweepSupervisor):
         self.in_step, self._shared = base.run.runtime == "serial", sweep.share == "shared"
         _, layout = one_layout(dict(enumerate(sweep.configs)), base.environment.id)
         slack = _slack(sweep, cluster.runners)
-        self._run_plan = RunPlan(_with_own_card(sweep), layout, cluster.runners, slack, self.in_step)
+        self._run = ActorStart(_with_own_card(sweep), layout, cluster.runners, slack, self.in_step)
         self.known = Known(members)
         self.placements: list[MemberPlacement] = []
         self.replays: Replays | None = None
@@ -78,7 +79,7 @@ class ClusterSupervisor(SweepSupervisor):
         try:
             self._shares = self._fitting()
             for number in range(members):
-                place = MemberPlacement(number, self._run_plan, self._shares, self._start, self._on_coordinator)
+                place = MemberPlacement(self._run, number, self._shares, self._start, self._on_coordinator)
                 self.placements.append(place)
             if any(Counts.of(c.loss.batch_unrolls, c.replay.fraction).replayed for c in sweep.configs):
                 at = [self.coordinator] if self._shared else [place.coordinator for place in self.placements]
@@ -108,7 +109,7 @@ class ClusterSupervisor(SweepSupervisor):
     def _fitting(self) -> Shares:
         """The shares with which all actors have room on the nodes that there are."""
         cpus, gpus = self.watch.resource("CPU"), self.watch.resource("GPU")
-        device, runners = self._run_plan.sweep.base.run.device, self._run_plan.runners
+        device, runners = self._run.sweep.base.run.device, self._run.runners
         return shares_of(cpus, gpus, members=self.known.members, runners=runners, device=device)
 
     def _start_coordinator(self) -> None:
@@ -130,8 +131,15 @@ class ClusterSupervisor(SweepSupervisor):
         shards_at = None
         if self.replays is not None:
             shards_at = self.coordinator if self._shared else self.placements[member].coordinator
-        steps, spent = int(self.known.steps[member]), self.budget.spent_s
-        return ActorStart(self._run_plan, member, steps, self.coordinator, shards_at, state, spent)
+        return replace(
+            self._run,
+            member=member,
+            steps=int(self.known.steps[member]),
+            state=state,
+            spent_s=self.budget.spent_s,
+            run_coordinator=self.coordinator,
+            shards_at=shards_at,
+        )
 
     def _pause(self) -> None:
         time.sleep(LOOK_S)
@@ -228,9 +236,8 @@ class ClusterSupervisor(SweepSupervisor):
         kill(self.coordinator)
 
     def _tell(self, exploit: Exploit) -> None:
-        state = self.known.get(exploit.donor)
-        order = {"exploit": order_of(exploit), "state": [ray().put(state)]}
-        self.coordinator.order.remote(exploit.member, order)
+        # In a list, so that Ray does not look into it.
+        self.coordinator.order.remote(exploit.member, (exploit, [ray().put(self.known.get(exploit.donor))]))
 
     def _write_replays(self) -> Written:
         return ([], ()) if self.replays is None else self.replays.write()

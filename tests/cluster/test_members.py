@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from laser_rl.cluster import coordinator, placement
+from laser_rl.cluster import calls, coordinator, placement
 from laser_rl.cluster.calls import ActorGone
 from laser_rl.cluster.channels import RayInbox, RayShards
 from laser_rl.cluster.coordinator import (
@@ -23,7 +23,7 @@ from laser_rl.cluster.nodes import MOST_A_CORE, shares_of
 from laser_rl.cluster.placement import KILLED, SupervisedActor
 from laser_rl.cluster.replay_files import ReplayFiles, ShardFiller
 from laser_rl.cluster.replay_writer import ReplayWriter
-from laser_rl.cluster.runner import ActorStart, RunnerOutbox, RunPlan
+from laser_rl.cluster.runner import ActorStart, RunnerOutbox
 from laser_rl.cluster.shard import ShardPlan
 from laser_rl.config import override
 from laser_rl.errors import ConfigError
@@ -102,8 +102,7 @@ def test_streams_lead_to_the_shards_in_turn():
 
 def test_runners_share_the_slots_of_a_member():
     sweep = SweepConfig(base=override(small("laser/Catch"), {"slots": 8}), grid={"learning_rate": (1e-3,)})
-    run = RunPlan(sweep, VECTOR, runners=3, slack=0, in_step=False)
-    starts = [ActorStart(run, 0, 0, None, None, runner=runner) for runner in range(3)]
+    starts = [ActorStart(sweep, VECTOR, runners=3, slack=0, in_step=False, runner=runner) for runner in range(3)]
     assert [start.slots for start in starts] == [range(3), range(3, 6), range(6, 8)]
 
 
@@ -320,7 +319,7 @@ class Mortal:
 
 
 def test_an_actor_that_dies_again_and_again_is_started_later_and_later_and_then_no_more(monkeypatch):
-    monkeypatch.setattr(placement, "PAUSE_S", 0.05)
+    monkeypatch.setattr(calls, "PAUSE_S", 0.05)
     monkeypatch.setattr(placement, "kill", lambda actor: None)
     hosted, moments = SupervisedActor("runner 0 of member 0", Mortal), []
     for life in range(MOST_RESTARTS + 1):
@@ -336,7 +335,7 @@ def test_an_actor_that_dies_again_and_again_is_started_later_and_later_and_then_
     pauses = np.diff(moments)
     assert all(pauses[1:] >= 0.05 * 2.0 ** np.arange(1, MOST_RESTARTS))
     hosted.restart(hosted.ended(), steps=8)  # with a step in between it is started at once
-    assert hosted.restarts == 1
+    assert hosted.deaths.in_a_row == 1
 
 
 def test_what_looks_for_gaps_and_doubles_after_kills_finds_them():

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from laser_rl.cluster import calls
 from laser_rl.cluster import replays as module
 from laser_rl.cluster.calls import ActorGone
 from laser_rl.cluster.replays import ShardSupervisor
@@ -77,7 +78,7 @@ def test_replacements_come_at_once_and_then_later_and_later(kept):
     supervisor._deaths["a"].in_a_row = 5000  # in a row, some days later
     on(supervisor, "a").die()
     supervisor.look()
-    now[0] += module.MOST_PAUSE_S
+    now[0] += calls.MOST_PAUSE_S
     supervisor.look()
     assert on(supervisor, "a") is not None
     assert on(supervisor, "b").number == 1
