@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from laser_rl.cluster.calls import Answer, AnswerLost, Backoff, heartbeat, kill, ray, start_actor
 from laser_rl.cluster.coordinator import MemberCoordinator
@@ -68,13 +68,6 @@ class SupervisedActor:
         self.ended()  # starts it, unless it has to wait
 
 
-class LostPart(NamedTuple):
-    """Something of a member that is gone, and has been replaced."""
-
-    what: str
-    is_learner: bool  # then updates since it was last published are gone too
-
-
 class MemberPlacement:
     """Places a coordinator at once, a learner and runners with `begin`, and replaces what dies.
 
@@ -83,19 +76,10 @@ class MemberPlacement:
         member: its number.
         shares: what each of its actors reserves.
         start: returns where a member goes on; called whenever an actor of it is started.
-        on_coordinator: called with every new coordinator.
     """
 
-    def __init__(
-        self,
-        run: ActorStart,
-        member: int,
-        shares: Shares,
-        start: Callable[[int], ActorStart],
-        on_coordinator: Callable[[int, Any], None],
-    ) -> None:
-        self._run, self.member = run, member
-        self._start, self._on_coordinator = start, on_coordinator
+    def __init__(self, run: ActorStart, member: int, shares: Shares, start: Callable[[int], ActorStart]) -> None:
+        self._run, self.member, self._start = run, member, start
         self.actors: list[SupervisedActor] = []  # the learner and then the runners, once they have begun
         self._lives = 0  # of all that ever were here, so that no life has an earlier one's name
         self._deaths = Backoff()  # of coordinators
@@ -136,7 +120,6 @@ class MemberPlacement:
         room = max(2, self._run.runners, self._run.sweep.configs[self.member].run.queued_updates)
         self.coordinator = start_actor(MemberCoordinator, room, strategy=self._strategy(0))
         self._heartbeat = heartbeat(self.coordinator)
-        self._on_coordinator(self.member, self.coordinator)
 
     def begin(self) -> None:
         """Start learner and runners."""
@@ -160,8 +143,12 @@ class MemberPlacement:
         start, life = self._start(self.member), self._lives + life
         return replace(start, coordinator=self.coordinator, life=life, threads=threads)
 
-    def look(self, steps: int) -> list[LostPart]:
-        """Replace what is gone, and return what that was. A coordinator takes its learner and its runners with it."""
+    def look(self, steps: int) -> list[tuple[str, bool]]:
+        """Replace what is gone. A coordinator takes its learner and its runners with it.
+
+        Returns:
+            What that was, each with True if the updates since the member was last published are gone, too.
+        """
         if self.over or not self.actors:
             return []
         self._heartbeat.poll()
@@ -173,7 +160,7 @@ class MemberPlacement:
                     "look at the logs of the cluster, then go on from the last checkpoint with 'laser resume'"
                 )
             self.begin_again()
-            return [LostPart(f"the coordinator of member {self.member}", is_learner=True)]
+            return [(f"the coordinator of member {self.member}", True)]
         ended = self.learner.ended()
         if ended is not None and ended.status == 0:
             self.over = True
@@ -184,7 +171,7 @@ class MemberPlacement:
             ended = actor.ended()
             if ended is not None and ended.status != 0:  # a runner ends with 0 when its learner has told it that it may
                 actor.restart(ended, steps)
-                lost.append(LostPart(actor.name, actor is self.learner))
+                lost.append((actor.name, actor is self.learner))
         return lost
 
     def begin_again(self, shares: Shares | None = None) -> None:

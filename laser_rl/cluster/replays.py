@@ -3,6 +3,7 @@
 A `ShardSupervisor` starts the shards of one replay, sees which are lost, replaces them, and tells all readers and writers.
 """
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from laser_rl.checkpoint import Loaded, Mended, SegmentEntry
-from laser_rl.cluster.calls import Backoff, LongPoll, call, kill
+from laser_rl.cluster.calls import AnswerLost, Backoff, LongPoll, call, kill
 from laser_rl.cluster.nodes import NodeWatch
 from laser_rl.cluster.replay_files import ReplayFiles, ShardFiller
 from laser_rl.cluster.shard import ShardClient, ShardPlan, ShardReport
@@ -57,14 +58,15 @@ class ShardSupervisor:
     """
 
     def __init__(self, plan: ShardPlan, coordinator: Any, nodes: Callable[[], Sequence[str]]) -> None:
-        self._plan, self._coordinator, self._nodes = plan, coordinator, nodes
+        self._plan, self._nodes = plan, nodes
         self._number = plan.number
+        self._told: Any = None  # the coordinator that knows the shards
         self._by_node: dict[str, _Supervised] = {}
         self._deaths: dict[str, Backoff] = {}  # by node
         self.lost: list[LostShard] = []
         for node in nodes():
             self._start(node)
-        self.announce(coordinator)
+        self._tell(coordinator)
 
     @property
     def shards(self) -> list[ShardClient]:
@@ -75,8 +77,8 @@ class ShardSupervisor:
         """The newest that have come."""
         return [one.newest for one in self._by_node.values() if one.newest is not None]
 
-    def look(self) -> list[LostShard]:
-        """Replace lost shards and give new nodes a shard, without waiting; returns what was lost.
+    def look(self, coordinator: Any) -> list[LostShard]:
+        """Replace lost shards, give new nodes a shard and tell the coordinator, which may be another one now; returns what was lost.
 
         A shard that dies soon after it was started is replaced later and later: starting one costs seconds of a core.
         """
@@ -92,14 +94,15 @@ class ShardSupervisor:
             self._start(node)
         lost = [self._lost(node, one) for node, one in gone]
         self.lost += lost
-        if lost or new:
-            self.announce(self._coordinator)
+        if lost or new or coordinator is not self._told:
+            self._tell(coordinator)
         return lost
 
-    def announce(self, coordinator: Any) -> None:
-        """Tell readers and writers at this coordinator, from now on, which shards there are."""
-        self._coordinator = coordinator
-        call(coordinator.post_shards.remote(self.shards), "the supervisor", "a coordinator to hear of the shards")
+    def _tell(self, coordinator: Any) -> None:
+        self._told = None
+        with contextlib.suppress(AnswerLost):  # the next look tells its successor
+            call(coordinator.post_shards.remote(self.shards), "the supervisor", "a coordinator to hear of the shards")
+            self._told = coordinator
 
     def close(self) -> None:
         """End all shards."""
@@ -187,9 +190,10 @@ class Replays:
         ]
         return views if len(views) == members else views * members
 
-    def look(self) -> list[LostShard]:
-        """Replace lost shards."""
-        return [lost for supervisor in self.supervisors for lost in supervisor.look()]
+    def look(self, coordinators: Sequence[Any]) -> list[LostShard]:
+        """See `ShardSupervisor.look`."""
+        both = zip(self.supervisors, coordinators, strict=True)
+        return [lost for supervisor, coordinator in both for lost in supervisor.look(coordinator)]
 
     def write(self) -> tuple[list[dict[str, int]], tuple[SegmentEntry, ...]]:
         """For a checkpoint."""

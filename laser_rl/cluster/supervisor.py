@@ -79,10 +79,9 @@ class ClusterSupervisor(SweepSupervisor):
         try:
             self._shares = self._fitting()
             for number in range(members):
-                place = MemberPlacement(self._run, number, self._shares, self._start, self._on_coordinator)
-                self.placements.append(place)
+                self.placements.append(MemberPlacement(self._run, number, self._shares, self._start))
             if any(Counts.of(c.loss.batch_unrolls, c.replay.fraction).replayed for c in sweep.configs):
-                at = [self.coordinator] if self._shared else [place.coordinator for place in self.placements]
+                at = self._shards_at()
                 self.replays = Replays(sweep, layout, self.watch, at, directory, in_step=self.in_step)
             here = sweep.model_copy(update={"base": override(base, {"run.device": "cpu"})})
             parts = build_parts(here, stores=None if self.replays is None else self.replays.views(members))
@@ -117,20 +116,16 @@ class ClusterSupervisor(SweepSupervisor):
         home = on_node(ray().get_runtime_context().get_node_id())
         self.coordinator = start_actor(RunCoordinator, self.known.steps.tolist(), strategy=home)
         self._heartbeat = heartbeat(self.coordinator)
-        if self._shared and self.replays is not None:
-            self.replays.supervisors[0].announce(self.coordinator)
 
-    def _on_coordinator(self, member: int, coordinator: Any) -> None:
-        if not self._shared and self.replays is not None:
-            self.replays.supervisors[member].announce(coordinator)
+    def _shards_at(self) -> list[Any]:
+        """The coordinator that knows the shards of each replay."""
+        return [self.coordinator] if self._shared else [place.coordinator for place in self.placements]
 
     def _start(self, member: int) -> ActorStart:
         """What an actor of a member begins with, but for what its placement knows."""
         state = self.known.get(member)
         assert state is not None  # noqa: S101 - all are there before an actor is started
-        shards_at = None
-        if self.replays is not None:
-            shards_at = self.coordinator if self._shared else self.placements[member].coordinator
+        shards_at = None if self.replays is None else self._shards_at()[0 if self._shared else member]
         return replace(
             self._run,
             member=member,
@@ -151,9 +146,9 @@ class ClusterSupervisor(SweepSupervisor):
         if self._heartbeat.gone:
             self._replace_coordinator()
         for place in self.placements:
-            for lost in place.look(int(self.known.steps[place.member])):
-                self._report_lost(lost.what, self._lost_updates(place.member) if lost.is_learner else {})
-        for shard in [] if self.replays is None else self.replays.look():
+            for what, with_updates in place.look(int(self.known.steps[place.member])):
+                self._report_lost(what, self._lost_updates(place.member) if with_updates else {})
+        for shard in [] if self.replays is None else self.replays.look(self._shards_at()):
             values: dict[str, Value] = {"unrolls": shard.unrolls, "by": shard.by}
             self._report_lost(f"{shard.unrolls:,} unrolls of shard {shard.number}", values)
         self._make_room()

@@ -168,7 +168,7 @@ class Runners:
         before, deadline = {who: self.known(who)[1] for who in self.running}, time.monotonic() + ANSWER_S
         while any(self.known(who)[1] <= acknowledged for who, acknowledged in before.items()):
             assert time.monotonic() < deadline, f"nothing more was acknowledged than {before}"
-            supervisor.look()
+            supervisor.look(supervisor._told)
             time.sleep(0.05)
 
     def end(self):
@@ -187,7 +187,7 @@ def fullest(supervisor):
     """The shard that would take most along, once that is something."""
     deadline = time.monotonic() + ANSWER_S
     while time.monotonic() < deadline:
-        supervisor.look()
+        supervisor.look(supervisor._told)
         held = [report.span[1] - report.span[0] for report in supervisor.reports()]
         if len(held) == len(supervisor.shards) and max(held) >= 40:
             return supervisor.shards[held.index(max(held))]
@@ -199,7 +199,7 @@ def await_lost(supervisor):
     deadline, before = time.monotonic() + ANSWER_S, len(supervisor.lost)
     while len(supervisor.lost) == before:
         assert time.monotonic() < deadline, "nobody saw that a shard was lost"
-        supervisor.look()
+        supervisor.look(supervisor._told)
         time.sleep(0.05)
 
 

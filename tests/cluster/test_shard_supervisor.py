@@ -59,46 +59,46 @@ def on(supervisor, node):
 
 def test_replacements_come_at_once_and_then_later_and_later(kept):
     supervisor, now, posted, _ = kept
-    supervisor.look()
+    supervisor.look(supervisor._told)
     pauses = []
     for _ in range(9):
         on(supervisor, "a").die()
-        (lost,) = supervisor.look()
+        (lost,) = supervisor.look(supervisor._told)
         died = now[0]
         if on(supervisor, "a") is None:
             assert posted[-1] == [1]  # nobody is told of one that is not there
             assert "in a row died soon" in lost.by
         while on(supervisor, "a") is None:
             now[0] += 0.5
-            supervisor.look()
+            supervisor.look(supervisor._told)
         pauses.append(now[0] - died)
-        supervisor.look()  # asks it
+        supervisor.look(supervisor._told)  # asks it
     assert pauses == [0.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
     assert supervisor.lost[0].by == "shard 2"
     supervisor._deaths["a"].in_a_row = 5000  # in a row, some days later
     on(supervisor, "a").die()
-    supervisor.look()
+    supervisor.look(supervisor._told)
     now[0] += calls.MOST_PAUSE_S
-    supervisor.look()
+    supervisor.look(supervisor._told)
     assert on(supervisor, "a") is not None
     assert on(supervisor, "b").number == 1
     now[0] += module.STEADY_S + 1
-    supervisor.look()
+    supervisor.look(supervisor._told)
     on(supervisor, "a").die()
-    supervisor.look()
+    supervisor.look(supervisor._told)
     assert on(supervisor, "a") is not None  # it had lived for long: at once again
 
 
 def test_what_a_lost_shard_held_is_told_and_a_node_that_is_gone_gets_none(kept):
     supervisor, now, posted, alive = kept
-    supervisor.look()
+    supervisor.look(supervisor._told)
     on(supervisor, "b").say((5, 25))
-    supervisor.look()
+    supervisor.look(supervisor._told)
     alive.remove("b")
-    (lost,) = supervisor.look()
+    (lost,) = supervisor.look(supervisor._told)
     assert (lost.number, lost.unrolls, lost.by) == (1, 20, "none: its node is gone")
     assert posted[-1] == [0]
     alive.append("b")
     now[0] += 1
-    assert supervisor.look() == []
+    assert supervisor.look(supervisor._told) == []
     assert posted[-1] == [0, 2]
