@@ -67,12 +67,7 @@ class Shares(NamedTuple):
 def shares_of(cpus: Sequence[float], gpus: Sequence[float], *, members: int, runners: int, device: str) -> Shares:
     """A core each; less where there are fewer cores than actors, so that all of them run, as processes do on one machine.
 
-    Args:
-        cpus: cores of each node.
-        gpus: cards of each node.
-        members: of the sweep.
-        runners: of each member.
-        device: as configured.
+    Given are the cores and the cards of each node.
 
     >>> shares_of([4.0, 4.0, 4.0], [0.0, 0.0, 0.0], members=3, runners=2, device="auto")
     Shares(cpus=1.0, gpus=0.0)

@@ -73,10 +73,6 @@ class ShardSupervisor:
         """Those that are not known to be lost."""
         return [one.shard for one in self._by_node.values()]
 
-    def reports(self) -> list[ShardReport]:
-        """The newest that have come."""
-        return [one.newest for one in self._by_node.values() if one.newest is not None]
-
     def look(self, coordinator: Any) -> list[LostShard]:
         """Replace lost shards, give new nodes a shard and tell the coordinator, which may be another one now; returns what was lost.
 
