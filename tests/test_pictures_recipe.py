@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from laser_rl import LASER, recipes
-from laser_rl.cli.check_env import agent_facts
 from laser_rl.envs.records import BoxActions, DiscreteActions, EnvironmentSpec, ObservationSpec
+from laser_rl.tools.findings import agent_facts
 
 LAPTOP_BYTES = 2 * 10**9
 THREE = DiscreteActions(3)

@@ -18,73 +18,38 @@ _MOST_SHOWN = 200  # letters of a path
 TRUST_HELP = (
     "--trust-code: import and call the code that a file names (module:callable); of every command, never the default"
 )
-FULL = 5  # as of `runtime.space.NoSpace`
+FULL = 5  # as of `training.disk_space.NoSpace`
 
 
 class Command(NamedTuple):
-    """Where a command's function lives, and what it does in one line."""
+    """The module of a command, which has a function `NAME_command`, and what it does in one line."""
 
     module: str
-    function: str
     summary: str
 
 
 COMMANDS = {
-    "train": Command("laser_rl.cli.train", "train_command", "train one agent; all its files go to a run directory"),
-    "sweep": Command(
-        "laser_rl.cli.train", "sweep_command", "train several agents that differ in a few settings and share one replay"
-    ),
-    "status": Command("laser_rl.cli.status", "status_command", "how runs and sweeps stand, also while they go on"),
-    "resume": Command(
-        "laser_rl.cli.train", "resume_command", "go on with a run or sweep that was stopped, killed or finished"
-    ),
-    "verify": Command(
-        "laser_rl.cli.verify",
-        "verify_command",
-        "check every file of runs and sweeps: checkpoints, replay, metrics, settings",
-    ),
-    "evaluate": Command(
-        "laser_rl.cli.play", "evaluate_command", "play with the newest checkpoint: mean, IQM, 95 % interval"
-    ),
-    "enjoy": Command("laser_rl.cli.play", "enjoy_command", "make a video of the newest checkpoint"),
-    "export": Command(
-        "laser_rl.cli.export", "export_command", "the policy as ONNX, whole episodes of the replay as a Minari dataset"
-    ),
-    "push": Command(
-        "laser_rl.cli.push",
-        "push_command",
-        "upload an agent with a model card to the Hugging Face Hub; --dry-run looks",
-    ),
-    "config": Command(
-        "laser_rl.cli.show", "config_command", "show a configuration: of recipe, file and flags, or of a run"
-    ),
+    "train": Command("cli.train", "train one agent; all its files go to a run directory"),
+    "sweep": Command("cli.train", "train several agents that differ in a few settings and share one replay"),
+    "status": Command("cli.status", "how runs and sweeps stand, also while they go on"),
+    "resume": Command("cli.train", "go on with a run or sweep that was stopped, killed or finished"),
+    "verify": Command("cli.show", "check every file of runs and sweeps: checkpoints, replay, metrics, settings"),
+    "evaluate": Command("cli.play", "play with the newest checkpoint: mean, IQM, 95 % interval"),
+    "enjoy": Command("cli.play", "make a video of the newest checkpoint"),
+    "export": Command("cli.export", "the policy as ONNX, whole episodes of the replay as a Minari dataset"),
+    "push": Command("cli.export", "upload an agent with a model card to the Hugging Face Hub; --dry-run looks"),
+    "config": Command("cli.show", "show a configuration: of recipe, file and flags, or of a run"),
     "check-env": Command(
-        "laser_rl.cli.check_env",
-        "check_command",
-        "examine an environment: interface, values, seeds, ends, leaks, speed; every finding with its fix",
+        "cli.check", "examine an environment: interface, values, seeds, ends, leaks, speed; every finding with its fix"
     ),
-    "doctor": Command(
-        "laser_rl.cli.doctor", "doctor_command", "is this machine fine? versions, cores, memory, disk, GPU, processes"
-    ),
-    "report": Command(
-        "laser_rl.cli.show", "report_command", "write a report of runs and sweeps, alone or side by side"
-    ),
-    "dashboard": Command(
-        "laser_rl.view.command", "dashboard_command", "show runs and sweeps in a browser, also while they go on"
-    ),
-    "compare": Command(
-        "laser_rl.cli.compare",
-        "compare_command",
-        "Atari runs beside the paper's scores of LASER and Rainbow, game by game",
-    ),
+    "doctor": Command("cli.check", "is this machine fine? versions, cores, memory, disk, GPU, processes"),
+    "report": Command("cli.show", "write a report of runs and sweeps, alone or side by side"),
+    "dashboard": Command("view.command", "show runs and sweeps in a browser, also while they go on"),
+    "compare": Command("cli.show", "Atari runs beside the paper's scores of LASER and Rainbow, game by game"),
     "experiment": Command(
-        "laser_rl.cli.experiment",
-        "experiment_command",
-        "the paper's figures and tables as experiments: list, run, report; verdicts from intervals",
+        "cli.experiment", "the paper's figures and tables as experiments: list, run, report; verdicts from intervals"
     ),
-    "theory": Command(
-        "laser_rl.cli.theory", "theory_command", "the paper's five propositions, computed on a random process"
-    ),
+    "theory": Command("cli.experiment", "the paper's five propositions, computed on a random process"),
 }
 
 
@@ -104,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     name, *rest = arguments
     for word in arguments:
-        if not _is_text(word):  # neither a terminal nor JSON could show such a path
+        if word != word.encode(errors="replace").decode():  # neither a terminal nor JSON could show such a path
             return _refuse(f"{os.fsencode(word)!r} is not UTF-8, expected text; rename the file or directory")
     if name not in COMMANDS:
         return _refuse(_unknown(name))
@@ -122,9 +87,9 @@ def _run(name: str, arguments: list[str]) -> int:
     logging.getLogger("laser_rl").setLevel(logging.INFO)
     if name in {"train", "sweep", "resume"} and sys.stderr.isatty():
         print("laser: loading torch …", file=sys.stderr)  # a sign of life: it takes a second or two
-    command = COMMANDS[name]
     try:
-        function = getattr(importlib.import_module(command.module), command.function)
+        module = importlib.import_module(f"laser_rl.{COMMANDS[name].module}")
+        function = getattr(module, f"{name.replace('-', '_')}_command")
         with Trust(code=FLAG in arguments).applied():
             return int(function([word for word in arguments if word != FLAG]))
     except SystemExit:
@@ -147,19 +112,6 @@ def _run(name: str, arguments: list[str]) -> int:
         return _refuse("interrupted", INTERRUPTED)
 
 
-def _is_text(word: str) -> bool:
-    r"""Whether it can be printed: what the system hands over that is not UTF-8 becomes a surrogate.
-
-    >>> _is_text("runs/näher"), _is_text("runs/\udcff")
-    (True, False)
-    """
-    try:
-        word.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _not_usable(error: OSError) -> str:
     path = os.fsencode(error.filename).decode(errors="backslashreplace") if error.filename != "" else "a path"
     shown = path if len(path) <= _MOST_SHOWN else f"{path[:_MOST_SHOWN]}…"
@@ -168,17 +120,9 @@ def _not_usable(error: OSError) -> str:
 
 def _usage() -> str:
     width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: laser COMMAND [OPTIONS]",
-            "",
-            *lines,
-            "",
-            "laser COMMAND --help explains one; laser --version",
-            TRUST_HELP,
-        ]
-    )
+    lines = "\n".join(f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items())
+    end = f"laser COMMAND --help explains one; laser --version\n{TRUST_HELP}"
+    return f"usage: laser COMMAND [OPTIONS]\n\n{lines}\n\n{end}"
 
 
 def _unknown(name: str) -> str:

@@ -1,4 +1,4 @@
-"""`laser experiment`: the figures and tables of the paper, run again."""
+"""`laser experiment`, `laser theory`: the figures and tables of the paper, run again, and its propositions."""
 
 import shlex
 from collections.abc import Callable
@@ -10,6 +10,7 @@ import tyro
 from laser_rl.errors import ConfigError
 from laser_rl.research.campaign import SEEDS, Plan, listing, run_experiments, show_report
 from laser_rl.research.experiments import EXPERIMENTS
+from laser_rl.research.propositions import show
 
 
 @dataclass(frozen=True)
@@ -65,3 +66,29 @@ def _report(arguments: list[str]) -> None:
 
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {"list": _list, "run": _run, "report": _report}
+
+
+@dataclass(frozen=True)
+class Theory:
+    """Compute the paper's five propositions on a random Markov decision process, for one policy and four behaviours."""
+
+    states: int = 4
+    """How many states the process has."""
+    actions: int = 3
+    """How many actions each state offers."""
+    discount: float = 0.9
+    """gamma."""
+    clip_rho: float = 1.0
+    """V-trace's clipping constant, rho-bar."""
+    bound: float = 0.1
+    """The trust region's threshold b on KL(policy || implied policy)."""
+    sharpness: float = 2.0
+    """How deterministic the random policies are; 1 is uniform on the simplex."""
+    seed: int = 0
+    """Of the process and the policies."""
+
+
+def theory_command(arguments: list[str]) -> int:
+    """`laser theory`."""
+    show(**vars(tyro.cli(Theory, prog="laser theory", args=arguments)))
+    return 0

@@ -1,22 +1,19 @@
 """`laser evaluate`, `laser enjoy`: what a run has learned."""
 
 import json
-import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from laser_rl.config import EnvironmentConfig
 from laser_rl.envs.suites import reference_of
 from laser_rl.evaluation.statistics import EvalResult
 from laser_rl.metrics import display
 from laser_rl.metrics.videos import BY_ENJOY, FOLDER
 from laser_rl.training.build import device_of
 from laser_rl.training.evaluate import Trained, chosen_member, evaluate, load_trained
-from laser_rl.training.files import command_for
-from laser_rl.training.filming import Filming, can_be_filmed, chosen_task, film_shown, load_shown
+from laser_rl.training.filming import Filming, chosen_task, film_shown, load_shown
 
 
 @dataclass(frozen=True)
@@ -116,14 +113,6 @@ def enjoy_command(arguments: list[str]) -> int:
     filmed = film_shown(shown, path, how)
     print(f"{_prefix(member)}return {filmed.total:.1f}; video: {path}")
     return 0
-
-
-def how_to_watch(environment: EnvironmentConfig, path: Path, *more: str) -> list[str]:
-    """The line that a finished run ends with, where its environment can be filmed."""
-    if not can_be_filmed(environment):
-        return []
-    video = shlex.quote(str(path / "video.mp4"))
-    return [" ".join([f"watch:    {command_for('enjoy', path)}", *more, f"--video {video}"])]
 
 
 def _video_name(trained: Trained, member: int | None, task: str, seed: int) -> str:

@@ -1,7 +1,7 @@
-"""`laser config`, `laser report`: to look at things without changing them."""
+"""`laser config`, `laser report`, `laser verify`, `laser compare`: to look at things without changing them."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,9 +12,13 @@ from laser_rl import checkpoint
 from laser_rl.cli.settings import Shortcuts, apply, base_config, expand_numbers, flags, peek
 from laser_rl.config import Config
 from laser_rl.errors import ConfigError
+from laser_rl.research.paper import as_csv, as_json, compared, show
+from laser_rl.tools.verify import exit_status, findings, text
 from laser_rl.training.files import is_sweep, read_config, read_sweep
 from laser_rl.training.settings import SweepConfig
 from laser_rl.view.report import write_report
+
+RunDirs = tyro.conf.Positional[tuple[Path, ...]]
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ def config_command(arguments: list[str]) -> int:
 class ReportFlags:
     """Write a report, one HTML file: of a run, of a sweep, or of several of them side by side. Reads only, also while they go on."""
 
-    run_dirs: tyro.conf.Positional[tuple[Path, ...]]
+    run_dirs: RunDirs
     """Directories of runs or sweeps."""
     out: Path | None = None
     """The HTML file; by default report.html in the directory or, of several, where you are."""
@@ -62,4 +66,66 @@ def report_command(arguments: list[str]) -> int:
         raise ConfigError(f"--out names the HTML file, expected something like report.html, got {asked.out}")
     running = [path for path in asked.run_dirs if checkpoint.owner(path) is not None]
     print(write_report(asked.run_dirs, asked.out, running=running))
+    return 0
+
+
+@dataclass(frozen=True)
+class Verify:
+    """Check every file of runs and sweeps: settings, metrics, checkpoints, replay. A line a file.
+
+    Exit status 3 if one is damaged or was changed, 6 if one cannot be read.
+    """
+
+    run_dirs: RunDirs
+    """Directories of runs or sweeps."""
+    json: bool = False
+    """Everything as JSON, a list with one object a directory."""
+
+
+def verify_command(arguments: list[str]) -> int:
+    """`laser verify`."""
+    asked = tyro.cli(Verify, prog="laser verify", args=arguments)
+    if not asked.run_dirs:
+        raise ConfigError("verify what? name one or more run directories: laser verify runs/*")
+    found = {run_dir: list(findings(run_dir)) for run_dir in asked.run_dirs}
+    if asked.json:
+        listed = [{"run_dir": str(path), "files": [asdict(one) for one in files]} for path, files in found.items()]
+        print(json.dumps(listed, indent=2))
+    else:
+        print("\n\n".join(text(path, files) for path, files in found.items()))
+    return exit_status(one for files in found.values() for one in files)
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Atari runs and sweeps beside LASER and Rainbow, game by game. Reads only, so it may be asked while they go on.
+
+    A score is the mean return of the last 100 episodes in training, as in the paper's table; of a sweep, that of its best member. Medians
+    are over the games that were run, of your runs as of the paper's agents.
+    """
+
+    run_dirs: RunDirs
+    """Directories of runs or sweeps, each on one game."""
+    frames: int | None = None
+    """How the runs stood after so many frames, e.g. 50M; a step is four."""
+    json: bool = False
+    """Everything as JSON, medians included."""
+    csv: bool = False
+    """One line a run or sweep as CSV, without medians."""
+
+
+def compare_command(arguments: list[str]) -> int:
+    """`laser compare`."""
+    asked = tyro.cli(Compare, prog="laser compare", args=expand_numbers(arguments))
+    if not asked.run_dirs:
+        raise ConfigError("compare what? name one or more run directories: laser compare runs/*")
+    if asked.json and asked.csv:
+        raise ConfigError("expected --json or --csv, got both; choose one")
+    found = compared(asked.run_dirs, asked.frames)
+    if asked.json:
+        print(as_json(found))
+    elif asked.csv:
+        print(as_csv(found), end="")
+    else:
+        show(found)
     return 0

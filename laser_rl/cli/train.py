@@ -12,7 +12,6 @@ from rich.console import Console as Terminal
 
 from laser_rl import checkpoint, recipes
 from laser_rl.api.sweep import require_memory
-from laser_rl.cli.play import how_to_watch
 from laser_rl.cli.settings import Shortcuts, apply, base_config, expand_numbers, flags, peek
 from laser_rl.cli.sweep_settings import SOURCES, Begun, begin, grid_of, one_by_one, random_of
 from laser_rl.cli.watch import dashboard_of, require_dashboard
@@ -23,21 +22,22 @@ from laser_rl.metrics.display import label
 from laser_rl.metrics.rows import Sink
 from laser_rl.metrics.tensorboard import TensorBoardLog
 from laser_rl.metrics.tracking import hint, named, reached, tracked, trackers
-from laser_rl.training.cluster_settings import ClusterSettings, cluster_of, free_running, require_possible
+from laser_rl.training.cluster_settings import cluster_of, free_running, require_possible
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.files import command_for, new_path, read_sweep, require_trusted, require_unchanged
+from laser_rl.training.filming import can_be_filmed
 from laser_rl.training.launch import train
 from laser_rl.training.result import MemberResult, Result
 from laser_rl.training.settings import Sharing, SweepConfig, settings_from, sweep_from
 from laser_rl.training.stop import EXIT_STATUS, StoppedAtOnce, nothing_to_save
 
+Address = Annotated[str | None, tyro.conf.arg(metavar="auto|local|HOST:PORT|ray://HOST:PORT")]
+
 
 @dataclass(frozen=True)
-class TrainFlags:
-    """Train one agent. Begin with a recipe and an environment; every setting below can be changed."""
+class RunFlags:
+    """What a new run and a new sweep can be asked for."""
 
-    config_file: Annotated[Path | None, tyro.conf.arg(name="config")] = None
-    """A YAML or JSON file with settings."""
     out: Path | None = None
     """The run directory; runs/NAME-1, -2, ... if left out. An existing one goes on where it stopped."""
     fresh: bool = False
@@ -45,22 +45,32 @@ class TrainFlags:
     plain: bool = False
     """Lines instead of a live table."""
     dashboard: bool = False
-    """Show the run in a browser while it goes on: a process of its own, on this machine only."""
+    """Show it in a browser while it goes on: a process of its own, on this machine only."""
     processes: int = 1
-    """More than one: the agent runs in a process of its own, which is started again if it dies."""
-    cluster: Annotated[str | None, tyro.conf.arg(metavar="auto|local|HOST:PORT|ray://HOST:PORT")] = None
-    """Run on a Ray cluster: the learner, environment runners and the replay are spread over its nodes. auto joins the one of this machine,
-    or starts one."""
+    """Over how many processes the members are spread; 0: one a core. More than one is not deterministic, and a process that dies is
+    started again, also that of a single agent."""
+    cluster: Address = None
+    """Run on a Ray cluster: learners, environment runners and the replay are spread over its nodes. auto joins the one of this machine, or
+    starts one. With --runtime serial in lock-step: slow, and the same parameters as on one machine."""
     cluster_runners: int = 1
-    """Environment runners on a cluster; they share the slots."""
+    """Environment runners of each member on a cluster; they share its slots."""
     track: Annotated[tuple[str, ...], tyro.conf.arg(metavar="wandb,trackio,mlflow")] = ()
-    """Rows of metrics also go to one or several trackers, on this machine only unless their own environment variables say otherwise."""
+    """Rows of metrics also go to one or several trackers, a run a member, on this machine only unless their own environment variables say
+    otherwise."""
     quick: Annotated[Shortcuts, tyro.conf.arg(name="")] = field(default_factory=Shortcuts)
     settings: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
 
 
 @dataclass(frozen=True)
-class SweepFlags:
+class TrainFlags(RunFlags):
+    """Train one agent. Begin with a recipe and an environment; every setting below can be changed."""
+
+    config_file: Annotated[Path | None, tyro.conf.arg(name="config")] = None
+    """A YAML or JSON file with settings."""
+
+
+@dataclass(frozen=True)
+class SweepFlags(RunFlags):
     """Train several agents that differ in a few settings, run at the same speed and learn from one replay.
 
     What members differ in comes from --grid, from --random with --draws, from a file or from a recipe for sweeps: demo, atari-shared,
@@ -84,26 +94,6 @@ class SweepFlags:
     1.2 with a probability of 1/3."""
     stack: Literal["auto", "on", "off"] = "auto"
     """Compute members side by side: faster for small networks."""
-    processes: int = 1
-    """Over how many processes the members are spread; 0: one a core. More than one is not deterministic."""
-    cluster: Annotated[str | None, tyro.conf.arg(metavar="auto|local|HOST:PORT|ray://HOST:PORT")] = None
-    """Run on a Ray cluster: learners, environment runners and the replay are spread over its nodes. auto joins the one of this machine, or
-    starts one. With --runtime serial in lock-step: slow, and the same parameters as on one machine."""
-    cluster_runners: int = 1
-    """Environment runners of each member on a cluster; they share its slots."""
-    out: Path | None = None
-    """The run directory; runs/NAME-sweep-1, -2, ... if left out. An existing one goes on where it stopped."""
-    fresh: bool = False
-    """Throw away what the run directory holds and start again."""
-    plain: bool = False
-    """Lines instead of a live table."""
-    dashboard: bool = False
-    """Show the sweep in a browser while it goes on: a process of its own, on this machine only."""
-    track: Annotated[tuple[str, ...], tyro.conf.arg(metavar="wandb,trackio,mlflow")] = ()
-    """Rows of metrics also go to one or several trackers, a run a member, on this machine only unless their own environment variables say
-    otherwise."""
-    quick: Annotated[Shortcuts, tyro.conf.arg(name="")] = field(default_factory=Shortcuts)
-    settings: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
 
 
 @dataclass(frozen=True)
@@ -115,7 +105,7 @@ class ResumeFlags:
     """A new total number of environment steps, in a sweep of each member."""
     budget_minutes: float | None = None
     """A new total of minutes, those of the earlier sessions included."""
-    cluster: Annotated[str | None, tyro.conf.arg(metavar="auto|local|HOST:PORT|ray://HOST:PORT")] = None
+    cluster: Address = None
     """Go on on a Ray cluster, wherever the run began; without it, on this machine."""
     cluster_runners: int = 1
     """Environment runners of each member on a cluster."""
@@ -127,18 +117,6 @@ class ResumeFlags:
     """Go on although config.json or sweep.json was edited, with what it says now."""
     plain: bool = False
     """Lines instead of a live table."""
-
-
-@dataclass(frozen=True)
-class _How:
-    """How a run is started, whatever it computes."""
-
-    fresh: bool = False
-    plain: bool = False
-    dashboard: bool = False
-    track: Sequence[str] = ()
-    cluster: ClusterSettings | None = None
-    accept_changes: bool = False
 
 
 def train_command(arguments: list[str]) -> int:
@@ -160,51 +138,16 @@ def sweep_command(arguments: list[str]) -> int:
     asked = flags(default, "laser sweep", arguments)
     if asked.file != file:
         raise ConfigError(f"the file comes first: laser sweep {asked.file} ...")
-    settings = sweep_of(asked, begun)
+    settings = _sweep_of(asked, begun)
     return _start(asked, settings, f"{settings.base.environment.id}-sweep", arguments)
 
 
-def _start(asked: TrainFlags | SweepFlags, settings: SweepConfig, name: str, arguments: Sequence[str]) -> int:
-    cluster = cluster_of(asked.cluster, asked.cluster_runners)
-    if cluster is not None and not asks_for_runtime(arguments):
-        settings = free_running(settings)
-    how = _How(asked.fresh, asked.plain, asked.dashboard, named(asked.track), cluster)
-    return run_in(asked.out or new_path(Path("runs"), name), settings, how)
-
-
-def resume_command(arguments: list[str]) -> int:
-    """`laser resume`."""
-    asked = tyro.cli(ResumeFlags, prog="laser resume", args=expand_numbers(arguments))
-    given = {"run.steps": asked.steps, "run.budget_minutes": asked.budget_minutes, "run.devices": asked.devices}
-    more = {name: value for name, value in given.items() if value is not None}
-    stored = read_sweep(asked.run_dir)
-    settings = settings_from({**dict(stored), "base": override(stored.base, more)})
-    if not asked.fresh and checkpoint.latest(asked.run_dir, replay="unread") is None:
-        raise ConfigError(f"{asked.run_dir} holds no checkpoint to go on from; use --fresh to start again")
-    if not asked.fresh and not asked.accept_changes:
-        require_unchanged(asked.run_dir)
-    cluster = cluster_of(asked.cluster, asked.cluster_runners)
-    settings = settings if cluster is None else free_running(settings)
-    how = _How(asked.fresh, asked.plain, False, tracked(asked.run_dir), cluster, asked.accept_changes)
-    return run_in(asked.run_dir, settings, how)
-
-
-def asks_for_runtime(arguments: Sequence[str]) -> bool:
-    """Whether a flag says how members run.
-
-    >>> asks_for_runtime(["--runtime", "serial"]), asks_for_runtime(["--run.steps", "10"])
-    (True, False)
-    """
-    return any(word.partition("=")[0] in {"--runtime", "--run.runtime"} for word in arguments)
-
-
-def sweep_of(asked: SweepFlags, begun: Begun) -> SweepConfig:
+def _sweep_of(asked: SweepFlags, begun: Begun) -> SweepConfig:
     """Flags over what they begin with; refused if nothing says what members differ in."""
-    rest: dict[str, Any] = dict(begun.rest)
+    rest = dict(begun.rest)
     if asked.grid or asked.random:
-        rest = {
-            name: value for name, value in rest.items() if name not in SOURCES and (name != "draws" or asked.random)
-        }
+        replaced = {*SOURCES, *(() if asked.random else ("draws",))}
+        rest = {name: value for name, value in rest.items() if name not in replaced}
     given = {"grid": grid_of(asked.grid), "random": random_of(asked.random), "draws": asked.draws}
     rest |= {name: value for name, value in given.items() if value}
     if not any(rest.get(name) for name in SOURCES):
@@ -221,44 +164,67 @@ def sweep_of(asked: SweepFlags, begun: Begun) -> SweepConfig:
     return sweep_from({**rest, **chosen, "pbt": pbt, "base": base})
 
 
-def run_in(path: Path, settings: SweepConfig, how: _How) -> int:
+def _start(asked: RunFlags, settings: SweepConfig, name: str, arguments: Sequence[str]) -> int:
+    chosen = any(word.partition("=")[0] in {"--runtime", "--run.runtime"} for word in arguments)
+    if asked.cluster is not None and not chosen:
+        settings = free_running(settings)
+    path = asked.out or new_path(Path("runs"), name)
+    return _run(path, settings, asked, dashboard=asked.dashboard, track=named(asked.track))
+
+
+def resume_command(arguments: list[str]) -> int:
+    """`laser resume`."""
+    asked = tyro.cli(ResumeFlags, prog="laser resume", args=expand_numbers(arguments))
+    given = {"run.steps": asked.steps, "run.budget_minutes": asked.budget_minutes, "run.devices": asked.devices}
+    more = {name: value for name, value in given.items() if value is not None}
+    stored = read_sweep(asked.run_dir)
+    settings = settings_from({**dict(stored), "base": override(stored.base, more)})
+    if not asked.fresh and checkpoint.latest(asked.run_dir, replay="unread") is None:
+        raise ConfigError(f"{asked.run_dir} holds no checkpoint to go on from; use --fresh to start again")
+    if not asked.fresh and not asked.accept_changes:
+        require_unchanged(asked.run_dir)
+    settings = settings if asked.cluster is None else free_running(settings)
+    track = tracked(asked.run_dir)
+    return _run(asked.run_dir, settings, asked, track=track, accept_changes=asked.accept_changes)
+
+
+def _run(
+    path: Path,
+    settings: SweepConfig,
+    asked: RunFlags | ResumeFlags,
+    *,
+    track: Sequence[str],
+    dashboard: bool = False,
+    accept_changes: bool = False,
+) -> int:
     """Run in a run directory and say how it went and what can be done next."""
+    cluster, elsewhere = cluster_of(asked.cluster, asked.cluster_runners), None
     try:
-        with nothing_to_save():
-            return _run_in(path, settings, how)
+        with nothing_to_save(), contextlib.ExitStack() as stack:
+            require_trusted(*settings.configs)
+            if cluster is not None:
+                from laser_rl.cluster.launch import on_cluster, require_ray  # noqa: PLC0415 - only a run on a cluster needs it
+
+                require_possible(settings, cluster)
+                require_ray()
+                elsewhere = on_cluster(cluster)
+            elif not settings.single:
+                require_memory(settings)
+            if dashboard:
+                require_dashboard()
+            directory = RunDirectory(path, settings, fresh=asked.fresh, accept_changes=accept_changes)
+            stack.callback(directory.close)
+            configs = [own.model_dump(mode="json") for own in settings.configs]
+            more: list[Sink] = [TensorBoardLog(path), *trackers(track, path.name, configs, path, fresh=asked.fresh)]
+            for sink in more:
+                stack.callback(sink.close)
+            stack.enter_context(dashboard_of(path, asked=dashboard))
+            console = stack.enter_context(_console(path, settings, plain=asked.plain))
+            result = train(settings, directory, sinks=[directory.log, *more, console], elsewhere=elsewhere)
+            stack.close()
+            return _farewell(path, settings, result)
     except KeyboardInterrupt as error:  # before the first step, or again while the end is being saved
         return broken_off(path, error)
-
-
-def _run_in(path: Path, settings: SweepConfig, how: _How) -> int:
-    require_trusted(*settings.configs)
-    elsewhere = None
-    if how.cluster is not None:
-        from laser_rl.cluster.launch import on_cluster, require_ray  # noqa: PLC0415 - only a run on a cluster needs it
-
-        require_possible(settings, how.cluster)
-        require_ray()
-        elsewhere = on_cluster(how.cluster)
-    elif not settings.single:
-        require_memory(settings)
-    if how.dashboard:
-        require_dashboard()
-    directory = RunDirectory(path, settings, fresh=how.fresh, accept_changes=how.accept_changes)
-    configs = [own.model_dump(mode="json") for own in settings.configs]
-    with contextlib.ExitStack() as stack:
-        stack.callback(directory.close)
-        sinks: list[Sink] = [
-            directory.log,
-            TensorBoardLog(path),
-            *trackers(how.track, path.name, configs, path, fresh=how.fresh),
-        ]
-        for sink in sinks[1:]:
-            stack.callback(sink.close)
-        stack.enter_context(dashboard_of(path, asked=how.dashboard))
-        console = _console(path, settings, plain=how.plain)
-        stack.enter_context(console)
-        result = train(settings, directory, sinks=[*sinks, console], elsewhere=elsewhere)
-    return _farewell(path, settings, result)
 
 
 def _console(path: Path, settings: SweepConfig, *, plain: bool) -> Console:
@@ -286,7 +252,7 @@ def _farewell(path: Path, settings: SweepConfig, result: Result) -> int:
         return EXIT_STATUS.get(result.interrupted, 1)
     from laser_rl.view.report import report  # noqa: PLC0415 - training itself imports nothing of the page
 
-    best, member = result.best(), "" if settings.single else "--member best"
+    best, member = result.best(), "" if settings.single else " --member best"
     if settings.single:
         print(f"done: {result.steps:,} steps, {result.updates:,} updates, {best.evaluation}")
     else:
@@ -295,9 +261,9 @@ def _farewell(path: Path, settings: SweepConfig, result: Result) -> int:
         print(f"done: {members}, {result.updates:,} updates in all{copies}", *_lines(result.members), sep="\n")
         print(f"best:     member {best.number}, {_now(best)}")
     print(f"report:   {report(path)}")
-    print(f"evaluate: {command_for('evaluate', path)}{' ' if member else ''}{member} --episodes 100")
-    for line in how_to_watch(best.config.environment, path, *([member] if member else [])):
-        print(line)
+    print(f"evaluate: {command_for('evaluate', path)}{member} --episodes 100")
+    if can_be_filmed(best.config.environment):
+        print(f"watch:    {command_for('enjoy', path)}{member} --video {shlex.quote(str(path / 'video.mp4'))}")
     print(f"curves:   tensorboard --logdir {folder}")
     for library in reached(path):
         print(f"tracked:  {hint(library, folder)}")
@@ -307,21 +273,15 @@ def _farewell(path: Path, settings: SweepConfig, result: Result) -> int:
 def _lines(members: Sequence[MemberResult]) -> list[str]:
     labels = [_now(member) for member in members]
     width = max(map(len, labels))
-    return [
-        f"member {member.number:<2} {text:<{width}}  {member.evaluation}"
-        for member, text in zip(members, labels, strict=True)
-    ]
+    pairs = zip(members, labels, strict=True)
+    return [f"member {member.number:<2} {text:<{width}}  {member.evaluation}" for member, text in pairs]
 
 
 def _now(member: MemberResult) -> str:
     """Its settings as they are at the end: population based training may have moved them."""
-    sections = member.config.model_dump()
-    found = {name: _look_up(sections, name) for name in member.settings}
+    found: dict[str, Any] = {}
+    for name in member.settings:
+        found[name] = member.config.model_dump()
+        for part in full_name(name).split("."):
+            found[name] = found[name][part]
     return label(found)
-
-
-def _look_up(sections: dict[str, Any], name: str) -> Any:
-    place: Any = sections
-    for part in full_name(name).split("."):
-        place = place[part]
-    return place

@@ -1,203 +1,220 @@
-"""An environment on the bench of `laser check-env`: copies, episodes whose rows pass the border of training, and what they cost."""
+"""The bench of `laser check-env`: stages that examine an environment, and the messages in which they tell what they find.
+
+`Bench` is what all kinds of environments have in common. `VectorBench` examines those that step many slots at once (ours, ALE's,
+mixtures, a user's own vector) by their rows; `check_env.EnvBench` examines one Python environment.
+"""
 
 import contextlib
 import copy
-import itertools
+import gc
 import os
-import re
+import random
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
+from gymnasium import spaces
 from numpy.typing import NDArray
 
-from laser_rl.envs.border import OLD_STEP_PARTS, RESET_PARTS, STEP_PARTS, BadValue, Border, Env
-from laser_rl.envs.construct import packages_of, require_one_agent
-from laser_rl.envs.process import ProcessLimits
-from laser_rl.envs.records import ActionSpec, DiscreteActions, MultiDiscreteActions, seed_of
+from laser_rl.envs.border import Env
+from laser_rl.envs.records import ActionSpec, DiscreteActions, Environments, EnvironmentSpec, MultiDiscreteActions, Rows
 from laser_rl.envs.spaces import action_border
-from laser_rl.errors import EnvironmentRefused
-from laser_rl.tools.findings import CHECKS, CheckedEpisode, CheckedRow, CheckStopped, Finding, Verdict, same
+from laser_rl.envs.worker import write_spec
+from laser_rl.errors import EnvironmentRefused, UserError
+from laser_rl.tools.findings import CheckStopped, Finding
+from laser_rl.tools.recordings import (
+    CHUNKS,
+    CheckedEpisode,
+    CheckedRow,
+    episode_facts,
+    memory_grows,
+    no_end,
+    repeatable,
+    time_limits,
+    too_slow,
+)
 
 BEYOND = 1e3  # random numbers for a dimension with wider bounds than that are drawn as if it had none
+MOST_BYTES = 64 << 20  # of recorded observations
 MOST_FRAMES = 4  # of a traceback: the last ones are the user's own
+FEWEST_CALLS = 20
 FOREIGN = (str(Path(gymnasium.__file__).parent), str(Path(__file__).parents[1]), "<frozen importlib")
-# Which check a refusal of the border belongs to, by what it expected.
-KINDS = {
-    "5 values": "interface",
-    "(observation, info)": "interface",
-    "reward": "reward",
-    "terminated": "flags",
-    "truncated": "flags",
-    "info": "info",
-    "the action_space": "action space",
-}
 
 
 @dataclass
 class Bench:
-    """An environment under examination: how to build it, how long to look, whom to tell, and what was seen so far."""
+    """An environment under examination: how long to look, and what was seen so far.
 
-    make: Callable[[], Env]
+    Args:
+        name: of the environment.
+        steps: random ones, at most.
+        seconds: for each stage, about; slow environments are played for fewer steps.
+        seed: of episodes and actions.
+        send: is handed every message, a mapping of plain values (see `findings.Examination.take`).
+    """
+
     name: str
     steps: int = 2_000
-    seconds: float = 4.0  # for each stage, about; slow environments are played for fewer steps
+    seconds: float = 4.0
     seed: int = 0
-    tell: Callable[[Finding], None] = lambda finding: None
-    watch: Callable[[str, int, int], None] = lambda phase, episode, step: (
-        None
-    )  # before each call of the environment's code
-    limits: ProcessLimits = field(default_factory=ProcessLimits)
-    facts: dict[str, Any] = field(default_factory=dict)  # neither good nor bad
+    send: Callable[[Mapping[str, Any]], None] = lambda message: None
+    facts: dict[str, Any] = field(default_factory=dict)
     episodes: list[CheckedEpisode] = field(default_factory=list)
     defects: set[str] = field(default_factory=set)
+    STAGES: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # the checks that a stage has made when it has come to its end
 
-    def find(
-        self, check: str, verdict: Verdict, expected: str, got: str, fix: str, where: str = "", trace: str = ""
-    ) -> None:
-        """Report a finding."""
-        self.report(Finding(check, verdict, expected, got, fix, where, trace))
+    def run(self, only: Iterable[str] | None = None) -> None:
+        """All stages, or some; one that ends early is told, and the next one begins. Without a copy there is nothing more to do."""
+        self.send({"stages": self.STAGES})
+        for name in self.STAGES if only is None else only:
+            self.send({"stage": name})
+            if not self._finish(name) and name == "build":
+                return
+
+    def _finish(self, name: str) -> bool:
+        try:
+            getattr(self, name)()
+        except CheckStopped as stop:
+            self.report(stop.finding)
+            return False
+        except UserError:
+            raise
+        except Exception as error:  # an environment so odd that looking at it fails
+            self.report(error_finding(error, f"the stage {name}: derive the class from gymnasium.Env"))
+            return False
+        finally:
+            self.watch("idle", 0, 0)
+        self.send({"facts": self.facts, "done": [name]})
+        return True
+
+    def watch(self, phase: str, episode: int, step: int) -> None:
+        """Say what is about to be called: a process that is silent for too long is killed."""
+        self.send({"at": (phase, episode, step)})
 
     def report(self, *findings: Finding) -> None:
-        """Report findings."""
+        """Tell what was found."""
         for one in findings:
             if one.verdict == "defect":
                 self.defects.add(one.check)
-            self.tell(one)
+            self.send({"finding": asdict(one)})
 
-    def build(self) -> Env:
-        """A new copy, or `CheckStopped`."""
-        self.watch("constructor", 0, 0)
-        try:
-            with packages_of(self.name):
-                made: Any = self.make()
-            require_one_agent(made, self.name)
-        except EnvironmentRefused as error:
-            raise CheckStopped(refusal("construction", str(error))) from error
-        except Exception as error:  # whatever a user's constructor raises
-            raise CheckStopped(error_finding(error, "the constructor")) from error
-        missing = [part for part in ("observation_space", "action_space", "reset", "step") if not hasattr(made, part)]
-        if missing or isinstance(made, gymnasium.vector.VectorEnv):
-            got, fix = f"{type(made).__name__}, a vector", "annotate the function with `-> gymnasium.vector.VectorEnv`"
-            if missing:
-                got = f"{type(made).__name__} without {', '.join(missing)}"
-                fix = "subclass gymnasium.Env and set both spaces in __init__, or name a function that returns one"
-            raise CheckStopped(Finding("construction", "defect", "a gymnasium.Env from its constructor", got, fix))
-        return made  # type: ignore[no-any-return]
+    def send_spec(self, spec: EnvironmentSpec) -> None:
+        """Tell what an agent would see."""
+        self.send({"spec": write_spec(spec).decode()})
+
+    def report_speed(self, memory: list[int], chunk_steps: int, per_second: float, got: str) -> None:
+        """Judge a run in which nothing was recorded."""
+        self.facts["steps_per_second"] = per_second
+        self.report(*memory_grows(memory, chunk_steps), *too_slow(per_second, got))
+
+
+@dataclass
+class VectorBench(Bench):
+    """Many slots at once. Their values pass the border of training anyway.
+
+    Args:
+        make: builds a set of environments with a seed.
+        users: a vector of the user's own; our own tasks and ALE are known to end.
+    """
+
+    make: Callable[[int], Environments] = lambda seed: NotImplemented
+    users: bool = False
+    STAGES: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "build": ("construction", "spaces"),
+        "play": ("interface", "observation", "finite", "reward", "time limit", "length"),
+        "repeat": ("repeatable",),
+        "measure": ("memory", "speed"),
+    }
+
+    def build(self) -> None:
+        """What they look like."""
+        with self._open() as environments:
+            self.facts["slots"] = environments.slots
+            self.send_spec(environments.spec)
+
+    def play(self) -> None:
+        """What rows show, and whether episodes end as they should."""
+        self.episodes = self._record()
+        self.facts |= episode_facts(self.episodes)
+        if self.users:
+            space = spaces.Box(-np.inf, np.inf, self.episodes[0].rows[0].observation.shape, np.float32)
+            self.report(*time_limits(space, self.episodes, {}))
+            if not self.facts["lengths"]:
+                self.report(no_end(max(episode.length for episode in self.episodes), enough=False))
+
+    def repeat(self) -> None:
+        """The same seed once more, in a fresh set."""
+        self.report(*repeatable(self.episodes, self._record()))
+
+    def measure(self) -> None:
+        """Speed and memory."""
+        steps, seconds, memory = 0, 0.0, list[int]()
+        with self._open() as environments:
+            calls = max(CHUNKS, self.steps // environments.slots)
+            chunk = max(1, calls // CHUNKS)
+            for call, (rows, took_s) in enumerate(self._walk(environments, calls), 1):
+                steps, seconds = steps + int((~rows.is_first).sum()), seconds + took_s
+                if call % chunk == 0:
+                    memory.append(resident_bytes())
+            chunk *= environments.slots
+        per_second = steps / max(seconds, 1e-9)
+        self.report_speed(memory, chunk, per_second, f"{per_second:,.0f} steps/s")
 
     @contextlib.contextmanager
-    def copy(self) -> Iterator[Env]:
-        """A new copy that is closed afterwards, whatever that raises: closing has a stage of its own."""
-        env = self.build()
+    def _open(self) -> Iterator[Environments]:
+        """A new set; whatever goes wrong in it becomes `CheckStopped`."""
+        self.watch("constructor", 0, 0)
+        environments = None
         try:
-            yield env
+            environments = self.make(self.seed)
+            yield environments
+        except Exception as error:  # whatever a user's vector raises
+            if isinstance(error, EnvironmentRefused):
+                check = "construction" if environments is None else "observation"
+                raise CheckStopped(refusal(check, str(error))) from error
+            if isinstance(error, UserError) and environments is None:
+                raise  # too few slots, an extra that is missing: not the environment's fault
+            doing = "the constructor" if environments is None else "reset or step"
+            raise CheckStopped(error_finding(error, doing)) from error
         finally:
-            self.watch("close", 0, 0)
-            with contextlib.suppress(Exception):
-                env.close()
+            if environments is not None:
+                environments.close()
 
-    def play(
-        self,
-        env: Env,
-        number: int,
-        *,
-        most: int | None = None,
-        again: CheckedEpisode | None = None,
-        judge: bool = False,
-    ) -> CheckedEpisode:
-        """One episode: with the actions that belong to its number or with those of a recorded one; `judge` reports what is wrong."""
-        episode, deadline = CheckedEpisode(number, self.episode_seed(number)), time.monotonic() + self.seconds
-        actions = (
-            actions_of(env.action_space, self.seed, number) if again is None else (row.action for row in again.rows[1:])
-        )
-        border = self._border(env) if judge else None
-        returned: Any = None
-        sent: Any = None
-        try:
-            self.watch("reset", number, 0)
-            result: Any = env.reset(seed=episode.seed)
-            returned = self._note(episode, env, border, result, None)
-            for step, sent in zip(range(1, (most or self.steps) + 1), actions, strict=False):
-                self.watch("step", number, step)
-                action = copy.deepcopy(sent)
-                result = env.step(sent)
-                if judge and not same(episode.rows[-1].observation, returned):
-                    self._altered(episode)
-                returned = self._note(episode, env, border, result, action)
-                if episode.rows[-1].ends or time.monotonic() > deadline:
-                    break
-        except Exception as error:  # whatever a user's environment raises
-            episode.broken = True
-            if judge:
-                phase = f"step({sent!r:.40})" if episode.rows else "reset"
-                self.report(error_finding(error, phase, episode.place(len(episode.rows)), env.action_space))
-        self.watch("idle", number, len(episode.rows))  # what follows is not the environment's time
-        return episode
+    def _walk(self, environments: Environments, calls: int) -> Iterator[tuple[Rows, float]]:
+        """Random play: all rows as they come, with the seconds that each step took."""
+        generator, deadline = np.random.default_rng(self.seed), time.monotonic() + self.seconds
+        self.watch("reset", 0, 0)
+        rows = environments.reset()
+        yield rows, 0.0
+        for call in range(1, calls + 1):
+            action = random_actions(environments.spec.action, generator, len(rows.slots))
+            self.watch("step", 0, call)
+            start = time.perf_counter()
+            rows = environments.step(rows.slots, action)
+            yield rows, time.perf_counter() - start
+            if time.monotonic() > deadline:
+                return
 
-    def _border(self, env: Env) -> Border | None:
-        def outside(_: str, sentence: str) -> None:
-            found = re.match(r".*? \((.*?)\): (.*) is (.*), outside of (\[.*?\]) as ", sentence)
-            where, key, value, bounds = found.groups() if found else ("", "observation", sentence, "its bounds")
-            fix = "widen observation_space, or clip what is returned; training goes on with such values as they are"
-            self.find("observation", "warning", f"{key} within {bounds}", value, fix, where)
-
-        try:
-            return Border(env, self.name, 0, outside, full_rows=self.steps)
-        except EnvironmentRefused:  # spaces of which the stage before has told
-            return None
-
-    def _note(self, episode: CheckedEpisode, env: Env, border: Border | None, result: Any, action: Any) -> Any:
-        """Keep the row with a copy of its observation; gives back the observation itself."""
-        row, step = row_of(result, first=not episode.rows), len(episode.rows)
-        if border is not None:
-            if step == 0:
-                border.starting(episode.number)
-            try:
-                border.after_reset(result) if step == 0 else border.after_step(result, env)
-            except EnvironmentRefused as error:
-                expected = str(error).partition("expected ")[2]
-                check = next((check for words, check in KINDS.items() if expected.startswith(words)), "observation")
-                self.report(replace(refusal(check, str(error)), where=episode.place(step)))
-            except BadValue as bad:
-                fix = "find the division by zero, the root or logarithm of a negative number, or the sum that overflows"
-                check = "reward" if bad.key == "reward" else "finite"
-                self.find(check, "defect", f"finite numbers in {bad.key}", str(bad.value), fix, episode.place(step))
-        returned, row.action = row.observation, action
-        row.observation = copy.deepcopy(returned)
-        episode.rows.append(row)
-        return returned
-
-    def _altered(self, episode: CheckedEpisode) -> None:
-        self.find(
-            "own arrays", "defect", "a returned observation to stay as it is", "the next step wrote into the returned array",
-            "return a copy: `return self._observation.copy(), ...`", episode.place(episode.length),
-        )  # fmt: skip
-
-    def episode_seed(self, number: int) -> int:
-        """As training would choose it."""
-        return int(seed_of(self.seed, np.array([0]), np.array([number]))[0])
+    def _record(self) -> list[CheckedEpisode]:
+        """Episodes of every slot, in order of slot and number."""
+        found: dict[tuple[int, int], CheckedEpisode] = {}
+        with self._open() as environments:
+            size = int(np.prod(environments.spec.observation.shape)) * 4
+            calls = max(FEWEST_CALLS, min(self.steps, MOST_BYTES // size) // environments.slots)
+            for rows, _ in self._walk(environments, calls):
+                for slot, seen, _, reward, terminated, truncated, _, _, number, seed in zip(*rows, strict=True):
+                    key = (int(slot), int(number))
+                    episode = found.setdefault(key, CheckedEpisode(key[1], int(seed), slot=key[0]))
+                    episode.rows.append(CheckedRow(seen.copy(), float(reward), bool(terminated), bool(truncated)))
+        return [found[key] for key in sorted(found)]
 
 
-def row_of(result: Any, *, first: bool) -> CheckedRow:
-    """What was returned, read as kindly as possible; what cannot be read ends the episode."""
-    size = len(result) if isinstance(result, tuple) else 0
-    if first:
-        return (
-            CheckedRow(result[0], info=result[1]) if size == RESET_PARTS else CheckedRow(result[0] if size else result)
-        )
-    if size == STEP_PARTS:
-        return CheckedRow(*result)
-    if size == OLD_STEP_PARTS:
-        return CheckedRow(result[0], result[1], result[2], info=result[3])
-    return CheckedRow(None, terminated=True)
-
-
-def refusal(check: str, text: str) -> Finding:
+def refusal(check: str, text: str, where: str = "") -> Finding:
     """A refusal of ours, which says what was expected, what came and what to do, as a finding.
 
     >>> refusal("spaces", "Maze: expected two bounds, got one; set both").fix
@@ -205,7 +222,7 @@ def refusal(check: str, text: str) -> Finding:
     """
     sentence, _, fix = text.partition("\n")[0].rpartition("; ")
     expected, _, got = sentence.partition(", got ")
-    return Finding(check, "defect", expected.partition("expected ")[2] or expected, got, fix)
+    return Finding(check, "defect", expected.partition("expected ")[2] or expected, got, fix, where)
 
 
 def error_finding(error: BaseException, phase: str, where: str = "", action_space: Any = None) -> Finding:
@@ -218,6 +235,19 @@ def error_finding(error: BaseException, phase: str, where: str = "", action_spac
         fix += f", or handle this case; every action of {action_space} has to be playable, and reset has to work at any time"
     got = f"{type(error).__name__}: {error}".partition("\n\n")[0][:300]
     return Finding("errors", "defect", f"no exception in {phase}", got, fix, where, trace)
+
+
+def random_actions(spec: ActionSpec, generator: np.random.Generator, count: int) -> NDArray[Any]:
+    """Actions for `count` slots, uniform within the bounds and normal where there are none."""
+    if isinstance(spec, DiscreteActions):
+        return generator.integers(spec.count, size=count)
+    if isinstance(spec, MultiDiscreteActions):
+        return generator.integers(np.array(spec.counts), size=(count, len(spec.counts)))
+    low, high = np.array(spec.low), np.array(spec.high)
+    free = ~((np.abs(low) <= BEYOND) & (np.abs(high) <= BEYOND))
+    bounded = generator.uniform(np.where(free, 0.0, low), np.where(free, 0.0, high), (count, len(low)))
+    normal = np.clip(generator.standard_normal((count, len(low))), low, high)
+    return np.where(free, normal, bounded).astype(np.float32)
 
 
 def actions_of(space: gymnasium.Space[Any], seed: int, episode: int) -> Iterator[Any]:
@@ -249,126 +279,39 @@ def _extremes(spec: ActionSpec) -> list[Any]:
     return [np.array(spec.low, np.float32), np.array(spec.high, np.float32)] if narrow else []
 
 
-def random_actions(spec: ActionSpec, generator: np.random.Generator, count: int) -> NDArray[Any]:
-    """Actions for `count` slots, uniform within the bounds and normal where there are none."""
-    if isinstance(spec, DiscreteActions):
-        return generator.integers(spec.count, size=count)
-    if isinstance(spec, MultiDiscreteActions):
-        return generator.integers(np.array(spec.counts), size=(count, len(spec.counts)))
-    low, high = np.array(spec.low), np.array(spec.high)
-    free = ~((np.abs(low) <= BEYOND) & (np.abs(high) <= BEYOND))
-    bounded = generator.uniform(np.where(free, 0.0, low), np.where(free, 0.0, high), (count, len(low)))
-    normal = np.clip(generator.standard_normal((count, len(low))), low, high)
-    return np.where(free, normal, bounded).astype(np.float32)
-
-
-CHUNKS = 6
-LEAST_GROWTH, LARGE_GROWTH = 8 << 20, 32 << 20  # bytes; an allocator's own moods are smaller
-LEAST_BYTES_A_STEP = 512
-SLOW = 100.0  # steps a second
-LEFT_OPEN = {
-    "files": "close what was opened (files, sockets, pipes) in close()",
-    "threads": "tell threads to end and join them in close()",
-    "processes": "end and wait for processes in close()",
-}
-
-
-@dataclass
-class TimedRun:
-    """A stretch of play without any recording."""
-
-    steps: int = 0
-    ended: int = 0
-    resets: int = 0
-    step_s: float = 0.0
-    reset_s: float = 0.0
-    memory: list[int] = field(default_factory=list)  # resident bytes, after each part of the steps
-
-    @property
-    def total_s(self) -> float:
-        """Resets included."""
-        return max(self.step_s + self.reset_s, 1e-9)
-
-    def __str__(self) -> str:
-        step_ms, reset_ms = 1e3 * self.step_s / max(1, self.steps), 1e3 * self.reset_s / max(1, self.resets)
-        name, share = ("reset", self.reset_s) if self.reset_s > self.step_s else ("step", self.step_s)
-        where = f"{100 * share / self.total_s:.0f} % of the time is spent in {name}"
-        return (
-            f"{self.steps / self.total_s:,.0f} steps/s: step takes {step_ms:.1f} ms, reset {reset_ms:.1f} ms; {where}"
-        )
+def resident_bytes() -> int:
+    """Memory of this process, without garbage."""
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def handles() -> dict[str, int]:
     """How many files are open and how many threads and processes there are, of this process."""
-    own = Path("/proc/self")
-    return {
-        "files": len(list((own / "fd").iterdir())),
-        "threads": len(list((own / "task").iterdir())),
-        "processes": len(children()),
-    }
-
-
-def children() -> list[int]:
-    """Processes that this one started and has not waited for."""
-    found: list[int] = []
-    for task in Path("/proc/self/task").glob("*/children"):
+    own, processes = Path("/proc/self"), 0
+    for children in own.glob("task/*/children"):
         with contextlib.suppress(OSError):  # a thread that has just ended
-            found += [int(number) for number in task.read_text().split()]
-    return found
+            processes += len(children.read_text().split())
+    files, threads = len(list((own / "fd").iterdir())), len(list((own / "task").iterdir()))
+    return {"files": files, "threads": threads, "processes": processes}
 
 
-def leaks(counts: Sequence[Mapping[str, int]]) -> list[Finding]:
-    """`counts` after each of several copies was built, played and closed; the first one may open what stays for good.
-
-    >>> [found.got for found in leaks([{"files": 9, "threads": 1, "processes": 0 + copy} for copy in range(4)])]
-    ['3 processes left by 3 copies']
-    """
-    found = []
-    for kind, fix in LEFT_OPEN.items():
-        numbers = [count[kind] for count in counts]
-        pairs = list(itertools.pairwise(numbers))
-        if len(pairs) > 1 and all(after > before for before, after in pairs):  # once may be a cache
-            got = f"{numbers[-1] - numbers[0]} {kind} left by {len(pairs)} copies"
-            found.append(Finding("handles", "defect", f"no {kind} left after close", got, fix))
-    return found
+def close_quietly(env: Env) -> None:
+    """Close an environment whatever that raises: closing has a stage of its own."""
+    with contextlib.suppress(Exception):
+        env.close()
 
 
-def no_end(steps: int, *, enough: bool) -> list[Finding]:
-    """Episodes that do not end; `enough` says that many steps were played, not just all there was time for."""
-    got = f"no end in {steps:,} steps of random play, and no TimeLimit"
-    fix = (
-        "register it with max_episode_steps=…, or wrap it with gymnasium.wrappers.TimeLimit: evaluations play whole episodes "
-        "and would wait for ever"
-    )
-    return [Finding("length", "defect" if enough else "warning", "episodes that end or are cut off", got, fix)]
+def shared_generators() -> dict[str, Any]:
+    """The generators that the whole program shares."""
+    state: Any = np.random.get_state(legacy=False)  # noqa: NPY002 - it is the user's use of it that is looked for
+    inner = state["state"]
+    return {"numpy.random": (inner["key"].tobytes(), inner["pos"], state["has_gauss"]), "random": random.getstate()}
 
 
-def too_slow(per_second: float, got: str) -> list[Finding]:
-    """A warning below 100 steps a second."""
-    fix = "find the slow line with `python -m cProfile`, and train with --environment.placement process --environment.workers N"
-    return [Finding("speed", "warning", CHECKS["speed"], got, fix)] if 0 < per_second < SLOW else []
-
-
-def memory_grows(memory: Sequence[int], chunk_steps: int) -> list[Finding]:
-    """A leak grows in every part of the run, the first one left out: that fills caches.
-
-    >>> memory_grows([100 << 20] * 6, 500)
-    []
-    >>> [found.verdict for found in memory_grows([(100 + 10 * part) << 20 for part in range(6)], 500)]
-    ['defect']
-    """
-    later = list(memory[1:])
-    if len(later) < CHUNKS - 2 or any(after <= before for before, after in itertools.pairwise(later)):
-        return []
-    growth, steps = later[-1] - later[0], chunk_steps * (len(later) - 1)
-    if growth < LEAST_GROWTH or growth / steps < LEAST_BYTES_A_STEP:
-        return []
-    verdict: Verdict = "defect" if growth >= LARGE_GROWTH else "warning"
-    got = f"{growth / 1e6:,.0f} MB more after {steps:,} steps: {growth / steps / 1e3:,.1f} GB in a million steps"
-    fix = "look for a list or dict that is added to in step or reset and never emptied; laser replaces no worker for its size"
-    return [Finding("memory", verdict, CHECKS["memory"], got, fix)]
-
-
-def resident_bytes() -> int:
-    """Memory of this process."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def wrapped_by(env: Any) -> Iterator[Any]:
+    """The environment and all that it wraps, outermost first."""
+    for _ in range(100):  # one may wrap itself
+        if env is None:
+            return
+        yield env
+        env = getattr(env, "env", None)

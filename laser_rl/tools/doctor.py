@@ -34,33 +34,27 @@ SLOW_WORKER_S, SLOW_SYNC_S, SKEW_S = 10.0, 0.5, 2.0
 # In a process of its own: a driver may hang, a broken build may crash, and a context on the card would stay with us.
 ASK_TORCH = """
 import json
+import torch
+from laser_rl.replay.memory_estimate import available_bytes
+seen = {"version": torch.__version__, "cuda": torch.version.cuda, "devices": [], "free_bytes": available_bytes()}
 try:
-    import torch
-    from laser_rl.replay.memory_estimate import available_bytes
-    seen = {"version": torch.__version__, "cuda": torch.version.cuda, "devices": [], "free_bytes": available_bytes()}
-    try:
-        if torch.cuda.is_available():
-            for index in range(torch.cuda.device_count()):
-                own = torch.cuda.get_device_properties(index)
-                seen["devices"].append(f"{own.name}, {own.total_memory / 1e9:.0f} GB")
-            ones = torch.ones(64, 64, device="cuda")
-            right = bool(((ones @ ones) == 64).all())
-            seen["matmul"] = "works" if right else "gives wrong numbers"
-            from laser_rl import kernels
-            if kernels.available():
-                from laser_rl.kernels import plain, pointwise
-                c, bias = torch.randn(8, 5, 5, 16, device="cuda"), torch.randn(16, device="cuda")
-                same = torch.equal(pointwise.bias_rectify(c, bias), plain.bias_rectify(c, bias))
-                import triton
-                seen["kernels"] = f"works, triton {triton.__version__}" if same else "another result than plain PyTorch"
-            else:
-                seen["kernels"] = "triton is not installed"
-    except Exception as error:
-        seen.setdefault("matmul", f"{type(error).__name__}: {error}"[:300])
-        seen.setdefault("kernels", f"{type(error).__name__}: {error}"[:300])
-        seen["why"] = str(error)[:300]
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            own = torch.cuda.get_device_properties(index)
+            seen["devices"].append(f"{own.name}, {own.total_memory / 1e9:.0f} GB")
+        ones = torch.ones(64, 64, device="cuda")
+        seen["matmul"] = "works" if bool(((ones @ ones) == 64).all()) else "gives wrong numbers"
+        from laser_rl import kernels
+        if not kernels.available():
+            seen["kernels"] = "triton is not installed"
+        else:
+            import triton
+            from laser_rl.kernels import plain, pointwise
+            c, bias = torch.randn(8, 5, 5, 16, device="cuda"), torch.randn(16, device="cuda")
+            same = torch.equal(pointwise.bias_rectify(c, bias), plain.bias_rectify(c, bias))
+            seen["kernels"] = f"works, triton {triton.__version__}" if same else "another result than plain PyTorch"
 except Exception as error:
-    seen = {"error": f"{type(error).__name__}: {error}"[:300]}
+    seen["why"] = f"{type(error).__name__}: {error}"[:300]
 print("\\n" + json.dumps(seen))
 """
 
@@ -87,12 +81,12 @@ def looked_at(run_dir: Path) -> Iterator[Probe]:
     from laser_rl.metrics.machine import gpus  # noqa: PLC0415 - so that the help text does not wait
 
     torch = subprocess.Popen(  # noqa: S603  (our own interpreter and our own code)
-        [sys.executable, "-c", ASK_TORCH], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [sys.executable, "-c", ASK_TORCH], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     try:
         yield Probe("laser-rl", "good", __version__)
         yield python()
-        yield from libraries(requirements(), installed)
+        yield from libraries(_requirements(), _installed)
         yield cores(len(os.sched_getaffinity(0)), os.cpu_count() or 1, core_quota())
         yield shared_memory()
         yield from disk(run_dir)
@@ -111,13 +105,13 @@ def looked_at(run_dir: Path) -> Iterator[Probe]:
 
 def _answer(process: subprocess.Popen[bytes]) -> dict[str, Any]:
     try:
-        text, _ = process.communicate(timeout=TORCH_LIMIT_S)
+        text, errors = process.communicate(timeout=TORCH_LIMIT_S)
+        found: dict[str, Any] = json.loads(text.decode().strip().splitlines()[-1])
     except subprocess.TimeoutExpired:
         return {"error": f"it did not answer within {TORCH_LIMIT_S:.0f} s (a driver that hangs?)"}
-    try:
-        found: dict[str, Any] = json.loads(text.decode().strip().splitlines()[-1])
     except (ValueError, IndexError):
-        return {"error": f"its process ended with status {process.returncode}"}
+        said = errors.decode(errors="replace").strip().splitlines()[-1:]
+        return {"error": ": ".join([f"its process ended with status {process.returncode}", *said])[:300]}
     return found
 
 
@@ -128,15 +122,10 @@ def worker() -> Probe:
 
     start = time.perf_counter()
     todo = "try `laser check-env CartPole-v1`; until it works use --environment.placement thread"
-    limits = {
-        "step_timeout_s": WORKER_LIMIT_S,
-        "reset_timeout_s": WORKER_LIMIT_S,
-        "constructor_timeout_s": WORKER_LIMIT_S,
-    }
+    how: dict[str, Any] = {"slots": 1, "seed": 0, "placement": "process", "workers": 1}
+    how |= dict.fromkeys(("step_timeout_s", "reset_timeout_s", "constructor_timeout_s"), WORKER_LIMIT_S)
     try:
-        with contextlib.closing(
-            make_environments("CartPole-v1", slots=1, seed=0, placement="process", workers=1, **limits)  # type: ignore[arg-type]
-        ) as environments:
+        with contextlib.closing(make_environments("CartPole-v1", **how)) as environments:
             first = environments.reset()
             seconds = time.perf_counter() - start
     except (UserError, OSError) as error:
@@ -158,51 +147,38 @@ def python(version: tuple[int, ...] = sys.version_info[:3]) -> Probe:
 
 
 def libraries(requirements: Sequence[str], versions: Callable[[str], str | None]) -> Iterator[Probe]:
-    """What the base install needs, then the extras."""
-    base, extras = _by_extra(requirements)
-    missing = [name for name in base if versions(name) is None]
-    found = ", ".join(f"{name} {versions(name)}" for name in base if name not in missing)
-    if missing:
-        yield Probe("libraries", "bad", f"missing: {', '.join(missing)}", f"pip install {DISTRIBUTION}")
-    else:
-        yield Probe("libraries", "good", found)
-    for extra, names in extras.items():
-        lacking = [name for name in names if versions(name) is None]
-        if lacking:
-            how = f"pip install '{DISTRIBUTION}[{extra}]'"
-            some = "not installed" if len(lacking) == len(names) else f"not installed: {', '.join(lacking)}"
-            yield Probe(f"extra {extra}", "optional", some, how)
-        else:
-            yield Probe(f"extra {extra}", "good", ", ".join(f"{name} {versions(name)}" for name in names))
+    """What the base install needs, then the extras.
 
-
-def _by_extra(requirements: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
-    base: list[str] = []
-    extras: dict[str, list[str]] = {}
+    Args:
+        requirements: of this package's metadata, such as "ray>=2; extra == 'cluster'".
+        versions: the installed version of a distribution, None if it is not there.
+    """
+    names: dict[str, list[str]] = {"": []}
     for text in requirements:
-        name = re.split(r"[^A-Za-z0-9._-]", text, maxsplit=1)[0]
         found = re.search(r"extra\s*==\s*['\"]([^'\"]+)['\"]", text)
-        if found is None:
-            base.append(name)
-        elif found[1] not in NOT_FOR_USERS:
-            extras.setdefault(found[1], []).append(name)
-    return base, dict(sorted(extras.items()))
+        names.setdefault(found[1] if found else "", []).append(re.split(r"[^A-Za-z0-9._-]", text, maxsplit=1)[0])
+    for extra in sorted(set(names) - NOT_FOR_USERS):
+        missing = [name for name in names[extra] if versions(name) is None]
+        if not missing:
+            there = ", ".join(f"{name} {versions(name)}" for name in names[extra])
+            yield Probe(f"extra {extra}" if extra else "libraries", "good", there)
+        elif not extra:
+            yield Probe("libraries", "bad", f"missing: {', '.join(missing)}", f"pip install {DISTRIBUTION}")
+        else:
+            some = "" if len(missing) == len(names[extra]) else f": {', '.join(missing)}"
+            yield Probe(f"extra {extra}", "optional", f"not installed{some}", f"pip install '{DISTRIBUTION}[{extra}]'")
 
 
-def installed(name: str) -> str | None:
-    """The version of a distribution, None if it is not there."""
-    try:
+def _installed(name: str) -> str | None:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return None
 
 
-def requirements() -> list[str]:
-    """What this package asks for, by its own metadata."""
-    try:
+def _requirements() -> list[str]:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.requires(DISTRIBUTION) or []
-    except importlib.metadata.PackageNotFoundError:
-        return []
+    return []
 
 
 def cores(usable: int, present: int, quota: float | None) -> Probe:
@@ -374,13 +350,14 @@ def gpu(seen: Mapping[str, object], driver_gpus: Sequence[str]) -> Iterator[Prob
             yield Probe("GPU", "good", "none; everything runs on the CPU")
         return
     yield Probe("GPU", "good", f"{'; '.join(map(str, devices))}{_driver()}")  # type: ignore[call-overload]
-    for part, todo in (
-        ("matmul", "the card does not compute: look at nvidia-smi and dmesg, and start the machine anew"),
-        ("kernels", "pip install triton; without our kernels the network runs, more slowly"),
-    ):
-        text = str(seen.get(part, "not tried"))
-        bad: Verdict = "bad" if part == "matmul" else "warning"
-        yield Probe(f"GPU {part}", "good", text) if text.startswith("works") else Probe(f"GPU {part}", bad, text, todo)
+    parts: dict[str, tuple[Verdict, str]] = {
+        "matmul": ("bad", "the card does not compute: look at nvidia-smi and dmesg, and start the machine anew"),
+        "kernels": ("warning", "pip install triton; without our kernels the network runs, more slowly"),
+    }
+    for part, (verdict, todo) in parts.items():
+        text = str(seen.get(part, seen.get("why", "not tried")))
+        good = text.startswith("works")
+        yield Probe(f"GPU {part}", "good" if good else verdict, text, "" if good else todo)
 
 
 def _driver(path: Path = Path("/proc/driver/nvidia/version")) -> str:

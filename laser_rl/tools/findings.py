@@ -1,12 +1,14 @@
-"""What `laser check-env` writes down while it plays, what it reports, and the checks of whole episodes."""
+"""What `laser check-env` finds out about an environment, and how that is printed."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from statistics import mean, stdev
+from typing import Any, Literal
 
-import numpy as np
-from gymnasium import spaces
-from numpy.typing import NDArray
+from laser_rl.envs.records import BoxActions, DiscreteActions, EnvironmentSpec
+from laser_rl.envs.worker import read_spec
+from laser_rl.errors import EnvironmentRefused
 
 Verdict = Literal["good", "warning", "defect", "not done"]
 
@@ -37,6 +39,10 @@ CHECKS = {
     "speed": "at least 100 steps a second in one process",
 }
 ALWAYS = frozenset({"errors", "answers"})  # belong to every stage
+MARKS = {"good": "good", "warning": "WARNING", "defect": "DEFECT", "not done": "not done"}
+COLOURS = {"good": "32", "warning": "33", "defect": "31;1", "not done": "2"}
+NAME_WIDTH, MARK_WIDTH = 14, 10
+NORMAL_95 = 1.96
 
 
 @dataclass(frozen=True)
@@ -60,65 +66,6 @@ class CheckStopped(Exception):
     finding: Finding
 
 
-@dataclass
-class CheckedRow:
-    """What one call of reset or step returned; row 0 of an episode is that of reset."""
-
-    observation: Any
-    reward: Any = 0.0
-    terminated: Any = False
-    truncated: Any = False
-    info: Any = field(default_factory=dict)
-    action: Any = None  # of the step that led here, as the environment takes it
-
-    @property
-    def ends(self) -> bool:
-        """Whether nothing follows, by the truth values of whatever the flags are."""
-        try:
-            return bool(self.terminated) or bool(self.truncated)
-        except ValueError:  # an array
-            return False
-
-
-@dataclass
-class CheckedEpisode:
-    """One episode, from its reset on."""
-
-    number: int
-    seed: int
-    rows: list[CheckedRow] = field(default_factory=list)
-    slot: int = 0
-    broken: bool = False  # by an exception
-
-    @property
-    def length(self) -> int:
-        """Steps."""
-        return len(self.rows) - 1
-
-    @property
-    def ended(self) -> bool:
-        """Whether it came to its end."""
-        return len(self.rows) > 1 and self.rows[-1].ends
-
-    def place(self, step: int) -> str:
-        """Where, for people."""
-        return f"slot {self.slot}, episode {self.number}, step {step}"
-
-
-def same(one: Any, other: Any) -> bool:
-    """Whether two values are equal in every bit that counts; NaN equals NaN."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
-    if isinstance(one, tuple | list) and isinstance(other, tuple | list):
-        return len(one) == len(other) and all(map(same, one, other))
-    try:
-        first, second = np.asarray(one), np.asarray(other)
-        nan = first.dtype.kind in "fc" and second.dtype.kind in "fc"
-        return bool(np.array_equal(first, second, equal_nan=nan))
-    except (TypeError, ValueError):  # something that is neither a number nor an array
-        return type(one) is type(other)
-
-
 def merged(findings: Iterable[Finding]) -> list[Finding]:
     """The first of each kind, with how often it was seen.
 
@@ -129,205 +76,176 @@ def merged(findings: Iterable[Finding]) -> list[Finding]:
     first: dict[tuple[str, str, str], Finding] = {}
     for one in findings:
         key = (one.check, one.verdict, one.fix)
-        known = first.get(key)
-        first[key] = one if known is None else replace(known, times=known.times + one.times)
+        first[key] = replace(first[key], times=first[key].times + one.times) if key in first else one
     return list(first.values())
 
 
-def completed(found: Iterable[Finding], stages: Mapping[str, Iterable[str]], done: Iterable[str]) -> list[Finding]:
-    """In the order of the checks: what was found, what is good, and what could not be looked at.
+@dataclass
+class Examination:
+    """What was found out about an environment, collected from the messages of a `Bench`."""
 
-    Args:
-        found: all findings.
-        stages: the checks of every stage; empty if not even the stages are known.
-        done: the stages that came to their end.
-    """
-    merged_findings, made = merged(found), {check for stage in done for check in stages[stage]} | ALWAYS
-    applies = {check for checks in stages.values() for check in checks} | made
-    complete: list[Finding] = []
-    for check, expected in CHECKS.items():
-        own = [one for one in merged_findings if one.check == check]
-        if own:
-            complete += own
-        elif check in made:
-            complete.append(Finding(check, "good", expected))
-        elif check in applies or not stages:
-            complete.append(Finding(check, "not done", expected))
-    return complete
+    name: str
+    findings: list[Finding] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)  # neither good nor bad
+    spec: EnvironmentSpec | None = None
+    stages: dict[str, list[str]] = field(default_factory=dict)  # the checks of each stage
+    done: list[str] = field(default_factory=list)  # the stages that came to their end
 
+    def take(self, message: Mapping[str, Any]) -> None:
+        """Add one message; a refused name is raised."""
+        if "refused" in message:
+            raise EnvironmentRefused(message["refused"])
+        if "finding" in message:
+            self.findings.append(Finding(**message["finding"]))
+        if "spec" in message:
+            self.spec = read_spec(message["spec"].encode())
+        self.stages |= message.get("stages", {})
+        self.facts |= message.get("facts", {})
+        self.done += message.get("done", [])
 
-Array = NDArray[np.float64]
-OWN_GENERATOR = "draw from self.np_random only, and begin reset with super().reset(seed=seed)"
-FINAL_KEYS = frozenset({"final_obs", "final_observation", "terminal_observation"})
-FEW_ENDS = 3  # below that, what episodes have in common may be chance
-FEW_ROWS = 20
-LONG = 50  # steps: games of a fixed number of moves are shorter, time limits longer
-CLOSE = 1e-5
-FEW_NUMBERS = 4  # of an array that is shown in full
-LIMIT_NAMES = ("max_steps", "_max_steps", "max_episode_steps", "_max_episode_steps", "max_timesteps", "time_limit")
-NO_RESET = (
-    "return the episode's own last observation with terminated or truncated, and do not call reset inside of step"
-)
-TRUNCATE = (
-    "return terminated=False, truncated=True there, or leave the limit to gymnasium.wrappers.TimeLimit: "
-    "after `terminated` an agent believes that nothing could have followed"
-)
+    def of(self, verdict: str) -> list[Finding]:
+        """The findings with this verdict."""
+        return [one for one in self.findings if one.verdict == verdict]
 
-
-class Difference(NamedTuple):
-    """The first value in which two recordings of an episode differ."""
-
-    step: int
-    part: str
-    one: Any
-    other: Any
+    def complete(self) -> None:
+        """Put the findings in the order of the checks, and add what is good and what could not be looked at."""
+        found, made = merged(self.findings), {check for stage in self.done for check in self.stages[stage]} | ALWAYS
+        applies = set(CHECKS) if not self.stages else {check for checks in self.stages.values() for check in checks}
+        self.findings = []
+        for check, expected in CHECKS.items():
+            own = [one for one in found if one.check == check]
+            if not own and check in applies | made:
+                own = [Finding(check, "good" if check in made else "not done", expected)]
+            self.findings += own
 
 
-def difference(one: CheckedEpisode, other: CheckedEpisode) -> Difference | None:
-    """Where two recordings part; an episode that was broken off agrees as far as it goes."""
-    for step, (row, twin) in enumerate(zip(one.rows, other.rows, strict=False)):
-        for part in ("observation", "reward", "terminated", "truncated"):
-            if not same(getattr(row, part), getattr(twin, part)):
-                return Difference(step, part, getattr(row, part), getattr(twin, part))
-    return None
+def agent_facts(spec: EnvironmentSpec, name: str) -> dict[str, Any]:
+    """What would be trained there by default: recipe, network, replay."""
+    from laser_rl import recipes  # noqa: PLC0415 - loads torch, which takes as long as the examination
+    from laser_rl.networks.build import family_of, parameter_count  # noqa: PLC0415
+    from laser_rl.replay.memory_estimate import available_bytes, estimate  # noqa: PLC0415
+    from laser_rl.training.build import layout_of, seeded_network  # noqa: PLC0415
+
+    config = recipes.for_environment(spec, name)
+    family = family_of(spec.action)
+    network, replay = seeded_network(config, spec, None), config.replay
+    need = estimate(layout_of(spec, family, config), replay.capacity_steps, replay.codec, replay.budget_bytes)
+    return {
+        "recipe": config.recipe,
+        "steps": config.run.steps,
+        "policy": str(family),
+        "torso": type(network.torso).__name__,
+        "memory": config.network.memory,
+        "parameters": parameter_count(network),
+        "replay_steps": replay.capacity_steps,
+        "replay_bytes": need.total,
+        "replay": str(need),
+        "free_bytes": available_bytes(),
+    }
 
 
-def repeatable(
-    played: Iterable[CheckedEpisode], fresh: Sequence[CheckedEpisode], again: Iterable[CheckedEpisode]
-) -> list[Finding]:
-    """Compare episodes with what a fresh copy made of the same seeds and actions, and with what that copy made of them once more."""
-    for one, found in _apart(played, fresh):
-        return [_finding("repeatable", "the same seed and actions to give the same episode in two copies", one, found)]
-    for one, found in _apart(fresh, again):
-        apart = _finding("seed", "an episode to depend on its seed and its actions, not on those before it", one, found)
-        if apart.verdict == "defect":
-            apart = replace(
-                apart, fix=f"set everything back in reset; {OWN_GENERATOR}, which starts anew with every seed"
-            )
-        # Something small was carried over (MinAtar: the last action, for its sticky ones): only exact resumes suffer.
-        return [replace(apart, verdict="warning") if found.step else apart]
-    return []
+def as_json(found: Examination, agent: dict[str, Any] | None) -> dict[str, Any]:
+    """All of it as plain values; what is not finite becomes null, since JSON has no word for it."""
+    return {
+        "environment": found.name,
+        "verdict": "defect" if found.of("defect") else "warning" if found.of("warning") else "good",
+        "findings": [asdict(one) for one in found.findings],
+        "spec": found.spec and {**asdict(found.spec), "action_kind": type(found.spec.action).__name__},
+        "facts": {name: _finite(value) for name, value in found.facts.items()},
+        "agent": agent,
+    }
 
 
-def _apart(
-    some: Iterable[CheckedEpisode], others: Iterable[CheckedEpisode]
-) -> Iterator[tuple[CheckedEpisode, Difference]]:
-    """By slot and number: a slow machine plays fewer of them the second time."""
-    known = {(one.slot, one.number): one for one in others}
-    for one in some:
-        found = difference(one, known[one.slot, one.number]) if (one.slot, one.number) in known else None
-        if found is not None:
-            yield one, found
+def _finite(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _finding(check: str, expected: str, episode: CheckedEpisode, found: Difference) -> Finding:
-    try:
-        tiny = bool(np.allclose(found.one, found.other, rtol=CLOSE, atol=CLOSE))
-    except (TypeError, ValueError):
-        tiny = False
-    verdict: Verdict = "warning" if tiny else "defect"
-    fix = "use one thread and no atomics if you need exact resumes; learning does not suffer from last digits"
-    got = f"{found.part} {_brief(found.one)}, then {_brief(found.other)}"
-    where = f"{episode.place(found.step)}, seed {episode.seed}"
-    return Finding(check, verdict, expected, got, fix if tiny else OWN_GENERATOR, where)
+def as_text(found: Examination, agent: dict[str, Any] | None, *, coloured: bool = False) -> Iterator[str]:
+    """The table, then what an agent would see, then the result in a line."""
+    yield f"{'check':<{NAME_WIDTH}}  verdict"
+    for one in found.findings:
+        if one.verdict != "not done":
+            yield from _finding(one, coloured=coloured)
+    if missing := found.of("not done"):
+        names = ", ".join(one.check for one in missing)
+        yield f"{'':<{NAME_WIDTH}}  {_mark('not done', coloured=coloured)}{names}"
+    if found.spec is not None:
+        yield ""
+        lines = [*_seen(found, found.spec), *(_trained(found, agent) if agent is not None else ())]
+        yield from (f"{name:<{NAME_WIDTH}}  {text}" for name, text in lines)
+    yield ""
+    yield f"{found.name}: {_result(found)}"
 
 
-def _brief(value: Any) -> str:
-    if isinstance(value, np.ndarray) and value.size > FEW_NUMBERS and value.dtype.kind in "fiub":
-        return f"array with sum {value.astype(np.float64).sum():.6g}"
-    return str(value)[:80]
+def _finding(one: Finding, *, coloured: bool) -> Iterator[str]:
+    mark = _mark(one.verdict, coloured=coloured)
+    start, indent = f"{one.check:<{NAME_WIDTH}}  {mark}", " " * (NAME_WIDTH + MARK_WIDTH + 2)
+    if one.verdict == "good":
+        yield f"{start}{one.expected}"
+        return
+    yield f"{start}expected  {one.expected}"
+    often = f"{one.times:,} times, first in " if one.times > 1 else ""
+    yield f"{indent}got       {one.got}{f' ({often}{one.where})' if one.where else ''}"
+    yield f"{indent}fix       {one.fix}"
+    yield from (f"{indent}  | {line}" for line in one.trace.splitlines())
 
 
-def flat(space: spaces.Space[Any], observation: Any) -> Array:
-    """An observation as one vector; empty if it is not in its space, which is a finding of its own."""
-    try:
-        return np.asarray(spaces.flatten(space, observation), np.float64).ravel()
-    except (TypeError, ValueError, KeyError, AttributeError, IndexError):
-        return np.zeros(0)
+def _mark(verdict: str, *, coloured: bool) -> str:
+    mark = f"{MARKS[verdict]:<{MARK_WIDTH}}"
+    return f"\x1b[{COLOURS[verdict]}m{mark}\x1b[0m" if coloured else mark
 
 
-def resets_itself(
-    firsts: Sequence[Array], middles: Sequence[Array], finals: Sequence[Array], thens: Sequence[Array]
-) -> list[Finding]:
-    """Whether the environment resets inside of `step`: told by the observations at the ends of episodes.
-
-    First observations lie in a box, those in the middle of an episode mostly outside of it. Last ones that all lie inside are first ones
-    of the next episode. `thens` are the observations of one more step after each end, where that went on.
-    """
-    check, expected = (
-        "after the end",
-        "the last observation of an episode to be its own, and reset to be called by others",
-    )
-    sizes = {one.size for one in (*firsts, *middles, *finals, *thens)}
-    if len(middles) < FEW_ROWS or len(thens) < max(FEW_ENDS, len(finals)) or len(sizes) != 1 or 0 in sizes:
-        return []
-    low, high = np.min(firsts, axis=0), np.max(firsts, axis=0)
-    margin = high - low
-
-    def like_first(some: Sequence[Array]) -> NDArray[np.bool_]:
-        values = np.stack(some)
-        return np.asarray(((values >= low - margin) & (values <= high + margin)).all(1))
-
-    if 2 * like_first(middles).sum() >= len(middles):  # first observations cannot be told from the others
-        return []
-    if like_first(finals).all():
-        got = f"all {len(finals)} last observations look like first ones, and the next step goes on from there"
-        return [Finding(check, "defect" if margin.any() else "warning", expected, got, NO_RESET)]
-    if like_first(thens).all():
-        got = "the step after the last one begins a new episode by itself"
-        return [Finding(check, "warning", expected, got, "take the automatic reset out; laser calls reset itself")]
-    return []
+def _seen(found: Examination, spec: EnvironmentSpec) -> Iterator[tuple[str, str]]:
+    facts, seen, action = found.facts, spec.observation, spec.action
+    kind = "picture" if seen.is_image else "vector"
+    yield "observation", f"{seen.dtype} {seen.shape}, a {kind}, scaled by {seen.scale:.4g}"
+    if isinstance(action, DiscreteActions):
+        yield "action", f"one of {action.count} choices"
+    elif isinstance(action, BoxActions):
+        yield "action", f"{len(action.low)} real numbers, from {list(action.low)} to {list(action.high)}"
+    else:
+        yield "action", f"{len(action.counts)} choices at once, among {', '.join(map(str, action.counts))}"
+    if spec.tasks:
+        yield "tasks", ", ".join(spec.tasks)
+    if "played_steps" in facts:
+        lengths, steps = facts["lengths"], f"{facts['played_steps']:,} random steps"
+        spread = f"{min(lengths):,} to {max(lengths):,} steps, {mean(lengths):,.1f} on average" if lengths else ""
+        yield "episodes", f"{len(lengths):,} ended in {steps}: {spread}" if lengths else f"none ended in {steps}"
+    returns = [value for value in facts.get("returns", []) if math.isfinite(value)]
+    if len(returns) > 1:
+        error = NORMAL_95 * stdev(returns) / math.sqrt(len(returns))
+        spread = f"± {error:.2g} (95 %), from {min(returns):,.4g} to {max(returns):,.4g}"
+        yield "random return", f"{mean(returns):,.4g} {spread}"
+    if "steps_per_second" in facts:
+        where = (
+            f"in {facts['slots']} slots"
+            if "slots" in facts
+            else "in one process; a step takes {step_ms:.3g} ms, a reset {reset_ms:.3g} ms"
+        )
+        yield "speed", f"{facts['steps_per_second']:,.0f} steps/s {where.format(**facts)}"
 
 
-def time_limits(
-    space: spaces.Space[Any], episodes: Sequence[CheckedEpisode], own_limits: dict[str, int]
-) -> list[Finding]:
-    """Whether a limit of time is reported as an end of the task.
-
-    Told by episodes that all terminate at one and the same step, although nothing in the observation counts the steps.
-    """
-    check, expected = "time limit", "truncated, not terminated, where only the time is up"
-    ended = [episode for episode in episodes if episode.ended]
-    for episode in ended:
-        last = episode.rows[-1]
-        if isinstance(last.info, dict) and last.info.get("TimeLimit.truncated") and same(last.terminated, True):
-            got = "terminated together with info['TimeLimit.truncated']"
-            return [Finding(check, "defect", expected, got, TRUNCATE, episode.place(episode.length))]
-    longest = max((episode.length for episode in ended), default=0)
-    at_limit = [episode for episode in ended if episode.length == longest]
-    if len(at_limit) < FEW_ENDS or not all(same(episode.rows[-1].terminated, True) for episode in at_limit):
-        return []
-    names = [name for name, value in own_limits.items() if value == longest]
-    if shows_clock(space, at_limit) or (longest < LONG and not names):
-        return []
-    where, got = (
-        at_limit[0].place(longest),
-        f"{len(at_limit)} of {len(ended)} episodes terminated at step {longest:,} exactly",
-    )
-    if names:
-        return [Finding(check, "defect", expected, f"{got}, which is the environment's {names[0]}", TRUNCATE, where)]
-    return [Finding(check, "warning", expected, got, f"if that is a limit of time: {TRUNCATE}", where)]
+def _trained(found: Examination, agent: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "policy", agent["policy"]
+    yield "recipe", f"{agent['recipe']}: laser train --env {found.name}"
+    memory = "" if agent["memory"] == "none" else f", memory {agent['memory']}"
+    yield "network", f"{agent['torso']}{memory}, {agent['parameters']:,} parameters"
+    yield "replay", f"{agent['replay'].removeprefix('replay of ')}; {agent['free_bytes'] / 1e9:.1f} GB are free"
+    if found.facts.get("steps_per_second"):
+        minutes = agent["steps"] / found.facts["steps_per_second"] / 60
+        yield "time", f"{agent['steps']:,} steps take {minutes:,.1f} minutes for the environment alone, at this speed"
 
 
-def shows_clock(space: spaces.Space[Any], episodes: Sequence[CheckedEpisode]) -> bool:
-    """Whether a part of the observation counts the steps: then an end at a fixed step is part of the task."""
-    tracks = [np.stack([flat(space, row.observation) for row in one.rows]) for one in episodes[:FEW_ENDS]]
-    changes = np.diff(tracks[0], axis=0)
-    alike = np.all([(track == tracks[0]).all(0) for track in tracks], axis=0)
-    return bool((alike & ((changes > 0).all(0) | (changes < 0).all(0))).any())
+def _result(found: Examination) -> str:
+    defects, warnings = len(found.of("defect")), len(found.of("warning"))
+    checks = len({one.check for one in found.findings if one.verdict != "not done"})
+    if not defects and not warnings:
+        return f"fine, {checks} checks"
+    numbers = f"{_plural(defects, 'defect')}, {_plural(warnings, 'warning')} in {checks} checks"
+    return f"{numbers}; {'mend the defects, then check again' if defects else 'it can be trained'}"
 
 
-def own_limits(parts: Iterable[Any]) -> dict[str, int]:
-    """Attributes of an environment that look like a limit of its steps.
-
-    >>> class Maze: max_steps = 200
-    >>> own_limits([Maze()])
-    {'max_steps': 200}
-    """
-    found = {}
-    for part in parts:
-        for name in LIMIT_NAMES:
-            value = getattr(part, "__dict__", {}).get(name, getattr(type(part), name, None))
-            if isinstance(value, int) and not isinstance(value, bool):
-                found[name] = value
-    return found
+def _plural(number: int, noun: str) -> str:
+    return f"{number or 'no'} {noun}{'s' * (number > 1)}"

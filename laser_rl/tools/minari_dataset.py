@@ -4,10 +4,14 @@ Minari's own storage writes it, in a hidden folder beside the dataset's place, w
 """
 
 import contextlib
+import itertools
 import logging
 import os
+import shlex
 import shutil
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,11 +30,11 @@ from laser_rl.errors import ConfigError, EnvironmentRefused, MissingExtra
 from laser_rl.networks.build import family_of
 from laser_rl.ops.distributions import Categorical, Family, MultiCategorical
 from laser_rl.ops.gaussian import DiagonalGaussian
-from laser_rl.tools.source import command, config_of, config_sha256, manifest_sha256, starts_in, versions
+from laser_rl.tools.source import config_sha256, manifest_sha256, starts_in, versions
 from laser_rl.tools.whole_episodes import NO_SEED, EpisodeReader, WholeEpisode
 from laser_rl.training.build import layout_of
 from laser_rl.training.evaluate import chosen_member, spec_in
-from laser_rl.training.files import command_for
+from laser_rl.training.files import command_for, read_sweep
 from laser_rl.trust import Untrusted
 from laser_rl.types import Array, UnrollLayout
 
@@ -51,8 +55,9 @@ class Dataset(NamedTuple):
     mean_return: float
 
 
-class _Parts(NamedTuple):
-    """What is needed to read and to write, without a network."""
+@dataclass(frozen=True)
+class _Replay:
+    """The replay of a checkpoint and what is known of it, without a network."""
 
     loaded: Loaded
     config: Config
@@ -84,10 +89,10 @@ def export_minari(
     require_extra()
     namespace, root = _namespace_of(dataset_id), _root(out)
     number = None if member is None else chosen_member(run_dir, member)
-    parts, path = _parts(run_dir, number), root / dataset_id
+    replay, path = _replay(run_dir, number), root / dataset_id
     source = {
-        "checkpoint_step": parts.loaded.step,
-        "manifest_sha256": manifest_sha256(parts.loaded.path),
+        "checkpoint_step": replay.loaded.step,
+        "manifest_sha256": manifest_sha256(replay.loaded.path),
         "members": "all" if number is None else [number],
         "versions": versions("minari", "h5py"),
     }
@@ -103,14 +108,15 @@ def export_minari(
         folder = work / "dataset"
         shutil.rmtree(folder, ignore_errors=True)  # of one that was killed
         disk.make_folder(folder / "data")
-        dataset = _write(folder / "data", EpisodeReader(run_dir, parts.loaded, parts.layout, number, say), parts, path)
+        episodes = EpisodeReader(run_dir, replay.loaded, replay.layout, number, say)
+        dataset = _write(folder / "data", episodes, replay, path)
         if not dataset.episodes:
             whose = "" if number is None else f" of member {number}"
             raise ConfigError(
                 f"the replay of {run_dir} holds no whole episode{whose}: they are longer than what it keeps; "
                 "train with a larger --replay.capacity-steps"
             )
-        _describe(folder / "data", dataset_id, source, parts, dataset)
+        _describe(folder / "data", dataset_id, source, replay, dataset)
         _make_namespace(root, namespace)
         folder.replace(path)
         disk.sync_path(path.parent)
@@ -127,7 +133,7 @@ def require_extra() -> None:
         raise MissingExtra("a Minari dataset", "minari") from error
 
 
-def _parts(run_dir: Path, member: int | None) -> _Parts:
+def _replay(run_dir: Path, member: int | None) -> _Replay:
     loaded = checkpoint.latest(run_dir, replay="salvage")
     if loaded is None:
         raise ConfigError(
@@ -135,14 +141,13 @@ def _parts(run_dir: Path, member: int | None) -> _Parts:
         )
     if not loaded.segments:
         raise ConfigError(f"{run_dir} keeps no replay, expected one to export; train with --replay.fraction above 0")
-    config = config_of(run_dir, member)
-    spec = spec_in(loaded, member)
-    family = family_of(spec.action)
+    sweep, spec = read_sweep(run_dir), spec_in(loaded, member)
+    config, family = sweep.base if member is None else sweep.configs[member], family_of(spec.action)
     layout = layout_of(spec, family, config)
     bounds = (0, 255, np.uint8) if layout.observation_dtype == "uint8" else (-np.inf, np.inf, np.float32)
     observation = spaces.Box(bounds[0], bounds[1], layout.observation_shape, bounds[2])
-    action = _actions(family, starts_in(spec.action))
-    return _Parts(loaded, config, layout, family, spec.tasks, *_own_spaces(config.environment, observation, action))
+    known = _own_spaces(config.environment, observation, _actions(family, starts_in(spec.action)))
+    return _Replay(loaded, config, layout, family, spec.tasks, *known)
 
 
 def _own_spaces(
@@ -182,43 +187,28 @@ def environment_actions(family: Family, space: Space, action: Array) -> Array:
     >>> family = DiagonalGaussian((-2.0,), (2.0,))
     >>> environment_actions(family, _actions(family), np.array([[0.0], [1e4]], np.float32)).ravel().tolist()
     [0.0, 2.0]
-    >>> environment_actions(Categorical(3), spaces.Discrete(3, start=5), np.array([0, 2])).tolist()
-    [5, 7]
     """
     if not isinstance(space, spaces.Box):
-        counted: Array = np.asarray(action, np.int64) + space.start
-        return counted
+        return np.asarray(np.asarray(action, np.int64) + space.start)
     squashed = family.to_environment(torch.from_numpy(np.ascontiguousarray(action))).numpy()
-    clipped: Array = np.clip(squashed, space.low, space.high)
-    return clipped
+    return np.asarray(np.clip(squashed, space.low, space.high))
 
 
-def _write(folder: Path, episodes: EpisodeReader, parts: _Parts, path: Path) -> Dataset:
+def _write(folder: Path, episodes: EpisodeReader, replay: _Replay, path: Path) -> Dataset:
     """All episodes through Minari's storage, some at a time."""
     from minari.dataset.minari_storage import MinariStorage  # noqa: PLC0415 - needs the extra
 
-    storage = MinariStorage.new(
-        folder, parts.observation, parts.action, parts.env, data_format="hdf5", jpeg_encoding=False
-    )
-    count, returns = 0, list[float]()
-    for batch in _batches(episodes):
+    known = replay.observation, replay.action, replay.env
+    storage = MinariStorage.new(folder, *known, data_format="hdf5", jpeg_encoding=False)
+    returns, waiting = list[float](), iter(episodes)
+    while batch := list(itertools.islice(waiting, BATCH)):
+        count = len(returns)
         _prepare(folder / DATA_FILE, count, batch)
-        storage.update_episodes(_buffer(count + at, episode, parts) for at, episode in enumerate(batch))
+        storage.update_episodes(_buffer(number, episode, replay) for number, episode in enumerate(batch, count))
         about = [_attributes(episode) for episode in batch]
         storage.update_episode_metadata(about, range(count, count + len(batch)))
-        count, returns = count + len(batch), [*returns, *(one["return"] for one in about)]
-    return Dataset(path, count, storage.total_steps, float(np.mean(returns)) if returns else float("nan"))
-
-
-def _batches(episodes: EpisodeReader) -> Iterator[list[WholeEpisode]]:
-    batch = list[WholeEpisode]()
-    for episode in episodes:
-        batch.append(episode)
-        if len(batch) == BATCH:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
+        returns += [one["return"] for one in about]
+    return Dataset(path, len(returns), storage.total_steps, float(np.mean(returns)) if returns else float("nan"))
 
 
 def _prepare(file: Path, first: int, batch: list[WholeEpisode]) -> None:
@@ -240,7 +230,7 @@ def _prepare(file: Path, first: int, batch: list[WholeEpisode]) -> None:
             )  # fmt: skip
 
 
-def _buffer(number: int, episode: WholeEpisode, parts: _Parts) -> Any:
+def _buffer(number: int, episode: WholeEpisode, replay: _Replay) -> Any:
     """Infos have T+1 rows, as Minari has them: row t stands beside observation t. No action answers the last one: NaN, and version -1."""
     from minari.data_collector import EpisodeBuffer  # noqa: PLC0415 - needs the extra
 
@@ -255,7 +245,7 @@ def _buffer(number: int, episode: WholeEpisode, parts: _Parts) -> Any:
         id=number,
         seed=None if episode.seed == NO_SEED else episode.seed,
         observations=episode.observation,
-        actions=environment_actions(parts.family, parts.action, episode.action),
+        actions=environment_actions(replay.family, replay.action, episode.action),
         rewards=episode.reward,
         terminations=episode.terminated,
         truncations=episode.truncated,
@@ -272,32 +262,31 @@ def _attributes(episode: WholeEpisode) -> dict[str, Any]:
     return {**whose, "return": float(episode.reward.astype(np.float64).sum())}
 
 
-def _describe(folder: Path, dataset_id: str, source: dict[str, Any], parts: _Parts, dataset: Dataset) -> None:
+def _describe(folder: Path, dataset_id: str, source: dict[str, Any], replay: _Replay, dataset: Dataset) -> None:
     """Metadata of the dataset; ours under `laser_rl`."""
     from minari.dataset.minari_storage import MinariStorage  # noqa: PLC0415 - needs the extra
 
-    environment, stack = parts.config.environment, parts.layout.stack
+    environment, stack = replay.config.environment, replay.layout.stack
     ours = {
         **source,
-        "command": command(),
-        "config_sha256": config_sha256(parts.config),
+        "command": shlex.join([Path(sys.argv[0]).name or "python", *sys.argv[1:]]),
+        "config_sha256": config_sha256(replay.config),
         "environment": environment.id,
         "environment_options": environment.options,
         "environment_settings": environment.atari.model_dump(mode="json"),
-        "tasks": list(parts.tasks),
+        "tasks": list(replay.tasks),
         "frame_stack": stack,
         "observations": "single frames as the environment gives them after laser-rl's wrappers, each once; "
         f"agents saw {stack} of them stacked",
-        "behaviour": f"parameters of {parts.family}, from which each action was drawn",
+        "behaviour": f"parameters of {replay.family}, from which each action was drawn",
         "mean_return": dataset.mean_return,
     }
-    storage = MinariStorage.read(folder)
-    storage.update_metadata({
+    MinariStorage.read(folder).update_metadata({
         "dataset_id": dataset_id,
         "minari_version": source["versions"]["minari"],
         "algorithm_name": "LASER",
         "description": f"Whole episodes of {environment.id} out of the replay of a LASER run, after "
-        f"{parts.loaded.step:,} steps: {dataset.episodes:,} episodes, mean return {dataset.mean_return:.4g}.",
+        f"{replay.loaded.step:,} steps: {dataset.episodes:,} episodes, mean return {dataset.mean_return:.4g}.",
         "laser_rl": ours,
     })  # fmt: skip
     disk.sync_path(folder / DATA_FILE)
@@ -334,9 +323,7 @@ def _namespace_of(dataset_id: str) -> str | None:
 
 
 def _root(out: Path | None) -> Path:
-    if out is not None:
-        return out.absolute()
-    given = os.environ.get("MINARI_DATASETS_PATH")  # as Minari looks for it
+    given = out or os.environ.get("MINARI_DATASETS_PATH")  # as Minari looks for it
     return Path(given).absolute() if given else Path.home() / ".minari" / "datasets"
 
 
@@ -344,8 +331,9 @@ def _make_namespace(root: Path, namespace: str | None) -> None:
     """What Minari's own writer leaves in each folder above a dataset, so that it lists them."""
     from minari.namespace import NAMESPACE_METADATA_FILENAME  # noqa: PLC0415
 
-    parts = namespace.split("/") if namespace else []
-    for depth in range(1, len(parts) + 1):
-        file = root.joinpath(*parts[:depth]) / NAMESPACE_METADATA_FILENAME
+    folders = [root]
+    for part in namespace.split("/") if namespace else ():
+        folders.append(folders[-1] / part)
+        file = folders[-1] / NAMESPACE_METADATA_FILENAME
         if not file.exists():
             disk.write_json(file, {})

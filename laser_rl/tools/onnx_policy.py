@@ -3,30 +3,131 @@
 The file says by itself what it is: names and shapes of its inputs and outputs, how to call it, and where it came from.
 """
 
+import copy
 import json
 import logging
+import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from laser_rl import disk
-from laser_rl.errors import ConfigError, MissingExtra
-from laser_rl.tools.onnx_compare import Acting, Verified, compare, example, observed
-from laser_rl.tools.source import described, seen_shape, starts_of, versions
-from laser_rl.training.evaluate import Trained
+from laser_rl.agent.policy import Decision, Policy, Seen, choose, finite
+from laser_rl.envs.make import is_atari
+from laser_rl.envs.records import ObservationSpec
+from laser_rl.errors import ConfigError, EnvironmentRefused, MissingExtra
+from laser_rl.networks.agent_network import AgentNetwork, Output
+from laser_rl.networks.build import stacked_shape
+from laser_rl.ops import checks, popart
+from laser_rl.ops.distributions import Categorical, Family, MultiCategorical
+from laser_rl.ops.gaussian import DiagonalGaussian
+from laser_rl.tools.source import starts_in, versions
+from laser_rl.training.build import another, open_environments, slots_of
+from laser_rl.training.evaluate import Player, Trained, task_count
+from laser_rl.trust import Untrusted
+from laser_rl.types import Array, Inputs
 
 if TYPE_CHECKING:
     from torch.onnx import ONNXProgram
 
+log = logging.getLogger("laser_rl.tools")
 PREFIX = "laser_rl."  # of our names in a model's metadata
+SLOTS = 8
+TOLERANCE = 1e-4  # of parameters, values and states; relative where they are above 1
 _LIBRARIES = ("onnx", "onnxruntime", "onnxscript")
 _TRACED = 2  # rows; a batch of one would be taken for a constant
 _MOST_SAID = 400  # letters of an exporter's error
+_UNUSED = torch.Generator()  # the likeliest action needs no random numbers
+
+
+class Acting(nn.Module):
+    """Rows [B, ...] in; the likeliest action, the policy's parameters and the value out, and the memory where there is one.
+
+    A copy of the network on the CPU, in float32 and in evaluation mode: our kernels need a GPU, and a file is to run anywhere.
+
+    Args:
+        network: of the agent; it is copied.
+        family: what its parameters mean.
+        starts: where the environment begins to count its choices; the network counts from 0.
+
+    >>> from laser_rl.networks.torso import MLP
+    >>> acting = Acting(AgentNetwork(MLP((4,), (8,)), parameter_size=2), Categorical(2))
+    >>> acting.inputs, acting.outputs
+    (('observation',), ('action', 'logits', 'value'))
+    >>> [tuple(part.shape) for part in acting(torch.zeros(5, 4))]
+    [(5,), (5, 2), (5,)]
+    """
+
+    starts: Tensor
+
+    def __init__(self, network: AgentNetwork, family: Family, starts: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.network, self.family = copy.deepcopy(network).cpu().eval(), family
+        self.network.bf16 = False
+        self.recurrent = self.network.state_size > 0
+        self.inputs = Seen._fields if self.recurrent else Seen._fields[:1]
+        parameters = ("mean", "log_std") if isinstance(family, DiagonalGaussian) else ("logits",)
+        self.outputs = ("action", *parameters, "value", *(("next_state",) if self.recurrent else ()))
+        self.counts_from_0 = not starts
+        first = torch.tensor(starts, dtype=torch.int64).reshape(family.action_shape) if starts else torch.zeros(())
+        self.register_buffer("starts", first, persistent=False)
+
+    def forward(self, *rows: Tensor) -> tuple[Tensor, ...]:
+        """One row of each of B episodes."""
+        # A network without memory looks at nothing but the observation, whatever stands for the rest.
+        observation, first, action, reward, state = rows if self.recurrent else rows * len(Seen._fields)
+        if self.recurrent and not self.counts_from_0:
+            # A first row has no last action, and whatever number stands for that may lie below the first choice.
+            action = torch.where(first.reshape(-1, *(1,) * self.starts.ndim), 0, action - self.starts)
+        inputs = Inputs(*(part.unsqueeze(0) for part in (observation, first, action, reward)))
+        with checks.unchecked():
+            output, states = self.network(inputs, state)
+            _, parameters, chosen = choose(self.family, output.policy[0], _UNUSED, deterministic=True)
+            chosen = chosen if self.counts_from_0 else chosen + self.starts
+            results = (chosen, *self._named(parameters), self._value(output))
+        return (*results, finite(states[-1])) if self.recurrent else results
+
+    def _named(self, parameters: Tensor) -> tuple[Tensor, ...]:
+        if not isinstance(self.family, DiagonalGaussian):
+            return (parameters,)
+        mean, raw = parameters.chunk(2, -1)
+        return mean, (self.family.min_scale + F.softplus(raw)).log()
+
+    def _value(self, output: Output) -> Tensor:
+        """In the units of the returns, [B]; of a mixture [B, tasks], each in its task's own."""
+        head = self.network.popart
+        if head is None:
+            return output.value[0]
+        value = output.value[0] * popart.sigma(head.statistics) + head.statistics.mean
+        return (value.squeeze(-1) if value.shape[-1] == 1 else value).float()
+
+    def arguments(self, row: Seen) -> dict[str, Array]:
+        """A row by the names of the inputs; the last action in the environment's numbers, as a user of the file has it."""
+        given: dict[str, Array] = dict(zip(self.inputs, row, strict=False))
+        if self.recurrent and not self.counts_from_0:
+            given["last_action"] = row.last_action.astype(np.int64) + self.starts.numpy()
+        return given
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What was compared."""
+
+    rows: int
+    ties: int  # rows at which two actions were equally likely to within the tolerance, and each side took another
+    largest: float  # difference
+
+    def __str__(self) -> str:
+        ties = f", {self.ties} of them ties" if self.ties else ""
+        return f"same actions on {self.rows} observations{ties}, largest difference {self.largest:.1g}"
 
 
 @dataclass(frozen=True)
@@ -43,23 +144,20 @@ def export_onnx(trained: Trained, path: Path, *, about: Mapping[str, Any] | None
     """Write the acting policy to `path`, if it acts as torch does on `rows` observations of its environment.
 
     Args:
-        trained: of a run directory (`tools.source.load_source`), or of an agent (`runtime.evaluate.trained_of`).
+        trained: of a run directory (`tools.source.load_source`), or of an agent (`training.evaluate.trained_of`).
         path: of the file; an older one is replaced.
         about: more entries of the model's metadata, as JSON.
         rows: how many observations are compared, about.
     """
     require_extra()
-    starts = starts_of(trained)
-    acting = Acting(trained.network, trained.family, starts)
-    program = _program(acting, example(acting, trained.layout, seen_shape(trained), _TRACED))
-    _describe(
-        program, acting, {**described(trained, starts), **(about or {}), "versions": versions("torch", *_LIBRARIES)}
-    )
+    acting = Acting(trained.network, trained.family, starts_in(trained.spec.action))
+    program = _program(acting, trained)
+    _describe(program, acting, {**described(trained), **(about or {}), "versions": versions("torch", *_LIBRARIES)})
     path = path.absolute()
     disk.make_folder(path.parent)
     with disk.whole(path) as temporary:
         program.save(temporary, external_data=False)
-        verified = compare(acting, trained, session_of(temporary), observed(trained, rows))
+        verified = compare(acting, session_of(temporary), observed(trained, rows))
     return Exported(path, acting.inputs, acting.outputs, verified)
 
 
@@ -82,30 +180,66 @@ def session_of(path: Path) -> Any:
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-def about_of(session: Any) -> dict[str, Any]:
-    """Our entries of a model's metadata.
+def _seen_shape(trained: Trained) -> tuple[int, ...]:
+    """What the network sees of one row: pictures are stacked along their channels."""
+    layout = trained.layout
+    return stacked_shape(ObservationSpec(layout.observation_shape, layout.observation_dtype), layout.stack)
 
-    `about_of(onnxruntime.InferenceSession("policy.onnx"))["environment"]` is the id of the environment.
+
+def described(trained: Trained) -> dict[str, Any]:
+    """Environment and spaces of an agent, as JSON: what a user of the exported file alone needs."""
+    layout, environment, starts = trained.layout, trained.environment, starts_in(trained.spec.action)
+    about: dict[str, Any] = {
+        "environment": environment.id,
+        "environment_options": environment.options,
+        "step": trained.steps,
+        "frame_stack": layout.stack,
+        "observation": {"shape": list(_seen_shape(trained)), "dtype": layout.observation_dtype},
+        "action": {**_action_of(trained.family), **({"start": list(starts)} if starts else {})},
+    }
+    if is_atari(environment.id):
+        about["atari"] = environment.atari.model_dump(mode="json")
+    return about
+
+
+def _action_of(family: Family) -> dict[str, Any]:
+    """A family as JSON, which knows no infinity: a dimension without bounds has null.
+
+    >>> _action_of(DiagonalGaussian((-1.0, -math.inf), (1.0, math.inf)))["low"]
+    [-1.0, None]
     """
-    entries = session.get_modelmeta().custom_metadata_map
-    ours = {name.removeprefix(PREFIX): value for name, value in entries.items() if name.startswith(PREFIX)}
-    return {name: json.loads(value) for name, value in ours.items()}
+    fields = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(family).items()}
+    for name in {"low", "high"} & set(fields):
+        fields[name] = [bound if math.isfinite(bound) else None for bound in fields[name]]
+    return {"family": type(family).__name__, **fields}
 
 
-def _program(acting: Acting, rows: tuple[Tensor, ...]) -> "ONNXProgram":
-    batch = torch.export.Dim("batch", min=1)
-    loud = logging.getLogger("torch.onnx")
+def _program(acting: Acting, trained: Trained) -> "ONNXProgram":
+    layout, batch, loud = trained.layout, torch.export.Dim("batch", min=1), logging.getLogger("torch.onnx")
+    zeros = (
+        torch.zeros(_TRACED, *_seen_shape(trained), dtype=getattr(torch, layout.observation_dtype)),
+        torch.zeros(_TRACED, dtype=torch.bool),
+        torch.zeros(_TRACED, *layout.action_shape, dtype=getattr(torch, layout.action_dtype)),
+        torch.zeros(_TRACED),
+        torch.zeros(_TRACED, layout.state_size),
+    )[: len(acting.inputs)]
     level = loud.level
     loud.setLevel(logging.ERROR)  # it counts the libraries that it does not need
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # of torch about torch
-            traced = torch.export.export(acting, rows, dynamic_shapes=(tuple({0: batch} for _ in rows),))
+            traced = torch.export.export(acting, zeros, dynamic_shapes=(tuple({0: batch} for _ in zeros),))
             program = torch.onnx.export(
                 traced, (), dynamo=True, verbose=False, input_names=acting.inputs, output_names=acting.outputs
             )
     except Exception as error:  # of a tracer that meets anybody's code
-        raise ConfigError(_why(acting, error)) from error
+        torso, said = type(acting.network.torso), " ".join(str(error).split())[:_MOST_SAID]
+        ours = torso.__module__.startswith("laser_rl.")
+        whose = "" if ours else f" with the torso {torso.__module__}.{torso.__qualname__}"
+        raise ConfigError(
+            f"this network{whose} cannot be written as ONNX ({type(error).__name__}: {said}); "
+            "its forward must not look at values (no `if` on a tensor, no .item(), no numpy): use torch.where and the like"
+        ) from error
     finally:
         loud.setLevel(level)
     if program is None:  # only where torch.onnx.export is asked to write the file itself
@@ -113,67 +247,141 @@ def _program(acting: Acting, rows: tuple[Tensor, ...]) -> "ONNXProgram":
     return program
 
 
-def _why(acting: Acting, error: Exception) -> str:
-    torso = type(acting.network.torso)
-    said = " ".join(str(error).split())[:_MOST_SAID]
-    whose = (
-        "" if torso.__module__.startswith("laser_rl.") else f" with the torso {torso.__module__}.{torso.__qualname__}"
-    )
-    return (
-        f"this network{whose} cannot be written as ONNX ({type(error).__name__}: {said}); "
-        "its forward must not look at values (no `if` on a tensor, no .item(), no numpy): use torch.where and the like"
-    )
-
-
 def _describe(program: "ONNXProgram", acting: Acting, about: Mapping[str, Any]) -> None:
-    """Our metadata in, and torch's out: it would tell the paths of this machine."""
+    """Our metadata in, and torch's out: it would tell paths of this machine. Its symbol of the leading dimension becomes `batch`."""
+    import onnx_ir  # noqa: PLC0415 - comes with onnxscript
+
     model: Any = program.model
-    for function in (model.graph, *model.functions.values()):
-        function.metadata_props.clear()
-        for node in function.all_nodes():
-            node.metadata_props.clear()
-            for value in node.outputs:
-                value.metadata_props.clear()
-    for value in (*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()):
-        value.metadata_props.clear()
-    _name_batch(model.graph)
+    graph, functions = model.graph, [model.graph, *model.functions.values()]
+    nodes = [node for function in functions for node in function.all_nodes()]
+    values = [value for node in nodes for value in node.outputs]
+    for part in (model, *functions, *nodes, *values, *graph.inputs, *graph.outputs, *graph.initializers.values()):
+        part.metadata_props.clear()
+    symbol = graph.inputs[0].shape[0]
+    for value in (*graph.inputs, *values):
+        if value.shape is not None:
+            value.shape = onnx_ir.Shape(["batch" if one == symbol else one for one in value.shape])
     model.producer_name, model.doc_string = "laser-rl", _how_to_call(acting)
-    model.metadata_props.clear()
     model.metadata_props.update({PREFIX + name: json.dumps(value, sort_keys=True) for name, value in about.items()})
 
 
-def _name_batch(graph: Any) -> None:
-    """The symbol of the leading dimension is torch's; a reader of the file sees `batch`."""
-    import onnx_ir  # noqa: PLC0415 - comes with onnxscript
-
-    symbol = graph.inputs[0].shape[0]
-    values = [*graph.inputs, *(value for node in graph.all_nodes() for value in node.outputs)]
-    for value in values:
-        if value.shape is not None:
-            value.shape = onnx_ir.Shape(["batch" if one == symbol else one for one in value.shape])
-
-
 def _how_to_call(acting: Acting) -> str:
-    lines = [
-        "A policy trained by laser-rl. Every input and output has a leading batch dimension; pass 1 for one environment.",
-        "observation: as the environment gives it after laser-rl's wrappers; bytes are scaled inside. Pictures are stacked along",
-        "their channels, oldest first, with zeros before an episode's first frame. A Dict or Tuple is one vector, in Gymnasium's order,",
-        "its bytes divided by their upper bound.",
-        "action: the likeliest one, as the environment takes it; several choices or numbers are flat. To sample instead, use "
-        + (
-            "mean and log_std, then squash into the bounds as laser_rl.action says."
-            if "mean" in acting.outputs
-            else "logits, and add the first number of each choice (start in laser_rl.action)."
-        ),
-    ]
-    if acting.recurrent:
-        last = (
-            "the mean, or the sample, before it is squashed"
-            if "mean" in acting.outputs
-            else "the action that was taken"
+    sampled = "logits, and add the first number of each choice (start in laser_rl.action)."
+    last = "the action that was taken"
+    if "mean" in acting.outputs:
+        sampled = "mean and log_std, then squash into the bounds as laser_rl.action says."
+        last = "the mean, or the sample, before it is squashed"
+    lines = f"""\
+A policy trained by laser-rl. Every input and output has a leading batch dimension; pass 1 for one environment.
+observation: as the environment gives it after laser-rl's wrappers; bytes are scaled inside. Pictures are stacked along
+their channels, oldest first, with zeros before an episode's first frame. A Dict or Tuple is one vector, in Gymnasium's order,
+its bytes divided by their upper bound.
+action: the likeliest one, as the environment takes it; several choices or numbers are flat. To sample instead, use {sampled}"""
+    if not acting.recurrent:
+        return lines
+    return f"""{lines}
+state: zeros before the first row of an episode, then next_state of the row before. is_first: true on that first row.
+last_action: {last}, at the row before. last_reward: the raw reward that it brought. Both are ignored on a first row."""
+
+
+class _Recorder(Policy):
+    """A policy that keeps what it was shown."""
+
+    def __init__(self, trained: Trained, seed: int) -> None:
+        super().__init__(trained.network, trained.family, seed=seed)
+        self.rows: list[Seen] = []
+
+    def act(self, rows: Seen, slots: NDArray[np.int64] | None = None) -> Decision:
+        self.rows.append(Seen._make(np.array(part) for part in rows))
+        return super().act(rows, slots)
+
+
+def observed(trained: Trained, rows: int, *, seed: int = 0) -> list[Seen]:
+    """Play, with sampled actions, until about so many rows were seen; random numbers where the environment may not be imported."""
+    tasks, source, policy = task_count(trained.source), another(trained.source), _Recorder(trained, seed)
+    slots = slots_of(source) or max(1, SLOTS // tasks) * tasks
+    try:
+        environments = open_environments(source, trained.environment, seed=seed, lockstep=True, slots=slots)
+    except (Untrusted, EnvironmentRefused, MissingExtra) as problem:
+        log.warning("the ONNX file is compared on random numbers, not on observations: %s", problem)
+        _show_random_numbers(policy, trained, -(-rows // slots), slots)
+        return policy.rows
+    player = Player(policy, trained.layout, slots)
+    try:
+        now = environments.reset()
+        for _ in range(-(-rows // slots)):
+            now = environments.step(now.slots, player(now))
+    finally:
+        environments.close()
+    return policy.rows
+
+
+def _show_random_numbers(policy: Policy, trained: Trained, calls: int, slots: int) -> None:
+    """In the shape of observations; one row in ten begins an episode, whatever was done."""
+    random, layout, shape = np.random.default_rng(0), trained.layout, (slots, *_seen_shape(trained))
+    action: Array = np.zeros((slots, *layout.action_shape), layout.action_dtype)
+    state: Array = np.zeros((slots, layout.state_size), np.float32)
+    for _ in range(calls):
+        pictures = layout.observation_dtype == "uint8"
+        seen = random.integers(0, 256, shape, np.uint8) if pictures else random.standard_normal(shape, np.float32)
+        reward, first = random.standard_normal(slots, np.float32), random.random(slots) < 0.1  # noqa: PLR2004
+        action[first] = 0
+        decision = policy.act(Seen(seen, first, action, reward, state))
+        action, state = decision.action, state if decision.state is None else decision.state
+
+
+def compare(acting: Acting, session: Any, rows: Sequence[Seen]) -> Verified:
+    """Refuse a file that does not do at every row what torch does; each side carries the memory that it made itself.
+
+    The first row is also shown one slot at a time: another size of batch.
+    """
+    singles = [Seen._make(part[at : at + 1] for part in rows[0]) for at in range(len(rows[0].observation))]
+    count, ties, largest, states = 0, 0, 0.0, [rows[0].state] * 2
+    for number, row in enumerate([*singles, *rows]):
+        one_by_one = number < len(singles)
+        given = [acting.arguments(row if one_by_one else row._replace(state=state)) for state in states]
+        with torch.inference_mode():
+            results = acting(*(torch.from_numpy(np.ascontiguousarray(part)) for part in given[1].values()))
+        ours = {name: result.numpy() for name, result in zip(acting.outputs, results, strict=True)}
+        theirs = dict(zip(acting.outputs, session.run(list(acting.outputs), given[0]), strict=True))
+        for name, mine in ours.items():
+            if mine.dtype.kind == "i":
+                continue
+            off = _off(theirs[name], mine)
+            largest = max(largest, off)
+            _require(off <= TOLERANCE, f"{name} differs by {off:.2g} at row {number}, expected {TOLERANCE} at most")
+        if "logits" in ours:
+            worse = _lost(acting, ours["logits"], theirs["action"])
+            _require(bool((worse <= 2 * TOLERANCE).all()), f"another action is chosen at row {number}")
+            ties += int((theirs["action"] != ours["action"]).reshape(len(worse), -1).any(-1).sum())
+        if acting.recurrent and not one_by_one:
+            states = [theirs["next_state"], ours["next_state"]]
+        count += len(ours["action"])
+    return Verified(count, ties, largest)
+
+
+def _lost(acting: Acting, logits: Array, action: Array) -> NDArray[np.float64]:
+    """How much less likely, in logits, an action is than the likeliest; 0 where it is that."""
+    family = acting.family
+    assert isinstance(family, Categorical | MultiCategorical)  # noqa: S101 - others have no logits
+    counts = (family.actions,) if isinstance(family, Categorical) else family.actions
+    parts = np.split(np.asarray(logits, np.float64), np.cumsum(counts)[:-1], axis=-1)
+    chosen = (np.asarray(action, np.int64) - acting.starts.long().numpy()).reshape(len(action), -1).T
+    pairs = zip(parts, chosen, strict=True)
+    worse = [part.max(-1) - np.take_along_axis(part, at[:, None], -1)[:, 0] for part, at in pairs]
+    return np.asarray(np.max(worse, axis=0))
+
+
+def _off(theirs: Array, ours: Array) -> float:
+    """The largest difference; what is not finite on one side only is infinitely far."""
+    a, b = np.asarray(theirs, np.float64), np.asarray(ours, np.float64)
+    off = np.abs(a - b) / np.maximum(1.0, np.abs(b))
+    return float(np.where(np.isnan(off), np.inf, off).max(initial=0.0))
+
+
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise ConfigError(
+            f"the ONNX file does not act as torch does: {what}; nothing was written. "
+            "Try other versions of torch and onnxruntime, and please report it"
         )
-        lines += [
-            "state: zeros before the first row of an episode, then next_state of the row before. is_first: true on that first row.",
-            f"last_action: {last}, at the row before. last_reward: the raw reward that it brought. Both are ignored on a first row.",
-        ]
-    return "\n".join(lines)

@@ -3,23 +3,15 @@
 import hashlib
 import importlib.metadata
 import json
-import math
-import shlex
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from laser_rl import __version__
 from laser_rl.checkpoint import CHECKPOINTS, guarded, manifest
 from laser_rl.config import Config
-from laser_rl.envs.make import is_atari
-from laser_rl.envs.records import ActionSpec, BoxActions, DiscreteActions, ObservationSpec
-from laser_rl.networks.build import stacked_shape
-from laser_rl.ops.distributions import Family
-from laser_rl.training.build import another, open_environments
-from laser_rl.training.evaluate import Trained, chosen_member, load_trained, task_count
-from laser_rl.training.files import is_sweep, read_config, read_sweep
+from laser_rl.envs.records import ActionSpec, BoxActions, DiscreteActions
+from laser_rl.training.evaluate import Trained, chosen_member, load_trained
+from laser_rl.training.files import read_sweep
 
 
 @dataclass(frozen=True)
@@ -36,19 +28,15 @@ class Source:
         """The folder that the parameters are from."""
         return self.run_dir / CHECKPOINTS / f"step-{self.trained.steps:012d}"
 
+    def __str__(self) -> str:
+        whose = "" if self.member is None else f"member {self.member} of "
+        return f"{whose}{self.trained.environment.id} after {self.trained.steps:,} steps"
+
 
 def load_source(run_dir: Path, member: str | int | None = None) -> Source:
     """The newest checkpoint of a run, or of a sweep's member (the best one if none is named)."""
     number = chosen_member(run_dir, member)
-    return Source(run_dir, number, config_of(run_dir, number), load_trained(run_dir, number))
-
-
-def config_of(run_dir: Path, member: int | None) -> Config:
-    """The settings of a run, or of a sweep's member; without a number, what all members have in common."""
-    if not is_sweep(run_dir):
-        return read_config(run_dir)
-    sweep = read_sweep(run_dir)
-    return sweep.base if member is None else sweep.configs[member]
+    return Source(run_dir, number, read_sweep(run_dir).configs[number or 0], load_trained(run_dir, number))
 
 
 def config_sha256(config: Config) -> str:
@@ -63,22 +51,8 @@ def manifest_sha256(folder: Path) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def seen_shape(trained: Trained) -> tuple[int, ...]:
-    """What the network sees of one row: pictures are stacked along their channels."""
-    layout = trained.layout
-    return stacked_shape(ObservationSpec(layout.observation_shape, layout.observation_dtype), layout.stack)
-
-
-def starts_of(trained: Trained) -> tuple[int, ...]:
-    """Where its environment begins to count each of its choices; empty if all begin at 0. It is opened once to be looked at."""
-    source = another(trained.source)
-    environments = open_environments(source, trained.environment, seed=0, lockstep=True, slots=task_count(source))
-    environments.close()
-    return starts_in(environments.spec.action)
-
-
 def starts_in(action: ActionSpec) -> tuple[int, ...]:
-    """The same of what is known of an environment's actions.
+    """Where an environment begins to count each of its choices; empty if all begin at 0.
 
     >>> starts_in(DiscreteActions(3, start=-1)), starts_in(DiscreteActions(3)), starts_in(BoxActions((0.0,), (1.0,)))
     ((-1,), (), ())
@@ -90,40 +64,6 @@ def starts_in(action: ActionSpec) -> tuple[int, ...]:
     return action.starts
 
 
-def described(trained: Trained, starts: tuple[int, ...] = ()) -> dict[str, Any]:
-    """Environment and spaces of an agent, as JSON: what a user of the exported file alone needs."""
-    layout, environment = trained.layout, trained.environment
-    about: dict[str, Any] = {
-        "environment": environment.id,
-        "environment_options": environment.options,
-        "step": trained.steps,
-        "frame_stack": layout.stack,
-        "observation": {"shape": list(seen_shape(trained)), "dtype": layout.observation_dtype},
-        "action": {**action_of(trained.family), **({"start": list(starts)} if starts else {})},
-    }
-    if is_atari(environment.id):
-        about["atari"] = environment.atari.model_dump(mode="json")
-    return about
-
-
-def action_of(family: Family) -> dict[str, Any]:
-    """A family as JSON, which knows no infinity: a dimension without bounds has null.
-
-    >>> from laser_rl.ops.gaussian import DiagonalGaussian
-    >>> action_of(DiagonalGaussian((-1.0, -math.inf), (1.0, math.inf)))["low"]
-    [-1.0, None]
-    """
-    fields = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(family).items()}
-    for name in {"low", "high"} & set(fields):
-        fields[name] = [bound if math.isfinite(bound) else None for bound in fields[name]]
-    return {"family": type(family).__name__, **fields}
-
-
 def versions(*libraries: str) -> dict[str, str]:
     """Of laser-rl and of the libraries that made a file."""
     return {"laser-rl": __version__, **{name: importlib.metadata.version(name) for name in libraries}}
-
-
-def command() -> str:
-    """What was typed, for a file that says how it was made."""
-    return shlex.join([Path(sys.argv[0]).name or "python", *sys.argv[1:]])

@@ -5,9 +5,9 @@ stream share a row (the last of one is the first of the next): where the two are
 between them, whatever the numbers say, and the episode is left out.
 """
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,14 +23,6 @@ from laser_rl.types import Array, UnrollLayout, Unrolls
 NO_SEED = -1
 SHARED = ("observation", "is_first", "last_action", "last_reward")  # what both unrolls say of the row between them
 OUTCOMES = ("action", "reward", "terminated", "truncated", "lost_life", "behaviour")
-
-
-class Piece(NamedTuple):
-    """Outcome rows `begin` to `end` - 1 of an unroll, which stays compressed until its episode is whole."""
-
-    compressed: bytes
-    begin: int
-    end: int
 
 
 class WholeEpisode(NamedTuple):
@@ -51,13 +43,20 @@ class WholeEpisode(NamedTuple):
     version: Array  # [T], of the parameters at the first row of the unroll
 
 
-@dataclass
-class _OpenStream:
+class _Piece(NamedTuple):
+    """Outcome rows `begin` to `end` - 1 of an unroll, which stays compressed until its episode is whole."""
+
+    compressed: bytes
+    begin: int
+    end: int
+
+
+class _OpenStream(NamedTuple):
     """Where a stream stands after its newest unroll."""
 
     number: int
     shared: bytes  # of its last row
-    pieces: list[Piece] | None  # of the open episode, if its beginning was seen
+    pieces: list[_Piece] | None  # of the open episode, if its beginning was seen
 
 
 class EpisodeReader:
@@ -90,13 +89,12 @@ class EpisodeReader:
         total, done = sum(entry.count for entry in self._entries), 0
         for entry in self._entries:
             for record in self._records(entry):
-                unroll = self._decoded(record.compressed)
                 done += 1
-                if unroll is None:
-                    continue
-                key = (record.number // STORE_IDS, int(unroll.member[0]), int(unroll.slot[0]))
-                streams[key], ended = self._go_on(streams.get(key), record, unroll)
-                yield from (one for one in ended if self._member in {None, one.member})
+                with contextlib.suppress(Damaged):  # forged, or of another layout
+                    unroll = self._decoded(record.compressed)
+                    key = (record.number // STORE_IDS, int(unroll.member[0]), int(unroll.slot[0]))
+                    streams[key], ended = self._go_on(streams.get(key), record, unroll)
+                    yield from (one for one in ended if self._member in {None, one.member})
             self._say(done, total)
 
     def _records(self, entry: SegmentEntry) -> Iterator[segments.Record]:
@@ -112,13 +110,9 @@ class EpisodeReader:
                 if record is not None and first <= record.number < end:
                     yield record
 
-    def _decoded(self, compressed: bytes) -> Unrolls | None:
-        """None for what is forged, or of another layout."""
+    def _decoded(self, compressed: bytes) -> Unrolls:
         size = segments.row_bytes(self._layout)
-        try:
-            row = segments.decompressed(self._folder, self._decompressor, compressed, size)
-        except Damaged:
-            return None
+        row = segments.decompressed(self._folder, self._decompressor, compressed, size)
         return segments.split(self._layout, row[np.newaxis])
 
     def _go_on(
@@ -129,9 +123,9 @@ class EpisodeReader:
         is_first = unroll.is_first[0, self._layout.context :].astype(bool)
         ended = (unroll.terminated[0] | unroll.truncated[0]).astype(bool)
         episode, seed, begin = int(unroll.episode[0]), int(unroll.seed[0]), 0
-        pieces: list[Piece] | None = None
+        pieces: list[_Piece] | None = None
         if stream is not None and record.previous == stream.number:
-            pieces = stream.pieces if stream.shared == self._digest(unroll, last=False) else None
+            pieces = stream.pieces if stream.shared == self._digest(unroll, -1 - steps) else None
         for row in range(steps):
             if is_first[row]:
                 pieces, begin = [], row
@@ -139,18 +133,14 @@ class EpisodeReader:
             if ended[row]:
                 if pieces is not None:
                     who = (int(unroll.member[0]), int(unroll.slot[0]), int(unroll.task[0]), episode, seed)
-                    found.append(self._whole([*pieces, Piece(record.compressed, begin, row + 1)], who))
+                    found.append(self._whole([*pieces, _Piece(record.compressed, begin, row + 1)], who))
                 pieces = None
         if pieces is not None:
-            pieces = [*pieces, Piece(record.compressed, begin, steps)]
-        return _OpenStream(record.number, self._digest(unroll, last=True), pieces), found
+            pieces = [*pieces, _Piece(record.compressed, begin, steps)]
+        return _OpenStream(record.number, self._digest(unroll, -1), pieces), found
 
-    def _whole(self, pieces: list[Piece], who: tuple[int, int, int, int, int]) -> WholeEpisode:
-        context, parts = self._layout.context, list[tuple[Piece, Unrolls]]()
-        for piece in pieces:
-            unroll = self._decoded(piece.compressed)
-            assert unroll is not None  # noqa: S101 - it was decoded before
-            parts.append((piece, unroll))
+    def _whole(self, pieces: list[_Piece], who: tuple[int, int, int, int, int]) -> WholeEpisode:
+        context, parts = self._layout.context, [(piece, self._decoded(piece.compressed)) for piece in pieces]
         frames = [u.observation[0, context + p.begin : context + p.end] for p, u in parts]
         piece, last = parts[-1]
         final = last.observation[0, context + piece.end : context + piece.end + 1]
@@ -158,11 +148,9 @@ class EpisodeReader:
         version = np.concatenate([np.full(p.end - p.begin, u.version[0]) for p, u in parts])
         return WholeEpisode._make([*who, np.concatenate([*frames, final]), *rows, version])
 
-    def _digest(self, unroll: Unrolls, *, last: bool) -> bytes:
-        """Of the first or the last input row of an unroll."""
+    def _digest(self, unroll: Unrolls, row: int) -> bytes:
+        """Of one input row of an unroll, counted from its end."""
         digest = hashlib.blake2b(digest_size=16)
         for name in SHARED:
-            rows = getattr(unroll, name)[0]
-            at = len(rows) - 1 if last else len(rows) - 1 - self._layout.steps
-            digest.update(np.ascontiguousarray(rows[at]).tobytes())
+            digest.update(np.ascontiguousarray(getattr(unroll, name)[0][row]).tobytes())
         return digest.digest()

@@ -9,10 +9,9 @@ import pytest
 
 from laser_rl import cli
 from laser_rl.errors import EnvironmentRefused
-from laser_rl.tools.bench import children
-from laser_rl.tools.check_process import Examination, Order, examine
-from laser_rl.tools.check_text import as_json, as_text
-from laser_rl.tools.findings import CHECKS, Finding
+from laser_rl.tools.bench import handles
+from laser_rl.tools.check_process import Order, examine
+from laser_rl.tools.findings import CHECKS, Examination, Finding, as_json, as_text
 
 
 def test_a_good_environment(capsys):
@@ -41,7 +40,7 @@ def test_a_defect_is_exit_status_1_and_json_has_all_of_it(capsys):
 
 
 def test_a_hang_is_reported_with_its_stack_and_what_came_before_it_is_found():
-    found = examine(Order("tests.envs.planted:HangsInStep", steps=60, step_s=1.2))
+    found = examine(Order("tests.envs.planted:HangsInStep", steps=60, step_limit=1.2))
     by_check = {one.check: one for one in found.findings}
     hang = by_check["answers"]
     assert (hang.verdict, hang.got) == ("defect", "it hangs in step")
@@ -54,7 +53,7 @@ def test_a_hang_is_reported_with_its_stack_and_what_came_before_it_is_found():
 
 @pytest.mark.slow
 def test_a_reset_that_hangs_is_given_up_soon():
-    found = examine(Order("tests.envs.planted:HangsInReset", step_s=1, reset_s=1))
+    found = examine(Order("tests.envs.planted:HangsInReset", step_limit=1, reset_limit=1))
     verdicts = {one.check: one.verdict for one in found.findings}
     assert verdicts["answers"] == "defect"
     assert verdicts["construction"] == "good"
@@ -64,12 +63,12 @@ def test_a_reset_that_hangs_is_given_up_soon():
 
 @pytest.mark.slow
 def test_a_crash_is_reported_and_nothing_is_left_running():
-    before = children()
+    before = handles()["processes"]
     found = examine(Order("tests.envs.planted:Crashes", steps=60))
     crash = next(one for one in found.findings if one.check == "errors")
     assert "SIGSEGV in step" in crash.got
     assert crash.where.endswith("step 6")
-    assert children() == before
+    assert handles()["processes"] == before
 
 
 @pytest.mark.slow
@@ -156,8 +155,8 @@ def test_a_module_beside_the_user_that_registers_an_environment_or_only_a_vector
 
 def test_options_reach_the_environment():
     with pytest.raises(EnvironmentRefused, match="nowhere_to_be_found"):
-        examine(Order("nowhere_to_be_found:Maze", {"size": 1}))
-    assert examine(Order("laser/DeepSea-4", {"image": True}, steps=20)).spec.observation.shape == (1, 4, 4)
+        examine(Order("nowhere_to_be_found:Maze", options='{"size": 1}'))
+    assert examine(Order("laser/DeepSea-4", options='{"image": true}', steps=20)).spec.observation.shape == (1, 4, 4)
 
 
 def test_the_table_has_expected_got_and_fix_on_lines_of_their_own():

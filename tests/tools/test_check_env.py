@@ -11,13 +11,14 @@ from laser_rl.envs.construct import constructor
 from laser_rl.envs.make import make_environments
 from laser_rl.envs.native import TaskEnv
 from laser_rl.envs.tasks import Catch, DeepSea, TMaze
-from laser_rl.tools import check_env, check_vector
-from laser_rl.tools.bench import leaks, no_end
-from laser_rl.tools.check_env import STAGES, check
-from laser_rl.tools.findings import ALWAYS, CHECKS, resets_itself
+from laser_rl.tools import check_env
+from laser_rl.tools.bench import VectorBench
+from laser_rl.tools.check_env import EnvBench
+from laser_rl.tools.findings import ALWAYS, CHECKS, Examination, merged
+from laser_rl.tools.recordings import leaks, no_end, resets_itself
 from tests.envs import planted
 
-IN_PROCESS = [name for name in STAGES if name != "workers"]
+IN_PROCESS = [name for name in EnvBench.STAGES if name != "workers"]
 
 
 @pytest.fixture(autouse=True)
@@ -30,8 +31,9 @@ def quick(monkeypatch):
 
 
 def findings(make, steps=240, seconds=2.0, only=IN_PROCESS):
-    found = check(make, "Planted", stages=only, steps=steps, seconds=seconds)
-    return [one for one in found if one.verdict != "not done"]
+    found = Examination("Planted")
+    EnvBench("Planted", steps, seconds, send=found.take, make=make).run(only)
+    return [one for one in merged(found.findings) if one.verdict != "not done"]
 
 
 # Environment; then what has to be found and nothing else: check, verdict, words of the finding, words of the fix.
@@ -115,14 +117,14 @@ def test_an_exception_comes_with_the_users_own_lines_only():
 
 
 def test_memory_that_grows_is_found():
-    (found,) = findings(planted.LeaksMemory, steps=900, only=["run"])
+    (found,) = findings(planted.LeaksMemory, steps=900, only=["measure"])
     assert (found.check, found.verdict) == ("memory", "defect")
     gigabytes = float(re.search(r"([\d.]+) GB in a million steps", found.got)[1])
     assert 100 < gigabytes < 300  # 200 kB a step, as the allocator gives and keeps pages
 
 
 def test_a_slow_reset_is_told_from_a_slow_step():
-    (found,) = findings(planted.SlowReset, steps=30, seconds=0.5, only=["run"])
+    (found,) = findings(planted.SlowReset, steps=30, seconds=0.5, only=["measure"])
     assert found.verdict == "warning"
     assert "of the time is spent in reset" in found.got
 
@@ -148,7 +150,9 @@ def test_good_environments_have_neither_defect_nor_warning(name):
 @pytest.mark.parametrize("name", [*GOOD, *MORE])
 @pytest.mark.filterwarnings("ignore:.*You are calling 'step..' even though")
 def test_good_environments_have_no_defect_in_longer_play(name):
-    assert [one for one in findings(constructor(name, {}), steps=5_000, only=STAGES) if one.verdict == "defect"] == []
+    assert [
+        one for one in findings(constructor(name, {}), steps=5_000, only=EnvBench.STAGES) if one.verdict == "defect"
+    ] == []
 
 
 @pytest.mark.parametrize("task", [Catch(), DeepSea(10), TMaze(5)], ids=lambda task: type(task).__name__)
@@ -157,17 +161,15 @@ def test_our_own_tasks_have_no_finding_as_environments_of_gymnasium(task):
 
 
 def test_every_check_belongs_to_a_stage_or_to_all():
-    made = {check for _, checks in STAGES.values() for check in checks}
+    made = {check for checks in EnvBench.STAGES.values() for check in checks}
     assert made | ALWAYS == set(CHECKS)
 
 
 def many(make, steps=200):
     """What is found in environments that step many slots at once, and their facts."""
-    found = []
-    bench = check_vector.VectorBench(None, "Planted", steps=steps, many=make, tell=found.append)
-    for stage, _ in check_vector.STAGES.values():
-        stage(bench)
-    return found, bench.facts
+    found = Examination("Planted")
+    VectorBench("Planted", steps, send=found.take, make=make).run()
+    return found.findings, found.facts
 
 
 @pytest.mark.parametrize("name", ["laser/Catch", "laser/DeepSea-10", "laser/TMaze-5,laser/TMaze-9"])
@@ -218,7 +220,7 @@ def test_last_observations_that_look_like_first_ones_say_something_only_where_th
 
 
 def test_episodes_that_do_not_end_are_a_defect_only_after_many_steps():
-    assert [no_end(900, enough=enough)[0].verdict for enough in (True, False)] == ["defect", "warning"]
+    assert [no_end(900, enough=enough).verdict for enough in (True, False)] == ["defect", "warning"]
 
 
 def test_what_is_opened_once_and_kept_is_no_leak():

@@ -8,7 +8,7 @@ import yaml
 
 from laser_rl import LASER
 from laser_rl.checkpoint import newest_step
-from laser_rl.cli import main, push
+from laser_rl.cli import export, main
 from laser_rl.metrics import read
 from laser_rl.tools import hub
 from laser_rl.tools.source import load_source
@@ -41,7 +41,7 @@ class FakeHub:
 @pytest.fixture
 def api(monkeypatch):
     fake = FakeHub()
-    monkeypatch.setattr(push, "hub_api", lambda: fake)
+    monkeypatch.setattr(export, "hub_api", lambda: fake)
     return fake
 
 

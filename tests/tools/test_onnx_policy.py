@@ -1,5 +1,7 @@
 """The ONNX file acts as torch does; a file that does not is never written."""
 
+import json
+
 import gymnasium
 import numpy as np
 import pytest
@@ -16,11 +18,10 @@ from laser_rl.envs.records import (
     MultiDiscreteActions,
     ObservationSpec,
 )
-from laser_rl.errors import ConfigError
+from laser_rl.errors import ConfigError, EnvironmentRefused
 from laser_rl.networks.build import build_network, family_of
-from laser_rl.tools.onnx_compare import Acting, ComparedRow, compare, observed
-from laser_rl.tools.onnx_policy import about_of, export_onnx, session_of
-from laser_rl.tools.source import described, starts_of
+from laser_rl.tools.onnx_policy import PREFIX, Acting, compare, described, export_onnx, observed, session_of
+from laser_rl.tools.source import starts_in
 from laser_rl.training.build_group import build_member
 from laser_rl.training.evaluate import trained_of
 from tests.training.small import finish, small
@@ -32,6 +33,12 @@ def untrained(environment="CartPole-v1", net=None, **settings):
     member.environments.close()
     nn.init.normal_(member.learner.network.policy_head.weight)
     return trained_of(member, 0)
+
+
+def about_of(session):
+    """Our entries of a model's metadata."""
+    entries = session.get_modelmeta().custom_metadata_map
+    return {name.removeprefix(PREFIX): json.loads(value) for name, value in entries.items() if name.startswith(PREFIX)}
 
 
 class Torch:
@@ -82,7 +89,7 @@ def recurrent():
 def test_torch_agrees_with_itself(recurrent):
     trained, rows = recurrent
     acting = Acting(trained.network, trained.family)
-    verified = compare(acting, trained, Torch(acting, nothing), rows)
+    verified = compare(acting, Torch(acting, nothing), rows)
     assert (verified.rows, verified.ties, verified.largest) == (48, 0, 0.0)
 
 
@@ -91,7 +98,7 @@ def test_a_file_with_a_mistake_is_refused(recurrent, mistake):
     trained, rows = recurrent
     acting = Acting(trained.network, trained.family)
     with pytest.raises(ConfigError, match="does not act as torch does"):
-        compare(acting, trained, Torch(acting, mistake), rows)
+        compare(acting, Torch(acting, mistake), rows)
 
 
 def test_a_tie_may_be_broken_either_way():
@@ -99,7 +106,7 @@ def test_a_tie_may_be_broken_either_way():
     nn.init.zeros_(trained.network.policy_head.weight)
     nn.init.zeros_(trained.network.policy_head.bias)
     acting = Acting(trained.network, trained.family)
-    verified = compare(acting, trained, Torch(acting, another_action), observed(trained, 16))
+    verified = compare(acting, Torch(acting, another_action), observed(trained, 16))
     assert (verified.rows, verified.ties) == (24, 10)
 
 
@@ -111,9 +118,9 @@ def test_it_is_the_acting_policy():
 
     policy = Policy(trained.network, trained.family, seed=0, deterministic=True)
     for row in observed(trained, 40):
-        decision = policy.act(row.seen)
+        decision = policy.act(row)
         with torch.inference_mode():
-            action, logits, _, state = acting(*(torch.from_numpy(part) for part in row.seen))
+            action, logits, _, state = acting(*(torch.from_numpy(part) for part in row))
         assert np.array_equal(decision.environment_action, action)
         assert np.array_equal(decision.behaviour, logits)
         assert np.array_equal(decision.state, state)
@@ -299,10 +306,27 @@ def test_a_trained_memory_of_a_run_plays_an_episode_alone(tmp_path):
     assert steps > 60
 
 
+def test_an_environment_that_cannot_be_imported_is_replaced_by_random_numbers(monkeypatch, caplog):
+    def refuse(*_, **__):
+        raise EnvironmentRefused("no such module")
+
+    trained = untrained(memory="lstm", memory_size=8)
+    monkeypatch.setattr("laser_rl.tools.onnx_policy.open_environments", refuse)
+    rows = observed(trained, 80)
+    assert "compared on random numbers" in caplog.text
+    assert [row.observation.shape for row in rows] == [(8, 4)] * 10
+    assert any(row.is_first.any() for row in rows)
+    assert any(row.state.any() for row in rows)
+    acting = Acting(trained.network, trained.family)
+    assert compare(acting, Torch(acting, nothing), rows).rows == 88
+    with pytest.raises(ConfigError, match="another action"):
+        compare(acting, Torch(acting, another_action), rows)
+
+
 def test_rows_are_played_in_every_slot():
     rows = observed(untrained(), 40)
-    assert all(isinstance(row, ComparedRow) and row.slots.tolist() == list(range(8)) for row in rows)
-    assert len(rows) == 5
+    assert [row.observation.shape for row in rows] == [(8, 4)] * 5
+    assert all(len(np.unique(row.observation, axis=0)) == 8 for row in rows)
 
 
 class Shifted(gymnasium.Env):
@@ -360,7 +384,7 @@ def test_the_exported_action_begins_where_the_space_does():
     member.environments.close()
     nn.init.normal_(member.learner.network.policy_head.weight)
     trained = trained_of(member, 0)
-    acting = Acting(trained.network, trained.family, starts_of(trained))
+    acting = Acting(trained.network, trained.family, starts_in(trained.spec.action))
     action, logits, _ = acting(torch.randn(50, 3))
     assert torch.equal(action, logits.argmax(-1) - 2)
-    assert described(trained, starts_of(trained))["action"]["start"] == [-2]
+    assert described(trained)["action"]["start"] == [-2]
