@@ -26,18 +26,9 @@ from laser_rl.envs.records import ActionSpec, DiscreteActions, Environments, Env
 from laser_rl.envs.spaces import action_border
 from laser_rl.envs.worker import write_spec
 from laser_rl.errors import EnvironmentRefused, UserError
+from laser_rl.tools import recordings
 from laser_rl.tools.findings import CheckStopped, Finding
-from laser_rl.tools.recordings import (
-    CHUNKS,
-    CheckedEpisode,
-    CheckedRow,
-    episode_facts,
-    memory_grows,
-    no_end,
-    repeatable,
-    time_limits,
-    too_slow,
-)
+from laser_rl.tools.recordings import CheckedEpisode, CheckedRow
 
 BEYOND = 1e3  # random numbers for a dimension with wider bounds than that are drawn as if it had none
 MOST_BYTES = 64 << 20  # of recorded observations
@@ -110,7 +101,7 @@ class Bench:
     def report_speed(self, memory: list[int], chunk_steps: int, per_second: float, got: str) -> None:
         """Judge a run in which nothing was recorded."""
         self.facts["steps_per_second"] = per_second
-        self.report(*memory_grows(memory, chunk_steps), *too_slow(per_second, got))
+        self.report(*recordings.memory_grows(memory, chunk_steps), *recordings.too_slow(per_second, got))
 
 
 @dataclass
@@ -140,23 +131,23 @@ class VectorBench(Bench):
     def play(self) -> None:
         """What rows show, and whether episodes end as they should."""
         self.episodes = self._record()
-        self.facts |= episode_facts(self.episodes)
+        self.facts |= recordings.episode_facts(self.episodes)
         if self.users:
             space = spaces.Box(-np.inf, np.inf, self.episodes[0].rows[0].observation.shape, np.float32)
-            self.report(*time_limits(space, self.episodes, {}))
+            self.report(*recordings.time_limits(space, self.episodes, {}))
             if not self.facts["lengths"]:
-                self.report(no_end(max(episode.length for episode in self.episodes), enough=False))
+                self.report(recordings.no_end(max(episode.length for episode in self.episodes), enough=False))
 
     def repeat(self) -> None:
         """The same seed once more, in a fresh set."""
-        self.report(*repeatable(self.episodes, self._record()))
+        self.report(*recordings.repeatable(self.episodes, self._record()))
 
     def measure(self) -> None:
         """Speed and memory."""
         steps, seconds, memory = 0, 0.0, list[int]()
         with self._open() as environments:
-            calls = max(CHUNKS, self.steps // environments.slots)
-            chunk = max(1, calls // CHUNKS)
+            calls = max(recordings.CHUNKS, self.steps // environments.slots)
+            chunk = max(1, calls // recordings.CHUNKS)
             for call, (rows, took_s) in enumerate(self._walk(environments, calls), 1):
                 steps, seconds = steps + int((~rows.is_first).sum()), seconds + took_s
                 if call % chunk == 0:

@@ -24,37 +24,10 @@ from laser_rl.envs.process import ProcessLimits
 from laser_rl.envs.records import EnvironmentSpec, seed_of
 from laser_rl.envs.spaces import action_border, observation_border
 from laser_rl.errors import EnvironmentFailed, EnvironmentRefused
-from laser_rl.tools.bench import (
-    MOST_BYTES,
-    Bench,
-    actions_of,
-    close_quietly,
-    error_finding,
-    handles,
-    random_actions,
-    refusal,
-    resident_bytes,
-    shared_generators,
-    wrapped_by,
-)
+from laser_rl.tools import bench, recordings
+from laser_rl.tools.bench import Bench, error_finding, random_actions, refusal
 from laser_rl.tools.findings import CHECKS, CheckStopped, Finding
-from laser_rl.tools.recordings import (
-    CHUNKS,
-    NO_RESET,
-    OWN_GENERATOR,
-    Array,
-    CheckedEpisode,
-    episode_facts,
-    flat,
-    leaks,
-    no_end,
-    own_limits,
-    repeatable,
-    resets_itself,
-    row_of,
-    same,
-    time_limits,
-)
+from laser_rl.tools.recordings import NO_RESET, OWN_GENERATOR, Array, CheckedEpisode
 
 ENDLESS_STEPS = 30_000  # an Atari game is cut off after 27,000
 ENDS, COPIES, WORKER_STEPS, MIDDLES = 8, 5, 20, 25
@@ -145,23 +118,24 @@ class EnvBench(Bench):
     def play(self) -> None:
         """Record random play; the border of training judges each row."""
         env, deadline = self._built(), time.monotonic() + self.seconds
-        space, before = env.observation_space, shared_generators()
+        space, before = env.observation_space, bench.shared_generators()
         size = int(np.prod(space.shape or (1,))) * 8
-        left, faults = min(self.steps, max(20, MOST_BYTES // size)), 0
-        limits = own_limits(part for part in wrapped_by(env) if not isinstance(part, gymnasium.wrappers.TimeLimit))
+        left, faults = min(self.steps, max(20, bench.MOST_BYTES // size)), 0
+        parts = [part for part in bench.wrapped_by(env) if not isinstance(part, gymnasium.wrappers.TimeLimit)]
+        limits = recordings.own_limits(parts)
         while left > 0 and faults < MOST_FAULTS and (time.monotonic() < deadline or not self.episodes):
             episode = self._episode(env, len(self.episodes), most=left, judge=True)
             self.episodes.append(episode)
             left -= max(1, episode.length)
             if episode.broken:
                 faults += 1
-                close_quietly(env)
+                bench.close_quietly(env)
                 env = self._built()
-        close_quietly(env)
-        now = shared_generators()
+        bench.close_quietly(env)
+        now = bench.shared_generators()
         self.drew = [name for name in before if before[name] != now[name]]
-        self.facts |= episode_facts(self.episodes)
-        self.report(*time_limits(space, self.episodes, limits))
+        self.facts |= recordings.episode_facts(self.episodes)
+        self.report(*recordings.time_limits(space, self.episodes, limits))
 
     def repeat(self) -> None:
         """The same episodes in a fresh copy, and the first of them once more, each behind another one than before."""
@@ -171,8 +145,8 @@ class EnvBench(Bench):
             again = [
                 self._episode(env, one.number, most=one.length, again=one) for one in reversed(played[: ENDS // 2])
             ]
-            spec, parts = getattr(env, "spec", None), list(wrapped_by(env))
-        found = repeatable(played, fresh, again)
+            spec, parts = getattr(env, "spec", None), list(bench.wrapped_by(env))
+        found = recordings.repeatable(played, fresh, again)
         running = [type(part).__name__ for part in parts if hasattr(part, "obs_rms") or hasattr(part, "return_rms")]
         if spec is not None and spec.nondeterministic:  # it says so itself
             found = [replace(one, verdict="warning") for one in found]
@@ -218,7 +192,7 @@ class EnvBench(Bench):
                 episode = self._episode(env, number)
                 if episode.broken or time.monotonic() > deadline or len(finals) >= ENDS:
                     break
-                rows = [flat(space, row.observation) for row in episode.rows]
+                rows = [recordings.flat(space, row.observation) for row in episode.rows]
                 firsts.append(rows[0])
                 middles += rows[1:-1][:MIDDLES]
                 if not episode.ended:
@@ -232,9 +206,10 @@ class EnvBench(Bench):
                     return
                 self.watch("step", number, episode.length + 1)
                 with contextlib.suppress(Exception):  # it may well refuse
-                    then = row_of(env.step(next(actions_of(env.action_space, self.seed, number + 1))), first=False)
-                    thens += [] if then.ends else [flat(space, then.observation)]
-        self.report(*resets_itself(firsts, middles, finals, thens))
+                    action = next(bench.actions_of(env.action_space, self.seed, number + 1))
+                    then = recordings.row_of(env.step(action), first=False)
+                    thens += [] if then.ends else [recordings.flat(space, then.observation)]
+        self.report(*recordings.resets_itself(firsts, middles, finals, thens))
 
     def copies(self) -> None:
         """Copies that are built, played and closed one after the other: what is left of them?"""
@@ -250,17 +225,17 @@ class EnvBench(Bench):
                 self.report(replace(error_finding(error, "close"), fix=fix))
             del env
             gc.collect()
-            counts.append(handles())
-        self.report(*leaks(counts[1:]))
+            counts.append(bench.handles())
+        self.report(*recordings.leaks(counts[1:]))
 
     def measure(self) -> None:
         """Speed and memory, with nothing recorded; for much longer where no episode has ended yet."""
         steps, ends, resets, seconds, memory = 0, 0, 0, {"step": 0.0, "reset": 0.0}, list[int]()
-        chunk, deadline = max(1, self.steps // CHUNKS), time.monotonic() + self.seconds
+        chunk, deadline = max(1, self.steps // recordings.CHUNKS), time.monotonic() + self.seconds
         with self._copy() as env:
-            limited = any(isinstance(one, gymnasium.wrappers.TimeLimit) for one in wrapped_by(env))
+            limited = any(isinstance(one, gymnasium.wrappers.TimeLimit) for one in bench.wrapped_by(env))
             endless = bool(self.facts.get("played_steps")) and not self.facts["lengths"] and not limited
-            actions, over = actions_of(env.action_space, self.seed, 0), True
+            actions, over = bench.actions_of(env.action_space, self.seed, 0), True
             try:
                 while time.monotonic() < deadline and steps < (ENDLESS_STEPS if endless and not ends else self.steps):
                     if over:
@@ -274,10 +249,10 @@ class EnvBench(Bench):
                     start = time.perf_counter()
                     result: Any = env.step(action)
                     seconds["step"] += time.perf_counter() - start
-                    over, steps = row_of(result, first=False).ends, steps + 1
+                    over, steps = recordings.row_of(result, first=False).ends, steps + 1
                     ends += over
                     if steps % chunk == 0 and steps <= self.steps:
-                        memory.append(resident_bytes())
+                        memory.append(bench.resident_bytes())
             except Exception as error:  # whatever a user's environment raises
                 self.report(error_finding(error, "reset or step", f"step {steps} of a long run", env.action_space))
                 return
@@ -288,7 +263,7 @@ class EnvBench(Bench):
         self.facts |= {"step_ms": step_ms, "reset_ms": reset_ms}
         self.report_speed(memory, chunk, steps / total_s, got)
         if endless and not ends:
-            self.report(no_end(steps, enough=steps >= ENDLESS_STEPS))
+            self.report(recordings.no_end(steps, enough=steps >= ENDLESS_STEPS))
 
     def workers(self) -> None:
         """As training with worker processes plays it: two of them, each with a copy, behind the border that refuses bad rows."""
@@ -333,7 +308,7 @@ class EnvBench(Bench):
             yield env
         finally:
             self.watch("close", 0, 0)
-            close_quietly(env)
+            bench.close_quietly(env)
 
     def _episode(
         self,
@@ -346,7 +321,7 @@ class EnvBench(Bench):
     ) -> CheckedEpisode:
         """One episode: with the actions that belong to its number or with those of a recorded one; `judge` reports what is wrong."""
         episode, deadline = CheckedEpisode(number, self._seed_of(number)), time.monotonic() + self.seconds
-        actions = actions_of(env.action_space, self.seed, number)
+        actions = bench.actions_of(env.action_space, self.seed, number)
         if again is not None:
             actions = (row.action for row in again.rows[1:])
         border = self._border(env) if judge else None
@@ -359,7 +334,7 @@ class EnvBench(Bench):
                 self.watch("step", number, step)
                 action = copy.deepcopy(sent)
                 result = env.step(sent)
-                if judge and not same(episode.rows[-1].observation, returned):
+                if judge and not recordings.same(episode.rows[-1].observation, returned):
                     expected, got = (
                         "a returned observation to stay as it is",
                         "the next step wrote into the returned array",
@@ -395,7 +370,7 @@ class EnvBench(Bench):
 
     def _note(self, episode: CheckedEpisode, env: Env, border: Border | None, result: Any, action: Any) -> Any:
         """Keep the row with a copy of its observation; gives back the observation itself."""
-        row, step = row_of(result, first=not episode.rows), len(episode.rows)
+        row, step = recordings.row_of(result, first=not episode.rows), len(episode.rows)
         try:
             if border is not None and step == 0:
                 border.starting(episode.number)

@@ -2,14 +2,14 @@
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from laser_rl import checkpoint
-from laser_rl.checkpoint import SegmentEntry, manifest
+from laser_rl.checkpoint import CHECKPOINTS, REPLAY, SegmentEntry, manifest
 from laser_rl.checkpoint.guarded import Damaged, Unreadable, names_in, open_plain, reading
 from laser_rl.checkpoint.salvage import places_in
 from laser_rl.checkpoint.segments import SEGMENT, verify_segment
@@ -20,7 +20,6 @@ from laser_rl.metrics.log import FILE, pieces
 from laser_rl.metrics.rows import rows_in
 from laser_rl.training.files import CONFIG, SWEEP, changes, is_sweep, read_config, read_sweep
 
-State = Literal["whole", "damaged", "changed", "unreadable", "left over"]
 ROW_BEGINS = b'{"kind": "'  # so does what is left of one that was cut off
 
 
@@ -29,7 +28,7 @@ class FileFinding:
     """What a file is."""
 
     file: str  # in the run directory
-    state: State
+    state: Literal["whole", "damaged", "changed", "unreadable", "left over"]
     detail: str
 
 
@@ -41,24 +40,42 @@ def findings(run_dir: Path) -> Iterator[FileFinding]:
     settings = SWEEP if is_sweep(run_dir) else CONFIG
     if not (run_dir / settings).exists():
         raise ConfigError(f"{run_dir} is no run directory: it has neither {CONFIG} nor {SWEEP}")
-    yield _compared(run_dir, _checked(settings, lambda: _settings(run_dir)))
+    yield _compared(run_dir, _checked(settings, partial(_settings, run_dir)))
     for name, check in ((FILE, _metrics), (machine.FILE, _machine)):
         if (run_dir / name).exists():
             yield _checked(name, partial(check, run_dir))
     segments: dict[str, SegmentEntry] = {}
     for name in _folders(run_dir):
-        folder = run_dir / checkpoint.CHECKPOINTS / name
-        found = _checked(_name(run_dir, folder), partial(_checkpoint, folder, segments))
-        if _is_old(folder):
-            yield FileFinding(found.file, "left over", "is not used any more")
+        folder, shown = run_dir / CHECKPOINTS / name, f"{CHECKPOINTS}/{name}"
+        found = _checked(shown, partial(_checkpoint, folder, segments))
+        if not name.removeprefix("step-").isdecimal():
+            yield FileFinding(shown, "left over", "is not used any more")
         elif found.state == "whole" or folder.exists():
             yield found
     for entry in sorted(segments.values(), key=lambda entry: entry.first_id):
-        found = _checked(f"{checkpoint.REPLAY}/{entry.name}", partial(_segment, run_dir / checkpoint.REPLAY, entry))
+        found = _checked(f"{REPLAY}/{entry.name}", partial(_segment, run_dir / REPLAY, entry))
         if found.state == "whole" or entry.name in _named(run_dir):
             yield found
     if checkpoint.owner(run_dir) is None:  # what a living writer has not finished yet looks the same
-        yield from _left_over(run_dir, set(segments))
+        yield from _left_over(run_dir, segments)
+
+
+def _left_over(run_dir: Path, named: Collection[str]) -> Iterator[FileFinding]:
+    for path in unfinished(run_dir):
+        shown = path.relative_to(run_dir).as_posix()
+        yield FileFinding(shown, "left over", "was not finished; the next start removes it")
+    for name in names_in(run_dir / REPLAY):
+        if SEGMENT.fullmatch(name) and name not in named:
+            yield FileFinding(f"{REPLAY}/{name}", "left over", "no checkpoint that can be read names it")
+
+
+def _checked(name: str, check: Callable[[], str]) -> FileFinding:
+    try:
+        return FileFinding(name, "whole", check())
+    except Unreadable as problem:
+        return FileFinding(name, "unreadable", problem.why)
+    except (UserError, OSError) as problem:
+        return FileFinding(name, "damaged", problem.why if isinstance(problem, Damaged) else str(problem))
 
 
 def _compared(run_dir: Path, found: FileFinding) -> FileFinding:
@@ -73,16 +90,6 @@ def _compared(run_dir: Path, found: FileFinding) -> FileFinding:
     if any(not one.allowed for one in differing):
         return replace(found, state="changed", detail=f"{said}; 'laser resume' asks for --accept-changes")
     return replace(found, detail=f"{found.detail}; {said}") if differing else found
-
-
-def _checked(name: str, check: Callable[[], str]) -> FileFinding:
-    try:
-        return FileFinding(name, "whole", check())
-    except Unreadable as problem:
-        return FileFinding(name, "unreadable", problem.why)
-    except (UserError, OSError) as problem:
-        why = problem.why if isinstance(problem, Damaged) else str(problem)
-        return FileFinding(name, "damaged", why)
 
 
 def _settings(run_dir: Path) -> str:
@@ -114,10 +121,9 @@ def _is_row(line: bytes) -> bool:
 
 
 def _machine(run_dir: Path) -> str:
-    path = run_dir / machine.FILE
     sessions = machine.sessions(run_dir)
     if not sessions:
-        raise Damaged(path, "says of no session on which machine it was")
+        raise Damaged(run_dir / machine.FILE, "says of no session on which machine it was")
     return f"{len(sessions):,} sessions"
 
 
@@ -134,11 +140,13 @@ def _segment(folder: Path, entry: SegmentEntry) -> str:
         verify_segment(folder, entry)
     except Damaged as problem:
         readable = len(places_in(folder, entry).number)
-        raise Damaged(
-            problem.path,
-            f"{problem.why}; {readable:,} of {entry.count:,} unrolls can be read, and a resume takes those",
-        ) from problem
+        why = f"{problem.why}; {readable:,} of {entry.count:,} unrolls can be read, and a resume takes those"
+        raise Damaged(problem.path, why) from problem
     return f"{entry.count:,} unrolls, {entry.bytes / 1e6:,.1f} MB"
+
+
+def _folders(run_dir: Path) -> list[str]:
+    return [name for name in names_in(run_dir / CHECKPOINTS) if name.startswith("step-")]
 
 
 def _named(run_dir: Path) -> set[str]:
@@ -146,29 +154,8 @@ def _named(run_dir: Path) -> set[str]:
     names: set[str] = set()
     for name in _folders(run_dir):
         with contextlib.suppress(UserError):
-            names |= {entry.name for entry in manifest.read(run_dir / checkpoint.CHECKPOINTS / name).segments}
+            names |= {entry.name for entry in manifest.read(run_dir / CHECKPOINTS / name).segments}
     return names
-
-
-def _folders(run_dir: Path) -> list[str]:
-    return [name for name in names_in(run_dir / checkpoint.CHECKPOINTS) if name.startswith("step-")]
-
-
-def _left_over(run_dir: Path, named: set[str]) -> Iterator[FileFinding]:
-    """What the next start removes."""
-    for path in unfinished(run_dir):
-        yield FileFinding(_name(run_dir, path), "left over", "was not finished; the next start removes it")
-    for name in names_in(run_dir / checkpoint.REPLAY):
-        if SEGMENT.fullmatch(name) and name not in named:
-            yield FileFinding(f"{checkpoint.REPLAY}/{name}", "left over", "no checkpoint that can be read names it")
-
-
-def _is_old(folder: Path) -> bool:
-    return not folder.name.removeprefix("step-").isdecimal()
-
-
-def _name(run_dir: Path, path: Path) -> str:
-    return path.relative_to(run_dir).as_posix()
 
 
 def exit_status(files: Iterable[FileFinding]) -> int:
@@ -184,9 +171,5 @@ def text(run_dir: Path, files: Sequence[FileFinding]) -> str:
     width = max(len(one.file) for one in files)
     bad = sum(one.state not in {"whole", "left over"} for one in files)
     lines = [f"{one.state:<10}  {one.file:<{width}}  {one.detail}" for one in files]
-    verdict = (
-        f"{bad} of {len(files)} files are damaged, changed or unreadable"
-        if bad
-        else f"all {len(files)} files are in order"
-    )
-    return "\n".join([f"{run_dir}:", *lines, verdict])
+    verdict = f"{bad} of {len(files)} files are damaged, changed or unreadable"
+    return "\n".join([f"{run_dir}:", *lines, verdict if bad else f"all {len(files)} files are in order"])
