@@ -26,9 +26,9 @@ from laser_rl.cluster.calls import Answer, on_node, ray
 from laser_rl.cluster.replay_writer import ReplayWriter
 from laser_rl.cluster.shard import ShardClient, ShardPlan
 from laser_rl.cluster.sharded import AHEAD, ShardedReplay
-from laser_rl.replay import Replay, allocate
 from laser_rl.replay.encoded_unrolls import EncodedUnrolls, Unpacking, seal
-from laser_rl.replay.records import pack
+from laser_rl.replay.records import allocate, pack
+from laser_rl.replay.store import Replay
 
 BATCH, AT_ONCE = 128, 16
 ROUNDS, SECONDS = 5, 1.0  # as many rounds as there are ways to read: each is first once

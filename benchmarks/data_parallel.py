@@ -17,8 +17,8 @@ from dataclasses import dataclass, fields
 import torch
 
 from laser_rl import recipes
-from laser_rl.agent.cuda_streams import own_stream
 from laser_rl.config import override
+from laser_rl.gpu_streams import own_stream
 from laser_rl.training.batch_source import PinnedBatch
 from laser_rl.training.build import Member, learn
 from laser_rl.training.build_group import build_member

@@ -3,7 +3,7 @@
 All candidates hold the same bytes (frames and a record of all else): real frames of random play, and of trained play with --policies.
 They take turns within each round; rates are medians over rounds: compare ratios within one run. Peers that are not installed are left
 out (extra `bench`).
-Run: python benchmarks/replay.py [--threads 2] [--fill 10M] [--policies FOLDER] [--csv FILE]
+Run: python benchmarks/replay.py [--fill 10M] [--policies FOLDER] [--csv FILE]
 """
 
 import argparse
@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 
 from laser_rl import LASER
 from laser_rl.agent.policy import Policy
-from laser_rl.replay import Counts, Mixer, Replay, allocate
-from laser_rl.replay.records import Packed, pack
+from laser_rl.replay.mixer import Counts, Mixer
+from laser_rl.replay.records import Packed, allocate, pack
+from laser_rl.replay.store import Replay
 from laser_rl.training.build import open_environments
 from laser_rl.training.evaluate import Player
 from laser_rl.types import UnrollLayout, Unrolls, empty_unrolls
@@ -163,7 +164,7 @@ def rate(call: Call, seconds: float = SECONDS_A_ROUND) -> float:
     return calls / spent
 
 
-def compare(pool: NDArray[np.uint8], threads: int) -> list[dict[str, Any]]:
+def compare(pool: NDArray[np.uint8]) -> list[dict[str, Any]]:
     """Inserts and gathered unrolls a second of all candidates, in turns."""
     single = unrolls_of(SINGLE, pool[:, 3:])
     stacked, packed = unrolls_of(STACKED, pool), pack(SINGLE, single)
@@ -172,10 +173,9 @@ def compare(pool: NDArray[np.uint8], threads: int) -> list[dict[str, Any]]:
         ours("ours, raw", single, SINGLE, codec="raw"),
         torchrl_buffer(packed),
         cpprb_buffer(packed),
-        ours("ours, zstd, 1 thread", single, SINGLE, codec="zstd"),
-        ours(f"ours, zstd, {threads} threads", single, SINGLE, codec="zstd", threads=threads),
-        ours(f"ours, zstd, {threads} threads, stacks of 4 to upload", stacked, STACKED, stacked=False, threads=threads),
-        ours(f"ours, zstd, {threads} threads, stacks of 4 rebuilt", stacked, STACKED, threads=threads),
+        ours("ours, zstd", single, SINGLE, codec="zstd"),
+        ours("ours, zstd, stacks of 4 to upload", stacked, STACKED, stacked=False),
+        ours("ours, zstd, stacks of 4 rebuilt", stacked, STACKED),
     ]
     there = [candidate for candidate in candidates if candidate is not None]
     samples: dict[str, list[float]] = {candidate.name: [] for candidate in there}
@@ -318,7 +318,6 @@ def fill(pools: dict[str, NDArray[np.uint8]], steps: int) -> list[dict[str, Any]
 def main() -> None:
     """Record frames, then run what was asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of decompression")
     parser.add_argument("--torch-threads", type=int, default=1, help="more only on a machine that does nothing else")
     parser.add_argument("--fill", help="fill a replay of so many steps, such as 10M, and nothing else")
     parser.add_argument("--inserts", type=int, default=100_000, help="into a full store, to see memory grow")
@@ -328,9 +327,7 @@ def main() -> None:
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", module="torchrl|tensordict")
     torch.set_num_threads(arguments.torch_threads)
-    print(
-        f"torch {torch.__version__}, {os.cpu_count()} cores, {arguments.threads} threads; {STEPS}-step unrolls of 84x84"
-    )
+    print(f"torch {torch.__version__}, {os.cpu_count()} cores; {STEPS}-step unrolls of 84x84")
     pools = {game: frames(game, arguments.unrolls, STACKED.context + STEPS + 1) for game in GAMES}
     for path in sorted(arguments.policies.glob("*.laser")) if arguments.policies else ():
         pools[f"{path.stem.lower()}, trained"] = trained_frames(path, arguments.unrolls, STACKED.context + STEPS + 1)
@@ -339,7 +336,7 @@ def main() -> None:
         scale = {"k": 10**3, "M": 10**6}.get(arguments.fill[-1], 1)
         records = fill(pools, int(float(arguments.fill.rstrip("kM")) * scale))
     else:
-        records = [*compare(pool, arguments.threads), *sizes(pools), *beside_python(pool), *small()]
+        records = [*compare(pool), *sizes(pools), *beside_python(pool), *small()]
         records += growth(pool, arguments.inserts)
     if arguments.csv:
         with arguments.csv.open("w", newline="") as file:

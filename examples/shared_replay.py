@@ -50,8 +50,8 @@ class Member:
     def __init__(self, learning_rate: float, entropy_cost: float, generator: torch.Generator) -> None:
         """Start with the uniform policy, at the surface."""
         self.parameters = [torch.zeros((SIZE + 1) * SIZE, 2), torch.zeros((SIZE + 1) * SIZE)]
-        self.optimiser = rmsprop.initial(self.parameters)
-        self.learning_rate, self.entropy_cost, self.generator = learning_rate, entropy_cost, generator
+        self.optimisers = [rmsprop.initial(table) for table in self.parameters]
+        self.learning_rate, self.entropy_cost, self.generator = torch.tensor(learning_rate), entropy_cost, generator
         self.row, self.column = torch.zeros(2, SLOTS, dtype=torch.long)
 
     def act(self) -> Unrolls:
@@ -72,7 +72,7 @@ class Member:
 
     def learn(self, batch: Unrolls) -> float:
         """One update; returns the share of replayed steps inside the trust region."""
-        logits, value = [table.requires_grad_() for table in self.parameters]
+        logits, value = [table.detach().requires_grad_() for table in self.parameters]
         states, outcomes = batch
         action, reward, discount, is_transition, *stored = outcomes.unbind(-1)
         policy, behaviour, is_transition = logits[states[:-1]], torch.stack(stored, -1), is_transition.bool()
@@ -83,9 +83,8 @@ class Member:
         )
         total = losses.policy.sum() + 0.5 * losses.value.sum() + self.entropy_cost * losses.entropy.sum()
         gradients = torch.autograd.grad(total, [logits, value])
-        step = rmsprop.update(gradients, self.optimiser, learning_rate=self.learning_rate)
-        self.parameters = [table.detach() - d for table, d in zip((logits, value), step.decrements, strict=True)]
-        self.optimiser = step.state
+        for table, gradient, state in zip(self.parameters, gradients, self.optimisers, strict=True):
+            rmsprop.update(table, gradient, state, torch.tensor(True), learning_rate=self.learning_rate)
         return trust_region.accepted_share(trusted, is_transition & ~online).item()
 
 

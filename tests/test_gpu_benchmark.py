@@ -18,7 +18,7 @@ from laser_rl import recipes
 from laser_rl.config import override
 from laser_rl.networks.build import parameter_count
 from laser_rl.ops import vtrace as ours
-from laser_rl.replay import Replay
+from laser_rl.replay.store import Replay
 from laser_rl.training.build import build_learner
 from laser_rl.training.member_training import Progress
 from laser_rl.types import UnrollLayout, empty_unrolls

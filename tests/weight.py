@@ -11,7 +11,7 @@ PACKAGE = ROOT / "laser_rl"
 # Lines that a package may have. What is not listed counts as the first row: what a user imports.
 BUDGETS = {
     "api, config, recipes": 1_500, "cli": 1_600, "ops": 2_000, "envs": 4_000, "networks": 1_000, "replay": 2_600, "agent": 1_900,
-    "kernels": 1_700, "training": 4_200, "checkpoint": 1_500, "metrics": 1_400, "view": 2_200, "cluster": 3_000, "research": 2_800,
+    "cuda": 1_700, "training": 4_200, "checkpoint": 1_500, "metrics": 1_400, "view": 2_200, "cluster": 3_000, "research": 2_800,
     "tools": 1_600,
 }  # fmt: skip
 HOMES = {"evaluation": "research"}  # packages that have no budget of their own

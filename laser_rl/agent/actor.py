@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 
 from laser_rl.agent.policy import Decision, Seen, restore_generator
-from laser_rl.agent.stacking import FrameStack
 from laser_rl.envs.records import Environments, Rows
 from laser_rl.types import Array, Episode, UnrollLayout, Unrolls, empty_unrolls
 
@@ -38,6 +37,34 @@ class Decides(Protocol):
 
     def act(self, rows: Seen, slots: Slots) -> Decision:
         """Decide for the newest rows of these slots."""
+
+
+class FrameStack:
+    """The newest frames of each slot, oldest first; frames of an earlier episode are zero.
+
+    >>> stack = FrameStack(slots=1, frames=2, shape=(1, 1, 1), dtype="uint8")
+    >>> stack.array.shape
+    (1, 2, 1, 1, 1)
+    """
+
+    def __init__(self, slots: int, frames: int, shape: tuple[int, ...], dtype: str) -> None:
+        self.frames = frames
+        self.array: Array = np.zeros((slots, frames, *shape), dtype)
+
+    def push(self, rows: Rows) -> None:
+        """One more frame in each slot that has a row."""
+        slots = rows.slots
+        if self.frames > 1:
+            self.array[slots, :-1] = self.array[slots, 1:]
+            self.array[slots[rows.is_first], :-1] = 0
+        self.array[slots, -1] = rows.observation
+
+    def seen(self, slots: NDArray[np.int64]) -> Array:
+        """What the network sees: [n, frames · C, H, W] for pictures, the observation itself if there is no stack."""
+        stacked = self.array[slots]
+        if self.frames == 1:
+            return stacked[:, 0]
+        return stacked.reshape(len(stacked), -1, *stacked.shape[3:])
 
 
 class Actor:

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from laser_rl.agent.loss import behaviour_relevance
 from laser_rl.agent.policy import Seen
+from laser_rl.agent.relevance import behaviour_relevance
 from laser_rl.config import LossConfig
 from laser_rl.networks.agent_network import AgentNetwork, Output
 from laser_rl.ops import checks

@@ -1,22 +1,27 @@
 """The learner: a batch in, parameters moved, numbers out."""
 
-import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from laser_rl.agent.graphed import MOST_GRAPHS, CudaGraphs, Graphed, GraphRecorder
 from laser_rl.agent.learner_metrics import EVERY, Numbers, ages, tally
-from laser_rl.agent.loss import Hyper, Loss, draws, hyper_of, laser_loss, require_splittable
+from laser_rl.agent.loss import Hyper, Loss, hyper_of, laser_loss
 from laser_rl.agent.online_share import STATE, require_countable
-from laser_rl.agent.optimiser import build_optimiser, load_state
 from laser_rl.agent.parallel import ALONE, Team, require_together
-from laser_rl.agent.parameters import FlatParameters, load_network, require_finite
+from laser_rl.agent.parameters import (
+    FlatParameters,
+    Recovery,
+    RecoveryCounts,
+    build_optimiser,
+    load_network,
+    load_state,
+    require_finite,
+)
 from laser_rl.agent.policy import restore_generator
-from laser_rl.agent.recovery import Recovery, RecoveryCounts
 from laser_rl.agent.recurrent import Recurrent
+from laser_rl.agent.relevance import draws, require_splittable
 from laser_rl.config import LossConfig, OptimiserConfig, full_name
 from laser_rl.errors import ConfigError
 from laser_rl.networks.agent_network import AgentNetwork
@@ -25,6 +30,9 @@ from laser_rl.ops.distributions import Family
 from laser_rl.ops.priority import critic_priority
 from laser_rl.ops.rmsprop import linear_rate
 from laser_rl.types import Batch
+
+if TYPE_CHECKING:
+    from laser_rl.cuda.graphs import Graphed, GraphRecorder  # a run on a CPU never imports it
 
 BOUND_RATE = 0.01  # of the controller of the trust bound, a factor e^0.01 an update at most
 GOOD_EVERY = 200  # updates between two states to go back to
@@ -39,11 +47,12 @@ class LearnerState(NamedTuple):
 
 
 class UpdateOutcome(NamedTuple):
-    """What is left to look at after an update that was only launched; the next one may overwrite it."""
+    """What is left to look at after an update; the next one may overwrite it."""
 
-    loss: Loss
-    batch: Batch
+    loss: Loss  # without the graph that it was computed by
+    batch: Batch  # as it was learned from
     age: Tensor
+    finite: Tensor  # whether the gradient was, and the step was taken
 
 
 class Learner:
@@ -104,20 +113,24 @@ class Learner:
             self.flat.value.new_zeros(()),
             torch.zeros((), dtype=torch.int64, device=self.device),
         )
-        self._launcher: Graphed[UpdateOutcome] | None = None
+        self._launcher: Graphed[UpdateOutcome] | None = None  # None: the host looks at each update's outcome
         self._addresses: tuple[int, ...] = ()
         if self.device.type == "cuda" and not prioritise:
+            from laser_rl.cuda.graphs import CudaGraphs  # noqa: PLC0415 - a run on a CPU never imports it
+
             # Several devices are for large networks, where a graph gains nothing (ADR 0020).
             self.launch_with(CudaGraphs(self.device), graphs=graphs and not burn_in_steps and team.size == 1)
 
-    def launch_with(self, recorder: GraphRecorder, *, graphs: bool = True) -> None:
-        """From now on updates are launched and nobody waits for their outcome; with `graphs` they are recorded where they can be.
+    def launch_with(self, recorder: "GraphRecorder", *, graphs: bool = True) -> None:
+        """From now on updates are launched and the host does not wait for their outcome; with `graphs` they are recorded if possible.
 
         That is: where the policy is a table of probabilities. Densities copy their bounds from the host, and random numbers would be the
         same in every replay.
         """
+        from laser_rl.cuda.graphs import MOST_GRAPHS, Graphed  # noqa: PLC0415
+
         fixed = self.family.joint_size is not None and not draws(self.family, self.loss)
-        self._launcher = Graphed(self._launch, recorder, self.device, most=MOST_GRAPHS if graphs and fixed else 0)
+        self._launcher = Graphed(self._compute, recorder, self.device, most=MOST_GRAPHS if graphs and fixed else 0)
 
     @property
     def skipped(self) -> int:
@@ -141,45 +154,34 @@ class Learner:
         """
         if self.version % GOOD_EVERY == 0:
             require_together(self.team, self.flat.value)
-        if self._launcher is None:
-            return self._update(batch, progress)
-        if self._addresses != (addresses := self._present_addresses()):
-            self._launcher.forget()
-            self._addresses = addresses
         # A number travels with its launch; one in memory of the host could be overwritten before it is read.
         self._rate.fill_(self.learning_rate(progress))
         self._version.fill_(self.version)
-        self.recovery.launching()
-        outcome = self._launcher(batch)
+        launched = self._launcher is not None
+        outcome = self._compute(batch) if self._launcher is None else self._launched(self._launcher, batch)
         if self.version % EVERY == 0:
             self.numbers.tally += self._tally(outcome)
         self.version += 1
-        gave_up = self.recovery.launched(self.version)
-        if gave_up is not None:
-            self.recurrent.forget(gave_up)
-        return True
-
-    def _update(self, batch: Batch, progress: float) -> bool:
-        self.flat.gradient.zero_()
-        with checks.unchecked():
-            loss, batch = self._loss(batch)
-            loss.total.backward()  # type: ignore[no-untyped-call]
-            # Of the whole batch from here on: what is not finite on one rank is so on all, and all skip the update.
-            norm = self.team.sum(self.flat.gradient).norm()
-            learned = math.isfinite(norm.item())
-            if learned:
-                self.step(norm, progress)
-                self.remember(loss.mixing)
+        if launched:
+            gave_up = self.recovery.launched(self.version)
+            if gave_up is not None:
+                self.recurrent.forget(gave_up)
+            return True
+        learned = bool(outcome.finite)
         if self.prioritises:
-            found = self.team.columns(batch.id), self.team.columns(critic_priority(loss.value, loss.learnable))
-            self.priorities = found if learned else None
-        age = self.version - batch.version
-        numbers = {**loss.numbers, **ages(age, batch, 1, self.team), "gradient_norm": norm[None]}
-        counted = self._tally(UpdateOutcome(loss, batch, age)) if self.version % EVERY == 0 else None
-        self.count(list(numbers), torch.cat(list(numbers.values())), counted, learned=learned)
+            self.priorities = self._priorities(outcome) if learned else None
+        if self.recovery.count(self.version, learned=learned):
+            self.recurrent.forget()
         return learned
 
-    def _launch(self, batch: Batch) -> UpdateOutcome:
+    def _launched(self, launcher: "Graphed[UpdateOutcome]", batch: Batch) -> UpdateOutcome:
+        if self._addresses != (addresses := self._present_addresses()):
+            launcher.forget()
+            self._addresses = addresses
+        self.recovery.launching()
+        return launcher(batch)
+
+    def _compute(self, batch: Batch) -> UpdateOutcome:
         """An update without a look at any value: a graph of it can be recorded. Where the gradient is not finite nothing moves."""
         parameters = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
         with checks.unchecked():
@@ -187,16 +189,18 @@ class Learner:
             # Not `backward`, which adds every gradient to zeros: these are copied, all of them in one launch.
             gradients = torch.autograd.grad(loss.total, parameters, materialize_grads=True)
             torch._foreach_copy_([parameter.grad for parameter in parameters], gradients)  # type: ignore[misc]
+            # Of the whole batch from here on: what is not finite on one rank is so on all, and all skip the update.
             norm = self.team.sum(self.flat.gradient).norm()
             finite = norm.isfinite()
             self._clip(norm)
-            self.optimiser.step_where(finite, self.flat.value, self.flat.gradient, self._rate)
+            self.optimiser.step(finite, self.flat.value, self.flat.gradient, self._rate)
             age = self._version - batch.version
             numbers = {**loss.numbers, **ages(age, batch, 1, self.team), "gradient_norm": norm[None]}
             self._add(list(numbers), torch.cat(list(numbers.values())))
             self.remember(loss.mixing, finite)
-            self.recovery.note(finite)
-        return UpdateOutcome(loss._replace(total=loss.total.detach()), batch, age)  # without what it was computed from
+            if self._launcher is not None:
+                self.recovery.note(finite)
+        return UpdateOutcome(loss._replace(total=loss.total.detach()), batch, age, finite)
 
     def _loss(self, batch: Batch) -> tuple[Loss, Batch]:
         batch = Batch(*(field.to(self.device, non_blocking=True) for field in batch))
@@ -205,7 +209,12 @@ class Learner:
         return laser_loss(self.family, output, batch, *constants, mixing=self.mixing[None], team=self.team), batch
 
     def _tally(self, outcome: UpdateOutcome) -> Tensor:
-        return self.team.sum(tally(*outcome, sources=self.sources, members=1))[0]
+        loss, batch, age, _ = outcome
+        return self.team.sum(tally(loss, batch, age, sources=self.sources, members=1))[0]
+
+    def _priorities(self, outcome: UpdateOutcome) -> tuple[Tensor, Tensor]:
+        loss = outcome.loss
+        return self.team.columns(outcome.batch.id), self.team.columns(critic_priority(loss.value, loss.learnable))
 
     def remember(self, mixing: Tensor | None, finite: Tensor | bool = True) -> None:
         """What an update found out about the online share, [1, STATE], unless its gradient was not `finite`; None: there is nothing."""
@@ -218,9 +227,10 @@ class Learner:
         return *(tensor.data_ptr() for tensor in tensors), *self.recurrent.addresses()
 
     def step(self, norm: Tensor, progress: float) -> None:
-        """Take the gradient that stands in `flat`."""
+        """Take the finite gradient that stands in `flat`."""
         self._clip(norm)
-        self.optimiser.step(self.flat.value, self.flat.gradient, self.learning_rate(progress))
+        self._rate.fill_(self.learning_rate(progress))
+        self.optimiser.step(norm.isfinite(), self.flat.value, self.flat.gradient, self._rate)
 
     def _clip(self, norm: Tensor) -> None:
         limit = self.rates.clip_gradient_norm

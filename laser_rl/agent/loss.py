@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from laser_rl.agent.online_share import OnlineShare, online_share
-from laser_rl.agent.own_relevance import is_own, own_relevance
 from laser_rl.agent.parallel import ALONE, Team
+from laser_rl.agent.relevance import behaviour_relevance
 from laser_rl.config import LossConfig
 from laser_rl.errors import ConfigError
 from laser_rl.networks.agent_network import AgentNetwork, Output
 from laser_rl.networks.heads import PixelControlHead, PopArtHead, of_task
-from laser_rl.ops import pixel_control, rewards, trust_region
+from laser_rl.ops import pixel_control, rewards
 from laser_rl.ops.actor_critic import ActorCriticLosses, actor_critic_losses, counted, reduce, value_loss
 from laser_rl.ops.distributions import Family
 from laser_rl.ops.popart import normalise, sigma
@@ -207,43 +207,6 @@ def pixel_loss(head: PixelControlHead, q: Tensor, batch: Batch, learnable: Tenso
     """PixelControl's, on the rows that everything else is learned from: the trust region holds for auxiliary tasks too."""
     discount = torch.where(batch.terminated, 0.0, hyper.pixel_control_discount)
     return pixel_control.q_loss(q, batch.action, head.cumulants(batch.observation), discount, learnable)
-
-
-def behaviour_relevance(
-    family: Family, policy: Tensor, behaviour: Tensor, hyper: LossConfig, generator: torch.Generator | None
-) -> Tensor:
-    """β(s, μ) of section 4.3; with trust off it is still computed, because it is worth knowing."""
-    if hyper.trust == "behaviour":
-        return trust_region.kl_to_behaviour(family, policy, behaviour)
-    if is_own(hyper.trust):
-        return own_relevance(hyper.trust, family, policy, behaviour)
-    return trust_region.kl_to_implied(family, policy, behaviour, clip_rho=hyper.clip_rho, generator=generator)
-
-
-def draws(family: Family, hyper: LossConfig) -> bool:
-    """Whether relevance is estimated from random actions.
-
-    >>> from laser_rl.ops.distributions import Categorical
-    >>> draws(Categorical(18), LossConfig()), draws(Categorical(5000), LossConfig())
-    (False, True)
-    """
-    exact = family.joint_size is not None and family.joint_size <= trust_region.ENUMERABLE
-    return hyper.trust in {"implied", "off"} and not exact
-
-
-def require_splittable(family: Family, loss: LossConfig, devices: int) -> None:
-    """ConfigError where several devices would not learn what one learns.
-
-    >>> from laser_rl.ops.distributions import Categorical
-    >>> require_splittable(Categorical(5000), LossConfig(), 2)
-    Traceback (most recent call last):
-    laser_rl.errors.ConfigError: run.devices is 2, but the relevance of these actions is estimated from random ones, which ...
-    """
-    if devices > 1 and draws(family, loss):
-        raise ConfigError(
-            f"run.devices is {devices}, but the relevance of these actions is estimated from random ones, which several devices would "
-            "draw differently from one; use --loss.trust behaviour, or --run.devices 1"
-        )
 
 
 def learned_reward(raw: Tensor, hyper: Hyper) -> Tensor:

@@ -1,18 +1,20 @@
 """A policy that acts: observations in, actions out, and the distribution that they were drawn from."""
 
 import logging
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from laser_rl.agent.staged import Staged
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.ops import checks
 from laser_rl.ops.distributions import Family
-from laser_rl.types import Array, Inputs
+from laser_rl.types import Array, Inputs, UnrollLayout
+
+if TYPE_CHECKING:
+    from laser_rl.cuda.staged import Staged  # a run on a CPU never imports it
 
 log = logging.getLogger("laser_rl.agent")
 
@@ -40,7 +42,7 @@ class Policy:
     """A network, a family and a stream of random numbers.
 
     On a GPU everything is launched on the current stream of the calling thread. Where that thread also learns, acting thus sees the
-    newest parameters; where it only acts, give it a stream of its own (`streams.own_stream`).
+    newest parameters; where it only acts, give it a stream of its own (`gpu_streams.own_stream`).
 
     Args:
         network: its parameters may move between two calls.
@@ -56,7 +58,9 @@ class Policy:
         self._tensors = [*network.parameters(), *network.buffers()]
         self._staged: Staged | None = None
         if self.device.type == "cuda":
-            self._staged = Staged(
+            from laser_rl.cuda import staged  # noqa: PLC0415 - a run on a CPU never imports it
+
+            self._staged = staged.Staged(
                 self._decide,
                 self.device,
                 generator=self.generator,
@@ -135,3 +139,37 @@ def restore_generator(generator: torch.Generator, state: Tensor) -> None:
         generator.set_state(state.cpu())
     except RuntimeError:
         log.warning("the run goes on on another kind of device: its random numbers start anew")
+
+
+class Memento(NamedTuple):
+    """What is remembered of an episode that goes on."""
+
+    frames: Array  # the newest ones
+    memory: Array  # [1, S]
+    last_action: Array  # [1, ...], as stored
+
+
+def act_once(
+    policy: Policy, layout: UnrollLayout, observation: Array, before: Memento | None, reward: float
+) -> tuple[Array, Memento, Seen]:
+    """Play one episode, observation by observation.
+
+    Returns:
+        The environment's action for one observation as it is stored, what to hand in with the next observation (None before the first),
+        and what the network saw.
+    """
+    frames, memory, last = _nothing(layout) if before is None else before
+    frames = np.concatenate([frames[1:], observation[np.newaxis].astype(frames.dtype)])
+    stacked = frames.reshape(1, -1, *observation.shape[1:]) if len(frames) > 1 else frames
+    seen = Seen(stacked, np.array([before is None]), last, np.array([reward], np.float32), memory)
+    decision = policy.act(seen)
+    memory = memory if decision.state is None else decision.state
+    return decision.environment_action[0], Memento(frames, memory, decision.action), seen
+
+
+def _nothing(layout: UnrollLayout) -> Memento:
+    return Memento(
+        np.zeros((layout.stack, *layout.observation_shape), layout.observation_dtype),
+        np.zeros((1, layout.state_size), np.float32),
+        np.zeros((1, *layout.action_shape), layout.action_dtype),
+    )

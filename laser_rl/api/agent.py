@@ -10,9 +10,8 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 import numpy as np
 
 from laser_rl import recipes
-from laser_rl.agent.one_step import Memento, act_once
 from laser_rl.agent.parameters import load_network
-from laser_rl.agent.policy import Policy
+from laser_rl.agent.policy import Memento, Policy, act_once
 from laser_rl.api.saved import Saved, read_saved, save_network
 from laser_rl.config import Config, full_name, override
 from laser_rl.envs.construct import stored_name
@@ -166,7 +165,7 @@ class LASER:
         policy = Policy(trained.network, trained.family, seed=0, deterministic=deterministic)
         if not deterministic:
             policy.generator = self._generator(policy)
-        action, after = act_once(policy, trained.layout, seen, state, float(reward))
+        action, after, _ = act_once(policy, trained.layout, seen, state, float(reward))
         return self._border.acts(action), after
 
     @_by_its_trust

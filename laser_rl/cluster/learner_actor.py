@@ -10,13 +10,13 @@ import torch
 from numpy.typing import NDArray
 
 from laser_rl.agent.actor import Actor
-from laser_rl.agent.cuda_streams import own_stream
 from laser_rl.cluster.calls import call
 from laser_rl.cluster.channels import RayInbox, RayMailbox, RayShards, RayStop
 from laser_rl.cluster.coordinator import GONE, CoordinatorClient
 from laser_rl.cluster.runner import ActorEnded, ActorStart, ended
 from laser_rl.cluster.sharded import AHEAD, Emptied, ShardedReplay
 from laser_rl.envs.records import EnvironmentSpec
+from laser_rl.gpu_streams import own_stream
 from laser_rl.replay.prefetcher import Exhausted
 from laser_rl.training.batch_source import PinnedBatch
 from laser_rl.training.budget import Budget

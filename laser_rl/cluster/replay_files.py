@@ -16,8 +16,7 @@ from laser_rl.cluster.calls import AnswerLost, awaited
 from laser_rl.cluster.shard import ShardClient
 from laser_rl.cluster.shard_directory import ANSWER_S
 from laser_rl.replay.encoded_unrolls import seal, unseal
-from laser_rl.replay.memory_estimate import Codec
-from laser_rl.replay.records import pack, unpack
+from laser_rl.replay.records import Codec, pack, unpack
 from laser_rl.replay.store import Replay
 from laser_rl.training.saving import Segments
 from laser_rl.types import UnrollLayout, Unrolls

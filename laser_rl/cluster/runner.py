@@ -22,8 +22,8 @@ from laser_rl.errors import UserError
 from laser_rl.networks.build import family_of
 from laser_rl.ports import Delivery
 from laser_rl.replay.encoded_unrolls import seal
-from laser_rl.replay.memory_estimate import Codec, resolve_codec
-from laser_rl.replay.records import pack
+from laser_rl.replay.memory_estimate import resolve_codec
+from laser_rl.replay.records import Codec, pack
 from laser_rl.training.build import derive, open_environments, seeded_network, threads_of
 from laser_rl.training.settings import SweepConfig
 from laser_rl.training.stall import PATIENCE_S, Gate, StallWarning

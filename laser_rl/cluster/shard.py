@@ -22,10 +22,9 @@ from numpy.typing import NDArray
 from laser_rl.cluster.calls import Answer, AnswerLost, on_node, ray, start_actor
 from laser_rl.errors import ConfigError
 from laser_rl.replay.encoded_unrolls import EncodedUnrolls
-from laser_rl.replay.lending import LentBlock, borrow, lend
-from laser_rl.replay.memory_estimate import Codec
-from laser_rl.replay.shared import Ids
-from laser_rl.replay.store import Replay
+from laser_rl.replay.records import Codec, Ids
+from laser_rl.replay.shared import LentBlock, lend
+from laser_rl.replay.store import Replay, borrow
 from laser_rl.types import UnrollLayout
 
 log = logging.getLogger("laser_rl.training")
@@ -134,7 +133,7 @@ class Shard:
 
     def lend(self) -> LentBlock:
         """Where its memory is, for readers on the same machine. What they read is not counted here."""
-        return lend(self._store)
+        return lend(self._store.handle())
 
     def report(self) -> ShardReport:
         """What learners need in order to draw, and what a user wants to see."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from laser_rl.cluster.calls import ActorGone, Answer, AnswerLost, awaited
 from laser_rl.cluster.shard import ShardClient, ShardReport, Span
-from laser_rl.replay.shared import Ids
+from laser_rl.replay.records import Ids
 
 log = logging.getLogger("laser_rl.training")
 ANSWER_S = 60.0  # a shard that has not answered in this time is left out until it does

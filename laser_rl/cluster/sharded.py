@@ -21,8 +21,7 @@ from laser_rl.cluster.calls import Answer, AnswerLost, awaited
 from laser_rl.cluster.shard import Gathered, ShardClient
 from laser_rl.cluster.shard_directory import ANSWER_S, ShardDirectory, Spans, global_ids
 from laser_rl.replay.encoded_unrolls import Unpacking
-from laser_rl.replay.records import allocate
-from laser_rl.replay.shared import Ids
+from laser_rl.replay.records import Ids, allocate
 from laser_rl.training.stall import PATIENCE_S, StallWarning
 from laser_rl.types import Batch, UnrollLayout
 

@@ -16,12 +16,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from laser_rl.kernels import convolution as own
-from laser_rl.kernels.convolution_taps import taps, taps_back
-from laser_rl.kernels.first import first, first_gradient, frame
-from laser_rl.kernels.plain import nchw
-from laser_rl.kernels.pointwise import add_bias_rectify, bias_rectify, channel_sums, masked
-from laser_rl.kernels.pool import pool, pool_gradient
+from laser_rl.cuda import convolution as own
+from laser_rl.cuda.first import first, first_gradient, frame
+from laser_rl.cuda.pointwise import add_bias_rectify, bias_rectify, channel_sums, masked
+from laser_rl.cuda.pool import pool, pool_gradient
+from laser_rl.cuda.shapes import nchw, taps, taps_back
 
 log = logging.getLogger("laser_rl.networks")
 NARROW = 32

@@ -8,8 +8,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from laser_rl import kernels
-
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
 
@@ -119,7 +117,11 @@ class ImpalaDeep(nn.Module):
 
     def reads_bytes(self, observation: Tensor) -> bool:
         """Whether `from_bytes` understands these; it needs a GPU on which our kernels work."""
-        if not observation.is_cuda or observation.dtype != torch.uint8 or not kernels.available():
+        if not observation.is_cuda or observation.dtype != torch.uint8:
+            return False
+        from laser_rl import cuda  # noqa: PLC0415 - a run on a CPU never imports it
+
+        if not cuda.available():
             return False
         if self._kernels_work is None:
             from laser_rl.networks.impala import kernels_work  # noqa: PLC0415 - Triton need not be there

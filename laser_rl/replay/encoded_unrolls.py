@@ -1,21 +1,59 @@
 """Unrolls on their way between processes: three arrays of bytes, frames in the form in which a store keeps them.
 
-Who makes unrolls compresses them once (`seal`). So they travel, lie in a store and travel on without being touched, and are decompressed
-where a batch is filled, straight into it.
+An actor compresses its unrolls once (`seal`). So they travel, lie in a store and travel on without being touched, and are decompressed
+where a batch is filled, straight into it: one zstd block an unroll.
+
+All blocks of a batch are worked through in one call, without the interpreter lock. A call for each would take the lock back after each:
+beside a thread that computes in Python that is a wait of 5 ms for every unroll, fifty times slower. To compress, zstandard has such a call.
+Its counterpart decompresses into memory of its own, in pieces that would be copied one by one; numcodecs decompresses zstd frames that lie
+one behind the other straight into the batch (which zstd allows: they are one stream).
 """
 
 import threading
 from typing import NamedTuple
 
+import numcodecs.zstd  # type: ignore[import-untyped]
 import numpy as np
 import zstandard
 
-from laser_rl.replay import codec as zstd
-from laser_rl.replay.frames import cut, windows
-from laser_rl.replay.memory_estimate import Codec
-from laser_rl.replay.records import ID, WEIGHT, Bytes, Packed, Parts, fields_of, parts_of, shape_of
-from laser_rl.replay.shared import Ids
+from laser_rl.replay.records import (
+    ID,
+    WEIGHT,
+    Bytes,
+    Codec,
+    Ids,
+    Packed,
+    Parts,
+    cut,
+    fields_of,
+    parts_of,
+    shape_of,
+    windows,
+)
 from laser_rl.types import Batch, UnrollLayout
+
+LEVEL = 1  # of zstd
+
+
+def compress_bound(size: int) -> int:
+    """The most bytes that a block of `size` bytes can become (ZSTD_COMPRESSBOUND)."""
+    small = 1 << 17
+    return size + (size >> 8) + (((small - size) >> 11) if size < small else 0)
+
+
+def compress(frames: Bytes) -> list[memoryview]:
+    """Each row of [n, bytes] as a block."""
+    count, size = frames.shape
+    segments = np.stack([np.arange(count, dtype=np.uint64) * np.uint64(size), np.full(count, size, np.uint64)], axis=1)
+    source = zstandard.BufferWithSegments(np.ascontiguousarray(frames).data, segments.tobytes())
+    blocks = zstandard.ZstdCompressor(level=LEVEL).multi_compress_to_buffer(source, threads=1)
+    return [memoryview(blocks[i]) for i in range(count)]  # type: ignore[arg-type]
+
+
+def decompress(blocks: bytes | memoryview, out: Bytes) -> None:
+    """Blocks, one behind the other, into [n, bytes]; together they must give exactly as many bytes as it has."""
+    if out.size:
+        numcodecs.zstd.decompress(blocks, out)
 
 
 class EncodedUnrolls(NamedTuple):
@@ -51,38 +89,22 @@ class EncodedUnrolls(NamedTuple):
         return [view[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)] if ends else []
 
 
-def seal(packed: Packed, codec: Codec, level: int = 1) -> EncodedUnrolls:
-    """Compress, if that is the codec of the store that it goes to (`resolve_codec`).
-
-    >>> from laser_rl.replay.records import pack
-    >>> from laser_rl.types import empty_unrolls
-    >>> layout = UnrollLayout(20, 3, (1, 84, 84), "uint8", (), "int64", 18)
-    >>> packed = pack(layout, empty_unrolls(layout, 8))
-    >>> seal(packed, "raw").nbytes, seal(packed, "zstd").nbytes < 20_000
-    (1372160, True)
-    """
+def seal(packed: Packed, codec: Codec) -> EncodedUnrolls:
+    """Compress, if that is the codec of the store that it goes to (`resolve_codec`)."""
     if codec == "raw":
         return EncodedUnrolls(packed.records, packed.frames, np.zeros(0, np.int64))
-    blocks = zstd.compress(packed.frames, level) if len(packed.records) else []
+    blocks = compress(packed.frames) if len(packed.records) else []
     lengths = np.array([block.nbytes for block in blocks], np.int64)
     return EncodedUnrolls(packed.records, np.frombuffer(b"".join(blocks), np.uint8), lengths)
 
 
 def unseal(layout: UnrollLayout, parcel: EncodedUnrolls) -> Packed:
-    """The inverse of `seal`. ValueError if the blocks are not those of as many unrolls of this layout.
-
-    >>> from laser_rl.replay.records import pack
-    >>> from laser_rl.types import empty_unrolls
-    >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
-    >>> packed = pack(layout, empty_unrolls(layout, 3))
-    >>> bool((unseal(layout, seal(packed, "zstd")).frames == packed.frames).all())
-    True
-    """
+    """The inverse of `seal`. ValueError if the blocks are not those of as many unrolls of this layout."""
     check(layout, parcel)
     if parcel.codec == "raw":
         return Packed(parcel.records, parcel.frames)
     frames = np.empty((parcel.unrolls, shape_of(layout).frames_bytes), np.uint8)
-    zstd.decompress(parcel.frames.data, frames)
+    decompress(parcel.frames.data, frames)
     return Packed(parcel.records, frames)
 
 
@@ -106,16 +128,7 @@ def check(layout: UnrollLayout, parcel: EncodedUnrolls) -> None:
 
 
 class Unpacking:
-    """From compressed blocks into batches; each thread keeps the memory that it needs on the way.
-
-    >>> from laser_rl.replay.records import allocate, pack
-    >>> from laser_rl.types import empty_unrolls
-    >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
-    >>> parcel, batch = seal(pack(layout, empty_unrolls(layout, 3)), "zstd"), allocate(layout, columns=4)
-    >>> Unpacking(layout).put(parcel, np.array([7, 8, 9]), batch, first_column=1)
-    >>> batch.id
-    tensor([0, 7, 8, 9])
-    """
+    """From compressed blocks into batches; each thread keeps the memory that it needs on the way."""
 
     def __init__(self, layout: UnrollLayout) -> None:
         self._layout, self._shape, self._local = layout, shape_of(layout), threading.local()
@@ -137,10 +150,10 @@ class Unpacking:
     def decompress(self, blocks: bytes | memoryview, target: Bytes) -> None:
         """Blocks one behind the other into [n, rows, bytes of a row]; stacks are not cut yet."""
         if target.shape[1] == self._shape.frame_rows:
-            zstd.decompress(blocks, target)
+            decompress(blocks, target)
             return
         frames = self.scratch(len(target))
-        zstd.decompress(blocks, frames)
+        decompress(blocks, frames)
         np.copyto(target, windows(self._layout, frames, target.shape[1]))
 
     def scratch(self, count: int) -> Bytes:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laser_rl.errors import ConfigError
-from laser_rl.replay.shared import Ids
+from laser_rl.replay.records import Ids
 from laser_rl.replay.store import Evicted, Replay
 
 # Begins at input row `row` of the unroll `first`, ends with outcome `end` of the unroll `last`; NaN while nobody gave a priority.
@@ -32,21 +32,7 @@ class _Stream(NamedTuple):
 
 
 class EpisodeIndex:
-    """An index over the whole episodes of a store, in the order in which they were completed.
-
-    >>> from laser_rl.types import UnrollLayout, empty_unrolls
-    >>> layout = UnrollLayout(3, 0, (4,), "float32", (), "int64", 2)
-    >>> store, unrolls = Replay(layout, capacity_steps=30), empty_unrolls(layout, 2)  # two unrolls of one stream
-    >>> unrolls.is_first[0, 1] = unrolls.terminated[1, 2] = True
-    >>> unrolls.episode[:] = 4, 5
-    >>> ids = store.insert(unrolls)
-    >>> episodes = EpisodeIndex(store)
-    >>> episodes.refresh()
-    >>> [episodes.table[name].tolist() for name in ("first", "row", "last", "end")]
-    [[0], [1], [1], [2]]
-    >>> episodes.following(0), episodes.following(1)
-    (1, None)
-    """
+    """An index over the whole episodes of a store, in the order in which they were completed."""
 
     def __init__(self, store: Replay) -> None:
         self._store = store
@@ -159,15 +145,7 @@ def _marks(begins: NDArray[np.bool_], ends: NDArray[np.bool_]) -> list[list[tupl
 
 
 def held_ids(store: Replay) -> tuple[int, int]:
-    """The first id held and the first not yet held. Nothing may be held: then the second is not the greater.
-
-    >>> from laser_rl.types import UnrollLayout, empty_unrolls
-    >>> layout = UnrollLayout(3, 0, (4,), "float32", (), "int64", 2)
-    >>> store = Replay(layout, capacity_steps=30)
-    >>> ids = store.insert(empty_unrolls(layout, 12))
-    >>> held_ids(store)
-    (2, 12)
-    """
+    """The first id held and the first not yet held. Nothing may be held: then the second is not the greater."""
     first, end = store.first_id, store.next_id  # without the lock: the second may be newer than the first
     return max(first, end - store.capacity), end
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from laser_rl.errors import ConfigError
 from laser_rl.replay.episodes import ATTEMPTS, NONE, EpisodeIndex, outrun
-from laser_rl.replay.sampler import Priorities, State, columns_of
-from laser_rl.replay.shared import Ids
+from laser_rl.replay.mixer import Priorities, State, columns_of
+from laser_rl.replay.records import Ids
 from laser_rl.replay.store import Evicted, Replay
 from laser_rl.types import Batch
 
@@ -43,11 +43,7 @@ Draw = Callable[[NDArray[np.void], int, np.random.Generator], Drawn]
 
 
 def uniformly(table: NDArray[np.void], count: int, random: np.random.Generator) -> Drawn:
-    """Each episode of the table as likely as any other, however long it is.
-
-    >>> uniformly(np.zeros(5), 3, np.random.default_rng(0)).place
-    array([4, 3, 2])
-    """
+    """Each episode of the table as likely as any other, however long it is."""
     return Drawn(random.integers(0, len(table), count), np.ones(count))
 
 
@@ -55,21 +51,6 @@ class Lanes:
     """Each of `count` lanes draws an episode and goes through it, one unroll a batch; a finished or overwritten one draws anew.
 
     Rows before the episode's first one are not learnable. Those of other episodes behind its end are: the memory is reset between.
-
-    >>> from laser_rl.replay import allocate
-    >>> from laser_rl.types import UnrollLayout, empty_unrolls
-    >>> layout = UnrollLayout(3, 0, (4,), "float32", (), "int64", 2)
-    >>> store, unrolls = Replay(layout, capacity_steps=30), empty_unrolls(layout, 2)  # two unrolls of one stream
-    >>> unrolls.is_transition[:], unrolls.episode[:] = True, (4, 5)
-    >>> unrolls.is_first[0, 1] = unrolls.terminated[1, 2] = True  # an episode from row 1 of the first to the end of the second
-    >>> ids = store.insert(unrolls)
-    >>> lanes, batch, random = Lanes(store, count=1), allocate(layout, columns=1), np.random.default_rng(0)
-    >>> for _ in range(3):
-    ...     lanes.fill(1, random, batch, first_column=0)
-    ...     print(batch.id.item(), batch.carried.item(), batch.is_transition[:, 0].tolist())
-    0 False [False, True, True]
-    1 True [True, True, True]
-    0 False [False, True, True]
     """
 
     def __init__(self, store: Replay, count: int, *, draw: Draw = uniformly) -> None:

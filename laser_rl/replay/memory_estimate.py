@@ -7,12 +7,11 @@ from typing import Literal
 import numpy as np
 
 from laser_rl.errors import ConfigError
-from laser_rl.replay.arena import chunk_bytes, most_chunks
-from laser_rl.replay.codec import compress_bound
-from laser_rl.replay.records import shape_of
+from laser_rl.replay.encoded_unrolls import compress_bound
+from laser_rl.replay.records import Codec, shape_of
+from laser_rl.replay.shared import chunk_bytes, most_chunks
 from laser_rl.types import UnrollLayout
 
-Codec = Literal["raw", "zstd"]
 ASSUMED_RATIO = 10  # random play of the 57 Atari games: median 50, worst 5.8; trained play compresses less well
 PICTURES_BYTES = (
     1 << 16
@@ -122,13 +121,7 @@ def available_bytes(root: Path = Path("/")) -> int:
 
 
 def require_fits(needed: MemoryEstimate, available: int | None = None) -> None:
-    """ConfigError if the replay takes more than nine tenths of what is free; says how much would fit.
-
-    >>> layout = UnrollLayout(20, 3, (1, 84, 84), "uint8", (), "int64", 18)
-    >>> require_fits(estimate(layout, 10_000_000, "raw"), available=8 * 10**9)
-    Traceback (most recent call last):
-    laser_rl.errors.ConfigError: a replay of 10,000,000 steps needs 85.8 GB, 8.0 GB are free...; lower --replay.capacity-steps to 830,000
-    """
+    """ConfigError if the replay takes more than nine tenths of what is free; says how much would fit."""
     free = available_bytes() if available is None else available
     if needed.total <= RESERVE * free:
         return

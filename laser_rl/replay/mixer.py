@@ -1,21 +1,96 @@
-"""Batches with an exact online share: new unrolls first, each once, the rest drawn from everybody's replay."""
+"""Batches with an exact online share: new unrolls first, each once, the rest drawn by a sampler from the replay of all members."""
 
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from laser_rl.errors import ConfigError
-from laser_rl.replay.frames import put_packed
-from laser_rl.replay.records import Packed, pack, unpack
-from laser_rl.replay.sampler import Priorities, Sampler, State, UniformSampler, UnrollStore
-from laser_rl.replay.shared import Ids
-from laser_rl.types import Batch, UnrollLayout, Unrolls
+from laser_rl.ports import ReplayStore
+from laser_rl.replay.records import Ids, Packed, fields_of, pack, parts_of, put_packed, unpack
+from laser_rl.types import Array, Batch, UnrollLayout, Unrolls
 
 SAMPLER = "sampler."  # before the names of its state
+State = dict[str, Any]  # NumPy arrays, and numbers and strings as JSON has them
+Priorities = NDArray[np.float64]
+MemoryState = Literal["stored", "zero"]  # what the memory begins a drawn unroll with: the actor's state, or nothing
+
+
+class UnrollStore(ReplayStore, Protocol):
+    """What a mixer needs of a store, and a sampler that draws unrolls uniformly; `Replay` is one, and one over several machines."""
+
+    @property
+    def layout(self) -> UnrollLayout:
+        """Of the unrolls."""
+
+    @property
+    def capacity(self) -> int:
+        """In unrolls."""
+
+    def __len__(self) -> int: ...
+
+    def insert_packed(self, packed: Packed) -> Ids:
+        """`insert` for unrolls that `pack` has checked already."""
+
+
+class Sampler(Protocol):
+    """Fills the replayed columns of a member's batches; used by one thread."""
+
+    def ready(self) -> bool:
+        """Whether something can be drawn."""
+
+    def fill(self, count: int, random: np.random.Generator, batch: Batch, first_column: int) -> None:
+        """Fill `count` columns of a batch of `allocate`, the same ones in every batch."""
+
+    def prioritise(self, ids: Ids, priority: Priorities) -> None:
+        """What the learner found in unrolls of an earlier batch, in the order of its columns. They may have left meanwhile."""
+
+    def restart(self) -> None:
+        """Go on with nothing that was begun: the memory's states are gone."""
+
+    def state_dict(self) -> State:
+        """All that the next batches depend on but the store and the random numbers."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on there. Arrays without rows stand for what was not kept: that begins anew."""
+
+
+class UniformSampler:
+    """Unrolls, whoever made them, each as likely as any other, with replacement."""
+
+    def __init__(self, store: UnrollStore, state: MemoryState = "stored") -> None:
+        self._store, self._zero = store, state == "zero"
+
+    def ready(self) -> bool:
+        """Whether the store holds anything."""
+        return len(self._store) > 0
+
+    def fill(self, count: int, random: np.random.Generator, batch: Batch, first_column: int) -> None:
+        """Draw and gather."""
+        self._store.sample_into(count, random, batch, first_column)
+        if self._zero:
+            columns_of(self._store.layout, batch, first_column, count)["state"][...] = 0
+
+    def prioritise(self, ids: Ids, priority: Priorities) -> None:
+        """All are equal."""
+
+    def restart(self) -> None:
+        """Nothing goes on from one batch to the next."""
+
+    def state_dict(self) -> State:
+        """Nothing."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+
+def columns_of(layout: UnrollLayout, batch: Batch, first: int, count: int) -> dict[str, Array]:
+    """The fields of some columns of a batch of `allocate`, unroll-major, to be written to."""
+    return fields_of(parts_of(layout, batch).records[first : first + count].numpy(), layout)
 
 
 @dataclass(frozen=True)
@@ -59,15 +134,6 @@ class Mixer:
     Every update consumes `new_unrolls_per_update` new unrolls; the newest of them are the online columns, and each is online
     once at most. All of them enter the store when they are offered. `store` is None where nothing is replayed; `sampler` draws
     what is, uniformly if none is given.
-
-    >>> from laser_rl.replay import Replay, allocate
-    >>> from laser_rl.types import empty_unrolls
-    >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
-    >>> mixer = Mixer(layout, Replay(layout, 100), Counts.of(8, 0.875), np.random.Generator(np.random.PCG64(1)))
-    >>> mixer.offer(empty_unrolls(layout, 2))
-    >>> batch = allocate(layout, columns=8)
-    >>> mixer.ready(), mixer.fill(batch), int(batch.online.sum()), mixer.pending
-    (True, None, 1, 1)
     """
 
     def __init__(

@@ -29,12 +29,6 @@ class Prefetcher(Generic[Item]):
 
     `ready(seconds)` waits at most so long until `fill` can go on, and says whether it can. Gathering works outside the interpreter
     lock, so it makes progress while the learner computes. What fails in the thread is raised by `next`.
-
-    >>> with Prefetcher(lambda batch: None, ["batch 0", "batch 1"]) as ahead:  # anything that fill understands
-    ...     batch = ahead.next(timeout_s=5.0)
-    ...     ahead.give_back(batch)
-    >>> batch
-    'batch 0'
     """
 
     def __init__(

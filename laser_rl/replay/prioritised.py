@@ -13,8 +13,8 @@ from laser_rl.errors import ConfigError
 from laser_rl.ops import priority as ops
 from laser_rl.replay.episodes import ATTEMPTS, NONE, EpisodeIndex, held_ids, outrun
 from laser_rl.replay.lanes import Drawn, Lanes, Moved
-from laser_rl.replay.sampler import MemoryState, Priorities, State, columns_of
-from laser_rl.replay.shared import Ids
+from laser_rl.replay.mixer import MemoryState, Priorities, State, columns_of
+from laser_rl.replay.records import Ids
 from laser_rl.replay.store import Evicted, Replay
 from laser_rl.types import Batch
 
@@ -32,18 +32,6 @@ class Prioritised:
         importance_exponent: β; 1 corrects fully for the draw.
         uniform_share: ε, so that no priority goes stale for ever.
         state: what the memory begins a drawn unroll with.
-
-    >>> from laser_rl.replay import allocate
-    >>> from laser_rl.types import UnrollLayout, empty_unrolls
-    >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
-    >>> store, batch = Replay(layout, capacity_steps=10), allocate(layout, columns=4)
-    >>> ids, random = store.insert(empty_unrolls(layout, 4)), np.random.default_rng(0)
-    >>> sampler = Prioritised(store, exponent=1.0, importance_exponent=1.0, uniform_share=0.0)
-    >>> sampler.fill(4, random, batch, first_column=0)
-    >>> sampler.prioritise(ids, np.array([0.0, 0.0, 3.0, 1.0]))
-    >>> sampler.fill(4, random, batch, first_column=0)
-    >>> batch.id, batch.weight
-    (tensor([3, 3, 2, 2]), tensor([1.0000, 1.0000, 0.3333, 0.3333]))
     """
 
     def __init__(
@@ -122,20 +110,6 @@ class PrioritisedLanes:
 
     An episode's priority is the mean of those of its unrolls when a lane last went through it to its end, the largest so far if
     none did. Its weight is that of all its unrolls.
-
-    >>> from laser_rl.replay import allocate
-    >>> from laser_rl.types import UnrollLayout, empty_unrolls
-    >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
-    >>> store, unrolls = Replay(layout, capacity_steps=10), empty_unrolls(layout, 2)
-    >>> unrolls.is_first[:, 0] = unrolls.terminated[:, 1] = True  # an episode each
-    >>> unrolls.slot[:] = 0, 1
-    >>> ids, random, batch = store.insert(unrolls), np.random.default_rng(0), allocate(layout, columns=3)
-    >>> sampler = PrioritisedLanes(store, 3, exponent=1.0, importance_exponent=1.0, uniform_share=0.0)
-    >>> sampler.fill(3, random, batch, first_column=0)
-    >>> sampler.prioritise(batch.id.numpy(), np.where(batch.id == 0, 0.0, 2.0))
-    >>> sampler.fill(3, random, batch, first_column=0)
-    >>> batch.id, batch.weight
-    (tensor([1, 1, 1]), tensor([0.5000, 0.5000, 0.5000]))
     """
 
     def __init__(

@@ -1,22 +1,29 @@
-"""How an unroll lies in memory: one record of bytes for all that is small, one row of bytes for its frames.
+"""How unrolls and batches lie in memory: one record of bytes for all that is small, one row of bytes for the frames.
 
 The store and a batch use the same two rows, so that gathering is copying rows, and the fields of a batch are views
 into them: no loop over fields, no transposition.
+
+Each observation is kept once, and the stacks that a network sees are rebuilt when a batch is filled. Frames of an unroll lie one behind the
+other, so the stack at row t is the run of bytes that begins at frame t: windows that overlap. What is not a window: frames before an
+`is_first` belong to another episode (or to none) and are zero.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from math import prod
-from typing import NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 import numpy as np
 import torch
+from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 from torch import Tensor
 
 from laser_rl.types import Array, Batch, UnrollLayout, Unrolls
 
 Bytes = NDArray[np.uint8]
+Ids = NDArray[np.int64]
+Codec = Literal["raw", "zstd"]
 # More fields of a record: zero in the store, set in a batch.
 ONLINE, CARRIED, WEIGHT, ID = "online", "carried", "weight", "id"
 STATE = "state"
@@ -65,13 +72,7 @@ class Parts(NamedTuple):
 
 @lru_cache(maxsize=64)
 def shape_of(layout: UnrollLayout) -> Shape:
-    """Where each field lies.
-
-    >>> layout = UnrollLayout(20, 3, (1, 84, 84), "uint8", (), "int64", 18)
-    >>> shape = shape_of(layout)
-    >>> shape.record_bytes, shape.frames_bytes
-    (2176, 169344)
-    """
+    """Where each field lies."""
     names, formats, offsets, at = [], [], [], 0
     fields = {**layout.fields(), **{name: ((), dtype) for name, dtype in OF_BATCH.items()}}
     del fields["observation"]
@@ -93,16 +94,7 @@ def fields_of(records: Bytes, layout: UnrollLayout) -> dict[str, Array]:
 
 
 def pack(layout: UnrollLayout, unrolls: Unrolls) -> Packed:
-    """Check and pack; ValueError names the field with a wrong type or shape, or a number that is not finite.
-
-    >>> from laser_rl.types import empty_unrolls
-    >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
-    >>> pack(layout, empty_unrolls(layout, 3)).frames.shape
-    (3, 48)
-    >>> pack(layout, empty_unrolls(layout, 3)._replace(reward=np.full((3, 2), np.nan, np.float32)))
-    Traceback (most recent call last):
-    ValueError: reward holds numbers that are not finite; nothing non-finite may enter the replay
-    """
+    """Check and pack; ValueError names the field with a wrong type or shape, or a number that is not finite."""
     count = len(unrolls.member)
     for name, (shape, dtype) in layout.fields().items():
         array: Array = getattr(unrolls, name)
@@ -133,11 +125,6 @@ def allocate(layout: UnrollLayout, columns: int, *, pin: bool = False, stacked: 
 
     With `stacked=False` its observation holds the single frames [context + T+1, B, ...]: a quarter of the bytes to gather and to
     transfer, for `upload`, which stacks on the device.
-
-    >>> layout = UnrollLayout(20, 3, (1, 84, 84), "uint8", (), "int64", 18)
-    >>> batch = allocate(layout, columns=8)
-    >>> batch.observation.shape, batch.reward.shape, batch.online.shape
-    (torch.Size([21, 8, 4, 84, 84]), torch.Size([20, 8]), torch.Size([8]))
     """
     sizes = shape_of(layout)
     rows, frame = (
@@ -174,6 +161,107 @@ def parts_of(layout: UnrollLayout, batch: Batch) -> Parts:
         empty.set_(records, 0, (columns, sizes.record_bytes)),  # type: ignore[call-overload]
         empty_frames.set_(frames, 0, (columns, rows, frame)),  # type: ignore[call-overload]
     )
+
+
+def windows(layout: UnrollLayout, frames: Bytes, rows: int) -> Bytes:
+    """[n, frames_bytes] as [n, rows, bytes of a row], a view: stacks if rows is T+1, else single frames."""
+    sizes, count = shape_of(layout), len(frames)
+    if rows == sizes.frame_rows:
+        return frames.reshape(count, rows, sizes.frame_bytes)
+    shape = (count, rows, sizes.stack * sizes.frame_bytes)
+    return as_strided(frames, shape, (frames.strides[0], sizes.frame_bytes, 1), writeable=False)
+
+
+def cut(layout: UnrollLayout, parts: Parts, first: int, last: int) -> None:
+    """Zero what the stacks of columns first..last-1 hold of earlier episodes. `is_first` must be there already."""
+    sizes = shape_of(layout)
+    if sizes.stack == 1 or parts.frames.shape[1] == sizes.frame_rows:
+        return
+    is_first = fields_of(parts.records[first:last].numpy(), layout)["is_first"]
+    stacks = parts.frames[first:last].numpy().reshape(last - first, layout.steps + 1, sizes.stack, sizes.frame_bytes)
+    earlier = np.zeros((last - first, layout.steps + 1), np.bool_)
+    for age in range(1, sizes.stack):
+        begins = layout.context - age + 1  # the frame of this age precedes a reset among the younger ones
+        earlier |= is_first[:, begins : begins + layout.steps + 1].astype(np.bool_)
+        column, row = np.nonzero(earlier)
+        if len(column):
+            stacks[column, row, layout.context - age] = 0
+
+
+def stack_into(layout: UnrollLayout, frames: Tensor, is_first: Tensor, stacks: Tensor) -> None:
+    """Write the stacks [B, T+1, stack · frame_bytes] of single frames [B, context + T+1, frame_bytes], on any device."""
+    sizes, rows = shape_of(layout), layout.steps + 1
+    frames, stacks = _wide(frames, sizes.frame_bytes), _wide(stacks, sizes.frame_bytes)
+    stacks = stacks.view(len(stacks), rows, sizes.stack, -1)
+    stacks.copy_(frames.unfold(1, sizes.stack, 1).movedim(-1, -2))
+    earlier = torch.zeros(len(frames), rows, dtype=torch.bool, device=frames.device)
+    for age in range(1, sizes.stack):
+        begins = layout.context - age + 1
+        earlier = earlier | is_first[:, begins : begins + rows]
+        stacks[:, :, layout.context - age].masked_fill_(earlier[..., None], 0)
+
+
+def _wide(rows: Tensor, frame_bytes: int) -> Tensor:
+    """Bytes [..., k · frame_bytes] eight at a time where a frame allows it: a GPU copies so many words a second, whatever their width."""
+    return rows.view(torch.int64) if frame_bytes % 8 == 0 else rows
+
+
+class DeviceBatch:
+    """Memory on a device for batches like one of `allocate`, to be copied into over and over; stacks what was allocated unstacked.
+
+    Args:
+        layout: of the unrolls.
+        like: a batch on the host.
+        device: of this one.
+    """
+
+    def __init__(self, layout: UnrollLayout, like: Batch, device: torch.device | str) -> None:
+        sizes, parts = shape_of(layout), parts_of(layout, like)
+        self._layout, (records, frames) = layout, parts
+        self._parts = Parts(*(torch.empty(part.shape, dtype=torch.uint8, device=device) for part in (records, frames)))
+        self._stacks = self._parts.frames
+        if sizes.stack > 1 and frames.shape[1] == sizes.frame_rows:
+            stacked = (len(frames), layout.steps + 1, sizes.stack * sizes.frame_bytes)
+            self._stacks = torch.empty(stacked, dtype=torch.uint8, device=device)
+        self.batch = views(layout, Parts(self._parts.records, self._stacks))
+
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """Another stream than the one it was made on will write here: when this is freed, nobody gets the memory before that is done."""
+        for block in (*self._parts, self._stacks):
+            block.record_stream(stream)
+
+    def copy_from(self, batch: Batch) -> None:
+        """On the current stream. From pinned memory this does not wait: keep the batch as it is until the device has caught up."""
+        for there, here in zip(self._parts, parts_of(self._layout, batch), strict=True):
+            there.copy_(here, non_blocking=True)
+        if self._stacks is not self._parts.frames:
+            sizes = shape_of(self._layout)
+            offset = sizes.place("is_first")[1]
+            is_first = self._parts.records[:, offset : offset + sizes.frame_rows].view(torch.bool)
+            stack_into(self._layout, self._parts.frames, is_first, self._stacks)
+
+
+def upload(layout: UnrollLayout, batch: Batch, device: torch.device | str) -> Batch:
+    """A batch of `allocate` on a device, in memory of its own; see `DeviceBatch.copy_from`."""
+    there = DeviceBatch(layout, batch, device)
+    there.copy_from(batch)
+    return there.batch
+
+
+def put_packed(layout: UnrollLayout, blocks: Iterable[Packed], batch: Batch, first_column: int) -> None:
+    """Fill columns of a batch from packed unrolls that are in no store: the same bytes as `Replay.gather` gives, but online."""
+    parts = parts_of(layout, batch)
+    records, frames, at = parts.records.numpy(), parts.frames.numpy(), first_column
+    for block in blocks:
+        end = at + len(block.records)
+        if end > len(records):
+            raise ValueError(f"columns {at} to {end - 1} asked of a batch of {len(records)}")
+        records[at:end] = block.records
+        frames[at:end] = windows(layout, block.frames, frames.shape[1])
+        at = end
+    fields = fields_of(records[first_column:at], layout)
+    fields[ONLINE][:], fields[WEIGHT][:], fields[ID][:] = True, 1.0, -1
+    cut(layout, parts, first_column, at)
 
 
 def _observation(layout: UnrollLayout, frames: Tensor) -> Tensor:

@@ -40,16 +40,7 @@ class Holder(NamedTuple):
 
 
 class SharedLock:
-    """A lock on the file of a descriptor; `words` are two words of shared memory, for those who ask for whom they wait.
-
-    >>> file = os.memfd_create("example")
-    >>> lock = SharedLock(file, memoryview(bytearray(16)).cast("q"))
-    >>> with lock:
-    ...     lock.holder() == (os.getpid(), 1)
-    True
-    >>> lock.holder(), os.close(file)
-    (None, None)
-    """
+    """A lock on the file of a descriptor; `words` are two words of shared memory, for those who ask for whom they wait."""
 
     def __init__(self, file: int, words: memoryview) -> None:
         self._words = words

@@ -18,23 +18,12 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from laser_rl.replay.records import Bytes, Packed
-from laser_rl.replay.shared import COMPRESSED, COUNTED, FIRST, MOST_MEMBERS, NEXT, UNSETTLED, Ids, Room
+from laser_rl.replay.records import Bytes, Ids, Packed
+from laser_rl.replay.shared import COMPRESSED, COUNTED, FIRST, MOST_MEMBERS, NEXT, UNSETTLED, Room
 
 
 class Ring:
-    """The rows of a store, first in, first out. Everything but the properties and `len` is called under the lock of the room.
-
-    >>> from laser_rl.replay.shared import private_room
-    >>> from laser_rl.types import UnrollLayout
-    >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
-    >>> room = private_room(layout, 3, None)
-    >>> ring = Ring(room, budget_bytes=None)
-    >>> ring.insert(Packed(np.zeros_like(room.records), np.zeros_like(room.frames)), np.zeros(3, np.int32), [])
-    0
-    >>> len(ring), ring.first, ring.end
-    (3, 0, 3)
-    """
+    """The rows of a store, first in, first out. Everything but the properties and `len` is called under the lock of the room."""
 
     def __init__(self, room: Room, budget_bytes: int | None) -> None:
         self._room, self._count, self._budget_bytes = room, room.words, budget_bytes

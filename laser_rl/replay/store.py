@@ -1,6 +1,6 @@
 """The replay: unrolls of all members in one ring, first in, first out, drawn uniformly.
 
-Thread safety: one lock, of all processes if the store is shared. Whoever holds it copies bytes and does nothing else: rows into the
+Thread safety: one lock, of all processes if the store is shared. Its holder copies bytes and does nothing else: rows into the
 ring, or rows (and compressed blocks) out of it. Compressing and decompressing happen outside of it, on private copies. So a row is
 never seen half written, and what `sample_into` has drawn cannot be overwritten before it is read.
 
@@ -9,36 +9,38 @@ Of a writer that is killed nothing half written is seen, and the lock is free: s
 
 import threading
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Literal, NamedTuple, cast
+from typing import Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from laser_rl.errors import ConfigError
-from laser_rl.replay import codec as zstd
-from laser_rl.replay.encoded_unrolls import EncodedUnrolls, Unpacking, check, label, unseal
-from laser_rl.replay.frames import cut, windows
-from laser_rl.replay.memory_estimate import Codec, default_budget, resolve_codec, unrolls_of
-from laser_rl.replay.records import Packed, Parts, fields_of, pack, parts_of, shape_of, unpack
-from laser_rl.replay.shared import Handle, Ids, checksum, private_room, shared_room
+from laser_rl.replay.encoded_unrolls import EncodedUnrolls, Unpacking, check, compress, label, unseal
+from laser_rl.replay.memory_estimate import default_budget, resolve_codec, unrolls_of
+from laser_rl.replay.records import (
+    Codec,
+    Ids,
+    Packed,
+    Parts,
+    cut,
+    fields_of,
+    pack,
+    parts_of,
+    shape_of,
+    unpack,
+    windows,
+)
+from laser_rl.replay.shared import Handle, LentBlock, borrowed, checksum, private_room, shared_room
 from laser_rl.replay.shared_lock import SharedLock
 from laser_rl.replay.shared_ring import Ring
 from laser_rl.types import Array, Batch, UnrollLayout, Unrolls
 
-DECOMPRESS_S = 60.0  # a part of a batch takes milliseconds
+NO_LENGTHS: Ids = np.zeros(0, np.int64)
 
 
 class Evicted(KeyError):
     """An unroll that is not in the store any more, or not yet."""
-
-
-class _Pinned(NamedTuple):
-    """Compressed frames, copied out of the ring."""
-
-    blocks: bytes
-    lengths: Ids
 
 
 class Replay:
@@ -46,9 +48,9 @@ class Replay:
 
     An unroll's id is the number of unrolls inserted before it. `codec` "auto" compresses pictures and keeps everything else raw;
     without a budget a tenth of the raw size is assumed, and the oldest unrolls leave early when frames compress less well than that.
-    `threads` decompress the parts of one batch. `shared` puts the store into memory that other processes can `attach` to.
+    `shared` puts the store into memory that other processes can `attach` to.
 
-    >>> from laser_rl.replay import allocate
+    >>> from laser_rl.replay.records import allocate
     >>> from laser_rl.types import empty_unrolls
     >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
     >>> store = Replay(layout, capacity_steps=10)
@@ -67,63 +69,39 @@ class Replay:
         *,
         codec: Literal["auto"] | Codec = "auto",
         budget_bytes: int | None = None,
-        level: int = 1,
-        threads: int = 1,
         shared: bool | Handle = False,
     ) -> None:
         self.layout = layout
         self.capacity = unrolls_of(layout, capacity_steps)  # in unrolls
         self.codec: Codec = resolve_codec(layout, codec)
-        self._shape = shape_of(layout)
-        self._level = level
-        self._unpacking = Unpacking(layout)
-        self._pool = ThreadPoolExecutor(threads - 1, "decompress") if threads > 1 else None
-        self._threads = threads
-        budget: int | None = None
+        self.budget_bytes: int | None = None
         if self.codec == "zstd":
-            budget = default_budget(layout, capacity_steps) if budget_bytes is None else budget_bytes
-            self.budget_bytes = budget
+            self.budget_bytes = default_budget(layout, capacity_steps) if budget_bytes is None else budget_bytes
+        self._shape, self._unpacking = shape_of(layout), Unpacking(layout)
         handed = shared.file if isinstance(shared, Handle) else None
         make = partial(shared_room, handed=handed) if shared else private_room
-        self._room = make(layout, self.capacity, budget)
-        self._records, self._frames, self._lock = self._room.records, self._room.frames, self._room.lock
-        self._ring = Ring(self._room, budget)
+        self._room = make(layout, self.capacity, self.budget_bytes)
+        self._records, self._frames = self._room.records, self._room.frames
+        self.lock: threading.Lock | SharedLock = self._room.lock  # of all processes, if the store is shared
+        self._ring = Ring(self._room, self.budget_bytes)
 
     @classmethod
-    def attach(cls, layout: UnrollLayout, handle: Handle, *, threads: int = 1) -> "Replay":
+    def attach(cls, layout: UnrollLayout, handle: Handle) -> "Replay":
         """The store of another process, from its `handle`: nothing is copied. ConfigError if it is not one of this layout.
 
-        >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
-        >>> store = Replay(layout, capacity_steps=10, shared=True)
-        >>> other = Replay.attach(layout, store.handle())  # in a process started with pass_fds=[handle.file]
-        >>> from laser_rl.types import empty_unrolls
-        >>> ids = store.insert(empty_unrolls(layout, 6))
-        >>> len(other), other.first_id
-        (5, 1)
+        A child process has to be started with `pass_fds=[handle.file]`.
         """
         if handle.layout != checksum(layout):
             raise ConfigError(f"the shared replay holds unrolls of another layout than {layout}; attach with its own")
-        return cls(
-            layout,
-            handle.capacity_steps,
-            codec=handle.codec,
-            budget_bytes=handle.budget_bytes,
-            level=handle.level,
-            threads=threads,
-            shared=handle,
-        )
+        steps, codec, budget = handle.capacity_steps, handle.codec, handle.budget_bytes
+        return cls(layout, steps, codec=codec, budget_bytes=budget, shared=handle)
 
     def handle(self) -> Handle:
         """For `attach`; the file in it stays ours, and open as long as this store exists."""
         if self._room.file is None:
             raise ValueError("expected a shared replay, this one lies in memory of its own; make it with shared=True")
-        steps, budget = self.capacity * self.layout.steps, self.budget_bytes if self.codec == "zstd" else None
-        return Handle(self._room.file.number, checksum(self.layout), steps, self.codec, budget, self._level)
-
-    @property
-    def lock(self) -> "threading.Lock | SharedLock":
-        """Of all processes, if the store is shared."""
-        return self._lock
+        steps = self.capacity * self.layout.steps
+        return Handle(self._room.file.number, checksum(self.layout), steps, self.codec, self.budget_bytes)
 
     def __len__(self) -> int:
         return len(self._ring)
@@ -151,12 +129,12 @@ class Replay:
     @property
     def compressed_bytes(self) -> int:
         """Bytes of all compressed blocks; what the budget bounds."""
-        with self._lock:
+        with self.lock:
             return self._ring.compressed_bytes()
 
     def begin_at(self, first_id: int) -> None:
         """Start an empty store at an id: then insert the unrolls of a checkpoint in order, and everything goes on as before."""
-        with self._lock:
+        with self.lock:
             if len(self):
                 raise ValueError(f"expected an empty replay to load into, this one holds {len(self)} unrolls")
             self._ring.begin_at(first_id)
@@ -166,26 +144,18 @@ class Replay:
 
         With `number`, that of the first among all of their one member, they may have been sent before: those that are in already are
         left out, and ValueError says which ones are missing before them. `delivered` tells a writer where to go on.
-
-        >>> from laser_rl.types import empty_unrolls
-        >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
-        >>> store = Replay(layout, capacity_steps=20)
-        >>> store.insert(empty_unrolls(layout, 3), number=0), store.insert(empty_unrolls(layout, 4), number=1)
-        (array([0, 1, 2]), array([3, 4]))
-        >>> store.delivered(member=0)
-        5
         """
         return self.insert_packed(pack(self.layout, unrolls), number)
 
     def insert_packed(self, packed: Packed, number: int | None = None) -> Ids:
         """The same for unrolls that `pack` has checked already."""
-        members = cast("NDArray[np.int32]", fields_of(packed.records, self.layout)["member"])
+        members = self._members(packed.records)
         if number is not None and len(set(members.tolist())) > 1:
             raise ValueError(
                 f"expected unrolls of one member to have numbers, got members {sorted(set(members.tolist()))}"
             )
-        blocks = zstd.compress(packed.frames, self._level) if self.codec == "zstd" and len(members) else []
-        with self._lock:
+        blocks = compress(packed.frames) if self.codec == "zstd" and len(members) else []
+        with self.lock:
             if number is not None and len(members):
                 there = self._ring.repeated(int(members[0]), number, len(members))
                 packed, members, blocks = Packed(*(part[there:] for part in packed)), members[there:], blocks[there:]
@@ -193,54 +163,46 @@ class Replay:
         return np.arange(begin, begin + len(members))
 
     def insert_parcel(self, parcel: EncodedUnrolls) -> Ids:
-        """The same for unrolls that were sealed elsewhere: what is compressed stays as it is. ValueError if they are not of this layout.
-
-        >>> from laser_rl.replay.encoded_unrolls import seal
-        >>> from laser_rl.types import empty_unrolls
-        >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
-        >>> store = Replay(layout, capacity_steps=20, codec="zstd")
-        >>> store.insert_parcel(seal(pack(layout, empty_unrolls(layout, 3)), "zstd"))
-        array([0, 1, 2])
-        """
+        """The same for unrolls that were sealed elsewhere: what is compressed stays as it is. ValueError if they are not of this layout."""
         if parcel.codec != self.codec or self.codec == "raw":
             return self.insert_packed(unseal(self.layout, parcel))
         check(self.layout, parcel)
-        members = cast("NDArray[np.int32]", fields_of(parcel.records, self.layout)["member"])
+        members = self._members(parcel.records)
         no_frames = np.zeros((len(members), 0), np.uint8)
-        with self._lock:
+        with self.lock:
             begin = self._ring.insert(Packed(parcel.records, no_frames), members, parcel.blocks())
         return np.arange(begin, begin + len(members))
 
-    def parcel(self, ids: Ids) -> tuple[NDArray[np.bool_], EncodedUnrolls]:
-        """Copies of those of the unrolls that are still held, as they lie here, and which ones these are.
+    def _members(self, records: NDArray[np.uint8]) -> NDArray[np.int32]:
+        return cast("NDArray[np.int32]", fields_of(records, self.layout)["member"])
 
-        >>> from laser_rl.types import empty_unrolls
-        >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
-        >>> store = Replay(layout, capacity_steps=10)
-        >>> ids = store.insert(empty_unrolls(layout, 6))
-        >>> held, parcel = store.parcel(np.array([0, 5, 1]))
-        >>> held, parcel.unrolls
-        (array([False,  True,  True]), 2)
-        """
-        with self._lock:
+    def parcel(self, ids: Ids) -> tuple[NDArray[np.bool_], EncodedUnrolls]:
+        """Copies of those of the unrolls that are still held, as they lie here, and which ones these are."""
+        with self.lock:
             first, end = self._ring.bounds()
             held = (ids >= first) & (ids < end)
-            slots = ids[held] % self.capacity
-            records = self._records[slots]
-            if self.codec == "raw":
-                return held, EncodedUnrolls(records, self._frames[slots], np.zeros(0, np.int64))
-            pinned = self._blocks(slots)
-        return held, EncodedUnrolls(records, np.frombuffer(pinned.blocks, np.uint8), pinned.lengths)
+            return held, self._copies(ids[held] % self.capacity)
 
     def delivered(self, member: int) -> int:
-        """How many unrolls of a member have ever come in, whoever sent them: the number of its next one."""
-        with self._lock:
+        """How many unrolls of a member have ever come in, whichever process sent them: the number of its next one."""
+        with self.lock:
             return self._ring.delivered(member)
 
-    def sample(self, count: int, random: np.random.Generator) -> Ids:
-        """Ids drawn uniformly, with replacement. Others may insert before you gather: then use `sample_into`."""
-        with self._lock:
-            return self._draw(count, random)
+    def gather(self, ids: Ids, batch: Batch, first_column: int) -> None:
+        """Fill columns of a batch of `allocate`; `Evicted` if one of the unrolls has left."""
+        parts = parts_of(self.layout, batch)
+        with self.lock:
+            blocks = self._pin(self._slots(ids), parts, first_column)
+        self._finish(ids, blocks, parts, first_column)
+
+    def sample_into(self, count: int, random: np.random.Generator, batch: Batch, first_column: int) -> Ids:
+        """Fill columns with unrolls drawn uniformly, with replacement; nothing that was drawn can leave in between."""
+        parts = parts_of(self.layout, batch)
+        with self.lock:
+            ids = self._draw(count, random)
+            blocks = self._pin(ids % self.capacity, parts, first_column)
+        self._finish(ids, blocks, parts, first_column)
+        return ids
 
     def _draw(self, count: int, random: np.random.Generator) -> Ids:
         first, end = self._ring.bounds()
@@ -248,31 +210,13 @@ class Replay:
             raise ValueError(f"asked for {count} unrolls of an empty replay; insert some first")
         return random.integers(first, end, count)
 
-    def gather(self, ids: Ids, batch: Batch, first_column: int) -> None:
-        """Fill columns of a batch of `allocate`; `Evicted` if one of the unrolls has left."""
-        parts = parts_of(self.layout, batch)
-        with self._lock:
-            pinned = self._pin(self._slots(ids), parts, first_column)
-        label(self.layout, ids, parts, first_column)
-        self._finish(pinned, parts, first_column, len(ids))
-
-    def sample_into(self, count: int, random: np.random.Generator, batch: Batch, first_column: int) -> Ids:
-        """Sample and gather; nothing that was drawn can leave in between."""
-        parts = parts_of(self.layout, batch)
-        with self._lock:
-            ids = self._draw(count, random)
-            pinned = self._pin(ids % self.capacity, parts, first_column)
-        label(self.layout, ids, parts, first_column)
-        self._finish(pinned, parts, first_column, count)
-        return ids
-
     def _slots(self, ids: Ids) -> Ids:
         first, end = self._ring.bounds()
         if len(ids) and not (first <= int(ids.min()) and int(ids.max()) < end):
             raise Evicted(f"unrolls {int(ids.min())} to {int(ids.max())} asked, {first} to {end - 1} held")
         return ids % self.capacity
 
-    def _pin(self, slots: Ids, parts: Parts, first: int) -> _Pinned | None:
+    def _pin(self, slots: Ids, parts: Parts, first: int) -> bytes | None:
         """Under the lock: copy the records, and raw frames to their place or compressed ones aside."""
         last = first + len(slots)
         if last > len(parts.records):
@@ -289,87 +233,58 @@ class Replay:
             np.copyto(target, windows(self.layout, frames, target.shape[1]))
         return None
 
-    def _blocks(self, slots: Ids) -> _Pinned:
-        lengths, arena = self._room.length[slots], self._room.arena
-        places = zip(self._room.address[slots].tolist(), lengths.tolist(), strict=True)
-        return _Pinned(b"".join([arena.read(address, length) for address, length in places]), lengths)
+    def _blocks(self, slots: Ids) -> bytes:
+        places = zip(self._room.address[slots].tolist(), self._room.length[slots].tolist(), strict=True)
+        return b"".join([self._room.arena.read(address, length) for address, length in places])
 
-    def _finish(self, pinned: _Pinned | None, parts: Parts, first: int, count: int) -> None:
-        """Outside the lock: decompress and stack, in parts if there are threads for them."""
-        if pinned is not None and count:
-            share = -(-count // self._threads)
-            ends = [0, *pinned.lengths.cumsum().tolist()]
-            view = memoryview(pinned.blocks)
-            target = parts.frames[first : first + count].numpy()
-            jobs = [
-                (view[ends[at] : ends[min(at + share, count)]], target[at : at + share])
-                for at in range(0, count, share)
-            ]
-            waiting = [self._pool.submit(self._unpacking.decompress, *job) for job in jobs[1:]] if self._pool else []
-            self._unpacking.decompress(*jobs[0])
-            for job in waiting:
-                job.result(timeout=DECOMPRESS_S)
-        cut(self.layout, parts, first, first + count)
+    def _finish(self, ids: Ids, blocks: bytes | None, parts: Parts, first: int) -> None:
+        """Outside the lock: label, decompress and stack."""
+        last = first + len(ids)
+        label(self.layout, ids, parts, first)
+        if blocks is not None and len(ids):
+            self._unpacking.decompress(blocks, parts.frames[first:last].numpy())
+        cut(self.layout, parts, first, last)
+
+    def _copies(self, slots: Ids) -> EncodedUnrolls:
+        """Under the lock."""
+        if self.codec == "raw":
+            return EncodedUnrolls(self._records[slots], self._frames[slots], NO_LENGTHS)
+        blocks = np.frombuffer(self._blocks(slots), np.uint8)
+        return EncodedUnrolls(self._records[slots], blocks, self._room.length[slots])
 
     def export(self, ids: Ids) -> Unrolls:
         """The unrolls as they were inserted."""
-        with self._lock:
-            slots = self._slots(ids)
-            records = self._records[slots]
-            pinned = self._blocks(slots) if self.codec == "zstd" else self._frames[slots]
-        if isinstance(pinned, _Pinned):
-            frames = np.empty((len(ids), self._shape.frames_bytes), np.uint8)
-            zstd.decompress(pinned.blocks, frames)
-            return unpack(self.layout, Packed(records, frames))
-        return unpack(self.layout, Packed(records, pinned))
-
-    def members(self, ids: Ids) -> NDArray[np.int32]:
-        """Who produced each."""
-        with self._lock:
-            return self._room.members[self._slots(ids)]
+        with self.lock:
+            copies = self._copies(self._slots(ids))
+        return unpack(self.layout, unseal(self.layout, copies))
 
     def numbers(self, ids: Ids) -> Ids:
         """Of each among the unrolls of its member, from 0: with the member, its name for good."""
-        with self._lock:
+        with self.lock:
             return self._room.numbers[self._slots(ids)]
 
-    def versions(self, ids: Ids) -> Ids:
-        """Of the parameters that acted; the learner's version less this is the age."""
-        with self._lock:
-            versions: Ids = fields_of(self._records, self.layout)["version"][self._slots(ids)].astype(np.int64)
-            return versions
-
     def sample_versions(self, count: int, random: np.random.Generator) -> Ids:
-        """Those of unrolls drawn as in `sample`; nothing that was drawn can leave in between."""
-        with self._lock:
+        """Of the parameters that acted in unrolls drawn uniformly; the learner's version less this is the age."""
+        with self.lock:
             slots = self._draw(count, random) % self.capacity
             versions: Ids = fields_of(self._records, self.layout)["version"][slots].astype(np.int64)
             return versions
 
     def fields(self, ids: Ids, names: Iterable[str]) -> dict[str, Array]:
-        """Copies of some fields of these unrolls, all but the observation; `Evicted` if one of the unrolls has left.
-
-        >>> from laser_rl.types import empty_unrolls
-        >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
-        >>> store = Replay(layout, capacity_steps=10)
-        >>> store.fields(store.insert(empty_unrolls(layout, 3)), ["slot", "is_transition"])["is_transition"].shape
-        (3, 2)
-        """
-        with self._lock:
+        """Copies of some fields of these unrolls, all but the observation; `Evicted` if one of the unrolls has left."""
+        with self.lock:
             slots, held = self._slots(ids), fields_of(self._records, self.layout)
             return {name: held[name][slots] for name in names}
 
     def composition(self) -> dict[int, float]:
-        """The share of each member in all that is held.
-
-        >>> from laser_rl.types import empty_unrolls
-        >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
-        >>> store = Replay(layout, capacity_steps=10)
-        >>> ids = store.insert(empty_unrolls(layout, 4)._replace(member=np.array([0, 1, 1, 1], np.int32)))
-        >>> store.composition()
-        {0: 0.25, 1: 0.75}
-        """
-        with self._lock:
+        """The share of each member in all that is held."""
+        with self.lock:
             held = self._room.members[self._ring.held()]
         counts = np.bincount(held)  # not unique, which sorts: a shard is asked every second, and holds half a million
         return {member: int(counts[member]) / len(held) for member in np.flatnonzero(counts).tolist()}
+
+
+def borrow(layout: UnrollLayout, lent: LentBlock) -> Replay:
+    """The store of a process that did not start this one, nothing copied; it stays readable if its owner dies."""
+    with borrowed(lent) as handle:
+        return Replay.attach(layout, handle)

@@ -44,14 +44,14 @@ try:
             seen["devices"].append(f"{own.name}, {own.total_memory / 1e9:.0f} GB")
         ones = torch.ones(64, 64, device="cuda")
         seen["matmul"] = "works" if bool(((ones @ ones) == 64).all()) else "gives wrong numbers"
-        from laser_rl import kernels
+        from laser_rl import cuda
         if not kernels.available():
             seen["kernels"] = "triton is not installed"
         else:
             import triton
-            from laser_rl.kernels import plain, pointwise
+            from laser_rl.cuda import pointwise, shapes
             c, bias = torch.randn(8, 5, 5, 16, device="cuda"), torch.randn(16, device="cuda")
-            same = torch.equal(pointwise.bias_rectify(c, bias), plain.bias_rectify(c, bias))
+            same = torch.equal(pointwise.bias_rectify(c, bias), shapes.bias_rectify(c, bias))
             seen["kernels"] = f"works, triton {triton.__version__}" if same else "another result than plain PyTorch"
 except Exception as error:
     seen["why"] = f"{type(error).__name__}: {error}"[:300]

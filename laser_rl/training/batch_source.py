@@ -7,10 +7,10 @@ from contextlib import contextmanager, nullcontext
 
 from torch import cuda
 
-from laser_rl.agent.cuda_streams import Handover, on
+from laser_rl.gpu_streams import Handover, on
 from laser_rl.ports import Delivery, UnrollInbox
-from laser_rl.replay.frames import DeviceBatch
 from laser_rl.replay.prefetcher import Exhausted
+from laser_rl.replay.records import DeviceBatch
 from laser_rl.training.build import Member, batch_of
 from laser_rl.training.member_training import MemberTraining
 from laser_rl.training.ranks import RankBatch

@@ -26,14 +26,11 @@ from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.networks.build import TorsoSource, build_network, family_of, parameter_count
 from laser_rl.networks.recurrent import state_size
 from laser_rl.ops.distributions import Family
-from laser_rl.replay.frames import upload
 from laser_rl.replay.lanes import Lanes
 from laser_rl.replay.memory_estimate import estimate, require_fits
-from laser_rl.replay.mixer import Counts, Mixer
+from laser_rl.replay.mixer import Counts, Mixer, Sampler, UniformSampler, UnrollStore
 from laser_rl.replay.prioritised import Prioritised, PrioritisedLanes
-from laser_rl.replay.records import allocate
-from laser_rl.replay.sampler import Sampler, UniformSampler, UnrollStore
-from laser_rl.replay.shared import Ids
+from laser_rl.replay.records import Ids, allocate, upload
 from laser_rl.replay.store import Replay
 from laser_rl.training.ranks import Ranks
 from laser_rl.types import Batch, UnrollLayout

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, Self
 import torch
 from torch import cuda
 
-from laser_rl.agent.cuda_streams import wait_for
+from laser_rl.gpu_streams import wait_for
 
 UNDER_WAY = 2  # updates that a card may have before it: one at work, one that it finds when that is done
 

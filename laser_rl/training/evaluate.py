@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from laser_rl import checkpoint
+from laser_rl.agent.actor import FrameStack
 from laser_rl.agent.parameters import load_network
 from laser_rl.agent.policy import Policy, Seen
-from laser_rl.agent.stacking import FrameStack
 from laser_rl.checkpoint import Loaded
 from laser_rl.checkpoint.guarded import fitting
 from laser_rl.checkpoint.snapshot import grouped, member_name

@@ -15,8 +15,7 @@ import torch
 
 from laser_rl import checkpoint
 from laser_rl.agent.commentary import Commentator
-from laser_rl.agent.one_step import Memento, act_and_tell
-from laser_rl.agent.policy import Policy, Seen
+from laser_rl.agent.policy import Memento, Policy, Seen, act_once
 from laser_rl.checkpoint import Loaded
 from laser_rl.checkpoint.snapshot import grouped, member_name
 from laser_rl.config import Config, EnvironmentConfig, LossConfig
@@ -230,7 +229,7 @@ class FilmedPolicy:
     def __call__(self, observation: Any, reward: float) -> Any:
         """The action, as the environment takes it."""
         sees = np.asarray(self._sees(observation))
-        action, self._before, seen = act_and_tell(self._policy, self._layout, sees, self._before, reward)
+        action, self._before, seen = act_once(self._policy, self._layout, sees, self._before, reward)
         if self._room is None or self._room > 0:
             self.rows.append(seen)
             self._room = None if self._room is None else self._room - 1

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import cuda
 
-from laser_rl.agent.cuda_streams import wait_for
+from laser_rl.gpu_streams import wait_for
 from laser_rl.training.stall import StallWarning
 
 PAUSE_S = 1e-4

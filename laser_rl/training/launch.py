@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from laser_rl.agent.own_relevance import require_relevance
+from laser_rl.agent.relevance import require_relevance
 from laser_rl.config import Config
 from laser_rl.metrics.rows import Sink
 from laser_rl.networks.build import TorsoSource

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from laser_rl.agent.cuda_streams import Handover
+from laser_rl.gpu_streams import Handover
 from laser_rl.training.busy import UNDER_WAY
 
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from laser_rl.agent.actor import Actor
-from laser_rl.agent.cuda_streams import on, own_stream
 from laser_rl.agent.parameters import FlatParameters
+from laser_rl.gpu_streams import on, own_stream
 from laser_rl.replay.records import allocate
 from laser_rl.training.batch_source import PinnedBatch
 from laser_rl.training.build import Member, learn, on_device

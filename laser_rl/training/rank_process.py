@@ -14,13 +14,13 @@ from typing import Any, NoReturn
 import safetensors.torch
 import torch
 
-from laser_rl.agent.cuda_streams import Handover, own_stream
 from laser_rl.agent.learner import Learner
 from laser_rl.config import override, validated
 from laser_rl.envs.worker import Channel, read_spec
 from laser_rl.errors import UserError
+from laser_rl.gpu_streams import Handover, own_stream
 from laser_rl.networks.build import TorsoSource
-from laser_rl.replay.frames import DeviceBatch
+from laser_rl.replay.records import DeviceBatch
 from laser_rl.training.batch_source import PinnedBatch
 from laser_rl.training.build import build_learner, threads_of
 from laser_rl.training.process_group import ProcessTeam, RankPlace, join, lost_contact

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from laser_rl.agent.loss import require_splittable
+from laser_rl.agent.relevance import require_splittable
 from laser_rl.config import Config
 from laser_rl.envs.records import EnvironmentSpec
 from laser_rl.errors import ConfigError

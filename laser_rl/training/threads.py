@@ -17,8 +17,8 @@ from typing import Protocol
 import torch
 
 from laser_rl.agent.actor import Actor
-from laser_rl.agent.cuda_streams import on, own_stream
 from laser_rl.agent.parameters import FlatParameters
+from laser_rl.gpu_streams import on, own_stream
 from laser_rl.ports import Delivery, ParameterMailbox, StopSignal, UnrollOutbox
 from laser_rl.replay.prefetcher import Prefetcher
 from laser_rl.training.batch_source import BatchSource, PinnedBatch

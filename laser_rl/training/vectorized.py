@@ -14,8 +14,7 @@ from torch import Tensor
 from laser_rl.agent.learner import Learner
 from laser_rl.agent.learner_metrics import EVERY, ages, tally
 from laser_rl.agent.loss import columns, differences, hyper_of, laser_loss
-from laser_rl.agent.optimiser import build_optimiser, move_state
-from laser_rl.agent.parameters import shaped
+from laser_rl.agent.parameters import build_optimiser, move_state, shaped
 from laser_rl.agent.policy import Decision, Seen, decide
 from laser_rl.networks.recurrent import NoMemory
 from laser_rl.networks.torso import MLP
@@ -129,7 +128,8 @@ class VectorizedLearners:
         if limit is not None:
             self.gradient.mul_((limit / (norms + 1e-6)).clamp(max=1.0)[:, None])
         rates = [learner.learning_rate(done) for learner, done in zip(self.learners, progress, strict=True)]
-        self._optimiser.step(self.value, self.gradient, torch.tensor(rates, device=self.value.device)[:, None])
+        rate = torch.tensor(rates, device=self.value.device)[:, None]
+        self._optimiser.step(norms.isfinite().all(), self.value, self.gradient, rate)
 
 
 class StackedPolicy:

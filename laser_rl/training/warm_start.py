@@ -13,7 +13,7 @@ from laser_rl.checkpoint.guarded import fitting
 from laser_rl.config import Config
 from laser_rl.envs.scores import tasks_of
 from laser_rl.errors import ConfigError
-from laser_rl.replay.sampler import UnrollStore
+from laser_rl.replay.mixer import UnrollStore
 from laser_rl.training.files import read_sweep
 
 log = logging.getLogger("laser_rl.training")

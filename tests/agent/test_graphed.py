@@ -8,13 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from laser_rl.agent import graphed
 from laser_rl.agent import learner as learner_module
-from laser_rl.agent.capture import WARM_UPS
-from laser_rl.agent.graphed import MOST_GRAPHS, Graphed
 from laser_rl.agent.learner import GIVE_UP_AFTER, Learner
-from laser_rl.agent.recovery import LOOK_EVERY
+from laser_rl.agent.parameters import LOOK_EVERY
 from laser_rl.config import LossConfig, OptimiserConfig
+from laser_rl.cuda import graphs
+from laser_rl.cuda.graphs import MOST_GRAPHS, WARM_UPS, Graphed
 from laser_rl.networks import inputs
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.networks.torso import MLP
@@ -347,7 +346,7 @@ def test_batches_are_copied_in_one_launch_a_type(monkeypatch):
     launches = []
     copy = torch._foreach_copy_
     monkeypatch.setattr(
-        graphed.torch, "_foreach_copy_", lambda to, *rest, **how: (launches.append(to), copy(to, *rest, **how))
+        graphs.torch, "_foreach_copy_", lambda to, *rest, **how: (launches.append(to), copy(to, *rest, **how))
     )
     work = Graphed(lambda batch: batch.reward.sum() + batch.version.sum(), WrittenDown(), torch.device("cpu"))
     for seed in range(WARM_UPS + 2):

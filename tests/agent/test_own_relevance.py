@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from laser_rl import LASER, Sweep
-from laser_rl.agent.own_relevance import _imported, own_relevance
+from laser_rl.agent.relevance import _imported, own_relevance
 from laser_rl.config import Config, override
 from laser_rl.errors import ConfigError
 from laser_rl.ops.distributions import Categorical

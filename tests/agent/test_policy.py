@@ -5,10 +5,10 @@ import pytest
 import torch
 from scipy import stats
 
-from laser_rl.agent import staged
 from laser_rl.agent.parameters import FlatParameters
 from laser_rl.agent.policy import Policy, Seen, capturable
-from laser_rl.agent.staged import MOST_GRAPHS, OFTEN, Staged
+from laser_rl.cuda import staged
+from laser_rl.cuda.staged import MOST_GRAPHS, OFTEN, Staged
 from laser_rl.envs.records import BoxActions, DiscreteActions, EnvironmentSpec, MultiDiscreteActions, ObservationSpec
 from laser_rl.networks.build import build_network, family_of
 
@@ -104,7 +104,7 @@ class Recording:
 @pytest.fixture
 def recording(monkeypatch):
     recording = Recording()
-    monkeypatch.setattr(staged, "graphed", recording)
+    monkeypatch.setattr(staged, "capture", recording)
     return recording
 
 

@@ -5,9 +5,9 @@ import threading
 import pytest
 import torch
 
-from laser_rl.agent import capture
-from laser_rl.agent import cuda_streams as streams
-from laser_rl.agent.cuda_streams import Handover, wait_for
+from laser_rl import gpu_streams as streams
+from laser_rl.cuda import graphs
+from laser_rl.gpu_streams import Handover, wait_for
 
 CPU = torch.device("cpu")
 
@@ -107,7 +107,7 @@ def test_who_cannot_capture_in_time_says_so():
     held, release = threading.Event(), threading.Event()
 
     def hold():
-        with capture.turn("the learner"):
+        with graphs.turn("the learner"):
             held.set()
             release.wait(30.0)
 
@@ -116,15 +116,15 @@ def test_who_cannot_capture_in_time_says_so():
     try:
         assert held.wait(30.0)
         with pytest.raises(TimeoutError, match="the actor has waited 0 s for another thread to capture"):  # noqa: SIM117
-            with capture.turn("the actor", timeout_s=0.01):
+            with graphs.turn("the actor", timeout_s=0.01):
                 pass
     finally:
         release.set()
         thread.join(30.0)
-    with capture.turn("the actor", timeout_s=30.0):  # it is free again
+    with graphs.turn("the actor", timeout_s=30.0):  # it is free again
         pass
 
 
 def test_a_capture_in_inference_mode_is_refused():
     with torch.inference_mode(), pytest.raises(RuntimeError, match=r"use torch\.no_grad"):
-        capture.graphed(lambda: None, torch.device("cuda"), who="the actor")
+        graphs.capture(lambda: None, torch.device("cuda"), who="the actor")

@@ -15,10 +15,10 @@ from laser_rl.cluster.replay_writer import ReplayWriter
 from laser_rl.cluster.shard import ShardClient, ShardPlan
 from laser_rl.cluster.sharded import ShardedReplay
 from laser_rl.errors import ConfigError
-from laser_rl.replay import allocate, shared_lock
+from laser_rl.replay import shared_lock
 from laser_rl.replay.encoded_unrolls import seal
-from laser_rl.replay.lending import borrow
-from laser_rl.replay.records import pack
+from laser_rl.replay.records import allocate, pack
+from laser_rl.replay.store import borrow
 from tests.cluster.raylets import NearShard, send
 from tests.replay.inputs import STACKED, VECTOR, numbered
 
@@ -106,7 +106,7 @@ def test_a_holder_of_the_lock_that_has_stopped_costs_one_batch_its_shard(monkeyp
     store, random, batch = ShardedReplay(VECTOR, lambda: shards), np.random.default_rng(0), allocate(VECTOR, 64)
     store.sample_into(64, random, batch, 0)
     begin = time.monotonic()
-    with shards[0].shard._store._lock:  # another open file than the reader's: another process, to it
+    with shards[0].shard._store.lock:  # another open file than the reader's: another process, to it
         store.sample_into(64, random, batch, 0)
         assert set(batch.version.tolist()) <= set(range(20, 40))
     store._under_way.clear()  # what was drawn before
@@ -119,7 +119,7 @@ def test_a_delivery_is_in_once_after_a_reader_that_had_stopped_goes_on(monkeypat
     monkeypatch.setattr(shared_lock, "LOCK_S", 0.2)
     shard = seen(VECTOR, range(4))
     writer, reader = ReplayWriter(lambda: shard, "t"), borrow(VECTOR, shard.shard.lend())
-    with reader._lock:
+    with reader.lock:
         assert writer.send(seal(pack(VECTOR, numbered(VECTOR, range(4, 9))), "raw"), 5.0)
         assert not writer.flush(1.0)
     assert writer.flush(20.0)

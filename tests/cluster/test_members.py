@@ -28,10 +28,10 @@ from laser_rl.cluster.shard import ShardPlan
 from laser_rl.config import override
 from laser_rl.errors import ConfigError
 from laser_rl.ports import Delivery
-from laser_rl.replay import Replay
 from laser_rl.replay.encoded_unrolls import seal
 from laser_rl.replay.prefetcher import Exhausted
 from laser_rl.replay.records import pack
+from laser_rl.replay.store import Replay
 from laser_rl.training.cluster_settings import ClusterSettings, require_possible
 from laser_rl.training.process_handle import MOST_RESTARTS, ProcessDied
 from laser_rl.training.saving import Segments

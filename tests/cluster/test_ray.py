@@ -16,9 +16,8 @@ from laser_rl.cluster.replay_writer import ReplayWriter
 from laser_rl.cluster.replays import ShardSupervisor
 from laser_rl.cluster.shard import ShardClient, ShardPlan
 from laser_rl.cluster.sharded import ShardedReplay
-from laser_rl.replay import allocate
 from laser_rl.replay.encoded_unrolls import seal
-from laser_rl.replay.records import fields_of, pack
+from laser_rl.replay.records import allocate, fields_of, pack
 from tests.cluster.raylets import STORE_BYTES, needs_ray, require_token, send, start_coordinator, three_raylets
 from tests.replay.inputs import STACKED, VECTOR, numbered
 

@@ -7,10 +7,9 @@ import pytest
 
 from laser_rl.cluster.shard import Shard, ShardPlan
 from laser_rl.cluster.shard import gathered as gathered_of
-from laser_rl.replay import allocate
 from laser_rl.replay.encoded_unrolls import EncodedUnrolls, Unpacking, seal, unseal
-from laser_rl.replay.lending import borrow
-from laser_rl.replay.records import pack, unpack
+from laser_rl.replay.records import allocate, pack, unpack
+from laser_rl.replay.store import borrow
 from tests.replay.inputs import LAYOUTS, PICTURE, STACKED, VECTOR, assert_column, assert_same, numbered
 
 CODECS = pytest.mark.parametrize("codec", ["raw", "zstd"])

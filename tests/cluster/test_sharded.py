@@ -15,9 +15,10 @@ from laser_rl.cluster.shard import Shard, ShardPlan
 from laser_rl.cluster.shard_directory import SHARD_BITS
 from laser_rl.cluster.sharded import ShardedReplay
 from laser_rl.errors import ConfigError
-from laser_rl.replay import Counts, Mixer, Replay, allocate
 from laser_rl.replay.encoded_unrolls import seal
-from laser_rl.replay.records import pack
+from laser_rl.replay.mixer import Counts, Mixer
+from laser_rl.replay.records import allocate, pack
+from laser_rl.replay.store import Replay
 from laser_rl.training.cluster_settings import require_uniform
 from tests.cluster.raylets import NearShard, send
 from tests.replay.inputs import STACKED, VECTOR, assert_column, assert_same, numbered

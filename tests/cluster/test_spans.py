@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from laser_rl.cluster.shard_directory import SHARD_BITS, Spans, global_ids
-from laser_rl.replay import Replay, allocate
+from laser_rl.replay.records import allocate
+from laser_rl.replay.store import Replay
 from laser_rl.types import UnrollLayout, empty_unrolls
 
 LAYOUT = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from laser_rl.replay import Replay
 from laser_rl.replay.shared import HOLDER, UNSETTLED
+from laser_rl.replay.store import Replay
 from laser_rl.training.build_group import build_group
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.process_supervisor import ProcessSupervisor

@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 
 from laser_rl.agent.learner import Learner
-from laser_rl.replay import Replay, shared_lock
+from laser_rl.replay import shared_lock
+from laser_rl.replay.store import Replay
 from laser_rl.training import stall as waiting
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import prepare, run
@@ -358,7 +359,7 @@ def test_writers_do_not_disturb_who_looks_at_the_replay():
     store, random = Replay(VECTOR, 3 * VECTOR.steps, shared=True), np.random.default_rng(0)
     writer, block = Replay.attach(VECTOR, store.handle()), numbered(VECTOR, range(3))
     store.insert(block)
-    store._lock = Crowded(store._lock, lambda: writer.insert(block))
+    store.lock = Crowded(store.lock, lambda: writer.insert(block))
     assert sum(composition([store]).values()) > 1
     assert len(ages([SimpleNamespace(version=10)], store, random)) == len(PERCENTILES)
     assert store.first_id >= 6
@@ -441,7 +442,7 @@ def test_who_waits_for_the_lock_of_the_replay_says_for_whom(soon, caplog):
         held_by, leave = threading.Event(), threading.Event()
 
         def hold(held_by=held_by, leave=leave):
-            with first._lock:
+            with first.lock:
                 held_by.set()
                 leave.wait(10)
 

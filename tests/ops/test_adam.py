@@ -7,6 +7,8 @@ import torch
 
 from laser_rl.ops import adam
 
+TAKEN = torch.tensor(True)
+
 
 def by_hand(gradients, rate, beta1, beta2, epsilon):
     """One parameter, step by step."""
@@ -26,8 +28,8 @@ def test_each_row_is_what_plain_loops_and_torch_give(beta1, beta2, epsilon):
     state = adam.initial(value)
     learning_rate = torch.tensor(rates, dtype=torch.float64)[:, None]
     for gradient in gradients:
-        step = adam.update(gradient, state, learning_rate=learning_rate, beta1=beta1, beta2=beta2, epsilon=epsilon)
-        value, state = value - step.decrement, step.state
+        constants = {"learning_rate": learning_rate, "beta1": beta1, "beta2": beta2, "epsilon": epsilon}
+        adam.update(value, gradient, state, TAKEN, **constants)
     for row, rate in enumerate(rates):
         theirs = torch.nn.Parameter(torch.zeros(size, dtype=torch.float64))
         optimiser = torch.optim.Adam([theirs], lr=rate, betas=(beta1, beta2), eps=epsilon)
@@ -43,18 +45,29 @@ def test_each_row_is_what_plain_loops_and_torch_give(beta1, beta2, epsilon):
 def test_a_row_counts_its_own_steps():
     """A member that copied another's state goes on with its count: the correction of the bias is by row."""
     state = adam.AdamState(torch.full((2, 1), 0.1), torch.full((2, 1), 0.01), torch.tensor([[0.0], [1000.0]]))
-    step = adam.update(torch.ones(2, 1), state, learning_rate=1.0)
-    assert step.state.steps.tolist() == [[1.0], [1001.0]]
+    value = torch.zeros(2, 1)
+    adam.update(value, torch.ones(2, 1), state, TAKEN, learning_rate=torch.tensor(1.0))
+    assert state.steps.tolist() == [[1.0], [1001.0]]
     mean, square = 0.9 * 0.1 + 0.1, 0.999 * 0.01 + 0.001
     expected = [(mean / (1 - 0.9**n)) / (math.sqrt(square / (1 - 0.999**n)) + 1e-8) for n in (1, 1001)]
-    assert step.decrement[:, 0].tolist() == pytest.approx(expected, rel=1e-5)
+    assert (-value[:, 0]).tolist() == pytest.approx(expected, rel=1e-5)
 
 
 def test_bad_input_is_refused():
-    state = adam.initial(torch.zeros(2, 3))
+    value, rate, state = torch.zeros(2, 3), torch.tensor(1e-3), adam.initial(torch.zeros(2, 3))
     with pytest.raises(ValueError, match="learning_rate"):
-        adam.update(torch.ones(2, 3), state, learning_rate=torch.tensor([[1e-3], [0.0]]))
+        adam.update(value, torch.ones(2, 3), state, TAKEN, learning_rate=torch.tensor([[1e-3], [0.0]]))
     with pytest.raises(ValueError, match="finite"):
-        adam.update(torch.full((2, 3), math.nan), state, learning_rate=1e-3)
+        adam.update(value, torch.full((2, 3), math.nan), state, TAKEN, learning_rate=rate)
     with pytest.raises(ValueError, match="beta1"):
-        adam.update(torch.ones(2, 3), state, learning_rate=1e-3, beta1=1.5)
+        adam.update(value, torch.ones(2, 3), state, TAKEN, learning_rate=rate, beta1=1.5)
+
+
+def test_each_row_is_taken_or_left_by_itself():
+    value, gradient, state = torch.zeros(2, 3), torch.ones(2, 3), adam.initial(torch.zeros(2, 3))
+    gradient[1] = math.nan
+    adam.update(value, gradient, state, torch.tensor([[True], [False]]), learning_rate=torch.full((2, 1), 0.1))
+    assert value.tolist() == [pytest.approx([-0.1] * 3, rel=1e-4), [0.0] * 3]
+    assert state.steps.tolist() == [[1.0], [0.0]]
+    assert not state.mean[1].any()
+    assert not state.square[1].any()

@@ -44,14 +44,15 @@ def everything(device, dtype=torch.float64):
     q, cumulant = to(normal(0, 8, 3, 2, 2, 2)), to(normal(1, 7, 3, 2, 2))
     pictures = torch.arange(2 * 3 * 64).reshape(2, 3, 1, 8, 8).to(device, torch.uint8)
     priorities = priority.probabilities(to(normal(2, 4).abs()), exponent=0.6, uniform_share=0.1)
-    step = rmsprop.update([reward], rmsprop.initial([reward]), learning_rate=0.1)
+    moved, state = reward.clone(), rmsprop.initial(reward)
+    rmsprop.update(moved, reward, state, to(torch.tensor(True)), learning_rate=to(torch.tensor(0.1)))
     results = [
         *vtrace.vtrace(*rows), *vtrace.importance_sampled(*rows), *new,
         *popart.rescale(popart.Layer(to(normal(3, 2, 4)), to(normal(4, 2))), statistics, new),
         popart.unnormalise(new, popart.normalise(new, reward, task), task),
         pixel_control.cumulants(pictures), pixel_control.q_loss(q, action, cumulant, discount, learnable),
         rewards.clip(reward), rewards.dmlab_squash(reward), priorities, priority.weights(priorities, stored=4, exponent=0.5),
-        priority.write(priorities, task[:2], reward[0, :2]), *step.decrements, *step.state.mean_square,
+        priority.write(priorities, task[:2], reward[0, :2]), moved, state.mean_square,
         memory.unroll(lambda x, s: (x + s[0], (x + s[0],)), reward, learnable, (reward[0],)).outputs,
         trust_region.adapt_bound(to(torch.tensor(0.1)), trust_region.accepted_share(learnable, learnable), target=0.5),
     ]  # fmt: skip

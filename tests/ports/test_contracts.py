@@ -18,9 +18,9 @@ from laser_rl.cluster.shard import ShardClient, ShardPlan
 from laser_rl.cluster.shard_directory import global_ids
 from laser_rl.cluster.sharded import ShardedReplay
 from laser_rl.ports import Delivery
-from laser_rl.replay import Replay, allocate
 from laser_rl.replay.encoded_unrolls import seal
-from laser_rl.replay.records import pack, unpack
+from laser_rl.replay.records import allocate, pack, unpack
+from laser_rl.replay.store import Replay
 from laser_rl.training.mailbox import ThreadMailbox
 from laser_rl.training.stop import Stop
 from laser_rl.training.threads import ThreadInbox

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from laser_rl.kernels.plain import bias_rectify, nchw
+from laser_rl.cuda.shapes import bias_rectify, nchw
 
 __all__ = ["bias_rectify", "nchw"]
 
@@ -17,7 +17,7 @@ def nhwc(x: Tensor) -> Tensor:
 def pool(
     x: Tensor, bias: Tensor, *, rectified: bool, choice: bool = True
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Twin of `laser_rl.kernels.pool.pool`."""
+    """Twin of `laser_rl.cuda.pool.pool`."""
     high = F.pad(nchw(x), (1, 1, 1, 1), value=-torch.inf)
     windows = high.unfold(2, 3, 2).unfold(3, 3, 2).flatten(4)  # [N, C, rows, columns, 9]
     best, index = windows.max(-1)
@@ -28,7 +28,7 @@ def pool(
 
 
 def pool_gradient(gradient: Tensor, index: Tensor, height: int, width: int) -> Tensor:
-    """Twin of `laser_rl.kernels.pool.pool_gradient`."""
+    """Twin of `laser_rl.cuda.pool.pool_gradient`."""
     n, rows, columns, channels = gradient.shape
     out = gradient.new_zeros(n, 2 * rows + 1, 2 * columns + 1, channels)  # with a border of one before
     for k in range(9):
@@ -40,40 +40,40 @@ def pool_gradient(gradient: Tensor, index: Tensor, height: int, width: int) -> T
 def add_bias_rectify(
     x: Tensor, c: Tensor, bias: Tensor, *, total: bool, rectified: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Twin of `laser_rl.kernels.pointwise.add_bias_rectify`."""
+    """Twin of `laser_rl.cuda.pointwise.add_bias_rectify`."""
     out = x + c + bias.to(x.dtype)
     return out if total else None, out.clamp(min=0) if rectified else None
 
 
 def masked(gradient: Tensor, positive: Tensor, other: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Twin of `laser_rl.kernels.pointwise.masked`."""
+    """Twin of `laser_rl.cuda.pointwise.masked`."""
     out = torch.where(positive > 0, gradient, 0)
     out = out if other is None else out + other
     return out, out.sum((0, 1, 2))
 
 
 def frame(pictures: Tensor) -> Tensor:
-    """Twin of `laser_rl.kernels.first.frame`."""
+    """Twin of `laser_rl.cuda.first.frame`."""
     return nhwc(F.pad(pictures, (1, 1, 1, 1)))
 
 
 def first(
     framed: Tensor, weight: Tensor, bias: Tensor, scale: float, *, rectified: bool, choice: bool = True
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Twin of `laser_rl.kernels.first.first`."""
+    """Twin of `laser_rl.cuda.first.first`."""
     x = nhwc(F.conv2d(nchw(framed).to(weight.dtype), weight * scale))
     return pool(x, bias, rectified=rectified, choice=choice)
 
 
 def first_gradient(framed: Tensor, gradient: Tensor, index: Tensor, scale: float) -> Tensor:
-    """Twin of `laser_rl.kernels.first.first_gradient`."""
+    """Twin of `laser_rl.cuda.first.first_gradient`."""
     pictures = framed[:, 1:-1, 1:-1]
     full = pool_gradient(gradient, index, *pictures.shape[1:3])
     return weight_gradient(pictures.to(gradient.dtype), full)[0] * scale
 
 
 def channel_sums(x: Tensor) -> Tensor:
-    """Twin of `laser_rl.kernels.pointwise.channel_sums`."""
+    """Twin of `laser_rl.cuda.pointwise.channel_sums`."""
     return x.sum((0, 1, 2))
 
 
@@ -87,7 +87,7 @@ def convolve(
     positive: Tensor | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """Twin of `laser_rl.kernels.convolution.convolve`."""
+    """Twin of `laser_rl.cuda.convolution.convolve`."""
     inputs, outputs = weight.shape[1:]
     kernel = weight.view(3, 3, inputs, outputs).permute(3, 2, 0, 1).to(x.dtype)
     out = nhwc(F.conv2d(nchw(x.clamp(min=0) if rectify else x), kernel, bias, padding=1))
@@ -97,7 +97,7 @@ def convolve(
 
 
 def weight_gradient(x: Tensor, gradient: Tensor, *, rectify: bool = False) -> tuple[Tensor, Tensor]:
-    """Twin of `laser_rl.kernels.convolution.weight_gradient`."""
+    """Twin of `laser_rl.cuda.convolution.weight_gradient`."""
     patches = F.unfold(nchw(x.clamp(min=0) if rectify else x), 3, padding=1)  # [N, I · 9, positions]
     outputs, inputs = gradient.shape[-1], x.shape[-1]
     weight = torch.einsum("nkp,npo->ok", patches, gradient.flatten(1, 2))

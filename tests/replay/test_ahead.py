@@ -6,7 +6,8 @@ from itertools import count
 
 import pytest
 
-from laser_rl.replay import Exhausted, Prefetcher, Starved, allocate
+from laser_rl.replay.prefetcher import Exhausted, Prefetcher, Starved
+from laser_rl.replay.records import allocate
 from tests.replay.inputs import VECTOR
 
 

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laser_rl.errors import ConfigError
-from laser_rl.replay import EpisodeIndex, Evicted, Replay, episodes
+from laser_rl.replay import episodes
+from laser_rl.replay.episodes import EpisodeIndex
+from laser_rl.replay.store import Evicted, Replay
 from tests.replay.inputs import CONTEXT, RECURRENT, VECTOR, Stream, Walk, cycle_of, numbered
 
 MOVES = st.lists(

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from laser_rl.errors import ConfigError
-from laser_rl.replay import Evicted, Lanes, Replay, UniformSampler, allocate
-from laser_rl.replay.sampler import columns_of
+from laser_rl.replay.lanes import Lanes
+from laser_rl.replay.mixer import UniformSampler, columns_of
+from laser_rl.replay.records import allocate
+from laser_rl.replay.store import Evicted, Replay
 from tests.replay.inputs import CONTEXT, RECURRENT, Stream, Walk, assert_same, cycle_of
 
 T = RECURRENT.steps

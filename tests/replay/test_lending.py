@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 
 from laser_rl.errors import ConfigError
-from laser_rl.replay import Handle, Replay
-from laser_rl.replay.lending import LentBlock, borrow, lend
+from laser_rl.replay.shared import Handle, LentBlock, lend
+from laser_rl.replay.store import Replay, borrow
 from tests.replay.inputs import STACKED, VECTOR, assert_same, numbered
 
 ROOT = Path(__file__).parents[2]
 OWNER = """
 import json, sys
-from laser_rl.replay import Replay
-from laser_rl.replay.lending import lend
+from laser_rl.replay.store import Replay
+from laser_rl.replay.shared import lend
 from tests.replay.inputs import STACKED, numbered
 store = Replay(STACKED, 50 * STACKED.steps, codec=sys.argv[1], budget_bytes=10**7, shared=True)
 store.insert(numbered(STACKED, range(30)))
-print(json.dumps(lend(store)), flush=True)
+print(json.dumps(lend(store.handle())), flush=True)
 for line in sys.stdin:
     store.insert(numbered(STACKED, range(30, 70)))
     print("in", flush=True)
@@ -59,11 +59,11 @@ def test_another_file_under_the_same_numbers_is_refused():
     """As in a container, or when the numbers of a dead owner have been given again."""
     store, other = (Replay(VECTOR, 10 * VECTOR.steps, shared=True) for _ in range(2))
     store.insert(numbered(VECTOR, range(3)))
-    right = lend(store)
+    right = lend(store.handle())
     assert len(borrow(VECTOR, right)) == 3
     opened = len(list(Path("/proc/self/fd").iterdir()))
     for wrong in (
-        right._replace(handle=lend(other).handle),
+        right._replace(handle=lend(other.handle()).handle),
         right._replace(inode=right.inode + 1),
         right._replace(device=right.device + 1),
     ):
@@ -76,4 +76,4 @@ def test_another_file_under_the_same_numbers_is_refused():
 
 def test_a_store_of_its_own_memory_cannot_be_lent():
     with pytest.raises(ValueError, match="shared=True"):
-        lend(Replay(VECTOR, 10))
+        lend(Replay(VECTOR, 10).handle())

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laser_rl.errors import ConfigError
-from laser_rl.replay import Replay, available_bytes, estimate, require_fits
-from laser_rl.replay.arena import Arena
+from laser_rl.replay.memory_estimate import available_bytes, estimate, require_fits
+from laser_rl.replay.shared import Arena
+from laser_rl.replay.store import Replay
 from laser_rl.types import UnrollLayout, empty_unrolls
 from tests.replay.inputs import LAYOUTS, PICTURE
 

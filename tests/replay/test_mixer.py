@@ -9,8 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laser_rl.errors import ConfigError
-from laser_rl.replay import Counts, Lanes, Mixer, Prioritised, PrioritisedLanes, Replay, UniformSampler, allocate
-from laser_rl.replay.records import pack
+from laser_rl.replay.lanes import Lanes
+from laser_rl.replay.mixer import Counts, Mixer, UniformSampler
+from laser_rl.replay.prioritised import Prioritised, PrioritisedLanes
+from laser_rl.replay.records import allocate, pack
+from laser_rl.replay.store import Replay
 from tests.replay.inputs import (
     PICTURE,
     RECURRENT,
@@ -174,7 +177,7 @@ def test_uniform_draws_consume_the_random_numbers_of_the_store_alone():
     for filled in range(5):
         assert mixer.filled == filled
         mixer.fill(batch)
-        assert batch.id[2:].tolist() == mixer.store.sample(6, random).tolist()
+        assert batch.id[2:].tolist() == random.integers(mixer.store.first_id, mixer.store.next_id, 6).tolist()
         mixer.prioritise(batch.id, batch.weight)
         mixer.restart()
         assert mixer.state_dict()["random"] == random.bit_generator.state

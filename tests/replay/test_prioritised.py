@@ -5,8 +5,10 @@ import pytest
 from scipy import stats
 
 from laser_rl.errors import ConfigError
-from laser_rl.replay import Evicted, Prioritised, PrioritisedLanes, Replay, allocate
-from laser_rl.replay.sampler import columns_of
+from laser_rl.replay.mixer import columns_of
+from laser_rl.replay.prioritised import Prioritised, PrioritisedLanes
+from laser_rl.replay.records import allocate
+from laser_rl.replay.store import Evicted, Replay
 from tests.replay.inputs import RECURRENT, VECTOR, Stream, Walk, assert_same, cycle_of, numbered
 
 PLAIN = {"exponent": 1.0, "importance_exponent": 1.0, "uniform_share": 0.0}

@@ -22,12 +22,13 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from laser_rl.errors import ConfigError
-from laser_rl.replay import Handle, Replay, allocate, estimate, shared_lock
-from laser_rl.replay.arena import CHUNKS, Arena, most_chunks
-from laser_rl.replay.records import Packed, pack
-from laser_rl.replay.shared import HOLDER, UNSETTLED
+from laser_rl.replay import shared_lock
+from laser_rl.replay.memory_estimate import estimate
+from laser_rl.replay.records import Packed, allocate, pack
+from laser_rl.replay.shared import CHUNKS, HOLDER, UNSETTLED, Arena, Handle, most_chunks
+from laser_rl.replay.store import Replay
 from tests.replay.inputs import LAYOUTS, PICTURE, STACKED, VECTOR, assert_same, numbered, take
-from tests.replay.test_threads import CAPACITY, LAYOUT, READERS, WRITERS, assert_unmixed, marked
+from tests.replay.test_threads import CAPACITY, LAYOUT, READERS, WRITERS, assert_unmixed, drawn_from, marked
 
 PATIENCE_S = 60.0
 ROOT = Path(__file__).parents[2]
@@ -145,7 +146,7 @@ def write_for_ever(store, stopped, member):
 
 
 def hold(store, stopped):
-    with store._lock:
+    with store.lock:
         while not stopped():
             time.sleep(0.01)
 
@@ -153,10 +154,10 @@ def hold(store, stopped):
 def hold_and_leave_heirs(store, stopped, file):
     """Two processes that inherit what we have open, one by fork alone; each goes on living after us."""
     sleeper = subprocess.Popen(["sleep", "60"], pass_fds=[store.handle().file])
-    with store._lock:
+    with store.lock:
         child = os.fork()
         if not child:
-            Path(file).write_text(json.dumps([os.getpid(), sleeper.pid, store._lock._try()]))
+            Path(file).write_text(json.dumps([os.getpid(), sleeper.pid, store.lock._try()]))
         time.sleep(PATIENCE_S)
 
 
@@ -170,7 +171,7 @@ ROLES = {role.__name__: role for role in (write, read, write_for_ever, hold, hol
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{layout.observation_shape}x{layout.stack}")
 def test_attached_stores_give_the_same_bytes(layout, codec):
     store = Replay(layout, 100 * layout.steps, codec=codec, budget_bytes=10**7, shared=True)
-    other = Replay.attach(layout, Handle(*json.loads(json.dumps(store.handle()))), threads=2)
+    other = Replay.attach(layout, Handle(*json.loads(json.dumps(store.handle()))))
     unrolls = numbered(layout, range(30))
     ids = store.insert(unrolls)
     assert_same(other.export(ids), unrolls)
@@ -178,8 +179,8 @@ def test_attached_stores_give_the_same_bytes(layout, codec):
     store.sample_into(30, np.random.default_rng(1), left, 0)
     other.sample_into(30, np.random.default_rng(1), right, 0)
     assert_same(left, right)
-    assert np.array_equal(other.members(ids), unrolls.member)
-    assert np.array_equal(other.versions(ids), unrolls.version)
+    assert np.array_equal(other.fields(ids, ["member"])["member"], unrolls.member)
+    assert np.array_equal(other.fields(ids, ["version"])["version"], unrolls.version)
 
 
 @codecs
@@ -211,7 +212,8 @@ def test_two_that_take_turns_do_what_one_private_store_does(codec, start, sizes,
 STRANGER = """
 import json, sys
 import numpy as np
-from laser_rl.replay import Handle, Replay
+from laser_rl.replay.shared import Handle
+from laser_rl.replay.store import Replay
 from tests.replay.inputs import STACKED, numbered
 from tests.replay.test_shared import digest_of, own_memory
 
@@ -304,7 +306,7 @@ def test_two_stores_of_one_process_exclude_each_other(monkeypatch):
     monkeypatch.setattr(shared_lock, "LOCK_S", 0.05)
     first = Replay(VECTOR, 100, shared=True)
     second = Replay.attach(VECTOR, first.handle())
-    with first._lock:
+    with first.lock:
         assert len(second) == 0  # asks nobody
         for store in (first, second):
             with pytest.raises(TimeoutError, match=r"waited 0\.05 s for a thread of this process"):
@@ -362,7 +364,7 @@ def cut_off_after(instructions, call):
 
     def trace(frame, event, _):
         nonlocal left
-        if not frame.f_code.co_filename.endswith(("replay/shared_ring.py", "replay/arena.py")):
+        if not frame.f_code.co_filename.endswith(("replay/shared_ring.py", "replay/shared.py")):
             return None
         frame.f_trace_opcodes = True
         if event == "opcode":
@@ -459,7 +461,7 @@ def test_a_load_cut_off_after_any_instruction_leaves_an_empty_store(before, afte
         cut = cut_off_after(instructions, lambda store=store: store.begin_at(after))
         assert len(store) == 0
         with pytest.raises(ValueError, match="empty"):
-            store.sample(1, np.random.default_rng(0))
+            store.sample_into(1, np.random.default_rng(0), allocate(store.layout, 1), 0)
         ids = store.insert(unrolls_of([1, 2]))
         assert ids.tolist() in ([after, after + 1], [before, before + 1])
         assert_same(store.export(ids), unrolls_of([1, 2]))
@@ -497,7 +499,7 @@ def check_kills(nursery, codec, kills):
         ids = store.insert(marked(3, kills))
         longest_s = max(longest_s, time.monotonic() - begin)
         with contextlib.suppress(KeyError):  # they have left already
-            assert store.versions(ids).tolist() == [kills * WRITERS + 3]
+            assert store.fields(ids, ["version"])["version"].tolist() == [kills * WRITERS + 3]
         store.sample_into(CAPACITY, np.random.default_rng(kills), batch, 0)
         assert_unmixed(batch)
         writers[victim] = Child(nursery, store, "write_for_ever", victim)
@@ -544,7 +546,9 @@ def check_race(nursery, codec, count):
     assert all(own == sorted(own) for own in ids)
     assert (store.next_id, store.first_id) == (total, total - CAPACITY)
     written = {i: number * WRITERS + member for member in range(WRITERS) for number, i in enumerate(ids[member])}
-    assert store.versions(everything(store)).tolist() == [written[i] for i in everything(store).tolist()]
+    assert store.fields(everything(store), ["version"])["version"].tolist() == [
+        written[i] for i in everything(store).tolist()
+    ]
     counts = {m: sum(i >= store.first_id for i in ids[m]) / CAPACITY for m in range(WRITERS)}
     assert store.composition() == {m: share for m, share in counts.items() if share}
     other, batch = Replay.attach(LAYOUT, store.handle()), allocate(LAYOUT, 1280)
@@ -552,7 +556,7 @@ def check_race(nursery, codec, count):
     assert batch.version.tolist() == [written[i] for i in drawn.tolist()]
     assert_unmixed(batch)
     assert [store.delivered(m) for m in range(WRITERS)] == [count + 1, *[count] * (WRITERS - 1)]
-    drawn = other.sample(64 * 200, np.random.default_rng(4)) - other.first_id
+    drawn = drawn_from(other, 64 * 200, seed=4) - other.first_id
     uniform = stats.chisquare(np.bincount(drawn, minlength=CAPACITY)).pvalue
     assert uniform > 0.001
     read_rows = 16 * sum(batches)

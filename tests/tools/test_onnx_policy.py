@@ -278,8 +278,7 @@ def test_a_trained_memory_of_a_run_plays_an_episode_alone(tmp_path):
     finish(small("laser/TMaze-5", memory="lstm", memory_size=16), tmp_path / "run")
     assert main(["export", str(tmp_path / "run"), "--onnx", str(tmp_path / "policy.onnx")]) == 0
     session = session_of(tmp_path / "policy.onnx")
-    from laser_rl.agent.one_step import act_once  # noqa: PLC0415
-    from laser_rl.agent.policy import Policy  # noqa: PLC0415
+    from laser_rl.agent.policy import Policy, act_once  # noqa: PLC0415
     from laser_rl.envs.make import make_renderable  # noqa: PLC0415
     from laser_rl.tools.source import load_source  # noqa: PLC0415
 
@@ -298,7 +297,7 @@ def test_a_trained_memory_of_a_run_plays_an_episode_alone(tmp_path):
                 "state": state,
             }
             chosen, _, _, state = session.run(None, given)
-            expected, memento = act_once(policy, trained.layout, observation.astype(np.float32), memento, reward)
+            expected, memento, _ = act_once(policy, trained.layout, observation.astype(np.float32), memento, reward)
             action, first = int(chosen[0]), False
             assert action == int(expected)
             observation, reward, terminated, truncated, _ = env.step(action)

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from laser_rl.metrics import read
-from laser_rl.replay import Exhausted, Prefetcher
+from laser_rl.replay.prefetcher import Exhausted, Prefetcher
 from laser_rl.training.depths import queues
 from laser_rl.training.threads import ThreadInbox
 from tests.training.small import finish, small

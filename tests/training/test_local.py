@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from laser_rl import checkpoint
-from laser_rl.agent.cuda_streams import on, own_stream
 from laser_rl.agent.learner import Learner
+from laser_rl.gpu_streams import on, own_stream
 from laser_rl.metrics.log import read
-from laser_rl.replay import Prefetcher, allocate
-from laser_rl.replay.frames import DeviceBatch
 from laser_rl.replay.mixer import Mixer
+from laser_rl.replay.prefetcher import Prefetcher
+from laser_rl.replay.records import DeviceBatch, allocate
 from laser_rl.training import batch_source as feeding
 from laser_rl.training.batch_source import PinnedBatch
 from laser_rl.training.busy import Busy

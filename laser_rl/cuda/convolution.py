@@ -101,7 +101,7 @@ def convolve(
 
     Args:
         x: [N, H, W, I].
-        weight: [9, I, O], of `convolution_taps`.
+        weight: [9, I, O], of `shapes.taps`.
         bias: [O].
         rectify: the input.
         rectified: the output, before mask and residual.

@@ -1,4 +1,4 @@
-"""A relevance function of the user's own, by the name that `loss.trust` gives it."""
+"""Behaviour relevance (section 4.3): how far stored behaviour is from the policy. By `loss.trust`, or by a function of the user's own."""
 
 import functools
 import importlib
@@ -9,13 +9,52 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from laser_rl.config import LossConfig
 from laser_rl.errors import ConfigError
+from laser_rl.ops import trust_region
 from laser_rl.ops.distributions import Family
 from laser_rl.trust import require
 
 Relevance = Callable[[Family, Tensor, Tensor], object]
 """From a family and the parameters of policy and behaviour, each [T, B, P], to a number for each row [T, B]: small is trusted. It is
 the user's: whether it is a tensor is looked at."""
+
+
+def behaviour_relevance(
+    family: Family, policy: Tensor, behaviour: Tensor, hyper: LossConfig, generator: torch.Generator | None
+) -> Tensor:
+    """β(s, μ) of section 4.3; with trust off it is still computed, because it is worth knowing."""
+    if hyper.trust == "behaviour":
+        return trust_region.kl_to_behaviour(family, policy, behaviour)
+    if is_own(hyper.trust):
+        return own_relevance(hyper.trust, family, policy, behaviour)
+    return trust_region.kl_to_implied(family, policy, behaviour, clip_rho=hyper.clip_rho, generator=generator)
+
+
+def draws(family: Family, hyper: LossConfig) -> bool:
+    """Whether relevance is estimated from random actions.
+
+    >>> from laser_rl.ops.distributions import Categorical
+    >>> draws(Categorical(18), LossConfig()), draws(Categorical(5000), LossConfig())
+    (False, True)
+    """
+    exact = family.joint_size is not None and family.joint_size <= trust_region.ENUMERABLE
+    return hyper.trust in {"implied", "off"} and not exact
+
+
+def require_splittable(family: Family, loss: LossConfig, devices: int) -> None:
+    """ConfigError where several devices would not learn what one learns.
+
+    >>> from laser_rl.ops.distributions import Categorical
+    >>> require_splittable(Categorical(5000), LossConfig(), 2)
+    Traceback (most recent call last):
+    laser_rl.errors.ConfigError: run.devices is 2, but the relevance of these actions is estimated from random ones, which ...
+    """
+    if devices > 1 and draws(family, loss):
+        raise ConfigError(
+            f"run.devices is {devices}, but the relevance of these actions is estimated from random ones, which several devices would "
+            "draw differently from one; use --loss.trust behaviour, or --run.devices 1"
+        )
 
 
 def is_own(trust: str) -> bool:

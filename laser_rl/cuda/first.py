@@ -18,8 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laser_rl.kernels.pool import window
-from laser_rl.kernels.shapes import pooled, power_of_2
+from laser_rl.cuda.pool import window
+from laser_rl.cuda.shapes import pooled, power_of_2
 
 PROGRAMS = 132 * 2  # that sum weight gradients
 LOW = tl.constexpr(-3e38)  # of a convolution beyond the border

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from laser_rl.kernels.convolution_taps import taps, taps_back
+from laser_rl.cuda.shapes import taps, taps_back
 from tests.references import kernels as plain
 
 SHAPES = [(2, 12, 12, 3), (1, 7, 9, 4), (2, 5, 8, 2)]

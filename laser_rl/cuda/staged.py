@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from laser_rl.agent.capture import graphed, turn
-from laser_rl.agent.cuda_streams import wait_for
+from laser_rl.cuda.graphs import capture, turn
+from laser_rl.gpu_streams import wait_for
 from laser_rl.types import Array
 
 OFTEN = 16  # calls with as many rows, before they are worth a graph
@@ -74,7 +74,7 @@ class Staged:
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._where = addresses()
 
-    @torch.no_grad()  # not inference mode: see `graphed`
+    @torch.no_grad()  # not inference mode: see `capture`
     def __call__(self, arrays: Sequence[Array]) -> list[NDArray[Any]]:
         """Results in arrays of their own."""
         rows = len(arrays[0])
@@ -131,7 +131,7 @@ class Staged:
     def _capture(self, rows: int) -> None:
         # One pool: graphs follow one another on one stream, and what they leave is in `_packed`, which is not of the pool.
         pool = next((graph.pool() for graph in self._graphs.values()), None)
-        self._graphs[rows] = graphed(
+        self._graphs[rows] = capture(
             lambda: self._compute(rows), self._device, who=WHO, generators=self._generators, pool=pool
         )
 

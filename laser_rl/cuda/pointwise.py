@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laser_rl.kernels.shapes import power_of_2
+from laser_rl.cuda.shapes import power_of_2
 
 PROGRAMS = 132 * 8  # that sum: eight for each multiprocessor of an H200; any number is right
 NUMBERS = 4096  # of one program's pass

@@ -1,21 +1,24 @@
-"""Updates as CUDA graphs: recorded once, then one launch each, however many operations they are made of.
+"""CUDA graphs: work recorded once, then one launch each, however many operations it is made of.
 
 A graph is a list of kernels with the addresses and the numbers that they had when it was recorded. So the work that is recorded must not
-look at a tensor, everything that changes between two updates must lie in a tensor that stays where it is, and whoever replaces such a
-tensor, or changes a number that the work has read, has to `forget` what was recorded.
+look at a tensor, must draw random numbers only from generators that the graph knows, everything that changes between two replays must lie
+in a tensor that stays where it is, and what replaces such a tensor, or changes a number that the work has read, has to `forget` what was
+recorded. Other threads launch work of their own meanwhile.
 """
 
 import contextlib
 import functools
 import logging
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from laser_rl.agent.capture import WARM_UPS, turn
+from laser_rl.gpu_streams import own_stream
 from laser_rl.types import Batch
 
 log = logging.getLogger("laser_rl.agent")
@@ -24,6 +27,70 @@ _ALIVE: dict[torch.device, weakref.WeakSet[torch.cuda.CUDAGraph]] = {}
 _FAILED: list[torch.cuda.CUDAGraph] = []  # kept: allocators hold their addresses
 Result = TypeVar("Result")
 Shapes = tuple[tuple[torch.Size, torch.dtype], ...]
+#: Held around every capture in this process, and around whatever waits for the whole device meanwhile (compilers and autotuners do): to
+#: synchronise a device one of whose streams is capturing is an error, whichever thread asks. Replays need no lock.
+CAPTURE = threading.Lock()
+WARM_UPS = 3  # libraries choose algorithms and allocate workspaces in the first calls, which a capture must not
+TURN_S = 900.0  # somebody else may be compiling
+
+
+@contextmanager
+def turn(who: str, timeout_s: float = TURN_S) -> Iterator[None]:
+    """Holds `CAPTURE`; TimeoutError says who has waited.
+
+    >>> with turn("the actor"):
+    ...     CAPTURE.locked()
+    True
+    """
+    if not CAPTURE.acquire(timeout=timeout_s):
+        raise TimeoutError(f"{who} has waited {timeout_s:.0f} s for another thread to capture or compile, and gives up")
+    try:
+        yield
+    finally:
+        CAPTURE.release()
+
+
+def capture(
+    work: Callable[[], object],
+    device: torch.device,
+    *,
+    who: str,
+    generators: Sequence[torch.Generator] = (),
+    pool: Any = None,
+) -> torch.cuda.CUDAGraph:
+    """A graph of `work`, which is run a few times before; the current stream is as if it had not been.
+
+    Args:
+        work: reads and writes tensors that stay.
+        device: a GPU.
+        who: captures, for messages.
+        generators: that `work` draws from; they go on afterwards as if nothing had been drawn.
+        pool: memory shared with other graphs, where they are replayed one after the other and nobody needs their intermediate results.
+    """
+    if torch.is_inference_mode_enabled():
+        # The first capture makes tensors for the generators, the default one's included. Made in inference mode, no capture outside of
+        # it could write them.
+        raise RuntimeError("expected a capture outside of torch.inference_mode, got one inside; use torch.no_grad")
+    states = [generator.get_state() for generator in generators]
+    with turn(who), torch.cuda.device(device):
+        here, graph = torch.cuda.current_stream(device), torch.cuda.CUDAGraph()
+        side = own_stream(device, "capturing")
+        assert side is not None  # noqa: S101
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UPS):
+                work()
+        for generator in generators:
+            graph.register_generator_state(generator)
+        # Other threads launch and allocate meanwhile: only this one is watched for calls that a capture cannot hold.
+        try:
+            with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
+                work()
+        finally:
+            torch.cuda.set_stream(here)  # a capture that failed leaves its own as the current one
+        here.wait_stream(side)
+    for generator, state in zip(generators, states, strict=True):
+        generator.set_state(state)
+    return graph
 
 
 class GraphRecorder(Protocol):

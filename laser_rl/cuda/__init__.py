@@ -1,4 +1,4 @@
-"""Kernels in Triton for the network that costs most, each with a twin in plain PyTorch; used on a GPU, where they win."""
+"""What only a GPU needs: Triton kernels, CUDA graphs, staged transfers. A run on a CPU never imports this package."""
 
 import functools
 import importlib.util

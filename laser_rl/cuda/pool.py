@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laser_rl.kernels.shapes import pooled, power_of_2
+from laser_rl.cuda.shapes import pooled, power_of_2
 
 
 @triton.jit
