@@ -45,7 +45,7 @@ try:
         ones = torch.ones(64, 64, device="cuda")
         seen["matmul"] = "works" if bool(((ones @ ones) == 64).all()) else "gives wrong numbers"
         from laser_rl import cuda
-        if not kernels.available():
+        if not cuda.available():
             seen["kernels"] = "triton is not installed"
         else:
             import triton
