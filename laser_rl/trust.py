@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,40 +25,17 @@ _SUITE, _LAB = "suite:", "dmlab/"
 _CODE = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w./-]*")  # not host:8080, not https://
 
 
+@dataclass
 class Trust:
-    """What one command, or one agent, has read from files.
+    """What one command, or one agent, has read from files."""
 
-    Args:
-        code: the user has said that names of code in files may be used.
-
-    >>> with Trust().applied():
-    ...     note({"environment": {"id": "os:system"}}, "stranger/config.json")
-    ...     require("os:system")
-    Traceback (most recent call last):
-    laser_rl.trust.Untrusted: stranger/config.json names the code 'os:system', which is imported only if you say so; ...
-    """
-
-    def __init__(self, *, code: bool = False) -> None:
-        self._code, self._file_of, self._passed = code, dict[str, str](), set[str]()
-
-    def note(self, values: object, file: str | Path) -> None:
-        """Every text in these values came from this file."""
-        for text in _texts(values):
-            for part in text.split(","):
-                self._file_of.setdefault(part.strip(), str(file))
-
-    def pass_in(self, *names: str) -> None:
-        """The user has passed these names: it no longer matters which file holds them too."""
-        self._passed |= {part.strip() for name in names for part in name.split(",")}
-
-    def require(self, name: str) -> None:
-        """`Untrusted` if only a file gave this name of code."""
-        if not self._code and name in self._file_of and name not in self._passed:
-            raise Untrusted(self._file_of[name], name)
+    code: bool = False  # the user has said that names of code in files may be used
+    file_of: dict[str, str] = field(default_factory=dict)  # of each text that was read
+    passed: set[str] = field(default_factory=set)  # names that the user has passed
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """`note` and `require` go by this one meanwhile."""
+        """`note`, `pass_in` and `require` go by this one meanwhile."""
         before = _current.set(self)
         try:
             yield
@@ -66,7 +44,7 @@ class Trust:
 
 
 class Untrusted(ConfigError):
-    """A file names code, and nobody has said that it may be used."""
+    """A file names code, and the user has not said that it may be used."""
 
     def __init__(self, file: str, name: str) -> None:
         super().__init__(
@@ -80,18 +58,22 @@ _current: ContextVar[Trust] = ContextVar("trust", default=Trust())  # noqa: B039
 
 def note(values: object, file: str | Path) -> None:
     """Every text in these values came from this file."""
-    _current.get().note(values, file)
+    for text in _texts(values):
+        for part in text.split(","):
+            _current.get().file_of.setdefault(part.strip(), str(file))
 
 
 def pass_in(*names: str) -> None:
-    """The user has passed these names."""
-    _current.get().pass_in(*names)
+    """The user has passed these names: it no longer matters which file holds them too."""
+    _current.get().passed.update(part.strip() for name in names for part in name.split(","))
 
 
 def require(*names: str) -> None:
     """`Untrusted` if only a file gave one of these names of code; whatever imports a name calls this first."""
+    trust = _current.get()
     for name in names:
-        _current.get().require(name)
+        if not trust.code and name in trust.file_of and name not in trust.passed:
+            raise Untrusted(trust.file_of[name], name)
 
 
 def code_in(environment: str, options: Mapping[str, Any], relevance: str = "") -> list[str]:

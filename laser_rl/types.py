@@ -17,11 +17,6 @@ class UnrollLayout:
     """Shapes and types of one unroll.
 
     `context` rows stand before the T+1 input rows: what a stack of frames needs of the past. Observations are single frames.
-
-    >>> layout = UnrollLayout(steps=2, context=0, observation_shape=(4,), observation_dtype="float32",
-    ...                       action_shape=(), action_dtype="int64", parameter_size=2)
-    >>> layout.fields()["observation"], layout.fields()["behaviour"]
-    (((3, 4), 'float32'), ((2, 2), 'float32'))
     """
 
     steps: int

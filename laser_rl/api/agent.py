@@ -9,7 +9,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import numpy as np
 
-from laser_rl import recipes
+from laser_rl import recipes, trust
 from laser_rl.agent.parameters import load_network
 from laser_rl.agent.policy import Memento, Policy, act_once
 from laser_rl.api.saved import Saved, read_saved, save_network
@@ -207,9 +207,9 @@ class LASER:
         config = override(saved.config, {"environment.options": {}} if other else {})  # they were the other one's
         agent = cls(config.environment.id if env is None else env, net=net, config=config)
         agent._saved, agent._warm, agent._trust = saved, warm_start, Trust(code=trust_code)
-        agent._trust.note(saved.config.model_dump(mode="json"), path)
-        if isinstance(env, str):
-            agent._trust.pass_in(env)
+        with agent._trust.applied():
+            trust.note(saved.config.model_dump(mode="json"), path)
+            trust.pass_in(env if isinstance(env, str) else "")
         return agent
 
     def close(self) -> None:

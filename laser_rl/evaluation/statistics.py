@@ -207,9 +207,6 @@ def bootstrap_interval(
 
     Each sample [n, ...] is resampled on its own, and so is each column of a table [runs, tasks]: then the bootstrap is stratified by
     task. `statistic` gets resampled samples [batch, n, ...] and returns [batch]; batches bound the memory.
-
-    >>> bootstrap_interval([np.array([1.0, 3.0])], lambda drawn: drawn.mean(-1))
-    (1.0, 3.0)
     """
     generator, found = np.random.default_rng(seed), []
     for done in range(0, resamples, batch):

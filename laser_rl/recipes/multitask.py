@@ -19,23 +19,13 @@ SUITE = "suite:grid"
 
 
 def laser_multitask(environment: str = SUITE) -> Config:
-    """LASER with a memory: PreCo LSTM, PopArt, PixelControl, 87.5 % replay with states refreshed.
-
-    >>> config = laser_multitask("suite:dmlab-30")
-    >>> config.network.memory, config.loss.unroll_steps, config.replay.capacity_steps
-    ('preco', 79, 10000000)
-    """
+    """LASER with a memory: PreCo LSTM, PopArt, PixelControl, 87.5 % replay with states refreshed."""
     base = _dmlab(environment) if is_dmlab(environment) else _small(environment)
     return base.model_copy(update={"recipe": "laser-multitask"})
 
 
 def popart_impala_pixelcontrol(environment: str = SUITE) -> Config:
-    """No replay, a plain LSTM; PopArt and PixelControl.
-
-    >>> config = popart_impala_pixelcontrol()
-    >>> config.replay.fraction, config.network.memory, config.loss.pixel_control_cost > 0
-    (0.0, 'lstm', True)
-    """
+    """No replay, a plain LSTM; PopArt and PixelControl."""
     base = laser_multitask(environment)
     batch = 32 if is_dmlab(environment) else base.loss.batch_unrolls  # [L] 32 without replay
     return override(
@@ -53,11 +43,7 @@ def popart_impala_pixelcontrol(environment: str = SUITE) -> Config:
 
 
 def popart_impala(environment: str = SUITE) -> Config:
-    """No replay, a plain LSTM; PopArt.
-
-    >>> popart_impala().loss.popart, popart_impala().loss.pixel_control_cost
-    (True, 0.0)
-    """
+    """No replay, a plain LSTM; PopArt."""
     base = popart_impala_pixelcontrol(environment)
     return override(base, {"recipe": "popart-impala", "loss.pixel_control_cost": 0.0})
 

@@ -25,11 +25,7 @@ def shared(environment: str, slots: int) -> int:
 
 
 def cartpole(environment: str = "CartPole-v1") -> Config:
-    """Small observations and few actions; also what is used where no other recipe fits.
-
-    >>> cartpole().loss.batch_unrolls
-    8
-    """
+    """Small observations and few actions; also what is used where no other recipe fits."""
     return Config(
         recipe="cartpole",
         environment=EnvironmentConfig(id=environment, slots=shared(environment, 4)),  # [T] CartPole
@@ -51,11 +47,7 @@ def cartpole(environment: str = "CartPole-v1") -> Config:
 
 
 def minatar(environment: str = "MinAtar/Breakout-v1") -> Config:
-    """MinAtar's 10×10 pictures.
-
-    >>> minatar().network.torso
-    'cnn'
-    """
+    """MinAtar's 10×10 pictures."""
     return Config(
         recipe="minatar",
         environment=EnvironmentConfig(id=environment, slots=shared(environment, 16)),  # [D], not tuned
@@ -75,12 +67,7 @@ def minatar(environment: str = "MinAtar/Breakout-v1") -> Config:
 
 
 def pictures(environment: str = "ALE/Breakout-v5") -> Config:
-    """Pictures of more than 32 pixels, on a laptop: rewards as they are, a small network, a replay of at most a gigabyte.
-
-    >>> config = pictures("mazes:Maze")
-    >>> config.loss.reward_transform, config.replay.budget_gb
-    ('none', 1.0)
-    """
+    """Pictures of more than 32 pixels, on a laptop: rewards as they are, a small network, a replay of at most a gigabyte."""
     return Config(
         recipe="pictures",
         environment=EnvironmentConfig(
@@ -106,11 +93,7 @@ def pictures(environment: str = "ALE/Breakout-v5") -> Config:
 
 
 def continuous(environment: str = "Pendulum-v1") -> Config:
-    """Real-valued actions.
-
-    >>> continuous().loss.reward_scale
-    0.05
-    """
+    """Real-valued actions."""
     return Config(
         recipe="continuous",
         environment=EnvironmentConfig(id=environment, slots=shared(environment, 8)),  # [T] Pendulum
@@ -137,12 +120,7 @@ def continuous(environment: str = "Pendulum-v1") -> Config:
 
 
 def atari(environment: str = "ALE/Breakout-v5") -> Config:
-    """The paper's single LASER agent: large network, 87.5 % replay, IMPALA's tuned schedule.
-
-    >>> config = atari()
-    >>> config.replay.capacity_steps, config.loss.batch_unrolls, config.network.width
-    (15000000, 128, 4)
-    """
+    """The paper's single LASER agent: large network, 87.5 % replay, IMPALA's tuned schedule."""
     return Config(
         recipe="atari",
         environment=EnvironmentConfig(
@@ -177,11 +155,7 @@ def atari(environment: str = "ALE/Breakout-v5") -> Config:
 
 
 def impala(environment: str = "ALE/Breakout-v5") -> Config:
-    """The paper's baseline: no replay, batch 32; all else as `atari`.
-
-    >>> impala().replay.fraction, impala().loss.batch_unrolls
-    (0.0, 32)
-    """
+    """The paper's baseline: no replay, batch 32; all else as `atari`."""
     without = {"replay.fraction": 0.0, "replay.capacity_steps": 1, "loss.trust": "off"}
     return override(
         atari(environment), {"recipe": "impala", **without, "loss.batch_unrolls": 32}

@@ -9,11 +9,7 @@ from laser_rl.training.space import LogUniform
 
 
 def demo(environment: str = "laser/DeepSea-10") -> SweepConfig:
-    """Three members that share a replay, in seconds: the treasure of DeepSea, once one has found it, is everybody's.
-
-    >>> demo().settings
-    ({'learning_rate': 0.0005}, {'learning_rate': 0.001}, {'learning_rate': 0.002})
-    """
+    """Three members that share a replay, in seconds: the treasure of DeepSea, once one has found it, is everybody's."""
     settings = {
         "recipe": "demo",
         "environment.slots": shared(environment, 8),  # [D]
@@ -30,12 +26,7 @@ def demo(environment: str = "laser/DeepSea-10") -> SweepConfig:
 
 
 def atari_shared(environment: str = "ALE/Breakout-v5") -> SweepConfig:
-    """The paper's sweep on Atari: nine members, one replay; all else as `atari`.
-
-    >>> sweep = atari_shared()
-    >>> len(sweep.settings), sweep.base.replay.capacity_steps
-    (9, 10000000)
-    """
+    """The paper's sweep on Atari: nine members, one replay; all else as `atari`."""
     settings = {
         "recipe": "atari-shared",
         "replay.fraction": 0.96,  # [L] 5 online and 123 replayed unrolls
@@ -48,12 +39,7 @@ def atari_shared(environment: str = "ALE/Breakout-v5") -> SweepConfig:
 
 
 def dmlab_pbt(environment: str = "suite:dmlab-30") -> SweepConfig:
-    """The paper's sweep with population based training on DMLab-30; of any other mixture, if one is named.
-
-    >>> sweep = dmlab_pbt()
-    >>> len(sweep.settings), sweep.pbt.every_episodes, sweep.base.loss.unroll_steps
-    (10, 5000, 79)
-    """
+    """The paper's sweep with population based training on DMLab-30; of any other mixture, if one is named."""
     base = override(laser_multitask(environment), {"recipe": "dmlab-pbt"})
     if is_dmlab(environment):
         rates, costs = LogUniform(low=5e-6, high=5e-3), LogUniform(low=5e-5, high=1e-2)  # [I] appendix D
@@ -72,9 +58,6 @@ def small_pbt(steps: int) -> PbtConfig:
 
     Args:
         steps: of each member.
-
-    >>> small_pbt(15_000).burn_in_steps
-    1500
     """
     # The size of a return is not known here, so any difference counts: a margin in a file is better.
     return PbtConfig(burn_in_steps=steps // 10, every_episodes=50, margin=0.0)

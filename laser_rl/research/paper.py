@@ -70,11 +70,7 @@ COLUMNS = (
 
 @functools.cache
 def atari_references() -> Mapping[str, Reference]:
-    """Scores of random play and of people by game.
-
-    >>> atari_references()["breakout"], len(atari_references())
-    (Reference(random=1.7, best=30.5), 57)
-    """
+    """Scores of random play and of people by game."""
     lines = _lines("atari57_scores.csv")
     return {line["game"]: Reference(float(line["random"]), float(line["human"])) for line in lines}
 

@@ -57,10 +57,6 @@ def bucketed(episodes: Episodes, *, bucket_frames: int, total_frames: int) -> Fl
     """The mean return of the episodes that ended in each bucket; NaN where none did. The last bucket may be cut short by the run's end.
 
     Bucket k is (k·bucket_frames, (k+1)·bucket_frames]: what ends at the very frame at which a score is taken counts for it.
-
-    >>> episodes = Episodes(np.array([5.0, 10.0, 11.0, 35.0]), np.array([1.0, 3.0, 7.0, 9.0]))
-    >>> bucketed(episodes, bucket_frames=10, total_frames=35).tolist()
-    [2.0, 7.0, nan, 9.0]
     """
     if episodes.frames.size and episodes.frames.max() > total_frames:
         raise ValueError(f"an episode ended after {episodes.frames.max():,.0f} frames, the run has {total_frames:,}")
@@ -83,11 +79,7 @@ def carried(values: ArrayLike) -> Floats:
 
 
 def normalised(values: ArrayLike, references: Sequence[Reference]) -> Floats:
-    """(return − random) / (human − random) of values [..., tasks, buckets]: 0 is random play, 1 a person.
-
-    >>> normalised([[1.7, 16.1, 30.5]], [Reference(random=1.7, best=30.5)]).round(6).tolist()
-    [[0.0, 0.5, 1.0]]
-    """
+    """(return − random) / (human − random) of values [..., tasks, buckets]: 0 is random play, 1 a person."""
     values = _with_axes(values, "tasks", "buckets")
     if values.shape[-2] != len(references):
         raise ValueError(f"values {values.shape} are of {values.shape[-2]} tasks, references of {len(references)}")
@@ -100,9 +92,6 @@ def agent_curve(scores: ArrayLike) -> Floats:
     """The curve of one agent from normalised scores [..., tasks, buckets]: the median over tasks.
 
     NaN until every task has a number: short episodes end first, and would count alone.
-
-    >>> agent_curve([[0.0, 1.0, np.nan], [0.5, 0.0, 2.0], [np.nan, 4.0, 4.0]]).tolist()
-    [nan, 1.0, 2.0]
     """
     return np.asarray(np.median(carried(_with_axes(scores, "tasks", "buckets")), axis=-2))
 

@@ -66,11 +66,7 @@ def experiment_of(name: str) -> Experiment:
 
 
 def table(columns: Sequence[str], lines: Iterable[Mapping[str, Any]]) -> bytes:
-    r"""Lines as CSV, the same bytes for the same lines.
-
-    >>> table(("a", "b"), [{"a": 1, "b": "x, y"}])
-    b'a,b\n1,"x, y"\n'
-    """
+    """Lines as CSV, the same bytes for the same lines."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()

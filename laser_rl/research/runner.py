@@ -36,11 +36,9 @@ from laser_rl.metrics.rows import Kind, Row, Value
 from laser_rl.research.experiment import PlannedRun
 from laser_rl.research.protocol import Buckets, buckets_of, carried
 from laser_rl.research.report import CURVES, TIMES, table
-from laser_rl.training.build_group import build_group
 from laser_rl.training.directory import RunDirectory
-from laser_rl.training.launch import act_and_learn, train
+from laser_rl.training.launch import act_and_learn, prepare, train
 from laser_rl.training.settings import SweepConfig
-from laser_rl.training.trainer import Trainer
 
 log = logging.getLogger("laser_rl.research")
 UNDECISIVE = ("video_every_steps", "keep_videos", "devices")  # of `run`: came later, and move no number
@@ -174,14 +172,12 @@ class RowRecorder:
 
 def _in_memory(sweep: SweepConfig) -> Sequence[Row]:
     recorder = RowRecorder()
-    group = build_group(sweep)
+    trainer = prepare(sweep, sinks=[recorder])
     try:
-        trainer = Trainer(sweep, group, sinks=[recorder])
-        group.begin()
         act_and_learn(trainer)
         trainer.report()
     finally:
-        group.close()
+        trainer.group.close()
     return recorder.rows
 
 

@@ -231,11 +231,7 @@ def _scores(task: ExperimentTask, results: Results, statistic: Statistic) -> Sco
 
 
 def spread_of(values: Sequence[float]) -> Spread:
-    """The mean over seeds with the same interval as that of claims.
-
-    >>> spread_of([2.0, 2.0, 2.0])
-    (2.0, 2.0, 2.0)
-    """
+    """The mean over seeds with the same interval as that of claims."""
     if not np.isfinite(values).all():
         return math.nan, math.nan, math.nan
     return difference_interval(values, [0.0] * len(values))
