@@ -30,7 +30,7 @@ class CheckEnv(Order):
 
 def check_env_command(arguments: list[str]) -> int:
     """`laser check-env`."""
-    from laser_rl.recipes.single import shared  # noqa: PLC0415 - imports the settings, which the help text does not need
+    from laser_rl.recipes.agents import shared  # noqa: PLC0415 - imports the settings, which the help text does not need
 
     asked = tyro.cli(CheckEnv, prog="laser check-env", args=arguments)
     if min(asked.steps, asked.slots) < 1 or asked.seconds <= 0:

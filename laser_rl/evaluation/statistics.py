@@ -153,38 +153,34 @@ def summarise(returns: Sequence[float], *, lengths: Sequence[int] | None = None,
     )
 
 
-def summarise_episodes(episodes: Sequence[Episode], *, seed: int = 0) -> EvalResult:
+def summarise_episodes(episodes: Sequence[Episode]) -> EvalResult:
     """The statistics of what `rollout` played."""
-    returns, lengths = [one.raw_return for one in episodes], [one.length for one in episodes]
-    return summarise(returns, lengths=lengths, seed=seed)
+    return summarise([one.raw_return for one in episodes], lengths=[one.length for one in episodes])
 
 
-def summarise_mixture(episodes: Sequence[Episode], spec: EnvironmentSpec, *, seed: int = 0) -> EvalResult:
+def summarise_mixture(episodes: Sequence[Episode], spec: EnvironmentSpec) -> EvalResult:
     """The statistics of what `rollout` played in a mixture: as many episodes of every task."""
-    own: list[list[float]] = [[] for _ in spec.tasks]
-    normalised, references = [], references_of(spec.tasks)
+    references = references_of(spec.tasks)
+    raw, scores = [[list[float]() for _ in spec.tasks] for _ in range(2)]  # by task
+    pooled = []
     for episode in episodes:
         task = spec.task_of(episode.slot)
-        own[task].append(episode.raw_return)
-        normalised.append(references[task].normalised(episode.raw_return))
-    if len({len(returns) for returns in own}) != 1 or not normalised:
-        counts = ", ".join(f"{len(returns)} of {name}" for name, returns in zip(spec.tasks, own, strict=True))
+        pooled.append(references[task].normalised(episode.raw_return))
+        raw[task].append(episode.raw_return)
+        scores[task].append(pooled[-1])
+    if len({len(returns) for returns in raw}) != 1 or not pooled:
+        counts = ", ".join(f"{len(returns)} of {name}" for name, returns in zip(spec.tasks, raw, strict=True))
         raise ValueError(f"expected as many episodes of every task, at least one, got {counts}")
-    means = [math.fsum(returns) / len(returns) for returns in own]
-    tasks = tuple(
-        TaskResult(name, len(returns), mean, reference.normalised(mean))
-        for name, returns, mean, reference in zip(spec.tasks, own, means, references, strict=True)
-    )
-    strata = [
-        np.array([reference.normalised(value) for value in returns])
-        for returns, reference in zip(own, references, strict=True)
-    ]
-    pooled = summarise(normalised, lengths=[episode.length for episode in episodes], seed=seed)
+    tasks = []
+    for name, returns, reference in zip(spec.tasks, raw, references, strict=True):
+        mean = math.fsum(returns) / len(returns)
+        tasks.append(TaskResult(name, len(returns), mean, reference.normalised(mean)))
     ci95, tasks_ci95 = (
-        bootstrap_interval(strata, lambda *drawn, of=of: of([task.mean(-1) for task in drawn], axis=0), seed=seed)
+        bootstrap_interval(list(np.array(scores)), lambda *drawn, of=of: of([task.mean(-1) for task in drawn], axis=0))
         for of in (np.mean, np.median)
     )
-    return replace(pooled, ci95=ci95, tasks=tasks, tasks_ci95=tasks_ci95)
+    result = summarise(pooled, lengths=[episode.length for episode in episodes])
+    return replace(result, ci95=ci95, tasks=tuple(tasks), tasks_ci95=tasks_ci95)
 
 
 def interquartile_mean(values: Floats) -> Floats:

@@ -12,8 +12,18 @@ from laser_rl.config import Config, override
 from laser_rl.envs.make import is_atari
 from laser_rl.envs.records import BoxActions, EnvironmentSpec
 from laser_rl.errors import ConfigError
-from laser_rl.recipes.multitask import is_dmlab, laser_multitask, popart_impala, popart_impala_pixelcontrol
-from laser_rl.recipes.single import atari, cartpole, continuous, impala, minatar, pictures
+from laser_rl.recipes.agents import (
+    atari,
+    cartpole,
+    continuous,
+    impala,
+    is_dmlab,
+    laser_multitask,
+    minatar,
+    pictures,
+    popart_impala,
+    popart_impala_pixelcontrol,
+)
 from laser_rl.recipes.sweeps import atari_shared, demo, dmlab_pbt, small_pbt
 from laser_rl.training.settings import SweepConfig
 

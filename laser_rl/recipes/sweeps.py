@@ -1,8 +1,7 @@
 """Recipes of sweeps."""
 
 from laser_rl.config import override
-from laser_rl.recipes.multitask import is_dmlab, laser_multitask
-from laser_rl.recipes.single import atari, cartpole, shared
+from laser_rl.recipes.agents import atari, cartpole, is_dmlab, laser_multitask, shared
 from laser_rl.training.pbt import PbtConfig, paper
 from laser_rl.training.settings import SweepConfig
 from laser_rl.training.space import LogUniform
