@@ -187,38 +187,36 @@ class Sweep:
             self.config = self._complete(values, override(self.config.base, {"run.steps": steps}))
         if self._cluster is None:
             require_memory(self.config, self._source)
-        if self._run_dir is not None:
-            result = self._run_in(self._run_dir, callbacks, keep=True)
-            deliver_again(result.interrupted)
-            return result
-        folder = Path(tempfile.mkdtemp(prefix="laser-sweep-"))
+        folder = self._run_dir or Path(tempfile.mkdtemp(prefix="laser-sweep-"))
         try:
-            result = self._run_in(folder, callbacks, keep=False)
+            result = self._run_in(folder, callbacks)
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            if self._run_dir is None:
+                shutil.rmtree(folder, ignore_errors=True)
             raise
-        removing = weakref.finalize(result, shutil.rmtree, folder, ignore_errors=True)
-        if result.interrupted in EXIT_STATUS:
-            removing()  # the signal may leave nobody who would
+        if self._run_dir is None:
+            removing = weakref.finalize(result, shutil.rmtree, folder, ignore_errors=True)
+            if result.interrupted in EXIT_STATUS:
+                removing()  # the signal may end the process before the result is collected
         deliver_again(result.interrupted)
         return result
 
-    def _run_in(self, path: Path, callbacks: Sequence[Callback], *, keep: bool) -> SweepResult:
+    def _run_in(self, path: Path, callbacks: Sequence[Callback]) -> SweepResult:
         # Processes meet in the directory.
-        keep = keep or uses_processes(self.config) or self._cluster is not None
+        keeps = self._run_dir is not None or uses_processes(self.config) or self._cluster is not None
         directory = RunDirectory(path, self.config)
-        kept, name = self._run_dir, self.config.base.environment.id
+        name = f"{self.config.base.environment.id}-sweep" if self._run_dir is None else self._run_dir.name
         configs = [own.model_dump(mode="json") for own in self.config.configs]
-        more = trackers(self._track, f"{name}-sweep" if kept is None else kept.name, configs, kept)
-        elsewhere = None
-        if self._cluster is not None:
-            from laser_rl.cluster.launch import on_cluster  # noqa: PLC0415 - a run on this machine never needs it
-
-            elsewhere = on_cluster(self._cluster)
+        more = trackers(self._track, name, configs, self._run_dir)
         try:
+            elsewhere = None
+            if self._cluster is not None:
+                from laser_rl.cluster.launch import on_cluster  # noqa: PLC0415 - a run on this machine never needs it
+
+                elsewhere = on_cluster(self._cluster)
             end = train(
                 self.config,
-                directory if keep else None,
+                directory if keeps else None,
                 source=self._source,
                 torso=self._net,
                 sinks=[directory.log, *self._sinks, *more],
