@@ -147,7 +147,7 @@ def alone_of(member: Member, seconds: float) -> Alone:
         host = allocate(member.layout, member.config.loss.batch_unrolls, stacked=False)
         if member.replay is not None:
             UniformSampler(member.replay).fill(member.config.loss.batch_unrolls, random, host, 0)
-        host.online[: member.counts.online] = True
+        host.online[: member.mixer.counts.online] = True
         batches.append(upload(member.layout, host, learner.device))
     turn = itertools.cycle(batches)
     ms = sustained(lambda: learner.update(next(turn), progress=0.0), learner.device, seconds=seconds, warm_ups=3)
@@ -160,7 +160,7 @@ def _flow(member: Member, samples: Sequence[Sample], alone: Alone) -> Numbers:
     seconds = last.seconds - first.seconds
     updates, steps = (last.update - first.update) / seconds, (last.step - first.step) / seconds
     training, sizes = updates * observations_of(config), shape_of(member.layout)
-    new = member.config.loss.new_unrolls_per_update or max(1, member.counts.online)
+    new = member.config.loss.new_unrolls_per_update or max(1, member.mixer.counts.online)
     rows = FRAMES_A_STEP * new * config.loss.unroll_steps * 1e3 / alone.ms
     real = real_share(member)
     batch = config.loss.batch_unrolls * (sizes.record_bytes + sizes.frames_bytes)
@@ -281,7 +281,7 @@ def _swept(sweep: SweepConfig, folder: Path, count: int, seconds: float) -> Watc
     directory = RunDirectory(folder, sweep)
     try:
         supervisor = ProcessSupervisor(sweep, directory, count)
-        watcher = Watcher(supervisor, folder / FILE, count, seconds, supervisor.parts.learners[0].device)
+        watcher = Watcher(supervisor, folder / FILE, count, seconds, supervisor.members[0].learner.device)
         try:
             supervisor.run()
         finally:

@@ -174,7 +174,7 @@ def run_ours(seed: int, judge: Judge) -> None:
     while not judge.over():
         with judge.clock.running():
             agent.learn(judge.due - agent.steps)
-        policy = Policy(member.learner.network, member.family, seed=seed + agent.steps)
+        policy = Policy(member.learner.network, member.learner.family, seed=seed + agent.steps)
         judge.look(acting(policy), agent.steps)
     agent.close()
 

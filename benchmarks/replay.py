@@ -76,7 +76,7 @@ def trained_frames(path: Path, count: int, rows: int) -> NDArray[np.uint8]:
     environments = open_environments(
         config.environment.id, config.environment, seed=1, lockstep=True, slots=ENVIRONMENTS
     )
-    policy = Policy(agent.member.learner.network, agent.member.family, seed=1)
+    policy = Policy(agent.member.learner.network, agent.member.learner.family, seed=1)
     player, runs = Player(policy, layout, ENVIRONMENTS), -(-count // ENVIRONMENTS)
     recorded = np.empty((ENVIRONMENTS, runs * rows, 1, 84, 84), np.uint8)
     current = environments.reset()

@@ -84,7 +84,7 @@ def acted(agent, *, seed, rows):
     """What the actor that trains does with the likeliest actions: for each of its episodes the seed and the actions."""
     member = agent.member
     environments = open_environments(member.source, agent.config.environment, seed=seed, lockstep=True)
-    policy = Policy(member.learner.network, member.family, seed=0, deterministic=True)
+    policy = Policy(member.learner.network, member.learner.family, seed=0, deterministic=True)
     actor, episode, found = Actor(environments, policy, member.layout, stagger=False), {}, {}
     actor.begin()
     for unrolls in filter(None, (actor.step().unrolls for _ in range(rows))):

@@ -25,9 +25,8 @@ from laser_rl.networks.build import TorsoSource
 from laser_rl.training.build import EnvironmentSource, Member, derive, open_environments, slots_of
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.evaluate import Trained, evaluate, require_finite, task_count, trained_of
-from laser_rl.training.launch import prepare, run
+from laser_rl.training.launch import prepare, run, with_videos
 from laser_rl.training.member_training import Callback
-from laser_rl.training.recording import recorded
 from laser_rl.training.stop import deliver_again
 from laser_rl.training.trainer import Trainer
 from laser_rl.trust import Trust
@@ -133,10 +132,13 @@ class LASER:
         trainer = self._prepared()
         trainer.extend(steps, total=total)
         trainer.trainings[0].callbacks = list(callbacks)
-        with recorded(self._run_dir, self.config.run, source=self._source, network=self._net) as films:
-            result = run(trainer, evaluate_at_end=False)
-            if films is not None and result.interrupted is None:
-                films.finish()
+        result = with_videos(
+            lambda: run(trainer, evaluate_at_end=False),
+            self._run_dir,
+            self.config.run,
+            source=self._source,
+            network=self._net,
+        )
         deliver_again(result.interrupted)
         return self
 

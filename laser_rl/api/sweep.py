@@ -18,15 +18,14 @@ from laser_rl.metrics.rows import Sink
 from laser_rl.metrics.tracking import named, trackers
 from laser_rl.networks.build import TorsoSource
 from laser_rl.replay.memory_estimate import available_bytes, estimate, require_fits
-from laser_rl.training import result as results
+from laser_rl.training import evaluate as results
 from laser_rl.training.build import EnvironmentSource, slots_of
 from laser_rl.training.build_group import one_layout
-from laser_rl.training.cluster_settings import cluster_of
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import train, uses_processes
 from laser_rl.training.member_training import Callback
 from laser_rl.training.pbt import Exploit, PbtConfig
-from laser_rl.training.settings import SweepConfig, sweep_from
+from laser_rl.training.settings import SweepConfig, cluster_of, sweep_from
 from laser_rl.training.space import Distribution
 from laser_rl.training.stop import EXIT_STATUS, deliver_again
 

@@ -22,13 +22,20 @@ from laser_rl.metrics.display import label
 from laser_rl.metrics.rows import Sink
 from laser_rl.metrics.tensorboard import TensorBoardLog
 from laser_rl.metrics.tracking import hint, named, reached, tracked, trackers
-from laser_rl.training.cluster_settings import cluster_of, free_running, require_possible
 from laser_rl.training.directory import RunDirectory
+from laser_rl.training.evaluate import MemberResult, Result
 from laser_rl.training.files import command_for, new_path, read_sweep, require_trusted, require_unchanged
 from laser_rl.training.filming import can_be_filmed
 from laser_rl.training.launch import train
-from laser_rl.training.result import MemberResult, Result
-from laser_rl.training.settings import Sharing, SweepConfig, settings_from, sweep_from
+from laser_rl.training.settings import (
+    Sharing,
+    SweepConfig,
+    cluster_of,
+    free_running,
+    require_possible,
+    settings_from,
+    sweep_from,
+)
 from laser_rl.training.stop import EXIT_STATUS, StoppedAtOnce, nothing_to_save
 
 Address = Annotated[str | None, tyro.conf.arg(metavar="auto|local|HOST:PORT|ray://HOST:PORT")]

@@ -22,12 +22,11 @@ from laser_rl.errors import ConfigError, MissingExtra
 from laser_rl.metrics.rows import Sink
 from laser_rl.networks.build import TorsoSource
 from laser_rl.training.build import EnvironmentSource
-from laser_rl.training.cluster_settings import ClusterSettings, require_possible
 from laser_rl.training.directory import RunDirectory
+from laser_rl.training.evaluate import Result
 from laser_rl.training.launch import Elsewhere
 from laser_rl.training.member_training import Callback
-from laser_rl.training.result import Result
-from laser_rl.training.settings import SweepConfig
+from laser_rl.training.settings import ClusterSettings, SweepConfig, require_possible
 from laser_rl.training.supervisor import require_by_name
 
 log = logging.getLogger("laser_rl.training")

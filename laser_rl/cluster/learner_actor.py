@@ -18,19 +18,17 @@ from laser_rl.cluster.sharded import AHEAD, Emptied, ShardedReplay
 from laser_rl.envs.records import EnvironmentSpec
 from laser_rl.gpu_streams import own_stream
 from laser_rl.replay.prefetcher import Exhausted
-from laser_rl.training.batch_source import PinnedBatch
-from laser_rl.training.budget import Budget
-from laser_rl.training.build import Store, learn
-from laser_rl.training.build_group import GroupParts, build_parts
-from laser_rl.training.duty_cycle import DutyCycle, ThrottledMailbox
+from laser_rl.training.budget import Budget, DutyCycle
+from laser_rl.training.build import Member, Store, learn
+from laser_rl.training.build_group import build_members
+from laser_rl.training.exchange import PinnedBatch
 from laser_rl.training.member_training import MemberTraining, evaluate_last
 from laser_rl.training.pbt import Exploit, Standing
 from laser_rl.training.saving import load_learner
 from laser_rl.training.shared_state import PUBLISH_S, parsed, published
 from laser_rl.training.stall import Gate, StallWarning
 from laser_rl.training.stop import FINISHED, Stop
-from laser_rl.training.threads import Learning, gathered
-from laser_rl.training.trainer import become, sinks_of, standing_of, tuned_of
+from laser_rl.training.threads import gathered, learn_ahead
 from laser_rl.types import Batch
 
 # Large networks are published more seldom, so that it takes no more of the time than this. On their way to the supervisor states are
@@ -154,16 +152,18 @@ class MemberHost:
     def prepare(self) -> None:
         """Build all parts, go on from the state, and publish the first parameters."""
         start, stop = self._start, Stop()
-        parts = self._build()
-        actor, members = RemoteActor(parts.spec, start.member), len(start.sweep.settings)
+        member = self._build()
+        actor, members = RemoteActor(member.spec, start.member), len(start.sweep.settings)
+        member.actor = cast("Actor", actor)
         self._client = CoordinatorClient(
             start.run_coordinator, start.member, start.life, stop, members, start.steps, often=start.slack // 4
         )
         self.training = MemberTraining(
-            parts.member(0, cast("Actor", actor)),
-            sinks=sinks_of(start.sweep, [self._client], start.member),
+            member,
+            sinks=[self._client],
+            numbered=not start.sweep.single,
             stop=stop,
-            budget=Budget(parts.configs[0].run.budget_minutes, spent_s=start.spent_s),
+            budget=Budget(member.config.run.budget_minutes, spent_s=start.spent_s),
         )
         self.training.by_clock = self.training.by_clock or not start.in_step
         self._go_on()
@@ -176,16 +176,16 @@ class MemberHost:
         self._publishing = DutyCycle(PUBLISH_S, share=PUBLISH_SHARE, most_s=PUBLISH_MOST_S)
         self._batch: PinnedBatch | None = None
 
-    def _build(self) -> GroupParts:
+    def _build(self) -> Member:
         start, stores = self._start, None
         if start.shards_at is not None:
             ahead = 0 if start.in_step else AHEAD
             self._store = ShardedReplay(start.layout, RayShards(start.shards_at), ahead=ahead, empty_s=EMPTY_S)
             stores = [cast("Store", self._store)]
-        parts = build_parts(start.sweep, numbers=[start.member], stores=stores)
+        [member] = build_members(start.sweep, numbers=[start.member], stores=stores)
         if not start.in_step:
             torch.set_num_threads(max(1, min(torch.get_num_threads(), start.threads)))
-        return parts
+        return member
 
     def _go_on(self) -> None:
         """Where the member was last published; steps that were made are made, whatever of their learning was lost."""
@@ -203,9 +203,15 @@ class MemberHost:
 
     def _learn_ahead(self) -> None:
         ahead = gathered(self.training.member, self._source)
+        cycle = DutyCycle(PARAMETERS_S, share=PARAMETERS_SHARE, most_s=PARAMETERS_MOST_S)
+
+        def publish() -> None:  # leaves out versions where publishing takes long: the next one is newer anyway
+            if cycle.due():
+                with cycle.measured():
+                    self._publish_parameters()
+
         try:
-            cycle = DutyCycle(PARAMETERS_S, share=PARAMETERS_SHARE, most_s=PARAMETERS_MOST_S)
-            Learning(self.training, ahead, ThrottledMailbox(self._mailbox, cycle), self._between).run()
+            learn_ahead(self.training, ahead, publish, self._between)
         finally:
             self.training.stop.request(FINISHED)
             ahead.close()
@@ -223,7 +229,7 @@ class MemberHost:
 
     def copy(self, exploit: Exploit, donor: bytes) -> None:
         """Become a changed copy of the member whose state this is."""
-        become(self.training, exploit, parsed(donor).tensors)
+        self.training.become(exploit, parsed(donor).tensors)
         self._applied = exploit.number
         self._publish_parameters()
         self.publish()
@@ -270,7 +276,8 @@ class MemberHost:
     def look(self) -> tuple[Standing, dict[str, float]]:
         """After a turn: evaluates if that is due; where the member is, and the present values of what PBT moves."""
         self.training.between()
-        return standing_of(self._start.member, self.training), tuned_of(self.training, self._start.sweep)
+        pbt, learner = self._start.sweep.pbt, self.training.member.learner
+        return self.training.standing(), {name: learner.setting(name) for name in pbt.tuned} if pbt else {}
 
     def end(self) -> None:
         """The last call to a learner in lock-step."""

@@ -11,7 +11,7 @@ from laser_rl.cluster.supervisor import ClusterSupervisor
 from laser_rl.errors import UserError
 from laser_rl.training.files import command_for
 from laser_rl.training.pbt import Standing, decide
-from laser_rl.training.step_barrier import StepBarrier
+from laser_rl.training.stall import StepBarrier
 
 STEP_S = 600.0
 

@@ -21,9 +21,8 @@ from laser_rl.replay.memory_estimate import estimate, resolve_codec
 from laser_rl.replay.store import Replay
 from laser_rl.training.build import Store
 from laser_rl.training.directory import RunDirectory
-from laser_rl.training.saving import fill_stores
+from laser_rl.training.saving import fill_stores, warm_start
 from laser_rl.training.settings import SweepConfig
-from laser_rl.training.warm_start import warm_start
 from laser_rl.types import UnrollLayout
 
 log = logging.getLogger("laser_rl.training")

@@ -23,13 +23,13 @@ from laser_rl.config import override
 from laser_rl.metrics.rows import Sink, Value
 from laser_rl.replay.mixer import Counts
 from laser_rl.training.budget import Budget
-from laser_rl.training.build_group import build_parts, one_layout
-from laser_rl.training.cluster_settings import ClusterSettings
-from laser_rl.training.directory import RunDirectory, Written
+from laser_rl.training.build_group import build_members, one_layout
+from laser_rl.training.directory import RunDirectory
 from laser_rl.training.files import command_for
-from laser_rl.training.member_training import Callback, MemberTraining
+from laser_rl.training.member_training import Callback
 from laser_rl.training.pbt import Exploit
-from laser_rl.training.settings import SweepConfig
+from laser_rl.training.saving import Written
+from laser_rl.training.settings import ClusterSettings, SweepConfig
 from laser_rl.training.shared_state import parsed, published
 from laser_rl.training.supervisor import STOP_S, SweepSupervisor, spent_s
 from laser_rl.training.trainer import TURNS_AHEAD
@@ -84,7 +84,7 @@ class ClusterSupervisor(SweepSupervisor):
                 at = self._shards_at()
                 self.replays = Replays(sweep, layout, self.watch, at, directory, in_step=self.in_step)
             here = sweep.model_copy(update={"base": override(base, {"run.device": "cpu"})})
-            parts = build_parts(here, stores=None if self.replays is None else self.replays.views(members))
+            parts = build_members(here, stores=None if self.replays is None else self.replays.views(members))
             super().__init__(sweep, directory, parts, self.known, sinks=sinks, callbacks=callbacks)
             loaded = self._go_on()
             if loaded is None:
@@ -102,8 +102,7 @@ class ClusterSupervisor(SweepSupervisor):
         if self.replays is not None:
             self.replays.warm_start(self.known.members)
         for number in range(self.known.members):
-            fresh = MemberTraining(self.parts.member(number, None))  # type: ignore[arg-type]  # runners act, not we
-            self.known.put(number, published(fresh))
+            self.known.put(number, published(self.trainings[number]))
 
     def _fitting(self) -> Shares:
         """The shares with which all actors have room on the nodes that there are."""

@@ -17,7 +17,7 @@ import zstandard
 from laser_rl.checkpoint import REPLAY, Loaded, SegmentEntry, guarded, segments
 from laser_rl.checkpoint.guarded import Damaged
 from laser_rl.checkpoint.salvage import places_in
-from laser_rl.training.warm_start import STORE_IDS
+from laser_rl.training.saving import STORE_IDS
 from laser_rl.types import Array, UnrollLayout, Unrolls
 
 NO_SEED = -1

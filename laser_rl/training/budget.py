@@ -1,7 +1,8 @@
-"""The time that a run may take: over all its sessions, and in a sweep for all members together."""
+"""The time that a run may take, over all its sessions and for all members together; and when to do what takes time from learning."""
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 
 class Budget:
@@ -77,3 +78,27 @@ class Budget:
     def handle(self) -> dict[str, float | None]:
         """Arguments of the same budget in another process of the machine."""
         return {"minutes": self.minutes, "spent_s": self._before, "since": self._since}
+
+
+class DutyCycle:
+    """Due every `every_s`; more seldom where it takes long, so that it is at most `share` of the time; `most_s` apart at the most."""
+
+    def __init__(
+        self, every_s: float, *, share: float, most_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._every_s, self._share, self._most_s, self._clock = every_s, share, most_s, clock
+        self._next = clock() + every_s
+
+    def due(self) -> bool:
+        """Whether it is time again; the first time `every_s` from the beginning."""
+        return self._clock() >= self._next
+
+    @contextlib.contextmanager
+    def measured(self) -> Iterator[None]:
+        """Around what takes the time."""
+        begun = self._clock()
+        try:
+            yield
+        finally:
+            took = self._clock() - begun
+            self._next = begun + max(self._every_s, min(took / self._share, self._most_s))

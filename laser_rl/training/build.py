@@ -1,13 +1,14 @@
 """From a configuration to the parts of one member; nothing runs yet."""
 
+import copy
 import functools
 import hashlib
 import logging
 import os
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import gymnasium
 import numpy as np
@@ -21,7 +22,7 @@ from laser_rl.envs.atari import AtariSettings
 from laser_rl.envs.construct import can_be_made_again
 from laser_rl.envs.make import make_environments
 from laser_rl.envs.records import Environments, EnvironmentSpec
-from laser_rl.errors import ConfigError
+from laser_rl.errors import ConfigError, UserError
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.networks.build import TorsoSource, build_network, family_of, parameter_count
 from laser_rl.networks.recurrent import state_size
@@ -32,8 +33,10 @@ from laser_rl.replay.mixer import Counts, Mixer, Sampler, UniformSampler, Unroll
 from laser_rl.replay.prioritised import Prioritised, PrioritisedLanes
 from laser_rl.replay.records import Ids, allocate, upload
 from laser_rl.replay.store import Replay
-from laser_rl.training.ranks import Ranks
 from laser_rl.types import Batch, UnrollLayout
+
+if TYPE_CHECKING:
+    from laser_rl.training.ranks import Ranks
 
 EnvironmentSource = (
     str | Callable[[], gymnasium.Env[Any, Any]] | gymnasium.Env[Any, Any] | gymnasium.vector.VectorEnv[Any, Any, Any]
@@ -43,7 +46,7 @@ SMALL_NETWORK = 300_000  # parameters; below, a second thread costs more than it
 
 
 class Store(UnrollStore, Protocol):
-    """A replay as a member and a survey see it: a `Replay`, or one that lies in shards on several machines."""
+    """A replay as a member and `sweep_metrics` see it: a `Replay`, or one that lies in shards on several machines."""
 
     @property
     def steps(self) -> int:
@@ -57,26 +60,33 @@ class Store(UnrollStore, Protocol):
         """The share of each member."""
 
     def sample_versions(self, count: int, random: np.random.Generator) -> Ids:
-        """Of the parameters that made unrolls drawn now."""
+        """Versions of the parameters that made unrolls drawn now."""
 
 
-@dataclass(frozen=True)
+class RankLost(UserError):
+    """A process that had a part of every batch is gone, or does not answer."""
+
+    exit_status = 4
+
+
+@dataclass
 class Member:
-    """All parts of one agent."""
+    """All parts of one agent. Where nothing acts, as in a supervisor, there is no `actor`."""
 
     config: Config
     source: EnvironmentSource
-    family: Family
     layout: UnrollLayout
     spec: EnvironmentSpec
-    actor: Actor  # of this member alone, or of several side by side
-    acting: AgentNetwork  # the one that acts: the learner's own, or a copy that follows it
     learner: Learner
     replay: Store | None  # None where nothing is replayed
     mixer: Mixer
-    counts: Counts
     number: int = 0  # in a sweep
-    ranks: Ranks | None = None  # what learns with its learner, on other devices
+    ranks: "Ranks | None" = None  # what learns with its learner, on other devices
+    actor: Actor = field(init=False)  # of this member alone, or of several side by side
+    acting: AgentNetwork = field(init=False)  # the one that acts: the learner's own, or a copy that follows it
+
+    def __post_init__(self) -> None:
+        self.acting = self.learner.network
 
     def close(self) -> None:
         """End its environments and its other ranks."""
@@ -107,9 +117,7 @@ def build_learner(
     """A learner on its device, with the initial parameters that its seed gives; one rank's, if a `team` learns together."""
     device = device_of(config.run.device)
     if device.type == "cuda":
-        torch.backends.cudnn.benchmark = (
-            True  # shapes hardly ever change: let cuDNN try its kernels once and take the fastest
-        )
+        torch.backends.cudnn.benchmark = True  # shapes hardly ever change: cuDNN tries its kernels once
     network = seeded_network(config, spec, torso).to(device)
     return Learner(
         network,
@@ -125,21 +133,21 @@ def build_learner(
     )
 
 
-def build_mixer(config: Config, layout: UnrollLayout, replay: UnrollStore | None, counts: Counts) -> Mixer:
+def build_mixer(config: Config, layout: UnrollLayout, replay: UnrollStore | None) -> Mixer:
     """A mixer with random numbers of its own."""
+    counts = Counts.of(config.loss.batch_unrolls, config.replay.fraction)
     return Mixer(
         layout,
         replay,
         counts,
         np.random.Generator(np.random.PCG64(derive(config.run.seed, "replay"))),
-        sampler=None if replay is None else build_sampler(config, replay, counts),
+        sampler=None if replay is None else _sampler(config, replay, counts.replayed),
         new_unrolls_per_update=config.loss.new_unrolls_per_update or None,
         min_unrolls=max(1, -(-config.replay.warmup_steps // layout.steps)),
     )
 
 
-def build_sampler(config: Config, replay: UnrollStore, counts: Counts) -> Sampler:
-    """How replayed unrolls are drawn."""
+def _sampler(config: Config, replay: UnrollStore, replayed: int) -> Sampler:
     settings, refresh = config.replay, config.network.memory != "none" and config.replay.state == "refresh"
     state: Literal["stored", "zero"] = "zero" if settings.state == "zero" else "stored"
     if settings.sampling == "uniform" and not refresh:
@@ -147,14 +155,14 @@ def build_sampler(config: Config, replay: UnrollStore, counts: Counts) -> Sample
     if not isinstance(replay, Replay):
         raise TypeError(f"lanes and priorities are kept for one Replay, not for a {type(replay).__name__}")
     if settings.sampling == "uniform":
-        return Lanes(replay, counts.replayed)
+        return Lanes(replay, replayed)
     exponents = {
         "exponent": settings.priority_exponent,
         "importance_exponent": settings.importance_exponent,
         "uniform_share": settings.priority_uniform_share,
     }
     if refresh:
-        return PrioritisedLanes(replay, counts.replayed, **exponents)
+        return PrioritisedLanes(replay, replayed, **exponents)
     return Prioritised(replay, state=state, **exponents)
 
 
@@ -195,11 +203,7 @@ def open_environments(
 
 
 def atari_settings(config: EnvironmentConfig) -> AtariSettings:
-    """What is asked of an Atari game.
-
-    >>> atari_settings(EnvironmentConfig()).most_noops
-    37
-    """
+    """What is asked of an Atari game."""
     atari = config.atari
     return AtariSettings(
         most_noops=atari.most_noops,
@@ -254,9 +258,9 @@ def layout_of(spec: EnvironmentSpec, family: Family, config: Config) -> UnrollLa
     )
 
 
-def build_replay(config: Config, layout: UnrollLayout, counts: Counts, *, shared: bool = False) -> Replay | None:
+def build_replay(config: Config, layout: UnrollLayout, *, shared: bool = False) -> Replay | None:
     """The store; refused beforehand if it does not fit into memory. `shared` between processes, if asked."""
-    if not counts.replayed:
+    if not Counts.of(config.loss.batch_unrolls, config.replay.fraction).replayed:
         return None
     capacity, budget = config.replay.capacity_steps, config.replay.budget_bytes
     need = estimate(layout, capacity, config.replay.codec, budget)
@@ -266,7 +270,7 @@ def build_replay(config: Config, layout: UnrollLayout, counts: Counts, *, shared
 
 
 def seeded_network(config: Config, spec: EnvironmentSpec, torso: TorsoSource | None) -> AgentNetwork:
-    """The same initial parameters for the same seed, and nobody else's random numbers disturbed."""
+    """The same initial parameters for the same seed, and no other random numbers disturbed."""
     network = config.network
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(config.run.seed, "network"))
@@ -292,9 +296,7 @@ def acting_copy(
     network: AgentNetwork, config: Config, spec: EnvironmentSpec, torso: TorsoSource | None
 ) -> AgentNetwork:
     """A network of its own for an actor that runs beside the learner."""
-    if isinstance(torso, torch.nn.Module):
-        import copy  # noqa: PLC0415 - only for a user's instance, which cannot be built again
-
+    if isinstance(torso, torch.nn.Module):  # a user's instance, which cannot be built again
         torso = copy.deepcopy(torso)
     twin = seeded_network(config, spec, torso).to(next(network.parameters()).device)
     twin.load_state_dict(network.state_dict())
@@ -302,11 +304,7 @@ def acting_copy(
 
 
 def device_of(name: str) -> torch.device:
-    """The device of a run.
-
-    >>> device_of("cpu")
-    device(type='cpu')
-    """
+    """The device of a run."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -329,9 +327,5 @@ def threads_of(config: Config, network: AgentNetwork) -> int:
 
 
 def derive(seed: int, name: str) -> int:
-    """Independent seeds for the parts of a run.
-
-    >>> derive(1, "actions") == derive(1, "actions") != derive(1, "replay")
-    True
-    """
+    """Independent seeds for the parts of a run."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7], "big")

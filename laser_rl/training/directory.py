@@ -1,45 +1,44 @@
 """A run directory: settings, metrics, checkpoints of all members at once, replay. Everything of a run, in files that anybody can read."""
 
+import contextlib
+import json
+import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from laser_rl import checkpoint
-from laser_rl.checkpoint import Loaded, Mended, SegmentEntry, Snapshot
-from laser_rl.checkpoint.guarded import fitting
+from laser_rl.checkpoint import Loaded, Mended, RunLock, SegmentEntry, Snapshot, guarded, lock, manifest
+from laser_rl.checkpoint.guarded import Damaged, fitting
 from laser_rl.checkpoint.snapshot import flat, grouped, member_name
 from laser_rl.config import Config
-from laser_rl.disk import write_json
-from laser_rl.metrics import machine
-from laser_rl.metrics.log import MetricsLog
+from laser_rl.disk import is_temporary, write_json
+from laser_rl.errors import ConfigError, is_full, shortened
+from laser_rl.metrics import machine, videos
+from laser_rl.metrics.log import FILE, MetricsLog
 from laser_rl.replay.store import Replay
-from laser_rl.training.disk_space import all_or_nothing
-from laser_rl.training.files import SETTINGS, begun_with, described, read_sweep, require_same, settings_file
-from laser_rl.training.run_lock import has_checkpoints, hold
-from laser_rl.training.saving import (
-    MENDED,
-    Segments,
-    fill_stores,
-    load_member,
-    member_groups,
-    member_numbers,
-    warn_of_lost,
+from laser_rl.training.files import (
+    CONFIG,
+    LIMIT_BYTES,
+    SETTINGS,
+    SWEEP,
+    begun_with,
+    described,
+    read_sweep,
+    require_same,
+    settings_file,
 )
+from laser_rl.training.saving import MENDED, NoSpace, Segments, Written, fill_stores, load_member, member_state
 from laser_rl.training.settings import SweepConfig
 from laser_rl.training.trainer import Trainer
 from laser_rl.types import UnrollLayout
 
-Written = tuple[list[dict[str, int]], tuple[SegmentEntry, ...]]  # ids that each store holds, and the segments with them
-
-
-class Contents(NamedTuple):
-    """A checkpoint but for the replay."""
-
-    step: int
-    tensors: Mapping[str, Mapping[str, Any]]  # by file
-    members: Sequence[Mapping[str, Any]]  # numbers of each, see `member_numbers`
-    trainer: Mapping[str, Any]
+log = logging.getLogger("laser_rl.training")
+_MARKS = {CONFIG: {"environment", "network", "replay", "loss", "run"}, SWEEP: {"format", "base", "settings"}}
+_EVENTS = re.compile(r"events\.out\.tfevents\.\d{10}\.\d+\.[0-9a-f]{8}")  # as `TensorBoardLog` names them
+_STEP = re.compile(r"step-\d{12,18}.*")
+_MOST_NAMED = 3
 
 
 class RunDirectory:
@@ -62,9 +61,12 @@ class RunDirectory:
     ) -> None:
         self.path = path
         given = SweepConfig(base=settings) if isinstance(settings, Config) else settings
-        settle = partial(self._settle, given, accept_changes=accept_changes)
-        self._lock = hold(path, settings=None if given is None else settings_file(given), fresh=fresh, settle=settle)
+        _require_usable(path, None if given is None else settings_file(given), fresh=fresh)
+        path.mkdir(parents=True, exist_ok=True)
+        self._lock = RunLock(path)
         try:
+            self._clear(fresh=fresh)
+            self._settle(given, fresh=fresh, accept_changes=accept_changes)
             self.settings = read_sweep(path, used=given is None)
             self.log = MetricsLog(path)
             machine.record(path)
@@ -73,7 +75,21 @@ class RunDirectory:
             raise
         self._segments: dict[int, Segments] = {}
 
-    def _settle(self, given: SweepConfig | None, *, accept_changes: bool) -> None:
+    def _clear(self, *, fresh: bool) -> None:
+        """Remove what a dead writer left, or all of an earlier run."""
+        if fresh:
+            _throw_away(self.path)
+            return
+        # `Unreadable` if one of the small files cannot be read that a start would write anew, or cannot be appended to.
+        for name in (CONFIG, SWEEP, machine.FILE):
+            with contextlib.suppress(Damaged):
+                guarded.read_bytes(self.path / name, limit=LIMIT_BYTES)
+        with contextlib.suppress(Damaged):
+            guarded.open_plain(self.path / FILE).close()
+        checkpoint.remove_leftovers(self.path)
+
+    def _settle(self, given: SweepConfig | None, *, fresh: bool, accept_changes: bool) -> None:
+        """Compare the settings with those that the run began with, and write them."""
         path = self.path
         if has_checkpoints(path):
             there = read_sweep(path, used=False)
@@ -81,6 +97,8 @@ class RunDirectory:
             require_same(given or there, begun or there)
         if given is not None:
             write_json(path / settings_file(given), described(given))
+            if fresh:  # of the other kind of run, that --fresh has thrown away
+                (path / (SWEEP if given.single else CONFIG)).unlink(missing_ok=True)
 
     @property
     def config(self) -> Config:
@@ -90,30 +108,45 @@ class RunDirectory:
     def save(self, trainer: Trainer) -> Path:
         """A checkpoint of all members: new unrolls become segments, everything else one folder. `NoSpace` if the disk is full."""
         tensors: dict[str, Mapping[str, Any]] = dict(trainer.group.actor_state())
-        for number, member in enumerate(trainer.trainings):
-            tensors[member_name(number)] = flat(member_groups(member))
-        numbers = [member_numbers(member) for member in trainer.trainings]
+        states = [member_state(training) for training in trainer.trainings]
+        tensors |= {member_name(number): flat(state.tensors) for number, state in enumerate(states)}
         layout = trainer.group.members[0].layout
-        contents = Contents(trainer.steps, tensors, numbers, trainer.state_dict())
-        return self.write(contents, lambda: self.write_stores(trainer.stores(), layout))
+        return self.write(
+            trainer.steps,
+            tensors,
+            {"members": [state.numbers for state in states], "trainer": trainer.state_dict()},
+            lambda: self.write_stores(trainer.stores(), layout),
+        )
 
-    def write(self, contents: Contents, write_replays: Callable[[], Written]) -> Path:
-        """A checkpoint; it is there whole or not at all."""
-        with all_or_nothing(self.path, contents.step, self._segments.values):
+    def write(
+        self,
+        step: int,
+        tensors: Mapping[str, Mapping[str, Any]],
+        state: Mapping[str, Any],
+        write_replays: Callable[[], Written],
+    ) -> Path:
+        """A checkpoint; it is there whole or not at all.
+
+        Args:
+            step: of the slowest member.
+            tensors: by file.
+            state: numbers of the `members` and of the `trainer`.
+            write_replays: called first; a file that it writes is removed again if the checkpoint fails.
+        """
+        try:
             replays, segments = write_replays()
-            snapshot = Snapshot(
-                step=contents.step,
-                tensors=contents.tensors,
-                state={
-                    "members": contents.members,
-                    "trainer": contents.trainer,
-                    "replays": replays,
-                    SETTINGS: described(self.settings),
-                },
-                segments=segments,
-            )
+            state = {**state, "replays": replays, SETTINGS: described(self.settings)}
+            snapshot = Snapshot(step=step, tensors=tensors, state=state, segments=segments)
             self.log.flush()
             return checkpoint.write(self.path, snapshot, keep=self.config.run.keep_checkpoints)
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                checkpoint.remove_unnamed(self.path)
+            for files in self._segments.values():
+                files.revert()
+            if isinstance(error, OSError) and is_full(error):
+                raise NoSpace(self.path, step, error) from error
+            raise
 
     def restore(self, trainer: Trainer) -> bool:
         """Load the newest checkpoint that verifies, with what is left of a damaged replay; False if none was ever written."""
@@ -126,8 +159,12 @@ class RunDirectory:
             mended = self.fill(trainer.stores(), trainer.group.members[0].layout, loaded)
             for number, member in enumerate(trainer.trainings):
                 load_member(member, grouped(loaded.tensors[member_name(number)]), loaded.state["members"][number])
-            warn_of_lost(trainer.group.load_actors(loaded.tensors))
+            lost = trainer.group.load_actors(loaded.tensors)
             trainer.load_state_dict(loaded.state["trainer"])
+        if lost:
+            log.warning(
+                "%d open episodes could not be rebuilt and start anew; the run goes on, but not bit for bit", lost
+            )
         trainer.announce("resumed")
         if mended is not None:
             trainer.write("event", {"event": MENDED, **mended.values})
@@ -144,11 +181,8 @@ class RunDirectory:
 
     def fill(self, stores: Sequence[Replay], layout: UnrollLayout, loaded: Loaded) -> Mended | None:
         """Load the replay of a checkpoint; says what is lost of a damaged one."""
-        numbered = enumerate(stores)
-        return fill_stores(
-            loaded,
-            [(self._files_of(number, layout), store, loaded.state["replays"][number]) for number, store in numbered],
-        )
+        ids = loaded.state["replays"]
+        return fill_stores(loaded, [(self._files_of(n, layout), store, ids[n]) for n, store in enumerate(stores)])
 
     def close(self) -> None:
         """Let go of the lock and the files."""
@@ -161,3 +195,62 @@ class RunDirectory:
 
     def _files_of(self, store: int, layout: UnrollLayout) -> Segments:
         return self._segments.setdefault(store, Segments(self.path, layout, store))
+
+
+def _require_usable(path: Path, settings: str | None, *, fresh: bool) -> None:
+    """ConfigError for a directory that holds something else than a run of the kind that writes the file `settings`."""
+    if settings is None and not any((path / name).exists() for name in (CONFIG, SWEEP)):
+        raise ConfigError(f"{path} is no run directory: it has no {CONFIG}; 'laser train --out {path}' makes one")
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"{path} is a file, expected a directory for the run; choose another --out")
+    names = guarded.names_in(path)
+    if fresh or not names:
+        return
+    if settings == CONFIG and SWEEP in names:
+        raise ConfigError(f"{path} holds a sweep; use --fresh to throw it away, or choose another --out")
+    if settings == SWEEP and CONFIG in names and SWEEP not in names:
+        raise ConfigError(
+            f"{path} holds the run of one agent, expected a sweep or nothing; choose another directory, or use --fresh"
+        )
+    if not _is_ours(path, names):
+        listed = ", ".join(map(shortened, names[:_MOST_NAMED])) + (", …" if len(names) > _MOST_NAMED else "")
+        raise ConfigError(
+            f"{path} holds {listed}, expected nothing or a run: it was not made by laser-rl, and a run would overwrite files there; "
+            "choose another --out, or use --fresh to start there, which removes files of the names that a run writes, and no others"
+        )
+
+
+def _is_ours(path: Path, names: list[str]) -> bool:
+    """Whether a run of ours was begun in a directory that holds these names."""
+    # It may have been killed before it had written its settings.
+    if all(name == lock.NAME or is_temporary(name) for name in names):
+        return True
+    for name in _MARKS.keys() & set(names):
+        with contextlib.suppress(Damaged, ValueError, RecursionError):
+            values = json.loads(guarded.read_bytes(path / name, limit=LIMIT_BYTES))
+            if isinstance(values, dict) and values.keys() >= _MARKS[name]:
+                return True
+    folder = path / checkpoint.CHECKPOINTS
+    return any(manifest.NAME in guarded.names_in(folder / name) for name in _steps_in(folder))
+
+
+def _throw_away(path: Path) -> None:
+    """All that an earlier run left and a new one would go on from: what has a name that a run writes, and nothing else."""
+    checkpoint.clear(path)
+    videos.clear(path)
+    for old in (path / FILE, path / machine.FILE):
+        old.unlink(missing_ok=True)
+    members = path / "members"
+    for folder in (path, *(members / name for name in guarded.names_in(members) if name.isdecimal())):
+        for name in guarded.names_in(folder):
+            if _EVENTS.fullmatch(name):
+                (folder / name).unlink(missing_ok=True)
+
+
+def has_checkpoints(path: Path) -> bool:
+    """Whether there is something to go on from, damaged or not."""
+    return bool(_steps_in(path / checkpoint.CHECKPOINTS))
+
+
+def _steps_in(folder: Path) -> list[str]:
+    return [name for name in guarded.names_in(folder) if _STEP.fullmatch(name)]

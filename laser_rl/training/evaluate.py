@@ -1,8 +1,10 @@
-"""Playing without learning."""
+"""Playing without learning, and how a run ended."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,6 +38,7 @@ from laser_rl.training.build import (
     threads_of,
 )
 from laser_rl.training.files import command_for, is_sweep, read_sweep
+from laser_rl.training.pbt import Exploit
 from laser_rl.types import Array, UnrollLayout
 
 SLOTS = 16
@@ -84,7 +87,7 @@ def trained_of(member: Member, steps: int) -> Trained:
     """What a member has learned so far."""
     return Trained(
         member.learner.network,
-        member.family,
+        member.learner.family,
         member.layout,
         member.source,
         member.config.environment,
@@ -94,12 +97,7 @@ def trained_of(member: Member, steps: int) -> Trained:
 
 
 def load_trained(run_dir: Path, member: str | int | None = None) -> Trained:
-    """What the newest checkpoint of a run holds; no replay is loaded.
-
-    Args:
-        run_dir: of a single run or of a sweep.
-        member: see `chosen_member`.
-    """
+    """What the newest checkpoint of a run or of a sweep holds for a `chosen_member`; no replay is loaded."""
     config, number = config_of(run_dir, member)
     loaded = newest(run_dir)
     # Played where we are, not where it was trained.
@@ -119,11 +117,7 @@ def newest(run_dir: Path) -> Loaded:
 
 
 def spec_of(source: EnvironmentSource, config: Config) -> EnvironmentSpec:
-    """What an environment looks like; it is opened once to be looked at, in as few slots as it can be.
-
-    >>> spec_of("laser/Catch", Config()).observation.shape
-    (50,)
-    """
+    """What an environment looks like; it is opened once to be looked at, in as few slots as it can be."""
     environments = open_environments(source, config.environment, seed=0, lockstep=True, slots=task_count(source))
     environments.close()
     return environments.spec
@@ -236,9 +230,48 @@ def _require_alike(environments: Environments, trained: Trained) -> None:
 
 
 def task_count(source: EnvironmentSource) -> int:
-    """How many tasks an environment is a mixture of: the fewest slots in which it can be played.
-
-    >>> task_count("laser/TMaze-3,laser/TMaze-5"), task_count("laser/Catch")
-    (2, 1)
-    """
+    """How many tasks an environment is a mixture of: the fewest slots in which it can be played."""
     return len(tasks_of(source)) if isinstance(source, str) else 1
+
+
+@dataclass(frozen=True)
+class MemberResult:
+    """How one member ended."""
+
+    number: int
+    settings: dict[str, Any]  # what it was started with, as far as members differ
+    config: Config  # all of it, with what population based training made of it
+    steps: int
+    updates: int
+    return_mean: float | None  # of its last 100 episodes; of a mixture, the median of its tasks' normalised scores
+    evaluation: EvalResult | None
+    trained: Trained  # its network, to play with
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run of one agent, or a sweep, ended."""
+
+    members: tuple[MemberResult, ...]
+    exploits: tuple[Exploit, ...]
+    interrupted: str | None  # the signal or reason, None if all steps were done
+    checkpoint: Path | None
+
+    @property
+    def steps(self) -> int:
+        """Of the slowest member."""
+        return min(member.steps for member in self.members)
+
+    @property
+    def updates(self) -> int:
+        """Of all members together."""
+        return sum(member.updates for member in self.members)
+
+    def best(self) -> MemberResult:
+        """The member with the best evaluation; of equal ones, and without any, the one with the best returns."""
+
+        def merit(member: MemberResult) -> tuple[float, float]:
+            trained = -math.inf if member.return_mean is None else member.return_mean
+            return (trained if member.evaluation is None else member.evaluation.score, trained)
+
+        return max(self.members, key=merit)

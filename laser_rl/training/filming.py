@@ -41,7 +41,7 @@ _AT_ONCE = 64  # rows that the networks look at together
 
 @dataclass(frozen=True)
 class Shown:
-    """Who is filmed, and what is needed to comment on it."""
+    """The agent that is filmed, and what is needed to comment on it."""
 
     trained: Trained
     loss: LossConfig
@@ -60,7 +60,7 @@ class Filming:
     max_steps: int = 10_000
     panel: bool = True
     limits: Limits = NO_LIMITS
-    by: str | None = None  # who made it; None: nothing is written beside the film
+    by: str | None = None  # what made it; None: nothing is written beside the film
 
 
 def load_shown(run_dir: Path, member: str | int | None, device: torch.device, *, sources: bool = True) -> Shown:
@@ -98,7 +98,7 @@ def _sources(
     for where, settings, place in others:
         try:
             found.append(trained_from(where, settings, spec, place, device).network)
-        except DamagedRun:  # it has diverged: nobody would learn from it
+        except DamagedRun:  # it has diverged: no member would learn from it
             continue
     return found
 
@@ -118,15 +118,17 @@ def film_shown(shown: Shown, path: Path, how: Filming) -> Filmed:
     """Play one episode in an environment of its own and write the film, with a JSON file beside it if that is asked for."""
     trained = shown.trained
     task, options = chosen_task(trained.environment.id, how.task)
-    env = make_renderable(
-        task, options={**options, **trained.environment.options}, atari=atari_settings(trained.environment)
+    env = _opened(trained.environment, task, options)
+    rows = (
+        None
+        if how.limits.frames is None
+        else how.limits.frames * how.limits.stride(float(env.metadata.get("render_fps") or 30))
     )
-    rows = None if how.limits.frames is None else how.limits.frames * how.limits.stride(_speed(env))
     watched = FilmedPolicy(
         trained, env, deterministic=how.deterministic, seed=how.seed, keep_rows=rows if how.panel else 0
     )
     panel = SidePanel(_title(shown, task))
-    drawing = Drawing(shown, watched, panel, number=_number(trained.environment.id, task), seed=how.seed)
+    drawing = Drawing(shown, watched, panel, number=[*tasks_of(trained.environment.id)].index(task), seed=how.seed)
 
     def tell(filmed: Filmed) -> None:
         if how.by is not None:
@@ -141,17 +143,18 @@ def film_shown(shown: Shown, path: Path, how: Filming) -> Filmed:
         env.close()
 
 
+def _opened(environment: EnvironmentConfig, task: str, options: Mapping[str, Any]) -> Env:
+    return make_renderable(task, options={**options, **environment.options}, atari=atari_settings(environment))
+
+
 def can_be_filmed(environment: EnvironmentConfig) -> bool:
     """Whether an environment (of a mixture the first task) says that it draws pictures.
 
     It is built, but nothing is drawn: a picture may need a library or a graphics card whose failure ends the process.
-
-    >>> can_be_filmed(EnvironmentConfig(id="laser/Catch"))
-    True
     """
     task, options = chosen_task(environment.id, None)
     try:
-        env = make_renderable(task, options={**options, **environment.options}, atari=atari_settings(environment))
+        env = _opened(environment, task, options)
     except UserError:
         return False
     with contextlib.closing(env):
@@ -182,11 +185,7 @@ def _facts(shown: Shown, how: Filming, task: str, filmed: Filmed, panel: SidePan
 
 
 def chosen_task(environment: str, task: str | None) -> tuple[str, Mapping[str, Any]]:
-    """The id of the task that is meant, and its own options.
-
-    >>> chosen_task("laser/TMaze-3,laser/TMaze-5", "laser/TMaze-5"), chosen_task("laser/Catch", None)
-    (('laser/TMaze-5', {}), ('laser/Catch', {}))
-    """
+    """The id of the task that is meant (None: the first), and its own options."""
     tasks = tasks_of(environment)
     chosen = next(iter(tasks)) if task is None else task
     if chosen not in tasks:
@@ -196,22 +195,14 @@ def chosen_task(environment: str, task: str | None) -> tuple[str, Mapping[str, A
     return chosen, tasks[chosen]
 
 
-def _number(environment: str, task: str) -> int:
-    return list(tasks_of(environment)).index(task)
-
-
 def _title(shown: Shown, task: str) -> str:
     whose = "" if shown.number is None else f"member {shown.number} · "
     several = "" if task == shown.trained.environment.id else f" · {task}"
     return f"{whose}step {shown.trained.steps:,}{several}"
 
 
-def _speed(env: Env) -> float:
-    return float(env.metadata.get("render_fps") or 30)
-
-
 class FilmedPolicy:
-    """Acts in one environment, observation by observation; the rows that it saw wait in `rows` until somebody takes them."""
+    """Acts in one environment, observation by observation; the rows that it saw wait in `rows` until they are taken."""
 
     def __init__(
         self, trained: Trained, env: Env, *, deterministic: bool, seed: int, keep_rows: int | None = 0
@@ -242,16 +233,10 @@ class Drawing:
     """Puts the panel beside each picture. Pictures wait until the networks have looked at some rows at once, which is much quicker."""
 
     def __init__(self, shown: Shown, watched: FilmedPolicy, panel: SidePanel, *, number: int, seed: int) -> None:
-        trained = shown.trained
         self._watched, self._panel, self._told = watched, panel, 0
+        network, family = shown.trained.network, shown.trained.family
         self._comment = Commentator(
-            trained.network,
-            trained.family,
-            shown.loss,
-            bound=shown.bound,
-            sources=shown.sources,
-            task=number,
-            seed=seed,
+            network, family, shown.loss, bound=shown.bound, sources=shown.sources, task=number, seed=seed
         )
 
     def through(self, shots: Iterator[Shot]) -> Iterator[Frame]:

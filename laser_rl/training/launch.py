@@ -2,57 +2,44 @@
 
 import logging
 import os
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypedDict, Unpack
 
 from laser_rl.agent.relevance import require_relevance
-from laser_rl.config import Config
+from laser_rl.config import Config, RunConfig
 from laser_rl.metrics.rows import Sink
 from laser_rl.networks.build import TorsoSource
-from laser_rl.training.build import EnvironmentSource, slots_of
+from laser_rl.training.build import EnvironmentSource, RankLost, slots_of
 from laser_rl.training.build_group import build_group
 from laser_rl.training.directory import RunDirectory
-from laser_rl.training.evaluate import trained_of
+from laser_rl.training.evaluate import Result
 from laser_rl.training.files import require_trusted
-from laser_rl.training.member_training import Callback, MemberTraining, evaluate_last, steps_told
-from laser_rl.training.process_handle import MOST_RESTARTS
-from laser_rl.training.ranks import RankLost
-from laser_rl.training.recording import recorded
-from laser_rl.training.result import MemberResult, Result
+from laser_rl.training.member_training import Callback, evaluate_last, steps_told
+from laser_rl.training.saving import warm_start
 from laser_rl.training.settings import SweepConfig
 from laser_rl.training.stop import FINISHED, signals
-from laser_rl.training.threads import run_local
 from laser_rl.training.trainer import Trainer, run_in_turns
-from laser_rl.training.warm_start import warm_start
 
 log = logging.getLogger("laser_rl.training")
+Elsewhere = Callable[..., Result]  # runs all members where this process only supervises; arguments as of `train`
 
 
-class Elsewhere(Protocol):
-    """What runs all members where this process only supervises; arguments as of `train`."""
+class Around(TypedDict, total=False):
+    """What a run gets from its caller beside settings and directory."""
 
-    def __call__(
-        self,
-        sweep: SweepConfig,
-        directory: RunDirectory | None,
-        *,
-        source: EnvironmentSource | None,
-        torso: TorsoSource | None,
-        sinks: Sequence[Sink],
-        callbacks: Sequence[Callback],
-    ) -> Result:
-        """Run to the end."""
+    source: EnvironmentSource | None  # what to play, if it is not the configuration's id
+    torso: TorsoSource | None  # a user's module, if it is not the configuration's torso
+    sinks: Sequence[Sink]  # where rows of metrics go
+    callbacks: Sequence[Callback]  # see `Progress`
 
 
 def train(
     settings: Config | SweepConfig,
     directory: RunDirectory | None = None,
     *,
-    source: EnvironmentSource | None = None,
-    torso: TorsoSource | None = None,
-    sinks: Sequence[Sink] = (),
-    callbacks: Sequence[Callback] = (),
     elsewhere: Elsewhere | None = None,
+    **around: Unpack[Around],
 ) -> Result:
     """Train one agent, or all members of a sweep, until their steps are done.
 
@@ -61,31 +48,36 @@ def train(
     """
     sweep = SweepConfig(base=settings) if isinstance(settings, Config) else settings
     _require_code(sweep)
-    path = None if directory is None else directory.path
-    how: dict[str, Any] = {"source": source, "torso": torso, "sinks": sinks, "callbacks": callbacks}
-    with recorded(path, sweep.base.run, source=source, network=torso) as films:
+
+    def go() -> Result:
         if elsewhere is not None:
-            result = elsewhere(sweep, directory, **how)
-        elif uses_processes(sweep):
+            return elsewhere(sweep, directory, **around)
+        if uses_processes(sweep):
             from laser_rl.training.process_supervisor import run_processes  # noqa: PLC0415 - a run in this process never needs it
 
-            result = run_processes(sweep, directory, process_count(sweep), **how)
-        else:
-            result = _train_here(sweep, directory, **how)
+            return run_processes(sweep, directory, process_count(sweep), **around)
+        return _train_here(sweep, directory, **around)
+
+    path = None if directory is None else directory.path
+    return with_videos(go, path, sweep.base.run, source=around.get("source"), network=around.get("torso"))
+
+
+def with_videos(
+    go: Callable[[], Result], run_dir: Path | None, run: RunConfig, *, source: EnvironmentSource | None, network: object
+) -> Result:
+    """Run to the end, and make videos of the checkpoints meanwhile, if the settings ask for them."""
+    if not run.video_every_steps:
+        return go()
+    from laser_rl.training.recording import recorded  # noqa: PLC0415 - a run without videos never needs it
+
+    with recorded(run_dir, run, source=source, network=network) as films:
+        result = go()
         if films is not None and result.interrupted is None:
             films.finish()
     return result
 
 
-def _train_here(
-    sweep: SweepConfig,
-    directory: RunDirectory | None,
-    *,
-    source: EnvironmentSource | None,
-    torso: TorsoSource | None,
-    sinks: Sequence[Sink],
-    callbacks: Sequence[Callback],
-) -> Result:
+def _train_here(sweep: SweepConfig, directory: RunDirectory | None, **around: Unpack[Around]) -> Result:
     """In this process.
 
     Where other devices learn with an agent and one of them is lost, all is built again, and goes on from the newest checkpoint: what a
@@ -93,10 +85,12 @@ def _train_here(
     """
     lost, lost_at = 0, -1
     while True:
-        trainer = prepare(sweep, directory, source=source, torso=torso, sinks=sinks, callbacks=callbacks)
+        trainer = prepare(sweep, directory, **around)
         try:
             return run(trainer)
         except RankLost as error:
+            from laser_rl.training.process_handle import MOST_RESTARTS  # noqa: PLC0415
+
             steps = trainer.steps
             lost, lost_at = (lost + 1 if steps <= lost_at else 1), max(steps, lost_at)
             if directory is None or lost > MOST_RESTARTS or slots_of(trainer.group.members[0].source) is not None:
@@ -106,22 +100,14 @@ def _train_here(
             trainer.group.close()
 
 
-def prepare(
-    settings: Config | SweepConfig,
-    directory: RunDirectory | None = None,
-    *,
-    source: EnvironmentSource | None = None,
-    torso: TorsoSource | None = None,
-    sinks: Sequence[Sink] = (),
-    callbacks: Sequence[Callback] = (),
-) -> Trainer:
+def prepare(settings: Config | SweepConfig, directory: RunDirectory | None = None, **around: Unpack[Around]) -> Trainer:
     """All members in this process, at their first step, or where their newest checkpoint left them; the caller closes `group`."""
     sweep = SweepConfig(base=settings) if isinstance(settings, Config) else settings
     _require_code(sweep)
-    group = build_group(sweep, source, torso)
+    group = build_group(sweep, around.get("source"), around.get("torso"))
     try:
         save = None if directory is None else directory.save
-        trainer = Trainer(sweep, group, sinks=sinks, callbacks=callbacks, save=save)
+        trainer = Trainer(sweep, group, sinks=around.get("sinks", ()), callbacks=around.get("callbacks", ()), save=save)
         if directory is None or not directory.restore(trainer):
             for store in trainer.stores():
                 warm_start(store, sweep.base, members=len(sweep.settings))
@@ -148,33 +134,23 @@ def run(trainer: Trainer, *, evaluate_at_end: bool = True) -> Result:
         trainer.report()
         if evaluate_at_end:
             evaluate_last(trainer.trainings, trainer.stop, trainer.save)
+        # A signal from here on comes too late: it finds a run that is finished.
         interrupted = trainer.stop.interrupted
         trainer.announce("finished" if interrupted is None else "stopped")
         trainer.save()
-    settings = trainer.settings.settings
-    numbered = zip(trainer.numbers, trainer.trainings, strict=True)
-    members = tuple(_result(number, settings[number], member) for number, member in numbered)
-    exploits = () if trainer.pbt is None else tuple(trainer.pbt.history)
-    return Result(members, exploits, interrupted, trainer.saved)
+    return trainer.result(interrupted)
 
 
 def act_and_learn(trainer: Trainer) -> None:
     """Until the steps are done, the time is over or a stop is requested: in threads if the only member here does so, otherwise in turns."""
     if trainer.group.threaded:
+        from laser_rl.training.threads import run_local  # noqa: PLC0415 - members that take turns never need it
+
         run_local(trainer)
     else:
         run_in_turns(trainer)
     for training in trainer.trainings:
         training.check()
-
-
-def _result(number: int, settings: dict[str, Any], training: MemberTraining) -> MemberResult:
-    member, learner = training.member, training.member.learner
-    config = member.config.model_copy(update={"loss": learner.loss, "optimiser": learner.rates})
-    played = training.evaluations[-1][1] if training.evaluations else None
-    mean = training.window.numbers().get("return_mean")
-    trained = trained_of(member, training.steps)
-    return MemberResult(number, settings, config, training.steps, training.update, mean, played, trained)
 
 
 def process_count(sweep: SweepConfig) -> int:

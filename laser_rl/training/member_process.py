@@ -1,11 +1,9 @@
-"""One process of a sweep: some of its members, the shared replay, and the board.
+"""One process of a run: some of its members, the shared replay, and the shared states.
 
-Started by `runtime.processes`. It obeys lines of JSON on its standard input, and dies with whoever started it.
+Started by `process_handle`. It obeys lines of JSON on its standard input, and dies with its parent.
 """
 
-import contextlib
 import json
-import logging
 import os
 import select
 import sys
@@ -16,33 +14,29 @@ from typing import Any, NoReturn
 
 import torch
 
-from laser_rl.errors import EnvironmentEnded, UserError
 from laser_rl.metrics.log import MetricsLog
 from laser_rl.replay.shared import Handle
 from laser_rl.replay.store import Replay
-from laser_rl.training.budget import Budget
+from laser_rl.training.budget import Budget, DutyCycle
 from laser_rl.training.build_group import build_group
-from laser_rl.training.duty_cycle import DutyCycle
-from laser_rl.training.gpu_semaphore import GpuSemaphore
 from laser_rl.training.launch import act_and_learn
-from laser_rl.training.member_training import evaluate_last, steps_told
-from laser_rl.training.process_handle import ENVIRONMENT_ENDED
+from laser_rl.training.member_training import Locks, evaluate_last, held, steps_told
+from laser_rl.training.pbt import exploit_of
+from laser_rl.training.process_handle import run_child
 from laser_rl.training.saving import load_learner
 from laser_rl.training.settings import settings_from
-from laser_rl.training.shared_state import PUBLISH_S, SharedStateStore, parsed, published
-from laser_rl.training.stop import FINISHED, deaf
-from laser_rl.training.supervisor import exploit_of
-from laser_rl.training.trainer import Locks, Trainer, become, held
+from laser_rl.training.shared_state import PUBLISH_S, GpuSemaphore, SharedStateStore, parsed, published
+from laser_rl.training.stop import FINISHED
+from laser_rl.training.trainer import Trainer
 from laser_rl.types import UnrollLayout
 
-log = logging.getLogger("laser_rl.training")
 LOOK_S = 0.05
 # Large networks are published more seldom, so that it takes no more of the time than this.
 PUBLISH_SHARE, PUBLISH_MOST_S = 0.01, 60.0
 
 
 class ProcessTrainer(Trainer):
-    """The members of this process on their way."""
+    """The members of this process on their way; checkpoints, decisions and rows about all members are the parent's."""
 
     def __init__(self, *arguments: Any, board: SharedStateStore, orders: int, **named: Any) -> None:
         super().__init__(*arguments, steps=board.steps, **named)
@@ -52,31 +46,30 @@ class ProcessTrainer(Trainer):
         self._publishing = DutyCycle(PUBLISH_S, share=PUBLISH_SHARE, most_s=PUBLISH_MOST_S)
         for training in self.trainings:
             training.by_clock = True  # processes are not deterministic anyway
-        self.applied = dict.fromkeys(self.numbers, -1)  # the newest copy that each member has made
 
     def between(self, locks: Locks = (), settle: Callable[[], None] = lambda: None) -> None:
-        """Evaluate, obey, publish; checkpoints and decisions are made elsewhere."""
+        """Evaluate, obey, publish."""
         for training in self.trainings:
             training.between(locks)
         self.listen()
         if self._waiting or self._publishing.due():
             with held(locks):
                 settle()
-                self.obey()
+                while self._waiting:
+                    self._obey(self._waiting.pop(0))
                 self.publish()
 
     def _survey_if_due(self) -> None:
         """The parent sees all members, and does it."""
 
     def publish(self) -> None:
-        """Everybody's state onto the board."""
+        """The state of every member here."""
         with self._publishing.measured():
-            for number, training in zip(self.numbers, self.trainings, strict=True):
-                training.notes["applied"] = self.applied[number]
-                self.board.put(number, published(training))
+            for training in self.trainings:
+                self.board.put(training.member.number, published(training))
 
     def listen(self) -> None:
-        """Hear orders, now and then; also within an evaluation, which ends if one is to stop."""
+        """Hear orders, now and then; also within an evaluation, which ends if the process is to stop."""
         now = time.monotonic()
         if now - self._looked < LOOK_S:
             return
@@ -93,39 +86,33 @@ class ProcessTrainer(Trainer):
                 else:
                     self._waiting.append(order)
 
-    def obey(self) -> None:
-        """Become a copy of another member, if one was ordered."""
-        while self._waiting:
-            self._obey(self._waiting.pop(0))
-
     def _obey(self, order: Mapping[str, Any]) -> None:
+        """Become a copy of another member."""
         exploit = exploit_of(order["exploit"])
-        place = self.numbers.index(exploit.member)
+        [training] = [one for one in self.trainings if one.member.number == exploit.member]
         state = self.board.get(exploit.donor)
-        if exploit.number <= self.applied[exploit.member] or state is None:
-            return
-        become(self.trainings[place], exploit, parsed(state).tensors)
-        self.applied[exploit.member] = exploit.number
-
-    def begin(self) -> None:
-        """Reset all environments, also after a process that died: nothing of its open episodes is known."""
-        stores = [member.replay for member in self.group.members]
-        written = {number for store in stores if store is not None for number in store.composition()}
-        self.group.begin(recorded=not written.isdisjoint(self.numbers))
+        if exploit.number > training.notes.get("applied", -1) and state is not None:
+            training.become(exploit, parsed(state).tensors)
+            training.notes["applied"] = exploit.number
 
     def go_on(self) -> None:
-        """Load what the board has of the members here; steps that were made are made, whatever of their learning was lost."""
-        for place, (number, training) in enumerate(zip(self.numbers, self.trainings, strict=True)):
-            data = self.board.get(number)
+        """Load the newest states of the members here; steps that were made are made, whatever of their learning was lost.
+
+        All environments are reset, also after a process that died: nothing of its open episodes is known.
+        """
+        for place, training in enumerate(self.trainings):
+            data = self.board.get(training.member.number)
             if data is None:
                 continue
             state = parsed(data)
             load_learner(training, state.tensors, state.numbers)
-            training.steps = max(training.steps, int(self.board.steps[number]))
-            self.applied[number] = training.notes.get("applied", -1)
+            training.steps = max(training.steps, int(self.board.steps[training.member.number]))
             if training.steps or training.update:
                 training.announce("resumed")
             self.pace.move(place, training.steps)
+        stores = [member.replay for member in self.group.members]
+        written = {number for store in stores if store is not None for number in store.composition()}
+        self.group.begin(recorded=any(member.number in written for member in self.group.members))
 
 
 def run(start: Mapping[str, Any], orders: int) -> None:
@@ -133,57 +120,40 @@ def run(start: Mapping[str, Any], orders: int) -> None:
     sweep = settings_from(start["sweep"])
     numbers: Sequence[int] = start["numbers"]
     handles = {number: Handle(*handle) for number, handle in start["stores"].items()}
-    attached = {handle.file: Replay.attach(_layout(start["layout"]), handle) for handle in set(handles.values())}
+    fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in start["layout"].items()}
+    attached = {handle.file: Replay.attach(UnrollLayout(**fields), handle) for handle in set(handles.values())}
     stores = [attached[handles[str(number)].file] for number in numbers] if handles else None
     permits = None if start["permits"] is None else GpuSemaphore(*start["permits"])
     board = SharedStateStore(len(sweep.settings), start["size"], start["board"])
     begun = int(board.steps[numbers].sum())
-    crew = build_group(sweep, numbers=numbers, stores=stores, permits=permits, begun=begun)
+    group = build_group(sweep, numbers=numbers, stores=stores, permits=permits, begun=begun)
     torch.set_num_threads(min(torch.get_num_threads(), start["threads"]))  # fewer where the network is small
-    log_file = MetricsLog(Path(start["run_dir"]))
-    budget = Budget(**start["budget"])
-    training = ProcessTrainer(sweep, crew, sinks=[log_file], numbers=numbers, board=board, orders=orders, budget=budget)
+    rows, budget = MetricsLog(Path(start["run_dir"])), Budget(**start["budget"])
+    trainer = ProcessTrainer(sweep, group, sinks=[rows], board=board, orders=orders, budget=budget)
     try:
-        training.go_on()
-        training.begin()
-        with steps_told(training.trainings):
-            act_and_learn(training)
-            training.stop.request(FINISHED)
-            for member in training.trainings:
-                member.report()
-            evaluate_last(training.trainings, training.stop, training.publish)
-            for member in training.trainings:
-                member.announce("finished" if training.stop.interrupted is None else "stopped")
-        training.publish()
+        trainer.go_on()
+        with steps_told(trainer.trainings):
+            act_and_learn(trainer)
+            trainer.stop.request(FINISHED)
+            for training in trainer.trainings:
+                training.report()
+            evaluate_last(trainer.trainings, trainer.stop, trainer.publish)
+            for training in trainer.trainings:
+                training.announce("finished" if trainer.stop.interrupted is None else "stopped")
+        trainer.publish()
         board.ended[numbers] = 1
     finally:
-        crew.close()
-        log_file.close()
+        group.close()
+        rows.close()
 
 
-def _layout(values: Mapping[str, Any]) -> UnrollLayout:
-    fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
-    return UnrollLayout(**fields)
-
-
-def main() -> NoReturn:
-    """Entry, see `child`: what to do is in a file of memory, orders come on the standard input."""
-    deaf()
-    logging.basicConfig(format="laser: %(message)s", level=logging.WARNING)
-    start = int(sys.argv[2])
+def main(start: int) -> NoReturn:
+    """Entry, see `process_handle.start_child`: what to do is in a file of memory, orders come on the standard input."""
     what = os.pread(start, os.fstat(start).st_size, 0)
     os.close(start)
-    status = 0
-    try:
+
+    def whole() -> int:
         run(json.loads(what), sys.stdin.fileno())
-    except UserError as error:
-        print(f"laser: {error}", file=sys.stderr)
-        status = ENVIRONMENT_ENDED if isinstance(error, EnvironmentEnded) else error.exit_status
-    except TimeoutError as error:  # of a lock or of another member: it says who blocked this one
-        print(f"laser: {error}", file=sys.stderr)
-        status = 1
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # nobody may be left to hear it
-            stream.flush()
-    # All is closed, and what Python takes apart on its way out takes longer than all else at a sweep's end.
-    os._exit(status)
+        return 0
+
+    run_child(whole)

@@ -1,4 +1,4 @@
-"""What stands beside the ring of acting and learning: counting, reporting, evaluating, saving. Never in it."""
+"""One member beside the ring of acting and learning: it counts, reports and evaluates. Never in the ring."""
 
 import contextlib
 import logging
@@ -9,18 +9,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from laser_rl.agent.actor import Actor
 from laser_rl.errors import EnvironmentFailed
 from laser_rl.evaluation.statistics import EvalResult, evaluation_of
-from laser_rl.metrics.rows import EpisodeRows, EpisodeWindow, Kind, Sink, Value, memory_bytes
+from laser_rl.metrics.rows import EpisodeRows, EpisodeWindow, Kind, Sink, Value, fitness, memory_bytes
 from laser_rl.training.budget import Budget
 from laser_rl.training.build import Member, another, derive, slots_of
 from laser_rl.training.evaluate import Unfinished, evaluate, trained_of
 from laser_rl.training.files import EVALUATION_DUE
+from laser_rl.training.pbt import Exploit, Standing
 from laser_rl.training.stop import FINISHED, Stop, no_exit
 from laser_rl.types import Episode
 
 log = logging.getLogger("laser_rl.training")
+Locks = Sequence[contextlib.AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class MemberTraining:
         member: its parts.
         sinks: where rows of metrics go.
         callbacks: see `Progress`; one that returns False ends the run.
+        numbered: whether its rows have its number, as in a sweep.
         stop: where an end is requested; None: one of its own.
         budget: the time that it shares with others; None: one of its own, as configured.
     """
@@ -53,22 +55,24 @@ class MemberTraining:
         *,
         sinks: Sequence[Sink] = (),
         callbacks: Sequence[Callback] = (),
+        numbered: bool = False,
         stop: Stop | None = None,
         budget: Budget | None = None,
     ) -> None:
         self.member, self.stop, self.steps = member, stop or Stop(), 0
         self.budget = Budget(member.config.run.budget_minutes) if budget is None else budget
         self.target = self.horizon = member.config.run.steps
-        self.window = EpisodeWindow(_tasks_of(member))
+        self.window = EpisodeWindow(member.spec.tasks)
         self._episodes = EpisodeRows()
         self.evaluations: list[tuple[int, EvalResult]] = []
-        self.notes: dict[str, int] = {}  # of whoever runs this member, kept with its state
+        self.notes: dict[str, int] = {}  # of the process that runs this member, kept with its state
         self._evaluation_was_due = False
         self.moved: Callable[[int], None] = lambda steps: None  # hears how many steps are done
         self.extra: list[Callable[[], dict[str, float]]] = []  # more numbers for every row of metrics
         # Rows by the clock as well, for slow updates. Not where the same seed has to give the same rows.
         self.by_clock = member.config.run.runtime != "serial" or member.learner.device.type == "cuda"
         self.callbacks, self._sinks = list(callbacks), list(sinks)
+        self._label: dict[str, Value] = {"member": member.number} if numbered else {}
         self._lock = threading.Lock()
         self._error: BaseException | None = None
         self._logged_updates, self._logged_steps, self._logged_at = 0, 0, time.monotonic()
@@ -90,11 +94,6 @@ class MemberTraining:
         """Whether its steps, or its time, are used up."""
         return self.steps >= self.target or self.budget.over
 
-    @property
-    def steps_left(self) -> int:
-        """To the target; none if the time is over."""
-        return 0 if self.done else self.target - self.steps
-
     def extend(self, steps: int, stop: Stop, *, total: int | None = None) -> None:
         """Go on for `steps` more, after an end; schedules go by `total`."""
         self.target, self.stop, self._logged_at = self.steps + steps, stop, time.monotonic()
@@ -115,7 +114,7 @@ class MemberTraining:
         self._tick()
 
     def _tick(self) -> None:
-        """Whoever acts or learns hears at the next look at `stop` that the time is over; the run is then finished, not interrupted."""
+        """If the time is over, actor and learner see that at their next look at `stop`; the run is then finished, not interrupted."""
         if self.budget.tick():
             self.stop.request(FINISHED)
 
@@ -147,54 +146,59 @@ class MemberTraining:
         """A row of metrics over the updates since the last one."""
         if self.update == self._logged_updates:
             return
-        now = time.monotonic()
+        now, member = time.monotonic(), self.member
         seconds = max(now - self._logged_at, 1e-9)
         updates_per_second = (self.update - self._logged_updates) / seconds
+        loss = member.config.loss
         values = {
             **self.window.numbers(),
-            **self.member.learner.report(),
+            **member.learner.report(),
             **self._state_of_replay(),
-            "learning_rate": self.member.learner.learning_rate(self.progress),
-            "entropy_cost": self.member.learner.loss.entropy_cost,
-            "online_unrolls": self.member.counts.online,
-            "replayed_unrolls": self.member.counts.replayed,
+            "learning_rate": member.learner.learning_rate(self.progress),
+            "entropy_cost": member.learner.loss.entropy_cost,
+            "online_unrolls": member.mixer.counts.online,
+            "replayed_unrolls": member.mixer.counts.replayed,
             "steps_per_second": (self.steps - self._logged_steps) / seconds,
             "updates_per_second": updates_per_second,
-            "learned_steps_per_second": updates_per_second * self._steps_an_update,
+            "learned_steps_per_second": updates_per_second * loss.batch_unrolls * loss.unroll_steps,
             "memory_bytes": memory_bytes(),
-            **{f"environment_{name}": count for name, count in self.member.faults().items()},
+            **{f"environment_{name}": count for name, count in member.faults().items()},
         }
         if self.budget.left_s is not None:
             values["budget_left_seconds"] = self.budget.left_s
         for more in self.extra:
             values |= more()
         self._logged_updates, self._logged_steps, self._logged_at = self.update, self.steps, now
-        self._announce("train", {name: value for name, value in values.items() if not _undefined(value)})
+        # A mean over nothing is not a number, such as the acceptance of a batch without replay.
+        self._announce("train", {name: value for name, value in values.items() if not math.isnan(value)})
 
-    def between(self, locks: Sequence[contextlib.AbstractContextManager[None]] = ()) -> None:
+    def _state_of_replay(self) -> dict[str, float]:
+        replay = self.member.replay
+        if replay is None:
+            return {}
+        fill = replay.steps / self.member.config.replay.capacity_steps
+        return {"replay_fill": fill, "replay_steps": replay.steps, "replay_bytes": replay.nbytes}
+
+    def between(self, locks: Locks = ()) -> None:
         """Evaluate, if due. The locks stop the actor where evaluation plays in the environment that it steps."""
         self.check()
         self._tick()
         if not 0 < self._next_evaluation <= self.steps:
             return
         self._plan_evaluation()
-        with contextlib.ExitStack() as stack:
-            if slots_of(another(self.member.source)) is not None:
-                for lock in locks:
-                    stack.enter_context(lock)
+        with held(locks if slots_of(another(self.member.source)) is not None else ()):
             if self.evaluate() is None:
                 self._next_evaluation = self.steps  # again, as soon as the run goes on
 
     def evaluate(self) -> EvalResult | None:
-        """Play with the current parameters; the seed depends on nothing but run and step. None if somebody asks to stop meanwhile."""
+        """Play with the current parameters; the seed depends on nothing but run and step. None if a stop is requested meanwhile."""
         run = self.member.config.run
-        seed = derive(run.seed, f"evaluation/{self.steps}")
         try:
             result = evaluate(
                 trained_of(self.member, self.steps),
                 episodes=run.evaluate_episodes,
                 deterministic=run.evaluate_deterministic,
-                seed=seed,
+                seed=derive(run.seed, f"evaluation/{self.steps}"),
                 goes_on=lambda: not self.stop.urgent,
             )
         except Unfinished:
@@ -227,6 +231,23 @@ class MemberTraining:
         if self._error is not None:
             raise self._error
 
+    def standing(self) -> Standing:
+        """Where the member is, for PBT's decisions."""
+        score, learner = fitness(self.window.numbers()), self.member.learner
+        if learner.recovery.counts.failing or not learner.flat.value.isfinite().all():
+            score = math.nan  # its returns were good, but there is nothing left to copy
+        return Standing(self.member.number, self.steps, self.window.episodes, score)
+
+    def become(self, exploit: Exploit, tensors: Mapping[str, Any]) -> None:
+        """Become a changed copy of the donor, whose tensors these are."""
+        self.member.learner.adopt(tensors)
+        self.member.learner.tune(exploit.after)
+        self.window.forget()
+        values: dict[str, Value] = {"donor": exploit.donor, "score": exploit.score, "donor_score": exploit.donor_score}
+        values |= {f"before_{name}": value for name, value in exploit.before.items()}
+        values |= {f"after_{name}": value for name, value in exploit.after.items()}
+        self.announce("exploit", values)
+
     def state_dict(self) -> dict[str, Any]:
         """Counters, for a checkpoint."""
         # Only where time counts: what the clock says is not the same in two equal runs.
@@ -256,33 +277,15 @@ class MemberTraining:
 
     def announce(self, event: str, values: Mapping[str, Value] | None = None) -> None:
         """Tell the sinks; "resumed" makes rows of later steps void, and of later evaluations than the one that it names."""
-        if (
-            event == "resumed" and self._evaluation_was_due
-        ):  # its row may be there already, and is going to be written again
-            values = {**(values or {}), "evaluated": self.evaluations[-1][0] if self.evaluations else -1}
+        row: dict[str, Value] = {"event": event, **(values or {})}
+        if event == "resumed" and self._evaluation_was_due:  # its row may be there, and is going to be written again
+            row["evaluated"] = self.evaluations[-1][0] if self.evaluations else -1
         with self._lock:
-            for sink in self._sinks:
-                sink.write("event", self.steps, self.update, {"event": event, **(values or {})})
+            self._write("event", row)
 
     def _plan_evaluation(self) -> None:
         every = self.member.config.run.evaluate_every_steps
         self._next_evaluation = (self.steps // every + 1) * every if every else 0
-
-    @property
-    def _steps_an_update(self) -> int:
-        """Steps in a batch, online and replayed."""
-        loss = self.member.config.loss
-        return loss.batch_unrolls * loss.unroll_steps
-
-    def _state_of_replay(self) -> dict[str, float]:
-        replay = self.member.replay
-        if replay is None:
-            return {}
-        return {
-            "replay_fill": replay.steps / self.member.config.replay.capacity_steps,
-            "replay_steps": replay.steps,
-            "replay_bytes": replay.nbytes,
-        }
 
     def _announce(self, kind: Kind, values: dict[str, float]) -> None:
         with self._lock:
@@ -293,11 +296,20 @@ class MemberTraining:
 
     def _write(self, kind: Kind, values: Mapping[str, Value]) -> None:
         for sink in self._sinks:
-            sink.write(kind, self.steps, self.update, values)
+            sink.write(kind, self.steps, self.update, {**self._label, **values})
+
+
+@contextlib.contextmanager
+def held(locks: Locks) -> Iterator[None]:
+    """All of these locks, in their order."""
+    with contextlib.ExitStack() as stack:
+        for lock in locks:
+            stack.enter_context(lock)
+        yield
 
 
 def evaluate_last(trainings: Sequence[MemberTraining], stop: Stop, save: Callable[[], object]) -> None:
-    """Play with what members have at their end, unless that was done already or somebody asks to stop.
+    """Play with what members have at their end, unless that was done already or a stop is requested.
 
     What they have learned is saved before: an evaluation that fails, or is killed, must not cost a run that is done.
     """
@@ -313,7 +325,7 @@ def evaluate_last(trainings: Sequence[MemberTraining], stop: Stop, save: Callabl
         try:
             result = training.evaluate()
         except Exception:
-            log.error(  # noqa: TRY400 - whoever catches it shows it
+            log.error(  # noqa: TRY400 - the caller shows it
                 "all steps are done; only the last evaluation is missing, which fails: see below. "
                 "What was learned is kept if there is a run directory, and 'laser resume' then tries the evaluation again"
             )
@@ -335,14 +347,3 @@ def steps_told(trainings: Sequence[MemberTraining]) -> Iterator[None]:
         raise type(error)(
             f"the run ended after {done:,} of {target:,} steps, {target - done:,} are missing: {error}"
         ) from None
-
-
-def _tasks_of(member: Member) -> tuple[str, ...]:
-    """Those of a mixture. Unknown, but also of no use, where nobody acts: the parent of a sweep's processes has members without actors."""
-    actor: Actor | None = member.actor
-    return actor.environments.spec.tasks if actor else ()
-
-
-def _undefined(value: float) -> bool:
-    """A mean over nothing, such as the acceptance of a batch without replay."""
-    return math.isnan(value)

@@ -1,4 +1,4 @@
-"""Population based training: who copies whom, and what is tried next. Decisions only; whoever runs the members applies them.
+"""Population based training: which member copies which, and what is tried next. Decisions only; the trainer or supervisor applies them.
 
 The rule is that of IMPALA (Espeholt et al. 2018, appendix F) as docs/differences-from-the-paper.md, 14, reads it. After a burn-in, once
 in `every_episodes` of its own episodes, a member looks at one other, drawn uniformly. If that one is better by more than `margin`, its
@@ -26,11 +26,7 @@ from laser_rl.errors import ConfigError
 
 
 class PbtConfig(Frozen):
-    """When a member looks at another, what counts as better, and how settings move.
-
-    >>> PbtConfig(burn_in_steps=10_000, every_episodes=100, margin=20.0).tuned
-    ('learning_rate', 'entropy_cost')
-    """
+    """When a member looks at another, what counts as better, and how settings move."""
 
     burn_in_steps: CountOrNone
     """Steps of a member before it copies or is copied."""
@@ -84,9 +80,6 @@ def paper(*, score_low: float | None = None, score_high: float | None = None) ->
     """IMPALA's numbers: a burn-in of 20 M frames (5 M steps of 4), 5,000 episodes, 5 % of the capped normalised score.
 
     Without low and high, the scores in the standing have to be normalised ones already, such as means over several tasks.
-
-    >>> paper(score_low=-20.7, score_high=14.6).margin
-    0.05
     """
     return PbtConfig(
         burn_in_steps=5_000_000, every_episodes=5_000, margin=0.05, score_low=score_low, score_high=score_high
@@ -94,11 +87,7 @@ def paper(*, score_low: float | None = None, score_high: float | None = None) ->
 
 
 class Standing(NamedTuple):
-    """Where one member is; after a copy, its score should count the episodes since only.
-
-    >>> Standing(member=0, steps=1_000, episodes=20, score=math.nan).episodes
-    20
-    """
+    """Where one member is; after a copy, its score should count the episodes since only."""
 
     member: int
     steps: int
@@ -107,11 +96,7 @@ class Standing(NamedTuple):
 
 
 class Exploit(NamedTuple):
-    """One copy: the member takes the donor's parameters and goes on with the settings `after`.
-
-    >>> Exploit(0, 500, 1, 2, 10.0, 90.0, {"learning_rate": 1e-3}, {"learning_rate": 1.2e-3}).donor
-    2
-    """
+    """One copy: the member takes the donor's parameters and goes on with the settings `after`."""
 
     number: int  # counted through the whole sweep, from 0
     step: int  # of the member that copies
@@ -124,16 +109,9 @@ class Exploit(NamedTuple):
 
 
 class PbtState:
-    """All that decisions depend on besides the standing.
-
-    >>> state = PbtState(members=3, seed=1)
-    >>> state.decided_at, state.history
-    ([0, 0, 0], [])
-    """
+    """All that decisions depend on besides the standing."""
 
     def __init__(self, members: int, seed: int) -> None:
-        if members < 1:
-            raise ConfigError(f"expected at least 1 member, got {members}")
         self.decided_at = [0] * members  # episodes of each member at its last decision
         self.history: list[Exploit] = []
         self.random = np.random.Generator(np.random.PCG64(seed))
@@ -142,7 +120,7 @@ class PbtState:
         """All that `load_state_dict` needs, as strict JSON: a score that is not a number is null."""
         return {
             "decided_at": list(self.decided_at),
-            "history": [_record(exploit) for exploit in self.history],
+            "history": [order_of(exploit) for exploit in self.history],
             "random": self.random.bit_generator.state,
         }
 
@@ -153,28 +131,25 @@ class PbtState:
             raise ConfigError(
                 f"the state is of {len(decided_at)} members, this sweep has {len(self.decided_at)}; resume with as many"
             )
-        history = [_exploit(record) for record in state["history"]]
+        history = [exploit_of(record) for record in state["history"]]
         self.random.bit_generator.state = state["random"]
         self.decided_at, self.history = decided_at, history
 
 
-def _record(exploit: Exploit) -> dict[str, Any]:
+def order_of(exploit: Exploit) -> dict[str, Any]:
+    """As strict JSON: a score that is not a number is null."""
     score = None if math.isnan(exploit.score) else exploit.score
     return exploit._replace(before=dict(exploit.before), after=dict(exploit.after))._asdict() | {"score": score}
 
 
-def _exploit(record: Mapping[str, Any]) -> Exploit:
+def exploit_of(record: Mapping[str, Any]) -> Exploit:
+    """The inverse of `order_of`."""
     score = math.nan if record["score"] is None else record["score"]
     return Exploit(**{**record, "score": score, "before": dict(record["before"]), "after": dict(record["after"])})
 
 
 def normalised(score: float, config: PbtConfig) -> float:
-    """The score that is compared: (score − low) / (high − low), at most 1; −∞ if it is not finite.
-
-    >>> config = PbtConfig(burn_in_steps=0, every_episodes=1, margin=0, score_low=-10, score_high=10)
-    >>> normalised(0.0, config), normalised(99.0, config), normalised(math.nan, config)
-    (0.5, 1.0, -inf)
-    """
+    """The score that is compared: (score − low) / (high − low), at most 1; −∞ if it is not finite."""
     if not math.isfinite(score):
         return -math.inf
     if config.score_low is None or config.score_high is None:
@@ -199,12 +174,13 @@ def decide(
     >>> copy.member, copy.donor, copy.after
     (0, 1, {'learning_rate': 0.002})
     """
-    values = _checked(standing, hyper, config, state)
+    values = [{name: float(own[name]) for name in config.tuned} for own in hyper]
     scores = [normalised(row.score, config) for row in standing]
-    donors = {row.member for row in standing if _settled(row, config) and math.isfinite(row.score)}
+    donors = {row.member for row in standing if row.steps >= config.burn_in_steps and math.isfinite(row.score)}
     exploits: list[Exploit] = []
     for row in standing:
-        if not _ready(row, config, state):
+        since = row.episodes - state.decided_at[row.member]
+        if row.steps < config.burn_in_steps or since < config.every_episodes:
             continue
         state.decided_at[row.member] = int(row.episodes)
         chance, *moves = state.random.random(1 + len(config.tuned)).tolist()
@@ -231,14 +207,6 @@ def decide(
     return exploits
 
 
-def _settled(row: Standing, config: PbtConfig) -> bool:
-    return row.steps >= config.burn_in_steps
-
-
-def _ready(row: Standing, config: PbtConfig, state: PbtState) -> bool:
-    return _settled(row, config) and row.episodes - state.decided_at[row.member] >= config.every_episodes
-
-
 def _moved(values: Mapping[str, float], moves: Sequence[float], config: PbtConfig) -> dict[str, float]:
     after = dict(values)
     for name, move in zip(config.tuned, moves, strict=True):
@@ -247,20 +215,3 @@ def _moved(values: Mapping[str, float], moves: Sequence[float], config: PbtConfi
             low, high = config.limits.get(name, (-math.inf, math.inf))
             after[name] = min(max(moved, low), high)
     return after
-
-
-def _checked(
-    standing: Sequence[Standing], hyper: Sequence[Mapping[str, float]], config: PbtConfig, state: PbtState
-) -> list[dict[str, float]]:
-    members = len(state.decided_at)
-    if [row.member for row in standing] != list(range(members)) or len(hyper) != members:
-        raise ValueError(
-            f"expected standing and settings of members 0 to {members - 1} in order, got standing of "
-            f"{[row.member for row in standing]} and settings of {len(hyper)}"
-        )
-    for k, own in enumerate(hyper):
-        for name in config.tuned:
-            value = own.get(name)
-            if not isinstance(value, int | float) or not math.isfinite(value):
-                raise ConfigError(f"member {k}: tuned setting {name} is {value!r}; give it a number to start from")
-    return [{name: float(own[name]) for name in config.tuned} for own in hyper]

@@ -1,4 +1,4 @@
-"""One process of a sweep, seen from the parent: started, spoken to, started again, killed."""
+"""Child processes of a run, seen from both sides: how they start, what their main function catches, and who ends them."""
 
 import contextlib
 import json
@@ -8,24 +8,23 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from laser_rl.errors import ConfigError, UserError
+from laser_rl.errors import ConfigError, EnvironmentEnded, UserError
 from laser_rl.training.stall import MOST_CREDIT_S
+from laser_rl.training.stop import deaf
 
 log = logging.getLogger("laser_rl.training")
 KILL_S = 30.0
 MOST_RESTARTS = 5  # without a step of its members in between
 ENVIRONMENT_ENDED = 6  # the status of a process whose environment asked the program to end
-IN_VAIN = frozenset(
-    {0, ConfigError.exit_status, ENVIRONMENT_ENDED}
-)  # after these another start would end in the same way
-# It has to die with us from the first moment on, not only after the seconds that torch takes to be imported.
+IN_VAIN = frozenset({0, ConfigError.exit_status, ENVIRONMENT_ENDED})  # another start would end in the same way
+# A child is nice and dies with its parent from the first moment on, not only after the seconds that torch takes to be imported.
 ENTRY = (
-    "import sys; from laser_rl.envs.worker import die_with; die_with(int(sys.argv[1])); "
-    "from laser_rl.training.member_process import main; main()"
+    "import os, sys; parent, nice, *files = map(int, sys.argv[1:]); os.nice(nice); "
+    "from laser_rl.envs.worker import die_with; die_with(parent); from laser_rl.training.{} import main; main(*files)"
 )
 
 
@@ -35,39 +34,87 @@ class ProcessDied(UserError):
     exit_status = 4
 
 
+def start_child(
+    module: str,
+    *arguments: int,
+    files: Sequence[int] = (),
+    nice: int = 0,
+    env: Mapping[str, str] | None = None,
+    **pipes: Any,
+) -> "subprocess.Popen[bytes]":
+    """Start `main` of a module of this package in a process that dies with this one.
+
+    Args:
+        module: the name of the module.
+        arguments: of its `main`.
+        files: open files that the child inherits.
+        nice: how much lower its priority is.
+        env: environment variables beside this process's own.
+        pipes: `stdin`, `stdout`, … as of `subprocess.Popen`.
+    """
+    return subprocess.Popen(  # noqa: S603 - our own interpreter and our own code
+        [sys.executable, "-c", ENTRY.format(module), str(os.getpid()), str(nice), *map(str, arguments)],
+        pass_fds=files,
+        process_group=0,  # Ctrl-C is for the parent to handle
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path), **(env or {})},
+        **pipes,
+    )
+
+
+def kill_tree(process: "subprocess.Popen[bytes]") -> None:
+    """End a child and all that it started."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.wait(KILL_S)
+
+
+def run_child(run: Callable[[], int]) -> NoReturn:
+    """The main function of a child: errors that a user can act on become a line and a status; `run` returns the status otherwise."""
+    deaf()
+    logging.basicConfig(format="laser: %(message)s", level=logging.WARNING)
+    try:
+        status = run()
+    except (
+        UserError,
+        TimeoutError,
+    ) as error:  # a TimeoutError of a lock or of another member says who blocked this one
+        print(f"laser: {error}", file=sys.stderr)
+        status = ENVIRONMENT_ENDED if isinstance(error, EnvironmentEnded) else getattr(error, "exit_status", 1)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # the parent may be gone
+            stream.flush()
+    # All is closed. What Python takes apart on its way out takes seconds, and may wait for processes that are gone.
+    os._exit(status)
+
+
 class ProcessHandle:
-    """One process, seen from the parent, which never waits for it: what the pipe does not take is kept for later."""
+    """A process with some members of a sweep. The parent never waits for it: what its pipe does not take is kept for later."""
 
     def __init__(self, numbers: Sequence[int], start: dict[str, Any], files: Sequence[int]) -> None:
         self.numbers, self._start, self._files = list(numbers), start, list(files)
         self.restarts, self._steps = 0, -1
-        self._process = self._launch()
+        self._launch()
 
     @property
     def pid(self) -> int:
         """Of the process that runs now."""
         return self._process.pid
 
-    def _launch(self) -> "subprocess.Popen[bytes]":
+    def _launch(self) -> None:
         self._told, self._unsent = set[bytes](), b""
         self._blocking: object = None
         self.blocked_s, self._looked = 0.0, time.monotonic()
         start = os.memfd_create("laser-start")  # not through the pipe: a large sweep's does not fit in
         try:
             os.write(start, json.dumps({**self._start, "numbers": self.numbers}).encode())
-            process = subprocess.Popen(  # noqa: S603 - our own interpreter and our own code
-                [sys.executable, "-c", ENTRY, str(os.getpid()), str(start)],
-                stdin=subprocess.PIPE,
-                bufsize=0,
-                pass_fds=[*self._files, start],
-                process_group=0,  # Ctrl-C is for the parent to handle
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)},
-            )
+            files = [*self._files, start]
+            process = start_child("member_process", start, files=files, stdin=subprocess.PIPE, bufsize=0)
         finally:
             os.close(start)
         assert process.stdin is not None  # noqa: S101
         os.set_blocking(process.stdin.fileno(), False)
-        return process
+        self._process, self._pipe = process, process.stdin
 
     def order(self, order: dict[str, Any]) -> None:
         """Say something, once to each process: its pipe keeps it. A process that is gone does not hear it."""
@@ -79,10 +126,9 @@ class ProcessHandle:
 
     def send(self) -> None:
         """Into the pipe, as far as it takes it."""
-        with contextlib.suppress(OSError, ValueError):  # full, or nobody is there
-            assert self._process.stdin is not None  # noqa: S101
+        with contextlib.suppress(OSError, ValueError):  # full, or the process is gone
             while self._unsent:
-                self._unsent = self._unsent[os.write(self._process.stdin.fileno(), self._unsent) :]
+                self._unsent = self._unsent[os.write(self._pipe.fileno(), self._unsent) :]
 
     @property
     def listens(self) -> bool:
@@ -91,7 +137,7 @@ class ProcessHandle:
 
     @property
     def stopped(self) -> bool:
-        """Whether somebody has stopped it with a signal."""
+        """Whether a signal has stopped it."""
         try:
             state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
         except (OSError, IndexError):  # it is gone
@@ -125,17 +171,13 @@ class ProcessHandle:
             )
         log.warning("the process of members %s ended with status %s; it is started again", self.numbers, status)
         self._close()
-        self._process = self._launch()
+        self._launch()
 
     def kill(self) -> None:
         """End it and all that it started."""
-        if self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
-        self._process.wait(KILL_S)
+        kill_tree(self._process)
         self._close()
 
     def _close(self) -> None:
         with contextlib.suppress(OSError):
-            assert self._process.stdin is not None  # noqa: S101
-            self._process.stdin.close()
+            self._pipe.close()

@@ -1,14 +1,15 @@
-"""A sweep over several processes of one machine: who exists, what they share, and what happens when one is killed.
+"""A run over several processes of one machine: which exist, what they share, and what happens when one is killed.
 
-The parent owns the directory, the replay's memory and the board. It starts the processes, starts again those that die, decides who copies
-whom, writes checkpoints from the board (nobody stops for them) and shows the rows that the processes write. Not deterministic.
+The parent owns the directory, the replay's memory and the shared states. It starts the processes, starts again those that die, decides
+which members copy which, writes checkpoints from the shared states (no member stops for them) and shows the rows that the processes write.
+Not deterministic.
 """
 
 import logging
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,48 +21,28 @@ from laser_rl.replay.shared_lock import SharedLock
 from laser_rl.replay.store import Replay
 from laser_rl.training.budget import Budget
 from laser_rl.training.build import EnvironmentSource
-from laser_rl.training.build_group import GroupParts, build_parts
-from laser_rl.training.cores import cores_of_each, within
-from laser_rl.training.directory import RunDirectory, Written
-from laser_rl.training.gpu_semaphore import GpuSemaphore
+from laser_rl.training.build_group import build_members
+from laser_rl.training.directory import RunDirectory
+from laser_rl.training.evaluate import Result
 from laser_rl.training.member_training import Callback, MemberTraining
-from laser_rl.training.pbt import Exploit
+from laser_rl.training.pbt import Exploit, order_of
 from laser_rl.training.process_handle import ProcessHandle
-from laser_rl.training.result import Result
+from laser_rl.training.saving import Written, warm_start
 from laser_rl.training.settings import SweepConfig
-from laser_rl.training.shared_state import ROOM_FOR_NUMBERS, SharedStateStore, published
+from laser_rl.training.shared_state import ROOM_FOR_NUMBERS, GpuSemaphore, SharedStateStore, published
 from laser_rl.training.stall import SAY_AFTER_S
-from laser_rl.training.supervisor import STOP_S, SweepSupervisor, order_of, require_by_name, spent_s
-from laser_rl.training.warm_start import warm_start
+from laser_rl.training.supervisor import STOP_S, SweepSupervisor, require_by_name, spent_s
 
 log = logging.getLogger("laser_rl.training")
 LOOK_S = 0.1
 MOST_UPDATES = 3  # at a time on one card: 1 leaves gaps, 9 slow each other down (benchmarks/kernels.md)
 BYTES_A_RETURN = 64  # in the JSON of an evaluation, generously
 REPLACE_S = 30.0  # a process that blocks the others for so long is killed and started again; others give up after 60 s
-HASTE_S = 1.0  # instead, once the sweep is to end
-
-
-class Blockade(NamedTuple):
-    """How a process blocks the others; equal to another if nothing has changed in between."""
-
-    text: str
-    taken: int | None  # the number of its acquisition of the lock
-
-    def __str__(self) -> str:
-        return self.text
+HASTE_S = 1.0  # instead, once the run is to end
 
 
 class ProcessSupervisor(SweepSupervisor):
-    """The parent's view of a sweep.
-
-    Args:
-        sweep: all values.
-        directory: of the sweep.
-        count: how many processes.
-        sinks: what else gets the rows that the processes write.
-        callbacks: see `Progress`.
-    """
+    """The parent's view of a run over `count` processes; the other arguments as of `SweepSupervisor`."""
 
     def __init__(
         self,
@@ -72,37 +53,36 @@ class ProcessSupervisor(SweepSupervisor):
         sinks: Sequence[Sink] = (),
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        parts = build_parts(sweep, shared=True)
-        members = len(sweep.settings)
-        first = [_fresh(parts, place) for place in range(members)]
+        members = build_members(sweep, shared=True)
+        first = [published(MemberTraining(member)) for member in members]
         numbers = ROOM_FOR_NUMBERS + BYTES_A_RETURN * sweep.base.run.evaluate_episodes
-        self.board = SharedStateStore(members, 2 * max(map(len, first)) + numbers)
-        super().__init__(sweep, directory, parts, self.board, sinks=sinks, callbacks=callbacks)
+        self.board = SharedStateStore(len(members), 2 * max(map(len, first)) + numbers)
+        super().__init__(sweep, directory, members, self.board, sinks=sinks, callbacks=callbacks)
         loaded = self._go_on()
         if loaded is None:
             for store in self._stores():
-                warm_start(store, sweep.base, members=members)
+                warm_start(store, sweep.base, members=len(members))
             for number, data in enumerate(first):
                 self.board.put(number, data)
         self._plan_save()
         self.budget = Budget(sweep.base.run.budget_minutes, spent_s=spent_s(loaded))
-        on_card = count > 1 and self.parts.learners[0].device.type == "cuda"
+        on_card = count > 1 and members[0].learner.device.type == "cuda"
         self.permits = GpuSemaphore(MOST_UPDATES) if on_card else None
         self.budget.tick()  # for all processes, also those that are started again later
-        self.processes = [self._process(share, count) for share in np.array_split(np.arange(members), count)]
+        self.processes = [self._process(own.tolist(), count) for own in np.array_split(np.arange(len(members)), count)]
         for store in self._stores():
             if isinstance(store.lock, SharedLock):
                 store.lock.while_waiting = self._relieve
 
-    def _process(self, numbers: "np.ndarray[Any, Any]", count: int) -> ProcessHandle:
-        own = enumerate(self.parts.stores)
-        stores = {str(number): store.handle() for number, store in own if isinstance(store, Replay)}
-        cores = cores_of_each(count)
+    def _process(self, numbers: Sequence[int], count: int) -> ProcessHandle:
+        stores = {str(one.number): one.store.handle() for one in self.members if one.store is not None}
+        # Rounded up: processes that learn leave their cores to the emulators of others.
+        cores = -(-len(os.sched_getaffinity(0)) // count)
         start = {
-            "sweep": within(self.sweep, cores).model_dump(mode="json"),
+            "sweep": _within(self.sweep, cores).model_dump(mode="json"),
             "budget": self.budget.handle(),
             "run_dir": str(self.directory.path.resolve()),
-            "layout": asdict(self.parts.layout),
+            "layout": asdict(self.members[0].layout),
             "stores": {number: list(handle) for number, handle in stores.items()},
             "board": self.board.handle,
             "size": self.board.size,
@@ -111,7 +91,7 @@ class ProcessSupervisor(SweepSupervisor):
         }
         files = {self.board.handle, *(handle.file for handle in stores.values())}
         files |= set() if self.permits is None else {self.permits.handle}
-        return ProcessHandle([int(number) for number in numbers], start, sorted(files))
+        return ProcessHandle(numbers, start, sorted(files))
 
     def _pause(self) -> None:
         time.sleep(LOOK_S)
@@ -133,20 +113,20 @@ class ProcessSupervisor(SweepSupervisor):
     def _relieve(self) -> None:
         """Name a process that blocks the others, and kill it in the end: the next look starts it again.
 
-        Also called while this process waits for the lock of a replay itself. Nobody else would hear then that the sweep is to end.
+        Also called while this process waits for the lock of a replay itself. No other part would hear then that the run is to end.
         """
         limit_s = REPLACE_S if self.stop.reason is None else HASTE_S
         for process in self.processes:
             how = None if process.ended() is not None else self._how_it_blocks(process)
             before_s, now_s = process.blocked_s, process.blocks_for(how)
-            if before_s <= SAY_AFTER_S < now_s:
-                log.warning("%s, and others wait for it; it is replaced after %.0f s", how, REPLACE_S)
-            if now_s > limit_s:
-                log.warning("%s for %.0f s now; it is killed", how, now_s)
+            if how is not None and before_s <= SAY_AFTER_S < now_s:
+                log.warning("%s, and others wait for it; it is replaced after %.0f s", how[0], REPLACE_S)
+            if how is not None and now_s > limit_s:
+                log.warning("%s for %.0f s now; it is killed", how[0], now_s)
                 process.kill()
 
-    def _how_it_blocks(self, process: ProcessHandle) -> "Blockade | None":
-        """What others may wait for; None if it does nothing of the kind."""
+    def _how_it_blocks(self, process: ProcessHandle) -> tuple[str, int | None] | None:
+        """What others may wait for, in words and as the number of its acquisition of the lock; None if it does nothing of the kind."""
         holders = [store.lock.holder() for store in self._stores() if isinstance(store.lock, SharedLock)]
         taken = next((holder.taken for holder in holders if holder is not None and holder.pid == process.pid), None)
         blocks = {
@@ -156,7 +136,7 @@ class ProcessSupervisor(SweepSupervisor):
         }
         words = [word for word, holds in blocks.items() if holds]
         who = f"the process of members {process.numbers} (pid {process.pid})"
-        return Blockade(f"{who} {' and '.join(words)}", taken) if words else None
+        return (f"{who} {' and '.join(words)}", taken) if words else None
 
     def _stop_all(self) -> None:
         for process in self.processes:
@@ -190,17 +170,22 @@ class ProcessSupervisor(SweepSupervisor):
         return next(process for process in self.processes if member in process.numbers)
 
     def _write_replays(self) -> Written:
-        return self.directory.write_stores(self._stores(), self.parts.layout)
+        return self.directory.write_stores(self._stores(), self.members[0].layout)
 
     def _fill_replays(self, loaded: Loaded) -> Mended | None:
-        return self.directory.fill(self._stores(), self.parts.layout, loaded)
+        return self.directory.fill(self._stores(), self.members[0].layout, loaded)
 
     def _stores(self) -> list[Replay]:
-        return list({id(store): store for store in self.parts.stores if isinstance(store, Replay)}.values())
+        return list({id(one.store): one.store for one in self.members if one.store is not None}.values())
 
 
-def _fresh(parts: GroupParts, place: int) -> bytes:
-    return published(MemberTraining(parts.member(place, None)))  # type: ignore[arg-type]  # nobody acts here
+def _within(sweep: SweepConfig, cores: int) -> SweepConfig:
+    """For one of several processes: emulators that would take all cores of the machine have so many threads, or workers."""
+    environment = sweep.base.environment
+    atari = environment.atari.model_copy(update={"threads": environment.atari.threads or cores})
+    workers = environment.workers or min(cores, environment.slots)
+    environment = environment.model_copy(update={"atari": atari, "workers": workers})
+    return sweep.model_copy(update={"base": sweep.base.model_copy(update={"environment": environment})})
 
 
 def run_processes(
@@ -213,7 +198,7 @@ def run_processes(
     sinks: Sequence[Sink] = (),
     callbacks: Sequence[Callback] = (),
 ) -> Result:
-    """Run a sweep over `count` processes; ConfigError for what cannot be sent to them."""
+    """Run all members over `count` processes; ConfigError for what cannot be sent to them."""
     if directory is None:
         raise ConfigError("a run in processes of its own needs a run directory: they meet there; give one")
     require_by_name(source, torso, "over several processes", "use processes=1 with objects of your own")

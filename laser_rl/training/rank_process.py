@@ -1,71 +1,226 @@
-"""One of the other ranks of a learner: obeys rank 0, and dies with it.
+"""One of the ranks of a learner: what all of them share, and what the others than rank 0 do.
 
-Started by `runtime.ranks`. It has no environments, no replay and no files: a learner, and its columns of the batches that rank 0 fills.
+They share a process group of torch.distributed (NCCL between GPUs, gloo elsewhere), and batches in memory that rank 0 fills.
+The other ranks have no environments, no replay and no files: each obeys rank 0 (`ranks`), and dies with it.
 """
 
-import importlib
+import contextlib
+import datetime as dt
 import json
 import logging
+import mmap
 import os
-import sys
-from collections.abc import Mapping
-from typing import Any, NoReturn
+import pkgutil
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NoReturn
 
 import safetensors.torch
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
-from laser_rl.agent.learner import Learner
+from laser_rl.agent.parallel import Team, own_columns
+from laser_rl.checkpoint.snapshot import grouped
 from laser_rl.config import override, validated
 from laser_rl.envs.worker import Channel, read_spec
-from laser_rl.errors import UserError
-from laser_rl.gpu_streams import Handover, own_stream
-from laser_rl.networks.build import TorsoSource
-from laser_rl.replay.records import DeviceBatch
-from laser_rl.training.batch_source import PinnedBatch
-from laser_rl.training.build import build_learner, threads_of
-from laser_rl.training.process_group import ProcessTeam, RankPlace, join, lost_contact
-from laser_rl.training.shared_batches import BatchPlan, SharedBatches
-from laser_rl.training.stop import deaf
-from laser_rl.types import UnrollLayout
+from laser_rl.errors import ConfigError
+from laser_rl.gpu_streams import own_stream
+from laser_rl.networks.build import family_of
+from laser_rl.replay.records import Parts, shape_of, views
+from laser_rl.training.build import build_learner, layout_of, threads_of
+from laser_rl.training.exchange import PinnedBatch
+from laser_rl.training.process_handle import run_child
+from laser_rl.training.stall import GIVE_UP_S
+from laser_rl.types import Batch, UnrollLayout
 
 log = logging.getLogger("laser_rl.training")
+Backend = Literal["nccl", "gloo"]
+INTERFACE = "GLOO_SOCKET_IFNAME"
+PAGE = 4096
 LOST = 5  # exit status: another rank is gone
 
 
-class Follower:
-    """A rank that is told what to do.
+class ProcessTeam:
+    """One rank of a team; see `laser_rl.agent.parallel.Team`. torch has one default group a process, and this is it."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self.waiting_since: float | None = None  # for the other ranks; with NCCL the device waits, not the host
+
+    def sum(self, part: Tensor) -> Tensor:
+        """In place, over all ranks; the same bits everywhere, since every element is added up in one place and sent to all."""
+        dense = part.contiguous()
+        with self._waiting():
+            dist.all_reduce(dense)
+        return part if dense.data_ptr() == part.data_ptr() else part.copy_(dense)
+
+    def columns(self, part: Tensor) -> Tensor:
+        """One rank's after the other's."""
+        dense = part.contiguous()
+        dense = dense.view(torch.uint8) if part.dtype == torch.bool else dense
+        every = dense.new_empty(self.size * len(dense), *dense.shape[1:])
+        if len(every):
+            with self._waiting():
+                dist.all_gather(list(every.chunk(self.size)), dense)
+        return every.view(torch.bool) if part.dtype == torch.bool else every
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        self.waiting_since = time.monotonic()
+        yield
+        self.waiting_since = None
+
+    def close(self) -> None:
+        """Leave the group in good order; all ranks do it."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def abort(self) -> None:
+        """Leave at once, from any thread: a wait for a rank that is gone ends in an error. NCCL would wait for minutes, gloo sees it."""
+        group = dist.group.WORLD
+        if group is not None and dist.get_backend() == "nccl":
+            group.abort()
+
+
+def join(
+    rank: int,
+    size: int,
+    address: str,
+    device: torch.device,
+    *,
+    backend: Backend | None = None,
+    timeout_s: float = GIVE_UP_S,
+) -> ProcessTeam:
+    """Meet the other ranks; returns when all are there.
 
     Args:
-        start: what `runtime.ranks` says of it.
-        channel: to rank 0.
+        rank: of this process.
+        size: how many there are.
+        address: of rank 0's machine, "tcp://host:port"; on one machine a file that all can open, "file:///path".
+        device: of this rank's learner; with NCCL each rank has one of its own.
+        backend: None: NCCL for GPUs, gloo for CPUs. gloo also works where two ranks share a GPU, slowly.
+        timeout_s: for the meeting (then a TimeoutError names the address) and for each operation.
     """
+    if dist.is_initialized():
+        raise ConfigError(
+            "this process is in a group of torch.distributed already, and run.devices needs it for its own; close the other agent, "
+            "start the run in a process of its own, or use --run.devices 1"
+        )
+    backend = backend or ("nccl" if device.type == "cuda" else "gloo")
+    # A file is a meeting on one machine: no other machine needs to reach the sockets.
+    local = _loopback() if address.startswith("file:") else contextlib.nullcontext()
+    with local:
+        try:
+            dist.init_process_group(
+                backend,
+                init_method=address,
+                rank=rank,
+                world_size=size,
+                timeout=dt.timedelta(seconds=timeout_s),
+                device_id=device if backend == "nccl" else None,
+            )
+        except dist.DistError as error:
+            raise TimeoutError(
+                f"rank {rank} could not meet the other {size - 1} at {address} within {timeout_s:.0f} s: {error}"
+            ) from error
+    return ProcessTeam(rank, size)
+
+
+def lost_contact(error: BaseException) -> bool:
+    """Whether an error says that another rank is gone or does not answer, and not that something is wrong here."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error).lower())
+
+
+@contextlib.contextmanager
+def _loopback() -> Iterator[None]:
+    """Gloo listens where this variable says, otherwise wherever the host's name leads."""
+    given = os.environ.get(INTERFACE)
+    os.environ.setdefault(INTERFACE, "lo")
+    try:
+        yield
+    finally:
+        if given is None:
+            del os.environ[INTERFACE]
+
+
+class SharedBatches:
+    """Batches in one file without a name: it goes with the last process that has it. Each rank reads its own columns.
+
+    Args:
+        layout: of the unrolls.
+        columns: unrolls in a batch.
+        count: how many batches.
+        stacked: whether frames are stacked on the host, as a CPU learns from them.
+        handle: of the file of another process, to attach to.
+
+    >>> from laser_rl.agent.parallel import ALONE
+    >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
+    >>> ours = SharedBatches(layout, columns=4, count=1, stacked=True)
+    >>> ours.part(0, ALONE).reward.fill_(3.0).shape
+    torch.Size([2, 4])
+    >>> SharedBatches(layout, columns=4, count=1, stacked=True, handle=ours.handle).part(0, ALONE).reward[0]
+    tensor([3., 3., 3., 3.])
+    """
+
+    def __init__(
+        self, layout: UnrollLayout, columns: int, count: int, *, stacked: bool, handle: int | None = None
+    ) -> None:
+        self.layout, self.count, self._columns = layout, count, columns
+        sizes, steps = shape_of(layout), layout.steps
+        frames = (steps + 1, sizes.stack * sizes.frame_bytes) if stacked else (sizes.frame_rows, sizes.frame_bytes)
+        self._shapes = ((sizes.record_bytes,), frames)  # of the two blocks of a batch, for one column
+        self._bytes = [_pages(columns * torch.Size(shape).numel()) for shape in self._shapes]
+        self.handle = os.memfd_create("laser-batches") if handle is None else handle
+        if handle is None:
+            os.ftruncate(self.handle, sum(self._bytes) * count)
+        self._memory = mmap.mmap(self.handle, sum(self._bytes) * count)
+
+    def part(self, number: int, team: Team) -> Batch:
+        """The columns of one rank, or all of them with a team of one; memory as `replay.allocate` makes it."""
+        own = own_columns(self._columns, team)
+        at, parts = number * sum(self._bytes), list[Tensor]()
+        for shape, size in zip(self._shapes, self._bytes, strict=True):
+            column = torch.Size(shape).numel()
+            block = torch.frombuffer(
+                self._memory, dtype=torch.uint8, count=(own.stop - own.start) * column, offset=at + own.start * column
+            )
+            parts.append(block.view(-1, *shape))
+            at += size
+        return views(self.layout, Parts(*parts))
+
+    def pin(self) -> None:
+        """For this process's GPU: uploads from here need no copy in between, and the host does not wait for them."""
+        memory = torch.frombuffer(self._memory, dtype=torch.uint8)
+        status = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), len(memory), 0)  # type: ignore[no-untyped-call]
+        if int(status) != 0:
+            log.warning("batches could not be pinned for the GPU (status %d): their uploads are slower", int(status))
+
+
+def _pages(size: int) -> int:
+    return -(-size // PAGE) * PAGE
+
+
+class Follower:
+    """A rank that is told what to do: first by `start`, then over the channel to rank 0."""
 
     def __init__(self, start: Mapping[str, Any], channel: Channel) -> None:
         self._channel, self._state = channel, start["state"]
         self._device = torch.device(start["device"])
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
-        plan = _plan(start["plan"])
-        self._batches = SharedBatches(plan, start["batches"])
-        channel.send(b"start")
-        self.team: ProcessTeam = join(RankPlace(*start["place"]), self._device, timeout_s=start["timeout_s"])
         config = override(validated(start["config"]), {"run.device": str(self._device)})
-        self.learner: Learner = build_learner(
-            config, read_spec(start["spec"].encode()), _torso(start["torso"]), sources=start["sources"], team=self.team
-        )
+        spec = read_spec(start["spec"].encode())
+        self._batches = SharedBatches(layout_of(spec, family_of(spec.action), config), **start["batches"])
+        channel.send(b"start")
+        self.team = join(start["rank"], start["size"], start["address"], self._device, timeout_s=start["timeout_s"])
+        torso = None if start["torso"] is None else pkgutil.resolve_name(start["torso"])
+        self.learner = build_learner(config, spec, torso, sources=start["sources"], team=self.team)
         torch.set_num_threads(threads_of(config, self.learner.network))  # as many as rank 0: sums of as many parts
-        self._handovers = [Handover(self._device) for _ in range(plan.batches)]
-        self._crates = [self._crate(number) for number in range(plan.batches)]
-
-    def _crate(self, number: int) -> PinnedBatch:
-        host, stream = self._batches.part(number, self.team), own_stream(self._device, "uploading")
-        if stream is None:
-            return PinnedBatch(host, None, self._handovers[number])
-        if number == 0:
+        if (stream := own_stream(self._device, "uploading")) is not None:
             self._batches.pin()
-        there = DeviceBatch(self._batches.plan.layout, host, self._device)
-        there.record_stream(stream)
-        return PinnedBatch(host, there, self._handovers[number], stream)
+        parts = [self._batches.part(number, self.team) for number in range(self._batches.count)]
+        self._pinned = [PinnedBatch(self._batches.layout, part, self._device, stream) for part in parts]
 
     def obey(self) -> None:
         """Until it is told to end. There is no limit for the next order: rank 0 may evaluate, and if it dies so does this process."""
@@ -78,7 +233,7 @@ class Follower:
 
     def _obey(self, order: Mapping[str, Any]) -> None:
         if "filled" in order:
-            self._crates[order["filled"]].fill(lambda _: None)  # uploaded ahead, where there is somewhere to
+            self._pinned[order["filled"]].fill(lambda _: None)  # uploaded ahead, where there is somewhere to
         elif "state" in order:
             self._load(order["state"], order["numbers"])
             self._channel.send(b"state")
@@ -88,68 +243,37 @@ class Follower:
     def _update(self, number: int, progress: float) -> None:
         on_card, read = self._device.type == "cuda", f"batch {number}".encode()
         if on_card:
-            self._handovers[number].await_written(f"rank {self.team.rank}", "the upload of a batch")
+            self._pinned[number].handover.await_written(f"rank {self.team.rank}", "the upload of a batch")
             self._channel.send(read)
-        with self._crates[number].read() as batch:
+        with self._pinned[number].read() as batch:
             self.learner.update(batch, progress=progress)
         if not on_card:
             self._channel.send(read)
 
     def _load(self, size: int, numbers: Mapping[str, Any]) -> None:
-        tensors: dict[str, dict[str, torch.Tensor]] = {}
-        for name, tensor in safetensors.torch.load(_read(self._state, size)).items():
-            group, _, last = name.partition("/")
-            tensors.setdefault(group, {})[last] = tensor
-        self.learner.load_state_dict(tensors, numbers)
-
-
-def _read(file: int, size: int) -> bytes:
-    data = bytearray(size)
-    done = 0
-    while done < size:
-        done += os.preadv(file, [memoryview(data)[done:]], done)
-    return bytes(data)
-
-
-def _plan(values: Mapping[str, Any]) -> BatchPlan:
-    fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in values["layout"].items()}
-    return BatchPlan(**{**values, "layout": UnrollLayout(**fields)})
-
-
-def _torso(reference: str | None) -> TorsoSource | None:
-    if reference is None:
-        return None
-    module, _, name = reference.partition(":")
-    found: Any = importlib.import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found  # type: ignore[no-any-return]
+        data, done = bytearray(size), 0
+        while done < size:
+            done += os.preadv(self._state, [memoryview(data)[done:]], done)
+        self.learner.load_state_dict(grouped(safetensors.torch.load(bytes(data))), numbers)
 
 
 def main(handle: int) -> NoReturn:
-    """Entry, see `ranks`: what to do is the first message."""
-    deaf()
-    logging.basicConfig(format="laser: %(message)s", level=logging.WARNING)
-    channel, status = Channel(handle), 0
-    try:
-        follower = Follower(json.loads(_first(channel)), channel)
-        follower.obey()
-        follower.team.close()
-    except UserError as error:
-        print(f"laser: {error}", file=sys.stderr)
-        status = error.exit_status
-    except (EOFError, ConnectionResetError, BrokenPipeError):
-        status = LOST  # rank 0 is gone, and says why
-    except RuntimeError as error:
-        if not lost_contact(error):
-            raise
-        status = LOST  # rank 0 finds out who is gone, and says so
-    sys.stderr.flush()
-    os._exit(status)  # what Python takes apart on its way out may wait for ranks that are gone
+    """Entry, see `process_handle.start_child`: what to do is the first message."""
 
+    def run() -> int:
+        channel, messages = Channel(handle), list[bytes]()
+        try:
+            while not messages:
+                messages = channel.receive()
+            follower = Follower(json.loads(messages[0]), channel)
+            follower.obey()
+            follower.team.close()
+        except (EOFError, ConnectionResetError, BrokenPipeError):
+            return LOST  # rank 0 is gone, and says why
+        except RuntimeError as error:
+            if not lost_contact(error):
+                raise
+            return LOST  # rank 0 finds out which rank is gone, and says so
+        return 0
 
-def _first(channel: Channel) -> bytes:
-    messages: list[bytes] = []
-    while not messages:
-        messages = channel.receive()
-    return messages[0]
+    run_child(run)

@@ -1,77 +1,79 @@
-"""What of a member, and of a replay, goes into a checkpoint, and how it comes back."""
+"""What of a member, and of a replay, goes into a checkpoint, and how it comes back; also into the replay of another run (warm start).
+
+Where the disk is full, nothing half written stays, the run goes on, and the checkpoint is tried again.
+"""
 
 import contextlib
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import os
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from laser_rl import checkpoint
 from laser_rl.checkpoint import Loaded, Mended, Salvage, SegmentEntry, Streams, read_segment, write_segment
+from laser_rl.checkpoint.guarded import fitting
+from laser_rl.config import Config
+from laser_rl.disk import Full
+from laser_rl.envs.scores import tasks_of
 from laser_rl.envs.worker import write_spec
-from laser_rl.errors import ConfigError
+from laser_rl.errors import ConfigError, UserError
 from laser_rl.replay.episodes import ATTEMPTS, outrun
+from laser_rl.replay.mixer import UnrollStore
 from laser_rl.replay.store import Evicted, Replay
 from laser_rl.training.build import keep_in_step
+from laser_rl.training.files import command_for, read_sweep
 from laser_rl.training.member_training import MemberTraining
-from laser_rl.training.warm_start import STORE_IDS
-from laser_rl.types import Array, UnrollLayout, Unrolls
+from laser_rl.types import UnrollLayout, Unrolls
 
 log = logging.getLogger("laser_rl.training")
 SEGMENT_UNROLLS = 4096
+STORE_IDS = 1 << 40  # numbers of unrolls on disk that each of several stores has to itself
+FIRST_S, MOST_S = 2.0, 300.0  # between two tries; twice as long each time
+_BYTES_A_MB = 1e6
 MENDED = "replay_mended"  # the event that says what is lost of a damaged replay
-Groups = dict[str, Mapping[str, Array | Tensor]]
+Written = tuple[list[dict[str, int]], tuple[SegmentEntry, ...]]  # ids that each store holds, and the segments with them
+Tensors = Mapping[str, Mapping[str, Tensor]]
 
 
-def member_groups(training: MemberTraining) -> Groups:
-    """Tensors of the learner and of the mixer; the actor is saved by whoever knows with whom it is shared."""
-    member = training.member
-    arrays = {name: value for name, value in member.mixer.state_dict().items() if isinstance(value, np.ndarray)}
-    return {**member.learner.state_dict().tensors, "mixer": arrays}
+class MemberState(NamedTuple):
+    """A member: learner, mixer and counters. The actor is saved by its group, which knows with whom it is shared."""
+
+    tensors: dict[str, dict[str, Any]]  # by group; tensors, or arrays of the mixer
+    numbers: dict[str, Any]  # everything else, as JSON
 
 
-def member_numbers(training: MemberTraining) -> dict[str, Any]:
-    """Everything else of a member, as JSON."""
-    member = training.member
-    mixer = {name: value for name, value in member.mixer.state_dict().items() if not isinstance(value, np.ndarray)}
-    spec = write_spec(member.spec).decode()  # a text: its bounds may be infinite, which JSON does not know
-    return {
-        "learner": member.learner.state_dict().numbers,
+def member_state(training: MemberTraining) -> MemberState:
+    """What a checkpoint holds of a member."""
+    member, mixer = training.member, training.member.mixer.state_dict()
+    tensors, learner = member.learner.state_dict()
+    arrays = {name: value for name, value in mixer.items() if isinstance(value, np.ndarray)}
+    numbers = {
+        "learner": learner,
         "training": training.state_dict(),
-        "mixer": mixer,
-        "spec": spec,
+        "mixer": {name: value for name, value in mixer.items() if name not in arrays},
+        "spec": write_spec(member.spec).decode(),  # a text: its bounds may be infinite, which JSON does not know
     }
+    return MemberState({**tensors, "mixer": arrays}, numbers)
 
 
-def load_member(
-    training: MemberTraining, tensors: Mapping[str, Mapping[str, Tensor]], numbers: Mapping[str, Any]
-) -> None:
+def load_member(training: MemberTraining, tensors: Tensors, numbers: Mapping[str, Any]) -> None:
     """Learner, mixer and counters go on exactly there."""
     member = training.member
-    member.learner.load_state_dict(tensors, numbers["learner"])
+    load_learner(training, tensors, numbers)
     arrays = {name: tensor.numpy() for name, tensor in tensors.get("mixer", {}).items()}
     member.mixer.load_state_dict({**arrays, **numbers["mixer"]})
     keep_in_step(member)
-    training.load_state_dict(numbers["training"])
 
 
-def load_learner(
-    training: MemberTraining, tensors: Mapping[str, Mapping[str, Tensor]], numbers: Mapping[str, Any]
-) -> None:
+def load_learner(training: MemberTraining, tensors: Tensors, numbers: Mapping[str, Any]) -> None:
     """Learner and counters go on there; the mixer keeps its own random numbers and unrolls."""
     training.member.learner.load_state_dict(tensors, numbers["learner"])
     training.load_state_dict(numbers["training"])
-
-
-def warn_of_lost(episodes: int) -> None:
-    """An environment could not go on where it was."""
-    if episodes:
-        log.warning(
-            "%d open episodes could not be rebuilt and start anew; the run goes on, but not bit for bit", episodes
-        )
 
 
 class Segments:
@@ -92,9 +94,8 @@ class Segments:
     def write(self, replay: Replay) -> dict[str, int]:
         """Write what is new; returns what `fill` needs to know."""
         self._before = (list(self.entries), self._streams.copy())
-        last = (
-            replay.next_id
-        )  # before the first: other processes may insert in between, and both have to fit into the store together
+        # Before the first: other processes may insert in between, and both have to fit into the store together.
+        last = replay.next_id
         first = min(last, replay.first_id)
         self.entries = [entry for entry in self.entries if entry.last_id - self._base >= first]
         start = max(first, self.entries[-1].last_id + 1 - self._base if self.entries else 0)
@@ -187,3 +188,130 @@ def fill_stores(loaded: Loaded, stores: Sequence[tuple[Segments, Replay, Mapping
         len(names), "; ".join(map(str, loaded.damaged[:3])), whole.lost, whole.episodes, whole.kept,
     )  # fmt: skip
     return whole
+
+
+def earlier_members(config: Config) -> int:
+    """How many members elsewhere have written into the replay that this one begins with."""
+    if config.replay.start_from is None:
+        return 0
+    sweep = read_sweep(Path(config.replay.start_from), used=False)
+    return len(sweep.settings) + earlier_members(sweep.base)
+
+
+def warm_start(replay: UnrollStore, config: Config, members: int) -> None:
+    """Fill an empty store with the newest unrolls of the run that the configuration names, if it names one.
+
+    The trust region decides what of them is worth learning from. The members there get the numbers after the `members` that are here.
+    Versions are moved to be at most 0: everything is older than the first parameters here.
+    """
+    if config.replay.start_from is None:
+        return
+    run_dir = Path(config.replay.start_from)
+    loaded = checkpoint.latest(run_dir)
+    if loaded is None or not loaded.segments:
+        raise ConfigError(f"{run_dir} has no replay to start from: no checkpoint is there, or nothing was replayed")
+    _require_same_tasks(run_dir, config)
+    with fitting(loaded.path):
+        _fill(replay, run_dir, loaded, members)
+    log.info("the replay begins with %s unrolls of %s", f"{len(replay):,}", run_dir)
+
+
+def _fill(replay: UnrollStore, run_dir: Path, loaded: Loaded, members: int) -> None:
+    newest = max(int(member["learner"]["version"]) for member in loaded.state["members"])  # no unroll is newer
+    for entry in loaded.segments:
+        store = entry.first_id // STORE_IDS
+        first = store * STORE_IDS + int(loaded.state["replays"][store]["first_id"])  # those before it had left already
+        try:
+            for _, block in read_segment(run_dir / checkpoint.REPLAY, entry, replay.layout, first_id=first):
+                numbers = (block.member.astype(np.int64) + members).astype(np.int32)
+                replay.insert(block._replace(version=np.asarray(block.version) - newest, member=numbers))
+        except ConfigError as error:
+            raise ConfigError(
+                f"the replay of {run_dir} does not fit this agent: its unrolls have another shape. Use the same environment, frame_stack "
+                f"and unroll_steps as there ({error})"
+            ) from None
+
+
+def _require_same_tasks(run_dir: Path, config: Config) -> None:
+    """Unrolls say by number which task they are of: the numbers must mean the same there."""
+    there = read_sweep(run_dir, used=False).base
+    before, now = (list(tasks_of(one.environment.id)) for one in (there, config))
+    if before != now and max(len(before), len(now)) > 1:
+        raise ConfigError(
+            f"the replay of {run_dir} is of the tasks {', '.join(before)}, this agent learns {', '.join(now)}; "
+            "use the same tasks in the same order"
+        )
+
+
+class NoSpace(UserError):
+    """A checkpoint could not be written for lack of space; `said` is the message without what to do."""
+
+    exit_status = 5
+
+    def __init__(self, run_dir: Path, step: int, error: OSError) -> None:
+        disk, newest = os.statvfs(run_dir), checkpoint.newest_step(run_dir)
+        free = disk.f_bavail * disk.f_frsize
+        need = f", {error.needed / _BYTES_A_MB:,.1f} MB needed" if isinstance(error, Full) else ""
+        before = "there is none before it" if newest is None else f"that of step {newest:,} is whole"
+        self.said = (
+            f"no space for the checkpoint of step {step:,} in {run_dir}: {error.strerror}{need}, "
+            f"{free / _BYTES_A_MB:,.1f} MB free; {before}"
+        )
+        again = "start again" if newest is None else f"go on from there with: {command_for('resume', run_dir)}"
+        super().__init__(f"{self.said}. Free some space, then {again}")
+
+
+class SaveRetry:
+    """Writes checkpoints; one for which there is no space is said once and tried again, more and more seldom.
+
+    >>> now, full = [0.0], [True]
+    >>> def write():
+    ...     if full[0]:
+    ...         raise NoSpace(Path("/"), 640, OSError(28, "No space left on device"))
+    ...     return Path("runs/a/checkpoints/step-000000000640")
+    >>> tries = SaveRetry(clock=lambda: now[0])
+    >>> tries.save(write, last=False), tries.failing, tries.due()
+    (None, True, False)
+    >>> now[0], full[0] = FIRST_S, False
+    >>> tries.due(), tries.save(write, last=False).name, tries.failing
+    (True, 'step-000000000640', False)
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._failed, self._since, self._next, self._pause_s = 0, 0.0, 0.0, FIRST_S
+
+    @property
+    def failing(self) -> bool:
+        """Whether the last try failed."""
+        return self._failed > 0
+
+    def due(self) -> bool:
+        """Whether it is time to try again."""
+        return self.failing and self._clock() >= self._next
+
+    def save(self, write: Callable[[], Path], *, last: bool) -> Path | None:
+        """The path of the checkpoint, None if there was no space. At the `last` chance that is an error."""
+        try:
+            path = write()
+        except NoSpace as error:
+            if last:
+                raise
+            self._fail(error)
+            return None
+        if self.failing:
+            seconds = self._clock() - self._since
+            log.warning("%s is written: there is space again, after %d tries in %.0f s", path, self._failed, seconds)
+            self._failed, self._pause_s = 0, FIRST_S
+        return path
+
+    def _fail(self, error: NoSpace) -> None:
+        now = self._clock()
+        if not self.failing:
+            self._since = now
+            log.warning(
+                "%s. The run goes on and tries again, first in %.0f s, then every %.0f s at the latest; free some space",
+                error.said, self._pause_s, MOST_S,
+            )  # fmt: skip
+        self._failed += 1
+        self._next, self._pause_s = now + self._pause_s, min(2 * self._pause_s, MOST_S)

@@ -1,8 +1,10 @@
 """Everything that decides a run, as one frozen value: a sweep, or the run of one agent, which is a sweep of one member."""
 
+import copy
 import difflib
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
@@ -22,8 +24,6 @@ Sharing = Literal["shared", "separate", "none"]
 class SweepConfig(Frozen):
     """A base, what the members differ in, and what they share. Where nothing says what members differ in, there is one: the base itself.
 
-    >>> SweepConfig(base=Config()).single
-    True
     >>> sweep = SweepConfig(grid={"learning_rate": [3e-4, 6e-4], "entropy_cost": [0.01]})
     >>> sweep.settings
     ({'learning_rate': 0.0003, 'entropy_cost': 0.01}, {'learning_rate': 0.0006, 'entropy_cost': 0.01})
@@ -56,6 +56,10 @@ class SweepConfig(Frozen):
             raise ValueError(f"expected one of grid, random and members to say what members differ in, got {got}")
         if bool(self.random) != bool(self.draws):
             raise ValueError("random and draws belong together: distributions, and how many members to draw")
+        if empty := [name for name, values in self.grid.items() if not values]:
+            raise ValueError(
+                f"grid: the list of {empty[0]} is empty, so there is no member; give a value or leave it out"
+            )
         count = max(math.prod(map(len, self.grid.values())) if self.grid else 0, self.draws, len(self.members))
         if count > MOST_MEMBERS:
             raise ValueError(f"{count:,} members were asked for, expected at most {MOST_MEMBERS:,}; leave values out")
@@ -81,7 +85,7 @@ class SweepConfig(Frozen):
             return tuple(space.grid(self.grid))
         if self.random:
             return tuple(space.random(self.random, members=self.draws, seed=self.base.run.seed))
-        return tuple(space.explicit(self.members)) if self.members else ({},)
+        return tuple(copy.deepcopy(own) for own in self.members) or ({},)
 
     @property
     def configs(self) -> tuple[Config, ...]:
@@ -117,6 +121,8 @@ def settings_from(values: Mapping[str, Any]) -> SweepConfig:
         sweep = SweepConfig.model_validate(values)
     except ValidationError as error:
         raise ConfigError("\n".join(_problem(item) for item in error.errors())) from None
+    except TypeError as error:  # a name that is no text, within a distribution
+        raise ConfigError(f"random: {error}, expected names such as 'low'") from None
     sweep.configs  # noqa: B018 - refused now if a member's settings cannot be
     return sweep
 
@@ -138,3 +144,79 @@ def _unknown(section: str, *rest: str) -> str:
     close = difflib.get_close_matches(rest[-1] if rest else section, known, n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
     return f"there is no setting {'.'.join((section, *rest))!r} of a sweep; {hint}"
+
+
+@dataclass(frozen=True)
+class ClusterSettings:
+    """Where a sweep runs on a cluster, and with how many runners; no part of what decides its numbers, and so not of its configuration.
+
+    Args:
+        address: "auto" joins the cluster of this machine, or starts one; "local" starts one; otherwise host:port of its head, or
+            ray://host:port.
+        runners: environment runners of each member; they share its slots.
+    """
+
+    address: str = "auto"
+    runners: int = 1
+
+
+def cluster_of(address: str | None, runners: int) -> ClusterSettings | None:
+    """From flags or arguments; ConfigError if runners are asked for without a cluster."""
+    if address is None and runners != 1:
+        raise ConfigError(
+            f"{runners} runners a member were asked for, but no cluster; add --cluster auto, or leave out --cluster-runners"
+        )
+    return None if address is None else ClusterSettings(address, runners)
+
+
+def free_running(sweep: SweepConfig) -> SweepConfig:
+    """A sweep whose members do not take turns: on a cluster, the default."""
+    return sweep.model_copy(update={"base": override(sweep.base, {"run.runtime": "local"})})
+
+
+def require_possible(sweep: SweepConfig, cluster: ClusterSettings) -> None:
+    """ConfigError for what a cluster cannot do, before anything is started."""
+    if sweep.stack == "on":
+        raise ConfigError(
+            "on a cluster each member has processes of its own, so they are not computed side by side; leave out --stack"
+        )
+    if sweep.base.run.devices > 1:
+        raise ConfigError(
+            f"run.devices {sweep.base.run.devices} are of one machine, and a learner of a cluster has one; leave out one of the two"
+        )
+    if sweep.processes != 1:
+        raise ConfigError(
+            f"--processes {sweep.processes} spreads a sweep over one machine, --cluster over several; leave out one of the two"
+        )
+    for config in sweep.configs:
+        if config.replay.fraction:
+            require_uniform(config.replay.model_dump(), config.network.memory)
+    _require_runners(sweep, cluster.runners)
+
+
+def _require_runners(sweep: SweepConfig, runners: int) -> None:
+    environment = sweep.base.environment
+    tasks = max(1, len(tasks_of(environment.id)))
+    if runners < 1 or environment.slots % (tasks * runners) * (tasks > 1) or runners > environment.slots:
+        slots = f"{environment.slots} slots" + (f" of {tasks} tasks" if tasks > 1 else "")
+        raise ConfigError(
+            f"{runners} runners cannot share the {slots} of a member; "
+            f"use --cluster-runners {max(1, environment.slots // tasks // 2)} or fewer, or more --environment.slots"
+        )
+    if sweep.base.run.runtime == "serial" and runners > 1:
+        raise ConfigError(
+            f"in lock-step (--runtime serial) a member has one runner, not {runners}; leave out --cluster-runners, or use --runtime local"
+        )
+
+
+def require_uniform(replay: Mapping[str, Any], memory: str) -> None:
+    """ConfigError for what a sharded replay cannot do: it draws unrolls uniformly, whatever their order in a stream."""
+    if replay["sampling"] != "uniform":
+        raise ConfigError(
+            "priorities are kept by one learner for one store, a cluster's replay lies in several; use --replay.sampling uniform"
+        )
+    if memory != "none" and replay["state"] == "refresh":
+        raise ConfigError(
+            "a memory is refreshed by replaying whole episodes in order, which a cluster's replay does not do; "
+            "use --replay.state stored (with --replay.burn-in-steps), or leave out --cluster"
+        )

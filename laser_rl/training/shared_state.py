@@ -1,49 +1,49 @@
-"""What processes of a sweep tell each other: how many steps every member has done, and its newest state.
+"""What the processes of a run share: how many steps every member has done, its newest state, and places for updates on one card.
 
-A member's state has two places. Its owner writes into the one that is not current, then makes it current: whoever reads sees a whole state,
-whenever the owner is killed, and the state outlives its owner. The memory has no name: it goes with the last that holds it.
+A member's state has two places. Its owner writes into the one that is not current, then makes it current: a reader sees a whole state,
+whenever the owner is killed, and the state outlives its owner. The memory has no name: it goes with the last process that holds it.
 """
 
+import fcntl
 import json
 import mmap
 import os
+import time
 import zlib
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import safetensors.torch
+import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, cuda
 
 from laser_rl.checkpoint.snapshot import flat, grouped
 from laser_rl.envs.block import carve, size_of
+from laser_rl.gpu_streams import wait_for
 from laser_rl.training.member_training import MemberTraining
-from laser_rl.training.saving import member_groups, member_numbers
+from laser_rl.training.saving import MemberState, member_state
+from laser_rl.training.stall import StallWarning
 
 ROOM_FOR_NUMBERS = 1 << 18  # counters, windows of all tasks, settings, evaluation: up to 100 kilobytes
 TRIES = 100
 PUBLISH_S = 1.0  # so much of a member's learning is lost if its process is killed; with large networks more, see `member_process`
-
-
-class MemberState(NamedTuple):
-    """A member as its owner last published it."""
-
-    tensors: dict[str, dict[str, Tensor]]
-    numbers: dict[str, Any]
+PAUSE_S = 1e-4
 
 
 class SharedStateStore:
-    """Shared by the processes of a sweep.
+    """Shared by the processes of a run.
 
     Args:
-        members: how many the sweep has.
+        members: how many the run has.
         size: bytes of the largest state.
-        handle: of the file of another process's board, to attach to.
+        handle: of the file of another process's store, to attach to.
 
-    >>> board = SharedStateStore(members=2, size=10)
-    >>> board.put(1, b"state")
-    >>> SharedStateStore(members=2, size=10, handle=board.handle).get(1), board.get(0)
+    >>> store = SharedStateStore(members=2, size=10)
+    >>> store.put(1, b"state")
+    >>> SharedStateStore(members=2, size=10, handle=store.handle).get(1), store.get(0)
     (b'state', None)
     """
 
@@ -68,7 +68,7 @@ class SharedStateStore:
     def put(self, member: int, data: bytes) -> None:
         """Publish; only the member's owner does."""
         if len(data) > self.size:
-            raise ValueError(f"a state of {len(data):,} bytes for a board of {self.size:,}; make the board larger")
+            raise ValueError(f"a state of {len(data):,} bytes for a store of {self.size:,}; make the store larger")
         place = int(self._current[member] + 1) % 2
         self._boxes[member, place, : len(data)] = np.frombuffer(data, np.uint8)
         self._length[member, place], self._checksum[member, place] = len(data), zlib.crc32(data)
@@ -89,29 +89,63 @@ class SharedStateStore:
 
 
 def published(training: MemberTraining) -> bytes:
-    """A member's state for the board: all but its actor and the unrolls that wait for an update."""
-    groups = dict(member_groups(training))
-    groups["mixer"] = {name: np.asarray(array)[:0] for name, array in groups["mixer"].items()}
-    tensors = {
-        name: (value if isinstance(value, Tensor) else _tensor(value)).detach().cpu().contiguous()
-        for name, value in flat(groups).items()
-    }
-    return safetensors.torch.save(tensors, metadata={"numbers": json.dumps(member_numbers(training))})
+    """A member's state for other processes: all but its actor and the unrolls that wait for an update."""
+    tensors, numbers = member_state(training)
+    return packed(MemberState({**tensors, "mixer": {n: array[:0] for n, array in tensors["mixer"].items()}}, numbers))
+
+
+def packed(state: MemberState) -> bytes:
+    """A state as bytes; `parsed` is the inverse."""
+    dense = {name: torch.as_tensor(value).detach().cpu().contiguous() for name, value in flat(state.tensors).items()}
+    return safetensors.torch.save(dense, metadata={"numbers": json.dumps(state.numbers)})
 
 
 def parsed(data: bytes) -> MemberState:
-    """The inverse of `published`."""
+    """The inverse of `packed`."""
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    return MemberState(grouped(safetensors.torch.load(data)), json.loads(header["__metadata__"]["numbers"]))
+    tensors: dict[str, dict[str, Tensor]] = grouped(safetensors.torch.load(data))
+    return MemberState(tensors, json.loads(header["__metadata__"]["numbers"]))
 
 
-def packed(tensors: Mapping[str, Mapping[str, Tensor]], numbers: Mapping[str, Any]) -> bytes:
-    """A state from a checkpoint, as `published` would write it."""
-    dense = {name: tensor.contiguous() for name, tensor in flat(tensors).items()}
-    return safetensors.torch.save(dense, metadata={"numbers": json.dumps(numbers)})
+class GpuSemaphore:
+    """At most so many updates at a time, over all processes that hold the same file.
 
+    A large update fills a card by itself, and nine at once make each other slower; a few at once leave no gap between one and the next. A
+    process that is killed gives its place back at once: the system holds these locks for it.
 
-def _tensor(array: Any) -> Tensor:
-    import torch  # noqa: PLC0415
+    Args:
+        most: updates at a time.
+        handle: of the file of another process's semaphore, to attach to.
+    """
 
-    return torch.from_numpy(np.ascontiguousarray(array))
+    def __init__(self, most: int, handle: int | None = None) -> None:
+        self.most = most
+        self.handle = os.memfd_create("laser-permits") if handle is None else handle
+        self.taken: int | None = None  # the place that this process has
+
+    @contextmanager
+    def one(self, device: torch.device) -> Iterator[None]:
+        """Around the launch of an update; ends when the device has done it."""
+        self.taken = place = self._take()
+        try:
+            yield
+            if device.type == "cuda":
+                event = cuda.Event()  # type: ignore[no-untyped-call]
+                event.record(cuda.current_stream(device))
+                wait_for(event, "a learner", "its update on the card")
+        finally:
+            self.taken = None
+            fcntl.lockf(self.handle, fcntl.LOCK_UN, 1, place)
+
+    def _take(self) -> int:
+        waiting = StallWarning("a learner", "updates of other processes")
+        while True:
+            for place in range(self.most):
+                try:
+                    fcntl.lockf(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+                except (BlockingIOError, PermissionError):  # either, says POSIX
+                    continue
+                waiting.over()
+                return place
+            waiting.again()
+            time.sleep(PAUSE_S)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
-from pydantic import Field, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from laser_rl.config import Config, Frozen, ReplayConfig, RunConfig, full_name, override
 from laser_rl.errors import ConfigError
@@ -31,11 +31,7 @@ class _Between(Frozen):
 
 
 class UniformDistribution(_Between):
-    """Evenly between two numbers.
-
-    >>> UniformDistribution(0.5, 1.0).at(0.25)
-    0.625
-    """
+    """Evenly between two numbers."""
 
     kind: Literal["uniform"] = "uniform"
 
@@ -62,11 +58,7 @@ class LogUniform(_Between):
 
 
 class Choice(Frozen):
-    """One of several values, each equally likely.
-
-    >>> Choice(["implied", "behaviour"]).at(0.5)
-    'behaviour'
-    """
+    """One of several values, each equally likely."""
 
     kind: Literal["choice"] = "choice"
     values: Annotated[tuple[Any, ...], Field(min_length=1)]
@@ -80,7 +72,6 @@ class Choice(Frozen):
 
 
 Distribution: TypeAlias = Annotated[UniformDistribution | LogUniform | Choice, Field(discriminator="kind")]
-_DISTRIBUTION: TypeAdapter[Any] = TypeAdapter(Distribution)
 
 
 def _by_name(names: Sequence[str], values: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,83 +86,20 @@ def grid(values: Mapping[str, Sequence[Any]]) -> list[Settings]:
     >>> grid({"learning_rate": [3e-4, 6e-4], "trust": ["implied", "off"]})[:2]
     [{'learning_rate': 0.0003, 'trust': 'implied'}, {'learning_rate': 0.0003, 'trust': 'off'}]
     """
-    _some_names("grid", values)
-    for name, several in values.items():
-        if isinstance(several, str) or not isinstance(several, Sequence):
-            raise ConfigError(f"grid: {name} needs a list of values, got {several!r}; write [{several!r}]")
-        if not several:
-            raise ConfigError(f"grid: the list of {name} is empty, so there is no member; give a value or leave it out")
+    combinations = itertools.product(*values.values())
+    return [copy.deepcopy(dict(zip(values, combination, strict=True))) for combination in combinations]
+
+
+def random(space: Mapping[str, Distribution], *, members: int, seed: int = 0) -> list[Settings]:
+    """Independent draws. Each depends on the seed, the member and the name alone: more members or more names change no other."""
     return [
-        copy.deepcopy(dict(zip(values, combination, strict=True)))
-        for combination in itertools.product(*values.values())
-    ]
-
-
-def random(space: Mapping[str, Distribution | Mapping[str, Any]], *, members: int, seed: int = 0) -> list[Settings]:
-    """Independent draws. Each depends on the seed, the member and the name alone: more members or more names change no other.
-
-    Args:
-        space: a distribution for each name, or what a file says of it: {"kind": "uniform", "low": 0.9, "high": 1}.
-        members: how many.
-        seed: the same seed, the same draws.
-
-    >>> space = {"learning_rate": LogUniform(1e-4, 1e-2), "discount": {"kind": "uniform", "low": 0.9, "high": 1.0}}
-    >>> random(space, members=10, seed=3)[:2] == random(space, members=2, seed=3) != random(space, members=2, seed=4)
-    True
-    """
-    _some_names("random", space)
-    if members < 1:
-        raise ConfigError(f"random: expected at least 1 member, got {members}")
-    distributions = {name: _distribution(name, given) for name, given in space.items()}
-    return [
-        {name: copy.deepcopy(kind.at(_share(f"{seed}/random/{k}/{name}"))) for name, kind in distributions.items()}
+        {name: copy.deepcopy(kind.at(_share(f"{seed}/random/{k}/{name}"))) for name, kind in space.items()}
         for k in range(members)
     ]
 
 
-def _distribution(name: str, given: Any) -> Any:
-    try:
-        return _DISTRIBUTION.validate_python(given)
-    except (TypeError, ValidationError) as error:
-        problems = error.errors() if isinstance(error, ValidationError) else [{"msg": str(error)}]
-        said = "; ".join(problem["msg"].removeprefix("Value error, ") for problem in problems)
-        raise ConfigError(
-            f"random: {name} is {given!r}: {said}; expected LogUniform(low, high), UniformDistribution(low, high) or Choice([...]), "
-            "in a file {kind: log_uniform, low: 1e-4, high: 1e-2}"
-        ) from None
-
-
 def _share(key: str) -> float:
     return float(np.random.Generator(np.random.PCG64(_number(key))).random())
-
-
-def explicit(settings: Sequence[Mapping[str, Any]]) -> list[Settings]:
-    """A list of one's own, checked and copied; an empty dictionary is a member with the base settings.
-
-    >>> explicit([{"learning_rate": 3e-4}, {}])
-    [{'learning_rate': 0.0003}, {}]
-    """
-    if isinstance(settings, str | Mapping) or not isinstance(settings, Sequence):
-        raise ConfigError(f"expected a list with one dictionary of settings a member, got {settings!r}")
-    if not settings:
-        raise ConfigError("a sweep needs at least one member, got an empty list; [{}] is one with the base settings")
-    for k, member in enumerate(settings):
-        if not isinstance(member, Mapping):
-            raise ConfigError(f"member {k}: expected a dictionary of settings by name, got {member!r}")
-        _names_are_strings(f"member {k}", member)
-    return [copy.deepcopy(dict(member)) for member in settings]
-
-
-def _some_names(who: str, space: Any) -> None:
-    if not isinstance(space, Mapping) or not space:
-        raise ConfigError(f"{who}: expected at least one setting by name, got {space!r}; name what members differ in")
-    _names_are_strings(who, space)
-
-
-def _names_are_strings(who: str, settings: Mapping[str, Any]) -> None:
-    for name in settings:
-        if not isinstance(name, str):
-            raise ConfigError(f"{who}: a setting's name is text such as 'learning_rate', got {name!r}")
 
 
 _ONE_LAYOUT = "all members share one replay, and its unrolls have one shape"
@@ -198,17 +126,15 @@ def member_configs(base: Config, settings: Sequence[Mapping[str, Any]]) -> tuple
     Members may differ in loss, optimiser, network (but for its memory) and the environment's options. ConfigError where a difference
     would make their unrolls unfit for one replay, or their speeds unequal.
 
-    >>> [member.loss.entropy_cost for member in member_configs(Config(), grid({"entropy_cost": [0.005, 0.01]}))]
-    [0.005, 0.01]
     >>> member_configs(Config(), [{"capacity_steps": 10}])
     Traceback (most recent call last):
     laser_rl.errors.ConfigError: member 0: replay.capacity_steps cannot differ between members: all members share one replay; set
     it in the base configuration
     """
-    return tuple(_member_config(base, k, own) for k, own in enumerate(explicit(settings)))
+    return tuple(_member_config(base, k, own) for k, own in enumerate(settings))
 
 
-def _member_config(base: Config, k: int, own: Settings) -> Config:
+def _member_config(base: Config, k: int, own: Mapping[str, Any]) -> Config:
     config = override(base, own)
     named: dict[str, str] = {}
     for name in own:
@@ -224,11 +150,7 @@ def _member_config(base: Config, k: int, own: Settings) -> Config:
 
 
 def member_seed(seed: int, member: int) -> int:
-    """The seed of one member: sweeps with neighbouring seeds share none.
-
-    >>> member_seed(0, 1) == member_seed(0, 1) != member_seed(1, 0)
-    True
-    """
+    """The seed of one member: sweeps with neighbouring seeds share none."""
     return _number(f"{seed}/member/{member}") >> 1
 
 

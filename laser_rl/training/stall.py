@@ -1,10 +1,15 @@
-"""Who waits says for whom, soon, and gives up in the end."""
+"""Waiting: a warning after seconds without progress names the side that blocks, an error after minutes; and what members wait at."""
 
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from types import TracebackType
 
+import numpy as np
+from numpy.typing import NDArray
+
+Steps = NDArray[np.int64]
 log = logging.getLogger("laser_rl.training")
 SAY_AFTER_S = 4.0  # five seconds are promised, and a wait is looked at a few times a second
 GIVE_UP_S = 600.0
@@ -13,12 +18,7 @@ MOST_CREDIT_S = 5.0  # of one look: a process that was stopped for ten minutes h
 
 
 class StallWarning:
-    """One wait: says for whom after `SAY_AFTER_S`, that it is over if it was said, and gives up after `GIVE_UP_S`.
-
-    >>> waiting = StallWarning("the learner", "unrolls from the actor")
-    >>> waiting.again()  # nothing is said yet
-    >>> waiting.over()
-    """
+    """One wait of `who` for `whom`: logs a warning after `SAY_AFTER_S`, and its end; raises TimeoutError after `GIVE_UP_S`."""
 
     def __init__(self, who: str, whom: str) -> None:
         self._who, self.whom, self._said = who, whom, False
@@ -46,16 +46,7 @@ class StallWarning:
 
 
 class Gate:
-    """A lock between threads of which a waiting one says for whom it waits.
-
-    Args:
-        what: its holder does; "the actor to finish its step".
-
-    >>> gate = Gate("the actor to finish its step")
-    >>> with gate:
-    ...     gate.holder == threading.current_thread().name
-    True
-    """
+    """A lock between threads; a thread that waits says what for: `what` the holder does, "the actor to finish its step"."""
 
     def __init__(self, what: str) -> None:
         self._what, self._lock = what, threading.Lock()
@@ -85,3 +76,51 @@ def join(thread: threading.Thread, who: str, whom: str) -> None:
         if thread.is_alive():
             waiting.again()
     waiting.over()
+
+
+class StepBarrier:
+    """Identical speed: keeps the steps of all members of a sweep within `max(unroll_steps, (turns + 1) · slots)` of each other.
+
+    Args:
+        steps: of every member of the sweep; may be memory that other processes write their own into.
+        own: which of them move here.
+        unroll_steps: T.
+        slots: the most steps that one turn of a member makes.
+        turns: that a member may be ahead by. With 0 only the slowest act as soon as a turn is longer than an unroll: right where members
+            take turns, but processes would act one at a time, each waiting for the others to learn.
+
+    >>> pace = StepBarrier(np.array([0, 18, 25]), [0, 1, 2], unroll_steps=20, slots=4)
+    >>> pace.among([False, False, False])
+    [True, False, False]
+    """
+
+    def __init__(self, steps: Steps, own: Sequence[int], *, unroll_steps: int, slots: int, turns: int = 0) -> None:
+        self.steps, self._own = steps, list(own)
+        self._slack = max(0, unroll_steps - slots, turns * slots)
+        self._waiting: StallWarning | None = None
+
+    def among(self, done: Sequence[bool]) -> list[bool]:
+        """Which of those here may act: not ahead, and not done."""
+        own = zip(self._own, done, strict=True)
+        return [not ended and self.allows(int(self.steps[number])) for number, ended in own]
+
+    def allows(self, steps: int) -> bool:
+        """Whether a member that has done so many steps may act."""
+        return steps - int(self.steps.min()) <= self._slack
+
+    def own_steps(self, place: int) -> int:
+        """How far a member here has got, as it was last told."""
+        return int(self.steps[self._own[place]])
+
+    def move(self, place: int, steps: int) -> None:
+        """A member here has got so far."""
+        self.steps[self._own[place]] = steps
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            waiting.over()
+
+    def wait(self) -> None:
+        """Called while all members here have to wait; says for which one, and gives up in the end."""
+        waiting = self._waiting or StallWarning(f"the process of members {self._own}", "another")
+        self._waiting, waiting.whom = waiting, f"member {int(self.steps.argmin())}, which is behind"
+        waiting.again()

@@ -11,19 +11,14 @@ from typing import NoReturn
 
 FINISHED = "finished"
 EXIT_STATUS = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129}
-AGAIN_S = 0.1  # sooner, a signal is the same one twice: from the terminal, and passed on by whoever started us
+AGAIN_S = 0.1  # sooner, a signal is the same one twice: from the terminal, and passed on by our parent
 WANTED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stop:
     """Set once; the first reason stays.
 
-    >>> stop = Stop()
-    >>> stop.request("a callback"); stop.request("too late")
-    >>> stop.reason
-    'a callback'
-
-    A run that is finished still hears what is urgent: its last evaluation may take longer than whoever asks will wait.
+    A run that is finished still hears what is urgent: its last evaluation may take longer than a user who interrupts will wait.
 
     >>> stop = Stop()
     >>> stop.request(FINISHED); stop.request("a callback"); stop.interrupt("SIGTERM")
@@ -37,12 +32,12 @@ class Stop:
         self.listen: Callable[[], None] = lambda: None  # where one hears of it only by asking
 
     def request(self, reason: str) -> None:
-        """Ask everybody to end."""
+        """Ask all parts of the run to end."""
         if self._reason is None:  # no lock: a signal's handler may interrupt the holder of one
             self._reason = reason
 
     def interrupt(self, reason: str) -> None:
-        """Ask everybody to end within seconds."""
+        """Ask all parts of the run to end within seconds."""
         if self.interrupted is None:
             self._reason = reason
         self._urgent = True
@@ -60,16 +55,12 @@ class Stop:
 
     @property
     def interrupted(self) -> str | None:
-        """Who ended it before its end; None while it goes on, and if it was finished."""
+        """What ended it before its end; None while it goes on, and if it was finished."""
         return None if self._reason == FINISHED else self._reason
 
 
 class StoppedAtOnce(KeyboardInterrupt):
-    """A signal that asks for no order, or came where there is nothing to save.
-
-    >>> StoppedAtOnce("SIGTERM").exit_status
-    143
-    """
+    """A signal that asks for no order, or came where there is nothing to save."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -170,7 +161,7 @@ def _handled(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
 
 
 def _mute(terminals: list[int]) -> None:
-    """What would be said to a terminal that is gone is said to nobody: it would be an error, before the run has been saved."""
+    """What would be said to a terminal that is gone is dropped: it would be an error, before the run has been saved."""
     for stream in terminals:
         if not os.isatty(stream):
             nowhere = os.open(os.devnull, os.O_WRONLY)

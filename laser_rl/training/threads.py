@@ -11,21 +11,20 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 import torch
+from torch import cuda
 
 from laser_rl.agent.actor import Actor
 from laser_rl.agent.parameters import FlatParameters
-from laser_rl.gpu_streams import on, own_stream
+from laser_rl.gpu_streams import on, own_stream, wait_for
 from laser_rl.ports import Delivery, ParameterMailbox, StopSignal, UnrollOutbox
 from laser_rl.replay.prefetcher import Prefetcher
-from laser_rl.training.batch_source import BatchSource, PinnedBatch
 from laser_rl.training.build import Member, keep_in_step, learn
-from laser_rl.training.busy import Busy
-from laser_rl.training.depths import queues
-from laser_rl.training.mailbox import ThreadMailbox
+from laser_rl.training.exchange import UNDER_WAY, BatchSource, PinnedBatch, ThreadMailbox
 from laser_rl.training.member_training import MemberTraining
 from laser_rl.training.stall import GIVE_UP_S, PATIENCE_S, Gate, StallWarning, join
 from laser_rl.training.stop import FINISHED
@@ -43,6 +42,107 @@ class Supply(Protocol):
 
     def fill(self, batch: Batch) -> None:
         """One batch."""
+
+
+class Busy:
+    """Measures a learner; on a GPU also keeps it from running further ahead of the card than `UNDER_WAY` updates.
+
+    The share of time is that of the learner's stream on a GPU, from the moment at which it has its batch, and of its thread on a CPU.
+    Nothing here stalls the card: an update is counted when it is over.
+
+    Args:
+        device: of the learner.
+        clock: in seconds.
+        mark: puts an event with its time into the learner's stream; None: on a CPU there is none.
+
+    >>> now = iter([0.0, 1.0, 4.0, 4.0, 5.0, 8.0])
+    >>> busy = Busy(torch.device("cpu"), clock=lambda: next(now))
+    >>> with busy.learning():  # from 1 to 4
+    ...     pass
+    >>> with busy.waiting():  # from 4 to 5
+    ...     pass
+    >>> busy.report()
+    {'learner_busy': 0.375, 'learner_wait': 0.125}
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        mark: Callable[[], Any] | None = None,
+    ) -> None:
+        self._mark = mark or ((lambda: _marked(device)) if device.type == "cuda" else None)
+        self._clock, self._since = clock, clock()
+        self._learned_s = self._waited_s = 0.0
+        self._under_way: deque[tuple[Any, Any]] = deque()  # where updates begin and end on the card
+
+    @contextmanager
+    def learning(self) -> Iterator[None]:
+        """Around one update."""
+        if self._mark is None:
+            begin = self._clock()
+            yield
+            self._learned_s += self._clock() - begin
+            return
+        while len(self._under_way) >= UNDER_WAY:
+            wait_for(self._under_way[0][1], "the learner", "an update on the card")
+            self._count()
+        begun = self._mark()
+        yield
+        self._under_way.append((begun, self._mark()))
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around a wait for a batch."""
+        begin = self._clock()
+        yield
+        self._waited_s += self._clock() - begin
+
+    def _count(self) -> None:
+        begin, end = self._under_way.popleft()
+        self._learned_s += 1e-3 * begin.elapsed_time(end)
+
+    def report(self) -> dict[str, float]:
+        """Shares of the time since the last report."""
+        while self._under_way and self._under_way[0][1].query():
+            self._count()
+        now = self._clock()
+        seconds = max(now - self._since, 1e-9)
+        shares = {"learner_busy": self._learned_s / seconds, "learner_wait": self._waited_s / seconds}
+        self._learned_s, self._waited_s, self._since = 0.0, 0.0, now
+        return shares
+
+
+def _marked(device: torch.device) -> Any:
+    event = cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record(cuda.current_stream(device))
+    return event
+
+
+def _measured(training: MemberTraining) -> Busy:
+    """In every row of metrics from now on, instead of what measured an earlier call."""
+    busy = Busy(training.member.learner.device)
+    training.extra[:] = [more for more in training.extra if not isinstance(getattr(more, "__self__", None), Busy)]
+    training.extra.append(busy.report)
+    return busy
+
+
+@contextmanager
+def queues(training: MemberTraining, **depths: Callable[[], int]) -> Iterator[None]:
+    """While the block lasts, every row of metrics has `queue_NAME` for each of them, as it is when the row is written: after an update.
+
+    Afterwards nothing of them is held: batches may be large.
+    """
+
+    def report() -> dict[str, float]:
+        return {f"queue_{name}": depth() for name, depth in depths.items()}
+
+    training.extra.append(report)
+    try:
+        yield
+    finally:
+        training.extra.remove(report)
 
 
 class ThreadInbox:
@@ -131,20 +231,22 @@ def run_local(trainer: Trainer) -> None:
         torch.set_num_threads(threads)  # a new thread begins with one for each core, whatever was set elsewhere
         try:
             with on(stream):
-                steps, turn = training.steps_left, _turns(trainer)
+                steps, turn = 0 if training.done else training.target - training.steps, _turns(trainer)
                 run_actor(member.actor, flat, inbox, mailbox, stop, locks[0], steps, feed.sent, turn)
         except BaseException as error:
             training.failed(error)
         finally:
             acting.clear()
 
+    def publish() -> None:
+        mailbox.publish(learner.flat.value, learner.version)
+
     thread = threading.Thread(target=act, name="actor", daemon=True)
     ahead = gathered(member, feed)
-    learning = Learning(training, ahead, mailbox, lambda: trainer.between(locks, settle=feed.settle))
     thread.start()
     try:
         with queues(training, inbox=inbox.depth, batches=ahead.depth):
-            learning.run()
+            learn_ahead(training, ahead, publish, lambda: trainer.between(locks, settle=feed.settle))
     finally:
         stop.request(FINISHED)
         ahead.close()
@@ -175,61 +277,36 @@ def _turns(trainer: Trainer) -> Callable[[int], bool]:
     return may_act
 
 
-class Learning:
-    """The learner's loop: an update from each batch, until there are no more.
-
-    Args:
-        training: of the member.
-        ahead: batches.
-        mailbox: gets the parameters of each update.
-        between: called after each update.
-    """
-
-    def __init__(
-        self,
-        training: MemberTraining,
-        ahead: Prefetcher[PinnedBatch],
-        mailbox: ParameterMailbox,
-        between: Callable[[], None],
-    ) -> None:
-        self._training, self._ahead, self._mailbox, self._between = training, ahead, mailbox, between
-        self._busy = _measured(training)
-
-    def run(self) -> None:
-        """Until the batches end."""
-        training, ahead, busy = self._training, self._ahead, self._busy
-        member, learner = training.member, training.member.learner
-        while (crate := _next(ahead, busy)) is not None:
-            with crate.read() as batch, busy.learning():
-                learn(member, batch, progress=training.progress)
-                self._mailbox.publish(learner.flat.value, learner.version)
-            ahead.give_back(crate)
-            training.learned()
-            self._between()
+def learn_ahead(
+    training: MemberTraining,
+    ahead: Prefetcher[PinnedBatch],
+    publish: Callable[[], None],
+    between: Callable[[], None],
+) -> None:
+    """The learner's loop: an update from each batch, until there are no more; then its parameters are published, as part of the update."""
+    busy = _measured(training)
+    while True:
+        with busy.waiting():
+            pinned = ahead.next(GIVE_UP_S)
+        if pinned is None:
+            return
+        with pinned.read() as batch, busy.learning():
+            learn(training.member, batch, progress=training.progress)
+            publish()
+        ahead.give_back(pinned)
+        training.learned()
+        between()
 
 
 def gathered(member: Member, feed: Supply) -> Prefetcher[PinnedBatch]:
     """On a GPU one more: the learner's thread gives a batch back when the card has yet to read it."""
     stream = own_stream(member.learner.device, "uploading")
-    crates = [PinnedBatch.of(member, stream) for _ in range(2 if stream is None else 3)]
-    return Prefetcher(lambda crate: crate.fill(feed.fill), crates, ready=feed.ready)
-
-
-def _measured(training: MemberTraining) -> Busy:
-    """In every row of metrics from now on, instead of what measured an earlier call."""
-    busy = Busy(training.member.learner.device)
-    training.extra[:] = [more for more in training.extra if not isinstance(getattr(more, "__self__", None), Busy)]
-    training.extra.append(busy.report)
-    return busy
-
-
-def _next(ahead: Prefetcher[PinnedBatch], busy: Busy) -> PinnedBatch | None:
-    with busy.waiting():
-        return ahead.next(GIVE_UP_S)
+    batches = [PinnedBatch.of(member, stream) for _ in range(2 if stream is None else 3)]
+    return Prefetcher(lambda pinned: pinned.fill(feed.fill), batches, ready=feed.ready)
 
 
 def _room(training: MemberTraining) -> int:
     """Deliveries in the inbox. Slots are shifted against each other, so a step of all of them ends this many unrolls."""
     config = training.member.config
     at_once = max(1, config.environment.slots // config.loss.unroll_steps)
-    return max(1, config.run.queued_updates * max(1, training.member.counts.online) // at_once)
+    return max(1, config.run.queued_updates * max(1, training.member.mixer.counts.online) // at_once)

@@ -1,54 +1,150 @@
 """One run, of one agent or of a sweep: every member at the same speed, one stop, one checkpoint, and rows about all members together."""
 
-import contextlib
 import functools
-import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from laser_rl.metrics.rows import Kind, Sink, Value, fitness
+from laser_rl.metrics.rows import Kind, Sink, Value
 from laser_rl.replay.store import Replay
-from laser_rl.training.budget import Budget
+from laser_rl.training.budget import Budget, DutyCycle
 from laser_rl.training.build import derive
-from laser_rl.training.disk_space import SaveRetry
-from laser_rl.training.duty_cycle import DutyCycle
-from laser_rl.training.member_group import MemberGroup, MemberSteps
-from laser_rl.training.member_training import Callback, MemberTraining
-from laser_rl.training.pbt import Exploit, PbtState, Standing, decide
+from laser_rl.training.evaluate import MemberResult, Result, trained_of
+from laser_rl.training.member_group import MemberGroup
+from laser_rl.training.member_training import Callback, Locks, MemberTraining, held
+from laser_rl.training.pbt import Exploit, PbtState, decide
+from laser_rl.training.saving import SaveRetry
 from laser_rl.training.settings import SweepConfig
-from laser_rl.training.step_barrier import StepBarrier, Steps
+from laser_rl.training.stall import StepBarrier, Steps
 from laser_rl.training.stop import Stop
-from laser_rl.training.sweep_metrics import sweep_metrics
 
 SURVEY_SHARE = 0.01  # of the time, at most, for rows about all members together, where they come by the clock
+WAIT_S = 0.0005  # between two looks at the steps of members elsewhere
 TURNS_AHEAD = 4  # of members in other processes: one may learn for as long as others act
-Locks = Sequence[contextlib.AbstractContextManager[None]]
 
 
-class MemberSink:
-    """Rows of one member on their way to a sink of the whole sweep."""
+class Run:
+    """What is done for all members of a run, wherever they act and learn: decisions, rows about all of them, checkpoints.
 
-    def __init__(self, sink: Sink, member: int) -> None:
-        self._sink, self._member = sink, member
+    Args:
+        settings: all values, of one agent or of a sweep.
+        trainings: of the members here.
+        sinks: where rows about the whole run go.
+        stop: where an end is requested.
+        save: writes a checkpoint; None if nothing is kept.
+    """
 
-    def write(self, kind: Kind, step: int, update: int, values: Mapping[str, Value]) -> None:
-        """With the member's number."""
-        self._sink.write(kind, step, update, {"member": self._member, **values})
+    def __init__(
+        self,
+        settings: SweepConfig,
+        trainings: Sequence[MemberTraining],
+        sinks: Sequence[Sink],
+        stop: Stop,
+        save: Callable[[], Path] | None,
+    ) -> None:
+        self.settings, self.trainings, self.sinks, self.stop = settings, list(trainings), list(sinks), stop
+        self.saved: Path | None = None
+        self._save, self._retry, self._next_save = save, SaveRetry(), 0
+        seed = settings.base.run.seed
+        self.pbt = PbtState(len(settings.settings), derive(seed, "pbt")) if settings.pbt is not None else None
+        survey_seed = derive(self.trainings[0].member.config.run.seed, "survey")
+        self._surveyed, self._survey_random = 0, np.random.Generator(np.random.PCG64(survey_seed))
 
-    def flush(self) -> None:
-        """Passed on."""
-        self._sink.flush()
+    @property
+    def steps(self) -> int:
+        """Of the slowest member here."""
+        return min(training.steps for training in self.trainings)
 
-    def close(self) -> None:
-        """The trainer's owner closes its sinks."""
+    @property
+    def updates(self) -> int:
+        """Of all members here together."""
+        return sum(training.update for training in self.trainings)
+
+    def _plan_save(self) -> None:
+        every = self.settings.base.run.checkpoint_every_steps
+        self._next_save = (self.steps // every + 1) * every if every else 0
+
+    def _save_is_due(self) -> bool:
+        due = 0 < self._next_save <= self.steps
+        if due:  # planned at once, so that a checkpoint does not ask for itself again
+            self._plan_save()
+        return self._retry.due() if self._retry.failing else due
+
+    def save(self, *, last: bool = True) -> None:
+        """Write a checkpoint, if anything is kept. If the disk is full it is tried again later; `NoSpace` at the `last` chance."""
+        if self._save is not None:
+            self.saved = self._retry.save(self._save, last=last) or self.saved
+
+    def tuned(self) -> list[dict[str, float]]:
+        """Each member's present values of what PBT moves."""
+        names = self.settings.pbt.tuned if self.settings.pbt else ()
+        return [{name: training.member.learner.setting(name) for name in names} for training in self.trainings]
+
+    def _decide(self) -> list[Exploit]:
+        if self.pbt is None or self.settings.pbt is None:
+            return []
+        return decide([one.standing() for one in self.trainings], self.tuned(), self.settings.pbt, self.pbt)
+
+    def _write_sweep_row(self) -> None:
+        """A row about all members together; `update` counts those of all, so it grows with each of them."""
+        from laser_rl.training.sweep_metrics import sweep_metrics  # noqa: PLC0415 - the run of one agent has no such rows
+
+        members = [training.member for training in self.trainings]
+        self.write(
+            "sweep", sweep_metrics([m.learner for m in members], [m.replay for m in members], self._survey_random)
+        )
+
+    def write(self, kind: Kind, values: Mapping[str, Value]) -> None:
+        """A row about the whole run."""
+        for sink in self.sinks:
+            sink.write(kind, self.steps, self.updates, values)
+
+    def _made(self) -> list[Exploit]:
+        """The copies that were made."""
+        return [] if self.pbt is None else self.pbt.history
+
+    def result(self, interrupted: str | None) -> Result:
+        """How the run ended."""
+        members = tuple(_member_result(self.settings, training) for training in self.trainings)
+        return Result(members, tuple(self._made()), interrupted, self.saved)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counters of the run itself."""
+        return {
+            "surveyed": self._surveyed,
+            "survey_random": self._survey_random.bit_generator.state,
+            "next_save": self._next_save,
+            "pbt": None if self.pbt is None else self.pbt.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on counting there; the members have been loaded already."""
+        self._surveyed, self._next_save = state["surveyed"], state["next_save"]
+        self._survey_random.bit_generator.state = state["survey_random"]
+        if self.pbt is not None and state["pbt"] is not None:
+            self.pbt.load_state_dict(state["pbt"])
 
 
-class Trainer:
-    """The members of a group, and everything beside the ring of acting and learning.
+def _member_result(settings: SweepConfig, training: MemberTraining) -> MemberResult:
+    member, learner = training.member, training.member.learner
+    config = member.config.model_copy(update={"loss": learner.loss, "optimiser": learner.rates})
+    return MemberResult(
+        number=member.number,
+        settings=settings.settings[member.number],
+        config=config,
+        steps=training.steps,
+        updates=training.update,
+        return_mean=training.window.numbers().get("return_mean"),
+        evaluation=training.evaluations[-1][1] if training.evaluations else None,
+        trained=trained_of(member, training.steps),
+    )
+
+
+class Trainer(Run):
+    """Members that act and learn in this process, and everything beside that.
 
     Args:
         settings: all values, of one agent or of a sweep.
@@ -56,7 +152,6 @@ class Trainer:
         sinks: where rows of metrics go.
         callbacks: see `Progress`; one that returns False ends the run.
         save: writes a checkpoint; None if nothing is kept.
-        numbers: of the group's members in the sweep; None: all of them.
         steps: of all members of the sweep, where other processes have some of them.
         budget: the time of the run, where other processes count it too; None: one of its own, as configured.
     """
@@ -69,52 +164,35 @@ class Trainer:
         sinks: Sequence[Sink] = (),
         callbacks: Sequence[Callback] = (),
         save: "Callable[[Trainer], Path] | None" = None,
-        numbers: Sequence[int] | None = None,
         steps: Steps | None = None,
         budget: Budget | None = None,
     ) -> None:
-        self.settings, self.group, self.sinks, self._save = settings, group, list(sinks), save
-        base = group.members[0].config
-        self.stop = Stop()
+        self.group, base, stop = group, group.members[0].config, Stop()
         self.budget = Budget(base.run.budget_minutes) if budget is None else budget
-        self.saved: Path | None = None
-        self._tries = SaveRetry()
-        self.numbers = list(range(len(group.members)) if numbers is None else numbers)
-        self.trainings = [
+        trainings = [
             MemberTraining(
                 member,
-                sinks=sinks_of(settings, sinks, number),
+                sinks=sinks,
                 callbacks=callbacks,
-                stop=self.stop,
+                numbered=not settings.single,
+                stop=stop,
                 budget=self.budget,
             )
-            for number, member in zip(self.numbers, group.members, strict=True)
+            for member in group.members
         ]
+        super().__init__(settings, trainings, sinks, stop, None if save is None else functools.partial(save, self))
+        numbers = [member.number for member in group.members]
         self.pace = StepBarrier(
-            np.zeros(len(self.numbers), np.int64) if steps is None else steps,
-            self.numbers if steps is not None else range(len(self.numbers)),
+            np.zeros(len(numbers), np.int64) if steps is None else steps,
+            range(len(numbers)) if steps is None else numbers,
             unroll_steps=base.loss.unroll_steps,
             slots=base.environment.slots,
             turns=0 if steps is None else TURNS_AHEAD,
         )
         for place, training in enumerate(self.trainings):
             training.moved = functools.partial(self.pace.move, place)
-        seed = settings.base.run.seed
-        self.pbt = PbtState(len(settings.settings), derive(seed, "pbt")) if settings.pbt is not None else None
-        self._surveyed, self._survey_random = 0, np.random.Generator(np.random.PCG64(derive(base.run.seed, "survey")))
-        self._survey_sparing = DutyCycle(base.run.log_every_s, share=SURVEY_SHARE, most_s=60.0)
-        self._next_save = 0
+        self._survey_clock = DutyCycle(base.run.log_every_s, share=SURVEY_SHARE, most_s=60.0)
         self._plan_save()
-
-    @property
-    def steps(self) -> int:
-        """Of the slowest member here."""
-        return min(training.steps for training in self.trainings)
-
-    @property
-    def updates(self) -> int:
-        """Of all members here together."""
-        return sum(training.update for training in self.trainings)
 
     def stores(self) -> list[Replay]:
         """The replays of these members, each once, in the order of the members."""
@@ -140,24 +218,20 @@ class Trainer:
 
     def turn(self) -> bool:
         """Each member that is not ahead acts, each that is ready learns; False if all here have to wait for members elsewhere."""
-        done = [training.steps >= training.target for training in self.trainings]
-        among = self.pace.among(done)
+        among = self.pace.among([training.steps >= training.target for training in self.trainings])
         if not any(among):
             return False
-        for moves in self.group.act(among):
-            self._acted(moves)
+        for acted in self.group.act(among):
+            training = self.trainings[acted.place]
+            training.acted(acted.steps, acted.episodes)
+            if acted.unrolls is not None:
+                training.member.mixer.offer(acted.unrolls)
         while places := self.group.ready():
             self.group.learn(places, [self.trainings[place].progress for place in places])
             for place in places:
                 self.trainings[place].learned()
             self._survey_if_due()
         return True
-
-    def _acted(self, moves: MemberSteps) -> None:
-        training = self.trainings[moves.place]
-        training.acted(moves.steps, moves.episodes)
-        if moves.unrolls is not None:
-            training.member.mixer.offer(moves.unrolls)
 
     def between(self, locks: Locks = (), settle: Callable[[], None] = lambda: None) -> None:
         """Evaluate, exploit and save, if due; in this order, so that a checkpoint has all rows of its step before it.
@@ -172,44 +246,24 @@ class Trainer:
             with held(locks):
                 settle()
                 if self.goes_on():
-                    self.save()
-
-    def _save_is_due(self) -> bool:
-        due = 0 < self._next_save <= self.steps
-        if due:  # planned at once, so that a checkpoint does not ask for itself again
-            self._plan_save()
-        return self._tries.due() if self._tries.failing else due
-
-    def _plan_save(self) -> None:
-        every = self.settings.base.run.checkpoint_every_steps
-        self._next_save = (self.steps // every + 1) * every if every else 0
+                    self.save(last=False)
 
     def exploit(self) -> list[Exploit]:
         """Decide which members copy which; copies are made at once, each whole or not at all."""
         if self.pbt is None or self.settings.pbt is None:
             return []
-        config, episodes = self.settings.pbt, [training.window.episodes for training in self.trainings]
+        episodes = [training.window.episodes for training in self.trainings]
         since = [now - before for now, before in zip(episodes, self.pbt.decided_at, strict=True)]
-        if max(since) < config.every_episodes:  # asked in every turn, so the usual answer has to be quick
+        if max(since) < self.settings.pbt.every_episodes:  # asked in every turn, so the usual answer has to be quick
             return []
-        exploits = decide(
-            self.standing(), [self.tuned(place) for place in range(len(self.trainings))], config, self.pbt
-        )
+        exploits = self._decide()
         # What donors are is taken before anything changes.
         donors = {
             exploit.donor: self.trainings[exploit.donor].member.learner.state_dict().tensors for exploit in exploits
         }
         for exploit in exploits:
-            become(self.trainings[exploit.member], exploit, donors[exploit.donor])
+            self.trainings[exploit.member].become(exploit, donors[exploit.donor])
         return exploits
-
-    def standing(self) -> list[Standing]:
-        """Where each member is."""
-        return [standing_of(number, training) for number, training in zip(self.numbers, self.trainings, strict=True)]
-
-    def tuned(self, place: int) -> dict[str, float]:
-        """Present values of what PBT moves."""
-        return tuned_of(self.trainings[place], self.settings)
 
     def report(self) -> None:
         """The last rows."""
@@ -220,21 +274,17 @@ class Trainer:
     def _survey_if_due(self) -> None:
         if self.settings.single:
             return
-        run = self.settings.base.run
-        enough = self.updates - self._surveyed >= run.log_every_updates * len(self.trainings)
+        enough = self.updates - self._surveyed >= self.settings.base.run.log_every_updates * len(self.trainings)
         on_gpu = self.group.members[0].learner.device.type == "cuda"  # there no two runs are equal anyway
-        if enough or (on_gpu and self._survey_sparing.due()):
+        if enough or (on_gpu and self._survey_clock.due()):
             self._survey()
 
     def _survey(self) -> None:
-        """A row about all members together; `update` counts those of all, so it grows with each of them."""
         if self.settings.single or self.updates == self._surveyed:
             return
         self._surveyed = self.updates
-        members = self.group.members
-        with self._survey_sparing.measured():
-            values = sweep_metrics([m.learner for m in members], [m.replay for m in members], self._survey_random)
-        self.write("sweep", values)
+        with self._survey_clock.measured():
+            self._write_sweep_row()
 
     def announce(self, event: str) -> None:
         """Tell the sinks, for every member and, in a sweep, for the rows about all of them."""
@@ -243,76 +293,14 @@ class Trainer:
         if not self.settings.single:
             self.write("event", {"event": event})
 
-    def write(self, kind: Kind, values: Mapping[str, Value]) -> None:
-        """A row about the whole run."""
-        for sink in self.sinks:
-            sink.write(kind, self.steps, self.updates, values)
-
-    def save(self) -> None:
-        """Write a checkpoint, if anything is kept. If the disk is full it is tried again later; `NoSpace` if the run is at its end."""
-        write = self._save
-        if write is not None:
-            self.saved = self._tries.save(lambda: write(self), last=not self.goes_on()) or self.saved
-
-    def state_dict(self) -> dict[str, Any]:
-        """Counters of the run itself."""
-        return {
-            "surveyed": self._surveyed,
-            "survey_random": self._survey_random.bit_generator.state,
-            "next_save": self._next_save,
-            "pbt": None if self.pbt is None else self.pbt.state_dict(),
-        }
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on counting there; the members have been loaded already."""
-        self._surveyed, self._next_save = state["surveyed"], state["next_save"]
-        self._survey_random.bit_generator.state = state["survey_random"]
-        if self.pbt is not None and state["pbt"] is not None:
-            self.pbt.load_state_dict(state["pbt"])
+        super().load_state_dict(state)
         for place, training in enumerate(self.trainings):
             self.pace.move(place, training.steps)
 
 
-def sinks_of(settings: SweepConfig, sinks: Sequence[Sink], number: int) -> list[Sink]:
-    """Where the rows of one member go: in a sweep with its number."""
-    return list(sinks) if settings.single else [MemberSink(sink, number) for sink in sinks]
-
-
-@contextlib.contextmanager
-def held(locks: Locks) -> Iterator[None]:
-    """All of these locks, in their order."""
-    with contextlib.ExitStack() as stack:
-        for lock in locks:
-            stack.enter_context(lock)
-        yield
-
-
-def become(training: MemberTraining, exploit: Exploit, tensors: Mapping[str, Any]) -> None:
-    """A member becomes a changed copy of its donor, whose tensors these are."""
-    training.member.learner.adopt(tensors)
-    training.member.learner.tune(exploit.after)
-    training.window.forget()
-    values: dict[str, Value] = {"donor": exploit.donor, "score": exploit.score, "donor_score": exploit.donor_score}
-    values |= {f"before_{name}": value for name, value in exploit.before.items()}
-    values |= {f"after_{name}": value for name, value in exploit.after.items()}
-    training.announce("exploit", values)
-
-
-def standing_of(number: int, training: MemberTraining) -> Standing:
-    """Where a member is."""
-    score, learner = fitness(training.window.numbers()), training.member.learner
-    if learner.recovery.counts.failing or not learner.flat.value.isfinite().all():
-        score = math.nan  # its returns were good, but there is nothing left to copy
-    return Standing(number, training.steps, training.window.episodes, score)
-
-
-def tuned_of(training: MemberTraining, sweep: SweepConfig) -> dict[str, float]:
-    """A member's present values of what PBT moves."""
-    learner, names = training.member.learner, sweep.pbt.tuned if sweep.pbt else ()
-    return {name: learner.setting(name) for name in names}
-
-
-def run_in_turns(trainer: Trainer, wait_s: float = 0.0005) -> None:
+def run_in_turns(trainer: Trainer) -> None:
     """The specification: act, insert, learn, one after the other, until the steps are done, the time is over or a stop is requested.
 
     In one process the same seed gives the same bits.
@@ -320,5 +308,5 @@ def run_in_turns(trainer: Trainer, wait_s: float = 0.0005) -> None:
     while trainer.goes_on():
         if not trainer.turn():
             trainer.pace.wait()
-            time.sleep(wait_s)
+            time.sleep(WAIT_S)
         trainer.between()  # also while waiting: a member that waits must hear that it is to stop

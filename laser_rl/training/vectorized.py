@@ -4,7 +4,8 @@ Every learner stays what it is (its state, its report, its network are views of 
 know. Only the way of an update differs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from laser_rl.agent.learner import Learner
 from laser_rl.agent.learner_metrics import EVERY, ages, tally
 from laser_rl.agent.loss import columns, differences, hyper_of, laser_loss
+from laser_rl.agent.parallel import part_of
 from laser_rl.agent.parameters import build_optimiser, move_state, shaped
 from laser_rl.agent.policy import Decision, Seen, decide
 from laser_rl.networks.recurrent import NoMemory
@@ -21,7 +23,10 @@ from laser_rl.networks.torso import MLP
 from laser_rl.networks.vectorized import side_by_side
 from laser_rl.ops import checks
 from laser_rl.ops.distributions import Family
-from laser_rl.types import Batch
+from laser_rl.replay.records import allocate
+from laser_rl.training.build import Member, on_device
+from laser_rl.training.member_group import MemberGroup, MemberSteps, load_actor
+from laser_rl.types import Batch, Episode, Unrolls
 
 MOST_PARAMETERS = 300_000  # of one member; how the gain shrinks with the size is in benchmarks/README.md
 
@@ -42,11 +47,7 @@ def can_stack(learners: Sequence[Learner]) -> bool:
 
 
 class VectorizedLearners:
-    """K learners whose memory it has moved into the rows of its matrices.
-
-    Args:
-        learners: alike in everything but the values of hyper-parameters (`can_stack`).
-    """
+    """K learners, alike but for the values of hyper-parameters (`can_stack`), whose memory it has moved into the rows of its matrices."""
 
     def __init__(self, learners: Sequence[Learner]) -> None:
         first = learners[0]
@@ -133,13 +134,7 @@ class VectorizedLearners:
 
 
 class StackedPolicy:
-    """Acts for all members of a stack at once; the slots of each member one after the other.
-
-    Args:
-        stack: whose parameters act.
-        slots: of one member.
-        seed: of the actions of all members.
-    """
+    """Acts for all members of a stack at once; the `slots` of each member one after the other."""
 
     def __init__(self, stack: VectorizedLearners, slots: int, *, seed: int) -> None:
         self._stack, self._slots = stack, slots
@@ -164,3 +159,70 @@ class StackedPolicy:
             )
             chosen = output.policy[0, torch.from_numpy(slots).to(self.device)]
             return decide(self.family, chosen, self.generator)
+
+
+class VectorizedGroup(MemberGroup):
+    """All members share one actor, whose slots are theirs in turn, and are updated in one computation.
+
+    A member that is ready waits for the others, until one has twice as many new unrolls as an update takes: members whose episodes are
+    short have more rows for the same steps, and get their additional updates alone.
+    """
+
+    def __init__(self, members: Sequence[Member], stack: VectorizedLearners) -> None:
+        super().__init__(members)
+        self._stack, self.actor, first = stack, members[0].actor, members[0]
+        self._slots = first.config.environment.slots
+        self._columns = first.config.loss.batch_unrolls
+        gpu = stack.value.device.type == "cuda"
+        self._batch = allocate(first.layout, self._columns * len(members), pin=gpu, stacked=not gpu)
+
+    def begin(self, *, recorded: bool = False) -> None:
+        """Reset all environments."""
+        self.actor.begin(recorded=recorded)
+
+    def act(self, among: Sequence[bool]) -> Iterator[MemberSteps]:
+        """One turn of the members that are `among` those that may act, all at once."""
+        versions = [member.learner.version for member in self.members]
+        self.actor.versions[:] = np.repeat(versions, self._slots)
+        taken = self.actor.step(np.repeat(np.asarray(among), self._slots))
+        steps = np.bincount(taken.moved // self._slots, minlength=len(self.members))
+        finished: list[list[Episode]] = [[] for _ in self.members]
+        for episode in taken.episodes:
+            place, slot = divmod(episode.slot, self._slots)
+            finished[place].append(episode._replace(slot=slot))
+        unrolls, whose = taken.unrolls, np.zeros(0, np.int64)
+        if unrolls is not None:
+            whose = np.searchsorted(self.actor.member[:: self._slots], unrolls.member)
+        for place, member_steps in enumerate(steps.tolist()):
+            own = np.flatnonzero(whose == place)
+            part = Unrolls(*(field[own] for field in unrolls)) if unrolls is not None and len(own) else None
+            if among[place]:
+                yield MemberSteps(place, member_steps, finished[place], part)
+
+    def ready(self) -> list[int]:
+        """All together, or those that are ready as soon as one would fall behind."""
+        mixers = [member.mixer for member in self.members]
+        ready = [place for place, mixer in enumerate(mixers) if mixer.ready()]
+        late = any(mixers[place].pending >= 2 * mixers[place].new_unrolls_per_update for place in ready)
+        return ready if len(ready) == len(mixers) or late else []
+
+    def learn(self, places: Sequence[int], progress: Sequence[float]) -> None:
+        """One update of each of these, in one computation."""
+        for number, place in enumerate(places):
+            self.members[place].mixer.fill(self._batch, number * self._columns)
+        batch = on_device(self.members[0], self._batch)
+        if len(places) < len(self.members):
+            batch = part_of(batch, slice(0, len(places) * self._columns))
+        self._stack.update(places, batch, progress=progress)
+
+    def actor_state(self) -> dict[str, dict[str, Any]]:
+        """Groups of tensors of the one actor."""
+        return dict(self.actor.state_dict())
+
+    def load_actors(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> int:
+        """Go on there; returns how many open episodes were lost."""
+        return load_actor(self.actor, tensors, "")
+
+    def close(self) -> None:
+        """End the environments."""
+        self.actor.environments.close()

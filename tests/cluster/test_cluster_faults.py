@@ -17,8 +17,8 @@ from laser_rl.cluster.supervisor import ClusterSupervisor
 from laser_rl.metrics.log import read
 from laser_rl.replay.encoded_unrolls import unseal
 from laser_rl.replay.records import unpack
-from laser_rl.training.cluster_settings import ClusterSettings
 from laser_rl.training.directory import RunDirectory
+from laser_rl.training.settings import ClusterSettings
 from tests.agent.unroll_witness import Row, UnrollWitness
 from tests.cluster.raylets import needs_ray, three_raylets
 from tests.cluster.sweeps import kill, pid_of, small_sweep, wait_until
@@ -126,7 +126,7 @@ def test_twenty_kills_of_every_kind_in_one_run(raylets, tmp_path, figure):
         supervisor = ClusterSupervisor(config, directory, ClusterSettings(runners=1))
         killer, close = Killer(supervisor, raylets, KINDS, seed=5), supervisor.replays.close
         supervisor.replays.close = lambda: (
-            found.extend(held_by(supervisor.replays.supervisors[0].shards, supervisor.parts.layout)),
+            found.extend(held_by(supervisor.replays.supervisors[0].shards, supervisor.members[0].layout)),
             close(),
         )
         end = supervisor.run()

@@ -5,7 +5,8 @@ import hashlib
 from laser_rl.cluster.shard import ShardPlan
 from laser_rl.cluster.sharded import ShardedReplay
 from laser_rl.replay.encoded_unrolls import seal
-from laser_rl.training import build
+from laser_rl.training import build_group
+from laser_rl.training.trainer import Trainer
 from tests.cluster.raylets import NearShard, send
 from tests.training.small import finish, small
 
@@ -29,12 +30,14 @@ def test_serial_over_one_shard_gives_the_same_parameters(monkeypatch):
     expected, updates, store = learned(config)
     shards = []
 
-    def sharded(config, layout, counts, *, shared=False):
+    def sharded(config, layout, *, shared=False):
         shards.append(NearShard(ShardPlan(layout, config.replay.capacity_steps, number=0)))
         return WrittenReplay(layout, lambda: shards, ahead=0)
 
-    monkeypatch.setattr(build, "build_replay", sharded)
+    monkeypatch.setattr(build_group, "build_replay", sharded)
+    monkeypatch.setattr(Trainer, "stores", lambda self: [])  # of a Replay, to be filled from an earlier run
     found, versions, replay = learned(config)
+    assert isinstance(replay, WrittenReplay)
     assert updates == versions > 20
     assert len(replay) == len(store)
     assert found == expected

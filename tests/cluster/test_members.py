@@ -32,10 +32,9 @@ from laser_rl.replay.encoded_unrolls import seal
 from laser_rl.replay.prefetcher import Exhausted
 from laser_rl.replay.records import pack
 from laser_rl.replay.store import Replay
-from laser_rl.training.cluster_settings import ClusterSettings, require_possible
 from laser_rl.training.process_handle import MOST_RESTARTS, ProcessDied
 from laser_rl.training.saving import Segments
-from laser_rl.training.settings import SweepConfig
+from laser_rl.training.settings import ClusterSettings, SweepConfig, require_possible
 from laser_rl.training.stop import Stop
 from laser_rl.types import Episode
 from tests.cluster.raylets import NearCoordinator, NearShard

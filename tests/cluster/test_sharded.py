@@ -19,7 +19,7 @@ from laser_rl.replay.encoded_unrolls import seal
 from laser_rl.replay.mixer import Counts, Mixer
 from laser_rl.replay.records import allocate, pack
 from laser_rl.replay.store import Replay
-from laser_rl.training.cluster_settings import require_uniform
+from laser_rl.training.settings import require_uniform
 from tests.cluster.raylets import NearShard, send
 from tests.replay.inputs import STACKED, VECTOR, assert_column, assert_same, numbered
 

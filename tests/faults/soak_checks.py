@@ -9,7 +9,7 @@ import numpy as np
 from laser_rl import checkpoint
 from laser_rl.checkpoint.snapshot import grouped
 from laser_rl.metrics.log import FILE, read, read_from
-from laser_rl.training.build_group import build_parts
+from laser_rl.training.build_group import build_members
 from laser_rl.training.directory import RunDirectory
 from laser_rl.trust import Trust
 from tests.agent.unroll_witness import UnrollWitness
@@ -78,10 +78,10 @@ def _replay(path: Path, loaded: checkpoint.Loaded, found: Found) -> None:
     directory = RunDirectory(path, None)
     try:
         with Trust(code=True).applied():  # the environment of the soak, which its settings name
-            parts = build_parts(directory.settings)
-        store = parts.stores[0]
+            member = build_members(directory.settings)[0]
+        store = member.store
         assert store is not None
-        directory.fill([store], parts.layout, loaded)
+        directory.fill([store], member.layout, loaded)
     finally:
         directory.close()
     unrolls, witness = store.export(np.arange(store.first_id, store.next_id)), UnrollWitness()
@@ -92,7 +92,7 @@ def _replay(path: Path, loaded: checkpoint.Loaded, found: Found) -> None:
     finite = all(np.isfinite(field).all() for field in (unrolls.observation, unrolls.reward, unrolls.behaviour))
     found.expect(finite, "the replay holds numbers that are none")
     found.expect(
-        len(store) * parts.layout.steps <= directory.settings.base.replay.capacity_steps, "more than its capacity"
+        len(store) * member.layout.steps <= directory.settings.base.replay.capacity_steps, "more than its capacity"
     )
     members = set(unrolls.member.tolist())
     found.expect(members == set(range(len(parts.configs))), f"the replay has unrolls of {sorted(members)} only")

@@ -8,11 +8,10 @@ import pytest
 from laser_rl import checkpoint, cli
 from laser_rl.checkpoint import manifest
 from laser_rl.config import override
-from laser_rl.training.directory import RunDirectory
+from laser_rl.training.directory import RunDirectory, has_checkpoints
 from laser_rl.training.evaluate import load_trained
 from laser_rl.training.files import CONFIG, read_sweep
 from laser_rl.training.launch import train
-from laser_rl.training.run_lock import has_checkpoints
 from tests.faults.test_checkpoint_faults import emptied, exchanged, flipped, make_newer, truncated
 from tests.golden import folders
 

@@ -224,7 +224,7 @@ def test_processes_killed_soon_put_nothing_into_the_replay_twice(tmp_path, figur
         supervisor.run()
     finally:
         directory.close()
-    store = supervisor.parts.stores[0]
+    store = supervisor.members[0].replay
     held = store.export(everything(store))
     assert twice(store) == 0
     for member in range(4):

@@ -11,8 +11,8 @@ import torch
 
 from laser_rl import checkpoint
 from laser_rl.metrics.log import MetricsLog, read, rows_hash
-from laser_rl.training import disk_space as space
-from laser_rl.training.disk_space import NoSpace
+from laser_rl.training import saving as space
+from laser_rl.training.saving import NoSpace
 from tests.checkpoint.inputs import forked, outcome
 from tests.faults.disk import Disk, assert_in_order, mounted, unmount
 from tests.faults.test_run_faults import LASER, newest, wait_until
@@ -254,7 +254,7 @@ def test_the_pause_between_tries_grows_to_five_minutes():
 
     def write():
         failed.append(now[0])
-        raise NoSpace(space.Path("run"), 1, OSError(28, "No space left on device"), free=0, newest=None)
+        raise NoSpace(space.Path(), 1, OSError(28, "No space left on device"))
 
     assert tries.save(write, last=False) is None
     while now[0] < 3600:

@@ -8,10 +8,10 @@ import pytest
 from laser_rl import checkpoint
 from laser_rl.metrics.log import read, rows_hash
 from laser_rl.metrics.tensorboard import TensorBoardLog
-from laser_rl.training import disk_space as space
+from laser_rl.training import saving as space
 from laser_rl.training.directory import RunDirectory
-from laser_rl.training.disk_space import NoSpace
 from laser_rl.training.process_supervisor import ProcessSupervisor
+from laser_rl.training.saving import NoSpace
 from laser_rl.training.settings import SweepConfig
 from tests.faults.disk import Disk, assert_in_order
 from tests.faults.test_disk_full import AGAIN, SAID, Full

@@ -104,7 +104,7 @@ def test_workers_of_a_sweep_over_processes_are_killed(tmp_path, figure):
     assert all(
         process.restarts == 0 for process in supervisor.processes
     )  # no process of the sweep fell with its workers
-    store, witness = supervisor.parts.stores[0], UnrollWitness()
+    store, witness = supervisor.members[0].replay, UnrollWitness()
     witness.hear(store.export(np.arange(store.first_id, store.next_id)), contiguous=False)
     assert witness.unrolls == len(store) == store.next_id == sum(member.updates for member in end.members)
     assert zombies() == []

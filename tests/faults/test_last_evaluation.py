@@ -14,8 +14,8 @@ from laser_rl.errors import UserError
 from laser_rl.metrics.log import read, rows_hash
 from laser_rl.training import member_training as training
 from laser_rl.training.directory import RunDirectory
-from laser_rl.training.disk_space import NoSpace
 from laser_rl.training.launch import train
+from laser_rl.training.saving import NoSpace
 from laser_rl.training.settings import SweepConfig
 from tests.training.small import finish, small
 from tests.training.test_sweeps import in_directory, small_sweep
@@ -84,7 +84,7 @@ def test_no_space_for_the_second_checkpoint(tmp_path, monkeypatch, capsys):
 
     def save(self, one):
         if one.trainings[0].last_evaluation is not None:
-            raise NoSpace(self.path, one.steps, OSError(28, "No space left on device"), free=0, newest=one.steps)
+            raise NoSpace(self.path, one.steps, OSError(28, "No space left on device"))
         saved.append(one.steps)
         return real(self, one)
 

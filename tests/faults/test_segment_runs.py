@@ -118,7 +118,7 @@ def test_a_sweep_over_processes_goes_on_with_the_rest_of_its_replay(tmp_path, fi
     [row] = mended_rows(tmp_path)
     assert row["step"] == at
     assert row["unrolls_lost"] > 0
-    index = EpisodeIndex(supervisor.parts.stores[0])
+    index = EpisodeIndex(supervisor.members[0].replay)
     index.refresh()
     assert len(index) > 0
     assert_in_order(tmp_path)

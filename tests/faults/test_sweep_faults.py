@@ -63,7 +63,7 @@ def test_a_killed_process_comes_back_and_members_stay_together(tmp_path):
     )  # turns of three slots, and the one that is under way while we look
     assert all(member.steps >= 3_000 for member in end.members)
     assert all(member.evaluation is not None for member in end.members)
-    store = supervisor.parts.stores[0]
+    store = supervisor.members[0].replay
     kept = store.export(np.arange(store.first_id, store.next_id))
     assert set(kept.member.tolist()) == {0, 1, 2, 3}
     rows = [row for row in read(tmp_path, ("event",)) if row.get("event") == "resumed"]
@@ -248,7 +248,7 @@ def test_a_member_that_diverges_in_a_process_harms_no_other(tmp_path, figure):
     assert last[1]["rollbacks"] > 0
     assert [skipped[0], *skipped[2:]] == [0, 0, 0]
     assert all(member.steps >= 2_000 for member in end.members)
-    store = supervisor.parts.stores[0]
+    store = supervisor.members[0].replay
     kept = store.export(np.arange(store.first_id, store.next_id))
     assert np.isfinite(kept.behaviour).all()
     assert all(process.restarts == 0 for process in supervisor.processes)

@@ -13,8 +13,7 @@ from laser_rl import checkpoint
 from laser_rl.replay import shared_lock
 from laser_rl.replay.shared import HOLDER
 from laser_rl.training import process_supervisor as processes
-from laser_rl.training.pbt import Exploit
-from laser_rl.training.supervisor import order_of
+from laser_rl.training.pbt import Exploit, order_of
 from tests.faults.families import Family, within
 from tests.faults.test_run_faults import newest, wait_until
 from tests.faults.test_sweep_faults import in_processes
@@ -26,7 +25,7 @@ REPLACED_S = 60.0  # a process that blocks the others is gone by then; the limit
 
 def stop_with_the_lock(supervisor, timeout_s=60.0):
     """Stop a process in a moment in which it holds the replay's lock; returns the one of `supervisor.processes`."""
-    words, deadline = supervisor.parts.stores[0]._room.words, time.monotonic() + timeout_s
+    words, deadline = supervisor.members[0].replay._room.words, time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         for process in supervisor.processes:
             if words[HOLDER] == process.pid:

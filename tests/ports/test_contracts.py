@@ -21,7 +21,7 @@ from laser_rl.ports import Delivery
 from laser_rl.replay.encoded_unrolls import seal
 from laser_rl.replay.records import allocate, pack, unpack
 from laser_rl.replay.store import Replay
-from laser_rl.training.mailbox import ThreadMailbox
+from laser_rl.training.exchange import ThreadMailbox
 from laser_rl.training.stop import Stop
 from laser_rl.training.threads import ThreadInbox
 from laser_rl.types import Episode

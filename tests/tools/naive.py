@@ -4,7 +4,7 @@ import numpy as np
 
 from laser_rl import checkpoint
 from laser_rl.checkpoint import REPLAY, read_segment
-from laser_rl.training.warm_start import STORE_IDS
+from laser_rl.training.saving import STORE_IDS
 
 OUTCOMES = ("action", "reward", "terminated", "truncated", "lost_life", "behaviour")
 

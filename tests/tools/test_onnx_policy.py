@@ -267,7 +267,7 @@ def test_several_choices_at_once(tmp_path):
     member.environments.close()
     nn.init.normal_(member.learner.network.policy_head.weight)
     made = export_onnx(trained_of(member, 0), tmp_path / "policy.onnx", rows=1000)
-    assert isinstance(member.family, type(family_of(MultiDiscreteActions((2, 3)))))
+    assert isinstance(member.learner.family, type(family_of(MultiDiscreteActions((2, 3)))))
     assert made.verified.rows >= 1000
 
 

@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 
 from laser_rl.agent.parallel import own_columns, part_of
-from laser_rl.training.process_group import RankPlace, join
+from laser_rl.training.rank_process import join
 from tests.agent.teams import COLUMNS, learner, network, uneven_batch
 
 KIND = {"memory": "lstm", "tasks": 2}
@@ -25,7 +25,7 @@ def batches(net):
 
 def learned(rank, size, address, device):
     """The learner of one rank after all batches, and a hash of all that it is."""
-    team = join(RankPlace(rank, size, address), torch.device(device), backend="gloo", timeout_s=60.0)
+    team = join(rank, size, address, torch.device(device), backend="gloo", timeout_s=60.0)
     try:
         net = network(**KIND).to(device)
         one = learner(net, LOSS, RATES, team=team)

@@ -3,7 +3,7 @@
 import torch
 
 from laser_rl.training.build_group import build_member
-from laser_rl.training.member_group import ParameterFollower, SequentialGroup
+from laser_rl.training.member_group import MemberGroup, ParameterFollower
 from tests.training.small import small
 
 
@@ -32,7 +32,7 @@ def test_what_acts_follows_what_learns():
 
 def test_unrolls_carry_the_version_that_acted_and_updates_are_followed():
     members = [apart(0), apart(1)]
-    crew = SequentialGroup(members)
+    crew = MemberGroup(members)
     with torch.no_grad():
         for member in members:
             member.learner.flat.value.mul_(0.5)  # loaded, say, after everything was built
@@ -59,7 +59,7 @@ def test_unrolls_carry_the_version_that_acted_and_updates_are_followed():
 
 def test_the_learners_own_network_needs_no_copy():
     member = build_member(small("laser/Catch"))
-    crew = SequentialGroup([member])
+    crew = MemberGroup([member])
     crew.begin()
     assert member.acting is member.learner.network
     assert crew._following == [None]

@@ -6,8 +6,7 @@ import pytest
 
 from laser_rl.metrics import read
 from laser_rl.replay.prefetcher import Exhausted, Prefetcher
-from laser_rl.training.depths import queues
-from laser_rl.training.threads import ThreadInbox
+from laser_rl.training.threads import ThreadInbox, queues
 from tests.training.small import finish, small
 
 

@@ -8,7 +8,7 @@ from laser_rl import Sweep
 from laser_rl.config import Config, RunConfig, _names
 from laser_rl.errors import ConfigError
 from laser_rl.training.build_group import build_group
-from laser_rl.training.member_group import SequentialGroup
+from laser_rl.training.member_group import MemberGroup
 from laser_rl.training.pbt import PbtConfig
 from laser_rl.training.trainer import run_in_turns
 from tests.training.test_sweeps import prepared, small_sweep
@@ -163,6 +163,6 @@ def test_each_member_learns_from_batches_of_its_own_size(sizes):
 def test_members_of_different_precision_are_not_computed_as_one(precisions):
     crew = build_group(small_sweep(grid={"precision": precisions}))
     crew.close()
-    assert isinstance(crew, SequentialGroup)
+    assert type(crew) is MemberGroup
     assert [member.learner.network.bf16 for member in crew.members] == [kind == "bf16" for kind in precisions]
     assert all(torch.isfinite(member.learner.flat.value).all() for member in crew.members)

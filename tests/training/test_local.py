@@ -16,11 +16,9 @@ from laser_rl.metrics.log import read
 from laser_rl.replay.mixer import Mixer
 from laser_rl.replay.prefetcher import Prefetcher
 from laser_rl.replay.records import DeviceBatch, allocate
-from laser_rl.training import batch_source as feeding
-from laser_rl.training.batch_source import PinnedBatch
-from laser_rl.training.busy import Busy
-from laser_rl.training.mailbox import ThreadMailbox, _Copy
-from laser_rl.training.threads import _measured
+from laser_rl.training import exchange as feeding
+from laser_rl.training.exchange import PinnedBatch, ThreadMailbox, _Copy
+from laser_rl.training.threads import Busy, _measured
 from tests.replay.inputs import STACKED, numbered
 from tests.training.small import finish, small
 
@@ -118,7 +116,9 @@ class Told:
 def test_a_crate_is_filled_after_its_upload_and_uploaded_on_the_stream_given(monkeypatch):
     said, host = [], allocate(STACKED, 4, stacked=False)
     monkeypatch.setattr(feeding, "on", lambda stream: Told(said)._say(f"stream {stream}"))
-    crate = PinnedBatch(host, DeviceBatch(STACKED, host, "cpu"), Told(said), "three")
+    monkeypatch.setattr(DeviceBatch, "record_stream", lambda self, stream: None)
+    crate = PinnedBatch(STACKED, host, torch.device("cpu"), "three")
+    crate.handover = Told(said)
 
     def fill(batch):
         said.append("fill")
@@ -146,7 +146,7 @@ def test_a_crate_is_filled_after_its_upload_and_uploaded_on_the_stream_given(mon
 
 def test_on_a_cpu_the_learner_reads_what_was_filled():
     host = allocate(STACKED, 4)
-    crate = PinnedBatch(host, None, Told([]))
+    crate = PinnedBatch(STACKED, host, torch.device("cpu"))
     crate.fill(lambda batch: batch.reward.fill_(3.0))
     with crate.read() as batch:
         assert batch is host
@@ -303,9 +303,7 @@ def test_on_a_gpu_batches_come_in_order_while_the_card_is_behind():
     crates = []
     for _ in range(3):
         host = allocate(STACKED, 64, pin=True, stacked=False)
-        there = DeviceBatch(STACKED, host, device)
-        there.record_stream(stream)
-        crates.append(PinnedBatch(host, there, feeding.Handover(device), stream))
+        crates.append(PinnedBatch(STACKED, host, device, stream))
     with Prefetcher(lambda crate: crate.fill(fill), crates) as ahead:
         for _ in range(60):
             crate = ahead.next(30.0)

@@ -10,8 +10,7 @@ from laser_rl.metrics.log import read
 from laser_rl.metrics.rows import EpisodeWindow, window_from
 from laser_rl.training import evaluate as playing
 from laser_rl.training.build_group import build_group
-from laser_rl.training.evaluate import evaluate, load_trained, trained_of
-from laser_rl.training.result import MemberResult, Result
+from laser_rl.training.evaluate import MemberResult, Result, evaluate, load_trained, trained_of
 from laser_rl.training.settings import SweepConfig
 from laser_rl.training.trainer import Trainer
 from laser_rl.types import Episode
@@ -118,7 +117,7 @@ def test_population_based_training_goes_by_the_mean_capped_score():
         member.window = EpisodeWindow(NAMES)
         for task, value in enumerate(returns):
             member.window.add(value, task)
-    assert [one.score for one in training.standing()] == pytest.approx([1.4 / 3, 0.5])
+    assert [one.standing().score for one in training.trainings] == pytest.approx([1.4 / 3, 0.5])
 
 
 def test_the_best_member_is_the_one_with_the_best_median():

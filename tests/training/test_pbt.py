@@ -225,24 +225,6 @@ def test_a_state_is_a_copy_and_a_wrong_one_changes_nothing():
     assert json.dumps(state.state_dict()) == before
 
 
-def test_what_does_not_fit_together_is_refused_before_anything_changes():
-    state = PbtState(2, seed=0)
-    before = state.state_dict()
-    wrong = [
-        (ValueError, standing_of([0, 9])[::-1], hyper_of(2)),
-        (ValueError, standing_of([0, 9, 9]), hyper_of(3)),
-        (ValueError, standing_of([0, 9]), hyper_of(1)),
-        (ConfigError, standing_of([0, 9]), [hyper_of(1)[0], {"learning_rate": 1e-3}]),
-        (ConfigError, standing_of([0, 9]), [hyper_of(1)[0], {"learning_rate": 1e-3, "entropy_cost": math.nan}]),
-    ]
-    for error, standing, hyper in wrong:
-        with pytest.raises(error):
-            decide(standing, hyper, rule(), state)
-        assert state.state_dict() == before
-    with pytest.raises(ConfigError, match="at least 1 member"):
-        PbtState(0, seed=0)
-
-
 @pytest.mark.parametrize(
     ("changed", "message"),
     [

@@ -8,9 +8,9 @@ import time
 import pytest
 import torch
 
-from laser_rl.training import gpu_semaphore as module
+from laser_rl.training import shared_state as module
 from laser_rl.training import stall as waiting
-from laser_rl.training.gpu_semaphore import GpuSemaphore
+from laser_rl.training.shared_state import GpuSemaphore
 
 CPU = torch.device("cpu")
 FORK = multiprocessing.get_context("fork")

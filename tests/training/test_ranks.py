@@ -19,13 +19,12 @@ from laser_rl.config import override
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.log import read_from
 from laser_rl.training import ranks as module
-from laser_rl.training.build import threads_of
+from laser_rl.training.build import RankLost, threads_of
 from laser_rl.training.build_group import build_member
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import prepare, run, train
 from laser_rl.training.member_training import MemberTraining
-from laser_rl.training.rank_start import devices_of, reference_of
-from laser_rl.training.ranks import RankLost
+from laser_rl.training.ranks import devices_of, reference_of
 from laser_rl.training.settings import sweep_from
 from tests.agent.teams import flat_state, largest_difference, learner, network
 from tests.training import one_rank
@@ -204,7 +203,7 @@ def test_a_rank_that_does_not_answer_is_waited_for_by_name_and_not_for_ever(monk
     def impatient(*arguments, **named):
         return original(*arguments, **named, timeout_s=20.0)
 
-    monkeypatch.setattr("laser_rl.training.rank_start.Ranks", impatient)
+    monkeypatch.setattr("laser_rl.training.ranks.Ranks", impatient)
     trainer = prepare(on(2, **{"run.steps": 100_000}))
     [member] = trainer.group.members
     try:

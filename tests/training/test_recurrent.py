@@ -211,8 +211,8 @@ def filling_ahead(monkeypatch, patience_s=0.5):
             time.sleep(0.001)
         return unroll(self, batch)
 
-    def last(self):
-        save(self)
+    def last(self, **more):
+        save(self, **more)
         raise Killed
 
     def remember(self, member, **more):

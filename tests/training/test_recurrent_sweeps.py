@@ -15,7 +15,7 @@ from laser_rl.replay.lanes import Lanes
 from laser_rl.training.build_group import build_group
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import train
-from laser_rl.training.member_group import SequentialGroup
+from laser_rl.training.member_group import MemberGroup
 from laser_rl.training.member_process import ProcessTrainer
 from laser_rl.training.pbt import PbtConfig
 from laser_rl.training.settings import SweepConfig
@@ -104,7 +104,7 @@ def test_a_copy_learns_nothing_from_lanes_that_the_old_parameters_began(unrolled
 def test_memories_are_not_computed_side_by_side():
     crew = build_group(members(settings=[{"learning_rate": 1e-3}, {"learning_rate": 2e-3}]))
     crew.close()
-    assert isinstance(crew, SequentialGroup)
+    assert type(crew) is MemberGroup
     with pytest.raises(ConfigError, match="feed-forward"):
         build_group(members(settings=[{"learning_rate": 1e-3}, {"learning_rate": 2e-3}], stack="on"))
 
@@ -142,7 +142,7 @@ def test_a_process_that_died_in_an_episode_leaves_no_false_one_behind():
     config = members(environment="laser/TMaze-20", steps=5_000, capacity_steps=3_000)
     orders, _ = os.pipe()
     first = ProcessTrainer(config, build_group(config), board=SharedStateStore(3, 1 << 20), orders=orders)
-    first.begin()
+    first.go_on()
     for _ in range(10):  # into the second unroll of everybody's first episode
         first.turn()
     first.group.close()
@@ -154,7 +154,7 @@ def test_a_process_that_died_in_an_episode_leaves_no_false_one_behind():
     second = ProcessTrainer(
         config, build_group(config, stores=[store] * 3), board=SharedStateStore(3, 1 << 20), orders=orders
     )
-    second.begin()
+    second.go_on()
     while store.next_id < before + 240:
         second.turn()
     second.group.close()

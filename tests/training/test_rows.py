@@ -6,12 +6,12 @@ import os
 import pytest
 
 from laser_rl.metrics.log import read
+from laser_rl.training.budget import DutyCycle
 from laser_rl.training.build_group import build_group
-from laser_rl.training.cores import within
 from laser_rl.training.directory import RunDirectory
-from laser_rl.training.duty_cycle import DutyCycle
 from laser_rl.training.launch import prepare
 from laser_rl.training.member_process import ProcessTrainer
+from laser_rl.training.process_supervisor import _within as within
 from laser_rl.training.settings import SweepConfig
 from laser_rl.training.shared_state import SharedStateStore
 from tests.training.small import run_one, small
@@ -67,7 +67,7 @@ def test_slow_updates_have_rows_by_the_clock(tmp_path):
 
 def share_of(board, orders):
     crew = build_group(small_sweep())
-    training = ProcessTrainer(small_sweep(), crew, numbers=[0, 1, 2], board=board, orders=orders)
+    training = ProcessTrainer(small_sweep(), crew, board=board, orders=orders)
     crew.begin()
     return training
 

@@ -15,7 +15,8 @@ from scipy import stats
 from laser_rl.config import Config, override
 from laser_rl.errors import ConfigError
 from laser_rl.training import space
-from laser_rl.training.space import Choice, LogUniform, UniformDistribution, explicit, grid, member_configs, member_seed
+from laser_rl.training.settings import SweepConfig, sweep_from
+from laser_rl.training.space import Choice, LogUniform, UniformDistribution, grid, member_configs, member_seed
 
 SPACE = {
     "learning_rate": LogUniform(1e-4, 1e-2),
@@ -34,16 +35,16 @@ def test_the_papers_atari_sweep_has_nine_members_first_name_slowest():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({}, "at least one setting"),
+        ({}, "expected one of grid, random and members"),
         ({"learning_rate": [1e-3], "discount": []}, "the list of discount is empty"),
-        ({"trust": "off"}, r"trust needs a list of values, got 'off'; write \['off'\]"),
-        ({"learning_rate": 1e-3}, "learning_rate needs a list"),
-        ({1: [1e-3]}, "name is text"),
+        ({"trust": "off"}, "grid.trust is 'off': input should be a valid tuple"),
+        ({"learning_rate": 1e-3}, "grid.learning_rate is 0.001: input should be a valid tuple"),
+        ({1: [1e-3]}, "input should be a valid string"),
     ],
 )
 def test_a_grid_without_members_is_refused(values, message):
     with pytest.raises(ConfigError, match=message):
-        grid(values)
+        sweep_from({"grid": values})
 
 
 @given(seed=st.integers(0, 2**40), few=st.integers(1, 6), more=st.integers(0, 6))
@@ -86,7 +87,8 @@ def test_distributions_can_stand_in_a_file():
     discount: {kind: uniform, low: 0.9, high: 1.0}
     trust: {kind: choice, values: [implied, behaviour, "off"]}
     """
-    assert space.random(yaml.safe_load(text), members=5, seed=2) == space.random(SPACE, members=5, seed=2)
+    found = sweep_from({"random": yaml.safe_load(text), "draws": 5, "base": {"run": {"seed": 2}}})
+    assert list(found.settings) == space.random(SPACE, members=5, seed=2)
     assert type(SPACE["discount"]).model_validate(SPACE["discount"].model_dump()) == SPACE["discount"]
 
 
@@ -108,8 +110,8 @@ def test_distributions_can_stand_in_a_file():
     ],
 )
 def test_bad_distributions_are_refused_by_name(given):
-    with pytest.raises(ConfigError, match=r"^random: learning_rate is .*expected LogUniform"):
-        space.random({"learning_rate": given}, members=2)
+    with pytest.raises(ConfigError, match="random"):
+        sweep_from({"random": {"learning_rate": given}, "draws": 2})
 
 
 def test_bad_arguments_of_distributions_are_refused():
@@ -123,15 +125,15 @@ def test_bad_arguments_of_distributions_are_refused():
             kind(*arguments)
     with pytest.raises(TypeError, match="expected low and high, got 3 values"):
         UniformDistribution(1.0, 2.0, 3.0)
-    for arguments in ({"space": {}, "members": 2}, {"space": SPACE, "members": 0}):
-        with pytest.raises(ConfigError, match="at least"):
-            space.random(**arguments)
+    for arguments in ({"random": {}, "draws": 2}, {"random": SPACE, "draws": 0}):
+        with pytest.raises(ConfigError, match="random and draws belong together"):
+            sweep_from(arguments)
 
 
 def test_members_share_no_value_that_can_be_changed():
     options = {"size": 5}
     for members in (
-        explicit([{"options": options}, {"options": options}]),
+        SweepConfig(members=({"options": options}, {"options": options})).settings,
         grid({"options": [options], "discount": [0.9, 0.99]}),
         space.random({"options": Choice([options])}, members=2),
     ):
@@ -142,7 +144,7 @@ def test_members_share_no_value_that_can_be_changed():
 @pytest.mark.parametrize("settings", [[], {}, "abc", [1], [{}, {1: 2}], None])
 def test_a_list_that_is_none_is_refused(settings):
     with pytest.raises(ConfigError):
-        explicit(settings)
+        sweep_from({"members": settings})
 
 
 def test_members_differ_in_their_settings_and_seeds_only():

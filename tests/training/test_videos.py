@@ -22,14 +22,12 @@ from laser_rl.checkpoint import Snapshot
 from laser_rl.checkpoint.snapshot import grouped
 from laser_rl.config import RunConfig, override
 from laser_rl.errors import ConfigError
-from laser_rl.evaluation.video import Limits, Shot, whole_mp4
+from laser_rl.evaluation.video import Shot, whole_mp4
 from laser_rl.metrics.videos import BY_TRAINING, facts_path, film_name, films
-from laser_rl.training import recorder
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.filming import Drawing, Filming, Shown, film_shown, load_shown
 from laser_rl.training.launch import train
-from laser_rl.training.recorder import VideoRecorder, orders
-from laser_rl.training.recording import Recording, recorded
+from laser_rl.training.recording import Recording, VideoRecorder, orders, recorded
 from laser_rl.training.settings import SweepConfig
 from tests.metrics.test_videos import a_film, trained
 from tests.training.small import fingerprint, finish, small
@@ -289,14 +287,11 @@ def test_a_run_that_cannot_be_filmed_says_so_and_goes_on(tmp_path, monkeypatch, 
     assert re.search(said, record.getMessage())
 
 
-def test_fewer_checkpoints_than_videos_are_said_and_none_asked_for_is_silent(tmp_path, caplog, monkeypatch):
+def test_fewer_checkpoints_than_videos_are_said(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(
         "laser_rl.training.recording.Recording", lambda *_: type("R", (), {"close": lambda self: None})()
     )
     pytest.importorskip("imageio_ffmpeg")
-    with recorded(tmp_path, RunConfig()) as nothing:
-        assert nothing is None
-    assert not caplog.records
     with recorded(tmp_path, RunConfig(video_every_steps=100, checkpoint_every_steps=50_000)) as found:
         assert found is not None
     assert "every 50,000 steps" in caplog.records[0].getMessage()
@@ -368,7 +363,3 @@ def test_a_recorder_that_dies_is_a_warning_and_one_that_is_closed_leaves_nothing
     time.sleep(1)
     assert not list((tmp_path / "videos").iterdir())
     assert warnings_of(caplog) == []
-
-
-def test_what_is_filmed_is_small():
-    assert Limits(frames=1800, frames_per_second=30.0) == recorder.LIMITS

@@ -6,7 +6,7 @@ import pytest
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.log import read
 from laser_rl.training.launch import prepare
-from laser_rl.training.warm_start import warm_start
+from laser_rl.training.saving import warm_start
 from tests.training.small import fingerprint, finish, small
 from tests.training.test_sweeps import in_directory, prepared, small_sweep
 
