@@ -224,7 +224,7 @@ class Actor:
         own["generator"] = self.policy.generator.get_state().numpy().copy()
         own["ready"] = self._ready.copy()
         owed = len(self._ready) < self.environments.slots  # a row is on its way: nobody can say where that slot stands
-        environments = None if owed else self.environments.state()
+        environments = None if owed else self.environments.state_dict()
         return {"actor": own, "environments": dict(environments or {})}
 
     def load_state_dict(self, tensors: Mapping[str, Mapping[str, Array]]) -> int:
@@ -235,7 +235,7 @@ class Actor:
         for name, array in self._arrays().items():
             array[...] = own[name]
         restore_generator(self.policy.generator, torch.from_numpy(np.array(own["generator"])))
-        rows = self.environments.restore(environments) if environments else self.environments.reset()
+        rows = self.environments.load_state_dict(environments) if environments else self.environments.reset()
         lost = rows.restarted if environments else np.ones(len(rows.slots), bool)
         self._ready = rows.slots
         if environments:

@@ -106,7 +106,7 @@ class AtariEnvironments(Environments):
     """One game in `slots` copies. A life lost is reported in `lost_life` and does not end the episode.
 
     ALE takes a seed for each slot once, at the first reset; later episodes draw on from there. So `seed` in the rows is nominal except in
-    episode 0, and an episode cannot be rebuilt: `state` is None.
+    episode 0, and an episode cannot be rebuilt: `state_dict` is None.
 
     With two groups, a step sends one group off and brings the rows of the other: the emulators of one work while the
     actor decides for the other. Rows of a slot are the same for any number of groups. A wait for ALE has no limit,

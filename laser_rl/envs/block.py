@@ -91,12 +91,12 @@ class ActionHistory:
         self._digest[rows.slots] = digest
 
     def renew(self, rows: Rows, digest: NDArray[np.int64]) -> None:
-        """After `load`: the rows that every slot stands at now; forgets the actions of episodes that could not be rebuilt."""
+        """After `load_state_dict`: the rows that every slot stands at now; forgets the actions of episodes that could not be rebuilt."""
         for slot in np.flatnonzero(rows.is_first).tolist():
             self._actions[slot].clear()
         self._episode[:], self._digest[:] = rows.episode, digest
 
-    def state(self) -> dict[str, Array]:
+    def state_dict(self) -> dict[str, Array]:
         """Flat arrays, one entry a slot; `actions` of all slots one after the other."""
         joined = np.frombuffer(b"".join(self._actions), self._dtype).reshape(-1, *self._shape)
         width = np.dtype(self._dtype).itemsize * int(np.prod(self._shape, dtype=np.int64))
@@ -107,7 +107,7 @@ class ActionHistory:
             "actions": joined.copy(),
         }
 
-    def load(self, state: Mapping[str, Array]) -> list[Array]:
+    def load_state_dict(self, state: Mapping[str, Array]) -> list[Array]:
         """Take over a state; returns each slot's actions."""
         if len(state["episode"]) != len(self._actions):
             raise ConfigError(

@@ -80,9 +80,9 @@ class MixedEnvironments:
                 arrived.append(self._receive(part, part.envs.step(*self._orders(part))))
         return self._merge(self._gather(arrived, everybody=self._lockstep))
 
-    def state(self) -> Mapping[str, Array] | None:
+    def state_dict(self) -> Mapping[str, Array] | None:
         """Those of all tasks; None if one of them has none, or while one of them is late: its rows may be ahead of those handed out."""
-        states = [part.envs.state() for part in self._parts if part.call is None]
+        states = [part.envs.state_dict() for part in self._parts if part.call is None]
         if len(states) < len(self._parts):
             return None
         merged: dict[str, Array] = {}
@@ -92,7 +92,7 @@ class MixedEnvironments:
             merged.update({f"{name}:{key}": value for key, value in state.items()})
         return merged
 
-    def restore(self, state: Mapping[str, Array]) -> Rows:
+    def load_state_dict(self, state: Mapping[str, Array]) -> Rows:
         """Go on exactly there, in every task."""
         states: dict[str, dict[str, Array]] = {name: {} for name in self.spec.tasks}
         for key, value in state.items():
@@ -103,7 +103,7 @@ class MixedEnvironments:
                 f"{self.spec.name}: expected the state of {', '.join(self.spec.tasks)}, got that of "
                 f"{', '.join(sorted({key.rpartition(':')[0] for key in state}))}; resume with the tasks that the run was started with"
             )
-        return self._everywhere(lambda part: part.envs.restore(states[self.spec.tasks[part.index]]))
+        return self._everywhere(lambda part: part.envs.load_state_dict(states[self.spec.tasks[part.index]]))
 
     def counters(self, slots: Slots | None = None) -> Mapping[str, int]:
         """Faults survived so far, by all tasks together."""

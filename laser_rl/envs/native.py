@@ -27,7 +27,7 @@ class TaskEnvironments(Environments):
         self._episode, self._started = np.zeros(slots, np.int64), False
         self._episode_seed = seed_of(seed, everywhere, self._episode)
         self._positions: dict[str, Ints] = dict(task.begin(self._episode_seed))
-        # The outcome that led to the current row of each slot; part of the state, so that `restore` can give it again.
+        # The outcome that led to the current row of each slot; part of the state, so that `load_state_dict` can give it again.
         self._reward = np.zeros(slots, np.float32)
         self._first, self._terminated, self._truncated = (
             np.ones(slots, np.bool_),
@@ -71,12 +71,12 @@ class TaskEnvironments(Environments):
             slots, observation, self._first[slots], self._reward[slots], *ended, nothing, nothing.copy(), *whose
         )
 
-    def state(self) -> Mapping[str, Array]:
+    def state_dict(self) -> Mapping[str, Array]:
         """Everything, exactly."""
         parts = {name: values.copy() for name, values in self._kept().items()}
         return {**parts, **{f"position.{name}": values.copy() for name, values in self._positions.items()}}
 
-    def restore(self, state: Mapping[str, Array]) -> Rows:
+    def load_state_dict(self, state: Mapping[str, Array]) -> Rows:
         """Go on exactly there."""
         if len(state["episode"]) != self.slots:
             raise ConfigError(

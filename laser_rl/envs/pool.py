@@ -126,9 +126,9 @@ class PoolEnvironments(SlotEnvironments):
             self._send_next(worker)
         return self._gather(everybody=self._lockstep)
 
-    def restore(self, state: Mapping[str, Array]) -> Rows:
+    def load_state_dict(self, state: Mapping[str, Array]) -> Rows:
         """Play the open episodes again, each in its worker."""
-        actions = self._history.load(state)
+        actions = self._history.load_state_dict(state)
         sizes = [part.nbytes for part in actions]
         offsets = np.cumsum([0, *sizes]).tolist()
         os.ftruncate(self._memory[2], max(offsets[-1], 1))

@@ -111,11 +111,11 @@ class Environments(Protocol):
         Where the slot's last row ended its episode, the action is ignored and the row is the next episode's first.
         """
 
-    def state(self) -> Mapping[str, NDArray[np.generic]] | None:
-        """All that `restore` needs to go on exactly here; None if these environments cannot do that."""
+    def state_dict(self) -> Mapping[str, NDArray[np.generic]] | None:
+        """All that `load_state_dict` needs to go on exactly here; None if these environments cannot do that."""
         return None
 
-    def restore(self, state: Mapping[str, NDArray[np.generic]]) -> Rows:
+    def load_state_dict(self, state: Mapping[str, NDArray[np.generic]]) -> Rows:
         """The current row of every slot; `restarted` where the open episode could not be rebuilt and a new one began."""
         raise ConfigError(
             f"{self.spec.name}: expected environments with a state to restore, got {type(self).__name__} and the state {sorted(state)}; "

@@ -52,12 +52,12 @@ class SlotEnvironments(Environments):
     _counts: NDArray[np.int64]
     _log: ErrorLog
 
-    def state(self) -> Mapping[str, Array]:
+    def state_dict(self) -> Mapping[str, Array]:
         """Seeds are known: the numbers of the open episodes, their actions and a digest of their observations.
 
         They are as of the last row that was handed out of each slot; actions under way are not part of it.
         """
-        return self._history.state()
+        return self._history.state_dict()
 
     def counters(self, slots: NDArray[np.int64] | None = None) -> Mapping[str, int]:
         """Faults survived so far, in all slots or in these; those of a whole worker count in its first slot."""
@@ -116,12 +116,12 @@ class SerialEnvironments(SlotEnvironments):
         self._history.note(rows, action.astype(self._no_action.dtype, copy=False), self._block.digest[slots])
         return rows
 
-    def restore(self, state: Mapping[str, Array]) -> Rows:
+    def load_state_dict(self, state: Mapping[str, Array]) -> Rows:
         """Play the open episodes again."""
         episodes: list[Any] = state["episode"].tolist()
         digests: list[Any] = state["digest"].tolist()
         try:
-            for member, *episode in zip(self._members, episodes, self._history.load(state), digests, strict=True):
+            for member, *episode in zip(self._members, episodes, self._history.load_state_dict(state), digests, strict=True):
                 member.rebuild(*episode)
         except EXITS as error:
             raise exit_of(error, self.spec.name) from None

@@ -173,9 +173,9 @@ def test_an_unknown_game_is_refused():
 def test_it_has_no_state_and_steps_as_one():
     envs = AtariEnvironments("pong", slots=2, seed=1, settings=AtariSettings(threads=1))
     envs.reset()
-    assert envs.state() is None
+    assert envs.state_dict() is None
     with pytest.raises(ConfigError, match="a state to restore"):
-        envs.restore({})
+        envs.load_state_dict({})
     with pytest.raises(ValueError, match="all 2 slots at once, got 1"):
         envs.step(np.array([1]), np.array([0]))
 

@@ -90,8 +90,8 @@ def test_worker_processes_give_the_rows_of_this_thread():
         action = rng.integers(9, size=2)
         left, right = serial.step(np.arange(2), action), pool.step(np.arange(2), action)
     assert left.episode.min() >= 1
-    for field, value in serial.state().items():
-        np.testing.assert_array_equal(value, pool.state()[field])
+    for field, value in serial.state_dict().items():
+        np.testing.assert_array_equal(value, pool.state_dict()[field])
     pool.close()
     serial.close()
 
@@ -106,7 +106,7 @@ def test_a_restored_run_goes_on_as_if_nothing_had_happened(steps):
     for _ in range(steps):
         here = one.step(np.arange(2), rng.integers(9, size=2))
     other = make()
-    there = other.restore({field: value.copy() for field, value in one.state().items()})
+    there = other.load_state_dict({field: value.copy() for field, value in one.state_dict().items()})
     for _ in range(40):
         for left, right in zip(here, there, strict=True):
             np.testing.assert_array_equal(left, right)

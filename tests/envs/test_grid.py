@@ -111,7 +111,7 @@ def test_an_episode_is_a_function_of_its_seed_and_its_actions(name):
     for _ in range(70):
         here = one.step(np.arange(3), rng.integers(3, size=3))
     other = make_environments(name, slots=3, seed=5)
-    there = other.restore(one.state())
+    there = other.load_state_dict(one.state_dict())
     assert other.counters()["lost_episodes"] == 0
     for _ in range(50):
         for left, right in zip(here, there, strict=True):

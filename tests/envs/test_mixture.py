@@ -159,16 +159,16 @@ def test_nobody_to_act_and_nothing_owed_is_a_mistake():
 def test_a_restored_mixture_goes_on_as_if_nothing_had_happened(steps, seed):
     one, rng = MixedEnvironments(serial(*NAMES, seed=seed)), np.random.default_rng(seed)
     here = drive(one, Witness(6), steps, rng)
-    state = {name: value.copy() for name, value in one.state().items()}
+    state = {name: value.copy() for name, value in one.state_dict().items()}
     other = MixedEnvironments(serial(*NAMES, seed=seed))
-    there = other.restore(state)
+    there = other.load_state_dict(state)
     for _ in range(30):
         assert_same(here, there)
         action = rng.integers(3, size=6)
         here, there = one.step(np.arange(6), action), other.step(np.arange(6), action)
     assert other.counters()["lost_episodes"] == 0
-    for name, value in one.state().items():
-        np.testing.assert_array_equal(value, other.state()[name])
+    for name, value in one.state_dict().items():
+        np.testing.assert_array_equal(value, other.state_dict()[name])
 
 
 def test_a_state_of_other_tasks_is_refused():
@@ -176,14 +176,14 @@ def test_a_state_of_other_tasks_is_refused():
     mixture.reset()
     for names in (NAMES, ("first",), ("first", "other")):
         with pytest.raises(ConfigError, match="got that of first, second; resume with the tasks"):
-            MixedEnvironments(serial(*names)).restore(mixture.state())
+            MixedEnvironments(serial(*names)).load_state_dict(mixture.state_dict())
 
 
 def test_a_part_without_state_leaves_the_whole_without():
     vector = gymnasium.vector.SyncVectorEnv([Telltale, Telltale])
     envs = MixedEnvironments([*serial("first"), VectorAdapter(vector, seed=1, name="vector")])
     envs.reset()
-    assert envs.state() is None
+    assert envs.state_dict() is None
 
 
 def test_counters_are_summed():
@@ -224,10 +224,10 @@ def test_tasks_in_processes_in_lockstep_give_the_rows_of_threads():
     for _ in range(40):
         action = rng.integers(3, size=4)
         assert_same(here.step(np.arange(4), action), there.step(np.arange(4), action))
-    state = there.state()
+    state = there.state_dict()
     there.close()
     again = make_environments(ids, slots=4, seed=3, **kinds)
-    again.restore(state)
+    again.load_state_dict(state)
     for _ in range(20):
         action = rng.integers(3, size=4)
         assert_same(here.step(np.arange(4), action), again.step(np.arange(4), action))
@@ -256,7 +256,7 @@ def test_a_late_task_is_left_behind_and_its_rows_come_later(tmp_path):
         before_step(number)
         rows = drive(envs, witness, 1, rng, rows=rows)
         heard.append({slot % 3 for slot in rows.slots.tolist()})
-        states.append(envs.state() is None)
+        states.append(envs.state_dict() is None)
         if number > 20 and {0, 1, 2} == heard[-1] == heard[-2]:
             break
         assert time.monotonic() < began + 30
@@ -280,7 +280,7 @@ def test_in_lockstep_everybody_waits_for_the_last(tmp_path, own):
     for _ in range(3):
         rows = drive(envs, witness, 1, rng, rows=rows)
         assert rows.slots.tolist() == [0, 1, 2, 3]
-        assert envs.state() is not None
+        assert envs.state_dict() is not None
     assert not marker.exists()
     envs.close()
 

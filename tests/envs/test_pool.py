@@ -38,8 +38,8 @@ def test_a_pool_in_lockstep_gives_the_rows_of_the_serial_one(make, actions):
             assert one.dtype == other.dtype
         action = rng.integers(actions, size=5)
         left, right = serial.step(everywhere, action), pool.step(everywhere, action)
-    for name, value in serial.state().items():
-        np.testing.assert_array_equal(value, pool.state()[name])
+    for name, value in serial.state_dict().items():
+        np.testing.assert_array_equal(value, pool.state_dict()[name])
     assert serial.counters() == pool.counters()
     pool.close()
 
@@ -48,13 +48,13 @@ def test_a_state_may_move_between_serial_and_pools():
     pool, rng = PoolEnvironments(Telltale, slots=4, seed=3, workers=2, lockstep=True), np.random.default_rng(1)
     witness = Witness(4)
     drive(pool, witness, 37, rng)
-    state = pool.state()
+    state = pool.state_dict()
     pool.close()
     serial, other = (
         SerialEnvironments(Telltale, slots=4, seed=3),
         PoolEnvironments(Telltale, slots=4, seed=3, workers=3, lockstep=True),
     )
-    left, right = serial.restore(state), other.restore(state)
+    left, right = serial.load_state_dict(state), other.load_state_dict(state)
     for _ in range(30):
         for one, another in zip(left, right, strict=True):
             np.testing.assert_array_equal(one, another)

@@ -269,7 +269,7 @@ def test_a_restored_run_is_the_same_run(task):
     for _ in range(23):
         here = one.step(np.arange(5), rng.integers(count, size=5))
     other = TaskEnvironments(task, slots=5, seed=2)
-    there = other.restore({name: value.copy() for name, value in one.state().items()})
+    there = other.load_state_dict({name: value.copy() for name, value in one.state_dict().items()})
     for _ in range(200):
         for left, right in zip(here, there, strict=True):
             np.testing.assert_array_equal(left, right)

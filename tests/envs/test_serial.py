@@ -46,16 +46,16 @@ def test_every_episode_has_the_seed_of_its_number():
 def test_a_restored_run_goes_on_as_if_nothing_had_happened(steps, seed):
     one, rng = SerialEnvironments(Telltale, slots=2, seed=seed), np.random.default_rng(seed)
     here = drive(one, Witness(2), steps, rng)
-    state = {name: value.copy() for name, value in one.state().items()}
+    state = {name: value.copy() for name, value in one.state_dict().items()}
     other = SerialEnvironments(Telltale, slots=2, seed=seed)
-    there = other.restore(state)
+    there = other.load_state_dict(state)
     for _ in range(30):
         for left, right in zip(here, there, strict=True):
             np.testing.assert_array_equal(left, right)
         action = rng.integers(3, size=2)
         here, there = one.step(np.arange(2), action), other.step(np.arange(2), action)
-    for name, value in one.state().items():
-        np.testing.assert_array_equal(value, other.state()[name])
+    for name, value in one.state_dict().items():
+        np.testing.assert_array_equal(value, other.state_dict()[name])
     assert other.counters()["lost_episodes"] == 0
 
 
@@ -78,18 +78,18 @@ def test_an_episode_that_cannot_be_rebuilt_is_lost_and_counted():
     one.reset()
     one.step(np.array([1]), np.array([0]))
     rows = SerialEnvironments(Drifting, slots=2, seed=1)
-    restored = rows.restore(one.state())
+    restored = rows.load_state_dict(one.state_dict())
     assert restored.restarted.tolist() == [True, True]
     assert restored.is_first.all()
     assert restored.episode.tolist() == [1, 1]
     assert rows.counters()["lost_episodes"] == 2
-    assert rows.state()["length"].tolist() == [0, 0]
+    assert rows.state_dict()["length"].tolist() == [0, 0]
 
 
 def test_a_state_of_another_size_is_refused():
-    state = SerialEnvironments(Telltale, slots=3, seed=1).state()
+    state = SerialEnvironments(Telltale, slots=3, seed=1).state_dict()
     with pytest.raises(ConfigError, match="2 environment slots, got 3"):
-        SerialEnvironments(Telltale, slots=2, seed=1).restore(state)
+        SerialEnvironments(Telltale, slots=2, seed=1).load_state_dict(state)
 
 
 def test_an_error_in_a_step_costs_an_episode_and_is_logged_once(caplog):

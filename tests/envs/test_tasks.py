@@ -147,14 +147,14 @@ def test_a_restored_run_is_the_same_run(task):
     for _ in range(23):
         here = one.step(np.arange(5), rng.integers(count, size=5))
     other = TaskEnvironments(task, slots=5, seed=2)
-    there = other.restore({name: value.copy() for name, value in one.state().items()})
+    there = other.load_state_dict({name: value.copy() for name, value in one.state_dict().items()})
     for _ in range(50):
         for left, right in zip(here, there, strict=True):
             np.testing.assert_array_equal(left, right)
         action = rng.integers(count, size=5)
         here, there = one.step(np.arange(5), action), other.step(np.arange(5), action)
     with pytest.raises(ConfigError, match="4 environment slots, got 5"):
-        TaskEnvironments(task, slots=4, seed=2).restore(one.state())
+        TaskEnvironments(task, slots=4, seed=2).load_state_dict(one.state_dict())
 
 
 @pytest.mark.parametrize("task", TASKS, ids=str)

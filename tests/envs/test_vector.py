@@ -73,9 +73,9 @@ def test_a_vector_steps_as_one():
 
 def test_it_has_no_state():
     envs = adapter(AutoresetMode.NEXT_STEP)
-    assert envs.state() is None
+    assert envs.state_dict() is None
     with pytest.raises(ConfigError, match="a state to restore"):
-        envs.restore({})
+        envs.load_state_dict({})
     envs.close()
     envs.close()
 
