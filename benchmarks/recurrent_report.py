@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.recurrent import EXPERIMENTS, RESULTS, read
-from laser_rl.envs.suites import reference_of
+from laser_rl.envs.scores import reference_of
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt

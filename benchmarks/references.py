@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laser_rl.envs.construct import constructor
-from laser_rl.envs.native import task_of
-from laser_rl.envs.suites import SUITES, SuiteTask, suite_of
+from laser_rl.envs.puzzles import task_of
+from laser_rl.envs.scores import SUITES, SuiteTask, suite_of
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "references.csv"
 COLUMNS = ("task", "random", "random_se", "best", "best_se", "random_episodes", "best_episodes", "command")
@@ -160,7 +160,7 @@ def main() -> None:
     with RESULTS.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
-        for task in suite_of(asked.suite).tasks:
+        for task in suite_of(asked.suite):
             begin = time.perf_counter()
             row = scores(task, asked.random_episodes, asked.best_episodes)
             writer.writerow({**row, "command": command})

@@ -9,8 +9,8 @@ import yaml
 from laser_rl import checkpoint, cli, recipes
 from laser_rl.checkpoint.snapshot import grouped
 from laser_rl.config import override
-from laser_rl.envs.instructions import word_numbers
-from laser_rl.envs.suites import suite_of
+from laser_rl.envs.scores import suite_of
+from laser_rl.envs.spaces import word_numbers
 from laser_rl.metrics.log import read
 from laser_rl.replay.mixer import Counts
 from laser_rl.training.build import open_environments, seeded_network
@@ -20,7 +20,7 @@ from tests.envs import standin_lab
 from tests.view.reading import read_report
 
 NAMES = ("popart-impala", "popart-impala-pixelcontrol", "laser-multitask")
-GRID = [task.id for task in suite_of("suite:grid").tasks]
+GRID = [task.id for task in suite_of("suite:grid")]
 SMALL = (
     "--steps 2000 --loss.batch-unrolls 16 --loss.unroll-steps 5 --network.channels 4 --network.hidden 16 --network.memory-size 16 "
     "--run.evaluate-episodes 1 --run.log-every-updates 10 --plain"

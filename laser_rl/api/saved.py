@@ -11,8 +11,7 @@ import torch
 from laser_rl.agent.parameters import load_network
 from laser_rl.config import Config, override, validated
 from laser_rl.disk import write_bytes
-from laser_rl.envs.records import EnvironmentSpec
-from laser_rl.envs.worker import read_spec, write_spec
+from laser_rl.envs.records import EnvironmentSpec, read_spec, write_spec
 from laser_rl.errors import ConfigError
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.networks.build import TorsoSource, family_of

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from laser_rl.envs.suites import reference_of
+from laser_rl.envs.scores import reference_of
 from laser_rl.evaluation.statistics import EvalResult
 from laser_rl.metrics import display
 from laser_rl.metrics.videos import BY_ENJOY, FOLDER

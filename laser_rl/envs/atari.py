@@ -13,11 +13,18 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from laser_rl.envs.records import DiscreteActions, Environments, EnvironmentSpec, ObservationSpec, Rows, seed_of
+from laser_rl.envs.records import (
+    Array,
+    DiscreteActions,
+    Environments,
+    EnvironmentSpec,
+    Ints,
+    ObservationSpec,
+    Rows,
+    VectorEpisodes,
+)
 from laser_rl.errors import EnvironmentRefused, MissingExtra
 
-Array = NDArray[np.generic]
-Flags = NDArray[np.bool_]
 SCREEN = (210, 160)
 
 # fmt: off
@@ -98,7 +105,7 @@ def _load() -> ModuleType:
 class _Group(NamedTuple):
     """Slots that ALE steps together."""
 
-    slots: NDArray[np.int64]
+    slots: Ints
     env: Any
 
 
@@ -130,29 +137,22 @@ class AtariEnvironments(Environments):
             for own in np.array_split(np.arange(slots), max(1, min(groups, slots)))
         ]
         self._sent: deque[_Group] = deque()  # longest ago first; their rows are owed
-        self.slots, self._seed = slots, seed
+        self.slots = slots
         shape = (1, settings.screen_size, settings.screen_size)
         actions = DiscreteActions(int(self._groups[0].env.single_action_space.n))
         self.spec = EnvironmentSpec(f"ALE/{rom}", ObservationSpec(shape, "uint8", 1 / 255), actions)
-        self._episode = np.zeros(slots, np.int64)
-        self._lives, self._ended = np.zeros(slots, np.int32), np.zeros(slots, np.bool_)
-        self._action = np.zeros(slots, np.int64)
+        self._episodes, self._action = VectorEpisodes(slots, seed), np.zeros(slots, np.int64)
 
     def reset(self) -> Rows:
         """Start every slot; rows that are owed are dropped."""
         while self._sent:
             self._sent.popleft().env.recv()
-        self._ended[:] = False
-        shown = []
-        for slots, env in self._groups:
-            observation, info = env.reset(seed=seed_of(self._seed, slots, self._episode[slots]))
-            self._lives[slots] = info["lives"]
-            shown.append(observation)
-        nothing, everybody = np.zeros(self.slots, np.bool_), np.arange(self.slots)
-        observation = shown[0] if len(shown) == 1 else np.concatenate(shown)
-        return self._rows(everybody, observation, ~nothing, np.zeros(self.slots), nothing, nothing, nothing)
+        answers = [env.reset(seed=self._episodes.seeds(slots)) for slots, env in self._groups]
+        observation = answers[0][0] if len(answers) == 1 else np.concatenate([seen for seen, _ in answers])
+        lives = np.concatenate([info["lives"] for _, info in answers])
+        return self._episodes.begin(np.arange(self.slots), observation, lives)
 
-    def step(self, slots: NDArray[np.int64], action: Array) -> Rows:
+    def step(self, slots: Ints, action: Array) -> Rows:
         """Send off the groups of `slots`, each as a whole, and wait for the group that was sent longest ago."""
         self._action[slots] = action
         for group in self._whole(slots):
@@ -160,12 +160,14 @@ class AtariEnvironments(Environments):
             self._sent.append(group)
         if not self._sent:
             raise ValueError(f"{self.spec.name}: expected a slot to act in, or one that owes a row; got neither")
-        return self._receive(self._sent.popleft())
+        group = self._sent.popleft()
+        observation, reward, terminated, truncated, info = group.env.recv()
+        slots = group.slots.copy()
+        return self._episodes.advance(slots, observation, reward, terminated, truncated, info["lives"])
 
-    def _whole(self, slots: NDArray[np.int64]) -> list[_Group]:
+    def _whole(self, slots: Ints) -> list[_Group]:
         """The groups that these slots make up."""
-        asked = np.zeros(self.slots, np.bool_)
-        asked[slots] = True
+        asked = np.isin(np.arange(self.slots), slots)
         chosen = [group for group in self._groups if asked[group.slots].any()]
         for group in chosen:
             acting, size = int(asked[group.slots].sum()), len(group.slots)
@@ -176,30 +178,6 @@ class AtariEnvironments(Environments):
                     f"{self.spec.name}: expected slots that owe no row, got {group.slots[0]} to {group.slots[-1]}"
                 )
         return chosen
-
-    def _receive(self, group: _Group) -> Rows:
-        slots = group.slots
-        observation, reward, terminated, truncated, info = group.env.recv()
-        first = self._ended[slots]
-        self._episode[slots] += first
-        terminated, truncated = terminated & ~first, truncated & ~terminated & ~first
-        lost = (info["lives"] < self._lives[slots]) & ~first
-        self._lives[slots], self._ended[slots] = info["lives"], terminated | truncated
-        return self._rows(slots, observation, first, np.where(first, 0, reward), terminated, truncated, lost)
-
-    def _rows(
-        self,
-        slots: NDArray[np.int64],
-        observation: Array,
-        first: Flags,
-        reward: Array,
-        terminated: Flags,
-        truncated: Flags,
-        lost: Flags,
-    ) -> Rows:
-        episode, restarted = self._episode[slots], np.zeros(len(slots), np.bool_)
-        seed, raw = seed_of(self._seed, slots, episode), reward.astype(np.float32)
-        return Rows(slots.copy(), observation, first, raw, terminated, truncated, lost, restarted, episode, seed)
 
     def close(self) -> None:
         """Ends ALE's threads, also those that are at work; they finish their frame."""
@@ -218,13 +196,10 @@ class AtariScreen(gymnasium.Env[NDArray[np.uint8], Any]):
         rom = atari_game(game)
         self._player = atari_vector(rom, 1, settings, num_threads=1)
         height, width = SCREEN
-        self._painter = atari_vector(
-            rom, 1, settings, num_threads=1, grayscale=False, img_height=height, img_width=width
-        )
-        self.observation_space, self.action_space = (
-            self._player.single_observation_space,
-            self._player.single_action_space,
-        )
+        size = {"img_height": height, "img_width": width}
+        self._painter = atari_vector(rom, 1, settings, num_threads=1, grayscale=False, **size)
+        self.observation_space = self._player.single_observation_space
+        self.action_space = self._player.single_action_space
         self._frame = np.zeros((*SCREEN, 3), np.uint8)
 
     def reset(
@@ -242,13 +217,8 @@ class AtariScreen(gymnasium.Env[NDArray[np.uint8], Any]):
         actions = np.array([action], np.int64)
         observation, reward, terminated, truncated, info = self._player.step(actions)
         self._frame = self._painter.step(actions)[0][0, 0]
-        return (
-            observation[0],
-            float(reward[0]),
-            bool(terminated[0]),
-            bool(truncated[0]),
-            {"lives": int(info["lives"][0])},
-        )
+        lives = {"lives": int(info["lives"][0])}
+        return observation[0], float(reward[0]), bool(terminated[0]), bool(truncated[0]), lives
 
     def render(self) -> NDArray[np.uint8]:
         """The screen after the last step."""

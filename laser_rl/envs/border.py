@@ -1,7 +1,7 @@
 """The border: what an environment returns is compared with Gymnasium's contract and with its own spaces before anything is stored.
 
 The first rows of each slot are looked at in full, the later ones cheaply: type, shape, finite. Finite values outside their Box are no
-reason to end a run: they are stored, and told of once (`Bounds`).
+reason to end a run: they are stored, and logged once (`Bounds`).
 """
 
 import functools
@@ -17,22 +17,14 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from laser_rl.envs.records import EnvironmentSpec
-from laser_rl.envs.spaces import (
-    Leaf,
-    ObservationBorder,
-    action_border,
-    described,
-    leaf_scale,
-    leaves_of,
-    observation_border,
-)
+from laser_rl.envs.records import Array, ObservationSpec
+from laser_rl.envs.spaces import Convert, Leaf, leaf_scale, leaves_of, spec_of
 from laser_rl.errors import EnvironmentRefused
 
 LOGGER = logging.getLogger("laser_rl.envs")
 FEW = 24  # most environments are that small, and then Python is quicker than calls into NumPy
 
-Array = NDArray[Any]
+Env = gymnasium.Env[Any, Any]
 Tell = Callable[[str, str], None]  # is handed a key and a sentence
 _told: set[tuple[str, str]] = set()
 
@@ -47,19 +39,16 @@ def tell_once(name: str, key: str, sentence: str) -> None:
 class Bounds:
     """Compares stored observations with the bounds that their space declares, until every part has been told of."""
 
-    def __init__(self, space: spaces.Space[Any], border: ObservationBorder, tell: Tell) -> None:
+    def __init__(self, space: spaces.Space[Any], spec: ObservationSpec, convert: Convert, tell: Tell) -> None:
         self._tell = tell
-        self._leaves = [leaf for leaf in leaves_of(space) if _can_leave(leaf.space)]
-        spec = border.spec
+        self._leaves = [leaf for leaf in leaves_of(space, "") if _can_leave(leaf.space)]
         if isinstance(space, spaces.Box):  # pictures are turned, as their values are
-            ends = [border.convert(bound).astype(spec.dtype).reshape(-1) for bound in (space.low, space.high)]
+            ends = [convert(bound).astype(spec.dtype).reshape(-1) for bound in (space.low, space.high)]
         else:
             ends = [np.full(spec.shape, bound, np.float32) for bound in (-np.inf, np.inf)]
             for leaf in self._leaves:
-                scale = np.float32(
-                    leaf_scale(leaf.space)
-                )  # the arithmetic of the values, so that a bound is never outside
-                for end, bound in zip(ends, (leaf.space.low, leaf.space.high), strict=True):  # type: ignore[attr-defined]
+                scale = np.float32(leaf_scale(leaf.space))  # as for the values, so that a bound is never outside
+                for end, bound in zip(ends, _bounds(leaf), strict=True):
                     end[leaf.places] = bound.reshape(-1).astype(np.float32) * scale
         self._low, self._high = ends
         self._renew()
@@ -68,7 +57,7 @@ class Bounds:
         self.watching = bool(self._leaves)
         self._lows, self._highs = ((end.tolist() if end.size <= FEW else []) for end in (self._low, self._high))
 
-    def look(self, flat: Array, observation: Any, where: str | Callable[[], str]) -> None:
+    def look(self, flat: NDArray[Any], observation: Any, where: Callable[[], str]) -> None:
         """At one observation: `flat` as it is stored, `observation` as the environment gave it."""
         if flat.size <= FEW:
             values = flat.tolist()
@@ -80,28 +69,31 @@ class Bounds:
             self._compare(leaf, functools.reduce(operator.getitem, leaf.path, observation), where)
         self._renew()
 
-    def look_at_all(self, stored: Array, observations: list[Any], where: str) -> None:
+    def look_at_all(self, stored: NDArray[Any], observations: list[Any], where: Callable[[], str]) -> None:
         """At those of several slots."""
         flat = stored.reshape(len(stored), -1)
         outside = ((flat < self._low) | (flat > self._high)).any(1)
         for slot in np.flatnonzero(outside).tolist():
             self.look(flat[slot], observations[slot], where)
 
-    def _compare(self, leaf: Leaf, value: Any, where: str | Callable[[], str]) -> None:
-        low, high = leaf.space.low, leaf.space.high  # type: ignore[attr-defined]
+    def _compare(self, leaf: Leaf, value: Any, where: Callable[[], str]) -> None:
+        low, high = _bounds(leaf)
         outside = (value < low) | (value > high)
         if not outside.any():
             return
-        at = tuple(int(index[0]) for index in np.nonzero(outside))
-        place = where if isinstance(where, str) else where()
+        at, key = tuple(int(index[0]) for index in np.nonzero(outside)), leaf.named("observation")
         self._tell(
-            leaf.key,
-            f"{place}: {leaf.key}{list(at) if at else ''} is {value[at]}, outside of [{low[at]}, {high[at]}] as observation_space "
+            key,
+            f"{where()}: {key}{list(at) if at else ''} is {value[at]}, outside of [{low[at]}, {high[at]}] as observation_space "
             "declares it, and is used as it is; widen observation_space or clip the value (this is said once)",
         )
         self._leaves.remove(leaf)
         if self._low.dtype.kind == "f":  # a picture of bytes is its own only leaf, and is no longer looked at
             self._low[leaf.places], self._high[leaf.places] = -np.inf, np.inf
+
+
+def _bounds(leaf: Leaf) -> tuple[NDArray[Any], NDArray[Any]]:
+    return leaf.space.low, leaf.space.high  # type: ignore[attr-defined]  # only a Box has values outside
 
 
 def _can_leave(space: spaces.Space[Any]) -> bool:
@@ -118,8 +110,7 @@ LARGEST = float(np.finfo(np.float32).max)  # rewards are stored as float32
 PLAIN_REWARDS = frozenset({float, int, np.float64, np.float32})
 PLAIN_FLAGS = frozenset({bool, np.bool_})
 STEP_PARTS, OLD_STEP_PARTS, RESET_PARTS = 5, 4, 2
-
-Env = gymnasium.Env[Any, Any]
+CORRECT = "correct observation_space or the value"
 StepResult = tuple[float, bool, bool, Mapping[str, Any]]
 
 
@@ -137,21 +128,18 @@ class Border:
     def __init__(self, env: Env, name: str, slot: int, warn: Tell | None = None, *, full_rows: int = FULL_ROWS) -> None:
         self._name, self._slot = name, slot
         self._space, self._action_space = env.observation_space, env.action_space
-        self.observation, self.action = observation_border(self._space, name), action_border(self._action_space, name)
-        known = described(self._space, self._action_space)
-        self.spec = EnvironmentSpec(name, self.observation.spec, self.action.spec, spaces=known)
+        self.spec, (self._convert, self.to_action) = spec_of(self._space, self._action_space, name)
+        seen = self.spec.observation
         self._is_box = isinstance(self._space, spaces.Box)
         self._shape, self._dtype = self._space.shape, self._space.dtype
-        self._may_overflow = not (
-            self._dtype in {np.dtype(np.float32), np.dtype(np.uint8), np.dtype(bool)} and self._is_box
-        )
-        self._floats = self.observation.spec.dtype == "float32"
-        self._convert = self.observation.convert
-        self._bounds = Bounds(self._space, self.observation, warn or functools.partial(tell_once, name))
+        fits = {np.dtype(np.float32), np.dtype(np.uint8), np.dtype(bool)}
+        self._may_overflow = not (self._is_box and self._dtype in fits)
+        self._floats = seen.dtype == "float32"
+        self._bounds = Bounds(self._space, seen, self._convert, warn or functools.partial(tell_once, name))
         self._full_left, self._episode, self._step = full_rows, -1, 0
-        self.bind(np.zeros(self.observation.spec.shape, self.observation.spec.dtype))
+        self.bind(np.zeros(seen.shape, seen.dtype))
 
-    def bind(self, out: NDArray[np.generic]) -> None:
+    def bind(self, out: Array) -> None:
         """From now on observations are stored in `out`."""
         self._out, self._flat = out, out.reshape(-1)
 
@@ -162,11 +150,8 @@ class Border:
     def after_reset(self, result: Any) -> Mapping[str, Any]:
         """Check and store what `reset` returned; gives back its info."""
         if not isinstance(result, tuple) or len(result) != RESET_PARTS:
-            self._refuse(
-                "(observation, info) from reset",
-                _describe(result),
-                "return a tuple of two, as Gymnasium does since 0.26",
-            )
+            advice = "return a tuple of two, as Gymnasium does since 0.26"
+            self._refuse("(observation, info) from reset", _describe(result), advice)
         observation, info = result
         self._check_info(info)
         self._store(observation)
@@ -178,18 +163,15 @@ class Border:
         if not isinstance(result, tuple) or len(result) != STEP_PARTS:
             self._refuse_parts(result)
         observation, reward, terminated, truncated, info = result
-        if type(reward) not in PLAIN_REWARDS:
-            self._check_reward(reward)
+        if type(reward) not in PLAIN_REWARDS and not isinstance(reward, Real):
+            self._refuse("reward to be a real number", _describe(reward), "return float(reward)")
         if type(terminated) not in PLAIN_FLAGS or type(truncated) not in PLAIN_FLAGS:
             key, got = ("terminated", terminated) if type(terminated) not in PLAIN_FLAGS else ("truncated", truncated)
             self._refuse(f"{key} to be a bool", _describe(got), f"return bool({key})")
         self._check_info(info)
         if self._full_left > 0 and env.action_space != self._action_space:
-            self._refuse(
-                f"the action_space to stay {self._action_space}",
-                str(env.action_space),
-                "keep one space and ignore illegal actions",
-            )
+            advice = "keep one space and ignore illegal actions"
+            self._refuse(f"the action_space to stay {self._action_space}", str(env.action_space), advice)
         self._store(observation)
         if not -LARGEST <= reward <= LARGEST:  # false for NaN too
             raise BadValue("reward", reward)
@@ -224,44 +206,32 @@ class Border:
         if isinstance(space, spaces.Dict):
             if not isinstance(value, Mapping) or set(value) != set(space.spaces):
                 got = f"keys {sorted(map(str, value))}" if isinstance(value, Mapping) else _describe(value)
-                self._refuse(
-                    f"{key} with the keys {sorted(map(str, space.spaces))}", got, "return every key of the space"
-                )
+                wanted = f"{key} with the keys {sorted(map(str, space.spaces))}"
+                self._refuse(wanted, got, "return every key of the space")
             for label, part in space.spaces.items():
                 self._check_fully(part, value[label], f"{key}[{label!r}]")
         elif isinstance(space, spaces.Tuple):
             if not isinstance(value, tuple) or len(value) != len(space.spaces):
-                self._refuse(
-                    f"{key} to be a tuple of {len(space.spaces)}", _describe(value), "return every part of the space"
-                )
+                wanted = f"{key} to be a tuple of {len(space.spaces)}"
+                self._refuse(wanted, _describe(value), "return every part of the space")
             for index, part in enumerate(space.spaces):
                 self._check_fully(part, value[index], f"{key}[{index}]")
         elif isinstance(space, spaces.Box):
             self._check_box(space, value, key)
         elif not space.contains(value):
-            self._refuse(
-                f"{key} in {space}", f"{_describe(value)} = {value!r}", "correct observation_space or the value"
-            )
+            self._refuse(f"{key} in {space}", f"{_describe(value)} = {value!r}", CORRECT)
 
     def _check_box(self, space: spaces.Box, value: Any, key: str) -> None:
         if not isinstance(value, np.ndarray):
-            self._refuse(
-                f"{key} to be a NumPy array", _describe(value), f"return np.asarray(..., dtype=np.{space.dtype})"
-            )
+            advice = f"return np.asarray(..., dtype=np.{space.dtype})"
+            self._refuse(f"{key} to be a NumPy array", _describe(value), advice)
         if value.dtype != space.dtype:
-            self._refuse(
-                f"{key} of dtype {space.dtype}",
-                str(value.dtype),
-                f"return it with .astype(np.{space.dtype}) or correct the space",
-            )
+            advice = f"return it with .astype(np.{space.dtype}) or correct the space"
+            self._refuse(f"{key} of dtype {space.dtype}", str(value.dtype), advice)
         if value.shape != space.shape:
-            self._refuse(f"{key} of shape {space.shape}", str(value.shape), "correct observation_space or the value")
+            self._refuse(f"{key} of shape {space.shape}", str(value.shape), CORRECT)
         if np.issubdtype(value.dtype, np.floating) and not np.isfinite(value).all():
             raise BadValue(key, _first_bad(value))
-
-    def _check_reward(self, reward: Any) -> None:
-        if not isinstance(reward, Real):
-            self._refuse("reward to be a real number", _describe(reward), "return float(reward)")
 
     def lives(self, info: Mapping[str, Any], before: int) -> int:
         """How many are left, where the environment says so: the only part of its info that is read."""

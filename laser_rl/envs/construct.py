@@ -29,6 +29,7 @@ from laser_rl.errors import EnvironmentRefused, MissingExtra
 from laser_rl.trust import code_in, require
 
 MINIGRID = "MiniGrid-"
+EXTRAS = {"MinAtar/": ("minatar.gym", "minatar"), MINIGRID: ("minigrid", "minigrid")}
 OURS = ("laser/Catch", "laser/DeepSea-10", "laser/TMaze-10")
 
 
@@ -46,25 +47,18 @@ def constructor(name: str, options: Mapping[str, Any]) -> Callable[[], Env]:
             f"the environment was handed in as an object, {name[1:-1]}, which no name can make again; pass it: LASER.load(path, env=...), "
             "or LASER(env, run_dir=...)"
         )
-    module, _, attribute = name.partition(":")
-    if all(part.isidentifier() for part in attribute.split(".")):  # an id ends in a version, -v0, and is no identifier
-        _attribute(module, attribute)
-        return functools.partial(from_attribute, module, attribute, dict(options))
+    if all(part.isidentifier() for part in name.partition(":")[2].split(".")):  # an id ends in -v0 and is no identifier
+        _attribute(name)
+        return functools.partial(_from_attribute, name, dict(options))
     if name.startswith("dmlab/"):
         return dmlab_constructor(name.removeprefix("dmlab/"), options)
     _registered(name)
-    return functools.partial(from_registry, name, dict(options))
+    return functools.partial(_from_registry, name, dict(options))
 
 
 @contextmanager
 def packages_of(name: str) -> Iterator[None]:
-    """Refuse, in one sentence, an environment that needs a package which is not installed; trying again would not help.
-
-    >>> with packages_of("Ant-v5"):
-    ...     raise gymnasium.error.DependencyNotInstalled('MuJoCo is not installed, run `pip install "gymnasium[mujoco]"`')
-    Traceback (most recent call last):
-    laser_rl.errors.EnvironmentRefused: Ant-v5: expected all packages that it needs, got DependencyNotInstalled: MuJoCo is not ...
-    """
+    """Refuse, in one sentence, an environment that needs a package which is not installed; trying again would not help."""
     try:
         yield
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
@@ -84,7 +78,7 @@ def require_one_agent(made: Any, name: str) -> None:
         )
 
 
-def from_registry(name: str, options: Mapping[str, Any]) -> Env:
+def _from_registry(name: str, options: Mapping[str, Any]) -> Env:
     """A registered environment, without Gymnasium's own passive checker: ours is stricter and does not warn."""
     identifier = _registered(name)
     with _quiet(), packages_of(name):
@@ -92,22 +86,26 @@ def from_registry(name: str, options: Mapping[str, Any]) -> Env:
     return GridPictures(env) if identifier.startswith(MINIGRID) else env
 
 
-def from_attribute(module: str, attribute: str, options: Mapping[str, Any]) -> Env:
-    """What `module:attribute` returns when called."""
-    with packages_of(f"{module}:{attribute}"):
-        return cast("Env", _attribute(module, attribute)(**options))
+def _from_attribute(name: str, options: Mapping[str, Any]) -> Env:
+    with packages_of(name):
+        return cast("Env", _attribute(name)(**options))
 
 
-def _attribute(module: str, attribute: str) -> Callable[..., Any]:
-    found: Any = _import(module)
-    for part in attribute.split("."):  # a class within a class
-        found = getattr(found, part, None)
+def _attribute(name: str) -> Callable[..., Any]:
+    module, _, attribute = name.partition(":")
+    found: Any = _nested(_import(module), attribute)
     if not callable(found):
         raise EnvironmentRefused(
-            f"expected {module}:{attribute} to be a class or a function, got {'nothing' if found is None else type(found).__name__}; "
+            f"expected {name} to be a class or a function, got {'nothing' if found is None else type(found).__name__}; "
             "check the spelling"
         )
     return cast("Callable[..., Any]", found)
+
+
+def _nested(found: Any, attribute: str) -> Any:
+    for part in attribute.split("."):  # a class within a class
+        found = getattr(found, part, None)
+    return found
 
 
 def _import(module: str) -> ModuleType:
@@ -128,25 +126,19 @@ def _registered(name: str) -> str:
     module, _, identifier = name.rpartition(":")
     if module:
         _import(module)
-    if name.startswith("MinAtar/"):
-        _register("MinAtar/", "minatar.gym", "minatar")
-    if identifier.startswith(MINIGRID):
-        _register(MINIGRID, "minigrid", "minigrid")
+    for prefix, (package, extra) in EXTRAS.items():
+        if identifier.startswith(prefix):
+            _register(prefix, package, extra)
     try:
         with _quiet():
             gymnasium.spec(identifier)
     except gymnasium.error.Error as error:
-        near = nearest(name)
+        games = ["ALE/" + "".join(part.capitalize() for part in game.split("_")) + "-v5" for game in ATARI_57]
+        known = {each.lower(): each for each in [*gymnasium.registry, *OURS, *games]}
+        near = [known[found] for found in difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.6)]
         hint = f"did you mean {' or '.join(near)}?" if near else "gymnasium.pprint_registry() lists what is registered"
         raise EnvironmentRefused(f"expected the id of an environment, got {name!r} ({error}); {hint}") from error
     return identifier
-
-
-def nearest(name: str) -> list[str]:
-    """Known ids that look like `name`."""
-    games = ["ALE/" + "".join(part.capitalize() for part in game.split("_")) + "-v5" for game in ATARI_57]
-    known = {identifier.lower(): identifier for identifier in [*gymnasium.registry, *OURS, *games]}
-    return [known[found] for found in difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.6)]
 
 
 def _register(prefix: str, package: str, extra: str) -> None:
@@ -180,6 +172,10 @@ class StreamBroken(Exception):
     """Another player has reset the environment since this one's last step: the open episode is void."""
 
 
+# The player that reset an environment last, by the environment's id, which is its own for as long as a player holds it.
+_PLAYERS: "weakref.WeakValueDictionary[int, Turn]" = weakref.WeakValueDictionary()
+
+
 class Turn:
     """Whose turn it is in an environment that exists once: the player's that reset it last."""
 
@@ -194,10 +190,6 @@ class Turn:
     def take(self) -> None:
         """It is this player's from now on."""
         _PLAYERS[id(self._env)] = self
-
-
-# By the environment's id, which is its own for as long as a player holds it.
-_PLAYERS: weakref.WeakValueDictionary[int, Turn] = weakref.WeakValueDictionary()
 
 
 class BorrowedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -249,7 +241,12 @@ def can_be_made_again(spec: EnvSpec) -> bool:
 
 def _of_instance(env: Any) -> tuple[str, dict[str, Any]]:
     vector = isinstance(env, gymnasium.vector.VectorEnv)
-    spec = _spec_of_slots(env) if vector else env.spec
+    spec = env.spec
+    if (
+        vector and spec is None and isinstance(env.unwrapped, _FROM_PARTS)
+    ):  # that of every environment, if it is the same
+        first, *others = env.unwrapped.get_attr("spec")
+        spec = first if all(other == first for other in others) else None
     if spec is None:
         bare = env.unwrapped is env and not vector
         return (_reference(type(env)) if bare else None) or f"<{_label(type(env))}>", {}
@@ -265,16 +262,6 @@ def _of_instance(env: Any) -> tuple[str, dict[str, Any]]:
 
 
 _NOT_THE_TASK = frozenset({"render_mode", "max_episode_steps", "num_envs", "vectorization_mode", "vector_kwargs"})
-
-
-def _spec_of_slots(vector: Any) -> Any:
-    """That of every environment of a vector, if it is the same."""
-    if vector.spec is not None or not isinstance(vector.unwrapped, _FROM_PARTS):
-        return vector.spec
-    first, *others = vector.unwrapped.get_attr("spec")
-    return first if all(other == first for other in others) else None
-
-
 _FROM_PARTS = (gymnasium.vector.SyncVectorEnv, gymnasium.vector.AsyncVectorEnv)
 
 
@@ -291,9 +278,7 @@ def _reference(source: Any) -> str | None:
     found: Any = sys.modules.get(str(module))
     if module in {None, "__main__", "builtins"} or name is None or found is None:
         return None
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return f"{module}:{name}" if found is source else None
+    return f"{module}:{name}" if _nested(found, name) is source else None
 
 
 def _label(source: Any) -> str:

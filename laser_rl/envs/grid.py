@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from laser_rl.envs.instructions import WORDS, PictureWithInstruction, with_instruction
+from laser_rl.envs.spaces import WORDS, PictureWithInstruction, with_instruction
 from laser_rl.errors import EnvironmentRefused
 
 Picture = NDArray[np.uint8]

@@ -3,6 +3,7 @@
 import functools
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any, Literal
 
 import gymnasium
@@ -19,14 +20,14 @@ from laser_rl.envs.atari import (
 from laser_rl.envs.border import Env
 from laser_rl.envs.construct import BorrowedEnv, constructor, require_one_agent
 from laser_rl.envs.mixture import MixedEnvironments
-from laser_rl.envs.native import TaskEnv, TaskEnvironments, task_of
 from laser_rl.envs.pool import PoolEnvironments, default_workers
-from laser_rl.envs.process import ProcessLimits
+from laser_rl.envs.puzzles import task_of
 from laser_rl.envs.records import Environments, seed_of
 from laser_rl.envs.scores import PREFIX, tasks_of
-from laser_rl.envs.serial import SerialEnvironments
-from laser_rl.envs.slot import EXITS, OnBadValue, exit_of
+from laser_rl.envs.slot import EXITS, OnBadValue, SerialEnvironments, exit_of
+from laser_rl.envs.tasks import TaskEnv, TaskEnvironments
 from laser_rl.envs.vector import VectorAdapter
+from laser_rl.envs.worker import ProcessLimits
 from laser_rl.errors import ConfigError, EnvironmentRefused, UserError
 
 Placement = Literal["auto", "thread", "process"]
@@ -74,17 +75,24 @@ def make_environments(
     if not isinstance(source, str) or not is_mixture(source):
         return make(source, slots=slots, seed=seed, options=options or {}, workers=workers)
     tasks = tasks_of(source)
-    share, workers = _share(source, slots, len(tasks)), max(1, workers // len(tasks))
-    parts: list[Environments] = []
-    try:
+    share, rest = divmod(slots, len(tasks))
+    if rest:
+        fits = [str(number * len(tasks)) for number in (share, share + 1) if number]
+        raise ConfigError(
+            f"{source}: expected a number of environment slots that its {len(tasks)} tasks can share evenly, got {slots}; "
+            f"use {' or '.join(fits)}"
+        )
+    with ExitStack() as made:
+        parts: list[Environments] = []
         for task, own in tasks.items():
-            all_options = {**own, **(options or {})}
-            parts.append(make(task, slots=share, seed=_seed_of(task, seed), options=all_options, workers=workers))
-        return MixedEnvironments(parts, name=source, patience_s=patience_s, lockstep=lockstep)
-    except BaseException:
-        for part in parts:
-            part.close()
-        raise
+            # The seed goes by the task's name: it plays the same episodes in every company.
+            own_seed = int(seed_of(seed, np.array([zlib.crc32(task.encode())]), np.zeros(1, np.int64))[0])
+            all_options, own_workers = {**own, **(options or {})}, max(1, workers // len(tasks))
+            parts.append(make(task, slots=share, seed=own_seed, options=all_options, workers=own_workers))
+            made.callback(parts[-1].close)
+        mixture = MixedEnvironments(parts, name=source, patience_s=patience_s, lockstep=lockstep)
+        made.pop_all()
+        return mixture
 
 
 def _make_one(
@@ -99,10 +107,15 @@ def _make_one(
     on_bad_value: OnBadValue,
     pool: Mapping[str, Any],
 ) -> Environments:
-    groups = 1 if pool["lockstep"] else ALTERNATING
-    native = _native(source, slots, seed, options, atari, groups) if isinstance(source, str) else None
-    if native is not None:
-        return native
+    if isinstance(source, str) and source.startswith("laser/"):
+        return TaskEnvironments(task_of(source, options), slots=slots, seed=seed)
+    if isinstance(source, str) and is_atari(source):
+        if options:
+            raise ConfigError(
+                f"{source}: expected no options for a game, got {sorted(options)}; the settings of Atari are separate"
+            )
+        groups = 1 if pool["lockstep"] else ALTERNATING
+        return AtariEnvironments(source, slots=slots, seed=seed, settings=atari, groups=groups)
     try:
         make, name = _constructor_of(source, slots, placement, options)
         common: dict[str, Any] = {"slots": slots, "seed": seed, "name": name, "on_bad_value": on_bad_value}
@@ -170,23 +183,6 @@ def is_mixture(name: str) -> bool:
     return name.startswith(PREFIX) or "," in name
 
 
-def _share(name: str, slots: int, tasks: int) -> int:
-    """Slots for each of a mixture's tasks."""
-    share, rest = divmod(slots, tasks)
-    if rest:
-        fits = [str(number * tasks) for number in (share, share + 1) if number]
-        raise ConfigError(
-            f"{name}: expected a number of environment slots that its {tasks} tasks can share evenly, got {slots}; "
-            f"use {' or '.join(fits)}"
-        )
-    return share
-
-
-def _seed_of(task: str, seed: int) -> int:
-    """By the task's name: it plays the same episodes in every company."""
-    return int(seed_of(seed, np.array([zlib.crc32(task.encode())]), np.zeros(1, np.int64))[0])
-
-
 def _adapted(
     vector: gymnasium.vector.VectorEnv[Any, Any, Any], slots: int, seed: int, on_bad_value: OnBadValue
 ) -> Environments:
@@ -200,20 +196,6 @@ def _adapted(
             f"expected a vector of {slots} environments, got one of {vector.num_envs}; ask for {vector.num_envs} slots"
         )
     return VectorAdapter(vector, seed=seed, owned=False)
-
-
-def _native(
-    name: str, slots: int, seed: int, options: Mapping[str, Any], atari: AtariSettings | None, groups: int
-) -> Environments | None:
-    if name.startswith("laser/"):
-        return TaskEnvironments(task_of(name, options), slots=slots, seed=seed)
-    if not is_atari(name):
-        return None
-    if options:
-        raise ConfigError(
-            f"{name}: expected no options for a game, got {sorted(options)}; the settings of Atari are separate"
-        )
-    return AtariEnvironments(name, slots=slots, seed=seed, settings=atari, groups=groups)
 
 
 def _constructor_of(

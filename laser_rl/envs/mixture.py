@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laser_rl.envs.pool import PoolEnvironments
-from laser_rl.envs.records import ActionSpec, DiscreteActions, Environments, EnvironmentSpec, Rows
+from laser_rl.envs.records import ActionSpec, DiscreteActions, Environments, EnvironmentSpec, Rows, action_layout
 from laser_rl.envs.scores import refuse_twice
-from laser_rl.envs.spaces import action_layout
 from laser_rl.errors import ConfigError, EnvironmentRefused
 
 Array = NDArray[np.generic]

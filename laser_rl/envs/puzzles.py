@@ -1,31 +1,30 @@
-"""Three more tasks whose answers are known, for experiments on sharing: one of conflict, two of exploration.
+"""Three more tasks whose answers are known, for experiments on sharing: one of conflict, two of exploration; and all tasks by name.
 
 They follow the rules of `tasks`: arrays of slots, and an episode is a function of its seed and its actions.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
 from numbers import Real
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from laser_rl.envs.records import DiscreteActions, EnvironmentSpec, ObservationSpec, seed_of
-from laser_rl.envs.tasks import Array, Ints, Positions, TaskOutcome
-from laser_rl.errors import ConfigError
+from laser_rl.envs.records import Array, DiscreteActions, EnvironmentSpec, Ints, ObservationSpec, seed_of
+from laser_rl.envs.tasks import Catch, DeepSea, Floats, Positions, Task, TaskOutcome, TMaze
+from laser_rl.errors import ConfigError, EnvironmentRefused
 
 UP, DOWN, LEFT, RIGHT = range(4)  # in the grids
 FAINT, CLEAR = 0.3, 0.6  # shades of a board, between nothing (0) and what matters now (1)
 
 
-@dataclass(frozen=True)
-class Convention:
+@dataclass
+class Convention(Task):
     """The first action sets a mode that is never shown again; then the right answer to a cue is (cue + mode) mod `modes`.
 
-    Each of `steps` answers gives 1/`steps` if right. No memory is needed by one who always chooses the same mode, so each mode is a
+    Each of `steps` answers gives 1/`steps` if right. An agent that always chooses the same mode needs no memory, so each mode is a
     convention as good as the others, and what one member learns is wrong for a member with another one. `bonus[m]` is paid at once for
     choosing mode m, `late_bonus[m]` with the last reward: where both are set, the discount decides which mode is the best.
 
@@ -41,20 +40,13 @@ class Convention:
     late_bonus: Sequence[float] = ()
 
     def __post_init__(self) -> None:
-        _check_whole("Convention", "modes", self.modes, least=2)
-        _check_whole("Convention", "steps", self.steps, least=1)
-        for name in ("bonus", "late_bonus"):
-            object.__setattr__(self, name, _one_a_mode(name, getattr(self, name), self.modes))
-
-    @property
-    def spec(self) -> EnvironmentSpec:
-        """Seen: "choose now", or the cue; nothing after the last answer."""
-        return EnvironmentSpec("laser/Convention", ObservationSpec((1 + self.modes,)), DiscreteActions(self.modes))
-
-    @property
-    def optimal_return(self) -> float:
-        """The mode that pays most, and every answer right. Undiscounted."""
-        return 1.0 + max(now + late for now, late in zip(self.bonus, self.late_bonus, strict=True))
+        _check_whole(self, modes=2, steps=1)
+        self.bonus = _one_a_mode("bonus", self.bonus, self.modes)
+        self.late_bonus = _one_a_mode("late_bonus", self.late_bonus, self.modes)
+        # Seen: "choose now", or the cue; nothing after the last answer.
+        self.spec = EnvironmentSpec("laser/Convention", ObservationSpec((1 + self.modes,)), DiscreteActions(self.modes))
+        # The mode that pays most, and every answer right. Undiscounted.
+        self.optimal_return = 1.0 + max(now + late for now, late in zip(self.bonus, self.late_bonus, strict=True))
 
     @property
     def random_return(self) -> float:
@@ -62,7 +54,7 @@ class Convention:
         return (1.0 + sum(self.bonus) + sum(self.late_bonus)) / self.modes
 
     def begin(self, seed: Ints) -> Positions:
-        """No mode yet. The seed decides all the cues; it is copied, since positions are written in place."""
+        """No mode yet. The seed decides all the cues."""
         return {"seed": seed.astype(np.int64), "step": np.zeros(seed.shape, np.int64), "mode": np.full(seed.shape, -1)}
 
     def advance(self, positions: Positions, action: Ints) -> TaskOutcome:
@@ -84,7 +76,7 @@ class Convention:
         seen[going, np.where(step[going] == 0, 0, 1 + cue)] = 1
         return seen
 
-    def draw(self, positions: Positions) -> NDArray[np.float32]:
+    def draw(self, positions: Positions) -> Floats:
         """On the left the mode (all of them: choose now), then a column for each cue up to this one."""
         seed, step, mode = (int(positions[name][0]) for name in ("seed", "step", "mode"))
         board = np.zeros((self.modes, self.steps + 1), np.float32)
@@ -97,42 +89,25 @@ class Convention:
         return seed_of(0, seed, step) % self.modes
 
 
-@dataclass(frozen=True)
-class _GridWalk:
+class _GridWalk(Task):
     """A walk on a square grid from the upper left corner to a goal that pays 1. Actions: up, down, left, right."""
 
     size: int
-    layout_seed: int = 0
-    most_steps: int = 0
-    _after: Ints = field(init=False, repr=False, compare=False)  # [place, action]: where an action leads
-    _goal: int = field(init=False, repr=False, compare=False)
+    layout_seed: int
+    most_steps: int
+    shortest: int  # steps of the shortest way
     optimal_return = 1.0  # there is time enough
 
-    def __post_init__(self) -> None:
-        kind = type(self).__name__
-        _check_whole(kind, "size", self.size, least=2)
-        _check_whole(kind, "layout_seed", self.layout_seed, least=0)
-        _check_whole(kind, "most_steps", self.most_steps, least=0)
-        for name, value in self._laid_out().items():
-            object.__setattr__(self, name, value)
+    def _lay_out(self, after: Ints, goal: int, usual_steps: int, features: int) -> None:
+        """`after[place, action]` is where an action leads; a subclass has set the shortest way."""
+        self._after, self._goal, kind = after, goal, type(self).__name__
+        self.spec = EnvironmentSpec(f"laser/{kind}-{self.size}", ObservationSpec((features,)), DiscreteActions(4))
         if 0 < self.most_steps < self.shortest:
             raise ConfigError(
                 f"{kind}: expected most_steps of {self.shortest} or more, the shortest way, got {self.most_steps}; "
-                f"0 stands for {self._usual_steps()}"
+                f"0 stands for {usual_steps}"
             )
-        object.__setattr__(self, "most_steps", self.most_steps or self._usual_steps())
-
-    def _laid_out(self) -> dict[str, Any]:
-        """The fields that `layout_seed` decides."""
-        raise NotImplementedError
-
-    def _usual_steps(self) -> int:
-        raise NotImplementedError
-
-    @property
-    def shortest(self) -> int:
-        """Steps of the shortest way."""
-        raise NotImplementedError
+        self.most_steps = self.most_steps or usual_steps
 
     @cached_property
     def random_return(self) -> float:
@@ -157,7 +132,7 @@ class _GridWalk:
         return TaskOutcome({"place": place, "step": step}, there.astype(np.float32), there, ~there & late)
 
 
-@dataclass(frozen=True)
+@dataclass
 class KeyDoor(_GridWalk):
     """Fetch the key, then go to the door: 1 there, with the key, and nothing anywhere else. Actions: up, down, left, right.
 
@@ -169,42 +144,29 @@ class KeyDoor(_GridWalk):
     """
 
     size: int = 6
-    key: tuple[int, int] = field(init=False, repr=False, compare=False)  # row, column
-    door: tuple[int, int] = field(init=False, repr=False, compare=False)
+    layout_seed: int = 0
+    most_steps: int = 0
 
-    def _laid_out(self) -> dict[str, Any]:
-        """A place is a cell, + size² with the key."""
-        cells = self.size**2
+    def __post_init__(self) -> None:
+        _check_whole(self, size=2, layout_seed=0, most_steps=0)
+        cells = self.size**2  # a place is a cell, + size² with the key
         row, column = np.divmod(np.arange(cells), self.size)
         key = _pick(np.flatnonzero(row + column >= self.size / 2), self.layout_seed, 0)
         # One of the corners beside the start is always as far as that: their distances from any cell add up to 2·(size - 1).
-        far = np.abs(row - key // self.size) + np.abs(column - key % self.size) >= self.size - 1
-        door = _pick(np.flatnonzero(far[1:]) + 1, self.layout_seed, 1)  # never the start
+        distance = np.abs(row - key // self.size) + np.abs(column - key % self.size)
+        door = _pick(np.flatnonzero(distance[1:] >= self.size - 1) + 1, self.layout_seed, 1)  # never the start
+        self.key, self.door = divmod(key, self.size), divmod(door, self.size)
+        self.shortest = sum(self.key) + int(distance[door])
         without = _open_moves(self.size)
         after = np.concatenate([np.where(without == key, key + cells, without), without + cells])
-        places = {"key": divmod(key, self.size), "door": divmod(door, self.size)}
-        return {**places, "_after": after, "_goal": cells + door}
-
-    def _usual_steps(self) -> int:
-        return 6 * self.size
-
-    @property
-    def spec(self) -> EnvironmentSpec:
-        """Seen: where the agent is, one-hot, and whether it has the key."""
-        return EnvironmentSpec(f"laser/KeyDoor-{self.size}", ObservationSpec((self.size**2 + 1,)), DiscreteActions(4))
-
-    @property
-    def shortest(self) -> int:
-        """Steps of the shortest way."""
-        (row, column), (door_row, door_column) = self.key, self.door
-        return row + column + abs(door_row - row) + abs(door_column - column)
+        self._lay_out(after, cells + door, 6 * self.size, features=cells + 1)
 
     def observe(self, positions: Positions) -> Array:
-        """The cell, and the key at the end."""
+        """Where the agent is, one-hot, and whether it has the key."""
         has_key, cell = np.divmod(positions["place"], self.size**2)
         return np.concatenate([_one_hot(cell, self.size**2), has_key[:, np.newaxis]], 1, dtype=np.float32)
 
-    def draw(self, positions: Positions) -> NDArray[np.float32]:
+    def draw(self, positions: Positions) -> Floats:
         """The door faint, the key clear until it is taken, the agent bright."""
         board = np.zeros((self.size, self.size), np.float32)
         has_key, cell = divmod(int(positions["place"][0]), self.size**2)
@@ -214,7 +176,7 @@ class KeyDoor(_GridWalk):
         return board
 
 
-@dataclass(frozen=True)
+@dataclass
 class SparseGrid(_GridWalk):
     """Rows of free cells with walls between them, each with one gap; 1 at the goal in the last row, nothing on the way there.
 
@@ -227,16 +189,16 @@ class SparseGrid(_GridWalk):
     """
 
     size: int = 12
-    gaps: tuple[int, ...] = field(
-        init=False, repr=False, compare=False
-    )  # the way down in each row; last, the goal's column
+    layout_seed: int = 0
+    most_steps: int = 0
 
-    def _laid_out(self) -> dict[str, Any]:
-        """A turn that would lead outside is taken to the other side."""
+    def __post_init__(self) -> None:
+        _check_whole(self, size=2, layout_seed=0, most_steps=0)
         rows, shift, column = np.arange(self.size), max(1, self.size // 4), 0
-        gaps = np.zeros_like(rows)
+        gaps = np.zeros_like(rows)  # the way down in each row; last, the goal's column
         for row, to_left in enumerate(seed_of(self.layout_seed, np.zeros_like(rows), rows) % 2):
             left, right = column - shift, column + shift
+            # A turn that would lead outside is taken to the other side.
             column = left if right >= self.size or (to_left and left >= 0) else right
             gaps[row] = column
         after, here = _open_moves(self.size), np.arange(self.size**2)
@@ -244,26 +206,16 @@ class SparseGrid(_GridWalk):
         # Row -1 is the last one: harmless, since no move leads up from the first row nor down from the last.
         after[:, UP] = np.where(column_of == gaps[row_of - 1], after[:, UP], here)
         after[:, DOWN] = np.where(column_of == gaps[row_of], after[:, DOWN], here)
-        return {"gaps": tuple(gaps.tolist()), "_after": after, "_goal": self.size * (self.size - 1) + int(gaps[-1])}
-
-    def _usual_steps(self) -> int:
-        return 8 * self.size**2
-
-    @property
-    def spec(self) -> EnvironmentSpec:
-        """Seen: where the agent is, one-hot."""
-        return EnvironmentSpec(f"laser/SparseGrid-{self.size}", ObservationSpec((self.size**2,)), DiscreteActions(4))
-
-    @property
-    def shortest(self) -> int:
-        """Along each row to its gap, and down."""
-        return self.size - 1 + sum(abs(a - b) for a, b in zip((0, *self.gaps[:-1]), self.gaps, strict=True))
+        self.gaps = tuple(gaps.tolist())
+        # Along each row to its gap, and down.
+        self.shortest = self.size - 1 + int(np.abs(np.diff(gaps, prepend=0)).sum())
+        self._lay_out(after, self.size * (self.size - 1) + self.gaps[-1], 8 * self.size**2, features=self.size**2)
 
     def observe(self, positions: Positions) -> Array:
-        """The cell."""
+        """Where the agent is, one-hot."""
         return _one_hot(positions["place"], self.size**2)
 
-    def draw(self, positions: Positions) -> NDArray[np.float32]:
+    def draw(self, positions: Positions) -> Floats:
         """Cells in every other row, walls faint between them; the goal clear, the agent bright."""
         board = np.zeros((2 * self.size - 1, self.size), np.float32)
         board[1::2] = FAINT
@@ -282,7 +234,7 @@ def _open_moves(size: int) -> Ints:
     return np.stack([up * size + column, down * size + column, row * size + left, row * size + right], axis=1)
 
 
-def _one_hot(place: Ints, count: int) -> NDArray[np.float32]:
+def _one_hot(place: Ints, count: int) -> Floats:
     seen = np.zeros((len(place), count), np.float32)
     seen[np.arange(len(place)), place] = 1
     return seen
@@ -293,9 +245,13 @@ def _pick(cells: Ints, seed: int, draw: int) -> int:
     return int(cells[seed_of(seed, np.array(0), np.array(draw)) % len(cells)])
 
 
-def _check_whole(kind: str, name: str, value: Any, *, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{kind}: expected {name} to be a whole number of {least} or more, got {value!r}; correct it")
+def _check_whole(task: Task, **least: int) -> None:
+    for name, smallest in least.items():
+        value = getattr(task, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < smallest:
+            raise ConfigError(
+                f"{type(task).__name__}: expected {name} to be a whole number of {smallest} or more, got {value!r}; correct it"
+            )
 
 
 def _one_a_mode(name: str, numbers: Any, modes: int) -> tuple[float, ...]:
@@ -308,3 +264,24 @@ def _one_a_mode(name: str, numbers: Any, modes: int) -> tuple[float, ...]:
             f"e.g. {[0.3] + [0] * (modes - 1)}"
         )
     return tuple(float(number) for number in wanted)
+
+
+def task_of(name: str, options: Mapping[str, Any]) -> Task:
+    """The task with an id like `laser/DeepSea-10`.
+
+    >>> task_of("laser/TMaze-5", {}).length
+    5
+    """
+    kind, _, size = name.removeprefix("laser/").partition("-")
+    unsized: dict[str, Callable[..., Task]] = {"Catch": Catch, "Convention": Convention}
+    sized = {"DeepSea": DeepSea, "TMaze": TMaze, "KeyDoor": KeyDoor, "SparseGrid": SparseGrid}
+    make = sized.get(kind) or unsized.get(kind)
+    if make is None or (size and (kind in unsized or not size.isdecimal())):
+        raise EnvironmentRefused(
+            "expected laser/Catch, laser/Convention, laser/DeepSea-<size>, laser/KeyDoor-<size>, laser/SparseGrid-<size> or "
+            f"laser/TMaze-<length>, got {name!r}; e.g. laser/DeepSea-10"
+        )
+    try:
+        return make(*([int(size)] if size else []), **options)
+    except TypeError as error:
+        raise ConfigError(f"{name}: {error}; leave that option out") from error

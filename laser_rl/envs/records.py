@@ -1,9 +1,12 @@
-"""What crosses the border between environments and agents: what they look like, and rows.
+"""What crosses the border between environments and agents: what they look like, rows, and what is kept of open episodes.
 
 Environments reset on the **next** step: the last observation of an episode is a row of its own, and the step that follows it is no
 transition but brings the first row of the next episode (`is_first`). Everything here is NumPy; `envs` never imports torch.
 """
 
+import dataclasses
+import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -13,15 +16,18 @@ from numpy.typing import NDArray
 
 from laser_rl.errors import ConfigError
 
+Array = NDArray[np.generic]
+Flags = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+Fields = Mapping[str, tuple[tuple[int, ...], str]]  # shape and type of arrays by their names
+ALIGNMENT = 64  # bytes; a cache line, so that two workers never write to the same one more than they must
+
 
 @dataclass(frozen=True)
 class ObservationSpec:
     """One observation as it is stored: uint8 [C, H, W] for pictures, float32 of any shape otherwise.
 
-    A picture may carry an instruction: then its last row holds no pixels but the numbers of `words` words (`envs.instructions`).
-
-    >>> ObservationSpec((1, 84, 84), "uint8", scale=1 / 255).is_image
-    True
+    A picture may carry an instruction: then its last row holds no pixels but the numbers of `words` words (`envs.spaces`).
     """
 
     shape: tuple[int, ...]
@@ -62,6 +68,19 @@ class BoxActions:
 ActionSpec = DiscreteActions | MultiDiscreteActions | BoxActions
 
 
+def action_layout(spec: ActionSpec) -> tuple[tuple[int, ...], str]:
+    """Shape and type of one slot's action, as agents send it.
+
+    >>> action_layout(DiscreteActions(4)), action_layout(BoxActions((-1.0, -1.0), (1.0, 1.0)))
+    (((), 'int64'), ((2,), 'float32'))
+    """
+    if isinstance(spec, DiscreteActions):
+        return (), "int64"
+    if isinstance(spec, MultiDiscreteActions):
+        return (len(spec.counts),), "int64"
+    return (len(spec.low),), "float32"
+
+
 @dataclass(frozen=True)
 class EnvironmentSpec:
     """What an agent has to know to be built.
@@ -81,19 +100,34 @@ class EnvironmentSpec:
         return slot % max(1, len(self.tasks))
 
 
+def write_spec(spec: EnvironmentSpec) -> bytes:
+    """A spec as JSON."""
+    return json.dumps({**dataclasses.asdict(spec), "kind": type(spec.action).__name__}).encode()
+
+
+def read_spec(message: bytes) -> EnvironmentSpec:
+    """The inverse of `write_spec`."""
+    parts = json.loads(message)
+    kinds = {kind.__name__: kind for kind in (DiscreteActions, MultiDiscreteActions, BoxActions)}
+    for name in ("observation", "action"):  # JSON has no tuples
+        parts[name] = {key: tuple(value) if isinstance(value, list) else value for key, value in parts[name].items()}
+    observation, action = ObservationSpec(**parts["observation"]), kinds[parts["kind"]](**parts["action"])
+    return EnvironmentSpec(parts["name"], observation, action, tuple(parts["tasks"]), parts.get("spaces"))
+
+
 class Rows(NamedTuple):
     """One row for each of n slots, in the order of `slots`; a slot appears at most once."""
 
-    slots: NDArray[np.int64]
-    observation: NDArray[np.generic]
-    is_first: NDArray[np.bool_]  # a reset observation: no transition led here
+    slots: Ints
+    observation: Array
+    is_first: Flags  # a reset observation: no transition led here
     reward: NDArray[np.float32]  # of the transition that led here, raw; 0 where is_first
-    terminated: NDArray[np.bool_]  # this is the last observation of its episode; nothing can follow
-    truncated: NDArray[np.bool_]  # this is the last observation of its episode; something could have followed
-    lost_life: NDArray[np.bool_]  # the transition that led here cost a life
-    restarted: NDArray[np.bool_]  # the slot's stream was broken before this row: the open unroll is void
-    episode: NDArray[np.int64]  # number of the episode within its slot
-    seed: NDArray[np.int64]  # what the episode was reset with
+    terminated: Flags  # this is the last observation of its episode; nothing can follow
+    truncated: Flags  # this is the last observation of its episode; something could have followed
+    lost_life: Flags  # the transition that led here cost a life
+    restarted: Flags  # the slot's stream was broken before this row: the open unroll is void
+    episode: Ints  # number of the episode within its slot
+    seed: Ints  # what the episode was reset with
 
 
 class Environments(Protocol):
@@ -105,24 +139,24 @@ class Environments(Protocol):
     def reset(self) -> Rows:
         """Start every slot; called once."""
 
-    def step(self, slots: NDArray[np.int64], action: NDArray[np.generic]) -> Rows:
+    def step(self, slots: Ints, action: Array) -> Rows:
         """Act in `slots` (none of which owes a row) and return the rows that are there.
 
         Where the slot's last row ended its episode, the action is ignored and the row is the next episode's first.
         """
 
-    def state_dict(self) -> Mapping[str, NDArray[np.generic]] | None:
+    def state_dict(self) -> Mapping[str, Array] | None:
         """All that `load_state_dict` needs to go on exactly here; None if these environments cannot do that."""
         return None
 
-    def load_state_dict(self, state: Mapping[str, NDArray[np.generic]]) -> Rows:
+    def load_state_dict(self, state: Mapping[str, Array]) -> Rows:
         """The current row of every slot; `restarted` where the open episode could not be rebuilt and a new one began."""
         raise ConfigError(
             f"{self.spec.name}: expected environments with a state to restore, got {type(self).__name__} and the state {sorted(state)}; "
             "start it with reset()"
         )
 
-    def counters(self, slots: NDArray[np.int64] | None = None) -> Mapping[str, int]:
+    def counters(self, slots: Ints | None = None) -> Mapping[str, int]:
         """Faults survived so far, in all slots or in these: restarts, timeouts, errors, dropped episodes."""
         return {}
 
@@ -130,7 +164,16 @@ class Environments(Protocol):
         """End all processes and threads; may be called twice."""
 
 
-def seed_of(seed: int, slot: NDArray[np.int64], episode: NDArray[np.int64]) -> NDArray[np.int64]:
+def check_slots(state: Mapping[str, Array], slots: int) -> None:
+    """Refuse the state of another number of slots."""
+    if len(state["episode"]) != slots:
+        raise ConfigError(
+            f"expected the state of {slots} environment slots, got {len(state['episode'])}; "
+            "resume with the number of slots that the run was started with"
+        )
+
+
+def seed_of(seed: int, slot: Ints, episode: Ints) -> Ints:
     """The seed of an episode, a number below 2³¹: an episode is a function of it and of the actions, so it can be rebuilt."""
     with np.errstate(over="ignore"):
         mixed = _mix(_mix(_mix(np.uint64(seed)) ^ slot.astype(np.uint64)) ^ episode.astype(np.uint64))
@@ -143,3 +186,137 @@ def _mix(value: NDArray[np.uint64] | np.uint64) -> NDArray[np.uint64]:
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return value ^ (value >> np.uint64(31))
+
+
+class VectorEpisodes:
+    """Numbers, seeds and lives of the episodes of a vector of environments; makes rows of what the vector returns."""
+
+    def __init__(self, slots: int, seed: int) -> None:
+        self._seed = seed
+        self.number, self._lives = np.zeros(slots, np.int64), np.zeros(slots, np.int64)
+        self.ended = np.zeros(slots, np.bool_)  # the slot's last row was the last of its episode
+
+    def seeds(self, slots: Ints) -> Ints:
+        """Those of the episodes that these slots play."""
+        return seed_of(self._seed, slots, self.number[slots])
+
+    def begin(self, slots: Ints, observation: Array, lives: Any = None) -> Rows:
+        """First rows; the caller has counted the episodes."""
+        none = np.zeros(slots.size, np.bool_)
+        self.ended[slots] = False
+        self._lose_lives(slots, lives)
+        reward, whose = np.zeros(slots.size, np.float32), (self.number[slots], self.seeds(slots))
+        return Rows(slots, observation, ~none, reward, none, none.copy(), none.copy(), none.copy(), *whose)
+
+    def advance(
+        self, slots: Ints, observation: Array, reward: Array, terminated: Flags, truncated: Flags, lives: Any
+    ) -> Rows:
+        """Rows of a step; first rows where the last one ended an episode (Gymnasium's NEXT_STEP)."""
+        first = self.ended[slots]
+        self.number[slots] += first
+        terminated, truncated = terminated & ~first, truncated & ~terminated & ~first
+        lost = self._lose_lives(slots, lives) & ~first
+        self.ended[slots] = terminated | truncated
+        with np.errstate(over="ignore"):  # float64 beyond float32 becomes Inf
+            raw = np.where(first, 0.0, reward).astype(np.float32)
+        whose = self.number[slots], self.seeds(slots)
+        return Rows(slots, observation, first, raw, terminated, truncated, lost, np.zeros_like(first), *whose)
+
+    def _lose_lives(self, slots: Ints, lives: Any) -> Flags:
+        if lives is None:
+            return np.zeros(slots.size, np.bool_)
+        lost: Flags = np.asarray(lives) < self._lives[slots]
+        self._lives[slots] = lives
+        return lost
+
+
+class RowBlock(NamedTuple):
+    """The newest row of every slot, in ordinary or in shared memory; the worker that steps slot i writes at index i."""
+
+    observation: Array
+    is_first: Flags
+    reward: NDArray[np.float32]
+    terminated: Flags
+    truncated: Flags
+    lost_life: Flags
+    restarted: Flags
+    episode: Ints
+    seed: Ints
+    digest: Ints  # of all rows of the episode so far
+
+    def take(self, slots: Ints) -> Rows:
+        """A copy of the rows of `slots`."""
+        return Rows(slots, *(field[slots] for field in self[:-1]))  # type: ignore[arg-type]  # the same fields in the same order
+
+
+def block_fields(observation: ObservationSpec, slots: int) -> Fields:
+    """Shape and type of each array of a block."""
+    flags = dict.fromkeys(("terminated", "truncated", "lost_life", "restarted"), ((slots,), "bool"))
+    return {
+        "observation": ((slots, *observation.shape), observation.dtype),
+        "is_first": ((slots,), "bool"),
+        "reward": ((slots,), "float32"),
+        **flags,
+        **dict.fromkeys(("episode", "seed", "digest"), ((slots,), "int64")),
+    }
+
+
+def size_of(fields: Fields) -> int:
+    """Bytes that `carve` needs."""
+    return sum(_aligned(shape, dtype) for shape, dtype in fields.values())
+
+
+def carve(buffer: memoryview | bytearray, fields: Fields) -> dict[str, Array]:
+    """Arrays over `buffer`, one after the other."""
+    arrays: dict[str, Array] = {}
+    offset = 0
+    for name, (shape, dtype) in fields.items():
+        arrays[name] = np.ndarray(shape, dtype, buffer=buffer, offset=offset)
+        offset += _aligned(shape, dtype)
+    return arrays
+
+
+def _aligned(shape: tuple[int, ...], dtype: str) -> int:
+    return -(-math.prod(shape) * np.dtype(dtype).itemsize // ALIGNMENT) * ALIGNMENT
+
+
+class ActionHistory:
+    """The actions of every slot's open episode. With its seed they make the episode again; the digest says whether they did."""
+
+    def __init__(self, slots: int, action: ActionSpec) -> None:
+        self._shape, self.dtype = action_layout(action)
+        self._width = np.dtype(self.dtype).itemsize * math.prod(self._shape)
+        self._actions = [bytearray() for _ in range(slots)]
+        self._episode, self._digest = np.full(slots, -1, np.int64), np.zeros(slots, np.int64)
+
+    def note(self, rows: Rows, action: Array, digest: Ints) -> None:
+        """Rows that were handed out, and the actions that led to them."""
+        data, width = action.tobytes(), self._width
+        for index, (slot, first) in enumerate(zip(rows.slots.tolist(), rows.is_first.tolist(), strict=True)):
+            if first:
+                self._actions[slot].clear()
+            else:
+                self._actions[slot] += data[index * width : (index + 1) * width]
+        self._episode[rows.slots], self._digest[rows.slots] = rows.episode, digest
+
+    def renew(self, rows: Rows, digest: Ints) -> None:
+        """After `load_state_dict`: the rows that every slot stands at now; forgets the actions of episodes that could not be rebuilt."""
+        for slot in np.flatnonzero(rows.is_first).tolist():
+            self._actions[slot].clear()
+        self._episode[:], self._digest[:] = rows.episode, digest
+
+    def state_dict(self) -> dict[str, Array]:
+        """Flat arrays, one entry a slot; `actions` of all slots one after the other."""
+        joined = np.frombuffer(b"".join(self._actions), self.dtype).reshape(-1, *self._shape)
+        lengths = np.array([len(actions) // self._width for actions in self._actions], np.int64)
+        digest = self._digest.copy()
+        return {"episode": self._episode.copy(), "digest": digest, "length": lengths, "actions": joined.copy()}
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> list[Array]:
+        """Take over a state; returns each slot's actions."""
+        check_slots(state, len(self._actions))
+        actions = np.ascontiguousarray(state["actions"], dtype=self.dtype).reshape(-1, *self._shape)
+        parts = np.split(actions, np.cumsum(state["length"])[:-1])
+        self._actions = [bytearray(part.tobytes()) for part in parts]
+        self._episode, self._digest = np.array(state["episode"], np.int64), np.array(state["digest"], np.int64)
+        return parts

@@ -1,36 +1,51 @@
-"""One Python environment in its slot: its episodes, its faults, its row. Steps in a thread and in a worker process are this code."""
+"""One Python environment in its slot: its episodes, its faults, its row. Steps in a thread and in a worker process are this code.
 
+`SerialEnvironments` steps its slots one after the other in the thread that asks: the specification of the pool.
+"""
+
+import logging
 import signal
 import threading
 import time
 import traceback
+import weakref
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from laser_rl.envs.block import RowBlock
 from laser_rl.envs.border import BadValue, Border, Env, Tell
 from laser_rl.envs.construct import StreamBroken, packages_of, require_one_agent
-from laser_rl.envs.records import EnvironmentSpec, seed_of
+from laser_rl.envs.records import (
+    ActionHistory,
+    Array,
+    Environments,
+    Ints,
+    RowBlock,
+    Rows,
+    block_fields,
+    carve,
+    seed_of,
+    size_of,
+)
 from laser_rl.errors import EnvironmentEnded, EnvironmentFailed, EnvironmentRefused
 
+LOGGER = logging.getLogger("laser_rl.envs")
 COUNTERS = ("restarts", "timeouts", "errors", "dropped_episodes", "lost_episodes")
 RESTARTS, TIMEOUTS, ERRORS, DROPPED, LOST = range(len(COUNTERS))
 IDLE, CONSTRUCTING, RESETTING, STEPPING, PAUSING = range(5)
 MOST_FAILURES = 5  # in a row, without one good step in between
 FIRST_PAUSE_S = 0.1
-SEEDS_AT_ONCE = 64
-EXITS = (
-    SystemExit,
-    KeyboardInterrupt,
-)  # no part of Exception: what they pass through would take them for the end that the user wants
+SEEDS_AT_ONCE = 64  # one by one they would cost as much as a small environment's reset
+MOST_REPORTS = 100
+# No part of Exception: what they pass through would take them for the end that the user wants.
+EXITS = (SystemExit, KeyboardInterrupt)
 
 OnBadValue = Literal["fail", "drop"]
-Array = NDArray[np.generic]
+Made = TypeVar("Made")
 
 
 def exit_of(error: BaseException, name: str) -> BaseException:
@@ -65,8 +80,8 @@ class Slot:
         slot: int,
         seed: int,
         counts: NDArray[np.int64],
-        on_bad_value: OnBadValue = "fail",
-        report: Callable[[str], None] = lambda text: None,
+        on_bad_value: OnBadValue,
+        report: Callable[[str], None],
         warn: Tell | None = None,
         watch: Callable[[int, int], None] = lambda phase, slot: None,
         episode: int = -1,
@@ -80,14 +95,8 @@ class Slot:
         self._fresh, self._lost_life = True, False
         self._seeds: list[int] = []
         self._seed_block = -1
-        self._border = self._construct_patiently()
-        self._out: Array = np.zeros(0)
-        self._bytes = memoryview(b"")
-
-    @property
-    def spec(self) -> EnvironmentSpec:
-        """What the environment looks like."""
-        return self._border.spec
+        self._border = self._patiently(self._construct)
+        self.spec = self._border.spec
 
     def bind(self, block: RowBlock, index: int) -> None:
         """Write rows at `index` of `block` from now on."""
@@ -98,25 +107,23 @@ class Slot:
 
     def advance(self, action: Any) -> None:
         """The next row: of this episode, or of the next one where it had ended (then the action is ignored)."""
-        if not self._open:
-            self._begin()
-            return
-        try:
-            self._transition(action)
-            self._failures = 0
-        except BadValue as bad:
-            self._broken = True
-            self._refuse_or_drop(bad)
-            self._begin()
-        except EnvironmentRefused:
-            raise
-        except StreamBroken:
-            self._broken = True
-            self._begin()
-        except Exception:  # whatever a user's environment raises
-            self._broken = True
-            self._failed(traceback.format_exc())
-            self._begin()
+        if self._open:
+            try:
+                self._transition(action)
+            except StreamBroken:
+                self._broken = True
+            except BadValue as bad:
+                self._broken = True
+                self._refuse_or_drop(bad)
+            except EnvironmentRefused:
+                raise
+            except Exception:  # whatever a user's environment raises
+                self._broken = True
+                self._failed(traceback.format_exc())
+            else:
+                self._failures = 0
+                return
+        self._begin()
 
     def rebuild(self, episode: int, actions: Array, digest: int) -> None:
         """Play an episode again up to where it was; begin a new one if that does not give the same observations."""
@@ -130,7 +137,7 @@ class Slot:
         except EnvironmentRefused:
             raise
         except Exception:  # the environment went another way: the digest could not agree either
-            self._drop_environment()
+            self.close()
             same = False
         if not same:
             self._counts[LOST] += 1
@@ -145,16 +152,24 @@ class Slot:
         return True
 
     def close(self) -> None:
-        """Close the environment."""
-        self._drop_environment()
+        """Close the environment; the next row comes from another copy."""
+        env, self._env = self._env, None
+        self._open = False
+        if env is not None:
+            try:
+                env.close()
+            except Exception:  # it is being thrown away; what it says now helps no user
+                return
 
-    def _construct_patiently(self) -> Border:
+    def _patiently(self, attempt: Callable[[], Made]) -> Made:
         while True:
             try:
-                return self._construct()
+                return attempt()
+            except BadValue as bad:
+                self._refuse_or_drop(bad)
             except EnvironmentRefused:
                 raise
-            except Exception:  # whatever a user's constructor raises
+            except Exception:  # whatever a user's environment or its constructor raises
                 self._failed(traceback.format_exc())
 
     def _construct(self) -> Border:
@@ -171,32 +186,20 @@ class Slot:
         self._env = made
         return Border(made, self._name, self._slot, self._warn)
 
-    def _reconstruct(self) -> None:
-        border = self._construct()
-        if border.spec != self._border.spec:
-            raise EnvironmentRefused(
-                f"{self._name}: expected every copy to have the same spaces, got {self._border.spec} and then {border.spec}; "
-                "make the constructor give the same spaces each time"
-            )
-        self._border = border
-        self._border.bind(self._out)
-
     def _begin(self) -> None:
         self._open = False
-        while not self._open:
-            try:
-                if self._env is None:
-                    self._reconstruct()
-                self._first_row()
-            except BadValue as bad:
-                self._refuse_or_drop(bad)
-            except EnvironmentRefused:
-                raise
-            except Exception:  # whatever a user's environment raises
-                self._failed(traceback.format_exc())
+        self._patiently(self._first_row)
 
     def _first_row(self) -> None:
-        assert self._env is not None  # noqa: S101  (for mypy; both callers made it)
+        if self._env is None:
+            self._border = self._construct()
+            if self._border.spec != self.spec:
+                raise EnvironmentRefused(
+                    f"{self._name}: expected every copy to have the same spaces, got {self.spec} and then {self._border.spec}; "
+                    "make the constructor give the same spaces each time"
+                )
+            self._border.bind(self._out)
+        assert self._env is not None  # noqa: S101  (for mypy)
         # A new number for each attempt: a seed that raises would raise again.
         self._episode += 1
         seed = self._seed_now()
@@ -214,7 +217,6 @@ class Slot:
         self._open, self._broken, self._fresh, self._lost_life = True, False, True, False
 
     def _seed_now(self) -> int:
-        """The seeds of the next episodes are mixed together: one by one they would cost as much as a small environment's reset."""
         block, place = divmod(self._episode, SEEDS_AT_ONCE)
         if block != self._seed_block:
             episodes = np.arange(block * SEEDS_AT_ONCE, (block + 1) * SEEDS_AT_ONCE)
@@ -225,7 +227,7 @@ class Slot:
     def _transition(self, action: Any) -> None:
         assert self._env is not None  # noqa: S101  (for mypy; an open episode has an environment)
         self._watch(STEPPING, self._slot)
-        result = self._env.step(self._border.action.convert(action))
+        result = self._env.step(self._border.to_action(action))
         reward, terminated, truncated, info = self._border.after_step(result, self._env)
         # A store into an array costs as much as a good part of a small environment's step: only what changes is written.
         block, index = self._block, self._index
@@ -258,7 +260,7 @@ class Slot:
     def _failed(self, text: str) -> None:
         self._counts[ERRORS] += 1
         self._report(text)
-        self._drop_environment()
+        self.close()
         self._count_failure(text)
         self._counts[RESTARTS] += 1
 
@@ -273,11 +275,120 @@ class Slot:
             self._watch(PAUSING, self._slot)
             time.sleep(FIRST_PAUSE_S * 2 ** (self._failures - 2))
 
-    def _drop_environment(self) -> None:
-        env, self._env = self._env, None
-        self._open = False
-        if env is not None:
-            try:
-                env.close()
-            except Exception:  # it is being thrown away; what it says now helps no user
-                return
+
+class ErrorLog:
+    """Logs each distinct error once: by its traceback, not by what its message says of the moment.
+
+    Members of a sweep have environments of their own, but one such log: what one of them has said, none of the others says again.
+    """
+
+    _open: ClassVar[weakref.WeakValueDictionary[str, set[str]]] = weakref.WeakValueDictionary()
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._seen = self._open.setdefault(name, set())
+
+    def close(self) -> None:
+        """Environments of the same name that are opened after all of these are closed log their errors again."""
+        self._seen = set()
+
+    def report(self, text: str) -> None:
+        """Log a traceback unless its like was logged before."""
+        *frames, last = text.strip().splitlines()
+        key = "\n".join([*frames, last.split(":", maxsplit=1)[0]])
+        if key not in self._seen and len(self._seen) < MOST_REPORTS:
+            self._seen.add(key)
+            LOGGER.warning("%s raised; its episode is dropped and a new copy made (logged once):\n%s", self._name, text)
+
+
+class SlotEnvironments(Environments):
+    """What `SerialEnvironments` and the pool have in common: copies of a Python environment, each in a `Slot`."""
+
+    _block: RowBlock
+    _history: ActionHistory
+    _counts: NDArray[np.int64]
+    _log: ErrorLog
+
+    def state_dict(self) -> Mapping[str, Array]:
+        """Seeds are known: the numbers of the open episodes, their actions and a digest of their observations.
+
+        They are as of the last row that was handed out of each slot; actions under way are not part of it.
+        """
+        return self._history.state_dict()
+
+    def counters(self, slots: Ints | None = None) -> Mapping[str, int]:
+        """Faults survived so far, in all slots or in these; those of a whole worker count in its first slot."""
+        counts = self._counts if slots is None else self._counts[slots]
+        return dict(zip(COUNTERS, counts.sum(0).tolist(), strict=True))
+
+
+class SerialEnvironments(SlotEnvironments):
+    """`slots` copies of a Python environment, in this thread."""
+
+    def __init__(
+        self,
+        make: Callable[[], Env],
+        *,
+        slots: int,
+        seed: int,
+        name: str = "environment",
+        on_bad_value: OnBadValue = "fail",
+    ) -> None:
+        self.slots = slots
+        self._counts = np.zeros((slots, len(COUNTERS)), np.int64)
+        self._log = ErrorLog(name)
+        self._members = [
+            Slot(
+                make,
+                name=name,
+                slot=index,
+                seed=seed,
+                counts=self._counts[index],
+                on_bad_value=on_bad_value,
+                report=self._log.report,
+            )
+            for index in range(slots)
+        ]
+        self.spec = self._members[0].spec
+        fields = block_fields(self.spec.observation, slots)
+        self._block = RowBlock(**carve(bytearray(size_of(fields)), fields))  # type: ignore[arg-type]
+        for index, member in enumerate(self._members):
+            member.bind(self._block, index)
+        self._history = ActionHistory(slots, self.spec.action)
+
+    def reset(self) -> Rows:
+        """Start every slot; the actions are ignored."""
+        return self.step(np.arange(self.slots), np.zeros(self.slots))
+
+    def step(self, slots: Ints, action: Array) -> Rows:
+        """One row for each of `slots`."""
+        members = self._members
+        try:
+            for slot, chosen in zip(slots.tolist(), action, strict=True):
+                members[slot].advance(chosen)
+        except EXITS as error:
+            raise exit_of(error, self.spec.name) from None
+        rows = self._block.take(slots)
+        self._history.note(rows, action.astype(self._history.dtype, copy=False), self._block.digest[slots])
+        return rows
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> Rows:
+        """Play the open episodes again."""
+        episodes: list[Any] = state["episode"].tolist()
+        digests: list[Any] = state["digest"].tolist()
+        try:
+            for member, *episode in zip(
+                self._members, episodes, self._history.load_state_dict(state), digests, strict=True
+            ):
+                member.rebuild(*episode)
+        except EXITS as error:
+            raise exit_of(error, self.spec.name) from None
+        rows = self._block.take(np.arange(self.slots))
+        self._history.renew(rows, self._block.digest)
+        return rows
+
+    def close(self) -> None:
+        """Close every environment."""
+        self._log.close()
+        for member in self._members:
+            member.close()

@@ -1,65 +1,184 @@
-"""Three small tasks whose answers are known, stepped as arrays: hundreds of thousands of steps a second on one core.
+"""Our own tasks: small ones whose answers are known, stepped as arrays, hundreds of thousands of steps a second on one core.
 
 An episode is a function of its seed and its actions. `Catch` and `DeepSea` follow bsuite (Osband et al., 2020), `TMaze` Bakker (2002).
 """
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
 from laser_rl.envs.grid import MIDDLE, SHAPE, VIEW, draw, tile_number
-from laser_rl.envs.records import DiscreteActions, EnvironmentSpec, ObservationSpec
+from laser_rl.envs.records import (
+    Array,
+    DiscreteActions,
+    Environments,
+    EnvironmentSpec,
+    Flags,
+    Ints,
+    ObservationSpec,
+    Rows,
+    check_slots,
+    seed_of,
+)
 from laser_rl.errors import ConfigError
 
-Array = NDArray[np.generic]
-Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
+Positions = dict[str, Ints]  # what an episode is, one entry a slot
 LEFT, RIGHT = 1, 2  # in a TMaze
-Positions = Mapping[str, Ints]  # what an episode is, one entry a slot
+PIXELS_PER_CELL = 16
 
 
 class TaskOutcome(NamedTuple):
     """What a step of n slots led to."""
 
     positions: Positions
-    reward: NDArray[np.float32]
-    terminated: NDArray[np.bool_]
-    truncated: NDArray[np.bool_]
+    reward: Floats
+    terminated: Flags
+    truncated: Flags
 
 
-class Task(Protocol):
+class Task:
     """The rules of a task, for any number of slots at once."""
 
-    @property
-    def spec(self) -> EnvironmentSpec:
-        """What an agent has to know."""
-
-    @property
-    def optimal_return(self) -> float:
-        """Of the best policy, on average."""
+    spec: EnvironmentSpec
+    optimal_return: float  # of the best policy, on average
 
     @property
     def random_return(self) -> float:
         """Of uniformly random actions, on average."""
+        raise NotImplementedError
 
     def begin(self, seed: Ints) -> Positions:
-        """The first positions of episodes with these seeds."""
+        """The first positions of episodes with these seeds: arrays of their own, which are written in place."""
+        raise NotImplementedError
 
     def advance(self, positions: Positions, action: Ints) -> TaskOutcome:
         """One step."""
+        raise NotImplementedError
 
     def observe(self, positions: Positions) -> Array:
         """What is seen there."""
+        raise NotImplementedError
 
-    def draw(self, positions: Positions) -> NDArray[np.float32]:
+    def draw(self, positions: Positions) -> Floats:
         """The first slot as a board of cells, for people."""
+        raise NotImplementedError
 
 
-class _Board:
-    """What tasks on a board of cells have in common: the cells as features or, with `image`, as one channel of a picture."""
+class TaskEnvironments(Environments):
+    """A task in `slots` copies, all in one set of arrays, with an exact state."""
+
+    def __init__(self, task: Task, *, slots: int, seed: int) -> None:
+        self._task, self._seed = task, seed
+        self.spec, self.slots = task.spec, slots
+        # What led to the current row of each slot is kept, so that `load_state_dict` can give that row again.
+        self._episode = np.zeros(slots, np.int64)
+        self._episode_seed = seed_of(seed, np.arange(slots), self._episode)
+        self._reward, self._first = np.zeros(slots, np.float32), np.ones(slots, np.bool_)
+        self._terminated, self._truncated = np.zeros(slots, np.bool_), np.zeros(slots, np.bool_)
+        self._positions = task.begin(self._episode_seed)
+
+    def reset(self) -> Rows:
+        """Start every slot."""
+        return self._rows(np.arange(self.slots))
+
+    def step(self, slots: Ints, action: Array) -> Rows:
+        """One row for each of `slots`."""
+        ended = self._terminated[slots] | self._truncated[slots]
+        self._first[slots] = ended
+        going, chosen = slots, action
+        if ended.any():
+            going, chosen = slots[~ended], action[~ended]
+            self._begin(slots[ended])
+        before = {name: values[going] for name, values in self._positions.items()}
+        outcome = self._task.advance(before, chosen.astype(np.int64, copy=False))
+        for name, values in outcome.positions.items():
+            self._positions[name][going] = values
+        self._reward[going], self._terminated[going], self._truncated[going] = outcome[1:]
+        return self._rows(slots)
+
+    def _begin(self, slots: Ints) -> None:
+        self._episode[slots] += 1
+        self._episode_seed[slots] = seed_of(self._seed, slots, self._episode[slots])
+        for name, values in self._task.begin(self._episode_seed[slots]).items():
+            self._positions[name][slots] = values
+        self._reward[slots] = 0
+        self._terminated[slots] = self._truncated[slots] = False
+
+    def _rows(self, slots: Ints) -> Rows:
+        observation = self._task.observe({name: values[slots] for name, values in self._positions.items()})
+        none = np.zeros(slots.size, np.bool_)
+        ended = self._terminated[slots], self._truncated[slots]
+        whose = self._episode[slots], self._episode_seed[slots]
+        return Rows(slots, observation, self._first[slots], self._reward[slots], *ended, none, none.copy(), *whose)
+
+    def state_dict(self) -> Mapping[str, Array]:
+        """Everything, exactly."""
+        return {name: values.copy() for name, values in self._arrays().items()}
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> Rows:
+        """Go on exactly there."""
+        check_slots(state, self.slots)
+        for name, values in self._arrays().items():
+            values[:] = state[name]
+        return self._rows(np.arange(self.slots))
+
+    def _arrays(self) -> dict[str, NDArray[Any]]:
+        return {
+            "episode": self._episode,
+            "seed": self._episode_seed,
+            "reward": self._reward,
+            "first": self._first,
+            "terminated": self._terminated,
+            "truncated": self._truncated,
+            **{f"position.{name}": values for name, values in self._positions.items()},
+        }
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class TaskEnv(gymnasium.Env[NDArray[Any], Any]):
+    """A task as a Gymnasium environment with pixels to look at, for videos and for other people's tools."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 8}  # noqa: RUF012  (Gymnasium's own way)
+    render_mode = "rgb_array"
+
+    def __init__(self, task: Task) -> None:
+        self._task, seen, actions = task, task.spec.observation, task.spec.action
+        assert isinstance(actions, DiscreteActions)  # noqa: S101  (all our tasks are)
+        self.action_space = gymnasium.spaces.Discrete(actions.count)
+        self.observation_space = gymnasium.spaces.Box(0, round(1 / seen.scale), seen.shape, np.dtype(seen.dtype).type)
+        self._positions = task.begin(np.zeros(1, np.int64))
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[Any], dict[str, Any]]:
+        """The episode of `seed`; a random one without."""
+        super().reset(seed=seed)
+        chosen = int(self.np_random.integers(2**31)) if seed is None else seed
+        self._positions = self._task.begin(np.array([chosen]))
+        return self._task.observe(self._positions)[0], {}
+
+    def step(self, action: Any) -> tuple[NDArray[Any], float, bool, bool, dict[str, Any]]:
+        """One step."""
+        self._positions, reward, terminated, truncated = self._task.advance(self._positions, np.array([action]))
+        return self._task.observe(self._positions)[0], float(reward[0]), bool(terminated[0]), bool(truncated[0]), {}
+
+    def render(self) -> NDArray[np.uint8]:
+        """The board, large enough to see."""
+        board = self._task.draw(self._positions)[..., np.newaxis]
+        pixels = (np.array([250, 200, 60]) * board + np.array([24, 28, 48]) * (1 - board)).astype(np.uint8)
+        return pixels.repeat(PIXELS_PER_CELL, axis=0).repeat(PIXELS_PER_CELL, axis=1)
+
+
+class _Board(Task):
+    """A board of cells, seen as features or, with `image`, as one channel of a picture."""
 
     image: bool
 
@@ -68,7 +187,7 @@ class _Board:
         board = self._cells(positions)
         return board.astype(np.uint8)[:, np.newaxis] if self.image else board.reshape(len(board), -1)
 
-    def draw(self, positions: Positions) -> NDArray[np.float32]:
+    def draw(self, positions: Positions) -> Floats:
         """As it is seen."""
         return np.asarray(self._cells(positions)[0], np.float32)
 
@@ -76,11 +195,11 @@ class _Board:
         seen = ObservationSpec((1, rows, columns), "uint8") if self.image else ObservationSpec((rows * columns,))
         return EnvironmentSpec(name, seen, DiscreteActions(actions))
 
-    def _cells(self, positions: Positions) -> NDArray[np.float32]:
+    def _cells(self, positions: Positions) -> Floats:
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
+@dataclass
 class Catch(_Board):
     """A ball falls from a random column; be under it. Actions: left, stay, right; ±1 at the end.
 
@@ -92,15 +211,10 @@ class Catch(_Board):
     columns: int = 5
     image: bool = False
 
-    @property
-    def spec(self) -> EnvironmentSpec:
-        """Board as one-hot pixels: the ball and the paddle."""
-        return self._spec("laser/Catch", self.rows, self.columns, 3)
-
-    @property
-    def optimal_return(self) -> float:
-        """Every ball can be caught if the paddle has time to reach the wall."""
-        return 1.0 if self.rows - 1 >= self.columns // 2 else float("nan")
+    def __post_init__(self) -> None:
+        self.spec = self._spec("laser/Catch", self.rows, self.columns, 3)
+        # Every ball can be caught if the paddle has time to reach the wall.
+        self.optimal_return = 1.0 if self.rows - 1 >= self.columns // 2 else float("nan")
 
     @property
     def random_return(self) -> float:
@@ -114,16 +228,13 @@ class Catch(_Board):
 
     def advance(self, positions: Positions, action: Ints) -> TaskOutcome:
         """The paddle moves, the ball falls by one row."""
+        ball, row = positions["ball"], positions["row"] + 1
         paddle = np.clip(positions["paddle"] + action - 1, 0, self.columns - 1)
-        row = positions["row"] + 1
         ended = row == self.rows - 1
-        reward = np.where(ended, np.where(paddle == positions["ball"], 1.0, -1.0), 0.0).astype(np.float32)
-        return TaskOutcome(
-            {"ball": positions["ball"], "row": row, "paddle": paddle}, reward, ended, np.zeros_like(ended)
-        )
+        reward = np.where(ended, np.where(paddle == ball, 1.0, -1.0), 0.0).astype(np.float32)
+        return TaskOutcome({"ball": ball, "row": row, "paddle": paddle}, reward, ended, np.zeros_like(ended))
 
-    def _cells(self, positions: Positions) -> NDArray[np.float32]:
-        """Two ones on an empty board."""
+    def _cells(self, positions: Positions) -> Floats:
         every = np.arange(len(positions["row"]))
         board = np.zeros((len(every), self.rows, self.columns), np.float32)
         board[every, positions["row"], positions["ball"]] = 1
@@ -131,7 +242,7 @@ class Catch(_Board):
         return board
 
 
-@dataclass(frozen=True)
+@dataclass
 class DeepSea(_Board):
     """Fall one row a step; only N times "right" reaches the treasure, and each "right" costs 0.01/N. Exploration is all.
 
@@ -145,19 +256,14 @@ class DeepSea(_Board):
     randomize: bool = True
     mask_seed: int = 42
     image: bool = False
-    _mask: NDArray[np.int64] = field(init=False, repr=False, compare=False)
     optimal_return = 0.99  # right at every step
 
     def __post_init__(self) -> None:
         if self.size < 1:
             raise ConfigError(f"expected a DeepSea of size 1 or more, got {self.size}; use e.g. laser/DeepSea-10")
         mask = np.random.default_rng(self.mask_seed).integers(0, 2, (self.size, self.size))
-        object.__setattr__(self, "_mask", mask if self.randomize else np.ones_like(mask))
-
-    @property
-    def spec(self) -> EnvironmentSpec:
-        """Board as one-hot pixels: where the diver is; empty when the bottom is reached."""
-        return self._spec(f"laser/DeepSea-{self.size}", self.size, self.size, 2)
+        self._mask = mask if self.randomize else np.ones_like(mask)
+        self.spec = self._spec(f"laser/DeepSea-{self.size}", self.size, self.size, 2)
 
     @property
     def random_return(self) -> float:
@@ -182,22 +288,22 @@ class DeepSea(_Board):
         ended = row + 1 == self.size
         return TaskOutcome({"row": row + 1, "column": column}, reward, ended, np.zeros_like(ended))
 
-    def _cells(self, positions: Positions) -> NDArray[np.float32]:
-        """One one, none below the bottom."""
+    def _cells(self, positions: Positions) -> Floats:
+        """Where the diver is; nothing once the bottom is reached."""
         row = positions["row"]
         board, inside = np.zeros((len(row), self.size, self.size), np.float32), np.flatnonzero(row < self.size)
         board[inside, row[inside], positions["column"][inside]] = 1
         return board
 
 
-@dataclass(frozen=True)
-class TMaze:
+@dataclass
+class TMaze(Task):
     """A cue on the first row says which way to turn at the end of a corridor, where nothing shows it any more. Memory is all.
 
     Actions: on, left, right. The turn gives +1 or −1; turns in the corridor and walking into the end do nothing, and after
     `3·length + 3` steps the episode is truncated with 0.
 
-    With `one_cue` only the right turn is announced, and it is right in seven of ten episodes: who remembers nothing takes every silent
+    With `one_cue` only the right turn is announced, and it is right in seven of ten episodes: an agent without memory takes every silent
     episode for a left one, or every left one for forgotten. With `tiles` it is seen as pictures like those of `envs.grid`, so that it mixes
     with MiniGrid's tasks.
 
@@ -217,17 +323,9 @@ class TMaze:
             raise ConfigError(
                 f"expected a TMaze with a corridor of 1 or more, got {self.length}; use e.g. laser/TMaze-10"
             )
-
-    @property
-    def spec(self) -> EnvironmentSpec:
-        """Seen: cue left, cue right, junction; the corridor shows nothing."""
+        # Seen: cue left, cue right, junction; the corridor shows nothing.
         observation = ObservationSpec(SHAPE, "uint8", 1 / 255) if self.tiles else ObservationSpec((3,))
-        return EnvironmentSpec(f"laser/TMaze-{self.length}", observation, DiscreteActions(3))
-
-    @property
-    def most_steps(self) -> int:
-        """Steps to the truncation."""
-        return 3 * self.length + 3
+        self.spec = EnvironmentSpec(f"laser/TMaze-{self.length}", observation, DiscreteActions(3))
 
     def begin(self, seed: Ints) -> Positions:
         """The seed decides the cue."""
@@ -236,42 +334,28 @@ class TMaze:
 
     def advance(self, positions: Positions, action: Ints) -> TaskOutcome:
         """On, or a turn."""
-        place, step = positions["place"], positions["step"] + 1
-        at_junction = place == self.length
-        turned = at_junction & (action > 0)
-        reward = np.where(turned, np.where(action == positions["cue"], 1.0, -1.0), 0.0).astype(np.float32)
+        cue, place, step = positions["cue"], positions["place"], positions["step"] + 1
+        turned = (place == self.length) & (action > 0)
+        reward = np.where(turned, np.where(action == cue, 1.0, -1.0), 0.0).astype(np.float32)
         place = np.minimum(place + (action == 0), self.length)
-        return TaskOutcome(
-            {"cue": positions["cue"], "place": place, "step": step}, reward, turned, ~turned & (step >= self.most_steps)
-        )
+        late = ~turned & (step >= 3 * self.length + 3)
+        return TaskOutcome({"cue": cue, "place": place, "step": step}, reward, turned, late)
 
     def observe(self, positions: Positions) -> Array:
         """The cue at the very start only."""
-        if self.tiles:
-            return _maze_pictures()[self._sight(positions)]
-        return self._features(positions)
+        features = self._features(positions)
+        if not self.tiles:
+            return features
+        left, right, junction = features.T.astype(np.int64)
+        pictures: Array = _maze_pictures()[np.where(left | right, 2 + right, junction)]
+        return pictures
 
-    def _sight(self, positions: Positions) -> Ints:
-        """Which of the pictures: corridor, junction, cue left, cue right."""
-        at_junction = (positions["place"] == self.length).astype(np.int64)
-        return np.where(self._shows(positions), 1 + positions["cue"], at_junction)
+    def _features(self, positions: Positions) -> Floats:
+        shows, cue = positions["step"] == 0, positions["cue"]
+        left, right = shows & (cue == LEFT) & (not self.one_cue), shows & (cue == RIGHT)
+        return np.stack((left, right, positions["place"] == self.length), axis=1).astype(np.float32)
 
-    def _shows(self, positions: Positions) -> NDArray[np.bool_]:
-        shows: NDArray[np.bool_] = positions["step"] == 0
-        if self.one_cue:
-            shows = shows & (positions["cue"] == RIGHT)
-        return shows
-
-    def _features(self, positions: Positions) -> NDArray[np.float32]:
-        place, shows = positions["place"], self._shows(positions)
-        seen = (
-            shows & (positions["cue"] == LEFT),
-            shows & (positions["cue"] == RIGHT),
-            place == self.length,
-        )
-        return np.stack(seen, axis=1).astype(np.float32)
-
-    def draw(self, positions: Positions) -> NDArray[np.float32]:
+    def draw(self, positions: Positions) -> Floats:
         """The corridor in the middle; the cue above or below its start while it shows."""
         board = np.zeros((3, self.length + 1), np.float32)
         board[1, positions["place"][0]] = 1

@@ -7,16 +7,14 @@ from typing import Any, NoReturn
 import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
-from numpy.typing import NDArray
 
-from laser_rl.envs.border import LARGEST, Bounds, tell_once
+from laser_rl.envs.border import Bounds, tell_once
 from laser_rl.envs.construct import Turn
-from laser_rl.envs.records import Environments, EnvironmentSpec, Rows, seed_of
+from laser_rl.envs.records import Array, Environments, Ints, Rows, VectorEpisodes, action_layout
 from laser_rl.envs.slot import EXITS, exit_of
-from laser_rl.envs.spaces import action_border, action_layout, described, observation_border
+from laser_rl.envs.spaces import spec_of
 from laser_rl.errors import EnvironmentRefused
 
-Array = NDArray[np.generic]
 Vector = gymnasium.vector.VectorEnv[Any, Any, Any]
 
 
@@ -28,48 +26,39 @@ class VectorAdapter(Environments):
     """
 
     def __init__(self, env: Vector, *, seed: int, name: str | None = None, owned: bool = True) -> None:
-        self._env, self._seed, self._owned, self._turn = env, seed, owned, Turn(env)
-        self._mode = _mode(env)
+        self._env, self._owned, self._turn, self._mode = env, owned, Turn(env), _mode(env)
         name = name or (env.spec.id if env.spec is not None else type(env).__name__)
-        self._border = observation_border(env.single_observation_space, name)
-        self._act = action_border(env.single_action_space, name)
-        known = described(env.single_observation_space, env.single_action_space)
-        self.spec = EnvironmentSpec(name, self._border.spec, self._act.spec, spaces=known)
-        self._bounds = Bounds(env.single_observation_space, self._border, functools.partial(tell_once, name))
+        self.spec, (self._see, self._act) = spec_of(env.single_observation_space, env.single_action_space, name)
+        self._bounds = Bounds(
+            env.single_observation_space, self.spec.observation, self._see, functools.partial(tell_once, name)
+        )
         self.slots = int(env.num_envs)
+        self._every, self._episodes = np.arange(self.slots), VectorEpisodes(self.slots, seed)
         shape, dtype = action_layout(self.spec.action)
-        self._action = np.zeros((self.slots, *shape), dtype)
-        self._acted, self._ended = np.zeros(self.slots, np.bool_), np.zeros(self.slots, np.bool_)
-        self._episode = np.zeros(self.slots, np.int64)
-        self._lives = np.zeros(self.slots, np.int64)
-        self._waiting: Array = np.zeros((self.slots, *self._border.spec.shape), self._border.spec.dtype)
+        self._action, self._acted = np.zeros((self.slots, *shape), dtype), np.zeros(self.slots, np.bool_)
+        seen = self.spec.observation
+        self._waiting: Array = np.zeros((self.slots, *seen.shape), seen.dtype)  # first observations, in SAME_STEP
         self._steps = 0
         self._one_generator = False  # for all slots; known once a list of seeds was refused
 
     def reset(self) -> Rows:
         """Start every slot."""
         self._turn.take()
-        observation, info = self._guarded(lambda: self._reset(self._seeds().tolist()))
-        self._lives = self._lives_in(info, self._lives)
-        return self._first_rows(np.arange(self.slots), self._convert(observation))
+        seeds = self._episodes.seeds(self._every).tolist()
+        observation, info = self._guarded(lambda: self._reset(seeds))
+        return self._checked(self._episodes.begin(self._every.copy(), self._convert(observation), info.get("lives")))
 
-    def _again(self) -> Rows:
-        """Another player has used the vector, for an evaluation: every open episode is void."""
-        self._episode += 1
-        self._acted[:] = self._ended[:] = False
-        rows = self.reset()
-        return rows._replace(restarted=np.ones(self.slots, np.bool_))
-
-    def step(self, slots: NDArray[np.int64], action: Array) -> Rows:
+    def step(self, slots: Ints, action: Array) -> Rows:
         """The rows of all slots; where the vector resets by itself, first those of the new episodes alone."""
         self._action[slots] = action
         self._acted[slots] = True
-        if self._turn.lost:
-            return self._again()
-        if self._mode is not AutoresetMode.NEXT_STEP:
-            starting = np.flatnonzero(self._acted & self._ended)
-            if starting.size:
-                return self._start(starting)
+        if self._turn.lost:  # another player has used the vector, for an evaluation: every open episode is void
+            self._episodes.number += 1
+            self._acted[:] = False
+            return self.reset()._replace(restarted=np.ones(self.slots, np.bool_))
+        starting = np.flatnonzero(self._acted & self._episodes.ended)
+        if starting.size and self._mode is not AutoresetMode.NEXT_STEP:
+            return self._start(starting)
         if not self._acted.all():
             raise ValueError(
                 f"{self.spec.name}: a vector environment steps all its slots at once; expected actions for "
@@ -82,17 +71,20 @@ class VectorAdapter(Environments):
         if self._owned and not self._env.closed:
             self._env.close()
 
-    def _start(self, slots: NDArray[np.int64]) -> Rows:
-        self._episode[slots] += 1
+    def _start(self, slots: Ints) -> Rows:
+        self._episodes.number[slots] += 1
+        lives = None
         if self._mode is AutoresetMode.DISABLED:
-            mask = np.zeros(self.slots, np.bool_)
-            mask[slots] = True
-            seeds = [int(seed) if chosen else None for seed, chosen in zip(self._seeds(), mask, strict=True)]
+            mask = np.isin(self._every, slots)
+            seeds = [
+                int(seed) if chosen else None
+                for seed, chosen in zip(self._episodes.seeds(self._every), mask, strict=True)
+            ]
             observation, info = self._guarded(lambda: self._reset(seeds, options={"reset_mask": mask}))
-            self._waiting[slots] = self._convert(observation)[slots]
-            self._lives[slots] = self._lives_in(info, self._lives)[slots]
-        self._acted[slots] = self._ended[slots] = False
-        return self._first_rows(slots, self._waiting[slots])
+            self._waiting = self._convert(observation)
+            lives = np.asarray(info["lives"])[slots] if "lives" in info else None
+        self._acted[slots] = False
+        return self._checked(self._episodes.begin(slots, self._waiting[slots], lives))
 
     def _guarded(self, call: Callable[[], Any]) -> Any:
         try:
@@ -112,94 +104,55 @@ class VectorAdapter(Environments):
             return self._reset(seeds, options)
 
     def _step_all(self) -> Rows:
-        observation, reward, terminated, truncated, info = self._guarded(lambda: self._env.step(self._actions()))
+        each, space = [self._act(action) for action in self._action], self._env.action_space
+        actions = np.stack(each).astype(space.dtype, copy=False).reshape(space.shape or (self.slots,))
+        observation, reward, terminated, truncated, info = self._guarded(lambda: self._env.step(actions))
         self._steps += 1
         self._acted[:] = False
-        first = self._ended.copy() if self._mode is AutoresetMode.NEXT_STEP else np.zeros(self.slots, np.bool_)
-        self._episode[first] += 1
-        stored, last_lives = self._convert(observation), self._lives
-        self._lives = self._lives_in(info, last_lives)
-        self._ended = np.asarray(terminated | truncated, np.bool_) & ~first
-        if self._mode is AutoresetMode.SAME_STEP and self._ended.any():
-            self._waiting[self._ended] = stored[self._ended]
-            stored = self._with_final(stored, info)
-        rewards = np.where(first, 0.0, np.asarray(reward, np.float64))
-        self._check_finite(stored, rewards)
-        return Rows(
-            np.arange(self.slots),
-            stored,
-            first,
-            rewards.astype(np.float32),
-            terminated & ~first,
-            truncated & ~terminated & ~first,
-            (self._lives < last_lives) & ~first,
-            np.zeros(self.slots, np.bool_),
-            self._episode.copy(),
-            self._seeds(),
+        stored = self._convert(observation)
+        ended = np.asarray(terminated | truncated, np.bool_)
+        if self._mode is AutoresetMode.SAME_STEP and ended.any():
+            self._waiting, stored = stored, self._with_final(stored, info, ended)
+        return self._checked(
+            self._episodes.advance(self._every.copy(), stored, reward, terminated, truncated, info.get("lives"))
         )
 
-    def _with_final(self, stored: Array, info: Mapping[str, Any]) -> Array:
+    def _with_final(self, stored: Array, info: Mapping[str, Any], ended: Array) -> Array:
         final = info.get("final_obs")
         if final is None:
             self._refuse(
                 "info['final_obs'] in autoreset mode SAME_STEP where an episode ends", f"the keys {sorted(info)}"
             )
         stored = stored.copy()
-        for slot in np.flatnonzero(self._ended).tolist():
-            stored[slot] = self._border.convert(final[slot])
+        for slot in np.flatnonzero(ended).tolist():
+            stored[slot] = self._see(final[slot])
         return stored
-
-    def _first_rows(self, slots: NDArray[np.int64], observation: Array) -> Rows:
-        flags = np.zeros(slots.size, np.bool_)
-        self._check_finite(observation, flags)
-        return Rows(
-            slots,
-            observation,
-            np.ones(slots.size, np.bool_),
-            np.zeros(slots.size, np.float32),
-            flags,
-            flags.copy(),
-            flags.copy(),
-            flags.copy(),
-            self._episode[slots],
-            self._seeds()[slots],
-        )
 
     def _convert(self, observation: Any) -> Array:
-        items = list(gymnasium.vector.utils.iterate(self._env.observation_space, observation))
-        stored = np.stack([self._border.convert(item) for item in items])
-        if stored.shape[1:] != self._border.spec.shape:
-            self._refuse(f"observations of shape {self._border.spec.shape}", str(stored.shape[1:]))
-        stored = stored.astype(self._border.spec.dtype, copy=False)
+        items, seen = (
+            list(gymnasium.vector.utils.iterate(self._env.observation_space, observation)),
+            self.spec.observation,
+        )
+        stored = np.stack([self._see(item) for item in items])
+        if stored.shape[1:] != seen.shape:
+            self._refuse(f"observations of shape {seen.shape}", str(stored.shape[1:]))
+        stored = stored.astype(seen.dtype, copy=False)
         if self._bounds.watching:
-            self._bounds.look_at_all(stored, items, f"{self.spec.name} (step {self._steps})")
+            self._bounds.look_at_all(stored, items, self._where)
         return stored
 
-    def _actions(self) -> Any:
-        each = [self._act.convert(action) for action in self._action]
-        space = self._env.action_space
-        return np.stack(each).astype(space.dtype, copy=False).reshape(space.shape or (self.slots,))
-
-    def _seeds(self) -> NDArray[np.int64]:
-        return seed_of(self._seed, np.arange(self.slots), self._episode)
-
-    def _lives_in(self, info: Mapping[str, Any], before: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.asarray(info["lives"], np.int64) if "lives" in info else before
-
-    def _check_finite(self, stored: Array, reward: Array) -> None:
-        if stored.dtype == np.float32 and not np.isfinite(stored).all():
-            self._refuse("finite observations", f"NaN or Inf in slot {_first_bad(stored)}")
-        if not (np.abs(reward.astype(np.float64)) <= LARGEST).all():
-            self._refuse("finite rewards", f"NaN or Inf in slot {_first_bad(reward)}")
+    def _checked(self, rows: Rows) -> Rows:
+        for values, what in ((rows.observation, "observations"), (rows.reward, "rewards")):
+            if values.dtype == np.float32 and not np.isfinite(values).all():
+                bad = ~np.isfinite(values).reshape(len(values), -1).all(1)
+                self._refuse(f"finite {what}", f"NaN or Inf in slot {rows.slots[bad][0]}")
+        return rows
 
     def _refuse(self, expected: str, got: str) -> NoReturn:
-        raise EnvironmentRefused(
-            f"{self.spec.name} (step {self._steps}): expected {expected}, got {got}; correct the vector environment"
-        )
+        raise EnvironmentRefused(f"{self._where()}: expected {expected}, got {got}; correct the vector environment")
 
-
-def _first_bad(values: Array) -> int:
-    return int(np.flatnonzero(~np.isfinite(values.astype(np.float64)).reshape(len(values), -1).all(1))[0])
+    def _where(self) -> str:
+        return f"{self.spec.name} (step {self._steps})"
 
 
 def _mode(env: Vector) -> AutoresetMode:

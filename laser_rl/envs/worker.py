@@ -1,42 +1,156 @@
-"""What a worker process runs: its share of the slots, on command, in memory that it shares with the pool.
+"""Worker processes: how one is started and ended, what it says to the pool, and what it runs: its share of the slots, on command.
 
-It is started by `process.py` with a connection and three anonymous memory files. A command is one short message, and so is its answer; the
-rows themselves are written into the shared block *before* the answer is sent, so a row without an answer is never read.
+Processes are started afresh, never forked (the pool's process may hold torch), and they import this package only, not the user's main
+program, unless the environment's constructor is defined there. Their shared memory has no name: it goes with the last that holds it.
+
+A command is one short message, and so is its answer; the rows themselves are written into the shared block *before* the answer is sent,
+so a row without an answer is never read.
 """
 
 import contextlib
 import ctypes
-import dataclasses
 import json
 import mmap
 import os
 import signal
 import struct
+import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from multiprocessing import spawn
 from multiprocessing.connection import Connection
-from typing import Any
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import IO, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from laser_rl.envs.block import RowBlock, block_fields, carve
 from laser_rl.envs.records import (
-    ActionSpec,
-    BoxActions,
-    DiscreteActions,
+    ActionHistory,
+    Array,
     EnvironmentSpec,
-    MultiDiscreteActions,
-    ObservationSpec,
+    Fields,
+    Flags,
+    RowBlock,
+    action_layout,
+    block_fields,
+    carve,
+    size_of,
+    write_spec,
 )
-from laser_rl.envs.slot import COUNTERS, EXITS, IDLE, Slot, exit_of
-from laser_rl.envs.spaces import action_layout
+from laser_rl.envs.slot import CONSTRUCTING, COUNTERS, EXITS, IDLE, PAUSING, RESETTING, STEPPING, Slot, exit_of
 from laser_rl.errors import EnvironmentEnded, EnvironmentFailed, EnvironmentRefused
 
+ENTRY = "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); from {} import main; main()"
+KILL_LIMIT_S = 10.0
 HEADER = struct.Struct("!I")
 MOST_BYTES = 1 << 16
+MAP, STEP, REBUILD, QUIT = b"m", b"s", b"r", b"q"
+DONE, SPEC, LOG, WARN, ERROR = b"k", b"c", b"l", b"w", b"e"
+PHASE, AT_SLOT, ENTRIES = range(3)
+LONGEST_TEXT = 8_000  # characters; an answer has to fit into the connection's buffer, so that sending it never blocks
+LARGEST_CONSTRUCTOR = 100_000  # bytes; likewise
+LONGEST_PAUSE_S = 5.0  # before a worker that failed again is started again
+PR_SET_PDEATHSIG = 1
+DOING = {
+    IDLE: "waiting for its turn",
+    CONSTRUCTING: "constructing",
+    RESETTING: "in reset",
+    STEPPING: "in step",
+    PAUSING: "pausing after an error",
+}
+ERRORS: Mapping[str, type[EnvironmentRefused | EnvironmentFailed]] = {
+    "refused": EnvironmentRefused,
+    "failed": EnvironmentFailed,
+    "ended": EnvironmentEnded,
+}
+
+
+@dataclass(frozen=True)
+class ProcessLimits:
+    """How long an environment may take before its worker is replaced, in seconds."""
+
+    step_s: float = 60.0
+    reset_s: float = 60.0
+    constructor_s: float = 120.0
+
+    def of(self, phase: int, *, ready: bool) -> float:
+        """The limit of what a worker is doing."""
+        if not ready or phase == CONSTRUCTING:
+            return self.constructor_s
+        return {RESETTING: self.reset_s, PAUSING: self.step_s + LONGEST_PAUSE_S}.get(phase, self.step_s)
+
+
+def constructor_message(make: Callable[[], Any], name: str) -> tuple[bytes, Mapping[str, Any]]:
+    """What a worker needs to call `make`: the constructor itself, and the user's main program if it lives there."""
+    try:
+        message = bytes(ForkingPickler.dumps(make))
+    except Exception as error:  # pickling runs a user's code, and that may raise anything
+        raise EnvironmentRefused(
+            f"{name}: expected a constructor that can be sent to a worker process, got {make!r} ({error}); "
+            "define it at the top of a module, or use placement='thread'"
+        ) from error
+    if len(message) > LARGEST_CONSTRUCTOR:
+        raise EnvironmentRefused(
+            f"{name}: expected a constructor of at most {LARGEST_CONSTRUCTOR:,} bytes, got {len(message):,}; "
+            "let it load its data itself, or use placement='thread'"
+        )
+    if b"__main__" not in message:
+        return message, {}
+    data = spawn.get_preparation_data(name)
+    return message, {key: data[key] for key in ("init_main_from_name", "init_main_from_path") if key in data}
+
+
+def start_python(
+    module: str, arguments: Sequence[str], handles: Sequence[int], output: IO[bytes] | None = None
+) -> subprocess.Popen[bytes]:
+    """Run `main` of one of our modules in a fresh interpreter that leads a process group and inherits these file handles."""
+    path = json.dumps([entry or str(Path.cwd()) for entry in sys.path])
+    return subprocess.Popen(  # noqa: S603  (our own interpreter and our own code)
+        [sys.executable, "-c", ENTRY.format(module), *arguments, path],
+        pass_fds=handles,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        process_group=0,  # Ctrl-C is for us to handle, and what the environment starts can be killed with it
+        env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ},
+    )
+
+
+def fate_of(pid: int, wait_s: float = 0.0) -> os.waitid_result | None:
+    """How a process ended; None while it lives. It is not reaped: until `end_group`, its number cannot become another's."""
+    deadline = time.monotonic() + wait_s
+    while (fate := os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is None:
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(0.002)
+    return fate
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process of `start_python` and what it started, and reap it."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()  # if it had no time yet to make its group
+    try:
+        process.wait(KILL_LIMIT_S)
+    except subprocess.TimeoutExpired as error:
+        raise EnvironmentFailed(
+            f"expected process {process.pid} to end within {KILL_LIMIT_S:.0f} s of being killed, it did not; "
+            "it hangs inside the kernel (a device or a network disk?): end it by hand and start again"
+        ) from error
+
+
+def die_with(parent: int) -> None:
+    """The kernel kills this process when the thread that started it ends, however that happens."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:  # it was too late to ask
+        os._exit(1)
 
 
 class Channel:
@@ -65,62 +179,30 @@ class Channel:
         return messages
 
 
-Array = NDArray[np.generic]
-Fields = dict[str, tuple[tuple[int, ...], str]]
-MAP, STEP, REBUILD, QUIT = b"m", b"s", b"r", b"q"
-DONE, SPEC, LOG, WARN, ERROR = b"k", b"c", b"l", b"w", b"e"
-PHASE, AT_SLOT, ENTRIES = range(3)
-LONGEST_TEXT = 8_000  # characters; an answer has to fit into the connection's buffer, so that sending it never blocks
-PR_SET_PDEATHSIG = 1
-ERRORS: Mapping[str, type[EnvironmentRefused | EnvironmentFailed]] = {
-    "refused": EnvironmentRefused,
-    "failed": EnvironmentFailed,
-    "ended": EnvironmentEnded,
-}
-KINDS: Mapping[str, Callable[..., ActionSpec]] = {
-    kind.__name__: kind for kind in (DiscreteActions, MultiDiscreteActions, BoxActions)
-}
+def map_control(handle: int, workers: int, slots: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Shared: what each worker is doing (a cache line each), and the faults of each slot."""
+    fields = {"activity": ((workers, 8), "int64"), "counts": ((slots, len(COUNTERS)), "int64")}
+    activity, counts = _map(handle, fields).values()
+    return activity, counts
 
 
-def control_fields(workers: int, slots: int) -> Fields:
-    """What each worker is doing (a cache line each), and the faults of each slot."""
-    return {"activity": ((workers, 8), "int64"), "counts": ((slots, len(COUNTERS)), "int64")}
-
-
-def shared_fields(spec: EnvironmentSpec, slots: int) -> Fields:
-    """The rows, and the actions that ask for them."""
+def map_rows(handle: int, spec: EnvironmentSpec, slots: int) -> tuple[RowBlock, Array, Flags]:
+    """Shared: the rows, the actions, and which slots are asked to act."""
     shape, dtype = action_layout(spec.action)
     asked = {"action": ((slots, *shape), dtype), "asked": ((slots,), "bool")}
-    return {**block_fields(spec.observation, slots), **asked}
+    arrays = _map(handle, {**block_fields(spec.observation, slots), **asked})
+    block = RowBlock(*(arrays[name] for name in RowBlock._fields))  # type: ignore[arg-type]
+    return block, arrays["action"], cast("Flags", arrays["asked"])
 
 
-def split_shared(arrays: Mapping[str, Array]) -> tuple[RowBlock, Array, Array]:
-    """The rows, the actions, and which slots are asked to act."""
-    return RowBlock(*(arrays[name] for name in RowBlock._fields)), arrays["action"], arrays["asked"]  # type: ignore[arg-type]
+def _map(handle: int, fields: Fields) -> dict[str, Array]:
+    os.ftruncate(handle, size_of(fields))
+    return carve(memoryview(mmap.mmap(handle, 0)), fields)
 
 
-def write_spec(spec: EnvironmentSpec) -> bytes:
-    """A spec as a message."""
-    return json.dumps({**dataclasses.asdict(spec), "kind": type(spec.action).__name__}).encode()
-
-
-def read_spec(message: bytes) -> EnvironmentSpec:
-    """The spec in a message."""
-    parts = json.loads(message)
-    observation = parts["observation"]
-    observation["shape"] = tuple(observation["shape"])
-    action = {key: tuple(value) if isinstance(value, list) else value for key, value in parts["action"].items()}
-    chosen = KINDS[parts["kind"]](**action)
-    return EnvironmentSpec(
-        parts["name"], ObservationSpec(**observation), chosen, tuple(parts["tasks"]), parts.get("spaces")
-    )
-
-
-def die_with(parent: int) -> None:
-    """The kernel kills this process when the thread that started it ends, however that happens."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:  # it was too late to ask
-        os._exit(1)
+def kept_in(handle: int) -> str:
+    """A path to open an anonymous memory file by, with a position of its own: workers share the handle's."""
+    return f"/proc/self/fd/{handle}"
 
 
 class Worker:
@@ -128,11 +210,9 @@ class Worker:
 
     def __init__(self, connection: Connection, memory: Sequence[int], start: Mapping[str, Any]) -> None:
         self._channel, self._start = Channel(connection.fileno()), start
-        self._control, self._rows, self._scratch = memory
-        mapped = mmap.mmap(self._control, 0)
-        control = carve(memoryview(mapped), control_fields(start["workers"], start["slots"]))
-        self._activity: NDArray[Any] = control["activity"][start["index"]]
-        self._counts: NDArray[Any] = control["counts"]
+        control, self._rows, self._scratch = memory
+        activity, counts = map_control(control, start["workers"], start["slots"])
+        self._activity = activity[start["index"]]
         if start["main"]:
             spawn.prepare(start["main"])
         make = connection.recv()
@@ -142,7 +222,7 @@ class Worker:
                 name=start["name"],
                 slot=slot,
                 seed=start["seed"],
-                counts=self._counts[slot],
+                counts=counts[slot],
                 on_bad_value=start["on_bad_value"],
                 report=self._report,
                 warn=self._warn,
@@ -152,50 +232,37 @@ class Worker:
             )
             for slot, episode, broken in start["members"]
         }
+        self._spec = next(iter(self._members.values())).spec
 
     def run(self) -> None:
         """Say what the environment looks like, then obey until told to quit or alone."""
-        self._channel.send(SPEC + write_spec(next(iter(self._members.values())).spec))
+        self._channel.send(SPEC + write_spec(self._spec))
         while True:
             for command in self._channel.receive():  # waits for the pool; if that dies, the kernel ends this process
                 if command == QUIT:
                     for member in self._members.values():
                         member.close()
                     return
-                self._obey(command)
-
-    def _obey(self, command: bytes) -> None:
-        kind = command[:1]
-        if kind == STEP:
-            self._step()
-        elif kind == MAP:
-            self._map(next(iter(self._members.values())).spec)
-        elif kind == REBUILD:
-            self._rebuild(json.loads(command[1:]))
-
-    def _map(self, spec: EnvironmentSpec) -> None:
-        mapped = memoryview(mmap.mmap(self._rows, 0))
-        block, action, asked = split_shared(carve(mapped, shared_fields(spec, self._start["slots"])))
-        for slot, member in self._members.items():
-            member.bind(block, slot)
-        self._action, self._asked = action, asked
+                if command == MAP:
+                    block, self._action, self._asked = map_rows(self._rows, self._spec, self._start["slots"])
+                    for slot, member in self._members.items():
+                        member.bind(block, slot)
+                else:
+                    self._rebuild() if command == REBUILD else self._step()
+                    self._activity[PHASE] = IDLE
+                    self._channel.send(DONE)
 
     def _step(self) -> None:
         for slot, member in self._members.items():
             if self._asked[slot]:
                 member.advance(self._action[slot])
-        self._activity[PHASE] = IDLE
-        self._channel.send(DONE)
 
-    def _rebuild(self, episodes: Sequence[tuple[int, int, int, int, int]]) -> None:
-        shape, dtype = self._action.shape[1:], self._action.dtype
-        for slot, episode, digest, offset, length in episodes:
-            actions = np.zeros((length, *shape), dtype)
-            if length:
-                with mmap.mmap(self._scratch, 0) as mapped:
-                    actions = np.frombuffer(mapped[offset : offset + actions.nbytes], dtype).reshape(actions.shape)
-            self._members[slot].rebuild(episode, actions, digest)
-        self._channel.send(DONE)
+    def _rebuild(self) -> None:
+        with np.load(kept_in(self._scratch)) as state:
+            actions = ActionHistory(self._start["slots"], self._spec.action).load_state_dict(state)
+            episodes, digests = state["episode"].tolist(), state["digest"].tolist()
+        for slot, member in self._members.items():
+            member.rebuild(episodes[slot], actions[slot], digests[slot])
 
     def _watch(self, phase: int, slot: int) -> None:
         activity = self._activity
@@ -211,18 +278,14 @@ class Worker:
         self._channel.send(WARN + json.dumps([key, sentence[:LONGEST_TEXT]]).encode())
 
 
-def error_message(error: BaseException) -> bytes:
-    """An error as a message: its kind and its text."""
+def _error_message(error: BaseException) -> bytes:
     kind = next((kind for kind, known in ERRORS.items() if type(error) is known), "failed")
-    known = isinstance(error, EnvironmentRefused | EnvironmentFailed)
-    text = (
-        str(error)
-        if known
-        else f"a worker process of the environment failed with the error below\n\n{traceback.format_exc()}"
-    )
+    text = str(error)
+    if not isinstance(error, EnvironmentRefused | EnvironmentFailed):
+        text = f"a worker process of the environment failed with the error below\n\n{traceback.format_exc()}"
     if len(text) > LONGEST_TEXT:
         text = f"{text[: LONGEST_TEXT // 4]}\n…\n{text[-LONGEST_TEXT // 2 :]}"
-    return ERROR + json.dumps({"kind": kind, "text": text}).encode()
+    return ERROR + json.dumps([kind, text]).encode()
 
 
 def main() -> None:
@@ -233,9 +296,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     for descriptor in (handle, *memory):
         os.set_inheritable(descriptor, False)
-    connection = Connection(handle)
+    connection, name = Connection(handle), "the environment"
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the pool is gone and cannot be told
-        name = "the environment"
         try:
             start = json.loads(connection.recv_bytes())
             name = start["name"]
@@ -243,6 +305,6 @@ def main() -> None:
         except (EOFError, BrokenPipeError, ConnectionResetError):
             raise
         except EXITS as error:
-            Channel(handle).send(error_message(exit_of(error, name)))
+            Channel(handle).send(_error_message(exit_of(error, name)))
         except Exception as error:  # all of it is for the pool to hear
-            Channel(handle).send(error_message(error))
+            Channel(handle).send(_error_message(error))

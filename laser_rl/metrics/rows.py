@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 from laser_rl.envs.scores import references_of, scores_of
 
 if TYPE_CHECKING:
-    from laser_rl.envs.suites import Reference
+    from laser_rl.envs.scores import Reference
 
 Kind = Literal["train", "episode", "evaluation", "event", "sweep"]  # sweep: of all members together
 Value = float | str  # int, bool and NumPy's numbers included

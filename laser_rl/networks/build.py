@@ -11,9 +11,8 @@ from laser_rl.envs.records import ActionSpec, BoxActions, DiscreteActions, Envir
 from laser_rl.errors import ConfigError
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.networks.heads import PixelControlHead
-from laser_rl.networks.inputs import Instruction, LastStep
 from laser_rl.networks.recurrent import MemoryName, build_memory
-from laser_rl.networks.torso import CNN, MLP, ImpalaDeep, Tiles
+from laser_rl.networks.torso import CNN, MLP, ImpalaDeep, Instruction, LastStep, Tiles
 from laser_rl.ops.distributions import Categorical, Family, MultiCategorical
 from laser_rl.ops.gaussian import DiagonalGaussian
 

@@ -3,7 +3,6 @@
 A state is one tensor [B, S], whatever the cell has inside, so that it can lie in an unroll, in a checkpoint, or beside another member's.
 """
 
-from collections.abc import Callable
 from typing import Literal, Protocol
 
 import torch
@@ -25,11 +24,7 @@ class Memory(Protocol):
 
 
 class NoMemory:
-    """A feed-forward agent: features pass through, the state is empty.
-
-    >>> NoMemory(3)(torch.ones(2, 5, 3), torch.ones(2, 5, 4), torch.zeros(2, 5), torch.zeros(5, 0))[1].shape
-    torch.Size([2, 5, 0])
-    """
+    """A feed-forward agent: features pass through, the state is empty."""
 
     state_size = 0
 
@@ -41,7 +36,29 @@ class NoMemory:
         return features, features[..., :0]
 
 
-class LSTM(nn.Module):
+class _Recurrent(nn.Module):
+    """One state, moved by `step` row by row; its first `features` numbers are what the heads see."""
+
+    def __init__(self, features: int, state_size: int) -> None:
+        super().__init__()
+        self.features, self.state_size = features, state_size
+
+    def step(self, row: Tensor, before: Tensor) -> Tensor:
+        """The state after a row of features and last step, [B, F + C]."""
+        raise NotImplementedError
+
+    def forward(self, features: Tensor, last: Tensor, is_first: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Row by row. All states are kept: the learner carries one from the middle, the actor the last."""
+
+        def cell(row: Tensor, before: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+            after = self.step(row, before[0])
+            return after, (after,)
+
+        states = unroll(cell, torch.cat([features, last], -1), is_first, (state,)).outputs
+        return states[..., : self.features], states
+
+
+class LSTM(_Recurrent):
     """Long short-term memory over features and last step together; the state is h, then c.
 
     >>> memory = LSTM(features=3, last=2, size=8)
@@ -51,68 +68,48 @@ class LSTM(nn.Module):
     """
 
     def __init__(self, features: int, last: int, size: int, span: int = 0) -> None:
-        super().__init__()
+        super().__init__(size, 2 * size)
         self.cell = _lstm_cell(features + last, size, span)
-        self.features, self.state_size = size, 2 * size
 
-    def forward(self, features: Tensor, last: Tensor, is_first: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Row by row."""
-
-        def step(row: Tensor, before: Tensor) -> Tensor:
-            return torch.cat(self.cell(row, before.chunk(2, -1)), -1)
-
-        states = _states(step, torch.cat([features, last], -1), is_first, state)
-        return states[..., : self.features], states
+    def step(self, row: Tensor, before: Tensor) -> Tensor:
+        """One cell."""
+        return torch.cat(self.cell(row, before.chunk(2, -1)), -1)
 
 
-class GRU(nn.Module):
-    """Gated recurrent unit over features and last step together; the state is h.
-
-    >>> GRU(features=3, last=2, size=8).state_size
-    8
-    """
+class GRU(_Recurrent):
+    """Gated recurrent unit over features and last step together; the state is h."""
 
     def __init__(self, features: int, last: int, size: int, span: int = 0) -> None:
-        super().__init__()
+        super().__init__(size, size)
         self.cell = nn.GRUCell(features + last, size)
         if span:
             with torch.no_grad():  # the gate that keeps the old state, as for the LSTM
                 keeps = slice(size, 2 * size)
                 self.cell.bias_ih[keeps] = 0.0
                 self.cell.bias_hh[keeps] = _lifetimes(size, span)
-        self.features = self.state_size = size
 
-    def forward(self, features: Tensor, last: Tensor, is_first: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Row by row."""
-        states = _states(self.cell, torch.cat([features, last], -1), is_first, state)
-        return states, states
+    def step(self, row: Tensor, before: Tensor) -> Tensor:
+        """One cell."""
+        after: Tensor = self.cell(row, before)
+        return after
 
 
-class PreCo(nn.Module):
+class PreCo(_Recurrent):
     """Predictor and corrector (Amos et al. 2018): one LSTM cell reads the last step and predicts, a second reads what came and corrects.
 
     Both move one hidden state. The heads, and the next row, see the corrected one.
-
-    >>> PreCo(features=3, last=2, size=8).state_size
-    16
     """
 
     def __init__(self, features: int, last: int, size: int, span: int = 0) -> None:
-        super().__init__()
+        super().__init__(size, 2 * size)
         self.predictor, self.corrector = _lstm_cell(last, size, span), _lstm_cell(features, size, span)
         self._split = [features, last]
-        self.features, self.state_size = size, 2 * size
 
-    def forward(self, features: Tensor, last: Tensor, is_first: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Row by row."""
-
-        def step(row: Tensor, before: Tensor) -> Tensor:
-            seen, done = torch.split(row, self._split, -1)
-            predicted = self.predictor(done, before.chunk(2, -1))
-            return torch.cat(self.corrector(seen, predicted), -1)
-
-        states = _states(step, torch.cat([features, last], -1), is_first, state)
-        return states[..., : self.features], states
+    def step(self, row: Tensor, before: Tensor) -> Tensor:
+        """Predict, then correct."""
+        seen, done = torch.split(row, self._split, -1)
+        predicted = self.predictor(done, before.chunk(2, -1))
+        return torch.cat(self.corrector(seen, predicted), -1)
 
 
 def state_size(name: MemoryName, size: int) -> int:
@@ -125,25 +122,10 @@ def state_size(name: MemoryName, size: int) -> int:
 
 
 def build_memory(name: MemoryName, features: int, last: int, size: int, span: int = 0) -> Memory:
-    """A memory by name; `span` is how many rows its units last at the start, 0: a few.
-
-    >>> build_memory("gru", features=3, last=2, size=8).features
-    8
-    """
+    """A memory by name; `span` is how many rows its units last at the start, 0: a few."""
     if name == "none":
         return NoMemory(features)
-    kinds: dict[str, Callable[[int, int, int, int], Memory]] = {"lstm": LSTM, "gru": GRU, "preco": PreCo}
-    return kinds[name](features, last, size, span)
-
-
-def _states(step: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, is_first: Tensor, state: Tensor) -> Tensor:
-    """The state after every row: the learner carries one from the middle, the actor the last."""
-
-    def cell(row: Tensor, before: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        after = step(row, before[0])
-        return after, (after,)
-
-    return unroll(cell, inputs, is_first, (state,)).outputs
+    return {"lstm": LSTM, "gru": GRU, "preco": PreCo}[name](features, last, size, span)
 
 
 def _lstm_cell(inputs: int, size: int, span: int) -> nn.LSTMCell:

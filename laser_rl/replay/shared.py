@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from laser_rl.envs.block import carve, size_of
+from laser_rl.envs.records import carve, size_of
 from laser_rl.errors import ConfigError
 from laser_rl.replay.encoded_unrolls import compress_bound
 from laser_rl.replay.records import Bytes, Codec, Ids, shape_of

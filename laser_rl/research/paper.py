@@ -28,7 +28,7 @@ from rich.table import Table
 from laser_rl.config import Config
 from laser_rl.envs.atari import ATARI_57, AtariSettings, atari_game
 from laser_rl.envs.make import is_atari, is_mixture
-from laser_rl.envs.suites import Reference
+from laser_rl.envs.scores import Reference
 from laser_rl.errors import ConfigError
 from laser_rl.metrics import display
 from laser_rl.metrics.history import History

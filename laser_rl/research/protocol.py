@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from laser_rl.envs.scores import references_of
-from laser_rl.envs.suites import Reference
+from laser_rl.envs.scores import Reference, references_of
 from laser_rl.evaluation.statistics import Floats
 from laser_rl.metrics.rows import episodes_in
 

@@ -12,7 +12,7 @@ from typing import Any
 from laser_rl import recipes
 from laser_rl.config import override
 from laser_rl.envs.atari import ATARI_57
-from laser_rl.envs.native import task_of
+from laser_rl.envs.puzzles import task_of
 from laser_rl.envs.scores import tasks_of
 from laser_rl.errors import ConfigError
 from laser_rl.research.experiment import ExperimentSuite, ExperimentTask

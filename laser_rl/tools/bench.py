@@ -22,9 +22,16 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from laser_rl.envs.border import Env
-from laser_rl.envs.records import ActionSpec, DiscreteActions, Environments, EnvironmentSpec, MultiDiscreteActions, Rows
+from laser_rl.envs.records import (
+    ActionSpec,
+    DiscreteActions,
+    Environments,
+    EnvironmentSpec,
+    MultiDiscreteActions,
+    Rows,
+    write_spec,
+)
 from laser_rl.envs.spaces import action_border
-from laser_rl.envs.worker import write_spec
 from laser_rl.errors import EnvironmentRefused, UserError
 from laser_rl.tools import recordings
 from laser_rl.tools.findings import CheckStopped, Finding

@@ -20,9 +20,9 @@ from gymnasium.utils.env_checker import check_env
 from laser_rl.envs.border import BadValue, Border, Env
 from laser_rl.envs.construct import packages_of, require_one_agent
 from laser_rl.envs.pool import PoolEnvironments
-from laser_rl.envs.process import ProcessLimits
 from laser_rl.envs.records import EnvironmentSpec, seed_of
 from laser_rl.envs.spaces import action_border, observation_border
+from laser_rl.envs.worker import ProcessLimits
 from laser_rl.errors import EnvironmentFailed, EnvironmentRefused
 from laser_rl.tools import bench, recordings
 from laser_rl.tools.bench import Bench, error_finding, random_actions, refusal

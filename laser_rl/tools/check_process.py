@@ -22,9 +22,8 @@ import gymnasium
 
 from laser_rl.envs.construct import constructor
 from laser_rl.envs.make import is_atari, is_mixture, make_environments
-from laser_rl.envs.process import ProcessLimits, end_group, fate_of, start_python
 from laser_rl.envs.vector import VectorAdapter
-from laser_rl.envs.worker import die_with
+from laser_rl.envs.worker import ProcessLimits, die_with, end_group, fate_of, start_python
 from laser_rl.errors import UserError
 from laser_rl.tools.bench import Bench, VectorBench, error_finding
 from laser_rl.tools.check_env import EnvBench

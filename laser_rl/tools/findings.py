@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import mean, stdev
 from typing import Any, Literal
 
-from laser_rl.envs.records import BoxActions, DiscreteActions, EnvironmentSpec
-from laser_rl.envs.worker import read_spec
+from laser_rl.envs.records import BoxActions, DiscreteActions, EnvironmentSpec, read_spec
 from laser_rl.errors import EnvironmentRefused
 
 Verdict = Literal["good", "warning", "defect", "not done"]

@@ -17,9 +17,8 @@ from laser_rl.checkpoint import Loaded
 from laser_rl.checkpoint.guarded import fitting
 from laser_rl.checkpoint.snapshot import grouped, member_name
 from laser_rl.config import Config, EnvironmentConfig
-from laser_rl.envs.records import Environments, EnvironmentSpec, Rows
+from laser_rl.envs.records import Environments, EnvironmentSpec, Rows, read_spec
 from laser_rl.envs.scores import tasks_of
-from laser_rl.envs.worker import read_spec
 from laser_rl.errors import ConfigError, DamagedRun
 from laser_rl.evaluation.statistics import EvalResult, rollout, summarise_episodes, summarise_mixture
 from laser_rl.metrics.standing import best, standing

@@ -23,7 +23,8 @@ from torch import Tensor
 from laser_rl.agent.parallel import Team, own_columns
 from laser_rl.checkpoint.snapshot import grouped
 from laser_rl.config import override, validated
-from laser_rl.envs.worker import Channel, read_spec
+from laser_rl.envs.records import read_spec
+from laser_rl.envs.worker import Channel
 from laser_rl.errors import ConfigError
 from laser_rl.gpu_streams import own_stream
 from laser_rl.networks.build import family_of

@@ -28,8 +28,8 @@ from laser_rl.agent.parallel import ALONE
 from laser_rl.agent.relevance import require_splittable
 from laser_rl.checkpoint.snapshot import flat
 from laser_rl.config import Config
-from laser_rl.envs.records import EnvironmentSpec
-from laser_rl.envs.worker import Channel, write_spec
+from laser_rl.envs.records import EnvironmentSpec, write_spec
+from laser_rl.envs.worker import Channel
 from laser_rl.errors import ConfigError
 from laser_rl.networks.build import TorsoSource, family_of
 from laser_rl.training.build import RankLost

@@ -19,8 +19,8 @@ from laser_rl.checkpoint import Loaded, Mended, Salvage, SegmentEntry, Streams, 
 from laser_rl.checkpoint.guarded import fitting
 from laser_rl.config import Config
 from laser_rl.disk import Full
+from laser_rl.envs.records import write_spec
 from laser_rl.envs.scores import tasks_of
-from laser_rl.envs.worker import write_spec
 from laser_rl.errors import ConfigError, UserError
 from laser_rl.replay.episodes import ATTEMPTS, outrun
 from laser_rl.replay.mixer import UnrollStore

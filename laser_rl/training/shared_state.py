@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, cuda
 
 from laser_rl.checkpoint.snapshot import flat, grouped
-from laser_rl.envs.block import carve, size_of
+from laser_rl.envs.records import carve, size_of
 from laser_rl.gpu_streams import wait_for
 from laser_rl.training.member_training import MemberTraining
 from laser_rl.training.saving import MemberState, member_state

@@ -18,9 +18,9 @@ from laser_rl.agent.loss import columns, differences, hyper_of, laser_loss
 from laser_rl.agent.parallel import part_of
 from laser_rl.agent.parameters import build_optimiser, move_state, shaped
 from laser_rl.agent.policy import Decision, Seen, decide
+from laser_rl.networks.agent_network import side_by_side
 from laser_rl.networks.recurrent import NoMemory
 from laser_rl.networks.torso import MLP
-from laser_rl.networks.vectorized import side_by_side
 from laser_rl.ops import checks
 from laser_rl.ops.distributions import Family
 from laser_rl.replay.records import allocate

@@ -107,7 +107,7 @@ def tasks(subject: Subject, asked: Asked) -> Data:
 
 def task_table(subject: Subject, asked: Asked) -> Data:
     """Of a mixture: the newest numbers of each task beside random play and the best known, of the best member."""
-    from laser_rl.envs.suites import reference_of  # noqa: PLC0415 - needs Gymnasium
+    from laser_rl.envs.scores import reference_of  # noqa: PLC0415 - needs Gymnasium
 
     leader = subject.best
     if leader is None or not subject.mixed:

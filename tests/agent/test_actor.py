@@ -6,7 +6,7 @@ from laser_rl.agent.actor import Actor
 from laser_rl.agent.policy import Decision
 from laser_rl.envs.pool import PoolEnvironments
 from laser_rl.envs.records import EnvironmentSpec, ObservationSpec, Rows
-from laser_rl.envs.serial import SerialEnvironments
+from laser_rl.envs.slot import SerialEnvironments
 from laser_rl.types import UnrollLayout, Unrolls
 from tests.agent.unroll_witness import UnrollWitness
 from tests.envs.samples import WIDTH, Telltale

@@ -13,7 +13,7 @@ from laser_rl.agent.learner import Learner
 from laser_rl.agent.policy import Policy
 from laser_rl.config import LossConfig, OptimiserConfig
 from laser_rl.envs.records import DiscreteActions, EnvironmentSpec, ObservationSpec
-from laser_rl.envs.serial import SerialEnvironments
+from laser_rl.envs.slot import SerialEnvironments
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.networks.build import build_network
 from laser_rl.ops.distributions import Categorical

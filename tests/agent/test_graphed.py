@@ -14,7 +14,7 @@ from laser_rl.agent.parameters import LOOK_EVERY
 from laser_rl.config import LossConfig, OptimiserConfig
 from laser_rl.cuda import graphs
 from laser_rl.cuda.graphs import MOST_GRAPHS, WARM_UPS, Graphed
-from laser_rl.networks import inputs
+from laser_rl.networks import torso
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.networks.torso import MLP
 from laser_rl.ops.distributions import Categorical, MultiCategorical
@@ -93,7 +93,7 @@ def lanes(net, seed):
 
 @pytest.mark.parametrize("memory", ["lstm", "gru", "preco"])
 def test_a_memory_is_carried_from_replay_to_replay(memory, monkeypatch):
-    monkeypatch.setattr(inputs.F, "one_hot", one_hot)
+    monkeypatch.setattr(torso.F, "one_hot", one_hot)
     watching, launching, recorder = learners(lambda: test_recurrent.network(memory=memory))
     batches = [lanes(watching.network, seed) for seed in range(20)]
     batches[11].state[:] = torch.nan
@@ -137,7 +137,7 @@ def test_every_variant_of_the_loss_can_be_recorded(loss):
 
 
 def test_a_launched_update_never_looks(monkeypatch):
-    monkeypatch.setattr(inputs.F, "one_hot", one_hot)
+    monkeypatch.setattr(torso.F, "one_hot", one_hot)
     monkeypatch.setattr(learner_module, "GOOD_EVERY", 10)
     watching, launching, recorder = learners(lambda: test_recurrent.network(memory="lstm"), rates=RMSPROP)
     batches = [lanes(watching.network, seed) for seed in range(25)]
@@ -150,7 +150,7 @@ def test_a_launched_update_never_looks(monkeypatch):
 
 @pytest.mark.parametrize("memory", ["none", "lstm"])
 def test_a_roll_back_is_decided_by_the_device(memory, monkeypatch, caplog):
-    monkeypatch.setattr(inputs.F, "one_hot", one_hot)
+    monkeypatch.setattr(torso.F, "one_hot", one_hot)
     monkeypatch.setattr(learner_module, "GOOD_EVERY", 10)
     watching, launching, _ = learners(lambda: test_recurrent.network(memory=memory))
     batches = [lanes(watching.network, seed) for seed in range(60)]
@@ -258,7 +258,7 @@ def test_each_shape_of_batch_has_a_graph_up_to_a_limit():
 
 
 def test_another_number_of_lanes_begins_anew(monkeypatch):
-    monkeypatch.setattr(inputs.F, "one_hot", one_hot)
+    monkeypatch.setattr(torso.F, "one_hot", one_hot)
     watching, launching, recorder = learners(lambda: test_recurrent.network(memory="gru"))
     batches = [lanes(watching.network, seed) for seed in range(16)]
     for learner in (watching, launching):

@@ -189,9 +189,9 @@ def test_memory_between_processes(monkeypatch):
 
 
 def test_without_a_worker_the_machine_is_bad(monkeypatch):
-    from laser_rl.envs import process  # noqa: PLC0415
+    from laser_rl.envs import worker  # noqa: PLC0415
 
-    monkeypatch.setattr(process, "ENTRY", "raise SystemExit(3)")
+    monkeypatch.setattr(worker, "ENTRY", "raise SystemExit(3)")
     monkeypatch.setattr(doctor, "WORKER_LIMIT_S", 5.0)
     line = doctor.worker()
     assert line.verdict == "bad"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from laser_rl.envs.dmlab import LEVELS
+from laser_rl.envs.scores import LEVELS
 
 ACTION_SPEC = [
     ("LOOK_LEFT_RIGHT_PIXELS_PER_FRAME", -512, 512),

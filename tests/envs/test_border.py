@@ -7,7 +7,7 @@ import pytest
 from gymnasium import spaces
 
 from laser_rl.envs.border import FULL_ROWS
-from laser_rl.envs.serial import SerialEnvironments
+from laser_rl.envs.slot import SerialEnvironments
 from laser_rl.errors import EnvironmentFailed, EnvironmentRefused
 from tests.envs.samples import GOOD, MALFORMED, NOT_FINITE, Scripted, malformed, not_finite
 

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from laser_rl.envs import make_environments, make_renderable
-from laser_rl.envs.dmlab import ACTIONS, HELD_OUT_SEEDS, LEVELS, DmlabEnv, DmlabSettings, LevelCache, level_of
-from laser_rl.envs.instructions import WORDS, instruction_of, with_instruction, word_numbers
+from laser_rl.envs.dmlab import ACTIONS, HELD_OUT_SEEDS, DmlabEnv, DmlabSettings, LevelCache
 from laser_rl.envs.records import DiscreteActions, ObservationSpec, seed_of
+from laser_rl.envs.scores import LEVELS, level_of
+from laser_rl.envs.spaces import WORDS, instruction_of, with_instruction, word_numbers
 from laser_rl.errors import EnvironmentRefused
 from tests.envs import standin_lab
 

@@ -12,17 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laser_rl.envs import make_environments
-from laser_rl.envs.instructions import (
+from laser_rl.envs.records import ObservationSpec
+from laser_rl.envs.spaces import (
     VOCABULARY,
     WORDS,
     PictureWithInstruction,
     instruction_of,
+    observation_border,
     with_instruction,
     word_number,
     word_numbers,
 )
-from laser_rl.envs.records import ObservationSpec
-from laser_rl.envs.spaces import observation_border
 from laser_rl.envs.vector import VectorAdapter
 from laser_rl.errors import EnvironmentRefused
 
@@ -79,7 +79,7 @@ def test_a_words_number_leaves_zero_for_none(word):
 
 
 def test_numbers_do_not_depend_on_the_process():
-    program = "from laser_rl.envs.instructions import word_numbers; print(*word_numbers('find the red hat'))"
+    program = "from laser_rl.envs.spaces import word_numbers; print(*word_numbers('find the red hat'))"
     done = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,

@@ -9,7 +9,7 @@ import pytest
 from laser_rl import envs as package
 from laser_rl.envs import make_environments, make_renderable
 from laser_rl.envs.pool import PoolEnvironments
-from laser_rl.envs.serial import SerialEnvironments
+from laser_rl.envs.slot import SerialEnvironments
 from laser_rl.envs.vector import VectorAdapter
 from laser_rl.errors import ConfigError, EnvironmentRefused
 from tests.envs.samples import Telltale

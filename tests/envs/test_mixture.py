@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from laser_rl.envs import make_environments, make_renderable
 from laser_rl.envs.mixture import MixedEnvironments
-from laser_rl.envs.native import TaskEnvironments
 from laser_rl.envs.pool import PoolEnvironments
 from laser_rl.envs.records import BoxActions, DiscreteActions
-from laser_rl.envs.serial import SerialEnvironments
-from laser_rl.envs.tasks import Catch
+from laser_rl.envs.slot import SerialEnvironments
+from laser_rl.envs.tasks import Catch, TaskEnvironments
 from laser_rl.envs.vector import VectorAdapter
 from laser_rl.errors import ConfigError, EnvironmentFailed, EnvironmentRefused
 from tests.envs.samples import Telltale, Witness, drive

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from laser_rl.envs.pool import PoolEnvironments
-from laser_rl.envs.serial import SerialEnvironments
+from laser_rl.envs.slot import SerialEnvironments
 from laser_rl.errors import EnvironmentRefused
 from tests.envs.samples import Scripted, Telltale, Witness, drive
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laser_rl.envs.scores import references_of, scores_of, tasks_of
-from laser_rl.envs.suites import SUITES, Reference, reference_of
+from laser_rl.envs.scores import SUITES, Reference, reference_of, references_of, scores_of, tasks_of
 from tests.references.scores import naive_mean_capped, naive_median, naive_scores
 
 RETURN = st.integers(-50, 50).map(float)
@@ -54,7 +53,7 @@ def test_what_is_not_known_counts_raw_and_is_said_once(caplog):
 
 
 def test_levels_of_dmlab_are_normalised_by_people():
-    task = SUITES["dmlab-30"].tasks[3]
+    task = SUITES["dmlab-30"][3]
     assert scores_of([task.id], [task.best]).median == 1
     assert scores_of([task.id], [task.random]).median == 0
 
@@ -62,7 +61,7 @@ def test_levels_of_dmlab_are_normalised_by_people():
 @pytest.mark.parametrize("suite", SUITES)
 def test_tasks_of_a_suite_have_scores_to_compare_with(suite):
     tasks = tasks_of(f"suite:{suite}")
-    assert list(tasks) == [task.id for task in SUITES[suite].tasks]
+    assert list(tasks) == [task.id for task in SUITES[suite]]
     assert all(reference_of(name) for name in tasks)
 
 

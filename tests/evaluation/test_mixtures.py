@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laser_rl.envs.records import DiscreteActions, EnvironmentSpec, ObservationSpec
-from laser_rl.envs.suites import reference_of
+from laser_rl.envs.scores import reference_of
 from laser_rl.evaluation.statistics import evaluation_of, summarise, summarise_mixture
 from laser_rl.types import Episode
 from tests.references.scores import naive_mean_capped, naive_median, naive_scores, normalised

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from laser_rl.envs import pool as pool_module
-from laser_rl.envs import process as supervised
 from laser_rl.envs.pool import PoolEnvironments
-from laser_rl.envs.process import ProcessLimits
+from laser_rl.envs.worker import ProcessLimits
 from laser_rl.errors import EnvironmentFailed, EnvironmentRefused
 from tests.envs.samples import (
     Scripted,
@@ -90,7 +89,7 @@ def test_workers_killed_at_random_a_hundred_times_leave_every_stream_whole(figur
 
 @pytest.mark.fault(1)
 def test_a_worker_killed_again_and_again_before_it_can_step_comes_back(monkeypatch, figure):
-    monkeypatch.setattr(supervised, "LONGEST_PAUSE_AFTER_KILL_S", 0.05)
+    monkeypatch.setattr(pool_module, "LONGEST_PAUSE_AFTER_KILL_S", 0.05)
     pool, witness, rng = PoolEnvironments(Telltale, slots=2, seed=5, workers=2), Witness(2), np.random.default_rng(5)
     rows = drive(pool, witness, 10, rng)
     attend, killed, before = pool._attend, set(), None
@@ -118,7 +117,7 @@ def test_a_worker_killed_again_and_again_before_it_can_step_comes_back(monkeypat
 
 @pytest.mark.fault(1)
 def test_a_worker_that_is_killed_for_ever_ends_the_run_and_that_is_said(monkeypatch):
-    monkeypatch.setattr(supervised, "MOST_KILLS", 3)
+    monkeypatch.setattr(pool_module, "MOST_KILLS", 3)
     began = time.monotonic()
     with pytest.raises(
         EnvironmentFailed, match=r"signal 9\) ended, killed from outside 3 times in a row.*out of memory"

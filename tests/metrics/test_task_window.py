@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laser_rl.envs.suites import Reference
+from laser_rl.envs.scores import Reference
 from laser_rl.metrics.rows import EpisodeWindow, fitness, window_from
 from tests.references.scores import naive_mean_capped, naive_median, naive_scores
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from laser_rl.envs.atari import ATARI_57
-from laser_rl.envs.dmlab import LEVELS
+from laser_rl.envs.scores import LEVELS
 from laser_rl.research.paper import (
     COLUMNS,
     atari_median,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laser_rl.envs.atari import AtariSettings
-from laser_rl.envs.suites import Reference
+from laser_rl.envs.scores import Reference
 from laser_rl.research.protocol import (
     ATARI_BUCKET_FRAMES,
     DMLAB_BUCKET_FRAMES,

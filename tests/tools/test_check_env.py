@@ -9,8 +9,7 @@ import pytest
 
 from laser_rl.envs.construct import constructor
 from laser_rl.envs.make import make_environments
-from laser_rl.envs.native import TaskEnv
-from laser_rl.envs.tasks import Catch, DeepSea, TMaze
+from laser_rl.envs.tasks import Catch, DeepSea, TaskEnv, TMaze
 from laser_rl.tools import check_env
 from laser_rl.tools.bench import VectorBench
 from laser_rl.tools.check_env import EnvBench

@@ -9,9 +9,8 @@ import torch
 from laser_rl.agent.learner import GIVE_UP_AFTER, Learner
 from laser_rl.agent.policy import Seen
 from laser_rl.config import LossConfig, OptimiserConfig
-from laser_rl.networks.agent_network import AgentNetwork
+from laser_rl.networks.agent_network import AgentNetwork, side_by_side
 from laser_rl.networks.torso import CNN, MLP
-from laser_rl.networks.vectorized import side_by_side
 from laser_rl.training.vectorized import StackedPolicy, VectorizedLearners, can_stack
 from laser_rl.types import Batch, Inputs
 from tests.agent.test_learner import FAMILY, B, random_batch
