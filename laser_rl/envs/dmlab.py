@@ -8,9 +8,7 @@ import difflib
 import functools
 import importlib
 import logging
-import os
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -21,6 +19,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from laser_rl.disk import whole
 from laser_rl.envs.scores import LEVELS, level_of
 from laser_rl.envs.spaces import WORDS, PictureWithInstruction, with_instruction
 from laser_rl.errors import EnvironmentRefused
@@ -49,15 +48,8 @@ class Controls(NamedTuple):
     crouch: int = 0
 
 
-CONTROLS = (
-    "LOOK_LEFT_RIGHT_PIXELS_PER_FRAME",
-    "LOOK_DOWN_UP_PIXELS_PER_FRAME",
-    "STRAFE_LEFT_RIGHT",
-    "MOVE_BACK_FORWARD",
-    "FIRE",
-    "JUMP",
-    "CROUCH",
-)
+_LOOK = ("LOOK_LEFT_RIGHT_PIXELS_PER_FRAME", "LOOK_DOWN_UP_PIXELS_PER_FRAME")
+CONTROLS = (*_LOOK, "STRAFE_LEFT_RIGHT", "MOVE_BACK_FORWARD", "FIRE", "JUMP", "CROUCH")
 _WALK = (Controls(forward=1), Controls(forward=-1), Controls(strafe_right=-1), Controls(strafe_right=1))
 _FIRE = Controls(fire=1)
 ACTIONS: Mapping[int, tuple[Controls, ...]] = {
@@ -76,11 +68,7 @@ ACTIONS: Mapping[int, tuple[Controls, ...]] = {
 
 @dataclass(frozen=True)
 class DmlabSettings:
-    """How a level is played; the defaults are IMPALA's, and the names those of `environment.options`.
-
-    >>> DmlabSettings("rooms_collect_good_objects_train", test=True).lab_level
-    'contributed/dmlab30/rooms_collect_good_objects_test'
-    """
+    """How a level is played; the defaults are IMPALA's, and the names those of `environment.options`."""
 
     level: str  # one of DMLab-30's; a name with a slash is any level of Lab's, as it is
     width: int = 96
@@ -88,7 +76,7 @@ class DmlabSettings:
     action_repeat: int = 4
     actions: int = 9  # or 15
     test: bool = False  # the version and the seeds that are held out
-    instructions: bool = True  # in the picture's last row, see `envs.instructions`
+    instructions: bool = True  # in the picture's last row, see `envs.spaces`
     renderer: str = "software"  # or "hardware"
     level_cache: str | Path | None = None  # a directory where compiled maps are kept
     dataset_path: str | Path | None = None  # pictures for two of the psychlab levels
@@ -153,13 +141,7 @@ class DmlabSettings:
 
 
 def dmlab_constructor(level: str, options: Mapping[str, Any]) -> Callable[[], "DmlabEnv"]:
-    """A function that makes the level; refuses at once what cannot be played.
-
-    >>> dmlab_constructor("rooms_watermaze", {"wide": 96})
-    Traceback (most recent call last):
-    ...
-    laser_rl.errors.EnvironmentRefused: dmlab/rooms_watermaze: expected options among width, ..., got wide; check the spelling
-    """
+    """A function that makes the level; refuses at once what cannot be played."""
     known = [part.name for part in fields(DmlabSettings)][1:]
     unknown = sorted(set(options) - set(known))
     if unknown:
@@ -270,19 +252,11 @@ class LevelCache:
         path = self._directory / Path(key).name
         if path.exists():
             return
-        partial = ""
         try:
-            with tempfile.NamedTemporaryFile(dir=self._directory, suffix=".partial", delete=False) as file:
-                partial = file.name
-                with Path(pk3_path).open("rb") as source:
-                    shutil.copyfileobj(source, file)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(partial).replace(path)
+            with whole(path) as partial, Path(pk3_path).open("rb") as source, partial.open("wb") as file:
+                shutil.copyfileobj(source, file)
         except OSError as error:  # a full disk must not end the run: the map is where Lab wants it
             LOGGER.warning("the compiled map %s could not be kept in %s: %s", key, self._directory, error)
-            if partial:
-                Path(partial).unlink(missing_ok=True)
 
 
 def _load(level: str) -> Any:

@@ -58,11 +58,7 @@ SHOWN = ("KeyCorridor", "UnlockPickup", "BlockedUnlockPickup", "LockedRoom", "Ob
 
 
 def tile_number(kind: str, colour: str = "red", state: int = 0, *, carried: bool = False) -> int:
-    """Where a cell's tile is in the table; `carried`: by the agent, in its own cell.
-
-    >>> tile_number("unseen"), tile_number("empty"), tile_number("wall", "grey")
-    (0, 18, 51)
-    """
+    """Where a cell's tile is in the table; `carried`: by the agent, in its own cell."""
     number = (OBJECTS.index(kind) * len(COLOURS) + list(COLOURS).index(colour)) * len(STATES) + state
     return number + carried * len(OBJECTS) * len(COLOURS) * len(STATES)
 
@@ -98,10 +94,6 @@ class GridPictures(gymnasium.Wrapper[Any, Any, Any, Any]):
     The agent stands in the middle of the last row and looks up; what it carries shows in its cell. The compass that MiniGrid hands out
     beside the view is dropped: it is not seen. So is the mission, except where episodes differ in it and nothing else tells; there it is an
     instruction in a row of its own, [3, 29, 28].
-
-    >>> from laser_rl.envs.construct import constructor
-    >>> constructor("MiniGrid-DoorKey-5x5-v0", {})().reset(seed=1)[0].shape
-    (3, 28, 28)
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:

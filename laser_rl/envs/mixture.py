@@ -11,15 +11,21 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from laser_rl.envs.pool import PoolEnvironments
-from laser_rl.envs.records import ActionSpec, DiscreteActions, Environments, EnvironmentSpec, Rows, action_layout
+from laser_rl.envs.records import (
+    ActionSpec,
+    Array,
+    DiscreteActions,
+    Environments,
+    EnvironmentSpec,
+    Ints,
+    Rows,
+    action_layout,
+)
 from laser_rl.envs.scores import refuse_twice
 from laser_rl.errors import ConfigError, EnvironmentRefused
 
-Array = NDArray[np.generic]
-Slots = NDArray[np.int64]
 GLANCE_S, CLOSE_LIMIT_S = 0.1, 2.0
 
 
@@ -48,10 +54,8 @@ class MixedEnvironments:
     def __init__(
         self, parts: Sequence[Environments], *, name: str | None = None, patience_s: float = 0.5, lockstep: bool = False
     ) -> None:
-        names = tuple(part.spec.name for part in parts)
-        _refuse_unfit(parts)
+        action, names = _common_actions(parts), tuple(part.spec.name for part in parts)
         self.slots = sum(part.slots for part in parts)
-        action = _common_actions(parts)
         # All tasks are seen alike; actions are the mixture's own where they are numbered, of which a task may know a part.
         known = dict(parts[0].spec.spaces or {}) | ({"action": None} if isinstance(action, DiscreteActions) else {})
         self.spec = EnvironmentSpec(name or ",".join(names), parts[0].spec.observation, action, names, known)
@@ -68,24 +72,26 @@ class MixedEnvironments:
         """Start every slot; waits for all of them."""
         return self._everywhere(lambda part: part.envs.reset())
 
-    def step(self, slots: Slots, action: Array) -> Rows:
+    def step(self, slots: Ints, action: Array) -> Rows:
         """Hand out the actions and return the rows that are there, of any slot that owed one, in the order of the slots."""
-        self._queue(slots, action)
+        self._action[slots] = action
+        for slot in slots.tolist():
+            own, index = divmod(slot, len(self._parts))
+            self._parts[index].queued.append(own)
+            self._parts[index].owed += 1
         arrived = []
         for part in self._parts:
             if part.background:
                 self._begin_call(part)
             elif part.queued:
                 arrived.append(self._receive(part, part.envs.step(*self._orders(part))))
-        return self._merge(self._gather(arrived, everybody=self._lockstep))
+        return self._merge(self._gather(arrived, all_rows=self._lockstep))
 
     def state_dict(self) -> Mapping[str, Array] | None:
         """Those of all tasks; None if one of them has none, or while one of them is late: its rows may be ahead of those handed out."""
-        states = [part.envs.state_dict() for part in self._parts if part.call is None]
-        if len(states) < len(self._parts):
-            return None
         merged: dict[str, Array] = {}
-        for name, state in zip(self.spec.tasks, states, strict=True):
+        for name, part in zip(self.spec.tasks, self._parts, strict=True):
+            state = part.envs.state_dict() if part.call is None else None
             if state is None:
                 return None
             merged.update({f"{name}:{key}": value for key, value in state.items()})
@@ -104,7 +110,7 @@ class MixedEnvironments:
             )
         return self._everywhere(lambda part: part.envs.load_state_dict(states[self.spec.tasks[part.index]]))
 
-    def counters(self, slots: Slots | None = None) -> Mapping[str, int]:
+    def counters(self, slots: Ints | None = None) -> Mapping[str, int]:
         """Faults survived so far, by all tasks together."""
         own, of = np.divmod(np.arange(self.slots) if slots is None else slots, len(self._parts))
         counts: dict[str, int] = {}
@@ -121,15 +127,7 @@ class MixedEnvironments:
             for part in self._parts:
                 stack.callback(part.envs.close)
 
-    def _queue(self, slots: Slots, action: Array) -> None:
-        self._action[slots] = action
-        for slot in slots.tolist():
-            own, index = divmod(slot, len(self._parts))
-            part = self._parts[index]
-            part.queued.append(own)
-            part.owed += 1
-
-    def _orders(self, part: _Part) -> tuple[Slots, Array]:
+    def _orders(self, part: _Part) -> tuple[Ints, Array]:
         """The slots and actions that a part is handed now, in its own counting."""
         own, part.queued = np.array(part.queued, np.int64), []
         action = self._action[own * len(self._parts) + part.index]
@@ -145,29 +143,29 @@ class MixedEnvironments:
         part.owed -= rows.slots.size
         return rows._replace(slots=rows.slots * len(self._parts) + part.index)
 
-    def _gather(self, arrived: list[Rows], *, everybody: bool) -> list[Rows]:
-        """Rows of at least one part. Waits for the others while they are within their time, or for `everybody`; parts limit their calls."""
+    def _gather(self, arrived: list[Rows], *, all_rows: bool) -> list[Rows]:
+        """Rows of at least one part. Waits for the others while they are within their time, or for `all_rows`; parts limit their calls."""
         if not arrived and not any(part.call for part in self._parts):
             raise ValueError(
                 f"{self.spec.name}: expected at least one slot to act in, or one that owes a row; got neither"
             )
         while True:
-            arrived += self._collect(everybody=everybody)
+            arrived += self._collect(all_rows=all_rows)
             late = [part for part in self._parts if part.call is not None]
             now = time.monotonic()
             ends = [part.began_at + self._patience_s - now for part in late]
-            if not late or (arrived and not everybody and max(ends) <= 0):
+            if not late or (arrived and not all_rows and max(ends) <= 0):
                 return arrived
             wait([part.call for part in late if part.call], timeout=min([GLANCE_S, *(end for end in ends if end > 0)]))
 
-    def _collect(self, *, everybody: bool) -> list[Rows]:
-        """What the calls that are done have brought; where more is owed to `everybody`, the next ones begin."""
+    def _collect(self, *, all_rows: bool) -> list[Rows]:
+        """What the calls that are done have brought; where more is owed to `all_rows`, the next ones begin."""
         arrived = []
         for part in self._parts:
             if part.call is not None and part.call.done():
                 done, part.call = part.call, None
                 arrived.append(self._receive(part, done.result()))
-                if everybody:
+                if all_rows:
                     self._begin_call(part)
         return arrived
 
@@ -178,7 +176,7 @@ class MixedEnvironments:
             if part.background:
                 part.call = self._threads.submit(act, part)
         arrived = [self._receive(part, act(part)) for part in self._parts if not part.background]
-        return self._merge(self._gather(arrived, everybody=True))
+        return self._merge(self._gather(arrived, all_rows=True))
 
     @staticmethod
     def _merge(arrived: Sequence[Rows]) -> Rows:
@@ -191,33 +189,27 @@ def _count(action: ActionSpec) -> int:
 
 
 def _common_actions(parts: Sequence[Environments]) -> ActionSpec:
-    first, *others = parts
-    if isinstance(first.spec.action, DiscreteActions):
-        odd = [part for part in others if not isinstance(part.spec.action, DiscreteActions)]
-    else:
-        odd = [part for part in others if part.spec.action != first.spec.action]
-    if odd:
-        raise EnvironmentRefused(
-            f"expected tasks with discrete actions, or all with the same ones, got {first.spec.action} in {first.spec.name} and "
-            f"{odd[0].spec.action} in {odd[0].spec.name}; train them apart"
-        )
-    counts = [_count(part.spec.action) for part in parts]
-    return DiscreteActions(max(counts)) if all(counts) else first.spec.action
-
-
-def _refuse_unfit(parts: Sequence[Environments]) -> None:
+    """The largest of discrete actions, or those that all parts have; refuses parts that do not fit together."""
     if not parts:
         raise EnvironmentRefused("expected at least one task for a mixture, got none; name some")
     refuse_twice([part.spec.name for part in parts])
-    first, *others = parts
-    for part in others:
-        if part.spec.observation != first.spec.observation:
+    first, one = parts[0], parts[0].spec
+    for part in parts[1:]:
+        other = part.spec
+        if other.observation != one.observation:
             raise EnvironmentRefused(
-                f"expected tasks that are seen alike, got {first.spec.observation} in {first.spec.name} and {part.spec.observation} "
-                f"in {part.spec.name}; bring one to the form of the other in a wrapper, or train them apart"
+                f"expected tasks that are seen alike, got {one.observation} in {one.name} and {other.observation} "
+                f"in {other.name}; bring one to the form of the other in a wrapper, or train them apart"
             )
         if part.slots != first.slots:
             raise ConfigError(
-                f"expected as many slots for every task, got {first.slots} for {first.spec.name} and {part.slots} for "
-                f"{part.spec.name}; they take turns"
+                f"expected as many slots for every task, got {first.slots} for {one.name} and {part.slots} for "
+                f"{other.name}; they take turns"
             )
+        if not (_count(one.action) and _count(other.action)) and other.action != one.action:
+            raise EnvironmentRefused(
+                f"expected tasks with discrete actions, or all with the same ones, got {one.action} in {one.name} and "
+                f"{other.action} in {other.name}; train them apart"
+            )
+    counts = [_count(part.spec.action) for part in parts]
+    return DiscreteActions(max(counts)) if all(counts) else one.action

@@ -267,11 +267,7 @@ def _one_a_mode(name: str, numbers: Any, modes: int) -> tuple[float, ...]:
 
 
 def task_of(name: str, options: Mapping[str, Any]) -> Task:
-    """The task with an id like `laser/DeepSea-10`.
-
-    >>> task_of("laser/TMaze-5", {}).length
-    5
-    """
+    """The task with an id like `laser/DeepSea-10`."""
     kind, _, size = name.removeprefix("laser/").partition("-")
     unsized: dict[str, Callable[..., Task]] = {"Catch": Catch, "Convention": Convention}
     sized = {"DeepSea": DeepSea, "TMaze": TMaze, "KeyDoor": KeyDoor, "SparseGrid": SparseGrid}

@@ -69,11 +69,7 @@ ActionSpec = DiscreteActions | MultiDiscreteActions | BoxActions
 
 
 def action_layout(spec: ActionSpec) -> tuple[tuple[int, ...], str]:
-    """Shape and type of one slot's action, as agents send it.
-
-    >>> action_layout(DiscreteActions(4)), action_layout(BoxActions((-1.0, -1.0), (1.0, 1.0)))
-    (((), 'int64'), ((2,), 'float32'))
-    """
+    """Shape and type of one slot's action, as agents send it."""
     if isinstance(spec, DiscreteActions):
         return (), "int64"
     if isinstance(spec, MultiDiscreteActions):
@@ -83,11 +79,7 @@ def action_layout(spec: ActionSpec) -> tuple[tuple[int, ...], str]:
 
 @dataclass(frozen=True)
 class EnvironmentSpec:
-    """What an agent has to know to be built.
-
-    >>> EnvironmentSpec("two", ObservationSpec((4,)), DiscreteActions(2), ("CartPole-v1", "laser/Catch")).task_of(5)
-    1
-    """
+    """What an agent has to know to be built."""
 
     name: str
     observation: ObservationSpec

@@ -92,11 +92,7 @@ _LEVELS_BY_NAME = {name: level for level in LEVELS for name in (level.name, leve
 
 
 def level_of(name: str) -> Level | None:
-    """The level of that name, of either version; None for any other.
-
-    >>> level_of("rooms_collect_good_objects_test").human, level_of("rooms_watermaze").human, level_of("lt_chasm")
-    (10.0, 54.0, None)
-    """
+    """The level of that name, of either version; None for any other."""
     return _LEVELS_BY_NAME.get(name)
 
 
@@ -214,11 +210,7 @@ class TaskScores:
 def scores_of(
     names: Sequence[str], means: Sequence[float | None], references: Sequence[Reference] | None = None
 ) -> TaskScores:
-    """The scores of tasks with these mean returns, by the references that are known of them unless others are given.
-
-    >>> scores_of(["laser/Catch", "laser/TMaze-5"], [0.2, None]).scores
-    (0.5, None)
-    """
+    """The scores of tasks with these mean returns, by the references that are known of them unless others are given."""
     references = references_of(tuple(names)) if references is None else references
     scores = tuple(
         None if mean is None else reference.normalised(mean) for mean, reference in zip(means, references, strict=True)

@@ -63,11 +63,7 @@ def word_number(word: str) -> int:
 
 @lru_cache(maxsize=1024)  # an instruction stays for many steps
 def word_numbers(text: str, words: int = WORDS) -> tuple[int, ...]:
-    """The numbers of a text's first `words` words, then zeros; signs and spaces between words do not count.
-
-    >>> word_numbers("Pick the red object!", 6) == (*map(word_number, ("pick", "the", "red", "object")), 0, 0)
-    True
-    """
+    """The numbers of a text's first `words` words, then zeros; signs and spaces between words do not count."""
     found = [word_number(word) for word in WORD.findall(text)[:words]]
     return (*found, *[0] * (words - len(found)))
 
@@ -287,11 +283,7 @@ def spec_of(observation: Space, action: Space, name: str) -> tuple[EnvironmentSp
 
 
 def borders_of(spec: EnvironmentSpec) -> Borders:
-    """The conversions of a spec; our own tasks and Atari, which have no spaces, are seen and acted in as they are.
-
-    >>> borders_of(EnvironmentSpec("laser/Catch", None, DiscreteActions(3))).acts(np.int64(2))
-    2
-    """
+    """The conversions of a spec; our own tasks and Atari, which have no spaces, are seen and acted in as they are."""
     kept = spec.spaces or {}
     sees, acts = kept.get("observation"), kept.get("action")
     as_it_is: Convert = int if isinstance(spec.action, DiscreteActions) else np.asarray

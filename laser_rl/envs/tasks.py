@@ -247,9 +247,6 @@ class DeepSea(_Board):
     """Fall one row a step; only N times "right" reaches the treasure, and each "right" costs 0.01/N. Exploration is all.
 
     With `randomize`, which of the two actions means right differs from cell to cell, by a fixed mask.
-
-    >>> DeepSea(10).optimal_return
-    0.99
     """
 
     size: int = 10
@@ -262,17 +259,13 @@ class DeepSea(_Board):
         if self.size < 1:
             raise ConfigError(f"expected a DeepSea of size 1 or more, got {self.size}; use e.g. laser/DeepSea-10")
         mask = np.random.default_rng(self.mask_seed).integers(0, 2, (self.size, self.size))
-        self._mask = mask if self.randomize else np.ones_like(mask)
+        self.mask = mask if self.randomize else np.ones_like(mask)  # the action that means "right", by row and column
         self.spec = self._spec(f"laser/DeepSea-{self.size}", self.size, self.size, 2)
 
     @property
     def random_return(self) -> float:
         """Half of the costs, and the treasure once in 2ᴺ."""
         return 2.0**-self.size - 0.005
-
-    def right(self, row: Ints, column: Ints) -> Ints:
-        """The action that means "right" in these cells."""
-        return self._mask[row, column]
 
     def begin(self, seed: Ints) -> Positions:
         """Always the corner."""
@@ -281,7 +274,7 @@ class DeepSea(_Board):
     def advance(self, positions: Positions, action: Ints) -> TaskOutcome:
         """Left or right, and down."""
         row, column = positions["row"], positions["column"]
-        right = action == self._mask[row, column]
+        right = action == self.mask[row, column]
         treasure = right & (column == self.size - 1)  # only the last row's corner can be reached that far right
         reward = (treasure - right * (0.01 / self.size)).astype(np.float32)
         column = np.clip(column + np.where(right, 1, -1), 0, self.size - 1)

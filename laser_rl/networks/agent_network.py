@@ -71,7 +71,7 @@ class AgentNetwork(nn.Module):
         self.scale, self.bf16 = scale, bf16
         # A policy that starts near uniform, as small weights make it, explores before it has reasons not to.
         self.policy_head = orthogonal(nn.Linear(self.memory.features, parameter_size), gain=0.01)
-        width = _features(value_torso, self.memory.features)
+        width = self.memory.features if value_torso is None else int(value_torso.features)  # type: ignore[arg-type]
         self.value_head = PopArtHead(width, popart_tasks) if popart_tasks else orthogonal(nn.Linear(width, 1), gain=1.0)
 
     @property
@@ -138,19 +138,10 @@ class AgentNetwork(nn.Module):
         )
 
 
-def _features(torso: nn.Module | None, shared: int) -> int:
-    return shared if torso is None else int(torso.features)  # type: ignore[arg-type]
-
-
 def side_by_side(network: AgentNetwork, members: int) -> Forward:
     """A function that does for K sets of parameters what `network` does for its own; columns of each member one after the other.
 
     A small network costs more to call than to compute. For members side by side each operation is done once, on matrices [K, ...].
-
-    >>> network = AgentNetwork(MLP((4,), (8,)), parameter_size=2)
-    >>> both = {name: torch.stack([p.detach(), p.detach()]) for name, p in network.named_parameters()}
-    >>> side_by_side(network, 2)(both, torch.zeros(3, 10, 4), torch.zeros(3, 10, dtype=torch.bool)).policy.shape
-    torch.Size([3, 10, 2])
     """
     if not isinstance(network.memory, NoMemory) or network.popart is not None:
         raise TypeError(
@@ -171,9 +162,7 @@ def _vmapped(network: AgentNetwork, parameters: Parameters, seen: Tensor, first:
     """Any module that torch.vmap understands."""
 
     def one(own: Parameters, observation: Tensor, is_first: Tensor) -> tuple[Tensor, Tensor]:
-        nothing = torch.zeros(
-            is_first.shape, device=is_first.device
-        )  # who has no memory does not look at the last step
+        nothing = torch.zeros(is_first.shape, device=is_first.device)  # without a memory the last step is not read
         rows = Inputs(observation, is_first, nothing, nothing)
         output, _ = torch.func.functional_call(network, dict(own), (rows, nothing[0, :, None][:, :0]))
         return output.policy, output.value

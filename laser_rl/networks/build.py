@@ -23,11 +23,7 @@ SMALL_PICTURE = 32
 
 
 def family_of(action: ActionSpec) -> Family:
-    """The distribution that fits an action space.
-
-    >>> family_of(DiscreteActions(4))
-    Categorical(actions=4)
-    """
+    """The distribution that fits an action space."""
     if isinstance(action, DiscreteActions):
         return Categorical(action.count)
     if isinstance(action, BoxActions):
@@ -36,11 +32,7 @@ def family_of(action: ActionSpec) -> Family:
 
 
 def stacked_shape(observation: ObservationSpec, stack: int) -> tuple[int, ...]:
-    """What the network sees of an observation: pictures are stacked along their channels.
-
-    >>> stacked_shape(ObservationSpec((1, 84, 84), "uint8"), 4)
-    (4, 84, 84)
-    """
+    """What the network sees of an observation: pictures are stacked along their channels."""
     if stack == 1:
         return observation.shape
     if not observation.is_image:
@@ -51,11 +43,7 @@ def stacked_shape(observation: ObservationSpec, stack: int) -> tuple[int, ...]:
 def build_torso(
     name: TorsoName, shape: tuple[int, ...], *, hidden: tuple[int, ...], channels: int, width: int
 ) -> nn.Module:
-    """One of ours.
-
-    >>> type(build_torso("auto", (4,), hidden=(64,), channels=16, width=1)).__name__
-    'MLP'
-    """
+    """One of ours."""
     picture = len(shape) == 3  # noqa: PLR2004
     if name == "auto":
         name = "mlp" if not picture else "cnn" if max(shape[1:]) <= SMALL_PICTURE else "impala"
@@ -162,9 +150,5 @@ def users_torso(source: TorsoSource, shape: tuple[int, ...]) -> nn.Module:
 
 
 def parameter_count(network: nn.Module) -> int:
-    """How many numbers are learned.
-
-    >>> parameter_count(nn.Linear(3, 2))
-    8
-    """
+    """How many numbers are learned."""
     return sum(math.prod(p.shape) for p in network.parameters())

@@ -12,12 +12,7 @@ from laser_rl.ops import pixel_control, popart
 
 
 class PopArtHead(nn.Linear):
-    """One value a task, in units of that task's returns; its statistics are part of the network's state.
-
-    >>> head = PopArtHead(features=4, tasks=3)
-    >>> head(torch.zeros(2, 5, 4)).shape
-    torch.Size([2, 5, 3])
-    """
+    """One value a task, in units of that task's returns; its statistics are part of the network's state."""
 
     def __init__(self, features: int, tasks: int) -> None:
         super().__init__(features, tasks)
@@ -64,11 +59,7 @@ class PopArtHead(nn.Linear):
 
 
 def of_task(values: Tensor, task: Tensor) -> Tensor:
-    """The column's own task of [T, B, tasks].
-
-    >>> of_task(torch.tensor([[[1.0, 2.0], [3.0, 4.0]]]), torch.tensor([1, 0]))
-    tensor([[2., 3.]])
-    """
+    """The column's own task of [T, B, tasks]."""
     index = task.long()[None, :, None].expand(values.shape[0], -1, 1)
     return values.gather(2, index).squeeze(2)
 
@@ -81,10 +72,6 @@ class PixelControlHead(nn.Module):
         actions: how many.
         picture: shape [C, H, W] of one frame, without an instruction's row.
         cell: pixels of a cell's side; rows and columns that fill no cell are cut off evenly.
-
-    >>> head = PixelControlHead(features=8, actions=3, picture=(3, 72, 96))
-    >>> head(torch.zeros(2, 5, 8)).shape
-    torch.Size([2, 5, 3, 18, 24])
     """
 
     CHANNELS = 32

@@ -113,11 +113,7 @@ class PreCo(_Recurrent):
 
 
 def state_size(name: MemoryName, size: int) -> int:
-    """S of a memory's state [B, S].
-
-    >>> state_size("lstm", 256), state_size("none", 256)
-    (512, 0)
-    """
+    """S of a memory's state [B, S]."""
     return {"none": 0, "lstm": 2, "gru": 1, "preco": 2}[name] * size
 
 

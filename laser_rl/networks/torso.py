@@ -19,11 +19,7 @@ Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
 
 class MLP(nn.Module):
-    """Fully connected layers with tanh, the observation flattened.
-
-    >>> MLP((4,), (64, 32))(torch.zeros(7, 4)).shape
-    torch.Size([7, 32])
-    """
+    """Fully connected layers with tanh, the observation flattened."""
 
     def __init__(self, shape: Sequence[int], hidden: Sequence[int]) -> None:
         super().__init__()
@@ -41,11 +37,7 @@ class MLP(nn.Module):
 
 
 class CNN(nn.Module):
-    """One 3×3 convolution and one layer, for pictures of about 10×10 (MinAtar).
-
-    >>> CNN((4, 10, 10), channels=16, hidden=128)(torch.zeros(7, 4, 10, 10)).shape
-    torch.Size([7, 128])
-    """
+    """One 3×3 convolution and one layer, for pictures of about 10×10 (MinAtar)."""
 
     def __init__(self, shape: Sequence[int], channels: int, hidden: int) -> None:
         super().__init__()
@@ -61,11 +53,7 @@ class CNN(nn.Module):
 
 
 class Tiles(nn.Module):
-    """For pictures made of 4×4 tiles: one look at each tile, one at its neighbours, one layer.
-
-    >>> Tiles((3, 28, 28), channels=16, hidden=128)(torch.zeros(7, 3, 28, 28)).shape
-    torch.Size([7, 128])
-    """
+    """For pictures made of 4×4 tiles: one look at each tile, one at its neighbours, one layer."""
 
     TILE = 4
 
@@ -99,11 +87,7 @@ class Residual(nn.Module):
 
 
 class ImpalaDeep(nn.Module):
-    """IMPALA's deep residual network: three sections of (16, 32, 32)·width filters, then 256 features.
-
-    >>> ImpalaDeep((4, 84, 84), width=1)(torch.zeros(2, 4, 84, 84)).shape
-    torch.Size([2, 256])
-    """
+    """IMPALA's deep residual network: three sections of (16, 32, 32)·width filters, then 256 features."""
 
     def __init__(self, shape: Sequence[int], width: int = 1, hidden: int = 256) -> None:
         super().__init__()
@@ -159,9 +143,6 @@ class LastStep:
     """The last action as one-hot (real-valued ones as they are) and the last reward, clipped to ±1; nothing on an episode's first row.
 
     With `blind` it is all zero.
-
-    >>> LastStep(DiscreteActions(3))(torch.tensor([[2]]), torch.tensor([[7.0]]), torch.tensor([[False]]))
-    tensor([[[0., 0., 1., 1.]]])
     """
 
     def __init__(self, action: ActionSpec, *, blind: bool = False) -> None:
@@ -188,11 +169,7 @@ class LastStep:
 
 
 class Instruction(nn.Module):
-    """The words in the last row of a picture (`envs.instructions`), each embedded at its place, then one layer.
-
-    >>> Instruction(words=16)(torch.zeros(7, 3, 73, 96, dtype=torch.uint8)).shape
-    torch.Size([7, 64])
-    """
+    """The words in the last row of a picture (`envs.spaces`), each embedded at its place, then one layer."""
 
     EMBEDDING = 16
 

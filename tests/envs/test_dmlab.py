@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from laser_rl.envs import make_environments, make_renderable
 from laser_rl.envs.dmlab import ACTIONS, HELD_OUT_SEEDS, DmlabEnv, DmlabSettings, LevelCache
+from laser_rl.envs.make import make_environments, make_renderable
 from laser_rl.envs.records import DiscreteActions, ObservationSpec, seed_of
 from laser_rl.envs.scores import LEVELS, level_of
 from laser_rl.envs.spaces import WORDS, instruction_of, with_instruction, word_numbers

@@ -4,9 +4,9 @@ import gymnasium
 import numpy as np
 import pytest
 
-from laser_rl.envs import make_environments, make_renderable
 from laser_rl.envs.construct import constructor
 from laser_rl.envs.grid import COLOURS, OBJECTS, draw, tile, tile_number
+from laser_rl.envs.make import make_environments, make_renderable
 from laser_rl.envs.scores import GRID
 from laser_rl.envs.slot import SerialEnvironments
 from laser_rl.envs.spaces import instruction_of, word_numbers

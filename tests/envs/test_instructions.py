@@ -11,7 +11,7 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laser_rl.envs import make_environments
+from laser_rl.envs.make import make_environments
 from laser_rl.envs.records import ObservationSpec
 from laser_rl.envs.spaces import (
     VOCABULARY,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from laser_rl import envs as package
-from laser_rl.envs import make_environments, make_renderable
+from laser_rl.envs.make import make_environments, make_renderable
 from laser_rl.envs.pool import PoolEnvironments
 from laser_rl.envs.slot import SerialEnvironments
 from laser_rl.envs.vector import VectorAdapter

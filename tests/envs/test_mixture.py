@@ -11,7 +11,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from laser_rl.envs import make_environments, make_renderable
+from laser_rl.envs.make import make_environments, make_renderable
 from laser_rl.envs.mixture import MixedEnvironments
 from laser_rl.envs.pool import PoolEnvironments
 from laser_rl.envs.records import BoxActions, DiscreteActions

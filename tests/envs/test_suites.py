@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from laser_rl.envs import make_environments
 from laser_rl.envs.construct import constructor
+from laser_rl.envs.make import make_environments
 from laser_rl.envs.puzzles import task_of
 from laser_rl.envs.scores import GRID, SUITES, Reference, reference_of, suite_of
 from laser_rl.errors import EnvironmentRefused

@@ -34,7 +34,7 @@ def catch_policy(observation, memory):
 def deep_sea_policy(task):
     def policy(observation, memory):
         place = observation.argmax(1)
-        return task.right(place // task.size, place % task.size)
+        return task.mask[place // task.size, place % task.size]
 
     return policy
 
@@ -89,7 +89,7 @@ def test_the_deep_sea_is_that_of_bsuite():
             rows = envs.step(np.array([0]), action)
             assert rows.is_first[0]
             continue
-        right, reward = action[0] == task.right(row, column), 0.0
+        right, reward = action[0] == task.mask[row, column], 0.0
         if column == 4 and right:
             reward += 1
         if right:
@@ -105,10 +105,10 @@ def test_the_deep_sea_is_that_of_bsuite():
 
 def test_the_mask_is_mixed_and_fixed():
     cells = np.indices((8, 8)).reshape(2, -1)
-    mask = DeepSea(8).right(*cells)
+    mask = DeepSea(8).mask[*cells]
     assert 0.2 < mask.mean() < 0.8
-    np.testing.assert_array_equal(mask, DeepSea(8).right(*cells))
-    assert DeepSea(8, randomize=False).right(*cells).all()
+    np.testing.assert_array_equal(mask, DeepSea(8).mask[*cells])
+    assert DeepSea(8, randomize=False).mask[*cells].all()
 
 
 def test_a_t_maze_is_cut_off_with_nothing():
