@@ -1,6 +1,7 @@
 """One function makes every kind of environment; another makes one to look at."""
 
 import functools
+import os
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -20,7 +21,7 @@ from laser_rl.envs.atari import (
 from laser_rl.envs.border import Env
 from laser_rl.envs.construct import BorrowedEnv, constructor, require_one_agent
 from laser_rl.envs.mixture import MixedEnvironments
-from laser_rl.envs.pool import PoolEnvironments, default_workers
+from laser_rl.envs.pool import PoolEnvironments
 from laser_rl.envs.puzzles import task_of
 from laser_rl.envs.records import Environments, seed_of
 from laser_rl.envs.scores import PREFIX, tasks_of
@@ -71,7 +72,7 @@ def make_environments(
     limits = ProcessLimits(step_timeout_s, reset_timeout_s, constructor_timeout_s)
     pool: dict[str, Any] = {"limits": limits, "patience_s": patience_s, "lockstep": lockstep}
     make = functools.partial(_make_one, placement=placement, atari=atari, on_bad_value=on_bad_value, pool=pool)
-    workers = workers or default_workers(slots)
+    workers = workers or max(1, min(slots, len(os.sched_getaffinity(0))))  # one a core that this process may use
     if not isinstance(source, str) or not is_mixture(source):
         return make(source, slots=slots, seed=seed, options=options or {}, workers=workers)
     tasks = tasks_of(source)
@@ -90,7 +91,7 @@ def make_environments(
             all_options, own_workers = {**own, **(options or {})}, max(1, workers // len(tasks))
             parts.append(make(task, slots=share, seed=own_seed, options=all_options, workers=own_workers))
             made.callback(parts[-1].close)
-        mixture = MixedEnvironments(parts, name=source, patience_s=patience_s, lockstep=lockstep)
+        mixture = MixedEnvironments(parts, name=source, lockstep=lockstep)
         made.pop_all()
         return mixture
 

@@ -1,97 +1,62 @@
 """Several tasks as one set of environments: slot s plays task s mod the number of tasks, for good.
 
-Tasks that run in this thread are stepped one after the other. Those that wait for other processes are stepped each in a thread of its own,
-so that they wait at the same time; a task that is late is left behind, and its rows come with a later step.
+Tasks that run in this thread are stepped one after the other. Those in worker processes work at the same time; a late worker is left
+behind, and its rows come with a later step.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 
 import numpy as np
 
-from laser_rl.envs.pool import PoolEnvironments
-from laser_rl.envs.records import (
-    ActionSpec,
-    Array,
-    DiscreteActions,
-    Environments,
-    EnvironmentSpec,
-    Ints,
-    Rows,
-    action_layout,
-)
+from laser_rl.envs.pool import PoolEnvironments, wait_for_rows
+from laser_rl.envs.records import ActionSpec, Array, DiscreteActions, Environments, EnvironmentSpec, Ints, Rows
 from laser_rl.envs.scores import refuse_twice
 from laser_rl.errors import ConfigError, EnvironmentRefused
 
-GLANCE_S, CLOSE_LIMIT_S = 0.1, 2.0
 
-
-@dataclass
-class _Part:
-    """One task's environments and how its calls stand."""
-
-    index: int
-    envs: Environments
-    actions: int  # that the task knows; 0 where they are not discrete
-    background: bool
-    queued: list[int] = field(default_factory=list)  # its own slots that are asked to act and not handed over yet
-    owed: int = 0  # rows that are to come, with those of `queued`
-    call: Future[Rows] | None = None  # under way in its thread
-    began_at: float = 0.0
-
-
-class MixedEnvironments:
+class MixedEnvironments(Environments):
     """The environments of several tasks, `parts`, as one.
 
     All have the same observations and the same number of slots. Where tasks have different numbers of discrete actions, the mixture has
     the largest, and an action that a task does not know acts as its action 0. With `lockstep` a step waits for all rows that are owed;
-    otherwise a task that takes longer than `patience_s` is left behind.
+    otherwise a worker that takes longer than its pool's patience is left behind.
     """
 
-    def __init__(
-        self, parts: Sequence[Environments], *, name: str | None = None, patience_s: float = 0.5, lockstep: bool = False
-    ) -> None:
+    def __init__(self, parts: Sequence[Environments], *, name: str | None = None, lockstep: bool = False) -> None:
         action, names = _common_actions(parts), tuple(part.spec.name for part in parts)
         self.slots = sum(part.slots for part in parts)
         # All tasks are seen alike; actions are the mixture's own where they are numbered, of which a task may know a part.
         known = dict(parts[0].spec.spaces or {}) | ({"action": None} if isinstance(action, DiscreteActions) else {})
         self.spec = EnvironmentSpec(name or ",".join(names), parts[0].spec.observation, action, names, known)
-        self._patience_s, self._lockstep = patience_s, lockstep
-        self._parts = [
-            _Part(index, part, _count(part.spec.action), isinstance(part, PoolEnvironments))
-            for index, part in enumerate(parts)
-        ]
-        shape, dtype = action_layout(action)
-        self._action = np.zeros((self.slots, *shape), dtype)
-        self._threads = ThreadPoolExecutor(max_workers=len(parts), thread_name_prefix="laser-task")
+        self._parts, self._lockstep = list(parts), lockstep
+        self._actions = [_count(part.spec.action) for part in parts]  # that a task knows; 0 where they are not discrete
 
     def reset(self) -> Rows:
         """Start every slot; waits for all of them."""
-        return self._everywhere(lambda part: part.envs.reset())
+        every = np.arange(self.slots // len(self._parts))
+        return self._everywhere(lambda _, part: part.reset(), lambda _, pool: pool.send(every, np.zeros(())))
 
     def step(self, slots: Ints, action: Array) -> Rows:
         """Hand out the actions and return the rows that are there, of any slot that owed one, in the order of the slots."""
-        self._action[slots] = action
-        for slot in slots.tolist():
-            own, index = divmod(slot, len(self._parts))
-            self._parts[index].queued.append(own)
-            self._parts[index].owed += 1
-        arrived = []
-        for part in self._parts:
-            if part.background:
-                self._begin_call(part)
-            elif part.queued:
-                arrived.append(self._receive(part, part.envs.step(*self._orders(part))))
-        return self._merge(self._gather(arrived, all_rows=self._lockstep))
+        own, of = np.divmod(slots, len(self._parts))
+        arrived = {}
+        for index, part in enumerate(self._parts):
+            mine = of == index
+            if mine.any():
+                chosen, known = action[mine], self._actions[index]
+                chosen = np.where(chosen < known, chosen, 0) if known else chosen
+                if isinstance(part, PoolEnvironments):
+                    part.send(own[mine], chosen)
+                else:
+                    arrived[index] = part.step(own[mine], chosen)
+        return self._gather(arrived, all_rows=self._lockstep)
 
     def state_dict(self) -> Mapping[str, Array] | None:
-        """Those of all tasks; None if one of them has none, or while one of them is late: its rows may be ahead of those handed out."""
+        """Those of all tasks; None if one of them has none."""
         merged: dict[str, Array] = {}
         for name, part in zip(self.spec.tasks, self._parts, strict=True):
-            state = part.envs.state_dict() if part.call is None else None
+            state = part.state_dict()
             if state is None:
                 return None
             merged.update({f"{name}:{key}": value for key, value in state.items()})
@@ -108,80 +73,45 @@ class MixedEnvironments:
                 f"{self.spec.name}: expected the state of {', '.join(self.spec.tasks)}, got that of "
                 f"{', '.join(sorted({key.rpartition(':')[0] for key in state}))}; resume with the tasks that the run was started with"
             )
-        return self._everywhere(lambda part: part.envs.load_state_dict(states[self.spec.tasks[part.index]]))
+        return self._everywhere(
+            lambda name, part: part.load_state_dict(states[name]), lambda name, pool: pool.send_state(states[name])
+        )
 
     def counters(self, slots: Ints | None = None) -> Mapping[str, int]:
         """Faults survived so far, by all tasks together."""
         own, of = np.divmod(np.arange(self.slots) if slots is None else slots, len(self._parts))
         counts: dict[str, int] = {}
-        for part in self._parts:
-            for name, count in part.envs.counters(own[of == part.index]).items():
+        for index, part in enumerate(self._parts):
+            for name, count in part.counters(own[of == index]).items():
                 counts[name] = counts.get(name, 0) + count
         return counts
 
     def close(self) -> None:
         """Close all of them, also where one fails to."""
-        wait([part.call for part in self._parts if part.call is not None], timeout=CLOSE_LIMIT_S)
         with ExitStack() as stack:
-            stack.callback(self._threads.shutdown, wait=False)
             for part in self._parts:
-                stack.callback(part.envs.close)
+                stack.callback(part.close)
 
-    def _orders(self, part: _Part) -> tuple[Ints, Array]:
-        """The slots and actions that a part is handed now, in its own counting."""
-        own, part.queued = np.array(part.queued, np.int64), []
-        action = self._action[own * len(self._parts) + part.index]
-        return own, np.where(action < part.actions, action, 0) if part.actions else action
+    def _everywhere(
+        self, act: Callable[[str, Environments], Rows], send: Callable[[str, PoolEnvironments], None]
+    ) -> Rows:
+        """All rows of all parts; pools are sent their orders first, so that their workers are busy at the same time."""
+        named = list(zip(self.spec.tasks, self._parts, strict=True))
+        for name, part in named:
+            if isinstance(part, PoolEnvironments):
+                send(name, part)
+        every = enumerate(named)
+        arrived = {index: act(*each) for index, each in every if not isinstance(each[1], PoolEnvironments)}
+        return self._gather(arrived, all_rows=True)
 
-    def _begin_call(self, part: _Part) -> None:
-        """Also where no slot is asked: to collect what is owed from earlier."""
-        if part.owed and part.call is None:
-            part.began_at = time.monotonic()
-            part.call = self._threads.submit(part.envs.step, *self._orders(part))
-
-    def _receive(self, part: _Part, rows: Rows) -> Rows:
-        part.owed -= rows.slots.size
-        return rows._replace(slots=rows.slots * len(self._parts) + part.index)
-
-    def _gather(self, arrived: list[Rows], *, all_rows: bool) -> list[Rows]:
-        """Rows of at least one part. Waits for the others while they are within their time, or for `all_rows`; parts limit their calls."""
-        if not arrived and not any(part.call for part in self._parts):
-            raise ValueError(
-                f"{self.spec.name}: expected at least one slot to act in, or one that owes a row; got neither"
-            )
-        while True:
-            arrived += self._collect(all_rows=all_rows)
-            late = [part for part in self._parts if part.call is not None]
-            now = time.monotonic()
-            ends = [part.began_at + self._patience_s - now for part in late]
-            if not late or (arrived and not all_rows and max(ends) <= 0):
-                return arrived
-            wait([part.call for part in late if part.call], timeout=min([GLANCE_S, *(end for end in ends if end > 0)]))
-
-    def _collect(self, *, all_rows: bool) -> list[Rows]:
-        """What the calls that are done have brought; where more is owed to `all_rows`, the next ones begin."""
-        arrived = []
-        for part in self._parts:
-            if part.call is not None and part.call.done():
-                done, part.call = part.call, None
-                arrived.append(self._receive(part, done.result()))
-                if all_rows:
-                    self._begin_call(part)
-        return arrived
-
-    def _everywhere(self, act: Callable[[_Part], Rows]) -> Rows:
-        """All rows of all parts, those in the background at the same time."""
-        for part in self._parts:
-            part.owed = part.envs.slots
-            if part.background:
-                part.call = self._threads.submit(act, part)
-        arrived = [self._receive(part, act(part)) for part in self._parts if not part.background]
-        return self._merge(self._gather(arrived, all_rows=True))
-
-    @staticmethod
-    def _merge(arrived: Sequence[Rows]) -> Rows:
-        order = np.argsort(np.concatenate([rows.slots for rows in arrived]))
-        return Rows(*(np.concatenate(column)[order] for column in zip(*arrived, strict=True)))
+    def _gather(self, arrived: dict[int, Rows], *, all_rows: bool) -> Rows:
+        """The rows of the tasks in this thread, which are there, and those of the others."""
+        pools = {index: part for index, part in enumerate(self._parts) if isinstance(part, PoolEnvironments)}
+        wait_for_rows(list(pools.values()), all_rows=all_rows, some=bool(arrived))
+        arrived.update({index: pool.receive() for index, pool in pools.items()})
+        numbered = [rows._replace(slots=rows.slots * len(self._parts) + index) for index, rows in arrived.items()]
+        order = np.argsort(np.concatenate([rows.slots for rows in numbered]))
+        return Rows(*(np.concatenate(column)[order] for column in zip(*numbered, strict=True)))
 
 
 def _count(action: ActionSpec) -> int:

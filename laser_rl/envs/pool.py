@@ -4,7 +4,6 @@ A worker may be killed, hang, or die at any moment: it is replaced, its slots co
 waits for it no longer than `patience_s`. A row is read only after its worker said that it is complete.
 """
 
-import contextlib
 import json
 import os
 import select
@@ -14,136 +13,25 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
+from multiprocessing import spawn
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from laser_rl.envs import worker as protocol
 from laser_rl.envs.border import Env, tell_once
 from laser_rl.envs.records import ActionHistory, Array, EnvironmentSpec, Ints, Rows, read_spec
-from laser_rl.envs.slot import (
-    FIRST_PAUSE_S,
-    LOGGER,
-    MOST_FAILURES,
-    RESTARTS,
-    TIMEOUTS,
-    ErrorLog,
-    OnBadValue,
-    SlotEnvironments,
-)
-from laser_rl.errors import EnvironmentEnded, EnvironmentFailed, EnvironmentRefused
+from laser_rl.envs.slot import LOGGER, RESTARTS, TIMEOUTS, ErrorLog, OnBadValue, SlotEnvironments
+from laser_rl.errors import EnvironmentEnded, EnvironmentRefused
 
 GLANCE_S = 0.1  # how often a waiting pool looks after its workers
 CLOSE_LIMIT_S, FATE_LIMIT_S = 2.0, 0.2
 SILENCE_S = 4.0  # then a waiting pool says for whom it waits
 START_LIMIT_S = 30.0
-MOST_CREDIT_S = 1.0
-MOST_KILLS = 50  # in a row, without one good step in between
-LONGEST_PAUSE_AFTER_KILL_S = 0.5  # before a worker is started again
+LARGEST_CONSTRUCTOR = 100_000  # bytes; what fits into the connection's buffer, so that sending it never blocks
 FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-
-
-@dataclass
-class SupervisedWorker:
-    """One worker and its process, if it has one just now.
-
-    It is started again at once after its first failure, then after longer and longer pauses. A process that was killed from outside says
-    nothing against its environment, so it may happen more often than failures of its own.
-    """
-
-    index: int
-    slots: range
-    process: subprocess.Popen[bytes] | None = None
-    ready: bool = False  # its environments are built
-    command: bytes | None = None  # what it is doing, to be repeated by its successor
-    owed: list[int] = field(default_factory=list)  # slots of that command
-    queued: list[int] = field(default_factory=list)  # slots of the next one
-    sent_at: float = 0.0
-    failures: int = 0  # in a row, like kills
-    kills: int = 0
-    restart_at: float = 0.0
-    last_error: str = ""
-
-    def start(self, launch: Callable[[int], subprocess.Popen[bytes]], messages: Sequence[bytes]) -> None:
-        """Start a process by `launch`, which is handed its end of the connection, and say what it is to do."""
-        self.ready = False
-        self.connection: Connection
-        self.connection, theirs = Pipe(duplex=True)
-        try:
-            self.process = launch(theirs.fileno())
-        except OSError:
-            self.connection.close()
-            raise
-        finally:
-            theirs.close()
-        self._waited, self._asked_at, self._entries = 0.0, time.monotonic(), -1
-        self.channel = protocol.Channel(self.connection.fileno())
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died; its fate says so
-            for message in messages:
-                self.connection.send_bytes(message)
-
-    def send(self, command: bytes) -> None:
-        """Never blocks: a worker has at most one command, and that is short."""
-        self._waited, self._asked_at = 0.0, time.monotonic()
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died; its fate says so
-            self.channel.send(command)
-
-    def fate(self, wait_s: float = 0.0) -> os.waitid_result | None:
-        """How its process ended; None while it lives. A connection closes a moment before its process can be asked."""
-        return None if self.process is None else protocol.fate_of(self.process.pid, wait_s)
-
-    def stalled_for(self, activity: NDArray[np.int64]) -> float:
-        """Seconds of waiting since it last entered the environment's code.
-
-        Time between two looks counts for a second at most: a pause of the whole program is not the worker's.
-        """
-        now, entries = time.monotonic(), int(activity[protocol.ENTRIES])
-        self._waited += min(now - self._asked_at, MOST_CREDIT_S)
-        self._asked_at = now
-        if entries != self._entries:
-            self._entries, self._waited = entries, 0.0
-        return self._waited
-
-    def describe(self, activity: NDArray[np.int64]) -> str:
-        """Who, and doing what, for messages."""
-        if self.process is None:
-            return f"worker {self.index} (being replaced)"
-        doing = f"{protocol.DOING[int(activity[protocol.PHASE])]} of slot {int(activity[protocol.AT_SLOT])}"
-        if (fate := self.fate()) is not None:
-            doing += f", ended with {'status' if fate.si_code == os.CLD_EXITED else 'signal'} {fate.si_status}"
-        return f"worker {self.index} (pid {self.process.pid}, {doing})"
-
-    def kill(self) -> None:
-        """End the process and what it started; afterwards no process writes to its slots, and nothing is left to reap."""
-        process, self.process, self.ready = self.process, None, False
-        if process is not None:
-            try:
-                protocol.end_group(process)
-            finally:
-                self.connection.close()
-
-    def failed(self, what: str, *, name: str, killed: bool) -> None:
-        """Plan the next start; EnvironmentFailed if it was one failure too many."""
-        self.failures, self.kills = self.failures + (not killed), self.kills + killed
-        if self.failures >= MOST_FAILURES:
-            raise EnvironmentFailed(
-                f"{name}: {what}, the {self.failures}th failure in a row; "
-                f"correct the environment, or raise its time limits\n\n{self.last_error}"
-            )
-        if self.kills >= MOST_KILLS:
-            raise EnvironmentFailed(
-                f"{name}: {what}, killed from outside {self.kills} times in a row without a step in between; "
-                "find out who kills it: if the machine is out of memory, use fewer slots or workers"
-            )
-        count, longest_s = (
-            (self.kills, LONGEST_PAUSE_AFTER_KILL_S) if killed else (self.failures, protocol.LONGEST_PAUSE_S)
-        )
-        self.restart_at = time.monotonic() + min(FIRST_PAUSE_S * (2 ** (count - 1) - 1), longest_s)
 
 
 class PoolEnvironments(SlotEnvironments):
@@ -167,28 +55,28 @@ class PoolEnvironments(SlotEnvironments):
         lockstep: bool = False,
     ) -> None:
         self.slots, workers = slots, min(workers, slots)
-        self._name, self._limits, self._patience_s = name, limits or protocol.ProcessLimits(), patience_s
+        self._name, self._limits, self.patience_s = name, limits or protocol.ProcessLimits(), patience_s
         self._lockstep = lockstep
-        self._constructor, main = protocol.constructor_message(make, name)
+        self._constructor, main = _constructor_message(make, name)
         self._start = {"workers": workers, "slots": slots, "seed": seed, "name": name, "main": main}
         self._start["on_bad_value"] = on_bad_value
         bounds = [slots * index // workers for index in range(workers + 1)]
-        self._workers = [SupervisedWorker(index, range(*bounds[index : index + 2])) for index in range(workers)]
+        self.workers = [protocol.SupervisedWorker(index, range(*bounds[index : index + 2])) for index in range(workers)]
         self._of_slot = np.repeat(np.arange(workers), np.diff(bounds)).tolist()
         self._memory = tuple(os.memfd_create(f"laser-{os.getpid()}-{part}") for part in ("control", "rows", "scratch"))
-        self._activity, self._counts = protocol.map_control(self._memory[0], workers, slots)
+        self.activity, self._counts = protocol.map_control(self._memory[0], workers, slots)
         self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="laser-worker-starter")
-        self._poll, self._log = select.poll(), ErrorLog(name)
-        self._finalizer = weakref.finalize(self, _shut_down, self._workers, self._memory, self._starter)
+        self.listener, self._log = select.epoll(), ErrorLog(name)
+        self._finalizer = weakref.finalize(self, _shut_down, self.workers, self._memory, self._starter, self.listener)
         self._episode, self._open = np.full(slots, -1, np.int64), np.zeros(slots, np.bool_)
-        self._arrived: list[int] = []
-        self._look_at = 0.0
+        self.arrived: list[int] = []
+        self._look_at, self._loading = 0.0, False
         self._spec: EnvironmentSpec | None = None
         try:
-            for worker in self._workers:
+            for worker in self.workers:
                 self._launch(worker)
             while self._spec is None:
-                self._attend(GLANCE_S)
+                self.attend(GLANCE_S)
         except BaseException:
             self.close()
             raise
@@ -196,67 +84,65 @@ class PoolEnvironments(SlotEnvironments):
 
     def reset(self) -> Rows:
         """Start every slot; waits for all of them."""
-        for worker in self._workers:
-            worker.queued.extend(worker.slots)
-            self._send_next(worker)
-        return self._gather(all_rows=True)
+        self.send(np.arange(self.slots), np.zeros_like(self._action))
+        return self._received(all_rows=True)
 
     def step(self, slots: Ints, action: Array) -> Rows:
         """Hand out the actions and return the rows that are there, of any slot that owed one, in the order of the slots."""
-        self._action[slots] = action
-        for slot in slots.tolist():
-            self._workers[self._of_slot[slot]].queued.append(slot)
-        for worker in self._workers:
-            self._send_next(worker)
-        return self._gather(all_rows=self._lockstep)
+        self.send(slots, action)
+        return self._received(all_rows=self._lockstep)
 
     def load_state_dict(self, state: Mapping[str, Array]) -> Rows:
         """Play the open episodes again, each in its worker."""
+        self.send_state(state)
+        return self._received(all_rows=True)
+
+    def send(self, slots: Ints, action: Array) -> None:
+        """Hand out actions; `receive` gives the rows, after `wait_for_rows`. Of slots that have not begun, they are ignored."""
+        self._action[slots] = action
+        for slot in slots.tolist():
+            self.workers[self._of_slot[slot]].queued.append(slot)
+        for worker in self.workers:
+            self._send_next(worker)
+
+    def send_state(self, state: Mapping[str, Array]) -> None:
+        """Hand out the open episodes of a state, likewise."""
         self._history.load_state_dict(state)
+        self._loading = True
         with Path(protocol.kept_in(self._memory[2])).open("wb") as scratch:
             np.savez(scratch, **cast("dict[str, Any]", state))
-        for worker in self._workers:
+        for worker in self.workers:
             worker.owed.extend(worker.slots)
             self._send(worker, protocol.REBUILD)
-        rows = self._gather(all_rows=True, restoring=True)
-        self._history.renew(rows, self._block.digest)
+
+    def receive(self) -> Rows:
+        """The rows that have arrived, perhaps none."""
+        slots, self.arrived = np.array(sorted(self.arrived), np.int64), []
+        rows = self._block.take(slots)
+        if self._loading:
+            self._history.renew(rows, self._block.digest)
+        else:
+            self._history.note(rows, self._action[slots], self._block.digest[slots])
+        self._loading = False
         return rows
+
+    def _received(self, *, all_rows: bool) -> Rows:
+        wait_for_rows([self], all_rows=all_rows)
+        return self.receive()
 
     def processes(self) -> list[int]:
         """Process numbers of the workers that live, in the order of their slots."""
-        return [worker.process.pid for worker in self._workers if worker.process is not None]
+        return [worker.process.pid for worker in self.workers if worker.process is not None]
 
     def close(self) -> None:
         """End all workers."""
         self._log.close()
         self._finalizer()
 
-    def _gather(self, *, all_rows: bool, restoring: bool = False) -> Rows:
-        if not self._arrived and not any(worker.owed for worker in self._workers):
-            raise ValueError("expected at least one slot to act in, or one that owes a row; got neither")
-        complain_at = time.monotonic() + SILENCE_S
-        while True:
-            now = time.monotonic()
-            owing = [worker for worker in self._workers if worker.owed]
-            deadlines = [worker.sent_at + self._patience_s for worker in owing]
-            if not owing or (self._arrived and not all_rows and max(deadlines) <= now):
-                break
-            ends = [deadline - now for deadline in deadlines if self._arrived and deadline > now]
-            self._attend(min([GLANCE_S, *ends]))
-            if now >= complain_at:
-                complain_at = now + 2 * SILENCE_S
-                late = ", ".join(worker.describe(self._activity[worker.index]) for worker in owing)
-                LOGGER.warning("%s: waiting for %s", self._name, late)
-        slots, self._arrived = np.array(sorted(self._arrived), np.int64), []
-        rows = self._block.take(slots)
-        if not restoring:
-            self._history.note(rows, self._action[slots], self._block.digest[slots])
-        return rows
-
-    def _attend(self, timeout_s: float) -> None:
+    def attend(self, timeout_s: float) -> None:
         """Wait for messages, take them in, look after the workers that need it."""
-        heard = {handle for handle, _ in self._poll.poll(max(0.0, timeout_s) * 1000.0)}
-        for worker in self._workers if heard else ():
+        heard = {handle for handle, _ in self.listener.poll(timeout_s)}
+        for worker in self.workers if heard else ():
             if worker.process is not None and worker.connection.fileno() in heard:
                 try:
                     messages = worker.channel.receive()
@@ -269,10 +155,10 @@ class PoolEnvironments(SlotEnvironments):
         now = time.monotonic()
         if now >= self._look_at:  # by the clock, not when it is quiet: the others may keep us busy for ever
             self._look_at = now + GLANCE_S / 2
-            for worker in self._workers:
+            for worker in self.workers:
                 self._look_after(worker)
 
-    def _take_in(self, worker: SupervisedWorker, kind: bytes, content: bytes) -> None:
+    def _take_in(self, worker: protocol.SupervisedWorker, kind: bytes, content: bytes) -> None:
         if kind == protocol.DONE:
             self._arrive(worker)
         elif kind == protocol.SPEC:
@@ -286,9 +172,9 @@ class PoolEnvironments(SlotEnvironments):
             error, text = json.loads(content)
             raise protocol.ERRORS[error](text)
 
-    def _arrive(self, worker: SupervisedWorker) -> None:
+    def _arrive(self, worker: protocol.SupervisedWorker) -> None:
         block, slots = self._block, worker.owed
-        self._arrived.extend(slots)
+        self.arrived.extend(slots)
         self._asked[slots] = False
         self._episode[slots] = block.episode[slots]
         self._open[slots] = ~(block.terminated[slots] | block.truncated[slots])
@@ -297,7 +183,7 @@ class PoolEnvironments(SlotEnvironments):
         worker.owed, worker.command = [], None
         self._send_next(worker)
 
-    def _meet(self, worker: SupervisedWorker, spec: EnvironmentSpec) -> None:
+    def _meet(self, worker: protocol.SupervisedWorker, spec: EnvironmentSpec) -> None:
         if self._spec is None:
             self._spec = spec
             self._block, self._action, self._asked = protocol.map_rows(self._memory[1], spec, self.slots)
@@ -312,22 +198,22 @@ class PoolEnvironments(SlotEnvironments):
         if worker.command is not None:
             worker.send(worker.command)
 
-    def _send_next(self, worker: SupervisedWorker) -> None:
+    def _send_next(self, worker: protocol.SupervisedWorker) -> None:
         if worker.queued and worker.command is None:
             worker.owed, worker.queued = worker.queued, []
             self._asked[worker.owed] = True
             self._send(worker, protocol.STEP)
 
-    def _send(self, worker: SupervisedWorker, command: bytes) -> None:
+    def _send(self, worker: protocol.SupervisedWorker, command: bytes) -> None:
         worker.command, worker.sent_at = command, time.monotonic()
         if worker.ready:
             worker.send(command)
 
-    def _look_after(self, worker: SupervisedWorker) -> None:
+    def _look_after(self, worker: protocol.SupervisedWorker) -> None:
         if worker.process is None:
             self._launch(worker)
             return
-        activity = self._activity[worker.index]
+        activity = self.activity[worker.index]
         if worker.fate() is not None:
             self._lose(worker, "ended")
         elif worker.command is not None or not worker.ready:
@@ -336,7 +222,7 @@ class PoolEnvironments(SlotEnvironments):
                 self._counts[worker.slots.start, TIMEOUTS] += 1
                 self._lose(worker, f"exceeded its limit of {limit:g} s")
 
-    def _launch(self, worker: SupervisedWorker) -> None:
+    def _launch(self, worker: protocol.SupervisedWorker) -> None:
         """Start a worker's process, unless the pause after its last failure is not over yet."""
         if time.monotonic() < worker.restart_at:
             return
@@ -347,7 +233,7 @@ class PoolEnvironments(SlotEnvironments):
         except OSError as error:  # no memory or no process is free just now
             self._count_failure(worker, f"worker {worker.index} could not be started: {error}")
         else:
-            self._poll.register(worker.connection.fileno(), select.POLLIN | select.POLLHUP)
+            self.listener.register(worker.connection.fileno(), select.EPOLLIN | select.EPOLLHUP)
 
     def _start_process(self, handle: int) -> subprocess.Popen[bytes]:
         """From the pool's own thread: the kernel ends a worker with the *thread* that started it."""
@@ -356,10 +242,10 @@ class PoolEnvironments(SlotEnvironments):
         starting = self._starter.submit(protocol.start_python, protocol.__name__, arguments, handles)
         return starting.result(START_LIMIT_S)
 
-    def _lose(self, worker: SupervisedWorker, why: str) -> None:
+    def _lose(self, worker: protocol.SupervisedWorker, why: str) -> None:
         """Bury a worker; its successor starts at once, or after a pause if it failed before, while the others go on."""
-        description, fate = worker.describe(self._activity[worker.index]), worker.fate()
-        self._poll.unregister(worker.connection.fileno())
+        description, fate = worker.describe(self.activity[worker.index]), worker.fate()
+        self.listener.unregister(worker.connection.fileno())
         worker.kill()
         if fate is not None and fate.si_code == os.CLD_EXITED and fate.si_status == 0:
             # As if all were done; only the environment's own code can have asked for that.
@@ -373,12 +259,66 @@ class PoolEnvironments(SlotEnvironments):
         self._count_failure(worker, f"{description} {why}", killed=killed)
         self._launch(worker)
 
-    def _count_failure(self, worker: SupervisedWorker, what: str, *, killed: bool = False) -> None:
+    def _count_failure(self, worker: protocol.SupervisedWorker, what: str, *, killed: bool = False) -> None:
         worker.failed(what, name=self._name, killed=killed)
         LOGGER.warning("%s: %s; its slots start anew in another process", self._name, what)
 
 
-def _shut_down(workers: Sequence[SupervisedWorker], memory: Sequence[int], starter: ThreadPoolExecutor) -> None:
+def _constructor_message(make: Callable[[], Any], name: str) -> tuple[bytes, Mapping[str, Any]]:
+    """What a worker needs to call `make`: the constructor itself, and the user's main program if it lives there."""
+    try:
+        message = bytes(ForkingPickler.dumps(make))
+    except Exception as error:  # pickling runs a user's code, and that may raise anything
+        raise EnvironmentRefused(
+            f"{name}: expected a constructor that can be sent to a worker process, got {make!r} ({error}); "
+            "define it at the top of a module, or use placement='thread'"
+        ) from error
+    if len(message) > LARGEST_CONSTRUCTOR:
+        raise EnvironmentRefused(
+            f"{name}: expected a constructor of at most {LARGEST_CONSTRUCTOR:,} bytes, got {len(message):,}; "
+            "let it load its data itself, or use placement='thread'"
+        )
+    if b"__main__" not in message:
+        return message, {}
+    data = spawn.get_preparation_data(name)
+    return message, {key: data[key] for key in ("init_main_from_name", "init_main_from_path") if key in data}
+
+
+def wait_for_rows(pools: Sequence[PoolEnvironments], *, all_rows: bool, some: bool = False) -> None:
+    """Wait for the rows that are owed: for `all_rows`, or until one has arrived and the other workers' patience is over.
+
+    `some` says that rows of other environments are there already. Each worker's time is limited, so this ends.
+    """
+    complain_at = time.monotonic() + SILENCE_S
+    while True:
+        now = time.monotonic()
+        owing = [(pool, worker) for pool in pools for worker in pool.workers if worker.owed]
+        some = some or any(pool.arrived for pool in pools)
+        if not owing and not some:
+            raise ValueError("expected at least one slot to act in, or one that owes a row; got neither")
+        ends = [worker.sent_at + pool.patience_s - now for pool, worker in owing]
+        if not owing or (some and not all_rows and max(ends) <= 0):
+            return
+        timeout_s = min([GLANCE_S, *(end for end in ends if some and end > 0)])
+        if len(pools) > 1:
+            several = select.poll()
+            for pool in pools:
+                several.register(pool.listener, select.POLLIN)
+            several.poll(timeout_s * 1000.0)
+        for pool in pools:
+            pool.attend(timeout_s if len(pools) == 1 else 0.0)
+        if now >= complain_at:
+            complain_at = now + 2 * SILENCE_S
+            for pool, worker in owing:
+                LOGGER.warning("%s: waiting for %s", pool.spec.name, worker.describe(pool.activity[worker.index]))
+
+
+def _shut_down(
+    workers: Sequence[protocol.SupervisedWorker],
+    memory: Sequence[int],
+    starter: ThreadPoolExecutor,
+    listener: select.epoll,
+) -> None:
     """Also runs when a pool is forgotten, and when the program ends."""
     deadline = time.monotonic() + CLOSE_LIMIT_S
     for worker in workers:
@@ -390,9 +330,5 @@ def _shut_down(workers: Sequence[SupervisedWorker], memory: Sequence[int], start
         worker.kill()
     for handle in memory:
         os.close(handle)
+    listener.close()
     starter.shutdown()
-
-
-def default_workers(slots: int) -> int:
-    """One process a core that this one may use, and not more than there are slots."""
-    return max(1, min(slots, len(os.sched_getaffinity(0))))

@@ -1,4 +1,4 @@
-"""Worker processes: how one is started and ended, what it says to the pool, and what it runs: its share of the slots, on command.
+"""Worker processes: how one is started, supervised and ended, what it says, and what it runs: its share of the slots, on command.
 
 Processes are started afresh, never forked (the pool's process may hold torch), and they import this package only, not the user's main
 program, unless the environment's constructor is defined there. Their shared memory has no name: it goes with the last that holds it.
@@ -19,10 +19,9 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from multiprocessing import spawn
+from dataclasses import dataclass, field
+from multiprocessing import Pipe, spawn
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -42,7 +41,19 @@ from laser_rl.envs.records import (
     size_of,
     write_spec,
 )
-from laser_rl.envs.slot import CONSTRUCTING, COUNTERS, EXITS, IDLE, PAUSING, RESETTING, STEPPING, Slot, exit_of
+from laser_rl.envs.slot import (
+    CONSTRUCTING,
+    COUNTERS,
+    EXITS,
+    FIRST_PAUSE_S,
+    IDLE,
+    MOST_FAILURES,
+    PAUSING,
+    RESETTING,
+    STEPPING,
+    Slot,
+    exit_of,
+)
 from laser_rl.errors import EnvironmentEnded, EnvironmentFailed, EnvironmentRefused
 
 ENTRY = "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); from {} import main; main()"
@@ -53,8 +64,9 @@ MAP, STEP, REBUILD, QUIT = b"m", b"s", b"r", b"q"
 DONE, SPEC, LOG, WARN, ERROR = b"k", b"c", b"l", b"w", b"e"
 PHASE, AT_SLOT, ENTRIES = range(3)
 LONGEST_TEXT = 8_000  # characters; an answer has to fit into the connection's buffer, so that sending it never blocks
-LARGEST_CONSTRUCTOR = 100_000  # bytes; likewise
-LONGEST_PAUSE_S = 5.0  # before a worker that failed again is started again
+MOST_CREDIT_S = 1.0
+MOST_KILLS = 50  # in a row, without one good step in between
+LONGEST_PAUSE_S, LONGEST_PAUSE_AFTER_KILL_S = 5.0, 0.5  # before a worker that failed again is started again
 PR_SET_PDEATHSIG = 1
 DOING = {
     IDLE: "waiting for its turn",
@@ -83,26 +95,6 @@ class ProcessLimits:
         if not ready or phase == CONSTRUCTING:
             return self.constructor_s
         return {RESETTING: self.reset_s, PAUSING: self.step_s + LONGEST_PAUSE_S}.get(phase, self.step_s)
-
-
-def constructor_message(make: Callable[[], Any], name: str) -> tuple[bytes, Mapping[str, Any]]:
-    """What a worker needs to call `make`: the constructor itself, and the user's main program if it lives there."""
-    try:
-        message = bytes(ForkingPickler.dumps(make))
-    except Exception as error:  # pickling runs a user's code, and that may raise anything
-        raise EnvironmentRefused(
-            f"{name}: expected a constructor that can be sent to a worker process, got {make!r} ({error}); "
-            "define it at the top of a module, or use placement='thread'"
-        ) from error
-    if len(message) > LARGEST_CONSTRUCTOR:
-        raise EnvironmentRefused(
-            f"{name}: expected a constructor of at most {LARGEST_CONSTRUCTOR:,} bytes, got {len(message):,}; "
-            "let it load its data itself, or use placement='thread'"
-        )
-    if b"__main__" not in message:
-        return message, {}
-    data = spawn.get_preparation_data(name)
-    return message, {key: data[key] for key in ("init_main_from_name", "init_main_from_path") if key in data}
 
 
 def start_python(
@@ -177,6 +169,102 @@ class Channel:
             start = end
         self._rest = data[start:]
         return messages
+
+
+@dataclass
+class SupervisedWorker:
+    """One worker and its process, if it has one just now.
+
+    It is started again at once after its first failure, then after longer and longer pauses. A process that was killed from outside says
+    nothing against its environment, so it may happen more often than failures of its own.
+    """
+
+    index: int
+    slots: range
+    process: subprocess.Popen[bytes] | None = None
+    ready: bool = False  # its environments are built
+    command: bytes | None = None  # what it is doing, to be repeated by its successor
+    owed: list[int] = field(default_factory=list)  # slots of that command
+    queued: list[int] = field(default_factory=list)  # slots of the next one
+    sent_at: float = 0.0
+    failures: int = 0  # in a row, like kills
+    kills: int = 0
+    restart_at: float = 0.0
+    last_error: str = ""
+
+    def start(self, launch: Callable[[int], subprocess.Popen[bytes]], messages: Sequence[bytes]) -> None:
+        """Start a process by `launch`, which is handed its end of the connection, and say what it is to do."""
+        self.ready = False
+        self.connection: Connection
+        self.connection, theirs = Pipe(duplex=True)
+        try:
+            self.process = launch(theirs.fileno())
+        except OSError:
+            self.connection.close()
+            raise
+        finally:
+            theirs.close()
+        self._waited, self._asked_at, self._entries = 0.0, time.monotonic(), -1
+        self.channel = Channel(self.connection.fileno())
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died; its fate says so
+            for message in messages:
+                self.connection.send_bytes(message)
+
+    def send(self, command: bytes) -> None:
+        """Never blocks: a worker has at most one command, and that is short."""
+        self._waited, self._asked_at = 0.0, time.monotonic()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died; its fate says so
+            self.channel.send(command)
+
+    def fate(self, wait_s: float = 0.0) -> os.waitid_result | None:
+        """How its process ended; None while it lives. A connection closes a moment before its process can be asked."""
+        return None if self.process is None else fate_of(self.process.pid, wait_s)
+
+    def stalled_for(self, activity: NDArray[np.int64]) -> float:
+        """Seconds of waiting since it last entered the environment's code.
+
+        Time between two looks counts for a second at most: a pause of the whole program is not the worker's.
+        """
+        now, entries = time.monotonic(), int(activity[ENTRIES])
+        self._waited += min(now - self._asked_at, MOST_CREDIT_S)
+        self._asked_at = now
+        if entries != self._entries:
+            self._entries, self._waited = entries, 0.0
+        return self._waited
+
+    def describe(self, activity: NDArray[np.int64]) -> str:
+        """Who, and doing what, for messages."""
+        if self.process is None:
+            return f"worker {self.index} (being replaced)"
+        doing = f"{DOING[int(activity[PHASE])]} of slot {int(activity[AT_SLOT])}"
+        if (fate := self.fate()) is not None:
+            doing += f", ended with {'status' if fate.si_code == os.CLD_EXITED else 'signal'} {fate.si_status}"
+        return f"worker {self.index} (pid {self.process.pid}, {doing})"
+
+    def kill(self) -> None:
+        """End the process and what it started; afterwards no process writes to its slots, and nothing is left to reap."""
+        process, self.process, self.ready = self.process, None, False
+        if process is not None:
+            try:
+                end_group(process)
+            finally:
+                self.connection.close()
+
+    def failed(self, what: str, *, name: str, killed: bool) -> None:
+        """Plan the next start; EnvironmentFailed if it was one failure too many."""
+        self.failures, self.kills = self.failures + (not killed), self.kills + killed
+        if self.failures >= MOST_FAILURES:
+            raise EnvironmentFailed(
+                f"{name}: {what}, the {self.failures}th failure in a row; "
+                f"correct the environment, or raise its time limits\n\n{self.last_error}"
+            )
+        if self.kills >= MOST_KILLS:
+            raise EnvironmentFailed(
+                f"{name}: {what}, killed from outside {self.kills} times in a row without a step in between; "
+                "find out who kills it: if the machine is out of memory, use fewer slots or workers"
+            )
+        count, longest_s = (self.kills, LONGEST_PAUSE_AFTER_KILL_S) if killed else (self.failures, LONGEST_PAUSE_S)
+        self.restart_at = time.monotonic() + min(FIRST_PAUSE_S * (2 ** (count - 1) - 1), longest_s)
 
 
 def map_control(handle: int, workers: int, slots: int) -> tuple[NDArray[Any], NDArray[Any]]:

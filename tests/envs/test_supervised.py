@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from laser_rl.envs import pool as supervised
+from laser_rl.envs import worker as supervised
 from laser_rl.envs.make import make_environments
 from laser_rl.envs.mixture import MixedEnvironments
-from laser_rl.envs.pool import PoolEnvironments, SupervisedWorker
+from laser_rl.envs.pool import PoolEnvironments
 from laser_rl.envs.slot import ErrorLog, SerialEnvironments
+from laser_rl.envs.worker import SupervisedWorker
 from laser_rl.errors import ConfigError, EnvironmentFailed, EnvironmentRefused
 from tests.envs.samples import GOOD, Scripted, Telltale
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from laser_rl.envs import pool as pool_module
+from laser_rl.envs import worker as worker_module
 from laser_rl.envs.pool import PoolEnvironments
 from laser_rl.envs.worker import ProcessLimits
 from laser_rl.errors import EnvironmentFailed, EnvironmentRefused
@@ -89,21 +90,21 @@ def test_workers_killed_at_random_a_hundred_times_leave_every_stream_whole(figur
 
 @pytest.mark.fault(1)
 def test_a_worker_killed_again_and_again_before_it_can_step_comes_back(monkeypatch, figure):
-    monkeypatch.setattr(pool_module, "LONGEST_PAUSE_AFTER_KILL_S", 0.05)
+    monkeypatch.setattr(worker_module, "LONGEST_PAUSE_AFTER_KILL_S", 0.05)
     pool, witness, rng = PoolEnvironments(Telltale, slots=2, seed=5, workers=2), Witness(2), np.random.default_rng(5)
     rows = drive(pool, witness, 10, rng)
-    attend, killed, before = pool._attend, set(), None
+    attend, killed, before = pool.attend, set(), None
 
     def disturbed(timeout_s):
         nonlocal before
-        pid = pool.processes()[0] if pool._workers[0].process else None
+        pid = pool.processes()[0] if pool.workers[0].process else None
         if pid not in killed | {None} and len(killed) < 12:
             before = witness.state[0]
             killed.add(pid)
             os.kill(pid, signal.SIGKILL)
         attend(timeout_s)
 
-    pool._attend = disturbed
+    pool.attend = disturbed
     began = time.monotonic()
     # Not until it reports a restart: between two episodes nothing was lost, and there is none to report.
     while len(killed) < 12 or witness.state[0] == before:
@@ -117,7 +118,7 @@ def test_a_worker_killed_again_and_again_before_it_can_step_comes_back(monkeypat
 
 @pytest.mark.fault(1)
 def test_a_worker_that_is_killed_for_ever_ends_the_run_and_that_is_said(monkeypatch):
-    monkeypatch.setattr(pool_module, "MOST_KILLS", 3)
+    monkeypatch.setattr(worker_module, "MOST_KILLS", 3)
     began = time.monotonic()
     with pytest.raises(
         EnvironmentFailed, match=r"signal 9\) ended, killed from outside 3 times in a row.*out of memory"
