@@ -289,7 +289,7 @@ def wait_for_rows(pools: Sequence[PoolEnvironments], *, all_rows: bool, some: bo
 
     `some` says that rows of other environments are there already. Each worker's time is limited, so this ends.
     """
-    complain_at = time.monotonic() + SILENCE_S
+    complain_at, heard = time.monotonic() + SILENCE_S, False
     while True:
         now = time.monotonic()
         owing = [(pool, worker) for pool in pools for worker in pool.workers if worker.owed]
@@ -297,9 +297,10 @@ def wait_for_rows(pools: Sequence[PoolEnvironments], *, all_rows: bool, some: bo
         if not owing and not some:
             raise ValueError("expected at least one slot to act in, or one that owes a row; got neither")
         ends = [worker.sent_at + pool.patience_s - now for pool, worker in owing]
-        if not owing or (some and not all_rows and max(ends) <= 0):
+        patient = all_rows or not some or max(ends, default=0.0) > 0
+        if not owing or (heard and not patient):  # a late worker is not waited for, but its rows may be there
             return
-        timeout_s = min([GLANCE_S, *(end for end in ends if some and end > 0)])
+        timeout_s = min([GLANCE_S, *(end for end in ends if some and end > 0)]) if patient else 0.0
         if len(pools) > 1:
             several = select.poll()
             for pool in pools:
@@ -307,6 +308,7 @@ def wait_for_rows(pools: Sequence[PoolEnvironments], *, all_rows: bool, some: bo
             several.poll(timeout_s * 1000.0)
         for pool in pools:
             pool.attend(timeout_s if len(pools) == 1 else 0.0)
+        heard = True
         if now >= complain_at:
             complain_at = now + 2 * SILENCE_S
             for pool, worker in owing:

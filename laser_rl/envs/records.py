@@ -243,14 +243,9 @@ class RowBlock(NamedTuple):
 
 def block_fields(observation: ObservationSpec, slots: int) -> Fields:
     """Shape and type of each array of a block."""
-    flags = dict.fromkeys(("terminated", "truncated", "lost_life", "restarted"), ((slots,), "bool"))
-    return {
-        "observation": ((slots, *observation.shape), observation.dtype),
-        "is_first": ((slots,), "bool"),
-        "reward": ((slots,), "float32"),
-        **flags,
-        **dict.fromkeys(("episode", "seed", "digest"), ((slots,), "int64")),
-    }
+    dtypes = {"reward": "float32", **dict.fromkeys(("episode", "seed", "digest"), "int64")}
+    fields = {name: ((slots,), dtypes.get(name, "bool")) for name in RowBlock._fields[1:]}
+    return {"observation": ((slots, *observation.shape), observation.dtype), **fields}
 
 
 def size_of(fields: Fields) -> int:

@@ -50,7 +50,6 @@ from laser_rl.envs.slot import (
     MOST_FAILURES,
     PAUSING,
     RESETTING,
-    STEPPING,
     Slot,
     exit_of,
 )
@@ -68,18 +67,9 @@ MOST_CREDIT_S = 1.0
 MOST_KILLS = 50  # in a row, without one good step in between
 LONGEST_PAUSE_S, LONGEST_PAUSE_AFTER_KILL_S = 5.0, 0.5  # before a worker that failed again is started again
 PR_SET_PDEATHSIG = 1
-DOING = {
-    IDLE: "waiting for its turn",
-    CONSTRUCTING: "constructing",
-    RESETTING: "in reset",
-    STEPPING: "in step",
-    PAUSING: "pausing after an error",
-}
-ERRORS: Mapping[str, type[EnvironmentRefused | EnvironmentFailed]] = {
-    "refused": EnvironmentRefused,
-    "failed": EnvironmentFailed,
-    "ended": EnvironmentEnded,
-}
+# By the phase: idle, constructing, resetting, stepping, pausing.
+DOING = ("waiting for its turn", "constructing", "in reset", "in step", "pausing after an error")
+ERRORS = {kind.__name__: kind for kind in (EnvironmentRefused, EnvironmentFailed, EnvironmentEnded)}
 
 
 @dataclass(frozen=True)
@@ -367,13 +357,12 @@ class Worker:
 
 
 def _error_message(error: BaseException) -> bytes:
-    kind = next((kind for kind, known in ERRORS.items() if type(error) is known), "failed")
-    text = str(error)
+    kind, text = type(error).__name__, str(error)
     if not isinstance(error, EnvironmentRefused | EnvironmentFailed):
         text = f"a worker process of the environment failed with the error below\n\n{traceback.format_exc()}"
     if len(text) > LONGEST_TEXT:
         text = f"{text[: LONGEST_TEXT // 4]}\n…\n{text[-LONGEST_TEXT // 2 :]}"
-    return ERROR + json.dumps([kind, text]).encode()
+    return ERROR + json.dumps([kind if kind in ERRORS else EnvironmentFailed.__name__, text]).encode()
 
 
 def main() -> None:

@@ -48,9 +48,8 @@ class PopArtHead(nn.Linear):
         old = self.statistics
         seen = torch.stack(popart.sums(target, task, learnable, tasks=len(old.mean)))
         new = popart.follow(old, popart.Sums(*whole(seen)), step=step)
-        finite = (
-            new.mean.isfinite().all() & new.mean_square.isfinite().all()
-        )  # not looked at: that would wait for a GPU
+        # Not looked at here: that would wait for a GPU.
+        finite = new.mean.isfinite().all() & new.mean_square.isfinite().all()
         layer = popart.rescale(popart.Layer(self.weight, self.bias), old, new)
         # Through `data`: the parameters may be views of one vector, and the graph of the values before is not needed any more.
         places = (self.weight.data, self.bias.data, self.mean, self.mean_square)

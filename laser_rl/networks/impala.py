@@ -67,12 +67,7 @@ def act(pictures: Tensor, scale: float, *parameters: Tensor) -> Tensor:
 
 
 def kernels_work(parameters: Sequence[Tensor], picture: Sequence[int]) -> bool:
-    """Whether all of this runs here; tried once, because nothing else can tell (a compiler is missing, a card is too old or small).
-
-    Args:
-        parameters: of all sections, on the GPU.
-        picture: [planes, H, W].
-    """
+    """Whether all of this runs here for pictures [planes, H, W]; tried once, since nothing else can tell (no compiler, a card too old)."""
     pictures = torch.zeros(TRIED, *picture, dtype=torch.uint8, device=parameters[0].device)
     try:
         with torch.inference_mode(False), torch.enable_grad():
@@ -96,13 +91,10 @@ def _sections(parameters: Sequence[Tensor]) -> list[Section]:
 
 def lowered(parameters: Sequence[Tensor]) -> list[Tensor]:
     """All of them in the type of the products, at once: one by one, so many small copies take longer than a convolution."""
-    low = [torch.empty_like(p, dtype=DTYPE, memory_format=_layout(p)) for p in parameters]
+    layouts = [torch.channels_last if p.ndim == KERNEL else torch.contiguous_format for p in parameters]
+    low = [torch.empty_like(p, dtype=DTYPE, memory_format=way) for p, way in zip(parameters, layouts, strict=True)]
     torch._foreach_copy_(low, list(parameters))
     return low
-
-
-def _layout(parameter: Tensor) -> torch.memory_format:
-    return torch.channels_last if parameter.ndim == KERNEL else torch.contiguous_format
 
 
 def _are_narrow(sections: Sequence[Section]) -> bool:
