@@ -176,11 +176,7 @@ def is_atari(name: str) -> bool:
 
 
 def is_mixture(name: str) -> bool:
-    """Whether a name stands for several tasks.
-
-    >>> is_mixture("suite:grid"), is_mixture("CartPole-v1,laser/Catch"), is_mixture("laser/Catch")
-    (True, True, False)
-    """
+    """Whether a name stands for several tasks."""
     return name.startswith(PREFIX) or "," in name
 
 

@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from laser_rl.envs.records import VectorEpisodes
 from laser_rl.envs.slot import SerialEnvironments
 from laser_rl.envs.vector import VectorAdapter
 from laser_rl.errors import ConfigError, EnvironmentRefused
@@ -123,3 +124,15 @@ def test_a_vector_with_one_generator_for_all_slots_is_seeded_once():
     np.testing.assert_array_equal(first, heads())
     assert not np.array_equal(first[0, 0], first[0, 1])
     assert len(np.unique(first[:, 0], axis=0)) == 61  # no episode twice
+
+
+def test_the_step_that_resets_is_no_transition_whatever_the_vector_says():
+    episodes, slot, seen = VectorEpisodes(1, seed=1), np.arange(1), np.zeros((1, 2), np.float32)
+    yes, no = np.array([True]), np.array([False])
+    episodes.begin(slot, seen, [3])
+    last = episodes.advance(slot, seen, np.array([2.0]), yes, yes, [3])
+    assert [last.reward[0], last.terminated[0], last.truncated[0], last.episode[0]] == [2.0, True, False, 0]
+    first = episodes.advance(slot, seen, np.array([2.0]), yes, yes, [1])
+    assert [first.is_first[0], first.reward[0], first.episode[0]] == [True, 0.0, 1]
+    assert not (first.terminated | first.truncated | first.lost_life)[0]
+    assert episodes.advance(slot, seen, np.array([2.0]), no, no, [0]).lost_life[0]
