@@ -15,6 +15,7 @@ from laser_rl.envs.pool import PoolEnvironments
 from laser_rl.envs.slot import SerialEnvironments
 from laser_rl.errors import EnvironmentRefused
 from tests.envs.samples import Scripted, Telltale, Witness, drive
+from tests.envs.test_serial import Drifting
 
 
 @pytest.mark.parametrize(
@@ -234,3 +235,15 @@ def _differing(marker):
         return Scripted(gymnasium.spaces.Box(-1, 1, (2,), np.float32))
     except FileExistsError:
         return Scripted(gymnasium.spaces.Box(-1, 1, (3,), np.float32))
+
+
+def test_a_pool_forgets_the_actions_of_episodes_that_it_cannot_rebuild(monkeypatch):
+    monkeypatch.setattr(Drifting, "born", 10)  # in a worker it begins with 0
+    one = SerialEnvironments(Drifting, slots=2, seed=1)
+    one.reset()
+    one.step(np.array([1]), np.array([0]))
+    pool = PoolEnvironments(Drifting, slots=2, seed=1, workers=1)
+    assert pool.load_state_dict(one.state_dict()).restarted.all()
+    assert pool.counters()["lost_episodes"] == 2
+    assert pool.state_dict()["length"].tolist() == [0, 0]
+    pool.close()
