@@ -173,12 +173,12 @@ class PoolEnvironments(SlotEnvironments):
             raise protocol.ERRORS[error](text)
 
     def _arrive(self, worker: protocol.SupervisedWorker) -> None:
-        block, slots = self._block, worker.owed
+        newest, slots = self._block.rows, worker.owed
         self.arrived.extend(slots)
         self._asked[slots] = False
-        self._episode[slots] = block.episode[slots]
-        self._open[slots] = ~(block.terminated[slots] | block.truncated[slots])
-        if (worker.failures or worker.kills) and not block.is_first[slots].all():
+        self._episode[slots] = newest.episode[slots]
+        self._open[slots] = ~(newest.terminated[slots] | newest.truncated[slots])
+        if (worker.failures or worker.kills) and not newest.is_first[slots].all():
             worker.failures = worker.kills = 0  # a good step: what went wrong before is forgiven
         worker.owed, worker.command = [], None
         self._send_next(worker)

@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -225,27 +225,25 @@ class VectorEpisodes:
 class RowBlock(NamedTuple):
     """The newest row of every slot, in ordinary or in shared memory; the worker that steps slot i writes at index i."""
 
-    observation: Array
-    is_first: Flags
-    reward: NDArray[np.float32]
-    terminated: Flags
-    truncated: Flags
-    lost_life: Flags
-    restarted: Flags
-    episode: Ints
-    seed: Ints
+    rows: Rows
     digest: Ints  # of all rows of the episode so far
 
     def take(self, slots: Ints) -> Rows:
         """A copy of the rows of `slots`."""
-        return Rows(slots, *(field[slots] for field in self[:-1]))  # type: ignore[arg-type]  # the same fields in the same order
+        return Rows(slots, *(field[slots] for field in self.rows[1:]))  # type: ignore[arg-type]
 
 
 def block_fields(observation: ObservationSpec, slots: int) -> Fields:
-    """Shape and type of each array of a block."""
-    dtypes = {"reward": "float32", **dict.fromkeys(("episode", "seed", "digest"), "int64")}
-    fields = {name: ((slots,), dtypes.get(name, "bool")) for name in RowBlock._fields[1:]}
-    return {"observation": ((slots, *observation.shape), observation.dtype), **fields}
+    """Shape and type of each array that `block_over` needs."""
+    dtypes = {"reward": "float32", **dict.fromkeys(("slots", "episode", "seed", "digest"), "int64")}
+    fields = {name: ((slots,), dtypes.get(name, "bool")) for name in (*Rows._fields, "digest")}
+    return {**fields, "observation": ((slots, *observation.shape), observation.dtype)}
+
+
+def block_over(arrays: Mapping[str, Array]) -> RowBlock:
+    """A block of these arrays."""
+    rows = Rows(*(arrays[name] for name in Rows._fields))  # type: ignore[arg-type]
+    return RowBlock(rows, cast("Ints", arrays["digest"]))
 
 
 def size_of(fields: Fields) -> int:

@@ -27,6 +27,7 @@ from laser_rl.envs.records import (
     RowBlock,
     Rows,
     block_fields,
+    block_over,
     carve,
     seed_of,
     size_of,
@@ -100,8 +101,8 @@ class Slot:
 
     def bind(self, block: RowBlock, index: int) -> None:
         """Write rows at `index` of `block` from now on."""
-        self._block, self._index = block, index
-        self._out = block.observation[index]
+        self._row, self._digests, self._index = block.rows, block.digest, index
+        self._out = block.rows.observation[index]
         self._bytes = self._out.reshape(-1).view(np.uint8).data
         self._border.bind(self._out)
 
@@ -206,13 +207,13 @@ class Slot:
         self._border.starting(self._episode)
         self._watch(RESETTING, self._slot)
         info = self._border.after_reset(self._env.reset(seed=seed))
-        block, index = self._block, self._index
-        block.episode[index], block.seed[index] = self._episode, seed
-        block.is_first[index], block.restarted[index] = True, self._broken
-        block.reward[index] = 0.0
-        block.terminated[index] = block.truncated[index] = block.lost_life[index] = False
+        row, index = self._row, self._index
+        row.episode[index], row.seed[index] = self._episode, seed
+        row.is_first[index], row.restarted[index] = True, self._broken
+        row.reward[index] = 0.0
+        row.terminated[index] = row.truncated[index] = row.lost_life[index] = False
         self._digest = zlib.crc32(self._bytes)
-        block.digest[index] = self._digest
+        self._digests[index] = self._digest
         self._lives = self._border.lives(info, 0) if info else 0
         self._open, self._broken, self._fresh, self._lost_life = True, False, True, False
 
@@ -230,22 +231,22 @@ class Slot:
         result = self._env.step(self._border.to_action(action))
         reward, terminated, truncated, info = self._border.after_step(result, self._env)
         # A store into an array costs as much as a good part of a small environment's step: only what changes is written.
-        block, index = self._block, self._index
+        row, index = self._row, self._index
         if self._fresh:
-            block.is_first[index] = block.restarted[index] = self._fresh = False
-        block.reward[index] = reward
+            row.is_first[index] = row.restarted[index] = self._fresh = False
+        row.reward[index] = reward
         if info or self._lost_life:
             self._count_lives(info)
         self._digest = zlib.crc32(self._bytes, self._digest)
-        block.digest[index] = self._digest
+        self._digests[index] = self._digest
         if terminated or truncated:
-            block.terminated[index], block.truncated[index] = terminated, not terminated
+            row.terminated[index], row.truncated[index] = terminated, not terminated
             self._open = False
 
     def _count_lives(self, info: Mapping[str, Any]) -> None:
         lives = self._border.lives(info, self._lives)
         self._lost_life = lives < self._lives
-        self._block.lost_life[self._index] = self._lost_life
+        self._row.lost_life[self._index] = self._lost_life
         self._lives = lives
 
     def _refuse_or_drop(self, bad: BadValue) -> None:
@@ -351,7 +352,7 @@ class SerialEnvironments(SlotEnvironments):
         ]
         self.spec = self._members[0].spec
         fields = block_fields(self.spec.observation, slots)
-        self._block = RowBlock(**carve(bytearray(size_of(fields)), fields))  # type: ignore[arg-type]
+        self._block = block_over(carve(bytearray(size_of(fields)), fields))
         for index, member in enumerate(self._members):
             member.bind(self._block, index)
         self._history = ActionHistory(slots, self.spec.action)

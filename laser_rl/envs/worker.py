@@ -37,6 +37,7 @@ from laser_rl.envs.records import (
     RowBlock,
     action_layout,
     block_fields,
+    block_over,
     carve,
     size_of,
     write_spec,
@@ -269,8 +270,7 @@ def map_rows(handle: int, spec: EnvironmentSpec, slots: int) -> tuple[RowBlock, 
     shape, dtype = action_layout(spec.action)
     asked = {"action": ((slots, *shape), dtype), "asked": ((slots,), "bool")}
     arrays = _map(handle, {**block_fields(spec.observation, slots), **asked})
-    block = RowBlock(*(arrays[name] for name in RowBlock._fields))  # type: ignore[arg-type]
-    return block, arrays["action"], cast("Flags", arrays["asked"])
+    return block_over(arrays), arrays["action"], cast("Flags", arrays["asked"])
 
 
 def _map(handle: int, fields: Fields) -> dict[str, Array]:
