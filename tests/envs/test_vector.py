@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from laser_rl.envs.make import make_environments
 from laser_rl.envs.records import VectorEpisodes
 from laser_rl.envs.slot import SerialEnvironments
 from laser_rl.envs.vector import VectorAdapter
@@ -136,3 +137,18 @@ def test_the_step_that_resets_is_no_transition_whatever_the_vector_says():
     assert [first.is_first[0], first.reward[0], first.episode[0]] == [True, 0.0, 1]
     assert not (first.terminated | first.truncated | first.lost_life)[0]
     assert episodes.advance(slot, seen, np.array([2.0]), no, no, [0]).lost_life[0]
+
+
+@pytest.mark.parametrize("source", [Telltale, lambda: SyncVectorEnv([Telltale, Telltale])])
+def test_an_episode_is_void_after_another_player_has_reset_the_environment(source):
+    env = source()
+    slots = getattr(env, "num_envs", 1)
+    one, other = (make_environments(env, slots=slots, seed=seed) for seed in (1, 2))
+    actions = np.arange(slots), np.zeros(slots, np.int64)
+    one.reset()
+    assert not one.step(*actions).restarted.any()
+    other.reset()
+    rows = one.step(*actions)
+    assert (rows.is_first & rows.restarted & (rows.episode == 1)).all()
+    assert not one.step(*actions).restarted.any()
+    assert not any(one.counters().values())  # no fault of the environment's
