@@ -56,9 +56,8 @@ class VectorAdapter(Environments):
             self._episodes.number += 1
             self._acted[:] = False
             return self.reset()._replace(restarted=np.ones(self.slots, np.bool_))
-        starting = np.flatnonzero(self._acted & self._episodes.ended)
-        if starting.size and self._mode is not AutoresetMode.NEXT_STEP:
-            return self._start(starting)
+        if self._mode is not AutoresetMode.NEXT_STEP and (self._acted & self._episodes.ended).any():
+            return self._start(np.flatnonzero(self._acted & self._episodes.ended))
         if not self._acted.all():
             raise ValueError(
                 f"{self.spec.name}: a vector environment steps all its slots at once; expected actions for "
@@ -110,9 +109,8 @@ class VectorAdapter(Environments):
         self._steps += 1
         self._acted[:] = False
         stored = self._convert(observation)
-        ended = np.asarray(terminated | truncated, np.bool_)
-        if self._mode is AutoresetMode.SAME_STEP and ended.any():
-            self._waiting, stored = stored, self._with_final(stored, info, ended)
+        if self._mode is AutoresetMode.SAME_STEP and (terminated | truncated).any():
+            self._waiting, stored = stored, self._with_final(stored, info, terminated | truncated)
         return self._checked(
             self._episodes.advance(self._every.copy(), stored, reward, terminated, truncated, info.get("lives"))
         )
