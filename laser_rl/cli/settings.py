@@ -55,8 +55,8 @@ class Shortcuts:
     replay_from: Annotated[str | None, tyro.conf.arg(metavar="RUN_DIR")] = None
     """Begin with the replay of another run or sweep: replay.start_from."""
 
-    def settings(self) -> dict[str, Any]:
-        """By full name, only those that were given."""
+    def over(self, config: Config) -> Config:
+        """A configuration with those that were given over it."""
         full = {
             "env": "environment.id",
             "steps": "run.steps",
@@ -67,7 +67,7 @@ class Shortcuts:
             "video_every": "run.video_every_steps",
             "replay_from": "replay.start_from",
         }
-        return {full[name]: value for name, value in vars(self).items() if value is not None}
+        return override(config, {full[name]: value for name, value in vars(self).items() if value is not None})
 
 
 def expand_numbers(arguments: list[str]) -> list[str]:
@@ -160,15 +160,9 @@ def merged(config: Config, sections: Mapping[str, Any]) -> Config:
 
 def fitting(env: str) -> Config:
     """The recipe that fits an environment, which is opened once to be looked at."""
-    base = recipes.cartpole(env)
-    from laser_rl.training.build import open_environments  # noqa: PLC0415 - torch: not for a look at a report
-    from laser_rl.training.evaluate import task_count  # noqa: PLC0415
+    from laser_rl.training.evaluate import spec_of  # noqa: PLC0415 - torch: not for a look at a report
 
-    environments = open_environments(env, base.environment, seed=0, lockstep=True, slots=task_count(env))
-    try:
-        return recipes.for_environment(environments.spec, env)
-    finally:
-        environments.close()
+    return recipes.for_environment(spec_of(env, recipes.cartpole(env)), env)
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -197,13 +191,8 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def _brackets(text: str) -> int:
-    """How many are open at once, at most; those in quotes count as well.
-
-    >>> _brackets("a: [1, {b: [2]}, [3]]")
-    3
-    """
-    opened = itertools.accumulate((letter in "[{") - (letter in "]}") for letter in text)
-    return max(opened, default=0)
+    """How many are open at once, at most; those in quotes count as well."""
+    return max(itertools.accumulate((letter in "[{") - (letter in "]}") for letter in text), default=0)
 
 
 def _require_plain(path: Path, values: Any) -> None:
@@ -240,8 +229,3 @@ def flags(default: Asked, prog: str, arguments: list[str]) -> Asked:
         return tyro.cli(type(default), prog=prog, args=arguments, default=default)
     except ValidationError as error:  # tyro sees to those within one section
         raise ConfigError(problems(error)) from None
-
-
-def apply(config: Config, shortcuts: Shortcuts) -> Config:
-    """The short flags over everything else."""
-    return override(config, shortcuts.settings())

@@ -9,7 +9,7 @@ import tyro
 import yaml
 
 from laser_rl import checkpoint
-from laser_rl.cli.settings import Shortcuts, apply, base_config, expand_numbers, flags, peek
+from laser_rl.cli.settings import Shortcuts, base_config, expand_numbers, flags, peek
 from laser_rl.config import Config
 from laser_rl.errors import ConfigError
 from laser_rl.research.paper import as_csv, as_json, compared, show
@@ -41,7 +41,7 @@ def config_command(arguments: list[str]) -> int:
     arguments = expand_numbers(arguments or ["show"])
     default = Show("show", settings=base_config(*peek(arguments)))
     asked = flags(default, "laser config", arguments)
-    config: Config | SweepConfig = apply(asked.settings, asked.quick)
+    config: Config | SweepConfig = asked.quick.over(asked.settings)
     if asked.run_dir:
         config = read_sweep(asked.run_dir) if is_sweep(asked.run_dir) else read_config(asked.run_dir)
     values = config.model_dump(mode="json")

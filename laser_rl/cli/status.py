@@ -19,7 +19,7 @@ from laser_rl.metrics.history import History
 from laser_rl.metrics.log import FILE
 from laser_rl.metrics.rows import Row
 from laser_rl.metrics.standing import MemberStanding, standing_of, state_of
-from laser_rl.training.files import SWEEP, awaits_evaluation, has_ended, is_sweep, read_config, read_sweep
+from laser_rl.training.files import SWEEP, awaits_evaluation, has_ended, is_sweep, read_sweep
 
 _NONE = "–"
 
@@ -46,37 +46,22 @@ def status_command(arguments: list[str]) -> int:
 
 def status_of(run_dir: Path) -> dict[str, Any]:
     """What the files of a run directory say, as plain values; refused if it is none."""
-    history = History.read(run_dir / FILE)
-    rows = history.kept()
-    if is_sweep(run_dir):
-        sweep = read_sweep(run_dir)
-        base, members = sweep.base, standing_of(rows, read_json(run_dir / SWEEP))
-    else:
-        base = read_config(run_dir)
-        rows = [{**row, "member": 0} for row in rows]
-        members = standing_of(rows, {"settings": [{}]})
-    owner = checkpoint.owner(run_dir)
+    history, many, base = History.read(run_dir / FILE), is_sweep(run_dir), read_sweep(run_dir).base
+    rows = history.kept() if many else [{**row, "member": 0} for row in history.kept()]
+    members = standing_of(rows, read_json(run_dir / SWEEP) if many else {"settings": [{}]})
+    owner, newest = checkpoint.owner(run_dir), checkpoint.newest_step(run_dir)
+    folder = run_dir / checkpoint.CHECKPOINTS / f"step-{newest or 0:012d}"
     return {
         "run_dir": str(run_dir),
-        "kind": "sweep" if is_sweep(run_dir) else "run",
+        "kind": "sweep" if many else "run",
         "environment": base.environment.id,
         "recipe": base.recipe,
         "state": state_of(history.last, running=owner is not None),
         "process": None if owner is None else {"pid": owner.pid, "host": owner.host},
-        "checkpoint": _newest(run_dir),
+        "checkpoint": None if newest is None else {"step": newest, "path": str(folder)},
         "evaluation_missing": owner is None and _evaluation_is_missing(run_dir),
         "members": [_member(one, rows, base) for one in members],
     }
-
-
-def _newest(run_dir: Path) -> dict[str, Any] | None:
-    """The newest checkpoint by its name; whether it is whole is found out by those who load it."""
-    folders = (run_dir / checkpoint.CHECKPOINTS).glob("step-*")
-    steps = {int(number): folder for folder in folders if (number := folder.name.removeprefix("step-")).isdecimal()}
-    if not steps:
-        return None
-    newest = max(steps)
-    return {"step": newest, "path": str(steps[newest])}
 
 
 def _evaluation_is_missing(run_dir: Path) -> bool:

@@ -51,9 +51,13 @@ def begin(recipe: str | None, file: Path | None, env: str | None, asked: Mapping
 def _require_recipe(name: str | None) -> None:
     known = [*recipes.SWEEPS, *recipes.RECIPES]
     if name is not None and name not in {*known, "default"}:
-        close = difflib.get_close_matches(str(name), known, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
+        hint = _close_to(name, known) or f"there are {', '.join(known)}"
         raise ConfigError(f"there is no recipe {name!r}; {hint}")
+
+
+def _close_to(name: object, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(str(name), known, n=1)
+    return f"did you mean {close[0]!r}?" if close else ""
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -63,8 +67,7 @@ def _read(file: Path) -> dict[str, Any]:
     known = [*SweepConfig.model_fields, "recipe"]
     for name in values:
         if name not in known:
-            close = difflib.get_close_matches(str(name), known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else "settings of all members go under 'base:'"
+            hint = _close_to(name, known) or "settings of all members go under 'base:'"
             raise ConfigError(f"{file} has {name!r}, expected {', '.join(known)}; {hint}")
     if isinstance(values.get("stack"), bool):  # YAML's on and off
         values["stack"] = "on" if values["stack"] else "off"

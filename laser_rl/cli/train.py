@@ -12,7 +12,7 @@ from rich.console import Console as Terminal
 
 from laser_rl import checkpoint, recipes
 from laser_rl.api.sweep import require_memory
-from laser_rl.cli.settings import Shortcuts, apply, base_config, expand_numbers, flags, peek
+from laser_rl.cli.settings import Shortcuts, base_config, expand_numbers, flags, peek
 from laser_rl.cli.sweep_settings import SOURCES, Begun, begin, grid_of, one_by_one, random_of
 from laser_rl.cli.watch import dashboard_of, require_dashboard
 from laser_rl.config import Config, full_name, override
@@ -130,7 +130,7 @@ def train_command(arguments: list[str]) -> int:
     """`laser train`."""
     arguments = expand_numbers(arguments)
     asked = flags(TrainFlags(settings=base_config(*peek(arguments))), "laser train", arguments)
-    settings = SweepConfig(base=apply(asked.settings, asked.quick), processes=asked.processes)
+    settings = SweepConfig(base=asked.quick.over(asked.settings), processes=asked.processes)
     return _start(asked, settings, settings.base.environment.id, arguments)
 
 
@@ -165,7 +165,7 @@ def _sweep_of(asked: SweepFlags, begun: Begun) -> SweepConfig:
         )
     if rest.get("random") and not rest.get("draws"):
         raise ConfigError("--random says where members are drawn from, but not how many; add --draws 10")
-    base = apply(asked.settings, asked.quick)
+    base = asked.quick.over(asked.settings)
     pbt = (rest.get("pbt") or recipes.small_pbt(base.run.steps)) if asked.pbt else None
     chosen = {"share": asked.share, "stack": asked.stack, "processes": asked.processes}
     return sweep_from({**rest, **chosen, "pbt": pbt, "base": base})

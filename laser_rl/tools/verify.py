@@ -18,7 +18,7 @@ from laser_rl.errors import ConfigError, DamagedRun, UserError
 from laser_rl.metrics import machine
 from laser_rl.metrics.log import FILE, pieces
 from laser_rl.metrics.rows import rows_in
-from laser_rl.training.files import CONFIG, SWEEP, changes, is_sweep, read_config, read_sweep
+from laser_rl.training.files import CONFIG, SWEEP, changes, is_sweep, read_sweep
 
 ROW_BEGINS = b'{"kind": "'  # so does what is left of one that was cut off
 
@@ -93,10 +93,9 @@ def _compared(run_dir: Path, found: FileFinding) -> FileFinding:
 
 
 def _settings(run_dir: Path) -> str:
-    if is_sweep(run_dir):
-        sweep = read_sweep(run_dir)
-        return f"{len(sweep.settings)} members on {sweep.base.environment.id}"
-    return read_config(run_dir).environment.id
+    sweep = read_sweep(run_dir)
+    members = f"{len(sweep.settings)} members on " if is_sweep(run_dir) else ""
+    return f"{members}{sweep.base.environment.id}"
 
 
 def _metrics(run_dir: Path) -> str:
