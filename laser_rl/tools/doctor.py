@@ -9,6 +9,7 @@ import os
 import platform
 import re
 import resource
+import shutil
 import socket
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from laser_rl import __version__
+from laser_rl import __version__, disk
 
 Verdict = Literal["good", "warning", "bad", "optional"]
 OLDEST_PYTHON = (3, 11)
@@ -89,7 +90,7 @@ def looked_at(run_dir: Path) -> Iterator[Probe]:
         yield from libraries(_requirements(), _installed)
         yield cores(len(os.sched_getaffinity(0)), os.cpu_count() or 1, core_quota())
         yield shared_memory()
-        yield from disk(run_dir)
+        yield from room(run_dir)
         yield open_files()
         yield loopback()
         yield worker()
@@ -218,31 +219,26 @@ def memory(total: int, free: int) -> Probe:
 def shared_memory(folder: Path = Path("/dev/shm")) -> Probe:  # noqa: S108 - its size is looked at, nothing is written
     """Memory between processes: ours has no name and needs no room in /dev/shm, which is what a user would suspect."""
     try:
-        room = os.statvfs(folder)
-        size = f"{folder} has {room.f_bavail * room.f_frsize / GB:.1f} GB free, of which laser needs none"
+        size = f"{folder} has {shutil.disk_usage(folder).free / GB:.1f} GB free, of which laser needs none"
     except OSError:
         size = f"there is no {folder}, and laser needs none"
     try:
-        handle = os.memfd_create("laser-doctor")
-        try:
-            os.ftruncate(handle, mmap.PAGESIZE)
-            with mmap.mmap(handle, mmap.PAGESIZE) as mapped:
+        with open(os.memfd_create("laser-doctor"), "r+b") as file:  # noqa: PTH123 - it has no path
+            file.truncate(mmap.PAGESIZE)
+            with mmap.mmap(file.fileno(), mmap.PAGESIZE) as mapped:
                 mapped[:5] = b"laser"
-        finally:
-            os.close(handle)
     except (OSError, AttributeError) as error:
         todo = "memfd_create is not allowed here: use --environment.placement thread and one process, or another container runtime"
         return Probe("shared memory", "bad", f"{type(error).__name__}: {error}", todo)
     return Probe("shared memory", "good", f"anonymous memory files work; {size}")
 
 
-def disk(folder: Path) -> Iterator[Probe]:
+def room(folder: Path) -> Iterator[Probe]:
     """The file system of the run directories: room, and whether it keeps the promises that checkpoints rest on."""
     place = folder.absolute()
     while not place.is_dir():
         place = place.parent
-    room = os.statvfs(place)
-    free = room.f_bavail * room.f_frsize / GB
+    free = shutil.disk_usage(place).free / GB
     todo = (
         "free some space, or name another place with --out",
         "enough for small tasks; a replay of pictures takes several GB",
@@ -257,13 +253,17 @@ def promises(place: Path) -> Probe:
         with tempfile.TemporaryDirectory(prefix=".laser-doctor-", dir=place) as name:
             folder = Path(name)
             start = time.perf_counter()
-            _renamed(folder)
-            sync_s = time.perf_counter() - start
+            for data in (b"old", b"new"):
+                disk.write_bytes(folder / "a", data)  # as every file of a run
+            sync_s, renamed = time.perf_counter() - start, (folder / "a").read_bytes() == b"new"
             locked = _locks(folder / "lock")
             skew = time.time() - (folder / "a").stat().st_mtime
     except OSError as error:
         todo = f"make {place} writable, or name another place with --out"
         return Probe("files", "bad", f"{type(error).__name__}: {error}", todo)
+    if not renamed:
+        todo = "checkpoints would be lost there: name another place with --out"
+        return Probe("files", "bad", "a renamed file has the content of the old one", todo)
     found = f"atomic rename and fsync work ({1e3 * sync_s:.0f} ms)"
     if not locked:
         todo = "two runs could write to one directory: put runs on a local disk, or mount with locks"
@@ -274,23 +274,6 @@ def promises(place: Path) -> Probe:
     if sync_s > SLOW_SYNC_S:
         return Probe("files", "warning", found, "a slow disk: save less often with --run.checkpoint-every-steps")
     return Probe("files", "good", f"{found}, locks work, times agree")
-
-
-def _renamed(folder: Path) -> None:
-    for text in ("old", "new"):
-        beside = folder / "b"
-        with beside.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(folder / "a")
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-    if (folder / "a").read_text() != "new":
-        raise OSError("a renamed file has the content of the old one")
 
 
 def _locks(path: Path) -> bool:

@@ -144,8 +144,8 @@ def test_cores_and_memory():
 
 
 def test_a_directory_that_is_not_there_yet_is_tried_where_it_would_be(tmp_path):
-    room, files = doctor.disk(tmp_path / "not" / "yet")
-    assert str(tmp_path) in room.found
+    space, files = doctor.room(tmp_path / "not" / "yet")
+    assert str(tmp_path) in space.found
     assert files.verdict == "good"
     assert list(tmp_path.iterdir()) == []  # nothing stays
 
