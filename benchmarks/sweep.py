@@ -21,7 +21,7 @@ from typing import Any
 
 from laser_rl import recipes
 from laser_rl.config import override
-from laser_rl.metrics.rows import memory_bytes
+from laser_rl.metrics.machine import memory_bytes
 from laser_rl.training.build_group import build_group
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import prepare

@@ -202,10 +202,10 @@ def _cut_at_gaps(found: _Survey, first_id: int, next_id: int) -> tuple[NDArray[n
 
     `found` is what is left of the unrolls from `first_id` to `next_id` - 1. Of episodes that are gone altogether nothing is known.
 
-    >>> found = _Survey(*np.array([[10, 11, 13, 14], [-1, -1, 10, 12]]), *np.array([[0] * 4, [0, 1, 0, 1], [5] * 4]),
-    ...                 opens=np.zeros(4, bool), follows=np.array([5] * 4))  # 12, of slot 1, is gone
-    >>> _cut_at_gaps(found, 10, 15)
-    (array([ 0, -1,  0,  1], dtype=int32), 1)
+    >>> found = _Survey(*np.array([[10, 11, 13, 14], [-1, -1, 10, 12]]), *np.array([[0] * 4, [0, 1, 0, 2], [5] * 4]),
+    ...                 opens=np.zeros(4, bool), follows=np.array([5] * 4))  # 12, which 14 follows, is gone
+    >>> _cut_at_gaps(found, 10, 15)  # 12 may have been of slot 1 as far as one can see from 11
+    (array([ 0, -1,  0,  2], dtype=int32), 2)
     """
     slots, damaged = found.slot.copy(), set[tuple[int, int, int]]()
     gone = np.setdiff1d(np.arange(first_id, next_id), found.number)

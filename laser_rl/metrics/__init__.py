@@ -4,7 +4,8 @@ TensorBoard, the console and trackers are modules of their own to import: they a
 """
 
 from laser_rl.metrics.log import MetricsLog, read, read_from, rows_hash
-from laser_rl.metrics.rows import EpisodeWindow, Kind, Row, Sink, Value, memory_bytes
+from laser_rl.metrics.machine import memory_bytes
+from laser_rl.metrics.rows import EpisodeWindow, Kind, Row, Sink, Value
 
 __all__ = [
     "EpisodeWindow", "Kind", "MetricsLog", "Row", "Sink", "Value", "memory_bytes", "read", "read_from", "rows_hash"

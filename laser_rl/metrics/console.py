@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -115,9 +114,7 @@ class Console(AbstractContextManager["Console"]):
         if self._live is not None:
             self._while_there(self._live.stop)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _seen(self, values: Mapping[str, Value]) -> _Seen | None:

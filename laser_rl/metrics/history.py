@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from laser_rl.metrics.log import Stream
+from laser_rl.metrics.log import Limit, Stream
 from laser_rl.metrics.rows import Kind, Row
 
 Array = NDArray[np.float64]
@@ -41,6 +41,7 @@ _NEWEST, _EPISODES, _EVALUATIONS, _EVENTS, _EXPLOITS = 10, 100, 50, 200, 5000
 _MOST_MEMBERS = 256
 _MOST_TABLES = 1024
 _MOST_NAMES = 400  # of numbers in a table
+_LARGEST = 2**53  # of a counter: a forged one may be beyond what can be added up
 _PIECE = 10_000  # rows that are sorted into tables at once
 
 
@@ -216,17 +217,15 @@ class History:
             self._void(row)
 
     def _void(self, mark: Row) -> None:
-        own, step, update = _own(mark), float(mark["step"]), float(mark["update"])
-        self.marks.append((step, float(mark.get("time", math.nan))))
+        own, limit = _own(mark), Limit.of(mark)
+        self.marks.append((limit.step, float(mark.get("time", math.nan))))
         del self.marks[:-_EVENTS]
-        evaluated = mark.get("evaluated", step)  # the checkpoint was written before later evaluations
-        played = min(step, evaluated) if isinstance(evaluated, int | float) else step
         for (kind, member), table in self._tables.items():
             if member == own:
-                table.void(played if kind == "evaluation" else step, update)
+                table.void(limit.evaluated if kind == "evaluation" else limit.step, limit.update)
         every = [rows for (_, member), rows in self._newest.items() if member == own]
         for rows in [*every, self._exploits]:
-            held = [row for row in rows if _own(row) != own or _holds(row, step, update, played)]
+            held = [row for row in rows if _own(row) != own or not limit.voids(row)]
             rows.clear()
             rows.extend(held)
 
@@ -262,7 +261,7 @@ class History:
 
     def _count(self, member: int, name: str, values: Array) -> None:
         past, last = self._counted.get((member, name), (0, 0.0))
-        every = np.concatenate([[last], values[np.isfinite(values)]])
+        every = np.concatenate([[last], np.clip(values[np.isfinite(values)], 0, _LARGEST)])
         ended = every[:-1][np.diff(every) < 0].sum()  # of sessions before the last: the counter falls where one begins
         self._counted[member, name] = (past + int(ended), float(every[-1]))
 
@@ -284,11 +283,6 @@ def _column(rows: list[Row], name: str) -> Array:
         values = np.array([one if isinstance(one, float) else math.nan for one in found], np.float64)
     values[~np.isfinite(values)] = math.nan
     return values
-
-
-def _holds(row: Row, step: float, update: float, played: float) -> bool:
-    last = played if row["kind"] == "evaluation" else step
-    return float(row["step"]) <= last and float(row["update"]) <= update
 
 
 def _is_exploit(row: Row) -> bool:

@@ -22,7 +22,6 @@ from contextlib import AbstractContextManager
 from io import BufferedReader
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple
 
 from laser_rl.disk import open_regular
@@ -102,9 +101,7 @@ class MetricsLog(AbstractContextManager["MetricsLog"]):
                 count = len(self._late) + self._lost
                 log.error("%d rows of metrics are lost: no space for them in %s", count, self.path)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _line(self, kind: Kind, values: Mapping[str, Value]) -> bytes:
@@ -165,17 +162,23 @@ class MetricsLog(AbstractContextManager["MetricsLog"]):
             self._keep(line, needed=True)
 
 
-class _Limit(NamedTuple):
+class Limit(NamedTuple):
     """What a checkpoint holds: later rows, and evaluations after its last one, are void when a run goes back to it."""
 
     step: float
     update: float
     evaluated: float
 
+    @classmethod
+    def of(cls, mark: Row) -> "Limit":
+        """What a row says that marks a resume."""
+        step = float(mark["step"])
+        return cls(step, float(mark["update"]), min(step, float(mark.get("evaluated", step))))
+
     def voids(self, row: Row) -> bool:
-        step = int(row["step"])
-        late = row["kind"] == "evaluation" and step > self.evaluated  # the checkpoint was written before it
-        return late or step > self.step or int(row["update"]) > self.update
+        """Whether a row of the same member came later."""
+        last = self.evaluated if row["kind"] == "evaluation" else self.step
+        return float(row["step"]) > last or float(row["update"]) > self.update
 
 
 class Resumes:
@@ -186,13 +189,12 @@ class Resumes:
 
     def __init__(self, marks: Iterable[Row]) -> None:
         self.void = 0
-        self._limits: dict[object, list[_Limit]] = {}
+        self._limits: dict[object, list[Limit]] = {}
         for mark in marks:
-            limit = _Limit(int(mark["step"]), int(mark["update"]), float(mark.get("evaluated", math.inf)))
-            self._limits.setdefault(mark.get("member"), []).append(limit)
+            self._limits.setdefault(mark.get("member"), []).append(Limit.of(mark))
         for own in self._limits.values():  # each gets the lowest limits of itself and of those after it
             for n in reversed(range(len(own) - 1)):
-                own[n] = _Limit(*(min(pair) for pair in zip(own[n], own[n + 1], strict=True)))
+                own[n] = Limit(*(min(pair) for pair in zip(own[n], own[n + 1], strict=True)))
         self._passed = dict.fromkeys(self._limits, 0)
 
     def holds(self, row: Row) -> bool:

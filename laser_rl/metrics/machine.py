@@ -32,14 +32,7 @@ def machine() -> dict[str, Any]:
 
 
 def record(run_dir: str | Path) -> Path:
-    """Add this process to `machine.json` of a run directory; the newest sessions are kept.
-
-    >>> import tempfile
-    >>> run_dir = tempfile.mkdtemp()
-    >>> path = record(run_dir)
-    >>> record(run_dir) == path, len(sessions(run_dir))
-    (True, 2)
-    """
+    """Add this process to `machine.json` of a run directory; the newest sessions are kept."""
     path = Path(run_dir) / FILE
     command = shlex.join([Path(sys.argv[0]).name or "python", *sys.argv[1:]])
     this = {"time": round(time.time(), 3), "command": command, **machine()}
@@ -78,3 +71,11 @@ def gpus() -> list[str]:
     files = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     lines = [line for file in files for line in file.read_text(errors="replace").splitlines()]
     return [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+
+
+def memory_bytes() -> int:
+    """Resident memory of this process."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    return 0

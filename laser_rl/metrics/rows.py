@@ -9,7 +9,6 @@ import json
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from laser_rl.envs.scores import references_of, scores_of
@@ -30,7 +29,10 @@ _MOST = 1 << 63  # a count beyond it is none, and may be too large for a float
 _MOST_MEMBERS = 1000  # tables of members by members are made of what is read
 _COUNTS = {"step": _MOST, "update": _MOST, "member": _MOST_MEMBERS, "donor": _MOST_MEMBERS}
 _OF_EPISODES = ("return", "length", "episodes", "return_low", "return_high", "return_last")
-_NUMBERS = {"episode": _OF_EPISODES, "event": ("score", "donor_score")}  # what has to be one, if it is there
+_NUMBERS = {
+    "episode": _OF_EPISODES,
+    "event": ("score", "donor_score", "evaluated"),
+}  # what has to be one, if it is there
 
 
 class Sink(Protocol):
@@ -240,11 +242,3 @@ def fitness(numbers: Mapping[str, float]) -> float:
     if numbers.get("tasks_seen") != numbers.get("tasks"):
         return math.nan
     return float(numbers.get("score_mean_capped", numbers.get("return_mean", math.nan)))
-
-
-def memory_bytes() -> int:
-    """Resident memory of this process."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024
-    return 0

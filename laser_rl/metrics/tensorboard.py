@@ -28,15 +28,6 @@ class TensorBoardLog:
     """The sink that writes the numbers of each row as scalars `kind/name` over steps, to `events.*` in a run directory.
 
     A member of a sweep has a file of its own under `members/NN/`, so that the curves of members lie over each other as runs.
-
-    >>> import tempfile
-    >>> run_dir = Path(tempfile.mkdtemp())
-    >>> log = TensorBoardLog(run_dir)
-    >>> log.write("train", 640, 4, {"member": 3, "entropy": 0.6})
-    >>> log.write("sweep", 640, 4, {"replay_fill": 0.5})
-    >>> log.close()
-    >>> sorted(path.parent.relative_to(run_dir).as_posix() for path in run_dir.rglob("events.out.tfevents.*"))
-    ['.', 'members/03']
     """
 
     def __init__(self, run_dir: str | Path) -> None:
@@ -76,23 +67,23 @@ class TensorBoardLog:
                 file.close()
 
     def _add(self, member: int | None, event: Event) -> None:
-        first = member not in self._files
-        file = self._open(member) if first else self._files[member]
+        events = [event]
+        if member not in self._files:
+            self._files[member] = self._opened(member)
+            events.insert(0, Event(wall_time=time.time(), file_version="brain.Event:2"))
+        file = self._files[member]
         with self._forgiving(file):
-            if first:
-                begin = Event(wall_time=time.time(), file_version="brain.Event:2")
-                RecordWriter(file).write(begin.SerializeToString())
-            RecordWriter(file).write(event.SerializeToString())
+            for one in events:
+                RecordWriter(file).write(one.SerializeToString())
         if time.monotonic() >= self._next_flush:
             self.flush()
 
-    def _open(self, member: int | None) -> BinaryIO:
+    def _opened(self, member: int | None) -> BinaryIO:
         folder = self._run_dir if member is None else self._run_dir / MEMBERS / f"{member:02d}"
         folder.mkdir(parents=True, exist_ok=True)
         # TensorBoard reads the files of a folder in the order of their names: the time comes first.
         name = f"events.out.tfevents.{int(time.time()):010d}.{os.getpid()}.{os.urandom(4).hex()}"
-        self._files[member] = (folder / name).open("xb")
-        return self._files[member]
+        return (folder / name).open("xb")
 
     @contextlib.contextmanager
     def _forgiving(self, file: BinaryIO) -> Iterator[None]:

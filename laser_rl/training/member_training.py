@@ -11,7 +11,8 @@ from typing import Any
 
 from laser_rl.errors import EnvironmentFailed
 from laser_rl.evaluation.statistics import EvalResult, evaluation_of
-from laser_rl.metrics.rows import EpisodeRows, EpisodeWindow, Kind, Sink, Value, fitness, memory_bytes
+from laser_rl.metrics.machine import memory_bytes
+from laser_rl.metrics.rows import EpisodeRows, EpisodeWindow, Kind, Sink, Value, fitness
 from laser_rl.training.budget import Budget
 from laser_rl.training.build import Member, another, derive, slots_of
 from laser_rl.training.evaluate import Unfinished, evaluate, trained_of

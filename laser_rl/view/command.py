@@ -5,8 +5,6 @@ import os
 import socket
 import sys
 import threading
-import time
-import webbrowser
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +12,6 @@ from pathlib import Path
 import tyro
 
 from laser_rl.errors import ConfigError, MissingExtra
-from laser_rl.view.runs import Runs
-
-_NICE = 10
 
 
 @dataclass(frozen=True)
@@ -38,9 +33,13 @@ class Dashboard:
 def dashboard_command(arguments: list[str]) -> int:
     """`laser dashboard`."""
     asked = tyro.cli(Dashboard, prog="laser dashboard", args=arguments)
-    _require_extra()
+    try:
+        import starlette  # noqa: F401, PLC0415
+        import uvicorn  # noqa: F401, PLC0415
+    except ImportError as error:
+        raise MissingExtra("the dashboard", "dashboard") from error
     from laser_rl.view.security import token_from  # noqa: PLC0415 - needs the extra
-    from laser_rl.view.server import listening_socket  # noqa: PLC0415
+    from laser_rl.view.server import listening_socket, serve  # noqa: PLC0415
 
     if not asked.run_dirs:
         raise ConfigError("a dashboard of what? name one or more run directories: laser dashboard runs")
@@ -51,38 +50,10 @@ def dashboard_command(arguments: list[str]) -> int:
     return serve(asked.run_dirs, listening_socket(asked.port, asked.host), token, show=asked.open)
 
 
-def serve(
-    places: Sequence[Path], listening: socket.socket, token: str, *, show: bool = False, quiet: bool = False
-) -> int:
-    """Until Ctrl-C."""
-    from laser_rl.view.security import Access  # noqa: PLC0415
-    from laser_rl.view.server import server_of  # noqa: PLC0415
-
-    if hasattr(os, "nice"):
-        os.nice(_NICE)  # training comes first
-    sys.setswitchinterval(0.001)  # the thread that reads a long log lets requests pass
-    runs = Runs(places)
-    access = Access(token, listening.getsockname()[1])
-    for run in runs.every()[:1]:
-        run.wanted = time.monotonic()
-    server = server_of(runs, access)
-    if not quiet:
-        print(f"dashboard of {len(runs.every())} run(s): {access.link}", flush=True)
-        print("the link holds a token: who has it can see these runs; Ctrl-C ends", flush=True)
-    if show and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-        # Others can see the command line of a browser, so the code in it is good for one visit only.
-        webbrowser.open(f"http://127.0.0.1:{access.port}/?token={access.once()}")
-    try:
-        server.run(sockets=[listening])
-    except KeyboardInterrupt:
-        pass
-    finally:
-        listening.close()
-    return 0
-
-
 def serve_for_parent(arguments: Sequence[str]) -> int:
     """The process that training starts: `FD RUN_DIR`, the token comes by standard input, and its end is ours."""
+    from laser_rl.view.server import serve  # noqa: PLC0415 - needs the extra
+
     number, place = arguments
     logging.basicConfig(level=logging.CRITICAL)  # the terminal belongs to training
     token = sys.stdin.readline().strip()
@@ -93,14 +64,6 @@ def serve_for_parent(arguments: Sequence[str]) -> int:
 def _end_with_parent() -> None:
     sys.stdin.read()
     os._exit(0)  # nothing to save: we only read
-
-
-def _require_extra() -> None:
-    try:
-        import starlette  # noqa: F401, PLC0415
-        import uvicorn  # noqa: F401, PLC0415
-    except ImportError as error:
-        raise MissingExtra("the dashboard", "dashboard") from error
 
 
 if __name__ == "__main__":  # how training starts it: python -m laser_rl.view.command FD RUN_DIR

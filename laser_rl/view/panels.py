@@ -57,14 +57,14 @@ Data = dict[str, Any]
 Named = tuple[str, int | None, CurveLine]  # name, member, line
 
 
-def trained(names: Mapping[str, str], subject: Subject, asked: Asked) -> Data:
+def _trained(names: Mapping[str, str], subject: Subject, asked: Asked) -> Data:
     """Some numbers of training rows, of each member."""
     shown = list(names.items()) if len(subject.members) <= _FEW else list(names.items())[-1:]
     drawn = [line for name, label in shown for line in _of_members(subject, asked, name, label, several=len(names) > 1)]
     return chart(subject, drawn, asked)
 
 
-def returns(subject: Subject, asked: Asked) -> Data:
+def _returns(subject: Subject, asked: Asked) -> Data:
     """Mean return of the last 100 episodes; of a run that does not report it, the returns of its episodes."""
     told = _of_members(subject, asked, "return_mean", subject.score_label)
     drawn = told or _of_members(subject, asked, "return", "return of an episode", kind="episode")
@@ -72,14 +72,14 @@ def returns(subject: Subject, asked: Asked) -> Data:
     return {**chart(subject, drawn, asked), "best": leader, "label": subject.score_label}
 
 
-def episodes(subject: Subject, asked: Asked) -> Data:
+def _episodes(subject: Subject, asked: Asked) -> Data:
     """Returns of single episodes, of one agent on one task: means, and lowest to highest behind each."""
     if len(subject.members) > 1 or subject.mixed or not len(subject.history.line("train", 0, "return_mean").x):
         return chart(subject, [], asked)
     return chart(subject, _of_members(subject, asked, "return", "single episodes", kind="episode"), asked)
 
 
-def evaluations(subject: Subject, asked: Asked) -> Data:
+def _evaluations(subject: Subject, asked: Asked) -> Data:
     """Means of evaluations with their intervals."""
     drawn: list[Named] = []
     for one in subject.members:
@@ -95,7 +95,7 @@ def evaluations(subject: Subject, asked: Asked) -> Data:
     return chart(subject, drawn, asked, bands=True)
 
 
-def tasks(subject: Subject, asked: Asked) -> Data:
+def _tasks(subject: Subject, asked: Asked) -> Data:
     """Of a mixture: the normalised score of each task, of the best member."""
     leader = subject.best
     if leader is None or not subject.mixed:
@@ -105,7 +105,7 @@ def tasks(subject: Subject, asked: Asked) -> Data:
     return chart(subject, [(name.removeprefix(SCORE_OF), None, line) for name, line in every if len(line.x)], asked)
 
 
-def task_table(subject: Subject, asked: Asked) -> Data:
+def _task_table(subject: Subject, asked: Asked) -> Data:
     """Of a mixture: the newest numbers of each task beside random play and the best known, of the best member."""
     from laser_rl.envs.scores import reference_of  # noqa: PLC0415 - needs Gymnasium
 
@@ -123,7 +123,7 @@ def task_table(subject: Subject, asked: Asked) -> Data:
     return table(["task", "random", "best", "return", "score", "evaluation", "its score"], lines)
 
 
-def trust(subject: Subject, asked: Asked) -> Data:
+def _trust(subject: Subject, asked: Asked) -> Data:
     """What is trusted of each source's replayed steps, by one learner or by the mean of all; of a single run, of its own."""
     members = range(len(subject.members))
     learners = [asked.learner] if asked.learner in members else list(members)
@@ -133,11 +133,11 @@ def trust(subject: Subject, asked: Asked) -> Data:
         lines = [subject.history.line("train", learner, name, asked.axis) for learner in learners]
         lines = [line for line in lines if len(line.x)]
         if lines:
-            drawn.append((f"steps of {source}", source, mean_line(lines)))
+            drawn.append((f"steps of {source}", source, _mean_line(lines)))
     return chart(subject, drawn or _of_members(subject, asked, "acceptance", "trusted"), asked)
 
 
-def who(subject: Subject, asked: Asked) -> Data:
+def _who(subject: Subject, asked: Asked) -> Data:
     """Who trusts whose steps, how far policies are from each other, and what is trusted by age; in the newest rows."""
     count = len(subject.members)
     newest = subject.history.newest("sweep")
@@ -146,36 +146,32 @@ def who(subject: Subject, asked: Asked) -> Data:
     np.fill_diagonal(divergence, 0.0)
     return {
         "members": count,
-        "trusted": matrix(newest_means(subject.rows, [f"acceptance_from_{n}" for n in range(count)], count)),
-        "divergence": matrix(divergence) if count > 1 and np.isfinite(divergence).sum() > count else None,
+        "trusted": _matrix(newest_means(subject.rows, [f"acceptance_from_{n}" for n in range(count)], count)),
+        "divergence": _matrix(divergence) if count > 1 and np.isfinite(divergence).sum() > count else None,
         "ages": list(_AGES),
-        "by_age": matrix(newest_means(subject.rows, [f"acceptance_age_{age}" for age in range(len(_AGES))], count)),
+        "by_age": _matrix(newest_means(subject.rows, [f"acceptance_age_{age}" for age in range(len(_AGES))], count)),
     }
 
 
-def replay(subject: Subject, asked: Asked) -> Data:
+def _replay(subject: Subject, asked: Asked) -> Data:
     """Shares of the replay by member."""
-    every = ((str(one.member), one.member, f"share_of_{one.member}") for one in subject.members)
-    found = [(name, member, subject.history.line("sweep", -1, key, asked.axis)) for name, member, key in every]
-    return chart(subject, [one for one in found if len(one[2].x)], asked)
+    members = [one.member for one in subject.members]
+    return chart(subject, _of_sweep(subject, asked, *((str(n), n, f"share_of_{n}") for n in members)), asked)
 
 
-def ages(subject: Subject, asked: Asked) -> Data:
+def _ages(subject: Subject, asked: Asked) -> Data:
     """How old the replay is, as percentiles; of a single run, the mean age of what it replays."""
-    every = ((text, f"age_{part}") for part, text in _PERCENTILES.items())
-    found: list[Named] = [(text, None, subject.history.line("sweep", -1, name, asked.axis)) for text, name in every]
-    found = [one for one in found if len(one[2].x)]
+    found = _of_sweep(subject, asked, *((text, None, f"age_{part}") for part, text in _PERCENTILES.items()))
     return chart(subject, found or _of_members(subject, asked, "replay_age_updates", "mean age"), asked)
 
 
-def fill(subject: Subject, asked: Asked) -> Data:
+def _fill(subject: Subject, asked: Asked) -> Data:
     """How full the replay is."""
-    whole: Named = ("replay", None, subject.history.line("sweep", -1, "replay_fill", asked.axis))
-    own = _of_members(subject, asked, "replay_fill", "replay")
-    return chart(subject, [whole] if subject.is_sweep and len(whole[2].x) else own, asked)
+    whole = _of_sweep(subject, asked, ("replay", None, "replay_fill")) if subject.is_sweep else []
+    return chart(subject, whole or _of_members(subject, asked, "replay_fill", "replay"), asked)
 
 
-def lineage(subject: Subject, asked: Asked) -> Data:
+def _lineage(subject: Subject, asked: Asked) -> Data:
     """Whose first parameters each member carries, and who copied whom."""
     count, end = len(subject.members), max((one.steps for one in subject.members), default=0)
     history = [one for one in copies(subject.rows) if max(one.member, one.donor) < count]
@@ -187,7 +183,7 @@ def lineage(subject: Subject, asked: Asked) -> Data:
     return {"members": count, "end": end, "pieces": pieces, "copies": exploits[-500:]}
 
 
-def copy_table(subject: Subject, asked: Asked) -> Data:
+def _copy_table(subject: Subject, asked: Asked) -> Data:
     """Every exploit of population based training, the newest first."""
     columns = ["step", "member", "donor", "its score", "donor's score", "settings before", "settings after"]
     lines = [
@@ -198,19 +194,19 @@ def copy_table(subject: Subject, asked: Asked) -> Data:
 
 
 PANELS: dict[str, Callable[[Subject, Asked], Data]] = {
-    "returns": returns,
-    "episodes": episodes,
-    "evaluations": evaluations,
-    "tasks": tasks,
-    "task-table": task_table,
-    "trust": trust,
-    "who": who,
-    "replay": replay,
-    "ages": ages,
-    "fill": fill,
-    "lineage": lineage,
-    "copies": copy_table,
-    **{name: partial(trained, names) for name, names in _TRAINED.items()},
+    "returns": _returns,
+    "episodes": _episodes,
+    "evaluations": _evaluations,
+    "tasks": _tasks,
+    "task-table": _task_table,
+    "trust": _trust,
+    "who": _who,
+    "replay": _replay,
+    "ages": _ages,
+    "fill": _fill,
+    "lineage": _lineage,
+    "copies": _copy_table,
+    **{name: partial(_trained, names) for name, names in _TRAINED.items()},
 }
 
 
@@ -234,9 +230,9 @@ def chart(subject: Subject | None, named: Sequence[Named], asked: Asked, *, band
     return {"x": numbers(x - start, digits=9), "lines": found, "marks": numbers(sorted(at), digits=9)}
 
 
-def table(columns: Sequence[str], lines: Sequence[Sequence[Any]], best: int | None = None) -> Data:
-    """Cells are texts, numbers or None; line number `best` stands out."""
-    return {"columns": list(columns), "rows": [list(line) for line in lines], "best": best}
+def table(columns: Sequence[str], lines: Sequence[Sequence[Any]]) -> Data:
+    """Cells are texts, numbers or None."""
+    return {"columns": list(columns), "rows": [list(line) for line in lines]}
 
 
 def founders(history: Iterable[Copy], members: int) -> dict[int, list[tuple[int, int]]]:
@@ -252,13 +248,8 @@ def founders(history: Iterable[Copy], members: int) -> dict[int, list[tuple[int,
     return found
 
 
-def mean_line(lines: Sequence[CurveLine]) -> CurveLine:
-    """The mean of lines where they have numbers.
-
-    >>> x, y = np.array([1.0, 2.0]), np.array([0.0, 1.0])
-    >>> mean_line([CurveLine(x, y, y, y), CurveLine(x, y + 1, y, y)]).mean.tolist()
-    [0.5, 1.5]
-    """
+def _mean_line(lines: Sequence[CurveLine]) -> CurveLine:
+    """The mean of lines where they have numbers."""
     if len(lines) == 1:
         return lines[0]
     x, found = aligned(lines, POINTS)
@@ -278,8 +269,7 @@ def numbers(values: Array | Iterable[float], digits: int = 6) -> list[float | No
     return [float(form % value) if math.isfinite(value) else None for value in values]
 
 
-def matrix(values: Array) -> list[list[float | None]]:
-    """Row by row."""
+def _matrix(values: Array) -> list[list[float | None]]:
     return [numbers(row) for row in values]
 
 
@@ -290,6 +280,12 @@ def cell(value: object) -> float | None:
 
 def _label(settings: Mapping[str, float]) -> str:
     return display.label(settings) if settings else "–"
+
+
+def _of_sweep(subject: Subject, asked: Asked, *wanted: tuple[str, int | None, str]) -> list[Named]:
+    """Numbers of the sweep itself that its rows have, as (label, member whose colour it has, name)."""
+    every = ((text, member, subject.history.line("sweep", -1, name, asked.axis)) for text, member, name in wanted)
+    return [one for one in every if len(one[2].x)]
 
 
 def _of_members(

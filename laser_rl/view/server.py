@@ -5,8 +5,10 @@ import contextlib
 import json
 import os
 import socket
+import sys
 import time
-from collections.abc import AsyncIterator, Callable
+import webbrowser
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
@@ -36,6 +38,7 @@ _FIRST_REQUEST_S, _PATIENCE_S = 15.0, 15.0
 _KEEP_ALIVE_S = 30
 _MOST_CACHED = 64
 _REST, _LONGEST_HOLD_S = 100, 5.0
+_NICE = 10
 Transports = dict[tuple[str, int], asyncio.Transport]
 
 
@@ -114,30 +117,25 @@ class Pages:
     """What each route answers. Those that are not `async` may wait for the disk, and run in a thread."""
 
     def __init__(self, runs: Runs) -> None:
-        self._runs, self._static = runs, static_files()
+        self._viewed, self._files = runs, static_files()
 
-    async def index(self, request: Request) -> Response:
-        """The page."""
+    async def _index(self, request: Request) -> Response:
         return self._file("index.html")
 
-    async def static(self, request: Request) -> Response:
+    async def _static(self, request: Request) -> Response:
         """A file of the page, from a table that was made at the start: no path of a request reaches the disk."""
         return self._file(request.path_params["name"])
 
-    async def runs(self, request: Request) -> Response:
-        """All runs to choose from."""
-        return JSONResponse([{"run": run.number, "name": run.name, "state": run.state} for run in self._runs.every()])
+    async def _runs(self, request: Request) -> Response:
+        return JSONResponse([{"run": run.number, "name": run.name, "state": run.state} for run in self._viewed.every()])
 
-    async def summary(self, request: Request) -> Response:
-        """How one stands."""
+    async def _summary(self, request: Request) -> Response:
         return await self._answer(self._run(request), "summary", live_summary)
 
-    async def details(self, request: Request) -> Response:
-        """Its settings, machine, events and videos."""
+    async def _details(self, request: Request) -> Response:
         return await self._answer(self._run(request), "details", live_details)
 
-    async def panel(self, request: Request) -> Response:
-        """One chart of a run."""
+    async def _panel(self, request: Request) -> Response:
         run, name, query = self._run(request), request.path_params["panel"], request.query_params
         if name not in PANELS:
             raise HTTPException(404)
@@ -146,7 +144,7 @@ class Pages:
         asked = Asked("time" if query.get("x") == "time" else "step", number if name == "trust" else -1)
         return await self._answer(run, (name, asked), lambda run: PANELS[name](run.subject(), asked))
 
-    def video(self, request: Request) -> Response:
+    def _video(self, request: Request) -> Response:
         """A file of a run's videos, in parts if it is asked for in parts."""
         for one in self._run(request).videos():
             if video_id(one) == request.path_params["video"]:
@@ -157,26 +155,26 @@ class Pages:
     def routes(self) -> list[Route]:
         """All of them; each answers GET and HEAD only."""
         return [
-            Route("/", self.index),
-            Route("/static/{name:path}", self.static),
-            Route("/api/runs", self.runs),
-            Route("/api/runs/{run:int}", self.summary),
-            Route("/api/runs/{run:int}/details", self.details),
-            Route("/api/runs/{run:int}/panels/{panel}", self.panel),
-            Route("/api/runs/{run:int}/videos/{video}", self.video),
+            Route("/", self._index),
+            Route("/static/{name:path}", self._static),
+            Route("/api/runs", self._runs),
+            Route("/api/runs/{run:int}", self._summary),
+            Route("/api/runs/{run:int}/details", self._details),
+            Route("/api/runs/{run:int}/panels/{panel}", self._panel),
+            Route("/api/runs/{run:int}/videos/{video}", self._video),
         ]
 
     def _run(self, request: Request) -> ViewedRun:
         number = int(request.path_params["run"])
-        for run in self._runs.every()[number : number + 1]:
+        for run in self._viewed.every()[number : number + 1]:
             run.wanted = time.monotonic()
             return run
         raise HTTPException(404)
 
     def _file(self, name: str) -> Response:
-        if name not in self._static:
+        if name not in self._files:
             raise HTTPException(404)
-        return Response(self._static[name], media_type=TYPES[Path(name).suffix], headers={"cache-control": "no-cache"})
+        return Response(self._files[name], media_type=TYPES[Path(name).suffix], headers={"cache-control": "no-cache"})
 
     async def _answer(self, run: ViewedRun, key: object, make: Callable[[ViewedRun], Data]) -> Response:
         """What was made before, if it still holds: without a lock and without a thread, since most requests are polls."""
@@ -219,6 +217,32 @@ def application(runs: Runs, access: Access, *, transports: Transports | None = N
     app = Starlette(routes=Pages(runs).routes(), lifespan=living)
     app.router.redirect_slashes = False
     return RequestGuard(app, access, abort=abort, patience_s=_PATIENCE_S)
+
+
+def serve(
+    places: Sequence[Path], listening: socket.socket, token: str, *, show: bool = False, quiet: bool = False
+) -> int:
+    """Serve the runs below some directories until Ctrl-C."""
+    os.nice(_NICE)  # training comes first
+    sys.setswitchinterval(0.001)  # the thread that reads a long log lets requests pass
+    runs = Runs(places)
+    access = Access(token, listening.getsockname()[1])
+    for run in runs.every()[:1]:
+        run.wanted = time.monotonic()
+    server = server_of(runs, access)
+    if not quiet:
+        print(f"dashboard of {len(runs.every())} run(s): {access.link}", flush=True)
+        print("the link holds a token: who has it can see these runs; Ctrl-C ends", flush=True)
+    if show and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        # Others can see the command line of a browser, so the code in it is good for one visit only.
+        webbrowser.open(f"http://127.0.0.1:{access.port}/?token={access.once()}")
+    try:
+        server.run(sockets=[listening])
+    except KeyboardInterrupt:
+        pass
+    finally:
+        listening.close()
+    return 0
 
 
 def listening_socket(port: int, host: str = HOST) -> socket.socket:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from laser_rl.checkpoint import RunLock
 from laser_rl.metrics import MetricsLog, read
 from laser_rl.metrics import log as log_module
 from laser_rl.metrics.history import CurveLine, History, Table, aligned
@@ -194,6 +195,7 @@ def test_memory_does_not_grow_with_the_log():
     {"kind": "train", "step": 1, "update": 1, "return_mean": [1], "acceptance_from_0": {}, "member": -3},
     {"kind": "train", "step": 10**400, "update": 1, "return_mean": 1.0, "time": 10**400},
     {"kind": "unheard of", "step": 1, "update": 1},
+    {"kind": "event", "event": "resumed", "step": 1, "update": 1, "evaluated": "x", "member": 0},
     {"kind": "event", "event": "exploit", "step": 1, "update": 1, "member": 0, "donor": "x"},
         {"kind": "event", "event": "exploit", "step": 1, "update": 1, "member": 0, "donor": 1, "score": "x"},
         {"kind": "event", "event": "exploit", "step": 1, "update": 1, "member": 0, "donor": 10**6},
@@ -252,6 +254,22 @@ def test_what_nobody_looks_at_is_forgotten(tmp_path):
         run.read_on()
     assert [run.number for run in runs._watched()] == [7, 6, 5, 4, 3, 2]
     assert [run.history.rows for run in runs.every()] == [0, 0] + [3] * 6
+
+
+def test_a_run_that_falls_silent_is_news(tmp_path, monkeypatch):
+    run = ViewedRun(0, tmp_path)
+    with MetricsLog(tmp_path) as log, RunLock(tmp_path):
+        log.write("train", 1, 1, {"kl": 0.5})
+        run.look()
+        run.read_on()
+        before = run.version
+        run.look()
+        assert (run.version, live_summary(run)["silent"]) == (before, False)
+        later = time.time() + 61
+        monkeypatch.setattr("laser_rl.view.runs.time.time", lambda: later)
+        run.look()
+        assert run.version > before
+        assert live_summary(run)["silent"]
 
 
 def test_a_run_that_never_reports_means_shows_its_episodes(tmp_path):

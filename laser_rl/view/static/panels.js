@@ -102,7 +102,7 @@ export const MAKERS = {
       const words = data.columns.map((_, n) => data.rows.some((row) => typeof row[n] === "string" && row[n] !== "–"));
       const cell = (tag, value, n, more = {}) => h(tag, { class: words[n] ? "words" : undefined, ...more }, text(value));
       const head = h("thead", {}, h("tr", {}, ...data.columns.map((name, n) => cell("th", name, n, { scope: "col" }))));
-      const lines = data.rows.map((row, n) => h("tr", { class: n === data.best ? "best" : undefined }, ...row.map((value, m) => cell("td", value, m))));
+      const lines = data.rows.map((row) => h("tr", {}, ...row.map((value, m) => cell("td", value, m))));
       fill(body, lines.length ? h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": panel.title }, h("table", { class: "rows" }, head, h("tbody", {}, ...lines))) : h("p", { class: "empty" }, "Nothing."));
       return lines.length > 0;
     };
