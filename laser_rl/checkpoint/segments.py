@@ -36,7 +36,7 @@ _SKIPPABLE = struct.Struct("<II")  # magic number, bytes that follow
 # Number of the unroll, compressed bytes, checksum of all fields and of the bytes, number of the unroll before it in its stream.
 _RECORD = struct.Struct("<QIIq")
 _HEADER_MAGIC, _RECORD_MAGIC = 0x184D2A5A, 0x184D2A5B
-SEGMENT = re.compile(r"segment-(\d{12,20})-\d{12,20}\.zst")  # what `segment_name` makes
+SEGMENT = re.compile(r"segment-(\d{12,20})-\d{12,20}\.zst")  # what `_segment_name` makes
 RECORD_MAGIC = _RECORD_MAGIC.to_bytes(4, "little")  # what a record begins with
 _NONE = -1  # instead of the number of the unroll before: it is the stream's first
 Numbers = NDArray[np.int64]
@@ -119,7 +119,7 @@ def write_segment(
     """
     folder, count = Path(folder), len(unrolls.member)
     _check(layout, first_id, unrolls)
-    name = segment_name(first_id, count)
+    name = _segment_name(first_id, count)
     before = Streams().follow(first_id, unrolls) if previous is None else previous
     digest, size = hashlib.sha256(), 0
 
@@ -172,8 +172,7 @@ def verify_segment(folder: Path, entry: SegmentEntry) -> None:
             raise Damaged(path, f"says first unroll and count {found}, expected {(entry.first_id, entry.count)}")
 
 
-def segment_name(first_id: int, count: int) -> str:
-    """The file name of a segment: its first and last unroll."""
+def _segment_name(first_id: int, count: int) -> str:
     return f"segment-{first_id:012d}-{first_id + count - 1:012d}.zst"
 
 
@@ -223,7 +222,7 @@ def split(layout: UnrollLayout, rows: NDArray[np.uint8]) -> Unrolls:
 
 
 def _opened(path: Path, entry: SegmentEntry) -> BufferedReader:
-    if not guarded.plain_name(entry.name) or entry.name != segment_name(entry.first_id, entry.count):
+    if not guarded.plain_name(entry.name) or entry.name != _segment_name(entry.first_id, entry.count):
         raise Damaged(path, f"is not the name of unrolls {entry.first_id} to {entry.last_id}")
     file = guarded.open_plain(path)
     size = os.fstat(file.fileno()).st_size

@@ -181,7 +181,7 @@ class Limit(NamedTuple):
         return float(row["step"]) > last or float(row["update"]) > self.update
 
 
-class Resumes:
+class _Resumes:
     """Tells which rows hold: those that no later mark of the same member makes void. Ask for every row once, in the order of the log.
 
     `marks` are all rows that say "resumed", in order; `void` counts the rows that did not hold.
@@ -198,7 +198,6 @@ class Resumes:
         self._passed = dict.fromkeys(self._limits, 0)
 
     def holds(self, row: Row) -> bool:
-        """Whether the row counts; marks themselves do."""
         member = row.get("member")
         if member not in self._limits:
             return True
@@ -216,10 +215,10 @@ class Stream:
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
-        self._end, self.resumes = 0, Resumes(())
+        self._end, self.resumes = 0, _Resumes(())
         if self._path.exists() or self._path.is_symlink():
             self._end = self._path.lstat().st_size
-            self.resumes = Resumes(self._marks())
+            self.resumes = _Resumes(self._marks())
 
     def __iter__(self) -> Iterator[Row]:
         holds = self.resumes.holds
@@ -352,7 +351,7 @@ def pieces(file: BufferedReader, end: int | None = None) -> Iterator[bytes]:
 def valid(rows: Iterable[Row]) -> list[Row]:
     """Rows without those that a later resume of the same member made void; the marks of a resume themselves stay."""
     rows = list(rows)
-    resumes = Resumes(row for row in rows if _is_mark(row))
+    resumes = _Resumes(row for row in rows if _is_mark(row))
     return [row for row in rows if resumes.holds(row)]
 
 

@@ -54,7 +54,7 @@ class TrackedRun:
     began_s: float = 0.0  # when this was first tracked, in seconds since 1970; the same after a resume
 
 
-class TrackerRun(Protocol):
+class _TrackerRun(Protocol):
     """A run in one of the libraries, used by one thread."""
 
     id: str  # with which it goes on after a resume
@@ -176,7 +176,7 @@ def _mlflow_name(name: str) -> str:
     return posixpath.normpath(re.sub(r"[^\w\-. /:]", "_", name))
 
 
-_Begin = Callable[[TrackedRun, "str | None"], TrackerRun]
+_Begin = Callable[[TrackedRun, "str | None"], _TrackerRun]
 _TRACKERS: dict[str, _Begin] = {"wandb": _WandbRun, "trackio": _TrackioRun, "mlflow": _MlflowRun}
 
 
@@ -213,7 +213,7 @@ class Tracking:
         self._about, self._begin = about, _TRACKERS[tracker] if begin is None else begin
         self._book = None if folder is None else book_path(folder, tracker)
         self._began_s, self._ids = _known_in(self._book)
-        self._runs: dict[int, TrackerRun] = {}
+        self._runs: dict[int, _TrackerRun] = {}
         self._queue: queue.Queue[_Waiting | None] = queue.Queue(most_waiting)
         self._last_rows_s, self._end = last_rows_s, "failed"
         self._closing, self._failed = threading.Event(), False
@@ -275,7 +275,7 @@ class Tracking:
                 if row is not None:
                     yield row
 
-    def _run_of(self, member: int) -> TrackerRun:
+    def _run_of(self, member: int) -> _TrackerRun:
         if member not in self._runs:
             key = str(member)
             about = replace(self._about(None if member == _ALL else member), began_s=self._began_s)

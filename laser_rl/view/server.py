@@ -42,13 +42,12 @@ _NICE = 10
 Transports = dict[tuple[str, int], asyncio.Transport]
 
 
-class Connection(H11Protocol):
+class _Connection(H11Protocol):
     """A connection that can be ended at once, with what it was still to be sent."""
 
     open: Transports
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Remember it by the address of the other end."""
         super().connection_made(transport)
         found = transport.get_extra_info("socket")
         if found is not None:
@@ -71,13 +70,12 @@ class Connection(H11Protocol):
             super().timeout_keep_alive_handler()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget it."""
         if self.client is not None:
             self.open.pop(self.client, None)
         super().connection_lost(exc)
 
 
-class OpenFile(FileResponse):
+class _OpenFile(FileResponse):
     """A file that is open already, in parts if it is asked for in parts: what its path leads to by now does not matter."""
 
     def __init__(self, file: BufferedReader, media_type: str) -> None:
@@ -86,7 +84,6 @@ class OpenFile(FileResponse):
         self._file = file
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, and close it."""
         with self._file:
             await super().__call__(scope, receive, send)
 
@@ -113,7 +110,7 @@ def live_details(run: ViewedRun) -> Data:
     return details(run.subject(), run.videos())
 
 
-class Pages:
+class _Pages:
     """What each route answers. Those that are not `async` may wait for the disk, and run in a thread."""
 
     def __init__(self, runs: Runs) -> None:
@@ -149,11 +146,10 @@ class Pages:
         for one in self._run(request).videos():
             if video_id(one) == request.path_params["video"]:
                 with contextlib.suppress(OSError):
-                    return OpenFile(open_film(one), one.media)
+                    return _OpenFile(open_film(one), one.media)
         raise HTTPException(404)
 
     def routes(self) -> list[Route]:
-        """All of them; each answers GET and HEAD only."""
         return [
             Route("/", self._index),
             Route("/static/{name:path}", self._static),
@@ -214,7 +210,7 @@ def application(runs: Runs, access: Access, *, transports: Transports | None = N
         yield
         runs.close()
 
-    app = Starlette(routes=Pages(runs).routes(), lifespan=living)
+    app = Starlette(routes=_Pages(runs).routes(), lifespan=living)
     app.router.redirect_slashes = False
     return RequestGuard(app, access, abort=abort, patience_s=_PATIENCE_S)
 
@@ -267,7 +263,7 @@ def listening_socket(port: int, host: str = HOST) -> socket.socket:
 def server_of(runs: Runs, access: Access) -> uvicorn.Server:
     """A server; `serve(sockets=[...])` runs it."""
     transports: Transports = {}
-    protocol = type("ThisConnection", (Connection,), {"open": transports})
+    protocol = type("ThisConnection", (_Connection,), {"open": transports})
     app = application(runs, access, transports=transports)
     config = uvicorn.Config(
         cast("ASGIApp", app),

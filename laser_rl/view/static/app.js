@@ -156,11 +156,15 @@ function schedule() {
   timer = setTimeout(async () => { timer = null; await refresh(); }, wait);
 }
 
+function lagging() {
+  return [...panels.values()].filter((one) => !one.from && one.version < view.told?.version && (one.seen || (one.optional && one.section.hidden)));
+}
+
 async function refresh() {
   const told = view.told, run = view.run;
   if (!told || (document.hidden && !recorded)) return;
   refreshed = Date.now();
-  const due = [...panels.values()].filter((one) => !one.from && one.version < told.version && (one.seen || (one.optional && one.section.hidden)));
+  const due = lagging();
   try {
     if (detailed < told.version && !told.panels) {
       const details = await ask(`/api/runs/${run}/details`);
@@ -181,8 +185,7 @@ async function refresh() {
     lost(error.message);
   }
   // The server may have answered with what it had made a moment ago.
-  const behind = [...panels.values()].some((one) => !one.from && one.seen && !one.section.hidden && one.version < view.told?.version);
-  if (!recorded && !gone && (behind || detailed < view.told?.version)) schedule();
+  if (!recorded && !gone && (lagging().length || detailed < view.told?.version)) schedule();
 }
 
 async function ask(url) {
