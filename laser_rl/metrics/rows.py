@@ -177,7 +177,8 @@ class EpisodeWindow:
         self.episodes = 0
         """All of them, of all tasks together."""
         self._tasks = tuple(tasks)
-        self._references = references_of(self._tasks) if references is None else tuple(references)
+        known = references_of(self._tasks) if tasks and references is None else ()  # imports Gymnasium
+        self._references = tuple(references or known)
         self._size = size or (EPISODES_A_TASK if tasks else EPISODES)
         self._returns: list[deque[float]] = [deque(maxlen=self._size) for _ in self._tasks or ("",)]
 

@@ -34,12 +34,13 @@ FAULTS = {
 }
 _MOST_EVENTS, _MOST_SESSIONS, _MOST_TEXT, _MOST_NAMED = 50, 20, 500, 12
 _WINDOW = 100
+_TIME_DIGITS = 13  # milliseconds since 1970
 _RESAMPLES = 2000
 
 
 def summary(subject: Subject, *, known: float = 1.0, videos: int = 0) -> Data:
     """How it stands now: what a page gets with every piece of news. `known` is the share of the log that has been read."""
-    last = cell((subject.history.last or {}).get("time"))
+    last = cell((subject.history.last or {}).get("time"), _TIME_DIGITS)
     leader, total = subject.best, subject.settings.get("run.steps")
     return {
         "name": subject.name,
@@ -78,7 +79,7 @@ def details(subject: Subject, films: Sequence[Film]) -> Data:
         "intervals": [_training_interval(subject, one.member) for one in subject.members],
         "machine": _machine(subject),
         "sessions": [
-            {"time": cell(one.get("time")), "command": _text(one.get("command", ""))}
+            {"time": cell(one.get("time"), _TIME_DIGITS), "command": _text(one.get("command", ""))}
             for one in subject.files.sessions[-_MOST_SESSIONS:]
         ],
         "commands": commands(subject),
@@ -260,7 +261,7 @@ def _video(one: Film) -> Data:
 def _event(row: Row) -> Data:
     rest = {name: value for name, value in row.items() if name not in {"kind", "event", "time", "step", "update"}}
     told = ", ".join(f"{name} {display.setting(value)}" for name, value in list(rest.items())[:12])
-    step, time_s = int(row["step"]), cell(row.get("time"))
+    step, time_s = int(row["step"]), cell(row.get("time"), _TIME_DIGITS)
     return {"time": time_s, "step": step, "event": _text(row.get("event")), "told": _text(told)}
 
 

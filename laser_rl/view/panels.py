@@ -273,9 +273,9 @@ def _matrix(values: Array) -> list[list[float | None]]:
     return [numbers(row) for row in values]
 
 
-def cell(value: object) -> float | None:
+def cell(value: object, digits: int = 9) -> float | None:
     """A number for JSON, or None where there is none."""
-    return float(f"{value:.9g}") if isinstance(value, int | float) and math.isfinite(value) else None
+    return float(f"{value:.{digits}g}") if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def _label(settings: Mapping[str, float]) -> str:

@@ -109,7 +109,7 @@ def test_pages_that_never_read_are_let_go_and_hinder_nobody(tmp_path, monkeypatc
         begin[0] += 2
 
     with serving([tmp_path]) as served:
-        seconds, dropped, news = crowd(served, 2.5, grow, pause_s=0.2, readers=8, silent=3)
+        seconds, dropped, news = crowd(served, 5, grow, pause_s=0.2, readers=8, silent=3)
         assert dropped == 3
         assert news > 1
     assert quantile(seconds, 0.95) < 2.0  # the figure that is promised is measured in the slow tier, on a quiet machine
