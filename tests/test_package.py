@@ -208,8 +208,8 @@ def public_functions():
 
 # What is explained by its class or module: records, types of checks, and checks of the families.
 WITHOUT_EXAMPLE = {
-    "Unrolls", "Estimate", "ActorCriticLosses", "Statistics", "Layer", "AdamState", "AdamStep", "RmsPropState",
-    "RmsPropStep", "Unrolled", "MDP", "Operator", "require",
+    "Unrolls", "Estimate", "ActorCriticLosses", "Statistics", "Layer", "AdamState", "RmsPropState",
+    "Unrolled", "MDP", "Operator", "require",
     "same_shape", "dimensions", "last_dimension", "floating", "boolean", "indices", "finite", "clip_constants", "positive", "share",
     "check_parameters", "check_action", "Evaluation",
 }  # fmt: skip

@@ -40,12 +40,7 @@ class Decides(Protocol):
 
 
 class FrameStack:
-    """The newest frames of each slot, oldest first; frames of an earlier episode are zero.
-
-    >>> stack = FrameStack(slots=1, frames=2, shape=(1, 1, 1), dtype="uint8")
-    >>> stack.array.shape
-    (1, 2, 1, 1, 1)
-    """
+    """The newest frames of each slot, oldest first; frames of an earlier episode are zero."""
 
     def __init__(self, slots: int, frames: int, shape: tuple[int, ...], dtype: str) -> None:
         self.frames = frames

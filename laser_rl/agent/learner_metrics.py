@@ -81,14 +81,7 @@ def shares(counted: Tensor, sources: int) -> dict[str, float]:
 
 
 class Numbers:
-    """Sums over updates, on the device; nobody waits for them before a report.
-
-    >>> numbers = Numbers(sources=1, device=torch.device("cpu"))
-    >>> numbers.add(["kl", "entropy"], torch.tensor([1.0, torch.nan]))
-    >>> numbers.add(["kl", "entropy"], torch.tensor([2.0, 3.0]))
-    >>> numbers.report()
-    {'kl': 1.5, 'entropy': 3.0}
-    """
+    """Sums over updates, on the device; nobody waits for them before a report."""
 
     def __init__(self, sources: int, device: torch.device) -> None:
         self._sources, self.names = sources, list[str]()

@@ -55,11 +55,7 @@ class Hyper(NamedTuple):
 def hyper_of(
     losses: Sequence[LossConfig], device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> Hyper:
-    """The constants of several members; ConfigError if they cannot be computed side by side.
-
-    >>> hyper_of([LossConfig(discount=0.5), LossConfig(discount=0.75)]).discount
-    tensor([0.5000, 0.7500])
-    """
+    """The constants of several members; ConfigError if they cannot be computed side by side."""
     first = losses[0]
     for other in losses:
         if differing := differences(first, other):
@@ -224,12 +220,7 @@ def learned_discount(batch: Batch, hyper: Hyper) -> Tensor:
 
 
 def columns(numbers: Tensor, batch: Batch) -> Tensor:
-    """A number a member [K] as one a column [B].
-
-    >>> batch = Batch(*[torch.zeros(4)] * 22)
-    >>> columns(torch.tensor([1.0, 2.0]), batch)
-    tensor([1., 1., 2., 2.])
-    """
+    """A number a member [K] as one a column [B]."""
     width = batch.online.shape[0] // len(numbers)
     return numbers[:, None].expand(-1, width).reshape(-1)
 

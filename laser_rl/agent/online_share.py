@@ -32,13 +32,7 @@ class OnlineShare(NamedTuple):
 
 
 def require_countable(family: Family, loss: LossConfig) -> None:
-    """ConfigError where α is to follow a maximum over actions that cannot be listed.
-
-    >>> from laser_rl.ops.distributions import Categorical
-    >>> require_countable(Categorical(5000), LossConfig(online_share="adaptive"))
-    Traceback (most recent call last):
-    laser_rl.errors.ConfigError: loss.online_share is adaptive, which needs at most 1024 actions, and here are 5000; use fixed
-    """
+    """ConfigError where α is to follow a maximum over actions that cannot be listed."""
     size = family.joint_size
     if loss.online_share != "fixed" and (size is None or size > ENUMERABLE):
         found = "infinitely many" if size is None else size

@@ -27,11 +27,7 @@ class Team(Protocol):
 
 
 class Alone:
-    """One device has the whole batch.
-
-    >>> Alone().sum(torch.ones(2))
-    tensor([1., 1.])
-    """
+    """One device has the whole batch."""
 
     rank, size = 0, 1
 
@@ -52,21 +48,13 @@ class Drifted(RuntimeError):
 
 
 def own_columns(columns: int, team: Team) -> slice:
-    """Which columns of a batch a rank learns from.
-
-    >>> own_columns(8, Alone())
-    slice(0, 8, None)
-    """
+    """Which columns of a batch a rank learns from."""
     width = columns // team.size
     return slice(team.rank * width, (team.rank + 1) * width)
 
 
 def part_of(batch: Batch, which: slice) -> Batch:
-    """Some columns of a batch, as views.
-
-    >>> part_of(Batch(*[torch.zeros(2, 4)] * 11, *[torch.arange(4)] * 11), slice(1, 3)).online
-    tensor([1, 2])
-    """
+    """Some columns of a batch, as views."""
     of_rows = Batch._fields.index("member")  # the fields before it have rows [T, B, ...], the others are one a column
     return Batch(*(field[:, which] if at < of_rows else field[which] for at, field in enumerate(batch)))
 

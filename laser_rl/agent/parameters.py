@@ -81,11 +81,7 @@ class FlatParameters:
 
 
 def shaped(flat: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A view [..., n] → [..., *shape]; kernels of convolutions lie channels-last, as the pictures do.
-
-    >>> shaped(torch.zeros(2, 6), (3, 2)).shape
-    torch.Size([2, 3, 2])
-    """
+    """A view [..., n] → [..., *shape]; kernels of convolutions lie channels-last, as the pictures do."""
     rows = flat.shape[:-1]
     if len(shape) != 4:  # noqa: PLR2004
         return flat.view(*rows, *shape)
@@ -162,11 +158,7 @@ class Adam:
 
 
 def build_optimiser(value: Tensor, config: OptimiserConfig) -> Optimiser:
-    """The optimiser that a configuration names, for parameters [P] or [K, P].
-
-    >>> sorted(build_optimiser(torch.zeros(3), OptimiserConfig(kind="adam")).state)
-    ['exp_avg', 'exp_avg_sq', 'step']
-    """
+    """The optimiser that a configuration names, for parameters [P] or [K, P]."""
     return Adam(value, config) if config.kind == "adam" else RMSProp(value, config)
 
 

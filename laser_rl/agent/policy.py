@@ -91,12 +91,7 @@ class Policy:
 
 
 def capturable(network: AgentNetwork) -> bool:
-    """Whether a CUDA graph can be made of it: no memory, and no torso of a user, who may look at values in it.
-
-    >>> from laser_rl.networks.torso import MLP
-    >>> capturable(AgentNetwork(MLP((4,), (8,)), parameter_size=2))
-    True
-    """
+    """Whether a CUDA graph can be made of it: no memory, and no torso of a user, who may look at values in it."""
     torsos = [torso for torso in (network.torso, network.value_torso) if torso is not None]
     ours = all(type(torso).__module__.startswith("laser_rl.") for torso in torsos)
     return ours and network.state_size == 0
@@ -124,12 +119,7 @@ def decide(family: Family, behaviour: Tensor, generator: torch.Generator, *, det
 
 
 def finite(state: Tensor) -> Tensor:
-    """A memory that has diverged forgets everything: nothing non-finite is carried on, or reaches the replay.
-
-    >>> finite(torch.tensor([[1.0, 2.0], [3.0, float("nan")]]))
-    tensor([[1., 2.],
-            [0., 0.]])
-    """
+    """A memory that has diverged forgets everything: nothing non-finite is carried on, or reaches the replay."""
     return torch.where(state.isfinite().all(-1, keepdim=True), state, 0.0)
 
 

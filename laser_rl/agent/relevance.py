@@ -32,12 +32,7 @@ def behaviour_relevance(
 
 
 def draws(family: Family, hyper: LossConfig) -> bool:
-    """Whether relevance is estimated from random actions.
-
-    >>> from laser_rl.ops.distributions import Categorical
-    >>> draws(Categorical(18), LossConfig()), draws(Categorical(5000), LossConfig())
-    (False, True)
-    """
+    """Whether relevance is estimated from random actions."""
     exact = family.joint_size is not None and family.joint_size <= trust_region.ENUMERABLE
     return hyper.trust in {"implied", "off"} and not exact
 
@@ -58,20 +53,12 @@ def require_splittable(family: Family, loss: LossConfig, devices: int) -> None:
 
 
 def is_own(trust: str) -> bool:
-    """Whether `loss.trust` names a function of the user's.
-
-    >>> is_own("implied"), is_own("mypackage.trust:total_variation")
-    (False, True)
-    """
+    """Whether `loss.trust` names a function of the user's."""
     return ":" in trust
 
 
 def find(name: str) -> Relevance:
-    """The function called `module:function`. Imports that module, unless only a file names it.
-
-    >>> find("math:hypot").__name__
-    'hypot'
-    """
+    """The function called `module:function`. Imports that module, unless only a file names it."""
     require(name)
     return _imported(name)
 
@@ -97,10 +84,7 @@ def _imported(name: str) -> Relevance:
 
 
 def require_relevance(trust: str) -> None:
-    """ConfigError if `loss.trust` names a function that is not there, or that only a file names: now, and not after the warm-up.
-
-    >>> require_relevance("implied")
-    """
+    """ConfigError if `loss.trust` names a function that is not there, or that only a file names: now, and not after the warm-up."""
     if is_own(trust):
         find(trust)
 

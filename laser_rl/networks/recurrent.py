@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from laser_rl.ops.episode_reset import unroll
+from laser_rl.ops.recurrence import unroll
 
 MemoryName = Literal["none", "lstm", "gru", "preco"]
 

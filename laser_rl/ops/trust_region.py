@@ -70,20 +70,6 @@ def sampled_implied_kl(
         return (log_mass - log_weight.mean(0)).clamp(min=0.0)
 
 
-def sampled_kl(
-    policy_log_prob: Float[Tensor, "N *rows"], behaviour_log_prob: Float[Tensor, "N *rows"]
-) -> Float[Tensor, "*rows"]:
-    """KL(π ‖ μ) from N actions drawn from π: unbiased, and by chance below 0 where the two are close.
-
-    >>> sampled_kl(torch.tensor([-1.0, -2.0]), torch.tensor([-2.0, -2.0]))
-    tensor(0.5000)
-    """
-    if checks.active():
-        _check_samples(policy_log_prob, behaviour_log_prob)
-    with torch.no_grad():
-        return (policy_log_prob - behaviour_log_prob).mean(0)
-
-
 def kl_to_implied(
     family: Family,
     policy: Float[Tensor, "*rows P"],

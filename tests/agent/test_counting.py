@@ -17,7 +17,7 @@ from laser_rl.envs.slot import SerialEnvironments
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.networks.build import build_network
 from laser_rl.ops.distributions import Categorical
-from laser_rl.ops.episode_reset import unroll
+from laser_rl.ops.recurrence import unroll
 from laser_rl.replay.lanes import Lanes
 from laser_rl.replay.mixer import Counts, Mixer
 from laser_rl.replay.records import allocate

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from laser_rl.ops import actor_critic, checks, pixel_control, popart, priority, rewards, rmsprop
-from laser_rl.ops import episode_reset as memory
+from laser_rl.ops import recurrence as memory
 from laser_rl.ops import trust_region as trust
 from laser_rl.ops.checks import InputError
 from laser_rl.ops.distributions import Categorical, MultiCategorical
@@ -51,7 +51,6 @@ GOOD = {
     trust.implied_log_probs: {"policy_logits": logits, "behaviour_logits": logits},
     trust.implied_kl: {"policy_logits": logits, "behaviour_logits": logits},
     trust.sampled_implied_kl: {"policy_log_prob": ones, "behaviour_log_prob": ones},
-    trust.sampled_kl: {"policy_log_prob": ones, "behaviour_log_prob": ones},
     trust.kl_to_implied: {"family": Categorical(4), "policy": logits, "behaviour": logits},
     trust.within: {"relevance": ones, "bound": 0.1},
     trust.accepted_share: {"trusted": mask, "counted": mask},
@@ -168,11 +167,11 @@ CASES = [
     *[(f, {n: logits.half()}, wrong_type(n, half)) for f in (trust.implied_kl, trust.implied_log_probs) for n in ("policy_logits", "behaviour_logits")],
     *[(f, {n: poisoned(logits)}, not_finite(n, logits)) for f in (trust.implied_kl, trust.implied_log_probs) for n in ("policy_logits", "behaviour_logits")],
     *[(f, {"clip_rho": 0.0}, "clip_rho is 0.0, expected a number above 0") for f in (trust.implied_kl, trust.implied_log_probs, trust.sampled_implied_kl)],
-    *[(f, {"behaviour_log_prob": wide}, wrong_shape("behaviour_log_prob", (3, 5), (3, 2), "policy_log_prob")) for f in (trust.sampled_kl, trust.sampled_implied_kl)],
-    *[(f, {n: half}, wrong_type(n, half)) for f in (trust.sampled_kl, trust.sampled_implied_kl) for n in ("policy_log_prob", "behaviour_log_prob")],
-    *[(f, {n: poisoned(ones)}, not_finite(n, ones)) for f in (trust.sampled_kl, trust.sampled_implied_kl) for n in ("policy_log_prob", "behaviour_log_prob")],
-    (trust.sampled_kl, dict.fromkeys(("policy_log_prob", "behaviour_log_prob"), torch.ones(0, 2)), "policy_log_prob has no sample; draw at least one"),
-    (trust.sampled_kl, dict.fromkeys(("policy_log_prob", "behaviour_log_prob"), torch.tensor(1.0)), "policy_log_prob has no sample; draw at least one"),
+    *[(f, {"behaviour_log_prob": wide}, wrong_shape("behaviour_log_prob", (3, 5), (3, 2), "policy_log_prob")) for f in (trust.sampled_implied_kl,)],
+    *[(f, {n: half}, wrong_type(n, half)) for f in (trust.sampled_implied_kl,) for n in ("policy_log_prob", "behaviour_log_prob")],
+    *[(f, {n: poisoned(ones)}, not_finite(n, ones)) for f in (trust.sampled_implied_kl,) for n in ("policy_log_prob", "behaviour_log_prob")],
+    (trust.sampled_implied_kl, dict.fromkeys(("policy_log_prob", "behaviour_log_prob"), torch.ones(0, 2)), "policy_log_prob has no sample; draw at least one"),
+    (trust.sampled_implied_kl, dict.fromkeys(("policy_log_prob", "behaviour_log_prob"), torch.tensor(1.0)), "policy_log_prob has no sample; draw at least one"),
     (trust.kl_to_implied, {"clip_rho": 0.0}, "clip_rho is 0.0, expected a number above 0"),
     (trust.kl_to_implied, {"draws": 0}, "draws is 0, expected at least 1"),
     (trust.within, {"bound": -0.1}, "bound is -0.1, expected a number above 0"),

@@ -17,7 +17,7 @@ from laser_rl.ops import (
     vtrace,
 )
 from laser_rl.ops import (
-    episode_reset as memory,
+    recurrence as memory,
 )
 from laser_rl.ops.distributions import Categorical, MultiCategorical
 from laser_rl.ops.gaussian import DiagonalGaussian

@@ -84,7 +84,7 @@ BUGS = [
         "test_priorities_indexed_by_the_wrong_counter",
     ),
     Bug(
-        "episode_reset",
+        "recurrence",
         "cell(row, tuple(_reset(part, first) for part in state))",
         "cell(row, state)",
         "test_memory_not_reset_inside_an_unroll",

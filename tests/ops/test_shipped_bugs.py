@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from laser_rl.ops import actor_critic, pixel_control, priority, trust_region, vtrace
-from laser_rl.ops import episode_reset as memory
+from laser_rl.ops import recurrence as memory
 from laser_rl.ops.checks import InputError
 from laser_rl.ops.distributions import Categorical
 from tests.ops.inputs import Rows, generator, make_rows, normal

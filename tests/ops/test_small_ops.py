@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laser_rl.ops import episode_reset as memory
 from laser_rl.ops import priority, rewards, rmsprop
+from laser_rl.ops import recurrence as memory
 from tests.ops.inputs import assert_same, generator, make_rows, normal, rows, seeds
 from tests.references import priority as twin_priority
 from tests.references import rewards as twin_rewards

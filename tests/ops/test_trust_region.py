@@ -55,11 +55,9 @@ def test_logits_of_ten_thousand_are_no_trouble(dtype):
 def test_sampled_forms_agree_with_their_twins(seed, draws, clip_rho):
     log_pi, log_mu = normal(seed, draws, 4), normal(seed + 1, draws, 4)
     implied = trust_region.sampled_implied_kl(log_pi, log_mu, clip_rho=clip_rho)
-    plain = trust_region.sampled_kl(log_pi, log_mu)
     for row in range(4):
         samples = log_pi[:, row].numpy(), log_mu[:, row].numpy()
         assert_same(implied[row], max(0.0, twin.kl_to_implied_mc(*samples, clip_rho)))
-        assert_same(plain[row], twin.kl_mc(*samples))
     assert (implied >= 0).all()
 
 
@@ -71,8 +69,6 @@ def test_sampled_form_converges_to_the_exact_one(clip_rho):
     log_probs = [logits.log_softmax(-1)[action] for logits in (policy, behaviour)]
     sampled = trust_region.sampled_implied_kl(*log_probs, clip_rho=clip_rho)
     assert sampled == pytest.approx(trust_region.implied_kl(policy, behaviour, clip_rho=clip_rho).item(), abs=0.01)
-    exact_kl = trust_region.kl_to_behaviour(Categorical(6), policy, behaviour).item()
-    assert trust_region.sampled_kl(*log_probs) == pytest.approx(exact_kl, abs=0.02)
 
 
 def test_a_product_of_categoricals_is_judged_as_the_joint_it_is():
@@ -123,12 +119,7 @@ def test_relevance_of_a_policy_to_itself_is_zero_and_no_gradient_flows():
 
 def test_array_forms_let_no_gradient_through():
     policy, behaviour = normal(0, 3, 4).requires_grad_(), normal(1, 3, 4)
-    for function in (
-        trust_region.implied_log_probs,
-        trust_region.implied_kl,
-        trust_region.sampled_implied_kl,
-        trust_region.sampled_kl,
-    ):
+    for function in (trust_region.implied_log_probs, trust_region.implied_kl, trust_region.sampled_implied_kl):
         assert not function(policy, behaviour).requires_grad
 
 
