@@ -185,12 +185,7 @@ def config_of(run_dir: Path, member: str | int | None) -> tuple[Config, int | No
 
 
 def evaluate(
-    trained: Trained,
-    *,
-    episodes: int,
-    deterministic: bool,
-    seed: int,
-    goes_on: Callable[[], bool] = lambda: True,
+    trained: Trained, *, episodes: int, deterministic: bool, seed: int, goes_on: Callable[[], bool] = lambda: True
 ) -> EvalResult:
     """Play whole episodes in fresh environments, or where there is only one that exists, in that one (`another`).
 

@@ -65,7 +65,6 @@ class _Rank:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout_s)
         kill_tree(self.process)
-        self.socket.close()
 
 
 class RankBatch:
@@ -300,6 +299,8 @@ class Ranks:
         self.team.close()
         if threading.current_thread() is not self._watching:
             self._watching.join(END_S)
+        for rank in self._ranks:  # not before: the thread may be about to read from it
+            rank.socket.close()
         # Not the meeting's: torch opens it by its number once more when the last trace of the group is gone, whenever that is. With
         # another file under that number it would not come back.
         for file in (self.batches.handle, self._state):

@@ -117,11 +117,7 @@ class Recording:
 
 @contextlib.contextmanager
 def recorded(
-    run_dir: Path | None,
-    run: RunConfig,
-    *,
-    source: EnvironmentSource | None = None,
-    network: object = None,
+    run_dir: Path | None, run: RunConfig, *, source: EnvironmentSource | None = None, network: object = None
 ) -> Iterator[Recording | None]:
     """Videos of a run for as long as the block lasts; if they cannot be made, that is one warning.
 

@@ -117,11 +117,7 @@ class Segments:
             self.entries, self._streams = [], Streams()
 
     def fill(
-        self,
-        replay: Replay,
-        entries: tuple[SegmentEntry, ...],
-        ids: Mapping[str, int],
-        damaged: Collection[str] = (),
+        self, replay: Replay, entries: tuple[SegmentEntry, ...], ids: Mapping[str, int], damaged: Collection[str] = ()
     ) -> Mended | None:
         """Load an empty store from disk; the ids of its unrolls stay what they were.
 

@@ -278,10 +278,7 @@ def _turns(trainer: Trainer) -> Callable[[int], bool]:
 
 
 def learn_ahead(
-    training: MemberTraining,
-    ahead: Prefetcher[PinnedBatch],
-    publish: Callable[[], None],
-    between: Callable[[], None],
+    training: MemberTraining, ahead: Prefetcher[PinnedBatch], publish: Callable[[], None], between: Callable[[], None]
 ) -> None:
     """The learner's loop: an update from each batch, until there are no more; then its parameters are published, as part of the update."""
     busy = _measured(training)

@@ -171,12 +171,7 @@ class Trainer(Run):
         self.budget = Budget(base.run.budget_minutes) if budget is None else budget
         trainings = [
             MemberTraining(
-                member,
-                sinks=sinks,
-                callbacks=callbacks,
-                numbered=not settings.single,
-                stop=stop,
-                budget=self.budget,
+                member, sinks=sinks, callbacks=callbacks, numbered=not settings.single, stop=stop, budget=self.budget
             )
             for member in group.members
         ]
