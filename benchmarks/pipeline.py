@@ -28,14 +28,13 @@ from laser_rl import recipes
 from laser_rl.agent.parameters import FlatParameters
 from laser_rl.config import Config, override
 from laser_rl.errors import UserError
-from laser_rl.ports import Delivery
 from laser_rl.replay.records import allocate
 from laser_rl.training.build import Member
 from laser_rl.training.launch import prepare
 from laser_rl.training.stop import Stop
 from laser_rl.training.threads import ThreadMailbox, run_actor, run_local
 from laser_rl.training.trainer import Trainer
-from laser_rl.types import Unrolls
+from laser_rl.types import Delivery, Unrolls
 
 RATIOS = ("local / slower alone", "local / slower of two processes", "local / sum", "CPU: local / sum")
 WARM_UP = 0.25  # share of a part's time that is not counted

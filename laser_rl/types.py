@@ -1,7 +1,7 @@
-"""The records that travel between the layers: unrolls on their way into the replay, batches on their way into the learner."""
+"""The records that travel between the layers, and the seams that carry them: queues here, other machines elsewhere."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,3 +131,46 @@ class Episode(NamedTuple):
     slot: int
     length: int
     raw_return: float
+
+
+class Delivery(NamedTuple):
+    """What an actor hands over at once."""
+
+    unrolls: Unrolls
+    episodes: list[Episode]
+    steps: int
+
+
+class UnrollOutbox(Protocol):
+    """The actor's end of an inbox."""
+
+    def put(self, delivery: Delivery, timeout_s: float) -> bool:
+        """False if there was no room in time; the actor keeps what it has and asks again."""
+
+
+class UnrollInbox(UnrollOutbox, Protocol):
+    """From actors to the learner: bounded, first in first out."""
+
+    def take(self, timeout_s: float) -> Delivery | None:
+        """None if nothing came in time."""
+
+
+class ParameterMailbox(Protocol):
+    """From the learner to its actors: only the newest counts."""
+
+    def publish(self, parameters: "Tensor", version: int) -> None:
+        """Replace what is there."""
+
+    def collect(self, into: "Tensor", newer_than: int) -> int:
+        """Copy into `into` if there is a newer version; returns the version that is now there."""
+
+
+class StopSignal(Protocol):
+    """One way to end everything."""
+
+    def request(self, reason: str) -> None:
+        """The first reason stays."""
+
+    @property
+    def reason(self) -> str | None:
+        """None while the run goes on."""

@@ -20,7 +20,6 @@ from laser_rl.cluster.coordinator import RemoteDelivery
 from laser_rl.cluster.replay_writer import ReplayWriter
 from laser_rl.errors import UserError
 from laser_rl.networks.build import family_of
-from laser_rl.ports import Delivery
 from laser_rl.replay.encoded_unrolls import seal
 from laser_rl.replay.memory_estimate import resolve_codec
 from laser_rl.replay.records import Codec, pack
@@ -28,7 +27,7 @@ from laser_rl.training.build import derive, open_environments, seeded_network, t
 from laser_rl.training.settings import SweepConfig
 from laser_rl.training.stall import PATIENCE_S, Gate, StallWarning
 from laser_rl.training.threads import run_actor
-from laser_rl.types import UnrollLayout, Unrolls, empty_unrolls
+from laser_rl.types import Delivery, UnrollLayout, Unrolls, empty_unrolls
 
 AT_ONCE = 16  # unrolls, at most, that wait for others to travel with
 KEPT_S = 0.1  # and how long they wait

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from laser_rl.errors import ConfigError
-from laser_rl.ports import ReplayStore
 from laser_rl.replay.records import Ids, Packed, fields_of, pack, parts_of, put_packed, unpack
 from laser_rl.types import Array, Batch, UnrollLayout, Unrolls
 
@@ -19,7 +18,7 @@ Priorities = NDArray[np.float64]
 MemoryState = Literal["stored", "zero"]  # what the memory begins a drawn unroll with: the actor's state, or nothing
 
 
-class UnrollStore(ReplayStore, Protocol):
+class UnrollStore(Protocol):
     """What a mixer needs of a store, and a sampler that draws unrolls uniformly; `Replay` is one, and one over several machines."""
 
     @property
@@ -31,6 +30,12 @@ class UnrollStore(ReplayStore, Protocol):
         """In unrolls."""
 
     def __len__(self) -> int: ...
+
+    def insert(self, unrolls: Unrolls) -> Ids:
+        """Ids of the new ones; the oldest leave."""
+
+    def sample_into(self, count: int, random: np.random.Generator, batch: Batch, first_column: int) -> Ids:
+        """Uniform draws with replacement, gathered into columns of a batch; returns their ids."""
 
     def insert_packed(self, packed: Packed) -> Ids:
         """`insert` for unrolls that `pack` has checked already."""

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, cuda
 
 from laser_rl.gpu_streams import Handover, on
-from laser_rl.ports import Delivery, UnrollInbox
 from laser_rl.replay.prefetcher import Exhausted
 from laser_rl.replay.records import DeviceBatch
 from laser_rl.training.build import Member, batch_of
 from laser_rl.training.member_training import MemberTraining
 from laser_rl.training.stall import Gate, StallWarning
-from laser_rl.types import Batch, UnrollLayout
+from laser_rl.types import Batch, Delivery, UnrollInbox, UnrollLayout
 
 if TYPE_CHECKING:
     from laser_rl.training.ranks import RankBatch

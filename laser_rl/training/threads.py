@@ -21,7 +21,6 @@ from torch import cuda
 from laser_rl.agent.actor import Actor
 from laser_rl.agent.parameters import FlatParameters
 from laser_rl.gpu_streams import on, own_stream, wait_for
-from laser_rl.ports import Delivery, ParameterMailbox, StopSignal, UnrollOutbox
 from laser_rl.replay.prefetcher import Prefetcher
 from laser_rl.training.build import Member, keep_in_step, learn
 from laser_rl.training.exchange import UNDER_WAY, BatchSource, PinnedBatch, ThreadMailbox
@@ -29,7 +28,7 @@ from laser_rl.training.member_training import MemberTraining
 from laser_rl.training.stall import GIVE_UP_S, PATIENCE_S, Gate, StallWarning, join
 from laser_rl.training.stop import FINISHED
 from laser_rl.training.trainer import Trainer
-from laser_rl.types import Batch, Episode, empty_unrolls
+from laser_rl.types import Batch, Delivery, Episode, ParameterMailbox, StopSignal, UnrollOutbox, empty_unrolls
 
 PACED_S = 0.0005  # between two looks at the steps of others
 

@@ -27,7 +27,6 @@ from laser_rl.cluster.runner import ActorStart, RunnerOutbox
 from laser_rl.cluster.shard import ShardPlan
 from laser_rl.config import override
 from laser_rl.errors import ConfigError
-from laser_rl.ports import Delivery
 from laser_rl.replay.encoded_unrolls import seal
 from laser_rl.replay.prefetcher import Exhausted
 from laser_rl.replay.records import pack
@@ -36,7 +35,7 @@ from laser_rl.training.process_handle import MOST_RESTARTS, ProcessDied
 from laser_rl.training.saving import Segments
 from laser_rl.training.settings import ClusterSettings, SweepConfig, require_possible
 from laser_rl.training.stop import Stop
-from laser_rl.types import Episode
+from laser_rl.types import Delivery, Episode
 from tests.cluster.raylets import NearCoordinator, NearShard
 from tests.cluster.test_cluster_faults import examine
 from tests.replay.inputs import VECTOR, numbered, take

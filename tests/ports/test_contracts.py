@@ -17,14 +17,13 @@ from laser_rl.cluster.runner import RunnerOutbox
 from laser_rl.cluster.shard import ShardClient, ShardPlan
 from laser_rl.cluster.shard_directory import global_ids
 from laser_rl.cluster.sharded import ShardedReplay
-from laser_rl.ports import Delivery
 from laser_rl.replay.encoded_unrolls import seal
 from laser_rl.replay.records import allocate, pack, unpack
 from laser_rl.replay.store import Replay
 from laser_rl.training.exchange import ThreadMailbox
 from laser_rl.training.stop import Stop
 from laser_rl.training.threads import ThreadInbox
-from laser_rl.types import Episode
+from laser_rl.types import Delivery, Episode
 from tests.cluster.raylets import (
     NearCoordinator,
     NearRay,
