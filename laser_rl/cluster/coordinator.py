@@ -168,10 +168,6 @@ class RunCoordinator(MemberCoordinator):
         self._states: dict[int, bytes] = {}
         self._orders: dict[int, Order] = {}
 
-    async def go_on(self, steps: Sequence[int]) -> None:
-        """The steps of a checkpoint, before any learner begins."""
-        self._steps = list(steps)
-
     async def tell(self, member: int, life: int, news: News) -> Reply:
         """A learner's news; what comes again is left out. A learner that has been replaced is told to stop."""
         known_life, expected = self._heard.get(member, (life, 0))

@@ -52,11 +52,10 @@ class ShardSupervisor:
 
     Args:
         plan: of each shard; its number is that of the first one. Capacity and budget are those of one shard.
-        coordinator: tells readers and writers which shards there are.
         nodes: returns the nodes that are to have a shard.
     """
 
-    def __init__(self, plan: ShardPlan, coordinator: Any, nodes: Callable[[], Sequence[str]]) -> None:
+    def __init__(self, plan: ShardPlan, nodes: Callable[[], Sequence[str]]) -> None:
         self._plan, self._nodes = plan, nodes
         self._number = plan.number
         self._told: Any = None  # the coordinator that knows the shards
@@ -65,7 +64,6 @@ class ShardSupervisor:
         self.lost: list[LostShard] = []
         for node in nodes():
             self._start(node)
-        self._tell(coordinator)
 
     @property
     def shards(self) -> list[ShardClient]:
@@ -73,7 +71,7 @@ class ShardSupervisor:
         return [one.shard for one in self._by_node.values()]
 
     def look(self, coordinator: Any) -> list[LostShard]:
-        """Replace lost shards, give new nodes a shard and tell the coordinator, which may be another one now; returns what was lost.
+        """Replace lost shards and give new nodes a shard; returns what was lost. The coordinator tells readers and writers.
 
         A shard that dies soon after it was started is replaced later and later: starting one costs seconds of a core.
         """
@@ -134,7 +132,7 @@ class ShardSupervisor:
 class Replays:
     """Starts, watches, saves and fills the shards of all replays of a run.
 
-    There are as many replays as coordinators: one for all members, or one of each. `in_step` they have one shard.
+    There is one replay for all members, or one of each. `in_step` it has one shard.
     """
 
     def __init__(
@@ -142,7 +140,7 @@ class Replays:
         sweep: SweepConfig,
         layout: UnrollLayout,
         watch: NodeWatch,
-        coordinators: Sequence[Any],
+        count: int,
         directory: RunDirectory,
         *,
         in_step: bool,
@@ -152,11 +150,11 @@ class Replays:
         one_node = in_step or sweep.share == "separate"
         self.supervisors: list[ShardSupervisor] = []
         self._files: list[ReplayFiles] = []
-        for number, coordinator in enumerate(coordinators):
+        for number in range(count):
             nodes: Callable[[], Sequence[str]] = _OneNode(watch, number) if one_node else watch.nodes
             plan = self._plan(number, 1 if one_node else len(watch.nodes()))
             self._require_room(plan, watch)
-            supervisor = ShardSupervisor(plan, coordinator, nodes)
+            supervisor = ShardSupervisor(plan, nodes)
             files = ReplayFiles(directory.path, layout, number, lambda one=supervisor: one.shards)  # type: ignore[misc]
             directory.keep(number, files)
             self.supervisors.append(supervisor)

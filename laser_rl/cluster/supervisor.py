@@ -75,14 +75,14 @@ class ClusterSupervisor(SweepSupervisor):
         self.known = Known(members)
         self.placements: list[MemberPlacement] = []
         self.replays: Replays | None = None
-        self._start_coordinator()
+        self.coordinator: Any = None
         try:
             self._shares = self._fitting()
             for number in range(members):
                 self.placements.append(MemberPlacement(self._run, number, self._shares, self._start))
             if any(Counts.of(c.loss.batch_unrolls, c.replay.fraction).replayed for c in sweep.configs):
-                at = self._shards_at()
-                self.replays = Replays(sweep, layout, self.watch, at, directory, in_step=self.in_step)
+                count = 1 if self._shared else members
+                self.replays = Replays(sweep, layout, self.watch, count, directory, in_step=self.in_step)
             here = sweep.model_copy(update={"base": override(base, {"run.device": "cpu"})})
             parts = build_members(here, stores=None if self.replays is None else self.replays.views(members))
             super().__init__(sweep, directory, parts, self.known, sinks=sinks, callbacks=callbacks)
@@ -91,7 +91,8 @@ class ClusterSupervisor(SweepSupervisor):
                 self._begin_anew()
             self._plan_save()
             self.budget = Budget(base.run.budget_minutes, spent_s=spent_s(loaded))
-            self.coordinator.go_on.remote(self.known.steps.tolist())
+            self._start_coordinator()
+            self._look_at_shards()
             for place in self.placements:
                 place.begin()
         except BaseException:
@@ -147,12 +148,15 @@ class ClusterSupervisor(SweepSupervisor):
         for place in self.placements:
             for what, with_updates in place.look(int(self.known.steps[place.member])):
                 self._report_lost(what, self._lost_updates(place.member) if with_updates else {})
-        for shard in [] if self.replays is None else self.replays.look(self._shards_at()):
-            values: dict[str, Value] = {"unrolls": shard.unrolls, "by": shard.by}
-            self._report_lost(f"{shard.unrolls:,} unrolls of shard {shard.number}", values)
+        self._look_at_shards()
         self._make_room()
         self._collect()
         return all(place.over for place in self.placements)
+
+    def _look_at_shards(self) -> None:
+        for shard in [] if self.replays is None else self.replays.look(self._shards_at()):
+            values: dict[str, Value] = {"unrolls": shard.unrolls, "by": shard.by}
+            self._report_lost(f"{shard.unrolls:,} unrolls of shard {shard.number}", values)
 
     def _require_head(self) -> None:
         if self.watch.head_is_lost:

@@ -209,7 +209,8 @@ def test_shards_runners_and_a_node_are_killed_while_a_learner_draws(raylets, sta
     """What a living shard holds of a stream is without gaps and doubles, up to the stream's end; all else went with a shard that died."""
     coordinator = start_coordinator()
     started.append(coordinator)
-    supervisor = ShardSupervisor(plan_of(VECTOR, 0, unrolls=10_000), coordinator, raylets.nodes)
+    supervisor = ShardSupervisor(plan_of(VECTOR, 0, unrolls=10_000), raylets.nodes)
+    supervisor.look(coordinator)
     runners = Runners(raylets, coordinator, tmp_path)
     store, batch, random = ShardedReplay(VECTOR, RayShards(coordinator)), allocate(VECTOR, 64), np.random.default_rng(3)
     draws = killed = 0

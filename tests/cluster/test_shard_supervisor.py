@@ -50,7 +50,9 @@ def kept(monkeypatch):
     now, posted, alive = [100.0], [], ["a", "b"]
     monkeypatch.setattr(module.ShardClient, "start", Started)
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
-    return ShardSupervisor(ShardPlan(VECTOR, 1000, number=0), Posted(posted), lambda: alive), now, posted, alive
+    supervisor = ShardSupervisor(ShardPlan(VECTOR, 1000, number=0), lambda: alive)
+    supervisor._told = Posted(posted)
+    return supervisor, now, posted, alive
 
 
 def on(supervisor, node):
