@@ -63,12 +63,7 @@ class RemoteBatchSource:
     """
 
     def __init__(
-        self,
-        training: MemberTraining,
-        inbox: RayInbox,
-        actor: RemoteActor,
-        client: CoordinatorClient,
-        slack: int,
+        self, training: MemberTraining, inbox: RayInbox, actor: RemoteActor, client: CoordinatorClient, slack: int
     ) -> None:
         self._training, self._inbox, self._actor, self._client, self._slack = training, inbox, actor, client, slack
         self._lock = Gate("the batch that is being filled")
