@@ -125,7 +125,7 @@ class LongPoll(Generic[T]):
 
 def heartbeat(coordinator: Any) -> LongPoll[str]:
     """A question that stays with a coordinator, so that `gone` tells its death at once."""
-    return LongPoll(lambda: Answer(coordinator.stopped.remote(ALIVE_S)))
+    return LongPoll(lambda: Answer(coordinator.newer.remote("nothing", 0, ALIVE_S)))
 
 
 class Backoff:

@@ -8,12 +8,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from laser_rl.cluster.calls import CALL_S, Answer, AnswerLost, LongPoll, call, ray
-from laser_rl.cluster.coordinator import GONE, Published, RemoteDelivery
+from laser_rl.cluster.coordinator import GONE, PARAMETERS, SHARDS, STOP, RemoteDelivery
 from laser_rl.cluster.shard import ShardClient
 from laser_rl.replay.encoded_unrolls import unseal
 from laser_rl.replay.records import Packed
@@ -47,6 +46,9 @@ class RayInbox:
         return unseal(self._layout, taken.encoded), taken
 
 
+_Published = tuple[tuple[int, int], Any]  # life of the learner and version; the parameters, or a list of one reference
+
+
 class RayMailbox:
     """A `ParameterMailbox`: each version is put once into the object store of the learner's node, and runners map it.
 
@@ -62,15 +64,18 @@ class RayMailbox:
         self._coordinator, self._in_step, self._life = coordinator, in_step, life
         self._publishing: Any = None
         self._known = (NO_LIFE, -1)  # life of the learner whose parameters were collected last, and version asked for
-        self._poll: LongPoll[Published] = LongPoll(lambda: Answer(coordinator.newer.remote(*self._known, STAY_S)))
+        self._poll: LongPoll[_Published] = LongPoll(
+            lambda: Answer(coordinator.newer.remote(PARAMETERS, self._known, STAY_S))
+        )
 
     def publish(self, parameters: Tensor, version: int) -> None:
         """Replace what is there. Copies once; waits only if the one before has not arrived yet."""
         self._await_published()
         # What was sent or put is never written again: a reader sees all of one version, whatever is published meanwhile.
         values = parameters.detach().to("cpu").numpy()
+        # A reference is sent in a list, so that Ray does not look into it.
         sent = values.copy() if values.nbytes <= SENT_BYTES else [ray().put(values)]
-        self._publishing = self._coordinator.publish.remote(self._life, version, sent)
+        self._publishing = self._coordinator.post.remote(PARAMETERS, (self._life, version), sent)
         if self._in_step:
             self._await_published()
 
@@ -83,10 +88,10 @@ class RayMailbox:
         found = self._newer(newer_than)
         if found is None:
             return newer_than
-        parameters: np.ndarray[Any, Any] = found.sent
-        if isinstance(found.sent, list):
+        (_, version), parameters = found
+        if isinstance(parameters, list):
             try:
-                parameters = call(found.sent[0], WHO, "parameters from its learner")
+                parameters = call(parameters[0], WHO, "parameters from its learner")
             except (AnswerLost, TimeoutError):  # its learner has died, and took it along; its successor will publish
                 return newer_than
         # Into memory on a CPU without a copy in between, and without torch's warning of a read-only array.
@@ -95,22 +100,23 @@ class RayMailbox:
                 into.detach().numpy()[...] = parameters
             else:
                 into.copy_(torch.tensor(parameters))
-        return found.version
+        return version
 
-    def _newer(self, newer_than: int) -> Published | None:
+    def _newer(self, newer_than: int) -> _Published | None:
         """What is to be collected, if that is known already."""
-        life, _ = self._known
-        self._known = life, newer_than
-        found: Published | None
+        known, _ = self._known
+        self._known = known, newer_than
+        found: _Published | None
         if self._in_step:
-            asked = self._coordinator.newer.remote(life, newer_than, 0.0)
+            asked = self._coordinator.newer.remote(PARAMETERS, self._known, 0.0)
             found = call(asked, WHO, "the coordinator to say whether there are newer parameters")
         else:
             found = self._poll.poll()
         if found is None:
             return None
-        self._known = found.life, newer_than
-        return found if life not in {NO_LIFE, found.life} or found.version > newer_than else None
+        (life, version), _ = found
+        self._known = life, newer_than
+        return found if known not in {NO_LIFE, life} or version > newer_than else None
 
 
 class RayStop:
@@ -119,12 +125,13 @@ class RayStop:
     def __init__(self, coordinator: Any) -> None:
         self._coordinator = coordinator
         self._reason: str | None = None
-        self._poll: LongPoll[str] = LongPoll(lambda: Answer(coordinator.stopped.remote(STAY_S)))
+        self._poll: LongPoll[tuple[int, str]] = LongPoll(lambda: Answer(coordinator.newer.remote(STOP, -1, STAY_S)))
 
     def request(self, reason: str) -> None:
         """Ask all to end; returns when the coordinator knows it."""
         try:
-            self._reason = call(self._coordinator.stop.remote(reason), WHO, "the coordinator to hear a reason to stop")
+            asked = self._coordinator.post.remote(STOP, 0, reason)
+            self._reason = call(asked, WHO, "the coordinator to hear a reason to stop")
         except (AnswerLost, TimeoutError):
             self._reason = self._reason or reason
 
@@ -132,7 +139,7 @@ class RayStop:
     def reason(self) -> str | None:
         """None while the run goes on."""
         if self._reason is None:
-            self._reason = self._poll.poll() or (GONE if self._poll.gone else None)
+            _, self._reason = self._poll.poll() or (0, GONE if self._poll.gone else None)
         return self._reason
 
 
@@ -143,7 +150,7 @@ class RayShards:
         self._number = 0
         self._shards: Sequence[ShardClient] = ()
         self._poll: LongPoll[tuple[int, Sequence[ShardClient]]] = LongPoll(
-            lambda: Answer(coordinator.shards.remote(self._number, STAY_S))
+            lambda: Answer(coordinator.newer.remote(SHARDS, self._number, STAY_S))
         )
         self._look(CALL_S)
 

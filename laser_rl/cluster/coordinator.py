@@ -27,6 +27,8 @@ REPLACED = "another learner has taken its place"
 GONE = "the coordinator of this run is gone"
 NEWS_S = 0.25  # between two calls of a learner
 HURRY_S = 0.05  # at least, where the member moves fast, or waits for others
+Versioned = tuple[Any, Any]  # a version, and the value
+PARAMETERS, STOP, SHARDS = "parameters", "stop", "shards"  # names of values
 Order = tuple[Exploit, Any]  # a copy to make, and a list with a reference to the donor's state
 MetricsRow = tuple[Kind, int, int, dict[str, Value]]  # what `Sink.write` gets
 CALLS_PER_S = 1000  # of all members together, so that one coordinator is enough
@@ -41,16 +43,8 @@ class RemoteDelivery(NamedTuple):
     faults: dict[str, int]  # that the environments survived since the last delivery
 
 
-class Published(NamedTuple):
-    """The newest parameters of a member."""
-
-    life: int  # of the learner: after a restart it may go on with an older version
-    version: int
-    sent: Any  # the parameters themselves if they are small; or a list of one reference, so that Ray does not look into it
-
-
 class MemberCoordinator:
-    """Unrolls for a member's learner, its newest parameters, the reason to stop, and which shards there are.
+    """Deliveries for a member's learner, and values that all may read: parameters, the reason to stop, which shards there are.
 
     Args:
         room: deliveries that may wait for the learner.
@@ -60,9 +54,7 @@ class MemberCoordinator:
         self._room = room
         self._deliveries: deque[RemoteDelivery] = deque()
         self._next: dict[str, int] = {}  # number of the delivery that each stream sends next
-        self._published: Published | None = None
-        self._reason: str | None = None
-        self._shards: tuple[int, Any] = (0, ())
+        self._posted: dict[str, Versioned] = {}
         self._changed = asyncio.Condition()
 
     async def put(self, stream: str, number: int, delivery: RemoteDelivery, timeout_s: float) -> bool:
@@ -91,43 +83,21 @@ class MemberCoordinator:
             self._changed.notify_all()
         return taken
 
-    async def publish(self, life: int, version: int, sent: Any) -> None:
-        """Replace the parameters, unless there are newer ones, or this comes late from a learner that has been replaced."""
+    async def post(self, name: str, version: Any, value: Any) -> Any:
+        """Replace a value by one of a later version; returns the one that stays."""
         async with self._changed:
-            there = self._published
-            if there is None or (life, version) > (there.life, there.version):
-                self._published = Published(life, version, sent)
+            if name not in self._posted or version > self._posted[name][0]:
+                self._posted[name] = version, value
                 self._changed.notify_all()
+        return self._posted[name][1]
 
-    async def newer(self, life: int, version: int, timeout_s: float) -> Published | None:
-        """Parameters newer than these, or of a later life; None if there are none in time."""
+    async def newer(self, name: str, version: Any, timeout_s: float) -> Versioned | None:
+        """A later version than this one, with its value; None if there is none in time."""
 
         def there() -> bool:
-            return self._published is not None and (self._published.life, self._published.version) > (life, version)
+            return name in self._posted and self._posted[name][0] > version
 
-        return self._published if await self._until(there, timeout_s) else None
-
-    async def stop(self, reason: str) -> str:
-        """Ask all to end; returns the reason that stays, which is the first."""
-        async with self._changed:
-            self._reason = self._reason or reason
-            self._changed.notify_all()
-        return self._reason
-
-    async def stopped(self, timeout_s: float) -> str | None:
-        """The reason to stop; None if there was none in time."""
-        await self._until(lambda: self._reason is not None, timeout_s)
-        return self._reason
-
-    async def post_shards(self, shards: Any) -> None:
-        """Which shards there are from now on: clients that can be sent around."""
-        async with self._changed:
-            self._shards = (self._shards[0] + 1, shards)
-            self._changed.notify_all()
-
-    async def shards(self, newer_than: int, timeout_s: float) -> tuple[int, Any] | None:
-        """A newer list of shards with its number; None if there is none in time."""
-        return self._shards if await self._until(lambda: self._shards[0] > newer_than, timeout_s) else None
+        return self._posted[name] if await self._until(there, timeout_s) else None
 
     async def _until(self, holds: Callable[[], bool], timeout_s: float) -> bool:
         if holds() or timeout_s <= 0:
@@ -179,7 +149,8 @@ class RunCoordinator(MemberCoordinator):
             self._rows += news.rows
             if news.state is not None:
                 self._states[member] = bytes(news.state)
-        return Reply(min(self._steps), self._reason, self._orders.get(member))
+        _, reason = self._posted.get(STOP, (0, None))
+        return Reply(min(self._steps), reason, self._orders.get(member))
 
     async def collect(self) -> tuple[list[MetricsRow], list[int], dict[int, bytes]]:
         """All that is new for the supervisor: rows, steps of each member, and states by member."""

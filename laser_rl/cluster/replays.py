@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from laser_rl.checkpoint import Loaded, Mended, SegmentEntry
 from laser_rl.cluster.calls import AnswerLost, Backoff, LongPoll, call, kill
+from laser_rl.cluster.coordinator import SHARDS
 from laser_rl.cluster.nodes import NodeWatch
 from laser_rl.cluster.replay_files import ReplayFiles, ShardFiller
 from laser_rl.cluster.shard import ShardClient, ShardPlan, ShardReport
@@ -59,6 +60,7 @@ class ShardSupervisor:
         self._plan, self._nodes = plan, nodes
         self._number = plan.number
         self._told: Any = None  # the coordinator that knows the shards
+        self._lists = 0  # of shards, that were told
         self._by_node: dict[str, _Supervised] = {}
         self._deaths: dict[str, Backoff] = {}  # by node
         self.lost: list[LostShard] = []
@@ -94,7 +96,9 @@ class ShardSupervisor:
     def _tell(self, coordinator: Any) -> None:
         self._told = None
         with contextlib.suppress(AnswerLost):  # the next look tells its successor
-            call(coordinator.post_shards.remote(self.shards), "the supervisor", "a coordinator to hear of the shards")
+            self._lists += 1
+            asked = coordinator.post.remote(SHARDS, self._lists, self.shards)
+            call(asked, "the supervisor", "a coordinator to hear of the shards")
             self._told = coordinator
 
     def close(self) -> None:

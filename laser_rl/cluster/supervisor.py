@@ -14,7 +14,7 @@ import numpy as np
 
 from laser_rl.checkpoint import Loaded, Mended
 from laser_rl.cluster.calls import AnswerLost, call, heartbeat, kill, on_node, ray, start_actor
-from laser_rl.cluster.coordinator import RunCoordinator
+from laser_rl.cluster.coordinator import STOP, RunCoordinator
 from laser_rl.cluster.nodes import HeadLost, NodeWatch, Shares, shares_of
 from laser_rl.cluster.placement import MemberPlacement
 from laser_rl.cluster.replays import Replays
@@ -213,7 +213,7 @@ class ClusterSupervisor(SweepSupervisor):
             self.known.put(member, state)
 
     def _stop_all(self) -> None:
-        self.coordinator.stop.remote(self.stop.reason)
+        self.coordinator.post.remote(STOP, 0, self.stop.reason)
         deadline = time.monotonic() + STOP_S
         while time.monotonic() < deadline and (late := [place for place in self.placements if not _has_ended(place)]):
             time.sleep(LOOK_S)

@@ -13,6 +13,8 @@ from laser_rl.cluster.calls import ActorGone
 from laser_rl.cluster.channels import RayInbox, RayShards
 from laser_rl.cluster.coordinator import (
     REPLACED,
+    SHARDS,
+    STOP,
     CoordinatorClient,
     MemberCoordinator,
     News,
@@ -91,10 +93,10 @@ def test_what_a_runner_makes_is_once_in_its_shard_and_once_with_its_learner():
 def test_streams_lead_to_the_shards_in_turn():
     """Six runners of three members, on whichever nodes: two to each shard, and no member has more of the replay than another."""
     member = NearCoordinator(MemberCoordinator())
-    member.post_shards.remote(["A", "B", "C"])
+    member.post.remote(SHARDS, 1, ["A", "B", "C"])
     shards = RayShards(member)
     assert [shards.at(place) for place in range(6)] == ["A", "B", "C", "A", "B", "C"]
-    member.post_shards.remote([])
+    member.post.remote(SHARDS, 2, [])
     wait_until(lambda: shards.at(0) is None)
 
 
@@ -145,7 +147,7 @@ def test_a_link_says_all_in_order_and_hears_orders_steps_and_the_end():
     client.publish(b"state")
     run.order.remote(0, {"exploit": 1}).future().result(5.0)
     wait_until(lambda: client.order is not None and client.slowest == 9)
-    run.stop.remote("SIGTERM").future().result(5.0)
+    run.post.remote(STOP, 0, "SIGTERM").future().result(5.0)
     wait_until(lambda: stop.reason == "SIGTERM" and stop.urgent)
     client.write("event", 100, 100, {"member": 0})
     client.close()

@@ -36,8 +36,8 @@ class Posted:
     def __init__(self, heard):
         answer = Future()
         answer.set_result(None)
-        self.post_shards = SimpleNamespace(
-            remote=lambda shards: (
+        self.post = SimpleNamespace(
+            remote=lambda name, version, shards: (
                 heard.append([one.number for one in shards]),
                 SimpleNamespace(future=lambda: answer),
             )[1]
