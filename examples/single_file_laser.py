@@ -171,13 +171,11 @@ class Actor:
         for _ in range(steps):
             logits, _ = self.network(self.observation)
             action = torch.multinomial(logits.softmax(-1), 1).squeeze(-1)
-            is_transition = ~self.ended
+            is_transition = torch.tensor(~self.ended)
             seen, reward, terminated, truncated, _ = self.envs.step(action.numpy())
             self.observation, self.ended = flat(seen), terminated | truncated
             observations.append(self.observation)
-            rows.append(
-                (action, torch.tensor(reward).float(), torch.tensor(terminated), torch.tensor(is_transition), logits)
-            )
+            rows.append((action, torch.tensor(reward).float(), torch.tensor(terminated), is_transition, logits))
             self.returns += reward
             self.finished.extend(self.returns[self.ended])
             self.returns[self.ended] = 0.0
