@@ -16,9 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import spawn
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
+from safetensors.numpy import save
 
 from laser_rl.envs import worker as protocol
 from laser_rl.envs.border import Env, tell_once
@@ -109,8 +110,7 @@ class PoolEnvironments(SlotEnvironments):
         """Hand out the open episodes of a state, likewise."""
         self._history.load_state_dict(state)
         self._loading = True
-        with Path(protocol.kept_in(self._memory[2])).open("wb") as scratch:
-            np.savez(scratch, **cast("dict[str, Any]", state))
+        Path(protocol.kept_in(self._memory[2])).write_bytes(save(dict(state)))
         for worker in self.workers:
             worker.owed.extend(worker.slots)
             self._send(worker, protocol.REBUILD)

@@ -27,6 +27,7 @@ from typing import IO, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors.numpy import load
 
 from laser_rl.envs.records import (
     ActionHistory,
@@ -336,9 +337,9 @@ class Worker:
                 member.advance(self._action[slot])
 
     def _rebuild(self) -> None:
-        with np.load(kept_in(self._scratch)) as state:
-            actions = ActionHistory(self._start["slots"], self._spec.action).load_state_dict(state)
-            episodes, digests = state["episode"].tolist(), state["digest"].tolist()
+        state = load(Path(kept_in(self._scratch)).read_bytes())
+        actions = ActionHistory(self._start["slots"], self._spec.action).load_state_dict(state)
+        episodes, digests = state["episode"].tolist(), state["digest"].tolist()
         for slot, member in self._members.items():
             member.rebuild(episodes[slot], actions[slot], digests[slot])
 
