@@ -142,7 +142,8 @@ def test_only_steps_are_frames_that_a_learner_could_use():
     unrolls.is_transition[:] = [True, False]  # every second row leads from one episode to the next
     store.insert(unrolls)
     config = override(recipes.atari(), {"loss.batch_unrolls": 8, "loss.unroll_steps": 2, "replay.fraction": 0.5})
-    member = SimpleNamespace(config=config, layout=layout, replay=store, counts=SimpleNamespace(online=4))
+    mixer = SimpleNamespace(counts=SimpleNamespace(online=4))
+    member = SimpleNamespace(config=config, layout=layout, replay=store, mixer=mixer)
     assert gpu_runs.real_share(member) == 0.5
     samples = [gpu_runs.Sample(0.0, 0, 0, {}), gpu_runs.Sample(1.0, 200, 50, {})]
     flow = gpu_runs._flow(member, samples, gpu_runs.Alone(10.0))  # 100 updates a second

@@ -217,7 +217,7 @@ class Killing:
             wait_for(lambda at=at: sum(training.steps for training in trainings) >= at, over, f"step {at:.0f}")
             while self.done == number and not over.is_set():
                 pool = dice.choice(pools)
-                worker = dice.choice(pool._workers)
+                worker = dice.choice(pool.workers)
                 if (process := worker.process) is not None and alive(process.pid):
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(process.pid, signal.SIGKILL)

@@ -14,7 +14,7 @@ from laser_rl.cli.sweep_settings import begin
 from laser_rl.metrics.log import rows_hash
 from laser_rl.metrics.machine import sessions
 from laser_rl.research.paper import compared
-from laser_rl.research.report import ABOUT, read_about
+from laser_rl.research.report import ABOUT, experiment_of, read_about
 from laser_rl.research.runner import read_part
 from laser_rl.training.files import read_config, read_sweep
 from laser_rl.training.settings import sweep_from
@@ -137,7 +137,7 @@ def records(copied: Callable[[str, str], Path], folder: Path) -> dict[str, Targe
 
     def experiment(data: bytes, _: int) -> None:
         found = read_about(written(folder / "experiment" / ABOUT, data).parent)
-        found.experiment()
+        experiment_of(found.name)
         found.task_list()
 
     about = {
