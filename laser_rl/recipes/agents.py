@@ -141,6 +141,7 @@ def atari(environment: str = "ALE/Breakout-v5") -> Config:
             unroll_steps=19,  # [L] 20 observations
             batch_unrolls=128,  # [L] with replay, in all
             trust="implied",  # [L]
+            trust_bound=0.3,  # [T] Assault, Demon Attack and Road Runner, 3 M frames
             entropy_cost=0.01,  # [I]
             baseline_cost=0.5,  # [I]
             reduction="sum",  # [I]
@@ -161,10 +162,9 @@ def atari(environment: str = "ALE/Breakout-v5") -> Config:
 
 def impala(environment: str = "ALE/Breakout-v5") -> Config:
     """The paper's baseline: no replay, batch 32; all else as `atari`."""
-    without = {"replay.fraction": 0.0, "replay.capacity_steps": 1, "loss.trust": "off"}
-    return override(
-        atari(environment), {"recipe": "impala", **without, "loss.batch_unrolls": 32}
-    )  # [L] 32 without replay
+    without = {"replay.fraction": 0.0, "replay.capacity_steps": 1, "loss.trust": "off", "loss.trust_bound": None}
+    batch = {"loss.batch_unrolls": 32}  # [L] 32 without replay
+    return override(atari(environment), {"recipe": "impala", **without, **batch})
 
 
 def laser_multitask(environment: str = SUITE) -> Config:
