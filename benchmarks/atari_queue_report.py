@@ -68,40 +68,32 @@ def late(row: Row, name: str) -> float:
     return fmean(kept) if kept else math.nan
 
 
-def factor_table(rows: Sequence[Row], variants: Iterable[str], base: str = "centre") -> list[str]:
-    """A row for each variant of a factor that has a run, and the variant they are compared with."""
-    centre = by_part(rows, base)
-    head = (
-        f"| variant | {' | '.join(f'{game}, seeds 1 / 2' for game in CALIBRATION_GAMES)} | mean normalised | less {base} | entropy | "
-        "acceptance, replayed | online | skipped updates |"
-    )
-    lines = [
-        head,
-        "|---|" + "---|" * (len(CALIBRATION_GAMES) + 6),
-    ]
-    for variant in dict.fromkeys([*variants, base]):
-        own = by_part(rows, variant)
-        if not own:
-            continue
-        buckets = len(next(iter(own.values()))["episodes"])
-        games = []
-        for game in CALIBRATION_GAMES:
-            seeds = [own.get((game, seed)) for seed in (1, 2)]
-            games.append(
-                " / ".join(
-                    "–" if row is None else f"{mean_return(row, buckets - MILLION, buckets):,.0f}" for row in seeds
-                )
-            )
-        numbers = [
-            fmean(late(row, name) for row in own.values()) for name in ("entropy", "acceptance", "acceptance_online")
-        ]
-        skipped = sum(int(row["train"]["skipped_updates"][-1]) for row in own.values())
-        mean = f"{fmean(map(last_million, own.values())):.2f} ({len(own)} runs)"
-        less = "" if variant == base else difference(own, centre)
-        lines.append(
-            f"| {variant} | {' | '.join(games)} | {mean} | {less} | {' | '.join(f'{n:.2f}' for n in numbers)} | {skipped} |"
-        )
+def calibration_table(rows: Sequence[Row]) -> list[str]:
+    """A row for each variant of each factor that has a run; differences are to the variant that the factor starts from."""
+    games = " | ".join(f"{game}, seeds 1 / 2" for game in CALIBRATION_GAMES)
+    numbers = "mean normalised | difference | entropy | acceptance, replayed | online | skipped updates"
+    lines = [f"| factor | variant | {games} | {numbers} |", "|---|" + "---|" * (len(CALIBRATION_GAMES) + 7)]
+    for factor, variants in FACTORS.items():
+        base = "b0.3" if "from bound 0.3" in factor else "centre"
+        for variant in variants:
+            if own := by_part(rows, variant):
+                less = "" if variant == base else difference(own, by_part(rows, base))
+                lines.append(f"| {factor} | {variant} | {_variant_cells(own, less)} |")
     return lines
+
+
+def _variant_cells(own: Mapping[tuple[str, int], Row], less: str) -> str:
+    buckets = len(next(iter(own.values()))["episodes"])
+    games = []
+    for game in CALIBRATION_GAMES:
+        seeds = [own.get((game, seed)) for seed in (1, 2)]
+        scores = ["–" if row is None else f"{mean_return(row, buckets - MILLION, buckets):,.0f}" for row in seeds]
+        games.append(" / ".join(scores))
+    names = ("entropy", "acceptance", "acceptance_online")
+    numbers = [f"{fmean(late(row, name) for row in own.values()):.2f}" for name in names]
+    skipped = sum(int(row["train"]["skipped_updates"][-1]) for row in own.values())
+    mean = f"{fmean(map(last_million, own.values())):.2f} ({len(own)} runs)"
+    return " | ".join([*games, mean, less, *numbers, str(skipped)])
 
 
 def figure(rows: Sequence[Row], path: Path) -> None:
@@ -146,14 +138,7 @@ def page(rows: Sequence[Row]) -> str:
         "",
         "![Learning curves by trust bound](calibration.png)",
     ]
-    for name, variants in FACTORS.items():
-        if any(row["variant"] in variants for row in calibration if row["variant"] != "centre"):
-            lines += [
-                "",
-                f"## {name.capitalize()}",
-                "",
-                *factor_table(calibration, variants, "b0.3" if "from bound 0.3" in name else "centre"),
-            ]
+    lines += ["", *calibration_table(calibration)]
     missing = [name for name, variants in FACTORS.items() if not any(row["variant"] in variants for row in calibration)]
     if missing:
         lines += ["", f"Not yet run: {', '.join(missing)}."]
