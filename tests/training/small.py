@@ -59,7 +59,10 @@ def finish(config, path=None, source=None, **more):
 
 
 def fingerprint(path):
-    """Everything that a run leaves, except what the wall clock writes."""
-    manifest = json.loads((checkpoint.latest(path).path / "manifest.json").read_text())
+    """Everything that a run leaves, except what the wall clock writes, and the settings that it was given."""
+    newest = checkpoint.latest(path).path
+    manifest, state = (json.loads((newest / name).read_text()) for name in ("manifest.json", "state.json"))
+    del state["settings"], manifest["sha256"]
+    manifest["files"]["state.json"] = state
     kept = sorted(folder.name for folder in (path / checkpoint.CHECKPOINTS).iterdir())
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest(), rows_hash(path), kept
