@@ -1,5 +1,6 @@
 """Videos of a run: what is due, what is shown beside the picture, and that training does not notice any of it."""
 
+import contextlib
 import json
 import logging
 import os
@@ -244,12 +245,18 @@ def warnings_of(caplog):
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
+def train_in(path, config):
+    """With the recorder beside it, where films are asked for."""
+    with contextlib.closing(RunDirectory(path, config)) as directory:
+        train(config, directory, sinks=[directory.log])
+
+
 @pytest.mark.slow
 def test_a_run_with_a_recorder_beside_it_is_the_run_without(tmp_path, monkeypatch, caplog):
     pytest.importorskip("imageio_ffmpeg")
     monkeypatch.setattr("laser_rl.training.recording.LAST_FILM_S", 0.0)
     for name, every in (("plain", 0), ("filmed", 200)):
-        finish(small("laser/Catch", **{"run.steps": 600, "run.video_every_steps": every}), tmp_path / name)
+        train_in(tmp_path / name, small("laser/Catch", **{"run.steps": 600, "run.video_every_steps": every}))
     assert fingerprint(tmp_path / "filmed") == fingerprint(tmp_path / "plain")
     assert len(warnings_of(caplog)) <= 1  # the last video was not made within 0 s
     assert not (tmp_path / "plain" / "videos").exists()
@@ -259,8 +266,8 @@ def test_a_run_with_a_recorder_beside_it_is_the_run_without(tmp_path, monkeypatc
 def test_films_are_made_while_a_run_goes_on(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("laser_rl.training.stall.SAY_AFTER_S", 1e9)
     plain = small("CartPole-v1", **{"run.steps": 5_000, "run.checkpoint_every_steps": 500})
-    finish(plain, tmp_path / "plain")
-    finish(override(plain, {"run.video_every_steps": 500}), tmp_path / "filmed")
+    train_in(tmp_path / "plain", plain)
+    train_in(tmp_path / "filmed", override(plain, {"run.video_every_steps": 500}))
     assert fingerprint(tmp_path / "filmed") == fingerprint(tmp_path / "plain")
     found = films(tmp_path / "filmed")
     assert found[0].step == checkpoint.newest_step(tmp_path / "filmed")
