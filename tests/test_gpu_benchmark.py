@@ -158,6 +158,7 @@ def test_a_member_without_rows_is_named():
         gpu_runs.member_rates(rows, 0, since=0.0)
 
 
+@pytest.mark.slow
 def test_a_smoke_runs_everything_but_the_sweep(tmp_path):
     file = tmp_path / "results.json"
     shown = run("--smoke", "--end-to-end", 1.5, "--profile", tmp_path / "kernels.txt", "--json", file)

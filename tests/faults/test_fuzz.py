@@ -24,7 +24,7 @@ GROUPS = {
     "metrics": ["metrics.jsonl", "evaluations"],
     "other records": ["machine.json", "run.lock", "experiment.json", "experiment's part"],
 }
-INPUTS, OF_A_SWEEP = 60, 6  # a whole sweep is built for each of these
+INPUTS, OF_A_SWEEP = 30, 3  # a whole sweep is built for each of these
 MOST_GROWTH_BYTES = 16 << 20
 
 

@@ -99,6 +99,7 @@ def test_rows_of_episodes_grow_with_the_logarithm_of_their_number():
     assert max(row.get("return_high", row["return"]) for row in written) == returns.max()
 
 
+@pytest.mark.slow
 @pytest.mark.fault(33)
 def test_a_long_run_writes_few_rows_of_episodes_and_resumes_bit_for_bit(tmp_path, monkeypatch, figure):
     """As if the thinning began after 8 episodes: the run is killed within a row of several, and goes on with it."""

@@ -26,6 +26,7 @@ SWEEP = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.fault(9)
 def test_killed_and_resumed_is_the_uninterrupted_run_bit_for_bit(tmp_path, figure):
     status, _, err = finish(start(*TRAIN.split(), "--out", tmp_path / "whole"))

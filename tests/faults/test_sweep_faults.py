@@ -258,6 +258,7 @@ def test_a_member_that_diverges_in_a_process_harms_no_other(tmp_path, figure):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.fault(6, 9, 20)
 def test_a_killed_sweep_goes_on_bit_for_bit(tmp_path, figure):
     status, _, err = finish(start(*SWEEP.split(), "--out", tmp_path / "whole"))

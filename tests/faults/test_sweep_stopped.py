@@ -59,6 +59,7 @@ def run(supervisor, directory):
         directory.close()
 
 
+@pytest.mark.slow
 def test_a_process_stopped_with_the_replays_lock_is_named_and_replaced(tmp_path, monkeypatch, caplog, figure):
     monkeypatch.setattr(shared_lock, "LOCK_S", 4.0)
     monkeypatch.setattr(processes, "REPLACE_S", 2.0, raising=False)

@@ -13,7 +13,7 @@ from laser_rl.ops.gaussian import DiagonalGaussian
 from laser_rl.ops.recurrence import backward_recurrence
 from tests.ops.inputs import generator, make_rows, normal
 
-pytestmark = pytest.mark.usefixtures("as_in_production")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("as_in_production")]
 FAMILIES = [Categorical(5), MultiCategorical((3, 2)), DiagonalGaussian((-1.0, -2.0), (1.0, 2.0))]
 
 

@@ -127,6 +127,7 @@ def tree(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_copy_itself_passes(tree):
     result = subprocess.run(
         [sys.executable, "-c", "import laser_rl; print(laser_rl.__file__)"],
@@ -136,6 +137,7 @@ def test_the_copy_itself_passes(tree):
     assert run_guard(tree, "test_mask_as_a_cumulative_product").returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", BUGS, ids=[f"{bug.module}-{number}" for number, bug in enumerate(BUGS)])
 def test_the_guard_fails_when_the_bug_is_put_in(tree, bug):
     source = tree / "laser_rl" / "ops" / f"{bug.module}.py"

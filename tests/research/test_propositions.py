@@ -226,7 +226,7 @@ def trusted_case(seed, estimator, clip, steps):
     return mdp, value, weights, trusted, operator, parts, points
 
 
-@examples(1000)
+@examples(200)
 @given(seeds, st.sampled_from([1, 3, None]))
 def test_proposition_4_trusted_importance_sampling_contracts_by_gamma(seed, steps):
     mdp, value, _, trusted, operator, _, points = trusted_case(seed, "importance", (1.0, 1.0), steps)
@@ -237,7 +237,7 @@ def test_proposition_4_trusted_importance_sampling_contracts_by_gamma(seed, step
     assert torch.equal(new[~somewhere], value[~somewhere])
 
 
-@examples(1000)
+@examples(200)
 @given(seeds, st.sampled_from(CLIPS), st.sampled_from([1, 3, None]))
 def test_proposition_5_trusted_vtrace_shrinks_towards_the_average_of_fixed_points(seed, clip, steps):
     _, value, weights, trusted, operator, parts, points = trusted_case(seed, "vtrace", clip, steps)

@@ -85,6 +85,7 @@ def test_runs_with_directories_give_the_same_table(tmp_path, whole):
     assert runner.assemble(smoke_runs(), tmp_path, tmp_path).read_bytes() == whole
 
 
+@pytest.mark.slow
 def test_more_seeds_only_add_runs(tmp_path, whole):
     lines = []
     runner.perform(smoke_runs(seeds=(0,)), tmp_path, say=lines.append)
@@ -130,6 +131,7 @@ def wait_long(job):
     time.sleep(600)
 
 
+@pytest.mark.slow
 def test_busy_workers_die_with_their_parent():
     command = (
         "from laser_rl.research.runner import spread; from tests.research.test_runner import wait_long; "

@@ -36,6 +36,7 @@ KINDS = {
     "pixel control": {**TILES, "pixel_control_cost": 0.1},
     "all of it": {**TILES, "memory": "preco", "pixel_control_cost": 0.1, "popart": True, "sampling": "prioritised"},
 }
+OFTEN = ("lstm", "stored", "prioritised unrolls", "all of it")
 
 
 class Killed(Exception):
@@ -96,7 +97,9 @@ def lanes_kept(path):
     return next(member[name] for name in ("mixer/sampler.next", "mixer/sampler.lane.next") if name in member)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [kind if kind in OFTEN else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+)
 def test_half_then_resume_is_the_whole_run_bit_for_bit(kind, tmp_path):
     whole, half, config = tmp_path / "whole", tmp_path / "half", recurrent(**KINDS[kind])
     result, _ = finish(config, whole)

@@ -86,7 +86,7 @@ class Choices(gymnasium.Env):
         return {"place": self.np_random.uniform(-1, 1, 2).astype(np.float32), "mode": self.np_random.integers(3)}
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("runtime", ["serial", pytest.param("local", marks=pytest.mark.slow)])
 def test_several_choices_and_mixed_observations(runtime):
     config = small("Choices", runtime=runtime, steps=4000, learning_rate=0.01)
     result, _ = finish(config, source=Choices)

@@ -97,6 +97,7 @@ def quantile(sorted_seconds, share):
     return sorted_seconds[min(len(sorted_seconds) - 1, int(share * len(sorted_seconds)))]
 
 
+@pytest.mark.slow
 @pytest.mark.fault(16)
 def test_pages_that_never_read_are_let_go_and_hinder_nobody(tmp_path, monkeypatch, figure):
     monkeypatch.setattr(server_module, "_SEND_BUFFER_BYTES", 4096)
