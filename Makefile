@@ -1,11 +1,12 @@
-# Every target sets up .venv by itself: a checkout and Python >= 3.11 are all that is needed.
+# Every target sets up .venv by itself: a checkout and Python >= 3.11 are all that is needed. The demo installs only what a user needs.
 PYTHON ?= python3
 BIN := .venv/bin
+BASE := .venv/.base
 READY := .venv/.ready
 
 .PHONY: demo test test-all faults fuzz soak docs check format weight mutants bench clean
 
-demo: $(READY)
+demo: $(BASE)
 	$(BIN)/laser sweep --recipe demo --out runs/demo --fresh
 
 test: check
@@ -63,9 +64,13 @@ clean:
 	rm -rf .venv mutants .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # torch goes first and alone: anything else that asks for torch must find it there instead of choosing another build.
-$(READY): pyproject.toml constraints.txt
+$(BASE): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "laser-rl needs Python 3.11 or newer, this is " + sys.version)'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	touch $(BASE)
+
+$(READY): $(BASE)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $(READY)
