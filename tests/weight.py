@@ -1,5 +1,6 @@
-"""`make weight`: lines by package beside their budgets, class names defined twice, words of the documentation, imports of a run."""
+"""`make weight`: lines by package beside their budgets, class names defined twice, words of the documentation, imports of a run, tests."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -16,6 +17,8 @@ BUDGETS = {
 }  # fmt: skip
 HOMES = {"evaluation": "research"}  # packages that have no budget of their own
 LINES, FILES, README_WORDS, DOCS_WORDS = 30_000, 220, 1_200, 45_000
+# A test is internal if it uses a name of the package that is neither in these modules nor in docs/reference.
+PUBLIC = ("laser_rl.cli", "laser_rl.config", "laser_rl.errors", "laser_rl.ops", "laser_rl.recipes", "laser_rl.types")
 RUN = """
 import sys
 from laser_rl import LASER
@@ -34,6 +37,31 @@ def budget_of(path: Path) -> str:
 def imported() -> list[str]:
     """Modules of ours that learning CartPole on a CPU imports."""
     return subprocess.run([sys.executable, "-c", RUN], capture_output=True, text=True, check=True).stdout.split()
+
+
+def tests() -> tuple[int, int]:
+    """How many test functions there are, and how many of them know internal names."""
+    pages = "\n".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
+    public = (*PUBLIC, *re.findall(r"^::: (\S+)", pages, re.MULTILINE))
+
+    def internal(name: str) -> bool:
+        known = name.count(".") == 1 or any(name == one or name.startswith(f"{one}.") for one in public)
+        return re.match(r"laser_rl\.\w", name) is not None and not known
+
+    functions = insiders = 0
+    for file in (ROOT / "tests").rglob("*.py"):
+        tree = list(ast.walk(ast.parse(file.read_text())))
+        imports = [node for node in tree if isinstance(node, ast.ImportFrom)]
+        named = {
+            one.asname or one.name for node in imports for one in node.names if internal(f"{node.module}.{one.name}")
+        }
+        for function in (node for node in tree if isinstance(node, ast.FunctionDef) and node.name.startswith("test")):
+            inside = list(ast.walk(function))
+            names = {node.id for node in inside if isinstance(node, ast.Name)}
+            strings = [str(node.value) for node in inside if isinstance(node, ast.Constant)]
+            functions += 1
+            insiders += bool(names & named) or any(internal(text) for text in strings)
+    return functions, insiders
 
 
 def main() -> None:
@@ -55,6 +83,10 @@ def main() -> None:
     docs = sum(len(page.read_text().split()) for page in (ROOT / "docs").rglob("*.md"))
     print(f"words: README {readme:,} of {README_WORDS:,}, docs {docs:,} of {DOCS_WORDS:,}")
     print(f"modules of ours that a run on a CPU imports: {len(imported())} (fewer than 120 is the aim)")
+    functions, insiders = tests()
+    print(
+        f"test functions: {functions:,}, of which {insiders / functions:.0%} know internal names (at most half is the aim)"
+    )
 
 
 if __name__ == "__main__":
