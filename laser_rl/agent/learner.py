@@ -12,11 +12,10 @@ from laser_rl.agent.online_share import STATE, require_countable
 from laser_rl.agent.parallel import ALONE, Team, require_together
 from laser_rl.agent.parameters import (
     FlatParameters,
+    Optimiser,
     Recovery,
     RecoveryCounts,
-    build_optimiser,
     load_network,
-    load_state,
     require_finite,
 )
 from laser_rl.agent.policy import restore_generator
@@ -100,7 +99,7 @@ class Learner:
         self.bound = torch.tensor(loss.bound, device=self.device)
         self.mixing = torch.zeros(STATE, device=self.device)  # what an adaptive online share remembers
         self.hyper: Hyper = hyper_of([loss], self.device)
-        self.optimiser = build_optimiser(self.flat.value, optimiser)
+        self.optimiser = Optimiser(self.flat.value, optimiser)
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.numbers = Numbers(sources, self.device)
         self.recurrent = Recurrent(network, burn_in_steps, team)
@@ -301,7 +300,7 @@ class Learner:
         """Take another learner's parameters, optimiser and bound; counters and random numbers stay one's own. All or nothing."""
         require_finite(tensors["network"], "the other learner")
         load_network(self.network, tensors["network"])
-        load_state(self.optimiser, tensors["optimiser"])
+        self.optimiser.load_state_dict(tensors["optimiser"])
         self.bound.copy_(tensors["learner"]["bound"])
         if self.loss.online_share != "fixed" and "mixing" in tensors["learner"]:
             self.mixing.copy_(tensors["learner"]["mixing"])
@@ -332,7 +331,7 @@ class Learner:
         """Go on exactly where `state` was taken; refused if not even what a roll back would lead to is finite."""
         require_finite(tensors["good"], "the last state that learned")
         load_network(self.network, tensors["network"])
-        load_state(self.optimiser, tensors["optimiser"])
+        self.optimiser.load_state_dict(tensors["optimiser"])
         learner = tensors["learner"]
         self.bound.copy_(learner["bound"])
         restore_generator(self.generator, learner["generator"])

@@ -7,7 +7,7 @@ parameters of several members can lie side by side, as the rows of a matrix.
 import logging
 import math
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -122,57 +122,39 @@ def require_finite(tensors: Mapping[str, Tensor], whose: str) -> None:
             raise ValueError(f"{name} of {whose} is not finite; it is not taken")
 
 
-class Optimiser(Protocol):
-    """Keeps its state in `state`: tensors [P], or [K, P] for the rows of K members."""
+class Optimiser:
+    """The optimiser that a configuration names; `state` holds tensors [P], or [K, P] for the rows of K members.
 
-    state: dict[str, Tensor]
+    Args:
+        value: the parameters, [P] or [K, P].
+        config: which optimiser, and its constants.
+    """
+
+    def __init__(self, value: Tensor, config: OptimiserConfig) -> None:
+        self._adam = config.kind == "adam"
+        self._constants: dict[str, Any] = {"epsilon": config.added}
+        if not self._adam:
+            self._constants |= {"decay": config.decay, "momentum": config.momentum}
+        self.state: dict[str, Tensor] = (adam if self._adam else rmsprop).initial(value)._asdict()
 
     def step(self, taken: Tensor, value: Tensor, gradient: Tensor, learning_rate: Tensor) -> None:
         """Move `value` in place. Nothing moves where the device says that the step is not `taken`; the host need not look."""
+        constants = {"learning_rate": learning_rate, **self._constants}
+        if self._adam:
+            adam.update(value, gradient, adam.AdamState(**self.state), taken, **constants)
+        else:
+            rmsprop.update(value, gradient, rmsprop.RmsPropState(**self.state), taken, **constants)
 
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Copy values in place: memory stays where it is."""
+        for name, tensor in self.state.items():
+            tensor.copy_(state[name].reshape(tensor.shape))
 
-class RMSProp:
-    """TensorFlow 1's, from `ops.rmsprop`."""
-
-    def __init__(self, value: Tensor, config: OptimiserConfig) -> None:
-        self._constants = {"decay": config.decay, "momentum": config.momentum, "epsilon": config.added}
-        self.state = rmsprop.initial(value)._asdict()
-
-    def step(self, taken: Tensor, value: Tensor, gradient: Tensor, learning_rate: Tensor) -> None:
-        """One step of `ops.rmsprop.update`."""
-        state = rmsprop.RmsPropState(**self.state)
-        rmsprop.update(value, gradient, state, taken, learning_rate=learning_rate, **self._constants)
-
-
-class Adam:
-    """From `ops.adam`."""
-
-    def __init__(self, value: Tensor, config: OptimiserConfig) -> None:
-        self._epsilon = config.added
-        self.state = dict(zip(("exp_avg", "exp_avg_sq", "step"), adam.initial(value), strict=True))
-
-    def step(self, taken: Tensor, value: Tensor, gradient: Tensor, learning_rate: Tensor) -> None:
-        """One step of `ops.adam.update`."""
-        state = adam.AdamState(*self.state.values())
-        adam.update(value, gradient, state, taken, learning_rate=learning_rate, epsilon=self._epsilon)
-
-
-def build_optimiser(value: Tensor, config: OptimiserConfig) -> Optimiser:
-    """The optimiser that a configuration names, for parameters [P] or [K, P]."""
-    return Adam(value, config) if config.kind == "adam" else RMSProp(value, config)
-
-
-def load_state(optimiser: Optimiser, state: Mapping[str, Tensor]) -> None:
-    """Copy values in place: memory stays where it is."""
-    for name, tensor in optimiser.state.items():
-        tensor.copy_(state[name].reshape(tensor.shape))
-
-
-def move_state(optimiser: Optimiser, rows: Mapping[str, Tensor]) -> None:
-    """Live in other memory from now on; the values come along."""
-    for name, tensor in optimiser.state.items():
-        rows[name].copy_(tensor)
-        optimiser.state[name] = rows[name]
+    def move(self, rows: Mapping[str, Tensor]) -> None:
+        """Live in other memory from now on; the values come along."""
+        for name, tensor in self.state.items():
+            rows[name].copy_(tensor)
+            self.state[name] = rows[name]
 
 
 class RecoveryCounts(NamedTuple):

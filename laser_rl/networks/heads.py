@@ -47,7 +47,7 @@ class PopArtHead(nn.Linear):
         """
         old = self.statistics
         seen = torch.stack(popart.sums(target, task, learnable, tasks=len(old.mean)))
-        new = popart.follow(old, popart.Sums(*whole(seen)), step=step)
+        new = popart.update(old, popart.Sums(*whole(seen)), step=step)
         # Not looked at here: that would wait for a GPU.
         finite = new.mean.isfinite().all() & new.mean_square.isfinite().all()
         layer = popart.rescale(popart.Layer(self.weight, self.bias), old, new)

@@ -49,12 +49,7 @@ class _Recurrent(nn.Module):
 
     def forward(self, features: Tensor, last: Tensor, is_first: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Row by row. All states are kept: the learner carries one from the middle, the actor the last."""
-
-        def cell(row: Tensor, before: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-            after = self.step(row, before[0])
-            return after, (after,)
-
-        states = unroll(cell, torch.cat([features, last], -1), is_first, (state,)).outputs
+        states = unroll(self.step, torch.cat([features, last], -1), is_first, state)
         return states[..., : self.features], states
 
 

@@ -35,13 +35,9 @@ def policy_gradient_loss(
     advantage: Float[Tensor, "T B"],
     learnable: Bool[Tensor, "T B"],
 ) -> Float[Tensor, "T B"]:
-    """−ρ_t·log π(a_t|s_t)·advantage_t (eq. 2, to be minimised); ρ and the advantage are constants.
-
-    >>> policy_gradient_loss(torch.tensor([[-1.0]]), torch.tensor([[0.5]]), torch.tensor([[4.0]]), torch.tensor([[True]]))
-    tensor([[2.]])
-    """
+    """−ρ_t·log π(a_t|s_t)·advantage_t (eq. 2, to be minimised); ρ and the advantage are constants."""
     if checks.active():
-        _check(learnable, log_prob=log_prob, rho=rho, advantage=advantage)
+        checks.rows(learnable, log_prob=log_prob, rho=rho, advantage=advantage)
     # The mask goes onto the weight, not onto the product: there the backward pass would meet 0 · NaN.
     weight = torch.where(learnable, rho * advantage, rho.new_zeros(())).detach()
     return -weight * log_prob
@@ -50,40 +46,25 @@ def policy_gradient_loss(
 def value_loss(
     value: Float[Tensor, "T B"], target: Float[Tensor, "T B"], learnable: Bool[Tensor, "T B"]
 ) -> Float[Tensor, "T B"]:
-    """½·(target_t − V(s_t))²; the target is a constant.
-
-    >>> value_loss(torch.tensor([[1.0]]), torch.tensor([[3.0]]), torch.tensor([[True]]))
-    tensor([[2.]])
-    """
+    """½·(target_t − V(s_t))²; the target is a constant."""
     if checks.active():
-        _check(learnable, value=value, target=target)
+        checks.rows(learnable, value=value, target=target)
     return 0.5 * torch.where(learnable, target.detach() - value, value.new_zeros(())) ** 2
 
 
 def entropy_loss(
     entropy: Float[Tensor, "T B"], learnable: Bool[Tensor, "T B"], online: Bool[Tensor, "B"]
 ) -> Float[Tensor, "T B"]:
-    """−H(π(·|s_t)), on learnable rows of online unrolls only.
-
-    >>> entropy_loss(torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool), torch.tensor([True, False]))
-    tensor([[-1., 0.]])
-    """
+    """−H(π(·|s_t)), on learnable rows of online unrolls only."""
     if checks.active():
-        _check(learnable, entropy=entropy)
+        checks.rows(learnable, entropy=entropy)
         checks.same_shape(row=learnable[0], online=online)
         checks.boolean(online=online)
     return torch.where(learnable & online, -entropy, entropy.new_zeros(()))
 
 
 def counted(learnable: Bool[Tensor, "T B"], members: int = 1) -> Integer[Tensor, "{members}"]:
-    """Learnable steps of each member; what `reduce` divides by where these are all columns.
-
-    >>> counted(torch.tensor([[True, False], [True, True]]), members=2)
-    tensor([2, 1])
-    """
-    if checks.active():
-        checks.dimensions(2, learnable=learnable)
-        checks.boolean(learnable=learnable)
+    """Learnable steps of each member; what `reduce` divides by where these are all columns."""
     return torch.unflatten(learnable, 1, (members, -1)).sum((0, 2))
 
 
@@ -106,12 +87,10 @@ def reduce(
     tensor([2.])
     >>> reduce(torch.tensor([[1.0, 5.0], [3.0, 0.0]]), mask, "sum", members=2)
     tensor([4., 5.])
-    >>> reduce(torch.tensor([[1.0, 0.0], [3.0, 0.0]]), mask, "mean", count=torch.tensor([8]))
-    tensor([0.5000])
     """
     if checks.active():
         checks.require(how in {"sum", "mean"}, f"how is {how!r}, expected 'sum' or 'mean'")
-        _check(learnable, loss=loss)
+        checks.rows(learnable, loss=loss)
         columns = loss.shape[1]
         checks.require(
             members > 0 and columns % members == 0,
@@ -165,7 +144,12 @@ def actor_critic_losses(
     tensor([1.1250, 0.5000])
     """
     if checks.active():
-        _check_rows(value, reward, is_transition, trusted, trusted if policy_trusted is None else policy_trusted)
+        masks = {"trusted": trusted, "policy_trusted": trusted if policy_trusted is None else policy_trusted}
+        checks.boolean(is_transition=is_transition, **masks)
+        checks.same_shape(reward=reward, is_transition=is_transition, **masks)
+        checks.rows(is_transition, reward=reward)
+        expected, got = (len(reward) + 1, reward.shape[1]), tuple(value.shape)
+        checks.require(got == expected, f"value has shape {got}, expected {expected}: one row more than reward")
     learnable = trusted & is_transition
     policy_learnable = learnable if policy_trusted is None else policy_trusted & is_transition
     this_value, next_value = value[:-1], value[1:]  # the only shift in the project
@@ -181,21 +165,3 @@ def actor_critic_losses(
         log_ratio=log_ratio,
         estimate=estimate,
     )
-
-
-def _check(learnable: Tensor, **numbers: Tensor) -> None:
-    checks.dimensions(2, learnable=learnable)
-    checks.same_shape(learnable=learnable, **numbers)
-    checks.boolean(learnable=learnable)
-    checks.floating(**numbers)
-    checks.finite(learnable, **numbers)
-
-
-def _check_rows(value: Tensor, reward: Tensor, is_transition: Tensor, trusted: Tensor, policy_trusted: Tensor) -> None:
-    masks = {"is_transition": is_transition, "trusted": trusted, "policy_trusted": policy_trusted}
-    checks.dimensions(2, reward=reward)
-    checks.same_shape(reward=reward, **masks)
-    checks.boolean(**masks)
-    checks.finite(is_transition, reward=reward)
-    expected, got = (len(reward) + 1, *reward.shape[1:]), tuple(value.shape)
-    checks.require(got == expected, f"value has shape {got}, expected {expected}: one row more than reward")

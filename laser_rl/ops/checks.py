@@ -14,26 +14,14 @@ from torch import Tensor
 from laser_rl.errors import UserError
 
 _ACTIVE: ContextVar[bool] = ContextVar("laser_rl_checks_active", default=True)
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 class InputError(UserError, ValueError):
-    """An argument of a public function is wrong; the message says what was expected, what came and what to do.
-
-    >>> from laser_rl.ops.checks import InputError, clip_constants
-    >>> clip_constants(clip_rho=1.0, clip_c=2.0)
-    Traceback (most recent call last):
-    laser_rl.ops.checks.InputError: clip_rho (1.0) is below clip_c (2.0); V-trace needs clip_rho >= clip_c: raise clip_rho or lower clip_c
-    """
+    """An argument of a public function is wrong; the message says what was expected, what came and what to do."""
 
 
 def active() -> bool:
-    """Whether public functions look at their input now.
-
-    >>> from laser_rl.ops import checks
-    >>> checks.active()
-    True
-    """
+    """Whether public functions look at their input now."""
     return not torch.compiler.is_compiling() and _ACTIVE.get()
 
 
@@ -59,6 +47,22 @@ def require(holds: bool, message: str) -> None:
         raise InputError(message)
 
 
+def rows(learnable: Tensor, **tensors: Tensor) -> None:
+    """`learnable` is a mask [T, B], neither dimension empty; the others are floats of its shape, finite where it is true."""
+    got = tuple(learnable.shape)
+    require(learnable.ndim == 2 and 0 not in got, f"the mask has shape {got}, expected rows [T, B]")  # noqa: PLR2004
+    boolean(learnable=learnable)
+    same_shape(learnable=learnable, **tensors)
+    numbers(learnable, **tensors)
+
+
+def numbers(where: Tensor | None = None, **tensors: Tensor) -> None:
+    """All tensors have the shape of the first one, are floats, and finite (in the rows that `where` marks, if given)."""
+    same_shape(**tensors)
+    floating(**tensors)
+    finite(where, **tensors)
+
+
 def same_shape(**tensors: Tensor) -> None:
     """All tensors have the shape of the first one."""
     (first, reference), *others = tensors.items()
@@ -67,21 +71,6 @@ def same_shape(**tensors: Tensor) -> None:
         require(
             got == expected, f"{name} has shape {got}, expected {expected} like {first}; inputs are time-major, [T, B]"
         )
-
-
-def dimensions(count: int, **tensors: Tensor) -> None:
-    """All tensors have `count` dimensions, none of them empty."""
-    for name, tensor in tensors.items():
-        got = tuple(tensor.shape)
-        require(tensor.ndim == count, f"{name} has {tensor.ndim} dimensions {got}, expected {count}")
-        require(tensor.numel() > 0, f"{name} is empty: its shape is {got}; pass at least one row and one sequence")
-
-
-def last_dimension(size: int, **tensors: Tensor) -> None:
-    """The last dimension of all tensors has `size` entries."""
-    for name, tensor in tensors.items():
-        got = tuple(tensor.shape)
-        require(tensor.ndim > 0 and got[-1] == size, f"{name} has shape {got}, expected a last dimension of {size}")
 
 
 def floating(**tensors: Tensor) -> None:
@@ -94,15 +83,15 @@ def floating(**tensors: Tensor) -> None:
 def boolean(**tensors: Tensor) -> None:
     """All tensors are masks."""
     for name, tensor in tensors.items():
-        require(
-            tensor.dtype == torch.bool, f"{name} is {tensor.dtype}, expected torch.bool; compare or call {name}.bool()"
-        )
+        right = tensor.dtype == torch.bool
+        require(right, f"{name} is {tensor.dtype}, expected torch.bool; compare or call {name}.bool()")
 
 
 def indices(size: int, **tensors: Tensor) -> None:
     """All tensors are integers in [0, size)."""
     for name, tensor in tensors.items():
-        require(tensor.dtype in _INTEGERS, f"{name} is {tensor.dtype}, expected integers; call {name}.long() first")
+        integral = not tensor.is_floating_point() and tensor.dtype != torch.bool
+        require(integral, f"{name} is {tensor.dtype}, expected integers; call {name}.long() first")
         low, high = int(tensor.min()), int(tensor.max())
         require(low >= 0 and high < size, f"{name} runs from {low} to {high}, expected 0 to {size - 1}")
 
@@ -129,7 +118,7 @@ def clip_constants(*, clip_rho: float, clip_c: float) -> None:
     )
 
 
-def positive(**numbers: float | Tensor) -> None:
+def positive(**numbers: float | int | Tensor) -> None:
     """All numbers are above zero, and not NaN; infinity is allowed."""
     for name, number in numbers.items():
         require(bool(number > 0), f"{name} is {number}, expected a number above 0")

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor
 
 from laser_rl.ops import checks
-from laser_rl.ops.distributions import Evaluation, check_action, check_parameters
+from laser_rl.ops.distributions import Actions, Family, Parameters, Rows
 
 _LOG_ROOT_TWO_PI = 0.5 * math.log(2 * math.pi)
 # Nodes of the trapezoid rule under a standard normal: for a function analytic in a strip its error falls exponentially in the spacing.
@@ -22,7 +21,7 @@ _NODES = tuple(0.5 * k for k in range(-12, 13))
 
 
 @dataclass(frozen=True)
-class DiagonalGaussian:
+class DiagonalGaussian(Family):
     """Independent normal variates, one an action dimension; the parameters are all means, then all raw scales.
 
     The scale is `min_scale` + softplus(raw). A dimension with two finite bounds is squashed into them, one without bounds is left alone.
@@ -61,24 +60,16 @@ class DiagonalGaussian:
         """One number a dimension."""
         return (len(self.low),)
 
-    @property
-    def joint_size(self) -> None:
-        """Uncountable."""
-        return
-
-    def log_prob(
-        self, parameters: Float[Tensor, "*rows P"], action: Float[Tensor, "*rows D"]
-    ) -> Float[Tensor, "*rows"]:
+    def log_prob(self, parameters: Parameters, action: Actions) -> Rows:
         """Log-density of `to_environment(action)`: log N(u) − Σ log |da/du|."""
         if checks.active():
-            check_action(self, parameters, action)
-            checks.floating(action=action)
-            checks.finite(action=action)
+            self._check(parameters, action)
+            checks.numbers(action=action)
         mean, scale = self._mean_and_scale(parameters)
         normal = -0.5 * ((action - mean) / scale) ** 2 - scale.log() - _LOG_ROOT_TWO_PI
         return (normal - self._log_stretch(action)).sum(-1)
 
-    def entropy(self, parameters: Float[Tensor, "*rows P"]) -> Float[Tensor, "*rows"]:
+    def entropy(self, parameters: Parameters) -> Rows:
         """The normal's entropy plus E[log |da/du|].
 
         That expectation has no closed form. 25 nodes give it to 1e-6 for scales up to 1 and to 2e-3 up to 3; beyond,
@@ -91,11 +82,7 @@ class DiagonalGaussian:
         expected_stretch = (weights.unsqueeze(-1) * stretch).sum(-2)
         return (scale.log() + _LOG_ROOT_TWO_PI + 0.5 + expected_stretch).sum(-1)
 
-    def evaluate(self, parameters: Float[Tensor, "*rows P"], action: Float[Tensor, "*rows D"]) -> Evaluation:
-        """One after the other: they have nothing in common."""
-        return Evaluation(self.log_prob(parameters, action), self.entropy(parameters))
-
-    def kl(self, parameters: Float[Tensor, "*rows P"], other: Float[Tensor, "*rows P"]) -> Float[Tensor, "*rows"]:
+    def kl(self, parameters: Parameters, other: Parameters) -> Rows:
         """KL of the two normals: a bijection of the action, as the squashing is one, leaves it unchanged."""
         mean, scale = self._mean_and_scale(parameters)
         other_mean, other_scale = self._mean_and_scale(other)
@@ -103,34 +90,27 @@ class DiagonalGaussian:
         distance = (mean - other_mean) / other_scale
         return (0.5 * (ratio**2 + distance**2 - 1) - ratio.log()).sum(-1)
 
-    def sample(
-        self, parameters: Float[Tensor, "*rows P"], generator: torch.Generator | None = None
-    ) -> Float[Tensor, "*rows D"]:
+    def sample(self, parameters: Parameters, generator: torch.Generator | None = None) -> Actions:
         """A latent action."""
         mean, scale = self._mean_and_scale(parameters)
         noise = torch.empty_like(mean).normal_(generator=generator)
         return mean + scale * noise
 
-    def mode(self, parameters: Float[Tensor, "*rows P"]) -> Float[Tensor, "*rows D"]:
+    def mode(self, parameters: Parameters) -> Actions:
         """The latent mean."""
         return self._mean_and_scale(parameters)[0]
 
-    def joint_log_probs(self, parameters: Float[Tensor, "*rows P"]) -> Float[Tensor, "*rows A"]:
-        """Refused: a continuum of actions cannot be listed."""
-        raise checks.InputError(
-            f"the actions of {self} cannot be enumerated; use a sampled estimate, as kl_to_implied does"
-        )
-
-    def to_environment(self, action: Float[Tensor, "*rows D"]) -> Float[Tensor, "*rows D"]:
+    def to_environment(self, action: Actions) -> Actions:
         """Squash the bounded dimensions into their bounds."""
         if checks.active():
-            checks.last_dimension(len(self.low), action=action)
+            got, size = tuple(action.shape), len(self.low)
+            checks.require(got[-1:] == (size,), f"action has shape {got}, expected a last dimension of {size}")
         bounded, middle, half = self._bounds(action)
         return torch.where(bounded, middle + half * action.tanh(), action)
 
     def _mean_and_scale(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
         if checks.active():
-            check_parameters(self, parameters=parameters)
+            self._check(parameters)
         mean, raw = parameters.chunk(2, -1)
         return mean, self.min_scale + F.softplus(raw)
 
@@ -148,12 +128,11 @@ class DiagonalGaussian:
 def _bounds(
     low: tuple[float, ...], high: tuple[float, ...], device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Which dimensions are bounded, their middles and half widths."""
-    both = list(zip(low, high, strict=True))
-    middle = [_middle(a, b) for a, b in both]
-    half = [0.5 * (b - a) if math.isfinite(a) else 1.0 for a, b in both]
+    """Which dimensions are bounded, their middles and half widths (0 and 1 where they are not)."""
+    both = [(a, b) if math.isfinite(a) else (-1.0, 1.0) for a, b in zip(low, high, strict=True)]
     bounded = torch.tensor([math.isfinite(a) for a in low], device=device)
-    return bounded, torch.tensor(middle, device=device, dtype=dtype), torch.tensor(half, device=device, dtype=dtype)
+    middle = torch.tensor([0.5 * (a + b) for a, b in both], device=device, dtype=dtype)
+    return bounded, middle, torch.tensor([0.5 * (b - a) for a, b in both], device=device, dtype=dtype)
 
 
 @functools.lru_cache(maxsize=64)
@@ -161,9 +140,5 @@ def _kept_bounds(
     low: tuple[float, ...], high: tuple[float, ...], device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Made once: a copy from the host is waited for, and cannot be part of a CUDA graph."""
-    with torch.inference_mode(False):  # gradients may run through them later, whoever asks first
+    with torch.inference_mode(False):  # a later call may need gradients through them
         return _bounds(low, high, device, dtype)
-
-
-def _middle(low: float, high: float) -> float:
-    return 0.5 * (low + high) if math.isfinite(low) else 0.0

@@ -21,12 +21,7 @@ _TINY = 1e-12
 
 
 class MixingLine(NamedTuple):
-    """y ≈ slope·x + constant, by weighted least squares.
-
-    >>> x, y = torch.tensor([[-1.0, 0.0, 1.0, 0.0]]), torch.tensor([[-1.0, 1.0, 1.0, -1.0]])
-    >>> fit(moments(x, y, torch.ones(1, 4)))
-    MixingLine(slope=tensor([1.]), error=tensor([0.5000]), noise=tensor([0.5000]), resolution=tensor([0.5000]))
-    """
+    """y ≈ slope·x + constant, by weighted least squares."""
 
     slope: Float[Tensor, "K"]
     error: Float[Tensor, "K"]  # standard error of the slope; infinite where x does not vary
@@ -35,22 +30,14 @@ class MixingLine(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """Of a row's policy loss.
-
-    >>> share_weights(torch.tensor([0.5]), torch.tensor([10.0]), torch.tensor([0.0]), heaviest=4.0)
-    Weights(online=tensor([1.]), replayed=tensor([1.]))
-    """
+    """Of a row's policy loss, by where it came from."""
 
     online: Float[Tensor, "K"]
     replayed: Float[Tensor, "K"]
 
 
 def centred(log_probs: Float[Tensor, "*rows A"]) -> Float[Tensor, "*rows A"]:
-    """x(s, a) = log π(a|s) − E_π[log π]: the derivative of log π by a factor on its logits, up to that factor. Its mean under π is 0.
-
-    >>> centred(torch.tensor([0.5, 0.5]).log())
-    tensor([0., 0.])
-    """
+    """x(s, a) = log π(a|s) − E_π[log π]: the derivative of log π by a factor on its logits, up to that factor. Its mean under π is 0."""
     return log_probs - (log_probs.exp() * log_probs).sum(-1, keepdim=True)
 
 
@@ -62,9 +49,6 @@ def distortion(
     >>> distortion(torch.tensor([0.5, 0.5]).log(), torch.tensor([0.9, 0.1]).log())
     tensor([1.0000, 0.2000])
     """
-    if checks.active():
-        checks.same_shape(policy_log_probs=policy_log_probs, behaviour_log_probs=behaviour_log_probs)
-        checks.positive(clip_rho=clip_rho)
     return (math.log(clip_rho) + behaviour_log_probs - policy_log_probs).clamp(max=0.0).exp()
 
 
@@ -91,8 +75,7 @@ def needed_odds(
     (tensor(0.3333), tensor(0.1667))
     """
     if checks.active():
-        checks.same_shape(q=q, omega=omega)
-        checks.floating(q=q, omega=omega)
+        checks.numbers(q=q, omega=omega)
     best = q.amax(-1, keepdim=True)
     is_best = q == best
     distorted, error = q * omega, torch.as_tensor(resolution, dtype=q.dtype, device=q.device).unsqueeze(-1)
@@ -104,25 +87,14 @@ def needed_odds(
 
 
 def share_of(odds: Float[Tensor, "*rows"]) -> Float[Tensor, "*rows"]:
-    """α from α/(1 − α); infinite odds are 1.
-
-    >>> share_of(torch.tensor([0.0, 1.0, float("inf")]))
-    tensor([0.0000, 0.5000, 1.0000])
-    """
+    """α from α/(1 − α); infinite odds are 1."""
     return 1 - 1 / (1 + odds)
 
 
 def served(
     odds: Float[Tensor, "K N"], counted: Bool[Tensor, "K N"], level: float | Float[Tensor, ""]
 ) -> Float[Tensor, "K"]:
-    """The smallest of the odds that is enough for a share `level` of the counted rows; NaN if none is counted.
-
-    >>> served(torch.tensor([[3.0, 1.0, 2.0, 9.0]]), torch.tensor([[True, True, True, False]]), 0.6)
-    tensor([2.])
-    """
-    if checks.active():
-        checks.same_shape(odds=odds, counted=counted)
-        checks.boolean(counted=counted)
+    """The smallest of the odds that is enough for a share `level` of the counted rows; NaN if none is counted."""
     rows = counted.sum(-1, keepdim=True)
     ordered = odds.masked_fill(~counted, math.inf).sort(-1).values
     # Less a little: 0.9 · 10 must not be rounded up to 10.
@@ -134,13 +106,7 @@ def served(
 def moments(
     feature: Float[Tensor, "K N"], advantage: Float[Tensor, "K N"], weight: Float[Tensor, "K N"]
 ) -> Float[Tensor, "K 6"]:
-    """What `fit` reads; moments of several batches add up. Rows of weight 0 may hold anything.
-
-    >>> moments(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, float("nan")]]), torch.tensor([[1.0, 0.0]]))
-    tensor([[1., 1., 3., 1., 3., 9.]])
-    """
-    if checks.active():
-        checks.same_shape(weight=weight, feature=feature, advantage=advantage)
+    """What `fit` reads; moments of several batches add up. Rows of weight 0 may hold anything."""
     x, y = (torch.where(weight > 0, rows, 0.0) for rows in (feature, advantage))
     return (weight * torch.stack([torch.ones_like(x), x, y, x * x, x * y, y * y])).sum(-1).mT
 
@@ -148,18 +114,12 @@ def moments(
 def fit(sums: Float[Tensor, "K 6"], *, correlated: int = 1) -> MixingLine:
     """The line through what `moments` summed up.
 
-    The constant is what a critic is wrong by on the average; it belongs to no action and is dropped.
-
-    Args:
-        sums: of `moments`.
-        correlated: so many rows count as one observation. Rows of an unroll share most of their return.
+    The constant is what a critic is wrong by on the average; it belongs to no action and is dropped. `correlated` rows count as one
+    observation: rows of an unroll share most of their return.
 
     >>> fit(moments(torch.tensor([[0.0, 1.0, 2.0]]), torch.tensor([[5.0, 7.0, 9.0]]), torch.ones(1, 3))).slope
     tensor([2.0000])
     """
-    if checks.active():
-        checks.last_dimension(MOMENTS, sums=sums)
-        checks.require(correlated > 0, f"correlated is {correlated}, expected at least 1")
     count = sums[:, 0].clamp(min=_TINY)
     x, y, xx, xy, yy = (sums[:, 1:] / count[:, None]).unbind(1)
     spread, common = (xx - x * x).clamp(min=0.0), xy - x * y
@@ -172,12 +132,7 @@ def fit(sums: Float[Tensor, "K 6"], *, correlated: int = 1) -> MixingLine:
 
 
 def confidence(line: MixingLine) -> Float[Tensor, "K"]:
-    """How far a slope is believed: κ²/(κ² + error²), and not at all below 0, where the policy would prefer the worse actions.
-
-    >>> one = torch.ones(1)
-    >>> confidence(MixingLine(3 * one, one, one, one)), confidence(MixingLine(-one, one, one, one))
-    (tensor([0.9000]), tensor([0.]))
-    """
+    """How far a slope is believed: κ²/(κ² + error²), and not at all below 0, where the policy would prefer the worse actions."""
     signal = line.slope.clamp(min=0.0) ** 2
     return signal / (signal + line.error**2).clamp(min=_TINY**2)
 
@@ -192,15 +147,7 @@ def followed(
     least: float,
     most: float,
 ) -> Float[Tensor, "K"]:
-    """α, moved by a part `rate` of the way to what is needed as far as that is believed, and to the plain share otherwise.
-
-    >>> one = torch.ones(1)
-    >>> followed(0.2 * one, 0.8 * one, 0.1 * one, 0.5 * one, rate=0.5, least=0.0, most=0.4)
-    tensor([0.3000])
-    """
-    if checks.active():
-        checks.share(rate=rate, least=least, most=most)
-        checks.require(least <= most, f"least ({least}) is above most ({most}); swap them")
+    """α, moved by a part `rate` of the way to what is needed as far as that is believed, and to the plain share otherwise."""
     aim = (plain + trust * (needed - plain)).clamp(least, most)
     return torch.where(aim.isnan(), share, share + rate * (aim - share))
 
@@ -210,32 +157,18 @@ def share_weights(
 ) -> Weights:
     """Weights with which the online rows are `share` of all; their sum over the rows stays the number of rows.
 
-    No row counts for more than `heaviest`: where one kind is rare, its noise would be all that is learned. Where one kind is missing there
-    is nothing to mix.
-
-    Args:
-        share: α.
-        online: how many online rows are learned from.
-        replayed: how many replayed ones are.
-        heaviest: the largest weight.
+    `online` and `replayed` count the rows of each kind that are learned from. No row counts for more than `heaviest`: where one kind is
+    rare, its noise would be all that is learned. Where one kind is missing there is nothing to mix.
 
     >>> share_weights(torch.tensor([0.5]), torch.tensor([20.0]), torch.tensor([60.0]), heaviest=4.0)
     Weights(online=tensor([2.]), replayed=tensor([0.6667]))
     """
-    if checks.active():
-        checks.same_shape(share=share, online=online, replayed=replayed)
-        checks.positive(heaviest=heaviest)
     rows, both = online + replayed, (online > 0) & (replayed > 0)
     wanted = share * rows / online.clamp(min=_TINY), (1 - share) * rows / replayed.clamp(min=_TINY)
     return Weights(*(torch.where(both, weight.clamp(max=heaviest), 1.0) for weight in wanted))
 
 
 def weighted_share(weights: Weights, online: Float[Tensor, "K"], replayed: Float[Tensor, "K"]) -> Float[Tensor, "K"]:
-    """The share of the online rows in the gradient; NaN if nothing is learned from.
-
-    >>> one = torch.ones(1)
-    >>> weighted_share(Weights(2 * one, one), 10 * one, 60 * one)
-    tensor([0.2500])
-    """
+    """The share of the online rows in the gradient; NaN if nothing is learned from."""
     own = weights.online * online
     return own / (own + weights.replayed * replayed)

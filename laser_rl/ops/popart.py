@@ -12,6 +12,8 @@ from torch import Tensor
 
 from laser_rl.ops import checks
 
+_LOWEST, _HIGHEST = 1e-4, 1e6  # of σ
+
 
 class Statistics(NamedTuple):
     """First and second moments of each task's targets, in float64: mean_square − mean² cancels in float32 once the mean is large."""
@@ -28,35 +30,20 @@ class Layer(NamedTuple):
 
 
 def initial(tasks: int, device: torch.device | str | None = None) -> Statistics:
-    """Mean 0, σ 1.
-
-    >>> sigma(initial(2))
-    tensor([1., 1.], dtype=torch.float64)
-    """
+    """Mean 0, σ 1."""
     return Statistics(
         torch.zeros(tasks, dtype=torch.float64, device=device), torch.ones(tasks, dtype=torch.float64, device=device)
     )
 
 
-def sigma(statistics: Statistics, *, lowest: float = 1e-4, highest: float = 1e6) -> Float[Tensor, "tasks"]:
-    """√(mean_square − mean²), kept in [lowest, highest].
-
-    >>> sigma(Statistics(torch.tensor([3.0]), torch.tensor([13.0])))
-    tensor([2.])
-    """
-    if checks.active():
-        checks.positive(lowest=lowest, highest=highest)
+def sigma(statistics: Statistics) -> Float[Tensor, "tasks"]:
+    """√(mean_square − mean²), kept between 1e-4 and 1e6."""
     variance = statistics.mean_square - statistics.mean.square()
-    return variance.clamp(lowest**2, highest**2).sqrt()
+    return variance.clamp(_LOWEST**2, _HIGHEST**2).sqrt()
 
 
 class Sums(NamedTuple):
-    """What a batch says of each task's targets; those of the parts of a batch add up.
-
-    >>> one, other = (Sums(torch.ones(1), torch.full((1,), t), torch.full((1,), t * t)) for t in (2.0, 4.0))
-    >>> [float(sum(both)) for both in zip(one, other)]
-    [2.0, 6.0, 20.0]
-    """
+    """What a batch says of each task's targets; those of the parts of a batch add up."""
 
     number: Float[Tensor, "tasks"]
     target: Float[Tensor, "tasks"]
@@ -66,17 +53,11 @@ class Sums(NamedTuple):
 def sums(
     target: Float[Tensor, "T B"], task: Integer[Tensor, "B"], learnable: Bool[Tensor, "T B"], *, tasks: int
 ) -> Sums:
-    """Number, sum and sum of squares of each task's learnable targets, in float64.
-
-    >>> sums(torch.tensor([[4.0, 8.0]]), torch.tensor([0, 0]), torch.tensor([[True, False]]), tasks=2).target
-    tensor([4., 0.], dtype=torch.float64)
-    """
+    """Number, sum and sum of squares of each task's learnable targets, in float64."""
     if checks.active():
-        checks.same_shape(target=target, learnable=learnable)
+        checks.rows(learnable, target=target)
         checks.same_shape(column=target[0], task=task)
-        checks.boolean(learnable=learnable)
         checks.indices(tasks, task=task)
-        checks.finite(learnable, target=target)
     with torch.no_grad():
         target = torch.where(learnable, target, target.new_zeros(())).double()
         nothing, task = target.new_zeros(tasks), task.long()
@@ -84,18 +65,17 @@ def sums(
         return Sums(*(nothing.index_add(0, task, row) for row in rows))
 
 
-def follow(statistics: Statistics, seen: Sums, *, step: float = 3e-4) -> Statistics:
+def update(statistics: Statistics, seen: Sums, *, step: float = 3e-4) -> Statistics:
     """Move each task's moments towards those of the targets in `seen`, by `step` a target.
 
     n targets of one task move its moments by 1 − (1 − step)ⁿ of the way to their average: a running mean that saw them one by one, made
     independent of their order. It agrees with Σ step·(target − mean) to first order and cannot overshoot however large the batch.
 
     >>> one = torch.ones(1, dtype=torch.float64)
-    >>> follow(initial(1), Sums(one, 4 * one, 16 * one), step=0.5).mean
+    >>> update(initial(1), Sums(one, 4 * one, 16 * one), step=0.5).mean
     tensor([2.], dtype=torch.float64)
     """
     if checks.active():
-        checks.same_shape(mean=statistics.mean, number=seen.number)
         checks.share(step=step)
     with torch.no_grad():
         rate = 1 - (1 - step) ** seen.number  # 0 for a task without a target
@@ -104,22 +84,6 @@ def follow(statistics: Statistics, seen: Sums, *, step: float = 3e-4) -> Statist
             statistics.mean + rate * (seen.target / number - statistics.mean),
             statistics.mean_square + rate * (seen.square / number - statistics.mean_square),
         )
-
-
-def update(
-    statistics: Statistics,
-    target: Float[Tensor, "T B"],
-    task: Integer[Tensor, "B"],
-    learnable: Bool[Tensor, "T B"],
-    *,
-    step: float = 3e-4,
-) -> Statistics:
-    """`follow` the targets of a whole batch.
-
-    >>> update(initial(2), torch.tensor([[4.0, 8.0]]), torch.tensor([0, 0]), torch.tensor([[True, False]]), step=0.5).mean
-    tensor([2., 0.], dtype=torch.float64)
-    """
-    return follow(statistics, sums(target, task, learnable, tasks=len(statistics.mean)), step=step)
 
 
 def rescale(layer: Layer, old: Statistics, new: Statistics) -> Layer:
@@ -131,7 +95,6 @@ def rescale(layer: Layer, old: Statistics, new: Statistics) -> Layer:
     """
     if checks.active():
         checks.same_shape(mean=new.mean, bias=layer.bias)
-        checks.same_shape(mean=new.mean, first_weight=layer.weight[:, 0])
     with torch.no_grad():
         old_sigma, new_sigma = sigma(old), sigma(new)
         weight = layer.weight * (old_sigma / new_sigma).unsqueeze(-1)
@@ -140,11 +103,7 @@ def rescale(layer: Layer, old: Statistics, new: Statistics) -> Layer:
 
 
 def normalise(statistics: Statistics, value: Float[Tensor, "T B"], task: Integer[Tensor, "B"]) -> Float[Tensor, "T B"]:
-    """From the task's own units to the network's: (v − mean) / σ.
-
-    >>> normalise(Statistics(torch.tensor([1.0]), torch.tensor([5.0])), torch.tensor([[3.0]]), torch.tensor([0]))
-    tensor([[1.]])
-    """
+    """From the task's own units to the network's: (v − mean) / σ."""
     mean, scale = _of_task(statistics, task)
     return ((value - mean) / scale).to(value.dtype)
 
@@ -152,11 +111,7 @@ def normalise(statistics: Statistics, value: Float[Tensor, "T B"], task: Integer
 def unnormalise(
     statistics: Statistics, value: Float[Tensor, "T B"], task: Integer[Tensor, "B"]
 ) -> Float[Tensor, "T B"]:
-    """From the network's units to the task's own: σ·n + mean.
-
-    >>> unnormalise(Statistics(torch.tensor([1.0]), torch.tensor([5.0])), torch.tensor([[1.0]]), torch.tensor([0]))
-    tensor([[3.]])
-    """
+    """From the network's units to the task's own: σ·n + mean."""
     mean, scale = _of_task(statistics, task)
     return (value * scale + mean).to(value.dtype)
 

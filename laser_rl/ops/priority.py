@@ -1,7 +1,7 @@
 """Prioritised sampling, the baseline of the paper's appendix. N unrolls in the store, B of them in a batch."""
 
 import torch
-from jaxtyping import Bool, Float, Integer
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from laser_rl.ops import checks
@@ -14,9 +14,7 @@ def probabilities(priority: Float[Tensor, "N"], *, exponent: float, uniform_shar
     tensor([0.3750, 0.6250])
     """
     if checks.active():
-        checks.dimensions(1, priority=priority)
-        checks.floating(priority=priority)
-        checks.finite(priority=priority)
+        checks.numbers(priority=priority)
         checks.require(bool((priority >= 0).all()), "priority has negative entries; a priority is at least 0")
         checks.require(exponent >= 0, f"exponent is {exponent}, expected at least 0")
         checks.share(uniform_share=uniform_share)
@@ -28,43 +26,18 @@ def probabilities(priority: Float[Tensor, "N"], *, exponent: float, uniform_shar
 
 
 def weights(sampled: Float[Tensor, "B"], *, stored: int, exponent: float) -> Float[Tensor, "B"]:
-    """Importance weights (1 / (N·P))^β of unrolls sampled with probability `sampled` from `stored`; β = 1 corrects fully.
-
-    >>> weights(torch.tensor([0.25, 0.5]), stored=4, exponent=1.0)
-    tensor([1.0000, 0.5000])
-    """
+    """Importance weights (1 / (N·P))^β of unrolls sampled with probability `sampled` from `stored`; β = 1 corrects fully."""
     if checks.active():
         checks.share(exponent=exponent)
         checks.require(stored > 0, f"stored is {stored}, expected at least 1")
-        checks.require(
-            bool((sampled > 0).all()), "sampled has entries that are not above 0; what was drawn had a chance"
-        )
+        checks.positive(sampled=sampled.min())
     return (stored * sampled) ** -exponent
 
 
 def critic_priority(value_loss: Float[Tensor, "T B"], learnable: Bool[Tensor, "T B"]) -> Float[Tensor, "B"]:
-    """The priority of an unroll: its mean critic loss over learnable steps, 0 if it has none.
-
-    >>> critic_priority(torch.tensor([[1.0], [9.0]]), torch.tensor([[True], [False]]))
-    tensor([1.])
-    """
+    """The priority of an unroll: its mean critic loss over learnable steps, 0 if it has none."""
     if checks.active():
-        checks.same_shape(value_loss=value_loss, learnable=learnable)
-        checks.boolean(learnable=learnable)
-        checks.finite(learnable, value_loss=value_loss)
+        checks.rows(learnable, value_loss=value_loss)
     with torch.no_grad():
         total = torch.where(learnable, value_loss, value_loss.new_zeros(())).sum(0)
         return total / learnable.sum(0).clamp(min=1)
-
-
-def write(priority: Float[Tensor, "N"], slot: Integer[Tensor, "B"], new: Float[Tensor, "B"]) -> Float[Tensor, "N"]:
-    """The priorities after a batch: `new[b]` at the place in the store that sequence b came from, not at b.
-
-    >>> write(torch.zeros(4), torch.tensor([3, 0]), torch.tensor([5.0, 7.0]))
-    tensor([7., 0., 0., 5.])
-    """
-    if checks.active():
-        checks.same_shape(new=new, slot=slot)
-        checks.indices(priority.shape[0], slot=slot)
-        checks.finite(new=new)
-    return priority.index_copy(0, slot.long(), new)

@@ -22,11 +22,7 @@ class RmsPropState(NamedTuple):
 
 
 def initial(parameters: Float[Tensor, "*parameters"]) -> RmsPropState:
-    """The state before the first step: mean squares of 1, no momentum.
-
-    >>> initial(torch.zeros(2)).mean_square
-    tensor([1., 1.])
-    """
+    """The state before the first step: mean squares of 1, no momentum."""
     return RmsPropState(torch.ones_like(parameters), torch.zeros_like(parameters))
 
 
@@ -57,8 +53,7 @@ def update(
     if checks.active():
         checks.positive(learning_rate=learning_rate.min(), epsilon=epsilon)
         checks.share(decay=decay, momentum=momentum)
-        checks.same_shape(mean_square=state.mean_square, gradient=gradient)
-        checks.finite(taken, gradient=gradient)
+        checks.numbers(taken, value=value, gradient=gradient)
     mean_square, velocity = state
     with torch.no_grad():
         step = torch.where(taken, gradient, 0.0)  # a product with 0 would leave NaN
@@ -80,11 +75,7 @@ def _factor(taken: Tensor, factor: float, like: Tensor) -> Tensor:
 
 
 def linear_rate(start: float, end: float, *, step: int, total: int) -> float:
-    """A learning rate that goes from `start` to `end` over `total` steps and stays there.
-
-    >>> linear_rate(6e-4, 0.0, step=50, total=200)
-    0.00045
-    """
+    """A learning rate that goes from `start` to `end` over `total` steps and stays there."""
     if checks.active():
         checks.require(
             total > 0 and step >= 0, f"step {step} of {total}: expected a step of at least 0 and a total of at least 1"

@@ -64,7 +64,8 @@ def vtrace(
     """
     if checks.active():
         checks.clip_constants(clip_rho=clip_rho, clip_c=clip_c)
-        _check(log_ratio, learnable, reward, discount, value, next_value)
+        rows = {"log_ratio": log_ratio, "reward": reward, "discount": discount}
+        _check(learnable, **rows, value=value, next_value=next_value)
     with torch.no_grad():
         rho = clipped_ratio(log_ratio, clip_rho)
         trace = discount * clipped_ratio(log_ratio, clip_c)
@@ -90,7 +91,8 @@ def importance_sampled(
     tensor([6., 2.])
     """
     if checks.active():
-        _check(log_ratio, learnable, reward, discount, value, next_value)
+        rows = {"log_ratio": log_ratio, "reward": reward, "discount": discount}
+        _check(learnable, **rows, value=value, next_value=next_value)
     with torch.no_grad():
         ratio = log_ratio.exp()
         td_error = reward + discount * next_value - value
@@ -99,41 +101,23 @@ def importance_sampled(
 
 
 def clipped_ratio(log_ratio: Float[Tensor, "*rows"], clip: float) -> Float[Tensor, "*rows"]:
-    """min(clip, π/μ), clipped before the exponential.
-
-    >>> clipped_ratio(torch.tensor([-1e4, 0.0, 1e4]), 2.0)
-    tensor([0., 1., 2.])
-    """
+    """min(clip, π/μ), clipped before the exponential."""
     return log_ratio.clamp(max=math.log(clip)).exp()
 
 
-def _trusted_sum(
-    term: Float[Tensor, "T B"], trace: Float[Tensor, "T B"], learnable: Bool[Tensor, "T B"]
-) -> Float[Tensor, "T B"]:
+def _trusted_sum(term: Tensor, trace: Tensor, learnable: Tensor) -> Tensor:
     # `where`, not a product with the mask: what stands in a row that is not learnable may be NaN, and NaN · 0 is NaN.
     nothing = term.new_zeros(())
     return backward_recurrence(torch.where(learnable, term, nothing), torch.where(learnable, trace, nothing))
 
 
 def _estimate(
-    gain: Float[Tensor, "T B"],
-    rho: Float[Tensor, "T B"],
-    reward: Float[Tensor, "T B"],
-    discount: Float[Tensor, "T B"],
-    value: Float[Tensor, "T B"],
-    next_value: Float[Tensor, "T B"],
+    gain: Tensor, rho: Tensor, reward: Tensor, discount: Tensor, value: Tensor, next_value: Tensor
 ) -> Estimate:
     next_target = next_value + torch.cat([gain[1:], torch.zeros_like(gain[:1])])
     return Estimate(value + gain, reward + discount * next_target - value, rho)
 
 
-def _check(
-    log_ratio: Tensor, learnable: Tensor, reward: Tensor, discount: Tensor, value: Tensor, next_value: Tensor
-) -> None:
-    numbers = {"log_ratio": log_ratio, "reward": reward, "discount": discount, "value": value, "next_value": next_value}
-    checks.dimensions(2, log_ratio=log_ratio)
-    checks.same_shape(**numbers, learnable=learnable)
-    checks.floating(**numbers)
-    checks.boolean(learnable=learnable)
-    checks.finite(learnable, log_ratio=log_ratio, reward=reward, discount=discount)
-    checks.finite(value=value, next_value=next_value)
+def _check(learnable: Tensor, **numbers: Tensor) -> None:
+    checks.rows(learnable, **numbers)
+    checks.finite(value=numbers["value"], next_value=numbers["next_value"])  # rows before it bootstrap from any of them

@@ -16,7 +16,7 @@ from laser_rl.agent.learner import Learner
 from laser_rl.agent.learner_metrics import EVERY, ages, tally
 from laser_rl.agent.loss import columns, differences, hyper_of, laser_loss
 from laser_rl.agent.parallel import part_of
-from laser_rl.agent.parameters import build_optimiser, move_state, shaped
+from laser_rl.agent.parameters import Optimiser, shaped
 from laser_rl.agent.policy import Decision, Seen, decide
 from laser_rl.networks.agent_network import side_by_side
 from laser_rl.networks.recurrent import NoMemory
@@ -55,10 +55,10 @@ class VectorizedLearners:
         count, size, device = len(learners), first.flat.value.numel(), first.device
         self.value = torch.zeros(count, size, device=device)
         self.gradient = torch.zeros(count, size, device=device)
-        self._optimiser = build_optimiser(self.value, first.rates)
+        self._optimiser = Optimiser(self.value, first.rates)
         for row, learner in enumerate(learners):
             learner.flat.move(self.value[row], self.gradient[row])
-            move_state(learner.optimiser, {name: rows[row] for name, rows in self._optimiser.state.items()})
+            learner.optimiser.move({name: rows[row] for name, rows in self._optimiser.state.items()})
         self._views = {
             place.name: shaped(self.value[:, place.first : place.last], place.shape).detach()
             for place in first.flat.places

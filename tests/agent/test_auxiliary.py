@@ -91,7 +91,7 @@ def test_the_losses_are_those_of_the_new_units_taken_after_the_rescaling():
         every,
     )
     target, learnable = losses.estimate.target, losses.learnable
-    new = popart.update(old, target, batch.task, learnable, step=0.01)
+    new = popart.update(old, popart.sums(target, batch.task, learnable, tasks=len(old.mean)), step=0.01)
     layer = popart.rescale(popart.Layer(twin.popart.weight, twin.popart.bias), old, new)
     weight, bias = (part.clone().requires_grad_() for part in layer)
     normalised = of_task(out.features @ weight.T + bias, batch.task)[:-1]

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from laser_rl.agent.parameters import build_optimiser
+from laser_rl.agent.parameters import Optimiser
 from laser_rl.config import OptimiserConfig
 
 SIZE = 1003  # not a multiple of what a vector unit takes
@@ -27,7 +27,7 @@ def gradients(count, dtype=torch.float32):
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_step_that_is_not_taken_changes_nothing(config, steps_before, bad):
     value = torch.randn(SIZE, generator=torch.Generator().manual_seed(1))
-    optimiser, rate = build_optimiser(value, config), torch.tensor(0.01)
+    optimiser, rate = Optimiser(value, config), torch.tensor(0.01)
     for gradient in gradients(steps_before):
         optimiser.step(torch.tensor(True), value, gradient, rate)
     before, state = value.clone(), {name: tensor.clone() for name, tensor in optimiser.state.items()}

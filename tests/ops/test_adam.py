@@ -47,7 +47,7 @@ def test_a_row_counts_its_own_steps():
     state = adam.AdamState(torch.full((2, 1), 0.1), torch.full((2, 1), 0.01), torch.tensor([[0.0], [1000.0]]))
     value = torch.zeros(2, 1)
     adam.update(value, torch.ones(2, 1), state, TAKEN, learning_rate=torch.tensor(1.0))
-    assert state.steps.tolist() == [[1.0], [1001.0]]
+    assert state.step.tolist() == [[1.0], [1001.0]]
     mean, square = 0.9 * 0.1 + 0.1, 0.999 * 0.01 + 0.001
     expected = [(mean / (1 - 0.9**n)) / (math.sqrt(square / (1 - 0.999**n)) + 1e-8) for n in (1, 1001)]
     assert (-value[:, 0]).tolist() == pytest.approx(expected, rel=1e-5)
@@ -68,6 +68,6 @@ def test_each_row_is_taken_or_left_by_itself():
     gradient[1] = math.nan
     adam.update(value, gradient, state, torch.tensor([[True], [False]]), learning_rate=torch.full((2, 1), 0.1))
     assert value.tolist() == [pytest.approx([-0.1] * 3, rel=1e-4), [0.0] * 3]
-    assert state.steps.tolist() == [[1.0], [0.0]]
-    assert not state.mean[1].any()
-    assert not state.square[1].any()
+    assert state.step.tolist() == [[1.0], [0.0]]
+    assert not state.exp_avg[1].any()
+    assert not state.exp_avg_sq[1].any()

@@ -40,7 +40,7 @@ def everything(device, dtype=torch.float64):
     task, online = to(torch.tensor([0, 1, 0])), to(torch.tensor([True, False, True]))
     action = to(torch.arange(21).reshape(7, 3) % 2)
     statistics = popart.initial(2, device)
-    new = popart.update(statistics, reward, task, learnable)
+    new = popart.update(statistics, popart.sums(reward, task, learnable, tasks=2))
     q, cumulant = to(normal(0, 8, 3, 2, 2, 2)), to(normal(1, 7, 3, 2, 2))
     pictures = torch.arange(2 * 3 * 64).reshape(2, 3, 1, 8, 8).to(device, torch.uint8)
     priorities = priority.probabilities(to(normal(2, 4).abs()), exponent=0.6, uniform_share=0.1)
@@ -52,8 +52,8 @@ def everything(device, dtype=torch.float64):
         popart.unnormalise(new, popart.normalise(new, reward, task), task),
         pixel_control.cumulants(pictures), pixel_control.q_loss(q, action, cumulant, discount, learnable),
         rewards.clip(reward), rewards.dmlab_squash(reward), priorities, priority.weights(priorities, stored=4, exponent=0.5),
-        priority.write(priorities, task[:2], reward[0, :2]), moved, state.mean_square,
-        memory.unroll(lambda x, s: (x + s[0], (x + s[0],)), reward, learnable, (reward[0],)).outputs,
+        moved, state.mean_square,
+        memory.unroll(lambda x, s: x + s, reward, learnable, reward[0]),
         trust_region.adapt_bound(to(torch.tensor(0.1)), trust_region.accepted_share(learnable, learnable), target=0.5),
     ]  # fmt: skip
     for family in FAMILIES:

@@ -78,14 +78,8 @@ BUGS = [
         "test_the_fake_transition_of_an_automatic_reset_trained_on",
     ),
     Bug(
-        "priority",
-        "priority.index_copy(0, slot.long(), new)",
-        "priority.index_copy(0, torch.arange(len(new)), new)",
-        "test_priorities_indexed_by_the_wrong_counter",
-    ),
-    Bug(
         "recurrence",
-        "cell(row, tuple(_reset(part, first) for part in state))",
+        "cell(row, torch.where(first_of_each, torch.zeros_like(state), state))",
         "cell(row, state)",
         "test_memory_not_reset_inside_an_unroll",
     ),

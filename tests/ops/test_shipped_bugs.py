@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 
-from laser_rl.ops import actor_critic, pixel_control, priority, trust_region, vtrace
+from laser_rl.ops import actor_critic, pixel_control, trust_region, vtrace
 from laser_rl.ops import recurrence as memory
 from laser_rl.ops.checks import InputError
 from laser_rl.ops.distributions import Categorical
@@ -155,26 +155,15 @@ def test_the_fake_transition_of_an_automatic_reset_trained_on():
     assert bug.estimate.target[1] > 50  # and it would have gone on into the true rows
 
 
-def test_priorities_indexed_by_the_wrong_counter():
-    stored = torch.full((10,), 7.0)
-    slot, new = torch.tensor([8, 2, 5]), torch.tensor([80.0, 20.0, 50.0])
-    written = priority.write(stored, slot, new)
-    assert written[slot].tolist() == new.tolist()
-    assert (written[[0, 1, 3, 4, 6, 7, 9]] == 7).all()
-    bug = stored.clone()
-    bug[: len(new)] = new  # by position in the batch
-    assert differs(bug, written)
-
-
 def test_memory_not_reset_inside_an_unroll():
     def count(row, state):
-        return state[0] + row, (state[0] + row,)
+        return state + row
 
     is_first = torch.tensor([[False], [False], [True], [False]])
-    ones, before = torch.ones(4, 1), (torch.tensor([10.0]),)
-    outputs = memory.unroll(count, ones, is_first, before).outputs.flatten()
+    ones, before = torch.ones(4, 1), torch.tensor([10.0])
+    outputs = memory.unroll(count, ones, is_first, before).flatten()
     assert outputs.tolist() == [11, 12, 1, 2]
-    bug = memory.unroll(count, ones, is_first & (torch.arange(4) == 0)[:, None], before).outputs.flatten()
+    bug = memory.unroll(count, ones, is_first & (torch.arange(4) == 0)[:, None], before).flatten()
     assert differs(bug, outputs)
 
 

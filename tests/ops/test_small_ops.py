@@ -128,57 +128,43 @@ def test_full_correction_makes_a_prioritised_mean_unbiased():
     assert corrected.item() == pytest.approx(quantity.mean().item())
 
 
-def test_priorities_are_written_where_the_unrolls_came_from():
-    before = torch.arange(6, dtype=torch.float64)
-    after = priority.write(before, torch.tensor([4, 1]), torch.tensor([40.0, 10.0], dtype=torch.float64))
-    assert after.tolist() == [0, 10, 2, 3, 40, 5]
-    assert before.tolist() == [0, 1, 2, 3, 4, 5]
-
-
 # memory
-
-
-def counting_cell(row, state):
-    """Each row adds one to the state; the environment's rows hold their time within the episode."""
-    count = state[0] + 1
-    return torch.stack([count, row], -1), (count,)
 
 
 def test_counting_memory_agrees_with_the_episodes_clock():
     is_first = torch.rand(30, 4, generator=generator(0)) < 0.2
-    time = torch.zeros(30, 4)
-    running = torch.full((4,), 6.0)  # all four episodes are seven rows old at the start
+    time, before = torch.zeros(30, 4), torch.full((4,), 6.0)  # all four episodes are six rows old at the start
+    running = before
     for t in range(30):
         running = torch.where(is_first[t], torch.ones(4), running + 1)
         time[t] = running
-    whole = memory.unroll(counting_cell, time, is_first, (torch.full((4,), 6.0),))
-    assert torch.equal(whole.outputs[..., 0], whole.outputs[..., 1])
-    assert torch.equal(whole.state[0], time[-1])
-    first = memory.unroll(counting_cell, time[:13], is_first[:13], (torch.full((4,), 6.0),))
-    second = memory.unroll(counting_cell, time[13:], is_first[13:], first.state)
-    assert torch.equal(torch.cat([first.outputs, second.outputs]), whole.outputs)
+
+    def count(row, state):
+        return state + 1
+
+    whole = memory.unroll(count, time, is_first, before)
+    assert torch.equal(whole, time)
+    first = memory.unroll(count, time[:13], is_first[:13], before)
+    second = memory.unroll(count, time[13:], is_first[13:], first[-1])
+    assert torch.equal(torch.cat([first, second]), whole)
 
 
 def test_a_reset_stops_the_gradient_of_an_earlier_episode():
     state = torch.ones(1, 3, requires_grad=True)
     is_first = torch.tensor([[False], [True], [False]])
-    total = memory.unroll(lambda x, s: (s[0] * x, (s[0] * x + 1,)), torch.ones(3, 1, 3), is_first, (state,)).outputs
+    total = memory.unroll(lambda x, s: s * x + 1, torch.ones(3, 1, 3), is_first, state)
     assert torch.autograd.grad(total[0].sum(), state, retain_graph=True)[0].tolist() == [[1.0, 1.0, 1.0]]
     assert torch.autograd.grad(total[1:].sum(), state)[0].tolist() == [[0.0, 0.0, 0.0]]
 
 
 def test_gradients_through_a_memory_are_the_numerical_ones():
-    weight, inputs, state = normal(0, 2, 2), normal(1, 4, 3, 2), (normal(2, 3, 2), normal(3, 3, 2))
+    weight, inputs, state = normal(0, 2, 2), normal(1, 4, 3, 2), normal(2, 3, 2)
     is_first = torch.tensor([[False] * 3, [True, False, False], [False] * 3, [False, True, True]])
 
-    def cell(x, parts):
-        new = torch.tanh(x + parts[0] @ weight + parts[1])
-        return new, (new, parts[0])
+    def run(x, before):
+        return memory.unroll(lambda row, part: torch.tanh(row + part @ weight), x, is_first, before)
 
-    def run(x, a, b):
-        return memory.unroll(cell, x, is_first, (a, b)).outputs
-
-    assert torch.autograd.gradcheck(run, [part.requires_grad_() for part in (inputs, *state)])
+    assert torch.autograd.gradcheck(run, [inputs.requires_grad_(), state.requires_grad_()])
 
 
 def test_rows_of_the_helpers_are_what_they_say():
