@@ -3,6 +3,7 @@
 import builtins
 import os
 import signal
+import sys
 
 import pytest
 import torch
@@ -32,6 +33,14 @@ def _no_last_result():
     """A doctest leaves its last result in `builtins._`; tyro, imported later, cannot hash all that it finds there."""
     yield
     vars(builtins).pop("_", None)
+
+
+@pytest.fixture(autouse=True)
+def _every_warning_is_new():
+    """Environments warn once in a process; each test is a process of its own in that."""
+    yield
+    if (border := sys.modules.get("laser_rl.envs.border")) is not None:
+        border.WARNED.clear()
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from laser_rl.envs.construct import constructor
 from laser_rl.envs.puzzles import task_of
-from laser_rl.envs.scores import SUITES, SuiteTask, suite_of
+from laser_rl.envs.scores import SUITES, Reference, suite_of
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "references.csv"
 COLUMNS = ("task", "random", "random_se", "best", "best_se", "random_episodes", "best_episodes", "command")
@@ -32,7 +32,7 @@ Returns = NDArray[np.float64]
 State = tuple[tuple[int, int], int, Any, tuple[Any, ...], tuple[tuple[bool, bool], ...]]
 
 
-def open_task(task: SuiteTask) -> gymnasium.Env[Any, Any]:
+def open_task(task: Reference) -> gymnasium.Env[Any, Any]:
     """One environment, which draws nothing: nobody looks."""
     env = constructor(task.id, task.options)()
     bare: Any = env.unwrapped
@@ -117,7 +117,7 @@ def way_to(came_from: dict[State, tuple[State, int] | None], state: State) -> li
     return actions[::-1]
 
 
-def scores(task: SuiteTask, random_episodes: int, best_episodes: int) -> dict[str, Any]:
+def scores(task: Reference, random_episodes: int, best_episodes: int) -> dict[str, Any]:
     """One row of the table."""
     if task.id.startswith("laser/"):
         exact = task_of(task.id, task.options)
@@ -128,7 +128,7 @@ def scores(task: SuiteTask, random_episodes: int, best_episodes: int) -> dict[st
     return {**row, "random_episodes": random_episodes, "best_episodes": best_episodes}
 
 
-def row_of(task: SuiteTask, played: Returns, walked: Returns) -> dict[str, Any]:
+def row_of(task: Reference, played: Returns, walked: Returns) -> dict[str, Any]:
     """Means and their errors."""
     return {
         "task": task.id,

@@ -56,7 +56,7 @@ def _line(result: EvalResult) -> str:
 
 def _task_lines(result: EvalResult) -> list[str]:
     """A table with a line a task, and what they come to together."""
-    scores, (low, high) = result.task_scores, result.score_ci95
+    numbers, (low, high) = result.task_scores.numbers(), result.score_ci95
     lines = [["task", "episodes", "mean return", "random", "best", "normalised"]]
     for task in result.tasks:
         reference = reference_of(task.name)
@@ -68,9 +68,9 @@ def _task_lines(result: EvalResult) -> list[str]:
         for name, *cells in lines
     ]
     together = [
-        f"median of the normalised {scores.median:.3f} (95 % interval {low:.3f} to {high:.3f})",
-        f"mean capped at 1 {scores.mean_capped:.3f}",
-        f"above random in {scores.above_random} of {len(scores.names)} tasks",
+        f"median of the normalised {result.score:.3f} (95 % interval {low:.3f} to {high:.3f})",
+        f"mean capped at 1 {numbers['score_mean_capped']:.3f}",
+        f"above random in {numbers['tasks_above_random']} of {len(result.tasks)} tasks",
     ]
     return [*table, ", ".join(together)]
 

@@ -1,7 +1,7 @@
 """The border: what an environment returns is compared with Gymnasium's contract and with its own spaces before anything is stored.
 
 The first rows of each slot are looked at in full, the later ones cheaply: type, shape, finite. Finite values outside their Box are no
-reason to end a run: they are stored, and logged once (`Bounds`).
+reason to end a run: they are stored, and a warning is logged once (`Bounds`).
 """
 
 import functools
@@ -18,44 +18,42 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from laser_rl.envs.records import Array, ObservationSpec
-from laser_rl.envs.spaces import Convert, Leaf, leaf_scale, leaves_of, spec_of
+from laser_rl.envs.spaces import Convert, flat_scales, leaves_of, named, spec_of
 from laser_rl.errors import EnvironmentRefused
 
 LOGGER = logging.getLogger("laser_rl.envs")
 FEW = 24  # most environments are that small, and then Python is quicker than calls into NumPy
+MOST_WARNINGS = 100  # about one environment
 
 Env = gymnasium.Env[Any, Any]
-Tell = Callable[[str, str], None]  # is handed a key and a sentence
-_told: set[tuple[str, str]] = set()
+Warn = Callable[[str, str], None]  # is handed a key and a sentence
+WARNED: dict[str, set[str]] = {}
 
 
-def tell_once(name: str, key: str, sentence: str) -> None:
-    """Log a warning about a part of an environment's observations, unless this process has done so before."""
-    if (name, key) not in _told:
-        _told.add((name, key))
+def warn_once(name: str, key: str, sentence: str) -> None:
+    """Log a warning about an environment, unless this process has logged one with that key before."""
+    keys = WARNED.setdefault(name, set())
+    if key not in keys and len(keys) < MOST_WARNINGS:
+        keys.add(key)
         LOGGER.warning("%s", sentence)
 
 
 class Bounds:
-    """Compares stored observations with the bounds that their space declares, until every part has been told of."""
+    """Compares stored observations with the bounds that their space declares, until it has warned of the first that is outside."""
 
-    def __init__(self, space: spaces.Space[Any], spec: ObservationSpec, convert: Convert, tell: Tell) -> None:
-        self._tell = tell
-        self._leaves = [leaf for leaf in leaves_of(space, "") if _can_leave(leaf.space)]
+    def __init__(self, space: spaces.Space[Any], spec: ObservationSpec, convert: Convert, warn: Warn) -> None:
+        self._warn = warn
+        self._boxes = [(path, leaf) for path, leaf in leaves_of(space, "") if isinstance(leaf, spaces.Box)]
         if isinstance(space, spaces.Box):  # pictures are turned, as their values are
             ends = [convert(bound).astype(spec.dtype).reshape(-1) for bound in (space.low, space.high)]
         else:
-            ends = [np.full(spec.shape, bound, np.float32) for bound in (-np.inf, np.inf)]
-            for leaf in self._leaves:
-                scale = np.float32(leaf_scale(leaf.space))  # as for the values, so that a bound is never outside
-                for end, bound in zip(ends, _bounds(leaf), strict=True):
-                    end[leaf.places] = bound.reshape(-1).astype(np.float32) * scale
+            flat: Any = spaces.flatten_space(space)
+            # Scaled like the values, so that a value at its bound is never outside.
+            ends = [bound.astype(np.float32) * flat_scales(space, "") for bound in (flat.low, flat.high)]
         self._low, self._high = ends
-        self._renew()
-
-    def _renew(self) -> None:
-        self.watching = bool(self._leaves)
-        self._lows, self._highs = ((end.tolist() if end.size <= FEW else []) for end in (self._low, self._high))
+        widest = (0, 255) if spec.dtype == "uint8" else (-np.inf, np.inf)
+        self.watching = bool(self._boxes and ((self._low > widest[0]) | (self._high < widest[1])).any())
+        self._lows, self._highs = self._low[:FEW].tolist(), self._high[:FEW].tolist()
 
     def look(self, flat: NDArray[Any], observation: Any, where: Callable[[], str]) -> None:
         """At one observation: `flat` as it is stored, `observation` as the environment gave it."""
@@ -63,46 +61,27 @@ class Bounds:
             values = flat.tolist()
             if all(map(operator.le, self._lows, values)) and all(map(operator.le, values, self._highs)):
                 return
-        elif not ((flat < self._low) | (flat > self._high)).any():
+        elif not self._is_outside(flat).any():
             return
-        for leaf in list(self._leaves):
-            self._compare(leaf, functools.reduce(operator.getitem, leaf.path, observation), where)
-        self._renew()
+        self.watching = False
+        for path, box in self._boxes:
+            value = functools.reduce(operator.getitem, path, observation)
+            for at in np.argwhere((value < box.low) | (value > box.high))[:1]:
+                place, key = tuple(at.tolist()), named("observation", path)
+                self._warn(
+                    key,
+                    f"{where()}: {key}{list(place) if place else ''} is {value[place]}, outside of [{box.low[place]}, {box.high[place]}] "
+                    "as observation_space declares it, and is used as it is; widen observation_space or clip the value (this is said once)",
+                )
 
     def look_at_all(self, stored: NDArray[Any], observations: list[Any], where: Callable[[], str]) -> None:
         """At those of several slots."""
         flat = stored.reshape(len(stored), -1)
-        outside = ((flat < self._low) | (flat > self._high)).any(1)
-        for slot in np.flatnonzero(outside).tolist():
+        for slot in np.flatnonzero(self._is_outside(flat).any(1))[:1].tolist():
             self.look(flat[slot], observations[slot], where)
 
-    def _compare(self, leaf: Leaf, value: Any, where: Callable[[], str]) -> None:
-        low, high = _bounds(leaf)
-        outside = (value < low) | (value > high)
-        if not outside.any():
-            return
-        at, key = tuple(int(index[0]) for index in np.nonzero(outside)), leaf.named("observation")
-        self._tell(
-            key,
-            f"{where()}: {key}{list(at) if at else ''} is {value[at]}, outside of [{low[at]}, {high[at]}] as observation_space "
-            "declares it, and is used as it is; widen observation_space or clip the value (this is said once)",
-        )
-        self._leaves.remove(leaf)
-        if self._low.dtype.kind == "f":  # a picture of bytes is its own only leaf, and is no longer looked at
-            self._low[leaf.places], self._high[leaf.places] = -np.inf, np.inf
-
-
-def _bounds(leaf: Leaf) -> tuple[NDArray[Any], NDArray[Any]]:
-    return leaf.space.low, leaf.space.high  # type: ignore[attr-defined]  # only a Box has values outside
-
-
-def _can_leave(space: spaces.Space[Any]) -> bool:
-    """Whether its type holds values that its bounds do not."""
-    if not isinstance(space, spaces.Box) or space.dtype == np.dtype(bool):
-        return False
-    floats = np.issubdtype(space.dtype, np.floating)
-    lowest, highest = (-np.inf, np.inf) if floats else (np.iinfo(space.dtype).min, np.iinfo(space.dtype).max)
-    return bool((space.low > lowest).any() or (space.high < highest).any())
+    def _is_outside(self, flat: NDArray[Any]) -> NDArray[np.bool_]:
+        return np.asarray((flat < self._low) | (flat > self._high))
 
 
 FULL_ROWS = 100
@@ -125,7 +104,7 @@ class BadValue(Exception):
 class Border:
     """Where one environment's returns pass: checked, converted, stored."""
 
-    def __init__(self, env: Env, name: str, slot: int, warn: Tell | None = None, *, full_rows: int = FULL_ROWS) -> None:
+    def __init__(self, env: Env, name: str, slot: int, warn: Warn | None = None, *, full_rows: int = FULL_ROWS) -> None:
         self._name, self._slot = name, slot
         self._space, self._action_space = env.observation_space, env.action_space
         self.spec, (self._convert, self.to_action) = spec_of(self._space, self._action_space, name)
@@ -135,7 +114,7 @@ class Border:
         fits = {np.dtype(np.float32), np.dtype(np.uint8), np.dtype(bool)}
         self._may_overflow = not (self._is_box and self._dtype in fits)
         self._floats = seen.dtype == "float32"
-        self._bounds = Bounds(self._space, seen, self._convert, warn or functools.partial(tell_once, name))
+        self._bounds = Bounds(self._space, seen, self._convert, warn or functools.partial(warn_once, name))
         self._full_left, self._episode, self._step = full_rows, -1, 0
         self.bind(np.zeros(seen.shape, seen.dtype))
 

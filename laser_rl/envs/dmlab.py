@@ -8,6 +8,7 @@ import difflib
 import functools
 import importlib
 import logging
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -20,10 +21,12 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from laser_rl.disk import whole
-from laser_rl.envs.scores import LEVELS, level_of
+from laser_rl.envs.scores import SUITES
 from laser_rl.envs.spaces import WORDS, PictureWithInstruction, with_instruction
 from laser_rl.errors import EnvironmentRefused
 
+LEVELS = tuple(task.id.removeprefix("dmlab/") for task in SUITES["dmlab-30"])  # by the names of their training versions
+TRAINED = {version: level for level in LEVELS for version in (level, re.sub("_train$", "_test", level))}
 NEEDS_PICTURES = frozenset({"psychlab_arbitrary_visuomotor_mapping", "psychlab_continuous_recognition"})
 LOGGER = logging.getLogger("laser_rl.envs")
 FOLDER = "contributed/dmlab30/"
@@ -100,8 +103,10 @@ class DmlabSettings:
     @property
     def lab_level(self) -> str:
         """The level's path in Lab."""
-        known = level_of(self.level)
-        return self.level if known is None else FOLDER + (known.test_name if self.test else known.name)
+        trained = TRAINED.get(self.level)
+        if trained is None:
+            return self.level
+        return FOLDER + (re.sub("_train$", "_test", trained) if self.test else trained)
 
     @property
     def config(self) -> dict[str, str]:
@@ -114,13 +119,12 @@ class DmlabSettings:
         return {key: str(value) for key, value in (config | dict(self.lab_config)).items()}
 
     def _check_level(self) -> None:
-        known = level_of(self.level)
-        if known is None and "/" not in self.level:
-            names = [name for level in LEVELS for name in (level.name, level.test_name)]
-            near = difflib.get_close_matches(self.level, names, n=3) or ["rooms_watermaze"]
+        trained = TRAINED.get(self.level)
+        if trained is None and "/" not in self.level:
+            near = difflib.get_close_matches(self.level, TRAINED, n=3) or ["rooms_watermaze"]
             self._refuse("the name of a level of DMLab-30", repr(self.level), f"did you mean {' or '.join(near)}?")
-        if known is not None and self.level != known.name and not self.test:
-            advice = f"train on {known.name}, or set the option test to play it"
+        if trained not in {None, self.level} and not self.test:
+            advice = f"train on {trained}, or set the option test to play it"
             self._refuse("a level to train on", "one that is held out for tests", advice)
 
     def _check_pictures(self) -> None:
@@ -143,8 +147,7 @@ class DmlabSettings:
 def dmlab_constructor(level: str, options: Mapping[str, Any]) -> Callable[[], "DmlabEnv"]:
     """A function that makes the level; refuses at once what cannot be played."""
     known = [part.name for part in fields(DmlabSettings)][1:]
-    unknown = sorted(set(options) - set(known))
-    if unknown:
+    if unknown := sorted(set(options) - set(known)):
         raise EnvironmentRefused(
             f"dmlab/{level}: expected options among {', '.join(known)}, got {', '.join(unknown)}; check the spelling"
         )

@@ -22,9 +22,9 @@ import numpy as np
 from safetensors.numpy import save
 
 from laser_rl.envs import worker as protocol
-from laser_rl.envs.border import Env, tell_once
+from laser_rl.envs.border import LOGGER, Env, warn_once
 from laser_rl.envs.records import ActionHistory, Array, EnvironmentSpec, Ints, Rows, read_spec
-from laser_rl.envs.slot import LOGGER, RESTARTS, TIMEOUTS, ErrorLog, OnBadValue, SlotEnvironments
+from laser_rl.envs.slot import RESTARTS, TIMEOUTS, OnBadValue, SlotEnvironments
 from laser_rl.errors import EnvironmentEnded, EnvironmentRefused
 
 GLANCE_S = 0.1  # how often a waiting pool looks after its workers
@@ -67,7 +67,7 @@ class PoolEnvironments(SlotEnvironments):
         self._memory = tuple(os.memfd_create(f"laser-{os.getpid()}-{part}") for part in ("control", "rows", "scratch"))
         self.activity, self._counts = protocol.map_control(self._memory[0], workers, slots)
         self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="laser-worker-starter")
-        self.listener, self._log = select.epoll(), ErrorLog(name)
+        self.listener = select.epoll()
         self._finalizer = weakref.finalize(self, _shut_down, self.workers, self._memory, self._starter, self.listener)
         self._episode, self._open = np.full(slots, -1, np.int64), np.zeros(slots, np.bool_)
         self.arrived: list[int] = []
@@ -136,7 +136,6 @@ class PoolEnvironments(SlotEnvironments):
 
     def close(self) -> None:
         """End all workers."""
-        self._log.close()
         self._finalizer()
 
     def attend(self, timeout_s: float) -> None:
@@ -163,11 +162,9 @@ class PoolEnvironments(SlotEnvironments):
             self._arrive(worker)
         elif kind == protocol.SPEC:
             self._meet(worker, read_spec(content))
-        elif kind == protocol.LOG:
-            worker.last_error = content.decode()
-            self._log.report(worker.last_error)
         elif kind == protocol.WARN:
-            tell_once(self._name, *json.loads(content))
+            key, worker.last_error = json.loads(content)
+            warn_once(self._name, key, worker.last_error)
         elif kind == protocol.ERROR:
             error, text = json.loads(content)
             raise protocol.ERRORS[error](text)
@@ -194,7 +191,6 @@ class PoolEnvironments(SlotEnvironments):
                 "make the constructor give the same spaces each time"
             )
         worker.ready = True
-        worker.send(protocol.MAP)
         if worker.command is not None:
             worker.send(worker.command)
 

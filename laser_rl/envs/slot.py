@@ -3,21 +3,20 @@
 `SerialEnvironments` steps its slots one after the other in the thread that asks: the specification of the pool.
 """
 
-import logging
+import functools
 import signal
 import threading
 import time
 import traceback
-import weakref
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from laser_rl.envs.border import BadValue, Border, Env, Tell
+from laser_rl.envs.border import BadValue, Border, Env, Warn, warn_once
 from laser_rl.envs.construct import StreamBroken, packages_of, require_one_agent
 from laser_rl.envs.records import (
     ActionHistory,
@@ -34,14 +33,12 @@ from laser_rl.envs.records import (
 )
 from laser_rl.errors import EnvironmentEnded, EnvironmentFailed, EnvironmentRefused
 
-LOGGER = logging.getLogger("laser_rl.envs")
 COUNTERS = ("restarts", "timeouts", "errors", "dropped_episodes", "lost_episodes")
 RESTARTS, TIMEOUTS, ERRORS, DROPPED, LOST = range(len(COUNTERS))
 IDLE, CONSTRUCTING, RESETTING, STEPPING, PAUSING = range(5)
 MOST_FAILURES = 5  # in a row, without one good step in between
 FIRST_PAUSE_S = 0.1
 SEEDS_AT_ONCE = 64  # one by one they would cost as much as a small environment's reset
-MOST_REPORTS = 100
 # No part of Exception: what they pass through would take them for the end that the user wants.
 EXITS = (SystemExit, KeyboardInterrupt)
 
@@ -69,8 +66,8 @@ def exit_of(error: BaseException, name: str) -> BaseException:
 class Slot:
     """Steps one environment and writes its rows at its place in a block.
 
-    A fault in the environment ends its episode and begins another one, in a new copy; `report` receives the traceback, `watch` each
-    entry into the environment's own code, and `warn` what is odd but goes on (None: it is logged here).
+    A fault in the environment ends its episode and begins another one, in a new copy. `warn` receives tracebacks and what is odd but goes
+    on, `watch` each entry into the environment's own code.
     """
 
     def __init__(
@@ -82,20 +79,17 @@ class Slot:
         seed: int,
         counts: NDArray[np.int64],
         on_bad_value: OnBadValue,
-        report: Callable[[str], None],
-        warn: Tell | None = None,
+        warn: Warn,
         watch: Callable[[int, int], None] = lambda phase, slot: None,
         episode: int = -1,
         broken: bool = False,
     ) -> None:
         self._make, self._name, self._slot, self._seed = make, name, slot, seed
-        self._counts, self._on_bad_value, self._report, self._watch = counts, on_bad_value, report, watch
+        self._counts, self._on_bad_value, self._watch = counts, on_bad_value, watch
         self._episode, self._broken, self._warn = episode, broken, warn
         self._env: Env | None = None
         self._failures, self._open, self._digest, self._lives = 0, False, 0, 0
         self._fresh, self._lost_life = True, False
-        self._seeds: list[int] = []
-        self._seed_block = -1
         self._border = self._patiently(self._construct)
         self.spec = self._border.spec
 
@@ -203,7 +197,8 @@ class Slot:
         assert self._env is not None  # noqa: S101  (for mypy)
         # A new number for each attempt: a seed that raises would raise again.
         self._episode += 1
-        seed = self._seed_now()
+        block, place = divmod(self._episode, SEEDS_AT_ONCE)
+        seed = _seeds(self._seed, self._slot, block)[place]
         self._border.starting(self._episode)
         self._watch(RESETTING, self._slot)
         info = self._border.after_reset(self._env.reset(seed=seed))
@@ -216,14 +211,6 @@ class Slot:
         self._digests[index] = self._digest
         self._lives = self._border.lives(info, 0) if info else 0
         self._open, self._broken, self._fresh, self._lost_life = True, False, True, False
-
-    def _seed_now(self) -> int:
-        block, place = divmod(self._episode, SEEDS_AT_ONCE)
-        if block != self._seed_block:
-            episodes = np.arange(block * SEEDS_AT_ONCE, (block + 1) * SEEDS_AT_ONCE)
-            self._seeds = seed_of(self._seed, np.full(SEEDS_AT_ONCE, self._slot), episodes).tolist()
-            self._seed_block = block
-        return self._seeds[place]
 
     def _transition(self, action: Any) -> None:
         assert self._env is not None  # noqa: S101  (for mypy; an open episode has an environment)
@@ -260,7 +247,10 @@ class Slot:
 
     def _failed(self, text: str) -> None:
         self._counts[ERRORS] += 1
-        self._report(text)
+        *frames, last = text.strip().splitlines()
+        # Each distinct traceback is logged once, whatever its message says of the moment.
+        key = "\n".join([*frames, last.partition(":")[0]])
+        self._warn(key, f"{self._name} raised; its episode is dropped and a new copy made (logged once):\n{text}")
         self.close()
         self._count_failure(text)
         self._counts[RESTARTS] += 1
@@ -277,29 +267,11 @@ class Slot:
             time.sleep(FIRST_PAUSE_S * 2 ** (self._failures - 2))
 
 
-class ErrorLog:
-    """Logs each distinct error once: by its traceback, not by what its message says of the moment.
-
-    Members of a sweep have environments of their own, but one such log: what one of them has said, none of the others says again.
-    """
-
-    _open: ClassVar[weakref.WeakValueDictionary[str, set[str]]] = weakref.WeakValueDictionary()
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._seen = self._open.setdefault(name, set())
-
-    def close(self) -> None:
-        """Environments of the same name that are opened after all of these are closed log their errors again."""
-        self._seen = set()
-
-    def report(self, text: str) -> None:
-        """Log a traceback unless its like was logged before."""
-        *frames, last = text.strip().splitlines()
-        key = "\n".join([*frames, last.split(":", maxsplit=1)[0]])
-        if key not in self._seen and len(self._seen) < MOST_REPORTS:
-            self._seen.add(key)
-            LOGGER.warning("%s raised; its episode is dropped and a new copy made (logged once):\n%s", self._name, text)
+@functools.lru_cache(maxsize=4096)
+def _seeds(seed: int, slot: int, block: int) -> list[int]:
+    episodes = np.arange(block * SEEDS_AT_ONCE, (block + 1) * SEEDS_AT_ONCE)
+    seeds: list[int] = seed_of(seed, np.full(SEEDS_AT_ONCE, slot), episodes).tolist()
+    return seeds
 
 
 class SlotEnvironments(Environments):
@@ -308,7 +280,6 @@ class SlotEnvironments(Environments):
     _block: RowBlock
     _history: ActionHistory
     _counts: NDArray[np.int64]
-    _log: ErrorLog
 
     def state_dict(self) -> Mapping[str, Array]:
         """Seeds are known: the numbers of the open episodes, their actions and a digest of their observations.
@@ -337,7 +308,6 @@ class SerialEnvironments(SlotEnvironments):
     ) -> None:
         self.slots = slots
         self._counts = np.zeros((slots, len(COUNTERS)), np.int64)
-        self._log = ErrorLog(name)
         self._members = [
             Slot(
                 make,
@@ -346,7 +316,7 @@ class SerialEnvironments(SlotEnvironments):
                 seed=seed,
                 counts=self._counts[index],
                 on_bad_value=on_bad_value,
-                report=self._log.report,
+                warn=functools.partial(warn_once, name),
             )
             for index in range(slots)
         ]
@@ -390,6 +360,5 @@ class SerialEnvironments(SlotEnvironments):
 
     def close(self) -> None:
         """Close every environment."""
-        self._log.close()
         for member in self._members:
             member.close()

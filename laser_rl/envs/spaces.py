@@ -36,7 +36,6 @@ Convert = Callable[[Any], Any]
 Spec = TypeVar("Spec")
 PICTURE_DIMENSIONS = 3
 SIZED = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-UNSIZED = (spaces.Text, spaces.Sequence, spaces.Graph, spaces.OneOf)
 WORDS = 16  # of an instruction; those behind are not read
 VOCABULARY = 1000  # numbers of words, with 0 for none
 NUMBER = np.dtype("<u2")
@@ -49,7 +48,7 @@ class PictureWithInstruction(spaces.Box):
     def __init__(self, *, channels: int, height: int, width: int, words: int = WORDS) -> None:
         _check_width(channels, width, words)
         super().__init__(0, 255, (channels, height + 1, width), np.uint8)
-        self.words = words
+        self.channels, self.height, self.width, self.words = channels, height, width, words
 
 
 def word_number(word: str) -> int:
@@ -119,36 +118,29 @@ class Converter(NamedTuple, Generic[Spec]):
     convert: Convert
 
 
-class Leaf(NamedTuple):
-    """A part of an observation that is no Dict or Tuple: the way to it, and its places in the flat vector."""
-
-    path: tuple[Any, ...]
-    space: Space
-    places: slice
-
-    def named(self, whole: str) -> str:
-        """For messages: `observation['eye']`."""
-        return whole + "".join(f"[{label!r}]" for label in self.path)
-
-
-def leaves_of(space: Space, name: str, path: tuple[Any, ...] = (), start: int = 0) -> Iterator[Leaf]:
-    """All leaves in the order in which Gymnasium flattens them; refuses those that have no fixed size."""
+def leaves_of(space: Space, name: str, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Space]]:
+    """All parts that are no Dict or Tuple with the keys to them, in Gymnasium's order; refuses those without a fixed size."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         for label, part in space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces):
-            yield from leaves_of(part, name, (*path, label), start)
-            start += spaces.flatdim(part)
-        return
-    leaf = Leaf(path, space, slice(0, 0))
-    if isinstance(space, UNSIZED):
+            yield from leaves_of(part, name, (*path, label))
+    elif isinstance(space, SIZED):
+        yield path, space
+    else:
         raise EnvironmentRefused(
-            f"{name}: expected observations of a fixed size, got {type(space).__name__} at {leaf.named('observation_space')}; "
+            f"{name}: expected observations of a fixed size, got {type(space).__name__} at {named('observation_space', path)}; "
             "drop it or encode it as a Box in a wrapper (gymnasium.ObservationWrapper)"
         )
-    if not isinstance(space, SIZED):
-        raise EnvironmentRefused(
-            f"{name}: {leaf.named('observation_space')} is of an unknown kind, {type(space).__name__}; encode it as a Box in a wrapper"
-        )
-    yield leaf._replace(places=slice(start, start + spaces.flatdim(space)))
+
+
+def named(whole: str, path: tuple[Any, ...]) -> str:
+    """For messages: `observation['eye'][0]`."""
+    return whole + "".join(f"[{label!r}]" for label in path)
+
+
+def flat_scales(space: Space, name: str) -> NDArray[np.float32]:
+    """What each number is multiplied by when a space is flattened: bytes are brought to at most 1, all else stays."""
+    parts = [np.full(spaces.flatdim(leaf), leaf_scale(leaf), np.float32) for _, leaf in leaves_of(space, name)]
+    return np.concatenate([np.empty(0, np.float32), *parts])
 
 
 def observation_border(space: Space, name: str) -> Converter[ObservationSpec]:
@@ -160,22 +152,17 @@ def observation_border(space: Space, name: str) -> Converter[ObservationSpec]:
     if isinstance(space, PictureWithInstruction):
         # Its channels are first, whatever its width.
         return Converter(ObservationSpec(space.shape, "uint8", _scale(space), space.words), _as_it_is)
-    leaves = list(leaves_of(space, name))
-    size = spaces.flatdim(space)
-    _refuse_empty(size, space, name, "observation_space")
+    scales = flat_scales(space, name)
+    _refuse_empty(scales.size, space, name, "observation_space")
     if isinstance(space, spaces.Box):
         if _is_picture(space):
             return _picture(space)
-        return Converter(
-            ObservationSpec((size,), "float32", leaf_scale(space)), _as_it_is if len(space.shape) == 1 else np.ravel
-        )
-    scales = np.ones(size, np.float32)
-    for leaf in leaves:
-        scales[leaf.places] = leaf_scale(leaf.space)
+        spec = ObservationSpec((scales.size,), "float32", leaf_scale(space))
+        return Converter(spec, _as_it_is if len(space.shape) == 1 else np.ravel)
     if (scales == 1).all():
-        return Converter(ObservationSpec((size,)), lambda value: spaces.flatten(space, value))
+        return Converter(ObservationSpec(scales.shape), lambda value: spaces.flatten(space, value))
     return Converter(
-        ObservationSpec((size,)), lambda value: cast("NDArray[Any]", spaces.flatten(space, value)) * scales
+        ObservationSpec(scales.shape), lambda value: cast("NDArray[Any]", spaces.flatten(space, value)) * scales
     )
 
 
@@ -295,77 +282,63 @@ def borders_of(spec: EnvironmentSpec) -> Borders:
 
 _MOST_BOUNDS = 1024  # of larger spaces the smallest and the largest are kept, which is all that a picture's scale needs
 _MOST_NUMBERS = 1 << 26  # of an observation; a file that asks for more is refused before anything is allocated
-_Json = Mapping[str, Any]
+# What a kind of space is made of: its constructor's arguments are its attributes.
+_ARGUMENTS: dict[type[Space], tuple[str, ...]] = {
+    PictureWithInstruction: ("channels", "height", "width", "words"),  # before Box, which it is, too
+    spaces.Box: ("low", "high", "shape", "dtype"),
+    spaces.Discrete: ("n", "start"),
+    spaces.MultiDiscrete: ("nvec", "dtype", "start"),
+    spaces.MultiBinary: ("n",),
+    spaces.Dict: ("spaces",),
+    spaces.Tuple: ("spaces",),
+}
+_KINDS = {kind.__name__: kind for kind in _ARGUMENTS}
 
 
-def _describe(space: Space) -> _Json | None:
-    """None for what no file can hold; an agent in such a space was refused before."""
-    for kind, (write, _) in _FORMS.items():
+def _describe(space: Space) -> Mapping[str, Any] | None:
+    """A space as JSON; None for what no file can hold; an agent in such a space was refused before."""
+    for kind, names in _ARGUMENTS.items():
         if isinstance(space, kind):
-            return {"kind": kind.__name__, **write(space)}
+            return {"kind": kind.__name__, **{name: _plain(name, getattr(space, name)) for name in names}}
     return None
 
 
-def _space(about: _Json) -> Space:
+def _plain(name: str, value: Any) -> Any:
+    if name == "spaces":
+        return [
+            [label, _describe(part)] for label, part in (value.items() if isinstance(value, dict) else enumerate(value))
+        ]
+    if name == "dtype":
+        return str(value)
+    values = np.asarray(value)
+    if name not in {"low", "high"} or (values.size <= _MOST_BOUNDS and np.unique(values).size != 1):
+        return values.tolist()
+    return (values.min() if name == "low" else values.max()).item()
+
+
+def _space(about: Mapping[str, Any]) -> Space:
     """The inverse of `_describe`; ConfigError for what it cannot have written."""
     try:
-        return {kind.__name__: read for kind, (_, read) in _FORMS.items()}[about["kind"]](about)
+        kind = _KINDS[about["kind"]]
+        found = {name: about[name] for name in _ARGUMENTS[kind]}
+        if kind is spaces.Dict:
+            return spaces.Dict([(str(label), _space(part)) for label, part in found["spaces"]])
+        if kind is spaces.Tuple:
+            return spaces.Tuple([_space(part) for _, part in found["spaces"]])
+        if kind is spaces.Box:
+            return _box(**found)
+        if "dtype" in found:
+            found["dtype"] = np.dtype(found["dtype"]).type
+        return kind(**found)
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError, AssertionError) as error:
         raise ConfigError(
             f"the stored spaces cannot be used ({type(error).__name__}: {error}); pass the environment: env="
         ) from None
 
 
-def _write_picture(space: PictureWithInstruction) -> _Json:
-    channels, height, width = space.shape
-    return {"channels": channels, "height": height - 1, "width": width, "words": space.words}
-
-
-def _write_box(space: spaces.Box) -> _Json:
-    bounds = {"low": _bound(space.low, np.min), "high": _bound(space.high, np.max)}
-    return {"shape": list(space.shape), "dtype": str(space.dtype), **bounds}
-
-
-def _bound(values: NDArray[Any], widest: Callable[[Any], Any]) -> Any:
-    if values.size and (values.size > _MOST_BOUNDS or (values == values.flat[0]).all()):
-        return widest(values).item()
-    return values.tolist()
-
-
-def _read_box(about: _Json) -> Space:
-    shape, dtype = tuple(int(size) for size in about["shape"]), np.dtype(about["dtype"])
-    if dtype.kind not in "biuf" or min(shape, default=1) < 0 or np.prod(shape, dtype=float) > _MOST_NUMBERS:
-        raise ValueError(f"an observation of {dtype} with shape {shape}")
-    low, high = (np.broadcast_to(np.asarray(about[end]).astype(dtype), shape) for end in ("low", "high"))
-    return spaces.Box(low.copy(), high.copy(), shape, dtype.type)
-
-
-_FORMS: dict[type[Space], tuple[Callable[[Any], _Json], Callable[[_Json], Space]]] = {
-    PictureWithInstruction: (  # before Box, which it is, too
-        _write_picture,
-        lambda about: PictureWithInstruction(
-            **{name: int(about[name]) for name in ("channels", "height", "width", "words")}
-        ),
-    ),
-    spaces.Box: (_write_box, _read_box),
-    spaces.Discrete: (
-        lambda space: {"n": int(space.n), "start": int(space.start)},
-        lambda about: spaces.Discrete(int(about["n"]), start=int(about["start"])),
-    ),
-    spaces.MultiDiscrete: (
-        lambda space: {"nvec": space.nvec.tolist(), "start": space.start.tolist(), "dtype": str(space.dtype)},
-        lambda about: spaces.MultiDiscrete(about["nvec"], dtype=np.dtype(about["dtype"]).type, start=about["start"]),
-    ),
-    spaces.MultiBinary: (
-        lambda space: {"shape": list(space.shape)},
-        lambda about: spaces.MultiBinary([int(size) for size in about["shape"]]),
-    ),
-    spaces.Dict: (
-        lambda space: {"parts": [[name, _describe(part)] for name, part in space.spaces.items()]},
-        lambda about: spaces.Dict([(str(name), _space(part)) for name, part in about["parts"]]),
-    ),
-    spaces.Tuple: (
-        lambda space: {"parts": [_describe(part) for part in space.spaces]},
-        lambda about: spaces.Tuple([_space(part) for part in about["parts"]]),
-    ),
-}
+def _box(low: Any, high: Any, shape: Any, dtype: str) -> spaces.Box:
+    shape, kind = tuple(int(size) for size in shape), np.dtype(dtype)
+    if kind.kind not in "biuf" or min(shape, default=1) < 0 or np.prod(shape, dtype=float) > _MOST_NUMBERS:
+        raise ValueError(f"an observation of {kind} with shape {shape}")
+    low, high = (np.broadcast_to(np.asarray(end).astype(kind), shape).copy() for end in (low, high))
+    return spaces.Box(low, high, shape, kind.type)

@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from laser_rl.envs.border import Bounds, tell_once
+from laser_rl.envs.border import Bounds, warn_once
 from laser_rl.envs.construct import Turn
 from laser_rl.envs.records import Array, Environments, Ints, Rows, VectorEpisodes, action_layout
 from laser_rl.envs.slot import EXITS, exit_of
@@ -30,7 +30,7 @@ class VectorAdapter(Environments):
         name = name or (env.spec.id if env.spec is not None else type(env).__name__)
         self.spec, (self._see, self._act) = spec_of(env.single_observation_space, env.single_action_space, name)
         self._bounds = Bounds(
-            env.single_observation_space, self.spec.observation, self._see, functools.partial(tell_once, name)
+            env.single_observation_space, self.spec.observation, self._see, functools.partial(warn_once, name)
         )
         self.slots = int(env.num_envs)
         self._every, self._episodes = np.arange(self.slots), VectorEpisodes(self.slots, seed)

@@ -61,8 +61,8 @@ ENTRY = "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); from {} imp
 KILL_LIMIT_S = 10.0
 HEADER = struct.Struct("!I")
 MOST_BYTES = 1 << 16
-MAP, STEP, REBUILD, QUIT = b"m", b"s", b"r", b"q"
-DONE, SPEC, LOG, WARN, ERROR = b"k", b"c", b"l", b"w", b"e"
+STEP, REBUILD, QUIT = b"s", b"r", b"q"
+DONE, SPEC, WARN, ERROR = b"k", b"c", b"w", b"e"
 PHASE, AT_SLOT, ENTRIES = range(3)
 LONGEST_TEXT = 8_000  # characters; an answer has to fit into the connection's buffer, so that sending it never blocks
 MOST_CREDIT_S = 1.0
@@ -275,7 +275,7 @@ def map_rows(handle: int, spec: EnvironmentSpec, slots: int) -> tuple[RowBlock, 
 
 
 def _map(handle: int, fields: Fields) -> dict[str, Array]:
-    os.ftruncate(handle, size_of(fields))
+    os.posix_fallocate(handle, 0, size_of(fields))  # never shrinks what another process has mapped
     return carve(memoryview(mmap.mmap(handle, 0)), fields)
 
 
@@ -289,7 +289,7 @@ class Worker:
 
     def __init__(self, connection: Connection, memory: Sequence[int], start: Mapping[str, Any]) -> None:
         self._channel, self._start = Channel(connection.fileno()), start
-        control, self._rows, self._scratch = memory
+        control, rows, self._scratch = memory
         activity, counts = map_control(control, start["workers"], start["slots"])
         self._activity = activity[start["index"]]
         if start["main"]:
@@ -303,7 +303,6 @@ class Worker:
                 seed=start["seed"],
                 counts=counts[slot],
                 on_bad_value=start["on_bad_value"],
-                report=self._report,
                 warn=self._warn,
                 watch=self._watch,
                 episode=episode,
@@ -312,6 +311,9 @@ class Worker:
             for slot, episode, broken in start["members"]
         }
         self._spec = next(iter(self._members.values())).spec
+        block, self._action, self._asked = map_rows(rows, self._spec, start["slots"])
+        for slot, member in self._members.items():
+            member.bind(block, slot)
 
     def run(self) -> None:
         """Say what the environment looks like, then obey until told to quit or alone."""
@@ -322,14 +324,9 @@ class Worker:
                     for member in self._members.values():
                         member.close()
                     return
-                if command == MAP:
-                    block, self._action, self._asked = map_rows(self._rows, self._spec, self._start["slots"])
-                    for slot, member in self._members.items():
-                        member.bind(block, slot)
-                else:
-                    self._rebuild() if command == REBUILD else self._step()
-                    self._activity[PHASE] = IDLE
-                    self._channel.send(DONE)
+                self._rebuild() if command == REBUILD else self._step()
+                self._activity[PHASE] = IDLE
+                self._channel.send(DONE)
 
     def _step(self) -> None:
         for slot, member in self._members.items():
@@ -349,21 +346,22 @@ class Worker:
         activity[AT_SLOT] = slot
         activity[ENTRIES] += 1
 
-    def _report(self, text: str) -> None:
-        self._channel.send(LOG + text[-LONGEST_TEXT:].encode())
-
     def _warn(self, key: str, sentence: str) -> None:
-        """The pool says it once for all its workers."""
-        self._channel.send(WARN + json.dumps([key, sentence[:LONGEST_TEXT]]).encode())
+        """The pool logs it once for all its workers."""
+        self._channel.send(WARN + json.dumps([key[-LONGEST_TEXT:], _shortened(sentence)]).encode())
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= LONGEST_TEXT:
+        return text
+    return f"{text[: LONGEST_TEXT // 4]}\n…\n{text[-LONGEST_TEXT // 2 :]}"
 
 
 def _error_message(error: BaseException) -> bytes:
     kind, text = type(error).__name__, str(error)
     if not isinstance(error, EnvironmentRefused | EnvironmentFailed):
         text = f"a worker process of the environment failed with the error below\n\n{traceback.format_exc()}"
-    if len(text) > LONGEST_TEXT:
-        text = f"{text[: LONGEST_TEXT // 4]}\n…\n{text[-LONGEST_TEXT // 2 :]}"
-    return ERROR + json.dumps([kind if kind in ERRORS else EnvironmentFailed.__name__, text]).encode()
+    return ERROR + json.dumps([kind if kind in ERRORS else EnvironmentFailed.__name__, _shortened(text)]).encode()
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from laser_rl.envs.scores import LEVELS
+from laser_rl.envs.dmlab import TRAINED
 
 ACTION_SPEC = [
     ("LOOK_LEFT_RIGHT_PIXELS_PER_FRAME", -512, 512),
@@ -23,7 +23,7 @@ ACTION_SPEC = [
     ("CROUCH", 0, 1),
 ]
 FOLDER = "contributed/dmlab30/"
-KNOWN = {FOLDER + name for level in LEVELS for name in (level.name, level.test_name)} | {"tests/empty_room_test"}
+KNOWN = {FOLDER + name for name in TRAINED} | {"tests/empty_room_test"}
 SHOWS_PHOTOGRAPHS = ("psychlab_arbitrary_visuomotor_mapping", "psychlab_continuous_recognition")
 CLOSED, UNINITIALISED, RUNNING, ENDED = range(4)
 made = []  # every Lab of this process, for tests to look at

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from laser_rl.envs.dmlab import ACTIONS, HELD_OUT_SEEDS, DmlabEnv, DmlabSettings, LevelCache
+from laser_rl.envs.dmlab import ACTIONS, HELD_OUT_SEEDS, LEVELS, DmlabEnv, DmlabSettings, LevelCache
 from laser_rl.envs.make import make_environments, make_renderable
 from laser_rl.envs.records import DiscreteActions, ObservationSpec, seed_of
-from laser_rl.envs.scores import LEVELS, level_of
+from laser_rl.envs.scores import SUITES
 from laser_rl.envs.spaces import WORDS, instruction_of, with_instruction, word_numbers
 from laser_rl.errors import EnvironmentRefused
 from tests.envs import standin_lab
@@ -255,7 +255,7 @@ def test_pictures_reach_the_levels_that_need_them(tmp_path):
     for name in ("0001.png", "2400.png"):
         (tmp_path / name).touch()
     for level in LEVELS:  # the stand-in refuses those that need some and get none
-        DmlabEnv(level.name, dataset_path=tmp_path, **SMALL)
+        DmlabEnv(level, dataset_path=tmp_path, **SMALL)
     given = [own.level.removeprefix(standin_lab.FOLDER) for own in standin_lab.made if "datasetPath" in own.config]
     assert given == list(standin_lab.SHOWS_PHOTOGRAPHS)
     assert standin_lab.made[18].config["datasetPath"] == str(tmp_path)
@@ -335,19 +335,15 @@ def test_a_cache_stays_in_its_directory_and_says_when_there_is_none(tmp_path):
 
 
 def test_there_are_thirty_levels_with_their_scores():
-    assert len({level.name for level in LEVELS}) == 30
-    assert sorted(level.name for level in LEVELS if level.name != level.test_name) == [
-        "rooms_collect_good_objects_train",
-        "rooms_exploit_deferred_effects_train",
-    ]
-    assert all(level.random < level.human for level in LEVELS)
+    levels = SUITES["dmlab-30"]
+    assert len({level.id for level in levels}) == 30
+    assert all(level.random < level.best for level in levels)
     # Sums over the published table.
-    assert sum(level.random for level in LEVELS) == pytest.approx(72.617)
-    assert sum(level.human for level in LEVELS) == pytest.approx(3110.15)
-    assert {level_of(name) for level in LEVELS for name in (level.name, level.test_name)} == set(LEVELS)
+    assert sum(level.random for level in levels) == pytest.approx(72.617)
+    assert sum(level.best for level in levels) == pytest.approx(3110.15)
     for level in LEVELS:
-        if not level.name.startswith("psychlab"):
-            assert DmlabSettings(level.name).lab_level in standin_lab.KNOWN
+        if not level.startswith("psychlab"):
+            assert DmlabSettings(level).lab_level in standin_lab.KNOWN
 
 
 def test_the_documents_have_the_same_levels_and_actions():
@@ -356,7 +352,10 @@ def test_the_documents_have_the_same_levels_and_actions():
             (name, test or name, float(random), float(human))
             for name, test, random, human in list(csv.reader(file))[1:]
         ]
-    assert rows == [(level.name, level.test_name, level.random, level.human) for level in LEVELS]
+    assert rows == [
+        (name, name.replace("_train", "_test"), level.random, level.best)
+        for name, level in zip(LEVELS, SUITES["dmlab-30"], strict=True)
+    ]
     with (DOCUMENTS / "dmlab-actions.csv").open(newline="") as file:
         found = [(int(count), int(index), *map(int, sent)) for count, index, _, *sent in list(csv.reader(file))[1:]]
     assert found == [(count, index, *action) for count in (9, 15) for index, action in enumerate(ACTIONS[count])]

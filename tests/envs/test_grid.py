@@ -7,7 +7,7 @@ import pytest
 from laser_rl.envs.construct import constructor
 from laser_rl.envs.grid import COLOURS, OBJECTS, draw, tile, tile_number
 from laser_rl.envs.make import make_environments, make_renderable
-from laser_rl.envs.scores import GRID
+from laser_rl.envs.scores import SUITES
 from laser_rl.envs.slot import SerialEnvironments
 from laser_rl.envs.spaces import instruction_of, word_numbers
 from laser_rl.envs.tasks import TaskEnv, TMaze
@@ -15,7 +15,7 @@ from laser_rl.errors import EnvironmentRefused, MissingExtra
 
 CARRIED = ("key", "ball", "box")
 FORWARD, PICKUP, TOGGLE = 2, 3, 5
-TASKS = [task.id for task in GRID if task.id.startswith("MiniGrid-")]
+TASKS = [task.id for task in SUITES["grid"] if task.id.startswith("MiniGrid-")]
 OTHERS = [
     "MiniGrid-Dynamic-Obstacles-6x6-v0",  # looks through walls
     "MiniGrid-KeyCorridorS4R3-v0",

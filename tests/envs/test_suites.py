@@ -9,10 +9,11 @@ import pytest
 from laser_rl.envs.construct import constructor
 from laser_rl.envs.make import make_environments
 from laser_rl.envs.puzzles import task_of
-from laser_rl.envs.scores import GRID, SUITES, Reference, reference_of, suite_of
+from laser_rl.envs.scores import SUITES, Reference, reference_of, suite_of
 from laser_rl.errors import EnvironmentRefused
 
 HERE = Path(__file__).parents[2]
+GRID = SUITES["grid"]
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,11 @@ import pytest
 from gymnasium import spaces
 
 from laser_rl.envs import worker as supervised
+from laser_rl.envs.border import warn_once
 from laser_rl.envs.make import make_environments
 from laser_rl.envs.mixture import MixedEnvironments
 from laser_rl.envs.pool import PoolEnvironments
-from laser_rl.envs.slot import ErrorLog, SerialEnvironments
+from laser_rl.envs.slot import SerialEnvironments
 from laser_rl.envs.worker import SupervisedWorker
 from laser_rl.errors import ConfigError, EnvironmentFailed, EnvironmentRefused
 from tests.envs.samples import GOOD, Scripted, Telltale
@@ -74,18 +75,11 @@ def test_a_step_forgives_and_failures_count_apart():
         worker.failed("it ended", name="Maze", killed=False)
 
 
-def test_an_error_is_logged_once_while_somebody_plays_it_and_again_afterwards(caplog):
-    first, second, elsewhere = ErrorLog("Maze"), ErrorLog("Maze"), ErrorLog("Desert")
+def test_a_warning_is_logged_once_by_environment_and_key(caplog):
     with caplog.at_level(logging.WARNING, "laser_rl.envs"):
-        for log in (first, second, first, elsewhere):
-            log.report("Traceback\n  somewhere\nKeyError: 3")
-    assert [record.getMessage().split()[0] for record in caplog.records] == ["Maze", "Desert"]
-    for log in (first, second):
-        log.close()
-    caplog.clear()
-    with caplog.at_level(logging.WARNING, "laser_rl.envs"):
-        ErrorLog("Maze").report("Traceback\n  somewhere\nKeyError: 3")
-    assert len(caplog.records) == 1
+        for name, key in (("Maze", "a"), ("Maze", "a"), ("Desert", "a"), ("Maze", "b")):
+            warn_once(name, key, f"{name} {key}")
+    assert [record.getMessage() for record in caplog.records] == ["Maze a", "Desert a", "Maze b"]
 
 
 def _with_lives(env, lives):

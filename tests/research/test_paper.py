@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from laser_rl.envs.atari import ATARI_57
-from laser_rl.envs.scores import LEVELS
+from laser_rl.envs.scores import SUITES
 from laser_rl.research.paper import (
     COLUMNS,
     atari_median,
@@ -56,4 +56,7 @@ def test_medians_over_some_games():
 def test_the_levels_of_dmlab_have_the_scores_of_the_table():
     with (Path(references.__file__).parent / "dmlab30_scores.csv").open(newline="") as file:
         table = {line["game"]: (float(line["random"]), float(line["human"])) for line in csv.DictReader(file)}
-    assert {level.test_name: (level.random, level.human) for level in LEVELS} == table
+    assert {
+        level.id.removeprefix("dmlab/").replace("_train", "_test"): (level.random, level.best)
+        for level in SUITES["dmlab-30"]
+    } == table
