@@ -5,7 +5,7 @@ import json
 import pytest
 
 from laser_rl import cli
-from laser_rl.research.experiments import EXPERIMENTS
+from laser_rl.research.experiment import EXPERIMENTS
 from laser_rl.research.report import read_table
 
 TASKS = {"priorities": "tmaze"}

@@ -9,7 +9,7 @@ import tyro
 
 from laser_rl.errors import ConfigError
 from laser_rl.research.campaign import SEEDS, Plan, listing, run_experiments, show_report
-from laser_rl.research.experiments import EXPERIMENTS
+from laser_rl.research.experiment import EXPERIMENTS
 from laser_rl.research.propositions import show
 
 

@@ -39,7 +39,7 @@ def warn_once(name: str, key: str, sentence: str) -> None:
 
 
 class Bounds:
-    """Compares stored observations with the bounds that their space declares, until it has warned of the first that is outside."""
+    """Compares stored observations with the bounds that their space declares, and warns once of each part that leaves them."""
 
     def __init__(self, space: spaces.Space[Any], spec: ObservationSpec, convert: Convert, warn: Warn) -> None:
         self._warn = warn
@@ -63,11 +63,15 @@ class Bounds:
                 return
         elif not self._is_outside(flat).any():
             return
-        self.watching = False
-        for path, box in self._boxes:
+        # What has been seen is inside from now on; other parts are still watched.
+        self._low, self._high = np.minimum(self._low, flat), np.maximum(self._high, flat)
+        self._lows, self._highs = self._low[:FEW].tolist(), self._high[:FEW].tolist()
+        for path, box in list(self._boxes):
             value = functools.reduce(operator.getitem, path, observation)
             for at in np.argwhere((value < box.low) | (value > box.high))[:1]:
                 place, key = tuple(at.tolist()), named("observation", path)
+                self._boxes.remove((path, box))
+                self.watching = bool(self._boxes)
                 self._warn(
                     key,
                     f"{where()}: {key}{list(place) if place else ''} is {value[place]}, outside of [{box.low[place]}, {box.high[place]}] "

@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from laser_rl.errors import ConfigError
-from laser_rl.research.experiment import Experiment, ExperimentTask, planned
-from laser_rl.research.experiments import EXPERIMENTS
+from laser_rl.research.experiment import EXPERIMENTS, Experiment, ExperimentTask, planned
 from laser_rl.research.report import About, experiment_of, report, write_index
 from laser_rl.research.runner import assemble, perform
 from laser_rl.research.suites import SUITES, shrunk, suite_of

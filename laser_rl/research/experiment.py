@@ -1,8 +1,14 @@
-"""What an experiment is: variants that differ in one thing, tasks they are run on, and claims about which of them is better."""
+"""What an experiment is: variants that differ in one thing, tasks they are run on, and claims about which of them is better.
+
+`data/experiments.yaml` has them all.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import resources
 from typing import Any, Literal, NamedTuple, get_args
+
+import yaml
 
 from laser_rl.config import full_name, override
 from laser_rl.errors import ConfigError
@@ -59,10 +65,8 @@ class Variant:
 
     name: str
     replay: Sharing = "shared"  # one for all members, one each, or none and every row trusted: IMPALA
-    members: Literal["all", "few", "one"] = (
-        "all"  # few: the task's smaller sweep; one: the middle of the sweep's settings
-    )
-    unrolls: tuple[int, int] | None = None  # online and replayed unrolls of a batch, in eighths of the task's batch
+    members: Literal["all", "few", "one"] = "all"  # few: the task's smaller sweep; one: the middle of its settings
+    unrolls: Sequence[int] | None = None  # online and replayed unrolls of a batch, in eighths of the task's batch
     capacity: int | None = None  # the replay holds a member's steps divided by this
     pbt: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -135,9 +139,7 @@ class Experiment:
     question: str
     variants: Sequence[Variant]
     claims: Sequence[Claim]
-    tasks: Mapping[str, Sequence[str]] = field(
-        default_factory=dict
-    )  # names by suite; of a suite that is not named here, all
+    tasks: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by suite; of one that is not named here, all
     notes: str = ""
 
     def conditions(self, task: ExperimentTask) -> list[Condition]:
@@ -191,3 +193,20 @@ def planned(
         for condition in experiment.conditions(task)
         for seed in seeds
     ]
+
+
+def read_data(name: str) -> Any:
+    """A YAML file of this package."""
+    return yaml.safe_load(resources.files("laser_rl.research").joinpath("data", name).read_text(encoding="utf-8"))
+
+
+EXPERIMENTS = {
+    one["name"]: Experiment(
+        **one
+        | {
+            "variants": [Variant(**variant) for variant in one["variants"]],
+            "claims": [Claim(**claim) for claim in one["claims"]],
+        }
+    )
+    for one in read_data("experiments.yaml")["experiments"]
+}

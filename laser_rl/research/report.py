@@ -11,8 +11,7 @@ import numpy as np
 from laser_rl.config import Frozen
 from laser_rl.disk import write_bytes, write_json
 from laser_rl.errors import ConfigError
-from laser_rl.research.experiment import STATISTICS, Experiment, ExperimentTask
-from laser_rl.research.experiments import EXPERIMENTS
+from laser_rl.research.experiment import EXPERIMENTS, STATISTICS, Experiment, ExperimentTask
 from laser_rl.research.suites import shrunk, suite_of
 from laser_rl.research.verdicts import ALL, Judged, Results, Spread, judge, overall, results_of, spread_of
 

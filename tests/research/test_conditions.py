@@ -4,8 +4,7 @@ import pytest
 
 from laser_rl.errors import ConfigError
 from laser_rl.replay.mixer import Counts
-from laser_rl.research.experiment import changed, planned
-from laser_rl.research.experiments import EXPERIMENTS
+from laser_rl.research.experiment import EXPERIMENTS, changed, planned
 from laser_rl.research.runner import part_of
 from laser_rl.research.suites import SUITES, shrunk, suite_of
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from laser_rl.errors import ConfigError
-from laser_rl.research.experiment import Claim, Experiment
-from laser_rl.research.experiments import EXPERIMENTS
+from laser_rl.research.experiment import EXPERIMENTS, Claim, Experiment
 from laser_rl.research.report import CURVES, TIMES, About, read_about, report, table
 from laser_rl.research.runner import CURVE_COLUMNS
 from laser_rl.research.suites import suite_of
