@@ -7,16 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
 
 from laser_rl.errors import ConfigError
 from laser_rl.research.experiment import EXPERIMENTS, Experiment, ExperimentTask, planned
-from laser_rl.research.report import About, experiment_of, report, write_index
+from laser_rl.research.report import About, experiment_of, report, verdict_table, write_index
 from laser_rl.research.runner import assemble, perform
 from laser_rl.research.suites import SUITES, shrunk, suite_of
-from laser_rl.research.verdicts import ALL
 
 SEEDS, SMOKE_SEEDS, SMOKE_TASKS = 5, 2, 2
 CORES = 2  # of which the list's minutes are
@@ -87,17 +83,8 @@ def _run(experiment: Experiment, plan: Plan, command: str) -> None:
 
 
 def show_report(folder: Path) -> None:
-    """Judge and draw again from `curves.csv`, and print the verdicts over all tasks."""
-    found = Table("claim", "measured by", "all tasks", "difference of scores", box=SIMPLE_HEAD)
-    for one in report(folder):
-        if one.task == ALL:
-            numbers = ""
-            if one.verdict is not None:
-                low, high = one.verdict.interval
-                # Without the backslash, brackets would be styles.
-                numbers = rf"{one.verdict.difference:+.3g} \[{low:+.3g}, {high:+.3g}]"
-            found.add_row(one.claim.text, one.claim.statistic, one.word, numbers)
-    Console(highlight=False).print(found)
+    """Judge and draw again from `curves.csv`, and print the verdicts."""
+    print("\n".join(verdict_table(report(folder))))
     print(f"written to {folder}: README.md, curves.png, curves.csv, scores.csv, summary.csv, verdicts.csv")
 
 

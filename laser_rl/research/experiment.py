@@ -195,9 +195,9 @@ def planned(
     ]
 
 
-def read_data(name: str) -> Any:
-    """A YAML file of this package."""
-    return yaml.safe_load(resources.files("laser_rl.research").joinpath("data", name).read_text(encoding="utf-8"))
+def data_file(name: str) -> str:
+    """A text file of this package."""
+    return resources.files("laser_rl.research").joinpath("data", name).read_text(encoding="utf-8")
 
 
 EXPERIMENTS = {
@@ -208,5 +208,5 @@ EXPERIMENTS = {
             "claims": [Claim(**claim) for claim in one["claims"]],
         }
     )
-    for one in read_data("experiments.yaml")["experiments"]
+    for one in yaml.safe_load(data_file("experiments.yaml"))["experiments"]
 }

@@ -15,7 +15,6 @@ import json
 import math
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -34,6 +33,7 @@ from laser_rl.metrics import display
 from laser_rl.metrics.history import History
 from laser_rl.metrics.log import FILE, Stream
 from laser_rl.metrics.rows import Row
+from laser_rl.research.experiment import data_file
 from laser_rl.research.protocol import LAST_EPISODES, episodes_of, last_episodes, sweep_curve
 from laser_rl.training.files import is_sweep, read_config, read_sweep
 
@@ -51,12 +51,6 @@ class Column(NamedTuple):
     frames: int
     sweep: bool  # whether a score is that of the best member of a sweep; one agent's must not be drawn as a sweep
     published_median: float | None = None  # as the paper states it, in %; not what its own per-game scores give
-
-    @property
-    def title(self) -> str:
-        """For the head of a table."""
-        who = "best of a sweep" if self.sweep else "one agent"
-        return f"{self.agent}, {who} at {self.frames // _MILLION}M"
 
 
 COLUMNS = (
@@ -83,8 +77,7 @@ def atari_scores() -> Mapping[str, Mapping[str, float]]:
 
 
 def _lines(name: str) -> list[dict[str, str]]:
-    text = resources.files("laser_rl.research").joinpath("data", name).read_text(encoding="utf-8")
-    return list(csv.DictReader(text.splitlines()))
+    return list(csv.DictReader(data_file(name).splitlines()))
 
 
 def atari_normalised(column: Column) -> dict[str, float]:
@@ -122,21 +115,27 @@ class GameRun(NamedTuple):
         return "run" if self.settings is None else "sweep"
 
 
-class Comparison(NamedTuple):
-    """Runs beside the paper, medians over their games, and what a reader of the numbers has to know."""
+def compared(run_dirs: Sequence[Path], frames: int | None = None) -> dict[str, Any]:
+    """Runs and sweeps beside the paper, as they are or as they were after so many frames, medians over their games, and notes.
 
-    lines: list[dict[str, Any]]
-    medians: list[dict[str, Any]]
-    notes: list[str]
-
-
-def compared(run_dirs: Sequence[Path], frames: int | None = None) -> Comparison:
-    """Runs and sweeps as they are, or as they were after so many frames; ConfigError if one is not on a game of the table."""
+    ConfigError if one is not on a game of the table.
+    """
     configs = [_config_of(run_dir) for run_dir in run_dirs]  # refuses before anything long is read
     limit = math.inf if frames is None else frames
     runs = [_game_run(run_dir, config, limit) for run_dir, config in zip(run_dirs, configs, strict=True)]
     lines = sorted(map(line_of, runs), key=lambda line: line["game"])
-    return Comparison(lines, medians(runs), list(_notes(runs, configs, lines)))
+    columns = {
+        one.name: {
+            "agent": one.agent,
+            "frames": one.frames,
+            "sweep": one.sweep,
+            "median_of_57": atari_median(one),
+            "median_of_57_published": None if one.published_median is None else one.published_median / 100,
+        }
+        for one in COLUMNS
+    }
+    notes = list(_notes(runs, configs, lines))
+    return {"runs": lines, "medians": medians(runs), "paper": columns, "notes": notes}
 
 
 def _config_of(run_dir: Path) -> Config:
@@ -165,9 +164,7 @@ def _game_run(run_dir: Path, config: Config, limit: float) -> GameRun:
             if row["kind"] in {"episode", "train", "evaluation"}:
                 member, step = row.get("member"), int(row["step"])
                 steps[member] = max(steps.get(member, 0), step)
-                if (
-                    step * PLAYED.frame_skip <= limit
-                ):  # only the newest rows are kept: they have to be the last of those asked for
+                if step * PLAYED.frame_skip <= limit:  # the history keeps the newest rows: those asked for
                     yield row
 
     history.add(within())
@@ -279,34 +276,23 @@ def _notes(runs: Sequence[GameRun], configs: Sequence[Config], lines: Sequence[M
         yield "the sweeps have different members, so none can be followed over the games: no median"
 
 
-def as_json(found: Comparison) -> str:
+def as_json(found: Mapping[str, Any]) -> str:
     """Everything, with null instead of NaN."""
-    columns = {
-        one.name: {
-            "agent": one.agent,
-            "frames": one.frames,
-            "sweep": one.sweep,
-            "median_of_57": atari_median(one),
-            "median_of_57_published": None if one.published_median is None else one.published_median / 100,
-        }
-        for one in COLUMNS
-    }
-    everything = {"runs": found.lines, "medians": found.medians, "paper": columns, "notes": found.notes}
-    return json.dumps(_without_nan(everything), indent=2)
+    return json.dumps(_without_nan(found), indent=2)
 
 
-def as_csv(found: Comparison) -> str:
+def as_csv(found: Mapping[str, Any]) -> str:
     """A line a run or sweep, without medians."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    for number, line in enumerate(found.lines):
+    lines = []
+    for line in found["runs"]:
         cells = {name: value for name, value in line.items() if name != "paper"}
-        for column in COLUMNS:
-            paper = line["paper"][column.name]
-            cells |= {column.name: paper["score"], f"{column.name}_human_normalised": paper["human_normalised"]}
-        if not number:
-            writer.writerow(cells)
-        writer.writerow(_without_nan([*cells.values()]))
+        for name, paper in line["paper"].items():
+            cells |= {name: paper["score"], f"{name}_human_normalised": paper["human_normalised"]}
+        lines.append(_without_nan(cells))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(lines[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
     return out.getvalue()
 
 
@@ -318,14 +304,14 @@ def _without_nan(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def show(found: Comparison) -> None:
+def show(found: Mapping[str, Any]) -> None:
     """Print two tables and the notes. In a pipe or a file a line may be as long as it is; a terminal breaks cells instead."""
     console = Console(width=None if sys.stdout.isatty() else _WIDEST, highlight=False)
-    console.print(_lines_table(found.lines), "", _medians_table(found.medians), "")
+    console.print(_lines_table(found["runs"]), "", _medians_table(found["medians"]), "")
     console.print(
         "Percentages are human-normalised: 0 % is random play, 100 % a person. Medians of yours are over the games that were run, not "
         "over all 57; the paper's beside them are over the same games.",
-        *(f"Note: {note}" for note in found.notes),
+        *(f"Note: {note}" for note in found["notes"]),
         sep="\n",
         markup=False,
     )

@@ -11,7 +11,7 @@ import numpy as np
 from laser_rl.config import Frozen
 from laser_rl.disk import write_bytes, write_json
 from laser_rl.errors import ConfigError
-from laser_rl.research.experiment import EXPERIMENTS, STATISTICS, Experiment, ExperimentTask
+from laser_rl.research.experiment import EXPERIMENTS, STATISTICS, Experiment, ExperimentTask, data_file
 from laser_rl.research.suites import shrunk, suite_of
 from laser_rl.research.verdicts import ALL, Judged, Results, Spread, judge, overall, results_of, spread_of
 
@@ -91,16 +91,18 @@ def report(folder: Path) -> list[Judged]:
     experiment, tasks = experiment_of(about.name), about.task_list()
     results = results_of(lines)
     judged = judge(experiment, tasks, results)
-    write_bytes(folder / SCORES, table(("task", "condition", "seed", *STATISTICS), _score_lines(results)))
+    scores = [
+        {"task": task, "condition": condition, "seed": seed, **{name: f"{value:.6g}" for name, value in values.items()}}
+        for task, conditions in results.items()
+        for condition, seeds in conditions.items()
+        for seed, values in seeds.items()
+    ]
+    write_bytes(folder / SCORES, table(("task", "condition", "seed", *STATISTICS), scores))
     write_bytes(folder / VERDICTS, table(_VERDICT_COLUMNS, map(_verdict_line, judged)))
     write_bytes(folder / PICTURE, picture(experiment, tasks, lines))
     write_bytes(folder / SUMMARY, table(_SUMMARY_COLUMNS, _summary_lines(tasks, results)))
-    _write_page(folder, _page(about, experiment, judged, _made(folder)))
+    write_bytes(folder / PAGE, _page(folder, about, experiment, judged).encode())
     return judged
-
-
-def _write_page(folder: Path, lines: Iterable[str]) -> None:
-    write_bytes(folder / PAGE, ("\n".join(lines) + "\n").encode())
 
 
 def _verdict_line(judged: Judged) -> dict[str, Any]:
@@ -115,65 +117,45 @@ def _verdict_line(judged: Judged) -> dict[str, Any]:
     }
 
 
-def _score_lines(results: Results) -> Iterator[dict[str, Any]]:
-    for task, conditions in results.items():
-        for condition, seeds in conditions.items():
-            for seed, values in seeds.items():
-                line: dict[str, Any] = {name: f"{value:.6g}" for name, value in values.items()}
-                yield {"task": task, "condition": condition, "seed": seed, **line}
-
-
 def _summary_lines(tasks: Sequence[ExperimentTask], results: Results) -> Iterator[dict[str, Any]]:
     """Returns of each task over seeds, then scores of all tasks together."""
-    for task in tasks:
-        for condition, seeds in results[task.name].items():
-            for name in STATISTICS:
-                yield _summary(task.name, condition, name, spread_of([values[name] for values in seeds.values()]))
-    for condition, measures in overall(tasks, results).items():
-        for measure, spread in measures.items():
-            yield _summary(ALL, condition, measure, spread)
+    every: dict[str, dict[str, dict[str, Spread]]] = {
+        task.name: {
+            condition: {name: spread_of([values[name] for values in seeds.values()]) for name in STATISTICS}
+            for condition, seeds in results[task.name].items()
+        }
+        for task in tasks
+    }
+    for name, conditions in (every | {ALL: overall(tasks, results)}).items():
+        for condition, measures in conditions.items():
+            for measure, spread in measures.items():
+                numbers = ("" if np.isnan(value) else f"{value:.5g}" for value in spread)
+                yield dict(zip(_SUMMARY_COLUMNS, (name, condition, measure, *numbers), strict=True))
 
 
-def _summary(task: str, condition: str, measure: str, spread: Spread) -> dict[str, Any]:
-    numbers = ("" if np.isnan(value) else f"{value:.5g}" for value in spread)
-    return dict(zip(_SUMMARY_COLUMNS, (task, condition, measure, *numbers), strict=True))
-
-
-def _made(folder: Path) -> list[str]:
-    """On what runs were made and how long they took, a line for each machine and day."""
-    path = folder / TIMES
+def _page(folder: Path, about: About, experiment: Experiment, judged: Sequence[Judged]) -> str:
+    """What was run, on what and for how long (a line for each machine and day), and the verdicts."""
     seconds: dict[str, list[float]] = {}
-    for line in read_table(path) if path.is_file() else []:
+    for line in read_table(folder / TIMES) if (folder / TIMES).is_file() else []:
         seconds.setdefault(line["made_with"], []).append(float(line["seconds"]))
-    return [
-        f"- {len(each)} runs, {sum(each) / 60:,.0f} minutes of one core or device: {made}"
+    made = [
+        f"\n- {len(each)} runs, {sum(each) / 60:,.0f} minutes of one core or device: {made}"
         for made, each in sorted(seconds.items())
     ]
+    smoke = "\n**Made with `--smoke`: runs are so short that nothing was learned.**\n" if about.smoke else ""
+    return data_file("experiment_page.md").format(
+        experiment=experiment,
+        about=about,
+        tasks=len(about.tasks),
+        seeds=", ".join(map(str, about.seeds)),
+        made="".join([*made, "\n"]) if made else "",
+        smoke=smoke,
+        notes=f"\n{experiment.notes}\n" if experiment.notes else "",
+        verdicts="\n".join(verdict_table(judged)),
+    )
 
 
-def _page(about: About, experiment: Experiment, judged: Sequence[Judged], made: Sequence[str]) -> list[str]:
-    return [
-        f"# {experiment.name}: {experiment.question}",
-        "",
-        f"{experiment.figure}. Suite `{about.suite}`, {len(about.tasks)} tasks, seeds {', '.join(map(str, about.seeds))}, {about.device}.",
-        *(["", *made] if made else []),
-        *(["", "**Made with `--smoke`: runs are so short that nothing was learned.**"] if about.smoke else []),
-        "",
-        f"```\n{about.command}\n```",
-        *(["", experiment.notes] if experiment.notes else []),
-        "",
-        f"![returns over steps]({PICTURE})",
-        "",
-        "Lines are means over members and seeds, shades the lowest and the highest seed.",
-        "",
-        *_verdict_table(judged),
-        "",
-        "Differences are in scores (0 random play, 1 the best), paired by seed, with 95 % intervals.",
-        f"Each task: [verdicts]({VERDICTS}), [means with intervals]({SUMMARY}), [every run]({SCORES}), [curves]({CURVES}).",
-    ]
-
-
-def _verdict_table(judged: Sequence[Judged]) -> Iterator[str]:
+def verdict_table(judged: Sequence[Judged]) -> Iterator[str]:
     """A line a claim: all tasks together, and how many tasks say what."""
     yield "| claim | source | measured by | all tasks | difference | by task |"
     yield "|---|---|---|---|---|---|"
@@ -247,48 +229,34 @@ def write_index(folder: Path) -> Path:
         numbers = [line[name] for name in _NUMBERS]
         line["difference"] = _difference(*map(float, numbers)) if all(numbers) else ""
     overall = [line for line in lines if line["task"] == ALL]
-    page = [
-        "# Experiments: what became of each claim",
-        "",
-        *(f"- [{name}]({name}/{PAGE}): {EXPERIMENTS[name].question} {_run_as(folder / name)}" for name in done),
-        "",
-        "Differences are in scores (0 random play, 1 the best) over all tasks, with 95 % intervals over seeds. Each verdict stands",
-        "for itself: of twenty claims about equal agents one is expected to be decided.",
-        "",
-        "## The paper's claims",
-        "",
-        *_claims([line for line in overall if line["source"]]),
-        "",
-        "## Questions that it leaves open",
-        "",
-        *_claims([line for line in overall if not line["source"]]),
-        "",
-        "## Not reproduced",
-        "",
-        *_refuted([line for line in lines if line["verdict"] == "not reproduced"]),
-    ]
-    _write_page(folder, page)
+    text = data_file("index_page.md").format(
+        experiments="\n".join(_run_as(name, read_about(folder / name)) for name in done),
+        claims=_claims([line for line in overall if line["source"]]),
+        questions=_claims([line for line in overall if not line["source"]]),
+        refuted=_refuted([line for line in lines if line["verdict"] == "not reproduced"]),
+    )
+    write_bytes(folder / PAGE, text.encode())
     return folder / PAGE
 
 
-def _run_as(folder: Path) -> str:
-    about = read_about(folder)
+def _run_as(name: str, about: About) -> str:
     smoke = " Made with `--smoke`: nothing was learned." if about.smoke else ""
-    return f"Suite `{about.suite}`, {len(about.tasks)} tasks, {len(about.seeds)} seeds.{smoke}"
+    run = f"Suite `{about.suite}`, {len(about.tasks)} tasks, {len(about.seeds)} seeds.{smoke}"
+    return f"- [{name}]({name}/{PAGE}): {EXPERIMENTS[name].question} {run}"
 
 
-def _claims(lines: Sequence[Mapping[str, str]]) -> list[str]:
+def _claims(lines: Sequence[Mapping[str, str]]) -> str:
     if not lines:
-        return ["None of these experiments has any."]
-    head = ["| experiment | claim | of | all tasks | difference |", "|---|---|---|---|---|"]
-    cells = "| {experiment} | {claim} | {of} | **{verdict}** | {difference} |"
-    return head + [cells.format(of=line["source"] or "–", **line) for line in lines]
+        return "None of these experiments has any."
+    cells = "\n| {experiment} | {claim} | {of} | **{verdict}** | {difference} |"
+    rows = [cells.format(of=line["source"] or "–", **line) for line in lines]
+    return "| experiment | claim | of | all tasks | difference |\n|---|---|---|---|---|" + "".join(rows)
 
 
-def _refuted(lines: Sequence[Mapping[str, str]]) -> list[str]:
+def _refuted(lines: Sequence[Mapping[str, str]]) -> str:
     """A line for each claim that failed somewhere, with the tasks that decided against it."""
     places: dict[str, list[str]] = {}
     for line in lines:
         place = f"{ALL} {line['difference']}" if line["task"] == ALL else line["task"]
         places.setdefault("- {experiment}: {claim} ({source})".format(**line), []).append(place)
-    return [f"{claim}: {', '.join(own)}" for claim, own in places.items()] or ["Nothing."]
+    return "\n".join(f"{claim}: {', '.join(own)}" for claim, own in places.items()) or "Nothing."

@@ -8,7 +8,6 @@ code that moves numbers, begin with an empty folder.
 import contextlib
 import hashlib
 import json
-import logging
 import multiprocessing
 import os
 import signal
@@ -32,7 +31,7 @@ from laser_rl.errors import ConfigError, UserError
 from laser_rl.evaluation.statistics import Floats
 from laser_rl.metrics.log import read
 from laser_rl.metrics.machine import machine
-from laser_rl.metrics.rows import Kind, Row, Value
+from laser_rl.metrics.rows import Kind, Row, Sink, Value
 from laser_rl.research.experiment import PlannedRun
 from laser_rl.research.protocol import Buckets, buckets_of, carried
 from laser_rl.research.report import CURVES, TIMES, table
@@ -40,13 +39,11 @@ from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import act_and_learn, prepare, train
 from laser_rl.training.settings import SweepConfig
 
-log = logging.getLogger("laser_rl.research")
 UNDECISIVE = ("video_every_steps", "keep_videos", "devices")  # of `run`: came later, and move no number
 CURVE_COLUMNS = (
     *("task", "condition", "seed", "step", "update", "episodes"),
     *("mean", "best", "worst", "acceptance", "online_share"),
 )
-PATIENCE_S = 600.0  # without an end of any run, before a message names the runs that are waited for
 END_S = 10.0
 
 
@@ -89,8 +86,7 @@ def perform(
     if missing:
         say(f"{len(missing)} runs to do, {len(ordered) - len(missing)} done already")
     failed = []
-    ends = spread(perform_one, missing, jobs, label=lambda job: job.run.label)
-    for number, (place, result, error) in enumerate(ends, start=1):
+    for number, (place, result, error) in enumerate(spread(perform_one, missing, jobs), start=1):
         label = missing[place].run.label
         if error is not None:
             failed.append(f"{label}: {error}")
@@ -114,22 +110,20 @@ def part_of(parts: Path, run: PlannedRun) -> Path:
 
 def perform_one(job: Job) -> str:
     """Run one sweep and write its part, at once and last of all; says how it went."""
-    begin, sweep = time.monotonic(), job.run.sweep
+    begin, sweep, found = time.monotonic(), job.run.sweep, machine()
     buckets = executed(sweep, job.run.task.bucket_steps, job.part.with_suffix("") if job.kept else None)
     seconds = time.monotonic() - begin
-    about = {"seconds": round(seconds, 1), "made_with": _made_with(sweep.base.run.device)}
+    where = found["gpu"] if sweep.base.run.device.startswith("cuda") else found["processor"]
+    about = {
+        "seconds": round(seconds, 1),
+        # As a page says it; runs of one experiment may come from several machines.
+        "made_with": f"laser-rl {__version__}, Python {found['python']}, torch {torch.__version__}, "
+        f"{where or found['system']} with {found['cores']} cores, {datetime.now(UTC):%-d %B %Y}",
+    }
     write_json(job.part, {**about, "sweep": sweep.model_dump(mode="json"), "buckets": buckets.state_dict()})
     known = _known(carried(buckets.value)[:, -1])
     said = f"{known.mean():.3f} at the end" if known.size else "no episode ended"
     return f"{said}, {seconds:.0f} s"
-
-
-def _made_with(device: str) -> str:
-    """Versions, hardware and date, as a page says them; runs of one experiment may come from several machines."""
-    found = machine()
-    where = found["gpu"] if device.startswith("cuda") else found["processor"]
-    versions = f"laser-rl {__version__}, Python {found['python']}, torch {torch.__version__}"
-    return f"{versions}, {where or found['system']} with {found['cores']} cores, {datetime.now(UTC):%-d %B %Y}"
 
 
 def executed(sweep: SweepConfig, bucket_steps: int, directory: Path | None = None) -> Buckets:
@@ -151,7 +145,7 @@ def executed(sweep: SweepConfig, bucket_steps: int, directory: Path | None = Non
     )
 
 
-class RowRecorder:
+class RowRecorder(Sink):
     """A sink that keeps the rows that `buckets_of` reads, without the values that it does not."""
 
     def __init__(self) -> None:
@@ -162,12 +156,6 @@ class RowRecorder:
         if kind in {"episode", "train"}:
             names = {"member", "return", "episodes", "task", "acceptance", "online_share"} & values.keys()
             self.rows.append({"kind": kind, "step": step, "update": update, **{name: values[name] for name in names}})
-
-    def flush(self) -> None:
-        """Nothing is held back."""
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 def _in_memory(sweep: SweepConfig) -> Sequence[Row]:
@@ -192,19 +180,11 @@ def _in_directory(sweep: SweepConfig, path: Path) -> Sequence[Row]:
     return read(path, ("episode", "train"))
 
 
-class Part(NamedTuple):
-    """What is kept of a run."""
-
-    buckets: Buckets
-    seconds: float
-    made_with: str
-
-
-def read_part(path: Path) -> Part:
-    """ConfigError if the file is damaged."""
+def read_part(path: Path) -> tuple[Buckets, float, str]:
+    """What is kept of a run: its numbers, its seconds and what it was made with; ConfigError if the file is damaged."""
     try:
         found = json.loads(path.read_bytes())
-        return Part(Buckets.from_state_dict(found["buckets"]), float(found["seconds"]), str(found["made_with"]))
+        return Buckets.from_state_dict(found["buckets"]), float(found["seconds"]), str(found["made_with"])
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error!r}; remove it, and run the experiment again") from None
 
@@ -214,10 +194,10 @@ def assemble(runs: Sequence[PlannedRun], parts: Path, folder: Path) -> Path:
     make_folder(folder)
     lines, times = [], []
     for run in runs:
-        part = read_part(part_of(parts, run))
+        buckets, seconds, made_with = read_part(part_of(parts, run))
         place = {"task": run.task.name, "condition": run.condition, "seed": run.seed}
-        lines += [{**place, **line} for line in curve_lines(part.buckets)]
-        times.append({**place, "seconds": part.seconds, "made_with": part.made_with})
+        lines += [{**place, **line} for line in curve_lines(buckets)]
+        times.append({**place, "seconds": seconds, "made_with": made_with})
     write_bytes(folder / TIMES, table((*times[0],), times))
     write_bytes(folder / CURVES, table(CURVE_COLUMNS, lines))
     return folder / CURVES
@@ -248,24 +228,14 @@ def _cell(values: Floats, made: Callable[[Floats], Any] = np.mean) -> str:
     return f"{made(values):.6g}" if values.size else ""
 
 
-class RunEnded(NamedTuple):
-    """How a job ended: what it returned, or why it failed."""
+def spread(work: Callable[[Any], Any], jobs: Sequence[Any], workers: int) -> Iterator[tuple[int, Any, str | None]]:
+    """Do all jobs in worker processes; yield a job's place, its result and its error as it ends. `work` has to be importable.
 
-    place: int
-    result: Any
-    error: str | None
-
-
-def spread(
-    work: Callable[[Any], Any], jobs: Sequence[Any], workers: int, label: Callable[[Any], str] = str
-) -> Iterator[RunEnded]:
-    """Do all jobs in worker processes and yield them as they end. `work` has to be importable. With one worker, in this process.
-
-    A job that fails, or whose process dies, does not end the others; workers die with this process.
+    With one worker, in this process. A job that fails, or whose process dies, does not end the others; workers die with this process.
     """
     if workers <= 1 or len(jobs) <= 1:
         for place, job in enumerate(jobs):
-            yield RunEnded(place, *_attempt(work, job))
+            yield place, *_attempt(work, job)
         return
     waiting, idle, busy = list(enumerate(jobs)), list[_Worker](), dict[Any, tuple[int, _Worker]]()
     try:
@@ -275,15 +245,12 @@ def spread(
                 busy[worker.connection] = place, worker
                 with contextlib.suppress(BrokenPipeError):  # it died while idle: `outcome` finds that out
                     worker.connection.send(job)
-            ready = wait(list(busy), PATIENCE_S)
-            if not ready:
-                log.info("still waiting for %s", "; ".join(label(jobs[place]) for place, _ in busy.values()))
-            for connection in ready:
+            for connection in wait(list(busy)):
                 place, worker = busy.pop(connection)
                 outcome = worker.outcome()
                 if worker.process.exitcode is None:
                     idle.append(worker)
-                yield RunEnded(place, *outcome)
+                yield place, *outcome
     finally:
         for worker in [*idle, *(worker for _, worker in busy.values())]:
             worker.kill()
@@ -301,13 +268,12 @@ class _Worker:
 
     def outcome(self) -> tuple[Any, str | None]:
         try:
-            outcome: tuple[Any, str | None] = self.connection.recv()
+            result, error = self.connection.recv()
         except (EOFError, ConnectionResetError):
             self.process.join(END_S)
-            status = self.process.exitcode
+            result, error = None, f"its process died with status {self.process.exitcode}; was there enough memory?"
             self.kill()
-            return None, f"its process died with status {status}; was there enough memory?"
-        return outcome
+        return result, error
 
     def kill(self) -> None:
         self.process.kill()

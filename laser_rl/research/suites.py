@@ -5,13 +5,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import yaml
+
 from laser_rl import recipes
 from laser_rl.config import override
 from laser_rl.envs.atari import ATARI_57
 from laser_rl.envs.puzzles import task_of
 from laser_rl.envs.scores import tasks_of
 from laser_rl.errors import ConfigError
-from laser_rl.research.experiment import ExperimentSuite, ExperimentTask, read_data
+from laser_rl.research.experiment import ExperimentSuite, ExperimentTask, data_file
 from laser_rl.research.paper import atari_references
 from laser_rl.research.protocol import ATARI_BUCKET_FRAMES, DMLAB_BUCKET_FRAMES
 from laser_rl.training.pbt import PbtConfig, paper
@@ -33,7 +35,7 @@ def suite_of(name: str) -> ExperimentSuite:
 @functools.cache
 def small() -> ExperimentSuite:
     """One agent for all of its tasks."""
-    data = read_data("small.yaml")
+    data = yaml.safe_load(data_file("small.yaml"))
     return ExperimentSuite("small", [_small(data["agent"], **task) for task in data["tasks"]])
 
 
