@@ -31,7 +31,7 @@ from laser_rl.errors import ConfigError, UserError
 from laser_rl.evaluation.statistics import Floats
 from laser_rl.metrics.log import read
 from laser_rl.metrics.machine import machine
-from laser_rl.metrics.rows import Kind, Row, Sink, Value
+from laser_rl.metrics.rows import Kind, Row, Value
 from laser_rl.research.experiment import PlannedRun
 from laser_rl.research.protocol import Buckets, buckets_of, carried
 from laser_rl.research.report import CURVES, TIMES, table
@@ -145,7 +145,7 @@ def executed(sweep: SweepConfig, bucket_steps: int, directory: Path | None = Non
     )
 
 
-class RowRecorder(Sink):
+class RowRecorder:
     """A sink that keeps the rows that `buckets_of` reads, without the values that it does not."""
 
     def __init__(self) -> None:
@@ -156,6 +156,11 @@ class RowRecorder(Sink):
         if kind in {"episode", "train"}:
             names = {"member", "return", "episodes", "task", "acceptance", "online_share"} & values.keys()
             self.rows.append({"kind": kind, "step": step, "update": update, **{name: values[name] for name in names}})
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    close = flush
 
 
 def _in_memory(sweep: SweepConfig) -> Sequence[Row]:

@@ -50,7 +50,7 @@ def _small(
     scores: Sequence[float] | None = None,
     each_steps: int = 6_000,
     recipe: str = "cartpole",
-    members: str | Sequence[Mapping[str, float]] = "grid",
+    members: str | Sequence[dict[str, Any]] = "grid",
 ) -> ExperimentTask:
     base = override(recipes.by_name(recipe, environment), {**agent, **settings, "run.steps": steps})
     rates = tuple({"learning_rate": base.optimiser.learning_rate * factor} for factor in FACTORS)
