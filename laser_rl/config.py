@@ -370,11 +370,7 @@ def _names(model: type[BaseModel] = Config, prefix: str = "") -> list[str]:
 
 
 def full_name(name: str) -> str:
-    """A setting's full name, from that or from its last part where only one field has it.
-
-    >>> full_name("learning_rate")
-    'optimiser.learning_rate'
-    """
+    """A setting's full name, from that or from its last part where only one field has it."""
     names = _names()
     found = [full for full in names if full == name or full.split(".")[-1] == name]
     if len(found) == 1:

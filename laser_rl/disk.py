@@ -1,7 +1,7 @@
-"""Files that a crash leaves whole, and files that may be a stranger's: how every file of a run directory is written and read.
+"""How every file of a run directory is written, so that a crash leaves it whole, and read, although another user may have written it.
 
 A file is written beside its place, forced to disk and renamed into it. A reader opens regular files only: a link could lead out of the run,
-and a pipe would be waited for for ever.
+and reading a pipe could block for ever.
 """
 
 import contextlib
@@ -25,15 +25,7 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def write_bytes(path: str | Path, data: bytes | Iterable[bytes]) -> None:
-    """Write `data` so that a crash at any moment leaves the old file or the new one.
-
-    >>> import tempfile
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> write_bytes(folder / "a", b"old")
-    >>> write_bytes(folder / "a", b"new")
-    >>> (folder / "a").read_bytes(), [file.name for file in folder.iterdir()]
-    (b'new', ['a'])
-    """
+    """Write `data` so that a crash at any moment leaves the old file or the new one."""
     with whole(Path(path), sync=False) as temporary:
         write_through(temporary, data)
 
@@ -45,7 +37,7 @@ def write_json(path: str | Path, value: Any) -> None:
 
 @contextlib.contextmanager
 def whole(path: Path, *, sync: bool = True) -> Iterator[Path]:
-    """For a library that writes files by itself: it writes to the name that is handed out, which is renamed if nothing goes wrong.
+    """Hand out a temporary name for a library that writes files by itself, and rename the file if nothing goes wrong.
 
     `sync`: force it to disk; False if that has been done. ConfigError if something else is in its place: a folder, or a device such as
     /dev/null, which a rename would replace.
@@ -105,13 +97,7 @@ class Full(OSError):
 
 @contextlib.contextmanager
 def needing(size: int) -> Iterator[None]:
-    """Around writing about `size` bytes: if there is no space for them, the error says how many they are.
-
-    >>> with needing(1_500_000):
-    ...     raise OSError(28, "No space left on device")
-    Traceback (most recent call last):
-    laser_rl.disk.Full: [Errno 28] No space left on device
-    """
+    """Around writing about `size` bytes: if there is no space for them, the error says how many they are."""
     try:
         yield
     except OSError as error:
@@ -146,21 +132,12 @@ def temporary_beside(path: Path) -> Path:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether `temporary_beside` makes such names: other programs have files that end in .tmp, too.
-
-    >>> is_temporary(temporary_beside(Path("config.json")).name), is_temporary(".notes.tmp")
-    (True, False)
-    """
+    """Whether `temporary_beside` makes such names: other programs have files that end in .tmp, too."""
     return _UNFINISHED.fullmatch(name) is not None
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """Open a regular file for reading; OSError for a link, and EINVAL for a pipe or a device.
-
-    >>> open_regular(Path("/dev/zero"))
-    Traceback (most recent call last):
-    OSError: [Errno 22] not a regular file: '/dev/zero'
-    """
+    """Open a regular file for reading; OSError for a link, and EINVAL for a pipe or a device."""
     return _regular(os.open(path, _READ | os.O_NONBLOCK), path)
 
 
@@ -168,10 +145,6 @@ def open_below(root: Path, folder: str, name: str) -> BufferedReader:
     """Open a regular file in a folder below `root`; OSError if the folder or the file is a link.
 
     Each part is opened from the one before it, so that no link can be put in its place between a check and the opening.
-
-    >>> open_below(Path("/"), "..", "hosts")
-    Traceback (most recent call last):
-    OSError: [Errno 22] not a name: '..'
     """
     for part in (folder, name):
         if part in {"", ".", ".."} or "/" in part:

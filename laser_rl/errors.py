@@ -44,19 +44,11 @@ class DamagedRun(UserError):
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether something could not be written for lack of space: it may work later.
-
-    >>> is_full(OSError(errno.ENOSPC, "No space left on device")), is_full(OSError(errno.EACCES, "Permission denied"))
-    (True, False)
-    """
+    """Whether something could not be written for lack of space: it may work later."""
     return isinstance(error, OSError) and error.errno in NO_SPACE
 
 
 def shortened(value: object) -> str:
-    """A value as a message repeats it.
-
-    >>> shortened(2), len(shortened("a" * 5_000))
-    ('2', 201)
-    """
+    """A value as a message repeats it."""
     text = repr(value)
     return text if len(text) <= _MOST_REPEATED else text[:_MOST_REPEATED] + "…"

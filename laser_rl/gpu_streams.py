@@ -1,30 +1,25 @@
-"""What is needed where several streams of one GPU, and the host, use the same memory. On a CPU all of it does nothing."""
+"""CUDA streams and events, for memory that several streams of one GPU and the host use. On a CPU all of it does nothing."""
 
 import functools
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import cuda
 
-PAUSE_S = 2e-5  # between two looks at an event: the scheduler makes it about 0.1 ms, and nobody spins on a core that emulators need
+PAUSE_S = (
+    2e-5  # between two looks at an event: the scheduler makes it about 0.1 ms, and the core stays free for emulators
+)
 GIVE_UP_S = 600.0
 Purpose = Literal["acting", "uploading", "capturing"]
 
 
-class Done(Protocol):
-    """An event on a device."""
-
-    def query(self) -> bool:
-        """Whether all before it is done."""
-
-
-def wait_for(event: Done, who: str, whom: str, timeout_s: float = GIVE_UP_S) -> None:
-    """Wait on the host until the device has come to `event`; TimeoutError says who has waited for whom."""
+def wait_for(event: "cuda.Event", who: str, whom: str, timeout_s: float = GIVE_UP_S) -> None:
+    """Wait on the host until the device has reached `event`; a TimeoutError names the waiting and the blocking side."""
     begin = time.monotonic()
-    while not event.query():
+    while not event.query():  # type: ignore[no-untyped-call]
         if time.monotonic() - begin > timeout_s:
             raise TimeoutError(f"{who} has waited {timeout_s:.0f} s for {whom} and gives up")
         time.sleep(PAUSE_S)
@@ -49,12 +44,7 @@ def _stream(device: torch.device, purpose: Purpose) -> "cuda.Stream":
 
 
 def on(stream: "cuda.Stream | None") -> AbstractContextManager[object]:
-    """Whatever this thread launches within goes to that stream.
-
-    >>> with on(own_stream(torch.device("cpu"), "acting")):
-    ...     float(torch.ones(2).sum())
-    2.0
-    """
+    """Launch what this thread does within on that stream."""
     return nullcontext() if stream is None else cuda.stream(stream)
 
 
@@ -97,7 +87,7 @@ class Handover:
         before.record(stream)
 
     def written(self) -> bool:
-        """Whether the last write is done: who reads now does not wait."""
+        """Whether the last write is done, so that a read now would not wait."""
         return self._written is None or bool(self._written.query())  # type: ignore[no-untyped-call]
 
     def await_written(self, who: str, whom: str) -> None:

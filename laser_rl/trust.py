@@ -1,4 +1,4 @@
-"""Names of code in files: who read them, and who may import them.
+"""Names of code that were read from files, and the user's permission to import them.
 
 An environment called `module:callable`, Gymnasium's `module:Name-v0` and a `loss.trust` of `module:function` are names of code: to use one
 is to run it. Readers of files call `note`, whatever imports calls `require`. Names are followed by their value, so where one came from

@@ -1,4 +1,4 @@
-"""What is said of an episode while it is shown: value, entropy, and whose experience would be trusted there."""
+"""Value, entropy and trust at each row of an episode that is filmed."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from laser_rl.types import Inputs
 
 
 class Remark(NamedTuple):
-    """About one row. `trusted` is None where there is no other policy to compare with."""
+    """The numbers of one row. `trusted` is None where there is no other policy to compare with."""
 
     value: float
     entropy: float

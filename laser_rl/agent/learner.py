@@ -31,7 +31,7 @@ from laser_rl.ops.rmsprop import linear_rate
 from laser_rl.types import Batch
 
 if TYPE_CHECKING:
-    from laser_rl.cuda.graphs import Graphed, GraphRecorder  # a run on a CPU never imports it
+    from laser_rl.cuda.graphs import CudaGraphs, Graphed  # a run on a CPU never imports it
 
 BOUND_RATE = 0.01  # of the controller of the trust bound, a factor e^0.01 an update at most
 GOOD_EVERY = 200  # updates between two states to go back to
@@ -57,7 +57,7 @@ class UpdateOutcome(NamedTuple):
 class Learner:
     """Owns the parameters, the optimiser and the version.
 
-    On a GPU updates are launched on the current stream and nobody waits for them; what reads a result (`report`, `state`, `setting`,
+    On a GPU `update` launches on the current stream and returns at once; what reads a result (`report`, `state_dict`, `setting`,
     `skipped`) waits for that stream, so it belongs into the same thread.
 
     Args:
@@ -120,7 +120,7 @@ class Learner:
             # Several devices are for large networks, where a graph gains nothing (ADR 0020).
             self.launch_with(CudaGraphs(self.device), graphs=graphs and not burn_in_steps and team.size == 1)
 
-    def launch_with(self, recorder: "GraphRecorder", *, graphs: bool = True) -> None:
+    def launch_with(self, recorder: "CudaGraphs", *, graphs: bool = True) -> None:
         """From now on updates are launched and the host does not wait for their outcome; with `graphs` they are recorded if possible.
 
         That is: where the policy is a table of probabilities. Densities copy their bounds from the host, and random numbers would be the

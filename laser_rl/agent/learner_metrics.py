@@ -1,6 +1,6 @@
-"""What updates report: means of their numbers, and whose data, and how old, is trusted by whom.
+"""What updates report: means of their numbers, and the share of the replayed data that is trusted, by its source and by its age.
 
-The latter is counted in every fourth update (in every one it would cost a tenth) and reported as shares.
+Shares are counted in every fourth update: counting in each would cost a tenth of an update.
 """
 
 import functools
@@ -81,7 +81,7 @@ def shares(counted: Tensor, sources: int) -> dict[str, float]:
 
 
 class Numbers:
-    """Sums over updates, on the device; nobody waits for them before a report."""
+    """Sums over updates, kept on the device: the host reads them only for a report."""
 
     def __init__(self, sources: int, device: torch.device) -> None:
         self._sources, self.names = sources, list[str]()
@@ -106,6 +106,6 @@ class Numbers:
         return means
 
     def load_state_dict(self, names: Sequence[str], tensors: Mapping[str, Tensor]) -> None:
-        """Go on there."""
+        """Continue from saved sums."""
         device, self.names = self.sums.device, list(names)
         self.sums, self.tally = (tensors[name].to(device, copy=True) for name in ("sums", "tally"))

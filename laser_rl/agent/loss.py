@@ -13,7 +13,7 @@ from laser_rl.agent.relevance import behaviour_relevance
 from laser_rl.config import LossConfig
 from laser_rl.errors import ConfigError
 from laser_rl.networks.agent_network import AgentNetwork, Output
-from laser_rl.networks.heads import PixelControlHead, PopArtHead, of_task
+from laser_rl.networks.heads import PopArtHead, of_task
 from laser_rl.ops import pixel_control, rewards
 from laser_rl.ops.actor_critic import ActorCriticLosses, actor_critic_losses, counted, reduce, value_loss
 from laser_rl.ops.distributions import Family
@@ -48,7 +48,7 @@ class Hyper(NamedTuple):
 
     @property
     def members(self) -> int:
-        """How many."""
+        """How many members are computed side by side."""
         return len(self.discount)
 
 
@@ -122,15 +122,13 @@ def laser_loss(
         clip_c=common.clip_c,
     )
     if popart is not None:
-        losses = in_units(popart, output, losses, batch.task, common.popart_step, team)
+        losses = _in_units(popart, output, losses, batch.task, common.popart_step, team)
     share = _online_share(mixing, family, policy, value[:-1], batch, losses, common, popart, team)
     policy_weight = batch.weight if share is None else batch.weight * share.weight
     masks = (losses.policy_learnable, losses.learnable, losses.policy_learnable & batch.online)
     rows = [losses.policy * policy_weight, losses.value * batch.weight, losses.entropy]
-    pixels = None if network is None else _pixels(network, output, batch, losses.learnable, hyper)
-    policy_loss, critic_loss, entropy_loss, *pixels_loss = _reduced(
-        [*rows, *([] if pixels is None else [pixels])], [*masks, losses.learnable], hyper, team
-    )
+    rows += _pixels(network, output, batch, losses.learnable, common)
+    policy_loss, critic_loss, entropy_loss, *pixels_loss = _reduced(rows, [*masks, losses.learnable], hyper, team)
     total = policy_loss + hyper.baseline_cost * critic_loss + hyper.entropy_cost * entropy_loss
     with torch.no_grad():
         numbers = _numbers(losses, batch, relevance, hyper, team)
@@ -157,18 +155,20 @@ def _online_share(
     if hyper.online_share == "fixed":
         return None
     if state is None:
-        raise ValueError(
-            f"loss.online_share is {hyper.online_share}, which needs what it found before; hand `mixing` to laser_loss"
-        )
+        raise ValueError(f"loss.online_share is {hyper.online_share}, which needs `mixing`; pass it to laser_loss")
     unit = None if popart is None else sigma(popart.statistics)[batch.task.long()].to(value.dtype)
     return online_share(state, family, policy.detach(), value.detach(), batch, losses, hyper, unit, team)
 
 
-def _pixels(network: AgentNetwork, output: Output, batch: Batch, learnable: Tensor, hyper: Hyper) -> Tensor | None:
-    """PixelControl's loss at each step, if there is one."""
-    if output.pixel_q is None or network.pixel_control is None:
-        return None
-    return pixel_loss(network.pixel_control, output.pixel_q, batch, learnable, hyper.common) * batch.weight
+def _pixels(
+    network: AgentNetwork | None, output: Output, batch: Batch, learnable: Tensor, hyper: LossConfig
+) -> list[Tensor]:
+    """PixelControl's loss at each step, if there is one; the trust region holds for auxiliary tasks too."""
+    if network is None or network.pixel_control is None or output.pixel_q is None:
+        return []
+    discount = torch.where(batch.terminated, 0.0, hyper.pixel_control_discount)
+    cumulant = network.pixel_control.cumulants(batch.observation)
+    return [pixel_control.q_loss(output.pixel_q, batch.action, cumulant, discount, learnable) * batch.weight]
 
 
 def _reduced(rows: Sequence[Tensor], masks: Sequence[Tensor], hyper: Hyper, team: Team) -> list[Tensor]:
@@ -181,8 +181,8 @@ def _reduced(rows: Sequence[Tensor], masks: Sequence[Tensor], hyper: Hyper, team
     return [reduce(row, mask, how, members=members, count=count) for row, mask, count in parts]
 
 
-def in_units(
-    popart: PopArtHead, output: Output, losses: ActorCriticLosses, task: Tensor, step: float, team: Team = ALONE
+def _in_units(
+    popart: PopArtHead, output: Output, losses: ActorCriticLosses, task: Tensor, step: float, team: Team
 ) -> ActorCriticLosses:
     """PopArt's losses. The order matters.
 
@@ -197,12 +197,6 @@ def in_units(
     value = value_loss(predicted, normalise(statistics, target, task), losses.learnable)
     unit = sigma(statistics)[task.long()].to(value.dtype)
     return losses._replace(value=value, policy=losses.policy / unit)
-
-
-def pixel_loss(head: PixelControlHead, q: Tensor, batch: Batch, learnable: Tensor, hyper: LossConfig) -> Tensor:
-    """PixelControl's, on the rows that everything else is learned from: the trust region holds for auxiliary tasks too."""
-    discount = torch.where(batch.terminated, 0.0, hyper.pixel_control_discount)
-    return pixel_control.q_loss(q, batch.action, head.cumulants(batch.observation), discount, learnable)
 
 
 def learned_reward(raw: Tensor, hyper: Hyper) -> Tensor:
@@ -220,7 +214,7 @@ def learned_discount(batch: Batch, hyper: Hyper) -> Tensor:
 
 
 def columns(numbers: Tensor, batch: Batch) -> Tensor:
-    """A number a member [K] as one a column [B]."""
+    """Repeat one number for each member [K] for each of its columns [B]."""
     width = batch.online.shape[0] // len(numbers)
     return numbers[:, None].expand(-1, width).reshape(-1)
 

@@ -24,7 +24,7 @@ STATE = mixing.MOMENTS + 1  # decayed moments, and α
 
 
 class OnlineShare(NamedTuple):
-    """What a batch says about α, and what it is weighted with."""
+    """The weights of a batch, and α as estimated from it."""
 
     weight: Tensor  # [B], of the policy's loss
     state: Tensor  # [members, STATE], after this batch
@@ -108,7 +108,7 @@ def _moments(
 def _odds(
     line: mixing.MixingLine, family: Family, policy: Tensor, value: Tensor, batch: Batch, hyper: LossConfig
 ) -> Tensor:
-    """Prop. 3's, of every row [members, N]."""
+    """Prop. 3's odds of every row, [members, N]."""
     members = len(line.slope)
     log_pi, log_mu = family.joint_log_probs(policy), family.joint_log_probs(batch.behaviour)
     q = line.slope.clamp(min=0.0)[:, None, None] * _by_member(mixing.centred(log_pi), members)

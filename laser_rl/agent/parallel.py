@@ -1,11 +1,9 @@
 """One learner on several devices: each has some columns of every batch, and all have the same parameters.
 
 What an update computes from all columns (counts behind a mean, PopArt's targets, what the controllers look at, the gradient) is summed over
-the ranks before anybody uses it. So every rank does the same arithmetic on the same numbers from there on, and nothing has to be sent back.
+the ranks before it is used. So every rank does the same arithmetic on the same numbers from there on, and nothing has to be sent back.
 A mean of the ranks' means would be another number: the trust region leaves each of them another count of learnable steps.
 """
-
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,38 +11,28 @@ from torch import Tensor
 from laser_rl.types import Batch
 
 
-class Team(Protocol):
-    """The ranks that learn together. Each calls the same methods in the same order; a call ends when all have made it."""
+class Team:
+    """The ranks that learn together; here one device, which has the whole batch.
 
-    rank: int
-    size: int
-
-    def sum(self, part: Tensor) -> Tensor:
-        """Over all ranks, the same bits everywhere; `part` may be overwritten with it."""
-
-    def columns(self, part: Tensor) -> Tensor:
-        """[n, ...] of each rank, one after the other: [ranks · n, ...]."""
-
-
-class Alone:
-    """One device has the whole batch."""
+    Each rank calls the same methods in the same order; a call ends when all have made it.
+    """
 
     rank, size = 0, 1
 
     def sum(self, part: Tensor) -> Tensor:
-        """What is there is all."""
+        """Over all ranks, the same bits everywhere; `part` may be overwritten with it."""
         return part
 
     def columns(self, part: Tensor) -> Tensor:
-        """What is there is all."""
+        """[n, ...] of each rank, one after the other: [ranks · n, ...]."""
         return part
 
 
-ALONE: Team = Alone()
+ALONE = Team()
 
 
 class Drifted(RuntimeError):
-    """Ranks whose parameters are not the same any more."""
+    """The parameters of some ranks differ."""
 
 
 def own_columns(columns: int, team: Team) -> slice:

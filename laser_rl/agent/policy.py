@@ -20,7 +20,7 @@ log = logging.getLogger("laser_rl.agent")
 
 
 class Seen(NamedTuple):
-    """What n slots show, and what is remembered of them."""
+    """The newest row of n environments, and the memory before it."""
 
     observation: Array  # [n, ...], stacked as the network expects it
     is_first: NDArray[np.bool_]
@@ -30,7 +30,7 @@ class Seen(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """For n slots."""
+    """Actions for n environments."""
 
     action: Array  # as stored
     behaviour: NDArray[np.float32]  # [n, P]
@@ -64,13 +64,20 @@ class Policy:
                 self._decide,
                 self.device,
                 generator=self.generator,
-                graphs=capturable(network),
+                graphs=self.capturable,
                 addresses=self._addresses,
             )
 
-    def act(self, rows: Seen, slots: NDArray[np.int64] | None = None) -> Decision:
+    @property
+    def capturable(self) -> bool:
+        """Whether a CUDA graph can be made of it: no memory, and no torso of a user, which may look at values."""
+        torsos = [torso for torso in (self.network.torso, self.network.value_torso) if torso is not None]
+        ours = all(type(torso).__module__.startswith("laser_rl.") for torso in torsos)
+        return ours and self.network.state_size == 0
+
+    def act(self, rows: Seen, envs: NDArray[np.int64] | None = None) -> Decision:
         """Decide for n rows."""
-        parts = rows if self.network.state_size else rows[:1]  # who has no memory looks at nothing else
+        parts = rows if self.network.state_size else rows[:1]  # without a memory nothing else is read
         if self._staged is not None:
             return Decision(*self._staged(parts))
         with torch.inference_mode():
@@ -90,13 +97,6 @@ class Policy:
         return tuple(tensor.data_ptr() for tensor in self._tensors)
 
 
-def capturable(network: AgentNetwork) -> bool:
-    """Whether a CUDA graph can be made of it: no memory, and no torso of a user, who may look at values in it."""
-    torsos = [torso for torso in (network.torso, network.value_torso) if torso is not None]
-    ours = all(type(torso).__module__.startswith("laser_rl.") for torso in torsos)
-    return ours and network.state_size == 0
-
-
 def choose(
     family: Family, behaviour: Tensor, generator: torch.Generator, *, deterministic: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -112,19 +112,13 @@ def choose(
     return action, behaviour, family.to_environment(action)
 
 
-def decide(family: Family, behaviour: Tensor, generator: torch.Generator, *, deterministic: bool = False) -> Decision:
-    """What `choose` says, on the host."""
-    chosen = choose(family, behaviour, generator, deterministic=deterministic)
-    return Decision(*(part.cpu().numpy() for part in chosen))
-
-
 def finite(state: Tensor) -> Tensor:
-    """A memory that has diverged forgets everything: nothing non-finite is carried on, or reaches the replay."""
+    """A memory's state with zeros in rows that are not finite: a diverged state is not carried on and never reaches the replay."""
     return torch.where(state.isfinite().all(-1, keepdim=True), state, 0.0)
 
 
 def restore_generator(generator: torch.Generator, state: Tensor) -> None:
-    """Go on with the same random numbers; on another kind of device that is impossible, and said."""
+    """Go on with the same random numbers; log a warning on another kind of device, where that is impossible."""
     try:
         generator.set_state(state.cpu())
     except RuntimeError:
@@ -132,7 +126,7 @@ def restore_generator(generator: torch.Generator, state: Tensor) -> None:
 
 
 class Memento(NamedTuple):
-    """What is remembered of an episode that goes on."""
+    """What `act_once` needs of an episode's past."""
 
     frames: Array  # the newest ones
     memory: Array  # [1, S]
@@ -148,18 +142,14 @@ def act_once(
         The environment's action for one observation as it is stored, what to hand in with the next observation (None before the first),
         and what the network saw.
     """
-    frames, memory, last = _nothing(layout) if before is None else before
+    frames, memory, last = before or Memento(
+        np.zeros((layout.stack, *layout.observation_shape), layout.observation_dtype),
+        np.zeros((1, layout.state_size), np.float32),
+        np.zeros((1, *layout.action_shape), layout.action_dtype),
+    )
     frames = np.concatenate([frames[1:], observation[np.newaxis].astype(frames.dtype)])
     stacked = frames.reshape(1, -1, *observation.shape[1:]) if len(frames) > 1 else frames
     seen = Seen(stacked, np.array([before is None]), last, np.array([reward], np.float32), memory)
     decision = policy.act(seen)
     memory = memory if decision.state is None else decision.state
     return decision.environment_action[0], Memento(frames, memory, decision.action), seen
-
-
-def _nothing(layout: UnrollLayout) -> Memento:
-    return Memento(
-        np.zeros((layout.stack, *layout.observation_shape), layout.observation_dtype),
-        np.zeros((1, layout.state_size), np.float32),
-        np.zeros((1, *layout.action_shape), layout.action_dtype),
-    )

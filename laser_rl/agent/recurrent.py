@@ -20,7 +20,7 @@ class Recurrent:
     """Unrolls a network over batches in their order.
 
     Args:
-        network: whose parameters somebody else moves.
+        network: the learner moves its parameters.
         burn_in_steps: first rows of a replayed column from which nothing is learned, nor any gradient runs through; the baseline of
             Kapturowski et al. 2019, for unrolls drawn at random.
         team: the ranks that have the other columns; every rank knows the states of all, so that any of them can be saved.
@@ -69,19 +69,19 @@ class Recurrent:
         return early[:, None] & ~batch.online
 
     def forget(self, others: Tensor | bool = True) -> None:
-        """The parameters are others now: nothing is learned from a lane until it begins anew. Or only if the device says so."""
+        """After the parameters were replaced: learn nothing from a lane until it begins anew. A tensor lets the device decide."""
         self._lost.bitwise_or_(others)
 
     def addresses(self) -> tuple[int, ...]:
-        """Where the state lies: whoever records an update has to know whether it still does."""
+        """Where the state lies in memory: a recorded update is valid only while this stays the same."""
         return self._carried.data_ptr(), self._lost.data_ptr()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """For a checkpoint."""
+        """States of all lanes, for a checkpoint."""
         return {"carried": self._carried.clone(), "lost": self._lost.clone()}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on there."""
+        """Continue from the states of a checkpoint."""
         device = self._carried.device
         self._carried, self._lost = (tensors[name].to(device, copy=True) for name in ("carried", "lost"))
 

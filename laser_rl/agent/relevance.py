@@ -1,7 +1,7 @@
 """Behaviour relevance (section 4.3): how far stored behaviour is from the policy. By `loss.trust`, or by a function of the user's own."""
 
 import functools
-import importlib
+import pkgutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +16,8 @@ from laser_rl.ops.distributions import Family
 from laser_rl.trust import require
 
 Relevance = Callable[[Family, Tensor, Tensor], object]
-"""From a family and the parameters of policy and behaviour, each [T, B, P], to a number for each row [T, B]: small is trusted. It is
-the user's: whether it is a tensor is looked at."""
+"""From a family and the parameters of policy and behaviour, each [T, B, P], to a number for each row [T, B]: small is trusted. The user
+wrote it, so its result is checked."""
 
 
 def behaviour_relevance(
@@ -26,7 +26,7 @@ def behaviour_relevance(
     """β(s, μ) of section 4.3; with trust off it is still computed, because it is worth knowing."""
     if hyper.trust == "behaviour":
         return trust_region.kl_to_behaviour(family, policy, behaviour)
-    if is_own(hyper.trust):
+    if ":" in hyper.trust:
         return own_relevance(hyper.trust, family, policy, behaviour)
     return trust_region.kl_to_implied(family, policy, behaviour, clip_rho=hyper.clip_rho, generator=generator)
 
@@ -38,13 +38,7 @@ def draws(family: Family, hyper: LossConfig) -> bool:
 
 
 def require_splittable(family: Family, loss: LossConfig, devices: int) -> None:
-    """ConfigError where several devices would not learn what one learns.
-
-    >>> from laser_rl.ops.distributions import Categorical
-    >>> require_splittable(Categorical(5000), LossConfig(), 2)
-    Traceback (most recent call last):
-    laser_rl.errors.ConfigError: run.devices is 2, but the relevance of these actions is estimated from random ones, which ...
-    """
+    """ConfigError where several devices would not learn what one learns."""
     if devices > 1 and draws(family, loss):
         raise ConfigError(
             f"run.devices is {devices}, but the relevance of these actions is estimated from random ones, which several devices would "
@@ -52,47 +46,33 @@ def require_splittable(family: Family, loss: LossConfig, devices: int) -> None:
         )
 
 
-def is_own(trust: str) -> bool:
-    """Whether `loss.trust` names a function of the user's."""
-    return ":" in trust
-
-
-def find(name: str) -> Relevance:
-    """The function called `module:function`. Imports that module, unless only a file names it."""
-    require(name)
-    return _imported(name)
+def require_relevance(trust: str) -> None:
+    """ConfigError if `loss.trust` names a function that is not there, or that only a file names: now, and not after the warm-up."""
+    if ":" in trust:
+        require(trust)
+        _imported(trust)
 
 
 @functools.cache
 def _imported(name: str) -> Relevance:
-    module, _, attribute = name.partition(":")
-    if (
-        str(Path.cwd()) not in sys.path
-    ):  # as for environments: a command line has its own directory there, users have theirs in mind
+    if str(Path.cwd()) not in sys.path:  # a command line has its own directory there, users have theirs in mind
         sys.path.append(str(Path.cwd()))
     try:
-        found = getattr(importlib.import_module(module), attribute, None)
-    except ImportError as error:
+        found: Relevance = pkgutil.resolve_name(name)
+    except (ImportError, AttributeError) as error:
         raise ConfigError(
-            f"loss.trust is {name!r}, but {module!r} cannot be imported from here ({error}); check the spelling, or use implied"
+            f"loss.trust is {name!r}, which cannot be imported from here ({error}); check the spelling, or use implied"
         ) from error
     if not callable(found):
-        raise ConfigError(
-            f"loss.trust is {name!r}, but {module} has no function {attribute!r}; check the spelling, or use implied"
-        )
-    return found  # type: ignore[no-any-return]
-
-
-def require_relevance(trust: str) -> None:
-    """ConfigError if `loss.trust` names a function that is not there, or that only a file names: now, and not after the warm-up."""
-    if is_own(trust):
-        find(trust)
+        raise ConfigError(f"loss.trust is {name!r}, which is no function; check the spelling, or use implied")
+    return found
 
 
 def own_relevance(name: str, family: Family, policy: Tensor, behaviour: Tensor) -> Tensor:
-    """What that function says of each row; nothing is learned through it, and NaN is not trusted."""
+    """What the user's function `module:function` says of each row; nothing is learned through it, and NaN is not trusted."""
+    require(name)
     with torch.no_grad():
-        found = find(name)(family, policy, behaviour)
+        found = _imported(name)(family, policy, behaviour)
     expected = policy.shape[:-1]
     if not isinstance(found, Tensor) or found.shape != expected:
         got = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__

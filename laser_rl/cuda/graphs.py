@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,17 +31,12 @@ Shapes = tuple[tuple[torch.Size, torch.dtype], ...]
 #: synchronise a device one of whose streams is capturing is an error, whichever thread asks. Replays need no lock.
 CAPTURE = threading.Lock()
 WARM_UPS = 3  # libraries choose algorithms and allocate workspaces in the first calls, which a capture must not
-TURN_S = 900.0  # somebody else may be compiling
+TURN_S = 900.0  # another thread may be compiling
 
 
 @contextmanager
 def turn(who: str, timeout_s: float = TURN_S) -> Iterator[None]:
-    """Holds `CAPTURE`; TimeoutError says who has waited.
-
-    >>> with turn("the actor"):
-    ...     CAPTURE.locked()
-    True
-    """
+    """Hold `CAPTURE`; a TimeoutError names the waiting side."""
     if not CAPTURE.acquire(timeout=timeout_s):
         raise TimeoutError(f"{who} has waited {timeout_s:.0f} s for another thread to capture or compile, and gives up")
     try:
@@ -65,7 +60,7 @@ def capture(
         device: a GPU.
         who: captures, for messages.
         generators: that `work` draws from; they go on afterwards as if nothing had been drawn.
-        pool: memory shared with other graphs, where they are replayed one after the other and nobody needs their intermediate results.
+        pool: memory shared with other graphs, which are replayed one after the other and whose intermediate results are not read later.
     """
     if torch.is_inference_mode_enabled():
         # The first capture makes tensors for the generators, the default one's included. Made in inference mode, no capture outside of
@@ -93,16 +88,6 @@ def capture(
     return graph
 
 
-class GraphRecorder(Protocol):
-    """Remembers work, and does it again on the same memory."""
-
-    def rehearse(self, work: Callable[[], Result]) -> Result:
-        """Do it as it will be recorded: what is allocated or chosen at a first time must not happen while it is recorded."""
-
-    def record(self, work: Callable[[], Result]) -> Callable[[], Result]:
-        """Without doing it. Each call of what is returned does it; the result is the same memory every time."""
-
-
 class CudaGraphs:
     """Records on a stream for that purpose; a replay goes to the stream that is current then.
 
@@ -114,7 +99,10 @@ class CudaGraphs:
         self._device, self._stream = device, _stream_of(device)
 
     def rehearse(self, work: Callable[[], Result]) -> Result:
-        """On the stream on which it will be recorded: libraries prepare themselves for each stream apart."""
+        """Do the work on the stream on which it will be recorded.
+
+        Libraries choose algorithms and allocate memory at a first time, for each stream apart; that must not happen during a recording.
+        """
         here = torch.cuda.current_stream(self._device)
         # With `turn`, because kernels are compiled and tuned in the first runs, which waits for the whole device.
         with turn("the learner"), torch.cuda.device(self._device):
@@ -126,7 +114,10 @@ class CudaGraphs:
         return result
 
     def record(self, work: Callable[[], Result]) -> Callable[[], Result]:
-        """Other threads go on launching work and allocating memory meanwhile."""
+        """Record the work without doing it; each call of what is returned does it, with its result in the same memory every time.
+
+        Other threads go on launching work and allocating memory meanwhile.
+        """
         graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
         alive = next(iter(_ALIVE.setdefault(self._device, weakref.WeakSet())), None)
         # A pool lives as long as one of its graphs: none alive, a new one.
@@ -169,22 +160,13 @@ class Graphed(Generic[Result]):
 
     Args:
         work: launches everything on the current stream. It may read the batch it is given again and again from the same memory.
-        recorder: how to record.
+        recorder: records the work; tests on a CPU bring another with the same two methods.
         device: where the batches that are replayed lie; the ones handed in may come from elsewhere.
         most: how many shapes; 0: nothing is recorded.
-
-    >>> class Calls:
-    ...     def rehearse(self, work):
-    ...         return work()
-    ...     def record(self, work):
-    ...         return work
-    >>> double = Graphed(lambda batch: 2 * batch.reward, Calls(), torch.device("cpu"))
-    >>> double(Batch(*[torch.ones(2)] * 22))
-    tensor([2., 2.])
     """
 
     def __init__(
-        self, work: Callable[[Batch], Result], recorder: GraphRecorder, device: torch.device, *, most: int = MOST_GRAPHS
+        self, work: Callable[[Batch], Result], recorder: CudaGraphs, device: torch.device, *, most: int = MOST_GRAPHS
     ) -> None:
         self._work, self._recorder, self._device, self._most = work, recorder, device, most
         self._runs: dict[Shapes, int] = {}

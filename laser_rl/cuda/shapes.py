@@ -13,11 +13,7 @@ def pooled(height: int, width: int) -> tuple[int, int]:
 
 
 def power_of_2(number: int) -> int:
-    """The next one.
-
-    >>> power_of_2(48), power_of_2(64)
-    (64, 64)
-    """
+    """The next one."""
     return 1 << (number - 1).bit_length()
 
 

@@ -14,7 +14,7 @@ from laser_rl.types import Inputs
 
 PICTURE = 4  # dimensions of [N, C, H, W]
 Parameters = Mapping[str, Tensor]  # by the network's own names, each with a leading K
-Forward = Callable[[Parameters, Tensor, Tensor], "Output"]  # observation [T, K · B, ...], is_first [T, K · B]
+Forward = Callable[[Parameters, Tensor], "Output"]  # observation [T, K · B, ...]
 
 
 class Output(NamedTuple):
@@ -141,48 +141,28 @@ class AgentNetwork(nn.Module):
 def side_by_side(network: AgentNetwork, members: int) -> Forward:
     """A function that does for K sets of parameters what `network` does for its own; columns of each member one after the other.
 
-    A small network costs more to call than to compute. For members side by side each operation is done once, on matrices [K, ...].
+    A small network costs more to call than to compute. For members side by side each operation is done once, as a product of
+    [K, rows, in] with [K, in, out].
     """
-    if not isinstance(network.memory, NoMemory) or network.popart is not None:
-        raise TypeError(
-            "members with a memory or with PopArt cannot be computed side by side: their state is not carried"
-        )
-    plain = isinstance(network.torso, MLP) and isinstance(network.value_torso, MLP | None) and not network.bf16
-    one = _matrices if plain else _vmapped
+    mlp = isinstance(network.torso, MLP) and isinstance(network.value_torso, MLP | None) and not network.bf16
+    if not mlp or not isinstance(network.memory, NoMemory) or network.popart is not None:
+        raise TypeError("only float32 members with MLPs, without memory and PopArt, can be computed side by side")
 
-    def forward(parameters: Parameters, observation: Tensor, is_first: Tensor) -> Output:
-        seen, first = torch.unflatten(observation, 1, (members, -1)), torch.unflatten(is_first, 1, (members, -1))
-        policy, value = one(network, parameters, seen, first)
-        return Output(policy.flatten(1, 2), value.flatten(1, 2))
+    def forward(parameters: Parameters, observation: Tensor) -> Output:
+        rows, columns = observation.shape[:2]
+        seen = torch.unflatten(observation, 1, (members, -1)).transpose(0, 1)
+        flat = seen.reshape(members, rows * columns // members, -1).float()
+        if network.scale != 1.0:
+            flat = flat * network.scale
+        features = _mlp("torso", network.torso, parameters, flat)
+        valued = features if network.value_torso is None else _mlp("value_torso", network.value_torso, parameters, flat)
+        heads = _linear("policy_head", parameters, features), _linear("value_head", parameters, valued)
+        policy, value = (
+            head.view(members, rows, columns // members, -1).transpose(0, 1).flatten(1, 2) for head in heads
+        )
+        return Output(policy, value.squeeze(-1))
 
     return forward
-
-
-def _vmapped(network: AgentNetwork, parameters: Parameters, seen: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-    """Any module that torch.vmap understands."""
-
-    def one(own: Parameters, observation: Tensor, is_first: Tensor) -> tuple[Tensor, Tensor]:
-        nothing = torch.zeros(is_first.shape, device=is_first.device)  # without a memory the last step is not read
-        rows = Inputs(observation, is_first, nothing, nothing)
-        output, _ = torch.func.functional_call(network, dict(own), (rows, nothing[0, :, None][:, :0]))
-        return output.policy, output.value
-
-    answer: tuple[Tensor, Tensor] = torch.vmap(one, in_dims=(0, 1, 1), out_dims=(1, 1))(parameters, seen, first)
-    return answer
-
-
-def _matrices(network: AgentNetwork, parameters: Parameters, seen: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-    """Our own MLP, as products of [K, rows, in] with [K, in, out]: a fifth of vmap's time when acting."""
-    rows, members, columns = seen.shape[:3]
-    flat = seen.transpose(0, 1).reshape(members, rows * columns, -1).float()
-    if network.scale != 1.0:
-        flat = flat * network.scale
-    features = _mlp("torso", network.torso, parameters, flat)
-    valued = features if network.value_torso is None else _mlp("value_torso", network.value_torso, parameters, flat)
-    policy = _linear("policy_head", parameters, features)
-    value = _linear("value_head", parameters, valued)
-    shaped = (members, rows, columns)
-    return policy.view(*shaped, -1).transpose(0, 1), value.view(shaped).transpose(0, 1)
 
 
 def _mlp(prefix: str, torso: nn.Module, parameters: Parameters, x: Tensor) -> Tensor:

@@ -54,13 +54,7 @@ class _Recurrent(nn.Module):
 
 
 class LSTM(_Recurrent):
-    """Long short-term memory over features and last step together; the state is h, then c.
-
-    >>> memory = LSTM(features=3, last=2, size=8)
-    >>> seen, states = memory(torch.ones(4, 5, 3), torch.ones(4, 5, 2), torch.zeros(4, 5, dtype=torch.bool), torch.zeros(5, 16))
-    >>> seen.shape, states.shape
-    (torch.Size([4, 5, 8]), torch.Size([4, 5, 16]))
-    """
+    """Long short-term memory over features and last step together; the state is h, then c."""
 
     def __init__(self, features: int, last: int, size: int, span: int = 0) -> None:
         super().__init__(size, 2 * size)

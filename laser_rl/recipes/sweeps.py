@@ -8,7 +8,7 @@ from laser_rl.training.space import LogUniform
 
 
 def demo(environment: str = "laser/DeepSea-10") -> SweepConfig:
-    """Three members that share a replay, in seconds: the treasure of DeepSea, once one has found it, is everybody's."""
+    """Three members that share a replay, in seconds: once one has found the treasure of DeepSea, all learn from it."""
     settings = {
         "recipe": "demo",
         "environment.slots": shared(environment, 8),  # [D]

@@ -42,7 +42,7 @@ PAGE = 4096
 LOST = 5  # exit status: another rank is gone
 
 
-class ProcessTeam:
+class ProcessTeam(Team):
     """One rank of a team; see `laser_rl.agent.parallel.Team`. torch has one default group a process, and this is it."""
 
     def __init__(self, rank: int, size: int) -> None:

@@ -17,7 +17,7 @@ from laser_rl.agent.learner_metrics import EVERY, ages, tally
 from laser_rl.agent.loss import columns, differences, hyper_of, laser_loss
 from laser_rl.agent.parallel import part_of
 from laser_rl.agent.parameters import Optimiser, shaped
-from laser_rl.agent.policy import Decision, Seen, decide
+from laser_rl.agent.policy import Decision, Seen, choose
 from laser_rl.networks.agent_network import side_by_side
 from laser_rl.networks.recurrent import NoMemory
 from laser_rl.networks.torso import MLP
@@ -39,7 +39,8 @@ def can_stack(learners: Sequence[Learner]) -> bool:
     alike = len(kinds) == 1 and not any(differences(first.loss, x.loss) for x in learners)
     fixed = {(x.rates.decay, x.rates.momentum, x.rates.added, x.rates.clip_gradient_norm) for x in learners}
     network = first.network
-    ours = isinstance(network.torso, MLP) and isinstance(network.memory, NoMemory) and network.popart is None
+    plain = isinstance(network.memory, NoMemory) and network.popart is None and not network.bf16
+    ours = isinstance(network.torso, MLP) and plain
     small = first.flat.value.numel() <= MOST_PARAMETERS
     enumerable = first.family.joint_size is not None  # else each member needs random numbers of its own
     drawn = not any(x.prioritises for x in learners)
@@ -88,7 +89,7 @@ class VectorizedLearners:
         parameters = {name: tensor.requires_grad_() for name, tensor in self.parameters(rows).items()}
         version = torch.tensor([learner.version for learner in learners], device=device)
         with checks.unchecked():
-            output = side_by_side(learners[0].network, members)(parameters, batch.observation, batch.is_first)
+            output = side_by_side(learners[0].network, members)(parameters, batch.observation)
             hyper, bound = hyper_of([x.loss for x in learners], device), torch.stack([x.bound for x in learners])
             fixed = learners[0].loss.online_share == "fixed"
             mixing = None if fixed else torch.stack([learner.mixing for learner in learners])
@@ -145,20 +146,16 @@ class StackedPolicy:
         self._forward = side_by_side(stack.learners[0].network, self._members)
 
     @torch.inference_mode()
-    def act(self, rows: Seen, slots: NDArray[np.int64]) -> Decision:
-        """Decide for the rows of these slots; the others are computed too, and ignored."""
+    def act(self, rows: Seen, envs: NDArray[np.int64]) -> Decision:
+        """Decide for the rows of these environments; the others are computed too, and ignored."""
         count = self._members * self._slots
         seen = np.zeros((count, *rows.observation.shape[1:]), rows.observation.dtype)
-        seen[slots] = rows.observation
-        first = torch.zeros(1, count, dtype=torch.bool, device=self.device)
+        seen[envs] = rows.observation
         with checks.unchecked():
-            output = self._forward(
-                self._stack.parameters(list(range(self._members))),
-                torch.from_numpy(seen).to(self.device).unsqueeze(0),
-                first,
-            )
-            chosen = output.policy[0, torch.from_numpy(slots).to(self.device)]
-            return decide(self.family, chosen, self.generator)
+            parameters = self._stack.parameters(list(range(self._members)))
+            output = self._forward(parameters, torch.from_numpy(seen).to(self.device).unsqueeze(0))
+            behaviour = output.policy[0, torch.from_numpy(envs).to(self.device)]
+            return Decision(*(part.cpu().numpy() for part in choose(self.family, behaviour, self.generator)))
 
 
 class VectorizedGroup(MemberGroup):

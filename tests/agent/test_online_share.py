@@ -257,7 +257,7 @@ def test_members_side_by_side_have_a_share_each():
 
 def test_without_its_state_it_is_refused():
     batch = random_batch()
-    with pytest.raises(ValueError, match="needs what it found before"):
+    with pytest.raises(ValueError, match="needs `mixing`"):
         loss_of(output_of(make_network(), batch), batch, ADAPTIVE, None)
 
 

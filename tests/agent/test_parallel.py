@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from laser_rl.agent.learner import GIVE_UP_AFTER
-from laser_rl.agent.parallel import Alone, Drifted, own_columns, part_of, require_together
+from laser_rl.agent.parallel import ALONE, Drifted, Team, own_columns, part_of, require_together
 from laser_rl.agent.relevance import require_splittable
 from laser_rl.config import LossConfig
 from laser_rl.errors import ConfigError
@@ -130,7 +130,7 @@ def test_a_state_goes_on_with_another_number_of_ranks(before, after):
 
     def run(ranks, part, state=None):
         if ranks == 1:
-            one = make(Alone(), state)
+            one = make(ALONE, state)
             for batch in part:
                 one.update(batch, progress=0.0)
             return [one]
@@ -156,7 +156,7 @@ def test_ranks_that_drift_apart_are_found():
 def test_the_checksum_sees_exchanged_values_and_costs_one_rank_nothing():
     value = torch.arange(6, dtype=torch.float32)
 
-    class Two(Alone):
+    class Two(Team):
         size = 2
 
         def columns(self, part):
@@ -171,7 +171,7 @@ def test_the_checksum_sees_exchanged_values_and_costs_one_rank_nothing():
                 require_together(Two(), value)
         else:
             require_together(Two(), value)
-    require_together(Alone(), value)
+    require_together(ALONE, value)
 
 
 def test_relevance_by_random_actions_is_refused():

@@ -6,7 +6,7 @@ import torch
 from scipy import stats
 
 from laser_rl.agent.parameters import FlatParameters
-from laser_rl.agent.policy import Policy, Seen, capturable
+from laser_rl.agent.policy import Policy, Seen
 from laser_rl.cuda import staged
 from laser_rl.cuda.staged import MOST_GRAPHS, OFTEN, Staged
 from laser_rl.envs.records import BoxActions, DiscreteActions, EnvironmentSpec, MultiDiscreteActions, ObservationSpec
@@ -157,9 +157,9 @@ def test_only_our_own_networks_without_memory_are_captured():
         def forward(self, pictures):
             return pictures.flatten(1)[:, :6]
 
-    assert capturable(policy_of().network)
-    assert not capturable(policy_of(memory="lstm").network)
-    assert not capturable(policy_of(torso=Users()).network)
+    assert policy_of().capturable
+    assert not policy_of(memory="lstm").capturable
+    assert not policy_of(torso=Users()).capturable
 
 
 @needs_gpu

@@ -9,11 +9,11 @@ import torch
 from laser_rl.agent.learner import GIVE_UP_AFTER, Learner
 from laser_rl.agent.policy import Seen
 from laser_rl.config import LossConfig, OptimiserConfig
-from laser_rl.networks.agent_network import AgentNetwork, side_by_side
+from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.networks.torso import CNN, MLP
 from laser_rl.training.vectorized import StackedPolicy, VectorizedLearners, can_stack
 from laser_rl.types import Batch, Inputs
-from tests.agent.test_learner import FAMILY, B, random_batch
+from tests.agent.test_learner import FAMILY, random_batch
 
 K = 4
 LOSSES = [
@@ -175,32 +175,6 @@ def test_a_copy_that_cannot_learn_is_undone():
     assert recipient.rollbacks == 1
     assert torch.equal(recipient.flat.value, own)
     assert recipient.update(batch_for(0, 99), progress=0.0)  # it learns again
-
-
-def test_other_networks_go_through_vmap():
-    class Torso(torch.nn.Module):
-        features = 6
-
-        def __init__(self):
-            super().__init__()
-            self.linear = torch.nn.Linear(4, 6)
-
-        def forward(self, x):
-            return torch.relu(self.linear(x))
-
-    networks = [AgentNetwork(Torso(), parameter_size=3) for _ in range(K)]
-    stacked = {
-        name: torch.stack([dict(n.named_parameters())[name] for n in networks])
-        for name, _ in networks[0].named_parameters()
-    }
-    observation, first = torch.randn(3, K * B, 4), torch.zeros(3, K * B, dtype=torch.bool)
-    output = side_by_side(networks[0], K)(stacked, observation, first)
-    for k, one in enumerate(networks):
-        columns = slice(k * B, (k + 1) * B)
-        nothing = torch.zeros(3, B)
-        expected, _ = one(Inputs(observation[:, columns], first[:, columns], nothing, nothing), torch.zeros(B, 0))
-        torch.testing.assert_close(output.policy[:, columns], expected.policy)
-        torch.testing.assert_close(output.value[:, columns], expected.value)
 
 
 def test_the_policy_answers_for_each_slot_with_its_own_member():
