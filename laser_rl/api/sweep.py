@@ -11,6 +11,7 @@ from typing import Any, Literal
 from laser_rl import recipes
 from laser_rl.api.agent import base_config
 from laser_rl.api.saved import save_network
+from laser_rl.cluster.settings import cluster_of
 from laser_rl.config import Config, override
 from laser_rl.envs.construct import stored_name
 from laser_rl.errors import ConfigError, MissingExtra
@@ -25,7 +26,7 @@ from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import train, uses_processes
 from laser_rl.training.member_training import Callback
 from laser_rl.training.pbt import Exploit, PbtConfig
-from laser_rl.training.settings import SweepConfig, cluster_of, sweep_from
+from laser_rl.training.settings import SweepConfig, sweep_from
 from laser_rl.training.space import Distribution
 from laser_rl.training.stop import EXIT_STATUS, deliver_again
 

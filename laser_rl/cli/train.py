@@ -15,6 +15,7 @@ from laser_rl.api.sweep import require_memory
 from laser_rl.cli.settings import Shortcuts, base_config, expand_numbers, flags, peek
 from laser_rl.cli.sweep_settings import SOURCES, Begun, begin, grid_of, one_by_one, random_of
 from laser_rl.cli.watch import dashboard_of, require_dashboard
+from laser_rl.cluster.settings import cluster_of, free_running, require_possible
 from laser_rl.config import Config, full_name, override
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.console import Console
@@ -27,15 +28,7 @@ from laser_rl.training.evaluate import MemberResult, Result
 from laser_rl.training.files import command_for, new_path, read_sweep, require_trusted, require_unchanged
 from laser_rl.training.filming import can_be_filmed
 from laser_rl.training.launch import train
-from laser_rl.training.settings import (
-    Sharing,
-    SweepConfig,
-    cluster_of,
-    free_running,
-    require_possible,
-    settings_from,
-    sweep_from,
-)
+from laser_rl.training.settings import Sharing, SweepConfig, settings_from, sweep_from
 from laser_rl.training.stop import EXIT_STATUS, StoppedAtOnce, nothing_to_save
 
 Address = Annotated[str | None, tyro.conf.arg(metavar="auto|local|HOST:PORT|ray://HOST:PORT")]

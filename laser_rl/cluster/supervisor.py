@@ -19,6 +19,7 @@ from laser_rl.cluster.nodes import HeadLost, NodeWatch, Shares, shares_of
 from laser_rl.cluster.placement import MemberPlacement
 from laser_rl.cluster.replays import Replays
 from laser_rl.cluster.runner import AT_ONCE, ActorStart
+from laser_rl.cluster.settings import ClusterSettings
 from laser_rl.config import override
 from laser_rl.metrics.rows import Sink, Value
 from laser_rl.replay.mixer import Counts
@@ -29,7 +30,7 @@ from laser_rl.training.files import command_for
 from laser_rl.training.member_training import Callback
 from laser_rl.training.pbt import Exploit
 from laser_rl.training.saving import Written
-from laser_rl.training.settings import ClusterSettings, SweepConfig
+from laser_rl.training.settings import SweepConfig
 from laser_rl.training.shared_state import parsed, published
 from laser_rl.training.supervisor import STOP_S, SweepSupervisor, spent_s
 from laser_rl.training.trainer import TURNS_AHEAD

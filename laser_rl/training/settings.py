@@ -4,7 +4,6 @@ import copy
 import difflib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
@@ -144,79 +143,3 @@ def _unknown(section: str, *rest: str) -> str:
     close = difflib.get_close_matches(rest[-1] if rest else section, known, n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
     return f"there is no setting {'.'.join((section, *rest))!r} of a sweep; {hint}"
-
-
-@dataclass(frozen=True)
-class ClusterSettings:
-    """Where a sweep runs on a cluster, and with how many runners; no part of what decides its numbers, and so not of its configuration.
-
-    Args:
-        address: "auto" joins the cluster of this machine, or starts one; "local" starts one; otherwise host:port of its head, or
-            ray://host:port.
-        runners: environment runners of each member; they share its slots.
-    """
-
-    address: str = "auto"
-    runners: int = 1
-
-
-def cluster_of(address: str | None, runners: int) -> ClusterSettings | None:
-    """From flags or arguments; ConfigError if runners are asked for without a cluster."""
-    if address is None and runners != 1:
-        raise ConfigError(
-            f"{runners} runners a member were asked for, but no cluster; add --cluster auto, or leave out --cluster-runners"
-        )
-    return None if address is None else ClusterSettings(address, runners)
-
-
-def free_running(sweep: SweepConfig) -> SweepConfig:
-    """A sweep whose members do not take turns: on a cluster, the default."""
-    return sweep.model_copy(update={"base": override(sweep.base, {"run.runtime": "local"})})
-
-
-def require_possible(sweep: SweepConfig, cluster: ClusterSettings) -> None:
-    """ConfigError for what a cluster cannot do, before anything is started."""
-    if sweep.stack == "on":
-        raise ConfigError(
-            "on a cluster each member has processes of its own, so they are not computed side by side; leave out --stack"
-        )
-    if sweep.base.run.devices > 1:
-        raise ConfigError(
-            f"run.devices {sweep.base.run.devices} are of one machine, and a learner of a cluster has one; leave out one of the two"
-        )
-    if sweep.processes != 1:
-        raise ConfigError(
-            f"--processes {sweep.processes} spreads a sweep over one machine, --cluster over several; leave out one of the two"
-        )
-    for config in sweep.configs:
-        if config.replay.fraction:
-            require_uniform(config.replay.model_dump(), config.network.memory)
-    _require_runners(sweep, cluster.runners)
-
-
-def _require_runners(sweep: SweepConfig, runners: int) -> None:
-    environment = sweep.base.environment
-    tasks = max(1, len(tasks_of(environment.id)))
-    if runners < 1 or environment.slots % (tasks * runners) * (tasks > 1) or runners > environment.slots:
-        slots = f"{environment.slots} slots" + (f" of {tasks} tasks" if tasks > 1 else "")
-        raise ConfigError(
-            f"{runners} runners cannot share the {slots} of a member; "
-            f"use --cluster-runners {max(1, environment.slots // tasks // 2)} or fewer, or more --environment.slots"
-        )
-    if sweep.base.run.runtime == "serial" and runners > 1:
-        raise ConfigError(
-            f"in lock-step (--runtime serial) a member has one runner, not {runners}; leave out --cluster-runners, or use --runtime local"
-        )
-
-
-def require_uniform(replay: Mapping[str, Any], memory: str) -> None:
-    """ConfigError for what a sharded replay cannot do: it draws unrolls uniformly, whatever their order in a stream."""
-    if replay["sampling"] != "uniform":
-        raise ConfigError(
-            "priorities are kept by one learner for one store, a cluster's replay lies in several; use --replay.sampling uniform"
-        )
-    if memory != "none" and replay["state"] == "refresh":
-        raise ConfigError(
-            "a memory is refreshed by replaying whole episodes in order, which a cluster's replay does not do; "
-            "use --replay.state stored (with --replay.burn-in-steps), or leave out --cluster"
-        )

@@ -26,6 +26,7 @@ from laser_rl.cluster.placement import KILLED, SupervisedActor
 from laser_rl.cluster.replay_files import ReplayFiles, ShardFiller
 from laser_rl.cluster.replay_writer import ReplayWriter
 from laser_rl.cluster.runner import ActorStart, RunnerOutbox
+from laser_rl.cluster.settings import ClusterSettings, require_possible
 from laser_rl.cluster.shard import ShardPlan
 from laser_rl.config import override
 from laser_rl.errors import ConfigError
@@ -35,7 +36,7 @@ from laser_rl.replay.records import pack
 from laser_rl.replay.store import Replay
 from laser_rl.training.process_handle import MOST_RESTARTS, ProcessDied
 from laser_rl.training.saving import Segments
-from laser_rl.training.settings import ClusterSettings, SweepConfig, require_possible
+from laser_rl.training.settings import SweepConfig
 from laser_rl.training.stop import Stop
 from laser_rl.types import Delivery, Episode
 from tests.cluster.raylets import NearCoordinator, NearShard

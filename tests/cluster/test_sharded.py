@@ -11,6 +11,7 @@ from scipy import stats
 from laser_rl.cluster import replay_writer, shard_directory, sharded
 from laser_rl.cluster.calls import AnswerLost
 from laser_rl.cluster.replay_writer import ReplayWriter
+from laser_rl.cluster.settings import require_uniform
 from laser_rl.cluster.shard import Shard, ShardPlan
 from laser_rl.cluster.shard_directory import SHARD_BITS
 from laser_rl.cluster.sharded import ShardedReplay
@@ -19,7 +20,6 @@ from laser_rl.replay.encoded_unrolls import seal
 from laser_rl.replay.mixer import Counts, Mixer
 from laser_rl.replay.records import allocate, pack
 from laser_rl.replay.store import Replay
-from laser_rl.training.settings import require_uniform
 from tests.cluster.raylets import NearShard, send
 from tests.replay.inputs import STACKED, VECTOR, assert_column, assert_same, numbered
 
