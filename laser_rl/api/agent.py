@@ -25,8 +25,9 @@ from laser_rl.networks.build import TorsoSource
 from laser_rl.training.build import EnvironmentSource, Member, derive, open_environments, slots_of
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.evaluate import Trained, evaluate, require_finite, task_count, trained_of
-from laser_rl.training.launch import prepare, run, with_videos
+from laser_rl.training.launch import prepare, run
 from laser_rl.training.member_training import Callback
+from laser_rl.training.recording import with_videos
 from laser_rl.training.stop import deliver_again
 from laser_rl.training.trainer import Trainer
 from laser_rl.trust import Trust

@@ -14,8 +14,8 @@ from laser_rl.disk import write_bytes
 from laser_rl.envs.records import EnvironmentSpec, read_spec, write_spec
 from laser_rl.errors import ConfigError
 from laser_rl.networks.agent_network import AgentNetwork
-from laser_rl.networks.build import TorsoSource, family_of
-from laser_rl.training.build import EnvironmentSource, device_of, layout_of, seeded_network, threads_of
+from laser_rl.networks.build import TorsoSource
+from laser_rl.training.build import EnvironmentSource, device_of, seeded_network, threads_of
 from laser_rl.training.evaluate import Trained, require_finite
 
 FORMAT = "1"
@@ -39,13 +39,11 @@ class Saved:
 
     def trained(self, config: Config, source: EnvironmentSource, torso: TorsoSource | None) -> Trained:
         """The agent, to play with; its environment is not opened."""
-        family = family_of(self.spec.action)
         network = seeded_network(config, self.spec, torso).to(device_of(config.run.device))
         load_network(network, self.tensors())
         require_finite(self.path, network)
         torch.set_num_threads(threads_of(config, network))
-        layout = layout_of(self.spec, family, config)
-        return Trained(network, family, layout, source, config.environment, self.steps, self.spec)
+        return Trained(network, config, self.spec, source, self.steps)
 
 
 def save_network(path: str | Path, network: AgentNetwork, config: Config, steps: int, spec: EnvironmentSpec) -> Path:

@@ -1,11 +1,10 @@
 """From a configuration to the parts of one member; nothing runs yet."""
 
-import copy
 import functools
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -95,13 +94,6 @@ class Member:
             self.ranks.close()
 
     @property
-    def store(self) -> Replay | None:
-        """Its replay, to be written to disk and filled from it; not for one that lies elsewhere."""
-        if self.replay is None or isinstance(self.replay, Replay):
-            return self.replay
-        raise TypeError(f"expected a Replay in this process, got {type(self.replay).__name__}; its supervisor saves it")
-
-    @property
     def environments(self) -> Environments:
         """Those that the actor steps."""
         return self.actor.environments
@@ -109,6 +101,11 @@ class Member:
     def faults(self) -> Mapping[str, int]:
         """What its environments survived; members side by side share one set, and have some of its slots each."""
         return self.environments.counters(np.flatnonzero(self.actor.member == self.number))
+
+
+def stores_of(members: Iterable[Member]) -> list[Replay]:
+    """The replays of these members that lie in memory of this machine, each once, in the order of the members."""
+    return list({id(one.replay): one.replay for one in members if isinstance(one.replay, Replay)}.values())
 
 
 def build_learner(
@@ -290,17 +287,6 @@ def seeded_network(config: Config, spec: EnvironmentSpec, torso: TorsoSource | N
             pixel_control_cell=config.loss.pixel_control_cell if config.loss.pixel_control_cost else 0,
             bf16=network.precision == "bf16",
         )
-
-
-def acting_copy(
-    network: AgentNetwork, config: Config, spec: EnvironmentSpec, torso: TorsoSource | None
-) -> AgentNetwork:
-    """A network of its own for an actor that runs beside the learner."""
-    if isinstance(torso, torch.nn.Module):  # a user's instance, which cannot be built again
-        torso = copy.deepcopy(torso)
-    twin = seeded_network(config, spec, torso).to(next(network.parameters()).device)
-    twin.load_state_dict(network.state_dict())
-    return twin
 
 
 def device_of(name: str) -> torch.device:

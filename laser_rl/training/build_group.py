@@ -1,6 +1,7 @@
 """From the settings of a run to its members' parts; nothing runs yet."""
 
 import contextlib
+import copy
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,6 @@ from laser_rl.training.build import (
     EnvironmentSource,
     Member,
     Store,
-    acting_copy,
     build_learner,
     build_mixer,
     build_replay,
@@ -58,7 +58,7 @@ def build_group(
     permits: "GpuSemaphore | None" = None,
     begun: int = 0,
 ) -> MemberGroup:
-    """All members of a run, or some, with their environments; see `build_members`.
+    """All members of a run, or some, with their environments.
 
     Args:
         sweep: all values.
@@ -71,7 +71,6 @@ def build_group(
             numbers. The seeds then are others: the same would play the first episodes again, and put them into the replay twice.
     """
     after = f"/{begun}" if begun else ""
-    members: list[Member] = []
     with contextlib.ExitStack() as failed:
         opened = None
         if sweep.single:
@@ -85,10 +84,8 @@ def build_group(
         members = build_members(sweep, source, torso, numbers=numbers, stores=stores, spec=spec, ranks=True)
         if members[0].ranks is not None:
             failed.callback(members[0].ranks.close)
-        if _to_stack(sweep, members):
-            group = _vectorized(sweep, members, after)
-        else:
-            group = _sequential(sweep, members, torso, permits, after, opened)
+        stacked = _to_stack(sweep, members)
+        group = _vectorized(sweep, members, after) if stacked else _sequential(sweep, members, permits, after, opened)
         failed.pop_all()
     return group
 
@@ -104,17 +101,10 @@ def build_members(
     spec: EnvironmentSpec | None = None,
     ranks: bool = False,
 ) -> list[Member]:
-    """Members without actors; the first arguments as of `build_group`.
+    """Members without actors; arguments as of `build_group`, and where processes of a run share its replay, `shared`.
 
-    Args:
-        sweep: all values.
-        source: what to play.
-        torso: a user's module.
-        numbers: which members.
-        stores: the replay of each of them.
-        shared: put the replay where other processes can attach to it.
-        spec: of the environments, where the only member's are open already.
-        ranks: start what learns with the only learner on other devices, if the settings ask for it.
+    The environments' `spec` is given where those of the only member are open already. With `ranks`, what learns with the only learner
+    on other devices is started, if the settings ask for it.
     """
     every = sweep.configs
     source = every[0].environment.id if source is None else source
@@ -124,23 +114,25 @@ def build_members(
         raise ConfigError("members cannot share one module; hand in its class, or a function that makes one")
     configs = {number: every[number] for number in (range(len(every)) if numbers is None else numbers)}
     spec, layout = one_layout({0: every[0], **configs}, source, spec)
-    own = _stores(sweep, list(configs.values()), layout, shared=shared) if stores is None else stores
-    sources = len(every) + earlier_members(every[0])
-    others = None
+    replays: Sequence[Store | None] = stores or []
+    if stores is None and sweep.share == "separate":
+        replays = [build_replay(config, layout, shared=shared) for config in configs.values()]
+    elif stores is None:
+        replays = [build_replay(next(iter(configs.values())), layout, shared=shared)] * len(configs)
+    sources, team = len(every) + earlier_members(every[0]), None
     if ranks and sweep.single and every[0].run.devices > 1:
         from laser_rl.training.ranks import Ranks  # noqa: PLC0415 - an agent on one device never needs it
 
-        others = Ranks(every[0], spec, layout, device_of(every[0].run.device), torso=torso, sources=sources)
+        team = Ranks(every[0], spec, layout, device_of(every[0].run.device), torso=torso, sources=sources)
     members = []
-    try:
-        for (number, config), replay in zip(configs.items(), own, strict=True):
-            learner = build_learner(config, spec, torso, sources=sources, team=ALONE if others is None else others.team)
+    with contextlib.ExitStack() as failed:
+        if team is not None:
+            failed.callback(team.close)
+        for (number, config), replay in zip(configs.items(), replays, strict=True):
+            learner = build_learner(config, spec, torso, sources=sources, team=ALONE if team is None else team.team)
             mixer = build_mixer(config, layout, replay)
-            members.append(Member(config, source, layout, spec, learner, replay, mixer, number, others))
-    except BaseException:
-        if others is not None:
-            others.close()
-        raise
+            members.append(Member(config, source, layout, spec, learner, replay, mixer, number, team))
+        failed.pop_all()
     if sweep.pbt is not None:
         _require_copies(members)
     torch.set_num_threads(threads_of(every[0], members[0].learner.network))
@@ -179,14 +171,6 @@ def _require_copies(members: Sequence[Member]) -> None:
                 f"members {members[0].number} and {member.number} have networks or optimisers of different shapes, so under population "
                 "based training neither can copy the other; set what they differ in in the base configuration, or leave pbt out"
             )
-
-
-def _stores(
-    sweep: SweepConfig, configs: Sequence[Config], layout: UnrollLayout, *, shared: bool
-) -> Sequence[Store | None]:
-    if sweep.share == "separate":
-        return [build_replay(config, layout, shared=shared) for config in configs]
-    return [build_replay(configs[0], layout, shared=shared)] * len(configs)
 
 
 def _to_stack(sweep: SweepConfig, members: Sequence[Member]) -> bool:
@@ -231,7 +215,6 @@ def _vectorized(sweep: SweepConfig, members: Sequence[Member], after: str) -> Me
 def _sequential(
     sweep: SweepConfig,
     members: Sequence[Member],
-    torso: TorsoSource | None,
     permits: "GpuSemaphore | None",
     after: str,
     opened: Environments | None,
@@ -257,7 +240,7 @@ def _sequential(
             if opened is None:
                 failed.callback(environments.close)
             if threaded or (gpu and not sweep.single):
-                member.acting = acting_copy(learner.network, config, member.spec, torso)
+                member.acting = copy.deepcopy(learner.network)
             policy = Policy(member.acting, learner.family, seed=derive(config.run.seed, f"actions{after}"))
             member.actor = Actor(environments, policy, member.layout, member=member.number)
         failed.pop_all()

@@ -115,7 +115,7 @@ class RunDirectory:
             trainer.steps,
             tensors,
             {"members": [state.numbers for state in states], "trainer": trainer.state_dict()},
-            lambda: self.write_stores(trainer.stores(), layout),
+            lambda: self.write_stores(trainer.stores, layout),
         )
 
     def write(
@@ -125,13 +125,9 @@ class RunDirectory:
         state: Mapping[str, Any],
         write_replays: Callable[[], Written],
     ) -> Path:
-        """A checkpoint; it is there whole or not at all.
+        """A checkpoint, whole or not at all: tensors by file, numbers of the `members` and of the `trainer`.
 
-        Args:
-            step: of the slowest member.
-            tensors: by file.
-            state: numbers of the `members` and of the `trainer`.
-            write_replays: called first; a file that it writes is removed again if the checkpoint fails.
+        `write_replays` is called first; a file that it writes is removed again if the checkpoint fails.
         """
         try:
             replays, segments = write_replays()
@@ -156,7 +152,7 @@ class RunDirectory:
                 trainer.announce("resumed")
             return False
         with fitting(loaded.path):
-            mended = self.fill(trainer.stores(), trainer.group.members[0].layout, loaded)
+            mended = self.fill(trainer.stores, trainer.group.members[0].layout, loaded)
             for number, member in enumerate(trainer.trainings):
                 load_member(member, grouped(loaded.tensors[member_name(number)]), loaded.state["members"][number])
             lost = trainer.group.load_actors(loaded.tensors)

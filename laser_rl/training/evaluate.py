@@ -1,5 +1,6 @@
 """Playing without learning, and how a run ended."""
 
+import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from laser_rl.checkpoint import Loaded
 from laser_rl.checkpoint.guarded import fitting
 from laser_rl.checkpoint.snapshot import grouped, member_name
 from laser_rl.config import Config, EnvironmentConfig
-from laser_rl.envs.records import Environments, EnvironmentSpec, Rows, read_spec
+from laser_rl.envs.records import EnvironmentSpec, Rows, read_spec
 from laser_rl.envs.scores import tasks_of
 from laser_rl.errors import ConfigError, DamagedRun
 from laser_rl.evaluation.statistics import EvalResult, rollout, summarise_episodes, summarise_mixture
@@ -48,12 +49,25 @@ class Trained:
     """A network that knows what it can play."""
 
     network: AgentNetwork
-    family: Family
-    layout: UnrollLayout
-    source: EnvironmentSource
-    environment: EnvironmentConfig
-    steps: int
+    config: Config
     spec: EnvironmentSpec
+    source: EnvironmentSource
+    steps: int
+
+    @property
+    def family(self) -> Family:
+        """What the policy's parameters mean."""
+        return family_of(self.spec.action)
+
+    @property
+    def layout(self) -> UnrollLayout:
+        """The shape of its unrolls."""
+        return layout_of(self.spec, self.family, self.config)
+
+    @property
+    def environment(self) -> EnvironmentConfig:
+        """The settings of its environment."""
+        return self.config.environment
 
 
 class Unfinished(Exception):
@@ -84,25 +98,14 @@ class Player:
 
 def trained_of(member: Member, steps: int) -> Trained:
     """What a member has learned so far."""
-    return Trained(
-        member.learner.network,
-        member.learner.family,
-        member.layout,
-        member.source,
-        member.config.environment,
-        steps,
-        member.spec,
-    )
+    return Trained(member.learner.network, member.config, member.spec, member.source, steps)
 
 
 def load_trained(run_dir: Path, member: str | int | None = None) -> Trained:
     """What the newest checkpoint of a run or of a sweep holds for a `chosen_member`; no replay is loaded."""
-    config, number = config_of(run_dir, member)
-    loaded = newest(run_dir)
+    number = chosen_member(run_dir, member)
     # Played where we are, not where it was trained.
-    trained = trained_from(loaded, config, spec_in(loaded, number), number, device_of("auto"))
-    torch.set_num_threads(threads_of(config, trained.network))
-    return trained
+    return trained_from(newest(run_dir), read_sweep(run_dir).configs[number or 0], number, device_of("auto"))
 
 
 def newest(run_dir: Path) -> Loaded:
@@ -128,17 +131,15 @@ def spec_in(loaded: Loaded, number: int | None) -> EnvironmentSpec:
         return read_spec(loaded.state["members"][number or 0]["spec"].encode())
 
 
-def trained_from(
-    loaded: Loaded, config: Config, spec: EnvironmentSpec, number: int | None, device: torch.device
-) -> Trained:
+def trained_from(loaded: Loaded, config: Config, number: int | None, device: torch.device) -> Trained:
     """An agent of a checkpoint: the only one, or a sweep's member."""
+    spec = spec_in(loaded, number)
     network = seeded_network(config, spec, None).to(device)
     with fitting(loaded.path):
         load_network(network, grouped(loaded.tensors[member_name(number or 0)])["network"])
     require_finite(loaded.path, network)
-    family = family_of(spec.action)
-    layout = layout_of(spec, family, config)
-    return Trained(network, family, layout, config.environment.id, config.environment, loaded.step, spec)
+    torch.set_num_threads(threads_of(config, network))
+    return Trained(network, config, spec, config.environment.id, loaded.step)
 
 
 def require_finite(path: Path, network: AgentNetwork) -> None:
@@ -178,12 +179,6 @@ def chosen_member(run_dir: Path, member: str | int | None = None) -> int | None:
     return int(str(member))
 
 
-def config_of(run_dir: Path, member: str | int | None) -> tuple[Config, int | None]:
-    """The settings of a run, or of a sweep's member and its number."""
-    number = chosen_member(run_dir, member)
-    return read_sweep(run_dir).configs[number or 0], number
-
-
 def evaluate(
     trained: Trained, *, episodes: int, deterministic: bool, seed: int, goes_on: Callable[[], bool] = lambda: True
 ) -> EvalResult:
@@ -196,31 +191,23 @@ def evaluate(
     episodes = -(-episodes // tasks) * tasks
     slots = slots_of(source) or min(episodes, max(1, SLOTS // tasks) * tasks)
     environments = open_environments(source, trained.environment, seed=seed, lockstep=True, slots=slots)
-    _require_alike(environments, trained)
-    policy = Policy(trained.network, trained.family, seed=seed, deterministic=deterministic)
-    player = Player(policy, trained.layout, slots)
+    with contextlib.closing(environments):
+        spec, known = environments.spec, trained.spec
+        if (spec.observation, spec.action) != (known.observation, known.action):
+            raise ConfigError(
+                f"the agent was trained on {known.observation} and {known.action}, but {spec.name} has {spec.observation} and "
+                f"{spec.action}; pass an environment like the one it was trained in"
+            )
+        policy = Policy(trained.network, trained.family, seed=seed, deterministic=deterministic)
+        player = Player(policy, trained.layout, slots)
 
-    def act(rows: Rows) -> Array:
-        if not goes_on():
-            raise Unfinished
-        return player(rows)
+        def act(rows: Rows) -> Array:
+            if not goes_on():
+                raise Unfinished
+            return player(rows)
 
-    try:
         played = rollout(environments, act, episodes)
-    finally:
-        environments.close()
-    spec = environments.spec
     return summarise_mixture(played, spec) if spec.tasks else summarise_episodes(played)
-
-
-def _require_alike(environments: Environments, trained: Trained) -> None:
-    spec, known = environments.spec, trained.spec
-    if (spec.observation, spec.action) != (known.observation, known.action):
-        environments.close()
-        raise ConfigError(
-            f"the agent was trained on {known.observation} and {known.action}, but {spec.name} has {spec.observation} and {spec.action}; "
-            "pass an environment like the one it was trained in"
-        )
 
 
 def task_count(source: EnvironmentSource) -> int:

@@ -3,13 +3,14 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, cuda
 
+from laser_rl.agent.parallel import ALONE
 from laser_rl.gpu_streams import Handover, on
 from laser_rl.replay.prefetcher import Exhausted
 from laser_rl.replay.records import DeviceBatch
@@ -19,7 +20,7 @@ from laser_rl.training.stall import Gate, StallWarning
 from laser_rl.types import Batch, Delivery, UnrollInbox, UnrollLayout
 
 if TYPE_CHECKING:
-    from laser_rl.training.ranks import RankBatch
+    from laser_rl.training.ranks import Ranks
 
 UNDER_WAY = 2  # updates that a card may have before it: one at work, one that it finds when that is done
 
@@ -77,7 +78,8 @@ class PinnedBatch:
         host: is filled; pinned, if it is uploaded.
         device: of the learner.
         stream: that uploads; None: the learner reads the host's memory.
-        lent: where `host` is rank 0's part of a batch that several ranks learn from.
+        ranks: with which the learner shares the batch of this `number`, of which `host` is rank 0's part.
+        number: of the shared batch.
     """
 
     def __init__(
@@ -86,9 +88,11 @@ class PinnedBatch:
         host: Batch,
         device: torch.device,
         stream: "cuda.Stream | None" = None,
-        lent: "RankBatch | None" = None,
+        ranks: "Ranks | None" = None,
+        number: int = 0,
     ) -> None:
-        self._host, self._stream, self._lent = host, stream, lent
+        self._host, self._stream, self._ranks, self._number = host, stream, ranks, number
+        self._whole = host if ranks is None else ranks.batches.part(number, ALONE)
         self.handover = Handover(device)  # between the stream that uploads and the one that learns
         self._there: DeviceBatch | None = None
         if stream is not None:
@@ -98,15 +102,18 @@ class PinnedBatch:
     @classmethod
     def of(cls, member: Member, stream: "cuda.Stream | None") -> "PinnedBatch":
         """For the batches of a member."""
-        lent = None if member.ranks is None else member.ranks.lend()
-        host = batch_of(member) if lent is None else lent.own
-        return cls(member.layout, host, member.learner.device, stream, lent)
+        ranks, device = member.ranks, member.learner.device
+        if ranks is None:
+            return cls(member.layout, batch_of(member), device, stream)
+        number = ranks.next_batch()
+        return cls(member.layout, ranks.batches.part(number, ranks.team), device, stream, ranks, number)
 
     def fill(self, fill: Callable[[Batch], None]) -> None:
         """Fill the host's memory and upload it, in the thread that gathers."""
         self.handover.await_written("the thread that gathers", "the upload of a batch")
-        with nullcontext(self._host) if self._lent is None else self._lent.filling() as whole:
-            fill(whole)
+        if self._ranks is not None:
+            self._ranks.await_read(self._number)
+        fill(self._whole)
         if self._there is not None:
             with on(self._stream), self.handover.write():
                 self._there.copy_from(self._host)
@@ -114,8 +121,8 @@ class PinnedBatch:
     @contextmanager
     def read(self) -> Iterator[Batch]:
         """Around an update, in the learner's thread; the host does not wait for the upload."""
-        if self._lent is not None:
-            self._lent.choose()
+        if self._ranks is not None:
+            self._ranks.chosen = self._number
         with self.handover.read():
             yield self._host if self._there is None else self._there.batch
 

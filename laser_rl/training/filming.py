@@ -4,7 +4,7 @@ import contextlib
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,11 @@ from laser_rl.agent.commentary import Commentator
 from laser_rl.agent.policy import Memento, Policy, Seen, act_once
 from laser_rl.checkpoint import Loaded
 from laser_rl.checkpoint.snapshot import grouped, member_name
-from laser_rl.config import Config, EnvironmentConfig, LossConfig
+from laser_rl.config import Config, EnvironmentConfig
 from laser_rl.disk import write_json
 from laser_rl.envs.border import Env
 from laser_rl.envs.make import make_renderable
-from laser_rl.envs.records import DiscreteActions, EnvironmentSpec
+from laser_rl.envs.records import DiscreteActions
 from laser_rl.envs.scores import tasks_of
 from laser_rl.envs.spaces import action_border, observation_border
 from laser_rl.errors import ConfigError, DamagedRun, MissingExtra, UserError
@@ -30,9 +30,9 @@ from laser_rl.evaluation.panel import Frame, SidePanel
 from laser_rl.evaluation.video import Filmed, Limits, Shot, film
 from laser_rl.metrics.videos import facts_path
 from laser_rl.networks.agent_network import AgentNetwork
-from laser_rl.training.build import atari_settings, threads_of
-from laser_rl.training.evaluate import Trained, config_of, newest, spec_in, trained_from
-from laser_rl.training.files import is_sweep, read_sweep
+from laser_rl.training.build import atari_settings
+from laser_rl.training.evaluate import Trained, chosen_member, newest, trained_from
+from laser_rl.training.files import read_sweep
 
 FORMAT = 1
 NO_LIMITS = Limits()
@@ -44,7 +44,6 @@ class Shown:
     """The agent that is filmed, and what is needed to comment on it."""
 
     trained: Trained
-    loss: LossConfig
     bound: float
     sources: tuple[AgentNetwork, ...]
     number: int | None  # in a sweep
@@ -69,38 +68,20 @@ def load_shown(run_dir: Path, member: str | int | None, device: torch.device, *,
     In a sweep that shares its replay these are the other members, in the same checkpoint. A single agent replays its own past: there it
     is the parameters of the earlier checkpoints that are still on disk.
     """
-    config, number = config_of(run_dir, member)
-    loaded = newest(run_dir)
-    spec = spec_in(loaded, number)
-    trained = trained_from(loaded, config, spec, number, device)
-    torch.set_num_threads(threads_of(config, trained.network))
+    sweep, number, loaded = read_sweep(run_dir), chosen_member(run_dir, member), newest(run_dir)
+    config = sweep.configs[number or 0]
+    trained = trained_from(loaded, config, number, device)
     bound = float(grouped(loaded.tensors[member_name(number or 0)])["learner"]["bound"])
-    bound = math.inf if config.loss.trust == "off" else bound
-    others = _sources(run_dir, loaded, config, spec, number, device) if sources else ()
-    return Shown(trained, config.loss, bound, tuple(others), number)
-
-
-def _sources(
-    run_dir: Path, loaded: Loaded, config: Config, spec: EnvironmentSpec, number: int | None, device: torch.device
-) -> Sequence[AgentNetwork]:
-    if not config.replay.fraction:
-        return []
-    sweep = read_sweep(run_dir) if is_sweep(run_dir) else None
-    if sweep is not None and sweep.share == "none":
-        return []
-    if sweep is not None and sweep.share == "shared" and len(sweep.configs) > 1:
-        others: list[tuple[Loaded, Config, int | None]] = [
-            (loaded, other, place) for place, other in enumerate(sweep.configs) if place != number
-        ]
-    else:
+    others: list[tuple[Loaded, Config, int | None]] = []
+    if sources and config.replay.fraction and sweep.share == "shared" and len(sweep.configs) > 1:
+        others = [(loaded, other, place) for place, other in enumerate(sweep.configs) if place != number]
+    elif sources and config.replay.fraction:
         others = [(earlier, config, number) for earlier in _earlier(run_dir, loaded.step)]
     found = []
-    for where, settings, place in others:
-        try:
-            found.append(trained_from(where, settings, spec, place, device).network)
-        except DamagedRun:  # it has diverged: no member would learn from it
-            continue
-    return found
+    for other in others:
+        with contextlib.suppress(DamagedRun):  # it has diverged: no member would learn from it
+            found.append(trained_from(*other, device).network)
+    return Shown(trained, math.inf if config.loss.trust == "off" else bound, tuple(found), number)
 
 
 def _earlier(run_dir: Path, step: int) -> Iterator[Loaded]:
@@ -108,10 +89,8 @@ def _earlier(run_dir: Path, step: int) -> Iterator[Loaded]:
     for path in sorted((run_dir / checkpoint.CHECKPOINTS).glob("step-*")):
         name = path.name.removeprefix("step-")
         if name.isdecimal() and int(name) < step:
-            try:
+            with contextlib.suppress(DamagedRun):
                 yield checkpoint.load_snapshot(path, replay="unread")
-            except DamagedRun:
-                continue
 
 
 def film_shown(shown: Shown, path: Path, how: Filming) -> Filmed:
@@ -119,11 +98,8 @@ def film_shown(shown: Shown, path: Path, how: Filming) -> Filmed:
     trained = shown.trained
     task, options = chosen_task(trained.environment.id, how.task)
     env = _opened(trained.environment, task, options)
-    rows = (
-        None
-        if how.limits.frames is None
-        else how.limits.frames * how.limits.stride(float(env.metadata.get("render_fps") or 30))
-    )
+    frames, stride = how.limits.frames, how.limits.stride(float(env.metadata.get("render_fps") or 30))
+    rows = None if frames is None else frames * stride
     watched = FilmedPolicy(
         trained, env, deterministic=how.deterministic, seed=how.seed, keep_rows=rows if how.panel else 0
     )
@@ -234,9 +210,9 @@ class Drawing:
 
     def __init__(self, shown: Shown, watched: FilmedPolicy, panel: SidePanel, *, number: int, seed: int) -> None:
         self._watched, self._panel, self._told = watched, panel, 0
-        network, family = shown.trained.network, shown.trained.family
+        agent, loss = shown.trained, shown.trained.config.loss
         self._comment = Commentator(
-            network, family, shown.loss, bound=shown.bound, sources=shown.sources, task=number, seed=seed
+            agent.network, agent.family, loss, bound=shown.bound, sources=shown.sources, task=number, seed=seed
         )
 
     def through(self, shots: Iterator[Shot]) -> Iterator[Frame]:
@@ -251,13 +227,13 @@ class Drawing:
     def _drawn(self, waiting: deque[Shot], *, last: bool = False) -> Iterator[Frame]:
         rows = [self._watched.rows.popleft() for _ in range(len(self._watched.rows))]
         for remark in self._comment(rows):
-            while waiting and waiting[0].step < self._told:
-                yield self._next(waiting)
             self._panel.add(**remark._asdict())
             self._told += 1
-        while waiting and (waiting[0].step < self._told or last):
-            yield self._next(waiting)
+            yield from self._beside(waiting, until=self._told)
+        if last:
+            yield from self._beside(waiting, until=math.inf)
 
-    def _next(self, waiting: deque[Shot]) -> Frame:
-        shot = waiting.popleft()
-        return self._panel.beside(shot.picture, total=shot.total)
+    def _beside(self, waiting: deque[Shot], *, until: float) -> Iterator[Frame]:
+        while waiting and waiting[0].step < until:
+            shot = waiting.popleft()
+            yield self._panel.beside(shot.picture, total=shot.total)

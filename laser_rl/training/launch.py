@@ -3,11 +3,10 @@
 import logging
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TypedDict, Unpack
 
 from laser_rl.agent.relevance import require_relevance
-from laser_rl.config import Config, RunConfig
+from laser_rl.config import Config
 from laser_rl.metrics.rows import Sink
 from laser_rl.networks.build import TorsoSource
 from laser_rl.training.build import EnvironmentSource, RankLost, slots_of
@@ -16,6 +15,7 @@ from laser_rl.training.directory import RunDirectory
 from laser_rl.training.evaluate import Result
 from laser_rl.training.files import require_trusted
 from laser_rl.training.member_training import Callback, evaluate_last, steps_told
+from laser_rl.training.recording import with_videos
 from laser_rl.training.saving import warm_start
 from laser_rl.training.settings import SweepConfig
 from laser_rl.training.stop import FINISHED, signals
@@ -62,21 +62,6 @@ def train(
     return with_videos(go, path, sweep.base.run, source=around.get("source"), network=around.get("torso"))
 
 
-def with_videos(
-    go: Callable[[], Result], run_dir: Path | None, run: RunConfig, *, source: EnvironmentSource | None, network: object
-) -> Result:
-    """Run to the end, and make videos of the checkpoints meanwhile, if the settings ask for them."""
-    if not run.video_every_steps:
-        return go()
-    from laser_rl.training.recording import recorded  # noqa: PLC0415 - a run without videos never needs it
-
-    with recorded(run_dir, run, source=source, network=network) as films:
-        result = go()
-        if films is not None and result.interrupted is None:
-            films.finish()
-    return result
-
-
 def _train_here(sweep: SweepConfig, directory: RunDirectory | None, **around: Unpack[Around]) -> Result:
     """In this process.
 
@@ -109,7 +94,7 @@ def prepare(settings: Config | SweepConfig, directory: RunDirectory | None = Non
         save = None if directory is None else directory.save
         trainer = Trainer(sweep, group, sinks=around.get("sinks", ()), callbacks=around.get("callbacks", ()), save=save)
         if directory is None or not directory.restore(trainer):
-            for store in trainer.stores():
+            for store in trainer.stores:
                 warm_start(store, sweep.base, members=len(sweep.settings))
             group.begin()
     except BaseException:
@@ -126,9 +111,14 @@ def _require_code(sweep: SweepConfig) -> None:
 
 
 def run(trainer: Trainer, *, evaluate_at_end: bool = True) -> Result:
-    """Act and learn up to the members' target; save, evaluate and save at the end."""
-    # To the very end: the last evaluation and the last checkpoint may be long, and are asked to end as well.
-    with signals(trainer.stop), steps_told(trainer.trainings):
+    """Act and learn up to the members' target; save, evaluate and save at the end. Signals ask all of that to end."""
+    with signals(trainer.stop):
+        return run_to_end(trainer, evaluate_at_end=evaluate_at_end)
+
+
+def run_to_end(trainer: Trainer, *, evaluate_at_end: bool = True) -> Result:
+    """The same where another process handles the signals."""
+    with steps_told(trainer.trainings):
         act_and_learn(trainer)
         trainer.stop.request(FINISHED)
         trainer.report()

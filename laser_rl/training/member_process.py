@@ -1,16 +1,10 @@
-"""One process of a run: some of its members, the shared replay, and the shared states.
-
-Started by `process_handle`. It obeys lines of JSON on its standard input, and dies with its parent.
-"""
+"""One process of a run: some of its members, the shared replay, the shared states, and the orders of its parent, with which it dies."""
 
 import json
-import os
-import select
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -19,14 +13,12 @@ from laser_rl.replay.shared import Handle
 from laser_rl.replay.store import Replay
 from laser_rl.training.budget import Budget, DutyCycle
 from laser_rl.training.build_group import build_group
-from laser_rl.training.launch import act_and_learn
-from laser_rl.training.member_training import Locks, evaluate_last, held, steps_told
-from laser_rl.training.pbt import exploit_of
-from laser_rl.training.process_handle import run_child
+from laser_rl.training.launch import run_to_end
+from laser_rl.training.member_training import Locks, MemberTraining, held
+from laser_rl.training.pbt import Exploit, exploit_of
 from laser_rl.training.saving import load_learner
 from laser_rl.training.settings import settings_from
 from laser_rl.training.shared_state import PUBLISH_S, GpuSemaphore, SharedStateStore, parsed, published
-from laser_rl.training.stop import FINISHED
 from laser_rl.training.trainer import Trainer
 from laser_rl.types import UnrollLayout
 
@@ -36,13 +28,18 @@ PUBLISH_SHARE, PUBLISH_MOST_S = 0.01, 60.0
 
 
 class ProcessTrainer(Trainer):
-    """The members of this process on their way; checkpoints, decisions and rows about all members are the parent's."""
+    """The members of this process on their way; checkpoints, decisions and rows about all members are the parent's.
 
-    def __init__(self, *arguments: Any, board: SharedStateStore, orders: int, **named: Any) -> None:
+    Args:
+        arguments: of `Trainer`, with the named ones.
+        board: the newest states of all members.
+        orders: the newest copy that each member is told to make.
+    """
+
+    def __init__(self, *arguments: Any, board: SharedStateStore, orders: SharedStateStore, **named: Any) -> None:
         super().__init__(*arguments, steps=board.steps, **named)
-        self.board, self._orders, self._heard = board, orders, b""
-        self._looked, self._waiting = 0.0, list[Mapping[str, Any]]()  # orders that have been heard
-        self.stop.listen = self.listen
+        self.board, self._orders, self._looked = board, orders, 0.0
+        self.stop.listen = self._listen
         self._publishing = DutyCycle(PUBLISH_S, share=PUBLISH_SHARE, most_s=PUBLISH_MOST_S)
         for training in self.trainings:
             training.by_clock = True  # processes are not deterministic anyway
@@ -51,49 +48,47 @@ class ProcessTrainer(Trainer):
         """Evaluate, obey, publish."""
         for training in self.trainings:
             training.between(locks)
-        self.listen()
-        if self._waiting or self._publishing.due():
+        self._listen()
+        copies = self._copies_due()
+        if copies or self._publishing.due():
             with held(locks):
                 settle()
-                while self._waiting:
-                    self._obey(self._waiting.pop(0))
-                self.publish()
+                for training, exploit, donor in copies:
+                    training.become(exploit, parsed(donor).tensors)
+                    training.notes["applied"] = exploit.number
+                self.save()
 
-    def _survey_if_due(self) -> None:
-        """The parent sees all members, and does it."""
+    def _listen(self) -> None:
+        """Also called within an evaluation, which ends if the process is to stop."""
+        if self.board.stop[0]:
+            self.stop.interrupt("the parent asks for it")
 
-    def publish(self) -> None:
-        """The state of every member here."""
+    def _copies_due(self) -> list[tuple[MemberTraining, Exploit, bytes]]:
+        """The copies that were ordered and not made yet, with the donors' states."""
+        if time.monotonic() - self._looked < LOOK_S:
+            return []
+        self._looked, found = time.monotonic(), []
+        for training in self.trainings:
+            order = self._orders.get(training.member.number)
+            exploit = None if order is None else exploit_of(json.loads(order))
+            if exploit is not None and exploit.number > training.notes.get("applied", -1):
+                donor = self.board.get(exploit.donor)
+                found += [] if donor is None else [(training, exploit, donor)]
+        return found
+
+    def save(self, *, last: bool = True) -> None:
+        """Publish the state of every member here: the parent writes it to disk."""
         with self._publishing.measured():
             for training in self.trainings:
                 self.board.put(training.member.number, published(training))
 
-    def listen(self) -> None:
-        """Hear orders, now and then; also within an evaluation, which ends if the process is to stop."""
-        now = time.monotonic()
-        if now - self._looked < LOOK_S:
-            return
-        self._looked = now
-        while select.select([self._orders], [], [], 0)[0]:
-            data = os.read(self._orders, 1 << 16)
-            if not data:
-                self.stop.request("its parent is gone")
-                return
-            *lines, self._heard = (self._heard + data).split(b"\n")
-            for order in map(json.loads, lines):
-                if "stop" in order:
-                    self.stop.interrupt(order["stop"])
-                else:
-                    self._waiting.append(order)
+    def _write_sweep_row(self) -> None:
+        """The parent sees all members, and writes it."""
 
-    def _obey(self, order: Mapping[str, Any]) -> None:
-        """Become a copy of another member."""
-        exploit = exploit_of(order["exploit"])
-        [training] = [one for one in self.trainings if one.member.number == exploit.member]
-        state = self.board.get(exploit.donor)
-        if exploit.number > training.notes.get("applied", -1) and state is not None:
-            training.become(exploit, parsed(state).tensors)
-            training.notes["applied"] = exploit.number
+    def announce(self, event: str) -> None:
+        """For the members here; the parent announces the event of the whole run."""
+        for training in self.trainings:
+            training.announce(event)
 
     def go_on(self) -> None:
         """Load the newest states of the members here; steps that were made are made, whatever of their learning was lost.
@@ -115,8 +110,8 @@ class ProcessTrainer(Trainer):
         self.group.begin(recorded=any(member.number in written for member in self.group.members))
 
 
-def run(start: Mapping[str, Any], orders: int) -> None:
-    """Build, run to the end, publish."""
+def main(start: Mapping[str, Any]) -> int:
+    """Build, run to the end, publish; see `process_handle.run_child`."""
     sweep = settings_from(start["sweep"])
     numbers: Sequence[int] = start["numbers"]
     handles = {number: Handle(*handle) for number, handle in start["stores"].items()}
@@ -124,7 +119,7 @@ def run(start: Mapping[str, Any], orders: int) -> None:
     attached = {handle.file: Replay.attach(UnrollLayout(**fields), handle) for handle in set(handles.values())}
     stores = [attached[handles[str(number)].file] for number in numbers] if handles else None
     permits = None if start["permits"] is None else GpuSemaphore(*start["permits"])
-    board = SharedStateStore(len(sweep.settings), start["size"], start["board"])
+    board, orders = (SharedStateStore(len(sweep.settings), *start[name]) for name in ("board", "orders"))
     begun = int(board.steps[numbers].sum())
     group = build_group(sweep, numbers=numbers, stores=stores, permits=permits, begun=begun)
     torch.set_num_threads(min(torch.get_num_threads(), start["threads"]))  # fewer where the network is small
@@ -132,28 +127,9 @@ def run(start: Mapping[str, Any], orders: int) -> None:
     trainer = ProcessTrainer(sweep, group, sinks=[rows], board=board, orders=orders, budget=budget)
     try:
         trainer.go_on()
-        with steps_told(trainer.trainings):
-            act_and_learn(trainer)
-            trainer.stop.request(FINISHED)
-            for training in trainer.trainings:
-                training.report()
-            evaluate_last(trainer.trainings, trainer.stop, trainer.publish)
-            for training in trainer.trainings:
-                training.announce("finished" if trainer.stop.interrupted is None else "stopped")
-        trainer.publish()
+        run_to_end(trainer)
         board.ended[numbers] = 1
     finally:
         group.close()
         rows.close()
-
-
-def main(start: int) -> NoReturn:
-    """Entry, see `process_handle.start_child`: what to do is in a file of memory, orders come on the standard input."""
-    what = os.pread(start, os.fstat(start).st_size, 0)
-    os.close(start)
-
-    def whole() -> int:
-        run(json.loads(what), sys.stdin.fileno())
-        return 0
-
-    run_child(whole)
+    return 0

@@ -39,15 +39,9 @@ Callback = Callable[[Progress], bool | None]
 
 
 class MemberTraining:
-    """One member on its way.
+    """One member on its way; a callback that returns False ends the run (see `Progress`).
 
-    Args:
-        member: its parts.
-        sinks: where rows of metrics go.
-        callbacks: see `Progress`; one that returns False ends the run.
-        numbered: whether its rows have its number, as in a sweep.
-        stop: where an end is requested; None: one of its own.
-        budget: the time that it shares with others; None: one of its own, as configured.
+    Its rows of metrics are `numbered` in a sweep. It may share `stop`, where an end is requested, and the `budget` with others.
     """
 
     def __init__(
@@ -96,12 +90,12 @@ class MemberTraining:
         return self.steps >= self.target or self.budget.over
 
     def extend(self, steps: int, stop: Stop, *, total: int | None = None) -> None:
-        """Go on for `steps` more, after an end; schedules go by `total`."""
+        """See `Trainer.extend`."""
         self.target, self.stop, self._logged_at = self.steps + steps, stop, time.monotonic()
         self.horizon = total or self.target
 
     def begin_at(self, steps: int) -> None:
-        """Count on from there: the parameters to begin with have so many steps behind them."""
+        """See `Trainer.begin_at`."""
         self.steps = self._logged_steps = steps
         self._plan_evaluation()
 

@@ -1,19 +1,18 @@
 """Child processes of a run, seen from both sides: how they start, what their main function catches, and who ends them."""
 
 import contextlib
+import importlib
 import json
 import logging
 import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from laser_rl.errors import ConfigError, EnvironmentEnded, UserError
-from laser_rl.training.stall import MOST_CREDIT_S
 from laser_rl.training.stop import deaf
 
 log = logging.getLogger("laser_rl.training")
@@ -23,8 +22,9 @@ ENVIRONMENT_ENDED = 6  # the status of a process whose environment asked the pro
 IN_VAIN = frozenset({0, ConfigError.exit_status, ENVIRONMENT_ENDED})  # another start would end in the same way
 # A child is nice and dies with its parent from the first moment on, not only after the seconds that torch takes to be imported.
 ENTRY = (
-    "import os, sys; parent, nice, *files = map(int, sys.argv[1:]); os.nice(nice); "
-    "from laser_rl.envs.worker import die_with; die_with(parent); from laser_rl.training.{} import main; main(*files)"
+    "import os, sys; parent, nice, start = map(int, sys.argv[1:]); os.nice(nice); "
+    "from laser_rl.envs.worker import die_with; die_with(parent); "
+    "from laser_rl.training.process_handle import run_child; run_child('{}', start)"
 )
 
 
@@ -36,29 +36,51 @@ class ProcessDied(UserError):
 
 def start_child(
     module: str,
-    *arguments: int,
+    start: Mapping[str, Any],
+    *,
     files: Sequence[int] = (),
     nice: int = 0,
     env: Mapping[str, str] | None = None,
     **pipes: Any,
 ) -> "subprocess.Popen[bytes]":
-    """Start `main` of a module of this package in a process that dies with this one.
+    """Start `main(start)` of a module of this package in a process that dies with this one.
 
     Args:
         module: the name of the module.
-        arguments: of its `main`.
+        start: the argument of its `main`, as JSON.
         files: open files that the child inherits.
         nice: how much lower its priority is.
         env: environment variables beside this process's own.
         pipes: `stdin`, `stdout`, … as of `subprocess.Popen`.
     """
-    return subprocess.Popen(  # noqa: S603 - our own interpreter and our own code
-        [sys.executable, "-c", ENTRY.format(module), str(os.getpid()), str(nice), *map(str, arguments)],
-        pass_fds=files,
-        process_group=0,  # Ctrl-C is for the parent to handle
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path), **(env or {})},
-        **pipes,
-    )
+    with os.fdopen(os.memfd_create("laser-start"), "wb") as file:  # not a pipe: a large sweep would not fit into it
+        file.write(json.dumps(start).encode())
+        file.flush()
+        return subprocess.Popen(  # noqa: S603 - our own interpreter and our own code
+            [sys.executable, "-c", ENTRY.format(module), str(os.getpid()), str(nice), str(file.fileno())],
+            pass_fds=[*files, file.fileno()],
+            process_group=0,  # Ctrl-C is for the parent to handle
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path), **(env or {})},
+            **pipes,
+        )
+
+
+def run_child(module: str, start: int) -> NoReturn:
+    """The main function of a child: errors that a user can act on become a line and a status."""
+    deaf()
+    logging.basicConfig(format="laser: %(message)s", level=logging.WARNING)
+    what = json.loads(os.pread(start, os.fstat(start).st_size, 0))
+    os.close(start)
+    try:
+        status = importlib.import_module(f"laser_rl.training.{module}").main(what)
+    except (UserError, TimeoutError) as error:  # a TimeoutError names the lock or the member that blocked this one
+        print(f"laser: {error}", file=sys.stderr)
+        status = ENVIRONMENT_ENDED if isinstance(error, EnvironmentEnded) else getattr(error, "exit_status", 1)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # the parent may be gone
+            stream.flush()
+    # All is closed. What Python takes apart on its way out takes seconds, and may wait for processes that are gone.
+    os._exit(status)
 
 
 def kill_tree(process: "subprocess.Popen[bytes]") -> None:
@@ -69,71 +91,23 @@ def kill_tree(process: "subprocess.Popen[bytes]") -> None:
     process.wait(KILL_S)
 
 
-def run_child(run: Callable[[], int]) -> NoReturn:
-    """The main function of a child: errors that a user can act on become a line and a status; `run` returns the status otherwise."""
-    deaf()
-    logging.basicConfig(format="laser: %(message)s", level=logging.WARNING)
-    try:
-        status = run()
-    except (
-        UserError,
-        TimeoutError,
-    ) as error:  # a TimeoutError of a lock or of another member says who blocked this one
-        print(f"laser: {error}", file=sys.stderr)
-        status = ENVIRONMENT_ENDED if isinstance(error, EnvironmentEnded) else getattr(error, "exit_status", 1)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # the parent may be gone
-            stream.flush()
-    # All is closed. What Python takes apart on its way out takes seconds, and may wait for processes that are gone.
-    os._exit(status)
-
-
 class ProcessHandle:
-    """A process with some members of a sweep. The parent never waits for it: what its pipe does not take is kept for later."""
+    """A process with some members of a sweep."""
 
     def __init__(self, numbers: Sequence[int], start: dict[str, Any], files: Sequence[int]) -> None:
         self.numbers, self._start, self._files = list(numbers), start, list(files)
         self.restarts, self._steps = 0, -1
         self._launch()
 
-    @property
-    def pid(self) -> int:
-        """Of the process that runs now."""
-        return self._process.pid
-
     def _launch(self) -> None:
-        self._told, self._unsent = set[bytes](), b""
-        self._blocking: object = None
-        self.blocked_s, self._looked = 0.0, time.monotonic()
-        start = os.memfd_create("laser-start")  # not through the pipe: a large sweep's does not fit in
-        try:
-            os.write(start, json.dumps({**self._start, "numbers": self.numbers}).encode())
-            files = [*self._files, start]
-            process = start_child("member_process", start, files=files, stdin=subprocess.PIPE, bufsize=0)
-        finally:
-            os.close(start)
-        assert process.stdin is not None  # noqa: S101
-        os.set_blocking(process.stdin.fileno(), False)
-        self._process, self._pipe = process, process.stdin
-
-    def order(self, order: dict[str, Any]) -> None:
-        """Say something, once to each process: its pipe keeps it. A process that is gone does not hear it."""
-        line = json.dumps(order).encode() + b"\n"
-        if line not in self._told:
-            self._told.add(line)
-            self._unsent += line
-        self.send()
-
-    def send(self) -> None:
-        """Into the pipe, as far as it takes it."""
-        with contextlib.suppress(OSError, ValueError):  # full, or the process is gone
-            while self._unsent:
-                self._unsent = self._unsent[os.write(self._pipe.fileno(), self._unsent) :]
+        start = {**self._start, "numbers": self.numbers}
+        self._process = start_child("member_process", start, files=self._files, stdin=subprocess.DEVNULL)
+        self.pid = self._process.pid
 
     @property
-    def listens(self) -> bool:
-        """Whether it has taken all its orders."""
-        return not self._unsent
+    def name(self) -> str:
+        """For messages."""
+        return f"the process of members {self.numbers} (pid {self.pid})"
 
     @property
     def stopped(self) -> bool:
@@ -143,17 +117,6 @@ class ProcessHandle:
         except (OSError, IndexError):  # it is gone
             return False
         return state == "T"
-
-    def blocks_for(self, how: object) -> float:
-        """Seconds that it has blocked the others without a break, always in the same way; None: it does not.
-
-        Time in which the parent did not look counts for a second at most: it may have been stopped as well.
-        """
-        now = time.monotonic()
-        credit_s, self._looked = min(now - self._looked, MOST_CREDIT_S), now
-        self.blocked_s = self.blocked_s + credit_s if how is not None and how == self._blocking else 0.0
-        self._blocking = how
-        return self.blocked_s
 
     def ended(self) -> int | None:
         """Its exit status, None while it runs."""
@@ -170,14 +133,8 @@ class ProcessHandle:
                 f"and {missing:,} steps of each member are missing; its error is above, and 'laser resume' goes on from the last checkpoint"
             )
         log.warning("the process of members %s ended with status %s; it is started again", self.numbers, status)
-        self._close()
         self._launch()
 
     def kill(self) -> None:
         """End it and all that it started."""
         kill_tree(self._process)
-        self._close()
-
-    def _close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._pipe.close()

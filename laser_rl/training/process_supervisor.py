@@ -5,6 +5,7 @@ which members copy which, writes checkpoints from the shared states (no member s
 Not deterministic.
 """
 
+import json
 import logging
 import os
 import time
@@ -29,8 +30,8 @@ from laser_rl.training.pbt import Exploit, order_of
 from laser_rl.training.process_handle import ProcessHandle
 from laser_rl.training.saving import Written, warm_start
 from laser_rl.training.settings import SweepConfig
-from laser_rl.training.shared_state import ROOM_FOR_NUMBERS, GpuSemaphore, SharedStateStore, published
-from laser_rl.training.stall import SAY_AFTER_S
+from laser_rl.training.shared_state import ORDER_BYTES, ROOM_FOR_NUMBERS, GpuSemaphore, SharedStateStore, published
+from laser_rl.training.stall import SAY_AFTER_S, StallWarning
 from laser_rl.training.supervisor import STOP_S, SweepSupervisor, require_by_name, spent_s
 
 log = logging.getLogger("laser_rl.training")
@@ -57,10 +58,11 @@ class ProcessSupervisor(SweepSupervisor):
         first = [published(MemberTraining(member)) for member in members]
         numbers = ROOM_FOR_NUMBERS + BYTES_A_RETURN * sweep.base.run.evaluate_episodes
         self.board = SharedStateStore(len(members), 2 * max(map(len, first)) + numbers)
+        self.orders = SharedStateStore(len(members), ORDER_BYTES)
         super().__init__(sweep, directory, members, self.board, sinks=sinks, callbacks=callbacks)
         loaded = self._go_on()
         if loaded is None:
-            for store in self._stores():
+            for store in self.stores:
                 warm_start(store, sweep.base, members=len(members))
             for number, data in enumerate(first):
                 self.board.put(number, data)
@@ -70,12 +72,15 @@ class ProcessSupervisor(SweepSupervisor):
         self.permits = GpuSemaphore(MOST_UPDATES) if on_card else None
         self.budget.tick()  # for all processes, also those that are started again later
         self.processes = [self._process(own.tolist(), count) for own in np.array_split(np.arange(len(members)), count)]
-        for store in self._stores():
+        self._blocking: dict[
+            int, tuple[int | None, StallWarning]
+        ] = {}  # by pid: the acquisition of a lock, and for how long
+        for store in self.stores:
             if isinstance(store.lock, SharedLock):
                 store.lock.while_waiting = self._relieve
 
     def _process(self, numbers: Sequence[int], count: int) -> ProcessHandle:
-        stores = {str(one.number): one.store.handle() for one in self.members if one.store is not None}
+        stores = {str(one.number): one.replay.handle() for one in self.members if isinstance(one.replay, Replay)}
         # Rounded up: processes that learn leave their cores to the emulators of others.
         cores = -(-len(os.sched_getaffinity(0)) // count)
         start = {
@@ -84,12 +89,12 @@ class ProcessSupervisor(SweepSupervisor):
             "run_dir": str(self.directory.path.resolve()),
             "layout": asdict(self.members[0].layout),
             "stores": {number: list(handle) for number, handle in stores.items()},
-            "board": self.board.handle,
-            "size": self.board.size,
+            "board": [self.board.size, self.board.handle],
+            "orders": [self.orders.size, self.orders.handle],
             "threads": cores,
             "permits": None if self.permits is None else [self.permits.most, self.permits.handle],
         }
-        files = {self.board.handle, *(handle.file for handle in stores.values())}
+        files = {self.board.handle, self.orders.handle, *(handle.file for handle in stores.values())}
         files |= set() if self.permits is None else {self.permits.handle}
         return ProcessHandle(numbers, start, sorted(files))
 
@@ -100,7 +105,6 @@ class ProcessSupervisor(SweepSupervisor):
         over = True
         self._relieve()
         for process in self.processes:
-            process.send()
             status = process.ended()
             if status is None:
                 over = False
@@ -116,46 +120,37 @@ class ProcessSupervisor(SweepSupervisor):
         Also called while this process waits for the lock of a replay itself. No other part would hear then that the run is to end.
         """
         limit_s = REPLACE_S if self.stop.reason is None else HASTE_S
+        holders = [store.lock.holder() for store in self.stores if isinstance(store.lock, SharedLock)]
+        taken = {holder.pid: holder.taken for holder in holders if holder is not None}
+        before, self._blocking = self._blocking, {}
         for process in self.processes:
-            how = None if process.ended() is not None else self._how_it_blocks(process)
-            before_s, now_s = process.blocked_s, process.blocks_for(how)
-            if how is not None and before_s <= SAY_AFTER_S < now_s:
-                log.warning("%s, and others wait for it; it is replaced after %.0f s", how[0], REPLACE_S)
-            if how is not None and now_s > limit_s:
-                log.warning("%s for %.0f s now; it is killed", how[0], now_s)
+            pid, stopped = process.pid, process.stopped
+            if process.ended() is not None or not (stopped or pid in taken):
+                continue
+            how = " and ".join(["is stopped"] * stopped + ["holds the lock of the replay"] * (pid in taken))
+            since, waiting = before.get(pid, (None, None))
+            if waiting is None or since != taken.get(pid):  # it has let the lock go since the last look
+                waiting = StallWarning("the other processes", process.name)
+            self._blocking[pid] = (taken.get(pid), waiting)
+            before_s, now_s = waiting.waited_s, waiting.look()
+            if before_s <= SAY_AFTER_S < now_s:
+                log.warning("%s %s, and others wait for it; it is replaced after %.0f s", process.name, how, REPLACE_S)
+            if now_s > limit_s:
+                log.warning("%s %s for %.0f s now; it is killed", process.name, how, now_s)
                 process.kill()
-
-    def _how_it_blocks(self, process: ProcessHandle) -> tuple[str, int | None] | None:
-        """What others may wait for, in words and as the number of its acquisition of the lock; None if it does nothing of the kind."""
-        holders = [store.lock.holder() for store in self._stores() if isinstance(store.lock, SharedLock)]
-        taken = next((holder.taken for holder in holders if holder is not None and holder.pid == process.pid), None)
-        blocks = {
-            "is stopped": process.stopped,
-            "holds the lock of the replay": taken is not None,
-            "does not read its orders": not process.listens,
-        }
-        words = [word for word, holds in blocks.items() if holds]
-        who = f"the process of members {process.numbers} (pid {process.pid})"
-        return (f"{who} {' and '.join(words)}", taken) if words else None
 
     def _stop_all(self) -> None:
+        self.board.stop[0] = 1
         for process in self.processes:
             if process.stopped:  # it would hear nothing, and may hold what the others need to end
-                log.warning("the process of members %s (pid %d) is stopped; it is killed", process.numbers, process.pid)
+                log.warning("%s is stopped; it is killed", process.name)
                 process.kill()
-            process.order({"stop": self.stop.reason})
         deadline = time.monotonic() + STOP_S
-        while (
-            late := [process for process in self.processes if process.ended() is None]
-        ) and time.monotonic() < deadline:
-            for process in late:
-                process.send()
+        while (late := [one for one in self.processes if one.ended() is None]) and time.monotonic() < deadline:
             time.sleep(LOOK_S / 5)
         for process in late:
             log.warning(
-                "the process of members %s has not ended in %.0f s; it is killed, and what it last published is saved",
-                process.numbers,
-                STOP_S,
+                "%s has not ended in %.0f s; it is killed, and what it last published is saved", process.name, STOP_S
             )
             process.kill()  # before anything is saved: it may be in the middle of an insert
 
@@ -164,19 +159,13 @@ class ProcessSupervisor(SweepSupervisor):
             process.kill()
 
     def _tell(self, exploit: Exploit) -> None:
-        self._process_of(exploit.member).order({"exploit": order_of(exploit)})
-
-    def _process_of(self, member: int) -> ProcessHandle:
-        return next(process for process in self.processes if member in process.numbers)
+        self.orders.put(exploit.member, json.dumps(order_of(exploit)).encode())
 
     def _write_replays(self) -> Written:
-        return self.directory.write_stores(self._stores(), self.members[0].layout)
+        return self.directory.write_stores(self.stores, self.members[0].layout)
 
     def _fill_replays(self, loaded: Loaded) -> Mended | None:
-        return self.directory.fill(self._stores(), self.members[0].layout, loaded)
-
-    def _stores(self) -> list[Replay]:
-        return list({id(one.store): one.store for one in self.members if one.store is not None}.values())
+        return self.directory.fill(self.stores, self.members[0].layout, loaded)
 
 
 def _within(sweep: SweepConfig, cores: int) -> SweepConfig:

@@ -11,10 +11,13 @@ import logging
 import mmap
 import os
 import pkgutil
+import sys
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, NoReturn
+from math import prod
+from typing import Any, Literal
 
+import numpy as np
 import safetensors.torch
 import torch
 import torch.distributed as dist
@@ -24,14 +27,12 @@ from laser_rl.agent.parallel import Team, own_columns
 from laser_rl.checkpoint.snapshot import grouped
 from laser_rl.config import override, validated
 from laser_rl.envs.records import read_spec
-from laser_rl.envs.worker import Channel
 from laser_rl.errors import ConfigError
 from laser_rl.gpu_streams import own_stream
 from laser_rl.networks.build import family_of
 from laser_rl.replay.records import Parts, shape_of, views
 from laser_rl.training.build import build_learner, layout_of, threads_of
 from laser_rl.training.exchange import PinnedBatch
-from laser_rl.training.process_handle import run_child
 from laser_rl.training.stall import GIVE_UP_S
 from laser_rl.types import Batch, UnrollLayout
 
@@ -39,6 +40,7 @@ log = logging.getLogger("laser_rl.training")
 Backend = Literal["nccl", "gloo"]
 INTERFACE = "GLOO_SOCKET_IFNAME"
 PAGE = 4096
+BATCHES = 3  # the most that a runtime has going round
 LOST = 5  # exit status: another rank is gone
 
 
@@ -146,43 +148,42 @@ def _loopback() -> Iterator[None]:
 
 
 class SharedBatches:
-    """Batches in one file without a name: it goes with the last process that has it. Each rank reads its own columns.
+    """`BATCHES` batches in one file without a name: it goes with the last process that has it. Each rank reads its own columns.
 
     Args:
         layout: of the unrolls.
         columns: unrolls in a batch.
-        count: how many batches.
         stacked: whether frames are stacked on the host, as a CPU learns from them.
         handle: of the file of another process, to attach to.
 
     >>> from laser_rl.agent.parallel import ALONE
     >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
-    >>> ours = SharedBatches(layout, columns=4, count=1, stacked=True)
+    >>> ours = SharedBatches(layout, columns=4, stacked=True)
     >>> ours.part(0, ALONE).reward.fill_(3.0).shape
     torch.Size([2, 4])
-    >>> SharedBatches(layout, columns=4, count=1, stacked=True, handle=ours.handle).part(0, ALONE).reward[0]
+    >>> SharedBatches(layout, columns=4, stacked=True, handle=ours.handle).part(0, ALONE).reward[0]
     tensor([3., 3., 3., 3.])
     """
 
-    def __init__(
-        self, layout: UnrollLayout, columns: int, count: int, *, stacked: bool, handle: int | None = None
-    ) -> None:
-        self.layout, self.count, self._columns = layout, count, columns
+    def __init__(self, layout: UnrollLayout, columns: int, *, stacked: bool, handle: int | None = None) -> None:
+        self.layout, self._columns = layout, columns
         sizes, steps = shape_of(layout), layout.steps
         frames = (steps + 1, sizes.stack * sizes.frame_bytes) if stacked else (sizes.frame_rows, sizes.frame_bytes)
         self._shapes = ((sizes.record_bytes,), frames)  # of the two blocks of a batch, for one column
-        self._bytes = [_pages(columns * torch.Size(shape).numel()) for shape in self._shapes]
+        self._bytes = [-(-columns * prod(shape) // PAGE) * PAGE for shape in self._shapes]
+        size = PAGE + BATCHES * sum(self._bytes)
         self.handle = os.memfd_create("laser-batches") if handle is None else handle
         if handle is None:
-            os.ftruncate(self.handle, sum(self._bytes) * count)
-        self._memory = mmap.mmap(self.handle, sum(self._bytes) * count)
+            os.ftruncate(self.handle, size)
+        self._memory = mmap.mmap(self.handle, size)
+        self.done = np.frombuffer(self._memory, np.int64, PAGE // 8)  # orders that each rank has carried out
 
     def part(self, number: int, team: Team) -> Batch:
         """The columns of one rank, or all of them with a team of one; memory as `replay.allocate` makes it."""
         own = own_columns(self._columns, team)
-        at, parts = number * sum(self._bytes), list[Tensor]()
+        at, parts = PAGE + number * sum(self._bytes), list[Tensor]()
         for shape, size in zip(self._shapes, self._bytes, strict=True):
-            column = torch.Size(shape).numel()
+            column = prod(shape)
             block = torch.frombuffer(
                 self._memory, dtype=torch.uint8, count=(own.stop - own.start) * column, offset=at + own.start * column
             )
@@ -198,83 +199,58 @@ class SharedBatches:
             log.warning("batches could not be pinned for the GPU (status %d): their uploads are slower", int(status))
 
 
-def _pages(size: int) -> int:
-    return -(-size // PAGE) * PAGE
-
-
 class Follower:
-    """A rank that is told what to do: first by `start`, then over the channel to rank 0."""
+    """A rank that is told what to do: first by `start`, then by lines on its standard input."""
 
-    def __init__(self, start: Mapping[str, Any], channel: Channel) -> None:
-        self._channel, self._state = channel, start["state"]
-        self._device = torch.device(start["device"])
+    def __init__(self, start: Mapping[str, Any]) -> None:
+        self._rank, self._state, self._device = start["rank"], start["state"], torch.device(start["device"])
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
         config = override(validated(start["config"]), {"run.device": str(self._device)})
-        spec = read_spec(start["spec"].encode())
-        self._batches = SharedBatches(layout_of(spec, family_of(spec.action), config), **start["batches"])
-        channel.send(b"start")
-        self.team = join(start["rank"], start["size"], start["address"], self._device, timeout_s=start["timeout_s"])
+        spec, stream = read_spec(start["spec"].encode()), own_stream(self._device, "uploading")
+        layout = layout_of(spec, family_of(spec.action), config)
+        batches = SharedBatches(layout, config.loss.batch_unrolls, stacked=stream is None, handle=start["batches"])
+        self._done = batches.done
+        self._done[self._rank] += 1
+        self.team = join(self._rank, start["size"], start["address"], self._device, timeout_s=start["timeout_s"])
         torso = None if start["torso"] is None else pkgutil.resolve_name(start["torso"])
         self.learner = build_learner(config, spec, torso, sources=start["sources"], team=self.team)
         torch.set_num_threads(threads_of(config, self.learner.network))  # as many as rank 0: sums of as many parts
-        if (stream := own_stream(self._device, "uploading")) is not None:
-            self._batches.pin()
-        parts = [self._batches.part(number, self.team) for number in range(self._batches.count)]
-        self._pinned = [PinnedBatch(self._batches.layout, part, self._device, stream) for part in parts]
+        if stream is not None:
+            batches.pin()
+        parts = [batches.part(number, self.team) for number in range(BATCHES)]
+        self._pinned = [PinnedBatch(layout, part, self._device, stream) for part in parts]
 
-    def obey(self) -> None:
-        """Until it is told to end. There is no limit for the next order: rank 0 may evaluate, and if it dies so does this process."""
-        while True:
-            for message in self._channel.receive():
-                order = json.loads(message)
-                if "end" in order:
-                    return
-                self._obey(order)
-
-    def _obey(self, order: Mapping[str, Any]) -> None:
-        if "filled" in order:
-            self._pinned[order["filled"]].fill(lambda _: None)  # uploaded ahead, where there is somewhere to
-        elif "state" in order:
-            self._load(order["state"], order["numbers"])
-            self._channel.send(b"state")
-        else:
-            self._update(order["update"], order["progress"])
-
-    def _update(self, number: int, progress: float) -> None:
-        on_card, read = self._device.type == "cuda", f"batch {number}".encode()
+    def obey(self, order: Mapping[str, Any]) -> None:
+        """Take the state of rank 0's learner, or update from the own columns of a batch."""
+        if "numbers" in order:
+            data = mmap.mmap(self._state, 0, access=mmap.ACCESS_READ)[:]
+            self.learner.load_state_dict(grouped(safetensors.torch.load(data)), order["numbers"])
+            self._done[self._rank] += 1
+            return
+        pinned, on_card = self._pinned[order["update"]], self._device.type == "cuda"
+        pinned.fill(lambda _: None)  # rank 0 has filled it; uploaded where there is somewhere to
         if on_card:
-            self._pinned[number].handover.await_written(f"rank {self.team.rank}", "the upload of a batch")
-            self._channel.send(read)
-        with self._pinned[number].read() as batch:
-            self.learner.update(batch, progress=progress)
+            pinned.handover.await_written(f"rank {self._rank}", "the upload of a batch")
+            self._done[self._rank] += 1
+        with pinned.read() as batch:
+            self.learner.update(batch, progress=order["progress"])
         if not on_card:
-            self._channel.send(read)
-
-    def _load(self, size: int, numbers: Mapping[str, Any]) -> None:
-        data, done = bytearray(size), 0
-        while done < size:
-            done += os.preadv(self._state, [memoryview(data)[done:]], done)
-        self.learner.load_state_dict(grouped(safetensors.torch.load(bytes(data))), numbers)
+            self._done[self._rank] += 1
 
 
-def main(handle: int) -> NoReturn:
-    """Entry, see `process_handle.start_child`: what to do is the first message."""
+def main(start: Mapping[str, Any]) -> int:
+    """Obey until the input ends; see `process_handle.run_child`.
 
-    def run() -> int:
-        channel, messages = Channel(handle), list[bytes]()
-        try:
-            while not messages:
-                messages = channel.receive()
-            follower = Follower(json.loads(messages[0]), channel)
-            follower.obey()
-            follower.team.close()
-        except (EOFError, ConnectionResetError, BrokenPipeError):
-            return LOST  # rank 0 is gone, and says why
-        except RuntimeError as error:
-            if not lost_contact(error):
-                raise
-            return LOST  # rank 0 finds out which rank is gone, and says so
-        return 0
-
-    run_child(run)
+    There is no limit for the next order: rank 0 may evaluate, and if it dies so does this process.
+    """
+    try:
+        follower = Follower(start)
+        for line in sys.stdin.buffer:
+            follower.obey(json.loads(line))
+        follower.team.close()
+    except RuntimeError as error:
+        if not lost_contact(error):
+            raise
+        return LOST  # rank 0 finds out which rank is gone, and says so
+    return 0

@@ -2,36 +2,33 @@
 
 The process reads checkpoints, as any reader may, so training does not know of it: no lock, no random number and no computation is shared.
 It has the lowest priority, no GPU, and dies with the run, however that ends. It looks for new checkpoints, plays an episode of one when it
-is time, and writes the film. Its first line of input says what to do, "end" asks for a last film, and the end of its input is its own. What
-it prints is a warning of the run; the same thing is said once.
+is time, and writes the film. The end of its input asks for a last film. What it prints is a warning of the run, once.
 """
 
 import contextlib
 import importlib.util
-import json
 import logging
-import os
 import select
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from laser_rl import checkpoint
 from laser_rl.config import RunConfig
 from laser_rl.envs.scores import tasks_of
-from laser_rl.errors import UserError
+from laser_rl.errors import ConfigError, UserError
 from laser_rl.metrics import videos
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.training.build import EnvironmentSource, derive
-from laser_rl.training.evaluate import chosen_member, config_of
+from laser_rl.training.evaluate import Result, chosen_member
 from laser_rl.training.files import is_sweep
 from laser_rl.training.process_handle import start_child
 from laser_rl.training.stall import PATIENCE_S, StallWarning
@@ -53,29 +50,23 @@ class Recording:
 
     def __init__(self, run_dir: Path, run: RunConfig) -> None:
         self._run_dir, self._ending = run_dir, False
-        start = {"run_dir": str(run_dir.resolve()), "every": run.video_every_steps, "keep": run.keep_videos}
         self._process = start_child(
             "recording",
+            {"run_dir": str(run_dir.resolve()), "every": run.video_every_steps, "keep": run.keep_videos},
             nice=19,
             env={"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},  # the card belongs to training
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
-        self._order(json.dumps(start))
+        self.pid = self._process.pid
         threading.Thread(target=self._listen, name="what the recorder says", daemon=True).start()
-
-    @property
-    def pid(self) -> int:
-        """Of the process."""
-        return self._process.pid
 
     def finish(self) -> None:
         """Let it film the last checkpoint, for a minute at most. Ctrl-C ends the wait: the run is saved."""
         waiting = StallWarning("the run, which is done and saved,", f"its last video, {LAST_FILM_S:.0f} s at most")
-        self._ending = True
         ends = time.monotonic() + LAST_FILM_S
-        self._order("end")
+        self._end_input()
         try:
             while self._process.poll() is None:
                 if time.monotonic() > ends:
@@ -88,21 +79,17 @@ class Recording:
 
     def close(self) -> None:
         """End it, whatever it does, and remove what it was writing."""
-        self._ending = True
         self._process.kill()  # ffmpeg ends by itself when its input ends
+        self._end_input()
         with contextlib.suppress(subprocess.TimeoutExpired):  # not even a process that cannot die holds the run up
             self._process.wait(KILL_S)
-        with contextlib.suppress(OSError):  # what was not read is not missed
-            assert self._process.stdin is not None  # noqa: S101
-            self._process.stdin.close()
         with contextlib.suppress(OSError):
             videos.remove_unfinished(self._run_dir)
 
-    def _order(self, line: str) -> None:
-        with contextlib.suppress(OSError):  # it is dead already, which `_listen` says
-            assert self._process.stdin is not None  # noqa: S101
-            self._process.stdin.write(f"{line}\n".encode())
-            self._process.stdin.flush()
+    def _end_input(self) -> None:
+        self._ending = True
+        assert self._process.stdin is not None  # noqa: S101
+        self._process.stdin.close()
 
     def _listen(self) -> None:
         """Until it ends; in a thread of its own, which does nothing else."""
@@ -115,47 +102,49 @@ class Recording:
             log.warning("the process that makes videos ended with status %s; the run goes on without; %s", status, SAY)
 
 
-@contextlib.contextmanager
-def recorded(
-    run_dir: Path | None, run: RunConfig, *, source: EnvironmentSource | None = None, network: object = None
-) -> Iterator[Recording | None]:
-    """Videos of a run for as long as the block lasts; if they cannot be made, that is one warning.
+def with_videos(
+    go: Callable[[], Result], run_dir: Path | None, run: RunConfig, *, source: EnvironmentSource | None, network: object
+) -> Result:
+    """Run to the end, and make videos of the checkpoints meanwhile, if the settings ask for them; if they cannot be made, warn once.
 
     Args:
+        go: runs to the end.
         run_dir: of the run; None if nothing is kept.
         run: its settings.
         source: what is played, if that is not the configuration's id: an object cannot be sent to another process.
         network: the agent's, or a user's part of it: likewise.
     """
-    problem, recording = _problem(run_dir, source, network), None
-    if problem is None and run_dir is not None:
-        if run.checkpoint_every_steps > run.video_every_steps:
-            log.warning(
-                "videos are made of checkpoints, which are written every %s steps, so there is none every %s; "
-                "lower run.checkpoint_every_steps for more",
-                f"{run.checkpoint_every_steps:,}",
-                f"{run.video_every_steps:,}",
-            )
-        try:
-            recording = Recording(run_dir, run)
-        except OSError as error:  # no process more, or no memory
-            problem = str(error)
-    if recording is None:
-        log.warning("there will be no videos: %s", problem)
-        yield None
-        return
+    if not run.video_every_steps:
+        return go()
+    try:
+        recording = _start(run_dir, run, source, network)
+    except (UserError, OSError) as error:  # OSError: no process more, or no memory
+        log.warning("there will be no videos: %s", error)
+        return go()
     with contextlib.closing(recording):
-        yield recording
+        result = go()
+        if result.interrupted is None:
+            recording.finish()
+    return result
 
 
-def _problem(run_dir: Path | None, source: EnvironmentSource | None, network: object) -> str | None:
+def _start(run_dir: Path | None, run: RunConfig, source: EnvironmentSource | None, network: object) -> Recording:
     if run_dir is None:
-        return "they are made of checkpoints, and nothing is kept; give a run directory"
+        raise ConfigError("they are made of checkpoints, and nothing is kept; give a run directory")
     if (source is not None and not isinstance(source, str)) or not _ours(network):
-        return "another process makes them, which needs an environment by id or 'module:callable' and one of our own networks"
+        raise ConfigError(
+            "another process makes them, which needs an environment by id or 'module:callable' and one of our own networks"
+        )
     if importlib.util.find_spec("imageio_ffmpeg") is None:
-        return "they need the extra 'video': pip install 'laser-rl[video]'"
-    return None
+        raise ConfigError("they need the extra 'video': pip install 'laser-rl[video]'")
+    if run.checkpoint_every_steps > run.video_every_steps:
+        log.warning(
+            "videos are made of checkpoints, which are written every %s steps, so there is none every %s; "
+            "lower run.checkpoint_every_steps for more",
+            f"{run.checkpoint_every_steps:,}",
+            f"{run.video_every_steps:,}",
+        )
+    return Recording(run_dir, run)
 
 
 def _ours(network: object) -> bool:
@@ -199,11 +188,9 @@ class VideoRecorder:
         from laser_rl.evaluation.video import Limits  # noqa: PLC0415 - the run itself draws nothing
         from laser_rl.training.filming import Filming, film_shown, load_shown  # noqa: PLC0415
 
-        member = self._member()
-        config, _ = config_of(self.run_dir, member)
-        shown = load_shown(self.run_dir, member, torch.device("cpu"))
+        shown = load_shown(self.run_dir, self._member(), torch.device("cpu"))
         torch.set_num_threads(1)
-        step = shown.trained.steps
+        config, step = shown.trained.config, shown.trained.steps
         tasks = list(tasks_of(config.environment.id))
         how = Filming(
             task=tasks[step // self.every % len(tasks)],
@@ -212,7 +199,7 @@ class VideoRecorder:
             limits=Limits(frames=MOST_FRAMES, frames_per_second=FRAMES_PER_SECOND),
             by=videos.BY_TRAINING,
         )
-        path = self.run_dir / videos.FOLDER / videos.film_name(step, member)
+        path = self.run_dir / videos.FOLDER / videos.film_name(step, shown.number)
         film_shown(shown, path, how)
         return path
 
@@ -231,37 +218,17 @@ class VideoRecorder:
             print(f"{what} (the run goes on without this one)", flush=True)
 
 
-def orders(stdin: int, every_s: float = LOOK_S) -> Iterator[str]:
-    """Lines as they come, "" whenever none has come for a while; ends with the input."""
-    heard = b""
-    while True:
-        if b"\n" in heard:
-            line, _, heard = heard.partition(b"\n")
-            yield line.decode()
-        elif select.select([stdin], [], [], every_s)[0]:
-            data = os.read(stdin, 1 << 16)
-            if not data:
-                return
-            heard += data
-        else:
-            yield ""
-
-
-def main() -> NoReturn:
-    """Entry, see `process_handle.start_child`: look until asked to end."""
+def main(start: Mapping[str, Any]) -> int:
+    """Look for checkpoints until the input ends; see `process_handle.run_child`."""
     signal.signal(signal.SIGALRM, _too_long)
-    lines = orders(sys.stdin.fileno())
-    start: dict[str, Any] = json.loads(next(line for line in lines if line))
-    recorder = VideoRecorder(Path(start["run_dir"]), start["every"], start["keep"])
+    recorder, ending = VideoRecorder(Path(start["run_dir"]), start["every"], start["keep"]), False
     with Trust(code=True).applied():  # the run that started this plays the same environment
-        for line in lines:
+        while not ending:
+            ending = bool(select.select([sys.stdin], [], [], LOOK_S)[0])
             signal.alarm(LONGEST_FILM_S)
-            recorder.look(last=line == "end")
+            recorder.look(last=ending)
             signal.alarm(0)
-            if line == "end":
-                break
-    sys.stdout.flush()
-    os._exit(0)  # all is written, and what Python takes apart on its way out takes seconds
+    return 0
 
 
 def _too_long(number: int, frame: FrameType | None) -> None:

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,13 +77,7 @@ def load_learner(training: MemberTraining, tensors: Tensors, numbers: Mapping[st
 
 
 class Segments:
-    """The files of one replay store.
-
-    Args:
-        run_dir: of the run.
-        layout: of the unrolls.
-        store: which one, where a run has several; each has numbers of its own.
-    """
+    """The files of one replay store in a run directory: of number `store`, where a run has several; each has numbers of its own."""
 
     def __init__(self, run_dir: Path, layout: UnrollLayout, store: int = 0) -> None:
         self._folder, self._layout, self._base = run_dir / checkpoint.REPLAY, layout, store * STORE_IDS
@@ -130,10 +124,11 @@ class Segments:
         if broken:
             return self._fill_with_the_rest(replay, ids, broken)
         replay.begin_at(ids["first_id"])
-        for number, block in self._unrolls(ids["first_id"]):
-            replay.insert(block)
-            self._streams.follow(number, block)
-        self._require_all(replay, ids["first_id"], ids["next_id"])
+        for entry in self.entries:
+            for number, block in read_segment(self._folder, entry, self._layout, first_id=self._base + ids["first_id"]):
+                replay.insert(block)
+                self._streams.follow(number, block)
+        _require_all(replay, ids["first_id"], ids["next_id"])
         return None
 
     def _fill_with_the_rest(self, replay: Replay, ids: Mapping[str, int], broken: set[str]) -> Mended:
@@ -146,19 +141,16 @@ class Segments:
         replay.begin_at(end)
         for block in salvage.unrolls():
             replay.insert(block)
-        self._require_all(replay, end, end + salvage.mended.kept)
+        _require_all(replay, end, end + salvage.mended.kept)
         return salvage.mended
 
-    def _require_all(self, replay: Replay, first_id: int, next_id: int) -> None:
-        if (replay.first_id, replay.next_id) != (first_id, next_id):
-            raise ConfigError(
-                f"the replay on disk holds unrolls {first_id} to {next_id - 1}, but only "
-                f"{replay.first_id} to {replay.next_id - 1} fit; resume with the capacity the run was started with"
-            )
 
-    def _unrolls(self, first_id: int) -> Iterator[tuple[int, Unrolls]]:
-        for entry in self.entries:
-            yield from read_segment(self._folder, entry, self._layout, first_id=self._base + first_id)
+def _require_all(replay: Replay, first_id: int, next_id: int) -> None:
+    if (replay.first_id, replay.next_id) != (first_id, next_id):
+        raise ConfigError(
+            f"the replay on disk holds unrolls {first_id} to {next_id - 1}, but only "
+            f"{replay.first_id} to {replay.next_id - 1} fit; resume with the capacity the run was started with"
+        )
 
 
 def _exported(replay: Replay, begin: int, end: int) -> tuple[int, Unrolls]:
@@ -258,33 +250,19 @@ class NoSpace(UserError):
 
 
 class SaveRetry:
-    """Writes checkpoints; one for which there is no space is said once and tried again, more and more seldom.
+    """Writes checkpoints; one for which there is no space is said once and tried again, more and more seldom."""
 
-    >>> now, full = [0.0], [True]
-    >>> def write():
-    ...     if full[0]:
-    ...         raise NoSpace(Path("/"), 640, OSError(28, "No space left on device"))
-    ...     return Path("runs/a/checkpoints/step-000000000640")
-    >>> tries = SaveRetry(clock=lambda: now[0])
-    >>> tries.save(write, last=False), tries.failing, tries.due()
-    (None, True, False)
-    >>> now[0], full[0] = FIRST_S, False
-    >>> tries.due(), tries.save(write, last=False).name, tries.failing
-    (True, 'step-000000000640', False)
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._failed, self._since, self._next, self._pause_s = 0, 0.0, 0.0, FIRST_S
+    def __init__(self) -> None:
+        self._pause_s = self._next = 0.0
 
     @property
     def failing(self) -> bool:
         """Whether the last try failed."""
-        return self._failed > 0
+        return self._pause_s > 0
 
     def due(self) -> bool:
         """Whether it is time to try again."""
-        return self.failing and self._clock() >= self._next
+        return self.failing and time.monotonic() >= self._next
 
     def save(self, write: Callable[[], Path], *, last: bool) -> Path | None:
         """The path of the checkpoint, None if there was no space. At the `last` chance that is an error."""
@@ -293,21 +271,15 @@ class SaveRetry:
         except NoSpace as error:
             if last:
                 raise
-            self._fail(error)
+            if not self.failing:
+                again = (
+                    "The run goes on and tries again, first in %.0f s, then every %.0f s at the latest; free some space"
+                )
+                log.warning(f"%s. {again}", error.said, FIRST_S, MOST_S)
+            self._pause_s = min(2 * self._pause_s, MOST_S) or FIRST_S
+            self._next = time.monotonic() + self._pause_s
             return None
         if self.failing:
-            seconds = self._clock() - self._since
-            log.warning("%s is written: there is space again, after %d tries in %.0f s", path, self._failed, seconds)
-            self._failed, self._pause_s = 0, FIRST_S
+            log.warning("%s is written: there is space again", path)
+            self._pause_s = 0.0
         return path
-
-    def _fail(self, error: NoSpace) -> None:
-        now = self._clock()
-        if not self.failing:
-            self._since = now
-            log.warning(
-                "%s. The run goes on and tries again, first in %.0f s, then every %.0f s at the latest; free some space",
-                error.said, self._pause_s, MOST_S,
-            )  # fmt: skip
-        self._failed += 1
-        self._next, self._pause_s = now + self._pause_s, min(2 * self._pause_s, MOST_S)

@@ -1,4 +1,4 @@
-"""What the processes of a run share: how many steps every member has done, its newest state, and places for updates on one card.
+"""What the processes of a run share: how many steps every member has done, its newest state or order, places for updates on one card.
 
 A member's state has two places. Its owner writes into the one that is not current, then makes it current: a reader sees a whole state,
 whenever the owner is killed, and the state outlives its owner. The memory has no name: it goes with the last process that holds it.
@@ -28,6 +28,7 @@ from laser_rl.training.saving import MemberState, member_state
 from laser_rl.training.stall import StallWarning
 
 ROOM_FOR_NUMBERS = 1 << 18  # counters, windows of all tasks, settings, evaluation: up to 100 kilobytes
+ORDER_BYTES = 1 << 14  # of the copy that a member is told to make, as JSON
 TRIES = 100
 PUBLISH_S = 1.0  # so much of a member's learning is lost if its process is killed; with large networks more, see `member_process`
 PAUSE_S = 1e-4
@@ -52,6 +53,7 @@ class SharedStateStore:
         fields = {
             "steps": ((members,), "int64"),
             "ended": ((members,), "int64"),  # 1 once the member's process has done all that was asked of it
+            "stop": ((1,), "int64"),  # 1 once all processes are to end
             "current": ((members,), "int64"),  # how many states were put; the newest is in place `current % 2`
             "length": ((members, 2), "int64"),
             "checksum": ((members, 2), "int64"),
@@ -61,7 +63,7 @@ class SharedStateStore:
         if handle is None:
             os.ftruncate(self.handle, size_of(fields))
         arrays: dict[str, NDArray[Any]] = carve(memoryview(mmap.mmap(self.handle, size_of(fields))), fields)
-        self.steps, self.ended = arrays["steps"], arrays["ended"]
+        self.steps, self.ended, self.stop = arrays["steps"], arrays["ended"], arrays["stop"]
         self._current, self._length, self._checksum = arrays["current"], arrays["length"], arrays["checksum"]
         self._boxes = arrays["boxes"]
 

@@ -22,11 +22,11 @@ class StallWarning:
 
     def __init__(self, who: str, whom: str) -> None:
         self._who, self.whom, self._said = who, whom, False
-        self._waited, self._looked = 0.0, time.monotonic()
+        self.waited_s, self._looked = 0.0, time.monotonic()
 
     def again(self) -> None:
         """Another look was in vain."""
-        waited = self._wait()
+        waited = self.look()
         if waited > SAY_AFTER_S and not self._said:
             log.warning("%s has waited %.0f s for %s", self._who, waited, self.whom)
             self._said = True
@@ -36,13 +36,14 @@ class StallWarning:
     def over(self) -> None:
         """What was waited for has come."""
         if self._said:
-            log.warning("%s goes on: it had waited %.0f s for %s", self._who, self._wait(), self.whom)
+            log.warning("%s goes on: it had waited %.0f s for %s", self._who, self.look(), self.whom)
 
-    def _wait(self) -> float:
+    def look(self) -> float:
+        """Seconds so far; a long time between two looks counts for `MOST_CREDIT_S`: this process may have been stopped as well."""
         now = time.monotonic()
-        self._waited += min(now - self._looked, MOST_CREDIT_S)
+        self.waited_s += min(now - self._looked, MOST_CREDIT_S)
         self._looked = now
-        return self._waited
+        return self.waited_s
 
 
 class Gate:

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from laser_rl.metrics.rows import Kind, Sink, Value
-from laser_rl.replay.store import Replay
 from laser_rl.training.budget import Budget, DutyCycle
-from laser_rl.training.build import derive
+from laser_rl.training.build import derive, stores_of
 from laser_rl.training.evaluate import MemberResult, Result, trained_of
 from laser_rl.training.member_group import MemberGroup
 from laser_rl.training.member_training import Callback, Locks, MemberTraining, held
@@ -46,6 +45,7 @@ class Run:
         save: Callable[[], Path] | None,
     ) -> None:
         self.settings, self.trainings, self.sinks, self.stop = settings, list(trainings), list(sinks), stop
+        self.stores = stores_of(training.member for training in self.trainings)
         self.saved: Path | None = None
         self._save, self._retry, self._next_save = save, SaveRetry(), 0
         seed = settings.base.run.seed
@@ -188,11 +188,6 @@ class Trainer(Run):
             training.moved = functools.partial(self.pace.move, place)
         self._survey_clock = DutyCycle(base.run.log_every_s, share=SURVEY_SHARE, most_s=60.0)
         self._plan_save()
-
-    def stores(self) -> list[Replay]:
-        """The replays of these members, each once, in the order of the members."""
-        own = (member.store for member in self.group.members)
-        return list({id(store): store for store in own if store is not None}.values())
 
     def extend(self, steps: int, *, total: int | None = None) -> None:
         """Go on for `steps` more, after an end; schedules go by `total`."""

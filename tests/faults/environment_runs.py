@@ -160,7 +160,7 @@ def learn_in_a_sweep(source, *, disturb=None, sinks=(), begun=None, stack="on", 
         with _beside(disturb, training.trainings, pools):
             run_in_turns(training)
         training.report()
-    assert len(training.stores()) == 1
+    assert len(training.stores) == 1
     return Learned(training.trainings, rhythms)
 
 

@@ -79,7 +79,7 @@ def _replay(path: Path, loaded: checkpoint.Loaded, found: Found) -> None:
     try:
         with Trust(code=True).applied():  # the environment of the soak, which its settings name
             member = build_members(directory.settings)[0]
-        store = member.store
+        store = member.replay
         assert store is not None
         directory.fill([store], member.layout, loaded)
     finally:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -247,9 +248,11 @@ def test_a_file_system_without_space(small_disk, tmp_path, figure, runtime):
     )
 
 
-def test_the_pause_between_tries_grows_to_five_minutes():
+def test_the_pause_between_tries_grows_to_five_minutes(monkeypatch):
     now = [0.0]
-    tries = space.SaveRetry(clock=lambda: now[0])
+    monkeypatch.setattr(space, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(space, "FIRST_S", 2.0)
+    tries = space.SaveRetry()
     failed = []
 
     def write():

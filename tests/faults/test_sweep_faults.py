@@ -168,16 +168,14 @@ def test_a_published_state_comes_back_as_it_was():
 def test_resume_between_decision_and_copy_copies_once(tmp_path, figure):
     """Orders are repeated until the member's own state says that it has obeyed, and obeyed once."""
     _, directory, supervisor = in_processes(tmp_path)
-    sent = []
-    for process in supervisor.processes:
-        order = process.order
+    sent, tell = [], supervisor._tell
 
-        def twice(message, order=order):
-            sent.append(message)
-            order(message)
-            order(message)  # a delivery that is repeated
+    def twice(exploit):
+        sent.append(exploit)
+        tell(exploit)
+        tell(exploit)  # a delivery that is repeated
 
-        process.order = twice
+    supervisor._tell = twice
     try:
         end = supervisor.run()
     finally:
@@ -202,19 +200,18 @@ def copies_made(path):
 def test_killed_in_the_middle_of_a_copy(victim, tmp_path, figure):
     """Whoever is killed in the moments after the order, the donor or the member that copies: the copy is made once, and whole."""
     _, directory, supervisor = in_processes(tmp_path, steps=20_000)
-    dice, killed = random.Random(2), []  # noqa: S311
-    for process in supervisor.processes:
-        order = process.order
+    dice, killed, tell = random.Random(2), [], supervisor._tell  # noqa: S311
 
-        def deadly(message, order=order):
-            order(message)
-            exploit = message.get("exploit")
-            if exploit is not None and len(killed) < 6:
-                time.sleep(dice.uniform(0.0, 0.1))  # it looks for orders every 0.05 s
-                os.kill(supervisor._process_of(exploit[victim]).pid, signal.SIGKILL)
-                killed.append(exploit["number"])
+    def deadly(exploit):
+        tell(exploit)
+        if len(killed) < 6:
+            time.sleep(dice.uniform(0.0, 0.1))  # it looks for orders every 0.05 s
+            whose = getattr(exploit, victim)
+            [process] = [one for one in supervisor.processes if whose in one.numbers]
+            os.kill(process.pid, signal.SIGKILL)
+            killed.append(exploit.number)
 
-        process.order = deadly
+    supervisor._tell = deadly
     try:
         end = supervisor.run()
     finally:

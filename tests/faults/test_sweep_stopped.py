@@ -13,7 +13,7 @@ from laser_rl import checkpoint
 from laser_rl.replay import shared_lock
 from laser_rl.replay.shared import HOLDER
 from laser_rl.training import process_supervisor as processes
-from laser_rl.training.pbt import Exploit, order_of
+from laser_rl.training.pbt import Exploit
 from tests.faults.families import Family, within
 from tests.faults.test_run_faults import newest, wait_until
 from tests.faults.test_sweep_faults import in_processes
@@ -78,7 +78,7 @@ def test_a_process_stopped_with_the_replays_lock_is_named_and_replaced(tmp_path,
     figure("stopped with the replay's lock: named, replaced, and all members did all their steps")
 
 
-def test_orders_that_a_stopped_process_does_not_read_fill_no_pipe_and_sigterm_ends_all(tmp_path, figure):
+def test_sigterm_ends_all_although_a_process_is_stopped_with_the_lock_and_an_order_waits_for_it(tmp_path, figure):
     _, directory, supervisor = in_processes(tmp_path, steps=1_000_000)
     asked, blocked, rescuing = [], [], []
 
@@ -93,8 +93,9 @@ def test_orders_that_a_stopped_process_does_not_read_fill_no_pipe_and_sigterm_en
         rescuing[0].start()
         asked.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGTERM)
-        for number in range(1_000):  # several times what a pipe takes
-            process.order({"exploit": {"number": number, "filler": "x" * 300}})
+        rate = {"learning_rate": 1e-3}
+        for number in range(1_000):
+            supervisor._tell(Exploit(number, 0, process.numbers[0], 1, 0.0, 1.0, rate, rate))
         return process
 
     At(supervisor, {300: stop_one})
@@ -106,24 +107,12 @@ def test_orders_that_a_stopped_process_does_not_read_fill_no_pipe_and_sigterm_en
     assert end.interrupted == "SIGTERM"
     assert checkpoint.latest(tmp_path).step >= 300
     assert all(process.ended() is not None for process in supervisor.processes)
-    figure(f"stopped with the replay's lock and 300 KB of orders pending: SIGTERM ended all after {took_s:.1f} s")
+    figure(f"stopped with the replay's lock and 1,000 orders pending: SIGTERM ended all after {took_s:.1f} s")
 
 
 def kill(pid):
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-
-
-def test_the_same_order_is_sent_once(tmp_path):
-    _, directory, supervisor = in_processes(tmp_path, steps=300, pbt=None)
-    process = supervisor.processes[0]
-    os.kill(process.pid, signal.SIGSTOP)
-    made_already = Exploit(-1, 0, 0, 1, 0.0, 1.0, {"learning_rate": 1e-3}, {"learning_rate": 2e-3})
-    for _ in range(1_000):
-        process.order({"exploit": order_of(made_already)})
-    assert process.listens
-    os.kill(process.pid, signal.SIGCONT)
-    run(supervisor, directory)
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """Members with memories and one replay: lanes over everybody's episodes, exact resume, copies, processes."""
 
 import itertools
-import os
 
 import numpy as np
 import pytest
@@ -44,7 +43,7 @@ def test_members_of_different_seeds_replay_each_others_episodes(unrolled):  # no
     assert not any(torch.equal(one, other) for one, other in itertools.combinations(start, 2))
     run_in_turns(training)
     training.group.close()
-    assert len(training.stores()) == 1
+    assert len(training.stores) == 1
     for place, seen in enumerate(by_member(training, unrolled)):
         assert carried_columns(seen) > len(seen) > 20
         sources = torch.cat([one.batch.member[~one.batch.online] for one in seen])
@@ -140,7 +139,7 @@ def test_processes_share_episodes_and_one_process_goes_on_with_what_they_left(ki
 def test_a_process_that_died_in_an_episode_leaves_no_false_one_behind():
     """Its successor begins all episodes anew. None of its rows may pass for the rest of an episode that was cut off."""
     config = members(environment="laser/TMaze-20", steps=5_000, capacity_steps=3_000)
-    orders, _ = os.pipe()
+    orders = SharedStateStore(3, 100)
     first = ProcessTrainer(config, build_group(config), board=SharedStateStore(3, 1 << 20), orders=orders)
     first.go_on()
     for _ in range(10):  # into the second unroll of everybody's first episode
@@ -158,7 +157,6 @@ def test_a_process_that_died_in_an_episode_leaves_no_false_one_behind():
     while store.next_id < before + 240:
         second.turn()
     second.group.close()
-    os.close(orders)
     cut.refresh()
     assert len(cut) > 3
     assert cut.table["first"].min() >= before

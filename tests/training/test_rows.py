@@ -1,7 +1,6 @@
 """What rows of metrics hold and when they come; what takes time away from learning."""
 
 import itertools
-import os
 
 import pytest
 
@@ -65,9 +64,9 @@ def test_slow_updates_have_rows_by_the_clock(tmp_path):
     assert [row["update"] for row in rows][:3] == [10, 20, 30]
 
 
-def share_of(board, orders):
+def share_of(board):
     crew = build_group(small_sweep())
-    training = ProcessTrainer(small_sweep(), crew, board=board, orders=orders)
+    training = ProcessTrainer(small_sweep(), crew, board=board, orders=SharedStateStore(members=3, size=100))
     crew.begin()
     return training
 
@@ -84,8 +83,7 @@ def test_large_states_are_published_more_seldom():
         put(number, data)
 
     board.put = slow
-    reading, writing = os.pipe()
-    training = share_of(board, reading)
+    training = share_of(board)
     training._publishing = DutyCycle(1.0, share=0.01, most_s=1e9, clock=lambda: now[0])
     try:
         for _ in range(1000):
@@ -93,8 +91,6 @@ def test_large_states_are_published_more_seldom():
             now[0] += 1.0
     finally:
         training.group.close()
-        os.close(reading)
-        os.close(writing)
     begun = [moment - 1.0 for moment in published[::3]]
     assert begun[0] == 1.0
     assert [later - earlier for earlier, later in itertools.pairwise(begun)] == [300.0, 300.0, 300.0]

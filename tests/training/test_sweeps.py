@@ -110,7 +110,7 @@ def test_members_that_do_not_share_see_nobody_elses_data(share):
     training = prepared(small_sweep(share=share))
     run_in_turns(training)
     training.group.close()
-    stores = training.stores()
+    stores = training.stores
     assert len(stores) == (3 if share == "separate" else 0)
     for number, store in enumerate(stores):
         assert set(store.composition()) == {number}
@@ -157,7 +157,7 @@ def test_a_member_that_diverges_is_rolled_back_and_the_others_learn_on(tmp_path,
     assert learners[1].skipped > 0
     assert learners[1].rollbacks > 0
     assert [learners[0].skipped, learners[2].skipped] == [0, 0]
-    store = training.stores()[0]
+    store = training.stores[0]
     kept = store.export(np.arange(store.first_id, store.next_id))
     assert np.isfinite(kept.behaviour).all()
     assert set(kept.member.tolist()) == {0, 1, 2}

@@ -28,7 +28,7 @@ from laser_rl.metrics.videos import BY_TRAINING, facts_path, film_name, films
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.filming import Drawing, Filming, Shown, film_shown, load_shown
 from laser_rl.training.launch import train
-from laser_rl.training.recording import Recording, VideoRecorder, orders, recorded
+from laser_rl.training.recording import Recording, VideoRecorder, with_videos
 from laser_rl.training.settings import SweepConfig
 from tests.metrics.test_videos import a_film, trained
 from tests.training.small import fingerprint, finish, small
@@ -225,19 +225,6 @@ def test_what_cannot_be_filmed_is_said_once_and_never_raised(tmp_path, capsys):
     ]
 
 
-def test_orders_come_by_line_and_silence_is_a_look():
-    read, write = os.pipe()
-    heard = orders(read, 0.01)
-    assert next(heard) == ""
-    os.write(write, b'{"a": 1}\nen')
-    assert next(heard) == '{"a": 1}'
-    os.write(write, b"d\n")
-    assert next(heard) == "end"
-    os.close(write)
-    assert list(heard) == []
-    os.close(read)
-
-
 # ---- beside training ----
 
 
@@ -282,25 +269,24 @@ def test_films_are_made_while_a_run_goes_on(tmp_path, monkeypatch, caplog):
 def test_a_run_that_cannot_be_filmed_says_so_and_goes_on(tmp_path, monkeypatch, caplog, missing, said):
     if missing == "library":
         monkeypatch.setattr("laser_rl.training.recording.importlib.util.find_spec", lambda name: None)
-    run = RunConfig(video_every_steps=100)
-    with (
-        caplog.at_level(logging.WARNING),
-        recorded(
-            None if missing == "directory" else tmp_path, run, source=object if missing == "id" else None
-        ) as films,
-    ):
-        assert films is None
+    run_dir, source = None if missing == "directory" else tmp_path, object if missing == "id" else None
+    ended = object()
+    with caplog.at_level(logging.WARNING):
+        run = RunConfig(video_every_steps=100)
+        assert with_videos(lambda: ended, run_dir, run, source=source, network=None) is ended
     [record] = caplog.records
     assert re.search(said, record.getMessage())
 
 
 def test_fewer_checkpoints_than_videos_are_said(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(
-        "laser_rl.training.recording.Recording", lambda *_: type("R", (), {"close": lambda self: None})()
-    )
     pytest.importorskip("imageio_ffmpeg")
-    with recorded(tmp_path, RunConfig(video_every_steps=100, checkpoint_every_steps=50_000)) as found:
-        assert found is not None
+    closed = []
+    fake = type("R", (), {"close": lambda self: closed.append(1)})
+    monkeypatch.setattr("laser_rl.training.recording.Recording", lambda *_: fake())
+    run = RunConfig(video_every_steps=100, checkpoint_every_steps=50_000)
+    stopped = type("Stopped", (), {"interrupted": "SIGINT"})
+    with_videos(stopped, tmp_path, run, source=None, network=None)
+    assert closed
     assert "every 50,000 steps" in caplog.records[0].getMessage()
 
 

@@ -57,9 +57,9 @@ def test_acceptance_is_reported_for_the_old_members_and_the_run_resumes(old, tmp
 def test_a_sweep_can_begin_with_it_too(old):
     config = small_sweep("laser/Catch", capacity_steps=2_000, start_from=str(old), steps=50)
     training = prepared(config)
-    warm_start(training.stores()[0], config.base, members=3)
+    warm_start(training.stores[0], config.base, members=3)
     training.group.close()
-    assert set(training.stores()[0].composition()) == {3, 4, 5}
+    assert set(training.stores[0].composition()) == {3, 4, 5}
     assert training.group.members[0].learner.sources == 6
 
 
