@@ -10,8 +10,8 @@ import tyro
 
 from laser_rl.errors import ConfigError
 from laser_rl.tools import doctor
-from laser_rl.tools.check_process import Order, examine
-from laser_rl.tools.findings import agent_facts, as_json, as_text
+from laser_rl.tools.check_process import examine
+from laser_rl.tools.findings import Order, agent_facts, as_json, as_text
 
 FAILED = 1  # exit status
 MARKS = {"good": "good", "warning": "WARNING", "bad": "BAD", "optional": "–"}

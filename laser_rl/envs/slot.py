@@ -305,6 +305,7 @@ class SerialEnvironments(SlotEnvironments):
         seed: int,
         name: str = "environment",
         on_bad_value: OnBadValue = "fail",
+        **hooks: Any,  # `warn` and `watch` of each Slot
     ) -> None:
         self.slots = slots
         self._counts = np.zeros((slots, len(COUNTERS)), np.int64)
@@ -316,7 +317,7 @@ class SerialEnvironments(SlotEnvironments):
                 seed=seed,
                 counts=self._counts[index],
                 on_bad_value=on_bad_value,
-                warn=functools.partial(warn_once, name),
+                **{"warn": functools.partial(warn_once, name), **hooks},
             )
             for index in range(slots)
         ]

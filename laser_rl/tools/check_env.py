@@ -1,391 +1,387 @@
-"""The stages of `laser check-env` for one Python environment.
+"""The stages of `laser check-env`, and the messages in which they tell what they find.
 
-The border of training (`envs.border`) and Gymnasium's own checker judge single values; the stages add what only shows over whole
-episodes, copies, processes, memory and time. Everything runs in the calling process; `check_process` supervises it in one of its own.
+An environment is opened as training opens it, so that the border of training (`envs.border`) judges every row; the stages add what only
+shows over whole episodes, copies, processes, memory and time. A stage ends at its first defect. Everything runs in the calling process;
+`check_process` supervises it in one of its own.
 """
 
 import contextlib
 import copy
 import gc
+import itertools
+import json
+import os
+import random
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.utils.env_checker import check_env
+from numpy.typing import NDArray
 
-from laser_rl.envs.border import BadValue, Border, Env
-from laser_rl.envs.construct import packages_of, require_one_agent
-from laser_rl.envs.pool import PoolEnvironments
-from laser_rl.envs.records import EnvironmentSpec, seed_of
-from laser_rl.envs.spaces import action_border, observation_border
-from laser_rl.envs.worker import ProcessLimits
-from laser_rl.errors import EnvironmentFailed, EnvironmentRefused
-from laser_rl.tools import bench, recordings
-from laser_rl.tools.bench import Bench, error_finding, random_actions, refusal
-from laser_rl.tools.findings import CHECKS, CheckStopped, Finding
-from laser_rl.tools.recordings import NO_RESET, OWN_GENERATOR, Array, CheckedEpisode
+from laser_rl.envs import slot
+from laser_rl.envs.construct import constructor
+from laser_rl.envs.make import is_atari, is_mixture, make_environments
+from laser_rl.envs.records import (
+    ActionSpec,
+    BoxActions,
+    DiscreteActions,
+    Environments,
+    MultiDiscreteActions,
+    Rows,
+    write_spec,
+)
+from laser_rl.envs.vector import VectorAdapter
+from laser_rl.errors import EnvironmentFailed, EnvironmentRefused, UserError
+from laser_rl.tools import recordings
+from laser_rl.tools.findings import CHECKS, Finding, Order, error_finding, refusal
+from laser_rl.tools.recordings import NO_RESET, OWN_GENERATOR, CheckedEpisode, CheckedRow
 
+MOST_BYTES = 64 << 20  # of recorded observations
+FEWEST_CALLS, WORKER_STEPS = 20, 20
+ENDS, MIDDLES = 8, 25
 ENDLESS_STEPS = 30_000  # an Atari game is cut off after 27,000
-ENDS, COPIES, WORKER_STEPS, MIDDLES = 8, 5, 20, 25
-MOST_FAULTS = 3
+WORKER_LIMIT_S = 20.0
 WIDE = 1e6
 FINAL_KEYS = frozenset({"final_obs", "final_observation", "terminal_observation"})
-# Which check a refusal of the border belongs to, by what it expected.
-KINDS = {
-    "5 values": "interface",
-    "(observation, info)": "interface",
-    "reward": "reward",
-    "terminated": "flags",
-    "truncated": "flags",
-    "info": "info",
-    "the action_space": "action space",
+PHASES = {slot.CONSTRUCTING: "constructor", slot.RESETTING: "reset", slot.STEPPING: "step"}
+# The checks that a stage has made when it has come to its end.
+STAGES = {
+    "build": ("construction", "spaces"),
+    "play": ("interface", "observation", "finite", "reward", "flags", "info", "action space", "time limit"),
+    "repeat": ("repeatable",),
+    "resume": ("seed", "generators"),
+    "end": ("after the end",),
+    "gymnasium": ("gymnasium",),
+    "measure": ("memory", "speed", "length"),
+    "workers": ("workers",),
 }
+OF_ONE = (
+    "resume",
+    "end",
+    "gymnasium",
+    "workers",
+)  # of one Python environment, not of those that step many slots at once
+WHERE_GOOD = ("resume", "end", "gymnasium")  # need an environment in which nothing is known to be wrong
 
 
 @dataclass
-class EnvBench(Bench):
-    """One Python environment.
+class CheckStopped(Exception):
+    """The stage under way cannot go on."""
+
+    finding: Finding
+
+
+class Bench:
+    """An environment under examination; refuses a name that is not known.
 
     Args:
-        make: its constructor.
-        limits: of the worker processes.
+        order: what is to be examined, and for how long.
+        send: is handed every message, a mapping of plain values (see `findings.Examination.take`).
     """
 
-    make: Callable[[], Env] = lambda: NotImplemented
-    limits: ProcessLimits = field(default_factory=ProcessLimits)
-    drew: list[str] = field(default_factory=list)  # the generators of the whole program that it used
-    STAGES: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "build": ("construction", "spaces"),
-        "play": (
-            "interface",
-            "observation",
-            "finite",
-            "reward",
-            "flags",
-            "info",
-            "own arrays",
-            "action space",
-            "time limit",
-        ),
-        "repeat": ("repeatable", "seed", "generators"),
-        "gymnasium": ("gymnasium",),
-        "end": ("after the end",),
-        "copies": ("handles",),
-        "measure": ("memory", "speed", "length"),
-        "workers": ("workers",),
-    }
+    def __init__(self, order: Order, send: Callable[[Mapping[str, Any]], None]) -> None:
+        self._order, self._send = order, send
+        self._at = ("import", 0, 0)  # the call under way: phase, episode, step
+        self._facts: dict[str, Any] = {}
+        self._episodes: list[CheckedEpisode] = []
+        self._told: set[tuple[str, str]] = set()
+        self._defects: set[str] = set()
+        self._drew: list[str] = []  # the generators of the whole program that it used
+        self._endless = False  # whether it may be: random play has seen no end
+        self._users, self._one = True, False
+        self._make: Callable[[], Environments]
+        name, options = order.id, json.loads(order.options)
+        how: dict[str, Any] = {"seed": order.seed, "name": name}
+        if name.startswith("laser/") or is_atari(name) or is_mixture(name):
+            how = {"seed": order.seed, "slots": order.slots, "options": options, "lockstep": True}
+            self._users, self._make = False, lambda: make_environments(name, **how)
+            return
+        self._python = constructor(name, options)  # imports what has to be imported, and refuses what is not there
+        if vector := _vector_of(name, self._python, order.slots, options):
+            self._make = lambda: VectorAdapter(vector(), **how)
+            return
+        hooks: dict[str, Any] = {"warn": self._warned, "watch": self._watch_slot}
+        self._one, self._make = True, lambda: slot.SerialEnvironments(self._python, slots=1, **how, **hooks)
 
-    def build(self) -> None:
-        """Two copies at once, the same spaces, and an agent that could play in them."""
-        with self._copy() as env:
-            self._spaces(env)
-            try:
-                with self._copy() as twin:
-                    found, others = (
-                        (env.observation_space, env.action_space),
-                        (twin.observation_space, twin.action_space),
-                    )
-            except CheckStopped as stop:
-                expected = "a second copy while the first is open"
-                fix = "let each copy have its own files, ports and windows: training plays in several copies at once"
-                self.report(replace(stop.finding, check="construction", expected=expected, fix=fix, where=""))
+    def run(self) -> None:
+        """All stages; one that ends early is told, and the next one begins. What cannot be built is not played."""
+        names = [name for name in STAGES if self._one or name not in OF_ONE]
+        self._send({"checks": [check for name in names for check in STAGES[name]]})
+        for name in names:
+            if name in WHERE_GOOD and self._defects:
+                continue
+            self._send({"stage": name})
+            if not self._finish(name) and name == "build":
                 return
-            if found != others:
-                fix = "make the constructor give the same spaces each time"
-                got = f"{others} in a second copy"
-                self.report(Finding("construction", "defect", f"the spaces {found}", got, fix))
 
-    def _spaces(self, env: Env) -> None:
-        specs: list[Any] = []
-        for border, space in ((observation_border, env.observation_space), (action_border, env.action_space)):
+    def _finish(self, name: str) -> bool:
+        try:
+            stage: Callable[[], None] = getattr(self, f"_{name}")
+            stage()
+        except CheckStopped as stop:
+            self._report(stop.finding)
+            return False
+        except EnvironmentRefused as error:
+            self._report(refusal(str(error)))
+            return False
+        except UserError:
+            raise
+        except Exception as error:  # whatever a user's environment raises
+            self._report(error_finding(error, name))
+            return False
+        finally:
+            self._watch("idle")
+        self._send({"facts": self._facts, "done": STAGES[name]})
+        return True
+
+    def _watch(self, phase: str, episode: int = 0, step: int = 0) -> None:
+        """Say what is about to be called: a process that is silent for too long is killed."""
+        self._at = (phase, episode, step)
+        self._send({"at": self._at})
+
+    def _watch_slot(self, phase: int, _: int) -> None:
+        self._watch(PHASES.get(phase, "idle"), *self._at[1:])
+
+    def _report(self, *findings: Finding) -> None:
+        """Tell what was found, once: stages may meet the same."""
+        for one in findings:
+            if (one.check, one.fix) not in self._told:
+                self._told.add((one.check, one.fix))
+                self._defects |= {one.check} if one.verdict == "defect" else set()
+                self._send({"finding": asdict(one)})
+
+    def _warned(self, _: str, sentence: str) -> None:
+        """What a slot says: while it handles an exception of the environment, or of a value outside of its Box."""
+        if (error := sys.exception()) is not None:
+            phase, episode, step = self._at
+            fix = "correct the line below, or handle this case; every action has to be playable, and reset has to work at any time"
+            where = f"slot 0, episode {episode}, step {step}"
+            raise CheckStopped(error_finding(error, phase, where, fix)) from error
+        place, _, said = sentence.partition("): ")
+        got, where = said.partition(" as observation_space")[0], place.rpartition(" (")[2]
+        fix = "widen observation_space, or clip what is returned; training goes on with such values as they are"
+        self._report(Finding("observation", "warning", "values within the bounds of their space", got, fix, where))
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[Environments]:
+        self._watch("constructor")
+        with contextlib.closing(self._make()) as environments:
+            yield environments
+            self._watch("close")
+
+    def _walk(self, environments: Environments) -> Iterator[tuple[Rows, float]]:
+        """Random play: rows as they come, with the seconds that each call took."""
+        generator, deadline = np.random.default_rng(self._order.seed), time.monotonic() + self._order.seconds
+        self._watch("reset")
+        start, step = time.perf_counter(), 0
+        rows = environments.reset()
+        while True:
+            yield rows, time.perf_counter() - start
+            if time.monotonic() > deadline:
+                return
+            action = random_actions(environments.spec.action, generator, len(rows.slots))
+            step = 1 if rows.is_first[0] else step + 1
+            self._watch("step", int(rows.episode[0]), step)
+            start = time.perf_counter()
+            rows = environments.step(rows.slots, action)
+
+    def _record(self) -> list[CheckedEpisode]:
+        """Episodes of every slot, in order of slot and number."""
+        found: dict[tuple[int, int], CheckedEpisode] = {}
+        with self._open() as environments:
+            size = int(np.prod(environments.spec.observation.shape)) * 4
+            calls = max(FEWEST_CALLS, min(self._order.steps, MOST_BYTES // size) // environments.slots)
+            for rows, _ in itertools.islice(self._walk(environments), 1 + calls):
+                for number, seen, _, reward, terminated, truncated, _, _, episode, seed in zip(*rows, strict=True):
+                    key = (int(number), int(episode))
+                    row = CheckedRow(seen.copy(), float(reward), bool(terminated), bool(truncated))
+                    found.setdefault(key, CheckedEpisode(*key, int(seed))).rows.append(row)
+        return [found[key] for key in sorted(found)]
+
+    def _build(self) -> None:
+        """Two copies at once, the same spaces, and an agent that could play in them."""
+        with self._open() as environments:
+            spec = environments.spec
+            self._facts |= {} if self._one else {"slots": environments.slots}
+            self._send({"spec": write_spec(spec).decode()})
+            if isinstance(spec.action, BoxActions) and (np.abs([spec.action.low, spec.action.high]) > WIDE).any():
+                fix = "declare the range in which actions differ, e.g. Box(-1, 1, …), and scale inside of step"
+                got = f"no bounds, or very wide ones: from {spec.action.low} to {spec.action.high}"
+                self._report(Finding("spaces", "warning", "bounds within which actions make sense", got, fix))
             try:
-                specs.append(border(space, self.name).spec)
-            except EnvironmentRefused as error:
-                self.report(refusal("spaces", str(error)))
-        if self.defects:
-            return
-        self.send_spec(EnvironmentSpec(self.name, *specs))
-        actions = env.action_space
-        if isinstance(actions, gymnasium.spaces.Box) and (np.abs([actions.low, actions.high]) > WIDE).any():
-            got = f"{'very wide ones' if np.isfinite(actions.low).all() else 'no bounds'}, {actions}"
-            fix = "declare the range in which actions differ, e.g. Box(-1, 1, …), and scale inside of step"
-            self.report(Finding("spaces", "warning", "bounds within which actions make sense", got, fix))
+                with self._open() as twin:
+                    others = twin.spec
+            except CheckStopped as stop:
+                fix = "let each copy have its own files, ports and windows: training plays in several copies at once"
+                expected = "a second copy while the first is open"
+                self._report(replace(stop.finding, check="construction", expected=expected, fix=fix))
+                return
+            if spec != others:
+                fix = "make the constructor give the same spaces each time"
+                self._report(Finding("construction", "defect", str(spec), f"{others} in a second copy", fix))
 
-    def play(self) -> None:
+    def _play(self) -> None:
         """Record random play; the border of training judges each row."""
-        env, deadline = self._built(), time.monotonic() + self.seconds
-        space, before = env.observation_space, bench.shared_generators()
-        size = int(np.prod(space.shape or (1,))) * 8
-        left, faults = min(self.steps, max(20, bench.MOST_BYTES // size)), 0
-        parts = [part for part in bench.wrapped_by(env) if not isinstance(part, gymnasium.wrappers.TimeLimit)]
-        limits = recordings.own_limits(parts)
-        while left > 0 and faults < MOST_FAULTS and (time.monotonic() < deadline or not self.episodes):
-            episode = self._episode(env, len(self.episodes), most=left, judge=True)
-            self.episodes.append(episode)
-            left -= max(1, episode.length)
-            if episode.broken:
-                faults += 1
-                bench.close_quietly(env)
-                env = self._built()
-        bench.close_quietly(env)
-        now = bench.shared_generators()
-        self.drew = [name for name in before if before[name] != now[name]]
-        self.facts |= recordings.episode_facts(self.episodes)
-        self.report(*recordings.time_limits(space, self.episodes, limits))
+        before = _shared_generators()
+        self._episodes = self._record()
+        now = _shared_generators()
+        self._drew = [name for name in before if before[name] != now[name]]
+        self._facts |= recordings.episode_facts(self._episodes)
+        if self._users:
+            self._endless = not self._facts["lengths"]
+            self._report(*recordings.time_limits(self._episodes))
 
-    def repeat(self) -> None:
-        """The same episodes in a fresh copy, and the first of them once more, each behind another one than before."""
-        played = [episode for episode in self.episodes if not episode.broken][:ENDS]
-        with self._copy() as env:
-            fresh = [self._episode(env, one.number, most=one.length, again=one) for one in played]
-            again = [
-                self._episode(env, one.number, most=one.length, again=one) for one in reversed(played[: ENDS // 2])
-            ]
-            spec, parts = getattr(env, "spec", None), list(bench.wrapped_by(env))
-        found = recordings.repeatable(played, fresh, again)
-        running = [type(part).__name__ for part in parts if hasattr(part, "obs_rms") or hasattr(part, "return_rms")]
-        if spec is not None and spec.nondeterministic:  # it says so itself
-            found = [replace(one, verdict="warning") for one in found]
-        elif running:  # meant to depend on the episodes before
-            fix = (
-                f"{running[0]} carries statistics from episode to episode, so exact resumes are lost, and each copy and each evaluation "
-                "begins with none; use fixed numbers instead (gymnasium.wrappers.TransformObservation) if that matters"
-            )
-            found = [replace(one, verdict="warning", fix=fix) for one in found]
-        self.report(*found)
-        if self.drew:
-            expected = "the generators that the whole program shares to be left alone"
-            got, fix = f"{' and '.join(self.drew)} used in reset or step", f"replace it: {OWN_GENERATOR}"
-            harmful = {"repeatable", "seed"} & self.defects
-            self.report(Finding("generators", "defect" if harmful else "warning", expected, got, fix))
+    def _repeat(self) -> None:
+        """The same seeds once more, in a fresh copy."""
+        found = recordings.repeatable(self._episodes, self._record())
+        if found and self._one and getattr(getattr(self._python(), "spec", None), "nondeterministic", False):
+            found = [replace(one, verdict="warning") for one in found]  # it says so itself
+        self._report(*found)
 
-    def gymnasium(self) -> None:
-        """Gymnasium's own checker. It stops at its first objection, so it is asked only where nothing is known to be wrong."""
-        if self.defects:
-            self.report(Finding("gymnasium", "not done", CHECKS["gymnasium"]))
-            return
-        with self._copy() as env, warnings.catch_warnings():
+    def _resume(self) -> None:
+        """An open episode is played again in a fresh copy, as a resume does; and are generators used that all copies share?"""
+        with self._open() as environments, self._open() as other:
+            for rows, _ in itertools.islice(self._walk(environments), self._order.steps):
+                if rows.episode[0] > 1 and self._at[2] > 2 and not rows.is_first[0]:  # noqa: PLR2004 - in a later episode
+                    break
+            other.load_state_dict(environments.state_dict() or {})
+            lost = other.counters()["lost_episodes"]
+        if lost:
+            fix = f"set everything back in reset; {OWN_GENERATOR}. A wrapper with running statistics cannot do that: use fixed numbers"
+            expected = "an episode to depend on its seed and its actions, not on those before it"
+            got = "other observations in a fresh copy: runs cannot be resumed exactly"
+            self._report(Finding("seed", "warning", expected, got, fix))
+        if self._drew:
+            got, fix = f"{' and '.join(self._drew)} used in reset or step", f"replace it: {OWN_GENERATOR}"
+            self._report(Finding("generators", "warning", CHECKS["generators"], got, fix))
+
+    def _end(self) -> None:
+        """Some episodes to their end and one step beyond: does the environment reset by itself?"""
+        firsts, middles, finals, beyond = [], [], [], []
+        deadline = time.monotonic() + self._order.seconds
+        with contextlib.closing(self._python()) as env:
+            space, actions = env.observation_space, copy.deepcopy(env.action_space)
+            actions.seed(self._order.seed)
+            for number in range(ENDS):
+                rows, info, over = [env.reset(seed=number)[0]], dict[str, Any](), False
+                while not over and len(rows) <= self._order.steps and time.monotonic() < deadline:
+                    self._watch("step", number, len(rows))
+                    seen, _, terminated, truncated, info = env.step(actions.sample())
+                    rows.append(copy.deepcopy(seen))
+                    over = bool(terminated or truncated)
+                flat = [np.asarray(gymnasium.spaces.flatten(space, row), np.float64) for row in rows]
+                firsts.append(flat[0])
+                middles += flat[1:-1][:MIDDLES]
+                if keys := FINAL_KEYS & set(info):
+                    got = f"info has {sorted(keys)}: the observation is already the next episode's first"
+                    raise CheckStopped(Finding("after the end", "defect", CHECKS["after the end"], got, NO_RESET))
+                finals += flat[-1:] if over else []
+                with contextlib.suppress(Exception):  # it may well refuse
+                    seen, _, terminated, truncated, _ = env.step(actions.sample())
+                    goes_on = over and not (terminated or truncated)
+                    beyond += [np.asarray(gymnasium.spaces.flatten(space, seen), np.float64)] if goes_on else []
+        self._report(*recordings.resets_itself(firsts, middles, finals, beyond))
+
+    def _gymnasium(self) -> None:
+        """Gymnasium's own checker, which stops at its first objection."""
+        with contextlib.closing(self._python()) as env, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # matters of taste, such as actions that are not normalised
-            self.watch("reset", 0, 0)
+            self._watch("reset")
             try:
                 check_env(env, skip_render_check=True, skip_close_check=True)
             except Exception as error:  # assertions, and errors of its own
                 text = " ".join(str(error).split()) or type(error).__name__
                 fix = "training here goes on without it, other libraries may not: see https://gymnasium.farama.org/api/env"
                 if "super().reset(seed=seed)" in text:
-                    fix = (
-                        f"{OWN_GENERATOR}; if the task has no chance in it, call super().reset(seed=seed) all the same"
-                    )
-                self.report(Finding("gymnasium", "warning", CHECKS["gymnasium"], text, fix))
+                    fix = f"{OWN_GENERATOR}, also if the task has no chance in it"
+                self._report(Finding("gymnasium", "warning", CHECKS["gymnasium"], text, fix))
 
-    def end(self) -> None:
-        """Some episodes to their end and one step beyond: does the environment reset by itself?"""
-        firsts, middles, finals, thens = list[Array](), list[Array](), list[Array](), list[Array]()
-        deadline = time.monotonic() + self.seconds
-        with self._copy() as env:
-            space = env.observation_space
-            for number in range(4 * ENDS):
-                episode = self._episode(env, number)
-                if episode.broken or time.monotonic() > deadline or len(finals) >= ENDS:
-                    break
-                rows = [recordings.flat(space, row.observation) for row in episode.rows]
-                firsts.append(rows[0])
-                middles += rows[1:-1][:MIDDLES]
-                if not episode.ended:
-                    continue
-                finals.append(rows[-1])
-                info = episode.rows[-1].info
-                if isinstance(info, dict) and FINAL_KEYS & set(info):
-                    expected = "the last observation of an episode to be its own"
-                    got = f"info has {sorted(FINAL_KEYS & set(info))}: the observation is already the next episode's first"
-                    self.report(Finding("after the end", "defect", expected, got, NO_RESET))
-                    return
-                self.watch("step", number, episode.length + 1)
-                with contextlib.suppress(Exception):  # it may well refuse
-                    action = next(bench.actions_of(env.action_space, self.seed, number + 1))
-                    then = recordings.row_of(env.step(action), first=False)
-                    thens += [] if then.ends else [recordings.flat(space, then.observation)]
-        self.report(*recordings.resets_itself(firsts, middles, finals, thens))
-
-    def copies(self) -> None:
-        """Copies that are built, played and closed one after the other: what is left of them?"""
-        counts: list[Mapping[str, int]] = []
-        for number in range(COPIES):
-            env = self._built()
-            self._episode(env, number, most=3)
-            self.watch("close", number, 0)
-            try:
-                env.close()
-            except Exception as error:  # whatever a user's close raises
-                fix = "correct the line below; close has to work at any time"
-                self.report(replace(error_finding(error, "close"), fix=fix))
-            del env
-            gc.collect()
-            counts.append(bench.handles())
-        self.report(*recordings.leaks(counts[1:]))
-
-    def measure(self) -> None:
+    def _measure(self) -> None:
         """Speed and memory, with nothing recorded; for much longer where no episode has ended yet."""
-        steps, ends, resets, seconds, memory = 0, 0, 0, {"step": 0.0, "reset": 0.0}, list[int]()
-        chunk, deadline = max(1, self.steps // recordings.CHUNKS), time.monotonic() + self.seconds
-        with self._copy() as env:
-            limited = any(isinstance(one, gymnasium.wrappers.TimeLimit) for one in bench.wrapped_by(env))
-            endless = bool(self.facts.get("played_steps")) and not self.facts["lengths"] and not limited
-            actions, over = bench.actions_of(env.action_space, self.seed, 0), True
-            try:
-                while time.monotonic() < deadline and steps < (ENDLESS_STEPS if endless and not ends else self.steps):
-                    if over:
-                        self.watch("reset", resets, 0)
-                        start = time.perf_counter()
-                        env.reset(seed=self._seed_of(resets))
-                        seconds["reset"] += time.perf_counter() - start
-                        resets += 1
-                    action = next(actions)
-                    self.watch("step", resets - 1, steps)
-                    start = time.perf_counter()
-                    result: Any = env.step(action)
-                    seconds["step"] += time.perf_counter() - start
-                    over, steps = recordings.row_of(result, first=False).ends, steps + 1
-                    ends += over
-                    if steps % chunk == 0 and steps <= self.steps:
-                        memory.append(bench.resident_bytes())
-            except Exception as error:  # whatever a user's environment raises
-                self.report(error_finding(error, "reset or step", f"step {steps} of a long run", env.action_space))
-                return
-        total_s, slowest = max(sum(seconds.values()), 1e-9), max(seconds, key=lambda name: seconds[name])
-        step_ms, reset_ms = 1e3 * seconds["step"] / max(1, steps), 1e3 * seconds["reset"] / max(1, resets)
-        share = f"{100 * seconds[slowest] / total_s:.0f} % of the time is spent in {slowest}"
-        got = f"{steps / total_s:,.0f} steps/s: step takes {step_ms:.1f} ms, reset {reset_ms:.1f} ms; {share}"
-        self.facts |= {"step_ms": step_ms, "reset_ms": reset_ms}
-        self.report_speed(memory, chunk, steps / total_s, got)
-        if endless and not ends:
-            self.report(recordings.no_end(steps, enough=steps >= ENDLESS_STEPS))
+        took: dict[str, list[float]] = {"reset": [], "step": []}
+        steps, ends, memory, chunk = 0, 0, list[int](), max(1, self._order.steps // recordings.CHUNKS)
+        with self._open() as environments:
+            slots = environments.slots
+            for rows, seconds in self._walk(environments):
+                took["reset" if rows.is_first.all() else "step"].append(seconds)
+                steps, ends = steps + int((~rows.is_first).sum()), ends + int((rows.terminated | rows.truncated).sum())
+                if len(memory) < min(recordings.CHUNKS, steps // chunk):
+                    memory.append(_resident_bytes())
+                if steps >= (ENDLESS_STEPS if self._endless and not ends else self._order.steps):
+                    break
+        total = {name: sum(each) for name, each in took.items()}
+        slowest, per_second = max(total, key=lambda name: total[name]), steps / max(sum(total.values()), 1e-9)
+        mean_ms = {f"{name}_ms": 1e3 * total[name] / max(1, len(each)) for name, each in took.items()}
+        self._facts |= {"steps_per_second": per_second, **mean_ms}
+        share = f"{100 * total[slowest] / sum(total.values()):.0f} % of the time is spent in {slowest}"
+        told = "step takes {step_ms:.1f} ms, reset {reset_ms:.1f} ms".format(**mean_ms)
+        slow = recordings.too_slow(per_second, f"{per_second:,.0f} steps/s: {told}; {share}")
+        self._report(*recordings.memory_grows(memory, chunk), *slow)
+        if self._endless and not ends and not (self._one and _is_limited(self._python())):
+            self._report(recordings.no_end(steps, enough=slots == 1 and steps >= ENDLESS_STEPS))
 
-    def workers(self) -> None:
-        """As training with worker processes plays it: two of them, each with a copy, behind the border that refuses bad rows."""
-        self.watch("workers", 0, 0)
-        how: dict[str, Any] = {"slots": 2, "workers": 2, "seed": self.seed, "limits": self.limits, "lockstep": True}
+    def _workers(self) -> None:
+        """As training with worker processes plays it: two of them, each with a copy."""
+        limits = dict.fromkeys(("step_timeout_s", "reset_timeout_s"), min(self._order.step_limit, WORKER_LIMIT_S))
+        how: dict[str, Any] = {"slots": 2, "workers": 2, "seed": self._order.seed, "lockstep": True, **limits}
+        self._watch("workers")
         try:
-            with contextlib.closing(PoolEnvironments(self.make, name=self.name, **how)) as pool:
-                rows, generator = pool.reset(), np.random.default_rng(self.seed)
-                for _ in range(WORKER_STEPS):
-                    self.watch("workers", 0, 0)
-                    rows = pool.step(rows.slots, random_actions(pool.spec.action, generator, len(rows.slots)))
+            made = make_environments(self._python, placement="process", **how)
+            with contextlib.closing(made) as pool:
+                for _ in itertools.islice(self._walk(pool), WORKER_STEPS):
+                    self._watch("workers")
         except (EnvironmentRefused, EnvironmentFailed) as error:
             head, _, trace = str(error).partition("\n\n")
             fix = "the checks above say more; what a copy needs has to be importable and free in every process, or use placement thread"
             last = "\n".join(trace.splitlines()[-6:])
-            self.report(Finding("workers", "defect", CHECKS["workers"], head, fix, trace=last))
+            self._report(Finding("workers", "defect", CHECKS["workers"], head, fix, trace=last))
 
-    def _built(self) -> Env:
-        """A new copy, or `CheckStopped`."""
-        self.watch("constructor", 0, 0)
-        try:
-            with packages_of(self.name):
-                made: Any = self.make()
-            require_one_agent(made, self.name)
-        except EnvironmentRefused as error:
-            raise CheckStopped(refusal("construction", str(error))) from error
-        except Exception as error:  # whatever a user's constructor raises
-            raise CheckStopped(error_finding(error, "the constructor")) from error
-        missing = [part for part in ("observation_space", "action_space", "reset", "step") if not hasattr(made, part)]
-        if missing or isinstance(made, gymnasium.vector.VectorEnv):
-            got, fix = f"{type(made).__name__}, a vector", "annotate the function with `-> gymnasium.vector.VectorEnv`"
-            if missing:
-                got = f"{type(made).__name__} without {', '.join(missing)}"
-                fix = "subclass gymnasium.Env and set both spaces in __init__, or name a function that returns one"
-            raise CheckStopped(Finding("construction", "defect", "a gymnasium.Env from its constructor", got, fix))
-        return made  # type: ignore[no-any-return]
 
-    @contextlib.contextmanager
-    def _copy(self) -> Iterator[Env]:
-        env = self._built()
-        try:
-            yield env
-        finally:
-            self.watch("close", 0, 0)
-            bench.close_quietly(env)
+def random_actions(spec: ActionSpec, generator: np.random.Generator, count: int) -> NDArray[Any]:
+    """Actions for `count` slots, uniform within the bounds and normal where there are none."""
+    if isinstance(spec, DiscreteActions):
+        return generator.integers(spec.count, size=count)
+    if isinstance(spec, MultiDiscreteActions):
+        return generator.integers(np.array(spec.counts), size=(count, len(spec.counts)))
+    low, high = np.array(spec.low), np.array(spec.high)
+    bounded = np.isfinite(low) & np.isfinite(high)
+    uniform = generator.uniform(np.where(bounded, low, 0.0), np.where(bounded, high, 0.0), (count, len(low)))
+    return np.where(bounded, uniform, generator.standard_normal(uniform.shape)).astype(np.float32)
 
-    def _episode(
-        self,
-        env: Env,
-        number: int,
-        *,
-        most: int | None = None,
-        again: CheckedEpisode | None = None,
-        judge: bool = False,
-    ) -> CheckedEpisode:
-        """One episode: with the actions that belong to its number or with those of a recorded one; `judge` reports what is wrong."""
-        episode, deadline = CheckedEpisode(number, self._seed_of(number)), time.monotonic() + self.seconds
-        actions = bench.actions_of(env.action_space, self.seed, number)
-        if again is not None:
-            actions = (row.action for row in again.rows[1:])
-        border = self._border(env) if judge else None
-        sent: Any = None
-        try:
-            self.watch("reset", number, 0)
-            result: Any = env.reset(seed=episode.seed)
-            returned = self._note(episode, env, border, result, None)
-            for step, sent in zip(range(1, (most or self.steps) + 1), actions, strict=False):
-                self.watch("step", number, step)
-                action = copy.deepcopy(sent)
-                result = env.step(sent)
-                if judge and not recordings.same(episode.rows[-1].observation, returned):
-                    expected, got = (
-                        "a returned observation to stay as it is",
-                        "the next step wrote into the returned array",
-                    )
-                    fix, where = "return a copy: `return self._observation.copy(), ...`", episode.place(episode.length)
-                    self.report(Finding("own arrays", "defect", expected, got, fix, where))
-                returned = self._note(episode, env, border, result, action)
-                if episode.rows[-1].ends or time.monotonic() > deadline:
-                    break
-        except Exception as error:  # whatever a user's environment raises
-            episode.broken = True
-            if judge:
-                phase = f"step({sent!r:.40})" if episode.rows else "reset"
-                self.report(error_finding(error, phase, episode.place(len(episode.rows)), env.action_space))
-        self.watch("idle", number, len(episode.rows))  # what follows is not the environment's time
-        return episode
 
-    def _seed_of(self, episode: int) -> int:
-        """As training would choose it."""
-        return int(seed_of(self.seed, np.array([0]), np.array([episode]))[0])
+def _resident_bytes() -> int:
+    """Memory of this process, without garbage."""
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
-    def _border(self, env: Env) -> Border | None:
-        def outside(_: str, sentence: str) -> None:
-            place, _, said = sentence.partition("): ")
-            got, where = said.partition(" as observation_space")[0], place.rpartition(" (")[2]
-            fix = "widen observation_space, or clip what is returned; training goes on with such values as they are"
-            self.report(Finding("observation", "warning", "values within the bounds of their space", got, fix, where))
 
-        try:
-            return Border(env, self.name, 0, outside, full_rows=self.steps)
-        except EnvironmentRefused:  # spaces of which the stage before has told
-            return None
+def _shared_generators() -> dict[str, Any]:
+    """The states of the generators that the whole program shares."""
+    state: Any = np.random.get_state(legacy=False)  # noqa: NPY002 - it is the user's use of it that is looked for
+    inner = state["state"]
+    return {"numpy.random": (inner["key"].tobytes(), inner["pos"], state["has_gauss"]), "random": random.getstate()}
 
-    def _note(self, episode: CheckedEpisode, env: Env, border: Border | None, result: Any, action: Any) -> Any:
-        """Keep the row with a copy of its observation; gives back the observation itself."""
-        row, step = recordings.row_of(result, first=not episode.rows), len(episode.rows)
-        try:
-            if border is not None and step == 0:
-                border.starting(episode.number)
-                border.after_reset(result)
-            elif border is not None:
-                border.after_step(result, env)
-        except EnvironmentRefused as error:
-            expected = str(error).partition("expected ")[2]
-            check = next((check for words, check in KINDS.items() if expected.startswith(words)), "observation")
-            self.report(refusal(check, str(error), episode.place(step)))
-        except BadValue as bad:
-            fix = "find the division by zero, the root or logarithm of a negative number, or the sum that overflows"
-            check, expected = "reward" if bad.key == "reward" else "finite", f"finite numbers in {bad.key}"
-            self.report(Finding(check, "defect", expected, str(bad.value), fix, episode.place(step)))
-        returned, row.action = row.observation, action
-        row.observation = copy.deepcopy(returned)
-        episode.rows.append(row)
-        return returned
+
+def _is_limited(env: Any) -> bool:
+    with contextlib.closing(env):
+        return hasattr(env, "has_wrapper_attr") and env.has_wrapper_attr("_max_episode_steps")
+
+
+def _vector_of(name: str, make: Callable[[], Any], slots: int, options: Mapping[str, Any]) -> Callable[[], Any] | None:
+    """How to build a vector, where a name stands for one: a registered id without an environment of its own, or a class or function."""
+    module, _, attribute = name.rpartition(":")
+    spec = gymnasium.registry.get(attribute)
+    if spec is not None and spec.entry_point is None and spec.vector_entry_point is not None:
+        return lambda: gymnasium.make_vec(attribute, num_envs=slots, **options)
+    if not (module and attribute.isidentifier()):
+        return None
+    found = getattr(sys.modules[module], attribute)
+    kind = found if isinstance(found, type) else getattr(found, "__annotations__", {}).get("return")
+    return make if isinstance(kind, type) and issubclass(kind, gymnasium.vector.VectorEnv) else None

@@ -1,10 +1,15 @@
 """What `laser check-env` finds out about an environment, and how that is printed."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+import re
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, Literal
+
+import gymnasium
 
 from laser_rl.envs.records import BoxActions, DiscreteActions, EnvironmentSpec, read_spec
 from laser_rl.errors import EnvironmentRefused
@@ -21,9 +26,8 @@ CHECKS = {
     "reward": "one finite real number as reward",
     "flags": "terminated and truncated are bools",
     "info": "info is a dict",
-    "own arrays": "an observation stays as it is after it was returned",
     "action space": "an action_space that stays the same",
-    "errors": "no exception in the constructor, reset, step or close",
+    "errors": "no exception in the constructor, reset or step",
     "answers": "an answer in time",
     "repeatable": "the same seed and the same actions give the same episode",
     "seed": "an episode depends on its seed, not on the episodes before it",
@@ -33,11 +37,27 @@ CHECKS = {
     "length": "episodes end, or are cut off",
     "time limit": "an episode that is cut off is truncated, not terminated",
     "memory": "memory does not grow from step to step",
-    "handles": "files, threads and processes go away with close",
     "workers": "it runs in two worker processes at once",
     "speed": "at least 100 steps a second in one process",
 }
-ALWAYS = frozenset({"errors", "answers"})  # belong to every stage
+# Which check a refusal of the border belongs to, by what it expected; those of spaces and observations say it in other ways.
+KINDS = {
+    "a gymnasium.Env": "construction",
+    "an environment": "construction",
+    "all packages": "construction",
+    "every copy": "construction",
+    "5 values": "interface",
+    "(observation, info)": "interface",
+    "observation": "observation",
+    "finite": "finite",
+    "reward": "reward",
+    "terminated": "flags",
+    "truncated": "flags",
+    "info": "info",
+    "the action_space": "action space",
+}
+MOST_FRAMES = 4  # of a traceback: the last ones are the user's own
+FOREIGN = (str(Path(gymnasium.__file__).parent), str(Path(__file__).parents[1]), "<frozen importlib")
 MARKS = {"good": "good", "warning": "WARNING", "defect": "DEFECT", "not done": "not done"}
 COLOURS = {"good": "32", "warning": "33", "defect": "31;1", "not done": "2"}
 NAME_WIDTH, MARK_WIDTH = 14, 10
@@ -45,8 +65,31 @@ NORMAL_95 = 1.96
 
 
 @dataclass(frozen=True)
+class Order:
+    """What is to be examined, as it travels to the process and as flags ask for it."""
+
+    id: str
+    steps: int = 2_000
+    """Random ones, at most; slow environments are played for fewer."""
+    slots: int = 4
+    """Of environments that step many at once; of a mixture at least so many, the same for each task."""
+    seconds: float = 4.0
+    """For each stage of the examination, about."""
+    seed: int = 0
+    """Of episodes and actions."""
+    options: str = "{}"
+    """Keyword arguments of the environment as JSON, e.g. '{"size": 5}'."""
+    step_limit: float = 20.0
+    """Seconds that one step may take before it counts as hanging."""
+    reset_limit: float = 60.0
+    """The same for one reset."""
+    constructor_limit: float = 120.0
+    """The same for the import and the constructor."""
+
+
+@dataclass(frozen=True)
 class Finding:
-    """The outcome of one check; `where` and `trace` (the user's own lines) are of the first time."""
+    """The outcome of one check; `trace` has the user's own lines."""
 
     check: str
     verdict: Verdict
@@ -55,40 +98,48 @@ class Finding:
     fix: str = ""
     where: str = ""
     trace: str = ""
-    times: int = 1
 
 
-@dataclass
-class CheckStopped(Exception):
-    """The stage under way cannot go on."""
+def refusal(text: str) -> Finding:
+    """A refusal of ours, which says what was expected, what came and what to do, as a finding.
 
-    finding: Finding
-
-
-def merged(findings: Iterable[Finding]) -> list[Finding]:
-    """The first of each kind, with how often it was seen.
-
-    >>> twice = [Finding("reward", "defect", "a number", "nan", "mend it", f"step {step}") for step in (1, 2)]
-    >>> [(one.where, one.times) for one in merged(twice)]
-    [('step 1', 2)]
+    >>> refusal("Maze (slot 0, episode 1, step 2): expected reward to be a real number, got None; return float(reward)")
+    Finding(check='reward', verdict='defect', expected='reward to be a real number', got='None', fix='return float(reward)',
+            where='slot 0, episode 1, step 2', trace='')
     """
-    first: dict[tuple[str, str, str], Finding] = {}
-    for one in findings:
-        key = (one.check, one.verdict, one.fix)
-        first[key] = replace(first[key], times=first[key].times + one.times) if key in first else one
-    return list(first.values())
+    sentence, _, fix = text.partition("\n")[0].rpartition("; ")
+    expected, _, got = sentence.partition(", got ")
+    where = re.search(r"\((slot \d+, episode -?\d+, step \d+)\): ", expected)
+    expected = expected.partition("expected ")[2] or expected
+    check = next((check for words, check in KINDS.items() if expected.startswith(words)), "spaces")
+    if check == "finite" and got.endswith("in reward"):
+        check = "reward"
+    return Finding(check, "defect", expected, got, fix, "" if where is None else where[1])
+
+
+def error_finding(
+    error: BaseException, phase: str, where: str = "", fix: str = "correct the line below"
+) -> Finding:
+    """An exception with the last frames of the user's own code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(FOREIGN)]
+    trace = "".join([*traceback.format_list(own[-MOST_FRAMES:]), *traceback.format_exception_only(error)]).rstrip()
+    got = f"{type(error).__name__}: {error}".partition("\n\n")[0][:300]
+    return Finding("errors", "defect", f"no exception in {phase}", got, fix, where, trace)
 
 
 @dataclass
 class Examination:
-    """What was found out about an environment, collected from the messages of a `Bench`."""
+    """What was found out about an environment, collected from the messages of a `check_env.Bench`."""
 
     name: str
     findings: list[Finding] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)  # neither good nor bad
     spec: EnvironmentSpec | None = None
-    stages: dict[str, list[str]] = field(default_factory=dict)  # the checks of each stage
-    done: list[str] = field(default_factory=list)  # the stages that came to their end
+    checks: list[str] = field(default_factory=lambda: list(CHECKS))  # those that apply
+    done: set[str] = field(
+        default_factory=lambda: {"errors", "answers"}
+    )  # of stages that came to their end, and of all
 
     def take(self, message: Mapping[str, Any]) -> None:
         """Add one message; a refused name is raised."""
@@ -98,9 +149,10 @@ class Examination:
             self.findings.append(Finding(**message["finding"]))
         if "spec" in message:
             self.spec = read_spec(message["spec"].encode())
-        self.stages |= message.get("stages", {})
+        if "checks" in message:
+            self.checks = message["checks"]
         self.facts |= message.get("facts", {})
-        self.done += message.get("done", [])
+        self.done |= set(message.get("done", ()))
 
     def of(self, verdict: str) -> list[Finding]:
         """The findings with this verdict."""
@@ -108,13 +160,11 @@ class Examination:
 
     def complete(self) -> None:
         """Put the findings in the order of the checks, and add what is good and what could not be looked at."""
-        found, made = merged(self.findings), {check for stage in self.done for check in self.stages[stage]} | ALWAYS
-        applies = set(CHECKS) if not self.stages else {check for checks in self.stages.values() for check in checks}
-        self.findings = []
+        found, self.findings = self.findings, []
         for check, expected in CHECKS.items():
             own = [one for one in found if one.check == check]
-            if not own and check in applies | made:
-                own = [Finding(check, "good" if check in made else "not done", expected)]
+            if not own and check in {*self.checks, *self.done}:
+                own = [Finding(check, "good" if check in self.done else "not done", expected)]
             self.findings += own
 
 
@@ -144,21 +194,15 @@ def agent_facts(spec: EnvironmentSpec, name: str) -> dict[str, Any]:
 
 
 def as_json(found: Examination, agent: dict[str, Any] | None) -> dict[str, Any]:
-    """All of it as plain values; what is not finite becomes null, since JSON has no word for it."""
+    """All of it as plain values."""
     return {
         "environment": found.name,
         "verdict": "defect" if found.of("defect") else "warning" if found.of("warning") else "good",
         "findings": [asdict(one) for one in found.findings],
         "spec": found.spec and {**asdict(found.spec), "action_kind": type(found.spec.action).__name__},
-        "facts": {name: _finite(value) for name, value in found.facts.items()},
+        "facts": found.facts,
         "agent": agent,
     }
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def as_text(found: Examination, agent: dict[str, Any] | None, *, coloured: bool = False) -> Iterator[str]:
@@ -185,8 +229,7 @@ def _finding(one: Finding, *, coloured: bool) -> Iterator[str]:
         yield f"{start}{one.expected}"
         return
     yield f"{start}expected  {one.expected}"
-    often = f"{one.times:,} times, first in " if one.times > 1 else ""
-    yield f"{indent}got       {one.got}{f' ({often}{one.where})' if one.where else ''}"
+    yield f"{indent}got       {one.got}{f' ({one.where})' if one.where else ''}"
     yield f"{indent}fix       {one.fix}"
     yield from (f"{indent}  | {line}" for line in one.trace.splitlines())
 
@@ -212,7 +255,7 @@ def _seen(found: Examination, spec: EnvironmentSpec) -> Iterator[tuple[str, str]
         lengths, steps = facts["lengths"], f"{facts['played_steps']:,} random steps"
         spread = f"{min(lengths):,} to {max(lengths):,} steps, {mean(lengths):,.1f} on average" if lengths else ""
         yield "episodes", f"{len(lengths):,} ended in {steps}: {spread}" if lengths else f"none ended in {steps}"
-    returns = [value for value in facts.get("returns", []) if math.isfinite(value)]
+    returns = facts.get("returns", [])
     if len(returns) > 1:
         error = NORMAL_95 * stdev(returns) / math.sqrt(len(returns))
         spread = f"± {error:.2g} (95 %), from {min(returns):,.4g} to {max(returns):,.4g}"

@@ -11,6 +11,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from laser_rl.envs.tasks import TaskEnv, TMaze
+
 BOUND = 5.0
 
 
@@ -96,15 +98,6 @@ class OldStep(Walk):
         return observation, reward, terminated or truncated, info
 
 
-class Reuses(Walk):
-    def __init__(self):
-        self.buffer = np.zeros(3, np.float32)
-
-    def look(self):
-        self.buffer[:] = super().look()
-        return self.buffer
-
-
 class Unseeded(Walk):
     def __init__(self):
         self.own = np.random.default_rng()
@@ -179,9 +172,7 @@ class Endless(Walk):
         return np.zeros(3, np.float32), 0.0, False, False, {}
 
 
-class HangsInStep(NotANumber):
-    """And a defect before that, which is to be found all the same."""
-
+class HangsInStep(Walk):
     def step(self, action):
         if self.age == 8:
             time.sleep(1000)
@@ -257,19 +248,6 @@ class LeaksMemory(Walk):
         return super().step(action)
 
 
-class LeaksFiles(Walk):
-    kept: ClassVar = []
-
-    def reset(self, *, seed=None, options=None):
-        self.kept.append(open("/dev/null"))  # noqa: PTH123, SIM115
-        return super().reset(seed=seed)
-
-
-class LeaksThreads(Walk):
-    def __init__(self):
-        threading.Thread(target=time.sleep, args=(5,), daemon=True).start()
-
-
 class LeaksProcesses(Walk):
     def __init__(self):
         self.server = subprocess.Popen(["sleep", "47.11"])
@@ -287,16 +265,11 @@ class NotDerived:
         return np.zeros(3, np.float32), 0.0, True, False, {}
 
 
-class ClosesBadly(Walk):
-    def close(self):
-        raise RuntimeError("the window is gone")
-
-
 class TerminatesByTime(Walk):
-    max_steps = 10
+    observation_space = spaces.Box(-200.0, 200.0, (3,), np.float32)
 
     def ended(self):
-        return self.age >= self.max_steps
+        return self.age >= 60
 
     def step(self, action):
         observation, reward, terminated, _, info = super().step(1)
@@ -363,6 +336,20 @@ class SilentVector(gymnasium.vector.VectorEnv):
     single_action_space = Walk.action_space
     observation_space = spaces.Box(-20, 20, (2, 3), np.float32)
     action_space = spaces.MultiDiscrete([3, 3])
+
+
+def unseeded_and_says_so():
+    env = Unseeded()
+    env.spec = gymnasium.envs.registration.EnvSpec("Planted-v0", entry_point=Unseeded, nondeterministic=True)
+    return env
+
+
+def running_statistics():
+    return gymnasium.wrappers.NormalizeObservation(gymnasium.make("CartPole-v1", disable_env_checker=True))
+
+
+def our_task():
+    return TaskEnv(TMaze(5))
 
 
 def good_vector() -> gymnasium.vector.VectorEnv:
