@@ -6,9 +6,10 @@ A command is imported only when it is called, so that `laser --help` does not wa
 import difflib
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from laser_rl import __version__
 
@@ -19,37 +20,49 @@ TRUST_HELP = (
     "--trust-code: import and call the code that a file names (module:callable); of every command, never the default"
 )
 FULL = 5  # as of `training.disk_space.NoSpace`
+_SHORT = {"k": 1_000, "M": 1_000_000, "m": 1_000_000, "G": 1_000_000_000}
 
 
 class Command(NamedTuple):
-    """The module of a command, which has a function `NAME_command`, and what it does in one line."""
+    """What a command is, a class of flags that can be called or a function of the arguments, and what it does in one line."""
 
     module: str
+    name: str
     summary: str
 
 
 COMMANDS = {
-    "train": Command("cli.train", "train one agent; all its files go to a run directory"),
-    "sweep": Command("cli.train", "train several agents that differ in a few settings and share one replay"),
-    "status": Command("cli.status", "how runs and sweeps stand, also while they go on"),
-    "resume": Command("cli.train", "go on with a run or sweep that was stopped, killed or finished"),
-    "verify": Command("cli.show", "check every file of runs and sweeps: checkpoints, replay, metrics, settings"),
-    "evaluate": Command("cli.play", "play with the newest checkpoint: mean, IQM, 95 % interval"),
-    "enjoy": Command("cli.play", "make a video of the newest checkpoint"),
-    "export": Command("cli.export", "the policy as ONNX, whole episodes of the replay as a Minari dataset"),
-    "push": Command("cli.export", "upload an agent with a model card to the Hugging Face Hub; --dry-run looks"),
-    "config": Command("cli.show", "show a configuration: of recipe, file and flags, or of a run"),
+    "train": Command("cli.train", "train_command", "train one agent; all its files go to a run directory"),
+    "sweep": Command(
+        "cli.train", "sweep_command", "train several agents that differ in a few settings and share one replay"
+    ),
+    "status": Command("cli.status", "Status", "how runs and sweeps stand, also while they go on"),
+    "resume": Command("cli.train", "Resume", "go on with a run or sweep that was stopped, killed or finished"),
+    "verify": Command(
+        "cli.show", "Verify", "check every file of runs and sweeps: checkpoints, replay, metrics, settings"
+    ),
+    "evaluate": Command("cli.play", "Evaluate", "play with the newest checkpoint: mean, IQM, 95 % interval"),
+    "enjoy": Command("cli.play", "Enjoy", "make a video of the newest checkpoint"),
+    "export": Command("cli.export", "Export", "the policy as ONNX, whole episodes of the replay as a Minari dataset"),
+    "push": Command("cli.export", "Push", "upload an agent with a model card to the Hugging Face Hub; --dry-run looks"),
+    "config": Command("cli.show", "config_command", "show a configuration: of recipe, file and flags, or of a run"),
     "check-env": Command(
-        "cli.check", "examine an environment: interface, values, seeds, ends, leaks, speed; every finding with its fix"
+        "cli.check",
+        "CheckEnv",
+        "examine an environment: interface, values, seeds, ends, leaks, speed; every finding with its fix",
     ),
-    "doctor": Command("cli.check", "is this machine fine? versions, cores, memory, disk, GPU, processes"),
-    "report": Command("cli.show", "write a report of runs and sweeps, alone or side by side"),
-    "dashboard": Command("view.command", "show runs and sweeps in a browser, also while they go on"),
-    "compare": Command("cli.show", "Atari runs beside the paper's scores of LASER and Rainbow, game by game"),
+    "doctor": Command("cli.check", "Doctor", "is this machine fine? versions, cores, memory, disk, GPU, processes"),
+    "report": Command("cli.show", "Report", "write a report of runs and sweeps, alone or side by side"),
+    "dashboard": Command("view.command", "Dashboard", "show runs and sweeps in a browser, also while they go on"),
+    "compare": Command(
+        "cli.show", "Compare", "Atari runs beside the paper's scores of LASER and Rainbow, game by game"
+    ),
     "experiment": Command(
-        "cli.experiment", "the paper's figures and tables as experiments: list, run, report; verdicts from intervals"
+        "cli.experiment",
+        "experiment_command",
+        "the paper's figures and tables as experiments: list, run, report; verdicts from intervals",
     ),
-    "theory": Command("cli.experiment", "the paper's five propositions, computed on a random process"),
+    "theory": Command("cli.experiment", "Theory", "the paper's five propositions, computed on a random process"),
 }
 
 
@@ -88,10 +101,10 @@ def _run(name: str, arguments: list[str]) -> int:
     if name in {"train", "sweep", "resume"} and sys.stderr.isatty():
         print("laser: loading torch …", file=sys.stderr)  # a sign of life: it takes a second or two
     try:
-        module = importlib.import_module(f"laser_rl.{COMMANDS[name].module}")
-        function = getattr(module, f"{name.replace('-', '_')}_command")
+        found = getattr(importlib.import_module(f"laser_rl.{COMMANDS[name].module}"), COMMANDS[name].name)
         with Trust(code=FLAG in arguments).applied():
-            return int(function([word for word in arguments if word != FLAG]))
+            words = expand_numbers([word for word in arguments if word != FLAG])
+            return int(_asked(found, name, words)() if isinstance(found, type) else found(words))
     except SystemExit:
         if {"-h", "--help"} & {*arguments}:
             print(TRUST_HELP)
@@ -110,6 +123,42 @@ def _run(name: str, arguments: list[str]) -> int:
         return _refuse(_not_usable(error))
     except KeyboardInterrupt:
         return _refuse("interrupted", INTERRUPTED)
+
+
+def _asked(flags: type, name: str, arguments: list[str]) -> Any:
+    import tyro  # noqa: PLC0415 - see the module's docstring
+
+    from laser_rl.errors import ConfigError  # noqa: PLC0415
+
+    asked = tyro.cli(flags, prog=f"laser {name}", args=arguments)
+    if getattr(asked, "run_dirs", None) == ():
+        raise ConfigError(f"{name} what? name one or more run directories: laser {name} runs/*")
+    return asked
+
+
+def expand_numbers(arguments: Sequence[str]) -> list[str]:
+    """200k and 1.5M as whole numbers, after flags that count steps or frames.
+
+    >>> expand_numbers(["--steps", "200k", "--out", "10k", "--replay.capacity-steps=1.5M"])
+    ['--steps', '200000', '--out', '10k', '--replay.capacity-steps=1500000']
+    """
+    expanded = []
+    for before, word in zip(["", *arguments], arguments, strict=False):
+        flag, equals, value = word.partition("=")
+        if equals and _counts(flag):
+            expanded.append(f"{flag}={_expand(value)}")
+        else:
+            expanded.append(_expand(word) if _counts(before) else word)
+    return expanded
+
+
+def _counts(flag: str) -> bool:
+    return flag.startswith("--") and flag.endswith(("steps", "frames", "video-every"))
+
+
+def _expand(word: str) -> str:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kMmG])", word.replace("_", ""))
+    return word if match is None else str(round(float(match[1]) * _SHORT[match[2]]))
 
 
 def _not_usable(error: OSError) -> str:

@@ -27,27 +27,25 @@ class CheckEnv(Order):
     json: bool = False
     """Everything as JSON."""
 
+    def __call__(self) -> int:
+        """Examine it and print what was found."""
+        from laser_rl.recipes.agents import shared  # noqa: PLC0415 - imports the settings, which the help text does not need
 
-def check_env_command(arguments: list[str]) -> int:
-    """`laser check-env`."""
-    from laser_rl.recipes.agents import shared  # noqa: PLC0415 - imports the settings, which the help text does not need
-
-    asked = tyro.cli(CheckEnv, prog="laser check-env", args=arguments)
-    if min(asked.steps, asked.slots) < 1 or asked.seconds <= 0:
-        raise ConfigError("expected --steps, --slots and --seconds above 0; leave them out for the usual ones")
-    _require_object(asked.options)
-    order = {name: value for name, value in vars(asked).items() if name != "json"}
-    loud = sys.stderr.isatty() and not asked.json
-    found = examine(
-        Order(**{**order, "slots": shared(asked.id, asked.slots)}),
-        lambda stage: print(f"laser: {asked.id}: {stage} …", file=sys.stderr) if loud else None,
-    )
-    agent = None if found.spec is None else agent_facts(found.spec, asked.id)
-    if asked.json:
-        print(json.dumps(as_json(found, agent), indent=2))
-    else:
-        print("\n".join(as_text(found, agent, coloured=sys.stdout.isatty())))
-    return FAILED if found.of("defect") else 0
+        if min(self.steps, self.slots) < 1 or self.seconds <= 0:
+            raise ConfigError("expected --steps, --slots and --seconds above 0; leave them out for the usual ones")
+        _require_object(self.options)
+        order = {name: value for name, value in vars(self).items() if name != "json"}
+        loud = sys.stderr.isatty() and not self.json
+        found = examine(
+            Order(**{**order, "slots": shared(self.id, self.slots)}),
+            lambda stage: print(f"laser: {self.id}: {stage} …", file=sys.stderr) if loud else None,
+        )
+        agent = None if found.spec is None else agent_facts(found.spec, self.id)
+        if self.json:
+            print(json.dumps(as_json(found, agent), indent=2))
+        else:
+            print("\n".join(as_text(found, agent, coloured=sys.stdout.isatty())))
+        return FAILED if found.of("defect") else 0
 
 
 def _require_object(options: str) -> None:
@@ -69,24 +67,22 @@ class Doctor:
     json: bool = False
     """Everything as JSON."""
 
-
-def doctor_command(arguments: list[str]) -> int:
-    """`laser doctor`."""
-    asked = tyro.cli(Doctor, prog="laser doctor", args=arguments)
-    lines: list[doctor.Probe] = []
-    for line in doctor.looked_at(asked.run_dir):
-        lines.append(line)
-        if not asked.json:
-            print(_text(line), flush=True)
-    bad, warned = (sum(line.verdict == verdict for line in lines) for verdict in ("bad", "warning"))
-    if asked.json:
-        values = {"fine": not bad, "bad": bad, "warnings": warned, "lines": [asdict(line) for line in lines]}
-        print(json.dumps(values, indent=2))
-    elif bad:
-        print(f"\n{bad} bad, {warned} to look at: mend what is bad, then ask again")
-    else:
-        print(f"\nfine, {warned} to look at" if warned else "\nfine")
-    return FAILED if bad else 0
+    def __call__(self) -> int:
+        """Print a line for each probe."""
+        lines: list[doctor.Probe] = []
+        for line in doctor.looked_at(self.run_dir):
+            lines.append(line)
+            if not self.json:
+                print(_text(line), flush=True)
+        bad, warned = (sum(line.verdict == verdict for line in lines) for verdict in ("bad", "warning"))
+        if self.json:
+            values = {"fine": not bad, "bad": bad, "warnings": warned, "lines": [asdict(line) for line in lines]}
+            print(json.dumps(values, indent=2))
+        elif bad:
+            print(f"\n{bad} bad, {warned} to look at: mend what is bad, then ask again")
+        else:
+            print(f"\nfine, {warned} to look at" if warned else "\nfine")
+        return FAILED if bad else 0
 
 
 def _text(line: doctor.Probe) -> str:

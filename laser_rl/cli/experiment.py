@@ -87,8 +87,7 @@ class Theory:
     seed: int = 0
     """Of the process and the policies."""
 
-
-def theory_command(arguments: list[str]) -> int:
-    """`laser theory`."""
-    show(**vars(tyro.cli(Theory, prog="laser theory", args=arguments)))
-    return 0
+    def __call__(self) -> int:
+        """Compute and print them."""
+        show(**vars(self))
+        return 0

@@ -1,8 +1,6 @@
 """`laser export`, `laser push`: a trained agent and its replay for other programs, and for the Hugging Face Hub."""
 
-import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -16,8 +14,6 @@ from laser_rl.tools.minari_dataset import export_minari
 from laser_rl.tools.onnx_policy import export_onnx, require_extra
 from laser_rl.tools.source import config_sha256, load_source, manifest_sha256
 
-EVERY_S = 5.0  # between two lines where there is no terminal
-
 
 @dataclass(frozen=True)
 class Export:
@@ -26,7 +22,7 @@ class Export:
     run_dir: tyro.conf.Positional[Path]
     onnx: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """The policy as an ONNX file: likeliest action, parameters of the policy, value, and the memory's state in and out. It is
-    compared with torch on observations of the environment before it is put in place."""
+    compared with torch on random observations before it is put in place."""
     minari: Annotated[str | None, tyro.conf.arg(metavar="NAMESPACE/NAME-vN")] = None
     """The whole episodes of the replay as a Minari dataset of this name, exact."""
     member: Annotated[str | None, tyro.conf.arg(metavar="best|N")] = None
@@ -35,19 +31,17 @@ class Export:
     out: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """Where Minari datasets go, instead of MINARI_DATASETS_PATH or ~/.minari/datasets."""
 
-
-def export_command(arguments: list[str]) -> int:
-    """`laser export`."""
-    asked = tyro.cli(Export, prog="laser export", args=arguments)
-    if asked.onnx is None and asked.minari is None:
-        raise ConfigError("export what? say --onnx policy.onnx, --minari NAMESPACE/NAME-v0, or both")
-    if asked.out is not None and asked.minari is None:
-        raise ConfigError("--out is for --minari; --onnx names its file by itself")
-    if asked.onnx is not None:
-        _onnx(asked, asked.onnx)
-    if asked.minari is not None:
-        _minari(asked, asked.minari)
-    return 0
+    def __call__(self) -> int:
+        """Write what was asked for."""
+        if self.onnx is None and self.minari is None:
+            raise ConfigError("export what? say --onnx policy.onnx, --minari NAMESPACE/NAME-v0, or both")
+        if self.out is not None and self.minari is None:
+            raise ConfigError("--out is for --minari; --onnx names its file by itself")
+        if self.onnx is not None:
+            _onnx(self, self.onnx)
+        if self.minari is not None:
+            _minari(self, self.minari)
+        return 0
 
 
 def _onnx(asked: Export, path: Path) -> None:
@@ -69,27 +63,11 @@ def _onnx(asked: Export, path: Path) -> None:
 
 
 def _minari(asked: Export, dataset_id: str) -> None:
-    made = export_minari(asked.run_dir, dataset_id, member=asked.member, out=asked.out, say=ExportProgress())
+    made = export_minari(asked.run_dir, dataset_id, member=asked.member, out=asked.out)
     print(made.path)
     print(f"{made.episodes:,} whole episodes, {made.steps:,} steps, mean return {display.short(made.mean_return)}")
     place = "" if asked.out is None else f"MINARI_DATASETS_PATH={asked.out} "
     print(f"""load it: {place}python -c 'import minari; print(minari.load_dataset("{dataset_id}")[0])'""")
-
-
-class ExportProgress:
-    """One line that changes, on a terminal; elsewhere a line every few seconds."""
-
-    def __init__(self) -> None:
-        self._last = time.monotonic()
-
-    def __call__(self, done: int, total: int) -> None:
-        """So many unrolls were read."""
-        line = f"read {done:,} of {total:,} unrolls"
-        if sys.stderr.isatty():
-            print(f"\r\x1b[K{line if done < total else ''}", end="", file=sys.stderr, flush=True)
-        elif time.monotonic() - self._last >= EVERY_S:
-            print(f"laser: {line}", file=sys.stderr, flush=True)
-            self._last = time.monotonic()
 
 
 @dataclass(frozen=True)
@@ -109,27 +87,25 @@ class Push:
     out: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """Where --dry-run writes the folder; RUN_DIR/hub if left out."""
 
-
-def push_command(arguments: list[str]) -> int:
-    """`laser push`."""
-    asked = tyro.cli(Push, prog="laser push", args=arguments)
-    if asked.repo_id.count("/") != 1 or not all(asked.repo_id.split("/")):
-        raise ConfigError(f"expected a repository of the Hub, OWNER/NAME, got {asked.repo_id!r}")
-    if asked.dry_run:
-        _prepare(asked, asked.out or asked.run_dir / "hub")
-        print("nothing was sent; leave --dry-run out to upload it")
+    def __call__(self) -> int:
+        """Prepare the folder, and send it unless this is a dry run."""
+        if self.repo_id.count("/") != 1 or not all(self.repo_id.split("/")):
+            raise ConfigError(f"expected a repository of the Hub, OWNER/NAME, got {self.repo_id!r}")
+        if self.dry_run:
+            _prepare(self, self.out or self.run_dir / "hub")
+            print("nothing was sent; leave --dry-run out to upload it")
+            return 0
+        if self.out is not None:
+            raise ConfigError("--out is for --dry-run; an upload leaves no folder behind")
+        api = hub_api()
+        print("asking the Hugging Face Hub who you are …", flush=True)
+        require_login(api)
+        with tempfile.TemporaryDirectory(prefix="laser-push-") as folder:
+            _prepare(self, Path(folder))
+            print(f"sending it to the Hugging Face Hub as {self.repo_id}; Ctrl-C stops it", flush=True)
+            message = f"laser push: {self.run_dir.resolve().name}"
+            print(upload(api, Path(folder), self.repo_id, public=self.public, message=message))
         return 0
-    if asked.out is not None:
-        raise ConfigError("--out is for --dry-run; an upload leaves no folder behind")
-    api = hub_api()
-    print("asking the Hugging Face Hub who you are …", flush=True)
-    require_login(api)
-    with tempfile.TemporaryDirectory(prefix="laser-push-") as folder:
-        _prepare(asked, Path(folder))
-        print(f"sending it to the Hugging Face Hub as {asked.repo_id}; Ctrl-C stops it", flush=True)
-        message = f"laser push: {asked.run_dir.resolve().name}"
-        print(upload(api, Path(folder), asked.repo_id, public=asked.public, message=message))
-    return 0
 
 
 def _prepare(asked: Push, folder: Path) -> None:

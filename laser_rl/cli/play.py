@@ -31,21 +31,21 @@ class Evaluate:
     json: bool = False
     """Print everything, each return included, as JSON."""
 
-
-def evaluate_command(arguments: list[str]) -> int:
-    """`laser evaluate`."""
-    asked = tyro.cli(Evaluate, prog="laser evaluate", args=arguments)
-    member = chosen_member(asked.run_dir, asked.member)
-    trained = load_trained(asked.run_dir, member)
-    result = evaluate(trained, episodes=asked.episodes, deterministic=asked.deterministic, seed=asked.seed)
-    if asked.json:
-        whose = {} if member is None else {"member": member}
-        print(json.dumps({**whose, "step": trained.steps, "score": result.score, **asdict(result)}))
+    def __call__(self) -> int:
+        """Play and print the result."""
+        member = chosen_member(self.run_dir, self.member)
+        trained = load_trained(self.run_dir, member)
+        result = evaluate(trained, episodes=self.episodes, deterministic=self.deterministic, seed=self.seed)
+        if self.json:
+            whose = {} if member is None else {"member": member}
+            print(json.dumps({**whose, "step": trained.steps, "score": result.score, **asdict(result)}))
+            return 0
+        how = "most probable actions" if self.deterministic else "sampled actions"
+        print(
+            f"{_prefix(member)}{trained.environment.id} after {trained.steps:,} steps, {result.episodes} episodes, {how}"
+        )
+        print("\n".join(_task_lines(result)) if result.tasks else _line(result))
         return 0
-    how = "most probable actions" if asked.deterministic else "sampled actions"
-    print(f"{_prefix(member)}{trained.environment.id} after {trained.steps:,} steps, {result.episodes} episodes, {how}")
-    print("\n".join(_task_lines(result)) if result.tasks else _line(result))
-    return 0
 
 
 def _line(result: EvalResult) -> str:
@@ -93,26 +93,24 @@ class Enjoy:
     panel: bool = True
     """Draw value, policy entropy and trusted share beside the picture (see docs/videos.md)."""
 
-
-def enjoy_command(arguments: list[str]) -> int:
-    """`laser enjoy`."""
-    asked = tyro.cli(Enjoy, prog="laser enjoy", args=arguments)
-    member = chosen_member(asked.run_dir, asked.member)
-    shown = load_shown(asked.run_dir, member, device_of("auto"), sources=asked.panel)
-    task, _ = chosen_task(shown.trained.environment.id, asked.task)
-    kept = asked.video is None  # among the films of the run, which are known by what is written beside them
-    path = asked.video or asked.run_dir / FOLDER / _video_name(shown.trained, member, task, asked.seed)
-    how = Filming(
-        task=task,
-        seed=asked.seed,
-        deterministic=asked.deterministic,
-        max_steps=asked.max_steps,
-        panel=asked.panel,
-        by=BY_ENJOY if kept else None,
-    )
-    filmed = film_shown(shown, path, how)
-    print(f"{_prefix(member)}return {filmed.total:.1f}; video: {path}")
-    return 0
+    def __call__(self) -> int:
+        """Make the video and print where it is."""
+        member = chosen_member(self.run_dir, self.member)
+        shown = load_shown(self.run_dir, member, device_of("auto"), sources=self.panel)
+        task, _ = chosen_task(shown.trained.environment.id, self.task)
+        kept = self.video is None  # among the films of the run, which are known by what is written beside them
+        path = self.video or self.run_dir / FOLDER / _video_name(shown.trained, member, task, self.seed)
+        how = Filming(
+            task=task,
+            seed=self.seed,
+            deterministic=self.deterministic,
+            max_steps=self.max_steps,
+            panel=self.panel,
+            by=BY_ENJOY if kept else None,
+        )
+        filmed = film_shown(shown, path, how)
+        print(f"{_prefix(member)}return {filmed.total:.1f}; video: {path}")
+        return 0
 
 
 def _video_name(trained: Trained, member: int | None, task: str, seed: int) -> str:

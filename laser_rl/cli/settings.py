@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +30,6 @@ _UNREADABLE = (
     TypeError,
     ValueError,
 )
-_SHORT = {"k": 1_000, "M": 1_000_000, "m": 1_000_000, "G": 1_000_000_000}
 
 
 @dataclass(frozen=True)
@@ -68,31 +66,6 @@ class Shortcuts:
             "replay_from": "replay.start_from",
         }
         return override(config, {full[name]: value for name, value in vars(self).items() if value is not None})
-
-
-def expand_numbers(arguments: list[str]) -> list[str]:
-    """200k and 1.5M as whole numbers, after flags that count steps or frames.
-
-    >>> expand_numbers(["--steps", "200k", "--out", "10k", "--replay.capacity-steps=1.5M"])
-    ['--steps', '200000', '--out', '10k', '--replay.capacity-steps=1500000']
-    """
-    expanded = []
-    for before, word in zip(["", *arguments], arguments, strict=False):
-        flag, equals, value = word.partition("=")
-        if equals and _counts(flag):
-            expanded.append(f"{flag}={_expand(value)}")
-        else:
-            expanded.append(_expand(word) if _counts(before) else word)
-    return expanded
-
-
-def _counts(flag: str) -> bool:
-    return flag.startswith("--") and flag.endswith(("steps", "frames", "video-every"))
-
-
-def _expand(word: str) -> str:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kMmG])", word.replace("_", ""))
-    return word if match is None else str(round(float(match[1]) * _SHORT[match[2]]))
 
 
 def peek(arguments: list[str]) -> tuple[str | None, Path | None, str | None, dict[str, str]]:

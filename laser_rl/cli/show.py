@@ -9,7 +9,7 @@ import tyro
 import yaml
 
 from laser_rl import checkpoint
-from laser_rl.cli.settings import Shortcuts, base_config, expand_numbers, flags, peek
+from laser_rl.cli.settings import Shortcuts, base_config, flags, peek
 from laser_rl.config import Config
 from laser_rl.errors import ConfigError
 from laser_rl.research.paper import as_csv, as_json, compared, show
@@ -38,7 +38,7 @@ class Show:
 
 def config_command(arguments: list[str]) -> int:
     """`laser config show`; its output is a file for `laser train --config`, or for `laser sweep` if it is a sweep's."""
-    arguments = expand_numbers(arguments or ["show"])
+    arguments = arguments or ["show"]
     default = Show("show", settings=base_config(*peek(arguments)))
     asked = flags(default, "laser config", arguments)
     config: Config | SweepConfig = asked.quick.over(asked.settings)
@@ -50,7 +50,7 @@ def config_command(arguments: list[str]) -> int:
 
 
 @dataclass(frozen=True)
-class ReportFlags:
+class Report:
     """Write a report, one HTML file: of a run, of a sweep, or of several of them side by side. Reads only, also while they go on."""
 
     run_dirs: RunDirs
@@ -58,15 +58,13 @@ class ReportFlags:
     out: Path | None = None
     """The HTML file; by default report.html in the directory or, of several, where you are."""
 
-
-def report_command(arguments: list[str]) -> int:
-    """`laser report`."""
-    asked = tyro.cli(ReportFlags, prog="laser report", args=arguments)
-    if asked.out is not None and (asked.out.is_dir() or asked.out.suffix not in {".html", ".htm"}):
-        raise ConfigError(f"--out names the HTML file, expected something like report.html, got {asked.out}")
-    running = [path for path in asked.run_dirs if checkpoint.owner(path) is not None]
-    print(write_report(asked.run_dirs, asked.out, running=running))
-    return 0
+    def __call__(self) -> int:
+        """Write the file and print its name."""
+        if self.out is not None and (self.out.is_dir() or self.out.suffix not in {".html", ".htm"}):
+            raise ConfigError(f"--out names the HTML file, expected something like report.html, got {self.out}")
+        running = [path for path in self.run_dirs if checkpoint.owner(path) is not None]
+        print(write_report(self.run_dirs, self.out, running=running))
+        return 0
 
 
 @dataclass(frozen=True)
@@ -81,19 +79,15 @@ class Verify:
     json: bool = False
     """Everything as JSON, a list with one object a directory."""
 
-
-def verify_command(arguments: list[str]) -> int:
-    """`laser verify`."""
-    asked = tyro.cli(Verify, prog="laser verify", args=arguments)
-    if not asked.run_dirs:
-        raise ConfigError("verify what? name one or more run directories: laser verify runs/*")
-    found = {run_dir: list(findings(run_dir)) for run_dir in asked.run_dirs}
-    if asked.json:
-        listed = [{"run_dir": str(path), "files": [asdict(one) for one in files]} for path, files in found.items()]
-        print(json.dumps(listed, indent=2))
-    else:
-        print("\n\n".join(text(path, files) for path, files in found.items()))
-    return exit_status(one for files in found.values() for one in files)
+    def __call__(self) -> int:
+        """Check and print; the exit status is that of the worst file."""
+        found = {run_dir: list(findings(run_dir)) for run_dir in self.run_dirs}
+        if self.json:
+            listed = [{"run_dir": str(path), "files": [asdict(one) for one in files]} for path, files in found.items()]
+            print(json.dumps(listed, indent=2))
+        else:
+            print("\n\n".join(text(path, files) for path, files in found.items()))
+        return exit_status(one for files in found.values() for one in files)
 
 
 @dataclass(frozen=True)
@@ -113,19 +107,15 @@ class Compare:
     csv: bool = False
     """One line a run or sweep as CSV, without medians."""
 
-
-def compare_command(arguments: list[str]) -> int:
-    """`laser compare`."""
-    asked = tyro.cli(Compare, prog="laser compare", args=expand_numbers(arguments))
-    if not asked.run_dirs:
-        raise ConfigError("compare what? name one or more run directories: laser compare runs/*")
-    if asked.json and asked.csv:
-        raise ConfigError("expected --json or --csv, got both; choose one")
-    found = compared(asked.run_dirs, asked.frames)
-    if asked.json:
-        print(as_json(found))
-    elif asked.csv:
-        print(as_csv(found), end="")
-    else:
-        show(found)
-    return 0
+    def __call__(self) -> int:
+        """Print the comparison."""
+        if self.json and self.csv:
+            raise ConfigError("expected --json or --csv, got both; choose one")
+        found = compared(self.run_dirs, self.frames)
+        if self.json:
+            print(as_json(found))
+        elif self.csv:
+            print(as_csv(found), end="")
+        else:
+            show(found)
+        return 0

@@ -13,7 +13,6 @@ from laser_rl import checkpoint
 from laser_rl.config import Config
 from laser_rl.disk import read_json
 from laser_rl.envs.scores import tasks_of
-from laser_rl.errors import ConfigError
 from laser_rl.metrics import display
 from laser_rl.metrics.history import History
 from laser_rl.metrics.log import FILE
@@ -33,15 +32,11 @@ class Status:
     json: bool = False
     """Everything as JSON, a list with one object a directory."""
 
-
-def status_command(arguments: list[str]) -> int:
-    """`laser status`."""
-    asked = tyro.cli(Status, prog="laser status", args=arguments)
-    if not asked.run_dirs:
-        raise ConfigError("whose status? name one or more run directories: laser status runs/*")
-    found = [status_of(run_dir) for run_dir in asked.run_dirs]
-    print(json.dumps(found, indent=2) if asked.json else "\n\n".join(_text(one) for one in found))
-    return 0
+    def __call__(self) -> int:
+        """Print how they stand."""
+        found = [status_of(run_dir) for run_dir in self.run_dirs]
+        print(json.dumps(found, indent=2) if self.json else "\n\n".join(_text(one) for one in found))
+        return 0
 
 
 def status_of(run_dir: Path) -> dict[str, Any]:

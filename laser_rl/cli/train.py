@@ -12,9 +12,8 @@ from rich.console import Console as Terminal
 
 from laser_rl import checkpoint, recipes
 from laser_rl.api.sweep import require_memory
-from laser_rl.cli.settings import Shortcuts, base_config, expand_numbers, flags, peek
+from laser_rl.cli.settings import Shortcuts, base_config, flags, peek
 from laser_rl.cli.sweep_settings import SOURCES, Begun, begin, grid_of, one_by_one, random_of
-from laser_rl.cli.watch import dashboard_of, require_dashboard
 from laser_rl.cluster.settings import cluster_of, free_running, require_possible
 from laser_rl.config import Config, full_name, override
 from laser_rl.errors import ConfigError
@@ -30,6 +29,7 @@ from laser_rl.training.filming import can_be_filmed
 from laser_rl.training.launch import train
 from laser_rl.training.settings import Sharing, SweepConfig, settings_from, sweep_from
 from laser_rl.training.stop import EXIT_STATUS, StoppedAtOnce, nothing_to_save
+from laser_rl.view.command import dashboard_of, require_dashboard
 
 Address = Annotated[str | None, tyro.conf.arg(metavar="auto|local|HOST:PORT|ray://HOST:PORT")]
 
@@ -97,7 +97,7 @@ class SweepFlags(RunFlags):
 
 
 @dataclass(frozen=True)
-class ResumeFlags:
+class Resume:
     """Go on with a run or sweep that was stopped, killed or finished."""
 
     run_dir: tyro.conf.Positional[Path]
@@ -118,10 +118,23 @@ class ResumeFlags:
     plain: bool = False
     """Lines instead of a live table."""
 
+    def __call__(self) -> int:
+        """Go on."""
+        given = {"run.steps": self.steps, "run.budget_minutes": self.budget_minutes, "run.devices": self.devices}
+        more = {name: value for name, value in given.items() if value is not None}
+        stored = read_sweep(self.run_dir)
+        settings = settings_from({**dict(stored), "base": override(stored.base, more)})
+        if not self.fresh and checkpoint.latest(self.run_dir, replay="unread") is None:
+            raise ConfigError(f"{self.run_dir} holds no checkpoint to go on from; use --fresh to start again")
+        if not self.fresh and not self.accept_changes:
+            require_unchanged(self.run_dir)
+        settings = settings if self.cluster is None else free_running(settings)
+        track = tracked(self.run_dir)
+        return _run(self.run_dir, settings, self, track=track, accept_changes=self.accept_changes)
+
 
 def train_command(arguments: list[str]) -> int:
     """`laser train`."""
-    arguments = expand_numbers(arguments)
     asked = flags(TrainFlags(settings=base_config(*peek(arguments))), "laser train", arguments)
     settings = SweepConfig(base=asked.quick.over(asked.settings), processes=asked.processes)
     return _start(asked, settings, settings.base.environment.id, arguments)
@@ -129,7 +142,7 @@ def train_command(arguments: list[str]) -> int:
 
 def sweep_command(arguments: list[str]) -> int:
     """`laser sweep`."""
-    arguments = one_by_one(expand_numbers(arguments))
+    arguments = one_by_one(arguments)
     recipe, _, env, network = peek(arguments)
     file = Path(arguments[0]) if arguments and not arguments[0].startswith("-") else None
     begun = begin(recipe, file, env, network)
@@ -172,26 +185,10 @@ def _start(asked: RunFlags, settings: SweepConfig, name: str, arguments: Sequenc
     return _run(path, settings, asked, dashboard=asked.dashboard, track=named(asked.track))
 
 
-def resume_command(arguments: list[str]) -> int:
-    """`laser resume`."""
-    asked = tyro.cli(ResumeFlags, prog="laser resume", args=expand_numbers(arguments))
-    given = {"run.steps": asked.steps, "run.budget_minutes": asked.budget_minutes, "run.devices": asked.devices}
-    more = {name: value for name, value in given.items() if value is not None}
-    stored = read_sweep(asked.run_dir)
-    settings = settings_from({**dict(stored), "base": override(stored.base, more)})
-    if not asked.fresh and checkpoint.latest(asked.run_dir, replay="unread") is None:
-        raise ConfigError(f"{asked.run_dir} holds no checkpoint to go on from; use --fresh to start again")
-    if not asked.fresh and not asked.accept_changes:
-        require_unchanged(asked.run_dir)
-    settings = settings if asked.cluster is None else free_running(settings)
-    track = tracked(asked.run_dir)
-    return _run(asked.run_dir, settings, asked, track=track, accept_changes=asked.accept_changes)
-
-
 def _run(
     path: Path,
     settings: SweepConfig,
-    asked: RunFlags | ResumeFlags,
+    asked: RunFlags | Resume,
     *,
     track: Sequence[str],
     dashboard: bool = False,
@@ -218,7 +215,8 @@ def _run(
             more: list[Sink] = [TensorBoardLog(path), *trackers(track, path.name, configs, path, fresh=asked.fresh)]
             for sink in more:
                 stack.callback(sink.close)
-            stack.enter_context(dashboard_of(path, asked=dashboard))
+            if dashboard:
+                stack.enter_context(dashboard_of(path))
             console = stack.enter_context(_console(path, settings, plain=asked.plain))
             result = train(settings, directory, sinks=[directory.log, *more, console], elsewhere=elsewhere)
             stack.close()

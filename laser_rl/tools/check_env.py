@@ -54,12 +54,12 @@ PHASES = {slot.CONSTRUCTING: "constructor", slot.RESETTING: "reset", slot.STEPPI
 # The checks that a stage has made when it has come to its end.
 STAGES = {
     "build": ("construction", "spaces"),
+    "measure": ("memory", "speed", "length"),  # first: what other stages free would hide what grows
     "play": ("interface", "observation", "finite", "reward", "flags", "info", "action space", "time limit"),
     "repeat": ("repeatable",),
     "resume": ("seed", "generators"),
     "end": ("after the end",),
     "gymnasium": ("gymnasium",),
-    "measure": ("memory", "speed", "length"),
     "workers": ("workers",),
 }
 OF_ONE = (
@@ -94,7 +94,6 @@ class Bench:
         self._told: set[tuple[str, str]] = set()
         self._defects: set[str] = set()
         self._drew: list[str] = []  # the generators of the whole program that it used
-        self._endless = False  # whether it may be: random play has seen no end
         self._users, self._one = True, False
         self._make: Callable[[], Environments]
         name, options = order.id, json.loads(order.options)
@@ -235,7 +234,6 @@ class Bench:
         self._drew = [name for name in before if before[name] != now[name]]
         self._facts |= recordings.episode_facts(self._episodes)
         if self._users:
-            self._endless = not self._facts["lengths"]
             self._report(*recordings.time_limits(self._episodes))
 
     def _repeat(self) -> None:
@@ -314,7 +312,7 @@ class Bench:
                 steps, ends = steps + int((~rows.is_first).sum()), ends + int((rows.terminated | rows.truncated).sum())
                 if len(memory) < min(recordings.CHUNKS, steps // chunk):
                     memory.append(_resident_bytes())
-                if steps >= (ENDLESS_STEPS if self._endless and not ends else self._order.steps):
+                if steps >= (ENDLESS_STEPS if self._users and not ends else self._order.steps):
                     break
         total = {name: sum(each) for name, each in took.items()}
         slowest, per_second = max(total, key=lambda name: total[name]), steps / max(sum(total.values()), 1e-9)
@@ -324,7 +322,7 @@ class Bench:
         told = "step takes {step_ms:.1f} ms, reset {reset_ms:.1f} ms".format(**mean_ms)
         slow = recordings.too_slow(per_second, f"{per_second:,.0f} steps/s: {told}; {share}")
         self._report(*recordings.memory_grows(memory, chunk), *slow)
-        if self._endless and not ends and not (self._one and _is_limited(self._python())):
+        if self._users and not ends and not (self._one and _is_limited(self._python())):
             self._report(recordings.no_end(steps, enough=slots == 1 and steps >= ENDLESS_STEPS))
 
     def _workers(self) -> None:

@@ -23,7 +23,6 @@ from typing import Any, Literal
 from laser_rl import __version__, disk
 
 Verdict = Literal["good", "warning", "bad", "optional"]
-OLDEST_PYTHON = (3, 11)
 DISTRIBUTION = "laser-rl"
 NOT_FOR_USERS = frozenset({"dev", "bench", "mutants", "docs"})
 GB = 1e9
@@ -86,11 +85,12 @@ def looked_at(run_dir: Path) -> Iterator[Probe]:
     )
     try:
         yield Probe("laser-rl", "good", __version__)
-        yield python()
-        yield from libraries(_requirements(), _installed)
+        yield Probe("python", "good", f"{platform.python_version()}, {platform.platform()}")
+        requirements = importlib.metadata.requires(DISTRIBUTION) if _installed(DISTRIBUTION) else None
+        yield from libraries(requirements or [], _installed)
         yield cores(len(os.sched_getaffinity(0)), os.cpu_count() or 1, core_quota())
         yield shared_memory()
-        yield from room(run_dir)
+        yield from disk_space(run_dir)
         yield open_files()
         yield loopback()
         yield worker()
@@ -127,59 +127,40 @@ def worker() -> Probe:
     how |= dict.fromkeys(("step_timeout_s", "reset_timeout_s", "constructor_timeout_s"), WORKER_LIMIT_S)
     try:
         with contextlib.closing(make_environments("CartPole-v1", **how)) as environments:
-            first = environments.reset()
+            environments.reset()
             seconds = time.perf_counter() - start
     except (UserError, OSError) as error:
         return Probe("worker", "bad", str(error).splitlines()[0], todo)
-    if not first.is_first.all():
-        return Probe("worker", "bad", "its first row is none", todo)
     found = f"started and answered in {seconds:.1f} s"
     if seconds > SLOW_WORKER_S:
         return Probe("worker", "warning", found, "the machine is busy, or Python's libraries lie on a slow disk")
     return Probe("worker", "good", found)
 
 
-def python(version: tuple[int, ...] = sys.version_info[:3]) -> Probe:
-    """The interpreter."""
-    text = f"{'.'.join(map(str, version))}, {platform.python_implementation()}, {platform.platform()}"
-    if version < OLDEST_PYTHON:
-        return Probe("python", "bad", text, "make a virtual environment with Python 3.11 or newer")
-    return Probe("python", "good", text)
-
-
-def libraries(requirements: Sequence[str], versions: Callable[[str], str | None]) -> Iterator[Probe]:
+def libraries(requirements: Sequence[str], version: Callable[[str], str | None]) -> Iterator[Probe]:
     """What the base install needs, then the extras.
 
     Args:
         requirements: of this package's metadata, such as "ray>=2; extra == 'cluster'".
-        versions: the installed version of a distribution, None if it is not there.
+        version: of a distribution that is installed, None if it is not there.
     """
     names: dict[str, list[str]] = {"": []}
     for text in requirements:
         found = re.search(r"extra\s*==\s*['\"]([^'\"]+)['\"]", text)
         names.setdefault(found[1] if found else "", []).append(re.split(r"[^A-Za-z0-9._-]", text, maxsplit=1)[0])
     for extra in sorted(set(names) - NOT_FOR_USERS):
-        missing = [name for name in names[extra] if versions(name) is None]
-        if not missing:
-            there = ", ".join(f"{name} {versions(name)}" for name in names[extra])
-            yield Probe(f"extra {extra}" if extra else "libraries", "good", there)
-        elif not extra:
-            yield Probe("libraries", "bad", f"missing: {', '.join(missing)}", f"pip install {DISTRIBUTION}")
+        part, install = (f"extra {extra}", f"{DISTRIBUTION}[{extra}]") if extra else ("libraries", DISTRIBUTION)
+        if missing := [name for name in names[extra] if version(name) is None]:
+            told = f"pip install '{install}'"
+            yield Probe(part, "optional" if extra else "bad", f"not installed: {', '.join(missing)}", told)
         else:
-            some = "" if len(missing) == len(names[extra]) else f": {', '.join(missing)}"
-            yield Probe(f"extra {extra}", "optional", f"not installed{some}", f"pip install '{DISTRIBUTION}[{extra}]'")
+            yield Probe(part, "good", ", ".join(f"{name} {version(name)}" for name in names[extra]))
 
 
 def _installed(name: str) -> str | None:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(name)
     return None
-
-
-def _requirements() -> list[str]:
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.requires(DISTRIBUTION) or []
-    return []
 
 
 def cores(usable: int, present: int, quota: float | None) -> Probe:
@@ -194,15 +175,11 @@ def cores(usable: int, present: int, quota: float | None) -> Probe:
     return Probe("cores", "good", found)
 
 
-def core_quota(root: Path = Path("/")) -> float | None:
-    """Cores that the control group (version 2 or 1) allows; None without a limit."""
-    group = root / "sys/fs/cgroup"
+def core_quota(file: Path = Path("/sys/fs/cgroup/cpu.max")) -> float | None:
+    """Cores that the control group allows; None without a limit."""
     with contextlib.suppress(OSError, ValueError):
-        limit, period = (group / "cpu.max").read_text().split()[:2]
+        limit, period = file.read_text().split()[:2]
         return None if limit == "max" else int(limit) / int(period)
-    with contextlib.suppress(OSError, ValueError):
-        limit_us = int((group / "cpu/cpu.cfs_quota_us").read_text())
-        return None if limit_us <= 0 else limit_us / int((group / "cpu/cpu.cfs_period_us").read_text())
     return None
 
 
@@ -216,12 +193,8 @@ def memory(total: int, free: int) -> Probe:
     return _graded("memory", free / GB, LEAST_FREE_GB, LITTLE_FREE_GB, found, todo)
 
 
-def shared_memory(folder: Path = Path("/dev/shm")) -> Probe:  # noqa: S108 - its size is looked at, nothing is written
+def shared_memory() -> Probe:
     """Memory between processes: ours has no name and needs no room in /dev/shm, which is what a user would suspect."""
-    try:
-        size = f"{folder} has {shutil.disk_usage(folder).free / GB:.1f} GB free, of which laser needs none"
-    except OSError:
-        size = f"there is no {folder}, and laser needs none"
     try:
         with open(os.memfd_create("laser-doctor"), "r+b") as file:  # noqa: PTH123 - it has no path
             file.truncate(mmap.PAGESIZE)
@@ -230,20 +203,20 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> Probe:  # noqa: S108 - its
     except (OSError, AttributeError) as error:
         todo = "memfd_create is not allowed here: use --environment.placement thread and one process, or another container runtime"
         return Probe("shared memory", "bad", f"{type(error).__name__}: {error}", todo)
-    return Probe("shared memory", "good", f"anonymous memory files work; {size}")
+    return Probe("shared memory", "good", "anonymous memory files work; no room in /dev/shm is needed")
 
 
-def room(folder: Path) -> Iterator[Probe]:
+def disk_space(folder: Path) -> Iterator[Probe]:
     """The file system of the run directories: room, and whether it keeps the promises that checkpoints rest on."""
     place = folder.absolute()
     while not place.is_dir():
         place = place.parent
-    free = shutil.disk_usage(place).free / GB
-    todo = (
+    free, found = shutil.disk_usage(place).free / GB, f"{shutil.disk_usage(place).free / GB:,.1f} GB free for {folder}"
+    full, little = (
         "free some space, or name another place with --out",
-        "enough for small tasks; a replay of pictures takes several GB",
+        "enough for small tasks, not for a replay of pictures",
     )
-    yield _graded("disk", free, LEAST_DISK_GB, LITTLE_DISK_GB, f"{free:,.1f} GB free for {folder}", todo)
+    yield _graded("disk", free, LEAST_DISK_GB, LITTLE_DISK_GB, found, (full, little))
     yield promises(place)
 
 
@@ -288,11 +261,7 @@ def _locks(path: Path) -> bool:
 
 
 def open_files(soft: int | None = None) -> Probe:
-    """How many files a process may have open.
-
-    >>> open_files(100).verdict, open_files(4096).verdict
-    ('bad', 'good')
-    """
+    """How many files a process may have open."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if soft is None else soft
     if soft == resource.RLIM_INFINITY:
         return Probe("open files", "good", "no limit")
@@ -315,32 +284,30 @@ def loopback(host: str = "127.0.0.1") -> Probe:
         return Probe("loopback", "warning", f"{type(error).__name__}: {error}", todo)
 
 
-def gpu(seen: Mapping[str, object], driver_gpus: Sequence[str]) -> Iterator[Probe]:
+def gpu(seen: Mapping[str, Any], driver_gpus: Sequence[str]) -> Iterator[Probe]:
     """From what a process of its own has found out with torch (`ASK_TORCH`)."""
     if "error" in seen:
-        todo = "install it again, in a fresh virtual environment: pip install torch"
-        yield Probe("torch", "bad", str(seen["error"]), todo)
+        yield Probe(
+            "torch", "bad", seen["error"], "install it again, in a fresh virtual environment: pip install torch"
+        )
         return
-    built = f"built for CUDA {seen['cuda']}" if seen.get("cuda") else "built for CPU"
-    yield Probe("torch", "good", f"{seen['version']}, {built}")
-    devices = seen.get("devices")
-    if not devices:
-        if driver_gpus:
-            why = "torch is built for CPU" if not seen.get("cuda") else str(seen.get("why") or "torch cannot use it")
-            todo = "install a build of torch for CUDA that fits the driver: https://pytorch.org/get-started/locally"
-            yield Probe("GPU", "warning", f"{', '.join(driver_gpus)}, but {why}", todo)
-        else:
-            yield Probe("GPU", "good", "none; everything runs on the CPU")
-        return
-    yield Probe("GPU", "good", f"{'; '.join(map(str, devices))}{_driver()}")  # type: ignore[call-overload]
-    parts: dict[str, tuple[Verdict, str]] = {
-        "matmul": ("bad", "the card does not compute: look at nvidia-smi and dmesg, and start the machine anew"),
-        "kernels": ("warning", "pip install triton; without our kernels the network runs, more slowly"),
-    }
-    for part, (verdict, todo) in parts.items():
-        text = str(seen.get(part, seen.get("why", "not tried")))
-        good = text.startswith("works")
-        yield Probe(f"GPU {part}", "good" if good else verdict, text, "" if good else todo)
+    built = f"CUDA {seen['cuda']}" if seen.get("cuda") else "CPU"
+    yield Probe("torch", "good", f"{seen['version']}, built for {built}")
+    if not seen.get("devices") and not driver_gpus:
+        yield Probe("GPU", "good", "none; everything runs on the CPU")
+    elif not seen.get("devices"):
+        why = seen.get("why", "torch cannot use it") if seen.get("cuda") else "torch is built for CPU"
+        todo = "install a build of torch for CUDA that fits the driver: https://pytorch.org/get-started/locally"
+        yield Probe("GPU", "warning", f"{', '.join(driver_gpus)}, but {why}", todo)
+    else:
+        yield Probe("GPU", "good", f"{'; '.join(seen['devices'])}{_driver()}")
+        broken = "the card does not compute: look at nvidia-smi and dmesg, and start the machine anew"
+        slow = "pip install triton; without our kernels the network runs, more slowly"
+        parts: list[tuple[str, Verdict, str]] = [("matmul", "bad", broken), ("kernels", "warning", slow)]
+        for part, verdict, todo in parts:
+            text = seen.get(part, seen.get("why", "not tried"))
+            good = text.startswith("works")
+            yield Probe(f"GPU {part}", "good" if good else verdict, text, "" if good else todo)
 
 
 def _driver(path: Path = Path("/proc/driver/nvidia/version")) -> str:

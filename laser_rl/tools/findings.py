@@ -117,9 +117,7 @@ def refusal(text: str) -> Finding:
     return Finding(check, "defect", expected, got, fix, "" if where is None else where[1])
 
 
-def error_finding(
-    error: BaseException, phase: str, where: str = "", fix: str = "correct the line below"
-) -> Finding:
+def error_finding(error: BaseException, phase: str, where: str = "", fix: str = "correct the line below") -> Finding:
     """An exception with the last frames of the user's own code."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(FOREIGN)]

@@ -10,7 +10,6 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,12 +69,7 @@ class _Replay:
 
 
 def export_minari(
-    run_dir: Path,
-    dataset_id: str,
-    *,
-    member: str | int | None = None,
-    out: Path | None = None,
-    say: Callable[[int, int], None] = lambda done, total: None,
+    run_dir: Path, dataset_id: str, *, member: str | int | None = None, out: Path | None = None
 ) -> Dataset:
     """Write one dataset out of the newest checkpoint; what is there already of the same source is left as it is.
 
@@ -84,7 +78,6 @@ def export_minari(
         dataset_id: NAMESPACE/NAME-vN; the namespace may have several parts, or be left out.
         member: only the episodes of this member of a sweep; None: everybody's.
         out: the root of the datasets; None: Minari's own, MINARI_DATASETS_PATH or ~/.minari/datasets.
-        say: is told how many unrolls were read, and of how many.
     """
     require_extra()
     namespace, root = _namespace_of(dataset_id), _root(out)
@@ -108,7 +101,7 @@ def export_minari(
         folder = work / "dataset"
         shutil.rmtree(folder, ignore_errors=True)  # of one that was killed
         disk.make_folder(folder / "data")
-        episodes = EpisodeReader(run_dir, replay.loaded, replay.layout, number, say)
+        episodes = EpisodeReader(run_dir, replay.loaded, replay.layout, number)
         dataset = _write(folder / "data", episodes, replay, path)
         if not dataset.episodes:
             whose = "" if number is None else f" of member {number}"

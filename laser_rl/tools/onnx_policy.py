@@ -1,4 +1,4 @@
-"""A policy as an ONNX file: written beside its place, compared with torch on observations of the environment, then renamed.
+"""A policy as an ONNX file: written beside its place, compared with torch on random observations, then renamed.
 
 The file says by itself what it is: names and shapes of its inputs and outputs, how to call it, and where it came from.
 """
@@ -9,9 +9,8 @@ import logging
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,25 +19,22 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from laser_rl import disk
-from laser_rl.agent.policy import Decision, Policy, Seen, choose, finite
+from laser_rl.agent.policy import Policy, Seen, choose, finite
 from laser_rl.envs.make import is_atari
 from laser_rl.envs.records import ObservationSpec
-from laser_rl.errors import ConfigError, EnvironmentRefused, MissingExtra
+from laser_rl.errors import ConfigError, MissingExtra
 from laser_rl.networks.agent_network import AgentNetwork, Output
 from laser_rl.networks.build import stacked_shape
 from laser_rl.ops import checks, popart
 from laser_rl.ops.distributions import Categorical, Family, MultiCategorical
 from laser_rl.ops.gaussian import DiagonalGaussian
 from laser_rl.tools.source import starts_in, versions
-from laser_rl.training.build import another, open_environments, slots_of
-from laser_rl.training.evaluate import Player, Trained, task_count
-from laser_rl.trust import Untrusted
+from laser_rl.training.evaluate import Trained
 from laser_rl.types import Array, Inputs
 
 if TYPE_CHECKING:
     from torch.onnx import ONNXProgram
 
-log = logging.getLogger("laser_rl.tools")
 PREFIX = "laser_rl."  # of our names in a model's metadata
 SLOTS = 8
 TOLERANCE = 1e-4  # of parameters, values and states; relative where they are above 1
@@ -117,8 +113,7 @@ class Acting(nn.Module):
         return given
 
 
-@dataclass(frozen=True)
-class Verified:
+class Verified(NamedTuple):
     """What was compared."""
 
     rows: int
@@ -130,8 +125,7 @@ class Verified:
         return f"same actions on {self.rows} observations{ties}, largest difference {self.largest:.1g}"
 
 
-@dataclass(frozen=True)
-class Exported:
+class Exported(NamedTuple):
     """The file, and how it was compared with torch."""
 
     path: Path
@@ -141,13 +135,13 @@ class Exported:
 
 
 def export_onnx(trained: Trained, path: Path, *, about: Mapping[str, Any] | None = None, rows: int = 320) -> Exported:
-    """Write the acting policy to `path`, if it acts as torch does on `rows` observations of its environment.
+    """Write the acting policy to `path`, if it acts as torch does on `rows` observations.
 
     Args:
         trained: of a run directory (`tools.source.load_source`), or of an agent (`training.evaluate.trained_of`).
         path: of the file; an older one is replaced.
         about: more entries of the model's metadata, as JSON.
-        rows: how many observations are compared, about.
+        rows: how many random observations are compared, about.
     """
     require_extra()
     acting = Acting(trained.network, trained.family, starts_in(trained.spec.action))
@@ -157,7 +151,7 @@ def export_onnx(trained: Trained, path: Path, *, about: Mapping[str, Any] | None
     disk.make_folder(path.parent)
     with disk.whole(path) as temporary:
         program.save(temporary, external_data=False)
-        verified = compare(acting, session_of(temporary), observed(trained, rows))
+        verified = compare(acting, session_of(temporary), random_rows(trained, rows))
     return Exported(path, acting.inputs, acting.outputs, verified)
 
 
@@ -284,50 +278,25 @@ state: zeros before the first row of an episode, then next_state of the row befo
 last_action: {last}, at the row before. last_reward: the raw reward that it brought. Both are ignored on a first row."""
 
 
-class _Recorder(Policy):
-    """A policy that keeps what it was shown."""
+def random_rows(trained: Trained, rows: int) -> list[Seen]:
+    """About so many rows of random numbers in the shape of observations, with the actions and states of the agent.
 
-    def __init__(self, trained: Trained, seed: int) -> None:
-        super().__init__(trained.network, trained.family, seed=seed)
-        self.rows: list[Seen] = []
-
-    def act(self, rows: Seen, slots: NDArray[np.int64] | None = None) -> Decision:
-        self.rows.append(Seen._make(np.array(part) for part in rows))
-        return super().act(rows, slots)
-
-
-def observed(trained: Trained, rows: int, *, seed: int = 0) -> list[Seen]:
-    """Play, with sampled actions, until about so many rows were seen; random numbers where the environment may not be imported."""
-    tasks, source, policy = task_count(trained.source), another(trained.source), _Recorder(trained, seed)
-    slots = slots_of(source) or max(1, SLOTS // tasks) * tasks
-    try:
-        environments = open_environments(source, trained.environment, seed=seed, lockstep=True, slots=slots)
-    except (Untrusted, EnvironmentRefused, MissingExtra) as problem:
-        log.warning("the ONNX file is compared on random numbers, not on observations: %s", problem)
-        _show_random_numbers(policy, trained, -(-rows // slots), slots)
-        return policy.rows
-    player = Player(policy, trained.layout, slots)
-    try:
-        now = environments.reset()
-        for _ in range(-(-rows // slots)):
-            now = environments.step(now.slots, player(now))
-    finally:
-        environments.close()
-    return policy.rows
-
-
-def _show_random_numbers(policy: Policy, trained: Trained, calls: int, slots: int) -> None:
-    """In the shape of observations; one row in ten begins an episode, whatever was done."""
-    random, layout, shape = np.random.default_rng(0), trained.layout, (slots, *_seen_shape(trained))
-    action: Array = np.zeros((slots, *layout.action_shape), layout.action_dtype)
-    state: Array = np.zeros((slots, layout.state_size), np.float32)
-    for _ in range(calls):
+    One row in ten begins an episode. No environment is opened: it may be code that is not trusted.
+    """
+    policy, random, layout = Policy(trained.network, trained.family, seed=0), np.random.default_rng(0), trained.layout
+    shape, found = (SLOTS, *_seen_shape(trained)), list[Seen]()
+    action: Array = np.zeros((SLOTS, *layout.action_shape), layout.action_dtype)
+    state: Array = np.zeros((SLOTS, layout.state_size), np.float32)
+    for number in range(-(-rows // SLOTS)):
         pictures = layout.observation_dtype == "uint8"
         seen = random.integers(0, 256, shape, np.uint8) if pictures else random.standard_normal(shape, np.float32)
-        reward, first = random.standard_normal(slots, np.float32), random.random(slots) < 0.1  # noqa: PLR2004
+        reward, first = random.standard_normal(SLOTS, np.float32), random.random(SLOTS) < (0.1 if number else 1)
+        action = action.copy()
         action[first] = 0
-        decision = policy.act(Seen(seen, first, action, reward, state))
+        found.append(Seen(seen, first, action, reward, state))
+        decision = policy.act(found[-1])
         action, state = decision.action, state if decision.state is None else decision.state
+    return found
 
 
 def compare(acting: Acting, session: Any, rows: Sequence[Seen]) -> Verified:

@@ -7,12 +7,14 @@ between them, whatever the numbers say, and the episode is left out.
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import zstandard
+from rich.console import Console
+from rich.progress import track
 
 from laser_rl.checkpoint import REPLAY, Loaded, SegmentEntry, guarded, segments
 from laser_rl.checkpoint.guarded import Damaged
@@ -67,35 +69,25 @@ class EpisodeReader:
         loaded: one of its checkpoints.
         layout: of the unrolls.
         member: only those of this one; None: everybody's.
-        say: is told after each segment how many unrolls were read, and of how many.
     """
 
-    def __init__(
-        self,
-        run_dir: Path,
-        loaded: Loaded,
-        layout: UnrollLayout,
-        member: int | None = None,
-        say: Callable[[int, int], None] = lambda done, total: None,
-    ) -> None:
+    def __init__(self, run_dir: Path, loaded: Loaded, layout: UnrollLayout, member: int | None = None) -> None:
         self._folder, self._entries, self._layout, self._member = run_dir / REPLAY, loaded.segments, layout, member
-        self._say, self._decompressor = say, zstandard.ZstdDecompressor()
+        self._decompressor = zstandard.ZstdDecompressor()
         # The numbers on disk that each store held, first and after the last; files begin with what had left already.
         held = enumerate(loaded.state["replays"])
         self._bounds = [(n * STORE_IDS + ids["first_id"], n * STORE_IDS + ids["next_id"]) for n, ids in held]
 
     def __iter__(self) -> Iterator[WholeEpisode]:
         streams: dict[tuple[int, int, int], _OpenStream] = {}
-        total, done = sum(entry.count for entry in self._entries), 0
-        for entry in self._entries:
+        terminal = Console(stderr=True)
+        for entry in track(self._entries, "reading the replay", console=terminal, transient=True):
             for record in self._records(entry):
-                done += 1
                 with contextlib.suppress(Damaged):  # forged, or of another layout
                     unroll = self._decoded(record.compressed)
                     key = (record.number // STORE_IDS, int(unroll.member[0]), int(unroll.slot[0]))
                     streams[key], ended = self._go_on(streams.get(key), record, unroll)
                     yield from (one for one in ended if self._member in {None, one.member})
-            self._say(done, total)
 
     def _records(self, entry: SegmentEntry) -> Iterator[segments.Record]:
         """The unrolls of a segment that the replay held and whose checksums are right, wherever they lie."""

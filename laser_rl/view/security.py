@@ -8,14 +8,11 @@ A guard stands around the whole application, so that a route that is added later
 4. 405 for anything but GET and HEAD: nothing here changes anything.
 """
 
-import asyncio
 import hashlib
 import hmac
-import logging
 import os
 import secrets
 import stat
-from collections.abc import Callable
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from urllib.parse import parse_qs
@@ -48,7 +45,6 @@ _DENIED = (
     "This page needs its token. Open the link that 'laser dashboard' printed; if you just did, reload this page.\n"
     "After a restart of the dashboard the link is a new one, unless --token-file is used.\n"
 )
-_log = logging.getLogger(__name__)
 
 
 class Access:
@@ -103,10 +99,10 @@ class Access:
 
 
 class RequestGuard:
-    """Around everything; see the module. Also sets the headers of every answer, and ends a connection that takes nothing for too long."""
+    """Around everything; see the module. Also sets the headers of every answer."""
 
-    def __init__(self, app: ASGIApp, access: Access, *, abort: Callable[[Scope], None], patience_s: float) -> None:
-        self.app, self._access, self._abort, self._patience_s = app, access, abort, patience_s
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self.app, self._access = app, access
         self._hosts = {f"{name}:{access.port}" for name in NAMES}
         self._origins = {f"http://{host}" for host in self._hosts}
 
@@ -118,8 +114,16 @@ class RequestGuard:
         if scope["type"] != "http":  # nothing here speaks over web sockets
             await send({"type": "websocket.close", "code": 1008})
             return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(HEADERS)
+                headers.setdefault("cache-control", "no-store")
+            await send(message)
+
         answer = self._refusal(scope) or self._entry(scope)
-        await (answer or self.app)(scope, receive, self._patient(scope, send))
+        await (answer or self.app)(scope, receive, send_with_headers)
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
@@ -146,20 +150,6 @@ class RequestGuard:
         answer = RedirectResponse("/", 303)
         answer.set_cookie(self._access.cookie_name, self._access.cookie, httponly=True, samesite="strict", path="/")
         return answer
-
-    def _patient(self, scope: Scope, send: Send) -> Send:
-        async def send_in_time(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers.update(HEADERS)
-                headers.setdefault("cache-control", "no-store")
-            try:
-                await asyncio.wait_for(send(message), self._patience_s)
-            except TimeoutError:
-                _log.info("a page took nothing for %.0f s and was let go", self._patience_s)
-                self._abort(scope)
-
-        return send_in_time
 
 
 def token_from(path: Path | None) -> str:

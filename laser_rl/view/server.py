@@ -1,6 +1,5 @@
-"""The server: routes, the files of the page, and connections that can be ended."""
+"""The server: routes, the files of the page, and the socket that it listens on."""
 
-import asyncio
 import contextlib
 import json
 import os
@@ -9,7 +8,6 @@ import sys
 import time
 import webbrowser
 from collections.abc import AsyncIterator, Callable, Sequence
-from functools import partial
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -22,7 +20,6 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.videos import open_film
@@ -33,46 +30,12 @@ from laser_rl.view.runs import Runs, ViewedRun
 from laser_rl.view.security import HOST, Access, RequestGuard
 
 MOST_CONNECTIONS = 256
-_SEND_BUFFER_BYTES = 32 << 10  # what is kept for a page that does not read, in the kernel and here
-_FIRST_REQUEST_S, _PATIENCE_S = 15.0, 15.0
+_SEND_BUFFER_BYTES = 32 << 10  # what the kernel keeps for a page that does not read
+_PATIENCE_MS = 15_000  # then the kernel ends a connection that takes nothing
 _KEEP_ALIVE_S = 30
 _MOST_CACHED = 64
 _REST, _LONGEST_HOLD_S = 100, 5.0
 _NICE = 10
-Transports = dict[tuple[str, int], asyncio.Transport]
-
-
-class _Connection(H11Protocol):
-    """A connection that can be ended at once, with what it was still to be sent."""
-
-    open: Transports
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        found = transport.get_extra_info("socket")
-        if found is not None:
-            with contextlib.suppress(OSError):
-                found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-        transport.set_write_buffer_limits(high=_SEND_BUFFER_BYTES)
-        if self.client is not None:
-            self.open[self.client] = transport
-        self.loop.call_later(_FIRST_REQUEST_S, self._end_if_unasked, transport)
-
-    def _end_if_unasked(self, transport: asyncio.Transport) -> None:
-        if self.cycle is None:  # nothing was asked for: it would keep its place for ever
-            transport.abort()
-
-    def timeout_keep_alive_handler(self) -> None:
-        """End it where nothing more was asked for; at once if the last answer was not even taken: closing politely would wait for that."""
-        if self.transport.get_write_buffer_size():
-            self.transport.abort()
-        else:
-            super().timeout_keep_alive_handler()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self.client is not None:
-            self.open.pop(self.client, None)
-        super().connection_lost(exc)
 
 
 class _OpenFile(FileResponse):
@@ -116,12 +79,12 @@ class _Pages:
     def __init__(self, runs: Runs) -> None:
         self._viewed, self._files = runs, static_files()
 
-    async def _index(self, request: Request) -> Response:
-        return self._file("index.html")
-
     async def _static(self, request: Request) -> Response:
         """A file of the page, from a table that was made at the start: no path of a request reaches the disk."""
-        return self._file(request.path_params["name"])
+        name = request.path_params.get("name", "index.html")
+        if name not in self._files:
+            raise HTTPException(404)
+        return Response(self._files[name], media_type=TYPES[Path(name).suffix], headers={"cache-control": "no-cache"})
 
     async def _runs(self, request: Request) -> Response:
         return JSONResponse([{"run": run.number, "name": run.name, "state": run.state} for run in self._viewed.every()])
@@ -151,7 +114,7 @@ class _Pages:
 
     def routes(self) -> list[Route]:
         return [
-            Route("/", self._index),
+            Route("/", self._static),
             Route("/static/{name:path}", self._static),
             Route("/api/runs", self._runs),
             Route("/api/runs/{run:int}", self._summary),
@@ -166,11 +129,6 @@ class _Pages:
             run.wanted = time.monotonic()
             return run
         raise HTTPException(404)
-
-    def _file(self, name: str) -> Response:
-        if name not in self._files:
-            raise HTTPException(404)
-        return Response(self._files[name], media_type=TYPES[Path(name).suffix], headers={"cache-control": "no-cache"})
 
     async def _answer(self, run: ViewedRun, key: object, make: Callable[[ViewedRun], Data]) -> Response:
         """What was made before, if it still holds: without a lock and without a thread, since most requests are polls."""
@@ -199,9 +157,8 @@ def encoded(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 
 
-def application(runs: Runs, access: Access, *, transports: Transports | None = None) -> RequestGuard:
+def application(runs: Runs, access: Access) -> RequestGuard:
     """Everything behind the guard."""
-    abort = partial(_abort, {} if transports is None else transports)
 
     @contextlib.asynccontextmanager
     async def living(app: Starlette) -> AsyncIterator[None]:
@@ -211,7 +168,7 @@ def application(runs: Runs, access: Access, *, transports: Transports | None = N
 
     app = Starlette(routes=_Pages(runs).routes(), lifespan=living)
     app.router.redirect_slashes = False
-    return RequestGuard(app, access, abort=abort, patience_s=_PATIENCE_S)
+    return RequestGuard(app, access)
 
 
 def serve(
@@ -224,7 +181,7 @@ def serve(
     access = Access(token, listening.getsockname()[1])
     for run in runs.every()[:1]:
         run.wanted = time.monotonic()
-    server = server_of(runs, access)
+    server = server_of(runs, access, listening)
     if not quiet:
         print(f"dashboard of {len(runs.every())} run(s): {access.link}", flush=True)
         print("the link holds a token: who has it can see these runs; Ctrl-C ends", flush=True)
@@ -259,14 +216,13 @@ def listening_socket(port: int, host: str = HOST) -> socket.socket:
     return found
 
 
-def server_of(runs: Runs, access: Access) -> uvicorn.Server:
-    """A server; `serve(sockets=[...])` runs it."""
-    transports: Transports = {}
-    protocol = type("ThisConnection", (_Connection,), {"open": transports})
-    app = application(runs, access, transports=transports)
+def server_of(runs: Runs, access: Access, listening: socket.socket) -> uvicorn.Server:
+    """A server for `serve(sockets=[listening])`; connections inherit the socket's options."""
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _PATIENCE_MS)
     config = uvicorn.Config(
-        cast("ASGIApp", app),
-        http=protocol,
+        cast("ASGIApp", application(runs, access)),
+        http="h11",
         ws="none",
         lifespan="on",
         log_level="warning",
@@ -278,9 +234,3 @@ def server_of(runs: Runs, access: Access) -> uvicorn.Server:
         timeout_graceful_shutdown=1,
     )
     return uvicorn.Server(config)
-
-
-def _abort(transports: Transports, scope: Scope) -> None:
-    transport = transports.get(tuple(scope["client"])) if scope.get("client") else None
-    if transport is not None:
-        transport.abort()

@@ -126,11 +126,11 @@ def test_what_is_there_is_not_written_again_and_never_overwritten(run, tmp_path)
 
 
 def test_two_exports_of_one_dataset_do_not_write_at_once(run, tmp_path):
-    def meanwhile(done, total):
-        with pytest.raises(ConfigError, match="another export is writing"):
-            exported(run[0], tmp_path)
-
-    assert exported(run[0], tmp_path, say=meanwhile).episodes
+    work = tmp_path / "laser" / "cartpole" / ".mixed-v0.unfinished"
+    work.mkdir(parents=True)
+    with checkpoint.RunLock(work), pytest.raises(ConfigError, match="another export is writing"):
+        exported(run[0], tmp_path)
+    assert exported(run[0], tmp_path).episodes
 
 
 def test_the_command_says_what_there_is_and_refuses_what_it_cannot_do(run, tmp_path, capsys):

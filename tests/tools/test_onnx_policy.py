@@ -18,9 +18,9 @@ from laser_rl.envs.records import (
     MultiDiscreteActions,
     ObservationSpec,
 )
-from laser_rl.errors import ConfigError, EnvironmentRefused
+from laser_rl.errors import ConfigError
 from laser_rl.networks.build import build_network, family_of
-from laser_rl.tools.onnx_policy import PREFIX, Acting, compare, described, export_onnx, observed, session_of
+from laser_rl.tools.onnx_policy import PREFIX, Acting, compare, described, export_onnx, random_rows, session_of
 from laser_rl.tools.source import starts_in
 from laser_rl.training.build_group import build_member
 from laser_rl.training.evaluate import trained_of
@@ -83,7 +83,7 @@ def drifts(found):
 @pytest.fixture(scope="module")
 def recurrent():
     trained = untrained(memory="lstm", memory_size=8)
-    return trained, observed(trained, 40)
+    return trained, random_rows(trained, 40)
 
 
 def test_torch_agrees_with_itself(recurrent):
@@ -106,7 +106,7 @@ def test_a_tie_may_be_broken_either_way():
     nn.init.zeros_(trained.network.policy_head.weight)
     nn.init.zeros_(trained.network.policy_head.bias)
     acting = Acting(trained.network, trained.family)
-    verified = compare(acting, Torch(acting, another_action), observed(trained, 16))
+    verified = compare(acting, Torch(acting, another_action), random_rows(trained, 16))
     assert (verified.rows, verified.ties) == (24, 10)
 
 
@@ -117,7 +117,7 @@ def test_it_is_the_acting_policy():
     from laser_rl.agent.policy import Policy  # noqa: PLC0415
 
     policy = Policy(trained.network, trained.family, seed=0, deterministic=True)
-    for row in observed(trained, 40):
+    for row in random_rows(trained, 40):
         decision = policy.act(row)
         with torch.inference_mode():
             action, logits, _, state = acting(*(torch.from_numpy(part) for part in row))
@@ -305,27 +305,13 @@ def test_a_trained_memory_of_a_run_plays_an_episode_alone(tmp_path):
     assert steps > 60
 
 
-def test_an_environment_that_cannot_be_imported_is_replaced_by_random_numbers(monkeypatch, caplog):
-    def refuse(*_, **__):
-        raise EnvironmentRefused("no such module")
-
-    trained = untrained(memory="lstm", memory_size=8)
-    monkeypatch.setattr("laser_rl.tools.onnx_policy.open_environments", refuse)
-    rows = observed(trained, 80)
-    assert "compared on random numbers" in caplog.text
+def test_random_rows_begin_episodes_and_carry_the_memory_on():
+    rows = random_rows(untrained(memory="lstm", memory_size=8), 80)
     assert [row.observation.shape for row in rows] == [(8, 4)] * 10
-    assert any(row.is_first.any() for row in rows)
+    assert rows[0].is_first.all()
+    assert any(row.is_first.any() for row in rows[1:])
     assert any(row.state.any() for row in rows)
-    acting = Acting(trained.network, trained.family)
-    assert compare(acting, Torch(acting, nothing), rows).rows == 88
-    with pytest.raises(ConfigError, match="another action"):
-        compare(acting, Torch(acting, another_action), rows)
-
-
-def test_rows_are_played_in_every_slot():
-    rows = observed(untrained(), 40)
-    assert [row.observation.shape for row in rows] == [(8, 4)] * 5
-    assert all(len(np.unique(row.observation, axis=0)) == 8 for row in rows)
+    assert all(not row.last_action[row.is_first].any() for row in rows)
 
 
 class Shifted(gymnasium.Env):

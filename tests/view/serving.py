@@ -61,7 +61,7 @@ def serving(places: Sequence[Path]) -> Iterator[Served]:
     listening = listening_socket(0)
     access = Access(TOKEN, listening.getsockname()[1])
     runs = Runs(places, look_s=0.05)
-    server = server_of(runs, access)
+    server = server_of(runs, access, listening)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     until(lambda: server.started, "the server to start")

@@ -8,9 +8,8 @@ import time
 import pytest
 
 from laser_rl import cli
-from laser_rl.cli import watch
-from laser_rl.errors import MissingExtra
 from laser_rl.metrics import MetricsLog
+from laser_rl.view import command
 from laser_rl.view.panels import PANELS
 from tests.view.logs import level, write_run, write_sweep
 from tests.view.serving import serving, until
@@ -19,7 +18,7 @@ from tests.view.serving import serving, until
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "a dashboard of what? name one or more run directories"),
+        ([], "dashboard what? name one or more run directories"),
         (["nowhere"], "expected directories of runs, got nowhere"),
         ([".", "--host", "0.0.0.0"], "listens on 127.0.0.1 only, got 0.0.0.0; from elsewhere use ssh -L"),  # noqa: S104
         ([".", "--port", "70000"], "port 70000 of 127.0.0.1 cannot be used"),
@@ -33,19 +32,17 @@ def test_mistakes_are_refused_without_a_traceback(capsys, tmp_path, monkeypatch,
 
 
 def test_without_the_extra_it_is_said_before_anything_begins(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(watch.importlib.util, "find_spec", lambda name: None)
-    with (
-        pytest.raises(MissingExtra, match=r"pip install 'laser-rl\[dashboard\]'"),
-        watch.dashboard_of(tmp_path, asked=True),
-    ):
-        pytest.fail("training must not begin")
-    monkeypatch.setitem(sys.modules, "starlette", None)
-    assert cli.main(["dashboard", str(tmp_path)]) == 2
-    assert "needs the extra 'dashboard'" in capsys.readouterr().err
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+    for arguments in (["dashboard", str(tmp_path)], ["train", "--dashboard", "--out", str(tmp_path / "run")]):
+        assert cli.main(arguments) == 2
+        assert "needs the extra 'dashboard'" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_neither_training_nor_help_loads_the_server():
-    code = "import sys, laser_rl.cli.watch, laser_rl.cli; print([n for n in ('starlette', 'laser_rl.view') if n in sys.modules])"
+    code = (
+        "import sys, laser_rl.cli.train; print([n for n in ('starlette', 'laser_rl.view.server') if n in sys.modules])"
+    )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert found.stdout.strip() == "[]"
 

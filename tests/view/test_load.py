@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from laser_rl.cli.watch import dashboard_of
 from laser_rl.metrics import read
 from laser_rl.metrics.log import last_row
 from laser_rl.view import server as server_module
+from laser_rl.view.command import dashboard_of
 from tests.view.logs import write_sweep
 from tests.view.serving import Served, serving, until
 
@@ -101,7 +101,7 @@ def quantile(sorted_seconds, share):
 @pytest.mark.fault(16)
 def test_pages_that_never_read_are_let_go_and_hinder_nobody(tmp_path, monkeypatch, figure):
     monkeypatch.setattr(server_module, "_SEND_BUFFER_BYTES", 4096)
-    monkeypatch.setattr(server_module, "_KEEP_ALIVE_S", 1)
+    monkeypatch.setattr(server_module, "_PATIENCE_MS", 2_000)
     begin = [500]
     write_sweep(tmp_path / "run", 10, 500)
 
@@ -201,18 +201,16 @@ def test_a_million_rows_and_twenty_pages(tmp_path, figure):
 @pytest.mark.fault(16)
 def test_its_death_does_not_matter_and_it_ends_with_training(tmp_path, capfd, figure):
     write_sweep(tmp_path, 2, 5)
-    with dashboard_of(tmp_path, asked=True):
+    with dashboard_of(tmp_path):
         link = capfd.readouterr().out.split("dashboard: ")[1].strip()
         pid = only_child()
         served = Elsewhere(link)
         assert json.loads(served.ask("/api/runs")[2])[0]["run"] == 0
         os.kill(pid, signal.SIGKILL)
         until(lambda: pid not in children(), "the killed process to be gone", 10)
-    with dashboard_of(tmp_path, asked=True):
+    with dashboard_of(tmp_path):
         pid = only_child()
     assert pid not in children()
-    with dashboard_of(tmp_path, asked=False):
-        assert children() == []
     figure("killed with kill -9: the block around training goes on; at its end nothing is left")
 
 
