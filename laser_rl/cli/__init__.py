@@ -130,7 +130,7 @@ def _asked(flags: type, name: str, arguments: list[str]) -> Any:
 
     from laser_rl.errors import ConfigError  # noqa: PLC0415
 
-    asked = tyro.cli(flags, prog=f"laser {name}", args=arguments)
+    asked: Any = tyro.cli(flags, prog=f"laser {name}", args=arguments)
     if getattr(asked, "run_dirs", None) == ():
         raise ConfigError(f"{name} what? name one or more run directories: laser {name} runs/*")
     return asked

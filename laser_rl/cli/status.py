@@ -11,14 +11,12 @@ import tyro
 
 from laser_rl import checkpoint
 from laser_rl.config import Config
-from laser_rl.disk import read_json
 from laser_rl.envs.scores import tasks_of
 from laser_rl.metrics import display
-from laser_rl.metrics.history import History
-from laser_rl.metrics.log import FILE
 from laser_rl.metrics.rows import Row
-from laser_rl.metrics.standing import MemberStanding, standing_of, state_of
-from laser_rl.training.files import SWEEP, awaits_evaluation, has_ended, is_sweep, read_sweep
+from laser_rl.metrics.standing import MemberStanding
+from laser_rl.training.files import awaits_evaluation, has_ended, read_sweep
+from laser_rl.view.runs import subject_of
 
 _NONE = "–"
 
@@ -41,21 +39,19 @@ class Status:
 
 def status_of(run_dir: Path) -> dict[str, Any]:
     """What the files of a run directory say, as plain values; refused if it is none."""
-    history, many, base = History.read(run_dir / FILE), is_sweep(run_dir), read_sweep(run_dir).base
-    rows = history.kept() if many else [{**row, "member": 0} for row in history.kept()]
-    members = standing_of(rows, read_json(run_dir / SWEEP) if many else {"settings": [{}]})
-    owner, newest = checkpoint.owner(run_dir), checkpoint.newest_step(run_dir)
+    base, owner, newest = read_sweep(run_dir).base, checkpoint.owner(run_dir), checkpoint.newest_step(run_dir)
+    subject = subject_of(run_dir, running=owner is not None)
     folder = run_dir / checkpoint.CHECKPOINTS / f"step-{newest or 0:012d}"
     return {
         "run_dir": str(run_dir),
-        "kind": "sweep" if many else "run",
+        "kind": "sweep" if subject.is_sweep else "run",
         "environment": base.environment.id,
         "recipe": base.recipe,
-        "state": state_of(history.last, running=owner is not None),
+        "state": subject.state,
         "process": None if owner is None else {"pid": owner.pid, "host": owner.host},
         "checkpoint": None if newest is None else {"step": newest, "path": str(folder)},
         "evaluation_missing": owner is None and _evaluation_is_missing(run_dir),
-        "members": [_member(one, rows, base) for one in members],
+        "members": [_member(one, subject.newest(one.member, "train"), base) for one in subject.members],
     }
 
 
@@ -67,17 +63,15 @@ def _evaluation_is_missing(run_dir: Path) -> bool:
     return any(map(awaits_evaluation, trainings)) and all(map(has_ended, trainings))
 
 
-def _member(one: MemberStanding, rows: Sequence[Row], base: Config) -> dict[str, Any]:
-    trained: Row = {}
-    for row in rows:
-        if row["kind"] == "train" and row.get("member") == one.member:
-            trained = row
-    own = one.acceptance_own
-    if own is None:  # a single run has no sources to tell apart
-        own = display.number(trained, "acceptance")
+def _member(one: MemberStanding, trained: Row, base: Config) -> dict[str, Any]:
+    own = one.acceptance_own  # a single run has no sources to tell apart
     clocked = ("steps_per_second", "updates_per_second", "budget_left_seconds")
-    speeds = {name: display.number(trained, name) for name in clocked}
-    return {**asdict(one), "total_steps": base.run.steps, "acceptance_own": own, **speeds}
+    return {
+        **asdict(one),
+        "total_steps": base.run.steps,
+        "acceptance_own": display.number(trained, "acceptance") if own is None else own,
+        **{name: display.number(trained, name) for name in clocked},
+    }
 
 
 def _text(found: dict[str, Any]) -> str:

@@ -53,9 +53,9 @@ FINAL_KEYS = frozenset({"final_obs", "final_observation", "terminal_observation"
 PHASES = {slot.CONSTRUCTING: "constructor", slot.RESETTING: "reset", slot.STEPPING: "step"}
 # The checks that a stage has made when it has come to its end.
 STAGES = {
-    "build": ("construction", "spaces"),
+    "build": ("construction",),
     "measure": ("memory", "speed", "length"),  # first: what other stages free would hide what grows
-    "play": ("interface", "observation", "finite", "reward", "flags", "info", "action space", "time limit"),
+    "play": ("rows", "time limit"),
     "repeat": ("repeatable",),
     "resume": ("seed", "generators"),
     "end": ("after the end",),
@@ -128,7 +128,7 @@ class Bench:
             self._report(stop.finding)
             return False
         except EnvironmentRefused as error:
-            self._report(refusal(str(error)))
+            self._report(refusal("construction" if name == "build" else "rows", str(error)))
             return False
         except UserError:
             raise
@@ -166,7 +166,7 @@ class Bench:
         place, _, said = sentence.partition("): ")
         got, where = said.partition(" as observation_space")[0], place.rpartition(" (")[2]
         fix = "widen observation_space, or clip what is returned; training goes on with such values as they are"
-        self._report(Finding("observation", "warning", "values within the bounds of their space", got, fix, where))
+        self._report(Finding("rows", "warning", "values within the bounds of their space", got, fix, where))
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[Environments]:
@@ -213,7 +213,7 @@ class Bench:
             if isinstance(spec.action, BoxActions) and (np.abs([spec.action.low, spec.action.high]) > WIDE).any():
                 fix = "declare the range in which actions differ, e.g. Box(-1, 1, …), and scale inside of step"
                 got = f"no bounds, or very wide ones: from {spec.action.low} to {spec.action.high}"
-                self._report(Finding("spaces", "warning", "bounds within which actions make sense", got, fix))
+                self._report(Finding("construction", "warning", "bounds within which actions make sense", got, fix))
             try:
                 with self._open() as twin:
                     others = twin.spec

@@ -4,13 +4,11 @@ import contextlib
 import fcntl
 import importlib.metadata
 import json
-import mmap
 import os
 import platform
 import re
 import resource
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -30,7 +28,7 @@ LEAST_FREE_GB, LITTLE_FREE_GB = 1.0, 4.0  # of memory
 LEAST_DISK_GB, LITTLE_DISK_GB = 0.5, 10.0
 FEW_FILES, LEAST_FILES = 1024, 256
 TORCH_LIMIT_S, WORKER_LIMIT_S, END_LIMIT_S = 120.0, 30.0, 10.0
-SLOW_WORKER_S, SLOW_SYNC_S, SKEW_S = 10.0, 0.5, 2.0
+SLOW_WORKER_S, SLOW_SYNC_S = 10.0, 0.5
 # In a process of its own: a driver may hang, a broken build may crash, and a context on the card would stay with us.
 ASK_TORCH = """
 import json
@@ -89,10 +87,8 @@ def looked_at(run_dir: Path) -> Iterator[Probe]:
         requirements = importlib.metadata.requires(DISTRIBUTION) if _installed(DISTRIBUTION) else None
         yield from libraries(requirements or [], _installed)
         yield cores(len(os.sched_getaffinity(0)), os.cpu_count() or 1, core_quota())
-        yield shared_memory()
         yield from disk_space(run_dir)
         yield open_files()
-        yield loopback()
         yield worker()
         seen, page = _answer(torch), os.sysconf("SC_PAGE_SIZE")
         free = seen.get("free_bytes", page * os.sysconf("SC_AVPHYS_PAGES"))
@@ -193,19 +189,6 @@ def memory(total: int, free: int) -> Probe:
     return _graded("memory", free / GB, LEAST_FREE_GB, LITTLE_FREE_GB, found, todo)
 
 
-def shared_memory() -> Probe:
-    """Memory between processes: ours has no name and needs no room in /dev/shm, which is what a user would suspect."""
-    try:
-        with open(os.memfd_create("laser-doctor"), "r+b") as file:  # noqa: PTH123 - it has no path
-            file.truncate(mmap.PAGESIZE)
-            with mmap.mmap(file.fileno(), mmap.PAGESIZE) as mapped:
-                mapped[:5] = b"laser"
-    except (OSError, AttributeError) as error:
-        todo = "memfd_create is not allowed here: use --environment.placement thread and one process, or another container runtime"
-        return Probe("shared memory", "bad", f"{type(error).__name__}: {error}", todo)
-    return Probe("shared memory", "good", "anonymous memory files work; no room in /dev/shm is needed")
-
-
 def disk_space(folder: Path) -> Iterator[Probe]:
     """The file system of the run directories: room, and whether it keeps the promises that checkpoints rest on."""
     place = folder.absolute()
@@ -230,7 +213,6 @@ def promises(place: Path) -> Probe:
                 disk.write_bytes(folder / "a", data)  # as every file of a run
             sync_s, renamed = time.perf_counter() - start, (folder / "a").read_bytes() == b"new"
             locked = _locks(folder / "lock")
-            skew = time.time() - (folder / "a").stat().st_mtime
     except OSError as error:
         todo = f"make {place} writable, or name another place with --out"
         return Probe("files", "bad", f"{type(error).__name__}: {error}", todo)
@@ -241,12 +223,9 @@ def promises(place: Path) -> Probe:
     if not locked:
         todo = "two runs could write to one directory: put runs on a local disk, or mount with locks"
         return Probe("files", "bad", f"{found}, locks do not", todo)
-    if abs(skew) > SKEW_S:
-        todo = "its clock is another one than this machine's: set both by NTP, or ages of files will be wrong"
-        return Probe("files", "warning", f"{found}, times of files are {skew:.0f} s off", todo)
     if sync_s > SLOW_SYNC_S:
         return Probe("files", "warning", found, "a slow disk: save less often with --run.checkpoint-every-steps")
-    return Probe("files", "good", f"{found}, locks work, times agree")
+    return Probe("files", "good", f"{found}, locks work")
 
 
 def _locks(path: Path) -> bool:
@@ -269,21 +248,6 @@ def open_files(soft: int | None = None) -> Probe:
     return _graded("open files", soft, LEAST_FILES, FEW_FILES, f"at most {soft:,}", (todo, todo))
 
 
-def loopback(host: str = "127.0.0.1") -> Probe:
-    """Whether the dashboard could listen, and be reached from this machine."""
-    try:
-        with socket.socket() as server:
-            server.settimeout(2.0)
-            server.bind((host, 0))
-            server.listen(1)
-            with socket.create_connection(server.getsockname(), timeout=2.0):
-                server.accept()[0].close()
-            return Probe("loopback", "good", f"a port of {host} can be bound and reached")
-    except OSError as error:
-        todo = "training works; for the dashboard allow local connections (container, firewall)"
-        return Probe("loopback", "warning", f"{type(error).__name__}: {error}", todo)
-
-
 def gpu(seen: Mapping[str, Any], driver_gpus: Sequence[str]) -> Iterator[Probe]:
     """From what a process of its own has found out with torch (`ASK_TORCH`)."""
     if "error" in seen:
@@ -300,7 +264,7 @@ def gpu(seen: Mapping[str, Any], driver_gpus: Sequence[str]) -> Iterator[Probe]:
         todo = "install a build of torch for CUDA that fits the driver: https://pytorch.org/get-started/locally"
         yield Probe("GPU", "warning", f"{', '.join(driver_gpus)}, but {why}", todo)
     else:
-        yield Probe("GPU", "good", f"{'; '.join(seen['devices'])}{_driver()}")
+        yield Probe("GPU", "good", "; ".join(seen["devices"]))
         broken = "the card does not compute: look at nvidia-smi and dmesg, and start the machine anew"
         slow = "pip install triton; without our kernels the network runs, more slowly"
         parts: list[tuple[str, Verdict, str]] = [("matmul", "bad", broken), ("kernels", "warning", slow)]
@@ -308,11 +272,3 @@ def gpu(seen: Mapping[str, Any], driver_gpus: Sequence[str]) -> Iterator[Probe]:
             text = seen.get(part, seen.get("why", "not tried"))
             good = text.startswith("works")
             yield Probe(f"GPU {part}", "good" if good else verdict, text, "" if good else todo)
-
-
-def _driver(path: Path = Path("/proc/driver/nvidia/version")) -> str:
-    """The kernel module's version; the word x86_64 stands before it or not, as the module is a closed or an open one."""
-    with contextlib.suppress(OSError):
-        found = re.search(r"Kernel Module.*?\s(\d+\.\d[\d.]*)", path.read_text())
-        return f", driver {found[1]}" if found else ""
-    return ""

@@ -80,7 +80,8 @@ def export_minari(
         out: the root of the datasets; None: Minari's own, MINARI_DATASETS_PATH or ~/.minari/datasets.
     """
     require_extra()
-    namespace, root = _namespace_of(dataset_id), _root(out)
+    _require_name(dataset_id)
+    root = _root(out)
     number = None if member is None else chosen_member(run_dir, member)
     replay, path = _replay(run_dir, number), root / dataset_id
     source = {
@@ -110,7 +111,7 @@ def export_minari(
                 "train with a larger --replay.capacity-steps"
             )
         _describe(folder / "data", dataset_id, source, replay, dataset)
-        _make_namespace(root, namespace)
+        _make_namespace(root, path)
         folder.replace(path)
         disk.sync_path(path.parent)
     shutil.rmtree(work, ignore_errors=True)
@@ -303,16 +304,15 @@ def _same(path: Path, dataset_id: str, source: dict[str, Any]) -> Dataset:
     return Dataset(path, found["total_episodes"], found["total_steps"], ours["mean_return"])
 
 
-def _namespace_of(dataset_id: str) -> str | None:
-    from minari.dataset.minari_dataset import parse_dataset_id  # noqa: PLC0415
+def _require_name(dataset_id: str) -> None:
+    from minari.dataset.minari_dataset import parse_dataset_id  # noqa: PLC0415 - needs the extra
 
     try:
-        namespace: str | None = parse_dataset_id(dataset_id)[0]
+        parse_dataset_id(dataset_id)
     except (ValueError, TypeError):
         raise ConfigError(
             f"expected the name of a Minari dataset, NAMESPACE/NAME-vN such as laser/breakout/mixed-v0, got {dataset_id!r}"
         ) from None
-    return namespace
 
 
 def _root(out: Path | None) -> Path:
@@ -320,13 +320,10 @@ def _root(out: Path | None) -> Path:
     return Path(given).absolute() if given else Path.home() / ".minari" / "datasets"
 
 
-def _make_namespace(root: Path, namespace: str | None) -> None:
+def _make_namespace(root: Path, path: Path) -> None:
     """What Minari's own writer leaves in each folder above a dataset, so that it lists them."""
-    from minari.namespace import NAMESPACE_METADATA_FILENAME  # noqa: PLC0415
+    from minari.namespace import NAMESPACE_METADATA_FILENAME  # noqa: PLC0415 - needs the extra
 
-    folders = [root]
-    for part in namespace.split("/") if namespace else ():
-        folders.append(folders[-1] / part)
-        file = folders[-1] / NAMESPACE_METADATA_FILENAME
-        if not file.exists():
-            disk.write_json(file, {})
+    for folder in itertools.takewhile(lambda folder: folder != root, path.parents):
+        if not (folder / NAMESPACE_METADATA_FILENAME).exists():
+            disk.write_json(folder / NAMESPACE_METADATA_FILENAME, {})

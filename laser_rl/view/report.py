@@ -96,9 +96,10 @@ def recorded(subjects: Sequence[Subject], beside: Path) -> Data:
     answers: Data = {}
     if first:
         listed.insert(0, {"run": 0, "name": SIDE_BY_SIDE, "state": f"{len(subjects)} directories"})
-        panels, data = _comparison(subjects)
-        answers["/api/runs/0"] = {"run": 0, "name": SIDE_BY_SIDE, "version": 1, "panels": panels}
-        answers |= {f"/api/runs/0/panels/{name}": one for name, one in data.items()}
+        panels = list(_comparison(subjects))
+        told = [about for about, _ in panels]
+        answers["/api/runs/0"] = {"run": 0, "name": SIDE_BY_SIDE, "version": 1, "panels": told}
+        answers |= {f"/api/runs/0/panels/{about['id']}": data for about, data in panels}
     for number, one in enumerate(subjects, start=first):
         answers |= _answers(one, number, beside, alone=len(subjects) == 1)
     return {"written": round(time.time()), "/api/runs": listed, **answers}
@@ -177,39 +178,29 @@ def _digest(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _comparison(subjects: Sequence[Subject]) -> tuple[list[Data], dict[str, Data]]:
-    """The panels of the comparison: what each is called, and the data of each by its id."""
-    found = list(_panels(subjects))
-    return [{"id": name, **about} for name, about, _ in found], {name: data for name, _, data in found}
-
-
-def _panels(subjects: Sequence[Subject]) -> Iterator[tuple[str, Data, Data]]:
-    conditions = _conditions_of(subjects)
-    wide = {"kind": "table", "wide": True}
-    yield "conditions", {"title": "By condition", "why": _SEEDS, **wide}, _conditions_table(conditions)
+def _comparison(subjects: Sequence[Subject]) -> Iterator[tuple[Data, Data]]:
+    """The panels of the comparison: what each is called, and its data."""
+    conditions, wide = _conditions_of(subjects), {"kind": "table", "wide": True}
+    yield {"id": "conditions", "title": "By condition", "why": _SEEDS, **wide}, _conditions_table(conditions)
     why = "Of a sweep, the numbers of its best member."
-    yield "directories", {"title": "By directory", "why": why, **wide}, _directories_table(subjects)
+    yield {"id": "directories", "title": "By directory", "why": why, **wide}, _directories_table(subjects)
     environments = dict.fromkeys(subject.environment for subject in subjects)
     for number, environment in enumerate(environments):
         own = [one for one in conditions if one.subjects[0].environment == environment]
         title = own[0].subjects[0].score_label + (f", {environment}" if len(environments) > 1 else "")
-        yield (
-            f"compared-{number}",
-            {"title": title, "why": _BANDS, "kind": "chart", "each": True, "wide": True},
-            _compared(own),
-        )
+        about = {"id": f"compared-{number}", "title": title, "why": _BANDS, "kind": "chart", "each": True, "wide": True}
+        yield about, _compared(own)
     alone = [subject for subject in subjects if not subject.is_sweep]
     speeds = [(one.name, n, one.history.line("train", 0, "steps_per_second")) for n, one in enumerate(alone)]
-    speeds = [one for one in speeds if len(one[2].x)]
-    about = {"title": "Steps per second", "why": "Of runs of one agent.", "kind": "chart", "optional": True}
-    yield "compared-speed", about, chart(None, speeds, Asked(points=_GRID))
+    about = {"id": "compared-speed", "title": "Steps per second", "why": "Of runs of one agent.", "kind": "chart"}
+    yield {**about, "optional": True}, chart(None, [one for one in speeds if len(one[2].x)], Asked(points=_GRID))
     names = _differing(subjects)
     lines = [[name, *(_told(one, name) for one in subjects)] for name in names]
-    columns = ["setting", *(one.name for one in subjects)]
-    yield "differences", {"title": "Settings that differ", "why": _SAME, **wide}, table(columns, lines)
+    data = table(["setting", *(one.name for one in subjects)], lines)
+    yield {"id": "differences", "title": "Settings that differ", "why": _SAME, **wide}, data
     same = [[name, _told(subjects[0], name)] for name in subjects[0].settings if name not in names]
-    about = {"title": "Settings that are the same in all", "why": "", "optional": True, **wide}
-    yield "common", about, table(["setting", "value"], same)
+    about = {"id": "common", "title": "Settings that are the same in all", "why": "", "optional": True, **wide}
+    yield about, table(["setting", "value"], same)
 
 
 def _conditions_of(subjects: Sequence[Subject]) -> list[_Condition]:

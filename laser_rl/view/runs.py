@@ -24,12 +24,11 @@ from laser_rl.metrics.videos import FOLDER, Film, films
 
 CONFIG = "config.json"
 SILENT_S = 60.0
-MOST_RUNS, MOST_READ = 500, 6
+MOST_RUNS = 500
 WANTED_S = 60.0
 _LOOK_S, _SCAN_S = 0.5, 5.0
 _DEPTH = 3
 _MOST_VIDEOS = 100
-_SETTLED_S = 1.0  # a folder that changed later than this may change again at what its clock calls the same time
 _log = logging.getLogger(__name__)
 
 
@@ -157,16 +156,14 @@ class ViewedRun:
         self.tail = Tail(path / FILE)
         self.history = History()
         self.files = Files({}, {}, [])
-        self.wanted = 0.0
+        self.wanted = float("-inf")
         """When a page last asked for it."""
         self.running = False
         self.state = "not begun"
         self.cache: dict[object, Any] = {}
-        """Answers of the server; forgotten with the rows."""
+        """Answers of the server."""
         self._seen: tuple[object, ...] = ()
         self._subject: tuple[int, Subject] | None = None
-        self._films: list[Film] = []
-        self._filmed_at = -1.0
 
     @property
     def known(self) -> float:
@@ -205,12 +202,6 @@ class ViewedRun:
             self.version += 1
         return bool(rows)
 
-    def forget(self) -> None:
-        """Give the memory back; it is read again when a page looks."""
-        with self.lock:
-            self.tail, self.history, self.cache, self._subject = Tail(self.path / FILE), History(), {}, None
-            self.version += 1
-
     def subject(self) -> Subject:
         """What panels are made of, the same for all of a version; with the lock held."""
         if self._subject is None or self._subject[0] != self.version:
@@ -220,13 +211,7 @@ class ViewedRun:
 
     def videos(self) -> list[Film]:
         """The newest of `videos/`: plain files only, no links, so that nothing outside the directory can be asked for."""
-        try:
-            changed = (self.path / FOLDER).stat().st_mtime
-        except OSError:
-            return []
-        if changed != self._filmed_at or time.time() - changed < _SETTLED_S:
-            self._films, self._filmed_at = films(self.path)[:_MOST_VIDEOS], changed
-        return self._films
+        return films(self.path)[:_MOST_VIDEOS]
 
 
 class Runs:
@@ -273,7 +258,8 @@ class Runs:
                 scanned = now
                 for run in self.every():
                     self._try(run, run.look)
-            more = [self._try(run, run.look) or self._try(run, run.read_on) for run in self._watched()]
+            watched = [run for run in self.every() if now - run.wanted < WANTED_S]
+            more = [self._try(run, run.look) or self._try(run, run.read_on) for run in watched]
             self._stop.wait(0.001 if any(more) else self._look_s)
 
     def _try(self, run: ViewedRun, work: Callable[[], bool | None]) -> bool:
@@ -285,14 +271,6 @@ class Runs:
                 _log.exception("%s could not be read; its page may be out of date", run.path)
                 self._broken.add(run.number)
             return False
-
-    def _watched(self) -> list[ViewedRun]:
-        """Those that a page looks at; of others, what they hold is forgotten if it is too much."""
-        read = sorted((run for run in self.every() if run.wanted), key=lambda run: -run.wanted)
-        for run in read[MOST_READ:]:
-            run.wanted = 0.0
-            run.forget()
-        return [run for run in read[:MOST_READ] if time.monotonic() - run.wanted < WANTED_S]
 
 
 def _is_run(path: Path) -> bool:

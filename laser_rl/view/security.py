@@ -11,6 +11,7 @@ A guard stands around the whole application, so that a route that is added later
 import hashlib
 import hmac
 import os
+import re
 import secrets
 import stat
 from http.cookies import CookieError, SimpleCookie
@@ -154,35 +155,24 @@ class RequestGuard:
 
 def token_from(path: Path | None) -> str:
     """A new token, or the one in a file that only its owner can read; the file is made if there is none."""
-    if path is None:
-        return secrets.token_urlsafe(_TOKEN_BYTES)
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except FileExistsError:
-        return _kept(path)
-    except OSError as error:
-        raise ConfigError(
-            f"--token-file {path} cannot be made: {error.strerror}; name a file in a directory of yours"
-        ) from error
     token = secrets.token_urlsafe(_TOKEN_BYTES)
-    with os.fdopen(handle, "w") as file:
-        file.write(token + "\n")
-    return token
-
-
-def _kept(path: Path) -> str:
+    if path is None:
+        return token
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        with os.fdopen(handle) as file:
-            found = os.fstat(file.fileno())
-            token = file.read(4096).strip()
+        if not path.exists():
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            with os.fdopen(handle, "w") as file:
+                file.write(token + "\n")
+            return token
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)) as file:
+            found, token = os.fstat(file.fileno()), file.read(4096).strip()
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--token-file {path} cannot be read: {error}; remove it, and a new one is made") from error
+        raise ConfigError(f"--token-file {path} cannot be made or read: {error}; name another file of yours") from error
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise ConfigError(
             f"--token-file {path} can be read by others, expected a file of yours with mode 600: chmod 600 {path}"
         )
-    if len(token) < _SHORTEST_TOKEN or not token.isascii() or not token.replace("-", "").replace("_", "").isalnum():
+    if not re.fullmatch(rf"[A-Za-z0-9_-]{{{_SHORTEST_TOKEN},}}", token):
         raise ConfigError(
             f"--token-file {path} holds {len(token)} characters, expected at least {_SHORTEST_TOKEN} letters and digits; "
             "remove it, and a new one is made"

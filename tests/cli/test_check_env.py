@@ -29,12 +29,12 @@ def test_a_defect_is_exit_status_1_and_json_has_all_of_it(capsys):
     assert found["verdict"] == "defect"
     by_check = {one["check"]: one for one in found["findings"]}
     assert set(by_check) == set(CHECKS)
-    reward = by_check["reward"]
-    assert (reward["verdict"], reward["got"]) == ("defect", "nan in reward")
-    assert reward["where"] == "slot 0, episode 0, step 3"
+    rows = by_check["rows"]
+    assert (rows["verdict"], rows["got"]) == ("defect", "nan in reward")
+    assert rows["where"] == "slot 0, episode 0, step 3"
     assert by_check["workers"]["verdict"] == "defect"  # as in training
     assert by_check["construction"]["verdict"] == "good"
-    assert by_check["finite"]["verdict"] == "not done"  # a stage ends at its first defect
+    assert by_check["seed"]["verdict"] == "not done"
     assert found["agent"]["recipe"] == "cartpole"
 
 
@@ -46,7 +46,7 @@ def test_a_hang_is_reported_with_its_stack_and_what_came_before_it_is_good():
     assert hang.where.endswith("step 9")
     assert "planted.py" in hang.trace
     assert "in step" in hang.trace
-    assert by_check["spaces"].verdict == "good"
+    assert by_check["construction"].verdict == "good"
     assert by_check["speed"].verdict == "not done"
 
 
@@ -56,7 +56,7 @@ def test_a_reset_that_hangs_is_given_up_soon():
     verdicts = {one.check: one.verdict for one in found.findings}
     assert verdicts["answers"] == "defect"
     assert verdicts["construction"] == "good"
-    assert verdicts["interface"] == "not done"
+    assert verdicts["rows"] == "not done"
     assert "--reset-limit" in next(one.fix for one in found.findings if one.check == "answers")
 
 

@@ -90,7 +90,7 @@ def test_torch_agrees_with_itself(recurrent):
     trained, rows = recurrent
     acting = Acting(trained.network, trained.family)
     verified = compare(acting, Torch(acting, nothing), rows)
-    assert (verified.rows, verified.ties, verified.largest) == (48, 0, 0.0)
+    assert verified == (48, 0.0)
 
 
 @pytest.mark.parametrize("mistake", [another_action, logits_off, value_nan, forgets, drifts])
@@ -99,15 +99,6 @@ def test_a_file_with_a_mistake_is_refused(recurrent, mistake):
     acting = Acting(trained.network, trained.family)
     with pytest.raises(ConfigError, match="does not act as torch does"):
         compare(acting, Torch(acting, mistake), rows)
-
-
-def test_a_tie_may_be_broken_either_way():
-    trained = untrained()
-    nn.init.zeros_(trained.network.policy_head.weight)
-    nn.init.zeros_(trained.network.policy_head.bias)
-    acting = Acting(trained.network, trained.family)
-    verified = compare(acting, Torch(acting, another_action), random_rows(trained, 16))
-    assert (verified.rows, verified.ties) == (24, 10)
 
 
 def test_it_is_the_acting_policy():

@@ -247,15 +247,6 @@ def test_a_folder_counts_as_all_runs_in_it(tmp_path):
     assert [(run.number, run.name) for run in runs.every()] == [(0, "a"), (1, "b"), (2, "0")]
 
 
-def test_what_nobody_looks_at_is_forgotten(tmp_path):
-    runs = Runs([write_run(tmp_path / f"run{n}", 3) for n in range(8)])
-    for run in runs.every():
-        run.wanted = time.monotonic()
-        run.read_on()
-    assert [run.number for run in runs._watched()] == [7, 6, 5, 4, 3, 2]
-    assert [run.history.rows for run in runs.every()] == [0, 0] + [3] * 6
-
-
 def test_a_run_that_falls_silent_is_news(tmp_path, monkeypatch):
     run = ViewedRun(0, tmp_path)
     with MetricsLog(tmp_path) as log, RunLock(tmp_path):

@@ -326,7 +326,7 @@ def test_token_files(tmp_path):
         with pytest.raises(ConfigError, match="expected at least 32"):
             token_from(path)
     (tmp_path / "link").symlink_to(path)
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="cannot be made or read"):
         token_from(tmp_path / "link")
     with pytest.raises(ConfigError, match="cannot be made"):
         token_from(tmp_path / "nowhere" / "token")
