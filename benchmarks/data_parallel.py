@@ -21,7 +21,7 @@ from laser_rl.config import override
 from laser_rl.gpu_streams import own_stream
 from laser_rl.training.build import Member, learn
 from laser_rl.training.build_group import build_member
-from laser_rl.training.exchange import PinnedBatch
+from laser_rl.training.member_group import PinnedBatch
 from laser_rl.types import Batch
 
 FLOAT_BYTES = 4

@@ -23,8 +23,8 @@ from laser_rl.training.build import Member, device_of
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import prepare, run
 from laser_rl.training.member_training import Progress
-from laser_rl.training.process_supervisor import ProcessSupervisor
 from laser_rl.training.settings import SweepConfig
+from laser_rl.training.supervisor import ProcessSupervisor
 
 FRAMES_A_STEP = 4
 WARM_UP_SHARE = 1 / 3  # of the time asked for: caches fill, graphs are captured, the replay gets its first unrolls

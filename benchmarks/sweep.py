@@ -25,8 +25,8 @@ from laser_rl.metrics.machine import memory_bytes
 from laser_rl.training.build_group import build_group
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import prepare
-from laser_rl.training.process_supervisor import ProcessSupervisor
 from laser_rl.training.settings import SweepConfig
+from laser_rl.training.supervisor import ProcessSupervisor
 from laser_rl.training.trainer import Trainer, run_in_turns
 
 MEMBERS = 9

@@ -13,7 +13,7 @@ from laser_rl.api import sweep as api
 from laser_rl.errors import ConfigError, MissingExtra
 from laser_rl.metrics.log import read
 from laser_rl.training.pbt import PbtConfig
-from laser_rl.training.space import LogUniform
+from laser_rl.training.settings import LogUniform
 from tests.view.reading import read_report
 
 SMALL = {"hidden": (16,), "unroll_steps": 5, "slots": 2, "capacity_steps": 500, "evaluate_episodes": 3}

@@ -1,30 +1,44 @@
 """An agent that learns, predicts, is evaluated, saved and loaded."""
 
+import contextlib
 import functools
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import numpy as np
+import safetensors
+import safetensors.torch
+import torch
 
 from laser_rl import recipes, trust
 from laser_rl.agent.parameters import load_network
 from laser_rl.agent.policy import Memento, Policy, act_once
-from laser_rl.api.saved import Saved, read_saved, save_network
-from laser_rl.config import Config, full_name, override
+from laser_rl.config import Config, full_name, override, validated
 from laser_rl.envs.construct import stored_name
-from laser_rl.envs.records import EnvironmentSpec
+from laser_rl.envs.records import EnvironmentSpec, read_spec
 from laser_rl.envs.spaces import Borders, borders_of
 from laser_rl.errors import ConfigError, EnvironmentRefused, shortened
 from laser_rl.evaluation.statistics import EvalResult
 from laser_rl.metrics.rows import Sink
 from laser_rl.metrics.tracking import Tracking, named, trackers
 from laser_rl.networks.build import TorsoSource
-from laser_rl.training.build import EnvironmentSource, Member, derive, open_environments, slots_of
+from laser_rl.training.build import (
+    EnvironmentSource,
+    Member,
+    derive,
+    device_of,
+    open_environments,
+    seeded_network,
+    slots_of,
+    threads_of,
+)
 from laser_rl.training.directory import RunDirectory
-from laser_rl.training.evaluate import Trained, evaluate, require_finite, task_count, trained_of
+from laser_rl.training.evaluate import AGENT_FORMAT, Trained, evaluate, require_finite, task_count, trained_of
 from laser_rl.training.launch import prepare, run
 from laser_rl.training.member_training import Callback
 from laser_rl.training.recording import with_videos
@@ -46,6 +60,52 @@ def _by_its_trust(method: "Callable[Concatenate[LASER, P], R]") -> "Callable[Con
             return method(self, *args, **kwargs)
 
     return trusting
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a file of `LASER.save` says of itself; its tensors are read when they are needed."""
+
+    path: Path
+    config: Config
+    steps: int
+    spec: EnvironmentSpec
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The parameters, not yet compared with any network."""
+        try:
+            return safetensors.torch.load_file(self.path)
+        except (safetensors.SafetensorError, OSError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise ConfigError(f"{self.path} is no file of LASER.save: {error}") from None
+
+    def trained(self, config: Config, source: EnvironmentSource, torso: TorsoSource | None) -> Trained:
+        """The agent, to play with; its environment is not opened."""
+        network = seeded_network(config, self.spec, torso).to(device_of(config.run.device))
+        load_network(network, self.tensors())
+        require_finite(self.path, network)
+        torch.set_num_threads(threads_of(config, network))
+        return Trained(network, config, self.spec, source, self.steps)
+
+
+def read_saved(path: Path) -> Saved:
+    """What a file of `LASER.save` says; nothing that it names is imported."""
+    if not path.is_file():
+        raise ConfigError(f"{path} is not there; LASER.save writes such a file")
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            about = file.metadata() or {}
+    except safetensors.SafetensorError as error:
+        raise ConfigError(f"{path} is no file of LASER.save: {error}") from None
+    if about.get("format") != AGENT_FORMAT:
+        raise ConfigError(f"{path} has format {about.get('format')}, expected {AGENT_FORMAT}; please upgrade laser-rl")
+    try:
+        values, steps, spec = json.loads(about["config"]), int(about["steps"]), read_spec(about["spec"].encode())
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{path} is no file of LASER.save: what it says of itself cannot be read: {what}") from None
+    # It may have been trained on a device that is not here.
+    config = override(validated(values), {"run.device": "auto", "run.devices": 1})
+    return Saved(path, config, max(0, steps), spec)
 
 
 class LASER:
@@ -162,8 +222,9 @@ class LASER:
         if not isinstance(reward, Real) or not math.isfinite(reward):
             raise ConfigError(f"predict: expected reward to be a finite number, got {shortened(reward)}")
         if state is not None and not isinstance(state, Memento):
+            said = type(state).__name__
             raise ConfigError(
-                f"predict: expected state to be what the last call returned, or None at the start of an episode, got {type(state).__name__}"
+                f"predict: expected state to be what the last call returned, or None at the start, got {said}"
             )
         policy = Policy(trained.network, trained.family, seed=0, deterministic=deterministic)
         if not deterministic:
@@ -183,8 +244,7 @@ class LASER:
     @_by_its_trust
     def save(self, path: str | Path) -> Path:
         """The network, its spaces and the configuration in one safetensors file. What is needed to go on learning is in a `run_dir`."""
-        trained = self._playing()
-        return save_network(path, trained.network, self.config, self.steps, trained.spec)
+        return self._playing().save(path)
 
     @classmethod
     def load(
@@ -276,21 +336,14 @@ def _with_environment(env: EnvironmentSource, settings: dict[str, Any]) -> dict[
 
 def base_config(env: EnvironmentSource, recipe: str | None, settings: Mapping[str, Any]) -> Config:
     """Where the settings of an agent begin: a recipe by name, or what fits the environment, without what contradicts `settings`."""
-    asked = {full_name(name): value for name, value in settings.items()}
-    return recipes.giving_way(_recipe_of(env, recipe), asked)
-
-
-def _recipe_of(env: EnvironmentSource, recipe: str | None) -> Config:
     name, _ = stored_name(env)
     if recipe is not None:
-        return recipes.by_name(recipe, name)
-    environments = open_environments(
-        env, recipes.cartpole().environment, seed=0, lockstep=True, slots=slots_of(env) or task_count(env)
-    )
-    try:
-        return recipes.for_environment(environments.spec, name)
-    finally:
-        environments.close()
+        found = recipes.by_name(recipe, name)
+    else:
+        slots, any_config = slots_of(env) or task_count(env), recipes.cartpole().environment
+        with contextlib.closing(open_environments(env, any_config, seed=0, lockstep=True, slots=slots)) as environments:
+            found = recipes.for_environment(environments.spec, name)
+    return recipes.giving_way(found, {full_name(asked): value for asked, value in settings.items()})
 
 
 def _require_count(method: str, name: str, value: object, *, least: int = 0) -> int:
@@ -304,26 +357,21 @@ def _require_count(method: str, name: str, value: object, *, least: int = 0) -> 
 def _observed(sees: Callable[[Any], Any], observation: Any, spec: EnvironmentSpec) -> Array:
     """One observation as it is stored; ConfigError if it is not one of this agent's environment."""
     shape, dtype = spec.observation.shape, np.dtype(spec.observation.dtype)
-    expected = f"predict: expected one observation of {spec.name}"
     # A list stands for an array; a Dict's or Tuple's parts are looked at by their space.
     given = np.asarray(observation) if isinstance(observation, list) else observation
+    said, why = shortened(observation), ""
+    if isinstance(observation, np.ndarray | np.generic):
+        said = f"{observation.dtype} of shape {observation.shape}"
     mistakes = (ArithmeticError, AttributeError, EnvironmentRefused, LookupError, TypeError, ValueError, AssertionError)
     try:
         seen = np.asarray(sees(given))
     except mistakes as error:
-        raise ConfigError(f"{expected}, got {_said(observation)} ({type(error).__name__}: {error})") from None
-    if seen.shape != shape:
-        raise ConfigError(f"{expected}, {dtype} of shape {shape} once it is stored, got {_said(observation)}")
-    if seen.dtype.kind not in ("bui" if dtype == np.uint8 else "buif"):
-        raise ConfigError(f"{expected}, which is stored as {dtype}, got {_said(observation)}")
-    if seen.dtype.kind == "f" and not np.isfinite(seen).all():
-        raise ConfigError(f"{expected}, got {_said(observation)} with NaN or infinity in it")
-    return seen.astype(dtype, copy=False)
-
-
-def _said(observation: object) -> str:
-    if isinstance(observation, np.ndarray | np.generic):
-        return f"{observation.dtype} of shape {observation.shape}"
-    if isinstance(observation, dict):
-        return f"a dict with {sorted(map(str, observation))}"
-    return shortened(observation) if isinstance(observation, str | int | float) else type(observation).__name__
+        why = f" ({type(error).__name__}: {error})"
+    else:
+        if seen.dtype.kind == "f" and not np.isfinite(seen).all():
+            why = " with NaN or infinity in it"
+        elif seen.shape == shape and seen.dtype.kind in ("bui" if dtype == np.uint8 else "buif"):
+            return seen.astype(dtype, copy=False)
+    raise ConfigError(
+        f"predict: expected one observation of {spec.name}, stored as {dtype} of shape {shape}, got {said}{why}"
+    )

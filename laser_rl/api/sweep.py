@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from laser_rl import recipes
 from laser_rl.api.agent import base_config
-from laser_rl.api.saved import save_network
 from laser_rl.cluster.settings import cluster_of
 from laser_rl.config import Config, override
 from laser_rl.envs.construct import stored_name
@@ -19,44 +18,25 @@ from laser_rl.metrics.rows import Sink
 from laser_rl.metrics.tracking import named, trackers
 from laser_rl.networks.build import TorsoSource
 from laser_rl.replay.memory_estimate import available_bytes, estimate, require_fits
-from laser_rl.training import evaluate as results
 from laser_rl.training.build import EnvironmentSource, slots_of
 from laser_rl.training.build_group import one_layout
 from laser_rl.training.directory import RunDirectory
+from laser_rl.training.evaluate import Result
 from laser_rl.training.launch import train, uses_processes
 from laser_rl.training.member_training import Callback
-from laser_rl.training.pbt import Exploit, PbtConfig
-from laser_rl.training.settings import SweepConfig, sweep_from
-from laser_rl.training.space import Distribution
+from laser_rl.training.pbt import PbtConfig
+from laser_rl.training.settings import Distribution, SweepConfig, sweep_from
 from laser_rl.training.stop import EXIT_STATUS, deliver_again
 
 _SHARE: dict[bool | str, str] = {True: "shared", False: "separate", "none": "none"}
 
 
-class SweepMember(results.MemberResult):
-    """How one member ended: number, settings, config, steps, updates, return_mean, evaluation."""
-
-    def save(self, path: str | Path) -> Path:
-        """Its network and configuration in one file, which `LASER.load` plays."""
-        return save_network(path, self.trained.network, self.config, self.steps, self.trained.spec)
-
-
 @dataclass(frozen=True)
-class SweepResult:
-    """How a sweep ended."""
+class SweepResult(Result):
+    """How a sweep ended: its members, the `exploits` of population based training, and what `interrupted` it, if anything did."""
 
     run_dir: Path
     """Metrics and report; a temporary one lives as long as this object."""
-    members: tuple[SweepMember, ...]
-    exploits: tuple[Exploit, ...]
-    """Who copied whom under population based training."""
-    interrupted: str | None
-    """The signal or reason; None if all steps were done, or the budget of time was used up."""
-
-    def best(self) -> SweepMember:
-        """The member with the best evaluation; without any, the one with the best returns."""
-        number = results.Result(self.members, self.exploits, None, None).best().number
-        return next(member for member in self.members if member.number == number)
 
     def to_pandas(self) -> Any:
         """A table with one row a member: its settings, steps, updates, return and evaluation."""
@@ -227,8 +207,7 @@ class Sweep:
             directory.close()
             for sink in more:
                 sink.close()
-        members = tuple(SweepMember(**vars(member)) for member in end.members)
-        return SweepResult(path, members, end.exploits, end.interrupted)
+        return SweepResult(**vars(end), run_dir=path)
 
     def _complete(self, values: Mapping[str, Any], base: Config) -> SweepConfig:
         pbt = {"pbt": recipes.small_pbt(base.run.steps)} if self._pbt_wanted else {}
@@ -242,13 +221,12 @@ def require_memory(sweep: SweepConfig, source: EnvironmentSource | None = None) 
     if sweep.share == "none" or not replay.fraction:
         return
     needed = estimate(layout, replay.capacity_steps, replay.codec, replay.budget_bytes)
-    free, members = available_bytes(), len(sweep.settings)
-    if sweep.share == "shared":
-        require_fits(needed, available=free)
-        return
+    free, members = available_bytes(), len(sweep.settings) if sweep.share == "separate" else 1
     try:
         require_fits(needed, available=free // members)
     except ConfigError as error:
+        if members == 1:
+            raise
         raise ConfigError(
             f"{members} members with a replay each have {free / 1e9:.1f} GB between them, so of each one: {error}, or share one replay"
         ) from None

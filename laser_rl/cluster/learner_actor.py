@@ -21,7 +21,7 @@ from laser_rl.replay.prefetcher import Exhausted
 from laser_rl.training.budget import Budget, DutyCycle
 from laser_rl.training.build import Member, Store, learn
 from laser_rl.training.build_group import build_members
-from laser_rl.training.exchange import PinnedBatch
+from laser_rl.training.member_group import PinnedBatch
 from laser_rl.training.member_training import MemberTraining, evaluate_last
 from laser_rl.training.pbt import Exploit, Standing
 from laser_rl.training.saving import load_learner
@@ -56,7 +56,7 @@ class RemoteActor:
 
 
 class RemoteBatchSource:
-    """A `Supply` of batches from the deliveries of runners elsewhere, used by the thread that fills batches ahead.
+    """Batches from the deliveries of runners elsewhere, used by the thread that fills batches ahead.
 
     The runner has put what it delivers into the replay already. A member that is further ahead of the slowest than `slack` steps takes
     nothing; so its coordinator fills, and its runners wait. The client knows the steps of the others.
@@ -163,7 +163,7 @@ class MemberHost:
         self.training.by_clock = self.training.by_clock or not start.in_step
         self._go_on()
         if self._store is not None:
-            self.training.extra.append(self._store.counters)
+            self.training.extra["shards"] = self._store.counters
         inbox = RayInbox(start.coordinator, start.layout)
         self._source = RemoteBatchSource(self.training, inbox, actor, self._client, start.slack)
         self._mailbox = RayMailbox(start.coordinator, in_step=start.in_step, life=start.life)
@@ -197,7 +197,7 @@ class MemberHost:
         self._mailbox.publish(learner.flat.value, learner.version)
 
     def _learn_ahead(self) -> None:
-        ahead = gathered(self.training.member, self._source)
+        ahead = gathered(self.training.member, self._source.fill, self._source.ready)
         cycle = DutyCycle(PARAMETERS_S, share=PARAMETERS_SHARE, most_s=PARAMETERS_MOST_S)
 
         def publish() -> None:  # leaves out versions where publishing takes long: the next one is newer anyway

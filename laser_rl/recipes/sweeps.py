@@ -3,8 +3,7 @@
 from laser_rl.config import override
 from laser_rl.recipes.agents import atari, cartpole, is_dmlab, laser_multitask, shared
 from laser_rl.training.pbt import PbtConfig, paper
-from laser_rl.training.settings import SweepConfig
-from laser_rl.training.space import LogUniform
+from laser_rl.training.settings import LogUniform, SweepConfig
 
 
 def demo(environment: str = "laser/DeepSea-10") -> SweepConfig:

@@ -11,7 +11,6 @@ from typing import Any
 import yaml
 
 from laser_rl import __version__, checkpoint
-from laser_rl.api.saved import save_network
 from laser_rl.checkpoint import CHECKPOINTS, guarded, manifest
 from laser_rl.errors import ConfigError, MissingExtra
 from laser_rl.metrics import read
@@ -46,7 +45,7 @@ def write_folder(source: Source, folder: Path, repo_id: str) -> list[Path]:
     checkpoint.load_snapshot(target, replay="unread")  # the run may have been writing
     shutil.copyfile(run_dir / name, folder / name)
     trained = source.trained
-    save_network(folder / AGENT, trained.network, source.config, trained.steps, trained.spec)
+    trained.save(folder / AGENT)
     write_report([run_dir], folder / REPORT)
     (folder / CARD).write_text(model_card(source, repo_id), encoding="utf-8")
     return sorted(path for path in folder.rglob("*") if path.is_file())

@@ -16,11 +16,6 @@ class Budget:
         spent_s: seconds of earlier sessions.
         since: when the present session began, by `clock`, if it has: other processes of the machine count from the same moment.
         clock: in seconds, and the same in all processes of the machine.
-
-    >>> now = iter([10.0, 40.0, 70.0])
-    >>> budget = Budget(1.0, clock=lambda: next(now))
-    >>> [(budget.tick(), budget.share) for _ in range(3)]
-    [(False, 0.0), (False, 0.5), (True, 1.0)]
     """
 
     def __init__(
@@ -32,9 +27,7 @@ class Budget:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.minutes, self._clock = minutes, clock
-        self._before, self._since, self._seen = spent_s, since, 0.0
-        if since is not None:
-            self._seen = clock()
+        self._before, self._since, self._seen = spent_s, since, 0.0 if since is None else clock()
 
     def tick(self) -> bool:
         """Training goes on at this moment; True if the time is over."""

@@ -100,11 +100,6 @@ class RunDirectory:
             if fresh:  # of the other kind of run, that --fresh has thrown away
                 (path / (SWEEP if given.single else CONFIG)).unlink(missing_ok=True)
 
-    @property
-    def config(self) -> Config:
-        """The configuration of the agent, or what all members of a sweep have in common."""
-        return self.settings.base
-
     def save(self, trainer: Trainer) -> Path:
         """A checkpoint of all members: new unrolls become segments, everything else one folder. `NoSpace` if the disk is full."""
         tensors: dict[str, Mapping[str, Any]] = dict(trainer.group.actor_state())
@@ -134,7 +129,7 @@ class RunDirectory:
             state = {**state, "replays": replays, SETTINGS: described(self.settings)}
             snapshot = Snapshot(step=step, tensors=tensors, state=state, segments=segments)
             self.log.flush()
-            return checkpoint.write(self.path, snapshot, keep=self.config.run.keep_checkpoints)
+            return checkpoint.write(self.path, snapshot, keep=self.settings.base.run.keep_checkpoints)
         except BaseException as error:
             with contextlib.suppress(OSError):
                 checkpoint.remove_unnamed(self.path)

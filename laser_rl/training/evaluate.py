@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors.torch
 import torch
 
 from laser_rl import checkpoint
@@ -18,7 +19,8 @@ from laser_rl.checkpoint import Loaded
 from laser_rl.checkpoint.guarded import fitting
 from laser_rl.checkpoint.snapshot import grouped, member_name
 from laser_rl.config import Config, EnvironmentConfig
-from laser_rl.envs.records import EnvironmentSpec, Rows, read_spec
+from laser_rl.disk import write_bytes
+from laser_rl.envs.records import EnvironmentSpec, Rows, read_spec, write_spec
 from laser_rl.envs.scores import tasks_of
 from laser_rl.errors import ConfigError, DamagedRun
 from laser_rl.evaluation.statistics import EvalResult, rollout, summarise_episodes, summarise_mixture
@@ -42,6 +44,7 @@ from laser_rl.training.pbt import Exploit
 from laser_rl.types import Array, UnrollLayout
 
 SLOTS = 16
+AGENT_FORMAT = "1"  # of the file of one agent
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,20 @@ class Trained:
     def environment(self) -> EnvironmentConfig:
         """The settings of its environment."""
         return self.config.environment
+
+    def save(self, path: str | Path) -> Path:
+        """Network, spaces and configuration in one safetensors file, for `LASER.load`."""
+        path = Path(path)
+        if not path.absolute().parent.is_dir():
+            raise ConfigError(f"save: expected a file in a folder that is there, got {path}; make {path.parent} first")
+        values, spec = self.config.model_dump_json(), write_spec(self.spec).decode()
+        about = {"format": AGENT_FORMAT, "config": values, "steps": str(self.steps), "spec": spec}
+        dense = {name: tensor.detach().cpu().contiguous() for name, tensor in self.network.state_dict().items()}
+        try:
+            write_bytes(path, safetensors.torch.save(dense, metadata=about))
+        except (IsADirectoryError, NotADirectoryError, PermissionError) as error:
+            raise ConfigError(f"save: {path} cannot be written ({error.strerror}); choose another file") from error
+        return path
 
 
 class Unfinished(Exception):
@@ -143,15 +160,7 @@ def trained_from(loaded: Loaded, config: Config, number: int | None, device: tor
 
 
 def require_finite(path: Path, network: AgentNetwork) -> None:
-    """Refuse parameters with which nothing can be played, wherever they came from.
-
-    >>> from laser_rl.networks.torso import MLP
-    >>> network = AgentNetwork(MLP((4,), (8,)), parameter_size=2)
-    >>> network.policy_head.bias.data[0] = torch.nan
-    >>> require_finite(Path("agent.safetensors"), network)
-    Traceback (most recent call last):
-    laser_rl.errors.DamagedRun: agent.safetensors: policy_head.bias holds 1 numbers of 2 that are not finite, expected none; ...
-    """
+    """Refuse parameters with which nothing can be played, wherever they came from."""
     for name, tensor in network.state_dict().items():
         if bad := int((~tensor.isfinite()).sum()):
             raise DamagedRun(
@@ -227,6 +236,10 @@ class MemberResult:
     return_mean: float | None  # of its last 100 episodes; of a mixture, the median of its tasks' normalised scores
     evaluation: EvalResult | None
     trained: Trained  # its network, to play with
+
+    def save(self, path: str | Path) -> Path:
+        """Its network and configuration in one file, which `LASER.load` plays."""
+        return self.trained.save(path)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import TypedDict, Unpack
 
 from laser_rl.agent.relevance import require_relevance
 from laser_rl.config import Config
+from laser_rl.errors import ConfigError
 from laser_rl.metrics.rows import Sink
 from laser_rl.networks.build import TorsoSource
 from laser_rl.training.build import EnvironmentSource, RankLost, slots_of
@@ -52,14 +53,26 @@ def train(
     def go() -> Result:
         if elsewhere is not None:
             return elsewhere(sweep, directory, **around)
-        if uses_processes(sweep):
-            from laser_rl.training.process_supervisor import run_processes  # noqa: PLC0415 - a run in this process never needs it
-
-            return run_processes(sweep, directory, process_count(sweep), **around)
-        return _train_here(sweep, directory, **around)
+        way = _train_in_processes if uses_processes(sweep) else _train_here
+        return way(sweep, directory, **around)
 
     path = None if directory is None else directory.path
     return with_videos(go, path, sweep.base.run, source=around.get("source"), network=around.get("torso"))
+
+
+def _train_in_processes(sweep: SweepConfig, directory: RunDirectory | None, **around: Unpack[Around]) -> Result:
+    """Over several processes of this machine; ConfigError for what cannot be sent to them."""
+    from laser_rl.training.supervisor import ProcessSupervisor, require_by_name  # noqa: PLC0415 - a run in this process never needs it
+
+    if directory is None:
+        raise ConfigError("a run in processes of its own needs a run directory: they meet there; give one")
+    objects = around.get("source"), around.get("torso")
+    require_by_name(*objects, "over several processes", "use processes=1 with objects of your own")
+    sinks = [
+        sink for sink in around.get("sinks", ()) if sink is not directory.log
+    ]  # processes write into it themselves
+    callbacks = around.get("callbacks", ())
+    return ProcessSupervisor(sweep, directory, process_count(sweep), sinks=sinks, callbacks=callbacks).run()
 
 
 def _train_here(sweep: SweepConfig, directory: RunDirectory | None, **around: Unpack[Around]) -> Result:

@@ -1,22 +1,146 @@
-"""The members of a run as they act and learn in one process, one after the other; `vectorized` has those that are computed together."""
+"""The members of a run as they act and learn in one process, one after the other; `vectorized` has those that are computed together.
+
+Between acting and learning: batches that lie where the learner reads them, parameters on their way back.
+"""
 
 import functools
+import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch import Tensor
+import torch
+from torch import Tensor, cuda
 
 from laser_rl.agent.actor import Actor
+from laser_rl.agent.parallel import ALONE
 from laser_rl.agent.parameters import FlatParameters
-from laser_rl.gpu_streams import on, own_stream
-from laser_rl.training.build import Member, learn
-from laser_rl.training.exchange import PinnedBatch, ThreadMailbox
-from laser_rl.types import Episode, Unrolls
+from laser_rl.gpu_streams import Handover, on, own_stream
+from laser_rl.replay.records import DeviceBatch
+from laser_rl.training.build import Member, batch_of, learn
+from laser_rl.types import Batch, Episode, UnrollLayout, Unrolls
 
 if TYPE_CHECKING:
+    from laser_rl.training.ranks import Ranks
     from laser_rl.training.shared_state import GpuSemaphore
+
+UNDER_WAY = 2  # updates that a card may have before it: one at work, one that it finds when that is done
+
+
+class PinnedBatch:
+    """A batch on its way to the learner: filled on the host and, for a GPU, uploaded and stacked at once, on a stream of its own.
+
+    So stacking costs the learner's stream nothing, and only single frames travel. The host's memory is filled again when its upload is
+    over, the card's is written again when the learner's stream has read it.
+
+    Args:
+        layout: of the unrolls.
+        host: is filled; pinned, if it is uploaded.
+        device: of the learner.
+        stream: that uploads; None: the learner reads the host's memory.
+        ranks: with which the learner shares the batch of this `number`, of which `host` is rank 0's part.
+        number: of the shared batch.
+    """
+
+    def __init__(
+        self,
+        layout: UnrollLayout,
+        host: Batch,
+        device: torch.device,
+        stream: "cuda.Stream | None" = None,
+        ranks: "Ranks | None" = None,
+        number: int = 0,
+    ) -> None:
+        self._host, self._stream, self._ranks, self._number = host, stream, ranks, number
+        self._whole = host if ranks is None else ranks.batches.part(number, ALONE)
+        self.handover = Handover(device)  # between the stream that uploads and the one that learns
+        self._there: DeviceBatch | None = None
+        if stream is not None:
+            self._there = DeviceBatch(layout, host, device)
+            self._there.record_stream(stream)
+
+    @classmethod
+    def of(cls, member: Member, stream: "cuda.Stream | None") -> "PinnedBatch":
+        """For the batches of a member."""
+        ranks, device = member.ranks, member.learner.device
+        if ranks is None:
+            return cls(member.layout, batch_of(member), device, stream)
+        number = ranks.next_batch()
+        return cls(member.layout, ranks.batches.part(number, ranks.team), device, stream, ranks, number)
+
+    def fill(self, fill: Callable[[Batch], None]) -> None:
+        """Fill the host's memory and upload it, in the thread that gathers."""
+        self.handover.await_written("the thread that gathers", "the upload of a batch")
+        if self._ranks is not None:
+            self._ranks.await_read(self._number)
+        fill(self._whole)
+        if self._there is not None:
+            with on(self._stream), self.handover.write():
+                self._there.copy_from(self._host)
+
+    @contextmanager
+    def read(self) -> Iterator[Batch]:
+        """Around an update, in the learner's thread; the host does not wait for the upload."""
+        if self._ranks is not None:
+            self._ranks.chosen = self._number
+        with self.handover.read():
+            yield self._host if self._there is None else self._there.batch
+
+
+@dataclass
+class _Copy:
+    """Parameters that were published."""
+
+    parameters: Tensor
+    version: int
+    handover: Handover
+
+
+class ThreadMailbox:
+    """The newest parameters, behind a lock.
+
+    A learner publishes when an update has been launched, which a GPU may do two updates later. An actor whose stream waited for that
+    would act once an update. So several copies go round, and the actor takes the newest that is there already.
+
+    `collect` writes into memory that stays where it is, which is what a captured graph reads.
+    """
+
+    def __init__(self, parameters: Tensor, version: int) -> None:
+        self._lock, self._version = threading.Lock(), version
+        # Those under way, one that is there, and the one that is written next.
+        copies = UNDER_WAY + 2 if parameters.device.type == "cuda" else 1
+        self._copies = deque(
+            _Copy(torch.empty_like(parameters, requires_grad=False), version - 1, Handover(parameters.device))
+            for _ in range(copies)
+        )
+        self.publish(parameters, version)
+        # The first ones are there from the beginning: an actor that goes on with a run must not act with others before.
+        self._copies[-1].handover.await_written("the actor", "the parameters to begin with")
+
+    def publish(self, parameters: Tensor, version: int) -> None:
+        """Replace the oldest."""
+        with self._lock, torch.no_grad():
+            copy = self._copies.popleft()
+            with copy.handover.write():
+                copy.parameters.copy_(parameters)
+            copy.version = self._version = version
+            self._copies.append(copy)
+
+    def collect(self, into: Tensor, newer_than: int) -> int:
+        """Copy the newest that is there, if it is newer."""
+        if self._version <= newer_than:  # a stale look costs one step with older parameters
+            return newer_than
+        with self._lock, torch.no_grad():
+            for copy in reversed(self._copies):
+                if copy.version <= newer_than:
+                    break
+                if copy.handover.written():
+                    with copy.handover.read():
+                        into.copy_(copy.parameters)
+                    return copy.version
+        return newer_than
 
 
 class MemberSteps(NamedTuple):
@@ -26,24 +150,6 @@ class MemberSteps(NamedTuple):
     steps: int
     episodes: list[Episode]
     unrolls: Unrolls | None
-
-
-class ParameterFollower:
-    """The parameters of a member's `acting` network, which is not its learner's own: the newest that a GPU has finished."""
-
-    def __init__(self, member: Member) -> None:
-        self._learner, self._flat = member.learner, FlatParameters(member.acting)
-        self._version = self._learner.version - 1
-        self._mailbox = ThreadMailbox(self._learner.flat.value, self._learner.version)
-
-    def collect(self) -> int:
-        """On the stream that acts: take what is there, without waiting; the version of what is taken."""
-        self._version = self._mailbox.collect(self._flat.value, self._version)
-        return self._version
-
-    def publish(self) -> None:
-        """On the learner's stream, after each update."""
-        self._mailbox.publish(self._learner.flat.value, self._learner.version)
 
 
 class MemberGroup:
@@ -61,7 +167,8 @@ class MemberGroup:
         self, members: Sequence[Member], permits: "GpuSemaphore | None" = None, *, threaded: bool = False
     ) -> None:
         self.members, self._permits, self.threaded = members, permits, threaded
-        self._following: list[ParameterFollower | None] = [None] * len(members)
+        # Of members whose `acting` network is not the learner's own: its parameters, and the newest that a GPU has finished.
+        self._following: dict[int, tuple[FlatParameters, ThreadMailbox]] = {}
         self._acting = own_stream(members[0].learner.device, "acting")
 
     @functools.cached_property
@@ -86,16 +193,26 @@ class MemberGroup:
         for place, member in enumerate(self.members):
             if member.acting is not member.learner.network:
                 member.acting.load_state_dict(member.learner.network.state_dict())
-                self._following[place] = None if self.threaded else ParameterFollower(member)
+                if not self.threaded:
+                    mailbox = ThreadMailbox(member.learner.flat.value, member.learner.version)
+                    self._following[place] = FlatParameters(member.acting), mailbox
 
     def act(self, among: Sequence[bool]) -> Iterator[MemberSteps]:
         """One turn of the members that are `among` those that may act, in order."""
-        for place, (member, following) in enumerate(zip(self.members, self._following, strict=True)):
-            if among[place]:
-                with on(None if following is None else self._acting):  # with the learner's own network, on its stream
-                    member.actor.version = member.learner.version if following is None else following.collect()
-                    taken = member.actor.step()
-                yield MemberSteps(place, taken.steps, taken.episodes, taken.unrolls)
+        for place, member in enumerate(self.members):
+            if not among[place]:
+                continue
+            actor = member.actor
+            with on(
+                self._acting if place in self._following else None
+            ):  # with the learner's own network, on its stream
+                if place in self._following:
+                    flat, mailbox = self._following[place]
+                    actor.version = mailbox.collect(flat.value, actor.version)
+                else:
+                    actor.version = member.learner.version
+                taken = actor.step()
+            yield MemberSteps(place, taken.steps, taken.episodes, taken.unrolls)
 
     def ready(self) -> list[int]:
         """Which members are to be updated now: those that have enough new unrolls."""
@@ -112,9 +229,8 @@ class MemberGroup:
             permit = nullcontext() if self._permits is None else self._permits.one(member.learner.device)
             with permit, pinned.read() as batch:
                 learn(member, batch, progress=done)
-            following = self._following[place]
-            if following is not None:
-                following.publish()
+            if place in self._following:
+                self._following[place][1].publish(member.learner.flat.value, member.learner.version)
 
     def actor_state(self) -> dict[str, dict[str, Any]]:
         """Groups of tensors for a checkpoint: two a member."""

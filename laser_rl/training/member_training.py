@@ -63,7 +63,7 @@ class MemberTraining:
         self.notes: dict[str, int] = {}  # of the process that runs this member, kept with its state
         self._evaluation_was_due = False
         self.moved: Callable[[int], None] = lambda steps: None  # hears how many steps are done
-        self.extra: list[Callable[[], dict[str, float]]] = []  # more numbers for every row of metrics
+        self.extra: dict[str, Callable[[], dict[str, float]]] = {}  # more numbers for every row of metrics
         # Rows by the clock as well, for slow updates. Not where the same seed has to give the same rows.
         self.by_clock = member.config.run.runtime != "serial" or member.learner.device.type == "cuda"
         self.callbacks, self._sinks = list(callbacks), list(sinks)
@@ -144,11 +144,14 @@ class MemberTraining:
         now, member = time.monotonic(), self.member
         seconds = max(now - self._logged_at, 1e-9)
         updates_per_second = (self.update - self._logged_updates) / seconds
-        loss = member.config.loss
+        loss, replay, replayed = member.config.loss, member.replay, dict[str, float]()
+        if replay is not None:
+            fill = replay.steps / member.config.replay.capacity_steps
+            replayed = {"replay_fill": fill, "replay_steps": replay.steps, "replay_bytes": replay.nbytes}
         values = {
             **self.window.numbers(),
             **member.learner.report(),
-            **self._state_of_replay(),
+            **replayed,
             "learning_rate": member.learner.learning_rate(self.progress),
             "entropy_cost": member.learner.loss.entropy_cost,
             "online_unrolls": member.mixer.counts.online,
@@ -161,18 +164,11 @@ class MemberTraining:
         }
         if self.budget.left_s is not None:
             values["budget_left_seconds"] = self.budget.left_s
-        for more in self.extra:
+        for more in self.extra.values():
             values |= more()
         self._logged_updates, self._logged_steps, self._logged_at = self.update, self.steps, now
         # A mean over nothing is not a number, such as the acceptance of a batch without replay.
         self._announce("train", {name: value for name, value in values.items() if not math.isnan(value)})
-
-    def _state_of_replay(self) -> dict[str, float]:
-        replay = self.member.replay
-        if replay is None:
-            return {}
-        fill = replay.steps / self.member.config.replay.capacity_steps
-        return {"replay_fill": fill, "replay_steps": replay.steps, "replay_bytes": replay.nbytes}
 
     def between(self, locks: Locks = ()) -> None:
         """Evaluate, if due. The locks stop the actor where evaluation plays in the environment that it steps."""
@@ -210,11 +206,6 @@ class MemberTraining:
         }
         self._announce("evaluation", values)
         return result
-
-    @property
-    def last_evaluation(self) -> EvalResult | None:
-        """Of the current parameters; None if they have not been played with yet."""
-        return self.evaluations[-1][1] if self.evaluations and self.evaluations[-1][0] == self.steps else None
 
     def failed(self, error: BaseException) -> None:
         """Another thread met this; the learner's thread raises it."""
@@ -308,7 +299,7 @@ def evaluate_last(trainings: Sequence[MemberTraining], stop: Stop, save: Callabl
 
     What they have learned is saved before: an evaluation that fails, or is killed, must not cost a run that is done.
     """
-    due = [training for training in trainings if training.last_evaluation is None]
+    due = [one for one in trainings if not one.evaluations or one.evaluations[-1][0] < one.steps]
     if not due or stop.interrupted is not None:
         return
     for training in due:

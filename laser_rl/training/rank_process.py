@@ -32,7 +32,7 @@ from laser_rl.gpu_streams import own_stream
 from laser_rl.networks.build import family_of
 from laser_rl.replay.records import Parts, shape_of, views
 from laser_rl.training.build import build_learner, layout_of, threads_of
-from laser_rl.training.exchange import PinnedBatch
+from laser_rl.training.member_group import PinnedBatch
 from laser_rl.training.stall import GIVE_UP_S
 from laser_rl.types import Batch, UnrollLayout
 
@@ -95,12 +95,12 @@ def join(
     backend: Backend | None = None,
     timeout_s: float = GIVE_UP_S,
 ) -> ProcessTeam:
-    """Meet the other ranks; returns when all are there.
+    """Meet the other ranks at a file that all can open, "file:///path"; returns when all are there.
 
     Args:
         rank: of this process.
         size: how many there are.
-        address: of rank 0's machine, "tcp://host:port"; on one machine a file that all can open, "file:///path".
+        address: of the file.
         device: of this rank's learner; with NCCL each rank has one of its own.
         backend: None: NCCL for GPUs, gloo for CPUs. gloo also works where two ranks share a GPU, slowly.
         timeout_s: for the meeting (then a TimeoutError names the address) and for each operation.
@@ -111,9 +111,7 @@ def join(
             "start the run in a process of its own, or use --run.devices 1"
         )
     backend = backend or ("nccl" if device.type == "cuda" else "gloo")
-    # A file is a meeting on one machine: no other machine needs to reach the sockets.
-    local = _loopback() if address.startswith("file:") else contextlib.nullcontext()
-    with local:
+    with _loopback():  # no other machine needs to reach the sockets
         try:
             dist.init_process_group(
                 backend,
@@ -150,19 +148,7 @@ def _loopback() -> Iterator[None]:
 class SharedBatches:
     """`BATCHES` batches in one file without a name: it goes with the last process that has it. Each rank reads its own columns.
 
-    Args:
-        layout: of the unrolls.
-        columns: unrolls in a batch.
-        stacked: whether frames are stacked on the host, as a CPU learns from them.
-        handle: of the file of another process, to attach to.
-
-    >>> from laser_rl.agent.parallel import ALONE
-    >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
-    >>> ours = SharedBatches(layout, columns=4, stacked=True)
-    >>> ours.part(0, ALONE).reward.fill_(3.0).shape
-    torch.Size([2, 4])
-    >>> SharedBatches(layout, columns=4, stacked=True, handle=ours.handle).part(0, ALONE).reward[0]
-    tensor([3., 3., 3., 3.])
+    For a CPU frames are `stacked` on the host. `handle` is the file of another process, to attach to.
     """
 
     def __init__(self, layout: UnrollLayout, columns: int, *, stacked: bool, handle: int | None = None) -> None:

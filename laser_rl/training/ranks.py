@@ -43,14 +43,8 @@ PAUSE_S = 2e-4  # between two looks at what the ranks have done
 class Ranks:
     """All other ranks of a configuration's learner, ready to learn. ConfigError where the update cannot be split.
 
-    Args:
-        config: as rank 0 has it.
-        spec: of its environments; the others have none.
-        layout: of the unrolls.
-        device: of rank 0; the others have the next ones, on a CPU the same.
-        torso: a user's torso, if there is one.
-        sources: how many members write into the replay.
-        timeout_s: how long any process waits for another.
+    `device` is that of rank 0; the others have the next ones, on a CPU the same. `sources` members write into the replay. No process
+    waits longer than `timeout_s` for another.
     """
 
     def __init__(
@@ -182,16 +176,15 @@ class Ranks:
 
     def _wait(self, order: int, whom: str) -> None:
         """Until all ranks have carried out an order; warns with the names of those that have not, and raises `RankLost` in the end."""
-        waiting: StallWarning | None = None
+        waiting = StallWarning("rank 0", whom)
         while late := self._late(order):
             self._require_all()
-            waiting = waiting or StallWarning("rank 0", f"rank {late} {whom}")
+            waiting.whom = f"rank {late} {whom}"
             if waiting.look() > self._timeout_s:
                 raise RankLost(f"rank 0 has waited {self._timeout_s:.0f} s for rank {late} {whom} and gives up")
             waiting.again()
             time.sleep(PAUSE_S)
-        if waiting is not None:
-            waiting.over()
+        waiting.over()
 
     def _watch(self) -> None:
         """A thread: sees which ranks are gone, and says for whom an update waits."""
@@ -242,12 +235,7 @@ def devices_of(first: torch.device, count: int) -> list[torch.device]:
 
 
 def reference_of(torso: Callable[..., object] | torch.nn.Module) -> str | None:
-    """What a user's torso is called where another process can import it, "module:name"; None where it cannot.
-
-    >>> reference_of(torch.nn.Linear)
-    'torch.nn.modules.linear:Linear'
-    >>> reference_of(lambda shape: None)
-    """
+    """What a user's torso is called where another process can import it, "module:name"; None where it cannot."""
     module, name = getattr(torso, "__module__", ""), getattr(torso, "__qualname__", "")
     found: object = sys.modules.get(module)
     if isinstance(torso, torch.nn.Module) or module == "__main__" or found is None:

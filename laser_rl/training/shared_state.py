@@ -12,7 +12,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import safetensors.torch
@@ -25,7 +25,7 @@ from laser_rl.envs.records import carve, size_of
 from laser_rl.gpu_streams import wait_for
 from laser_rl.training.member_training import MemberTraining
 from laser_rl.training.saving import MemberState, member_state
-from laser_rl.training.stall import StallWarning
+from laser_rl.training.stall import StallWarning, Steps
 
 ROOM_FOR_NUMBERS = 1 << 18  # counters, windows of all tasks, settings, evaluation: up to 100 kilobytes
 ORDER_BYTES = 1 << 14  # of the copy that a member is told to make, as JSON
@@ -34,13 +34,21 @@ PUBLISH_S = 1.0  # so much of a member's learning is lost if its process is kill
 PAUSE_S = 1e-4
 
 
-class SharedStateStore:
-    """Shared by the processes of a run.
+class States(Protocol):
+    """Every member as it was last published; `SharedStateStore` is one."""
 
-    Args:
-        members: how many the run has.
-        size: bytes of the largest state.
-        handle: of the file of another process's store, to attach to.
+    members: int
+    steps: Steps
+
+    def get(self, member: int) -> bytes | None:
+        """The newest state, whole; None if there is none yet."""
+
+    def put(self, member: int, data: bytes) -> None:
+        """What a member is to begin with."""
+
+
+class SharedStateStore:
+    """Shared by the processes of a run: states of at most `size` bytes; `handle` is the file of another process's store, to attach to.
 
     >>> store = SharedStateStore(members=2, size=10)
     >>> store.put(1, b"state")
@@ -110,14 +118,10 @@ def parsed(data: bytes) -> MemberState:
 
 
 class GpuSemaphore:
-    """At most so many updates at a time, over all processes that hold the same file.
+    """At most so many updates at a time, over all processes that hold the same file: `handle`, of another process's semaphore.
 
     A large update fills a card by itself, and nine at once make each other slower; a few at once leave no gap between one and the next. A
     process that is killed gives its place back at once: the system holds these locks for it.
-
-    Args:
-        most: updates at a time.
-        handle: of the file of another process's semaphore, to attach to.
     """
 
     def __init__(self, most: int, handle: int | None = None) -> None:

@@ -18,11 +18,12 @@ MOST_CREDIT_S = 5.0  # of one look: a process that was stopped for ten minutes h
 
 
 class StallWarning:
-    """One wait of `who` for `whom`: logs a warning after `SAY_AFTER_S`, and its end; raises TimeoutError after `GIVE_UP_S`."""
+    """Waits of `who` for `whom`: logs a warning after `SAY_AFTER_S`, and its end; raises TimeoutError after `GIVE_UP_S`."""
 
     def __init__(self, who: str, whom: str) -> None:
         self._who, self.whom, self._said = who, whom, False
-        self.waited_s, self._looked = 0.0, time.monotonic()
+        self.waited_s = 0.0
+        self._looked: float | None = None
 
     def again(self) -> None:
         """Another look was in vain."""
@@ -34,14 +35,15 @@ class StallWarning:
             raise TimeoutError(f"{self._who} has waited {waited:.0f} s for {self.whom} and gives up")
 
     def over(self) -> None:
-        """What was waited for has come."""
+        """What was waited for has come, if there was a wait; the next look begins another one."""
         if self._said:
             log.warning("%s goes on: it had waited %.0f s for %s", self._who, self.look(), self.whom)
+        self._said, self.waited_s, self._looked = False, 0.0, None
 
     def look(self) -> float:
         """Seconds so far; a long time between two looks counts for `MOST_CREDIT_S`: this process may have been stopped as well."""
         now = time.monotonic()
-        self.waited_s += min(now - self._looked, MOST_CREDIT_S)
+        self.waited_s += 0.0 if self._looked is None else min(now - self._looked, MOST_CREDIT_S)
         self._looked = now
         return self.waited_s
 
@@ -89,16 +91,12 @@ class StepBarrier:
         slots: the most steps that one turn of a member makes.
         turns: that a member may be ahead by. With 0 only the slowest act as soon as a turn is longer than an unroll: right where members
             take turns, but processes would act one at a time, each waiting for the others to learn.
-
-    >>> pace = StepBarrier(np.array([0, 18, 25]), [0, 1, 2], unroll_steps=20, slots=4)
-    >>> pace.among([False, False, False])
-    [True, False, False]
     """
 
     def __init__(self, steps: Steps, own: Sequence[int], *, unroll_steps: int, slots: int, turns: int = 0) -> None:
         self.steps, self._own = steps, list(own)
         self._slack = max(0, unroll_steps - slots, turns * slots)
-        self._waiting: StallWarning | None = None
+        self._waiting = StallWarning(f"the process of members {self._own}", "another")
 
     def among(self, done: Sequence[bool]) -> list[bool]:
         """Which of those here may act: not ahead, and not done."""
@@ -109,19 +107,12 @@ class StepBarrier:
         """Whether a member that has done so many steps may act."""
         return steps - int(self.steps.min()) <= self._slack
 
-    def own_steps(self, place: int) -> int:
-        """How far a member here has got, as it was last told."""
-        return int(self.steps[self._own[place]])
-
     def move(self, place: int, steps: int) -> None:
         """A member here has got so far."""
         self.steps[self._own[place]] = steps
-        waiting, self._waiting = self._waiting, None
-        if waiting is not None:
-            waiting.over()
+        self._waiting.over()
 
     def wait(self) -> None:
         """Called while all members here have to wait; says for which one, and gives up in the end."""
-        waiting = self._waiting or StallWarning(f"the process of members {self._own}", "another")
-        self._waiting, waiting.whom = waiting, f"member {int(self.steps.argmin())}, which is behind"
-        waiting.again()
+        self._waiting.whom = f"member {int(self.steps.argmin())}, which is behind"
+        self._waiting.again()

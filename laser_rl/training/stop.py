@@ -19,33 +19,23 @@ class Stop:
     """Set once; the first reason stays.
 
     A run that is finished still hears what is urgent: its last evaluation may take longer than a user who interrupts will wait.
-
-    >>> stop = Stop()
-    >>> stop.request(FINISHED); stop.request("a callback"); stop.interrupt("SIGTERM")
-    >>> stop.reason, stop.urgent
-    ('SIGTERM', True)
     """
 
     def __init__(self) -> None:
-        self._reason: str | None = None
+        self.reason: str | None = None  # None while the run goes on
         self._urgent = False
         self.listen: Callable[[], None] = lambda: None  # where one hears of it only by asking
 
     def request(self, reason: str) -> None:
         """Ask all parts of the run to end."""
-        if self._reason is None:  # no lock: a signal's handler may interrupt the holder of one
-            self._reason = reason
+        if self.reason is None:  # no lock: a signal's handler may interrupt the holder of one
+            self.reason = reason
 
     def interrupt(self, reason: str) -> None:
         """Ask all parts of the run to end within seconds."""
         if self.interrupted is None:
-            self._reason = reason
+            self.reason = reason
         self._urgent = True
-
-    @property
-    def reason(self) -> str | None:
-        """None while the run goes on."""
-        return self._reason
 
     @property
     def urgent(self) -> bool:
@@ -56,7 +46,7 @@ class Stop:
     @property
     def interrupted(self) -> str | None:
         """What ended it before its end; None while it goes on, and if it was finished."""
-        return None if self._reason == FINISHED else self._reason
+        return None if self.reason == FINISHED else self.reason
 
 
 class StoppedAtOnce(KeyboardInterrupt):
@@ -101,13 +91,6 @@ def deliver_again(reason: str | None) -> None:
 
     So Ctrl-C raises KeyboardInterrupt in the caller, SIGTERM and a closed terminal end the program, and handlers of the user's own are
     called. Other reasons, as "a callback", are no signals.
-
-    >>> deliver_again("a callback"); deliver_again(None)
-    >>> try:
-    ...     deliver_again("SIGINT")
-    ... except KeyboardInterrupt:
-    ...     print("the caller's loop ends")
-    the caller's loop ends
     """
     if reason in EXIT_STATUS:
         signal.raise_signal(signal.Signals[reason])

@@ -1,63 +1,73 @@
-"""What the supervisor of a run does, wherever its members act and learn: decides which copy which, surveys, saves, passes rows on, ends it.
+"""A run whose members act and learn elsewhere: in processes of this machine, or (`cluster.supervisor`) on a cluster.
 
-Where members live, how they are started and what happens if they die is the business of `process_supervisor` and of `cluster.supervisor`.
+The supervisor owns the run directory. It decides which members copy which, surveys, writes checkpoints from the states that members publish
+(none of them stops for that), passes rows on and ends the run. Of processes it also owns the replay's memory and the shared states; it
+starts them, and starts again those that die. Not deterministic.
 """
 
+import json
+import logging
+import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Protocol
+
+import numpy as np
 
 from laser_rl import checkpoint
 from laser_rl.checkpoint import Loaded, Mended
 from laser_rl.checkpoint.guarded import fitting
 from laser_rl.checkpoint.snapshot import flat, grouped, member_name
+from laser_rl.config import override
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.log import read_from
 from laser_rl.metrics.rows import Kind, Sink, Value
 from laser_rl.networks.build import TorsoSource
-from laser_rl.training.budget import DutyCycle
+from laser_rl.replay.shared_lock import SharedLock
+from laser_rl.replay.store import Replay
+from laser_rl.training.budget import Budget, DutyCycle
 from laser_rl.training.build import EnvironmentSource, Member
+from laser_rl.training.build_group import build_members
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.evaluate import Result
 from laser_rl.training.files import has_ended
 from laser_rl.training.member_training import Callback, MemberTraining, Progress
-from laser_rl.training.pbt import Exploit
-from laser_rl.training.saving import MENDED, MemberState, Written, load_learner
+from laser_rl.training.pbt import Exploit, order_of
+from laser_rl.training.process_handle import ProcessHandle
+from laser_rl.training.saving import MENDED, MemberState, Written, load_learner, warm_start
 from laser_rl.training.settings import SweepConfig
-from laser_rl.training.shared_state import PUBLISH_S, packed, parsed
-from laser_rl.training.stall import Steps
+from laser_rl.training.shared_state import (
+    ORDER_BYTES,
+    PUBLISH_S,
+    ROOM_FOR_NUMBERS,
+    GpuSemaphore,
+    SharedStateStore,
+    States,
+    packed,
+    parsed,
+    published,
+)
+from laser_rl.training.stall import SAY_AFTER_S, StallWarning
 from laser_rl.training.stop import Stop, signals
 from laser_rl.training.trainer import Run
 
+log = logging.getLogger("laser_rl.training")
+LOOK_S = 0.1
 SURVEY_S = 2.0
 READ_SHARE, READ_MOST_S = 0.05, 60.0  # of the supervisor's time, at most, for reading large states
 STOP_S = 7.0  # of the ten in which a run that was asked to stop has ended
-
-
-class States(Protocol):
-    """Every member as it was last published; `SharedStateStore` is one."""
-
-    members: int
-    steps: Steps
-
-    def get(self, member: int) -> bytes | None:
-        """The newest state, whole; None if there is none yet."""
-
-    def put(self, member: int, data: bytes) -> None:
-        """What a member is to begin with."""
+MOST_UPDATES = 3  # at a time on one card: 1 leaves gaps, 9 slow each other down (benchmarks/kernels.md)
+BYTES_A_RETURN = 64  # in the JSON of an evaluation, generously
+REPLACE_S = 30.0  # a process that blocks the others for so long is killed and started again; others give up after 60 s
+HASTE_S = 1.0  # instead, once the run is to end
 
 
 class SweepSupervisor(Run, ABC):
-    """A supervisor's view of a run. Its trainings are copies of the members, as these were last published.
+    """A supervisor's view of a run. Its trainings are copies of the members, as these were last published in `states`.
 
-    Args:
-        sweep: all values.
-        directory: of the run.
-        members: all of them; nothing acts or learns with them here.
-        states: where the members' states are found.
-        sinks: what else gets the rows that the members write.
-        callbacks: see `Progress`.
+    Nothing acts or learns with its `members`. `sinks` get the rows that the members write into the log of the `directory`.
     """
 
     def __init__(
@@ -85,10 +95,6 @@ class SweepSupervisor(Run, ABC):
         """See to it that all members live; True when all have ended."""
 
     @abstractmethod
-    def _pause(self) -> None:
-        """Between two looks."""
-
-    @abstractmethod
     def _stop_all(self) -> None:
         """All members end, of themselves or not, before the supervisor saves."""
 
@@ -100,13 +106,14 @@ class SweepSupervisor(Run, ABC):
     def _tell(self, exploit: Exploit) -> None:
         """A member is to copy another."""
 
-    @abstractmethod
-    def _write_replays(self) -> Written:
-        """For a checkpoint: the ids held by each store, and the segments."""
+    def _pause(self) -> None:
+        time.sleep(LOOK_S)
 
-    @abstractmethod
+    def _write_replays(self) -> Written:
+        return self.directory.write_stores(self.stores, self.members[0].layout)
+
     def _fill_replays(self, loaded: Loaded) -> Mended | None:
-        """From a checkpoint; says what is lost of a damaged one."""
+        return self.directory.fill(self.stores, self.members[0].layout, loaded)
 
     @property
     def steps(self) -> int:
@@ -141,15 +148,12 @@ class SweepSupervisor(Run, ABC):
                 self._exploit()
         if self._surveys.due():
             self._survey()
-        self._save_if_due()
-        return over
-
-    def _save_if_due(self) -> None:
         due = self._save_is_due()
         if self._ended and not self._saved_end:  # an evaluation that fails must not cost what was learned
             due = self._saved_end = True
         if due:
             self.save(last=False)
+        return over
 
     def _state(self, number: int) -> MemberState:
         data = self._states.get(number)
@@ -253,3 +257,128 @@ def spent_s(loaded: Loaded | None) -> float:
     """Seconds of training before; none where no time was counted."""
     members = [] if loaded is None else loaded.state["members"]
     return max((float(numbers["training"].get("spent_seconds", 0.0)) for numbers in members), default=0.0)
+
+
+class ProcessSupervisor(SweepSupervisor):
+    """The parent's view of a run over `count` processes."""
+
+    def __init__(
+        self,
+        sweep: SweepConfig,
+        directory: RunDirectory,
+        count: int,
+        *,
+        sinks: Sequence[Sink] = (),
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        members = build_members(sweep, shared=True)
+        first = [published(MemberTraining(member)) for member in members]
+        numbers = ROOM_FOR_NUMBERS + BYTES_A_RETURN * sweep.base.run.evaluate_episodes
+        self.board = SharedStateStore(len(members), 2 * max(map(len, first)) + numbers)
+        self.orders = SharedStateStore(len(members), ORDER_BYTES)
+        super().__init__(sweep, directory, members, self.board, sinks=sinks, callbacks=callbacks)
+        loaded = self._go_on()
+        if loaded is None:
+            for store in self.stores:
+                warm_start(store, sweep.base, members=len(members))
+            for number, data in enumerate(first):
+                self.board.put(number, data)
+        self._plan_save()
+        self.budget = Budget(sweep.base.run.budget_minutes, spent_s=spent_s(loaded))
+        self.budget.tick()  # for all processes, also those that are started again later
+        on_card = count > 1 and members[0].learner.device.type == "cuda"
+        self.permits = GpuSemaphore(MOST_UPDATES) if on_card else None
+        self.processes = [self._process(own.tolist(), count) for own in np.array_split(np.arange(len(members)), count)]
+        self._blocking: dict[
+            int, tuple[int | None, StallWarning]
+        ] = {}  # by pid: the acquisition of a lock, and for how long
+        for store in self.stores:
+            if isinstance(store.lock, SharedLock):
+                store.lock.while_waiting = self._relieve
+
+    def _process(self, numbers: Sequence[int], count: int) -> ProcessHandle:
+        stores = {str(one.number): one.replay.handle() for one in self.members if isinstance(one.replay, Replay)}
+        # Rounded up: processes that learn leave their cores to the emulators of others.
+        cores = -(-len(os.sched_getaffinity(0)) // count)
+        start = {
+            "sweep": _within(self.sweep, cores).model_dump(mode="json"),
+            "budget": self.budget.handle(),
+            "run_dir": str(self.directory.path.resolve()),
+            "layout": asdict(self.members[0].layout),
+            "stores": {number: list(handle) for number, handle in stores.items()},
+            "board": [self.board.size, self.board.handle],
+            "orders": [self.orders.size, self.orders.handle],
+            "threads": cores,
+            "permits": None if self.permits is None else [self.permits.most, self.permits.handle],
+        }
+        files = {self.board.handle, self.orders.handle, *(handle.file for handle in stores.values())}
+        files |= set() if self.permits is None else {self.permits.handle}
+        return ProcessHandle(numbers, start, sorted(files))
+
+    def _watch(self) -> bool:
+        over = True
+        self._relieve()
+        for process in self.processes:
+            status = process.ended()
+            if status is None:
+                over = False
+            elif status != 0 or not self.board.ended[process.numbers].all():
+                steps, wanted = self.board.steps[process.numbers], self.sweep.base.run.steps
+                process.restart(int(steps.sum()), max(0, wanted - int(steps.min())))
+                over = False
+        return over
+
+    def _relieve(self) -> None:
+        """Name a process that blocks the others, and kill it in the end: the next look starts it again.
+
+        Also called while this process waits for the lock of a replay itself. No other part would hear then that the run is to end.
+        """
+        limit_s = REPLACE_S if self.stop.reason is None else HASTE_S
+        holders = [store.lock.holder() for store in self.stores if isinstance(store.lock, SharedLock)]
+        taken = {holder.pid: holder.taken for holder in holders if holder is not None}
+        before, self._blocking = self._blocking, {}
+        for process in self.processes:
+            pid, stopped = process.pid, process.stopped
+            if process.ended() is not None or not (stopped or pid in taken):
+                continue
+            how = " and ".join(["is stopped"] * stopped + ["holds the lock of the replay"] * (pid in taken))
+            since, waiting = before.get(pid, (None, None))
+            if waiting is None or since != taken.get(pid):  # it has let the lock go since the last look
+                waiting = StallWarning("the other processes", process.name)
+            self._blocking[pid] = (taken.get(pid), waiting)
+            before_s, now_s = waiting.waited_s, waiting.look()
+            if before_s <= SAY_AFTER_S < now_s:
+                log.warning("%s %s, and others wait for it; it is replaced after %.0f s", process.name, how, REPLACE_S)
+            if now_s > limit_s:
+                log.warning("%s %s for %.0f s now; it is killed", process.name, how, now_s)
+                process.kill()
+
+    def _stop_all(self) -> None:
+        self.board.stop[0] = 1
+        for process in self.processes:
+            if process.stopped:  # it would hear nothing, and may hold what the others need to end
+                log.warning("%s is stopped; it is killed", process.name)
+                process.kill()
+        deadline = time.monotonic() + STOP_S
+        while (late := [one for one in self.processes if one.ended() is None]) and time.monotonic() < deadline:
+            time.sleep(LOOK_S / 5)
+        for process in late:
+            log.warning(
+                "%s has not ended in %.0f s; it is killed, and what it last published is saved", process.name, STOP_S
+            )
+            process.kill()  # before anything is saved: it may be in the middle of an insert
+
+    def _kill_all(self) -> None:
+        for process in self.processes:
+            process.kill()
+
+    def _tell(self, exploit: Exploit) -> None:
+        self.orders.put(exploit.member, json.dumps(order_of(exploit)).encode())
+
+
+def _within(sweep: SweepConfig, cores: int) -> SweepConfig:
+    """For one of several processes: emulators that would take all cores of the machine have so many threads, or workers."""
+    environment = sweep.base.environment
+    workers, threads = environment.workers or min(cores, environment.slots), environment.atari.threads or cores
+    own = {"environment.workers": workers, "environment.atari.threads": threads}
+    return sweep.model_copy(update={"base": override(sweep.base, own)})

@@ -8,7 +8,7 @@ import torch
 from laser_rl.agent.learner import Learner
 from laser_rl.ops import checks
 from laser_rl.replay.records import allocate
-from laser_rl.training.build import Store
+from laser_rl.training.build import Member, Store
 from laser_rl.types import Inputs
 
 UNROLLS = 16  # whose states the policies are compared on
@@ -16,13 +16,12 @@ SAMPLE = 256  # unrolls whose age is looked at
 PERCENTILES = (0, 25, 50, 75, 100)
 
 
-def sweep_metrics(
-    learners: Sequence[Learner], stores: Sequence[Store | None], random: np.random.Generator
-) -> dict[str, float]:
+def sweep_metrics(members: Sequence[Member], random: np.random.Generator) -> dict[str, float]:
     """The numbers of one row; nothing where nothing is replayed."""
-    store = stores[0]
+    learners, store = [member.learner for member in members], members[0].replay
     if store is None or not len(store):
         return {}
+    stores = [member.replay for member in members]
     return {**composition(stores), **ages(learners, store, random), **divergence(learners, store, random)}
 
 

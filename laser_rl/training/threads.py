@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import cuda
@@ -21,38 +21,32 @@ from torch import cuda
 from laser_rl.agent.actor import Actor
 from laser_rl.agent.parameters import FlatParameters
 from laser_rl.gpu_streams import on, own_stream, wait_for
-from laser_rl.replay.prefetcher import Prefetcher
+from laser_rl.replay.prefetcher import Exhausted, Prefetcher
 from laser_rl.training.build import Member, keep_in_step, learn
-from laser_rl.training.exchange import UNDER_WAY, BatchSource, PinnedBatch, ThreadMailbox
+from laser_rl.training.member_group import UNDER_WAY, PinnedBatch, ThreadMailbox
 from laser_rl.training.member_training import MemberTraining
 from laser_rl.training.stall import GIVE_UP_S, PATIENCE_S, Gate, StallWarning, join
 from laser_rl.training.stop import FINISHED
 from laser_rl.training.trainer import Trainer
-from laser_rl.types import Batch, Delivery, Episode, ParameterMailbox, StopSignal, UnrollOutbox, empty_unrolls
+from laser_rl.types import (
+    Batch,
+    Delivery,
+    Episode,
+    ParameterMailbox,
+    StopSignal,
+    UnrollInbox,
+    UnrollOutbox,
+    empty_unrolls,
+)
 
 PACED_S = 0.0005  # between two looks at the steps of others
-
-
-class Supply(Protocol):
-    """Where a learner's batches come from: a `BatchSource`, or what other machines send."""
-
-    def ready(self, timeout_s: float) -> bool:
-        """Whether a batch can be filled, after waiting so long at most; `Exhausted` when nothing will ever come again."""
-
-    def fill(self, batch: Batch) -> None:
-        """One batch."""
 
 
 class Busy:
     """Measures a learner; on a GPU also keeps it from running further ahead of the card than `UNDER_WAY` updates.
 
     The share of time is that of the learner's stream on a GPU, from the moment at which it has its batch, and of its thread on a CPU.
-    Nothing here stalls the card: an update is counted when it is over.
-
-    Args:
-        device: of the learner.
-        clock: in seconds.
-        mark: puts an event with its time into the learner's stream; None: on a CPU there is none.
+    Nothing here stalls the card: an update is counted when it is over. There, `mark` puts an event with its time into the stream.
 
     >>> now = iter([0.0, 1.0, 4.0, 4.0, 5.0, 8.0])
     >>> busy = Busy(torch.device("cpu"), clock=lambda: next(now))
@@ -119,31 +113,6 @@ def _marked(device: torch.device) -> Any:
     return event
 
 
-def _measured(training: MemberTraining) -> Busy:
-    """In every row of metrics from now on, instead of what measured an earlier call."""
-    busy = Busy(training.member.learner.device)
-    training.extra[:] = [more for more in training.extra if not isinstance(getattr(more, "__self__", None), Busy)]
-    training.extra.append(busy.report)
-    return busy
-
-
-@contextmanager
-def queues(training: MemberTraining, **depths: Callable[[], int]) -> Iterator[None]:
-    """While the block lasts, every row of metrics has `queue_NAME` for each of them, as it is when the row is written: after an update.
-
-    Afterwards nothing of them is held: batches may be large.
-    """
-
-    def report() -> dict[str, float]:
-        return {f"queue_{name}": depth() for name, depth in depths.items()}
-
-    training.extra.append(report)
-    try:
-        yield
-    finally:
-        training.extra.remove(report)
-
-
 class ThreadInbox:
     """A bounded queue."""
 
@@ -168,6 +137,45 @@ class ThreadInbox:
     def depth(self) -> int:
         """Deliveries that wait."""
         return self._queue.qsize()
+
+
+class BatchSource:
+    """Fills batches from the inbox, in the thread that gathers ahead; ends after the actor has ended and nothing is left."""
+
+    def __init__(self, training: MemberTraining, inbox: UnrollInbox, acting: threading.Event, lock: Gate) -> None:
+        self._training, self._inbox, self._acting, self._lock = training, inbox, acting, lock
+        self.sent: deque[Delivery] = deque()  # what the actor has handed over and the mixer has not got yet
+        self._waiting = StallWarning("the learner", "unrolls from the actor")
+
+    def ready(self, timeout_s: float) -> bool:
+        """Whether a batch can be filled, after waiting so long for unrolls at most."""
+        mixer = self._training.member.mixer
+        with self._lock:
+            if mixer.ready():
+                return True
+        ended = not self._acting.is_set()
+        delivery = None if self._training.stop.reason else self._inbox.take(0.0 if ended else timeout_s)
+        if delivery is not None:
+            self._waiting.over()
+            with self._lock:
+                self.settle()
+                return mixer.ready()
+        if ended or self._training.stop.reason:
+            raise Exhausted
+        self._waiting.again()
+        return False
+
+    def settle(self) -> None:
+        """Everything on its way, to the mixer; with the lock held. What then comes out of the inbox is known already."""
+        while self.sent:
+            delivery = self.sent.popleft()
+            self._training.acted(delivery.steps, delivery.episodes)
+            self._training.member.mixer.offer(delivery.unrolls)
+
+    def fill(self, batch: Batch) -> None:
+        """Fill one batch."""
+        with self._lock:
+            self._training.member.mixer.fill(batch)
 
 
 def run_actor(
@@ -241,12 +249,13 @@ def run_local(trainer: Trainer) -> None:
         mailbox.publish(learner.flat.value, learner.version)
 
     thread = threading.Thread(target=act, name="actor", daemon=True)
-    ahead = gathered(member, feed)
+    ahead = gathered(member, feed.fill, feed.ready)
+    training.extra["queues"] = lambda: {"queue_inbox": inbox.depth(), "queue_batches": ahead.depth()}
     thread.start()
     try:
-        with queues(training, inbox=inbox.depth, batches=ahead.depth):
-            learn_ahead(training, ahead, publish, lambda: trainer.between(locks, settle=feed.settle))
+        learn_ahead(training, ahead, publish, lambda: trainer.between(locks, settle=feed.settle))
     finally:
+        del training.extra["queues"]  # batches may be large
         stop.request(FINISHED)
         ahead.close()
         join(thread, "the learner", "the actor to end its last step")
@@ -266,7 +275,7 @@ def _turns(trainer: Trainer) -> Callable[[int], bool]:
     training.moved = lambda steps: None
 
     def may_act(done: int) -> bool:
-        if pace.own_steps(0) != begun + done:
+        if pace.steps[training.member.number] != begun + done:
             pace.move(0, begun + done)
         if pace.allows(begun + done):
             return True
@@ -280,7 +289,8 @@ def learn_ahead(
     training: MemberTraining, ahead: Prefetcher[PinnedBatch], publish: Callable[[], None], between: Callable[[], None]
 ) -> None:
     """The learner's loop: an update from each batch, until there are no more; then its parameters are published, as part of the update."""
-    busy = _measured(training)
+    busy = Busy(training.member.learner.device)
+    training.extra["busy"] = busy.report
     while True:
         with busy.waiting():
             pinned = ahead.next(GIVE_UP_S)
@@ -294,11 +304,14 @@ def learn_ahead(
         between()
 
 
-def gathered(member: Member, feed: Supply) -> Prefetcher[PinnedBatch]:
-    """On a GPU one more: the learner's thread gives a batch back when the card has yet to read it."""
+def gathered(member: Member, fill: Callable[[Batch], None], ready: Callable[[float], bool]) -> Prefetcher[PinnedBatch]:
+    """Batches that a thread fills ahead, as soon as one is `ready` within a timeout.
+
+    On a GPU one more: the learner's thread gives a batch back when the card has yet to read it.
+    """
     stream = own_stream(member.learner.device, "uploading")
     batches = [PinnedBatch.of(member, stream) for _ in range(2 if stream is None else 3)]
-    return Prefetcher(lambda pinned: pinned.fill(feed.fill), batches, ready=feed.ready)
+    return Prefetcher(lambda pinned: pinned.fill(fill), batches, ready=ready)
 
 
 def _room(training: MemberTraining) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from laser_rl.metrics.rows import Kind, Sink, Value
 from laser_rl.training.budget import Budget, DutyCycle
 from laser_rl.training.build import derive, stores_of
-from laser_rl.training.evaluate import MemberResult, Result, trained_of
+from laser_rl.training.evaluate import MemberResult, Result, Trained
 from laser_rl.training.member_group import MemberGroup
 from laser_rl.training.member_training import Callback, Locks, MemberTraining, held
 from laser_rl.training.pbt import Exploit, PbtState, decide
@@ -28,12 +28,7 @@ TURNS_AHEAD = 4  # of members in other processes: one may learn for as long as o
 class Run:
     """What is done for all members of a run, wherever they act and learn: decisions, rows about all of them, checkpoints.
 
-    Args:
-        settings: all values, of one agent or of a sweep.
-        trainings: of the members here.
-        sinks: where rows about the whole run go.
-        stop: where an end is requested.
-        save: writes a checkpoint; None if nothing is kept.
+    Rows about the whole run go to the `sinks`. `save` writes a checkpoint; None if nothing is kept.
     """
 
     def __init__(
@@ -78,24 +73,18 @@ class Run:
         if self._save is not None:
             self.saved = self._retry.save(self._save, last=last) or self.saved
 
-    def tuned(self) -> list[dict[str, float]]:
-        """Each member's present values of what PBT moves."""
-        names = self.settings.pbt.tuned if self.settings.pbt else ()
-        return [{name: training.member.learner.setting(name) for name in names} for training in self.trainings]
-
     def _decide(self) -> list[Exploit]:
-        if self.pbt is None or self.settings.pbt is None:
+        rule = self.settings.pbt
+        if self.pbt is None or rule is None:
             return []
-        return decide([one.standing() for one in self.trainings], self.tuned(), self.settings.pbt, self.pbt)
+        tuned = [{name: one.member.learner.setting(name) for name in rule.tuned} for one in self.trainings]
+        return decide([one.standing() for one in self.trainings], tuned, rule, self.pbt)
 
     def _write_sweep_row(self) -> None:
         """A row about all members together; `update` counts those of all, so it grows with each of them."""
         from laser_rl.training.sweep_metrics import sweep_metrics  # noqa: PLC0415 - the run of one agent has no such rows
 
-        members = [training.member for training in self.trainings]
-        self.write(
-            "sweep", sweep_metrics([m.learner for m in members], [m.replay for m in members], self._survey_random)
-        )
+        self.write("sweep", sweep_metrics([training.member for training in self.trainings], self._survey_random))
 
     def write(self, kind: Kind, values: Mapping[str, Value]) -> None:
         """A row about the whole run."""
@@ -103,13 +92,26 @@ class Run:
             sink.write(kind, self.steps, self.updates, values)
 
     def _made(self) -> list[Exploit]:
-        """The copies that were made."""
-        return [] if self.pbt is None else self.pbt.history
+        return [] if self.pbt is None else self.pbt.history  # a supervisor leaves out copies that were only decided
 
     def result(self, interrupted: str | None) -> Result:
         """How the run ended."""
-        members = tuple(_member_result(self.settings, training) for training in self.trainings)
+        members = tuple(self._member_result(training) for training in self.trainings)
         return Result(members, tuple(self._made()), interrupted, self.saved)
+
+    def _member_result(self, training: MemberTraining) -> MemberResult:
+        member, learner = training.member, training.member.learner
+        config = member.config.model_copy(update={"loss": learner.loss, "optimiser": learner.rates})
+        return MemberResult(
+            number=member.number,
+            settings=self.settings.settings[member.number],
+            config=config,
+            steps=training.steps,
+            updates=training.update,
+            return_mean=training.window.numbers().get("return_mean"),
+            evaluation=training.evaluations[-1][1] if training.evaluations else None,
+            trained=Trained(learner.network, config, member.spec, member.source, training.steps),
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Counters of the run itself."""
@@ -128,32 +130,10 @@ class Run:
             self.pbt.load_state_dict(state["pbt"])
 
 
-def _member_result(settings: SweepConfig, training: MemberTraining) -> MemberResult:
-    member, learner = training.member, training.member.learner
-    config = member.config.model_copy(update={"loss": learner.loss, "optimiser": learner.rates})
-    return MemberResult(
-        number=member.number,
-        settings=settings.settings[member.number],
-        config=config,
-        steps=training.steps,
-        updates=training.update,
-        return_mean=training.window.numbers().get("return_mean"),
-        evaluation=training.evaluations[-1][1] if training.evaluations else None,
-        trained=trained_of(member, training.steps),
-    )
-
-
 class Trainer(Run):
     """Members that act and learn in this process, and everything beside that.
 
-    Args:
-        settings: all values, of one agent or of a sweep.
-        group: its members' parts.
-        sinks: where rows of metrics go.
-        callbacks: see `Progress`; one that returns False ends the run.
-        save: writes a checkpoint; None if nothing is kept.
-        steps: of all members of the sweep, where other processes have some of them.
-        budget: the time of the run, where other processes count it too; None: one of its own, as configured.
+    Where other processes have some of the members, they share the `steps` of all of them, and the `budget` of time.
     """
 
     def __init__(
@@ -277,7 +257,7 @@ class Trainer(Run):
             self._write_sweep_row()
 
     def announce(self, event: str) -> None:
-        """Tell the sinks, for every member and, in a sweep, for the rows about all of them."""
+        """Write an event for every member and, in a sweep, for the rows about all of them."""
         for training in self.trainings:
             training.announce(event)
         if not self.settings.single:

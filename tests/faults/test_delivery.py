@@ -13,8 +13,8 @@ from laser_rl.replay.shared import HOLDER, UNSETTLED
 from laser_rl.replay.store import Replay
 from laser_rl.training.build_group import build_group
 from laser_rl.training.directory import RunDirectory
-from laser_rl.training.process_supervisor import ProcessSupervisor
 from laser_rl.training.settings import SweepConfig
+from laser_rl.training.supervisor import ProcessSupervisor
 from laser_rl.training.trainer import Trainer
 from laser_rl.types import UnrollLayout, empty_unrolls
 from tests.replay import test_shared

@@ -10,9 +10,9 @@ from laser_rl.metrics.log import read, rows_hash
 from laser_rl.metrics.tensorboard import TensorBoardLog
 from laser_rl.training import saving as space
 from laser_rl.training.directory import RunDirectory
-from laser_rl.training.process_supervisor import ProcessSupervisor
 from laser_rl.training.saving import NoSpace
 from laser_rl.training.settings import SweepConfig
+from laser_rl.training.supervisor import ProcessSupervisor
 from tests.faults.disk import Disk, assert_in_order
 from tests.faults.test_disk_full import AGAIN, SAID, Full
 from tests.training.small import small

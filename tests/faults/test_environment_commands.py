@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from laser_rl.training.directory import RunDirectory
-from laser_rl.training.process_supervisor import ProcessSupervisor
 from laser_rl.training.settings import SweepConfig
+from laser_rl.training.supervisor import ProcessSupervisor
 from tests.agent.unroll_witness import UnrollWitness
 from tests.faults.bad_environments import EXPECTED
 from tests.faults.environment_runs import alive, children, within, zombies

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from laser_rl.training.directory import RunDirectory
-from laser_rl.training.process_supervisor import ProcessSupervisor
 from laser_rl.training.settings import SweepConfig
+from laser_rl.training.supervisor import ProcessSupervisor
 from tests.faults.growth import SAMPLES, settings
 from tests.faults.measure import Held, held, slope
 

@@ -83,7 +83,7 @@ def test_no_space_for_the_second_checkpoint(tmp_path, monkeypatch, capsys):
     real = RunDirectory.save
 
     def save(self, one):
-        if one.trainings[0].last_evaluation is not None:
+        if one.trainings[0].evaluations:
             raise NoSpace(self.path, one.steps, OSError(28, "No space left on device"))
         saved.append(one.steps)
         return real(self, one)

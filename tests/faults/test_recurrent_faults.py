@@ -8,7 +8,7 @@ import pytest
 from laser_rl import checkpoint
 from laser_rl.metrics.log import read
 from laser_rl.training.directory import RunDirectory
-from laser_rl.training.process_supervisor import ProcessSupervisor
+from laser_rl.training.supervisor import ProcessSupervisor
 from tests.faults.test_run_faults import finish, kill_group, newest, start, the_same, wait_until
 from tests.training.test_recurrent_sweeps import PBT, members
 

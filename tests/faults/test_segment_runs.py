@@ -14,9 +14,9 @@ from laser_rl.replay.store import Replay
 from laser_rl.training import saving
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.evaluate import load_trained
-from laser_rl.training.process_supervisor import ProcessSupervisor
 from laser_rl.training.saving import MENDED
 from laser_rl.training.settings import SweepConfig
+from laser_rl.training.supervisor import ProcessSupervisor
 from tests.faults.disk import assert_in_order
 from tests.replay.inputs import RECURRENT, assert_same, numbered
 from tests.training.small import finish, small

@@ -15,9 +15,9 @@ from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import train
 from laser_rl.training.pbt import PbtConfig
 from laser_rl.training.process_handle import ProcessDied
-from laser_rl.training.process_supervisor import ProcessSupervisor
 from laser_rl.training.settings import SweepConfig
 from laser_rl.training.shared_state import SharedStateStore, parsed, published
+from laser_rl.training.supervisor import ProcessSupervisor
 from laser_rl.training.trainer import TURNS_AHEAD
 from tests.faults.families import within
 from tests.faults.test_run_faults import finish, kill_group, newest, start, the_same, wait_until
@@ -110,7 +110,7 @@ def test_a_stop_ends_all_processes_with_a_checkpoint(tmp_path, caplog):
 
 
 def test_a_process_that_cannot_start_ends_the_sweep_with_its_error(tmp_path, monkeypatch):
-    monkeypatch.setattr("laser_rl.training.process_supervisor.LOOK_S", 0.02)
+    monkeypatch.setattr("laser_rl.training.supervisor.LOOK_S", 0.02)
     _, directory, supervisor = in_processes(tmp_path, pbt=None)
     for process in supervisor.processes:
         process.kill()

@@ -12,7 +12,7 @@ import pytest
 from laser_rl import checkpoint
 from laser_rl.replay import shared_lock
 from laser_rl.replay.shared import HOLDER
-from laser_rl.training import process_supervisor as processes
+from laser_rl.training import supervisor as processes
 from laser_rl.training.pbt import Exploit
 from tests.faults.families import Family, within
 from tests.faults.test_run_faults import newest, wait_until

@@ -23,9 +23,9 @@ from laser_rl.replay.store import Replay
 from laser_rl.training import stall as waiting
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import prepare, run
-from laser_rl.training.process_supervisor import ProcessSupervisor
 from laser_rl.training.settings import SweepConfig
 from laser_rl.training.stall import Gate, StallWarning, StepBarrier
+from laser_rl.training.supervisor import ProcessSupervisor
 from laser_rl.training.sweep_metrics import PERCENTILES, ages, composition
 from tests.envs.samples import Telltale
 from tests.faults.measure import held

@@ -7,10 +7,8 @@ import tempfile
 from pathlib import Path
 
 from laser_rl import LASER
-from laser_rl.api.saved import save_network
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.evaluate import Trained, load_trained
-from laser_rl.training.files import read_config
 from laser_rl.training.launch import train
 from laser_rl.training.pbt import PbtConfig
 from laser_rl.training.settings import SweepConfig
@@ -38,10 +36,7 @@ def make(folder: Path) -> None:
     directory.close()
     for name, members in RUNS.items():
         _describe(folder / name, [None] if members is None else range(members))
-    trained = load_trained(folder / "mlp")
-    save_network(
-        folder / "agent.safetensors", trained.network, read_config(folder / "mlp"), trained.steps, trained.spec
-    )
+    load_trained(folder / "mlp").save(folder / "agent.safetensors")
     LASER.load(folder / "agent.safetensors").close()
 
 

@@ -20,7 +20,7 @@ from laser_rl.cluster.sharded import ShardedReplay
 from laser_rl.replay.encoded_unrolls import seal
 from laser_rl.replay.records import allocate, pack, unpack
 from laser_rl.replay.store import Replay
-from laser_rl.training.exchange import ThreadMailbox
+from laser_rl.training.member_group import ThreadMailbox
 from laser_rl.training.stop import Stop
 from laser_rl.training.threads import ThreadInbox
 from laser_rl.types import Delivery, Episode

@@ -43,7 +43,8 @@ def run_one(trainer, **more):
     finally:
         trainer.group.members[0].environments.close()
     [one], [training] = result.members, trainer.trainings
-    played = one.evaluation if training.last_evaluation is not None and result.interrupted is None else None
+    evaluated = training.evaluations and training.evaluations[-1][0] == training.steps
+    played = one.evaluation if evaluated and result.interrupted is None else None
     return Ended(training.member, one.steps, one.updates, played, result.interrupted, result.checkpoint), training
 
 

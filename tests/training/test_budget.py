@@ -13,9 +13,9 @@ from laser_rl.training.budget import Budget
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.files import read_sweep
 from laser_rl.training.launch import prepare, run
-from laser_rl.training.process_supervisor import ProcessSupervisor
 from laser_rl.training.settings import SweepConfig
 from laser_rl.training.stop import FINISHED
+from laser_rl.training.supervisor import ProcessSupervisor
 from tests.training.small import finish, run_one, small
 from tests.training.test_sweeps import in_directory, prepared, small_sweep
 

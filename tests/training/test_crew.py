@@ -3,7 +3,7 @@
 import torch
 
 from laser_rl.training.build_group import build_member
-from laser_rl.training.member_group import MemberGroup, ParameterFollower
+from laser_rl.training.member_group import MemberGroup
 from tests.training.small import small
 
 
@@ -14,20 +14,6 @@ def apart(seed=0):
 
 def values(network):
     return torch.cat([parameter.detach().flatten() for parameter in network.parameters()])
-
-
-def test_what_acts_follows_what_learns():
-    member = apart()
-    following = ParameterFollower(member)
-    assert following.collect() == 0
-    with torch.no_grad():
-        member.learner.flat.value.add_(1.0)
-    assert not torch.equal(values(member.acting), values(member.learner.network))
-    member.learner.version = 7
-    following.publish()
-    assert following.collect() == 7
-    assert torch.equal(values(member.acting), values(member.learner.network))
-    member.environments.close()
 
 
 def test_unrolls_carry_the_version_that_acted_and_updates_are_followed():
@@ -62,5 +48,5 @@ def test_the_learners_own_network_needs_no_copy():
     crew = MemberGroup([member])
     crew.begin()
     assert member.acting is member.learner.network
-    assert crew._following == [None]
+    assert not crew._following
     crew.close()

@@ -16,9 +16,9 @@ from laser_rl.metrics.log import read
 from laser_rl.replay.mixer import Mixer
 from laser_rl.replay.prefetcher import Prefetcher
 from laser_rl.replay.records import DeviceBatch, allocate
-from laser_rl.training import exchange as feeding
-from laser_rl.training.exchange import PinnedBatch, ThreadMailbox, _Copy
-from laser_rl.training.threads import Busy, _measured
+from laser_rl.training import member_group as feeding
+from laser_rl.training.member_group import PinnedBatch, ThreadMailbox, _Copy
+from laser_rl.training.threads import Busy
 from tests.replay.inputs import STACKED, numbered
 from tests.training.small import finish, small
 
@@ -211,13 +211,6 @@ def test_rows_say_how_busy_the_learner_is(tmp_path):
         assert 0 <= row["learner_wait"] <= 1
         assert row["learner_busy"] + row["learner_wait"] <= 1.001
     assert len(training.extra) == 1
-
-
-def test_who_goes_on_is_measured_once():
-    _, training = finish(small(runtime="local"))
-    training.extra.append(dict)  # somebody else's
-    busy = _measured(training)
-    assert training.extra == [dict, busy.report]
 
 
 def test_games_in_two_groups_fill_whole_streams():

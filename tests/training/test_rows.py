@@ -10,9 +10,9 @@ from laser_rl.training.build_group import build_group
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import prepare
 from laser_rl.training.member_process import ProcessTrainer
-from laser_rl.training.process_supervisor import _within as within
 from laser_rl.training.settings import SweepConfig
 from laser_rl.training.shared_state import SharedStateStore
+from laser_rl.training.supervisor import _within as within
 from tests.training.small import run_one, small
 from tests.training.test_sweeps import small_sweep
 
@@ -38,7 +38,7 @@ def test_others_add_numbers_to_each_row(tmp_path):
     rows = rows_of(
         tmp_path,
         small(),
-        lambda training: training.extra.extend([busy, lambda: {"nothing": float("nan")}]),
+        lambda training: training.extra.update(busy=busy, nothing=lambda: {"nothing": float("nan")}),
     )
     assert [row["learner_busy"] for row in rows] == [1.5 + number for number in asked]
     assert len(rows) > 5

@@ -14,9 +14,17 @@ from scipy import stats
 
 from laser_rl.config import Config, override
 from laser_rl.errors import ConfigError
-from laser_rl.training import space
-from laser_rl.training.settings import SweepConfig, sweep_from
-from laser_rl.training.space import Choice, LogUniform, UniformDistribution, grid, member_configs, member_seed
+from laser_rl.training import settings as space
+from laser_rl.training.settings import (
+    Choice,
+    LogUniform,
+    SweepConfig,
+    UniformDistribution,
+    grid,
+    member_configs,
+    member_seed,
+    sweep_from,
+)
 
 SPACE = {
     "learning_rate": LogUniform(1e-4, 1e-2),
@@ -223,5 +231,5 @@ def test_one_setting_under_two_names_is_refused():
 
 
 def test_sweeps_are_planned_without_torch():
-    code = "import laser_rl.training.space, laser_rl.training.pbt, sys; sys.exit('torch' in sys.modules)"
+    code = "import laser_rl.training.settings, laser_rl.training.pbt, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

@@ -16,8 +16,7 @@ from laser_rl.training.files import read_sweep
 from laser_rl.training.launch import train
 from laser_rl.training.member_group import MemberGroup
 from laser_rl.training.pbt import PbtConfig
-from laser_rl.training.settings import SweepConfig, sweep_from
-from laser_rl.training.space import member_seed
+from laser_rl.training.settings import SweepConfig, member_seed, sweep_from
 from laser_rl.training.stall import StepBarrier
 from laser_rl.training.trainer import TURNS_AHEAD, Trainer, run_in_turns
 from laser_rl.training.vectorized import VectorizedGroup
@@ -275,19 +274,24 @@ def test_a_member_whose_parameters_broke_is_not_copied():
     training.group.close()
 
 
+def tuned(training):
+    names = training.settings.pbt.tuned
+    return [{name: one.member.learner.setting(name) for name in names} for one in training.trainings]
+
+
 @pytest.mark.parametrize("stack", ["on", "off"])
 def test_a_copy_has_the_donors_parameters_its_own_settings_and_an_empty_window(stack, tmp_path):
     training = prepared(small_sweep("laser/Catch", pbt=PBT, stack=stack))
     made = []
     while not made:
         training.turn()
-        before = training.tuned()
+        before = tuned(training)
         made = training.exploit()
     training.group.close()
     copied, donor = made[0], training.trainings[made[0].donor]
     recipient = training.trainings[copied.member]
     assert copied.before == before[copied.member]
-    assert training.tuned()[copied.member] == copied.after != copied.before
+    assert tuned(training)[copied.member] == copied.after != copied.before
     if donor not in [training.trainings[other.member] for other in made]:  # else it has changed itself since
         assert torch.equal(recipient.member.learner.flat.value, donor.member.learner.flat.value)
     assert "return_mean" not in recipient.window.numbers()
