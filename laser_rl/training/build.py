@@ -1,5 +1,6 @@
 """From a configuration to the parts of one member; nothing runs yet."""
 
+import copy
 import functools
 import hashlib
 import logging
@@ -287,6 +288,15 @@ def seeded_network(config: Config, spec: EnvironmentSpec, torso: TorsoSource | N
             pixel_control_cell=config.loss.pixel_control_cell if config.loss.pixel_control_cost else 0,
             bf16=network.precision == "bf16",
         )
+
+
+def acting_copy(member: Member, torso: TorsoSource | None) -> AgentNetwork:
+    """A network of its own for an actor that runs beside the learner; built anew, since a user's torso may refuse to be copied."""
+    if isinstance(torso, torch.nn.Module):  # a user's instance, which cannot be built again
+        torso = copy.deepcopy(torso)
+    twin = seeded_network(member.config, member.spec, torso).to(member.learner.device)
+    twin.load_state_dict(member.learner.network.state_dict())
+    return twin
 
 
 def device_of(name: str) -> torch.device:

@@ -1,7 +1,6 @@
 """From the settings of a run to its members' parts; nothing runs yet."""
 
 import contextlib
-import copy
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ from laser_rl.training.build import (
     EnvironmentSource,
     Member,
     Store,
+    acting_copy,
     build_learner,
     build_mixer,
     build_replay,
@@ -84,8 +84,10 @@ def build_group(
         members = build_members(sweep, source, torso, numbers=numbers, stores=stores, spec=spec, ranks=True)
         if members[0].ranks is not None:
             failed.callback(members[0].ranks.close)
-        stacked = _to_stack(sweep, members)
-        group = _vectorized(sweep, members, after) if stacked else _sequential(sweep, members, permits, after, opened)
+        if _to_stack(sweep, members):
+            group = _vectorized(sweep, members, after)
+        else:
+            group = _sequential(sweep, members, torso, permits, after, opened)
         failed.pop_all()
     return group
 
@@ -215,6 +217,7 @@ def _vectorized(sweep: SweepConfig, members: Sequence[Member], after: str) -> Me
 def _sequential(
     sweep: SweepConfig,
     members: Sequence[Member],
+    torso: TorsoSource | None,
     permits: "GpuSemaphore | None",
     after: str,
     opened: Environments | None,
@@ -240,7 +243,7 @@ def _sequential(
             if opened is None:
                 failed.callback(environments.close)
             if threaded or (gpu and not sweep.single):
-                member.acting = copy.deepcopy(learner.network)
+                member.acting = acting_copy(member, torso)
             policy = Policy(member.acting, learner.family, seed=derive(config.run.seed, f"actions{after}"))
             member.actor = Actor(environments, policy, member.layout, member=member.number)
         failed.pop_all()

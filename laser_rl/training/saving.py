@@ -1,13 +1,9 @@
-"""What of a member, and of a replay, goes into a checkpoint, and how it comes back; also into the replay of another run (warm start).
-
-Where the disk is full, nothing half written stays, the run goes on, and the checkpoint is tried again.
-"""
+"""What of a member, and of a replay, goes into a checkpoint, and how it comes back; also into the replay of another run (warm start)."""
 
 import contextlib
 import logging
 import os
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +29,6 @@ from laser_rl.types import UnrollLayout, Unrolls
 log = logging.getLogger("laser_rl.training")
 SEGMENT_UNROLLS = 4096
 STORE_IDS = 1 << 40  # numbers of unrolls on disk that each of several stores has to itself
-FIRST_S, MOST_S = 2.0, 300.0  # between two tries; twice as long each time
 _BYTES_A_MB = 1e6
 MENDED = "replay_mended"  # the event that says what is lost of a damaged replay
 Written = tuple[list[dict[str, int]], tuple[SegmentEntry, ...]]  # ids that each store holds, and the segments with them
@@ -247,39 +242,3 @@ class NoSpace(UserError):
         )
         again = "start again" if newest is None else f"go on from there with: {command_for('resume', run_dir)}"
         super().__init__(f"{self.said}. Free some space, then {again}")
-
-
-class SaveRetry:
-    """Writes checkpoints; one for which there is no space is said once and tried again, more and more seldom."""
-
-    def __init__(self) -> None:
-        self._pause_s = self._next = 0.0
-
-    @property
-    def failing(self) -> bool:
-        """Whether the last try failed."""
-        return self._pause_s > 0
-
-    def due(self) -> bool:
-        """Whether it is time to try again."""
-        return self.failing and time.monotonic() >= self._next
-
-    def save(self, write: Callable[[], Path], *, last: bool) -> Path | None:
-        """The path of the checkpoint, None if there was no space. At the `last` chance that is an error."""
-        try:
-            path = write()
-        except NoSpace as error:
-            if last:
-                raise
-            if not self.failing:
-                again = (
-                    "The run goes on and tries again, first in %.0f s, then every %.0f s at the latest; free some space"
-                )
-                log.warning(f"%s. {again}", error.said, FIRST_S, MOST_S)
-            self._pause_s = min(2 * self._pause_s, MOST_S) or FIRST_S
-            self._next = time.monotonic() + self._pause_s
-            return None
-        if self.failing:
-            log.warning("%s is written: there is space again", path)
-            self._pause_s = 0.0
-        return path

@@ -148,12 +148,15 @@ class SweepSupervisor(Run, ABC):
                 self._exploit()
         if self._surveys.due():
             self._survey()
+        self._save_if_due()
+        return over
+
+    def _save_if_due(self) -> None:
         due = self._save_is_due()
         if self._ended and not self._saved_end:  # an evaluation that fails must not cost what was learned
             due = self._saved_end = True
         if due:
             self.save(last=False)
-        return over
 
     def _state(self, number: int) -> MemberState:
         data = self._states.get(number)

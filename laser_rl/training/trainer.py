@@ -1,6 +1,7 @@
 """One run, of one agent or of a sweep: every member at the same speed, one stop, one checkpoint, and rows about all members together."""
 
 import functools
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,11 +16,13 @@ from laser_rl.training.evaluate import MemberResult, Result, Trained
 from laser_rl.training.member_group import MemberGroup
 from laser_rl.training.member_training import Callback, Locks, MemberTraining, held
 from laser_rl.training.pbt import Exploit, PbtState, decide
-from laser_rl.training.saving import SaveRetry
+from laser_rl.training.saving import NoSpace
 from laser_rl.training.settings import SweepConfig
 from laser_rl.training.stall import StepBarrier, Steps
 from laser_rl.training.stop import Stop
 
+log = logging.getLogger("laser_rl.training")
+FIRST_S, MOST_S = 2.0, 300.0  # between two tries to write a checkpoint; twice as long each time
 SURVEY_SHARE = 0.01  # of the time, at most, for rows about all members together, where they come by the clock
 WAIT_S = 0.0005  # between two looks at the steps of members elsewhere
 TURNS_AHEAD = 4  # of members in other processes: one may learn for as long as others act
@@ -42,7 +45,8 @@ class Run:
         self.settings, self.trainings, self.sinks, self.stop = settings, list(trainings), list(sinks), stop
         self.stores = stores_of(training.member for training in self.trainings)
         self.saved: Path | None = None
-        self._save, self._retry, self._next_save = save, SaveRetry(), 0
+        self._save, self._next_save = save, 0
+        self._pause_s = self._retry_at = 0.0  # while there is no space for a checkpoint
         seed = settings.base.run.seed
         self.pbt = PbtState(len(settings.settings), derive(seed, "pbt")) if settings.pbt is not None else None
         survey_seed = derive(self.trainings[0].member.config.run.seed, "survey")
@@ -66,12 +70,31 @@ class Run:
         due = 0 < self._next_save <= self.steps
         if due:  # planned at once, so that a checkpoint does not ask for itself again
             self._plan_save()
-        return self._retry.due() if self._retry.failing else due
+        return time.monotonic() >= self._retry_at if self._pause_s else due
 
     def save(self, *, last: bool = True) -> None:
-        """Write a checkpoint, if anything is kept. If the disk is full it is tried again later; `NoSpace` at the `last` chance."""
-        if self._save is not None:
-            self.saved = self._retry.save(self._save, last=last) or self.saved
+        """Write a checkpoint, if anything is kept.
+
+        If the disk is full that is said once, and tried again later, more and more seldom; `NoSpace` at the `last` chance.
+        """
+        if self._save is None:
+            return
+        try:
+            self.saved = self._save()
+        except NoSpace as error:
+            if last:
+                raise
+            if not self._pause_s:
+                again = (
+                    "The run goes on and tries again, first in %.0f s, then every %.0f s at the latest; free some space"
+                )
+                log.warning(f"%s. {again}", error.said, FIRST_S, MOST_S)
+            self._pause_s = min(2 * self._pause_s, MOST_S) or FIRST_S
+            self._retry_at = time.monotonic() + self._pause_s
+            return
+        if self._pause_s:
+            log.warning("%s is written: there is space again", self.saved)
+            self._pause_s = 0.0
 
     def _decide(self) -> list[Exploit]:
         rule = self.settings.pbt

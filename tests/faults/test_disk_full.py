@@ -12,8 +12,10 @@ import torch
 
 from laser_rl import checkpoint
 from laser_rl.metrics.log import MetricsLog, read, rows_hash
-from laser_rl.training import saving as space
+from laser_rl.training import trainer as space
+from laser_rl.training.build_group import build_group
 from laser_rl.training.saving import NoSpace
+from laser_rl.training.settings import SweepConfig
 from tests.checkpoint.inputs import forked, outcome
 from tests.faults.disk import Disk, assert_in_order, mounted, unmount
 from tests.faults.test_run_faults import LASER, newest, wait_until
@@ -252,20 +254,22 @@ def test_the_pause_between_tries_grows_to_five_minutes(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(space, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(space, "FIRST_S", 2.0)
-    tries = space.SaveRetry()
     failed = []
 
-    def write():
+    def write(trainer):
         failed.append(now[0])
         raise NoSpace(space.Path(), 1, OSError(28, "No space left on device"))
 
-    assert tries.save(write, last=False) is None
+    group = build_group(SweepConfig(base=small()))
+    trainer = space.Trainer(SweepConfig(base=small()), group, save=write)
+    trainer.save(last=False)
     while now[0] < 3600:
         now[0] += 0.5
-        if tries.due():
-            tries.save(write, last=False)
+        if trainer._save_is_due():
+            trainer.save(last=False)
+    group.close()
     pauses = np.diff(failed)
     assert pauses[:4].tolist() == [2, 4, 8, 16]
     assert pauses[-1] == 300
     with pytest.raises(NoSpace):
-        tries.save(write, last=True)
+        trainer.save()

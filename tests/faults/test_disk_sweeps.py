@@ -8,7 +8,7 @@ import pytest
 from laser_rl import checkpoint
 from laser_rl.metrics.log import read, rows_hash
 from laser_rl.metrics.tensorboard import TensorBoardLog
-from laser_rl.training import saving as space
+from laser_rl.training import trainer as space
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.saving import NoSpace
 from laser_rl.training.settings import SweepConfig

@@ -60,7 +60,7 @@ def test_a_golden_run_goes_on(folder, run, tmp_path):
     directory = RunDirectory(tmp_path / run)
     try:
         before = checkpoint.latest(directory.path)
-        longer = override(directory.config, {"run.steps": before.step + 40, "run.evaluate_episodes": 1})
+        longer = override(directory.settings.base, {"run.steps": before.step + 40, "run.evaluate_episodes": 1})
         result = train(longer, directory, sinks=[directory.log])
     finally:
         directory.close()
