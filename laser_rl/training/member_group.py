@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, cuda
 
-from laser_rl.agent.actor import Actor
 from laser_rl.agent.parallel import ALONE
 from laser_rl.agent.parameters import FlatParameters
 from laser_rl.gpu_streams import Handover, on, own_stream
@@ -167,6 +166,9 @@ class MemberGroup:
         self, members: Sequence[Member], permits: "GpuSemaphore | None" = None, *, threaded: bool = False
     ) -> None:
         self.members, self._permits, self.threaded = members, permits, threaded
+        self.actors = {
+            f"-{place:02d}": member.actor for place, member in enumerate(members)
+        }  # by what ends their names
         # Of members whose `acting` network is not the learner's own: its parameters, and the newest that a GPU has finished.
         self._following: dict[int, tuple[FlatParameters, ThreadMailbox]] = {}
         self._acting = own_stream(members[0].learner.device, "acting")
@@ -185,8 +187,8 @@ class MemberGroup:
     def begin(self, *, recorded: bool = False) -> None:
         """Reset all environments; `recorded` where these members have written into the replay before (see `Actor.begin`)."""
         self._follow()
-        for member in self.members:
-            member.actor.begin(recorded=recorded)
+        for actor in self.actors.values():
+            actor.begin(recorded=recorded)
 
     def _follow(self) -> None:
         """From the parameters that learners have now, which may have been loaded."""
@@ -233,28 +235,29 @@ class MemberGroup:
                 self._following[place][1].publish(member.learner.flat.value, member.learner.version)
 
     def actor_state(self) -> dict[str, dict[str, Any]]:
-        """Groups of tensors for a checkpoint: two a member."""
+        """Groups of tensors for a checkpoint: two an actor."""
         return {
-            f"{group}-{place:02d}": arrays
-            for place, member in enumerate(self.members)
-            for group, arrays in member.actor.state_dict().items()
+            group + name: arrays for name, actor in self.actors.items() for group, arrays in actor.state_dict().items()
         }
 
     def load_actors(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> int:
         """Go on there; returns how many open episodes were lost."""
         self._follow()
-        return sum(load_actor(member.actor, tensors, f"-{place:02d}") for place, member in enumerate(self.members))
+        lost = 0
+        for name, actor in self.actors.items():
+            groups = {group: tensors.get(group + name, {}) for group in ("actor", "environments")}
+            if groups["actor"]:
+                arrays = {group: {part: t.numpy() for part, t in own.items()} for group, own in groups.items()}
+                lost += actor.load_state_dict(arrays)
+            else:  # a checkpoint of processes that were not stopped for it, or of a group of the other kind
+                actor.begin(recorded=True)
+                lost += actor.environments.slots
+        return lost
 
     def close(self) -> None:
-        """End the environments of all members."""
+        """End the environments of all members, and their other ranks."""
+        for actor in self.actors.values():
+            actor.environments.close()
         for member in self.members:
-            member.close()
-
-
-def load_actor(actor: Actor, tensors: Mapping[str, Mapping[str, Tensor]], ending: str) -> int:
-    """Go on with the groups of an actor whose names have this ending; returns how many open episodes were lost."""
-    groups = {group: tensors.get(group + ending, {}) for group in ("actor", "environments")}
-    if not groups["actor"]:  # a checkpoint of processes that were not stopped for it, or of a group of the other kind
-        actor.begin(recorded=True)
-        return actor.environments.slots
-    return actor.load_state_dict({group: {name: t.numpy() for name, t in own.items()} for group, own in groups.items()})
+            if member.ranks is not None:
+                member.ranks.close()

@@ -4,8 +4,7 @@ Every learner stays what it is (its state, its report, its network are views of 
 know. Only the way of an update differs.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -25,7 +24,7 @@ from laser_rl.ops import checks
 from laser_rl.ops.distributions import Family
 from laser_rl.replay.records import allocate
 from laser_rl.training.build import Member, on_device
-from laser_rl.training.member_group import MemberGroup, MemberSteps, load_actor
+from laser_rl.training.member_group import MemberGroup, MemberSteps
 from laser_rl.types import Batch, Episode, Unrolls
 
 MOST_PARAMETERS = 300_000  # of one member; how the gain shrinks with the size is in benchmarks/README.md
@@ -168,14 +167,11 @@ class VectorizedGroup(MemberGroup):
     def __init__(self, members: Sequence[Member], stack: VectorizedLearners) -> None:
         super().__init__(members)
         self._stack, self.actor, first = stack, members[0].actor, members[0]
+        self.actors = {"": self.actor}
         self._slots = first.config.environment.slots
         self._columns = first.config.loss.batch_unrolls
         gpu = stack.value.device.type == "cuda"
         self._batch = allocate(first.layout, self._columns * len(members), pin=gpu, stacked=not gpu)
-
-    def begin(self, *, recorded: bool = False) -> None:
-        """Reset all environments."""
-        self.actor.begin(recorded=recorded)
 
     def act(self, among: Sequence[bool]) -> Iterator[MemberSteps]:
         """One turn of the members that are `among` those that may act, all at once."""
@@ -211,15 +207,3 @@ class VectorizedGroup(MemberGroup):
         if len(places) < len(self.members):
             batch = part_of(batch, slice(0, len(places) * self._columns))
         self._stack.update(places, batch, progress=progress)
-
-    def actor_state(self) -> dict[str, dict[str, Any]]:
-        """Groups of tensors of the one actor."""
-        return dict(self.actor.state_dict())
-
-    def load_actors(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> int:
-        """Go on there; returns how many open episodes were lost."""
-        return load_actor(self.actor, tensors, "")
-
-    def close(self) -> None:
-        """End the environments."""
-        self.actor.environments.close()
