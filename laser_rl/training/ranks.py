@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import safetensors.torch
@@ -67,7 +67,7 @@ class Ranks:
         start = {
             "config": config.model_dump(mode="json"),
             "spec": write_spec(spec).decode(),
-            "torso": None if torso is None else _required_reference(torso, size),
+            "torso": None if torso is None else reference_of(torso),
             "sources": sources,
             "size": size,
             "timeout_s": timeout_s,
@@ -234,22 +234,15 @@ def devices_of(first: torch.device, count: int) -> list[torch.device]:
     return [torch.device("cuda", number) for number in range(begin, begin + count)]
 
 
-def reference_of(torso: Callable[..., object] | torch.nn.Module) -> str | None:
-    """What a user's torso is called where another process can import it, "module:name"; None where it cannot."""
+def reference_of(torso: TorsoSource) -> str:
+    """What a user's torso is called where another process can import it, "module:name"; ConfigError where it cannot."""
     module, name = getattr(torso, "__module__", ""), getattr(torso, "__qualname__", "")
-    found: object = sys.modules.get(module)
-    if isinstance(torso, torch.nn.Module) or module == "__main__" or found is None:
-        return None
+    found: object = None if isinstance(torso, torch.nn.Module) or module == "__main__" else sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
-    return f"{module}:{name}" if found is torso else None
-
-
-def _required_reference(torso: TorsoSource, count: int) -> str:
-    reference = reference_of(torso)
-    if reference is None:
+    if found is not torso:
         raise ConfigError(
-            f"run.devices is {count}, so other processes build the network as well, and cannot import {torso!r}; hand in a class or a "
+            f"with run.devices other processes build the network as well, and cannot import {torso!r}; hand in a class or a "
             "function of a module (not of the script itself, no lambda, no instance), or use run.devices 1"
         )
-    return reference
+    return f"{module}:{name}"

@@ -127,12 +127,11 @@ class GpuSemaphore:
     def __init__(self, most: int, handle: int | None = None) -> None:
         self.most = most
         self.handle = os.memfd_create("laser-permits") if handle is None else handle
-        self.taken: int | None = None  # the place that this process has
 
     @contextmanager
     def one(self, device: torch.device) -> Iterator[None]:
         """Around the launch of an update; ends when the device has done it."""
-        self.taken = place = self._take()
+        place = self._take()
         try:
             yield
             if device.type == "cuda":
@@ -140,7 +139,6 @@ class GpuSemaphore:
                 event.record(cuda.current_stream(device))
                 wait_for(event, "a learner", "its update on the card")
         finally:
-            self.taken = None
             fcntl.lockf(self.handle, fcntl.LOCK_UN, 1, place)
 
     def _take(self) -> int:

@@ -36,11 +36,10 @@ def test_so_many_at_a_time_and_the_next_waits(monkeypatch):
     monkeypatch.setattr(waiting, "GIVE_UP_S", 0.1)
     with pytest.raises(TimeoutError, match="for updates of other processes"), permits.one(CPU):
         pass
-    assert permits.taken is None
     one[1].set()
     one[0].join(60)
     with permits.one(CPU):
-        assert permits.taken is not None
+        pass
     other[1].set()
     other[0].join(60)
 

@@ -126,12 +126,14 @@ def test_what_cannot_be_split_is_refused_before_anything_starts(monkeypatch):
 
 def test_a_torso_is_named_where_others_can_import_it():
     assert reference_of(network) == "tests.agent.teams:network"
-    assert reference_of(torch.nn.Linear(2, 2)) is None
+    assert reference_of(torch.nn.Linear) == "torch.nn.modules.linear:Linear"
 
     def local(shape):
         return None
 
-    assert reference_of(local) is None
+    for torso in (torch.nn.Linear(2, 2), local, lambda shape: None):
+        with pytest.raises(ConfigError, match="hand in a class or a function of a module"):
+            reference_of(torso)
 
 
 def test_ranks_share_the_cores(monkeypatch):
