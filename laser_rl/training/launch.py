@@ -16,6 +16,7 @@ from laser_rl.training.directory import RunDirectory
 from laser_rl.training.evaluate import Result
 from laser_rl.training.files import require_trusted
 from laser_rl.training.member_training import Callback, evaluate_last, steps_told
+from laser_rl.training.process_handle import MOST_RESTARTS
 from laser_rl.training.recording import with_videos
 from laser_rl.training.saving import warm_start
 from laser_rl.training.settings import SweepConfig
@@ -68,9 +69,8 @@ def _train_in_processes(sweep: SweepConfig, directory: RunDirectory | None, **ar
         raise ConfigError("a run in processes of its own needs a run directory: they meet there; give one")
     objects = around.get("source"), around.get("torso")
     require_by_name(*objects, "over several processes", "use processes=1 with objects of your own")
-    sinks = [
-        sink for sink in around.get("sinks", ()) if sink is not directory.log
-    ]  # processes write into it themselves
+    # The processes write into the log themselves.
+    sinks = [sink for sink in around.get("sinks", ()) if sink is not directory.log]
     callbacks = around.get("callbacks", ())
     return ProcessSupervisor(sweep, directory, process_count(sweep), sinks=sinks, callbacks=callbacks).run()
 
@@ -87,8 +87,6 @@ def _train_here(sweep: SweepConfig, directory: RunDirectory | None, **around: Un
         try:
             return run(trainer)
         except RankLost as error:
-            from laser_rl.training.process_handle import MOST_RESTARTS  # noqa: PLC0415
-
             steps = trainer.steps
             lost, lost_at = (lost + 1 if steps <= lost_at else 1), max(steps, lost_at)
             if directory is None or lost > MOST_RESTARTS or slots_of(trainer.group.members[0].source) is not None:
