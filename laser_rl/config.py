@@ -381,7 +381,7 @@ def full_name(name: str) -> str:
 
 
 def unknown(name: str) -> str:
-    """What to say of a name that no setting has: the nearest full name, or the full name whose last part is nearest."""
+    """The message about a name that no setting has; it suggests the nearest one."""
     names = _names()
     by_last = {full.split(".")[-1]: full for full in names}
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.7)

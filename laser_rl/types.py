@@ -26,7 +26,7 @@ class UnrollLayout:
     action_shape: tuple[int, ...]
     action_dtype: str
     parameter_size: int
-    state_size: int = 0  # of the memory, for one slot; 0 for a feed-forward agent
+    state_size: int = 0  # of the memory of one environment; 0 for a feed-forward agent
 
     @property
     def stack(self) -> int:
@@ -71,9 +71,9 @@ class Unrolls(NamedTuple):
     is_transition: Array  # False on the step that follows an episode's last row
     behaviour: Array  # [n, T, P]
     member: Array  # [n]
-    slot: Array
-    task: Array  # which task of the mixture the slot plays
-    episode: Array  # number of the episode of input row 0 within its slot
+    slot: Array  # index of the environment among those of its member
+    task: Array  # which task of the mixture that environment plays
+    episode: Array  # number of the episode of input row 0 within its environment
     seed: Array  # of that episode
     version: Array  # of the parameters that acted at row 0
     state: Array  # [n, S], the actor's memory before row 0
@@ -159,7 +159,7 @@ class ParameterMailbox(Protocol):
     """From the learner to its actors: only the newest counts."""
 
     def publish(self, parameters: "Tensor", version: int) -> None:
-        """Replace what is there."""
+        """Replace the parameters that are there."""
 
     def collect(self, into: "Tensor", newer_than: int) -> int:
         """Copy into `into` if there is a newer version; returns the version that is now there."""

@@ -27,7 +27,7 @@ class ActorStep(NamedTuple):
 
     @property
     def steps(self) -> int:
-        """Transitions."""
+        """How many transitions were made."""
         return len(self.moved)
 
 
@@ -105,7 +105,7 @@ class Actor:
 
     @property
     def version(self) -> int:
-        """Of the parameters that act, where one member has all environments."""
+        """Version of the parameters that act, where one member has all environments."""
         return int(self.versions[0])
 
     @version.setter

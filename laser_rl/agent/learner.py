@@ -39,14 +39,14 @@ GIVE_UP_AFTER = 20  # skipped updates in a row: these parameters will not recove
 
 
 class LearnerState(NamedTuple):
-    """All that a learner is, as tensors by group and plain numbers."""
+    """A learner's state: tensors by group, and plain numbers."""
 
     tensors: dict[str, dict[str, Tensor]]
     numbers: dict[str, Any]
 
 
 class UpdateOutcome(NamedTuple):
-    """What is left to look at after an update; the next one may overwrite it."""
+    """Results of an update, on the device; the next update may overwrite them."""
 
     loss: Loss  # without the graph that it was computed by
     batch: Batch  # as it was learned from
@@ -216,12 +216,12 @@ class Learner:
         return self.team.columns(outcome.batch.id), self.team.columns(critic_priority(loss.value, loss.learnable))
 
     def remember(self, mixing: Tensor | None, finite: Tensor | bool = True) -> None:
-        """What an update found out about the online share, [1, STATE], unless its gradient was not `finite`; None: there is nothing."""
+        """Keep the online share's state after an update, [1, STATE], unless its gradient was not `finite`; None if the share is fixed."""
         if mixing is not None:
             self.mixing.copy_(torch.where(mixing.isfinite().all() & finite, mixing[0], self.mixing))
 
     def _present_addresses(self) -> tuple[int, ...]:
-        """Of all that an update reads or writes and that is ever replaced."""
+        """Addresses of the tensors that an update uses and that may be replaced: a recorded update is void when one has moved."""
         tensors = (self.flat.value, self.flat.gradient, self.bound, self.numbers.sums, *self.optimiser.state.values())
         return *(tensor.data_ptr() for tensor in tensors), *self.recurrent.addresses()
 
@@ -237,7 +237,7 @@ class Learner:
             self.flat.gradient.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
 
     def count(self, names: list[str], values: Tensor, counted: Tensor | None, *, learned: bool) -> None:
-        """After an update: its numbers, the trust bound, and a state to go back to if this goes wrong."""
+        """Account for an update: its numbers, the trust bound, and the state for a roll-back."""
         self.version += 1
         self._add(names, values)
         if counted is not None:
@@ -246,7 +246,7 @@ class Learner:
             self.recurrent.forget()
 
     def _add(self, names: list[str], values: Tensor) -> None:
-        """The numbers of an update, and what the trust bound makes of them."""
+        """Add the numbers of an update, and adapt the trust bound to its acceptance."""
         self.numbers.add(names, values)
         target = self.loss.target_acceptance
         if target is not None:
@@ -254,7 +254,7 @@ class Learner:
             self.bound.copy_(trust_region.adapt_bound(self.bound, accepted, target=target, rate=BOUND_RATE))
 
     def learning_rate(self, progress: float) -> float:
-        """What the schedule says at this share of the run."""
+        """The learning rate at this share of the run."""
         rate = self.rates.learning_rate
         if self.rates.schedule == "linear":
             return linear_rate(rate, 0.0, step=round(progress * 10**9), total=10**9)
@@ -277,7 +277,7 @@ class Learner:
         return float(getattr(self.loss if section == "loss" else self.rates, field))
 
     def tune(self, settings: Mapping[str, float]) -> None:
-        """Go on with other hyper-parameters of loss or optimiser; what is not named stays."""
+        """Change hyper-parameters of loss or optimiser; those not named stay."""
         for name, value in settings.items():
             section, _, field = full_name(name).partition(".")
             if section == "loss":
@@ -309,7 +309,7 @@ class Learner:
         self.edition += 1
 
     def state_dict(self) -> LearnerState:
-        """Everything, for a checkpoint."""
+        """The whole state, for a checkpoint."""
         tensors = {
             "network": {name: tensor.detach().clone() for name, tensor in self.network.state_dict().items()},
             "optimiser": {name: tensor.clone() for name, tensor in self.optimiser.state.items()},
@@ -328,7 +328,7 @@ class Learner:
         return LearnerState(tensors, {**counters, "names": list(self.numbers.names), **tuned})
 
     def load_state_dict(self, tensors: Mapping[str, Mapping[str, Tensor]], numbers: Mapping[str, Any]) -> None:
-        """Go on exactly where `state` was taken; refused if not even what a roll back would lead to is finite."""
+        """Continue exactly from a saved state; refused if the state that a roll-back would restore is not finite."""
         require_finite(tensors["good"], "the last state that learned")
         load_network(self.network, tensors["network"])
         self.optimiser.load_state_dict(tensors["optimiser"])

@@ -20,7 +20,7 @@ from laser_rl.ops.distributions import Family
 from laser_rl.ops.popart import normalise, sigma
 from laser_rl.types import Batch
 
-# What members that are computed side by side may differ in; everything else of `LossConfig` decides which operations are done.
+# Settings in which members side by side may differ; the others of `LossConfig` decide which operations are done.
 ROWWISE = ("discount", "entropy_cost", "baseline_cost", "reward_scale", "pixel_control_cost")
 
 
@@ -172,7 +172,7 @@ def _pixels(
 
 
 def _reduced(rows: Sequence[Tensor], masks: Sequence[Tensor], hyper: Hyper, team: Team) -> list[Tensor]:
-    """Of each loss [T, B] this rank's part, for each member; a mean is over the learnable steps of all ranks."""
+    """Reduce each loss [T, B] to this rank's part for each member; a mean is over the learnable steps of all ranks."""
     how, members = hyper.common.reduction, hyper.members
     counts: Sequence[Tensor | None] = [None] * len(masks)
     if how == "mean" and team.size > 1:

@@ -1,6 +1,6 @@
 """An online share that follows Prop. 3: the counts of a batch stay as they are, the rows of the policy's loss are weighted.
 
-What an update learns is weighted by what the updates before it found: a weight that came from the same advantages would bias their mean.
+The weights of an update come from the updates before it: a weight that came from the same advantages would bias their mean.
 """
 
 from typing import NamedTuple
@@ -96,7 +96,7 @@ def online_share(
 def _moments(
     family: Family, policy: Tensor, batch: Batch, losses: ActorCriticLosses, unit: Tensor, members: int
 ) -> Tensor:
-    """Of the advantages of what was done, against how much the policy prefers it."""
+    """Moments of the advantages of the stored actions against how much the policy prefers them."""
     evaluation = family.evaluate(policy, batch.action)
     feature = evaluation.log_prob + evaluation.entropy
     # ρ makes the fit the one that the policy's own actions would give, as far as it is not clipped.

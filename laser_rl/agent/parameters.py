@@ -1,4 +1,4 @@
-"""All parameters of a network in one vector, the optimisers that move it, and the way back when they fail.
+"""All parameters of a network in one vector, the optimisers that move it, and the roll-back when they fail.
 
 An optimiser step, a look for NaN, a publication to the actors is then one operation each, however many layers there are; and the
 parameters of several members can lie side by side, as the rows of a matrix.
@@ -18,7 +18,7 @@ from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.ops import adam, rmsprop
 
 log = logging.getLogger("laser_rl.agent")
-LOOK_EVERY = 5  # launched updates between two decisions about the way back; each reads everything once
+LOOK_EVERY = 5  # launched updates between two decisions about a roll-back; each decision reads all parameters once
 
 
 class ParameterSlice(NamedTuple):
@@ -76,7 +76,7 @@ class FlatParameters:
             parameter.grad = shaped(self.gradient[place.first : place.last], place.shape)
 
     def state_bytes(self) -> bytes:
-        """For a hash."""
+        """The parameters as bytes, for a hash."""
         return self.value.detach().cpu().numpy().tobytes()
 
 
@@ -116,7 +116,7 @@ def load_network(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 def require_finite(tensors: Mapping[str, Tensor], whose: str) -> None:
-    """ValueError if a number is not."""
+    """ValueError if a tensor holds a number that is not finite."""
     for name, tensor in tensors.items():
         if not tensor.isfinite().all():
             raise ValueError(f"{name} of {whose} is not finite; it is not taken")
@@ -158,7 +158,7 @@ class Optimiser:
 
 
 class RecoveryCounts(NamedTuple):
-    """Of updates without a finite gradient."""
+    """Counts of updates without a finite gradient."""
 
     skipped: int = 0
     failing: int = 0  # in a row, until now
@@ -166,12 +166,12 @@ class RecoveryCounts(NamedTuple):
 
 
 class Recovery:
-    """Keeps a copy of what learned, and goes back to it.
+    """Keeps a copy of the last state that learned, and restores it after too many failed updates.
 
     Args:
         flat: the parameters.
-        network: its buffers go back as well.
-        optimiser: and its state.
+        network: its buffers are restored as well.
+        optimiser: its state, too.
         good_every: updates between two copies.
         give_up_after: skipped updates in a row; these parameters will not recover.
     """
@@ -187,7 +187,7 @@ class Recovery:
 
     @property
     def counts(self) -> RecoveryCounts:
-        """As they are now; waits for the device where it counts."""
+        """The present counts; waits for the device where it counts."""
         if self._there:
             before, self._counts = self._counts, RecoveryCounts(*self._counts_there.tolist())
             for number in range(before.rollbacks, self._counts.rollbacks):
@@ -195,7 +195,7 @@ class Recovery:
         return self._counts
 
     def count(self, version: int, *, learned: bool) -> bool:
-        """After an update whose outcome is known; True if it was one too many, and all is back at an earlier state."""
+        """Count an update whose outcome the host knows; True if too many have failed and an earlier state was restored."""
         skipped, failing, rollbacks = self.counts
         self._there = False
         failing = 0 if learned else failing + 1
@@ -208,7 +208,7 @@ class Recovery:
         return False
 
     def roll_back(self) -> None:
-        """To the last state that learned; whatever has been published of the broken one is overwritten by the next update."""
+        """Restore the last state that learned; the next update overwrites what was published of the broken one."""
         skipped, _, rollbacks = self.counts
         self._there = False
         self._say(rollbacks)
@@ -217,7 +217,7 @@ class Recovery:
         self._counts = RecoveryCounts(skipped, 0, rollbacks + 1)
 
     def launching(self) -> None:
-        """From now on the device counts."""
+        """Let the device count from now on."""
         if not self._there:
             # Numbers that travel with their launch: from memory of the host they would have to be waited for.
             for place, number in zip(self._counts_there.unbind(), self._counts, strict=True):
@@ -231,9 +231,9 @@ class Recovery:
         failing.add_(1).mul_(~finite)
 
     def launched(self, version: int) -> Tensor | None:
-        """After an update that was launched; whether it went back, if that was to be decided.
+        """After every launched update: in each fifth one the device decides about a roll-back; returns that decision, else None.
 
-        Decided in every fifth update: it may be four updates later than `count` would be, and is not if meanwhile one was finite.
+        So a roll-back may come four updates later than with `count`, and does not come if meanwhile a gradient was finite.
         """
         _, failing, rollbacks = self._counts_there.unbind()
         gave_up = None
@@ -251,11 +251,11 @@ class Recovery:
         return gave_up
 
     def adopted(self) -> None:
-        """The parameters are others now, and have not failed yet. The way back leads to one's own until these have learned, too."""
+        """After other parameters were copied in. A roll-back restores the member's own until these have learned."""
         self._counts, self._there = self.counts._replace(failing=0), False
 
     def load_state_dict(self, good: Mapping[str, Tensor], counts: RecoveryCounts) -> None:
-        """Go on there."""
+        """Continue from a checkpoint."""
         device = self._flat.value.device
         self.good = {name: tensor.to(device, copy=True).contiguous() for name, tensor in good.items()}
         self._counts, self._there = counts, False

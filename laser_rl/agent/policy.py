@@ -1,4 +1,4 @@
-"""A policy that acts: observations in, actions out, and the distribution that they were drawn from."""
+"""The acting policy: from observations to actions and the distribution that they were drawn from."""
 
 import logging
 from typing import TYPE_CHECKING, NamedTuple
@@ -76,7 +76,7 @@ class Policy:
         return ours and self.network.state_size == 0
 
     def act(self, rows: Seen, envs: NDArray[np.int64] | None = None) -> Decision:
-        """Decide for n rows."""
+        """Choose actions for n rows."""
         parts = rows if self.network.state_size else rows[:1]  # without a memory nothing else is read
         if self._staged is not None:
             return Decision(*self._staged(parts))

@@ -26,8 +26,8 @@ class Export:
     minari: Annotated[str | None, tyro.conf.arg(metavar="NAMESPACE/NAME-vN")] = None
     """The whole episodes of the replay as a Minari dataset of this name, exact."""
     member: Annotated[str | None, tyro.conf.arg(metavar="best|N")] = None
-    """Of a sweep: a member's number, or the best by its last evaluation. If nothing is said, the best one's policy, and everybody's
-    episodes."""
+    """Of a sweep: a member's number, or the best by its last evaluation. If left out, the best one's policy, and the
+    episodes of all members."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """Where Minari datasets go, instead of MINARI_DATASETS_PATH or ~/.minari/datasets."""
 
@@ -78,10 +78,10 @@ class Push:
     repo_id: tyro.conf.Positional[str]
     """OWNER/NAME; it is made if it is not there, for you alone unless you say --public."""
     member: Annotated[str | None, tyro.conf.arg(metavar="best|N")] = None
-    """Of a sweep: whose agent.safetensors and score; a number, or the best by its last evaluation, which is also meant if nothing is
-    said. The checkpoint is everybody's."""
+    """Of a sweep: whose agent.safetensors and score; a number, or the best by its last evaluation, which is also
+    meant if left out. The checkpoint holds all members."""
     public: bool = False
-    """A new repository is for everybody to see."""
+    """Make a new repository public."""
     dry_run: bool = False
     """Write the folder and list it; nothing is sent."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None

@@ -88,12 +88,12 @@ class MemberPlacement:
 
     @property
     def learner(self) -> SupervisedActor:
-        """Once it has begun."""
+        """The learner, once it has started."""
         return self.actors[0]
 
     @property
     def runners(self) -> list[SupervisedActor]:
-        """Once they have begun."""
+        """The runners, once they have started."""
         return self.actors[1:]
 
     def _place(self, shares: Shares) -> None:

@@ -181,4 +181,4 @@ class ShardedReplay:
 
 
 class Emptied(TimeoutError):
-    """All that could be drawn is gone, and nothing has come since."""
+    """All unrolls that could be drawn are gone, and no shard has reported new ones."""

@@ -122,7 +122,7 @@ def convolve(
 
 
 def weight_gradient(x: Tensor, gradient: Tensor, *, rectify: bool = False) -> tuple[Tensor, Tensor]:
-    """Of the weight [O, I, 3, 3] and of the bias, float32."""
+    """Gradients of the weight [O, I, 3, 3] and of the bias, float32."""
     n, height, width, inputs = x.shape
     outputs, positions = gradient.shape[-1], n * height * width
     block, warps = BACKWARD[inputs, outputs]

@@ -57,7 +57,7 @@ def _keep(best, v, inside, at: tl.constexpr):
 
 @triton.jit
 def _row(pictures, picture, row, start, k, H: tl.constexpr, W: tl.constexpr, PLANES: tl.constexpr, dtype: tl.constexpr):
-    """Of patches, the numbers of one row; for the padding of K what follows it."""
+    """The numbers of one row of each patch; the padding of K reads what follows it."""
     at = ((picture * (H + 2) + row) * (W + 2) + start) * PLANES
     return tl.load(pictures + at[:, None] + k[None, :]).to(dtype)  # bytes are exact in bfloat16
 

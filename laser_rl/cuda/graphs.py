@@ -156,7 +156,7 @@ def _stream_of(device: torch.device) -> torch.cuda.Stream:
 
 
 class Graphed(Generic[Result]):
-    """Work on a batch, recorded for each shape of batch after a few eager runs. If it cannot be recorded, it stays eager, and that is said.
+    """Work on a batch, recorded for each shape of batch after a few eager runs. If recording fails, it stays eager, with a warning.
 
     Args:
         work: launches everything on the current stream. It may read the batch it is given again and again from the same memory.

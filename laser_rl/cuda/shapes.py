@@ -13,7 +13,7 @@ def pooled(height: int, width: int) -> tuple[int, int]:
 
 
 def power_of_2(number: int) -> int:
-    """The next one."""
+    """The next power of 2."""
     return 1 << (number - 1).bit_length()
 
 

@@ -29,7 +29,7 @@ class StagedResult(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Of a row."""
+        """Bytes of one row."""
         return prod(self.shape) * self.dtype.itemsize
 
 

@@ -200,7 +200,7 @@ class BorrowedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._turn = Turn(env)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Take the turn."""
+        """Take the turn from another player, and reset."""
         self._turn.take()
         return self.env.reset(seed=seed, options=options)
 

@@ -68,7 +68,7 @@ class Convention(Task):
         return TaskOutcome(after, reward.astype(np.float32), ended, np.zeros_like(ended))
 
     def observe(self, positions: Positions) -> Array:
-        """Never the mode."""
+        """The observation, which does not show the mode."""
         step = positions["step"]
         seen = np.zeros((len(step), 1 + self.modes), np.float32)
         going = np.flatnonzero(step <= self.steps)
@@ -126,7 +126,7 @@ class _GridWalk(Task):
         return {"place": np.zeros(seed.shape, np.int64), "step": np.zeros(seed.shape, np.int64)}
 
     def advance(self, positions: Positions, action: Ints) -> TaskOutcome:
-        """Walls stop."""
+        """Move; walls stop the agent."""
         place, step = self._after[positions["place"], action], positions["step"] + 1
         there, late = place == self._goal, step >= self.most_steps
         return TaskOutcome({"place": place, "step": step}, there.astype(np.float32), there, ~there & late)

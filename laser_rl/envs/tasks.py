@@ -62,7 +62,7 @@ class Task:
         raise NotImplementedError
 
     def observe(self, positions: Positions) -> Array:
-        """What is seen there."""
+        """Observations of these states."""
         raise NotImplementedError
 
     def draw(self, positions: Positions) -> Floats:
@@ -119,11 +119,11 @@ class TaskEnvironments(Environments):
         return Rows(slots, observation, self._first[slots], self._reward[slots], *ended, none, none.copy(), *whose)
 
     def state_dict(self) -> Mapping[str, Array]:
-        """Everything, exactly."""
+        """The whole state of all environments."""
         return {name: values.copy() for name, values in self._arrays().items()}
 
     def load_state_dict(self, state: Mapping[str, Array]) -> Rows:
-        """Go on exactly there."""
+        """Continue exactly from a saved state."""
         check_slots(state, self.slots)
         for name, values in self._arrays().items():
             values[:] = state[name]
@@ -189,7 +189,7 @@ class _Board(Task):
         return board.astype(np.uint8)[:, np.newaxis] if self.image else board.reshape(len(board), -1)
 
     def draw(self, positions: Positions) -> Floats:
-        """As it is seen."""
+        """The board of the first environment, for a picture."""
         return np.asarray(self._cells(positions)[0], np.float32)
 
     def _spec(self, name: str, rows: int, columns: int, actions: int) -> EnvironmentSpec:
@@ -327,7 +327,7 @@ class TMaze(Task):
         return {"cue": cue, "place": np.zeros_like(seed), "step": np.zeros_like(seed)}
 
     def advance(self, positions: Positions, action: Ints) -> TaskOutcome:
-        """On, or a turn."""
+        """Walk on, or turn at the junction, which ends the episode."""
         cue, place, step = positions["cue"], positions["place"], positions["step"] + 1
         turned = (place == self.length) & (action > 0)
         reward = np.where(turned, np.where(action == cue, 1.0, -1.0), 0.0).astype(np.float32)

@@ -277,7 +277,7 @@ def _who(values: Mapping[str, Value]) -> str:
 
 
 def _exploit(step: int, values: Mapping[str, Value]) -> str:
-    """Who copied whom, why, and what became of its settings."""
+    """One copy of PBT: recipient, donor, reason and the changed settings."""
     moved = [
         f"{name.removeprefix('after_')} {_short(values.get('before_' + name.removeprefix('after_')))} to {_short(value)}"
         for name, value in values.items()

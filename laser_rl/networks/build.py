@@ -2,21 +2,20 @@
 
 import math
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 from torch import nn
 
+from laser_rl.config import NetworkConfig
 from laser_rl.envs.records import ActionSpec, BoxActions, DiscreteActions, EnvironmentSpec, ObservationSpec
 from laser_rl.errors import ConfigError
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.networks.heads import PixelControlHead
-from laser_rl.networks.recurrent import MemoryName, build_memory
+from laser_rl.networks.recurrent import build_memory
 from laser_rl.networks.torso import CNN, MLP, ImpalaDeep, Instruction, LastStep, Tiles
 from laser_rl.ops.distributions import Categorical, Family, MultiCategorical
 from laser_rl.ops.gaussian import DiagonalGaussian
 
-TorsoName = Literal["auto", "mlp", "cnn", "tiles", "impala"]
 # A user's torso: a module, or a function of the observation's shape (stack included) that makes one.
 TorsoSource = nn.Module | Callable[[tuple[int, ...]], nn.Module]
 SMALL_PICTURE = 32
@@ -40,51 +39,41 @@ def stacked_shape(observation: ObservationSpec, stack: int) -> tuple[int, ...]:
     return (stack * observation.shape[0], *observation.shape[1:])
 
 
-def build_torso(
-    name: TorsoName, shape: tuple[int, ...], *, hidden: tuple[int, ...], channels: int, width: int
-) -> nn.Module:
-    """One of ours."""
-    picture = len(shape) == 3  # noqa: PLR2004
+def build_torso(config: NetworkConfig, shape: tuple[int, ...]) -> nn.Module:
+    """One of the built-in torsos, for observations of this shape."""
+    name, picture = config.torso, len(shape) == 3  # noqa: PLR2004
     if name == "auto":
         name = "mlp" if not picture else "cnn" if max(shape[1:]) <= SMALL_PICTURE else "impala"
-    if not hidden:
+    if not config.hidden:
         raise ConfigError("network.hidden is empty, expected at least one layer size")
     if name == "mlp":
-        return MLP(shape, hidden)
+        return MLP(shape, config.hidden)
     if not picture:
         raise ConfigError(
             f"torso {name} reads pictures [C, H, W], these observations have shape {shape}; use torso mlp"
         )
     if name == "impala":
-        return ImpalaDeep(shape, width)
+        return ImpalaDeep(shape, config.width)
     if name == "cnn":
-        return CNN(shape, channels, hidden[-1])
+        return CNN(shape, config.channels, config.hidden[-1])
     if min(shape[1:]) < Tiles.TILE:
         raise ConfigError(
             f"torso tiles reads pictures of at least {Tiles.TILE}×{Tiles.TILE}, these have {shape[1]}×{shape[2]}; use torso impala"
         )
-    return Tiles(shape, channels, hidden[-1])
+    return Tiles(shape, config.channels, config.hidden[-1])
 
 
 def build_network(
     spec: EnvironmentSpec,
+    config: NetworkConfig,
     *,
-    torso: TorsoName | TorsoSource = "auto",
+    torso: TorsoSource | None = None,
     stack: int = 1,
-    hidden: tuple[int, ...] = (64, 64),
-    channels: int = 16,
-    width: int = 1,
-    memory: MemoryName = "none",
-    memory_size: int = 256,
-    memory_span: int = 0,
-    last_step: bool = True,
-    separate_value: bool = False,
     popart: bool = False,
     pixel_control_cell: int = 0,
-    bf16: bool = False,
 ) -> AgentNetwork:
     """A network for an environment, from our parts or a user's torso; `pixel_control_cell` 0 leaves that head out."""
-    if separate_value and memory != "none":
+    if config.separate_value and config.memory != "none":
         raise ConfigError("a value with a torso of its own would see nothing of the memory; leave one of the two out")
     shape = stacked_shape(spec.observation, stack)
     words, instruction = spec.observation.words, None
@@ -93,24 +82,22 @@ def build_network(
         instruction = Instruction(words, spec.observation.shape[0])
 
     def make() -> nn.Module:
-        if isinstance(torso, str):
-            return build_torso(torso, shape, hidden=hidden, channels=channels, width=width)
-        return users_torso(torso, shape)
+        return build_torso(config, shape) if torso is None else users_torso(torso, shape)
 
-    own, last = make(), LastStep(spec.action, blind=not last_step)
+    own, last = make(), LastStep(spec.action, blind=not config.last_step)
     features = int(own.features) + (instruction.features if instruction else 0)  # type: ignore[arg-type]
-    built = build_memory(memory, features, last.features, memory_size, memory_span)
+    memory = build_memory(config.memory, features, last.features, config.memory_size, config.memory_span)
     return AgentNetwork(
         own,
         parameter_size=family_of(spec.action).parameter_size,
-        memory=built,
-        last=last if memory != "none" else None,
+        memory=memory,
+        last=last if config.memory != "none" else None,
         instruction=instruction,
-        value_torso=make() if separate_value else None,
+        value_torso=make() if config.separate_value else None,
         popart_tasks=max(1, len(spec.tasks)) if popart else 0,
-        pixel_control=_pixel_control(spec, built.features, pixel_control_cell) if pixel_control_cell else None,
+        pixel_control=_pixel_control(spec, memory.features, pixel_control_cell) if pixel_control_cell else None,
         scale=spec.observation.scale,
-        bf16=bf16,
+        bf16=config.precision == "bf16",
     )
 
 

@@ -25,7 +25,7 @@ class PopArtHead(nn.Linear):
 
     @property
     def statistics(self) -> popart.Statistics:
-        """As they are now."""
+        """The present statistics."""
         return popart.Statistics(self.mean, self.mean_square)
 
     def value(self, normalised: Tensor, task: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ class PopArtHead(nn.Linear):
         step: float,
         whole: Callable[[Tensor], Tensor] = lambda part: part,
     ) -> None:
-        """The statistics follow the targets, and the layer is rescaled so that no value changes. Nothing moves on what is not finite.
+        """Move the statistics towards the targets, and rescale the layer so that no value changes. Nothing moves if a target is not finite.
 
         `whole` turns sums over these columns into sums over all columns of the batch, if there are more.
         """
@@ -85,7 +85,7 @@ class PixelControlHead(nn.Module):
         self.advantage = nn.ConvTranspose2d(self.CHANNELS, actions, 4, stride=2, padding=1)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Of rows [T, B, F]: [T, B, actions, h, w]."""
+        """From features [T, B, F] to action values [T, B, actions, h, w]."""
         rows, (height, width) = features.shape[:2], self.grid
         coarse = F.relu(self.linear(features.flatten(0, 1))).view(-1, self.CHANNELS, *self._half)
         q = pixel_control.dueling(self.value(coarse), self.advantage(coarse))

@@ -32,7 +32,7 @@ Kept = list[Tensor]
 
 
 class Section(NamedTuple):
-    """The parameters of one."""
+    """The parameters of one section."""
 
     weight: Tensor
     bias: Tensor
@@ -62,7 +62,7 @@ class Sections(torch.autograd.Function):
 
 
 def act(pictures: Tensor, scale: float, *parameters: Tensor) -> Tensor:
-    """What `Sections` gives, bit for bit, for who needs no gradient: nothing is kept, and what only a gradient reads is not written."""
+    """The output of `Sections`, bit for bit, without a backward pass: nothing is kept, and what only a gradient reads is not written."""
     return _forward(frame(pictures), scale, parameters, lowered(parameters), None)
 
 

@@ -32,7 +32,7 @@ class NoMemory:
         self.features = features
 
     def __call__(self, features: Tensor, last: Tensor, is_first: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """As they come."""
+        """Return the features unchanged, and an empty state."""
         return features, features[..., :0]
 
 

@@ -156,7 +156,7 @@ class LastStep:
         self.features = actions + 1
 
     def __call__(self, last_action: Tensor, last_reward: Tensor, is_first: Tensor) -> Tensor:
-        """Of rows [T, B]: [T, B, features]."""
+        """Encode rows [T, B] as [T, B, features]."""
         rows = last_reward.shape
         if self._blind:
             return torch.zeros(*rows, self.features, device=last_reward.device)
@@ -180,7 +180,7 @@ class Instruction(nn.Module):
         self.linear = nn.Linear(words * self.EMBEDDING, features)
 
     def forward(self, picture: Tensor) -> Tensor:
-        """Of pictures [N, stack · C, H + 1, W], uint8; the newest frame's words."""
+        """Encode the words of the newest frame of pictures [N, stack · C, H + 1, W], uint8."""
         row = picture[:, -self.channels :, -1].flatten(1)[:, : 2 * self.words].long()
         words = (row[:, ::2] + 256 * row[:, 1::2]).clamp(max=VOCABULARY - 1)
         return F.relu(self.linear(self.embedding(words).flatten(1)))

@@ -30,7 +30,7 @@ class MixingLine(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """Of a row's policy loss, by where it came from."""
+    """Weights of a row's policy loss, by where the row came from."""
 
     online: Float[Tensor, "K"]
     replayed: Float[Tensor, "K"]

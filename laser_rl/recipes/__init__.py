@@ -35,17 +35,10 @@ __all__ = [
 
 log = logging.getLogger("laser_rl.recipes")
 
-RECIPES: dict[str, Callable[..., Config]] = {
-    "cartpole": cartpole,
-    "minatar": minatar,
-    "pictures": pictures,
-    "continuous": continuous,
-    "impala": impala,
-    "atari": atari,
-    "popart-impala": popart_impala,
-    "popart-impala-pixelcontrol": popart_impala_pixelcontrol,
-    "laser-multitask": laser_multitask,
-}
+_AGENTS = (
+    cartpole, minatar, pictures, continuous, impala, atari, popart_impala, popart_impala_pixelcontrol, laser_multitask
+)  # fmt: skip
+RECIPES: dict[str, Callable[..., Config]] = {agent.__name__.replace("_", "-"): agent for agent in _AGENTS}
 SWEEPS: dict[str, Callable[..., SweepConfig]] = {"demo": demo, "atari-shared": atari_shared, "dmlab-pbt": dmlab_pbt}
 
 
@@ -84,7 +77,7 @@ def for_environment(spec: EnvironmentSpec, environment: str) -> Config:
 
 
 def giving_way(recipe: Config, asked: Mapping[str, Any]) -> Config:
-    """A recipe without its own choices that contradict what a user asks for, by full names; a user who asks for both is refused later.
+    """Drop a recipe's own choices that contradict the settings a user asks for, by full names; a user who asks for both is refused later.
 
     >>> giving_way(continuous(), {"network.memory": "lstm"}).network.separate_value
     False

@@ -65,12 +65,12 @@ class EncodedUnrolls(NamedTuple):
 
     @property
     def unrolls(self) -> int:
-        """How many."""
+        """How many unrolls."""
         return len(self.records)
 
     @property
     def codec(self) -> Codec:
-        """How the frames are."""
+        """How the frames are compressed."""
         return "raw" if self.frames.ndim > 1 else "zstd"
 
     @property

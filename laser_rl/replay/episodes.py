@@ -14,7 +14,7 @@ from laser_rl.errors import ConfigError
 from laser_rl.replay.records import Ids
 from laser_rl.replay.store import Evicted, Replay
 
-# Begins at input row `row` of the unroll `first`, ends with outcome `end` of the unroll `last`; NaN while nobody gave a priority.
+# Begins at input row `row` of the unroll `first`, ends with outcome `end` of the unroll `last`; NaN while it has no priority.
 EPISODE = np.dtype([("first", "i8"), ("row", "i8"), ("last", "i8"), ("end", "i8"), ("priority", "f8")])
 FIELDS = ("member", "slot", "episode", "is_first", "terminated", "truncated")
 BLOCK = 1024  # unrolls read at once: a millisecond under the lock

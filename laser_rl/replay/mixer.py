@@ -23,16 +23,16 @@ class UnrollStore(Protocol):
 
     @property
     def layout(self) -> UnrollLayout:
-        """Of the unrolls."""
+        """Shapes and types of the unrolls."""
 
     @property
     def capacity(self) -> int:
-        """In unrolls."""
+        """How many unrolls fit."""
 
     def __len__(self) -> int: ...
 
     def insert(self, unrolls: Unrolls) -> Ids:
-        """Ids of the new ones; the oldest leave."""
+        """Insert unrolls and return their ids; the oldest leave."""
 
     def sample_into(self, count: int, random: np.random.Generator, batch: Batch, first_column: int) -> Ids:
         """Uniform draws with replacement, gathered into columns of a batch; returns their ids."""
@@ -54,17 +54,17 @@ class Sampler(Protocol):
         """What the learner found in unrolls of an earlier batch, in the order of its columns. They may have left meanwhile."""
 
     def restart(self) -> None:
-        """Go on with nothing that was begun: the memory's states are gone."""
+        """Begin new lanes: the memory's states are gone."""
 
     def state_dict(self) -> State:
         """All that the next batches depend on but the store and the random numbers."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on there. Arrays without rows stand for what was not kept: that begins anew."""
+        """Continue from a saved state. Arrays without rows stand for what was not kept: that begins anew."""
 
 
 class UniformSampler:
-    """Unrolls, whoever made them, each as likely as any other, with replacement."""
+    """Draws unrolls of all members uniformly, with replacement."""
 
     def __init__(self, store: UnrollStore, state: MemoryState = "stored") -> None:
         self._store, self._zero = store, state == "zero"
@@ -74,23 +74,23 @@ class UniformSampler:
         return len(self._store) > 0
 
     def fill(self, count: int, random: np.random.Generator, batch: Batch, first_column: int) -> None:
-        """Draw and gather."""
+        """Draw `count` unrolls and copy them into the batch."""
         self._store.sample_into(count, random, batch, first_column)
         if self._zero:
             columns_of(self._store.layout, batch, first_column, count)["state"][...] = 0
 
     def prioritise(self, ids: Ids, priority: Priorities) -> None:
-        """All are equal."""
+        """Ignore the priorities: draws are uniform."""
 
     def restart(self) -> None:
         """Nothing goes on from one batch to the next."""
 
     def state_dict(self) -> State:
-        """Nothing."""
+        """An empty state."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Nothing."""
+        """Ignore the state, which is empty."""
 
 
 def columns_of(layout: UnrollLayout, batch: Batch, first: int, count: int) -> dict[str, Array]:
@@ -191,7 +191,7 @@ class Mixer:
         self.queue(packed)
 
     def queue(self, packed: Packed) -> None:
-        """New unrolls of this member that whoever made them has put into the store already: only into the queue of online ones."""
+        """Queue new unrolls of this member as online ones; the caller has put them into the store already."""
         for i in range(len(packed.records)):
             self._pending.append(Packed(packed.records[i : i + 1], packed.frames[i : i + 1]))
 

@@ -80,7 +80,7 @@ class Prefetcher(Generic[Item]):
         return None
 
     def next(self, timeout_s: float) -> Item | None:
-        """The next full batch, to be given back; None after the last. `Starved` says for whom the learner has waited."""
+        """The next full batch, to be given back; None after the last. `Starved` names the side that the learner has waited for."""
         begin = time.monotonic()
         try:
             batch = self._full.get(timeout=timeout_s)
@@ -90,7 +90,7 @@ class Prefetcher(Generic[Item]):
                 f"({len(self._lent)} batches are with the learner); look at the log of those, or raise the time-out"
             ) from None
         if batch is None:
-            self._full.put(None)  # for whoever asks next
+            self._full.put(None)  # for the next call of `next`
             if self._error is not None:
                 raise self._error
             if self._ended:

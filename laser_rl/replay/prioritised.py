@@ -77,7 +77,7 @@ class Prioritised:
         raise outrun(self._store)
 
     def _priorities(self, held: Ids) -> Priorities:
-        """Of all unrolls held; those that have come since the last draw begin with the largest."""
+        """Priorities of all unrolls held; new unrolls begin with the largest."""
         place = held % self._store.capacity
         new = self._owner[place] != held
         self._owner[place[new]], self._priority[place[new]] = held[new], self._largest

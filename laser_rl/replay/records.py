@@ -226,7 +226,7 @@ class DeviceBatch:
         self.batch = views(layout, Parts(self._parts.records, self._stacks))
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
-        """Another stream than the one it was made on will write here: when this is freed, nobody gets the memory before that is done."""
+        """Tell the allocator that `stream` writes here too: freed memory is not reused before that stream is done with it."""
         for block in (*self._parts, self._stacks):
             block.record_stream(stream)
 

@@ -1,7 +1,7 @@
 """Where a replay lies: in memory of its own, or in a file without a name that several processes map.
 
-The file (memfd) exists as long as somebody has it open or mapped: nothing is left behind, whoever is killed. It is as long as the
-largest replay of its arguments, but pages that were never written take no memory.
+The file (memfd) exists as long as a process has it open or mapped: it leaves nothing behind when processes are killed. It is as long as
+the largest replay of its arguments, but pages that were never written take no memory.
 
 Compressed blocks lie in an arena: memory for blocks of any size that come and go first in, first out, without fragmentation. They are laid
 one behind the other into chunks of equal size; a chunk whose last block is gone is used again. Chunks are never given back: the size is
@@ -222,7 +222,7 @@ class MemoryFile:
 
 
 def checksum(layout: UnrollLayout) -> int:
-    """To refuse a store of another layout."""
+    """A checksum of the layout, to refuse a store of another one."""
     return zlib.crc32(repr(layout).encode())
 
 

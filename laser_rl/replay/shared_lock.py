@@ -1,14 +1,14 @@
 """A lock between threads and between processes that a killed holder does not keep.
 
 Between processes it is flock(2): the kernel gives it up when the last descriptor of the holder's open file is closed, so also when the
-holder is killed. A descriptor that was inherited is the *same* open file: locks through it would exclude nobody, and an heir would
-keep the lock of a dead parent. So every lock opens the file anew, and nobody inherits what it opened.
+holder is killed. A descriptor that was inherited is the *same* open file: two processes that share it would not exclude each other, and
+a child would keep the lock of a dead parent. So every lock opens the file anew, and children do not inherit that descriptor.
 
 The others lost: fcntl's record locks exclude neither threads nor two stores of one process, and vanish when any descriptor of the file is
 closed; a robust mutex depends on the layout of the C library's structures. flock has no timeout: we try and sleep in turns.
 
-A holder that is stopped, not killed, keeps the lock. So two words of shared memory say who has it and how often it was taken: whoever sees
-the same number twice knows that nobody else has had it in between.
+A holder that is stopped, not killed, keeps the lock. So two words of shared memory hold the holder's pid and how often the lock was
+taken: a process that reads the same count twice knows that the holder has not changed in between.
 """
 
 import fcntl
@@ -24,7 +24,7 @@ from typing import NamedTuple
 from laser_rl.errors import ConfigError
 
 log = logging.getLogger("laser_rl.replay")
-LOCK_S = 60.0  # whoever holds it copies bytes: milliseconds
+LOCK_S = 60.0  # the holder only copies bytes, which takes milliseconds
 SAY_AFTER_S = 4.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 20e-6, 500e-6
 ASK_S = 0.1  # between two calls of `while_waiting`
@@ -33,18 +33,18 @@ PID, TAKEN = range(2)
 
 
 class Holder(NamedTuple):
-    """Who has the lock, and the number of this acquisition."""
+    """The process that has the lock, and the number of this acquisition."""
 
     pid: int
     taken: int
 
 
 class SharedLock:
-    """A lock on the file of a descriptor; `words` are two words of shared memory, for those who ask for whom they wait."""
+    """A lock on the file of a descriptor; `words` are two words of shared memory that name the holder."""
 
     def __init__(self, file: int, words: memoryview) -> None:
         self._words = words
-        self.while_waiting: Callable[[], None] = lambda: None  # called now and then by whoever waits here
+        self.while_waiting: Callable[[], None] = lambda: None  # called every `ASK_S` while a thread waits for the lock
         self._file = _open_anew(file)
         self._close = weakref.finalize(self, os.close, self._file)
         self._threads, self._process = threading.Lock(), os.getpid()
@@ -80,7 +80,7 @@ class SharedLock:
         return True
 
     def holder(self) -> Holder | None:
-        """Who has it; None if it is free. Takes nothing, and waits for nobody.
+        """The process that holds the lock; None if it is free. Neither takes the lock nor waits.
 
         A process that was killed may still be named, although the lock is free; one that was stopped in the few instructions between the
         kernel's lock and the word is not named.

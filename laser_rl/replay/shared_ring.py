@@ -1,4 +1,4 @@
-"""Writing into the memory of a replay so that whoever writes may be killed between any two writes.
+"""Writing into the memory of a replay so that the writing process may be killed between any two writes.
 
 What is held are the ids from FIRST to NEXT, each in the row `id % capacity`, and the order of writes keeps that true: FIRST moves on
 before a row is overwritten, and NEXT once the new row is complete. Readers rely on nothing else. So of an insert that was cut off a few
@@ -32,7 +32,7 @@ class Ring:
     def __len__(self) -> int:
         while True:
             first, end = self._count[FIRST], self._count[NEXT]
-            if first == self._count[FIRST]:  # nobody has moved it meanwhile: the two belong together
+            if first == self._count[FIRST]:  # it has not moved meanwhile: the two belong together
                 return max(0, end - first)
 
     @property

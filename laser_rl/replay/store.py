@@ -246,7 +246,7 @@ class Replay:
         cut(self.layout, parts, first, last)
 
     def _copies(self, slots: Ids) -> EncodedUnrolls:
-        """Under the lock."""
+        """Copy unrolls while the lock is held."""
         if self.codec == "raw":
             return EncodedUnrolls(self._records[slots], self._frames[slots], NO_LENGTHS)
         blocks = np.frombuffer(self._blocks(slots), np.uint8)
@@ -259,12 +259,12 @@ class Replay:
         return unpack(self.layout, unseal(self.layout, copies))
 
     def numbers(self, ids: Ids) -> Ids:
-        """Of each among the unrolls of its member, from 0: with the member, its name for good."""
+        """Number of each unroll among those of its member, from 0; member and number identify it for good."""
         with self.lock:
             return self._room.numbers[self._slots(ids)]
 
     def sample_versions(self, count: int, random: np.random.Generator) -> Ids:
-        """Of the parameters that acted in unrolls drawn uniformly; the learner's version less this is the age."""
+        """Versions of the parameters that acted in unrolls drawn uniformly; the learner's version less this is the age."""
         with self.lock:
             slots = self._draw(count, random) % self.capacity
             versions: Ids = fields_of(self._records, self.layout)["version"][slots].astype(np.int64)

@@ -76,7 +76,7 @@ def export_minari(
     Args:
         run_dir: of a run or of a sweep.
         dataset_id: NAMESPACE/NAME-vN; the namespace may have several parts, or be left out.
-        member: only the episodes of this member of a sweep; None: everybody's.
+        member: only the episodes of this member of a sweep; None: of all.
         out: the root of the datasets; None: Minari's own, MINARI_DATASETS_PATH or ~/.minari/datasets.
     """
     require_extra()

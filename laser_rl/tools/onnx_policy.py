@@ -234,7 +234,7 @@ def _program(acting: Acting, trained: Trained) -> "ONNXProgram":
             program = torch.onnx.export(
                 traced, (), dynamo=True, verbose=False, input_names=acting.inputs, output_names=acting.outputs
             )
-    except Exception as error:  # of a tracer that meets anybody's code
+    except Exception as error:  # the tracer runs the user's own torso
         torso, said = type(acting.network.torso), " ".join(str(error).split())[:_MOST_SAID]
         ours = torso.__module__.startswith("laser_rl.")
         whose = "" if ours else f" with the torso {torso.__module__}.{torso.__qualname__}"

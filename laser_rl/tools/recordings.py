@@ -60,7 +60,7 @@ class CheckedEpisode:
         return self.rows[-1].terminated or self.rows[-1].truncated
 
     def place(self, step: int) -> str:
-        """Where, for people."""
+        """A step of the episode, as messages name it."""
         return f"slot {self.slot}, episode {self.number}, step {step}"
 
 

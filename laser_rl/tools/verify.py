@@ -25,7 +25,7 @@ ROW_BEGINS = b'{"kind": "'  # so does what is left of one that was cut off
 
 @dataclass(frozen=True)
 class FileFinding:
-    """What a file is."""
+    """The condition of one file of a run directory."""
 
     file: str  # in the run directory
     state: Literal["whole", "damaged", "changed", "unreadable", "left over"]

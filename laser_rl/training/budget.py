@@ -30,7 +30,7 @@ class Budget:
         self._before, self._since, self._seen = spent_s, since, 0.0 if since is None else clock()
 
     def tick(self) -> bool:
-        """Training goes on at this moment; True if the time is over."""
+        """Count the time since the last tick; True if the budget is used up."""
         if self.minutes is None:
             return False
         now = self._clock()
@@ -60,7 +60,7 @@ class Budget:
 
     @property
     def share(self) -> float:
-        """Of the time that is over; 0 where there is no limit."""
+        """The share of the time that is over; 0 where there is no limit."""
         return 0.0 if self.minutes is None else min(1.0, self.spent_s / (60 * self.minutes))
 
     @property
@@ -88,7 +88,7 @@ class DutyCycle:
 
     @contextlib.contextmanager
     def measured(self) -> Iterator[None]:
-        """Around what takes the time."""
+        """Measure the time that the enclosed work takes."""
         begun = self._clock()
         try:
             yield

@@ -201,7 +201,7 @@ def open_environments(
 
 
 def atari_settings(config: EnvironmentConfig) -> AtariSettings:
-    """What is asked of an Atari game."""
+    """The settings of an Atari game."""
     atari = config.atari
     return AtariSettings(
         most_noops=atari.most_noops,
@@ -219,7 +219,7 @@ def batch_of(member: Member) -> Batch:
 
 
 def on_device(member: Member, batch: Batch) -> Batch:
-    """What the learner reads. A transfer may still be under way: the batch must stay as it is until the update is done."""
+    """The batch on the learner's device. A transfer may still be under way: do not change the batch before the update is done."""
     device = member.learner.device
     return batch if batch.online.device.type == device.type else upload(member.layout, batch, device)
 
@@ -269,24 +269,15 @@ def build_replay(config: Config, layout: UnrollLayout, *, shared: bool = False) 
 
 def seeded_network(config: Config, spec: EnvironmentSpec, torso: TorsoSource | None) -> AgentNetwork:
     """The same initial parameters for the same seed, and no other random numbers disturbed."""
-    network = config.network
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(config.run.seed, "network"))
         return build_network(
             spec,
-            torso=network.torso if torso is None else torso,
+            config.network,
+            torso=torso,
             stack=config.environment.frame_stack,
-            hidden=network.hidden,
-            channels=network.channels,
-            width=network.width,
-            memory=network.memory,
-            memory_size=network.memory_size,
-            memory_span=network.memory_span,
-            last_step=network.last_step,
-            separate_value=network.separate_value,
             popart=config.loss.popart,
             pixel_control_cell=config.loss.pixel_control_cell if config.loss.pixel_control_cost else 0,
-            bf16=network.precision == "bf16",
         )
 
 

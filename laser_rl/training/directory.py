@@ -1,4 +1,4 @@
-"""A run directory: settings, metrics, checkpoints of all members at once, replay. Everything of a run, in files that anybody can read."""
+"""A run directory: settings, metrics, checkpoints of all members, replay; in formats that other programs can read."""
 
 import contextlib
 import json

@@ -49,7 +49,7 @@ AGENT_FORMAT = "1"  # of the file of one agent
 
 @dataclass(frozen=True)
 class Trained:
-    """A network that knows what it can play."""
+    """A trained network with the environment and the settings that it was trained for."""
 
     network: AgentNetwork
     config: Config
@@ -253,12 +253,12 @@ class Result:
 
     @property
     def steps(self) -> int:
-        """Of the slowest member."""
+        """Steps of the slowest member."""
         return min(member.steps for member in self.members)
 
     @property
     def updates(self) -> int:
-        """Of all members together."""
+        """Updates of all members together."""
         return sum(member.updates for member in self.members)
 
     def best(self) -> MemberResult:

@@ -158,7 +158,7 @@ def _exported(replay: Replay, begin: int, end: int) -> tuple[int, Unrolls]:
 
 
 def fill_stores(loaded: Loaded, stores: Sequence[tuple[Segments, Replay, Mapping[str, int]]]) -> Mended | None:
-    """Load the replays of a checkpoint. Of damaged ones what can be read; then it is said what is lost."""
+    """Load the replays of a checkpoint; of damaged ones what can be read, with a warning that names what is lost."""
     names = {problem.path.name for problem in loaded.damaged}
     found = [files.fill(replay, loaded.segments, ids, names) for files, replay, ids in stores]
     mended = [one for one in found if one is not None]

@@ -1,4 +1,4 @@
-"""What is known of all members together: whose data the replay holds, how old it is, how far apart the policies are."""
+"""Metrics of all members together: each member's share of the replay, the age of its data, and the divergence of the policies."""
 
 from collections.abc import Sequence
 
@@ -55,7 +55,7 @@ def divergence(learners: Sequence[Learner], store: Store, random: np.random.Gene
         for learner in learners:
             network, device = learner.network, learner.device
             rows = Inputs(*(part.to(device) for part in batch.inputs))
-            # A memory starts from nothing at each unroll: whoever wrote it had another one.
+            # A memory starts from zeros at each unroll: the stored state belongs to the network that acted.
             output, _ = network(rows, network.initial_state(UNROLLS))
             policies.append(output.policy)
         return {

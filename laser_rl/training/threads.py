@@ -72,7 +72,7 @@ class Busy:
 
     @contextmanager
     def learning(self) -> Iterator[None]:
-        """Around one update."""
+        """Measure one update, and wait first if too many are under way on the card."""
         if self._mark is None:
             begin = self._clock()
             yield

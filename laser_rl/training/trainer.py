@@ -54,12 +54,12 @@ class Run:
 
     @property
     def steps(self) -> int:
-        """Of the slowest member here."""
+        """Steps of the slowest member in this process."""
         return min(training.steps for training in self.trainings)
 
     @property
     def updates(self) -> int:
-        """Of all members here together."""
+        """Updates of all members in this process."""
         return sum(training.update for training in self.trainings)
 
     def _plan_save(self) -> None:

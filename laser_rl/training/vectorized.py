@@ -68,7 +68,7 @@ class VectorizedLearners:
         self.family = first.family
 
     def parameters(self, rows: Sequence[int]) -> dict[str, Tensor]:
-        """Of these members, by name, with a leading dimension; views where it is all of them."""
+        """Parameters of these members by name, with a leading dimension; views if these are all members."""
         if list(rows) == self._all:
             return {name: view.detach() for name, view in self._views.items()}
         chosen = torch.as_tensor(rows, device=self.value.device)

@@ -96,7 +96,7 @@ def _evaluations(subject: Subject, asked: Asked) -> Data:
 
 
 def _tasks(subject: Subject, asked: Asked) -> Data:
-    """Of a mixture: the normalised score of each task, of the best member."""
+    """The best member's normalised score on each task of a mixture."""
     leader = subject.best
     if leader is None or not subject.mixed:
         return chart(subject, [], asked)
@@ -138,7 +138,7 @@ def _trust(subject: Subject, asked: Asked) -> Data:
 
 
 def _who(subject: Subject, asked: Asked) -> Data:
-    """Who trusts whose steps, how far policies are from each other, and what is trusted by age; in the newest rows."""
+    """Acceptance by source and by age, and the divergence of the policies, in the newest rows."""
     count = len(subject.members)
     newest = subject.history.newest("sweep")
     cells = [[mean_of(newest, f"divergence_{i}_{j}") for j in range(count)] for i in range(count)]
@@ -172,7 +172,7 @@ def _fill(subject: Subject, asked: Asked) -> Data:
 
 
 def _lineage(subject: Subject, asked: Asked) -> Data:
-    """Whose first parameters each member carries, and who copied whom."""
+    """Which founder each member's parameters come from, and which member copied which."""
     count, end = len(subject.members), max((one.steps for one in subject.members), default=0)
     history = [one for one in copies(subject.rows) if max(one.member, one.donor) < count]
     pieces = []

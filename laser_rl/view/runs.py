@@ -104,7 +104,7 @@ class Subject:
 
     @property
     def state(self) -> str:
-        """In a word."""
+        """The run's state in one word."""
         return state_of(self.history.last, running=self.running)
 
     def newest(self, member: int, kind: str) -> Row:

@@ -1,6 +1,6 @@
-"""Who may see the page: nobody without the token, on no name but this machine's, from no page but our own. Deny by default.
+"""Access to the page: only with the token, under this machine's own names, from our own pages. Deny by default.
 
-A guard stands around the whole application, so that a route that is added later is closed before anybody thinks of it. In this order:
+A guard stands around the whole application, so that a route that is added later is closed by default. In this order:
 
 1. 400 unless `Host` is this machine with our port: a foreign name that resolves to 127.0.0.1 (DNS rebinding) stops here.
 2. 403 if another origin asks: `Origin`, or `Sec-Fetch-Site` of a browser.
@@ -28,7 +28,7 @@ HOST = "127.0.0.1"
 NAMES = (HOST, "localhost", "[::1]")
 METHODS = ("GET", "HEAD")
 _TOKEN_BYTES = 32
-_SHORTEST_TOKEN = 32  # characters; of a file that somebody else wrote
+_SHORTEST_TOKEN = 32  # characters of a token in a file
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; media-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -71,7 +71,7 @@ class Access:
 
     @property
     def link(self) -> str:
-        """What a person opens."""
+        """The address with the token, for a browser."""
         return f"http://{HOST}:{self.port}/?token={self._token}"
 
     def once(self) -> str:

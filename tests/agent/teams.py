@@ -11,9 +11,9 @@ from laser_rl.agent.parallel import own_columns, part_of
 from laser_rl.config import LossConfig, OptimiserConfig
 from laser_rl.envs.records import DiscreteActions, EnvironmentSpec, ObservationSpec
 from laser_rl.networks.agent_network import AgentNetwork
-from laser_rl.networks.build import build_network
 from laser_rl.ops.distributions import Categorical
 from laser_rl.types import Batch
+from tests.networks.make import build_network
 
 ACTIONS, COLUMNS, ROWS = 3, 8, 6
 FAMILY = Categorical(ACTIONS)

@@ -11,12 +11,12 @@ from laser_rl.agent.learner import Learner
 from laser_rl.agent.loss import laser_loss
 from laser_rl.config import LossConfig, OptimiserConfig
 from laser_rl.envs.records import DiscreteActions, EnvironmentSpec, ObservationSpec
-from laser_rl.networks.build import build_network
 from laser_rl.networks.heads import of_task
 from laser_rl.ops import popart
 from laser_rl.ops.actor_critic import actor_critic_losses
 from laser_rl.ops.distributions import Categorical
 from tests.agent.test_learner import ACTIONS, B, T, random_batch
+from tests.networks.make import build_network
 
 TASKS = ("one", "two", "three")
 FAMILY = Categorical(ACTIONS)

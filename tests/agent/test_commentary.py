@@ -9,11 +9,11 @@ from laser_rl.agent.policy import Seen
 from laser_rl.config import LossConfig
 from laser_rl.envs.records import DiscreteActions, EnvironmentSpec, ObservationSpec
 from laser_rl.networks.agent_network import AgentNetwork
-from laser_rl.networks.build import build_network
 from laser_rl.networks.heads import PopArtHead
 from laser_rl.networks.torso import MLP
 from laser_rl.ops.distributions import Categorical
 from laser_rl.types import Inputs
+from tests.networks.make import build_network
 from tests.references.trust_region import kl_to_implied
 
 ACTIONS = 3

@@ -15,7 +15,6 @@ from laser_rl.config import LossConfig, OptimiserConfig
 from laser_rl.envs.records import DiscreteActions, EnvironmentSpec, ObservationSpec
 from laser_rl.envs.slot import SerialEnvironments
 from laser_rl.networks.agent_network import AgentNetwork
-from laser_rl.networks.build import build_network
 from laser_rl.ops.distributions import Categorical
 from laser_rl.ops.recurrence import unroll
 from laser_rl.replay.lanes import Lanes
@@ -24,6 +23,7 @@ from laser_rl.replay.records import allocate
 from laser_rl.replay.store import Replay
 from laser_rl.types import Inputs, UnrollLayout
 from tests.envs.samples import WIDTH, Telltale
+from tests.networks.make import build_network
 
 SLOTS, ACTIONS = 5, 3
 FAMILY = Categorical(ACTIONS)

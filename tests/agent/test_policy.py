@@ -10,7 +10,8 @@ from laser_rl.agent.policy import Policy, Seen
 from laser_rl.cuda import staged
 from laser_rl.cuda.staged import MOST_GRAPHS, OFTEN, Staged
 from laser_rl.envs.records import BoxActions, DiscreteActions, EnvironmentSpec, MultiDiscreteActions, ObservationSpec
-from laser_rl.networks.build import build_network, family_of
+from laser_rl.networks.build import family_of
+from tests.networks.make import build_network
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 CPU = torch.device("cpu")
@@ -21,7 +22,7 @@ ACTIONS = [DiscreteActions(5), MultiDiscreteActions((2, 4)), BoxActions((-1.0, -
 def policy_of(action=ACTIONS[0], *, device="cpu", memory="none", deterministic=False, seed=1, **more):
     spec = EnvironmentSpec("pictures", PICTURE, action)
     torch.manual_seed(0)
-    torso = "conv" if memory == "none" else "mlp"
+    torso = "tiles" if memory == "none" else "mlp"
     options = {"torso": torso, "stack": 4, "hidden": (16,), "memory": memory, "memory_size": 8, **more}
     network = build_network(spec, **options).to(device)
     with torch.no_grad():

@@ -11,9 +11,9 @@ from laser_rl.agent.learner import GIVE_UP_AFTER, Learner
 from laser_rl.agent.recurrent import Recurrent
 from laser_rl.config import LossConfig, OptimiserConfig
 from laser_rl.envs.records import DiscreteActions, EnvironmentSpec, ObservationSpec
-from laser_rl.networks.build import build_network
 from laser_rl.ops.distributions import Categorical
 from tests.agent.test_learner import ACTIONS, B, T, random_batch
+from tests.networks.make import build_network
 
 SIZE = 6
 SPEC = EnvironmentSpec("x", ObservationSpec((4,)), DiscreteActions(ACTIONS))

@@ -6,9 +6,9 @@ import torch.nn.functional as F
 
 from laser_rl.envs.records import BoxActions, DiscreteActions, EnvironmentSpec, ObservationSpec
 from laser_rl.errors import ConfigError
-from laser_rl.networks.build import build_network
 from laser_rl.networks.heads import PixelControlHead, PopArtHead, of_task
 from laser_rl.ops import popart
+from tests.networks.make import build_network
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e4])

@@ -8,10 +8,10 @@ from torch import nn
 from laser_rl.envs.records import BoxActions, DiscreteActions, EnvironmentSpec, MultiDiscreteActions, ObservationSpec
 from laser_rl.envs.spaces import with_instruction
 from laser_rl.errors import ConfigError
-from laser_rl.networks.build import build_network
 from laser_rl.networks.recurrent import GRU, LSTM, PreCo, build_memory, state_size
 from laser_rl.networks.torso import LastStep
 from laser_rl.types import Inputs
+from tests.networks.make import build_network
 
 T, B, F, C, S = 9, 4, 5, 3, 7
 KINDS = ("lstm", "gru", "preco")

@@ -2,13 +2,15 @@ import pytest
 import torch
 from torch import nn
 
+from laser_rl.config import NetworkConfig
 from laser_rl.envs.records import BoxActions, DiscreteActions, EnvironmentSpec, MultiDiscreteActions, ObservationSpec
 from laser_rl.errors import ConfigError
 from laser_rl.networks.agent_network import AgentNetwork
-from laser_rl.networks.build import build_network, build_torso, family_of, parameter_count, stacked_shape, users_torso
+from laser_rl.networks.build import build_torso, family_of, parameter_count, stacked_shape, users_torso
 from laser_rl.networks.torso import CNN, MLP, ImpalaDeep
 from laser_rl.ops.gaussian import DiagonalGaussian
 from laser_rl.types import Inputs
+from tests.networks.make import build_network
 
 PIXELS = EnvironmentSpec("game", ObservationSpec((1, 84, 84), "uint8", 1 / 255), DiscreteActions(6))
 
@@ -53,7 +55,7 @@ def test_torso_memory_and_heads_are_chosen_apart():
     ids=["vector", "small", "large"],
 )
 def test_auto_looks_at_the_observation(shape, expected):
-    assert isinstance(build_torso("auto", shape, hidden=(32,), channels=8, width=1), expected)
+    assert isinstance(build_torso(NetworkConfig(), shape), expected)
 
 
 def test_stored_pictures_are_scaled_once():
@@ -78,7 +80,7 @@ def test_bf16_is_close_and_heads_stay_float32():
     outputs = []
     for bf16 in (False, True):
         torch.manual_seed(3)
-        outputs.append(run(build_network(PIXELS, torso="impala", bf16=bf16), rows))
+        outputs.append(run(build_network(PIXELS, torso="impala", precision="bf16" if bf16 else "fp32"), rows))
     assert outputs[1].value.dtype == torch.float32
     torch.testing.assert_close(outputs[0].value, outputs[1].value, rtol=0.1, atol=0.02)
     assert not torch.equal(outputs[0].value, outputs[1].value)
@@ -111,6 +113,6 @@ def test_what_cannot_be_stacked_or_convolved_is_refused():
     with pytest.raises(ConfigError, match="are no pictures; set it to 1"):
         stacked_shape(ObservationSpec((4,)), 4)
     with pytest.raises(ConfigError, match="use torso mlp"):
-        build_torso("impala", (4,), hidden=(64,), channels=16, width=1)
+        build_torso(NetworkConfig(torso="impala"), (4,))
     with pytest.raises(ConfigError, match="at least 4×4, these have 40×3; use torso impala"):
-        build_torso("tiles", (3, 40, 3), hidden=(64,), channels=16, width=1)
+        build_torso(NetworkConfig(torso="tiles"), (3, 40, 3))

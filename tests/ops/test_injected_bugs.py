@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
+pytestmark = pytest.mark.slow  # a process for each bug
 ROOT = Path(__file__).parents[2]
 GUARDS = "tests/ops/test_shipped_bugs.py"
 

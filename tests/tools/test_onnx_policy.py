@@ -19,11 +19,12 @@ from laser_rl.envs.records import (
     ObservationSpec,
 )
 from laser_rl.errors import ConfigError
-from laser_rl.networks.build import build_network, family_of
+from laser_rl.networks.build import family_of
 from laser_rl.tools.onnx_policy import PREFIX, Acting, compare, described, export_onnx, random_rows, session_of
 from laser_rl.tools.source import starts_in
 from laser_rl.training.build_group import build_member
 from laser_rl.training.evaluate import trained_of
+from tests.networks.make import build_network
 from tests.training.small import finish, small
 
 

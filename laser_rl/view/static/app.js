@@ -34,7 +34,7 @@ function build(list) {
   for (const panel of panels.values()) if (!panel.optional) sight.observe(panel.section);
 }
 
-// Nothing of another run is left, also in panels out of sight: those are fetched only when somebody scrolls to them.
+// Nothing of another run is left, also in panels out of sight: those are fetched only when they are scrolled into view.
 function blank() {
   for (const panel of panels.values()) {
     fill(panel.body);
