@@ -11,6 +11,7 @@ from laser_rl.agent.loss import Hyper, Loss, hyper_of, laser_loss
 from laser_rl.agent.online_share import STATE, require_countable
 from laser_rl.agent.parallel import ALONE, Team, require_together
 from laser_rl.agent.parameters import (
+    GOOD_EVERY,
     FlatParameters,
     Optimiser,
     Recovery,
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from laser_rl.cuda.graphs import CudaGraphs, Graphed  # a run on a CPU never imports it
 
 BOUND_RATE = 0.01  # of the controller of the trust bound, a factor e^0.01 an update at most
-GOOD_EVERY = 200  # updates between two states to go back to
-GIVE_UP_AFTER = 20  # skipped updates in a row: these parameters will not recover
 
 
 class LearnerState(NamedTuple):
@@ -103,7 +102,7 @@ class Learner:
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.numbers = Numbers(sources, self.device)
         self.recurrent = Recurrent(network, burn_in_steps, team)
-        self.recovery = Recovery(self.flat, network, self.optimiser, good_every=GOOD_EVERY, give_up_after=GIVE_UP_AFTER)
+        self.recovery = Recovery(self.flat, network, self.optimiser)
         self.prioritises = prioritise
         # Ids and critic's losses of the last batch, unless it was skipped.
         self.priorities: tuple[Tensor, Tensor] | None = None

@@ -18,6 +18,8 @@ from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.ops import adam, rmsprop
 
 log = logging.getLogger("laser_rl.agent")
+GOOD_EVERY = 200  # updates between two states to go back to
+GIVE_UP_AFTER = 20  # skipped updates in a row: these parameters will not recover
 LOOK_EVERY = 5  # launched updates between two decisions about a roll-back; each decision reads all parameters once
 
 
@@ -166,21 +168,13 @@ class RecoveryCounts(NamedTuple):
 
 
 class Recovery:
-    """Keeps a copy of the last state that learned, and restores it after too many failed updates.
+    """Keeps a copy of the last state that learned, and restores it after `GIVE_UP_AFTER` failed updates in a row.
 
-    Args:
-        flat: the parameters.
-        network: its buffers are restored as well.
-        optimiser: its state, too.
-        good_every: updates between two copies.
-        give_up_after: skipped updates in a row; these parameters will not recover.
+    The state is that of the parameters, of the network's buffers and of the optimiser.
     """
 
-    def __init__(
-        self, flat: FlatParameters, network: AgentNetwork, optimiser: Optimiser, *, good_every: int, give_up_after: int
-    ) -> None:
+    def __init__(self, flat: FlatParameters, network: AgentNetwork, optimiser: Optimiser) -> None:
         self._flat, self._network, self._optimiser = flat, network, optimiser
-        self._good_every, self._give_up_after = good_every, give_up_after
         self._counts, self._counts_there = RecoveryCounts(), torch.zeros(3, dtype=torch.int64, device=flat.value.device)
         self._there = False  # whether the device's counts are the newer ones
         self.good = self._copies()
@@ -200,10 +194,10 @@ class Recovery:
         self._there = False
         failing = 0 if learned else failing + 1
         self._counts = RecoveryCounts(skipped + (not learned), failing, rollbacks)
-        if failing >= self._give_up_after:
+        if failing >= GIVE_UP_AFTER:
             self.roll_back()
             return True
-        if learned and version % self._good_every == 0:
+        if learned and version % GOOD_EVERY == 0:
             self.good = self._copies()
         return False
 
@@ -238,12 +232,12 @@ class Recovery:
         _, failing, rollbacks = self._counts_there.unbind()
         gave_up = None
         if version % LOOK_EVERY == 0:
-            gave_up = failing >= self._give_up_after
+            gave_up = failing >= GIVE_UP_AFTER
             for name, tensor in self._live().items():
                 torch.where(gave_up, self.good[name].reshape(tensor.shape), tensor, out=tensor)
             failing.mul_(~gave_up)
             rollbacks.add_(gave_up)
-        if version % self._good_every == 0:
+        if version % GOOD_EVERY == 0:
             learned = failing == 0
             for name, tensor in self._live().items():
                 good = self.good[name].reshape(tensor.shape)
@@ -272,7 +266,7 @@ class Recovery:
             log.warning(
                 "%d updates in a row had no finite gradient: back to the parameters of at most %d updates before (time %d); "
                 "lower the learning rate or clip gradients if this repeats",
-                self._give_up_after,
-                self._good_every + self._give_up_after,
+                GIVE_UP_AFTER,
+                GOOD_EVERY + GIVE_UP_AFTER,
                 rollbacks + 1,
             )

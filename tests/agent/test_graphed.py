@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from laser_rl.agent import learner as learner_module
-from laser_rl.agent.learner import GIVE_UP_AFTER, Learner
-from laser_rl.agent.parameters import LOOK_EVERY
+from laser_rl.agent import parameters
+from laser_rl.agent.learner import Learner
+from laser_rl.agent.parameters import GIVE_UP_AFTER, LOOK_EVERY
 from laser_rl.config import LossConfig, OptimiserConfig
 from laser_rl.cuda import graphs
 from laser_rl.cuda.graphs import MOST_GRAPHS, WARM_UPS, Graphed
@@ -138,7 +138,7 @@ def test_every_variant_of_the_loss_can_be_recorded(loss):
 
 def test_a_launched_update_never_looks(monkeypatch):
     monkeypatch.setattr(torso.F, "one_hot", one_hot)
-    monkeypatch.setattr(learner_module, "GOOD_EVERY", 10)
+    monkeypatch.setattr(parameters, "GOOD_EVERY", 10)
     watching, launching, recorder = learners(lambda: test_recurrent.network(memory="lstm"), rates=RMSPROP)
     batches = [lanes(watching.network, seed) for seed in range(25)]
     run((watching,), batches)
@@ -151,7 +151,7 @@ def test_a_launched_update_never_looks(monkeypatch):
 @pytest.mark.parametrize("memory", ["none", "lstm"])
 def test_a_roll_back_is_decided_by_the_device(memory, monkeypatch, caplog):
     monkeypatch.setattr(torso.F, "one_hot", one_hot)
-    monkeypatch.setattr(learner_module, "GOOD_EVERY", 10)
+    monkeypatch.setattr(parameters, "GOOD_EVERY", 10)
     watching, launching, _ = learners(lambda: test_recurrent.network(memory=memory))
     batches = [lanes(watching.network, seed) for seed in range(60)]
     first = 15
@@ -186,7 +186,7 @@ def test_a_roll_back_comes_at_most_four_updates_late():
 
 
 def test_what_is_kept_to_go_back_to_has_learned(monkeypatch):
-    monkeypatch.setattr(learner_module, "GOOD_EVERY", 10)
+    monkeypatch.setattr(parameters, "GOOD_EVERY", 10)
     watching, launching, _ = learners()
     batches = [random_batch(seed) for seed in range(20)]
     batches[19] = poisoned(batches[19])  # nothing is kept at the twentieth

@@ -6,7 +6,8 @@ import threading
 import pytest
 import torch
 
-from laser_rl.agent.learner import GIVE_UP_AFTER, Learner
+from laser_rl.agent.learner import Learner
+from laser_rl.agent.parameters import GIVE_UP_AFTER
 from laser_rl.config import LossConfig, OptimiserConfig
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.types import Batch
