@@ -3,7 +3,7 @@
 A state is one tensor [B, S], whatever the cell has inside, so that it can lie in an unroll, in a checkpoint, or beside another member's.
 """
 
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,31 +13,11 @@ from laser_rl.ops.recurrence import unroll
 MemoryName = Literal["none", "lstm", "gru", "preco"]
 
 
-class Memory(Protocol):
-    """From features [T, B, F] and the last step [T, B, C] to features [T, B, `features`], with a state that `is_first` resets."""
+class Memory(nn.Module):
+    """From features [T, B, F] and the last step [T, B, C] to features [T, B, `features`], with a state that `is_first` resets.
 
-    features: int
-    state_size: int
-
-    def __call__(self, features: Tensor, last: Tensor, is_first: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Features with the past in them, and the state after each row, [T, B, S]."""
-
-
-class NoMemory:
-    """A feed-forward agent: features pass through, the state is empty."""
-
-    state_size = 0
-
-    def __init__(self, features: int) -> None:
-        self.features = features
-
-    def __call__(self, features: Tensor, last: Tensor, is_first: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the features unchanged, and an empty state."""
-        return features, features[..., :0]
-
-
-class _Recurrent(nn.Module):
-    """One state, moved by `step` row by row; its first `features` numbers are what the heads see."""
+    The state is moved by `step` row by row; its first `features` numbers are what the heads see.
+    """
 
     def __init__(self, features: int, state_size: int) -> None:
         super().__init__()
@@ -48,12 +28,23 @@ class _Recurrent(nn.Module):
         raise NotImplementedError
 
     def forward(self, features: Tensor, last: Tensor, is_first: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Row by row. All states are kept: the learner carries one from the middle, the actor the last."""
+        """Features with the past in them, and the state after each row: the learner carries one from the middle, the actor the last."""
         states = unroll(self.step, torch.cat([features, last], -1), is_first, state)
         return states[..., : self.features], states
 
 
-class LSTM(_Recurrent):
+class NoMemory(Memory):
+    """A feed-forward agent: features pass through, the state is empty."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__(features, 0)
+
+    def forward(self, features: Tensor, last: Tensor, is_first: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the features unchanged, and an empty state."""
+        return features, features[..., :0]
+
+
+class LSTM(Memory):
     """Long short-term memory over features and last step together; the state is h, then c."""
 
     def __init__(self, features: int, last: int, size: int, span: int = 0) -> None:
@@ -65,7 +56,7 @@ class LSTM(_Recurrent):
         return torch.cat(self.cell(row, before.chunk(2, -1)), -1)
 
 
-class GRU(_Recurrent):
+class GRU(Memory):
     """Gated recurrent unit over features and last step together; the state is h."""
 
     def __init__(self, features: int, last: int, size: int, span: int = 0) -> None:
@@ -83,7 +74,7 @@ class GRU(_Recurrent):
         return after
 
 
-class PreCo(_Recurrent):
+class PreCo(Memory):
     """Predictor and corrector (Amos et al. 2018): one LSTM cell reads the last step and predicts, a second reads what came and corrects.
 
     Both move one hidden state. The heads, and the next row, see the corrected one.
