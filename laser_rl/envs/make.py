@@ -1,9 +1,8 @@
-"""One function makes every kind of environment; another makes one to look at."""
+"""One function makes every kind of environment, and mixtures of several tasks; another makes one to look at."""
 
-import functools
 import os
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Literal
 
@@ -20,11 +19,10 @@ from laser_rl.envs.atari import (
 )
 from laser_rl.envs.border import Env
 from laser_rl.envs.construct import BorrowedEnv, constructor, require_one_agent
-from laser_rl.envs.mixture import MixedEnvironments
-from laser_rl.envs.pool import PoolEnvironments
+from laser_rl.envs.pool import PoolEnvironments, wait_for_rows
 from laser_rl.envs.puzzles import task_of
-from laser_rl.envs.records import Environments, seed_of
-from laser_rl.envs.scores import PREFIX, tasks_of
+from laser_rl.envs.records import ActionSpec, Array, DiscreteActions, Environments, EnvironmentSpec, Ints, Rows, seed_of
+from laser_rl.envs.scores import PREFIX, refuse_twice, tasks_of
 from laser_rl.envs.slot import EXITS, OnBadValue, SerialEnvironments, exit_of
 from laser_rl.envs.tasks import TaskEnv, TaskEnvironments
 from laser_rl.envs.vector import VectorAdapter
@@ -33,6 +31,7 @@ from laser_rl.errors import ConfigError, EnvironmentRefused, UserError
 
 Placement = Literal["auto", "thread", "process"]
 Source = str | Callable[[], Env] | Env | gymnasium.vector.VectorEnv[Any, Any, Any]
+Make = Callable[[Source, int, int, Mapping[str, Any], int], Environments]
 ALTERNATING = 2  # groups of ALE's slots, where a step need not wait for all
 
 
@@ -70,11 +69,38 @@ def make_environments(
     if isinstance(source, gymnasium.vector.VectorEnv):
         return _adapted(source, slots, seed, on_bad_value)
     limits = ProcessLimits(step_timeout_s, reset_timeout_s, constructor_timeout_s)
-    pool: dict[str, Any] = {"limits": limits, "patience_s": patience_s, "lockstep": lockstep}
-    make = functools.partial(_make_one, placement=placement, atari=atari, on_bad_value=on_bad_value, pool=pool)
     workers = workers or max(1, min(slots, len(os.sched_getaffinity(0))))  # one a core that this process may use
+
+    def make(source: Source, slots: int, seed: int, options: Mapping[str, Any], workers: int) -> Environments:
+        if isinstance(source, str) and source.startswith("laser/"):
+            return TaskEnvironments(task_of(source, options), slots=slots, seed=seed)
+        if isinstance(source, str) and is_atari(source):
+            if options:
+                raise ConfigError(
+                    f"{source}: expected no options for a game, got {sorted(options)}; the settings of Atari are separate"
+                )
+            return AtariEnvironments(
+                source, slots=slots, seed=seed, settings=atari, groups=1 if lockstep else ALTERNATING
+            )
+        try:
+            made, name = _constructor_of(source, slots, placement, options)
+            common: dict[str, Any] = {"slots": slots, "seed": seed, "name": name, "on_bad_value": on_bad_value}
+            if placement != "process":
+                return SerialEnvironments(made, **common)
+            return PoolEnvironments(
+                made, workers=workers, limits=limits, patience_s=patience_s, lockstep=lockstep, **common
+            )
+        except EXITS as error:
+            raise exit_of(error, str(source)) from None
+
     if not isinstance(source, str) or not is_mixture(source):
-        return make(source, slots=slots, seed=seed, options=options or {}, workers=workers)
+        return make(source, slots, seed, options or {}, workers)
+    return _mixture(source, make, slots, seed, options or {}, workers, lockstep=lockstep)
+
+
+def _mixture(
+    source: str, make: Make, slots: int, seed: int, options: Mapping[str, Any], workers: int, *, lockstep: bool
+) -> Environments:
     tasks = tasks_of(source)
     share, rest = divmod(slots, len(tasks))
     if rest:
@@ -88,43 +114,134 @@ def make_environments(
         for task, own in tasks.items():
             # The seed goes by the task's name: it plays the same episodes in every company.
             own_seed = int(seed_of(seed, np.array([zlib.crc32(task.encode())]), np.zeros(1, np.int64))[0])
-            all_options, own_workers = {**own, **(options or {})}, max(1, workers // len(tasks))
-            parts.append(make(task, slots=share, seed=own_seed, options=all_options, workers=own_workers))
+            parts.append(make(task, share, own_seed, {**own, **options}, max(1, workers // len(tasks))))
             made.callback(parts[-1].close)
         mixture = MixedEnvironments(parts, name=source, lockstep=lockstep)
         made.pop_all()
         return mixture
 
 
-def _make_one(
-    source: Source,
-    *,
-    slots: int,
-    seed: int,
-    placement: Placement,
-    workers: int,
-    options: Mapping[str, Any],
-    atari: AtariSettings | None,
-    on_bad_value: OnBadValue,
-    pool: Mapping[str, Any],
-) -> Environments:
-    if isinstance(source, str) and source.startswith("laser/"):
-        return TaskEnvironments(task_of(source, options), slots=slots, seed=seed)
-    if isinstance(source, str) and is_atari(source):
-        if options:
+class MixedEnvironments(Environments):
+    """The environments of several tasks, `parts`, as one: slot s plays task s mod the number of tasks, for good.
+
+    All have the same observations and the same number of slots. Tasks that run in this thread are stepped one after the other, those in
+    worker processes at the same time. Where tasks have different numbers of discrete actions, the mixture has
+    the largest, and an action that a task does not know acts as its action 0. With `lockstep` a step waits for all rows that are owed;
+    otherwise a worker that takes longer than its pool's patience is left behind.
+    """
+
+    def __init__(self, parts: Sequence[Environments], *, name: str | None = None, lockstep: bool = False) -> None:
+        action, names = _common_actions(parts), tuple(part.spec.name for part in parts)
+        self.slots = sum(part.slots for part in parts)
+        # All tasks are seen alike; actions are the mixture's own where they are numbered, of which a task may know a part.
+        known = dict(parts[0].spec.spaces or {}) | ({"action": None} if isinstance(action, DiscreteActions) else {})
+        self.spec = EnvironmentSpec(name or ",".join(names), parts[0].spec.observation, action, names, known)
+        self._parts, self._lockstep = list(parts), lockstep
+        self._actions = [_count(part.spec.action) for part in parts]  # that a task knows; 0 where they are not discrete
+
+    def reset(self) -> Rows:
+        """Start every slot; waits for all of them."""
+        every = np.arange(self.slots // len(self._parts))
+        return self._everywhere(lambda _, part: part.reset(), lambda _, pool: pool.send(every, np.zeros(())))
+
+    def step(self, slots: Ints, action: Array) -> Rows:
+        """Hand out the actions and return the rows that are there, of any slot that owed one, in the order of the slots."""
+        own, of = np.divmod(slots, len(self._parts))
+        arrived = {}
+        for index, part in enumerate(self._parts):
+            mine = of == index
+            if mine.any():
+                chosen, known = action[mine], self._actions[index]
+                chosen = np.where(chosen < known, chosen, 0) if known else chosen
+                if isinstance(part, PoolEnvironments):
+                    part.send(own[mine], chosen)
+                else:
+                    arrived[index] = part.step(own[mine], chosen)
+        return self._gather(arrived, all_rows=self._lockstep)
+
+    def state_dict(self) -> Mapping[str, Array] | None:
+        """Those of all tasks; None if one of them has none."""
+        merged: dict[str, Array] = {}
+        for name, part in zip(self.spec.tasks, self._parts, strict=True):
+            state = part.state_dict()
+            if state is None:
+                return None
+            merged.update({f"{name}:{key}": value for key, value in state.items()})
+        return merged
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> Rows:
+        """Go on exactly there, in every task."""
+        states: dict[str, dict[str, Array]] = {name: {} for name in self.spec.tasks}
+        for key, value in state.items():
+            task, _, name = key.rpartition(":")
+            states.setdefault(task, {})[name] = value
+        if len(states) != len(self.spec.tasks) or not all(states.values()):
             raise ConfigError(
-                f"{source}: expected no options for a game, got {sorted(options)}; the settings of Atari are separate"
+                f"{self.spec.name}: expected the state of {', '.join(self.spec.tasks)}, got that of "
+                f"{', '.join(sorted({key.rpartition(':')[0] for key in state}))}; resume with the tasks that the run was started with"
             )
-        groups = 1 if pool["lockstep"] else ALTERNATING
-        return AtariEnvironments(source, slots=slots, seed=seed, settings=atari, groups=groups)
-    try:
-        make, name = _constructor_of(source, slots, placement, options)
-        common: dict[str, Any] = {"slots": slots, "seed": seed, "name": name, "on_bad_value": on_bad_value}
-        if placement != "process":
-            return SerialEnvironments(make, **common)
-        return PoolEnvironments(make, workers=workers, **common, **pool)
-    except EXITS as error:
-        raise exit_of(error, str(source)) from None
+        return self._everywhere(
+            lambda name, part: part.load_state_dict(states[name]), lambda name, pool: pool.send_state(states[name])
+        )
+
+    def counters(self, slots: Ints | None = None) -> Mapping[str, int]:
+        """Faults survived so far, by all tasks together."""
+        own, of = np.divmod(np.arange(self.slots) if slots is None else slots, len(self._parts))
+        counts: dict[str, int] = {}
+        for index, part in enumerate(self._parts):
+            for name, count in part.counters(own[of == index]).items():
+                counts[name] = counts.get(name, 0) + count
+        return counts
+
+    def close(self) -> None:
+        """Close all of them, also where one fails to."""
+        with ExitStack() as stack:
+            for part in self._parts:
+                stack.callback(part.close)
+
+    def _everywhere(
+        self, act: Callable[[str, Environments], Rows], send: Callable[[str, PoolEnvironments], None]
+    ) -> Rows:
+        """All rows of all parts; pools are sent their orders first, so that their workers are busy at the same time."""
+        named = list(zip(self.spec.tasks, self._parts, strict=True))
+        for name, part in named:
+            if isinstance(part, PoolEnvironments):
+                send(name, part)
+        every = enumerate(named)
+        arrived = {index: act(*each) for index, each in every if not isinstance(each[1], PoolEnvironments)}
+        return self._gather(arrived, all_rows=True)
+
+    def _gather(self, arrived: dict[int, Rows], *, all_rows: bool) -> Rows:
+        """The rows of the tasks in this thread, which are there, and those of the others."""
+        pools = {index: part for index, part in enumerate(self._parts) if isinstance(part, PoolEnvironments)}
+        wait_for_rows(list(pools.values()), all_rows=all_rows, some=bool(arrived))
+        arrived.update({index: pool.receive() for index, pool in pools.items()})
+        numbered = [rows._replace(slots=rows.slots * len(self._parts) + index) for index, rows in arrived.items()]
+        order = np.argsort(np.concatenate([rows.slots for rows in numbered]))
+        return Rows(*(np.concatenate(column)[order] for column in zip(*numbered, strict=True)))
+
+
+def _count(action: ActionSpec) -> int:
+    return action.count if isinstance(action, DiscreteActions) else 0
+
+
+def _common_actions(parts: Sequence[Environments]) -> ActionSpec:
+    """The largest of discrete actions, or those that all parts have; refuses parts that do not fit together."""
+    refuse_twice([part.spec.name for part in parts])
+    one = parts[0].spec
+    for other in (part.spec for part in parts[1:]):
+        if other.observation != one.observation:
+            raise EnvironmentRefused(
+                f"expected tasks that are seen alike, got {one.observation} in {one.name} and {other.observation} "
+                f"in {other.name}; bring one to the form of the other in a wrapper, or train them apart"
+            )
+        if not (_count(one.action) and _count(other.action)) and other.action != one.action:
+            raise EnvironmentRefused(
+                f"expected tasks with discrete actions, or all with the same ones, got {one.action} in {one.name} and "
+                f"{other.action} in {other.name}; train them apart"
+            )
+    counts = [_count(part.spec.action) for part in parts]
+    return DiscreteActions(max(counts)) if all(counts) else one.action
 
 
 def make_renderable(

@@ -8,7 +8,6 @@ import json
 import os
 import select
 import signal
-import subprocess
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +29,6 @@ from laser_rl.errors import EnvironmentEnded, EnvironmentRefused
 GLANCE_S = 0.1  # how often a waiting pool looks after its workers
 CLOSE_LIMIT_S, FATE_LIMIT_S = 2.0, 0.2
 SILENCE_S = 4.0  # then a waiting pool says for whom it waits
-START_LIMIT_S = 30.0
 LARGEST_CONSTRUCTOR = 100_000  # bytes; what fits into the connection's buffer, so that sending it never blocks
 FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
@@ -59,8 +57,8 @@ class PoolEnvironments(SlotEnvironments):
         self._name, self._limits, self.patience_s = name, limits or protocol.ProcessLimits(), patience_s
         self._lockstep = lockstep
         self._constructor, main = _constructor_message(make, name)
-        self._start = {"workers": workers, "slots": slots, "seed": seed, "name": name, "main": main}
-        self._start["on_bad_value"] = on_bad_value
+        about = {"name": name, "on_bad_value": on_bad_value, "main": main}
+        self._start: dict[str, Any] = {"workers": workers, "slots": slots, "seed": seed, **about}
         bounds = [slots * index // workers for index in range(workers + 1)]
         self.workers = [protocol.SupervisedWorker(index, range(*bounds[index : index + 2])) for index in range(workers)]
         self._of_slot = np.repeat(np.arange(workers), np.diff(bounds)).tolist()
@@ -72,16 +70,14 @@ class PoolEnvironments(SlotEnvironments):
         self._episode, self._open = np.full(slots, -1, np.int64), np.zeros(slots, np.bool_)
         self.arrived: list[int] = []
         self._look_at, self._loading = 0.0, False
-        self._spec: EnvironmentSpec | None = None
         try:
             for worker in self.workers:
                 self._launch(worker)
-            while self._spec is None:
+            while not hasattr(self, "spec"):
                 self.attend(GLANCE_S)
         except BaseException:
             self.close()
             raise
-        self.spec: EnvironmentSpec = self._spec
 
     def reset(self) -> Rows:
         """Start every slot; waits for all of them."""
@@ -110,7 +106,7 @@ class PoolEnvironments(SlotEnvironments):
         """Hand out the open episodes of a state, likewise."""
         self._history.load_state_dict(state)
         self._loading = True
-        Path(protocol.kept_in(self._memory[2])).write_bytes(save(dict(state)))
+        Path(f"/proc/self/fd/{self._memory[2]}").write_bytes(save(dict(state)))
         for worker in self.workers:
             worker.owed.extend(worker.slots)
             self._send(worker, protocol.REBUILD)
@@ -181,13 +177,13 @@ class PoolEnvironments(SlotEnvironments):
         self._send_next(worker)
 
     def _meet(self, worker: protocol.SupervisedWorker, spec: EnvironmentSpec) -> None:
-        if self._spec is None:
-            self._spec = spec
+        if not hasattr(self, "spec"):
+            self.spec = spec
             self._block, self._action, self._asked = protocol.map_rows(self._memory[1], spec, self.slots)
             self._history = ActionHistory(self.slots, spec.action)
-        elif spec != self._spec:
+        elif spec != self.spec:
             raise EnvironmentRefused(
-                f"{self._name}: expected every copy to have the same spaces, got {self._spec} and {spec} in worker {worker.index}; "
+                f"{self._name}: expected every copy to have the same spaces, got {self.spec} and {spec} in worker {worker.index}; "
                 "make the constructor give the same spaces each time"
             )
         worker.ready = True
@@ -225,18 +221,11 @@ class PoolEnvironments(SlotEnvironments):
         members = [(slot, int(self._episode[slot]), bool(self._open[slot])) for slot in worker.slots]
         start = json.dumps({**self._start, "index": worker.index, "members": members}).encode()
         try:
-            worker.start(self._start_process, (start, self._constructor))
+            worker.start(self._starter, self._memory, (start, self._constructor))
         except OSError as error:  # no memory or no process is free just now
-            self._count_failure(worker, f"worker {worker.index} could not be started: {error}")
+            worker.failed(f"worker {worker.index} could not be started: {error}", name=self._name, killed=False)
         else:
             self.listener.register(worker.connection.fileno(), select.EPOLLIN | select.EPOLLHUP)
-
-    def _start_process(self, handle: int) -> subprocess.Popen[bytes]:
-        """From the pool's own thread: the kernel ends a worker with the *thread* that started it."""
-        handles = (handle, *self._memory)
-        arguments = [str(number) for number in (*handles, os.getpid())]
-        starting = self._starter.submit(protocol.start_python, protocol.__name__, arguments, handles)
-        return starting.result(START_LIMIT_S)
 
     def _lose(self, worker: protocol.SupervisedWorker, why: str) -> None:
         """Bury a worker; its successor starts at once, or after a pause if it failed before, while the others go on."""
@@ -252,12 +241,8 @@ class PoolEnvironments(SlotEnvironments):
         self._counts[worker.slots.start, RESTARTS] += 1
         # A signal of its own, as for a wrong address, counts as a failure.
         killed = fate is not None and fate.si_code == os.CLD_KILLED and fate.si_status in FROM_OUTSIDE
-        self._count_failure(worker, f"{description} {why}", killed=killed)
+        worker.failed(f"{description} {why}", name=self._name, killed=killed)
         self._launch(worker)
-
-    def _count_failure(self, worker: protocol.SupervisedWorker, what: str, *, killed: bool = False) -> None:
-        worker.failed(what, name=self._name, killed=killed)
-        LOGGER.warning("%s: %s; its slots start anew in another process", self._name, what)
 
 
 def _constructor_message(make: Callable[[], Any], name: str) -> tuple[bytes, Mapping[str, Any]]:

@@ -18,7 +18,8 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from multiprocessing import Pipe, spawn
 from multiprocessing.connection import Connection
@@ -29,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load
 
+from laser_rl.envs.border import LOGGER
 from laser_rl.envs.records import (
     ActionHistory,
     Array,
@@ -58,7 +60,7 @@ from laser_rl.envs.slot import (
 from laser_rl.errors import EnvironmentEnded, EnvironmentFailed, EnvironmentRefused
 
 ENTRY = "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); from {} import main; main()"
-KILL_LIMIT_S = 10.0
+KILL_LIMIT_S, START_LIMIT_S = 10.0, 30.0
 HEADER = struct.Struct("!I")
 MOST_BYTES = 1 << 16
 STEP, REBUILD, QUIT = b"s", b"r", b"q"
@@ -184,18 +186,14 @@ class SupervisedWorker:
     restart_at: float = 0.0
     last_error: str = ""
 
-    def start(self, launch: Callable[[int], subprocess.Popen[bytes]], messages: Sequence[bytes]) -> None:
-        """Start a process by `launch`, which is handed its end of the connection, and say what it is to do."""
+    def start(self, starter: Executor, memory: Sequence[int], messages: Sequence[bytes]) -> None:
+        """Start a process from the pool's own thread, with which the kernel ends it, and say what it is to do."""
         self.ready = False
-        self.connection: Connection
         self.connection, theirs = Pipe(duplex=True)
-        try:
-            self.process = launch(theirs.fileno())
-        except OSError:
-            self.connection.close()
-            raise
-        finally:
-            theirs.close()
+        with theirs:
+            handles = (theirs.fileno(), *memory)
+            arguments = [str(number) for number in (*handles, os.getpid())]
+            self.process = starter.submit(start_python, __name__, arguments, handles).result(START_LIMIT_S)
         self._waited, self._asked_at, self._entries = 0.0, time.monotonic(), -1
         self.channel = Channel(self.connection.fileno())
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died; its fate says so
@@ -243,7 +241,7 @@ class SupervisedWorker:
                 self.connection.close()
 
     def failed(self, what: str, *, name: str, killed: bool) -> None:
-        """Plan the next start; EnvironmentFailed if it was one failure too many."""
+        """Plan the next start and log it; EnvironmentFailed if it was one failure too many."""
         self.failures, self.kills = self.failures + (not killed), self.kills + killed
         if self.failures >= MOST_FAILURES:
             raise EnvironmentFailed(
@@ -257,6 +255,7 @@ class SupervisedWorker:
             )
         count, longest_s = (self.kills, LONGEST_PAUSE_AFTER_KILL_S) if killed else (self.failures, LONGEST_PAUSE_S)
         self.restart_at = time.monotonic() + min(FIRST_PAUSE_S * (2 ** (count - 1) - 1), longest_s)
+        LOGGER.warning("%s: %s; its slots start anew in another process", name, what)
 
 
 def map_control(handle: int, workers: int, slots: int) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -277,11 +276,6 @@ def map_rows(handle: int, spec: EnvironmentSpec, slots: int) -> tuple[RowBlock, 
 def _map(handle: int, fields: Fields) -> dict[str, Array]:
     os.posix_fallocate(handle, 0, size_of(fields))  # never shrinks what another process has mapped
     return carve(memoryview(mmap.mmap(handle, 0)), fields)
-
-
-def kept_in(handle: int) -> str:
-    """A path to open an anonymous memory file by, with a position of its own: workers share the handle's."""
-    return f"/proc/self/fd/{handle}"
 
 
 class Worker:
@@ -334,7 +328,9 @@ class Worker:
                 member.advance(self._action[slot])
 
     def _rebuild(self) -> None:
-        state = load(Path(kept_in(self._scratch)).read_bytes())
+        state = load(
+            Path(f"/proc/self/fd/{self._scratch}").read_bytes()
+        )  # with a position of its own: workers share the handle's
         actions = ActionHistory(self._start["slots"], self._spec.action).load_state_dict(state)
         episodes, digests = state["episode"].tolist(), state["digest"].tolist()
         for slot, member in self._members.items():

@@ -11,8 +11,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from laser_rl.envs.make import make_environments, make_renderable
-from laser_rl.envs.mixture import MixedEnvironments
+from laser_rl.envs.make import MixedEnvironments, make_environments, make_renderable
 from laser_rl.envs.pool import PoolEnvironments
 from laser_rl.envs.records import BoxActions, DiscreteActions
 from laser_rl.envs.slot import SerialEnvironments
@@ -137,8 +136,6 @@ class Marked3(Marked):
     [
         (lambda: serial("first", "second", "first"), "first twice"),
         (lambda: [*serial("first"), *marked(2)], r"in first and ObservationSpec.*in task 0"),
-        (lambda: [*serial("first"), *serial("second", slots=3)], "2 for first and 3 for second"),
-        (list, "at least one task"),
     ],
 )
 def test_what_cannot_be_mixed_is_refused(parts, message):

@@ -10,8 +10,7 @@ from gymnasium import spaces
 
 from laser_rl.envs import worker as supervised
 from laser_rl.envs.border import warn_once
-from laser_rl.envs.make import make_environments
-from laser_rl.envs.mixture import MixedEnvironments
+from laser_rl.envs.make import MixedEnvironments, make_environments
 from laser_rl.envs.pool import PoolEnvironments
 from laser_rl.envs.slot import SerialEnvironments
 from laser_rl.envs.worker import SupervisedWorker
