@@ -31,7 +31,7 @@ class StallWarning:
         if waited > SAY_AFTER_S and not self._said:
             log.warning("%s has waited %.0f s for %s", self._who, waited, self.whom)
             self._said = True
-        if waited > GIVE_UP_S:
+        if waited >= GIVE_UP_S:
             raise TimeoutError(f"{self._who} has waited {waited:.0f} s for {self.whom} and gives up")
 
     def over(self) -> None:
