@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.replay import GAMES, STACKED, STEPS, frames, part, unrolls_of
 from laser_rl.cluster.calls import Answer, on_node, ray
-from laser_rl.cluster.replay_writer import ReplayWriter
+from laser_rl.cluster.runner import ReplayWriter
 from laser_rl.cluster.shard import ShardClient, ShardPlan
 from laser_rl.cluster.sharded import AHEAD, ShardedReplay
 from laser_rl.replay.encoded_unrolls import EncodedUnrolls, Unpacking, seal
@@ -84,14 +84,14 @@ class Source:
         self._parcels, self._raw = parcels, raw
 
     def deliver(self, shard: ShardClient, stream: str, seconds: float) -> float:
-        """Unrolls a second through a courier."""
-        courier, end, turn = ReplayWriter(lambda: shard, stream), time.perf_counter() + seconds, 0
+        """Unrolls a second through a writer."""
+        writer, end, turn, sent = ReplayWriter(lambda: [shard], stream), time.perf_counter() + seconds, 0, 0
         begin = time.perf_counter()
         while time.perf_counter() < end:
-            if courier.send(self._parcels[turn % len(self._parcels)], ANSWER_S):
-                turn += 1
-        courier.flush(ANSWER_S)
-        return courier.acknowledged / (time.perf_counter() - begin)
+            parcel = self._parcels[turn % len(self._parcels)]
+            if writer.send(parcel, ANSWER_S):
+                turn, sent = turn + 1, sent + parcel.unrolls
+        return sent / (time.perf_counter() - begin)
 
     def put(self, seconds: float) -> float:
         """Unrolls a second into the object store, raw, as many at once as a parcel has."""
@@ -162,10 +162,9 @@ class Bench:
             self._fill(shard, f"fill {number}", each // AT_ONCE)
 
     def _fill(self, shard: ShardClient, stream: str, parcels: int) -> None:
-        courier = ReplayWriter(lambda: shard, stream)
+        writer = ReplayWriter(lambda: [shard], stream)
         for at in range(parcels):
-            courier.send(self.parcels[at % len(self.parcels)], ANSWER_S)
-        courier.flush(ANSWER_S)
+            writer.send(self.parcels[at % len(self.parcels)], ANSWER_S)
 
     def wire(self, what: str) -> float:
         """Bytes of an unroll on its way."""

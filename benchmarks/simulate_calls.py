@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.cluster import ANSWER_S, AT_ONCE, cluster, from_afar
 from benchmarks.replay import GAMES, STACKED, STEPS, frames, part, unrolls_of
 from laser_rl.cluster.calls import Answer, on_node, ray, start_actor
-from laser_rl.cluster.replay_writer import ReplayWriter
+from laser_rl.cluster.runner import ReplayWriter
 from laser_rl.cluster.shard import THREADS, Shard, ShardClient, ShardPlan
 from laser_rl.replay.encoded_unrolls import Unpacking, seal
 from laser_rl.replay.records import allocate, pack
@@ -69,10 +69,9 @@ def costs(node: str, pool: Any, rounds: int, seconds: float) -> dict[str, Cost]:
     plan = ShardPlan(STACKED, UNROLLS * STEPS, 0, budget_bytes=10**9)
     actor = start_actor(TimedShard, plan, strategy=on_node(node), concurrency_groups=THREADS)
     started = from_afar(ShardClient(actor, plan, node, "this machine"))
-    unrolls, courier = unrolls_of(STACKED, pool), ReplayWriter(lambda: started, "fill")
+    unrolls, writer = unrolls_of(STACKED, pool), ReplayWriter(lambda: [started], "fill")
     for at in range(0, UNROLLS, AT_ONCE):
-        courier.send(seal(pack(STACKED, part(unrolls, at % len(pool), AT_ONCE)), "zstd"), ANSWER_S)
-    courier.flush(ANSWER_S)
+        writer.send(seal(pack(STACKED, part(unrolls, at % len(pool), AT_ONCE)), "zstd"), ANSWER_S)
     batch, unpacking = allocate(STACKED, max(SIZES), stacked=False), Unpacking(STACKED)
     random = np.random.default_rng(0)
 

@@ -156,20 +156,14 @@ class UnrollInbox(UnrollOutbox, Protocol):
 
 
 class ParameterMailbox(Protocol):
-    """From the learner to its actors: only the newest counts."""
-
-    def publish(self, parameters: "Tensor", version: int) -> None:
-        """Replace the parameters that are there."""
+    """Where an actor finds its learner's parameters: only the newest count."""
 
     def collect(self, into: "Tensor", newer_than: int) -> int:
         """Copy into `into` if there is a newer version; returns the version that is now there."""
 
 
 class StopSignal(Protocol):
-    """One way to end everything."""
-
-    def request(self, reason: str) -> None:
-        """The first reason stays."""
+    """Tells a loop to end."""
 
     @property
     def reason(self) -> str | None:

@@ -213,8 +213,7 @@ def test_rates_are_those_in_the_results():
 
 
 def test_the_census_asks_as_often_as_the_runtime_does():
-    from laser_rl.cluster.shard_directory import REFRESH_S  # noqa: PLC0415
-    from laser_rl.cluster.sharded import AHEAD  # noqa: PLC0415
+    from laser_rl.cluster.sharded import AHEAD, REFRESH_S  # noqa: PLC0415
 
     assert (Rates().refresh_s, Cluster().ahead) == (REFRESH_S, AHEAD)
 

@@ -15,12 +15,11 @@ from laser_rl.errors import MissingExtra
 from laser_rl.training.stall import PATIENCE_S, StallWarning
 
 T = TypeVar("T")
-CALL_S = 120.0  # a coordinator answers in milliseconds; one that is being started on a busy machine needs half a minute
+CALL_S = 120.0  # an actor answers in milliseconds; one that is being started on a busy machine needs half a minute
 PAUSE_S, MOST_PAUSE_S = (
     1.0,
     60.0,
 )  # before the second replacement in a row twice the first, then twice as much each time
-ALIVE_S = 3600.0  # how long a question stays with a coordinator whose only answer is its death
 
 
 class AnswerLost(Exception):
@@ -63,14 +62,7 @@ def _translated(error: Exception) -> Exception:
 
 
 def awaited(answer: Answer[T], who: str, whom: str, timeout_s: float) -> T:
-    """Wait for an answer; logs who waits for whom, and raises TimeoutError after `timeout_s` or if that is the answer.
-
-    >>> from concurrent.futures import Future
-    >>> answer = Future()
-    >>> answer.set_result(5)
-    >>> awaited(answer, "the learner", "shard 3", timeout_s=1.0)
-    5
-    """
+    """Wait for an answer; logs who waits for whom, and raises TimeoutError after `timeout_s` or if that is the answer."""
     deadline, waiting = time.monotonic() + timeout_s, StallWarning(who, whom)
     while True:
         left, there = deadline - time.monotonic(), answer.done()
@@ -121,11 +113,6 @@ class LongPoll(Generic[T]):
             self.gone = str(error) or "unknown" if isinstance(error, ActorGone) else ""
         self._answer = None
         return found
-
-
-def heartbeat(coordinator: Any) -> LongPoll[str]:
-    """A question that stays with a coordinator, so that `gone` tells its death at once."""
-    return LongPoll(lambda: Answer(coordinator.newer.remote("nothing", 0, ALIVE_S)))
 
 
 class Backoff:

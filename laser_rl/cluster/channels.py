@@ -1,98 +1,177 @@
-"""The ports of the core on Ray: what runners and learners hold of a `MemberCoordinator`.
+"""The two channels of a learner: to its runners, and to the supervisor.
 
-A question waits with the coordinator until there is something to say (`LongPoll`), and to look whether the answer has come costs no call.
-With `in_step` a mailbox calls at every look instead, which is as new as can be: for lock-step, where runs are compared bit by bit.
+Runners call their learner: deliveries go one way, parameters and the reason to stop the other. A runner's call waits in the learner's actor
+until there is something to say (`LongPoll`), and to look whether the answer has come costs no call. With `in_step` a runner calls at every
+look instead, which is as new as can be: for lock-step, where runs are compared bit by bit.
+
+The supervisor calls every learner: rows, steps and states go one way; others' steps, orders, shards and the reason to stop the other. One
+call waits with every learner (`SupervisorLink.exchange`), which answers when it has news. No file system is shared: the supervisor writes
+the run directory. A learner that is killed loses what it has not told yet, some hundredths of a second of rows.
 """
 
+import logging
+import threading
+import time
 from collections import deque
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from laser_rl.cluster.calls import CALL_S, Answer, AnswerLost, LongPoll, call, ray
-from laser_rl.cluster.coordinator import GONE, PARAMETERS, SHARDS, STOP, RemoteDelivery
+from laser_rl.cluster.calls import Answer, AnswerLost, LongPoll, call, ray
 from laser_rl.cluster.shard import ShardClient
-from laser_rl.replay.encoded_unrolls import unseal
+from laser_rl.metrics.rows import Kind, Value
+from laser_rl.replay.encoded_unrolls import EncodedUnrolls, unseal
 from laser_rl.replay.records import Packed
-from laser_rl.types import UnrollLayout
+from laser_rl.training.pbt import Exploit
+from laser_rl.training.stall import PATIENCE_S, StallWarning, join
+from laser_rl.training.stop import Stop
+from laser_rl.types import Episode, UnrollLayout
 
-STAY_S = 10.0  # how long a question stays with the coordinator
+log = logging.getLogger("laser_rl.training")
+SUPERVISOR = "supervisor"  # the thread of a learner's actor that answers the supervisor
+NEWS_S = 0.25  # between two answers of a learner
+HURRY_S = 0.05  # at least, where the member moves fast, or waits for others
+CALLS_PER_S = 1000  # of all members together, so that the supervisor keeps up
+LISTEN_S, FAILED_S = 0.01, 5.0  # between two looks of the supervisor's thread, and after one that failed
+Order = tuple[Exploit, Any]  # a copy to make, and a list with a reference to the donor's state
+MetricsRow = tuple[Kind, int, int, dict[str, Value]]  # what `Sink.write` gets
+Shards = tuple[int, Sequence[ShardClient]]  # which list of shards this is, and the shards
+RUNNERS = "runners"  # the threads of a learner's actor that answer its runners
+STAY_S = 10.0  # how long a question stays with the learner
 SENT_BYTES = 64 << 10  # of parameters that go along with calls; a reference costs calls of its own, of all who hold it
-AT_ONCE = 16  # deliveries that a learner takes with one call
-WHO = "a process of the run"
-NO_LIFE = -1  # of a learner: nothing was collected yet
+GONE = "the learner of this runner is gone"
+WHO = "a runner"
 
 
-class RayInbox:
-    """The learner's end of its runners' deliveries: bounded, first in first out for each runner, each delivery once."""
+class RemoteDelivery(NamedTuple):
+    """What a runner sends to its learner."""
 
-    def __init__(self, coordinator: Any, layout: UnrollLayout) -> None:
-        self._layout = layout
-        self._poll: LongPoll[list[RemoteDelivery]] = LongPoll(lambda: Answer(coordinator.take.remote(AT_ONCE, STAY_S)))
-        self._taken: deque[RemoteDelivery] = deque()
-
-    def take(self, timeout_s: float) -> tuple[Packed, RemoteDelivery] | None:
-        """A delivery and its unrolls for `Mixer.queue`; None if none came in time.
-
-        A call that is not answered by then goes on: it brings the next deliveries.
-        """
-        if not self._taken:
-            self._taken.extend(self._poll.poll(timeout_s) or ())
-        if not self._taken:
-            return None
-        taken = self._taken.popleft()
-        return unseal(self._layout, taken.encoded), taken
+    encoded: EncodedUnrolls
+    episodes: list[Episode]
+    steps: int
+    faults: dict[str, int]  # that the environments survived since the last delivery
 
 
-_Published = tuple[tuple[int, int], Any]  # life of the learner and version; the parameters, or a list of one reference
+_Published = tuple[int, Any]  # version; the parameters, or a list of one reference
 
 
-class RayMailbox:
-    """A `ParameterMailbox`: each version is put once into the object store of the learner's node, and runners map it.
-
-    Small ones travel with the calls. Every process makes a mailbox of its own.
+class RunnerInbox:
+    """The learner's end. `put` and `newer` are called by runners, each in a thread of the learner's actor.
 
     Args:
-        coordinator: of the member.
-        in_step: publish and collect wait for the coordinator.
-        life: of a learner that publishes; its versions replace those of earlier lives, also newer ones.
+        room: deliveries that may wait for the learner.
+        layout: of the unrolls.
     """
 
-    def __init__(self, coordinator: Any, *, in_step: bool = False, life: int = 0) -> None:
-        self._coordinator, self._in_step, self._life = coordinator, in_step, life
-        self._publishing: Any = None
-        self._known = (NO_LIFE, -1)  # life of the learner whose parameters were collected last, and version asked for
-        self._poll: LongPoll[_Published] = LongPoll(
-            lambda: Answer(coordinator.newer.remote(PARAMETERS, self._known, STAY_S))
-        )
+    def __init__(self, room: int, layout: UnrollLayout) -> None:
+        self._room, self._layout = room, layout
+        self._deliveries: deque[RemoteDelivery] = deque()
+        self._next: dict[str, int] = {}  # number of the delivery that each stream sends next
+        self._published: _Published | None = None
+        self._reason: str | None = None
+        self._changed = threading.Condition()
+
+    def put(self, stream: str, number: int, delivery: RemoteDelivery, timeout_s: float) -> bool:
+        """Leave a delivery for the learner; True also if it has come before. False if there was no room in time."""
+
+        def is_known() -> bool:
+            return self._next.get(stream, 0) > number
+
+        with self._changed:
+            if not self._changed.wait_for(lambda: is_known() or len(self._deliveries) < self._room, timeout_s):
+                return False
+            if not is_known():
+                self._next[stream] = number + 1
+                self._deliveries.append(delivery)
+                self._changed.notify_all()
+        return True
+
+    def take(self, timeout_s: float) -> tuple[Packed, RemoteDelivery] | None:
+        """The oldest delivery and its unrolls for `Mixer.queue`; None if none came in time."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: bool(self._deliveries), timeout_s):
+                return None
+            taken = self._deliveries.popleft()
+            self._changed.notify_all()
+        return unseal(self._layout, taken.encoded), taken
 
     def publish(self, parameters: Tensor, version: int) -> None:
-        """Replace what is there. Copies once; waits only if the one before has not arrived yet."""
-        self._await_published()
+        """Replace the parameters that runners collect; copies once."""
         # What was sent or put is never written again: a reader sees all of one version, whatever is published meanwhile.
         values = parameters.detach().to("cpu").numpy()
-        # A reference is sent in a list, so that Ray does not look into it.
+        # A reference is sent in a list, so that Ray does not look into it. Runners map the array in the object store of their node.
         sent = values.copy() if values.nbytes <= SENT_BYTES else [ray().put(values)]
-        self._publishing = self._coordinator.post.remote(PARAMETERS, (self._life, version), sent)
-        if self._in_step:
-            self._await_published()
+        with self._changed:
+            self._published = version, sent
+            self._changed.notify_all()
 
-    def _await_published(self) -> None:
-        if self._publishing is not None:
-            call(self._publishing, WHO, "the coordinator to take parameters")
+    def stop(self, reason: str) -> None:
+        """Ask all runners to end."""
+        with self._changed:
+            self._reason = reason
+            self._changed.notify_all()
+
+    def newer(self, version: int, timeout_s: float) -> tuple[str | None, _Published | None]:
+        """The reason to stop, if there is one, and later parameters than these, if there are some in time."""
+
+        def later() -> _Published | None:
+            return self._published if self._published is not None and self._published[0] > version else None
+
+        with self._changed:
+            self._changed.wait_for(lambda: self._reason is not None or later() is not None, timeout_s)
+            return self._reason, later()
+
+
+class RemoteLearner:
+    """A runner's end: a `ParameterMailbox` and a `StopSignal`. A learner that is gone is a reason to stop, too.
+
+    Args:
+        learner: the actor, with the methods of `RunnerInbox`.
+        in_step: `collect` waits for the learner's answer.
+    """
+
+    def __init__(self, learner: Any, *, in_step: bool = False) -> None:
+        self._learner, self._in_step = learner, in_step
+        self._known, self._newest, self._reason = -1, None, None  # type: tuple[int, _Published | None, str | None]
+        self._poll: LongPoll[tuple[str | None, _Published | None]] = LongPoll(lambda: self._newer(STAY_S))
+
+    def _newer(self, timeout_s: float) -> Answer[tuple[str | None, _Published | None]]:
+        return Answer(self.method("newer").remote(self._known, timeout_s))
+
+    def method(self, name: str) -> Any:
+        """A method of the learner's actor, in the threads for runners."""
+        return getattr(self._learner, name).options(concurrency_group=RUNNERS)
+
+    @property
+    def reason(self) -> str | None:
+        """None while the run goes on."""
+        if self._reason is None:
+            self._look()
+        return self._reason
+
+    def _look(self) -> None:
+        found = self._newer(0.0).result(STAY_S) if self._in_step else self._poll.poll()
+        if found is not None:
+            self._reason, newest = found
+            self._newest = newest or self._newest
+        if self._poll.gone:
+            self._reason = GONE
 
     def collect(self, into: Tensor, newer_than: int) -> int:
-        """Copy into `into` if there is a newer version, or a learner that has begun again; returns the version that is now there."""
-        found = self._newer(newer_than)
-        if found is None:
+        """Copy into `into` if there is a newer version; returns the version that is now there."""
+        self._known = newer_than
+        self._look()
+        if self._newest is None or self._newest[0] <= newer_than:
             return newer_than
-        (_, version), parameters = found
+        version, parameters = self._newest
+        self._newest = None
         if isinstance(parameters, list):
             try:
                 parameters = call(parameters[0], WHO, "parameters from its learner")
-            except (AnswerLost, TimeoutError):  # its learner has died, and took it along; its successor will publish
+            except (AnswerLost, TimeoutError):  # its learner has died, and took it along
                 return newer_than
         # Into memory on a CPU without a copy in between, and without torch's warning of a read-only array.
         with torch.no_grad():
@@ -102,71 +181,184 @@ class RayMailbox:
                 into.copy_(torch.tensor(parameters))
         return version
 
-    def _newer(self, newer_than: int) -> _Published | None:
-        """What is to be collected, if that is known already."""
-        known, _ = self._known
-        self._known = known, newer_than
-        found: _Published | None
-        if self._in_step:
-            asked = self._coordinator.newer.remote(PARAMETERS, self._known, 0.0)
-            found = call(asked, WHO, "the coordinator to say whether there are newer parameters")
-        else:
-            found = self._poll.poll()
-        if found is None:
-            return None
-        (life, version), _ = found
-        self._known = life, newer_than
-        return found if known not in {NO_LIFE, life} or version > newer_than else None
-
-
-class RayStop:
-    """A `StopSignal`: the first reason stays, whichever process had it. A coordinator that is gone is a reason, too."""
-
-    def __init__(self, coordinator: Any) -> None:
-        self._coordinator = coordinator
-        self._reason: str | None = None
-        self._poll: LongPoll[tuple[int, str]] = LongPoll(lambda: Answer(coordinator.newer.remote(STOP, -1, STAY_S)))
-
-    def request(self, reason: str) -> None:
-        """Ask all to end; returns when the coordinator knows it."""
+    def shards(self) -> Sequence[ShardClient]:
+        """The shards of the replay that the learner knows; none if it does not answer."""
         try:
-            asked = self._coordinator.post.remote(STOP, 0, reason)
-            self._reason = call(asked, WHO, "the coordinator to hear a reason to stop")
+            found: Sequence[ShardClient] = call(self.method("shards").remote(), WHO, "its learner to name the shards")
         except (AnswerLost, TimeoutError):
-            self._reason = self._reason or reason
-
-    @property
-    def reason(self) -> str | None:
-        """None while the run goes on."""
-        if self._reason is None:
-            _, self._reason = self._poll.poll() or (0, GONE if self._poll.gone else None)
-        return self._reason
+            return ()
+        return found
 
 
-class RayShards:
-    """Which shards there are, as the coordinator last heard; only the first look waits."""
+class News(NamedTuple):
+    """What a learner tells the supervisor."""
 
-    def __init__(self, coordinator: Any) -> None:
-        self._number = 0
-        self._shards: Sequence[ShardClient] = ()
-        self._poll: LongPoll[tuple[int, Sequence[ShardClient]]] = LongPoll(
-            lambda: Answer(coordinator.newer.remote(SHARDS, self._number, STAY_S))
-        )
-        self._look(CALL_S)
+    number: int  # of this news in the learner's life, from 0 on
+    steps: int
+    rows: Sequence[MetricsRow]
+    state: bytes | None
+    shards: int  # the list of shards that it knows
 
-    def __call__(self) -> Sequence[ShardClient]:
-        """For a `ShardedReplay`."""
-        self._look(0.0)
-        return self._shards
 
-    def at(self, place: int) -> ShardClient | None:
-        """The shard for one of many streams, in turn; None if there is none. For a `ReplayWriter`.
+class Told(NamedTuple):
+    """What the supervisor tells a learner."""
 
-        Not that of the stream's own node: actors are not spread evenly, and a shard to which few streams lead keeps what it has for longer
-        than the others, so that the members of these streams would have more than their part of the replay.
-        """
-        shards = self()
-        return shards[place % len(shards)] if shards else None
+    slowest: int  # steps of the member that is furthest behind
+    reason: str | None  # to stop
+    order: Order | None = None
+    shards: Shards | None = None  # if they have changed
 
-    def _look(self, timeout_s: float) -> None:
-        self._number, self._shards = self._poll.poll(timeout_s) or (self._number, self._shards)
+
+class SupervisorLink:
+    """A learner's side, and a `Sink` for the member's rows. Thread safe.
+
+    Args:
+        stop: told the run's reason to stop.
+        members: of the sweep; the more, the less often each answers.
+        steps: of the member, to begin with.
+        often: steps of the member after which others should hear of it.
+        shards: of the replay that the member draws from, to begin with.
+    """
+
+    def __init__(self, stop: Stop, members: int, steps: int, often: int = 1, shards: Shards = (0, ())) -> None:
+        self._stop, self._often, self._steps, self._told_steps = stop, often, steps, steps
+        self._every_s, self._least_s = (max(least, members / CALLS_PER_S) for least in (NEWS_S, HURRY_S))
+        self._lock, self._wake, self._answered = threading.Lock(), threading.Event(), 0.0
+        self._rows: list[MetricsRow] = []
+        self._state: bytes | None = None
+        self._last, self._heard = News(-1, 0, (), None, 0), -1  # the newest news; the number of those that have arrived
+        self.slowest, self.shards = 0, shards
+        self.order: Order | None = None  # the newest
+
+    def write(self, kind: Kind, step: int, update: int, values: Mapping[str, Value]) -> None:
+        """See `Sink`."""
+        with self._lock:
+            self._rows.append((kind, step, update, dict(values)))
+
+    def flush(self) -> None:
+        """See `Sink`; rows are never kept longer than `NEWS_S`."""
+
+    def move(self, steps: int) -> None:
+        """The member has got so far."""
+        self._steps = steps
+        if steps - self._told_steps >= self._often:
+            self.hurry()
+
+    def hurry(self) -> None:
+        """Answer soon: this member waits for others, or others for it."""
+        self._wake.set()
+
+    def publish(self, state: bytes) -> None:
+        """The member's newest state, see `shared_state.published`."""
+        with self._lock:
+            self._state = state
+
+    def exchange(self, number: int, told: Told) -> News:
+        """The supervisor's call. News whose answer was lost are told again: `number` is that of the news that it expects."""
+        self.slowest, self.order, self.shards = told.slowest, told.order, told.shards or self.shards
+        if told.reason is not None:
+            self._stop.interrupt(told.reason)
+        self._heard = number - 1
+        if number == self._last.number:
+            return self._last
+        self._wake.wait(self._every_s)
+        time.sleep(max(0.0, self._answered + self._least_s - time.monotonic()))
+        self._wake.clear()
+        with self._lock:
+            self._last = News(number, self._steps, self._rows, self._state, self.shards[0])
+            self._rows, self._state = [], None
+        self._told_steps, self._answered = self._last.steps, time.monotonic()
+        return self._last
+
+    def close(self) -> None:
+        """Wait until the supervisor has heard everything."""
+        waiting = StallWarning("a learner", "the supervisor to hear its last rows")
+        while self._rows or self._state is not None or self._heard < self._last.number:
+            self._wake.set()
+            time.sleep(PATIENCE_S / 10)
+            waiting.again()
+        waiting.over()
+
+
+@dataclass
+class _Link:
+    poll: LongPoll[News]
+    number: int = 0  # of the news that come next
+    shards: int = -1  # the list that the learner knows
+
+
+class LearnerLinks:
+    """The supervisor's side, in a thread of its own: members hear of each other also while a checkpoint is written."""
+
+    def __init__(self, steps: Sequence[int]) -> None:
+        self.reason: str | None = None  # to stop
+        self.shards: list[Shards] = [(0, ()) for _ in steps]  # of each member
+        self._steps = list(steps)
+        self._orders: dict[int, Order] = {}
+        self._links: dict[int, _Link] = {}
+        self._rows: list[MetricsRow] = []
+        self._states: dict[int, bytes] = {}
+        self._lock, self._over = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="links", daemon=True)
+        self._thread.start()
+
+    def connect(self, member: int, learner: Any) -> None:
+        """From now on listen to this learner of a member, and to none before it."""
+
+        def ask() -> Answer[News]:
+            order, shards = self._orders.get(member), self.shards[member]
+            told = Told(min(self._steps), self.reason, order, shards if shards[0] > link.shards else None)
+            return Answer(learner.exchange.options(concurrency_group=SUPERVISOR).remote(link.number, told))
+
+        link = _Link(LongPoll(ask))
+        with self._lock:
+            self._links[member] = link
+
+    def move(self, steps: Sequence[int]) -> None:
+        """Where members go on, before they are started."""
+        self._steps = list(steps)
+
+    def order(self, member: int, order: Order) -> None:
+        """Which copy a member is to make; it hears the newest order with every call, and knows by its number whether it has obeyed."""
+        self._orders[member] = order
+
+    def collect(self) -> tuple[list[MetricsRow], list[int], dict[int, bytes]]:
+        """All that has come since the last time: rows, steps of each member, and states by member."""
+        with self._lock:
+            collected = self._rows, list(self._steps), self._states
+            self._rows, self._states = [], {}
+        return collected
+
+    def close(self) -> None:
+        """End the thread."""
+        self._over.set()
+        join(self._thread, "the supervisor", "a call to a learner")
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            with self._lock:
+                links = list(self._links.items())
+            try:
+                heard = [self._listen(member, link) for member, link in links]
+            except Exception as error:  # without a head Ray raises anything; then the supervisor ends the run
+                log.warning("the learners cannot be heard: %s", next(iter(str(error).splitlines()), repr(error)))
+                self._over.wait(FAILED_S)
+                continue
+            if not any(heard):
+                self._over.wait(LISTEN_S)
+
+    def _listen(self, member: int, link: _Link) -> bool:
+        """Take up an answer; False if there is none."""
+        news = link.poll.poll()
+        if news is None:
+            return False
+        with self._lock:
+            if self._links[member] is link:
+                link.number, link.shards = news.number + 1, news.shards
+                self._steps[member] = max(
+                    self._steps[member], news.steps
+                )  # made is made, whatever of its learning is lost
+                self._rows += news.rows
+                if news.state is not None:
+                    self._states[member] = bytes(news.state)
+        return True

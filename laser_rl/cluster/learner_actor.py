@@ -2,8 +2,8 @@
 
 import time
 from collections import Counter
-from collections.abc import Mapping
-from typing import cast
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from laser_rl.agent.actor import Actor
 from laser_rl.cluster.calls import call
-from laser_rl.cluster.channels import RayInbox, RayMailbox, RayShards, RayStop
-from laser_rl.cluster.coordinator import GONE, CoordinatorClient
+from laser_rl.cluster.channels import RUNNERS, SUPERVISOR, News, RemoteDelivery, RunnerInbox, SupervisorLink, Told
 from laser_rl.cluster.runner import ActorEnded, ActorStart, ended
+from laser_rl.cluster.shard import ShardClient
 from laser_rl.cluster.sharded import AHEAD, Emptied, ShardedReplay
 from laser_rl.envs.records import EnvironmentSpec
 from laser_rl.gpu_streams import own_stream
@@ -34,7 +34,7 @@ from laser_rl.types import Batch
 # Large networks are published more seldom, so that it takes no more of the time than this. On their way to the supervisor states are
 # copied four times more by other processes, which may have the same cores.
 PUBLISH_SHARE, PUBLISH_MOST_S = 0.002, 60.0
-# Parameters likewise: a version costs coordinator, object store and runners as much again. IMPALA's actors fetch once an unroll; an unroll
+# Parameters likewise: a version costs object store and runners as much again. IMPALA's actors fetch once an unroll; an unroll
 # of Pong takes half a second, one of CartPole less than PARAMETERS_S: its runners act with older parameters. V-trace corrects that.
 PARAMETERS_S, PARAMETERS_SHARE, PARAMETERS_MOST_S = 0.1, 0.015, 0.5
 TAKE_S = 0.1
@@ -59,15 +59,15 @@ class RemoteBatchSource:
     """Batches from the deliveries of runners elsewhere, used by the thread that fills batches ahead.
 
     The runner has put what it delivers into the replay already. A member that is further ahead of the slowest than `slack` steps takes
-    nothing; so its coordinator fills, and its runners wait. The client knows the steps of the others.
+    nothing; so its inbox fills, and its runners wait. The link knows the steps of the others.
     """
 
     def __init__(
-        self, training: MemberTraining, inbox: RayInbox, actor: RemoteActor, client: CoordinatorClient, slack: int
+        self, training: MemberTraining, inbox: RunnerInbox, actor: RemoteActor, link: SupervisorLink, slack: int
     ) -> None:
-        self._training, self._inbox, self._actor, self._client, self._slack = training, inbox, actor, client, slack
+        self._training, self._inbox, self._actor, self._link, self._slack = training, inbox, actor, link, slack
         self._lock = Gate("the batch that is being filled")
-        self._waiting: StallWarning | None = None
+        self._waiting = StallWarning(f"the learner of member {training.member.number}", "")
 
     def ready(self, timeout_s: float) -> bool:
         """True if a batch can be filled, after waiting so long for unrolls at most."""
@@ -77,15 +77,13 @@ class RemoteBatchSource:
                 return True
         if self._training.stop.reason or self._training.done:
             raise Exhausted
-        if self._training.steps > self._client.slowest + self._slack:
-            self._client.hurry()
+        if self._training.steps > self._link.slowest + self._slack:
+            self._link.hurry()
             time.sleep(min(timeout_s, PACED_S))
             return self._wait("members that are behind")
         if not self.take(timeout_s):
             return self._wait("unrolls from its runners")
-        if self._waiting is not None:
-            self._waiting.over()
-        self._waiting = None
+        self._waiting.over()
         with self._lock:
             return mixer.ready()
 
@@ -93,14 +91,13 @@ class RemoteBatchSource:
         """Take one delivery; False if none came in time."""
         taken = self._inbox.take(timeout_s)
         if taken is None:
-            time.sleep(min(timeout_s, PACED_S))  # a coordinator that is gone answers at once
             return False
         packed, delivery = taken
         with self._lock:
             self._training.acted(delivery.steps, delivery.episodes)
             self._training.member.mixer.queue(packed)
             self._actor.faults.update(delivery.faults)
-        self._client.move(self._training.steps)
+        self._link.move(self._training.steps)
         return True
 
     def fill(self, batch: Batch) -> None:
@@ -117,24 +114,48 @@ class RemoteBatchSource:
                 return
 
     def _wait(self, whom: str) -> bool:
-        number = self._training.member.number
-        self._waiting = self._waiting or StallWarning(f"the learner of member {number}", whom)
         self._waiting.whom = whom
         self._waiting.again()
         return False
 
 
-class MemberHost:
-    """The actor's class: all of its work is one call of `run`, or many small ones in lock-step."""
+class LearnerActor:
+    """The actor's class: all of its work is one call of `run`, or many small ones in lock-step.
+
+    Runners and the supervisor call it meanwhile, in threads of their own: see `threads`.
+    """
 
     def __init__(self, start: ActorStart) -> None:
-        self._start = start
+        self._start, self._stop, members = start, Stop(), len(start.sweep.settings)
         self._store: ShardedReplay | None = None
+        room = max(2, start.runners, start.sweep.configs[start.member].run.queued_updates)
+        self._inbox = RunnerInbox(room, start.layout)
+        self._link = SupervisorLink(self._stop, members, start.steps, start.slack // 4, start.shards or (0, ()))
+
+    @staticmethod
+    def threads(runners: int) -> dict[str, int]:
+        """Concurrency groups of the actor: two calls of every runner may wait, and one of the supervisor."""
+        return {RUNNERS: 2 * runners + 1, SUPERVISOR: 1}
+
+    def put(self, stream: str, number: int, delivery: RemoteDelivery, timeout_s: float) -> bool:
+        """See `RunnerInbox`."""
+        return self._inbox.put(stream, number, delivery, timeout_s)
+
+    def newer(self, version: int, timeout_s: float) -> tuple[str | None, Any]:
+        """See `RunnerInbox`."""
+        return self._inbox.newer(version, timeout_s)
+
+    def shards(self) -> Sequence[ShardClient]:
+        """Those of the replay, for a runner."""
+        return self._link.shards[1]
+
+    def exchange(self, number: int, told: Told) -> News:
+        """See `SupervisorLink`."""
+        return self._link.exchange(number, told)
 
     def run(self) -> ActorEnded:
         """Learn until the member's steps are done, the time is over or the run is asked to stop."""
-        found = ended(self._run)
-        return ActorEnded(1, GONE) if found.status == 0 and self._client.gone else found
+        return ended(self._run)
 
     def _run(self) -> None:
         self.prepare()
@@ -142,40 +163,34 @@ class MemberHost:
             self._learn_ahead()
             self._finish()
         finally:
-            self._client.close()
+            self._link.close()
 
     def prepare(self) -> None:
         """Build all parts, go on from the state, and publish the first parameters."""
-        start, stop = self._start, Stop()
-        member = self._build()
-        actor, members = RemoteActor(member.spec, start.member), len(start.sweep.settings)
+        start, member = self._start, self._build()
+        actor = RemoteActor(member.spec, start.member)
         member.actor = cast("Actor", actor)
-        self._client = CoordinatorClient(
-            start.run_coordinator, start.member, start.life, stop, members, start.steps, often=start.slack // 4
-        )
         self.training = MemberTraining(
             member,
-            sinks=[self._client],
+            sinks=[self._link],
             numbered=not start.sweep.single,
-            stop=stop,
+            stop=self._stop,
             budget=Budget(member.config.run.budget_minutes, spent_s=start.spent_s),
         )
         self.training.by_clock = self.training.by_clock or not start.in_step
         self._go_on()
         if self._store is not None:
             self.training.extra["shards"] = self._store.counters
-        inbox = RayInbox(start.coordinator, start.layout)
-        self._source = RemoteBatchSource(self.training, inbox, actor, self._client, start.slack)
-        self._mailbox = RayMailbox(start.coordinator, in_step=start.in_step, life=start.life)
+        self._source = RemoteBatchSource(self.training, self._inbox, actor, self._link, start.slack)
         self._publish_parameters()
         self._publishing = DutyCycle(PUBLISH_S, share=PUBLISH_SHARE, most_s=PUBLISH_MOST_S)
         self._batch: PinnedBatch | None = None
 
     def _build(self) -> Member:
         start, stores = self._start, None
-        if start.shards_at is not None:
+        if start.shards is not None:
             ahead = 0 if start.in_step else AHEAD
-            self._store = ShardedReplay(start.layout, RayShards(start.shards_at), ahead=ahead, empty_s=EMPTY_S)
+            self._store = ShardedReplay(start.layout, self.shards, ahead=ahead, empty_s=EMPTY_S)
             stores = [cast("Store", self._store)]
         [member] = build_members(start.sweep, numbers=[start.member], stores=stores)
         if not start.in_step:
@@ -190,11 +205,11 @@ class MemberHost:
         self._applied: int = training.notes.get("applied", -1)
         if training.steps or training.update:
             training.announce("resumed")
-        self._client.move(training.steps)
+        self._link.move(training.steps)
 
     def _publish_parameters(self) -> None:
         learner = self.training.member.learner
-        self._mailbox.publish(learner.flat.value, learner.version)
+        self._inbox.publish(learner.flat.value, learner.version)
 
     def _learn_ahead(self) -> None:
         ahead = gathered(self.training.member, self._source.fill, self._source.ready)
@@ -214,8 +229,8 @@ class MemberHost:
     def _between(self) -> None:
         """Evaluate, obey and publish, if due; decisions and checkpoints are made elsewhere."""
         self.training.between()
-        if self._client.order is not None:
-            exploit, [state] = self._client.order
+        if self._link.order is not None:
+            exploit, [state] = self._link.order
             if exploit.number > self._applied:
                 who, whom = f"member {self._start.member}", f"the state of member {exploit.donor}"
                 self.copy(exploit, call(state, who, whom))
@@ -234,7 +249,7 @@ class MemberHost:
         with self._publishing.measured():
             self.training.notes["applied"] = self._applied
             state = published(self.training)
-            self._client.publish(state)
+            self._link.publish(state)
         return state
 
     def _finish(self) -> None:
@@ -245,7 +260,7 @@ class MemberHost:
         evaluate_last([training], training.stop, self.publish)
         training.announce("finished" if training.stop.interrupted is None else "stopped")
         self.publish()
-        RayStop(self._start.coordinator).request(FINISHED)
+        self._inbox.stop(FINISHED)
 
     # In lock-step, where the supervisor says whose turn it is.
 
@@ -277,4 +292,4 @@ class MemberHost:
     def end(self) -> None:
         """The last call to a learner in lock-step."""
         self._finish()
-        self._client.close()
+        self._link.close()

@@ -1,47 +1,126 @@
-"""A member's place in the cluster: its placement group, its coordinator, its learner and its runners."""
+"""Where the actors of a run live: which nodes the cluster has, what each actor reserves of them, and the place of each member."""
 
 import logging
-from collections.abc import Callable
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-from laser_rl.cluster.calls import Answer, AnswerLost, Backoff, heartbeat, kill, ray, start_actor
-from laser_rl.cluster.coordinator import MemberCoordinator
-from laser_rl.cluster.learner_actor import MemberHost
-from laser_rl.cluster.nodes import Shares
+from laser_rl.cluster.calls import Answer, AnswerLost, Backoff, kill, ray, start_actor
+from laser_rl.cluster.learner_actor import LearnerActor
 from laser_rl.cluster.runner import ActorEnded, ActorStart, Runner
-from laser_rl.errors import ConfigError
+from laser_rl.errors import ConfigError, UserError
 from laser_rl.training.process_handle import MOST_RESTARTS, ProcessDied
 
 log = logging.getLogger("laser_rl.training")
 PLACE_S = 120.0
 KILLED = -9
 SHOWN = 2000  # characters of an error
+EVERY_S = 0.5
+HEAD_S = 30.0  # after which a head that does not answer is taken for dead; Ray itself ends this process after 60
+MOST_A_CORE = 64  # actors
+
+
+class HeadLost(UserError):
+    """The head of the cluster is gone."""
+
+    exit_status = 4
+
+
+class NodeWatch:
+    """The nodes alive, asked for in a thread: a caller of a head that does not answer would hear of nothing else."""
+
+    def __init__(self) -> None:
+        self._found = self._alive()
+        self._heard, self._over = time.monotonic(), threading.Event()
+        threading.Thread(target=self._run, name="nodes", daemon=True).start()
+
+    def nodes(self) -> Sequence[str]:
+        """Their ids, in an order that stays."""
+        return [node["NodeID"] for node in self._found]
+
+    def resource(self, name: str) -> list[float]:
+        """How much each node has: "CPU", "GPU", or bytes of "memory" as Ray counts them."""
+        return [float(node["Resources"].get(name, 0.0)) for node in self._found]
+
+    @property
+    def head_is_lost(self) -> bool:
+        """True if the head has not answered for too long."""
+        return time.monotonic() - self._heard > HEAD_S
+
+    def close(self) -> None:
+        """End the thread, without waiting for it: it may be waiting for a head that is gone."""
+        self._over.set()
+
+    def _alive(self) -> list[dict[str, Any]]:
+        return sorted((node for node in ray().nodes() if node["Alive"]), key=lambda node: str(node["NodeID"]))
+
+    def _run(self) -> None:
+        while not self._over.wait(EVERY_S):
+            try:
+                found = self._alive()
+            except Exception:  # noqa: S112 - whatever Ray raises then; the age of what was heard tells
+                continue
+            self._found, self._heard = found, time.monotonic()
+
+
+class Shares(NamedTuple):
+    """What one actor reserves."""
+
+    cpus: float
+    gpus: float  # of a learner; 0 without GPUs
+
+
+def shares_of(cpus: Sequence[float], gpus: Sequence[float], *, members: int, runners: int, device: str) -> Shares:
+    """A core each; less where there are fewer cores than actors, so that all of them run, as processes do on one machine.
+
+    Given are the cores and the cards of each node.
+    """
+    actors = members * (1 + runners)
+    for many in range(1, MOST_A_CORE + 1):
+        if sum(int(own * many) for own in cpus) >= actors:
+            break
+    else:
+        raise ConfigError(
+            f"{members} members with {runners} runners each are {actors} actors, the cluster has {sum(cpus):.0f} cores; "
+            "use fewer members or --cluster-runners, or add nodes"
+        )
+    cards = 0 if device == "cpu" else int(sum(gpus))
+    if device.startswith("cuda") and not cards:
+        raise ConfigError(
+            f"device {device!r} was asked for, but no node of the cluster has a GPU; use --run.device cpu"
+        )
+    on_a_card = -(-members // cards) if cards else 0
+    return Shares(_floored(1 / many), _floored(1 / on_a_card) if cards else 0.0)
+
+
+def _floored(share: float) -> float:
+    """Ray counts in ten-thousandths; rounded up, the last would find no room."""
+    return math.floor(share * 10_000) / 10_000
 
 
 class SupervisedActor:
-    """A learner or a runner, seen from the supervisor; `launch` starts its actor, given the number of its life.
+    """A learner or a runner, seen from the supervisor; `launch` starts its actor, given the number of its life (None: not yet).
 
     It works in one call of `run`; in lock-step the supervisor calls it many times instead, and it does not run.
     """
 
     def __init__(self, name: str, launch: Callable[[int], Any], *, runs: bool = True) -> None:
         self.name, self._launch, self._runs = name, launch, runs
-        self.life, self.deaths, self._waits = 0, Backoff(), False
-        self._begin()
-
-    def _begin(self) -> None:
-        self._waits = False
-        self.actor = self._launch(self.life)
-        self._answer: Answer[ActorEnded] | None = Answer(self.actor.run.remote()) if self._runs else None
+        self.life, self.deaths = 0, Backoff()
+        self.actor: Any = None  # None while it waits to be started
+        self._answer: Answer[ActorEnded] | None = None
+        self.ended()  # starts it
 
     def ended(self) -> ActorEnded | None:
-        """How it ended; None while it runs, or will."""
-        if self._waits:
-            if self.deaths.pause_s() <= 0:
-                self._begin()
-            return None
+        """How it ended; None while it runs, or will. Starts it if that is due."""
+        if self.actor is None and self.deaths.pause_s() <= 0:
+            self.actor = self._launch(self.life)
+            runs = self._runs and self.actor is not None
+            self._answer = Answer(self.actor.run.remote()) if runs else None
         if self._answer is None or not self._answer.done():
             return None
         try:
@@ -62,27 +141,36 @@ class SupervisedActor:
             )
         last_line = next(iter(ended.error.strip().splitlines()[-1:]), "no error")
         log.warning("%s ended with status %s; it is started again (%s)", self.name, ended.status, last_line)
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        """End this life; the next look begins another one, if that is due."""
         kill(self.actor)
         self.life += 1
-        self._waits = True
-        self.ended()  # starts it, unless it has to wait
+        self.actor = self._answer = None
 
 
 class MemberPlacement:
-    """Places a coordinator at once, a learner and runners with `begin`, and replaces what dies.
+    """Reserves room at once, places a learner and runners with `begin`, and replaces what dies.
 
     Args:
         run: what all actors of the run have in common.
         member: its number.
         shares: what each of its actors reserves.
         start: returns where a member goes on; called whenever an actor of it is started.
+        connect: given the member and its learner, whenever one is started.
     """
 
-    def __init__(self, run: ActorStart, member: int, shares: Shares, start: Callable[[int], ActorStart]) -> None:
-        self._run, self.member, self._start = run, member, start
+    def __init__(
+        self,
+        run: ActorStart,
+        member: int,
+        shares: Shares,
+        start: Callable[[int], ActorStart],
+        connect: Callable[[int, Any], None],
+    ) -> None:
+        self._run, self.member, self._start, self._connect = run, member, start, connect
         self.actors: list[SupervisedActor] = []  # the learner and then the runners, once they have begun
-        self._lives = 0  # of all that ever were here, so that no life has an earlier one's name
-        self._deaths = Backoff()  # of coordinators
         self.over = False
         self._place(shares)
 
@@ -97,7 +185,7 @@ class MemberPlacement:
         return self.actors[1:]
 
     def _place(self, shares: Shares) -> None:
-        """Reserve room: a bundle for the learner and one for each runner, spread over the nodes. Then start the coordinator."""
+        """Reserve room: a bundle for the learner and one for each runner, spread over the nodes."""
         ray()
         from ray.util import placement_group  # noqa: PLC0415
 
@@ -109,82 +197,69 @@ class MemberPlacement:
                 f"the cluster has had no room for member {self.member} in {PLACE_S:.0f} s: each of its actors needs "
                 f"{shares}; look at 'ray status': other jobs may hold the rest"
             )
-        self._start_coordinator()
-
-    def _strategy(self, bundle: int) -> Any:
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # noqa: PLC0415
-
-        return PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
-
-    def _start_coordinator(self) -> None:
-        room = max(2, self._run.runners, self._run.sweep.configs[self.member].run.queued_updates)
-        self.coordinator = start_actor(MemberCoordinator, room, strategy=self._strategy(0))
-        self._heartbeat = heartbeat(self.coordinator)
 
     def begin(self) -> None:
         """Start learner and runners."""
         runs = not self._run.in_step
-        self.actors = [SupervisedActor(f"the learner of member {self.member}", self._learner, runs=runs)]
+        self.actors = [SupervisedActor(f"the learner of member {self.member}", self._launch_learner, runs=runs)]
         for number in range(self._run.runners):
             name = f"runner {number} of member {self.member}"
-            self.actors.append(SupervisedActor(name, partial(self._runner, number), runs=runs))
+            self.actors.append(SupervisedActor(name, partial(self._launch_runner, number), runs=runs))
 
-    def _learner(self, life: int) -> Any:
-        return self._start_actor(MemberHost, self._started(life), 0, self._shares.gpus)
+    def _launch_learner(self, life: int) -> Any:
+        groups = LearnerActor.threads(self._run.runners)
+        start = self._started(life)
+        learner = self._launch(LearnerActor, start, 0, num_gpus=self._shares.gpus, concurrency_groups=groups)
+        self._connect(self.member, learner)
+        return learner
 
-    def _runner(self, number: int, life: int) -> Any:
-        return self._start_actor(Runner, replace(self._started(life), runner=number, state=b""), 1 + number, 0.0)
-
-    def _start_actor(self, kind: type, start: ActorStart, bundle: int, gpus: float) -> Any:
-        return start_actor(kind, start, strategy=self._strategy(bundle), cpus=self._shares.cpus, num_gpus=gpus)
+    def _launch_runner(self, number: int, life: int) -> Any:
+        if self.learner.actor is None:
+            return None
+        start = replace(self._started(life), runner=number, state=b"", learner=self.learner.actor)
+        return self._launch(Runner, start, 1 + number)
 
     def _started(self, life: int) -> ActorStart:
-        threads = max(1, int(self._shares.cpus))
-        start, life = self._start(self.member), self._lives + life
-        return replace(start, coordinator=self.coordinator, life=life, threads=threads)
+        return replace(self._start(self.member), life=life, threads=max(1, int(self._shares.cpus)))
+
+    def _launch(self, kind: type, start: ActorStart, bundle: int, **options: Any) -> Any:
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # noqa: PLC0415
+
+        strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
+        return start_actor(kind, start, strategy=strategy, cpus=self._shares.cpus, **options)
 
     def look(self, steps: int) -> list[tuple[str, bool]]:
-        """Replace what is gone. A coordinator takes its learner and its runners with it.
+        """Replace what is gone. A learner takes its runners with it.
 
         Returns:
             What that was, each with True if the updates since the member was last published are gone, too.
         """
         if self.over or not self.actors:
             return []
-        self._heartbeat.poll()
-        if self._heartbeat.gone:
-            self._deaths.count(steps)
-            if self._deaths.in_a_row > MOST_RESTARTS:
-                raise ProcessDied(
-                    f"the coordinator of member {self.member} died {self._deaths.in_a_row} times without a step in between; "
-                    "look at the logs of the cluster, then go on from the last checkpoint with 'laser resume'"
-                )
-            self.begin_again()
-            return [(f"the coordinator of member {self.member}", True)]
         ended = self.learner.ended()
         if ended is not None and ended.status == 0:
             self.over = True
             self.end()
             return []
+        if ended is not None:
+            self.learner.restart(ended, steps)
+            for runner in self.runners:
+                runner.begin_again()
+            return [(self.learner.name, True)]
         lost = []
-        for actor in self.actors:
-            ended = actor.ended()
-            if ended is not None and ended.status != 0:  # a runner ends with 0 when its learner has told it that it may
-                actor.restart(ended, steps)
-                lost.append((actor.name, actor is self.learner))
+        for runner in self.runners:
+            ended = runner.ended()
+            if ended is not None and ended.status != 0:  # it ends with 0 when its learner has told it that it may
+                runner.restart(ended, steps)
+                lost.append((runner.name, False))
         return lost
 
-    def begin_again(self, shares: Shares | None = None) -> None:
-        """Start everything anew, in another group if other shares are given."""
-        self._lives += 1 + max(actor.life for actor in self.actors)
-        self.end()
-        kill(self.coordinator)
-        if shares is None:
-            self._start_coordinator()
-        else:
-            self._remove()
-            self._place(shares)
-        self.begin()
+    def begin_again(self, shares: Shares) -> None:
+        """Start everything anew, in another group."""
+        for actor in self.actors:
+            actor.begin_again()
+        self._remove()
+        self._place(shares)
 
     def end(self) -> None:
         """End learner and runners."""

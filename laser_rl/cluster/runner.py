@@ -3,7 +3,7 @@
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,12 +15,11 @@ from laser_rl.agent.actor import Actor
 from laser_rl.agent.parameters import FlatParameters
 from laser_rl.agent.policy import Policy
 from laser_rl.cluster.calls import Answer, LongPoll
-from laser_rl.cluster.channels import STAY_S, RayMailbox, RayShards, RayStop
-from laser_rl.cluster.coordinator import RemoteDelivery
-from laser_rl.cluster.replay_writer import ReplayWriter
+from laser_rl.cluster.channels import STAY_S, RemoteDelivery, RemoteLearner
+from laser_rl.cluster.shard import ShardClient
 from laser_rl.errors import UserError
 from laser_rl.networks.build import family_of
-from laser_rl.replay.encoded_unrolls import seal
+from laser_rl.replay.encoded_unrolls import EncodedUnrolls, seal
 from laser_rl.replay.memory_estimate import resolve_codec
 from laser_rl.replay.records import Codec, pack
 from laser_rl.training.build import derive, open_environments, seeded_network, threads_of
@@ -32,6 +31,7 @@ from laser_rl.types import Delivery, UnrollLayout, Unrolls, empty_unrolls
 AT_ONCE = 16  # unrolls, at most, that wait for others to travel with
 KEPT_S = 0.1  # and how long they wait
 FOR_EVER = 1 << 62  # steps
+NO_SHARD_S = 0.1  # between two looks for one
 STEP_S = 600.0
 
 
@@ -48,9 +48,10 @@ class ActorStart:
     steps: int = 0  # of the member before; may be more than its state knows of
     state: bytes = b""  # of the member, as it was last published; for a learner
     spent_s: float = 0.0  # of the budget
-    run_coordinator: Any = None
-    shards_at: Any = None  # the coordinator that knows the shards; None where nothing is replayed
-    coordinator: Any = None  # of the member
+    shards: tuple[int, Sequence[ShardClient]] | None = (
+        None  # of the replay, and which list this is; None where nothing is replayed
+    )
+    learner: Any = None  # of the member; for a runner
     runner: int = 0  # which of the member's runners
     life: int = 0  # of this actor; part of the names of its streams and seeds
     threads: int = 1  # for its computations
@@ -86,12 +87,54 @@ def ended(work: Callable[[], None]) -> ActorEnded:
     return ActorEnded()
 
 
+class ReplayWriter:
+    """Sends one delivery after the other to a shard: again if the answer is lost, and to another shard if the shard is lost.
+
+    So nothing is lost but what a shard had acknowledged and took with it, and what the runner itself had not had acknowledged when it died.
+
+    Args:
+        shards: returns the shards that there are now. Asked again when a shard is lost.
+        stream: a name that no other stream has, also no earlier life of the same runner: "2/runner-7/life-1".
+        place: of this stream among all; streams lead to the shards in turn. Not to that of their own node: actors are not spread evenly,
+            and a shard to which few streams lead keeps what it has for longer, so that their members would have more than their part.
+    """
+
+    def __init__(self, shards: Callable[[], Sequence[ShardClient]], stream: str, place: int = 0) -> None:
+        self._shards, self._stream, self._place = shards, stream, place
+        self._shard: ShardClient | None = None
+        self._lost: set[int] = set()
+        self._number = 0  # of the delivery
+        self._poll: LongPoll[bool] | None = None
+
+    def send(self, encoded: EncodedUnrolls, timeout_s: float) -> bool:
+        """True if a shard has acknowledged the delivery in time; otherwise the same one has to be sent again."""
+        if self._poll is None:
+            self._shard = self._shard or self._next_shard()
+            if self._shard is None:
+                time.sleep(min(timeout_s, NO_SHARD_S))
+                return False
+            insert = partial(self._shard.insert, self._stream, self._number, encoded)
+            self._poll = LongPoll(insert)
+        taken = self._poll.poll(timeout_s)
+        if self._poll.gone and self._shard is not None:
+            self._lost.add(self._shard.number)
+            self._shard = self._poll = None
+        if taken:
+            self._number, self._poll = self._number + 1, None
+        return bool(taken)
+
+    def _next_shard(self) -> ShardClient | None:
+        shards = self._shards()
+        shard = shards[self._place % len(shards)] if shards else None
+        return None if shard is None or shard.number in self._lost else shard
+
+
 class RunnerOutbox:
     """An `UnrollOutbox` for `run_actor`: collects some deliveries, and hands them to a shard of the replay and to the learner.
 
     Args:
         writer: to a shard; None where nothing is replayed.
-        coordinator: of the member.
+        learner: of the member.
         stream: a name that no other runner has, and no earlier life of this one.
         layout: of the unrolls.
         codec: of the shards.
@@ -103,7 +146,7 @@ class RunnerOutbox:
     def __init__(
         self,
         writer: ReplayWriter | None,
-        coordinator: Any,
+        learner: RemoteLearner,
         stream: str,
         layout: UnrollLayout,
         codec: Codec,
@@ -118,10 +161,10 @@ class RunnerOutbox:
         self._since = 0.0
         self._number = 0  # of the next delivery
         self._sent: RemoteDelivery | None = None  # on its way
-        self._at_shard = False  # the writer has it
-        # If an answer is lost, the coordinator is asked again: it knows the number of a delivery that it has taken.
+        self._at_shard = self._at_learner = True
+        # If an answer is lost, the learner is asked again: it knows the number of a delivery that it has taken.
         self._put: LongPoll[bool] = LongPoll(
-            lambda: Answer(coordinator.put.remote(stream, self._number, self._sent, STAY_S))
+            lambda: Answer(learner.method("put").remote(stream, self._number, self._sent, STAY_S))
         )
         self._told: Counter[str] = Counter()
 
@@ -136,9 +179,8 @@ class RunnerOutbox:
         return True
 
     def flush(self, timeout_s: float) -> bool:
-        """True if everything has arrived in time, and the shard has acknowledged it."""
-        arrived = self._hand_over(timeout_s) and self._has_arrived(timeout_s)
-        return arrived and (self._writer is None or self._writer.flush(timeout_s))
+        """True if everything has arrived in time."""
+        return self._hand_over(timeout_s) and self._has_arrived(timeout_s)
 
     def _is_full(self) -> bool:
         return sum(len(kept.unrolls.member) for kept in self._kept) >= self._at_once
@@ -148,7 +190,8 @@ class RunnerOutbox:
         if not self._has_arrived(timeout_s):
             return False
         if self._kept:
-            self._sent, self._at_shard, self._kept = self._encoded(), False, []
+            self._sent, self._kept = self._encoded(), []
+            self._at_shard, self._at_learner = self._writer is None or not self._sent.encoded.unrolls, False
             self._has_arrived(0.0)
         return True
 
@@ -157,11 +200,12 @@ class RunnerOutbox:
         if self._sent is None:
             return True
         deadline = time.monotonic() + timeout_s
-        if self._writer is not None and self._sent.encoded.unrolls and not self._at_shard:
+        self._at_learner = self._at_learner or bool(self._put.poll())  # without waiting: both are called at once
+        if self._writer is not None and not self._at_shard:
             self._at_shard = self._writer.send(self._sent.encoded, timeout_s)
-            if not self._at_shard:
-                return False
-        if not self._put.poll(0.0 if timeout_s == 0.0 else max(0.0, deadline - time.monotonic())):
+        if timeout_s and not self._at_learner:
+            self._at_learner = bool(self._put.poll(max(0.0, deadline - time.monotonic())))
+        if not (self._at_shard and self._at_learner):
             return False
         self._number, self._sent = self._number + 1, None
         return True
@@ -183,15 +227,15 @@ class Runner:
         self._start = start
 
     def run(self) -> ActorEnded:
-        """Act until the member's coordinator says that it is over."""
+        """Act until the member's learner says that it is over."""
         return ended(self._run)
 
     def _run(self) -> None:
         self.prepare()
-        stop, gate = RayStop(self._start.coordinator), Gate("the runner to finish its step")
+        learner, gate = self._learner, Gate("the runner to finish its step")
         try:
-            self._await_parameters(stop)
-            run_actor(self._actor, self._flat, self._outbox, self._mailbox, stop, gate, FOR_EVER)
+            self._await_parameters()
+            run_actor(self._actor, self._flat, self._outbox, learner, learner, gate, FOR_EVER)
         finally:
             self._actor.environments.close()
 
@@ -215,10 +259,10 @@ class Runner:
         self._actor = Actor(environments, policy, start.layout, member=start.member)
         self._actor.version = -1
         self._flat = FlatParameters(network)
-        self._mailbox = RayMailbox(start.coordinator, in_step=start.in_step)
+        self._learner = RemoteLearner(start.learner, in_step=start.in_step)
         self._outbox = RunnerOutbox(
             self._writer(),
-            start.coordinator,
+            self._learner,
             start.stream,
             start.layout,
             resolve_codec(start.layout, config.replay.codec),
@@ -230,14 +274,13 @@ class Runner:
 
     def _writer(self) -> ReplayWriter | None:
         start = self._start
-        if start.shards_at is None:
+        if start.shards is None:
             return None
-        place = start.member * start.runners + start.runner
-        return ReplayWriter(partial(RayShards(start.shards_at).at, place), start.stream)
+        return ReplayWriter(self._learner.shards, start.stream, start.member * start.runners + start.runner)
 
     def step(self) -> int:
-        """In lock-step: one step with the newest parameters, which is over when shard and coordinator have what it brought."""
-        self._actor.version = self._mailbox.collect(self._flat.value, self._actor.version)
+        """In lock-step: one step with the newest parameters, which is over when shard and learner have what it brought."""
+        self._actor.version = self._learner.collect(self._flat.value, self._actor.version)
         taken = self._actor.step()
         unrolls = empty_unrolls(self._start.layout, 0) if taken.unrolls is None else taken.unrolls
         delivery = Delivery(unrolls, taken.episodes, taken.steps)
@@ -245,11 +288,11 @@ class Runner:
             raise TimeoutError(f"runner {self._start.stream} could not hand over its unrolls in {STEP_S:.0f} s")
         return taken.steps
 
-    def _await_parameters(self, stop: RayStop) -> None:
+    def _await_parameters(self) -> None:
         """Wait for the first parameters of the member: a runner never acts with others."""
         waiting = StallWarning(f"runner {self._start.stream}", "the first parameters of its learner")
-        while self._actor.version < 0 and stop.reason is None:
-            self._actor.version = self._mailbox.collect(self._flat.value, self._actor.version)
+        while self._actor.version < 0 and self._learner.reason is None:
+            self._actor.version = self._learner.collect(self._flat.value, self._actor.version)
             if self._actor.version < 0:
                 waiting.again()
                 time.sleep(PATIENCE_S / 10)

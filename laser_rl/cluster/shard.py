@@ -4,9 +4,9 @@
 their own, so that none waits long for another. The store's lock is held while bytes are copied; compressed blocks come in and go out as
 they are. The store lies in shared memory: processes of the same machine may read it there (`lend`).
 
-Exactly once: deliveries are numbered by stream. A stream is what one `ReplayWriter` sends, in order, without gaps. A shard knows the number
-of each stream's next unroll, and takes that one only: it leaves out what comes again, does not take what comes too early, and answers in
-any case with the number of the next. Numbers and rows move under one lock, and die together with the process.
+Exactly once: deliveries are numbered by stream. A stream is what one `ReplayWriter` sends, one delivery after the other. A shard knows the
+number of each stream's newest delivery, and leaves out what comes again. Numbers and rows move under one lock, and die together with the
+process.
 """
 
 import functools
@@ -69,18 +69,7 @@ class ShardReport(NamedTuple):
 
 
 class Shard:
-    """A `Replay` with numbered deliveries.
-
-    >>> from laser_rl.replay.encoded_unrolls import seal
-    >>> from laser_rl.replay.records import pack
-    >>> from laser_rl.types import empty_unrolls
-    >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
-    >>> shard, three = Shard(ShardPlan(layout, 20, number=0)), seal(pack(layout, empty_unrolls(layout, 3)), "raw")
-    >>> shard.insert("runner 5", 0, three, 0), shard.insert("runner 5", 1, three, 0)  # two of them for the second time
-    (3, 4)
-    >>> shard.gather(np.array([3, 9])).held
-    array([ True, False])
-    """
+    """A `Replay` with numbered deliveries."""
 
     def __init__(self, plan: ShardPlan) -> None:
         self.plan = plan
@@ -88,39 +77,21 @@ class Shard:
             plan.layout, plan.capacity_steps, codec=plan.codec, budget_bytes=plan.budget_bytes, shared=True
         )
         self._order = threading.Lock()  # streams and rows move together
-        self._streams: dict[str, int] = {}
-        self._count = dict.fromkeys(("inserted", "repeated", "early", "skipped", "gathered", "gone"), 0)
+        self._streams: dict[str, int] = {}  # number of the newest delivery of each
+        self._count = dict.fromkeys(("inserted", "repeated", "gathered", "gone"), 0)
         self._busy = {"insert_s": 0.0, "gather_s": 0.0}
 
-    def insert(self, stream: str, number: int, encoded: EncodedUnrolls, acknowledged: int) -> int:
-        """Add unrolls of a stream; may be repeated at will.
-
-        Args:
-            stream: name of the writer's stream.
-            number: of the first unroll, in the stream.
-            encoded: the unrolls.
-            acknowledged: number of the oldest unroll that no shard has acknowledged to the writer. Older ones went to a shard that is
-                gone and are not asked for again: that would need every runner to keep all it ever sent.
-
-        Returns:
-            The number of the stream's next unroll.
-        """
+    def insert(self, stream: str, number: int, encoded: EncodedUnrolls) -> bool:
+        """Add a stream's delivery with this number, and acknowledge it; may be repeated at will."""
         begin = time.perf_counter()
         with self._order:
-            known = self._streams.get(stream, acknowledged)
-            expected = max(known, acknowledged)
-            self._count["skipped"] += expected - known
-            if number <= expected:
-                there = min(encoded.unrolls, expected - number)
-                inserted = self._store.insert_parcel(encoded.after(there))
-                expected = max(expected, number + encoded.unrolls)
-                self._count["inserted"] += len(inserted)
-                self._count["repeated"] += there
-            else:
-                self._count["early"] += encoded.unrolls
-            self._streams[stream] = expected
+            is_new = number > self._streams.get(stream, -1)
+            if is_new:
+                self._store.insert_parcel(encoded)
+                self._streams[stream] = number
+            self._count["inserted" if is_new else "repeated"] += encoded.unrolls
         self._busy["insert_s"] += time.perf_counter() - begin
-        return expected
+        return True
 
     def gather(self, ids: Ids) -> Gathered:
         """Copy the unrolls of these ids that are still held."""
@@ -192,9 +163,9 @@ class ShardClient:
         """True if the shard is on the node of this process."""
         return bool(ray().get_runtime_context().get_node_id() == self.node)
 
-    def insert(self, stream: str, number: int, encoded: EncodedUnrolls, acknowledged: int) -> Answer[int]:
+    def insert(self, stream: str, number: int, encoded: EncodedUnrolls) -> Answer[bool]:
         """See `Shard.insert`."""
-        return self._call("insert", INSERT, stream, number, encoded, acknowledged)
+        return self._call("insert", INSERT, stream, number, encoded)
 
     def gather(self, ids: Ids) -> Answer[Gathered]:
         """See `Shard.gather`; a shard of this node is read without a call, as soon as it has said where its memory is."""

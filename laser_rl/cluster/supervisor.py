@@ -1,7 +1,7 @@
-"""A sweep on a cluster: which actors exist, where, and what happens when one is lost.
+"""A sweep on a cluster: which actors exist, where, and what happens when one is lost; and the same in lock-step.
 
 The supervisor is the process that the user started. It owns the run directory. Learners and runners are actors, one placement group a
-member; they meet at coordinators, and the replay lies in shards.
+member; runners call their learner, the supervisor calls all learners, and the replay lies in shards.
 """
 
 import logging
@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from laser_rl.checkpoint import Loaded, Mended
-from laser_rl.cluster.calls import AnswerLost, call, heartbeat, kill, on_node, ray, start_actor
-from laser_rl.cluster.coordinator import STOP, RunCoordinator
-from laser_rl.cluster.nodes import HeadLost, NodeWatch, Shares, shares_of
-from laser_rl.cluster.placement import MemberPlacement
+from laser_rl.cluster.calls import Answer, AnswerLost, awaited, ray
+from laser_rl.cluster.channels import LearnerLinks
+from laser_rl.cluster.placement import HeadLost, MemberPlacement, NodeWatch, Shares, shares_of
 from laser_rl.cluster.replays import Replays
 from laser_rl.cluster.runner import AT_ONCE, ActorStart
 from laser_rl.cluster.settings import ClusterSettings
 from laser_rl.config import override
+from laser_rl.errors import UserError
 from laser_rl.metrics.rows import Sink, Value
 from laser_rl.replay.mixer import Counts
 from laser_rl.training.budget import Budget
@@ -28,15 +28,16 @@ from laser_rl.training.build_group import build_members, one_layout
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.files import command_for
 from laser_rl.training.member_training import Callback
-from laser_rl.training.pbt import Exploit
+from laser_rl.training.pbt import Exploit, Standing, decide
 from laser_rl.training.saving import Written
 from laser_rl.training.settings import SweepConfig
 from laser_rl.training.shared_state import parsed, published
+from laser_rl.training.stall import StepBarrier
 from laser_rl.training.supervisor import STOP_S, SweepSupervisor, spent_s
 from laser_rl.training.trainer import TURNS_AHEAD
 
 log = logging.getLogger("laser_rl.training")
-LOOK_S = 0.2
+LOOK_S, STEP_S = 0.2, 600.0
 
 
 class Known:
@@ -76,11 +77,12 @@ class ClusterSupervisor(SweepSupervisor):
         self.known = Known(members)
         self.placements: list[MemberPlacement] = []
         self.replays: Replays | None = None
-        self.coordinator: Any = None
+        self.links = LearnerLinks(self.known.steps.tolist())
         try:
             self._shares = self._fitting()
             for number in range(members):
-                self.placements.append(MemberPlacement(self._run, number, self._shares, self._start))
+                place = MemberPlacement(self._run, number, self._shares, self._start, self.links.connect)
+                self.placements.append(place)
             if any(Counts.of(c.loss.batch_unrolls, c.replay.fraction).replayed for c in sweep.configs):
                 count = 1 if self._shared else members
                 self.replays = Replays(sweep, layout, self.watch, count, directory, in_step=self.in_step)
@@ -92,7 +94,7 @@ class ClusterSupervisor(SweepSupervisor):
                 self._begin_anew()
             self._plan_save()
             self.budget = Budget(base.run.budget_minutes, spent_s=spent_s(loaded))
-            self._start_coordinator()
+            self.links.move(self.known.steps.tolist())
             self._look_at_shards()
             for place in self.placements:
                 place.begin()
@@ -112,29 +114,17 @@ class ClusterSupervisor(SweepSupervisor):
         device, runners = self._run.sweep.base.run.device, self._run.runners
         return shares_of(cpus, gpus, members=self.known.members, runners=runners, device=device)
 
-    def _start_coordinator(self) -> None:
-        """On the node of the supervisor: they live and die together."""
-        home = on_node(ray().get_runtime_context().get_node_id())
-        self.coordinator = start_actor(RunCoordinator, self.known.steps.tolist(), strategy=home)
-        self._heartbeat = heartbeat(self.coordinator)
-
-    def _shards_at(self) -> list[Any]:
-        """The coordinator that knows the shards of each replay."""
-        return [self.coordinator] if self._shared else [place.coordinator for place in self.placements]
-
     def _start(self, member: int) -> ActorStart:
         """What an actor of a member begins with, but for what its placement knows."""
         state = self.known.get(member)
         assert state is not None  # noqa: S101 - all are there before an actor is started
-        shards_at = None if self.replays is None else self._shards_at()[0 if self._shared else member]
         return replace(
             self._run,
             member=member,
             steps=int(self.known.steps[member]),
             state=state,
             spent_s=self.budget.spent_s,
-            run_coordinator=self.coordinator,
-            shards_at=shards_at,
+            shards=None if self.replays is None else self.links.shards[member],
         )
 
     def _pause(self) -> None:
@@ -143,9 +133,6 @@ class ClusterSupervisor(SweepSupervisor):
     def _watch(self) -> bool:
         self._require_head()
         self.budget.tick()
-        self._heartbeat.poll()
-        if self._heartbeat.gone:
-            self._replace_coordinator()
         for place in self.placements:
             for what, with_updates in place.look(int(self.known.steps[place.member])):
                 self._report_lost(what, self._lost_updates(place.member) if with_updates else {})
@@ -155,7 +142,13 @@ class ClusterSupervisor(SweepSupervisor):
         return all(place.over for place in self.placements)
 
     def _look_at_shards(self) -> None:
-        for shard in [] if self.replays is None else self.replays.look(self._shards_at()):
+        if self.replays is None:
+            return
+        lost = self.replays.look()
+        for member in range(self.known.members):
+            supervisor = self.replays.supervisors[0 if self._shared else member]
+            self.links.shards[member] = supervisor.lists, supervisor.shards
+        for shard in lost:
             values: dict[str, Value] = {"unrolls": shard.unrolls, "by": shard.by}
             self._report_lost(f"{shard.unrolls:,} unrolls of shard {shard.number}", values)
 
@@ -166,12 +159,6 @@ class ClusterSupervisor(SweepSupervisor):
                 f"then go on from the last checkpoint with: {command_for('resume', self.directory.path)}"
             )
 
-    def _replace_coordinator(self) -> None:
-        """That of the run is gone: all members go on from what was last collected."""
-        self._start_coordinator()
-        self._report_lost("the coordinator of the run", {})
-        self._begin_again()
-
     def _make_room(self) -> None:
         """With a node less there may be too few cores for what actors have reserved: then all start again with less."""
         if self.in_step or not self.watch.nodes():
@@ -180,12 +167,9 @@ class ClusterSupervisor(SweepSupervisor):
         if shares.cpus < self._shares.cpus or shares.gpus < self._shares.gpus:
             self._shares = shares
             log.warning("the cluster has fewer cores than before: every member is started again with %s", shares)
-            self._begin_again(shares)
-
-    def _begin_again(self, shares: Shares | None = None) -> None:
-        for place in self.placements:
-            if not place.over:
-                place.begin_again(shares)
+            for place in self.placements:
+                if not place.over:
+                    place.begin_again(shares)
 
     def _lost_updates(self, member: int) -> dict[str, Value]:
         state = self.known.get(member)
@@ -197,12 +181,8 @@ class ClusterSupervisor(SweepSupervisor):
         self._announce("lost", {"what": what, **values})
 
     def _collect(self) -> None:
-        """Take up the rows, steps and states that learners have left."""
-        try:
-            asked = self.coordinator.collect.remote()
-            rows, steps, states = call(asked, "the supervisor", "the coordinator of the run")
-        except AnswerLost:
-            return  # seen at the next look
+        """Take up the rows, steps and states that learners have told."""
+        rows, steps, states = self.links.collect()
         for row in rows:
             self.directory.log.write(*row)
             _, _, update, values = row
@@ -214,7 +194,7 @@ class ClusterSupervisor(SweepSupervisor):
             self.known.put(member, state)
 
     def _stop_all(self) -> None:
-        self.coordinator.post.remote(STOP, 0, self.stop.reason)
+        self.links.reason = self.stop.reason
         deadline = time.monotonic() + STOP_S
         while time.monotonic() < deadline and (late := [place for place in self.placements if not _has_ended(place)]):
             time.sleep(LOOK_S)
@@ -226,17 +206,17 @@ class ClusterSupervisor(SweepSupervisor):
 
     def _kill_all(self) -> None:
         self.watch.close()
+        self.links.close()
         if self.watch.head_is_lost:
             return  # no actor would hear it
         for place in self.placements:
             place.leave()
         if self.replays is not None:
             self.replays.close()
-        kill(self.coordinator)
 
     def _tell(self, exploit: Exploit) -> None:
         # In a list, so that Ray does not look into it.
-        self.coordinator.order.remote(exploit.member, (exploit, [ray().put(self.known.get(exploit.donor))]))
+        self.links.order(exploit.member, (exploit, [ray().put(self.known.get(exploit.donor))]))
 
     def _write_replays(self) -> Written:
         return ([], ()) if self.replays is None else self.replays.write()
@@ -262,3 +242,111 @@ def _slack(sweep: SweepConfig, runners: int) -> int:
     slots, steps = base.environment.slots, base.loss.unroll_steps
     delivery = min(AT_ONCE, -(-slots // runners)) * steps
     return max(steps, (TURNS_AHEAD + 1) * slots, 2 * runners * delivery)
+
+
+class StepLost(UserError):
+    """An actor of a run in lock-step is gone."""
+
+    exit_status = 4
+
+
+class LockStep(ClusterSupervisor):
+    """A `ClusterSupervisor` in lock-step: members take turns in the order of a sweep in one process, through the same actors and shards.
+
+    So the same seed gives the same parameters as `serial` on one machine, to the last bit: what a cluster changes is where things happen,
+    and nothing else. For tests and for doubts; it is slow, and nothing that is lost is replaced.
+    """
+
+    _barrier: StepBarrier | None = None  # made when all actors are prepared
+    _over = False  # the learners have ended
+
+    def _pause(self) -> None:
+        """There is always something to do."""
+
+    def _watch(self) -> bool:
+        self._require_head()
+        barrier = self._barrier = self._barrier or self._prepared()
+        self.budget.tick()
+        if self.budget.over or all(self._done()):
+            self._stop_all()
+            return True
+        self._turn(barrier)
+        self._copies(self._call_all("learner", "look"))
+        self._collect()
+        return False
+
+    def _prepared(self) -> StepBarrier:
+        self._call_all("learner", "prepare")
+        self._call_all("runner", "prepare")
+        slots, steps = self.sweep.base.environment.slots, self.sweep.base.loss.unroll_steps
+        return StepBarrier(self.known.steps, range(self.known.members), unroll_steps=steps, slots=slots)
+
+    def _turn(self, barrier: StepBarrier) -> None:
+        """As `Trainer.turn`: each member that is not ahead acts, then each that is ready learns."""
+        for member, may_act in enumerate(barrier.among(self._done())):
+            if may_act:
+                self._call(member, "runner", "step")
+                barrier.move(member, int(self._call(member, "learner", "take")))
+        self._call_all("learner", "learn")
+
+    def _done(self) -> list[bool]:
+        return [steps >= self.sweep.base.run.steps for steps in self.known.steps.tolist()]
+
+    def _copies(self, looks: list[tuple[Standing, dict[str, float]]]) -> None:
+        """As `Trainer.exploit`."""
+        if self.pbt is None or self.sweep.pbt is None:
+            return
+        standing = [one for one, _ in looks]
+        since = [now.episodes - before for now, before in zip(standing, self.pbt.decided_at, strict=True)]
+        if max(since) < self.sweep.pbt.every_episodes:
+            return
+        exploits = decide(standing, [tuned for _, tuned in looks], self.sweep.pbt, self.pbt)
+        donors = {exploit.donor: self._call(exploit.donor, "learner", "publish") for exploit in exploits}
+        for exploit in exploits:
+            self._call(exploit.member, "learner", "copy", exploit, donors[exploit.donor])
+
+    def _exploit(self) -> None:
+        """Decided in each turn, not by the clock."""
+
+    def _save_if_due(self) -> None:
+        if self._next_save and int(self.known.steps.min()) >= self._next_save:
+            self._refresh()
+        super()._save_if_due()
+
+    def _survey(self) -> None:
+        self._refresh()
+        super()._survey()
+
+    def _stop_all(self) -> None:
+        if self._barrier is not None:
+            self._call_all("learner", "end")
+            self._over = True
+        self._collect()
+
+    def _refresh(self) -> None:
+        """Take up the present state of all members."""
+        if self._barrier is not None and not self._over:
+            for member, state in enumerate(self._call_all("learner", "publish")):
+                self.known.put(member, state)
+
+    def _call_all(self, who: str, method: str) -> list[Any]:
+        """Call the learners, or the runners, of all members side by side."""
+        answers = [self._asked(member, who, method) for member in range(self.known.members)]
+        return [self._awaited(answer, member, who, method) for member, answer in enumerate(answers)]
+
+    def _call(self, member: int, who: str, method: str, *arguments: Any) -> Any:
+        return self._awaited(self._asked(member, who, method, *arguments), member, who, method)
+
+    def _asked(self, member: int, who: str, method: str, *arguments: Any) -> Answer[Any]:
+        place = self.placements[member]
+        actor = (place.learner if who == "learner" else place.runners[0]).actor
+        return Answer(getattr(actor, method).remote(*arguments))
+
+    def _awaited(self, answer: Answer[Any], member: int, who: str, method: str) -> Any:
+        try:
+            return awaited(answer, "the sweep in lock-step", f"the {who} of member {member} to {method}", STEP_S)
+        except AnswerLost as error:
+            raise StepLost(
+                f"the {who} of member {member} is gone ({error}); in lock-step nothing is replaced: go on from the last checkpoint with: "
+                f"{command_for('resume', self.directory.path)}"
+            ) from None

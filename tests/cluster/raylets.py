@@ -1,6 +1,5 @@
-"""Three Ray nodes on this machine, started once for all tests that need them; coordinators and shards without Ray."""
+"""Three Ray nodes on this machine, started once for all tests that need them; actors and shards without Ray."""
 
-import asyncio
 import atexit
 import collections
 import concurrent.futures
@@ -8,14 +7,14 @@ import functools
 import importlib.util
 import os
 import secrets
-import threading
 import time
 
 import numpy as np
 import pytest
 
 from laser_rl.cluster.calls import ActorGone, Answer, on_node, ray, start_actor
-from laser_rl.cluster.coordinator import MemberCoordinator
+from laser_rl.cluster.channels import RunnerInbox
+from laser_rl.cluster.learner_actor import LearnerActor
 from laser_rl.cluster.shard import THREADS, Shard, ShardClient
 
 STORE_BYTES = 100 << 20
@@ -102,23 +101,21 @@ def three_raylets():
     return raylets
 
 
-def start_coordinator(room=4):
-    """A member's coordinator on Ray, on the node of this process."""
+def start_inbox(room, layout):
+    """The inbox of a learner's actor on Ray, on the node of this process."""
     home = on_node(ray().get_runtime_context().get_node_id())
-    return start_actor(MemberCoordinator, room, strategy=home)
+    return start_actor(RunnerInbox, room, layout, strategy=home, concurrency_groups=LearnerActor.threads(3))
 
 
-class NearCoordinator:
-    """A coordinator in a thread of this process, called as a Ray actor is called."""
+class NearActor:
+    """An object in threads of this process, called as a Ray actor is called."""
 
-    def __init__(self, coordinator):
-        self._coordinator = coordinator
-        self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+    def __init__(self, of):
+        self._of, self._pool = of, concurrent.futures.ThreadPoolExecutor(16)
 
     def __getattr__(self, name):
-        method = getattr(self._coordinator, name)
-        return _Method(lambda _, *given: asyncio.run_coroutine_threadsafe(method(*given), self._loop))
+        method = getattr(self._of, name)
+        return _Method(lambda _, *given: self._pool.submit(method, *given))
 
 
 class _Method:
@@ -182,8 +179,8 @@ class NearShard(ShardClient):
 
 
 def send(shard, encoded, stream="s", number=0):
-    """Put unrolls into a shard as a stream's first ones."""
-    assert shard.insert(stream, number, encoded, number).result(60.0) == number + encoded.unrolls
+    """Put unrolls into a shard as a delivery of a stream, its first if no number is given."""
+    assert shard.insert(stream, number, encoded).result(60.0)
 
 
 class NearRay:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from laser_rl import Sweep, checkpoint
-from laser_rl.cluster.lock_step import LockStep
+from laser_rl.cluster.supervisor import LockStep
 from laser_rl.metrics.log import read
 from laser_rl.training.launch import train
 from laser_rl.training.pbt import PbtConfig

@@ -11,7 +11,7 @@ from scipy import stats
 
 from laser_rl.cluster import shard as shard_module
 from laser_rl.cluster.calls import ActorGone, LongPoll, awaited
-from laser_rl.cluster.replay_writer import ReplayWriter
+from laser_rl.cluster.runner import ReplayWriter
 from laser_rl.cluster.shard import ShardClient, ShardPlan
 from laser_rl.cluster.sharded import ShardedReplay
 from laser_rl.errors import ConfigError
@@ -118,11 +118,11 @@ def test_a_holder_of_the_lock_that_has_stopped_costs_one_batch_its_shard(monkeyp
 def test_a_delivery_is_in_once_after_a_reader_that_had_stopped_goes_on(monkeypatch):
     monkeypatch.setattr(shared_lock, "LOCK_S", 0.2)
     shard = seen(VECTOR, range(4))
-    writer, reader = ReplayWriter(lambda: shard, "t"), borrow(VECTOR, shard.shard.lend())
+    writer, reader = ReplayWriter(lambda: [shard], "t"), borrow(VECTOR, shard.shard.lend())
+    encoded = seal(pack(VECTOR, numbered(VECTOR, range(4, 9))), "raw")
     with reader.lock:
-        assert writer.send(seal(pack(VECTOR, numbered(VECTOR, range(4, 9))), "raw"), 5.0)
-        assert not writer.flush(1.0)
-    assert writer.flush(20.0)
+        assert not any(writer.send(encoded, 0.3) for _ in range(3))
+    assert any(writer.send(encoded, 1.0) for _ in range(20))
     assert shard.calls["insert"] > 2  # sent again
     assert shard.span() == (0, 9)
     assert shard.shard.report().counters["inserted"] == 9

@@ -5,8 +5,7 @@ import hashlib
 from laser_rl.cluster.shard import ShardPlan
 from laser_rl.cluster.sharded import ShardedReplay
 from laser_rl.replay.encoded_unrolls import seal
-from laser_rl.training import build_group
-from laser_rl.training.trainer import Trainer
+from laser_rl.training import build_group, trainer
 from tests.cluster.raylets import NearShard, send
 from tests.training.small import finish, small
 
@@ -35,7 +34,7 @@ def test_serial_over_one_shard_gives_the_same_parameters(monkeypatch):
         return WrittenReplay(layout, lambda: shards, ahead=0)
 
     monkeypatch.setattr(build_group, "build_replay", sharded)
-    monkeypatch.setattr(Trainer, "stores", lambda self: [])  # of a Replay, to be filled from an earlier run
+    monkeypatch.setattr(trainer, "stores_of", lambda members: [])  # of a Replay, to be filled from an earlier run
     found, versions, replay = learned(config)
     assert isinstance(replay, WrittenReplay)
     assert updates == versions > 20

@@ -1,6 +1,10 @@
 """Runners, learners and checkpoints of a cluster without Ray: what is handed over arrives once, and what is saved comes back."""
 
 import concurrent.futures
+import secrets
+import signal
+import subprocess
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -8,24 +12,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from laser_rl.cluster import calls, coordinator, placement
-from laser_rl.cluster.calls import ActorGone
-from laser_rl.cluster.channels import RayInbox, RayShards
-from laser_rl.cluster.coordinator import (
-    REPLACED,
-    SHARDS,
-    STOP,
-    CoordinatorClient,
-    MemberCoordinator,
-    News,
-    RunCoordinator,
-)
+from laser_rl.cluster import calls, channels, placement
+from laser_rl.cluster.calls import ActorGone, Answer, AnswerLost
+from laser_rl.cluster.channels import LearnerLinks, RemoteLearner, RunnerInbox, SupervisorLink
+from laser_rl.cluster.guard import ProcessGuard
 from laser_rl.cluster.learner_actor import RemoteActor, RemoteBatchSource
-from laser_rl.cluster.nodes import MOST_A_CORE, shares_of
-from laser_rl.cluster.placement import KILLED, SupervisedActor
-from laser_rl.cluster.replay_files import ReplayFiles, ShardFiller
-from laser_rl.cluster.replay_writer import ReplayWriter
-from laser_rl.cluster.runner import ActorStart, RunnerOutbox
+from laser_rl.cluster.placement import KILLED, MOST_A_CORE, SupervisedActor, shares_of
+from laser_rl.cluster.replays import ReplayFiles, ShardFiller
+from laser_rl.cluster.runner import ActorStart, ReplayWriter, RunnerOutbox
 from laser_rl.cluster.settings import ClusterSettings, require_possible
 from laser_rl.cluster.shard import ShardPlan
 from laser_rl.config import override
@@ -39,7 +33,7 @@ from laser_rl.training.saving import Segments
 from laser_rl.training.settings import SweepConfig
 from laser_rl.training.stop import Stop
 from laser_rl.types import Delivery, Episode
-from tests.cluster.raylets import NearCoordinator, NearShard
+from tests.cluster.raylets import NearActor, NearShard, send
 from tests.cluster.test_cluster_faults import examine
 from tests.replay.inputs import VECTOR, numbered, take
 from tests.training.small import finish, small
@@ -50,13 +44,12 @@ def near(number, unrolls=1000):
 
 
 class Post:
-    """A runner's outbox, its shard, and a coordinator with little room."""
+    """A runner's outbox, its shard, and a learner with little room."""
 
     def __init__(self, room=2, at_once=4, **more):
-        self.shard, member = near(0), NearCoordinator(MemberCoordinator(room))
-        self.inbox = RayInbox(member, VECTOR)
-        writer = ReplayWriter(lambda: self.shard, "runner")
-        self.sender = RunnerOutbox(writer, member, "runner", VECTOR, "raw", at_once=at_once, **more)
+        self.shard, self.inbox = near(0), RunnerInbox(room, VECTOR)
+        writer, learner = ReplayWriter(lambda: [self.shard], "runner"), RemoteLearner(NearActor(self.inbox))
+        self.sender = RunnerOutbox(writer, learner, "runner", VECTOR, "raw", at_once=at_once, **more)
         self.taken, self.unrolls = [], 0
 
     def deliver(self, first, count, steps=7):
@@ -93,12 +86,11 @@ def test_what_a_runner_makes_is_once_in_its_shard_and_once_with_its_learner():
 
 def test_streams_lead_to_the_shards_in_turn():
     """Six runners of three members, on whichever nodes: two to each shard, and no member has more of the replay than another."""
-    member = NearCoordinator(MemberCoordinator())
-    member.post.remote(SHARDS, 1, ["A", "B", "C"])
-    shards = RayShards(member)
-    assert [shards.at(place) for place in range(6)] == ["A", "B", "C", "A", "B", "C"]
-    member.post.remote(SHARDS, 2, [])
-    wait_until(lambda: shards.at(0) is None)
+    shards = [near(number) for number in range(3)]
+    one = seal(pack(VECTOR, numbered(VECTOR, [0])), "raw")
+    assert all(ReplayWriter(lambda: shards, f"stream {place}", place).send(one, 5.0) for place in range(6))
+    assert [len(shard.held().version) for shard in shards] == [2, 2, 2]
+    assert not ReplayWriter(list, "without a shard").send(one, 0.01)
 
 
 def test_runners_share_the_slots_of_a_member():
@@ -122,60 +114,106 @@ def test_a_runner_whose_learner_takes_nothing_waits_and_loses_nothing():
     assert sum(taken.steps for taken in post.taken) == 7 * (accepted + 1)
 
 
-def test_news_count_once_and_a_replaced_learner_is_told_to_stop():
-    run = NearCoordinator(RunCoordinator([0, 4]))
-
-    def tell(*arguments):
-        return run.tell.remote(*arguments).future().result(5.0)
-
-    line = ("train", 3, 1, {"member": 0})
-    for _ in range(2):  # the answer to the first was lost
-        reply = tell(0, 0, News(0, 3, [line], b"state"))
-    assert (reply.slowest, reply.reason) == (3, None)
-    assert tell(0, 2, News(0, 2, [line])).reason is None
-    assert tell(0, 0, News(9, 50, [line])).reason == REPLACED
-    rows, *others = run.collect.remote().future().result(5.0)
-    assert (len(rows), *others) == (2, [3, 4], {0: b"state"})
-    assert run.collect.remote().future().result(5.0)[0] == []
+def linked(own, steps):
+    """The supervisor's side, with one learner."""
+    links = LearnerLinks(steps)
+    links.connect(0, NearActor(own))
+    return links
 
 
-def test_a_link_says_all_in_order_and_hears_orders_steps_and_the_end():
-    run, stop = NearCoordinator(RunCoordinator([0, 9])), Stop()
-    client = CoordinatorClient(run, 0, 0, stop, members=2, steps=0)
+def gathered(links, enough):
+    """All that is collected until there is enough."""
+    rows, states, steps = [], {}, []
+
+    def collect():
+        nonlocal steps
+        more, steps, new = links.collect()
+        rows.extend(more)
+        states.update(new)
+        return enough(rows, steps, states)
+
+    wait_until(collect)
+    return rows, steps, states
+
+
+def test_a_learner_tells_all_in_order_and_hears_orders_steps_shards_and_the_end():
+    stop = Stop()
+    own = SupervisorLink(stop, members=2, steps=0)
+    links = linked(own, [0, 9])
     for step in range(100):
-        client.write("train", step, step, {"member": 0})
-        client.move(step)
-    client.publish(b"state")
-    run.order.remote(0, {"exploit": 1}).future().result(5.0)
-    wait_until(lambda: client.order is not None and client.slowest == 9)
-    run.post.remote(STOP, 0, "SIGTERM").future().result(5.0)
+        own.write("train", step, step, {"member": 0})
+        own.move(step)
+    own.publish(b"state")
+    links.order(0, {"exploit": 1})
+    links.shards[0] = (3, ["A", "B"])
+    wait_until(lambda: own.order is not None and own.slowest == 9 and own.shards == (3, ["A", "B"]))
+    links.reason = "SIGTERM"
     wait_until(lambda: stop.reason == "SIGTERM" and stop.urgent)
-    client.write("event", 100, 100, {"member": 0})
-    client.close()
-    rows, *others = run.collect.remote().future().result(5.0)
+    own.write("event", 100, 100, {"member": 0})
+    own.close()  # waits until the supervisor has it
+    rows, *others = links.collect()
     assert [step for _, step, *_ in rows] == list(range(101))
     assert others == [[99, 9], {0: b"state"}]
+    links.close()
 
 
-def test_a_link_hurries_where_the_member_moves_fast_or_waits(monkeypatch):
-    monkeypatch.setattr(coordinator, "NEWS_S", 3600.0)
-    run = NearCoordinator(RunCoordinator([0, 9]))
-    client = CoordinatorClient(run, 0, 0, Stop(), members=2, steps=0, often=100)
+def test_news_count_once_although_answers_are_lost(monkeypatch):
+    own, dice, result = SupervisorLink(Stop(), members=1, steps=0), np.random.default_rng(3), Answer.result
+
+    def lossy(answer, timeout):
+        found = result(answer, timeout)  # it was carried out
+        if dice.random() < 0.5:
+            raise AnswerLost("on the way back")
+        return found
+
+    monkeypatch.setattr(Answer, "result", lossy)
+    monkeypatch.setattr(channels, "HURRY_S", 0.0)
+    links = linked(own, [0])
+    for step in range(300):
+        own.write("train", step, step, {})
+        own.hurry()
+        time.sleep(0.001)
+    own.close()
+    rows, _, _ = links.collect()
+    assert [step for _, step, *_ in rows] == list(range(300))
+    links.close()
+
+
+def test_news_of_a_learner_that_was_replaced_are_not_heard():
+    old, new = (SupervisorLink(Stop(), members=1, steps=0) for _ in range(2))
+    links = linked(old, [0])
+    old.move(5)
+    gathered(links, lambda rows, steps, states: steps == [5])
+    links.connect(0, NearActor(new))
+    old.write("train", 50, 50, {})
+    old.move(50)
+    new.write("train", 6, 6, {})
+    rows, *_ = gathered(links, lambda rows, steps, states: rows)
+    time.sleep(0.3)
+    assert ([step for _, step, *_ in rows], links.collect()[1]) == ([6], [5])
+    links.close()
+
+
+def test_a_learner_hurries_where_the_member_moves_fast_or_waits(monkeypatch):
+    monkeypatch.setattr(channels, "NEWS_S", 3600.0)
+    own = SupervisorLink(Stop(), members=2, steps=0, often=100)
+    links = linked(own, [0, 9])
 
     def heard():
-        return run.collect.remote().future().result(5.0)[1][0]
+        return links.collect()[1][0]
 
-    client.move(99)
+    own.move(99)
     time.sleep(0.3)
     assert heard() == 0
-    client.move(100)
+    own.move(100)
     wait_until(lambda: heard() == 100)
-    client.move(150)
+    own.move(150)
     time.sleep(0.3)
     assert heard() == 100
-    client.hurry()
+    own.hurry()
     wait_until(lambda: heard() == 150)
-    client.close()
+    own.hurry()
+    links.close()
 
 
 def test_a_member_that_is_ahead_takes_nothing_until_the_others_have_come():
@@ -195,8 +233,8 @@ def test_a_member_that_is_ahead_takes_nothing_until_the_others_have_come():
     )
     training.acted = lambda steps, episodes: setattr(training, "steps", training.steps + steps)
     hurried: list[int] = []
-    client = SimpleNamespace(slowest=0, move=lambda steps: None, hurry=lambda: hurried.append(training.steps))
-    intake = RemoteBatchSource(training, post.inbox, RemoteActor(None, 0), client, slack=10)
+    others = SimpleNamespace(slowest=0, move=lambda steps: None, hurry=lambda: hurried.append(training.steps))
+    intake = RemoteBatchSource(training, post.inbox, RemoteActor(None, 0), others, slack=10)
     for turn in range(5):
         assert post.sender.put(post.deliver(4 * turn, 4), 1.0)
         assert post.sender.flush(5.0)
@@ -204,7 +242,7 @@ def test_a_member_that_is_ahead_takes_nothing_until_the_others_have_come():
         assert not intake.ready(0.1)
     assert (training.steps, mixer.queued) == (14, 8)  # one beyond the slack, and no more
     assert set(hurried) == {14}  # it asks for news of the others only while it waits for them
-    client.slowest = 7
+    others.slowest = 7
     for _ in range(8):
         intake.ready(0.05)
     assert training.steps == 21
@@ -215,22 +253,22 @@ def test_a_member_that_is_ahead_takes_nothing_until_the_others_have_come():
 
 def filled(number, first, count, unrolls=1000):
     shard = near(number, unrolls)
-    writer = ReplayWriter(lambda: shard, "s")
-    assert writer.send(seal(pack(VECTOR, numbered(VECTOR, range(first, first + count))), "raw"), 5.0)
-    assert writer.flush(5.0)
-    return shard, writer
+    more(shard, first, count)
+    return shard
+
+
+def more(shard, first, count):
+    send(shard, seal(pack(VECTOR, numbered(VECTOR, range(first, first + count))), "raw"), number=first)
 
 
 def test_what_is_saved_of_shards_is_read_by_one_machine_and_goes_back_to_other_shards(tmp_path):
     """Two shards of which one drops its oldest, two checkpoints; then into a `Replay`, and into three shards."""
-    both = [filled(0, 0, 30), filled(3, 100, 30, unrolls=20)]
-    shards = [one[0] for one in both]
+    shards = [filled(0, 0, 30), filled(3, 100, 30, unrolls=20)]
     files = ReplayFiles(tmp_path, VECTOR, 0, lambda: shards)
     assert files.write() == {"first_id": 0, "next_id": 50}
     before = len(files.entries)
-    for (_, writer), first in zip(both, (30, 130), strict=True):
-        assert writer.send(seal(pack(VECTOR, numbered(VECTOR, range(first, first + 8))), "raw"), 5.0)
-        assert writer.flush(5.0)
+    for shard, first in zip(shards, (30, 130), strict=True):
+        more(shard, first, 8)
     ids = files.write()
     assert (ids["next_id"], ids["next_id"] - ids["first_id"]) == (66, 58)  # as many as the shards hold
     assert len(files.entries) == before + 2
@@ -249,12 +287,11 @@ def test_what_is_saved_of_shards_is_read_by_one_machine_and_goes_back_to_other_s
 
 
 def test_a_checkpoint_that_failed_leaves_no_trace(tmp_path):
-    shard, writer = filled(0, 0, 10)
+    shard = filled(0, 0, 10)
     files = ReplayFiles(tmp_path, VECTOR, 0, lambda: [shard])
     first = files.write()
     entries = list(files.entries)
-    assert writer.send(seal(pack(VECTOR, numbered(VECTOR, range(10, 15))), "raw"), 5.0)
-    assert writer.flush(5.0)
+    more(shard, 10, 5)
     assert files.write()["next_id"] == 15
     files.revert()
     assert files.entries == entries
@@ -337,6 +374,21 @@ def test_an_actor_that_dies_again_and_again_is_started_later_and_later_and_then_
     assert all(pauses[1:] >= 0.05 * 2.0 ** np.arange(1, MOST_RESTARTS))
     hosted.restart(hosted.ended(), steps=8)  # with a step in between it is started at once
     assert hosted.deaths.in_a_row == 1
+
+
+def test_a_guard_ends_what_has_its_words_in_its_command_line_and_nothing_else():
+    sleep, word = "import time; time.sleep(60)", secrets.token_hex(16)
+    doomed, spared = (
+        subprocess.Popen([sys.executable, "-c", sleep, *words]) for words in ((word, "doomed"), (word, "spared"))
+    )
+    try:
+        ProcessGuard(word, "doomed").close()
+        assert doomed.wait(10) == -signal.SIGKILL
+        assert spared.poll() is None
+    finally:
+        for process in (doomed, spared):
+            process.kill()
+            process.wait(10)
 
 
 def test_what_looks_for_gaps_and_doubles_after_kills_finds_them():

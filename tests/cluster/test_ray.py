@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from laser_rl.cluster.calls import on_node, ray
-from laser_rl.cluster.channels import RayShards
-from laser_rl.cluster.replay_writer import ReplayWriter
+from laser_rl.cluster.calls import on_node, ray, start_actor
 from laser_rl.cluster.replays import ShardSupervisor
+from laser_rl.cluster.runner import ReplayWriter
 from laser_rl.cluster.shard import ShardClient, ShardPlan
 from laser_rl.cluster.sharded import ShardedReplay
 from laser_rl.replay.encoded_unrolls import seal
 from laser_rl.replay.records import allocate, fields_of, pack
-from tests.cluster.raylets import STORE_BYTES, needs_ray, require_token, send, start_coordinator, three_raylets
+from tests.cluster.raylets import STORE_BYTES, needs_ray, require_token, send, three_raylets
 from tests.replay.inputs import STACKED, VECTOR, numbered
 
 pytestmark = needs_ray
@@ -71,17 +70,15 @@ def test_a_shard_on_ray_takes_a_delivery_once_and_gives_it_back(one_node, starte
     shard = ShardClient.start(plan_of(STACKED, 0, codec="zstd"), one_node)
     started.append(shard)
     assert shard.near
-    writer = ReplayWriter(lambda: shard, "runner")
+    writer = ReplayWriter(lambda: [shard], "runner")
     assert writer.send(parcel_of(STACKED, range(6), "zstd"), ANSWER_S)
-    assert writer.flush(ANSWER_S)
-    assert shard.insert("runner", 2, parcel_of(STACKED, range(2, 8), "zstd"), 2).result(ANSWER_S) == 8
+    for _ in range(2):
+        assert shard.insert("runner", 1, parcel_of(STACKED, range(6, 8), "zstd")).result(ANSWER_S)
     assert shard.report().result(ANSWER_S).span == (0, 8)
     store, batch = ShardedReplay(STACKED, lambda: [shard], ahead=2), allocate(STACKED, 16)
     for _ in range(3):
         ids = store.sample_into(16, np.random.default_rng(0), batch, 0)
         assert batch.version.tolist() == ids.tolist()
-    with pytest.raises(ValueError, match="expected"):
-        shard.insert("runner", 8, parcel_of(VECTOR, [8], "raw"), 8).result(ANSWER_S)
 
 
 def shards_on(raylets, started, layout=VECTOR, fills=(), codec="raw"):
@@ -113,31 +110,41 @@ def test_three_nodes_of_unequal_fill_are_drawn_from_uniformly(raylets, started, 
     assert stats.chisquare(counts).pvalue > 0.001
 
 
-def send_all(coordinator, stream, start, far, file, end):
+class Board:
+    """An actor that knows the shards, as a learner does."""
+
+    def __init__(self):
+        self._shards = []
+
+    def post(self, shards):
+        self._shards = shards
+
+    def shards(self):
+        return self._shards
+
+
+def send_all(board, stream, start, place, file, end):
     """A runner: parcels of four, to the first shard or to the last one, until the file `end` is there; returns how many it has sent.
 
     Who it is and what was acknowledged is in `file`. It does not end by itself: whoever wants to kill it finds it alive.
     """
-    shards = RayShards(coordinator)
-    writer = ReplayWriter(lambda: shards.at(-1 if far else 0), stream)
-    writer.sent = writer.acknowledged = start
+    writer = ReplayWriter(lambda: ray().get(board.shards.remote(), timeout=ANSWER_S), stream, place)
+    writer._number = start // 4
     first, at = STREAM * int(stream), start
     while not Path(end).exists():
         while not writer.send(parcel_of(VECTOR, range(first + at, first + at + 4), "raw"), 1.0):
             pass
         at += 4
-        Path(file).write_bytes(struct.pack("qq", os.getpid(), writer.acknowledged))
+        Path(file).write_bytes(struct.pack("qq", os.getpid(), at))
         time.sleep(0.02)
-    while not writer.flush(1.0):
-        pass
-    return writer.acknowledged
+    return at
 
 
 class Runners:
     """Three of them; who is killed is replaced, and sends again what came before the last acknowledgement that is known."""
 
-    def __init__(self, raylets, coordinator, folder):
-        self.coordinator, self.folder, self.nodes = coordinator, folder, raylets.nodes()[:2]
+    def __init__(self, raylets, board, folder):
+        self.board, self.folder, self.nodes = board, folder, raylets.nodes()[:2]
         self.random, self.task = np.random.default_rng(0), ray().remote(num_cpus=1, max_retries=0)(send_all)
         self.running = {who: self.start(who, 0) for who in range(3)}
 
@@ -145,7 +152,7 @@ class Runners:
         file, node = self.folder / str(who), self.nodes[who % 2]
         file.write_bytes(struct.pack("qq", 0, 0))
         return self.task.options(scheduling_strategy=on_node(node)).remote(
-            self.coordinator, str(who), at, who == 2, str(file), str(self.folder / "end")
+            self.board, str(who), at, -(who == 2), str(file), str(self.folder / "end")
         )
 
     def known(self, who):
@@ -167,7 +174,7 @@ class Runners:
         before, deadline = {who: self.known(who)[1] for who in self.running}, time.monotonic() + ANSWER_S
         while any(self.known(who)[1] <= acknowledged for who, acknowledged in before.items()):
             assert time.monotonic() < deadline, f"nothing more was acknowledged than {before}"
-            supervisor.look(supervisor._told)
+            supervisor.look()
             time.sleep(0.05)
 
     def end(self):
@@ -186,7 +193,7 @@ def fullest(supervisor):
     """The shard that would take most along, once that is something."""
     deadline = time.monotonic() + ANSWER_S
     while time.monotonic() < deadline:
-        supervisor.look(supervisor._told)
+        supervisor.look()
         spans = {one.shard: one.newest.span for one in supervisor._by_node.values() if one.newest is not None}
         held = {shard: end - first for shard, (first, end) in spans.items()}
         if max(held.values(), default=0) >= 40:
@@ -199,7 +206,7 @@ def await_lost(supervisor):
     deadline, before = time.monotonic() + ANSWER_S, len(supervisor.lost)
     while len(supervisor.lost) == before:
         assert time.monotonic() < deadline, "nobody saw that a shard was lost"
-        supervisor.look(supervisor._told)
+        supervisor.look()
         time.sleep(0.05)
 
 
@@ -207,12 +214,18 @@ def await_lost(supervisor):
 @pytest.mark.fault(22)
 def test_shards_runners_and_a_node_are_killed_while_a_learner_draws(raylets, started, tmp_path, figure):
     """What a living shard holds of a stream is without gaps and doubles, up to the stream's end; all else went with a shard that died."""
-    coordinator = start_coordinator()
-    started.append(coordinator)
+    board = start_actor(Board, strategy=on_node(raylets.head))
+    started.append(board)
     supervisor = ShardSupervisor(plan_of(VECTOR, 0, unrolls=10_000), raylets.nodes)
-    supervisor.look(coordinator)
-    runners = Runners(raylets, coordinator, tmp_path)
-    store, batch, random = ShardedReplay(VECTOR, RayShards(coordinator)), allocate(VECTOR, 64), np.random.default_rng(3)
+    look = supervisor.look
+    supervisor.look = lambda: (look(), board.post.remote(supervisor.shards))[0]
+    supervisor.look()
+    runners = Runners(raylets, board, tmp_path)
+    store, batch, random = (
+        ShardedReplay(VECTOR, lambda: supervisor.shards),
+        allocate(VECTOR, 64),
+        np.random.default_rng(3),
+    )
     draws = killed = 0
     try:
         for turn in range(9):

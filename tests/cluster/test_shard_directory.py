@@ -4,9 +4,9 @@ from concurrent.futures import Future
 
 import pytest
 
-from laser_rl.cluster import shard_directory as module
+from laser_rl.cluster import sharded as module
 from laser_rl.cluster.shard import ShardReport
-from laser_rl.cluster.shard_directory import ShardDirectory
+from laser_rl.cluster.sharded import ShardDirectory
 
 
 class Counted:

@@ -1,7 +1,6 @@
 """Lost shards are replaced, without Ray: the first time at once, then later and later, and it is said."""
 
 from concurrent.futures import Future
-from types import SimpleNamespace
 
 import pytest
 
@@ -30,29 +29,14 @@ class Started:
         self.asked[-1].set_exception(ActorGone("out of memory"))
 
 
-class Posted:
-    """A coordinator that hears which shards there are."""
-
-    def __init__(self, heard):
-        answer = Future()
-        answer.set_result(None)
-        self.post = SimpleNamespace(
-            remote=lambda name, version, shards: (
-                heard.append([one.number for one in shards]),
-                SimpleNamespace(future=lambda: answer),
-            )[1]
-        )
-
-
 @pytest.fixture
 def kept(monkeypatch):
-    """A supervisor of two nodes, a clock, and the lists of shards that were posted."""
-    now, posted, alive = [100.0], [], ["a", "b"]
+    """A supervisor of two nodes, a clock, and the nodes alive."""
+    now, alive = [100.0], ["a", "b"]
     monkeypatch.setattr(module.ShardClient, "start", Started)
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     supervisor = ShardSupervisor(ShardPlan(VECTOR, 1000, number=0), lambda: alive)
-    supervisor._told = Posted(posted)
-    return supervisor, now, posted, alive
+    return supervisor, now, alive
 
 
 def on(supervisor, node):
@@ -60,47 +44,47 @@ def on(supervisor, node):
 
 
 def test_replacements_come_at_once_and_then_later_and_later(kept):
-    supervisor, now, posted, _ = kept
-    supervisor.look(supervisor._told)
+    supervisor, now, _ = kept
+    supervisor.look()
     pauses = []
     for _ in range(9):
         on(supervisor, "a").die()
-        (lost,) = supervisor.look(supervisor._told)
+        (lost,) = supervisor.look()
         died = now[0]
         if on(supervisor, "a") is None:
-            assert posted[-1] == [1]  # nobody is told of one that is not there
+            assert [shard.number for shard in supervisor.shards] == [1]  # no list has one that is not there
             assert "in a row died soon" in lost.by
         while on(supervisor, "a") is None:
             now[0] += 0.5
-            supervisor.look(supervisor._told)
+            supervisor.look()
         pauses.append(now[0] - died)
-        supervisor.look(supervisor._told)  # asks it
+        supervisor.look()  # asks it
     assert pauses == [0.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
     assert supervisor.lost[0].by == "shard 2"
     supervisor._deaths["a"].in_a_row = 5000  # in a row, some days later
     on(supervisor, "a").die()
-    supervisor.look(supervisor._told)
+    supervisor.look()
     now[0] += calls.MOST_PAUSE_S
-    supervisor.look(supervisor._told)
+    supervisor.look()
     assert on(supervisor, "a") is not None
     assert on(supervisor, "b").number == 1
     now[0] += module.STEADY_S + 1
-    supervisor.look(supervisor._told)
+    supervisor.look()
     on(supervisor, "a").die()
-    supervisor.look(supervisor._told)
+    supervisor.look()
     assert on(supervisor, "a") is not None  # it had lived for long: at once again
 
 
 def test_what_a_lost_shard_held_is_told_and_a_node_that_is_gone_gets_none(kept):
-    supervisor, now, posted, alive = kept
-    supervisor.look(supervisor._told)
+    supervisor, now, alive = kept
+    supervisor.look()
     on(supervisor, "b").say((5, 25))
-    supervisor.look(supervisor._told)
+    supervisor.look()
     alive.remove("b")
-    (lost,) = supervisor.look(supervisor._told)
+    (lost,) = supervisor.look()
     assert (lost.number, lost.unrolls, lost.by) == (1, 20, "none: its node is gone")
-    assert posted[-1] == [0]
+    assert [shard.number for shard in supervisor.shards] == [0]
     alive.append("b")
     now[0] += 1
-    assert supervisor.look(supervisor._told) == []
-    assert posted[-1] == [0, 2]
+    assert supervisor.look() == []
+    assert [shard.number for shard in supervisor.shards] == [0, 2]

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from laser_rl.cluster import replay_writer, shard_directory, sharded
+from laser_rl.cluster import sharded
 from laser_rl.cluster.calls import AnswerLost
-from laser_rl.cluster.replay_writer import ReplayWriter
+from laser_rl.cluster.runner import ReplayWriter
 from laser_rl.cluster.settings import require_uniform
 from laser_rl.cluster.shard import Shard, ShardPlan
-from laser_rl.cluster.shard_directory import SHARD_BITS
-from laser_rl.cluster.sharded import ShardedReplay
+from laser_rl.cluster.sharded import SHARD_BITS, ShardedReplay
 from laser_rl.errors import ConfigError
 from laser_rl.replay.encoded_unrolls import seal
 from laser_rl.replay.mixer import Counts, Mixer
@@ -124,17 +123,6 @@ def test_the_first_draw_waits_until_all_shards_have_said_what_they_hold():
     assert (batch.version >= 20).any()
 
 
-def test_a_stream_that_its_shard_does_not_know_goes_on_where_it_was():
-    shard = near(VECTOR, 0)
-    writer = ReplayWriter(lambda: shard, "runner")
-    for at in range(0, 20, 4):
-        assert writer.send(seal(pack(VECTOR, numbered(VECTOR, range(at, at + 4))), "raw"), 5.0)
-        assert writer.flush(5.0)
-        shard.shard._streams.clear()
-    assert writer.acknowledged == 20
-    assert shard.held().version.tolist() == list(range(20))
-
-
 def test_a_lost_shard_takes_its_unrolls_and_a_replacement_is_drawn_from(caplog):
     shards = filled(VECTOR, [20, 30])
     store, random, batch = (
@@ -164,7 +152,6 @@ def test_a_lost_shard_takes_its_unrolls_and_a_replacement_is_drawn_from(caplog):
 
 
 def test_a_shard_that_does_not_answer_is_left_out_until_it_does(caplog, monkeypatch):
-    monkeypatch.setattr(shard_directory, "ANSWER_S", 0.3)
     monkeypatch.setattr(sharded, "ANSWER_S", 0.3)
     shards = filled(VECTOR, [20, 30])
     store, random, batch = (
@@ -238,11 +225,9 @@ def test_each_unroll_arrives_once_however_many_shards_and_answers_are_lost():
     """All that a shard has is in order and without gaps; what none has was acknowledged by one that is gone, or is in it unacknowledged."""
     shards = []
     shards.append(Lossy(shards, np.random.default_rng(8)))
-    writer = ReplayWriter(lambda: shards[-1], "runner")
-    for at in range(0, 1200, 4):
-        assert writer.send(seal(pack(VECTOR, numbered(VECTOR, range(at, at + 4))), "raw"), 10.0)
-    assert writer.flush(10.0)
-    assert (writer.sent, writer.acknowledged) == (1200, 1200)
+    writer, at = ReplayWriter(lambda: [shards[-1]], "runner"), 0
+    while at < 1200:
+        at += 4 * writer.send(seal(pack(VECTOR, numbered(VECTOR, range(at, at + 4))), "raw"), 10.0)
     assert len(shards) > 3
     assert sum(shard.calls["insert"] for shard in shards) > 303  # some were sent again
     held = [shard.held().version.tolist() for shard in shards]
@@ -250,35 +235,6 @@ def test_each_unroll_arrives_once_however_many_shards_and_answers_are_lost():
         assert versions == list(range(versions[0], versions[-1] + 1)) if versions else True
     assert held[-1][-1] == 1199
     assert sorted(set().union(*held)) == list(range(1200))  # each was once in some shard
-
-
-def test_a_writer_waits_for_room_and_names_whom_it_waits_for(caplog, monkeypatch):
-    monkeypatch.setattr("laser_rl.training.stall.SAY_AFTER_S", 0.1)
-    shard, asleep = near(VECTOR, 3), threading.Event()
-    insert = shard.shard.insert
-    shard.shard.insert = lambda *arguments: (asleep.wait(30), insert(*arguments))[1]
-    monkeypatch.setattr(replay_writer, "UNDER_WAY", 2)
-    writer, encoded = ReplayWriter(lambda: shard, "runner 5"), seal(pack(VECTOR, numbered(VECTOR, range(3))), "raw")
-    assert [writer.send(encoded, 0.3) for _ in range(3)] == [True, True, False]
-    assert (
-        "stream runner 5 has waited 0 s for shard 3 of the replay on this node to acknowledge unroll 0" in caplog.text
-    )
-    asleep.set()
-    assert writer.send(encoded, 5.0)
-    assert writer.flush(5.0)
-    assert shard.span() == (0, 9)
-
-
-def test_without_a_shard_a_writer_keeps_what_it_has(monkeypatch):
-    monkeypatch.setattr(replay_writer, "UNDER_WAY", 2)
-    shards = []
-    writer = ReplayWriter(lambda: next(iter(shards), None), "runner")
-    encoded = seal(pack(VECTOR, numbered(VECTOR, range(3))), "raw")
-    assert [writer.send(encoded, 0.05) for _ in range(3)] == [True, True, False]
-    assert not writer.flush(0.05)
-    shards.append(near(VECTOR, 0))
-    assert writer.flush(5.0)
-    assert shards[0].span() == (0, 6)
 
 
 @pytest.mark.parametrize(

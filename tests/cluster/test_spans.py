@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from laser_rl.cluster.shard_directory import SHARD_BITS, Spans, global_ids
+from laser_rl.cluster.sharded import SHARD_BITS, Spans, global_ids
 from laser_rl.replay.records import allocate
 from laser_rl.replay.store import Replay
 from laser_rl.types import UnrollLayout, empty_unrolls

@@ -3,6 +3,7 @@
 import threading
 import time
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,13 +11,11 @@ import torch
 from scipy import stats
 
 from laser_rl.cluster import channels as ports
-from laser_rl.cluster.calls import Answer, AnswerLost
-from laser_rl.cluster.channels import RayInbox, RayMailbox, RayStop
-from laser_rl.cluster.coordinator import MemberCoordinator
+from laser_rl.cluster.calls import Answer, AnswerLost, call
+from laser_rl.cluster.channels import RUNNERS, RemoteLearner, RunnerInbox
 from laser_rl.cluster.runner import RunnerOutbox
 from laser_rl.cluster.shard import ShardClient, ShardPlan
-from laser_rl.cluster.shard_directory import global_ids
-from laser_rl.cluster.sharded import ShardedReplay
+from laser_rl.cluster.sharded import ShardedReplay, global_ids
 from laser_rl.replay.encoded_unrolls import seal
 from laser_rl.replay.records import allocate, pack, unpack
 from laser_rl.replay.store import Replay
@@ -24,15 +23,7 @@ from laser_rl.training.member_group import ThreadMailbox
 from laser_rl.training.stop import Stop
 from laser_rl.training.threads import ThreadInbox
 from laser_rl.types import Delivery, Episode
-from tests.cluster.raylets import (
-    NearCoordinator,
-    NearRay,
-    NearShard,
-    needs_ray,
-    send,
-    start_coordinator,
-    three_raylets,
-)
+from tests.cluster.raylets import NearActor, NearRay, NearShard, needs_ray, send, start_inbox, three_raylets
 from tests.replay.inputs import STACKED, VECTOR, assert_same, numbered
 
 ON_RAY = pytest.param("ray", marks=[pytest.mark.slow, needs_ray])
@@ -49,28 +40,35 @@ def wait_until(holds, seconds=20.0):
 
 
 @pytest.fixture
-def coordinator(carrier, monkeypatch):
-    """A member's; none between threads."""
+def learner(carrier, monkeypatch):
+    """The actor of a learner, as far as runners call it; none between threads."""
     if carrier == "thread":
         yield None
     elif carrier == "near":
         monkeypatch.setattr(ports, "ray", lambda: NearRay)
-        yield NearCoordinator(MemberCoordinator(ROOM))
+        yield NearActor(RunnerInbox(ROOM, STACKED))
     else:
         raylets = three_raylets()
-        made = start_coordinator(ROOM)
+        made = start_inbox(ROOM, STACKED)
         yield made
         raylets.ray.kill(made)
+
+
+def called(learner, method, *arguments):
+    """What the learner itself does in its process."""
+    remote = getattr(learner, method).options(concurrency_group=RUNNERS).remote
+    return call(remote(*arguments), "the test", f"the learner to {method}")
 
 
 # --- inbox
 
 
 class Outbox:
-    """A runner's, whose `put` waits until the coordinator has the delivery."""
+    """A runner's, whose `put` waits until the learner has the delivery."""
 
-    def __init__(self, coordinator, name):
-        self._outbox, self._held = RunnerOutbox(None, coordinator, name, STACKED, "raw", at_once=1), None
+    def __init__(self, learner, name):
+        self._outbox = RunnerOutbox(None, RemoteLearner(learner), name, STACKED, "raw", at_once=1)
+        self._held = None
 
     def put(self, delivery, timeout_s):
         if self._held != delivery.steps:  # otherwise it is on its way already
@@ -83,21 +81,21 @@ class Outbox:
 class Inbox:
     """A learner's, whose unrolls are as they were before they were sent."""
 
-    def __init__(self, coordinator):
-        self._inbox = RayInbox(coordinator, STACKED)
+    def __init__(self, learner):
+        self._learner = learner
 
     def take(self, timeout_s):
-        taken = self._inbox.take(timeout_s)
+        taken = called(self._learner, "take", timeout_s)
         return None if taken is None else Delivery(unpack(STACKED, taken[0]), taken[1].episodes, taken[1].steps)
 
 
 @pytest.fixture
-def inbox(carrier, coordinator):
+def inbox(carrier, learner):
     """A function that gives another sender, and the taker."""
     if carrier == "thread":
         only = ThreadInbox(ROOM)
         return lambda name: only, only
-    return lambda name: Outbox(coordinator, name), Inbox(coordinator)
+    return lambda name: Outbox(learner, name), Inbox(learner)
 
 
 def delivery(number):
@@ -183,12 +181,14 @@ def test_a_delivery_whose_answer_was_lost_is_in_once(inbox, monkeypatch):
 
 
 @pytest.fixture
-def mailbox(carrier, coordinator, in_step):
+def mailbox(carrier, learner, in_step):
     """The learner's, and a function that gives another actor's."""
     if carrier == "thread":
         only = ThreadMailbox(torch.full((1000,), -1.0), -1)
         return only, lambda: only
-    return RayMailbox(coordinator, in_step=in_step), partial(RayMailbox, coordinator, in_step=in_step)
+    return SimpleNamespace(publish=partial(called, learner, "publish")), partial(
+        RemoteLearner, learner, in_step=in_step
+    )
 
 
 IN_STEP = [("thread", True), ("near", True), pytest.param("ray", True, marks=[pytest.mark.slow, needs_ray])]
@@ -264,49 +264,19 @@ def test_no_reader_ever_sees_half_of_two_versions(mailbox):
     assert len(seen) > 1
 
 
-@pytest.mark.parametrize(("carrier", "in_step"), OVERLAPPING)
-def test_a_learner_that_begins_again_with_an_older_version_is_heard_and_its_past_life_is_not(mailbox):
-    learner, actor, into = mailbox[0], mailbox[1](), torch.zeros(1000)
-    learner.publish(torch.full((1000,), 50.0), 50)
-    assert collected(actor, into, 0) == 50
-    again = mailbox[1](life=1)
-    again.publish(torch.full((1000,), 40.0), 40)
-    wait_until(lambda: actor.collect(into, 50) == 40)
-    assert (into == 40).all()
-    learner.publish(torch.full((1000,), 51.0), 51)
-    time.sleep(0.1)
-    assert actor.collect(into, 40) == 40
-
-
 # --- stop
 
 
-@pytest.fixture
-def stops(carrier, coordinator):
-    """Two processes' signals of one run."""
+@CARRIERS
+def test_runners_hear_the_reason_to_stop(carrier, learner):
     if carrier == "thread":
-        only = Stop()
-        return only, only
-    return RayStop(coordinator), RayStop(coordinator)
-
-
-@CARRIERS
-def test_the_first_reason_stays_and_everybody_hears_it(stops):
-    one, other = stops
-    assert one.reason is None
-    assert other.reason is None
-    one.request("the first")
-    assert one.reason == "the first"
-    wait_until(lambda: other.reason)
-    other.request("too late")
-    assert one.reason == other.reason == "the first"
-
-
-@CARRIERS
-def test_who_asks_second_without_having_heard_gets_the_first_reason(stops):
-    stops[0].request("the first")
-    stops[1].request("the second")
-    assert stops[1].reason == "the first"
+        stop = Stop()
+        runners, request = [stop, stop], stop.request
+    else:
+        runners, request = [RemoteLearner(learner) for _ in range(2)], partial(called, learner, "stop")
+    assert [runner.reason for runner in runners] == [None, None]
+    request("the first")
+    assert [wait_until(lambda one=one: one.reason) for one in runners] == ["the first"] * 2
 
 
 # --- store
