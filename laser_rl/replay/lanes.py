@@ -2,9 +2,14 @@
 
 Column j of every batch is lane j. It goes through an episode unroll by unroll, and the learner carries the memory's state from one
 batch to the next: a state that its own newest parameters computed from the episode's first row on, never one that was stored.
+
+Unrolls of all streams lie interleaved in the store. An `EpisodeIndex` says which whole episodes it holds and how the unrolls of a stream
+follow each other; it is made by reading the small fields of each new unroll once. Other processes may write into the store at any time, so
+every reader keeps an index of its own; one made from scratch over the same unrolls is equal.
 """
 
 import logging
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -12,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laser_rl.errors import ConfigError
-from laser_rl.replay.episodes import ATTEMPTS, NONE, EpisodeIndex, outrun
-from laser_rl.replay.mixer import Priorities, State, columns_of
+from laser_rl.replay.mixer import Priorities, Sampler, State, columns_of
 from laser_rl.replay.records import Ids
 from laser_rl.replay.store import Evicted, Replay
 from laser_rl.types import Batch
@@ -21,6 +25,148 @@ from laser_rl.types import Batch
 log = logging.getLogger("laser_rl.replay")
 # The unroll to come, or -1 to draw anew; where the lane's episode ends; what its draw weighs.
 LANE = np.dtype([("next", "i8"), ("last", "i8"), ("end", "i8"), ("weight", "f8")])
+# Begins at input row `row` of the unroll `first`, ends with outcome `end` of the unroll `last`; NaN while it has no priority.
+EPISODE = np.dtype([("first", "i8"), ("row", "i8"), ("last", "i8"), ("end", "i8"), ("priority", "f8")])
+FIELDS = ("member", "slot", "episode", "is_first", "terminated", "truncated")
+BLOCK = 1024  # unrolls read at once: a millisecond under the lock
+ATTEMPTS = 100  # writers would have to go round the whole ring so often while one block is read
+NONE = -1
+
+
+class _Stream(NamedTuple):
+    """Where a stream stands after its newest unroll."""
+
+    id: int
+    episode: int  # number of the episode at the row that the next unroll begins with
+    is_first: bool  # whether that row is the first of it
+    begun: tuple[int, int] | None  # unroll and row at which the open episode began, if its beginning was seen
+
+
+class EpisodeIndex:
+    """An index over the whole episodes of a store, in the order in which they were completed."""
+
+    def __init__(self, store: Replay) -> None:
+        self._store = store
+        self.first, self.end = 0, 0  # ids that the index knows: from `first` to `end` - 1
+        self.evicted = False  # something that the index knew has left
+        self._streams: dict[tuple[int, int], _Stream] = {}
+        self._next = np.full(store.capacity, NONE, np.int64)  # of the unroll in each place of the ring
+        self._rows = np.zeros(64, EPISODE)  # those drawable lie from _begin to _stop
+        self._begin = self._stop = 0
+        self._longest = 0  # episode so far, in ids from its first to its last unroll
+
+    def __len__(self) -> int:
+        return self._stop - self._begin
+
+    @property
+    def table(self) -> NDArray[np.void]:
+        """The episodes whose unrolls are all held, by completion: a view that holds until the next refresh."""
+        return self._rows[self._begin : self._stop]
+
+    @property
+    def full(self) -> bool:
+        """Whether the store makes room for new unrolls by dropping old ones."""
+        return self.evicted or self.end - self.first >= self._store.capacity
+
+    def refresh(self) -> None:
+        """Read what is new in the store, forget what has left it."""
+        for _ in range(ATTEMPTS):
+            first, end = held_ids(self._store)
+            if (first, end) == (self.first, self.end):
+                return
+            self.evicted |= self.end > self.first and first > self.first
+            try:
+                for at in range(max(first, self.end), end, BLOCK):
+                    self._read(np.arange(at, min(at + BLOCK, end)), first)
+            except Evicted:
+                continue
+            self.first, self.end = first, end
+            self._forget()
+            return
+        raise outrun(self._store)
+
+    def following(self, unroll: int) -> int | None:
+        """The id of the next unroll in the stream; None if it is not there, or this one is not."""
+        after = int(self.successors(np.array([unroll]))[0])
+        return None if after == NONE else after
+
+    def successors(self, ids: Ids) -> Ids:
+        """The same for several, -1 for None."""
+        held = (ids >= self.first) & (ids < self.end)
+        return np.where(held, self._next[ids % self._store.capacity], NONE)
+
+    def find(self, last: int, end: int) -> int | None:
+        """The place in `table` of the episode that ends there."""
+        place = bisect_left(self.table, (last, end), key=lambda episode: (episode["last"], episode["end"]))
+        found = place < len(self) and (self.table[place]["last"], self.table[place]["end"]) == (last, end)
+        return place if found else None
+
+    def _read(self, ids: Ids, first: int) -> None:
+        """Go on in all streams with a block of new unrolls; of those known before, the ones from `first` on are held."""
+        fields: dict[str, Any] = self._store.fields(ids, FIELDS)
+        is_first = fields["is_first"][:, self._store.layout.context :]
+        marks = _marks(is_first[:, :-1], fields["terminated"] | fields["truncated"])
+        after = fields["episode"] + is_first[:, 1:].sum(1)  # the episode at row T
+        columns = (fields["member"], fields["slot"], fields["episode"], is_first[:, 0], after, is_first[:, -1])
+        self._next[ids % self._store.capacity] = NONE
+        found: list[tuple[int, int, int, int, float]] = []
+        for i, member, slot, episode, opens, follows, shared, inside in zip(
+            ids.tolist(), *(column.tolist() for column in columns), marks, strict=True
+        ):
+            stream, begun = self._streams.get((member, slot)), None
+            # An older unroll whose place has been taken must not be linked; and a stream may have been broken off.
+            if stream and stream.id >= first and (stream.episode, stream.is_first) == (episode, opens):
+                self._next[stream.id % self._store.capacity] = i
+                begun = stream.begun
+            for at, end in inside:
+                if end and begun is not None:
+                    found.append((*begun, i, at, np.nan))
+                begun = None if end else (i, at)
+            self._streams[member, slot] = _Stream(i, follows, shared, begun)
+        self._append(np.array(found, EPISODE))
+        self.end = int(ids[-1]) + 1
+
+    def _append(self, episodes: NDArray[np.void]) -> None:
+        count = len(episodes)
+        if self._stop + count > len(self._rows):
+            rows = np.zeros(2 * (len(self) + count), EPISODE)
+            rows[: len(self)] = self.table
+            self._rows, self._begin, self._stop = rows, 0, len(self)
+        self._rows[self._stop : self._stop + count] = episodes
+        self._stop += count
+        if count:
+            self._longest = max(self._longest, int((episodes["last"] - episodes["first"]).max()))
+
+    def _forget(self) -> None:
+        """Episodes that began before `first`. They were complete `_longest` ids later, so only the beginning of the table changes."""
+        stop = self._begin + bisect_left(self.table, self.first + self._longest, key=lambda episode: episode["last"])
+        kept = self._rows[self._begin : stop]
+        kept = kept[kept["first"] >= self.first]
+        self._begin = stop - len(kept)
+        self._rows[self._begin : stop] = kept
+
+
+def _marks(begins: NDArray[np.bool_], ends: NDArray[np.bool_]) -> list[list[tuple[int, bool]]]:
+    """For each unroll the rows at which an episode begins (False) or ends (True). One of a single step does both at a row."""
+    marks: list[list[tuple[int, bool]]] = [[] for _ in begins]
+    unroll, row, end = np.nonzero(np.stack([begins, ends], axis=2))
+    for i, *mark in zip(unroll.tolist(), row.tolist(), (end == 1).tolist(), strict=True):
+        marks[i].append((mark[0], mark[1]))
+    return marks
+
+
+def held_ids(store: Replay) -> tuple[int, int]:
+    """The first id held and the first not yet held. Nothing may be held: then the second is not the greater."""
+    first, end = store.first_id, store.next_id  # without the lock: the second may be newer than the first
+    return max(first, end - store.capacity), end
+
+
+def outrun(store: Replay) -> ConfigError:
+    """Writers that are this much faster have replaced the whole store again and again."""
+    return ConfigError(
+        f"unrolls leave the replay before they can be read, again and again: it holds only {store.capacity} of them; "
+        "raise --replay.capacity-steps"
+    )
 
 
 class Drawn(NamedTuple):
@@ -47,7 +193,7 @@ def uniformly(table: NDArray[np.void], count: int, random: np.random.Generator) 
     return Drawn(random.integers(0, len(table), count), np.ones(count))
 
 
-class Lanes:
+class Lanes(Sampler):
     """Each of `count` lanes draws an episode and goes through it, one unroll a batch; a finished or overwritten one draws anew.
 
     Rows before the episode's first one are not learnable. Those of other episodes behind its end are: the memory is reset between.
@@ -123,9 +269,6 @@ class Lanes:
         fields["carried"][:], fields["weight"][:] = ~begun, lanes["weight"]
         fields["is_transition"][...] &= np.arange(self._store.layout.steps) >= row[:, None]
         fields["state"][begun] = 0
-
-    def prioritise(self, ids: Ids, priority: Priorities) -> None:
-        """All are equal."""
 
     def restart(self) -> None:
         """Every lane draws anew for the next batch."""

@@ -16,7 +16,7 @@ ASSUMED_RATIO = 10  # random play of the 57 Atari games: median 50, worst 5.8; t
 PICTURES_BYTES = (
     1 << 16
 )  # observations of an unroll; below that raw memory is cheap and a copy is faster than any codec
-INDEX_BYTES = 28  # member, number, address and length of an unroll
+INDEX_BYTES = 20  # member, address and length of an unroll
 RESERVE = 0.9  # of the free memory: networks, batches and environments need the rest
 
 
@@ -83,12 +83,7 @@ def estimate(
     codec: Literal["auto"] | Codec = "auto",
     budget_bytes: int | None = None,
 ) -> MemoryEstimate:
-    """What a full `Replay` of these arguments holds.
-
-    >>> layout = UnrollLayout(20, 3, (1, 84, 84), "uint8", (), "int64", 18)
-    >>> print(estimate(layout, 1_000_000))
-    replay of 1,000,000 steps: 1.00 GB = 0.89 GB observations (zstd, assuming 10x, 8.5 GB raw) + 0.11 GB all else
-    """
+    """What a full `Replay` of these arguments holds."""
     sizes, unrolls, codec = shape_of(layout), unrolls_of(layout, capacity_steps), resolve_codec(layout, codec)
     raw = unrolls * sizes.frames_bytes
     if codec == "raw":

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from laser_rl.errors import ConfigError
 from laser_rl.replay.records import Ids, Packed, fields_of, pack, parts_of, put_packed, unpack
-from laser_rl.types import Array, Batch, UnrollLayout, Unrolls
+from laser_rl.types import Array, Batch, UnrollLayout, Unrolls, empty_unrolls
 
 SAMPLER = "sampler."  # before the names of its state
 State = dict[str, Any]  # NumPy arrays, and numbers and strings as JSON has them
@@ -21,9 +21,7 @@ MemoryState = Literal["stored", "zero"]  # what the memory begins a drawn unroll
 class UnrollStore(Protocol):
     """What a mixer needs of a store, and a sampler that draws unrolls uniformly; `Replay` is one, and one over several machines."""
 
-    @property
-    def layout(self) -> UnrollLayout:
-        """Shapes and types of the unrolls."""
+    layout: UnrollLayout
 
     @property
     def capacity(self) -> int:
@@ -41,14 +39,16 @@ class UnrollStore(Protocol):
         """`insert` for unrolls that `pack` has checked already."""
 
 
-class Sampler(Protocol):
-    """Fills the replayed columns of a member's batches; used by one thread."""
+class Sampler:
+    """Fills the replayed columns of a member's batches; used by one thread. Without priorities and state, unless a subclass has them."""
 
     def ready(self) -> bool:
         """Whether something can be drawn."""
+        raise NotImplementedError
 
     def fill(self, count: int, random: np.random.Generator, batch: Batch, first_column: int) -> None:
         """Fill `count` columns of a batch of `allocate`, the same ones in every batch."""
+        raise NotImplementedError
 
     def prioritise(self, ids: Ids, priority: Priorities) -> None:
         """What the learner found in unrolls of an earlier batch, in the order of its columns. They may have left meanwhile."""
@@ -58,12 +58,13 @@ class Sampler(Protocol):
 
     def state_dict(self) -> State:
         """All that the next batches depend on but the store and the random numbers."""
+        return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state. Arrays without rows stand for what was not kept: that begins anew."""
 
 
-class UniformSampler:
+class UniformSampler(Sampler):
     """Draws unrolls of all members uniformly, with replacement."""
 
     def __init__(self, store: UnrollStore, state: MemoryState = "stored") -> None:
@@ -78,19 +79,6 @@ class UniformSampler:
         self._store.sample_into(count, random, batch, first_column)
         if self._zero:
             columns_of(self._store.layout, batch, first_column, count)["state"][...] = 0
-
-    def prioritise(self, ids: Ids, priority: Priorities) -> None:
-        """Ignore the priorities: draws are uniform."""
-
-    def restart(self) -> None:
-        """Nothing goes on from one batch to the next."""
-
-    def state_dict(self) -> State:
-        """An empty state."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Ignore the state, which is empty."""
 
 
 def columns_of(layout: UnrollLayout, batch: Batch, first: int, count: int) -> dict[str, Array]:
@@ -204,15 +192,8 @@ class Mixer:
         return len(self.store) >= self._min_unrolls and self._sampler.ready()
 
     def fill(self, batch: Batch, first_column: int = 0) -> None:
-        """Fill the columns from `first_column` on: online ones first, oldest first, then replayed ones in the order drawn."""
-        if not self.ready():
-            raise ValueError(
-                f"fill() before ready(): {self.pending} of {self.new_unrolls_per_update} new unrolls are there, "
-                f"{0 if self.store is None else len(self.store)} unrolls in the replay; offer more"
-            )
-        counts, columns = self.counts, batch.online.shape[0]
-        if columns < first_column + counts.online + counts.replayed:
-            raise ValueError(f"batch of {columns} columns for {counts} from column {first_column}; allocate more")
+        """Once `ready`, fill the columns from `first_column` on: online ones first, oldest first, then replayed ones in the order drawn."""
+        counts = self.counts
         consumed = [self._pending.popleft() for _ in range(self.new_unrolls_per_update)]
         if counts.online:
             put_packed(self.layout, consumed[-counts.online :], batch, first_column)
@@ -256,11 +237,8 @@ class Mixer:
         return {"random": self._random.bit_generator.state, "filled": self.filled, **sampler, **self._pending_fields()}
 
     def _pending_fields(self) -> dict[str, Any]:
-        empty = pack(self.layout, _none(self.layout))
-        blocks = [empty, *self._pending]
-        joined = Packed(
-            np.concatenate([block.records for block in blocks]), np.concatenate([block.frames for block in blocks])
-        )
+        blocks = [pack(self.layout, empty_unrolls(self.layout, 0)), *self._pending]
+        joined = Packed(*map(np.concatenate, zip(*blocks, strict=True)))
         return {f"pending.{name}": array for name, array in unpack(self.layout, joined)._asdict().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -273,7 +251,3 @@ class Mixer:
             self._sampler.load_state_dict(drawn)
         self._pending.clear()
         self.queue(pack(self.layout, Unrolls(*(state[f"pending.{name}"] for name in Unrolls._fields))))
-
-
-def _none(layout: UnrollLayout) -> Unrolls:
-    return Unrolls(**{name: np.zeros((0, *shape), dtype) for name, (shape, dtype) in layout.fields().items()})

@@ -2,10 +2,8 @@
 
 import queue
 import threading
-import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Generic, TypeVar
 
 from laser_rl.errors import UserError
 
@@ -37,17 +35,13 @@ class Prefetcher(Generic[Item]):
         batches: Sequence[Item],
         *,
         ready: Callable[[float], bool] = lambda seconds: True,
-        waiting_for: str = "unrolls from the actors",
     ) -> None:
-        if len(batches) < 2:  # noqa: PLR2004
-            raise ValueError(f"expected at least 2 batches to fill one while another is read, got {len(batches)}")
-        self._fill, self._ready, self._waiting_for = fill, ready, waiting_for
-        self._empty: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
+        self._fill, self._ready = fill, ready
+        self._empty: queue.SimpleQueue[Item | None] = queue.SimpleQueue()  # None: `close` wakes the thread
         self._full: queue.SimpleQueue[Item | None] = queue.SimpleQueue()  # None: the thread has ended
-        self._lent: list[Item] = []
         self._stop = threading.Event()
-        self._error: BaseException | None = None
-        self._ended = self._over = False
+        self._error: Exception | None = None
+        self._over = False
         for batch in batches:
             self._empty.put(batch)
         self._thread = threading.Thread(target=self._run, name="replay-ahead", daemon=True)
@@ -55,48 +49,33 @@ class Prefetcher(Generic[Item]):
 
     def _run(self) -> None:
         try:
-            while (batch := self._take()) is not None:
+            while (batch := self._empty.get()) is not None:
+                while not self._stop.is_set() and not self._ready(POLL_S):
+                    pass
+                if self._stop.is_set():
+                    break
                 self._fill(batch)
                 self._full.put(batch)
         except Exhausted:
-            self._ended = True
+            pass
         except Exception as error:  # raised again by next()
             self._error = error
         finally:
             self._over = True
             self._full.put(None)
 
-    def _take(self) -> Item | None:
-        """The next batch to fill, once there is something to fill it with; None when closing."""
-        batch = None
-        while not self._stop.is_set():
-            try:
-                if batch is None:
-                    batch = self._empty.get(timeout=POLL_S)
-            except queue.Empty:  # the learner still reads all of them
-                continue
-            if self._ready(POLL_S):
-                return batch
-        return None
-
     def next(self, timeout_s: float) -> Item | None:
         """The next full batch, to be given back; None after the last. `Starved` names the side that the learner has waited for."""
-        begin = time.monotonic()
         try:
             batch = self._full.get(timeout=timeout_s)
         except queue.Empty:
             raise Starved(
-                f"the learner has waited {time.monotonic() - begin:.0f} s for {self._waiting_for} "
-                f"({len(self._lent)} batches are with the learner); look at the log of those, or raise the time-out"
+                f"the learner has waited {timeout_s:.0f} s for unrolls from the actors; look at the log of those"
             ) from None
         if batch is None:
-            self._full.put(None)  # for the next call of `next`
+            self._full.put(None)  # for the next call
             if self._error is not None:
                 raise self._error
-            if self._ended:
-                return None
-            raise RuntimeError("next() after close(): no batch will come; ask before closing")
-        self._lent.append(batch)
         return batch
 
     def depth(self) -> int:
@@ -105,24 +84,12 @@ class Prefetcher(Generic[Item]):
 
     def give_back(self, batch: Item) -> None:
         """The learner has read it; it may be overwritten."""
-        for i, lent in enumerate(self._lent):
-            if lent is batch:
-                del self._lent[i]
-                self._empty.put(batch)
-                return
-        raise ValueError("this batch was not handed out by next(), or was given back already")
+        self._empty.put(batch)
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """End the thread; may be called twice."""
         self._stop.set()
+        self._empty.put(None)
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             raise Starved(f"waited {timeout_s:.0f} s for the batch that is being filled; fill() must not wait for ever")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -2,18 +2,15 @@
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from laser_rl.errors import ConfigError
 from laser_rl.ops import priority as ops
-from laser_rl.replay.episodes import ATTEMPTS, NONE, EpisodeIndex, held_ids, outrun
-from laser_rl.replay.lanes import Drawn, Lanes, Moved
-from laser_rl.replay.mixer import MemoryState, Priorities, State, columns_of
+from laser_rl.replay.lanes import ATTEMPTS, NONE, Drawn, EpisodeIndex, Lanes, Moved, held_ids, outrun
+from laser_rl.replay.mixer import MemoryState, Priorities, Sampler, State, columns_of
 from laser_rl.replay.records import Ids
 from laser_rl.replay.store import Evicted, Replay
 from laser_rl.types import Batch
@@ -23,7 +20,7 @@ KNOWN = ("last", "end", "priority")  # of an episode, in a state
 IN_FLIGHT = 64  # batches filled whose losses have not come yet; the learner has two or three
 
 
-class Prioritised:
+class Prioritised(Sampler):
     """Unrolls with P ∝ p^α, mixed with a uniform share; a column's weight is (N·P)^-β.
 
     Args:
@@ -90,9 +87,6 @@ class Prioritised:
         self._priority[place[same]] = priority[same]
         self._largest = max(self._largest, float(priority.max(initial=0.0)))
 
-    def restart(self) -> None:
-        """Nothing goes on from one batch to the next."""
-
     def state_dict(self) -> State:
         """The priorities known, by id."""
         known = self._owner != NONE
@@ -105,7 +99,7 @@ class Prioritised:
         self._owner[place], self._priority[place] = state["id"], state["priority"]
 
 
-class PrioritisedLanes:
+class PrioritisedLanes(Sampler):
     """Lanes whose episodes are drawn with P ∝ p^α, mixed with a uniform share.
 
     An episode's priority is the mean of those of its unrolls when a lane last went through it to its end, the largest so far if
@@ -197,20 +191,12 @@ class PrioritisedLanes:
         self._largest, self._loaded = float(state["largest"]), {name: np.array(state[name]) for name in KNOWN}
 
 
-@dataclass(frozen=True)
-class _Law:
+class _Law(NamedTuple):
     """How priorities become draws and weights."""
 
     exponent: float
     importance_exponent: float
     uniform_share: float
-
-    def __post_init__(self) -> None:
-        if self.exponent < 0 or not (0 <= self.importance_exponent <= 1 and 0 <= self.uniform_share <= 1):
-            raise ConfigError(
-                "expected a priority exponent of at least 0, an importance exponent and a uniform share from 0 to 1, got "
-                f"{self.exponent}, {self.importance_exponent} and {self.uniform_share}; change these settings of --replay"
-            )
 
     def draw(self, priority: Priorities, count: int, random: np.random.Generator) -> Drawn:
         """With replacement. What has no chance is never drawn."""

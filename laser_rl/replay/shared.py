@@ -1,7 +1,7 @@
 """Where a replay lies: in memory of its own, or in a file without a name that several processes map.
 
-The file (memfd) exists as long as a process has it open or mapped: it leaves nothing behind when processes are killed. It is as long as
-the largest replay of its arguments, but pages that were never written take no memory.
+The file (memfd) exists as long as a process has it open or mapped: nothing is left behind, whichever process is killed. File or memory are
+as long as the largest replay of its arguments, but pages that were never written take no memory.
 
 Compressed blocks lie in an arena: memory for blocks of any size that come and go first in, first out, without fragmentation. They are laid
 one behind the other into chunks of equal size; a chunk whose last block is gone is used again. Chunks are never given back: the size is
@@ -14,11 +14,10 @@ import mmap
 import os
 import threading
 import weakref
-import zlib
-from collections.abc import Iterator, MutableSequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,23 +29,19 @@ from laser_rl.replay.records import Bytes, Codec, Ids, shape_of
 from laser_rl.replay.shared_lock import SharedLock
 from laser_rl.types import UnrollLayout
 
-# Unroll ids; bytes of blocks; a writer is at work; the first id that is not in `delivered` yet; two words of the lock.
-FIRST, NEXT, COMPRESSED, UNSETTLED, COUNTED, HOLDER = range(6)
+# Unroll ids; bytes of blocks; a writer is at work; two words of the lock.
+FIRST, NEXT, COMPRESSED, UNSETTLED, HOLDER = range(5)
 WORDS = 8
-MOST_MEMBERS = 4096  # that may write into one store
 CHUNK_BYTES = 16 << 20
-OLDEST, NEWEST, END, CHUNKS = range(
-    4
-)  # oldest and newest chunk in use, end of the newest one's blocks, chunks ever used
+# Oldest and newest chunk in use, end of the newest one's blocks, chunks ever used.
+OLDEST, NEWEST, END, CHUNKS = range(4)
 BOOKS = 4
-Words = MutableSequence[int] | memoryview
 
 
 class Handle(NamedTuple):
     """What another process needs to attach: an open file, and numbers. A list of it is JSON."""
 
     file: int  # descriptor, to be passed on with `pass_fds`
-    layout: int  # checksum
     capacity_steps: int
     codec: Codec
     budget_bytes: int | None
@@ -108,25 +103,20 @@ def most_chunks(held_bytes: int, chunk_bytes: int, largest_block: int) -> int:
     return -(-held_bytes // (chunk_bytes - largest_block)) + 2
 
 
-class ArenaMemory(NamedTuple):
-    """Zeroed memory for an arena with a fixed number of chunks."""
-
-    chunks: list[memoryview]
-    books: Words
-    alive: Words  # blocks alive in each chunk
-    after: Words  # the next younger chunk of each
-
-
 class Arena:
-    """Blocks are added at the end and dropped at the beginning.
+    """Blocks are added at the end and dropped at the beginning; over zeroed memory, or memory that another process has begun to use.
 
-    Without memory given it allocates its own, chunk by chunk.
+    Args:
+        chunk_bytes: size of a chunk.
+        blocks: the memory of all chunks.
+        books: OLDEST, NEWEST and so on.
+        alive: blocks alive in each chunk.
+        after: the next younger chunk of each.
     """
 
-    def __init__(self, chunk_bytes: int, memory: ArenaMemory | None = None) -> None:
-        self._size = chunk_bytes
-        self._grows = memory is None
-        self._chunks, self._books, self._alive, self._after = memory or ArenaMemory([], [0] * BOOKS, [], [])
+    def __init__(self, chunk_bytes: int, blocks: Bytes, books: Ids, alive: Ids, after: Ids) -> None:
+        self._size, self._blocks = chunk_bytes, blocks.data
+        self._books, self._alive, self._after = books.data, alive.data, after.data
 
     @property
     def nbytes(self) -> int:
@@ -139,10 +129,11 @@ class Arena:
         if books[END] + size > self._size or not books[CHUNKS]:
             self._begin_chunk()
         chunk, at = books[NEWEST], books[END]
-        self._chunks[chunk][at : at + size] = block
+        address = chunk * self._size + at
+        self._blocks[address : address + size] = block
         books[END] = at + size
         self._alive[chunk] += 1
-        return chunk * self._size + at
+        return address
 
     def drop(self) -> None:
         """Forget the oldest block."""
@@ -157,8 +148,7 @@ class Arena:
 
     def read(self, address: int, size: int) -> memoryview:
         """A view of a block; copy it before anything is added."""
-        chunk, at = divmod(address, self._size)
-        return self._chunks[chunk][at : at + size]
+        return self._blocks[address : address + size]
 
     def rebuild(self, addresses: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
         """Make the books again for these blocks, oldest first."""
@@ -177,32 +167,24 @@ class Arena:
         newest = books[NEWEST]
         chunk = next((i for i in range(used) if not self._alive[i] and i != newest), used)
         if chunk == used:
-            self._touch(chunk)
+            begin = chunk * self._size
+            np.frombuffer(self._blocks[begin : begin + self._size], np.uint8).fill(
+                0xFF
+            )  # the first touch is the slow one
             books[CHUNKS] = used + 1
         self._after[newest] = chunk
         books[NEWEST], books[END] = chunk, 0
-
-    def _touch(self, chunk: int) -> None:
-        """Written once: the first touch is the slow one."""
-        if not self._grows:
-            np.frombuffer(self._chunks[chunk], np.uint8).fill(0xFF)
-            return
-        self._chunks.append(np.full(self._size, 0xFF, np.uint8).data)
-        self._alive.append(0)  # type: ignore[union-attr]  # lists, if it grows
-        self._after.append(0)  # type: ignore[union-attr]
 
 
 class Room(NamedTuple):
     """The memory of a store. What a codec does not need has no rows."""
 
-    words: Words  # FIRST, NEXT and so on
+    words: memoryview  # FIRST, NEXT and so on
     members: NDArray[np.int32]
-    numbers: Ids  # of each unroll among those of its member
     records: Bytes
     frames: Bytes
     address: Ids
     length: Ids
-    delivered: Ids  # by member: how many of its unrolls have ever come in
     arena: Arena
     lock: "threading.Lock | SharedLock"
     file: "MemoryFile | None"
@@ -210,7 +192,7 @@ class Room(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes held; those of a shared store are the same bytes in every process."""
-        return sum(array.nbytes for array in self[1:7]) + self.arena.nbytes
+        return sum(array.nbytes for array in self[1:6]) + self.arena.nbytes
 
 
 class MemoryFile:
@@ -221,57 +203,43 @@ class MemoryFile:
         self._close = weakref.finalize(self, os.close, number)
 
 
-def checksum(layout: UnrollLayout) -> int:
-    """A checksum of the layout, to refuse a store of another one."""
-    return zlib.crc32(repr(layout).encode())
+def make_room(
+    layout: UnrollLayout, capacity: int, budget_bytes: int | None, *, shared: bool, handed: int | None = None
+) -> Room:
+    """Memory for `capacity` unrolls, compressed within a budget, raw without one.
 
-
-def private_room(layout: UnrollLayout, capacity: int, budget_bytes: int | None) -> Room:
-    """Memory of this process for `capacity` unrolls: compressed within a budget, raw without one."""
-    arrays = {name: np.zeros(*field) for name, field in _rows(layout, capacity, budget_bytes).items()}
-    for array in arrays.values():
-        array.fill(0)  # zeros are not there until they are written: the first touch of memory is the slow one
-    chunk, _ = _chunks(layout, budget_bytes)
-    return Room(**arrays, words=[0] * WORDS, arena=Arena(chunk), lock=threading.Lock(), file=None)
-
-
-def shared_room(layout: UnrollLayout, capacity: int, budget_bytes: int | None, handed: int | None = None) -> Room:
-    """The same in a new file, or in the file of a descriptor that was handed to us, as it is."""
-    rows, (chunk, chunks) = _rows(layout, capacity, budget_bytes), _chunks(layout, budget_bytes)
-    numbers = {"words": WORDS, "books": BOOKS, "alive": chunks, "after": chunks}
+    Of this process; or shared, in a new file, or in the file of a descriptor that was handed to us, as it is.
+    """
+    sizes, (chunk, chunks) = shape_of(layout), _chunks(layout, budget_bytes)
+    raw, compressed = (capacity, 0) if budget_bytes is None else (0, capacity)
     fields = {
-        **{name: ((size,), "int64") for name, size in numbers.items()},
-        **rows,
-        "blocks": ((chunks * chunk,), "uint8"),
-    }
-    file = MemoryFile(os.memfd_create("laser-replay") if handed is None else _duplicate(handed, size_of(fields)))
-    if handed is None:
-        os.ftruncate(file.number, size_of(fields))
-    arrays = carve(memoryview(mmap.mmap(file.number, size_of(fields))), fields)
-    if handed is None:
-        for name in rows:
-            arrays[name].fill(0)  # the first touch, as above; the arena touches its own
-    blocks = arrays.pop("blocks").data
-    words, books, alive, after = (arrays.pop(name).data for name in numbers)
-    memory = ArenaMemory([blocks[i * chunk : (i + 1) * chunk] for i in range(chunks)], books, alive, after)
-    lock = SharedLock(file.number, words[HOLDER : HOLDER + 2])
-    return Room(**arrays, words=words, arena=Arena(chunk, memory), lock=lock, file=file)  # type: ignore[arg-type]
-
-
-def _rows(layout: UnrollLayout, capacity: int, budget_bytes: int | None) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Shape and type of every array: a row for each unroll, and one for each member."""
-    sizes, raw, compressed = shape_of(layout), capacity, 0
-    if budget_bytes is not None:
-        raw, compressed = 0, capacity
-    return {
+        "words": ((WORDS,), "int64"),
+        "books": ((BOOKS,), "int64"),
+        "alive": ((chunks,), "int64"),
+        "after": ((chunks,), "int64"),
         "members": ((capacity,), "int32"),
-        "numbers": ((capacity,), "int64"),
         "records": ((capacity, sizes.record_bytes), "uint8"),
         "frames": ((raw, sizes.frames_bytes), "uint8"),
         "address": ((compressed,), "int64"),
         "length": ((compressed,), "int64"),
-        "delivered": ((MOST_MEMBERS,), "int64"),
+        "blocks": ((chunks * chunk,), "uint8"),
     }
+    size, file = size_of(fields), None
+    if not shared:
+        memory = np.empty(size, np.uint8).data  # NumPy asks the kernel for large pages
+    else:
+        file = MemoryFile(os.memfd_create("laser-replay") if handed is None else os.dup(handed))
+        if handed is None:
+            os.ftruncate(file.number, size)
+        memory = memoryview(mmap.mmap(file.number, size))
+    arrays: dict[str, Any] = carve(memory, fields)
+    if handed is None:
+        for name in fields.keys() - {"blocks"}:
+            arrays[name].fill(0)  # also memory that is zero: the first touch is the slow one
+    arena = Arena(chunk, *(arrays.pop(name) for name in ("blocks", "books", "alive", "after")))
+    words = arrays.pop("words").data
+    lock = threading.Lock() if file is None else SharedLock(file.number, words[HOLDER : HOLDER + 2])
+    return Room(**arrays, words=words, arena=arena, lock=lock, file=file)
 
 
 def _chunks(layout: UnrollLayout, budget_bytes: int | None) -> tuple[int, int]:
@@ -286,21 +254,3 @@ def _chunks(layout: UnrollLayout, budget_bytes: int | None) -> tuple[int, int]:
         )
     chunk = chunk_bytes(budget_bytes, largest)
     return chunk, most_chunks(budget_bytes, chunk, largest)
-
-
-def _duplicate(handed: int, size: int) -> int:
-    """A descriptor of our own; ConfigError if it cannot be that of such a store."""
-    try:
-        own = os.dup(handed)
-    except OSError as error:
-        raise ConfigError(
-            f"expected descriptor {handed} of a shared replay to be open, got: {error}; "
-            "start the process with pass_fds=[handle.file]"
-        ) from error
-    if (found := os.fstat(own).st_size) != size:
-        os.close(own)
-        raise ConfigError(
-            f"expected descriptor {handed} to be a shared replay of {size:,} bytes, got {found:,}; "
-            "pass the handle on as it was given, and its file with pass_fds=[handle.file]"
-        )
-    return own

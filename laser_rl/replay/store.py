@@ -4,21 +4,26 @@ Thread safety: one lock, of all processes if the store is shared. Its holder cop
 ring, or rows (and compressed blocks) out of it. Compressing and decompressing happen outside of it, on private copies. So a row is
 never seen half written, and what `sample_into` has drawn cannot be overwritten before it is read.
 
-Of a writer that is killed nothing half written is seen, and the lock is free: see `shared_ring` and `shared_lock`.
+A writer may be killed between any two writes (`Ring`); then the lock is free (`shared_lock`). What is held are the ids from FIRST to NEXT,
+each in the row `id % capacity`, and the order of writes keeps that true: FIRST moves on before a row is overwritten, and NEXT once the new
+row is complete. Readers rely on nothing else. So of an insert that was cut off a few whole unrolls may be there, never a part of one; the
+oldest may have left for nothing. The rest (compressed bytes, the arena's books) follows from the rows held. A writer raises the flag
+UNSETTLED before its first write and takes it down after the last; the next one that finds it raised makes the rest again, which takes as
+long as adding up the rows. A kill lets a process finish the instruction it is at, and a number of 8 bytes is one: no number is ever half
+written.
 """
 
 import threading
 from collections.abc import Iterable
-from functools import partial
 from typing import Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from laser_rl.errors import ConfigError
-from laser_rl.replay.encoded_unrolls import EncodedUnrolls, Unpacking, check, compress, label, unseal
+from laser_rl.replay.encoded_unrolls import EncodedUnrolls, Unpacking, compress, label, unseal
 from laser_rl.replay.memory_estimate import default_budget, resolve_codec, unrolls_of
 from laser_rl.replay.records import (
+    Bytes,
     Codec,
     Ids,
     Packed,
@@ -31,12 +36,104 @@ from laser_rl.replay.records import (
     unpack,
     windows,
 )
-from laser_rl.replay.shared import Handle, LentBlock, borrowed, checksum, private_room, shared_room
+from laser_rl.replay.shared import COMPRESSED, FIRST, NEXT, UNSETTLED, Handle, LentBlock, Room, borrowed, make_room
 from laser_rl.replay.shared_lock import SharedLock
-from laser_rl.replay.shared_ring import Ring
 from laser_rl.types import Array, Batch, UnrollLayout, Unrolls
 
-NO_LENGTHS: Ids = np.zeros(0, np.int64)
+
+class Ring:
+    """The rows of a store, first in, first out. Everything but the properties and `len` is called under the lock of the room."""
+
+    def __init__(self, room: Room, budget_bytes: int | None) -> None:
+        self._room, self._count, self._budget_bytes = room, room.words, budget_bytes
+        self._capacity = len(room.members)
+
+    def __len__(self) -> int:
+        while True:
+            first, end = self._count[FIRST], self._count[NEXT]
+            if first == self._count[FIRST]:  # it has not moved meanwhile: the two belong together
+                return max(0, end - first)
+
+    @property
+    def first(self) -> int:
+        """The oldest id held."""
+        return self._count[FIRST]
+
+    @property
+    def end(self) -> int:
+        """The next id."""
+        return self._count[NEXT]
+
+    def bounds(self) -> tuple[int, int]:
+        """Both at once, under the lock; nothing is held if the second is not the greater."""
+        return self._count[FIRST], self._count[NEXT]
+
+    def held(self) -> Ids:
+        """Rows of all that is held, oldest first."""
+        return np.arange(self._count[FIRST], self._count[NEXT]) % self._capacity
+
+    def compressed_bytes(self) -> int:
+        """Bytes of all blocks held."""
+        self._settle()
+        return self._count[COMPRESSED]
+
+    def begin_at(self, first_id: int) -> None:
+        """Of an empty ring. Between the two writes it ends before it begins: nothing is held, instead of rows never written."""
+        self._settle()
+        self._count[UNSETTLED] = 1
+        for word in (FIRST, NEXT) if first_id > self._count[NEXT] else (NEXT, FIRST):
+            self._count[word] = first_id
+        self._count[UNSETTLED] = 0
+
+    def insert(self, packed: Packed, members: NDArray[np.int32], blocks: Iterable[memoryview]) -> int:
+        """Add unrolls, with a budget their compressed `blocks` instead of the frames; returns the id of the first."""
+        self._settle()
+        begin = self._count[NEXT]
+        self._count[UNSETTLED] = 1
+        if self._budget_bytes is None:
+            self._add_raw(packed, members)
+        else:
+            for block, record, member in zip(blocks, packed.records, members, strict=True):
+                self._add_block(block, record, member, self._budget_bytes)
+        self._count[UNSETTLED] = 0
+        return begin
+
+    def _add_raw(self, packed: Packed, members: NDArray[np.int32]) -> None:
+        count, at = len(packed.records), 0
+        while at < count:
+            slot = self._count[NEXT] % self._capacity
+            piece = slice(at, min(count, at + self._capacity - slot))  # up to the end of the ring
+            rows, end = slice(slot, slot + piece.stop - at), self._count[NEXT] + piece.stop - at
+            self._count[FIRST] = max(self._count[FIRST], end - self._capacity)
+            self._room.frames[rows] = packed.frames[piece]
+            self._room.records[rows] = packed.records[piece]
+            self._room.members[rows] = members[piece]
+            self._count[NEXT] = end
+            at = piece.stop
+
+    def _add_block(self, block: memoryview, record: Bytes, member: np.int32, budget_bytes: int) -> None:
+        room, count, size = self._room, self._count, block.nbytes
+        while count[NEXT] - count[FIRST] >= self._capacity or count[COMPRESSED] + size > budget_bytes:
+            slot = count[FIRST] % self._capacity
+            count[FIRST] += 1
+            count[COMPRESSED] -= int(room.length[slot])
+            room.arena.drop()
+        slot = count[NEXT] % self._capacity
+        room.address[slot], room.length[slot] = room.arena.add(block), size
+        room.records[slot], room.members[slot] = record, member
+        count[NEXT] += 1
+        count[COMPRESSED] += size
+
+    def _settle(self) -> None:
+        """Make again what a writer left half done."""
+        if not self._count[UNSETTLED]:
+            return
+        self._count[NEXT] = max(self._count[NEXT], self._count[FIRST])  # it was in `begin_at`
+        if self._budget_bytes is not None:
+            held = self.held()
+            self._count[COMPRESSED] = int(self._room.length[held].sum())
+            self._room.arena.rebuild(self._room.address[held], self._room.length[held])
+        self._count[UNSETTLED] = 0
 
 
 class Evicted(KeyError):
@@ -79,20 +176,17 @@ class Replay:
             self.budget_bytes = default_budget(layout, capacity_steps) if budget_bytes is None else budget_bytes
         self._shape, self._unpacking = shape_of(layout), Unpacking(layout)
         handed = shared.file if isinstance(shared, Handle) else None
-        make = partial(shared_room, handed=handed) if shared else private_room
-        self._room = make(layout, self.capacity, self.budget_bytes)
+        self._room = make_room(layout, self.capacity, self.budget_bytes, shared=bool(shared), handed=handed)
         self._records, self._frames = self._room.records, self._room.frames
         self.lock: threading.Lock | SharedLock = self._room.lock  # of all processes, if the store is shared
         self._ring = Ring(self._room, self.budget_bytes)
 
     @classmethod
     def attach(cls, layout: UnrollLayout, handle: Handle) -> "Replay":
-        """The store of another process, from its `handle`: nothing is copied. ConfigError if it is not one of this layout.
+        """The store of another process with the same layout, from its `handle`: nothing is copied.
 
         A child process has to be started with `pass_fds=[handle.file]`.
         """
-        if handle.layout != checksum(layout):
-            raise ConfigError(f"the shared replay holds unrolls of another layout than {layout}; attach with its own")
         steps, codec, budget = handle.capacity_steps, handle.codec, handle.budget_bytes
         return cls(layout, steps, codec=codec, budget_bytes=budget, shared=handle)
 
@@ -101,7 +195,7 @@ class Replay:
         if self._room.file is None:
             raise ValueError("expected a shared replay, this one lies in memory of its own; make it with shared=True")
         steps = self.capacity * self.layout.steps
-        return Handle(self._room.file.number, checksum(self.layout), steps, self.codec, self.budget_bytes)
+        return Handle(self._room.file.number, steps, self.codec, self.budget_bytes)
 
     def __len__(self) -> int:
         return len(self._ring)
@@ -139,42 +233,26 @@ class Replay:
                 raise ValueError(f"expected an empty replay to load into, this one holds {len(self)} unrolls")
             self._ring.begin_at(first_id)
 
-    def insert(self, unrolls: Unrolls, number: int | None = None) -> Ids:
-        """Add unrolls and return their ids. ValueError, and nothing is added, if one is malformed or not finite.
+    def insert(self, unrolls: Unrolls) -> Ids:
+        """Add unrolls and return their ids. ValueError, and nothing is added, if one is malformed or not finite."""
+        return self.insert_packed(pack(self.layout, unrolls))
 
-        With `number`, that of the first among all of their one member, they may have been sent before: those that are in already are
-        left out, and ValueError says which ones are missing before them. `delivered` tells a writer where to go on.
-        """
-        return self.insert_packed(pack(self.layout, unrolls), number)
-
-    def insert_packed(self, packed: Packed, number: int | None = None) -> Ids:
+    def insert_packed(self, packed: Packed) -> Ids:
         """The same for unrolls that `pack` has checked already."""
-        members = self._members(packed.records)
-        if number is not None and len(set(members.tolist())) > 1:
-            raise ValueError(
-                f"expected unrolls of one member to have numbers, got members {sorted(set(members.tolist()))}"
-            )
-        blocks = compress(packed.frames) if self.codec == "zstd" and len(members) else []
-        with self.lock:
-            if number is not None and len(members):
-                there = self._ring.repeated(int(members[0]), number, len(members))
-                packed, members, blocks = Packed(*(part[there:] for part in packed)), members[there:], blocks[there:]
-            begin = self._ring.insert(packed, members, blocks)
-        return np.arange(begin, begin + len(members))
+        blocks = compress(packed.frames) if self.codec == "zstd" and len(packed.records) else []
+        return self._insert(packed, blocks)
 
     def insert_parcel(self, parcel: EncodedUnrolls) -> Ids:
-        """The same for unrolls that were sealed elsewhere: what is compressed stays as it is. ValueError if they are not of this layout."""
+        """The same for unrolls that were sealed elsewhere: what is compressed stays as it is."""
         if parcel.codec != self.codec or self.codec == "raw":
             return self.insert_packed(unseal(self.layout, parcel))
-        check(self.layout, parcel)
-        members = self._members(parcel.records)
-        no_frames = np.zeros((len(members), 0), np.uint8)
-        with self.lock:
-            begin = self._ring.insert(Packed(parcel.records, no_frames), members, parcel.blocks())
-        return np.arange(begin, begin + len(members))
+        return self._insert(Packed(parcel.records, np.zeros((parcel.unrolls, 0), np.uint8)), parcel.blocks())
 
-    def _members(self, records: NDArray[np.uint8]) -> NDArray[np.int32]:
-        return cast("NDArray[np.int32]", fields_of(records, self.layout)["member"])
+    def _insert(self, packed: Packed, blocks: list[memoryview]) -> Ids:
+        members = cast("NDArray[np.int32]", fields_of(packed.records, self.layout)["member"])
+        with self.lock:
+            begin = self._ring.insert(packed, members, blocks)
+        return np.arange(begin, begin + len(members))
 
     def parcel(self, ids: Ids) -> tuple[NDArray[np.bool_], EncodedUnrolls]:
         """Copies of those of the unrolls that are still held, as they lie here, and which ones these are."""
@@ -182,11 +260,6 @@ class Replay:
             first, end = self._ring.bounds()
             held = (ids >= first) & (ids < end)
             return held, self._copies(ids[held] % self.capacity)
-
-    def delivered(self, member: int) -> int:
-        """How many unrolls of a member have ever come in, whichever process sent them: the number of its next one."""
-        with self.lock:
-            return self._ring.delivered(member)
 
     def gather(self, ids: Ids, batch: Batch, first_column: int) -> None:
         """Fill columns of a batch of `allocate`; `Evicted` if one of the unrolls has left."""
@@ -248,7 +321,7 @@ class Replay:
     def _copies(self, slots: Ids) -> EncodedUnrolls:
         """Copy unrolls while the lock is held."""
         if self.codec == "raw":
-            return EncodedUnrolls(self._records[slots], self._frames[slots], NO_LENGTHS)
+            return EncodedUnrolls(self._records[slots], self._frames[slots], np.zeros(0, np.int64))
         blocks = np.frombuffer(self._blocks(slots), np.uint8)
         return EncodedUnrolls(self._records[slots], blocks, self._room.length[slots])
 
@@ -257,11 +330,6 @@ class Replay:
         with self.lock:
             copies = self._copies(self._slots(ids))
         return unpack(self.layout, unseal(self.layout, copies))
-
-    def numbers(self, ids: Ids) -> Ids:
-        """Number of each unroll among those of its member, from 0; member and number identify it for good."""
-        with self.lock:
-            return self._room.numbers[self._slots(ids)]
 
     def sample_versions(self, count: int, random: np.random.Generator) -> Ids:
         """Versions of the parameters that acted in unrolls drawn uniformly; the learner's version less this is the age."""

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laser_rl.errors import ConfigError
-from laser_rl.replay import episodes
-from laser_rl.replay.episodes import EpisodeIndex
+from laser_rl.replay import lanes
+from laser_rl.replay.lanes import EpisodeIndex
 from laser_rl.replay.store import Evicted, Replay
 from tests.replay.inputs import CONTEXT, RECURRENT, VECTOR, Stream, Walk, cycle_of, numbered
 
@@ -60,7 +60,7 @@ def assert_indexed(index, walk):
 def test_an_index_grown_and_one_made_from_scratch_equal_the_walk(layout, moves, lengths, capacity, block, unrecorded):
     walk = walk_of(layout, lengths, capacity=capacity, unrecorded=unrecorded)
     index = EpisodeIndex(walk.store)
-    with mock.patch.object(episodes, "BLOCK", block):
+    with mock.patch.object(lanes, "BLOCK", block):
         for move, which in [*moves, ("refresh", 0)]:
             if move == "cut":
                 walk.cut(which)
@@ -181,7 +181,7 @@ def test_unrolls_that_leave_while_they_are_read_are_given_up():
             walk.cut(i % 3)
         return read(ids, names)
 
-    with mock.patch.object(walk.store, "fields", slowly), mock.patch.object(episodes, "BLOCK", 2):
+    with mock.patch.object(walk.store, "fields", slowly), mock.patch.object(lanes, "BLOCK", 2):
         index.refresh()
     assert_indexed(index, walk)
     walk.cut(0)

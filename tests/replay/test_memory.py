@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from laser_rl.errors import ConfigError
 from laser_rl.replay.memory_estimate import available_bytes, estimate, require_fits
-from laser_rl.replay.shared import Arena
 from laser_rl.replay.store import Replay
 from laser_rl.types import UnrollLayout, empty_unrolls
-from tests.replay.inputs import LAYOUTS, PICTURE
+from tests.replay.inputs import LAYOUTS, PICTURE, arena_of
 
 ATARI = UnrollLayout(20, 3, (1, 84, 84), "uint8", (), "int64", 18)
 
@@ -43,7 +42,7 @@ def test_a_compressed_store_never_holds_more_than_estimated(compressible, budget
 
 @given(sizes=st.lists(st.integers(0, 50), max_size=200), held=st.integers(1, 20))
 def test_an_arena_keeps_every_block_and_reuses_its_chunks(sizes, held):
-    arena, model = Arena(chunk_bytes=100), []
+    arena, model = arena_of(100, held + 3), []
     for number, size in enumerate(sizes):
         block = bytes([number % 256]) * size
         model.append((arena.add(block), block))

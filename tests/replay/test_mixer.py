@@ -264,8 +264,6 @@ def test_the_mixer_waits_for_a_whole_episode():
         mixer.offer(slot.cut()[0])
         ready.append(mixer.ready())
     assert ready == [False] * 5 + [True]
-    with pytest.raises(ValueError, match=r"0 unrolls in the replay"):
-        sampled(SAMPLERS["lanes"]).fill(allocate(RECURRENT, 8))
 
 
 def test_restarted_lanes_begin_anew_in_the_next_batch_and_online_ones_are_reported_by_nobody():
@@ -312,10 +310,3 @@ def test_impossible_settings_are_refused():
         mixer_of(min_unrolls=51)
     with pytest.raises(ConfigError, match="no replay"):
         Mixer(VECTOR, None, Counts(1, 1), np.random.default_rng(0))
-    mixer = mixer_of()
-    with pytest.raises(ValueError, match="0 of 2 new unrolls"):
-        mixer.fill(allocate(VECTOR, 8))
-    mixer.offer(numbered(VECTOR, range(2)))
-    with pytest.raises(ValueError, match="batch of 7 columns"):
-        mixer.fill(allocate(VECTOR, 7))
-    assert mixer.pending == 2

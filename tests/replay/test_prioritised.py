@@ -156,12 +156,6 @@ def test_unrolls_that_leave_while_they_are_gathered_are_drawn_anew(monkeypatch):
         Prioritised(Replay(VECTOR, 100), **PLAIN).fill(1, np.random.default_rng(0), batch, 0)
 
 
-@pytest.mark.parametrize("wrong", [{"exponent": -1.0}, {"importance_exponent": 1.1}, {"uniform_share": -0.1}])
-def test_impossible_settings_are_refused(wrong):
-    with pytest.raises(ConfigError, match="uniform share from 0 to 1"):
-        Prioritised(store_of(1), **{**PLAIN, **wrong})
-
-
 # Lanes
 
 

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections import Counter
 from functools import lru_cache
 from itertools import chain, cycle
 from pathlib import Path
@@ -21,13 +20,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from laser_rl.errors import ConfigError
 from laser_rl.replay import shared_lock
 from laser_rl.replay.memory_estimate import estimate
 from laser_rl.replay.records import Packed, allocate, pack
-from laser_rl.replay.shared import CHUNKS, HOLDER, UNSETTLED, Arena, Handle, most_chunks
+from laser_rl.replay.shared import CHUNKS, HOLDER, UNSETTLED, Handle, most_chunks
 from laser_rl.replay.store import Replay
-from tests.replay.inputs import LAYOUTS, PICTURE, STACKED, VECTOR, assert_same, numbered, take
+from tests.replay.inputs import LAYOUTS, PICTURE, STACKED, VECTOR, arena_of, assert_same, numbered, take
 from tests.replay.test_threads import CAPACITY, LAYOUT, READERS, WRITERS, assert_unmixed, drawn_from, marked
 
 PATIENCE_S = 60.0
@@ -286,19 +284,6 @@ def test_noise_never_needs_more_room_than_there_is(budget):
     assert store.nbytes <= needed.total
 
 
-def test_what_cannot_be_attached_is_refused():
-    store = Replay(VECTOR, 100, shared=True)
-    handle = store.handle()
-    with pytest.raises(ConfigError, match="another layout"):
-        Replay.attach(PICTURE, handle)
-    with pytest.raises(ConfigError, match=r"descriptor 999 .*pass_fds"):
-        Replay.attach(VECTOR, handle._replace(file=999))
-    with pytest.raises(ConfigError, match=r"to be a shared replay of .* bytes, got"):
-        Replay.attach(VECTOR, handle._replace(capacity_steps=10_000))
-    with pytest.raises(ValueError, match="shared=True"):
-        Replay(VECTOR, 100).handle()
-
-
 # The lock
 
 
@@ -364,7 +349,7 @@ def cut_off_after(instructions, call):
 
     def trace(frame, event, _):
         nonlocal left
-        if not frame.f_code.co_filename.endswith(("replay/shared_ring.py", "replay/shared.py")):
+        if not frame.f_code.co_qualname.startswith(("Ring.", "Arena.")):
             return None
         frame.f_trace_opcodes = True
         if event == "opcode":
@@ -398,16 +383,6 @@ def packed(first, last):
     return pack(PICTURE, unrolls_of(range(first, last)))
 
 
-def members_of(model):
-    return all_unrolls().member[np.asarray(model, np.int64)]
-
-
-def ranks(model):
-    """The number of each unroll among those of its member."""
-    seen = Counter()
-    return [seen.update([m]) or seen[m] - 1 for m in members_of(model).tolist()]
-
-
 @codecs
 def test_an_insert_cut_off_after_any_instruction_leaves_whole_unrolls_only(codec):
     store = Replay(PICTURE, 8 * PICTURE.steps, codec=codec, budget_bytes=14_000, shared=True)
@@ -425,8 +400,6 @@ def test_an_insert_cut_off_after_any_instruction_leaves_whole_unrolls_only(codec
             held = everything(other)
             assert other.next_id == len(model)
             assert_same(other.export(held), unrolls_of([model[i] for i in held]))
-            assert other.numbers(held).tolist() == ranks(model)[other.first_id :]
-            assert [other.delivered(m) for m in range(3)] == np.bincount(members_of(model), minlength=3).tolist()
         blocks = other._room.length[held % 8].sum() if codec == "zstd" else 0
         assert other.compressed_bytes == blocks <= 14_000
         assert store.nbytes <= needed
@@ -437,7 +410,7 @@ def test_an_insert_cut_off_after_any_instruction_leaves_whole_unrolls_only(codec
 
 @given(sizes=st.lists(st.integers(0, 50), max_size=120), held=st.integers(1, 20), scrambled=st.integers(1, 10))
 def test_the_books_of_an_arena_follow_from_its_blocks(sizes, held, scrambled):
-    arena, model = Arena(chunk_bytes=100), []
+    arena, model = arena_of(100, held + 3), []
     for number, size in enumerate(sizes):
         block = bytes([number % 256]) * (size + 1)
         model.append((arena.add(block), block))
@@ -445,8 +418,8 @@ def test_the_books_of_an_arena_follow_from_its_blocks(sizes, held, scrambled):
             arena.drop()
             model.pop(0)
         if number % scrambled == 0:
-            arena._books[:CHUNKS] = [77, 78, 79]
-            arena._alive[:], arena._after[:] = [9] * len(arena._alive), [99] * len(arena._after)
+            arena._books[:CHUNKS] = np.array([77, 78, 79])
+            arena._alive[:], arena._after[:] = (np.full(len(arena._alive), wrong) for wrong in (9, 99))
             arena.rebuild(np.array([place for place, _ in model]), np.array([len(block) for _, block in model]))
         assert all(arena.read(address, len(block)) == block for address, block in model)
         assert arena.nbytes <= 100 * most_chunks(held * 51, 100, 51)
@@ -555,7 +528,6 @@ def check_race(nursery, codec, count):
     drawn = other.sample_into(1280, np.random.default_rng(3), batch, 0)
     assert batch.version.tolist() == [written[i] for i in drawn.tolist()]
     assert_unmixed(batch)
-    assert [store.delivered(m) for m in range(WRITERS)] == [count + 1, *[count] * (WRITERS - 1)]
     drawn = drawn_from(other, 64 * 200, seed=4) - other.first_id
     uniform = stats.chisquare(np.bincount(drawn, minlength=CAPACITY)).pvalue
     assert uniform > 0.001

@@ -107,7 +107,6 @@ def check_race(codec, count):
     assert held.version.tolist() == [written[i] for i in range(store.first_id, store.next_id)]
     counts = {m: sum(i >= store.first_id for i in ids[m]) / CAPACITY for m in range(WRITERS)}
     assert store.composition() == {m: share for m, share in counts.items() if share}
-    assert [store.delivered(m) for m in range(WRITERS)] == [count + 1, *[count] * (WRITERS - 1)]
     drawn = drawn_from(store, 64 * 200, seed=3) - store.first_id
     uniform = stats.chisquare(np.bincount(drawn, minlength=CAPACITY)).pvalue
     assert uniform > 0.001

@@ -1,6 +1,7 @@
 """Rows of `local` say how deep its queues are, and nothing holds them afterwards."""
 
 import threading
+from contextlib import closing
 
 from laser_rl.metrics import read
 from laser_rl.replay.prefetcher import Exhausted, Prefetcher
@@ -39,7 +40,7 @@ def test_batches_ahead_are_counted_and_the_end_is_none_of_them():
         filled.release()
         raise Exhausted
 
-    with Prefetcher(lambda batch: None, ["a", "b", "c", "d"], ready=ready) as ahead:
+    with closing(Prefetcher(lambda batch: None, ["a", "b", "c", "d"], ready=ready)) as ahead:
         assert filled.acquire(timeout=10.0)
         ahead._thread.join(10.0)
         for expected in (3, 2, 1):

@@ -3,7 +3,7 @@
 import itertools
 import threading
 from collections import deque
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 
 import numpy as np
 import pytest
@@ -297,7 +297,7 @@ def test_on_a_gpu_batches_come_in_order_while_the_card_is_behind():
     for _ in range(3):
         host = allocate(STACKED, 64, pin=True, stacked=False)
         crates.append(PinnedBatch(STACKED, host, device, stream))
-    with Prefetcher(lambda crate: crate.fill(fill), crates) as ahead:
+    with closing(Prefetcher(lambda crate: crate.fill(fill), crates)) as ahead:
         for _ in range(60):
             crate = ahead.next(30.0)
             with crate.read() as batch, busy.learning():
