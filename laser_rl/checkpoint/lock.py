@@ -9,7 +9,6 @@ import fcntl
 import json
 import os
 import platform
-import stat
 import time
 import weakref
 from dataclasses import asdict, dataclass
@@ -33,16 +32,7 @@ class Owner:
 
 
 class RunLock:
-    """Owns a run directory until `release` or the end of the process.
-
-    >>> import tempfile
-    >>> run_dir = tempfile.mkdtemp()
-    >>> with RunLock(run_dir):
-    ...     owner(run_dir).pid == os.getpid()
-    True
-    >>> owner(run_dir) is None
-    True
-    """
+    """Owns a run directory until `release` or the end of the process."""
 
     def __init__(self, run_dir: str | Path) -> None:
         path = Path(run_dir) / NAME
@@ -113,32 +103,26 @@ def _acquire(path: Path) -> int:
 
 
 def _try(path: Path) -> int | None:
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path} is not a regular file, expected one; remove it")
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     except OSError as error:
         if not path.is_symlink():
             raise
         raise ConfigError(f"{path} is a symbolic link, expected a file of its own; remove it") from error
-    kept = False
     try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise ConfigError(f"{path} is not a regular file, expected one; remove it")
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Another inode: the file was removed between our open and our lock.
-        if path.exists() and os.fstat(handle).st_ino == path.stat().st_ino:
-            os.ftruncate(handle, 0)
-            os.pwrite(handle, json.dumps(asdict(Owner(os.getpid(), platform.node()))).encode(), 0)
-            os.fsync(handle)
-            kept = True
-    except BlockingIOError:
-        pass
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, json.dumps(asdict(Owner(os.getpid(), platform.node()))).encode(), 0)
+        os.fsync(handle)
     except OSError as error:
+        os.close(handle)
+        if isinstance(error, BlockingIOError):
+            return None
         error.filename = error.filename or str(path)  # what works on a handle does not know it
         raise
-    finally:
-        if not kept:
-            os.close(handle)
-    return handle if kept else None
+    return handle
 
 
 def _owner_in(data: bytes) -> Owner:

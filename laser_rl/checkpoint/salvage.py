@@ -55,16 +55,10 @@ class _Block(NamedTuple):
     unrolls: Unrolls
 
 
-class _Survey(NamedTuple):
-    """What there is of a replay, oldest first; all arrays [n]."""
-
-    number: Numbers
-    previous: Numbers
-    member: Numbers
-    slot: Numbers
-    episode: Numbers  # at an unroll's first row
-    opens: NDArray[np.bool_]  # that row is the first of its episode
-    follows: Numbers  # the episode at its last row
+# What is known of an unroll: its number and that of the one before, whose it is, the episode at its first row, whether that row is the
+# first of the episode, and the episode at its last row.
+_FOUND = np.dtype([(name, "i8") for name in ("number", "previous", "member", "slot", "episode", "opens", "follows")])
+_Found = NDArray[np.void]
 
 
 class Salvage:
@@ -90,11 +84,8 @@ class Salvage:
     ) -> None:
         self._folder, self._layout, self._bounds = folder, layout, (first_id, next_id)
         self._places = [(entry, self._found_in(entry, damaged=entry.name in damaged)) for entry in entries]
-        parts = [_surveyed(layout, block) for block in self._blocks()]
-        self._slot, episodes = np.zeros(0, np.int32), 0
-        if parts:
-            joined = _Survey(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
-            self._slot, episodes = _cut_at_gaps(joined, first_id, next_id)
+        found = [np.zeros(0, _FOUND), *(_surveyed(layout, block) for block in self._blocks())]
+        self._slot, episodes = _cut_at_gaps(np.concatenate(found), first_id, next_id)
         kept = len(self._slot)
         self.mended = Mended(kept, next_id - first_id - kept, episodes)
 
@@ -190,48 +181,43 @@ def _read(path: Path, places: Places, layout: UnrollLayout, bounds: tuple[int, i
                 yield _Block(np.array(numbers, np.int64), np.array(previous, np.int64), unrolls)
 
 
-def _surveyed(layout: UnrollLayout, block: _Block) -> _Survey:
-    unrolls = block.unrolls
+def _surveyed(layout: UnrollLayout, block: _Block) -> _Found:
+    unrolls, found = block.unrolls, np.zeros(len(block.number), _FOUND)
     first = unrolls.is_first[:, layout.context :].astype(bool)
-    member, slot, episode = (array.astype(np.int64) for array in (unrolls.member, unrolls.slot, unrolls.episode))
-    return _Survey(block.number, block.previous, member, slot, episode, first[:, 0], episode + first[:, 1:].sum(1))
+    found["number"], found["previous"], found["opens"] = block.number, block.previous, first[:, 0]
+    found["member"], found["slot"], found["episode"] = unrolls.member, unrolls.slot, unrolls.episode
+    found["follows"] = found["episode"] + first[:, 1:].sum(1)
+    return found
 
 
-def _cut_at_gaps(found: _Survey, first_id: int, next_id: int) -> tuple[NDArray[np.int32], int]:
+def _cut_at_gaps(found: _Found, first_id: int, next_id: int) -> tuple[NDArray[np.int32], int]:
     """The slot under which each unroll goes on, and how many episodes are known to have lost rows.
 
     `found` is what is left of the unrolls from `first_id` to `next_id` - 1. Of episodes that are gone altogether nothing is known.
-
-    >>> found = _Survey(*np.array([[10, 11, 13, 14], [-1, -1, 10, 12]]), *np.array([[0] * 4, [0, 1, 0, 2], [5] * 4]),
-    ...                 opens=np.zeros(4, bool), follows=np.array([5] * 4))  # 12, which 14 follows, is gone
-    >>> _cut_at_gaps(found, 10, 15)  # 12 may have been of slot 1 as far as one can see from 11
-    (array([ 0, -1,  0,  2], dtype=int32), 2)
     """
-    slots, damaged = found.slot.copy(), set[tuple[int, int, int]]()
-    gone = np.setdiff1d(np.arange(first_id, next_id), found.number)
+    slots, damaged = found["slot"].copy(), set[tuple[int, int, int]]()
+    gone = np.setdiff1d(np.arange(first_id, next_id), found["number"])
     newest_gone = int(gone[-1]) if len(gone) else -1
-    fresh = {int(member): min(-1, int(found.slot[found.member == member].min()) - 1) for member in set(found.member)}
-    for member, slot in sorted(set(zip(found.member.tolist(), found.slot.tolist(), strict=True))):
-        rows = np.flatnonzero((found.member == member) & (found.slot == slot))
-        begin = 0
-        for at in range(len(rows) + 1):
-            if not _is_gap(found, rows, at, newest_gone, first_id):
+    fresh = {member: min(-1, slots[found["member"] == member].min() - 1) for member in set(found["member"].tolist())}
+    for member, slot in sorted(set(found[["member", "slot"]].tolist())):
+        rows = np.flatnonzero((found["member"] == member) & (found["slot"] == slot))
+        own, begin = found[rows], 0
+        for at in range(len(own) + 1):
+            if not _is_gap(own, at, newest_gone, first_id):
                 continue
             if at > 0:
                 slots[rows[begin:at]] = fresh[member]
                 fresh[member] -= 1
-                damaged.add((member, slot, int(found.follows[rows[at - 1]])))
-            if at < len(rows) and not found.opens[rows[at]]:
-                damaged.add((member, slot, int(found.episode[rows[at]])))
+                damaged.add((member, slot, int(own["follows"][at - 1])))
+            if at < len(own) and not own["opens"][at]:
+                damaged.add((member, slot, int(own["episode"][at])))
             begin = at
     return slots.astype(np.int32), len(damaged)
 
 
-def _is_gap(found: _Survey, rows: Numbers, at: int, newest_gone: int, first_id: int) -> bool:
+def _is_gap(own: _Found, at: int, newest_gone: int, first_id: int) -> bool:
     """Whether something is gone, or may be, between the unrolls `at` - 1 and `at` of a stream."""
-    if at == len(rows):  # the one that its slot writes next may follow one that is gone: its stream is not known
-        return newest_gone > int(found.number[rows[at - 1]])
-    previous = int(found.previous[rows[at]])
-    if at == 0:
-        return previous >= first_id
-    return previous != int(found.number[rows[at - 1]])
+    if at == len(own):  # the one that its slot writes next may follow one that is gone: its stream is not known
+        return newest_gone > int(own["number"][at - 1])
+    previous = int(own["previous"][at])
+    return previous >= first_id if at == 0 else previous != int(own["number"][at - 1])

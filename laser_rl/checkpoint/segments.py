@@ -68,15 +68,7 @@ class Record(NamedTuple):
 
 
 class Streams:
-    """Which unroll of each stream is the newest, so that the next one can be written with the number of the one before it.
-
-    >>> from laser_rl.types import empty_unrolls
-    >>> unrolls = empty_unrolls(UnrollLayout(2, 0, (4,), "float32", (), "int64", 2), 3)
-    >>> unrolls.slot[:] = 0, 1, 0
-    >>> streams = Streams()
-    >>> streams.follow(8, unrolls), streams.follow(11, unrolls)
-    (array([-1, -1,  8]), array([10,  9, 11]))
-    """
+    """Which unroll of each stream is the newest, so that the next one can be written with the number of the one before it."""
 
     def __init__(self) -> None:
         self._newest: dict[tuple[int, int], int] = {}
@@ -109,16 +101,8 @@ def write_segment(
 
     `previous` says which number the unroll before each of them has, as `Streams` counts; without it, what came before this file is
     taken to be nothing.
-
-    >>> import tempfile
-    >>> from laser_rl.types import empty_unrolls
-    >>> layout, folder = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2), tempfile.mkdtemp()
-    >>> entry = write_segment(folder, layout, 8, empty_unrolls(layout, 3))
-    >>> entry.name, [(first, len(block.reward)) for first, block in read_segment(folder, entry, layout)]
-    ('segment-000000000008-000000000010.zst', [(8, 3)])
     """
     folder, count = Path(folder), len(unrolls.member)
-    _check(layout, first_id, unrolls)
     name = _segment_name(first_id, count)
     before = Streams().follow(first_id, unrolls) if previous is None else previous
     digest, size = hashlib.sha256(), 0
@@ -174,16 +158,6 @@ def verify_segment(folder: Path, entry: SegmentEntry) -> None:
 
 def _segment_name(first_id: int, count: int) -> str:
     return f"segment-{first_id:012d}-{first_id + count - 1:012d}.zst"
-
-
-def _check(layout: UnrollLayout, first_id: int, unrolls: Unrolls) -> None:
-    count = len(unrolls.member)
-    if count == 0 or first_id < 0:
-        raise ValueError(f"a segment holds at least one unroll, numbered from 0; got {count} from {first_id}")
-    for name, (shape, dtype) in layout.fields().items():
-        array = getattr(unrolls, name)
-        if array.shape != (count, *shape) or array.dtype != np.dtype(dtype):
-            raise ValueError(f"{name} is {array.dtype} {array.shape}, expected {dtype} {(count, *shape)}")
 
 
 def _encoded(layout: UnrollLayout, first_id: int, unrolls: Unrolls, previous: Numbers) -> Iterator[bytes]:
