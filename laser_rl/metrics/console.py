@@ -121,12 +121,7 @@ class Console(AbstractContextManager["Console"]):
         """The member that a row is of; None for a row of a sweep."""
         if "member" not in values:
             return self._members[0] if len(self._members) == 1 else None
-        member = int(values["member"])
-        if not 0 <= member < len(self._members):
-            raise ValueError(
-                f"a row of member {member}, expected 0 to {len(self._members) - 1}; give the console the settings of all members"
-            )
-        return self._members[member]
+        return self._members[int(values["member"])]
 
     def _event(self, seen: _Seen | None, step: int, update: int, values: Mapping[str, Value]) -> None:
         event = values.get("event", "event")

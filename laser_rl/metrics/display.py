@@ -67,11 +67,7 @@ def setting(value: object) -> str:
 
 
 def label(settings: Mapping[str, object]) -> str:
-    """What tells a member from the others.
-
-    >>> label({"learning_rate": 0.0006, "entropy_cost": 0.01}), label({})
-    ('learning_rate 0.0006, entropy_cost 0.01', 'base')
-    """
+    """What tells a member from the others."""
     return ", ".join(f"{name} {setting(value)}" for name, value in settings.items()) or "base"
 
 

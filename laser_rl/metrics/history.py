@@ -39,7 +39,6 @@ _SHOWN: dict[str, re.Pattern[str]] = {
 }
 _NEWEST, _EPISODES, _EVALUATIONS, _EVENTS, _EXPLOITS = 10, 100, 50, 200, 5000
 _MOST_MEMBERS = 256
-_MOST_TABLES = 1024
 _MOST_NAMES = 400  # of numbers in a table
 _LARGEST = 2**53  # of a counter: a forged one may be beyond what can be added up
 _PIECE = 10_000  # rows that are sorted into tables at once
@@ -59,73 +58,71 @@ class Table:
 
     def __init__(self, buckets: int = BUCKETS) -> None:
         self._most = buckets
-        self._used = 0
-        self.names: dict[str, int] = {}
-        """Of the numbers that any row had, and the place of each."""
+        self.names: dict[str, int] = {}  # of the numbers that any row had, and the place of each
         self.rows_a_bucket = 1
-        room = buckets + _SLICE
-        self._clock = np.zeros((4, room))  # step, update and time of the last row of a bucket; how many rows it has
-        self._numbers = np.zeros((4, 0, room))  # mean, how many of its rows have the number, lowest, highest
+        self._clock = np.zeros((4, 0))  # step, update and time of the last row of a bucket; how many rows it has
+        self._numbers = np.zeros((4, 0, 0))  # mean, how many of its rows have the number, lowest, highest
 
     def __len__(self) -> int:
-        return self._used
+        return self._clock.shape[1]
 
     def append(self, steps: Array, updates: Array, times: Array, values: Mapping[str, Array]) -> None:
         """Take rows [n]; NaN where a row has no such number."""
-        self._know(values)
+        new = [name for name in values if name not in self.names]
+        self.names |= {name: len(self.names) + n for n, name in enumerate(new)}
+        self._numbers = np.concatenate([self._numbers, _blank(len(new), len(self))], axis=1)
         for start in range(0, len(steps), _SLICE):
             part = slice(start, start + _SLICE)
             count = len(steps[part])
-            clock = np.stack([steps[part], updates[part], times[part], np.ones(count)])
-            numbers = np.full((4, len(self.names), count), np.nan)
+            clock, numbers = (
+                np.stack([steps[part], updates[part], times[part], np.ones(count)]),
+                _blank(len(self.names), count),
+            )
             for name, every in values.items():
                 found = every[part]
                 numbers[:, self.names[name]] = found, np.isfinite(found), found, found
-            numbers[1] = np.nan_to_num(numbers[1])
-            self._add(clock, numbers)
+            self._clock = np.concatenate([self._clock, clock], axis=1)
+            self._numbers = np.concatenate([self._numbers, numbers], axis=2)
+            self._merge()
+            while len(self) > self._most:
+                self.rows_a_bucket *= 2
+                self._merge()
 
     def void(self, step: float, update: float) -> None:
         """Forget what is after a step or an update, since the run went back to there; of merged rows, those beside void ones as well."""
-        holds = (self._clock[0, : self._used] <= step) & (self._clock[1, : self._used] <= update)
-        kept = int(holds.sum())
-        self._clock[:, :kept] = self._clock[:, : self._used][:, holds]
-        self._numbers[:, :, :kept] = self._numbers[:, :, : self._used][:, :, holds]
-        self._used = kept
+        holds = (self._clock[0] <= step) & (self._clock[1] <= update)
+        self._clock, self._numbers = self._clock[:, holds], self._numbers[:, :, holds]
 
     def line(self, name: str, axis: str = "step") -> CurveLine:
         """The buckets that have the number, over steps or over seconds since 1970."""
-        x = self._clock[2 if axis == "time" else 0, : self._used]
         if name not in self.names:
-            nothing = np.empty(0)
-            return CurveLine(nothing, nothing, nothing, nothing)
-        mean, count, low, high = self._numbers[:, self.names[name], : self._used]
+            return CurveLine(*[np.empty(0)] * 4)
+        x = self._clock[2 if axis == "time" else 0]
+        mean, count, low, high = self._numbers[:, self.names[name]]
         has = (count > 0) & np.isfinite(x)
         return CurveLine(x[has], mean[has], low[has], high[has])
 
-    def _know(self, names: Mapping[str, object]) -> None:
-        new = [name for name in names if name not in self.names]
-        if new:
-            blank = np.full((4, len(new), self._clock.shape[1]), np.nan)
-            blank[1] = 0
-            self._numbers = np.concatenate([self._numbers, blank], axis=1)
-            self.names |= {name: len(self.names) + n for n, name in enumerate(new)}
+    def _merge(self) -> None:
+        """Neighbouring buckets become one, of `rows_a_bucket` rows each; the last may have fewer."""
+        group = (np.cumsum(self._clock[3]) - 1) // self.rows_a_bucket
+        starts = np.flatnonzero(np.diff(group, prepend=-1.0))
+        if len(starts) == len(self):
+            return
+        ends = np.append(starts[1:], len(self)) - 1
+        mean, count, low, high = self._numbers
+        total = np.add.reduceat(np.where(count > 0, mean, 0.0) * count, starts, axis=1)
+        counts = np.add.reduceat(count, starts, axis=1)
+        means = np.divide(total, counts, out=np.full_like(total, np.nan), where=counts > 0)
+        lows, highs = np.fmin.reduceat(low, starts, axis=1), np.fmax.reduceat(high, starts, axis=1)
+        self._clock = np.concatenate([self._clock[:3, ends], np.add.reduceat(self._clock[3:], starts, axis=1)])
+        self._numbers = np.stack([means, counts, lows, highs])
 
-    def _add(self, clock: Array, numbers: Array) -> None:
-        open_ = self._used > 0 and self._clock[3, self._used - 1] < self.rows_a_bucket
-        begin = self._used - int(open_)
-        if open_:
-            clock = np.concatenate([self._clock[:, begin : self._used], clock], axis=1)
-            numbers = np.concatenate([self._numbers[:, :, begin : self._used], numbers], axis=2)
-        self._put(begin, *_merged(clock, numbers, self.rows_a_bucket))
-        while self._used > self._most:
-            self.rows_a_bucket *= 2
-            whole = self._clock[:, : self._used], self._numbers[:, :, : self._used]
-            self._put(0, *_merged(*whole, self.rows_a_bucket))
 
-    def _put(self, begin: int, clock: Array, numbers: Array) -> None:
-        self._used = begin + clock.shape[1]
-        self._clock[:, begin : self._used] = clock
-        self._numbers[:, :, begin : self._used] = numbers
+def _blank(names: int, rows: int) -> Array:
+    """Numbers that no row has."""
+    blank = np.full((4, names, rows), np.nan)
+    blank[1] = 0
+    return blank
 
 
 class History:
@@ -136,17 +133,14 @@ class History:
         self.last: Row | None = None
         self.began: float | None = None
         self.has_members = False
-        self.marks: list[tuple[float, float]] = []
-        """Where the run was resumed: step and time."""
+        self.marks: list[tuple[float, float]] = []  # where the run was resumed: step and time
         self.events: deque[Row] = deque(maxlen=_EVENTS)
         self._exploits: deque[Row] = deque(maxlen=_EXPLOITS)
         self._tables: dict[tuple[str, int], Table] = {}
         self._newest: dict[tuple[str, int], deque[Row]] = {}
         self._counted: dict[tuple[int, str], tuple[int, float]] = {}
-        self.void = 0
-        """How many rows resumptions made void; only of a log that was read as a whole."""
-        self.not_finite: dict[str, int] = {}
-        """How many rows of training have which number that is not finite."""
+        self.void = 0  # rows that resumptions made void; only of a log that was read as a whole
+        self.not_finite: dict[str, int] = {}  # how many rows of training have which number that is not finite
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
@@ -180,7 +174,7 @@ class History:
     def line(self, kind: Kind, member: int, name: str, axis: str = "step") -> CurveLine:
         """A number of a member over steps or time; of a single run the member is 0, of the sweep itself -1."""
         table = self._tables.get((kind, self._key(member)))
-        return Table(0).line(name) if table is None else table.line(name, axis)
+        return Table().line(name) if table is None else table.line(name, axis)
 
     def names(self, kind: Kind, member: int) -> Iterable[str]:
         """Which numbers there are."""
@@ -231,7 +225,7 @@ class History:
 
     def _flush(self, groups: dict[tuple[str, int], list[Row]]) -> None:
         for (kind, member), rows in groups.items():
-            if kind in _SHOWN and (len(self._tables) < _MOST_TABLES or (kind, member) in self._tables):
+            if kind in _SHOWN:
                 self._keep(kind, member, rows)
         groups.clear()
 
@@ -295,30 +289,8 @@ def _own(row: Row) -> int:
     return member if isinstance(member, int) else -1
 
 
-def _merged(clock: Array, numbers: Array, rows: int) -> tuple[Array, Array]:
-    """Neighbouring buckets as one, so many rows each; the last may have fewer."""
-    group = (np.cumsum(clock[3]) - 1) // rows
-    starts = np.flatnonzero(np.diff(group, prepend=-1.0))
-    if len(starts) == clock.shape[1]:
-        return clock, numbers
-    ends = np.append(starts[1:], clock.shape[1]) - 1
-    mean, count, low, high = numbers
-    total = np.add.reduceat(np.where(count > 0, mean, 0.0) * count, starts, axis=1)
-    counts = np.add.reduceat(count, starts, axis=1)
-    means = np.divide(total, counts, out=np.full_like(total, np.nan), where=counts > 0)
-    lows, highs = np.fmin.reduceat(low, starts, axis=1), np.fmax.reduceat(high, starts, axis=1)
-    clocks = np.concatenate([clock[:3, ends], np.add.reduceat(clock[3:], starts, axis=1)])
-    return clocks, np.stack([means, counts, lows, highs])
-
-
 def aligned(lines: Sequence[CurveLine], points: int) -> tuple[Array, list[CurveLine]]:
-    """Lines on one axis of at most `points` places, NaN where a line has nothing; a place is the last one of its bin.
-
-    >>> one, two = (CurveLine(x, x, x, x) for x in (np.array([0.0, 1.0]), np.array([1.0, 4.0])))
-    >>> at, found = aligned([one, two], 2)
-    >>> at.tolist(), found[0].mean.tolist(), found[1].high.tolist()
-    ([2.0, 4.0], [0.5, nan], [1.0, 4.0])
-    """
+    """Lines on one axis of at most `points` places, NaN where a line has nothing; a place is the last one of its bin."""
     every = np.unique(np.concatenate([line.x for line in lines])) if lines else np.empty(0)
     if len(every) <= points:
         return every, [_binned(line, np.searchsorted(every, line.x), len(every)) for line in lines]

@@ -8,7 +8,6 @@ However long a log is, a reader has one piece of it in memory. `Stream` reads a 
 the second knows at each row whether a later mark makes it void. `Tail` reads on while a log grows.
 """
 
-import hashlib
 import json
 import logging
 import math
@@ -26,14 +25,12 @@ from typing import NamedTuple
 
 from laser_rl.disk import open_regular
 from laser_rl.errors import ConfigError, is_full
-from laser_rl.metrics.rows import FIXED, Kind, Row, Value, rows_in
+from laser_rl.metrics.rows import Kind, Row, Value, rows_in
 
 log = logging.getLogger("laser_rl.metrics")
 FILE = "metrics.jsonl"
 MOST_KEPT = 20_000  # rows that wait for space: some megabytes
 TRY_S = 1.0
-WALL_CLOCK = frozenset({"time", "memory_bytes"})  # differ from run to run of the same seed
-WALL_CLOCK_ENDINGS = ("_per_second", "_seconds")
 PIECE_BYTES = 2 << 20
 LONGEST_LINE_BYTES = 16 << 20  # no row of ours is that long
 _LAST_BYTES = 8192
@@ -56,9 +53,9 @@ class MetricsLog(AbstractContextManager["MetricsLog"]):
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._handle: int | None = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._newest = (0, 0)
-        # Lines that wait for space, and whether each must not be lost; at most so many, since when, when to try again.
+        # Lines that wait for space, and whether each must not be lost; at most so many, and when to try again.
         self._late: deque[tuple[bytes, bool]] = deque()
-        self._most_kept, self._since, self._next_try = most_kept, 0.0, 0.0
+        self._most_kept, self._next_try = most_kept, 0.0
         self._written_late = self._lost = 0
         self._said = False
 
@@ -66,9 +63,6 @@ class MetricsLog(AbstractContextManager["MetricsLog"]):
         """Append one row; the wall-clock time is added. On a full disk it is kept in memory, and written when there is space again."""
         if self._handle is None:
             raise ValueError(f"{self.path} is closed")
-        clash = values.keys() & set(FIXED)
-        if clash:
-            raise ValueError(f"values hold {sorted(clash)}, which every row has already; use other names")
         self._newest = (int(step), int(update))
         line = self._line(kind, values)
         if not self._late and self._append(line):
@@ -129,15 +123,12 @@ class MetricsLog(AbstractContextManager["MetricsLog"]):
 
     def _keep(self, line: bytes, *, needed: bool) -> None:
         """Keep a line in memory; of too many, the oldest that is not needed is dropped and counted."""
-        if not self._late:
-            self._since = time.monotonic()
         self._late.append((line, needed))
         if len(self._late) > self._most_kept:
-            for place, (_, kept) in enumerate(self._late):
-                if not kept:
-                    del self._late[place]
-                    self._lost += 1
-                    break
+            place = next((place for place, (_, kept) in enumerate(self._late) if not kept), None)
+            if place is not None:
+                del self._late[place]
+                self._lost += 1
 
     def _catch_up(self) -> None:
         """Write what could not be written before, in order, as far as there is space."""
@@ -155,9 +146,9 @@ class MetricsLog(AbstractContextManager["MetricsLog"]):
                 )  # fmt: skip
             self._said = True
             return
-        waited_s, late, lost = time.monotonic() - self._since, self._written_late, self._lost
+        late, lost = self._written_late, self._lost
         self._written_late, self._lost, self._next_try, self._said = 0, 0, 0.0, False
-        log.warning("%s is written again after %.0f s: %d rows late, %d lost", self.path, waited_s, late, lost)
+        log.warning("%s is written again: %d rows late, %d lost", self.path, late, lost)
         if lost and not self._append(line := self._line("event", {"event": "rows_lost", "rows": lost})):
             self._keep(line, needed=True)
 
@@ -284,17 +275,7 @@ def read(run_dir: str | Path, kinds: Collection[Kind] | None = None) -> list[Row
 
 
 def read_from(path: str | Path, offset: int = 0, *, pieces_at_most: int | None = None) -> tuple[list[Row], int]:
-    """The rows from byte `offset` on, void ones included, and the offset to go on from. Half a line is left for the next call.
-
-    >>> import tempfile
-    >>> log = MetricsLog(tempfile.mkdtemp())
-    >>> log.write("train", 1, 1, {})
-    >>> rows, offset = read_from(log.path)
-    >>> log.write("train", 2, 2, {})
-    >>> [row["step"] for row in read_from(log.path, offset)[0]]
-    [2]
-    >>> log.close()
-    """
+    """The rows from byte `offset` on, void ones included, and the offset to go on from. Half a line is left for the next call."""
     rows: list[Row] = []
     try:
         with open_regular(Path(path)) as file:
@@ -327,10 +308,6 @@ def pieces(file: BufferedReader, end: int | None = None) -> Iterator[bytes]:
     r"""The bytes of a log up to `end`, some whole lines at a time.
 
     A piece without a newline at its end is no row: half a line at the end of the log, or a part of a line that is longer than any row.
-
-    >>> import io
-    >>> list(pieces(io.BytesIO(b"first\nsecond\nthi")))
-    [b'first\nsecond\n', b'thi']
     """
     left, rest = end, b""
     while data := file.read(PIECE_BYTES if left is None else min(PIECE_BYTES, left)):
@@ -353,21 +330,6 @@ def valid(rows: Iterable[Row]) -> list[Row]:
     rows = list(rows)
     resumes = _Resumes(row for row in rows if _is_mark(row))
     return [row for row in rows if resumes.holds(row)]
-
-
-def rows_hash(run_dir: str | Path) -> str:
-    """SHA-256 of all rows that hold, without events and without what depends on the wall clock: equal for equal runs."""
-    digest = hashlib.sha256()
-    for row in Stream(Path(run_dir) / FILE):
-        if row["kind"] == "event":
-            continue
-        timeless = {name: _plain(value) for name, value in row.items() if not _is_wall_clock(name)}
-        digest.update(json.dumps(timeless, sort_keys=True).encode() + b"\n")
-    return digest.hexdigest()
-
-
-def _is_wall_clock(name: str) -> bool:
-    return name in WALL_CLOCK or name.endswith(WALL_CLOCK_ENDINGS)
 
 
 def _is_mark(row: Row) -> bool:

@@ -103,10 +103,6 @@ class EpisodeRows:
 
     The first 2^15 episodes have a row each, the next 2^16 a row for two, the next 2^17 a row for four, and so on: 2^15 rows every time that
     the number of episodes doubles. The rule counts episodes and nothing else: the same seed gives the same rows.
-
-    >>> rows = EpisodeRows()
-    >>> [rows.add({"return": value}, ended=EACH + 1) for value in (1.0, 2.0)]
-    [None, {'return': 1.5, 'episodes': 2, 'return_low': 1.0, 'return_high': 2.0, 'return_last': 2.0}]
     """
 
     def __init__(self) -> None:
@@ -224,21 +220,10 @@ class EpisodeWindow:
         self.episodes = int(state["episodes"])
 
 
-def window_from(state: Mapping[str, Any]) -> EpisodeWindow:
-    """The window whose `state_dict` this is."""
-    window = EpisodeWindow(tuple(state.get("tasks", ())))
-    window.load_state_dict(state)
-    return window
-
-
 def fitness(numbers: Mapping[str, float]) -> float:
     """What population based training compares: mean returns; of a mixture, as in IMPALA, the mean capped score.
 
     NaN without episodes, and while a task of a mixture has none: tasks with short episodes would count alone.
-
-    >>> mixed = {"return_mean": 0.5, "score_mean_capped": 0.4, "tasks_seen": 2, "tasks": 2}
-    >>> fitness({"return_mean": 7.0}), fitness(mixed), fitness({**mixed, "tasks_seen": 1}), fitness({})
-    (7.0, 0.4, nan, nan)
     """
     if numbers.get("tasks_seen") != numbers.get("tasks"):
         return math.nan

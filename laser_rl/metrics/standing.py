@@ -25,24 +25,18 @@ class MemberStanding:
     """What is known of a member; None where nothing is yet."""
 
     member: int
-    settings: dict[str, Any]
-    """As they are now: population based training may have moved them."""
+    settings: dict[str, Any]  # as they are now: population based training may have moved them
     steps: int = 0
     updates: int = 0
-    return_mean: float | None = None
-    """Of the last 100 episodes."""
-    evaluation: float | None = None
-    """Mean of the last evaluation."""
+    return_mean: float | None = None  # of the last 100 episodes
+    evaluation: float | None = None  # mean of the last one
     evaluation_interval: tuple[float, float] | None = None
-    acceptance_own: float | None = None
-    """Share of its own replayed steps that it trusts, over the last rows."""
-    acceptance_others: float | None = None
-    """Likewise of others' steps, each source counted the same."""
+    acceptance_own: float | None = None  # share of its own replayed steps that it trusts, over the last rows
+    acceptance_others: float | None = None  # likewise of others' steps, each source counted the same
     skipped: int | None = None
     rollbacks: int | None = None
     exploits: int = 0
-    silent_seconds: float | None = None
-    """Since its last row."""
+    silent_seconds: float | None = None  # since its last row
 
 
 class Copy(NamedTuple):
@@ -58,16 +52,7 @@ class Copy(NamedTuple):
 
 
 def standing(run_dir: str | Path) -> list[MemberStanding]:
-    """All members of a sweep, in order.
-
-    >>> import tempfile
-    >>> from laser_rl.metrics.log import MetricsLog
-    >>> run_dir = tempfile.mkdtemp()
-    >>> with MetricsLog(run_dir) as log:
-    ...     log.write("train", 640, 4, {"member": 0, "return_mean": 20.0})
-    >>> [(one.member, one.steps, one.return_mean) for one in standing(run_dir)]
-    [(0, 640, 20.0)]
-    """
+    """All members of a sweep, in order."""
     run_dir = Path(run_dir)
     found = standing_of(History.read(run_dir / FILE).kept(), read_json(run_dir / SWEEP))
     if not found:
@@ -86,27 +71,25 @@ def standing_of(rows: Sequence[Row], sweep: Mapping[str, Any], now: float | None
     members = max([len(settings), *(member + 1 for member in owned)])
     settings += [{} for _ in range(members - len(settings))]
     trusted = newest_means(rows, [f"acceptance_from_{source}" for source in range(members)], members)
-    moves = copies(rows)
-    now = time.time() if now is None else now
+    moves, now = copies(rows), time.time() if now is None else now
     found = []
     for member in range(members):
         own = owned.get(member, [])
+        trained, times = [row for row in own if row["kind"] == "train"], _numbers(own, "time")
         after = [copy.after for copy in moves if copy.member == member]
         others = np.delete(trusted[member], member)
-        others = others[np.isfinite(others)]
-        acceptance_own, times = float(trusted[member, member]), _numbers(own, "time")
         found.append(
             MemberStanding(
                 member,
                 _moved(settings[member], after),
                 steps=max((int(row["step"]) for row in own), default=0),
                 updates=max((int(row["update"]) for row in own), default=0),
-                return_mean=_return_mean(own),
+                return_mean=_last(trained, "return_mean", _return_mean(own)),
                 **_evaluation(own),
-                acceptance_own=acceptance_own if math.isfinite(acceptance_own) else None,
-                acceptance_others=float(others.mean()) if len(others) else None,
-                skipped=_count(own, "skipped_updates"),
-                rollbacks=_count(own, "rollbacks"),
+                acceptance_own=_mean(trusted[member, member : member + 1]),
+                acceptance_others=_mean(others),
+                skipped=_last(trained, "skipped_updates"),
+                rollbacks=_last(trained, "rollbacks"),
                 exploits=len(after),
                 silent_seconds=max(0.0, now - max(times)) if times else None,
             )
@@ -174,10 +157,7 @@ def _by_member(rows: Iterable[Row]) -> dict[int, list[Row]]:
 
 
 def _return_mean(rows: Sequence[Row]) -> float | None:
-    """As the run reported it last, else the mean of its newest episodes; of a mixture the median of the normalised scores."""
-    told = _numbers((row for row in rows if row["kind"] == "train"), "return_mean")
-    if told:
-        return told[-1]
+    """The mean of the newest episodes, as long as the run has not reported one; of a mixture the median of the normalised scores."""
     episodes = [row for row in rows if row["kind"] == "episode" and _finite(row.get("return"))]
     tasks = list(dict.fromkeys(str(row["task"]) for row in episodes if "task" in row))
     window = EpisodeWindow(tasks)
@@ -205,9 +185,14 @@ def _evaluation(rows: Iterable[Row]) -> dict[str, Any]:
     return {"evaluation": float(played[-1]["mean"]), "evaluation_interval": interval}
 
 
-def _count(rows: Iterable[Row], name: str) -> int | None:
-    counts = _numbers((row for row in rows if row["kind"] == "train"), name)
-    return int(counts[-1]) if counts else None
+def _last(rows: Iterable[Row], name: str, default: Any = None) -> Any:
+    found = [row[name] for row in rows if _finite(row.get(name))]
+    return found[-1] if found else default
+
+
+def _mean(values: Array) -> float | None:
+    values = values[np.isfinite(values)]
+    return float(values.mean()) if len(values) else None
 
 
 def _prefixed(row: Row, prefix: str) -> dict[str, float]:

@@ -19,10 +19,9 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from laser_rl.disk import read_json, write_json
 from laser_rl.errors import ConfigError
@@ -31,7 +30,6 @@ from laser_rl.metrics.rows import Kind, Value
 
 log = logging.getLogger("laser_rl.metrics")
 PROJECT = "laser-rl"
-End = Literal["finished", "stopped", "failed"]
 _ALWAYS = "tensorboard"  # may be named with the others, and is there anyway
 # Not episodes: there may be hundreds a second, and rows of training have their mean.
 _SENT = frozenset({"train", "evaluation", "sweep"})
@@ -43,43 +41,29 @@ _MLRUNS = "mlruns"
 _MOST_PARAMETERS, _LONGEST_PARAMETER = 100, 500  # of one call, and of one value: what every store of MLflow takes
 
 
-@dataclass(frozen=True)
-class TrackedRun:
+class TrackedRun(NamedTuple):
     """What a tracker is told of a run before its first row."""
 
     name: str
     settings: dict[str, Any]  # by full name
     folder: Path | None = None  # of the run; None if nothing is kept
     group: str | None = None  # the sweep, of a member
-    began_s: float = 0.0  # when this was first tracked, in seconds since 1970; the same after a resume
-
-
-class _TrackerRun(Protocol):
-    """A run in one of the libraries, used by one thread."""
-
-    id: str  # with which it goes on after a resume
-
-    def log(self, step: int, time_s: float, numbers: Mapping[str, float]) -> None:
-        """Take the finite numbers of a row, and when it was written in seconds since 1970."""
-
-    def end(self, how: End) -> None:
-        """Hand over what is left."""
 
 
 class _WandbRun:
     """Offline unless `WANDB_MODE` is set.
 
     Steps are a number of their own: W&B's may never go back, which those of a resumed run do, also where an offline run cannot ask how far
-    it had come. They are milliseconds since the run began.
+    it had come. W&B's are milliseconds since 1970.
     """
 
     def __init__(self, about: TrackedRun, known: str | None) -> None:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # else also an offline run reports its errors to W&B
         wandb: Any = importlib.import_module("wandb")
         wanted = {"project": ("WANDB_PROJECT", PROJECT), "dir": ("WANDB_DIR", about.folder)}
-        given = {key: value for key, (variable, value) in wanted.items() if value and variable not in os.environ}
+        given = {key: str(value) for key, (variable, value) in wanted.items() if value and variable not in os.environ}
         self._run = wandb.init(
-            **{key: str(value) for key, value in given.items()},
+            **given,
             id=known,
             resume="allow" if known else None,
             name=about.name,
@@ -90,13 +74,13 @@ class _WandbRun:
             settings=wandb.Settings(console="off", silent=True),  # the terminal is ours
         )
         self._run.define_metric("*", step_metric="step")
-        self.id, self._began_s, self._last = str(self._run.id), about.began_s, -1
+        self.id, self._last = str(self._run.id), -1
 
     def log(self, step: int, time_s: float, numbers: Mapping[str, float]) -> None:
-        self._last = max(self._last + 1, int(1e3 * (time_s - self._began_s)))
+        self._last = max(self._last + 1, int(1e3 * time_s))
         self._run.log({"step": step, "_timestamp": time_s, **numbers}, step=self._last)
 
-    def end(self, how: End) -> None:  # W&B knows finished and failed only
+    def end(self, how: str) -> None:  # W&B knows finished and failed only
         self._run.finish(exit_code=0 if how == "finished" else 1)
 
 
@@ -110,22 +94,14 @@ class _TrackioRun:
         context = contextvars.Context()  # `init` would end the run that its context knows, which is another member's
         with contextlib.suppress(AttributeError):  # for a project that it knows it prints five lines less, each time
             context.run(trackio.context_vars.current_project.set, PROJECT)
-        self._run = context.run(
-            trackio.init,
-            project=PROJECT,
-            name=self.id,
-            group=about.group,
-            config=about.settings,
-            resume="allow",
-            embed=False,
-            auto_log_gpu=False,
-            auto_log_cpu=False,
-        )
+        settings: dict[str, Any] = {"project": PROJECT, "name": self.id, "group": about.group, "config": about.settings}
+        settings |= {"resume": "allow", "embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
+        self._run = context.run(trackio.init, **settings)
 
     def log(self, step: int, time_s: float, numbers: Mapping[str, float]) -> None:
         self._run.log(dict(numbers), step=step)
 
-    def end(self, how: End) -> None:
+    def end(self, how: str) -> None:
         self._run.finish()
 
 
@@ -140,7 +116,7 @@ class _MlflowRun:
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
             address = ((about.folder or Path()) / _MLRUNS).resolve().as_uri()
         self._entities: Any = importlib.import_module("mlflow.entities")
-        self._client = importlib.import_module("mlflow.tracking").MlflowClient(tracking_uri=address)
+        self._client: Any = importlib.import_module("mlflow.tracking").MlflowClient(tracking_uri=address)
         self.id = known or self._begin(about)
         if known:
             self._client.update_run(known, status="RUNNING")
@@ -162,7 +138,7 @@ class _MlflowRun:
         metrics = [self._entities.Metric(_mlflow_name(name), value, at, step) for name, value in numbers.items()]
         self._client.log_batch(self.id, metrics=metrics)
 
-    def end(self, how: End) -> None:
+    def end(self, how: str) -> None:
         status = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}[how]
         self._client.set_terminated(self.id, status=status)
 
@@ -176,15 +152,9 @@ def _mlflow_name(name: str) -> str:
     return posixpath.normpath(re.sub(r"[^\w\-. /:]", "_", name))
 
 
-_Begin = Callable[[TrackedRun, "str | None"], _TrackerRun]
+_Run = _WandbRun | _TrackioRun | _MlflowRun
+_Begin = Callable[[TrackedRun, "str | None"], _Run]
 _TRACKERS: dict[str, _Begin] = {"wandb": _WandbRun, "trackio": _TrackioRun, "mlflow": _MlflowRun}
-
-
-class _Waiting(NamedTuple):
-    member: int
-    step: int
-    time_s: float
-    numbers: dict[str, float]
 
 
 class Tracking:
@@ -212,9 +182,10 @@ class Tracking:
         self.tracker, self.dropped = tracker, 0
         self._about, self._begin = about, _TRACKERS[tracker] if begin is None else begin
         self._book = None if folder is None else book_path(folder, tracker)
-        self._began_s, self._ids = _known_in(self._book)
-        self._runs: dict[int, _TrackerRun] = {}
-        self._queue: queue.Queue[_Waiting | None] = queue.Queue(most_waiting)
+        self._ids = _ids_in(self._book)
+        self._runs: dict[int, _Run] = {}
+        # Of a row: member, step, time and numbers. None wakes the thread.
+        self._queue: queue.Queue[tuple[int, int, float, dict[str, float]] | None] = queue.Queue(most_waiting)
         self._last_rows_s, self._end = last_rows_s, "failed"
         self._closing, self._failed = threading.Event(), False
         self._thread = threading.Thread(target=self._run, name=f"rows for {tracker}", daemon=True)
@@ -227,10 +198,15 @@ class Tracking:
             self._end = str(values.get("event"))
         if kind not in _SENT or self._failed or self._closing.is_set():
             return
-        numbers = {f"{kind}/{name}": value for name, value in _finite(values) if name != "member"}
+        # Finite ones: a library that cannot take NaN would be given up for it; metrics.jsonl has it.
+        numbers = {
+            f"{kind}/{name}": number
+            for name, value in values.items()
+            if name != "member" and not isinstance(value, str) and math.isfinite(number := float(value))
+        }
         numbers[f"{kind}/update"] = update
         try:
-            self._queue.put_nowait(_Waiting(int(values.get("member", _ALL)), int(step), time.time(), numbers))
+            self._queue.put_nowait((int(values.get("member", _ALL)), int(step), time.time(), numbers))
         except queue.Full:
             self.dropped += 1
 
@@ -243,24 +219,27 @@ class Tracking:
             return
         self._closing.set()
         with contextlib.suppress(queue.Full):
-            self._queue.put_nowait(None)  # wakes the thread
+            self._queue.put_nowait(None)
         atexit.unregister(self.close)
         self._thread.join(min(_PATIENCE_S, self._last_rows_s))
         if self._thread.is_alive():
             said = "the run is over; waiting for %s to take its last rows, %.0f s at most"
             log.info(said, self.tracker, self._last_rows_s)
             self._thread.join(self._last_rows_s)
-        if self._failed:
-            return
-        left = self.dropped + (self._queue.qsize() if self._thread.is_alive() else 0)
-        if left or self._thread.is_alive():
+        late = self._thread.is_alive()
+        left = self.dropped + (self._queue.qsize() if late else 0)
+        if (left or late) and not self._failed:
             log.warning("%s was too slow: %d rows did not get there; metrics.jsonl has all of them", self.tracker, left)
 
     def _run(self) -> None:
         try:
-            for row in self._rows():
-                self._run_of(row.member).log(row.step, row.time_s, row.numbers)
-            how: End = "finished" if self._end == "finished" else "stopped" if self._end == "stopped" else "failed"
+            while not (self._closing.is_set() and self._queue.empty()):
+                with contextlib.suppress(queue.Empty):
+                    row = self._queue.get(timeout=_LOOK_S)
+                    if row is not None:
+                        member, step, time_s, numbers = row
+                        self._run_of(member).log(step, time_s, numbers)
+            how = self._end if self._end in {"finished", "stopped"} else "failed"
             for run in self._runs.values():
                 run.end(how)
         except (Exception, SystemExit) as error:  # whatever a library does, training goes on
@@ -268,21 +247,13 @@ class Tracking:
             said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             log.warning("%s fails and gets no more rows (%s); the run goes on without it", self.tracker, said)
 
-    def _rows(self) -> Iterator[_Waiting]:
-        while not (self._closing.is_set() and self._queue.empty()):
-            with contextlib.suppress(queue.Empty):
-                row = self._queue.get(timeout=_LOOK_S)
-                if row is not None:
-                    yield row
-
-    def _run_of(self, member: int) -> _TrackerRun:
+    def _run_of(self, member: int) -> _Run:
         if member not in self._runs:
             key = str(member)
-            about = replace(self._about(None if member == _ALL else member), began_s=self._began_s)
-            self._runs[member] = self._begin(about, self._ids.get(key))
+            self._runs[member] = self._begin(self._about(None if member == _ALL else member), self._ids.get(key))
             self._ids[key] = self._runs[member].id
             if self._book is not None:
-                write_json(self._book, {"began": self._began_s, "ids": self._ids})
+                write_json(self._book, {"ids": self._ids})
         return self._runs[member]
 
 
@@ -311,8 +282,7 @@ def trackers(
             book_path(folder, tracker).unlink(missing_ok=True)
         for tracker in wanted:
             if not book_path(folder, tracker).exists():
-                write_json(book_path(folder, tracker), {"began": time.time(), "ids": {}})
-
+                write_json(book_path(folder, tracker), {"ids": {}})
     settings = [flat_settings(config) for config in configs]
     common = {key: value for key, value in settings[0].items() if all(one.get(key) == value for one in settings)}
 
@@ -331,9 +301,6 @@ def named(names: Iterable[str]) -> tuple[str, ...]:
 
     >>> named(["wandb,mlflow"]), named(["tensorboard"])
     (('wandb', 'mlflow'), ())
-    >>> named(["wandbb"])
-    Traceback (most recent call last):
-    laser_rl.errors.ConfigError: there is no tracker 'wandbb'; did you mean 'wandb'?
     """
     words = [names] if isinstance(names, str) else names
     found = [word.strip() for several in words for word in several.split(",") if word.strip()]
@@ -346,28 +313,28 @@ def named(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(word for word in found if word != _ALWAYS))
 
 
-def tracked(folder: Path) -> tuple[str, ...]:
-    """The trackers that a run directory's run was started with."""
-    return tuple(tracker for tracker in _TRACKERS if book_path(folder, tracker).exists())
-
-
 def book_path(folder: Path, tracker: str) -> Path:
     """The file with the ids under which a tracker knows a run and its members."""
     return folder / f"tracker-{tracker}.json"
 
 
+def tracked(folder: Path) -> tuple[str, ...]:
+    """The trackers that a run directory's run was started with."""
+    return tuple(tracker for tracker in _TRACKERS if book_path(folder, tracker).exists())
+
+
 def reached(folder: Path) -> tuple[str, ...]:
     """Those of `tracked` that have got something: a library may have been missing."""
-    return tuple(tracker for tracker in tracked(folder) if _known_in(book_path(folder, tracker))[1])
+    return tuple(tracker for tracker in tracked(folder) if _ids_in(book_path(folder, tracker)))
 
 
 def hint(tracker: str, folder: str) -> str:
     """The command that shows what a tracker has got; `folder` as a shell takes it."""
-    online = {
+    elsewhere = {
         "wandb": os.environ.get("WANDB_MODE", "offline") != "offline",
         "mlflow": "MLFLOW_TRACKING_URI" in os.environ,
     }
-    if online.get(tracker):
+    if elsewhere.get(tracker):
         return f"{tracker}, as its environment variables say"
     return {
         "wandb": f"wandb sync {folder}/wandb/offline-run-*",
@@ -385,16 +352,6 @@ def _installed(tracker: str) -> bool:
     return False
 
 
-def _known_in(book: Path | None) -> tuple[float, dict[str, str]]:
-    """Since when a run is tracked, and under which ids."""
-    found = {} if book is None else read_json(book)
-    began, ids = found.get("began"), found.get("ids")
-    known = {str(key): str(value) for key, value in ids.items()} if isinstance(ids, dict) else {}
-    return (float(began) if isinstance(began, int | float) else time.time()), known
-
-
-def _finite(values: Mapping[str, Value]) -> Iterator[tuple[str, float]]:
-    """A library that cannot take NaN would be given up for it; metrics.jsonl has it."""
-    for name, value in values.items():
-        if not isinstance(value, str) and math.isfinite(number := float(value)):
-            yield name, number
+def _ids_in(book: Path | None) -> dict[str, str]:
+    ids = {} if book is None else read_json(book).get("ids")
+    return {str(key): str(value) for key, value in ids.items()} if isinstance(ids, dict) else {}

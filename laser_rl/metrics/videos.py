@@ -3,12 +3,14 @@
 A film `step-….mp4` has a small JSON file of the same name beside it. That file is written first, so a film is never without it for long.
 """
 
+import contextlib
 import os
 import re
+import stat
 from collections.abc import Sequence
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from laser_rl.disk import open_below, read_json
 
@@ -38,11 +40,7 @@ class Film(NamedTuple):
 
 
 def film_name(step: int, member: int | None = None) -> str:
-    """What training calls a film.
-
-    >>> film_name(50_000), film_name(50_000, 2)
-    ('step-000000050000.mp4', 'step-000000050000-member-02.mp4')
-    """
+    """What training calls a film."""
     return f"step-{step:012d}{'' if member is None else f'-member-{member:02d}'}.mp4"
 
 
@@ -66,12 +64,10 @@ def films(run_dir: str | Path, *, elsewhere: bool = False) -> list[Film]:
     except OSError:
         return []
     for path in every:
-        try:
-            stat = path.lstat()
-        except OSError:  # it was removed meanwhile
-            continue
-        if path.is_file() and not path.is_symlink():
-            found.append(_film(path, stat))
+        with contextlib.suppress(FileNotFoundError):  # it was removed meanwhile
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode):
+                found.append(_film(path, status))
     return sorted(found, key=lambda one: (-one.time, one.path.name))
 
 
@@ -141,31 +137,19 @@ def _lives(number: int) -> bool:
     return True
 
 
-def _film(path: Path, stat: os.stat_result) -> Film:
+def _film(path: Path, status: os.stat_result) -> Film:
     facts = read_json(facts_path(path))
+    numbers = {name: value for name, value in facts.items() if type(value) in {int, float} and abs(value) < _LARGEST}
+    counts = {name: value for name, value in numbers.items() if isinstance(value, int) and value >= 0}
     task, by = facts.get("task"), facts.get("by")
-    step, member, length = (_count(facts.get(name)) for name in ("step", "member", "length"))
-    total, entropy, trusted = (_number(facts.get(name)) for name in ("return", "entropy", "trusted"))
     return Film(
         path,
         _MEDIA[path.suffix],
-        stat.st_mtime,
-        stat.st_size,
-        step,
-        member,
-        task[:_MOST_TEXT] if isinstance(task, str) else None,
-        total,
-        length,
-        entropy,
-        trusted,
-        by if by in {BY_TRAINING, BY_ENJOY} else None,
+        status.st_mtime,
+        status.st_size,
+        **{name: counts.get(name) for name in ("step", "member", "length")},
+        **{name: numbers.get(name) for name in ("entropy", "trusted")},
+        total=numbers.get("return"),
+        task=task[:_MOST_TEXT] if isinstance(task, str) else None,
+        by=by if isinstance(by, str) and by in {BY_TRAINING, BY_ENJOY} else None,
     )
-
-
-def _number(value: Any) -> float | None:
-    known = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST
-    return float(value) if known else None
-
-
-def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST else None

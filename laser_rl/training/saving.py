@@ -18,7 +18,7 @@ from laser_rl.disk import Full
 from laser_rl.envs.records import write_spec
 from laser_rl.envs.scores import tasks_of
 from laser_rl.errors import ConfigError, UserError
-from laser_rl.replay.episodes import ATTEMPTS, outrun
+from laser_rl.replay.lanes import ATTEMPTS, outrun
 from laser_rl.replay.mixer import UnrollStore
 from laser_rl.replay.store import Evicted, Replay
 from laser_rl.training.build import keep_in_step

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from laser_rl import checkpoint
-from laser_rl.metrics.log import MetricsLog, read, rows_hash
+from laser_rl.metrics.log import MetricsLog, read
 from laser_rl.training import trainer as space
 from laser_rl.training.build_group import build_group
 from laser_rl.training.saving import NoSpace
@@ -19,6 +19,7 @@ from laser_rl.training.settings import SweepConfig
 from tests.checkpoint.inputs import forked, outcome
 from tests.faults.disk import Disk, assert_in_order, mounted, unmount
 from tests.faults.test_run_faults import LASER, newest, wait_until
+from tests.row_hash import rows_hash
 from tests.training.small import finish, small
 
 SAID, AGAIN = "no space for the checkpoint", "there is space again"

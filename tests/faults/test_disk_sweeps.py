@@ -6,7 +6,7 @@ import time
 import pytest
 
 from laser_rl import checkpoint
-from laser_rl.metrics.log import read, rows_hash
+from laser_rl.metrics.log import read
 from laser_rl.metrics.tensorboard import TensorBoardLog
 from laser_rl.training import trainer as space
 from laser_rl.training.directory import RunDirectory
@@ -15,6 +15,7 @@ from laser_rl.training.settings import SweepConfig
 from laser_rl.training.supervisor import ProcessSupervisor
 from tests.faults.disk import Disk, assert_in_order
 from tests.faults.test_disk_full import AGAIN, SAID, Full
+from tests.row_hash import rows_hash
 from tests.training.small import small
 from tests.training.test_sweeps import in_directory, small_sweep
 

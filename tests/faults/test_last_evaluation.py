@@ -11,12 +11,13 @@ import pytest
 
 from laser_rl import checkpoint, cli
 from laser_rl.errors import UserError
-from laser_rl.metrics.log import read, rows_hash
+from laser_rl.metrics.log import read
 from laser_rl.training import member_training as training
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import train
 from laser_rl.training.saving import NoSpace
 from laser_rl.training.settings import SweepConfig
+from tests.row_hash import rows_hash
 from tests.training.small import finish, small
 from tests.training.test_sweeps import in_directory, small_sweep
 

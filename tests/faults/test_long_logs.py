@@ -12,8 +12,9 @@ import pytest
 
 from laser_rl import checkpoint, recipes
 from laser_rl.metrics.history import History
-from laser_rl.metrics.log import FILE, Stream, read, rows_hash
+from laser_rl.metrics.log import FILE, Stream, read
 from laser_rl.metrics.rows import EACH, EpisodeRows, episodes_in
+from tests.row_hash import rows_hash
 from tests.training.small import finish, small
 
 MB = 1 << 20

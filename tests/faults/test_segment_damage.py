@@ -9,8 +9,7 @@ import pytest
 
 from laser_rl.checkpoint import REPLAY, Salvage, segments
 from laser_rl.checkpoint.guarded import Damaged
-from laser_rl.replay.episodes import EpisodeIndex
-from laser_rl.replay.lanes import Lanes
+from laser_rl.replay.lanes import EpisodeIndex, Lanes
 from laser_rl.replay.records import allocate
 from laser_rl.replay.store import Replay
 from laser_rl.training import saving

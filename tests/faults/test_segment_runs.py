@@ -9,7 +9,7 @@ from laser_rl import checkpoint
 from laser_rl.checkpoint import REPLAY
 from laser_rl.config import override
 from laser_rl.metrics.log import read
-from laser_rl.replay.episodes import EpisodeIndex
+from laser_rl.replay.lanes import EpisodeIndex
 from laser_rl.replay.store import Replay
 from laser_rl.training import saving
 from laser_rl.training.directory import RunDirectory

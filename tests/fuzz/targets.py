@@ -11,7 +11,6 @@ from laser_rl import LASER, checkpoint
 from laser_rl.cli.settings import base_from, read_file
 from laser_rl.cli.status import status_of
 from laser_rl.cli.sweep_settings import begin
-from laser_rl.metrics.log import rows_hash
 from laser_rl.metrics.machine import sessions
 from laser_rl.research.paper import compared
 from laser_rl.research.report import ABOUT, experiment_of, read_about
@@ -22,6 +21,7 @@ from laser_rl.view.report import report
 from tests.fuzz.checkpoints import checkpoint_files
 from tests.fuzz.target import OFTEN_ENOUGH, Feed, Rows, Target, Tensors
 from tests.golden import folders
+from tests.row_hash import rows_hash
 
 
 def targets(folder: Path) -> dict[str, Target]:

@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from laser_rl.metrics import MetricsLog, read, rows_hash
+from laser_rl.metrics import MetricsLog, read
+from tests.row_hash import rows_hash
 
 TIMES = 60
 

@@ -144,11 +144,6 @@ def test_what_is_not_a_number_is_neither_best_nor_worst():
     assert "best 5 (member 2), mean 4, worst 3 (member 1)" in output.getvalue()
 
 
-def test_a_member_that_nobody_announced_is_refused():
-    with pytest.raises(ValueError, match="member 3, expected 0 to 2"):
-        write_train(plain()[0], 3)
-
-
 @pytest.mark.parametrize("make", [plain, live])
 def test_a_whole_sweep_goes_through(tmp_path, make):
     console, output, clock = make(9, pbt=True)

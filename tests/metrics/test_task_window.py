@@ -7,13 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laser_rl.envs.scores import Reference
-from laser_rl.metrics.rows import EpisodeWindow, fitness, window_from
+from laser_rl.metrics.rows import EpisodeWindow, fitness
 from tests.references.scores import naive_mean_capped, naive_median, naive_scores
 
 NAMES = ("a", "b", "c")
 PAIRS = ((0.0, 1.0), (-5.0, 10.0), (3.0, 4.0))
 REFERENCES = [Reference(*pair) for pair in PAIRS]
 EPISODES = st.lists(st.tuples(st.integers(0, 2), st.floats(-20, 20)), max_size=30)
+
+
+def window_from(state):
+    """The window whose `state_dict` this is."""
+    window = EpisodeWindow(tuple(state.get("tasks", ())))
+    window.load_state_dict(state)
+    return window
 
 
 @given(episodes=EPISODES, size=st.integers(1, 5), cut=st.integers(0, 30))

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from laser_rl import checkpoint, recipes
 from laser_rl.config import override
-from laser_rl.metrics.log import rows_hash
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import prepare, run
+from tests.row_hash import rows_hash
 
 
 def small(environment="CartPole-v1", **settings):

@@ -7,7 +7,7 @@ import pytest
 from laser_rl import checkpoint
 from laser_rl.evaluation.statistics import summarise_mixture
 from laser_rl.metrics.log import read
-from laser_rl.metrics.rows import EpisodeWindow, window_from
+from laser_rl.metrics.rows import EpisodeWindow
 from laser_rl.training import evaluate as playing
 from laser_rl.training.build_group import build_group
 from laser_rl.training.evaluate import MemberResult, Result, evaluate, load_trained, trained_of
@@ -15,6 +15,7 @@ from laser_rl.training.settings import SweepConfig
 from laser_rl.training.trainer import Trainer
 from laser_rl.types import Episode
 from tests.evaluation.test_mixtures import SPEC
+from tests.metrics.test_task_window import window_from
 from tests.training.small import fingerprint, finish, small
 
 NAMES = ("laser/TMaze-3", "laser/TMaze-5", "laser/TMaze-8")
