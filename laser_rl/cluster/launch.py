@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from laser_rl.cluster.calls import ray
-from laser_rl.cluster.guard import ProcessGuard
+from laser_rl.cluster.guard import ProcessGuard, children_with
 from laser_rl.cluster.placement import HeadLost
 from laser_rl.cluster.settings import ClusterSettings, require_possible
 from laser_rl.cluster.supervisor import ClusterSupervisor, LockStep
@@ -157,8 +157,8 @@ def _start(library: Any) -> ProcessGuard:
     """Start a cluster of this machine alone: it listens on the loopback address only, and nothing of it outlives this process."""
     with _on_loopback():
         library.init(**QUIET, address="local", include_dashboard=False, object_store_memory=_store_bytes())
+    guard = ProcessGuard(children_with(str(Path(library.__file__).parent)))
     address = str(library.get_runtime_context().gcs_address)
-    guard = ProcessGuard(address, str(Path(library.__file__).parent))
     if not address.startswith(f"{LOOPBACK}:"):
         library.shutdown()
         guard.close()

@@ -1,10 +1,6 @@
 """Runners, learners and checkpoints of a cluster without Ray: what is handed over arrives once, and what is saved comes back."""
 
 import concurrent.futures
-import secrets
-import signal
-import subprocess
-import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -15,7 +11,6 @@ import pytest
 from laser_rl.cluster import calls, channels, placement
 from laser_rl.cluster.calls import ActorGone, Answer, AnswerLost
 from laser_rl.cluster.channels import LearnerLinks, RemoteLearner, RunnerInbox, SupervisorLink
-from laser_rl.cluster.guard import ProcessGuard
 from laser_rl.cluster.learner_actor import RemoteActor, RemoteBatchSource
 from laser_rl.cluster.placement import KILLED, MOST_A_CORE, SupervisedActor, shares_of
 from laser_rl.cluster.replays import ReplayFiles, ShardFiller
@@ -374,21 +369,6 @@ def test_an_actor_that_dies_again_and_again_is_started_later_and_later_and_then_
     assert all(pauses[1:] >= 0.05 * 2.0 ** np.arange(1, MOST_RESTARTS))
     hosted.restart(hosted.ended(), steps=8)  # with a step in between it is started at once
     assert hosted.deaths.in_a_row == 1
-
-
-def test_a_guard_ends_what_has_its_words_in_its_command_line_and_nothing_else():
-    sleep, word = "import time; time.sleep(60)", secrets.token_hex(16)
-    doomed, spared = (
-        subprocess.Popen([sys.executable, "-c", sleep, *words]) for words in ((word, "doomed"), (word, "spared"))
-    )
-    try:
-        ProcessGuard(word, "doomed").close()
-        assert doomed.wait(10) == -signal.SIGKILL
-        assert spared.poll() is None
-    finally:
-        for process in (doomed, spared):
-            process.kill()
-            process.wait(10)
 
 
 def test_what_looks_for_gaps_and_doubles_after_kills_finds_them():
