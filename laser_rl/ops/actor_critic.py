@@ -35,7 +35,11 @@ def policy_gradient_loss(
     advantage: Float[Tensor, "T B"],
     learnable: Bool[Tensor, "T B"],
 ) -> Float[Tensor, "T B"]:
-    """−ρ_t·log π(a_t|s_t)·advantage_t (eq. 2, to be minimised); ρ and the advantage are constants."""
+    """−ρ_t·log π(a_t|s_t)·advantage_t (eq. 2, to be minimised); ρ and the advantage are constants.
+
+    >>> policy_gradient_loss(torch.tensor([[-1.0]]), torch.tensor([[0.5]]), torch.tensor([[4.0]]), torch.tensor([[True]]))
+    tensor([[2.]])
+    """
     if checks.active():
         checks.rows(learnable, log_prob=log_prob, rho=rho, advantage=advantage)
     # The mask goes onto the weight, not onto the product: there the backward pass would meet 0 · NaN.
@@ -46,7 +50,11 @@ def policy_gradient_loss(
 def value_loss(
     value: Float[Tensor, "T B"], target: Float[Tensor, "T B"], learnable: Bool[Tensor, "T B"]
 ) -> Float[Tensor, "T B"]:
-    """½·(target_t − V(s_t))²; the target is a constant."""
+    """½·(target_t − V(s_t))²; the target is a constant.
+
+    >>> value_loss(torch.tensor([[1.0]]), torch.tensor([[3.0]]), torch.tensor([[True]]))
+    tensor([[2.]])
+    """
     if checks.active():
         checks.rows(learnable, value=value, target=target)
     return 0.5 * torch.where(learnable, target.detach() - value, value.new_zeros(())) ** 2
@@ -55,7 +63,11 @@ def value_loss(
 def entropy_loss(
     entropy: Float[Tensor, "T B"], learnable: Bool[Tensor, "T B"], online: Bool[Tensor, "B"]
 ) -> Float[Tensor, "T B"]:
-    """−H(π(·|s_t)), on learnable rows of online unrolls only."""
+    """−H(π(·|s_t)), on learnable rows of online unrolls only.
+
+    >>> entropy_loss(torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool), torch.tensor([True, False]))
+    tensor([[-1., 0.]])
+    """
     if checks.active():
         checks.rows(learnable, entropy=entropy)
         checks.same_shape(row=learnable[0], online=online)

@@ -42,6 +42,12 @@ def update(
 
     Where the device says that it is not `taken`, nothing changes, whatever the gradient: as in `rmsprop.update` such a step has gradient 0,
     weights that keep the moments, and rate 0. `taken` and `learning_rate` are one number, or one for each member's row.
+
+    >>> value, state = torch.zeros(1), initial(torch.zeros(1))
+    >>> for gradient in (torch.tensor([torch.inf]), torch.tensor([2.0])):
+    ...     update(value, gradient, state, gradient.isfinite().all(), learning_rate=torch.tensor(0.1))
+    >>> value
+    tensor([-0.1000])
     """
     if checks.active():
         checks.positive(learning_rate=learning_rate.min(), epsilon=epsilon)

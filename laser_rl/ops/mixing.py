@@ -87,14 +87,22 @@ def needed_odds(
 
 
 def share_of(odds: Float[Tensor, "*rows"]) -> Float[Tensor, "*rows"]:
-    """α from α/(1 − α); infinite odds are 1."""
+    """α from α/(1 − α); infinite odds are 1.
+
+    >>> share_of(torch.tensor([0.0, 1.0, float("inf")]))
+    tensor([0.0000, 0.5000, 1.0000])
+    """
     return 1 - 1 / (1 + odds)
 
 
 def served(
     odds: Float[Tensor, "K N"], counted: Bool[Tensor, "K N"], level: float | Float[Tensor, ""]
 ) -> Float[Tensor, "K"]:
-    """The smallest of the odds that is enough for a share `level` of the counted rows; NaN if none is counted."""
+    """The smallest of the odds that is enough for a share `level` of the counted rows; NaN if none is counted.
+
+    >>> served(torch.tensor([[3.0, 1.0, 2.0, 9.0]]), torch.tensor([[True, True, True, False]]), 0.6)
+    tensor([2.])
+    """
     rows = counted.sum(-1, keepdim=True)
     ordered = odds.masked_fill(~counted, math.inf).sort(-1).values
     # Less a little: 0.9 · 10 must not be rounded up to 10.
@@ -147,7 +155,12 @@ def followed(
     least: float,
     most: float,
 ) -> Float[Tensor, "K"]:
-    """α, moved by a part `rate` of the way to what is needed as far as that is believed, and to the plain share otherwise."""
+    """α, moved by a part `rate` of the way to what is needed as far as that is believed, and to the plain share otherwise.
+
+    >>> one = torch.ones(1)
+    >>> followed(0.2 * one, 0.8 * one, 0.1 * one, 0.5 * one, rate=0.5, least=0.0, most=0.4)
+    tensor([0.3000])
+    """
     aim = (plain + trust * (needed - plain)).clamp(least, most)
     return torch.where(aim.isnan(), share, share + rate * (aim - share))
 

@@ -45,7 +45,11 @@ def cumulants(observation: Num[Tensor, "T_plus_1 B C H W"], *, cell: int = 4) ->
 def dueling(
     value: Float[Tensor, "*rows 1 h w"], advantage: Float[Tensor, "*rows A h w"]
 ) -> Float[Tensor, "*rows A h w"]:
-    """Q = value + advantage − mean over actions of the advantage."""
+    """Q = value + advantage − mean over actions of the advantage.
+
+    >>> dueling(torch.full((1, 1, 1), 5.0), torch.tensor([1.0, 3.0]).reshape(2, 1, 1)).flatten()
+    tensor([4., 6.])
+    """
     if checks.active():
         expected, got = (*advantage.shape[:-3], 1, *advantage.shape[-2:]), tuple(value.shape)
         checks.require(got == expected, f"value has shape {got}, expected {expected}")
@@ -61,6 +65,11 @@ def q_targets(
     """n-step targets of every cell: discounted cumulants up to the end of the unroll, then the best action's value.
 
     A return does not run through a row that is not learnable: it stops there and takes that row's best value instead.
+
+    >>> q = torch.full((3, 1, 2, 1, 1), 8.0)
+    >>> ones = torch.ones(2, 1)
+    >>> q_targets(q, torch.ones(2, 1, 1, 1), 0.5 * ones, ones.bool()).flatten()
+    tensor([3.5000, 5.0000])
     """
     if checks.active():
         _check_rows(q, cumulant, discount, learnable)

@@ -37,7 +37,11 @@ def initial(tasks: int, device: torch.device | str | None = None) -> Statistics:
 
 
 def sigma(statistics: Statistics) -> Float[Tensor, "tasks"]:
-    """√(mean_square − mean²), kept between 1e-4 and 1e6."""
+    """√(mean_square − mean²), kept between 1e-4 and 1e6.
+
+    >>> sigma(Statistics(torch.tensor([3.0]), torch.tensor([13.0])))
+    tensor([2.])
+    """
     variance = statistics.mean_square - statistics.mean.square()
     return variance.clamp(_LOWEST**2, _HIGHEST**2).sqrt()
 
@@ -53,7 +57,11 @@ class Sums(NamedTuple):
 def sums(
     target: Float[Tensor, "T B"], task: Integer[Tensor, "B"], learnable: Bool[Tensor, "T B"], *, tasks: int
 ) -> Sums:
-    """Number, sum and sum of squares of each task's learnable targets, in float64."""
+    """Number, sum and sum of squares of each task's learnable targets, in float64.
+
+    >>> sums(torch.tensor([[4.0, 8.0]]), torch.tensor([0, 0]), torch.tensor([[True, False]]), tasks=2).target
+    tensor([4., 0.], dtype=torch.float64)
+    """
     if checks.active():
         checks.rows(learnable, target=target)
         checks.same_shape(column=target[0], task=task)
@@ -103,7 +111,11 @@ def rescale(layer: Layer, old: Statistics, new: Statistics) -> Layer:
 
 
 def normalise(statistics: Statistics, value: Float[Tensor, "T B"], task: Integer[Tensor, "B"]) -> Float[Tensor, "T B"]:
-    """From the task's own units to the network's: (v − mean) / σ."""
+    """From the task's own units to the network's: (v − mean) / σ.
+
+    >>> normalise(Statistics(torch.tensor([1.0]), torch.tensor([5.0])), torch.tensor([[3.0]]), torch.tensor([0]))
+    tensor([[1.]])
+    """
     mean, scale = _of_task(statistics, task)
     return ((value - mean) / scale).to(value.dtype)
 
@@ -111,7 +123,11 @@ def normalise(statistics: Statistics, value: Float[Tensor, "T B"], task: Integer
 def unnormalise(
     statistics: Statistics, value: Float[Tensor, "T B"], task: Integer[Tensor, "B"]
 ) -> Float[Tensor, "T B"]:
-    """From the network's units to the task's own: σ·n + mean."""
+    """From the network's units to the task's own: σ·n + mean.
+
+    >>> unnormalise(Statistics(torch.tensor([1.0]), torch.tensor([5.0])), torch.tensor([[1.0]]), torch.tensor([0]))
+    tensor([[3.]])
+    """
     mean, scale = _of_task(statistics, task)
     return (value * scale + mean).to(value.dtype)
 

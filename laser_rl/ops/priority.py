@@ -26,7 +26,11 @@ def probabilities(priority: Float[Tensor, "N"], *, exponent: float, uniform_shar
 
 
 def weights(sampled: Float[Tensor, "B"], *, stored: int, exponent: float) -> Float[Tensor, "B"]:
-    """Importance weights (1 / (N·P))^β of unrolls sampled with probability `sampled` from `stored`; β = 1 corrects fully."""
+    """Importance weights (1 / (N·P))^β of unrolls sampled with probability `sampled` from `stored`; β = 1 corrects fully.
+
+    >>> weights(torch.tensor([0.25, 0.5]), stored=4, exponent=1.0)
+    tensor([1.0000, 0.5000])
+    """
     if checks.active():
         checks.share(exponent=exponent)
         checks.require(stored > 0, f"stored is {stored}, expected at least 1")
@@ -35,7 +39,11 @@ def weights(sampled: Float[Tensor, "B"], *, stored: int, exponent: float) -> Flo
 
 
 def critic_priority(value_loss: Float[Tensor, "T B"], learnable: Bool[Tensor, "T B"]) -> Float[Tensor, "B"]:
-    """The priority of an unroll: its mean critic loss over learnable steps, 0 if it has none."""
+    """The priority of an unroll: its mean critic loss over learnable steps, 0 if it has none.
+
+    >>> critic_priority(torch.tensor([[1.0], [9.0]]), torch.tensor([[True], [False]]))
+    tensor([1.])
+    """
     if checks.active():
         checks.rows(learnable, value_loss=value_loss)
     with torch.no_grad():

@@ -20,7 +20,11 @@ def clip(reward: Float[Tensor, "*rows"], bound: float = 1.0) -> Float[Tensor, "*
 
 
 def dmlab_squash(reward: Float[Tensor, "*rows"]) -> Float[Tensor, "*rows"]:
-    """5·tanh(r/5), and of losses only 0.3 times that: an optimist's view, as for DMLab-30."""
+    """5·tanh(r/5), and of losses only 0.3 times that: an optimist's view, as for DMLab-30.
+
+    >>> dmlab_squash(torch.tensor([-5.0, 0.0, 5.0]))
+    tensor([-1.1424,  0.0000,  3.8080])
+    """
     if checks.active():
         checks.numbers(reward=reward)
     squashed = 5.0 * torch.tanh(reward / 5.0)

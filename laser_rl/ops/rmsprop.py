@@ -75,7 +75,11 @@ def _factor(taken: Tensor, factor: float, like: Tensor) -> Tensor:
 
 
 def linear_rate(start: float, end: float, *, step: int, total: int) -> float:
-    """A learning rate that goes from `start` to `end` over `total` steps and stays there."""
+    """A learning rate that goes from `start` to `end` over `total` steps and stays there.
+
+    >>> linear_rate(6e-4, 0.0, step=50, total=200)
+    0.00045
+    """
     if checks.active():
         checks.require(
             total > 0 and step >= 0, f"step {step} of {total}: expected a step of at least 0 and a total of at least 1"

@@ -21,7 +21,12 @@ ENUMERABLE = 1024
 def implied_log_probs(
     policy_logits: Float[Tensor, "*rows A"], behaviour_logits: Float[Tensor, "*rows A"], *, clip_rho: float = 1.0
 ) -> Float[Tensor, "*rows A"]:
-    """Log-probabilities of the implied policy, whose value V-trace estimates (Prop. 1): min(ρ̄·μ, π) / Σ_b min(ρ̄·μ, π)."""
+    """Log-probabilities of the implied policy, whose value V-trace estimates (Prop. 1): min(ρ̄·μ, π) / Σ_b min(ρ̄·μ, π).
+
+    >>> mirrored = implied_log_probs(torch.tensor([0.9, 0.1]).log(), torch.tensor([0.1, 0.9]).log())
+    >>> mirrored.exp()
+    tensor([0.5000, 0.5000])
+    """
     if checks.active():
         _check_logits(policy_logits, behaviour_logits, clip_rho)
     with torch.no_grad():
@@ -51,6 +56,10 @@ def sampled_implied_kl(
     """KL(π ‖ implied policy) from N actions drawn from π, for large or continuous action spaces.
 
     With w = min(1, ρ̄·μ/π): Z = E[w] and KL = log Z − E[log w]. Never negative; biased low by O(1/N), since a logarithm is concave.
+
+    >>> log_pi = torch.zeros(4)
+    >>> sampled_implied_kl(log_pi, log_pi - 1.0)
+    tensor(0.)
     """
     if checks.active():
         checks.numbers(policy_log_prob=policy_log_prob, behaviour_log_prob=behaviour_log_prob)
@@ -91,7 +100,12 @@ def kl_to_implied(
 def kl_to_behaviour(
     family: Family, policy: Float[Tensor, "*rows P"], behaviour: Float[Tensor, "*rows P"]
 ) -> Float[Tensor, "*rows"]:
-    """KL(π ‖ μ), Algorithm 1's relevance function; closed form for every family. Its bounds are not those of `kl_to_implied`."""
+    """KL(π ‖ μ), Algorithm 1's relevance function; closed form for every family. Its bounds are not those of `kl_to_implied`.
+
+    >>> from laser_rl.ops.distributions import Categorical
+    >>> kl_to_behaviour(Categorical(2), torch.tensor([1.0, 0.0]), torch.tensor([1.0, 0.0]))
+    tensor(0.)
+    """
     with torch.no_grad():
         return family.kl(policy, behaviour).clamp(min=0.0)  # rounding alone can make it negative
 
@@ -108,7 +122,11 @@ def within(relevance: Float[Tensor, "*rows"], bound: float | Float[Tensor, ""]) 
 
 
 def accepted_share(trusted: Bool[Tensor, "*rows"], counted: Bool[Tensor, "*rows"]) -> Float[Tensor, ""]:
-    """Share of the `counted` rows (replayed real steps, usually) that are trusted; NaN if none is counted."""
+    """Share of the `counted` rows (replayed real steps, usually) that are trusted; NaN if none is counted.
+
+    >>> accepted_share(torch.tensor([True, False, True]), torch.tensor([True, True, False]))
+    tensor(0.5000)
+    """
     if checks.active():
         checks.same_shape(trusted=trusted, counted=counted)
         checks.boolean(trusted=trusted, counted=counted)

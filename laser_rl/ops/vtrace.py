@@ -101,7 +101,11 @@ def importance_sampled(
 
 
 def clipped_ratio(log_ratio: Float[Tensor, "*rows"], clip: float) -> Float[Tensor, "*rows"]:
-    """min(clip, π/μ), clipped before the exponential."""
+    """min(clip, π/μ), clipped before the exponential.
+
+    >>> clipped_ratio(torch.tensor([-1e4, 0.0, 1e4]), 2.0)
+    tensor([0., 1., 2.])
+    """
     return log_ratio.clamp(max=math.log(clip)).exp()
 
 
