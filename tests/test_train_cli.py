@@ -107,7 +107,7 @@ def test_a_bad_file_is_refused_in_one_sentence(tmp_path, capsys, text, message):
         (["--env", "CartPole-v1", "--replay.fraction", "0.96"], "use 0.875 or 1"),
         (["--env", "CartPole-v1", "--environment.frame-stack", "4"], "are no pictures; set it to 1"),
         (["--env", "CartPole-v1", "--device", "cuda:77"], "device"),
-        (["--recipe", "atari", "--replay.capacity-steps", "900000M"], "lower --replay.capacity-steps to"),
+        (["--env", "CartPole-v1", "--replay.capacity-steps", "900000M"], "lower --replay.capacity-steps to"),
     ],
 )
 def test_mistakes_are_refused_with_what_to_do(tmp_path, capsys, arguments, message):

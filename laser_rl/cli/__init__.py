@@ -67,12 +67,7 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit status: 0, an error's own (2: the input was refused), or 128 + the number of a signal.
-
-    >>> main(["--version"]) == 0
-    laser ...
-    True
-    """
+    """Run one command; returns its exit status: 0, an error's own (2: the input was refused), or 128 + the number of a signal."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if not arguments or arguments[0] in {"-h", "--help"}:
         print(_usage())

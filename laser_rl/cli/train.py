@@ -12,8 +12,18 @@ from rich.console import Console as Terminal
 
 from laser_rl import checkpoint, recipes
 from laser_rl.api.sweep import require_memory
-from laser_rl.cli.settings import Shortcuts, base_config, flags, peek
-from laser_rl.cli.sweep_settings import SOURCES, Begun, begin, grid_of, one_by_one, random_of
+from laser_rl.cli.settings import (
+    SOURCES,
+    Begun,
+    Shortcuts,
+    base_config,
+    begin,
+    flags,
+    grid_of,
+    one_by_one,
+    peek,
+    random_of,
+)
 from laser_rl.cluster.settings import cluster_of, free_running, require_possible
 from laser_rl.config import Config, full_name, override
 from laser_rl.errors import ConfigError

@@ -6,7 +6,6 @@ shows over whole episodes, copies, processes, memory and time. A stage ends at i
 """
 
 import contextlib
-import copy
 import gc
 import itertools
 import json
@@ -41,24 +40,24 @@ from laser_rl.envs.vector import VectorAdapter
 from laser_rl.errors import EnvironmentFailed, EnvironmentRefused, UserError
 from laser_rl.tools import recordings
 from laser_rl.tools.findings import CHECKS, Finding, Order, error_finding, refusal
-from laser_rl.tools.recordings import NO_RESET, OWN_GENERATOR, CheckedEpisode, CheckedRow
+from laser_rl.tools.recordings import OWN_GENERATOR, CheckedEpisode, CheckedRow
 
 MOST_BYTES = 64 << 20  # of recorded observations
 FEWEST_CALLS, WORKER_STEPS = 20, 20
-ENDS, MIDDLES = 8, 25
 ENDLESS_STEPS = 30_000  # an Atari game is cut off after 27,000
 WORKER_LIMIT_S = 20.0
 WIDE = 1e6
-FINAL_KEYS = frozenset({"final_obs", "final_observation", "terminal_observation"})
+NO_RESET = (
+    "return the episode's own last observation with terminated or truncated, and do not call reset inside of step"
+)
 PHASES = {slot.CONSTRUCTING: "constructor", slot.RESETTING: "reset", slot.STEPPING: "step"}
 # The checks that a stage has made when it has come to its end.
 STAGES = {
     "build": ("construction",),
     "measure": ("memory", "speed", "length"),  # first: what other stages free would hide what grows
-    "play": ("rows", "time limit"),
+    "play": ("rows", "after the end", "time limit"),
     "repeat": ("repeatable",),
     "resume": ("seed", "generators"),
-    "end": ("after the end",),
     "gymnasium": ("gymnasium",),
     "workers": ("workers",),
 }
@@ -68,7 +67,7 @@ OF_ONE = (
     "gymnasium",
     "workers",
 )  # of one Python environment, not of those that step many slots at once
-WHERE_GOOD = ("resume", "end", "gymnasium")  # need an environment in which nothing is known to be wrong
+WHERE_GOOD = ("resume", "gymnasium")  # need an environment in which nothing is known to be wrong
 
 
 @dataclass
@@ -95,6 +94,7 @@ class Bench:
         self._defects: set[str] = set()
         self._drew: list[str] = []  # the generators of the whole program that it used
         self._users, self._one = True, False
+        self._reset_in_step = False
         self._make: Callable[[], Environments]
         name, options = order.id, json.loads(order.options)
         how: dict[str, Any] = {"seed": order.seed, "name": name}
@@ -107,7 +107,7 @@ class Bench:
             self._make = lambda: VectorAdapter(vector(), **how)
             return
         hooks: dict[str, Any] = {"warn": self._warned, "watch": self._watch_slot}
-        self._one, self._make = True, lambda: slot.SerialEnvironments(self._python, slots=1, **how, **hooks)
+        self._one, self._make = True, lambda: slot.SerialEnvironments(self._noted, slots=1, **how, **hooks)
 
     def run(self) -> None:
         """All stages; one that ends early is told, and the next one begins. What cannot be built is not played."""
@@ -168,6 +168,20 @@ class Bench:
         fix = "widen observation_space, or clip what is returned; training goes on with such values as they are"
         self._report(Finding("rows", "warning", "values within the bounds of their space", got, fix, where))
 
+    def _noted(self) -> Any:
+        """A copy of which it is known whether `step` calls `reset`."""
+        env: Any = self._python()
+        inner = getattr(env, "unwrapped", env)
+        reset = getattr(inner, "reset", None)
+
+        def noted(*args: Any, **named: Any) -> Any:
+            self._reset_in_step |= self._at[0] == "step"
+            return reset(*args, **named)
+
+        with contextlib.suppress(AttributeError):  # a class with slots
+            inner.reset = noted
+        return env
+
     @contextlib.contextmanager
     def _open(self) -> Iterator[Environments]:
         self._watch("constructor")
@@ -189,7 +203,11 @@ class Bench:
             step = 1 if rows.is_first[0] else step + 1
             self._watch("step", int(rows.episode[0]), step)
             start = time.perf_counter()
+            self._reset_in_step = False
             rows = environments.step(rows.slots, action)
+            if self._reset_in_step and (rows.terminated | rows.truncated).any():
+                got = "step calls reset at the end: the observation that it returns is the next episode's first"
+                self._report(Finding("after the end", "defect", CHECKS["after the end"], got, NO_RESET))
 
     def _record(self) -> list[CheckedEpisode]:
         """Episodes of every slot, in order of slot and number."""
@@ -259,33 +277,6 @@ class Bench:
         if self._drew:
             got, fix = f"{' and '.join(self._drew)} used in reset or step", f"replace it: {OWN_GENERATOR}"
             self._report(Finding("generators", "warning", CHECKS["generators"], got, fix))
-
-    def _end(self) -> None:
-        """Some episodes to their end and one step beyond: does the environment reset by itself?"""
-        firsts, middles, finals, beyond = [], [], [], []
-        deadline = time.monotonic() + self._order.seconds
-        with contextlib.closing(self._python()) as env:
-            space, actions = env.observation_space, copy.deepcopy(env.action_space)
-            actions.seed(self._order.seed)
-            for number in range(ENDS):
-                rows, info, over = [env.reset(seed=number)[0]], dict[str, Any](), False
-                while not over and len(rows) <= self._order.steps and time.monotonic() < deadline:
-                    self._watch("step", number, len(rows))
-                    seen, _, terminated, truncated, info = env.step(actions.sample())
-                    rows.append(copy.deepcopy(seen))
-                    over = bool(terminated or truncated)
-                flat = [np.asarray(gymnasium.spaces.flatten(space, row), np.float64) for row in rows]
-                firsts.append(flat[0])
-                middles += flat[1:-1][:MIDDLES]
-                if keys := FINAL_KEYS & set(info):
-                    got = f"info has {sorted(keys)}: the observation is already the next episode's first"
-                    raise CheckStopped(Finding("after the end", "defect", CHECKS["after the end"], got, NO_RESET))
-                finals += flat[-1:] if over else []
-                with contextlib.suppress(Exception):  # it may well refuse
-                    seen, _, terminated, truncated, _ = env.step(actions.sample())
-                    goes_on = over and not (terminated or truncated)
-                    beyond += [np.asarray(gymnasium.spaces.flatten(space, seen), np.float64)] if goes_on else []
-        self._report(*recordings.resets_itself(firsts, middles, finals, beyond))
 
     def _gymnasium(self) -> None:
         """Gymnasium's own checker, which stops at its first objection."""

@@ -29,11 +29,7 @@ FOREIGN = ("/laser_rl/", "/gymnasium/", "<string>")
 
 
 def examine(order: Order, say: Callable[[str], None] = lambda stage: None) -> Examination:
-    """Examine an environment; refuses a name that is not known. `say` is told the name of each stage as it begins.
-
-    >>> examine(Order("laser/Catch", steps=40)).spec.observation.shape
-    (50,)
-    """
+    """Examine an environment; refuses a name that is not known. `say` is told the name of each stage as it begins."""
     found = Examination(order.id)
     with contextlib.closing(_Child(order)) as child:
         for message in child.messages():

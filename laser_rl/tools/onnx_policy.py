@@ -62,14 +62,6 @@ class Acting(nn.Module):
         network: of the agent; it is copied.
         family: what its parameters mean.
         starts: where the environment begins to count its choices; the network counts from 0.
-
-    >>> from laser_rl.networks.torso import MLP
-    >>> from laser_rl.ops.distributions import Categorical
-    >>> acting = Acting(AgentNetwork(MLP((4,), (8,)), parameter_size=2), Categorical(2))
-    >>> acting.inputs, acting.outputs
-    (('observation',), ('action', 'logits', 'value'))
-    >>> [tuple(part.shape) for part in acting(torch.zeros(5, 4))]
-    [(5,), (5, 2), (5,)]
     """
 
     starts: Tensor
@@ -205,11 +197,7 @@ def described(trained: Trained) -> dict[str, Any]:
 
 
 def _action_of(family: Family) -> dict[str, Any]:
-    """A family as JSON, which knows no infinity: a dimension without bounds has null.
-
-    >>> _action_of(DiagonalGaussian((-1.0, -math.inf), (1.0, math.inf)))["low"]
-    [-1.0, None]
-    """
+    """A family as JSON, which knows no infinity: a dimension without bounds has null."""
     fields = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(family).items()}
     for name in {"low", "high"} & set(fields):
         fields[name] = [bound if math.isfinite(bound) else None for bound in fields[name]]

@@ -12,7 +12,6 @@ from laser_rl.tools.findings import CHECKS, Finding, Verdict
 
 Array = NDArray[Any]
 FEW_ENDS = 3  # below that, what episodes have in common may be chance
-FEW_ROWS = 20
 LONG = 50  # steps: games of a fixed number of moves are shorter, time limits longer
 CLOSE = 1e-5
 FEW_NUMBERS = 4  # of an array that is shown in full
@@ -21,9 +20,6 @@ LEAST_GROWTH, LARGE_GROWTH = 8 << 20, 32 << 20  # bytes; an allocator's own mood
 LEAST_BYTES_A_STEP = 512
 SLOW = 100.0  # steps a second
 OWN_GENERATOR = "draw from self.np_random only, and begin reset with super().reset(seed=seed)"
-NO_RESET = (
-    "return the episode's own last observation with terminated or truncated, and do not call reset inside of step"
-)
 TRUNCATE = (
     "return terminated=False, truncated=True there, or leave the limit to gymnasium.wrappers.TimeLimit: "
     "after `terminated` an agent believes that nothing could have followed"
@@ -95,35 +91,6 @@ def _brief(value: Any) -> str:
     return str(value) if few else f"array with sum {np.sum(value, dtype=np.float64):.6g}"
 
 
-def resets_itself(
-    firsts: Sequence[Array], middles: Sequence[Array], finals: Sequence[Array], beyond: Sequence[Array]
-) -> list[Finding]:
-    """Whether the environment resets inside of `step`: told by the observations at the ends of episodes, each a vector.
-
-    First observations lie in a box, those in the middle of an episode mostly outside of it. Last ones that all lie inside are first ones
-    of the next episode. `beyond` are the observations of one more step after each end, where that went on.
-    """
-    if len(middles) < FEW_ROWS or len(beyond) < max(FEW_ENDS, len(finals)):
-        return []
-    low, high = np.min(firsts, axis=0), np.max(firsts, axis=0)
-    margin = high - low
-
-    def like_first(some: Sequence[Array]) -> NDArray[np.bool_]:
-        values = np.stack(some)
-        return np.asarray(((values >= low - margin) & (values <= high + margin)).all(1))
-
-    if 2 * like_first(middles).sum() >= len(middles):  # first observations cannot be told from the others
-        return []
-    check, expected = "after the end", CHECKS["after the end"]
-    if like_first(finals).all():
-        got = f"all {len(finals)} last observations look like first ones, and the next step goes on from there"
-        return [Finding(check, "defect" if margin.any() else "warning", expected, got, NO_RESET)]
-    if like_first(beyond).all():
-        got = "the step after the last one begins a new episode by itself"
-        return [Finding(check, "warning", expected, got, "take the automatic reset out; laser calls reset itself")]
-    return []
-
-
 def time_limits(episodes: Sequence[CheckedEpisode]) -> list[Finding]:
     """Whether a limit of time is reported as an end of the task.
 
@@ -165,11 +132,7 @@ def too_slow(per_second: float, got: str) -> list[Finding]:
 
 
 def memory_grows(memory: Sequence[int], chunk_steps: int) -> list[Finding]:
-    """A leak grows in every part of the run, the first one left out: that fills caches.
-
-    >>> [memory_grows([(100 + growth * part) << 20 for part in range(6)], 500) != [] for growth in (0, 10)]
-    [False, True]
-    """
+    """A leak grows in every part of the run, the first one left out: that fills caches."""
     later = list(memory[1:])
     if len(later) < CHUNKS - 2 or any(after <= before for before, after in itertools.pairwise(later)):
         return []

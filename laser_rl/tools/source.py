@@ -52,11 +52,7 @@ def manifest_sha256(folder: Path) -> str:
 
 
 def starts_in(action: ActionSpec) -> tuple[int, ...]:
-    """Where an environment begins to count each of its choices; empty if all begin at 0.
-
-    >>> starts_in(DiscreteActions(3, start=-1)), starts_in(DiscreteActions(3)), starts_in(BoxActions((0.0,), (1.0,)))
-    ((-1,), (), ())
-    """
+    """Where an environment begins to count each of its choices; empty if all begin at 0."""
     if isinstance(action, BoxActions):
         return ()
     if isinstance(action, DiscreteActions):

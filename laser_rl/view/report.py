@@ -287,14 +287,7 @@ def _curve(subject: Subject) -> tuple[Array, Array]:
 
 
 def _band(curves: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
-    """Curves on common steps, where all of them have numbers: steps [n] and values [runs, n].
-
-    >>> first = (np.array([0.0, 10.0]), np.array([0.0, 10.0]))
-    >>> second = (np.array([5.0, 20.0]), np.array([0.0, 15.0]))
-    >>> steps, values = _band([first, second])
-    >>> steps[[0, -1]].tolist(), values[:, -1].tolist()
-    ([5.0, 10.0], [10.0, 5.0])
-    """
+    """Curves on common steps, where all of them have numbers: steps [n] and values [runs, n]."""
     start, stop = max(steps[0] for steps, _ in curves), min(steps[-1] for steps, _ in curves)
     if stop < start:
         return np.empty(0), np.empty((len(curves), 0))

@@ -53,13 +53,6 @@ class Access:
 
     The cookie is derived from the token, so that a page stays known when the server is started again with the same token, and so that
     the token itself is never in a cookie: cookies do not know ports, and a browser hands them to other servers of this machine.
-
-    >>> access = Access("t" * 43, port=8080)
-    >>> access.opens("t" * 43), access.opens("T" * 43), access.opens("")
-    (True, False, False)
-    >>> code = access.once()
-    >>> access.opens(code), access.opens(code)
-    (True, False)
     """
 
     def __init__(self, token: str, port: int) -> None:

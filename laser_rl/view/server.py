@@ -203,17 +203,12 @@ def listening_socket(port: int, host: str = HOST) -> socket.socket:
         raise ConfigError(
             f"the dashboard listens on {HOST} only, got {host}; from elsewhere use ssh -L 8080:{HOST}:PORT"
         )
-    found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        found.bind((HOST, port))
+        return socket.create_server((HOST, port), backlog=128)
     except (OSError, OverflowError) as error:
-        found.close()
         raise ConfigError(
             f"port {port} of {HOST} cannot be used: {error}; choose another --port, or 0 for any"
         ) from error
-    found.listen(128)
-    return found
 
 
 def server_of(runs: Runs, access: Access, listening: socket.socket) -> uvicorn.Server:

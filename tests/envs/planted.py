@@ -348,6 +348,10 @@ def running_statistics():
     return gymnasium.wrappers.NormalizeObservation(gymnasium.make("CartPole-v1", disable_env_checker=True))
 
 
+def auto_reset():
+    return gymnasium.wrappers.Autoreset(Walk())
+
+
 def our_task():
     return TaskEnv(TMaze(5))
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import yaml
 
 from laser_rl import LASER, checkpoint
-from laser_rl.cli.settings import base_from, read_file
+from laser_rl.cli.settings import base_from, begin, read_file
 from laser_rl.cli.status import status_of
-from laser_rl.cli.sweep_settings import begin
 from laser_rl.metrics.machine import sessions
 from laser_rl.research.paper import compared
 from laser_rl.research.report import ABOUT, experiment_of, read_about

@@ -4,13 +4,12 @@ import gc
 import re
 
 import gymnasium
-import numpy as np
 import pytest
 
 from laser_rl.tools import check_env
 from laser_rl.tools.check_env import Bench
 from laser_rl.tools.findings import Examination, Order
-from laser_rl.tools.recordings import no_end, resets_itself
+from laser_rl.tools.recordings import no_end
 from tests.envs import planted
 
 
@@ -52,8 +51,8 @@ PLANTED = {
     "GlobalGenerator": [("repeatable", "defect", "", "self.np_random")],
     "SeedsGlobally": [("generators", "warning", "numpy.random used", "self.np_random")],
     "IgnoresSeed": [("gymnasium", "warning", "random number generator", "super().reset(seed=seed)")],
-    "ResetsItself": [("after the end", "defect", "last observations look like first ones", "do not call reset")],
-    "FinalInInfo": [("after the end", "defect", "final_observation", "do not call reset inside of step")],
+    "ResetsItself": [("after the end", "defect", "step calls reset", "do not call reset")],
+    "FinalInInfo": [("after the end", "defect", "step calls reset", "do not call reset inside of step")],
     "Endless": [("length", "defect", "no end in 3,000 steps", "TimeLimit")],
     "Raises": [("errors", "defect", "IndexError: list index out of range", "every action has to be playable")],
     "ChangesActions": [("rows", "defect", "Discrete(2)", "keep one space")],
@@ -71,6 +70,7 @@ PLANTED = {
     "BeginsAtFive": [],
     "FixedHorizon": [],
     "our_task": [],
+    "auto_reset": [],  # on the next step, which training never takes
 }
 
 
@@ -127,23 +127,6 @@ def test_good_environments_have_neither_defect_nor_warning(name):
 @pytest.mark.filterwarnings("ignore:.*You are calling 'step..' even though")
 def test_good_environments_have_no_defect_in_longer_play(name):
     assert examined(name, steps=5_000).of("defect") == []
-
-
-@pytest.mark.parametrize(
-    ("first", "middle", "last", "verdicts"),
-    [
-        ([0.0, 1.0], 5.0, 0.5, ["defect"]),
-        ([1.0, 1.0], 5.0, 1.0, ["warning"]),  # back at the start?
-        ([0.0, 1.0], 5.0, 4.0, []),
-        ([0.0, 1.0], 0.5, 0.5, []),  # a bandit: everything looks like that
-    ],
-)
-def test_last_observations_that_look_like_first_ones_say_something_only_where_the_others_do_not(
-    first, middle, last, verdicts
-):
-    ends = [np.array([last])] * 4
-    found = resets_itself([np.array([value]) for value in first], [np.array([middle])] * 30, ends, ends)
-    assert [one.verdict for one in found] == verdicts
 
 
 def test_episodes_that_do_not_end_are_a_defect_only_after_many_steps():
