@@ -6,6 +6,7 @@ shows over whole episodes, copies, processes, memory and time. A stage ends at i
 """
 
 import contextlib
+import functools
 import gc
 import itertools
 import json
@@ -172,15 +173,13 @@ class Bench:
         """A copy of which it is known whether `step` calls `reset`."""
         env: Any = self._python()
         inner = getattr(env, "unwrapped", env)
-        reset = getattr(inner, "reset", None)
-
-        def noted(*args: Any, **named: Any) -> Any:
-            self._reset_in_step |= self._at[0] == "step"
-            return reset(*args, **named)
-
-        with contextlib.suppress(AttributeError):  # a class with slots
-            inner.reset = noted
+        with contextlib.suppress(AttributeError):  # there is none, or the class has slots
+            inner.reset = functools.partial(self._reset_noted, inner.reset)
         return env
+
+    def _reset_noted(self, reset: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        self._reset_in_step |= self._at[0] == "step"
+        return reset(*args, **named)
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[Environments]:

@@ -203,12 +203,13 @@ def listening_socket(port: int, host: str = HOST) -> socket.socket:
         raise ConfigError(
             f"the dashboard listens on {HOST} only, got {host}; from elsewhere use ssh -L 8080:{HOST}:PORT"
         )
+    other = "choose another --port, or 0 for any"
+    if not 0 <= port < 1 << 16:
+        raise ConfigError(f"port {port} of {HOST} cannot be used: there is no such port; {other}")
     try:
         return socket.create_server((HOST, port), backlog=128)
-    except (OSError, OverflowError) as error:
-        raise ConfigError(
-            f"port {port} of {HOST} cannot be used: {error}; choose another --port, or 0 for any"
-        ) from error
+    except OSError as error:
+        raise ConfigError(f"port {port} of {HOST} cannot be used: {error}; {other}") from error
 
 
 def server_of(runs: Runs, access: Access, listening: socket.socket) -> uvicorn.Server:
