@@ -30,8 +30,8 @@ from laser_rl.cli.settings import value_of
 from laser_rl.config import Config, full_name, override
 from laser_rl.disk import write_json
 from laser_rl.envs.atari import atari_game
+from laser_rl.envs.scores import ATARI_57
 from laser_rl.metrics.log import read
-from laser_rl.research.paper import atari_references
 from laser_rl.training.files import is_sweep, read_sweep
 
 # The command `laser`, in a process that never outlives this one.
@@ -250,7 +250,7 @@ def summary(jobs: Sequence[Job], statuses: Mapping[str, int], out: Path) -> dict
     for entry in atari_collect.collect(out, bins=1)["runs"]:
         if entry["run"] not in {job.name for job in jobs}:
             continue
-        human = atari_references().get(atari_game(entry["environment"]))
+        human = ATARI_57.get(atari_game(entry["environment"]))
         found.setdefault(entry["run"], {"status": statuses[entry["run"]], "members": []})["members"].append(
             {
                 "member": entry["member"],

@@ -19,7 +19,7 @@ from benchmarks.atari_plan import CALIBRATION_GAMES, CENTRE, CHOSEN, COMPARISON_
 from benchmarks.atari_queue import BUCKET_FRAMES, load
 from laser_rl.disk import write_bytes
 from laser_rl.envs.atari import atari_game
-from laser_rl.research.paper import atari_references
+from laser_rl.envs.scores import ATARI_57
 from laser_rl.research.verdicts import Aggregate, stratified_iqm, verdict
 
 mpl.use("Agg")
@@ -45,7 +45,7 @@ def mean_return(row: Row, first: int, last: int) -> float:
 def last_million(row: Row) -> float:
     """The score in the last million frames, human-normalised."""
     buckets = len(row["episodes"])
-    return float(atari_references()[atari_game(row["game"])].normalised(mean_return(row, buckets - MILLION, buckets)))
+    return float(ATARI_57[atari_game(row["game"])].normalised(mean_return(row, buckets - MILLION, buckets)))
 
 
 def by_part(rows: Iterable[Row], variant: str, stage: int = 1) -> dict[tuple[str, int], Row]:
@@ -160,7 +160,7 @@ def page(rows: Sequence[Row]) -> str:
 
 def normalised(game: str, score: float) -> float:
     """Human-normalised."""
-    return float(atari_references()[atari_game(game)].normalised(score))
+    return float(ATARI_57[atari_game(game)].normalised(score))
 
 
 def public_curves() -> dict[tuple[str, str], list[float]]:

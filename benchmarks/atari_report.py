@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from benchmarks.atari_collect import load
 from laser_rl.envs.atari import atari_game
-from laser_rl.research.paper import atari_references
+from laser_rl.envs.scores import ATARI_57
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
@@ -151,7 +151,7 @@ def draw(axes: Any, entry: Entry, axis: str, colour: str, *, bold: bool = True) 
 def dress(axes: Any, environment: str, axis: str) -> None:
     """Lines of reference, labels."""
     game = atari_game(environment)
-    score = atari_references().get(game)
+    score = ATARI_57.get(game)
     if score is not None:
         axes.axhline(score.best, color="#2a9d5c", linestyle="--", linewidth=1, label=f"human {score.best:g}")
         axes.axhline(score.random, color="#999999", linestyle=":", linewidth=1, label=f"random {score.random:g}")
@@ -256,7 +256,7 @@ def table(entries: Sequence[Entry]) -> list[str]:
     ]
     for entry in entries:
         game = atari_game(entry["environment"])
-        score, target, played = atari_references().get(game), TARGETS.get(game), evaluation_of(entry)
+        score, target, played = ATARI_57.get(game), TARGETS.get(game), evaluation_of(entry)
         known = ["–", "–", "–", "–"]
         if score is not None:
             normalised = f"{(played['mean'] - score.random) / (score.best - score.random):.2f}" if played else "–"

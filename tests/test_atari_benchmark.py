@@ -21,8 +21,8 @@ from benchmarks import atari, atari_collect, atari_report
 from laser_rl import recipes
 from laser_rl.config import override
 from laser_rl.envs.atari import atari_game
+from laser_rl.envs.scores import ATARI_57
 from laser_rl.metrics.log import MetricsLog
-from laser_rl.research.paper import atari_references
 from laser_rl.training.files import CONFIG, SWEEP, described
 from laser_rl.training.settings import FORMAT, SweepConfig
 
@@ -47,7 +47,7 @@ def test_examples_in_docstrings_hold(name):
 def test_every_game_of_the_table_is_found_by_its_environment():
     gymnasium.register_envs(ale_py)
     known = {atari_game(name) for name in gymnasium.registry if name.startswith("ALE/")}
-    table = atari_references()
+    table = ATARI_57
     assert len(table) == 57
     assert table.keys() <= known
     assert all(score.best != score.random for score in table.values())

@@ -108,7 +108,7 @@ def comparison_rows(score):
     """A row for every run of stage 2; `score` gives the normalised score of a variant in a million."""
     rows = []
     for part in (part for part in atari_plan.parts() if part.stage == 2):
-        reference = atari_queue_report.atari_references()[atari_queue_report.atari_game(part.game)]
+        reference = atari_queue_report.ATARI_57[atari_queue_report.atari_game(part.game)]
         returns = [
             reference.random + score(part.variant, 1 + place // 4) * (reference.best - reference.random)
             for place in range(24)

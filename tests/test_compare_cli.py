@@ -11,15 +11,16 @@ import pytest
 from laser_rl import cli, recipes
 from laser_rl.config import override
 from laser_rl.disk import write_json
+from laser_rl.envs.scores import ATARI_57
 from laser_rl.metrics.log import MetricsLog
-from laser_rl.research.paper import COLUMNS, atari_median, atari_references
+from laser_rl.research.paper import COLUMNS, atari_median
 from laser_rl.training.files import CONFIG, SWEEP, described
 from laser_rl.training.settings import FORMAT, SweepConfig
 
 
 def raw(game, share):
     """The return that is so far between random play and a person."""
-    reference = atari_references()[game]
+    reference = ATARI_57[game]
     return reference.random + share * (reference.best - reference.random)
 
 

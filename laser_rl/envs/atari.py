@@ -23,21 +23,10 @@ from laser_rl.envs.records import (
     Rows,
     VectorEpisodes,
 )
+from laser_rl.envs.scores import ATARI_57
 from laser_rl.errors import EnvironmentRefused, MissingExtra
 
 SCREEN = (210, 160)
-
-# fmt: off
-ATARI_57 = (
-    "alien", "amidar", "assault", "asterix", "asteroids", "atlantis", "bank_heist", "battle_zone", "beam_rider",
-    "berzerk", "bowling", "boxing", "breakout", "centipede", "chopper_command", "crazy_climber", "defender",
-    "demon_attack", "double_dunk", "enduro", "fishing_derby", "freeway", "frostbite", "gopher", "gravitar", "hero",
-    "ice_hockey", "jamesbond", "kangaroo", "krull", "kung_fu_master", "montezuma_revenge", "ms_pacman",
-    "name_this_game", "phoenix", "pitfall", "pong", "private_eye", "qbert", "riverraid", "road_runner", "robotank",
-    "seaquest", "skiing", "solaris", "space_invaders", "star_gunner", "surround", "tennis", "time_pilot",
-    "tutankham", "up_n_down", "venture", "video_pinball", "wizard_of_wor", "yars_revenge", "zaxxon",
-)
-# fmt: on
 
 
 @dataclass(frozen=True)
@@ -72,7 +61,7 @@ def atari_vector(game: str, slots: int, settings: AtariSettings, **overrides: An
     roms = set(vector_env.roms.get_all_rom_ids())
     if game not in roms:
         raise EnvironmentRefused(
-            f"expected an Atari game, got {game!r}; known are, for example, {', '.join(ATARI_57[:8])} (ale_py.roms lists all)"
+            f"expected an Atari game, got {game!r}; known are, for example, {', '.join(list(ATARI_57)[:8])} (ale_py.roms lists all)"
         )
     arguments: dict[str, Any] = {
         "num_threads": settings.threads,

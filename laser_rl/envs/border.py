@@ -169,21 +169,20 @@ class Border:
         ):
             self._check_fully(self._space, observation, "observation")
         if self._may_overflow:
-            self._store_carefully(observation)
+            try:
+                with np.errstate(over="ignore"):  # float64 beyond float32 becomes Inf, which is seen afterwards
+                    self._out[...] = self._convert(observation)
+            except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+                self._check_fully(self._space, observation, "observation")
+                raise
         else:
             self._out[...] = self._convert(observation)
-        if self._floats and not _all_finite(self._flat):
-            raise BadValue("observation", _first_bad(self._flat))
+        if self._floats:
+            flat = self._flat
+            if not (all(map(math.isfinite, flat.tolist())) if flat.size <= FEW else np.isfinite(flat).all()):
+                raise BadValue("observation", _first_bad(flat))
         if self._bounds.watching:
             self._bounds.look(self._flat, observation, self.where)
-
-    def _store_carefully(self, observation: Any) -> None:
-        try:
-            with np.errstate(over="ignore"):  # float64 beyond float32 becomes Inf, which is seen afterwards
-                self._out[...] = self._convert(observation)
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError):
-            self._check_fully(self._space, observation, "observation")
-            raise
 
     def _check_fully(self, space: spaces.Space[Any], value: Any, key: str) -> None:
         if isinstance(space, spaces.Dict):
@@ -243,12 +242,6 @@ class Border:
     def where(self) -> str:
         """The environment and the place in its stream, for messages."""
         return f"{self._name} (slot {self._slot}, episode {self._episode}, step {self._step})"
-
-
-def _all_finite(flat: NDArray[Any]) -> bool:
-    if flat.size <= FEW:
-        return all(map(math.isfinite, flat.tolist()))
-    return bool(np.isfinite(flat).all())
 
 
 def _describe(value: Any) -> str:

@@ -3,6 +3,7 @@
 Constructors are plain functions, so that they can be sent to a worker process by reference.
 """
 
+import contextlib
 import difflib
 import functools
 import importlib
@@ -13,18 +14,17 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
-from laser_rl.envs.atari import ATARI_57
 from laser_rl.envs.border import Env
 from laser_rl.envs.dmlab import dmlab_constructor
 from laser_rl.envs.grid import GridPictures
+from laser_rl.envs.scores import ATARI_57
 from laser_rl.errors import EnvironmentRefused, MissingExtra
 from laser_rl.trust import code_in, require
 
@@ -56,7 +56,7 @@ def constructor(name: str, options: Mapping[str, Any]) -> Callable[[], Env]:
     return functools.partial(_from_registry, name, dict(options))
 
 
-@contextmanager
+@contextlib.contextmanager
 def packages_of(name: str) -> Iterator[None]:
     """Refuse, in one sentence, an environment that needs a package which is not installed; trying again would not help."""
     try:
@@ -86,20 +86,18 @@ def _from_registry(name: str, options: Mapping[str, Any]) -> Env:
     return GridPictures(env) if identifier.startswith(MINIGRID) else env
 
 
-def _from_attribute(name: str, options: Mapping[str, Any]) -> Env:
+def _from_attribute(name: str, options: Mapping[str, Any]) -> Any:
     with packages_of(name):
-        return cast("Env", _attribute(name)(**options))
+        return _attribute(name)(**options)
 
 
-def _attribute(name: str) -> Callable[..., Any]:
+def _attribute(name: str) -> Any:
     module, _, attribute = name.partition(":")
-    found: Any = _nested(_import(module), attribute)
+    found = _nested(_import(module), attribute)
     if not callable(found):
-        raise EnvironmentRefused(
-            f"expected {name} to be a class or a function, got {'nothing' if found is None else type(found).__name__}; "
-            "check the spelling"
-        )
-    return cast("Callable[..., Any]", found)
+        got = "nothing" if found is None else type(found).__name__
+        raise EnvironmentRefused(f"expected {name} to be a class or a function, got {got}; check the spelling")
+    return found
 
 
 def _nested(found: Any, attribute: str) -> Any:
@@ -153,7 +151,7 @@ def _register(prefix: str, package: str, extra: str) -> None:
         module.register_envs()
 
 
-@contextmanager
+@contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Silence what other packages say about their own optional parts on import."""
     root = logging.getLogger()
@@ -240,11 +238,10 @@ def can_be_made_again(spec: EnvSpec) -> bool:
 
 
 def _of_instance(env: Any) -> tuple[str, dict[str, Any]]:
-    vector = isinstance(env, gymnasium.vector.VectorEnv)
-    spec = env.spec
+    vector, spec = isinstance(env, gymnasium.vector.VectorEnv), env.spec
     if (
         vector and spec is None and isinstance(env.unwrapped, _FROM_PARTS)
-    ):  # that of every environment, if it is the same
+    ):  # that of all environments, if it is the same
         first, *others = env.unwrapped.get_attr("spec")
         spec = first if all(other == first for other in others) else None
     if spec is None:
@@ -256,20 +253,14 @@ def _of_instance(env: Any) -> tuple[str, dict[str, Any]]:
     options = {name: value for name, value in spec.kwargs.items() if name not in _NOT_THE_TASK}
     if known is not None and known.max_episode_steps != length:
         options["max_episode_steps"] = length
-    if wrappers or known is None or not _is_json(options):
-        return f"<{' in '.join([spec.id, *wrappers])}>", {}
-    return str(spec.id), options
+    with contextlib.suppress(TypeError, ValueError):  # where JSON has no form for an option
+        if not wrappers and known is not None and json.loads(json.dumps(options)) == options:
+            return str(spec.id), options
+    return f"<{' in '.join([spec.id, *wrappers])}>", {}
 
 
 _NOT_THE_TASK = frozenset({"render_mode", "max_episode_steps", "num_envs", "vectorization_mode", "vector_kwargs"})
 _FROM_PARTS = (gymnasium.vector.SyncVectorEnv, gymnasium.vector.AsyncVectorEnv)
-
-
-def _is_json(options: dict[str, Any]) -> bool:
-    try:
-        return bool(json.loads(json.dumps(options)) == options)
-    except (TypeError, ValueError):
-        return False
 
 
 def _reference(source: Any) -> str | None:

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import gymnasium
 import numpy as np
@@ -21,7 +21,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from laser_rl.disk import whole
-from laser_rl.envs.scores import SUITES
+from laser_rl.envs.scores import SUITES, read_table
 from laser_rl.envs.spaces import WORDS, PictureWithInstruction, with_instruction
 from laser_rl.errors import EnvironmentRefused
 
@@ -34,38 +34,18 @@ PICTURE, INSTRUCTION = "RGB_INTERLEAVED", "INSTR"
 FRAMES_PER_SECOND = 60  # Lab's own default
 HELD_OUT_SEEDS = 0x600D5EED  # IMPALA's: mixed into every seed, so that tests play levels that no training has seen
 SEEDS = 2**31  # Lab keeps a seed in a C int
-FIRST_PICTURE, LAST_PICTURE = "0001.png", "2400.png"
+PICTURES = ("0001.png", "2400.png")  # the first and the last
 
 Picture = NDArray[np.uint8]
 
 
-class Controls(NamedTuple):
-    """What is pressed in a frame, in the order in which Lab takes it."""
-
-    look_right: int = 0  # pixels of a mouse in each frame; about 57 are one turn a second
-    look_down: int = 0  # Lab calls it LOOK_DOWN_UP, but a positive number looks down
-    strafe_right: int = 0
-    forward: int = 0
-    fire: int = 0
-    jump: int = 0
-    crouch: int = 0
-
-
-_LOOK = ("LOOK_LEFT_RIGHT_PIXELS_PER_FRAME", "LOOK_DOWN_UP_PIXELS_PER_FRAME")
-CONTROLS = (*_LOOK, "STRAFE_LEFT_RIGHT", "MOVE_BACK_FORWARD", "FIRE", "JUMP", "CROUCH")
-_WALK = (Controls(forward=1), Controls(forward=-1), Controls(strafe_right=-1), Controls(strafe_right=1))
-_FIRE = Controls(fire=1)
-ACTIONS: Mapping[int, tuple[Controls, ...]] = {
-    # IMPALA's nine.
-    9: (*_WALK, *(Controls(look_right=look, forward=walk) for walk in (0, 1) for look in (-20, 20)), _FIRE),
-    # The fifteen of PopArt and R2D2: slow and fast turns, and looking up and down.
-    15: (
-        *_WALK,
-        *(Controls(look_right=look) for look in (-10, 10, -60, 60)),
-        *(Controls(look_down=look) for look in (10, -10)),
-        *(Controls(look_right=look, forward=1) for look in (-10, 10, -60, 60)),
-        _FIRE,
-    ),
+# Sets of actions by their size, IMPALA's nine and the fifteen of PopArt and R2D2: what each holds pressed in a frame, in Lab's order of
+# controls. Turns are pixels of a mouse in each frame, about 57 are one turn a second; Lab's LOOK_DOWN_UP looks down with positive numbers.
+_TABLE = read_table("dmlab_actions.csv")
+CONTROLS = tuple(_TABLE[0])[3:]
+ACTIONS = {
+    count: tuple(tuple(int(row[name]) for name in CONTROLS) for row in _TABLE if row["actions"] == str(count))
+    for count in (9, 15)
 }
 
 
@@ -97,8 +77,6 @@ class DmlabSettings:
         self._expect("renderer", self.renderer in {"software", "hardware"}, "software or hardware")
         self._expect("render_mode", self.render_mode in {None, "rgb_array"}, "rgb_array or nothing")
         self._check_level()
-        if self.level in NEEDS_PICTURES:
-            self._check_pictures()
 
     @property
     def lab_level(self) -> str:
@@ -126,15 +104,14 @@ class DmlabSettings:
         if trained not in {None, self.level} and not self.test:
             advice = f"train on {trained}, or set the option test to play it"
             self._refuse("a level to train on", "one that is held out for tests", advice)
-
-    def _check_pictures(self) -> None:
-        expected = f"the option dataset_path with the pictures {FIRST_PICTURE} to {LAST_PICTURE} of Brady, Konkle and others (2008)"
-        advice = "data/brady_konkle_oliva2008/README.md in Lab's repository says where to get them"
-        if self.dataset_path is None:
-            self._refuse(expected, "none", advice)
-        missing = [name for name in (FIRST_PICTURE, LAST_PICTURE) if not (Path(self.dataset_path) / name).is_file()]
-        if missing:
-            self._refuse(expected, f"{str(self.dataset_path)!r} without {' and '.join(missing)}", advice)
+        folder = self.dataset_path
+        missing = [name for name in PICTURES if folder is None or not (Path(folder) / name).is_file()]
+        if self.level in NEEDS_PICTURES and missing:
+            self._refuse(
+                f"the option dataset_path with the pictures {' to '.join(PICTURES)} of Brady, Konkle and others (2008)",
+                "none" if folder is None else f"{str(folder)!r} without {' and '.join(missing)}",
+                "data/brady_konkle_oliva2008/README.md in Lab's repository says where to get them",
+            )
 
     def _expect(self, name: str, holds: bool, what: str) -> None:
         if not holds:

@@ -8,6 +8,7 @@ a table. A test compares every cell with MiniGrid's own answer.
 import functools
 import operator
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -105,22 +106,20 @@ class GridPictures(gymnasium.Wrapper[Any, Any, Any, Any]):
                 "leave the option agent_view_size out"
             )
         channels, height, width = SHAPE
-        told = _must_be_told(bare)
+        varies = bool(bare.observation_space["mission"].ordered_placeholders)
+        told = varies and not type(bare).__name__.startswith(SHOWN)
         self.observation_space = (
             PictureWithInstruction(channels=channels, height=height, width=width, words=WORDS)
             if told
             else spaces.Box(0, 255, SHAPE, np.uint8)
         )
         # MiniGrid's reset and step end with this call; it is most of what they cost.
-        bare.gen_obs = self._picture_and_mission if told else self.picture
+        bare.gen_obs = (lambda: with_instruction(self.picture(), bare.mission, WORDS)) if told else self.picture
         self._bare = bare
 
     def picture(self) -> Picture:
         """What the agent sees now."""
         return draw(self.numbers())
-
-    def _picture_and_mission(self) -> Picture:
-        return with_instruction(self.picture(), self._bare.mission, WORDS)
 
     def numbers(self) -> list[int]:
         """The tiles of what the agent sees, row by row."""
@@ -129,17 +128,12 @@ class GridPictures(gymnasium.Wrapper[Any, Any, Any, Any]):
         window = _window(grid.width, grid.height, int(x), int(y), int(bare.agent_dir))
         numbers = [
             EMPTY if thing is None else NUMBERS[thing.type, thing.color] if thing.type != "door" else _door(thing)
-            for thing in window([*grid.grid, _Outside])
+            for thing in window([*grid.grid, OUTSIDE])
         ]
         if not bare.see_through_walls:
             _hide(numbers)
         numbers[AGENT_CELL] = AGENT if carrying is None else NUMBERS[carrying.type, carrying.color] + CARRIED
         return numbers
-
-
-def _must_be_told(bare: Any) -> bool:
-    varies = bool(bare.observation_space["mission"].ordered_placeholders)
-    return varies and not type(bare).__name__.startswith(SHOWN)
 
 
 UNSEEN, EMPTY, AGENT = tile_number("unseen"), tile_number("empty"), tile_number("agent")
@@ -150,12 +144,7 @@ WALLS = range(tile_number("wall"), tile_number("floor"))
 OPAQUE = frozenset([*WALLS, *(door for door in DOORS if door % len(STATES) != OPEN)])
 CLEAR = bytes(ord("0") if number in OPAQUE else ord("1") for number in range(256))  # digits of a binary number
 LEFTMOST = 1 << VIEW - 1
-
-
-class _Outside:
-    """What lies around the grid."""
-
-    type, color = "wall", "grey"
+OUTSIDE = SimpleNamespace(type="wall", color="grey")  # what lies around the grid
 
 
 def _door(door: Any) -> int:

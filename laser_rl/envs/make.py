@@ -10,7 +10,6 @@ import gymnasium
 import numpy as np
 
 from laser_rl.envs.atari import (
-    ATARI_57,
     AtariEnvironments,
     AtariScreen,
     AtariSettings,
@@ -22,7 +21,7 @@ from laser_rl.envs.construct import BorrowedEnv, constructor, require_one_agent
 from laser_rl.envs.pool import PoolEnvironments, wait_for_rows
 from laser_rl.envs.puzzles import task_of
 from laser_rl.envs.records import ActionSpec, Array, DiscreteActions, Environments, EnvironmentSpec, Ints, Rows, seed_of
-from laser_rl.envs.scores import PREFIX, refuse_twice, tasks_of
+from laser_rl.envs.scores import ATARI_57, PREFIX, refuse_twice, tasks_of
 from laser_rl.envs.slot import EXITS, OnBadValue, SerialEnvironments, exit_of
 from laser_rl.envs.tasks import TaskEnv, TaskEnvironments
 from laser_rl.envs.vector import VectorAdapter

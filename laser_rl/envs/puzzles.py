@@ -40,7 +40,7 @@ class Convention(Task):
     late_bonus: Sequence[float] = ()
 
     def __post_init__(self) -> None:
-        _check_whole(self, modes=2, steps=1)
+        self._check_whole(modes=2, steps=1)
         self.bonus = _one_a_mode("bonus", self.bonus, self.modes)
         self.late_bonus = _one_a_mode("late_bonus", self.late_bonus, self.modes)
         # Seen: "choose now", or the cue; nothing after the last answer.
@@ -148,7 +148,7 @@ class KeyDoor(_GridWalk):
     most_steps: int = 0
 
     def __post_init__(self) -> None:
-        _check_whole(self, size=2, layout_seed=0, most_steps=0)
+        self._check_whole(size=2, layout_seed=0, most_steps=0)
         cells = self.size**2  # a place is a cell, + size² with the key
         row, column = np.divmod(np.arange(cells), self.size)
         key = _pick(np.flatnonzero(row + column >= self.size / 2), self.layout_seed, 0)
@@ -193,7 +193,7 @@ class SparseGrid(_GridWalk):
     most_steps: int = 0
 
     def __post_init__(self) -> None:
-        _check_whole(self, size=2, layout_seed=0, most_steps=0)
+        self._check_whole(size=2, layout_seed=0, most_steps=0)
         rows, shift, column = np.arange(self.size), max(1, self.size // 4), 0
         gaps = np.zeros_like(rows)  # the way down in each row; last, the goal's column
         for row, to_left in enumerate(seed_of(self.layout_seed, np.zeros_like(rows), rows) % 2):
@@ -243,15 +243,6 @@ def _one_hot(place: Ints, count: int) -> Floats:
 def _pick(cells: Ints, seed: int, draw: int) -> int:
     """One of them. A hash and not NumPy's generator, whose stream may change: a layout is for ever."""
     return int(cells[seed_of(seed, np.array(0), np.array(draw)) % len(cells)])
-
-
-def _check_whole(task: Task, **least: int) -> None:
-    for name, smallest in least.items():
-        value = getattr(task, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < smallest:
-            raise ConfigError(
-                f"{type(task).__name__}: expected {name} to be a whole number of {smallest} or more, got {value!r}; correct it"
-            )
 
 
 def _one_a_mode(name: str, numbers: Any, modes: int) -> tuple[float, ...]:

@@ -44,18 +44,21 @@ class Reference:
         return (score - self.random) / (self.best - self.random)
 
 
-def _read_suites() -> Mapping[str, tuple[Reference, ...]]:
-    text = resources.files("laser_rl.envs").joinpath("data", "suites.csv").read_text(encoding="utf-8")
-    found: dict[str, list[Reference]] = {}
-    for line in csv.DictReader(text.splitlines()):
-        options = json.loads(line["options"] or "{}")
-        task = Reference(float(line["random"]), float(line["best"]), line["task"], options)
-        found.setdefault(line["suite"], []).append(task)
-    return {suite: tuple(tasks) for suite, tasks in found.items()}
+def read_table(name: str) -> list[dict[str, str]]:
+    """The rows of a CSV file of this package."""
+    text = resources.files("laser_rl.envs").joinpath("data", name).read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))
 
 
-SUITES = _read_suites()  # tasks of a suite are seen alike
+SUITES: dict[str, tuple[Reference, ...]] = {}  # tasks of a suite are seen alike
+for _row in read_table("suites.csv"):
+    _task = Reference(float(_row["random"]), float(_row["best"]), _row["task"], json.loads(_row["options"] or "{}"))
+    SUITES[_row["suite"]] = (*SUITES.get(_row["suite"], ()), _task)
 _BY_ID = {task.id: task for tasks in SUITES.values() for task in tasks}
+# Of random play and of people on the 57 games of the paper's table, by the names of their ROMs.
+ATARI_57 = {
+    row["game"]: Reference(float(row["random"]), float(row["human"])) for row in read_table("atari57_scores.csv")
+}
 
 
 def suite_of(name: str) -> tuple[Reference, ...]:

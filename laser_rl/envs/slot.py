@@ -128,7 +128,12 @@ class Slot:
         self._episode = episode - 1
         try:
             self._first_row()
-            same = self._play(actions) and self._digest == digest
+            for action in actions:
+                if not self._open:
+                    break
+                self._transition(action)
+            # An episode that ended too early has another digest: it covers every row.
+            same = self._digest == digest
         except EnvironmentRefused:
             raise
         except Exception:  # the environment went another way: the digest could not agree either
@@ -138,13 +143,6 @@ class Slot:
             self._counts[LOST] += 1
             self._episode, self._broken = episode, True
             self._begin()
-
-    def _play(self, actions: Array) -> bool:
-        for action in actions:
-            if not self._open:
-                return False
-            self._transition(action)
-        return True
 
     def close(self) -> None:
         """Close the environment; the next row comes from another copy."""
@@ -223,18 +221,14 @@ class Slot:
             row.is_first[index] = row.restarted[index] = self._fresh = False
         row.reward[index] = reward
         if info or self._lost_life:
-            self._count_lives(info)
+            lives = self._border.lives(info, self._lives)
+            self._row.lost_life[index] = self._lost_life = lives < self._lives
+            self._lives = lives
         self._digest = zlib.crc32(self._bytes, self._digest)
         self._digests[index] = self._digest
         if terminated or truncated:
             row.terminated[index], row.truncated[index] = terminated, not terminated
             self._open = False
-
-    def _count_lives(self, info: Mapping[str, Any]) -> None:
-        lives = self._border.lives(info, self._lives)
-        self._lost_life = lives < self._lives
-        self._row.lost_life[self._index] = self._lost_life
-        self._lives = lives
 
     def _refuse_or_drop(self, bad: BadValue) -> None:
         if self._on_bad_value == "fail":

@@ -155,10 +155,7 @@ def observation_border(space: Space, name: str) -> Converter[ObservationSpec]:
     scales = flat_scales(space, name)
     _refuse_empty(scales.size, space, name, "observation_space")
     if isinstance(space, spaces.Box):
-        if _is_picture(space):
-            return _picture(space)
-        spec = ObservationSpec((scales.size,), "float32", leaf_scale(space))
-        return Converter(spec, _as_it_is if len(space.shape) == 1 else np.ravel)
+        return _box_observation(space)
     if (scales == 1).all():
         return Converter(ObservationSpec(scales.shape), lambda value: spaces.flatten(space, value))
     return Converter(
@@ -176,17 +173,14 @@ def _scale(space: spaces.Box) -> float:
     return 1.0 / high if high > 0 else 1.0
 
 
-def _is_picture(space: spaces.Box) -> bool:
-    if len(space.shape) == PICTURE_DIMENSIONS:
-        return space.dtype in {np.dtype(np.uint8), np.dtype(bool)} or np.issubdtype(space.dtype, np.floating)
-    return len(space.shape) == PICTURE_DIMENSIONS - 1 and space.dtype == np.uint8
-
-
-def _picture(space: spaces.Box) -> Converter[ObservationSpec]:
-    dtype, scale = ("float32", 1.0) if np.issubdtype(space.dtype, np.floating) else ("uint8", _scale(space))
-    shape = tuple(space.shape)
-    if len(shape) == PICTURE_DIMENSIONS - 1:
+def _box_observation(space: spaces.Box) -> Converter[ObservationSpec]:
+    shape, floats = tuple(space.shape), np.issubdtype(space.dtype, np.floating)
+    dtype, scale = ("float32", 1.0) if floats else ("uint8", _scale(space))
+    if len(shape) == PICTURE_DIMENSIONS - 1 and space.dtype == np.uint8:
         return Converter(ObservationSpec((1, *shape), dtype, scale), lambda value: value[np.newaxis])
+    if len(shape) != PICTURE_DIMENSIONS or not (floats or space.dtype in {np.dtype(np.uint8), np.dtype(bool)}):
+        spec = ObservationSpec((math.prod(shape),), "float32", leaf_scale(space))
+        return Converter(spec, _as_it_is if len(shape) == 1 else np.ravel)
     # The smaller of the outer dimensions is the colours; in doubt the last, as in Gymnasium's own.
     if shape[0] < shape[-1]:
         return Converter(ObservationSpec(shape, dtype, scale), _as_it_is)

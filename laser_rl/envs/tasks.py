@@ -6,7 +6,7 @@ An episode is a function of its seed and its actions. `Catch` and `DeepSea` foll
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import gymnasium
 import numpy as np
@@ -42,7 +42,7 @@ class TaskOutcome(NamedTuple):
     truncated: Flags
 
 
-class Task:
+class Task(Protocol):
     """The rules of a task, for any number of slots at once."""
 
     spec: EnvironmentSpec
@@ -55,19 +55,23 @@ class Task:
 
     def begin(self, seed: Ints) -> Positions:
         """The first positions of episodes with these seeds: arrays of their own, which are written in place."""
-        raise NotImplementedError
 
     def advance(self, positions: Positions, action: Ints) -> TaskOutcome:
         """One step."""
-        raise NotImplementedError
 
     def observe(self, positions: Positions) -> Array:
         """Observations of these states."""
-        raise NotImplementedError
 
     def draw(self, positions: Positions) -> Floats:
         """The first slot as a board of cells, for people."""
-        raise NotImplementedError
+
+    def _check_whole(self, **least: int) -> None:
+        for name, smallest in least.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < smallest:
+                raise ConfigError(
+                    f"{type(self).__name__}: expected {name} to be a whole number of {smallest} or more, got {value!r}; correct it"
+                )
 
 
 class TaskEnvironments(Environments):
@@ -83,6 +87,15 @@ class TaskEnvironments(Environments):
         self._reward, self._first = np.zeros(slots, np.float32), np.ones(slots, np.bool_)
         self._terminated, self._truncated = np.zeros(slots, np.bool_), np.zeros(slots, np.bool_)
         self._positions = task.begin(self._episode_seed)
+        self._state: dict[str, NDArray[Any]] = {
+            "episode": self._episode,
+            "seed": self._episode_seed,
+            "reward": self._reward,
+            "first": self._first,
+            "terminated": self._terminated,
+            "truncated": self._truncated,
+            **{f"position.{name}": values for name, values in self._positions.items()},
+        }
 
     def reset(self) -> Rows:
         """Start every slot."""
@@ -120,25 +133,14 @@ class TaskEnvironments(Environments):
 
     def state_dict(self) -> Mapping[str, Array]:
         """The whole state of all environments."""
-        return {name: values.copy() for name, values in self._arrays().items()}
+        return {name: values.copy() for name, values in self._state.items()}
 
     def load_state_dict(self, state: Mapping[str, Array]) -> Rows:
         """Continue exactly from a saved state."""
         check_slots(state, self.slots)
-        for name, values in self._arrays().items():
+        for name, values in self._state.items():
             values[:] = state[name]
         return self._rows(np.arange(self.slots))
-
-    def _arrays(self) -> dict[str, NDArray[Any]]:
-        return {
-            "episode": self._episode,
-            "seed": self._episode_seed,
-            "reward": self._reward,
-            "first": self._first,
-            "terminated": self._terminated,
-            "truncated": self._truncated,
-            **{f"position.{name}": values for name, values in self._positions.items()},
-        }
 
     def close(self) -> None:
         """Nothing is open."""
@@ -257,8 +259,7 @@ class DeepSea(_Board):
     optimal_return = 0.99  # right at every step
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ConfigError(f"expected a DeepSea of size 1 or more, got {self.size}; use e.g. laser/DeepSea-10")
+        self._check_whole(size=1)
         mask = np.random.default_rng(self.mask_seed).integers(0, 2, (self.size, self.size))
         self.mask = mask if self.randomize else np.ones_like(mask)  # the action that means "right", by row and column
         self.spec = self._spec(f"laser/DeepSea-{self.size}", self.size, self.size, 2)
@@ -313,10 +314,7 @@ class TMaze(Task):
     random_return = 0.0
 
     def __post_init__(self) -> None:
-        if self.length < 1:
-            raise ConfigError(
-                f"expected a TMaze with a corridor of 1 or more, got {self.length}; use e.g. laser/TMaze-10"
-            )
+        self._check_whole(length=1)
         # Seen: cue left, cue right, junction; the corridor shows nothing.
         observation = ObservationSpec(SHAPE, "uint8", 1 / 255) if self.tiles else ObservationSpec((3,))
         self.spec = EnvironmentSpec(f"laser/TMaze-{self.length}", observation, DiscreteActions(3))

@@ -1,7 +1,7 @@
 """A user's own `gymnasium.vector.VectorEnv`, brought to the project's clock: the last observation is a row, the reset the next step."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import gymnasium
@@ -63,7 +63,22 @@ class VectorAdapter(Environments):
                 f"{self.spec.name}: a vector environment steps all its slots at once; expected actions for "
                 f"{np.flatnonzero(~self._acted).tolist()} too"
             )
-        return self._step_all()
+        each, space = [self._act(action) for action in self._action], self._env.action_space
+        actions = np.stack(each).astype(space.dtype, copy=False).reshape(space.shape or (self.slots,))
+        observation, reward, terminated, truncated, info = self._guarded(lambda: self._env.step(actions))
+        self._steps += 1
+        self._acted[:] = False
+        stored = self._convert(observation)
+        if self._mode is AutoresetMode.SAME_STEP and (ended := np.flatnonzero(terminated | truncated)).size:
+            final, self._waiting, stored = info.get("final_obs"), stored, stored.copy()
+            if final is None:
+                expected = "info['final_obs'] in autoreset mode SAME_STEP where an episode ends"
+                self._refuse(expected, f"the keys {sorted(info)}")
+            for slot in ended.tolist():
+                stored[slot] = self._see(final[slot])
+        return self._checked(
+            self._episodes.advance(self._every.copy(), stored, reward, terminated, truncated, info.get("lives"))
+        )
 
     def close(self) -> None:
         """Close the vector, unless the user made it."""
@@ -102,35 +117,9 @@ class VectorAdapter(Environments):
             self._one_generator = True
             return self._reset(seeds, options)
 
-    def _step_all(self) -> Rows:
-        each, space = [self._act(action) for action in self._action], self._env.action_space
-        actions = np.stack(each).astype(space.dtype, copy=False).reshape(space.shape or (self.slots,))
-        observation, reward, terminated, truncated, info = self._guarded(lambda: self._env.step(actions))
-        self._steps += 1
-        self._acted[:] = False
-        stored = self._convert(observation)
-        if self._mode is AutoresetMode.SAME_STEP and (terminated | truncated).any():
-            self._waiting, stored = stored, self._with_final(stored, info, terminated | truncated)
-        return self._checked(
-            self._episodes.advance(self._every.copy(), stored, reward, terminated, truncated, info.get("lives"))
-        )
-
-    def _with_final(self, stored: Array, info: Mapping[str, Any], ended: Array) -> Array:
-        final = info.get("final_obs")
-        if final is None:
-            self._refuse(
-                "info['final_obs'] in autoreset mode SAME_STEP where an episode ends", f"the keys {sorted(info)}"
-            )
-        stored = stored.copy()
-        for slot in np.flatnonzero(ended).tolist():
-            stored[slot] = self._see(final[slot])
-        return stored
-
     def _convert(self, observation: Any) -> Array:
-        items, seen = (
-            list(gymnasium.vector.utils.iterate(self._env.observation_space, observation)),
-            self.spec.observation,
-        )
+        items = list(gymnasium.vector.utils.iterate(self._env.observation_space, observation))
+        seen = self.spec.observation
         stored = np.stack([self._see(item) for item in items])
         if stored.shape[1:] != seen.shape:
             self._refuse(f"observations of shape {seen.shape}", str(stored.shape[1:]))

@@ -85,13 +85,12 @@ def _chart(
     if name != "trusted":
         draw.text((left + 58, top - _TITLE + 1), f"{low:.3g} to {high:.3g}", _SOFT, _font(11))
     columns = _columns(known, right - left - 1)
-    y = bottom - 2 - (columns - low) / (high - low) * (bottom - top - 4)
-    for points in _pieces(left + 1 + np.arange(len(y)), y):
-        if name == "trusted":
-            for x, up in points:
-                draw.line([(x, bottom - 1), (x, up)], fill=colour)
-        elif len(points) > 1:
-            draw.line(points, fill=colour, width=2)
+    y = (bottom - 2 - (columns - low) / (high - low) * (bottom - top - 4)).tolist()
+    for x, (before, up) in enumerate(zip([math.nan, *y], y, strict=False), start=left):
+        if name == "trusted" and math.isfinite(up):
+            draw.line([(x + 1, bottom - 1), (x + 1, up)], fill=colour)
+        elif math.isfinite(before) and math.isfinite(up):
+            draw.line([(x, before), (x + 1, up)], fill=colour, width=2)
 
 
 def _columns(numbers: NDArray[np.float64], width: int) -> NDArray[np.float64]:
@@ -132,17 +131,6 @@ def _range(name: str, finite: NDArray[np.float64]) -> tuple[float, float]:
     low = min(0.0, low) if name == "entropy" else low
     room = max(high - low, 1e-3 * max(1.0, abs(high)))
     return low, low + room
-
-
-def _pieces(x: NDArray[np.int64], y: NDArray[np.float64]) -> list[list[tuple[int, float]]]:
-    """The parts of a line between gaps."""
-    pieces: list[list[tuple[int, float]]] = [[]]
-    for across, up in zip(x.tolist(), y.tolist(), strict=True):
-        if math.isfinite(up):
-            pieces[-1].append((across, up))
-        elif pieces[-1]:
-            pieces.append([])
-    return [piece for piece in pieces if piece]
 
 
 @functools.cache

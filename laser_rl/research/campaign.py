@@ -9,10 +9,9 @@ from pathlib import Path
 import tyro
 
 from laser_rl.errors import ConfigError
-from laser_rl.research.experiment import EXPERIMENTS, Experiment, ExperimentTask, planned
+from laser_rl.research.experiment import EXPERIMENTS, SUITES, Experiment, ExperimentTask, planned, shrunk, suite_of
 from laser_rl.research.report import About, experiment_of, report, verdict_table, write_index
 from laser_rl.research.runner import assemble, perform
-from laser_rl.research.suites import SUITES, shrunk, suite_of
 
 SEEDS, SMOKE_SEEDS, SMOKE_TASKS = 5, 2, 2
 CORES = 2  # of which the list's minutes are

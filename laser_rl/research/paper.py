@@ -1,6 +1,6 @@
 """The paper's tables as data, what they come to when they are computed again, and Atari runs and sweeps beside them.
 
-`data/` holds the scores of random play and of people on 57 Atari games, and the paper's score of each game. These do not give the
+`data/` holds the paper's score of each of 57 Atari games, `envs/data` those of random play and of people. These do not give the
 headline medians of the paper: 364.96, 412.40 and 454.91 % instead of 370, 448 and 431. Rainbow's column gives 230.99 %, as in the
 literature, so the references are the right ones. We report both.
 
@@ -25,9 +25,9 @@ from rich.console import Console
 from rich.table import Table
 
 from laser_rl.config import Config
-from laser_rl.envs.atari import ATARI_57, AtariSettings, atari_game
+from laser_rl.envs.atari import AtariSettings, atari_game
 from laser_rl.envs.make import is_atari, is_mixture
-from laser_rl.envs.scores import Reference
+from laser_rl.envs.scores import ATARI_57
 from laser_rl.errors import ConfigError
 from laser_rl.metrics import display
 from laser_rl.metrics.history import History
@@ -63,27 +63,15 @@ COLUMNS = (
 
 
 @functools.cache
-def atari_references() -> Mapping[str, Reference]:
-    """Scores of random play and of people by game."""
-    lines = _lines("atari57_scores.csv")
-    return {line["game"]: Reference(float(line["random"]), float(line["human"])) for line in lines}
-
-
-@functools.cache
 def atari_scores() -> Mapping[str, Mapping[str, float]]:
     """The paper's raw scores by column and game: means of the last 100 episodes."""
-    lines = _lines("laser_atari57_paper.csv")
+    lines = list(csv.DictReader(data_file("laser_atari57_paper.csv").splitlines()))
     return {column.name: {line["game"]: float(line[column.name]) for line in lines} for column in COLUMNS}
-
-
-def _lines(name: str) -> list[dict[str, str]]:
-    return list(csv.DictReader(data_file(name).splitlines()))
 
 
 def atari_normalised(column: Column) -> dict[str, float]:
     """The human-normalised scores of a column by game; 1 is a person."""
-    references = atari_references()
-    return {game: references[game].normalised(score) for game, score in atari_scores()[column.name].items()}
+    return {game: ATARI_57[game].normalised(score) for game, score in atari_scores()[column.name].items()}
 
 
 def atari_median(column: Column, games: Collection[str] | None = None) -> float:
@@ -199,7 +187,7 @@ def line_of(run: GameRun) -> dict[str, Any]:
     """A run or a sweep beside the paper. Of a sweep, scores are those of its best member."""
     scores = [member.score for member in run.members]
     best = int(np.nanargmax(scores)) if not np.isnan(scores).all() else 0
-    member, reference = run.members[best], atari_references()[run.game]
+    member, reference = run.members[best], ATARI_57[run.game]
     return {
         "run": run.name,
         "game": run.game,
@@ -248,7 +236,7 @@ def _median(games: Sequence[Sequence[GameRun]]) -> float:
         return math.nan
     table = []
     for runs in games:
-        reference = atari_references()[runs[0].game]
+        reference = ATARI_57[runs[0].game]
         replicas = [[reference.normalised(member.score) for member in run.members] for run in runs]
         table.append(np.mean(replicas, axis=0))
     return float(sweep_curve(np.array(table).T[:, :, None])[0])  # members, tasks, one bucket

@@ -11,8 +11,15 @@ import numpy as np
 from laser_rl.config import Frozen
 from laser_rl.disk import write_bytes, write_json
 from laser_rl.errors import ConfigError
-from laser_rl.research.experiment import EXPERIMENTS, STATISTICS, Experiment, ExperimentTask, data_file
-from laser_rl.research.suites import shrunk, suite_of
+from laser_rl.research.experiment import (
+    EXPERIMENTS,
+    STATISTICS,
+    Experiment,
+    ExperimentTask,
+    data_file,
+    shrunk,
+    suite_of,
+)
 from laser_rl.research.verdicts import ALL, Judged, Results, Spread, judge, overall, results_of, spread_of
 
 ABOUT, PAGE, PICTURE, CURVES, TIMES = "experiment.json", "README.md", "curves.png", "curves.csv", "times.csv"

@@ -10,8 +10,9 @@ import torch
 
 ale_py = pytest.importorskip("ale_py")
 
-from laser_rl.envs.atari import ATARI_57, AtariEnvironments, AtariSettings, atari_game  # noqa: E402
+from laser_rl.envs.atari import AtariEnvironments, AtariSettings, atari_game  # noqa: E402
 from laser_rl.envs.make import make_environments, make_renderable  # noqa: E402
+from laser_rl.envs.scores import ATARI_57  # noqa: E402
 from laser_rl.errors import ConfigError, EnvironmentRefused, MissingExtra  # noqa: E402
 
 

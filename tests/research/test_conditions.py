@@ -4,9 +4,8 @@ import pytest
 
 from laser_rl.errors import ConfigError
 from laser_rl.replay.mixer import Counts
-from laser_rl.research.experiment import EXPERIMENTS, changed, planned
+from laser_rl.research.experiment import EXPERIMENTS, SUITES, changed, planned, shrunk, suite_of
 from laser_rl.research.runner import part_of
-from laser_rl.research.suites import SUITES, shrunk, suite_of
 
 
 def sweeps(name, task="catch", suite="small"):

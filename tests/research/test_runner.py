@@ -11,8 +11,7 @@ import pytest
 
 from laser_rl.errors import ConfigError
 from laser_rl.research import runner
-from laser_rl.research.experiment import EXPERIMENTS, planned
-from laser_rl.research.suites import shrunk, suite_of
+from laser_rl.research.experiment import EXPERIMENTS, planned, shrunk, suite_of
 
 ARGUMENTS = ["experiment", "run", "sharing", "--smoke", "--tasks", "catch"]
 
