@@ -8,9 +8,9 @@ from pathlib import Path
 import tyro
 
 from laser_rl.errors import ConfigError
-from laser_rl.research.campaign import SEEDS, Plan, listing, run_experiments, show_report
 from laser_rl.research.experiment import EXPERIMENTS
 from laser_rl.research.propositions import show
+from laser_rl.research.runner import SEEDS, Plan, listing, run_experiments, show_report
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,8 @@
-"""One episode as a video: mp4 with the extra `video`, GIF without."""
+"""One episode as a video: mp4 with the extra `video`, GIF without; and what is drawn beside its pictures."""
 
+import functools
+import itertools
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +13,7 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
 
 from laser_rl.errors import ConfigError, MissingExtra, UserError
 
@@ -17,6 +21,13 @@ Frame = NDArray[np.uint8]  # [height, width, 3]
 _FFMPEG_SECONDS = 60.0
 _GIF_FRAMES = 3000
 _BOX_HEAD, _LONG_BOX_HEAD = 8, 16
+WIDTH, LEAST_HEIGHT = 264, 288
+_LONGEST_SIDE = 480
+_GROUND, _INK, _SOFT, _RULE = "#11161d", "#e6ebf2", "#9ba8b8", "#2b3543"
+_COLOURS = ("#7fb0ff", "#ffae57", "#4fd08b")
+_NAMES = ("value", "entropy", "trusted")
+_EDGE, _HEAD, _TITLE = 14, 44, 17
+_FIRST_SPAN = 64  # steps that a chart has room for at first; doubled when they are full
 
 
 class FilmFailed(UserError):
@@ -90,7 +101,7 @@ def film(
     pictures = (shot.picture for shot in play.shots()) if through is None else through(play.shots())
     temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp{path.suffix}")  # ffmpeg goes by the ending
     try:
-        writers[path.suffix](temporary, map(_even, pictures), shown / play.stride)
+        writers[path.suffix](temporary, pictures, shown / play.stride)
         played = Filmed(play.total, play.steps, play.frames, shown / play.stride, play.ended)
         before(played)
         temporary.replace(path)
@@ -143,12 +154,6 @@ class _Play:
         return Shot(self.steps, picture.astype(np.uint8, copy=False), self.total)
 
 
-def _even(picture: Frame) -> Frame:
-    """The picture with its last row or column doubled where needed: mp4 stores colour for blocks of 2 × 2."""
-    height, width, _ = picture.shape
-    return np.ascontiguousarray(np.pad(picture, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge"))
-
-
 def _write_mp4(path: Path, frames: Iterator[Frame], frames_per_second: float) -> None:
     try:
         import imageio_ffmpeg  # type: ignore[import-untyped]  # noqa: PLC0415
@@ -156,27 +161,24 @@ def _write_mp4(path: Path, frames: Iterator[Frame], frames_per_second: float) ->
         raise MissingExtra("writing an mp4", "video") from None
     first = next(frames)
     height, width, _ = first.shape
+    # mp4 stores colour for blocks of 2 × 2: the last row or column is doubled where needed.
+    edges = ((0, height % 2), (0, width % 2), (0, 0))
     # h264 in yuv420p with its index in front: what every browser plays, and begins to play before it has all of it.
     writer = imageio_ffmpeg.write_frames(
-        str(path), (width, height), fps=frames_per_second, macro_block_size=1, ffmpeg_timeout=_FFMPEG_SECONDS,
-        ffmpeg_log_level="quiet", codec="libx264", pix_fmt_out="yuv420p", output_params=["-movflags", "+faststart"],
+        str(path), (width + width % 2, height + height % 2), fps=frames_per_second, macro_block_size=1,
+        ffmpeg_timeout=_FFMPEG_SECONDS, ffmpeg_log_level="quiet", codec="libx264", pix_fmt_out="yuv420p",
+        output_params=["-movflags", "+faststart"],
     )  # fmt: skip
-    _send(writer, None, path)  # starts it
     try:
-        _send(writer, first, path)
-        for frame in frames:
-            _send(writer, frame, path)
+        for frame in itertools.chain([None, first], frames):  # None starts it
+            try:
+                writer.send(None if frame is None else np.ascontiguousarray(np.pad(frame, edges, mode="edge")))
+            except OSError:  # its message is ffmpeg's whole command line
+                raise _failed(path) from None
     finally:
         writer.close()
     if not whole_mp4(path):
         raise _failed(path)
-
-
-def _send(writer: Any, frame: Frame | None, path: Path) -> None:
-    try:
-        writer.send(frame)
-    except OSError:  # its message is ffmpeg's whole command line
-        raise _failed(path) from None
 
 
 def _failed(path: Path) -> FilmFailed:
@@ -206,8 +208,123 @@ def whole_mp4(path: Path) -> bool:
 
 
 def _write_gif(path: Path, frames: Iterator[Frame], frames_per_second: float) -> None:
-    from PIL import Image  # noqa: PLC0415 - comes with matplotlib
-
     pictures: Sequence[Any] = [Image.fromarray(frame) for _, frame in zip(range(_GIF_FRAMES), frames, strict=False)]
     duration = max(20, round(1000 / frames_per_second))  # milliseconds; browsers slow down what is faster
     pictures[0].save(path, format="GIF", save_all=True, append_images=pictures[1:], duration=duration, loop=0)
+
+
+class SidePanel:
+    """Three charts that grow with the episode; `title` says whose it is."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._curves: dict[str, list[float]] = {name: [] for name in _NAMES}
+
+    def add(self, *, value: float, entropy: float, trusted: float | None) -> None:
+        """What is said of one more step; NaN and None leave a gap."""
+        for name, number in zip(_NAMES, (value, entropy, trusted), strict=True):
+            self._curves[name].append(math.nan if number is None else number)
+
+    def mean(self, name: str) -> float | None:
+        """Over all steps with a number; None if there is none."""
+        known = [number for number in self._curves[name] if math.isfinite(number)]
+        return sum(known) / len(known) if known else None
+
+    def beside(self, picture: Frame, *, total: float) -> Frame:
+        """The picture, large enough to be seen and small enough to be sent, and the charts to its right."""
+        seen = fitted(picture)
+        height, width, _ = seen.shape
+        canvas = Image.new("RGB", (width + WIDTH, max(height, LEAST_HEIGHT)), _GROUND)
+        canvas.paste(Image.fromarray(seen), (0, (canvas.height - height) // 2))
+        draw = ImageDraw.Draw(canvas)
+        left, right = width + _EDGE, canvas.width - _EDGE
+        step = max(0, len(self._curves["value"]) - 1)
+        draw.text((left, 8), self._title, _SOFT, _font(12))
+        draw.text((left, 23), f"t {step:,}", _INK, _font(14))
+        draw.text((right, 23), f"return {total:,.5g}", _INK, _font(14), anchor="ra")
+        each = (canvas.height - _HEAD - 8) // len(_NAMES)
+        for number, name in enumerate(_NAMES):
+            top = _HEAD + number * each
+            _chart(draw, name, self._curves[name], _COLOURS[number], (left, top, right, top + each - 9))
+        return np.asarray(canvas)
+
+
+def fitted(picture: Frame) -> Frame:
+    """A small picture with each pixel repeated, a large one averaged down."""
+    height, width, _ = picture.shape
+    longest = _LONGEST_SIDE
+    times = min(-(-LEAST_HEIGHT // height), max(1, longest // max(height, width)))
+    if times > 1:
+        return picture.repeat(times, axis=0).repeat(times, axis=1)
+    if max(height, width) <= longest:
+        return picture
+    size = (max(1, width * longest // max(height, width)), max(1, height * longest // max(height, width)))
+    return np.asarray(Image.fromarray(picture).resize(size, Image.Resampling.BOX))
+
+
+def _chart(
+    draw: ImageDraw.ImageDraw, name: str, numbers: Sequence[float], colour: str, box: tuple[int, int, int, int]
+) -> None:
+    left, top, right, bottom = box
+    known = np.array(numbers, float)
+    finite = known[np.isfinite(known)]
+    draw.text((left, top), name, colour, _font(12))
+    draw.text((right, top), _said(name, known), _INK, _font(12), anchor="ra")
+    top += _TITLE
+    draw.rectangle((left, top, right, bottom), outline=_RULE)
+    if not len(finite):
+        return
+    low, high = _range(name, finite)
+    if name != "trusted":
+        draw.text((left + 58, top - _TITLE + 1), f"{low:.3g} to {high:.3g}", _SOFT, _font(11))
+    columns = _columns(known, right - left - 1)
+    y = (bottom - 2 - (columns - low) / (high - low) * (bottom - top - 4)).tolist()
+    for x, (before, up) in enumerate(zip([math.nan, *y], y, strict=False), start=left):
+        if name == "trusted" and math.isfinite(up):
+            draw.line([(x + 1, bottom - 1), (x + 1, up)], fill=colour)
+        elif math.isfinite(before) and math.isfinite(up):
+            draw.line([(x, before), (x + 1, up)], fill=colour, width=2)
+
+
+def _columns(numbers: NDArray[np.float64], width: int) -> NDArray[np.float64]:
+    """The mean of the steps that fall into each column of pixels; NaN where none does, between two steps the line between them."""
+    span = _FIRST_SPAN
+    while span < len(numbers):
+        span *= 2
+    per_column = span / width
+    if per_column < 1:
+        at = np.arange(int((len(numbers) - 1) / per_column) + 1) * per_column
+        return np.asarray(np.interp(at, np.arange(len(numbers)), numbers), np.float64)
+    places = (np.arange(len(numbers)) / per_column).astype(int)
+    finite = np.isfinite(numbers)
+    counts = np.bincount(places, finite)
+    sums = np.bincount(places, np.where(finite, numbers, 0.0))
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+
+
+def _said(name: str, numbers: NDArray[np.float64]) -> str:
+    """The number of this step; of what is trusted also the share so far."""
+    now = numbers[-1] if len(numbers) else math.nan
+    if name != "trusted":
+        return f"{now:.3g}" if math.isfinite(now) else "–"
+    finite = numbers[np.isfinite(numbers)]
+    if not len(finite):
+        return "no other policy yet"
+    return f"{f'{now:.0%}' if math.isfinite(now) else '–'} · so far {finite.mean():.0%}"
+
+
+def _range(name: str, finite: NDArray[np.float64]) -> tuple[float, float]:
+    if name == "trusted":
+        return 0.0, 1.0
+    low, high = float(finite.min()), float(finite.max())
+    low = min(0.0, low) if name == "entropy" else low
+    room = max(high - low, 1e-3 * max(1.0, abs(high)))
+    return low, low + room
+
+
+@functools.cache
+def _font(size: int) -> Any:
+    """The letters that come with matplotlib: the same everywhere."""
+    import matplotlib as mpl  # noqa: PLC0415 - slow, and only films need it
+
+    return ImageFont.truetype(str(Path(mpl.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"), size)

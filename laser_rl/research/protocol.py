@@ -11,7 +11,7 @@ Arrays are [members, tasks, buckets].
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -197,3 +197,29 @@ def _values(
         within = episodes._replace(frames=np.minimum(episodes.frames, steps))
         means.append(bucketed(within, bucket_frames=bucket_steps, total_frames=steps))
     return agent_curve(normalised(means, references_of(tuple(tasks)))) if tasks else means[0]
+
+
+def curve_lines(buckets: Buckets) -> Iterator[dict[str, Any]]:
+    """A sweep as one line a bucket: mean, best and worst of the members that have a number by then, updates of all of them."""
+    value, update = carried(buckets.value), carried(buckets.update)
+    for place, step in enumerate(buckets.step):
+        own = known(value[:, place])
+        yield {
+            "step": int(step),
+            "update": int(np.nansum(update[:, place])),
+            "episodes": int(buckets.episodes[:, place].sum()),
+            "mean": _cell(own),
+            "best": _cell(own, np.max),
+            "worst": _cell(own, np.min),
+            "acceptance": _cell(known(buckets.acceptance[:, place])),
+            "online_share": _cell(known(buckets.online_share[:, place])),
+        }
+
+
+def known(values: Floats) -> Floats:
+    """Without NaN."""
+    return values[~np.isnan(values)]
+
+
+def _cell(values: Floats, made: Callable[[Floats], Any] = np.mean) -> str:
+    return f"{made(values):.6g}" if values.size else ""

@@ -1,4 +1,6 @@
-"""Runs an experiment: what is done already is not done again, and the table is the same however often it was interrupted.
+"""What `laser experiment` does: list the experiments, run some of them to their verdicts, report on their folders again.
+
+What is done already is not done again, and the table is the same however often it was interrupted.
 
 A folder of parts holds a file for each run that is complete, named by what decides its numbers: the whole sweep with its seed and
 device, the buckets and the version of this package. So experiments that have a condition in common share its runs. After a change of
@@ -8,19 +10,21 @@ code that moves numbers, begin with an empty folder.
 import contextlib
 import hashlib
 import json
+import logging
 import multiprocessing
 import os
 import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
+import tyro
 
 from laser_rl import __version__
 from laser_rl.api.sweep import require_memory
@@ -28,23 +32,130 @@ from laser_rl.disk import make_folder, write_bytes, write_json
 from laser_rl.envs.scores import tasks_of
 from laser_rl.envs.worker import die_with
 from laser_rl.errors import ConfigError, UserError
-from laser_rl.evaluation.statistics import Floats
 from laser_rl.metrics.log import read
 from laser_rl.metrics.machine import machine
 from laser_rl.metrics.rows import Kind, Row, Value
-from laser_rl.research.experiment import PlannedRun
-from laser_rl.research.protocol import Buckets, buckets_of, carried
-from laser_rl.research.report import CURVES, TIMES, table
+from laser_rl.research.experiment import (
+    EXPERIMENTS,
+    SUITES,
+    Experiment,
+    ExperimentTask,
+    PlannedRun,
+    planned,
+    shrunk,
+    suite_of,
+)
+from laser_rl.research.protocol import Buckets, buckets_of, carried, curve_lines, known
+from laser_rl.research.report import CURVES, TIMES, About, experiment_of, report, table, verdict_table, write_index
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import act_and_learn, prepare, train
 from laser_rl.training.settings import SweepConfig
 
+SEEDS, SMOKE_SEEDS, SMOKE_TASKS = 5, 2, 2
+CORES = 2  # of which the list's minutes are
 UNDECISIVE = ("video_every_steps", "keep_videos", "devices")  # of `run`: came later, and move no number
 CURVE_COLUMNS = (
     *("task", "condition", "seed", "step", "update", "episodes"),
     *("mean", "best", "worst", "acceptance", "online_share"),
 )
 END_S = 10.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Run experiments and judge their claims. What is there already is not run again: after an interruption, the same command goes on."""
+
+    names: tyro.conf.Positional[tuple[str, ...]]
+    """As `laser experiment list` shows them; all: every one."""
+    suite: str = "small"
+    """small: hours on two cores. atari, dmlab: the paper's own recipes, for large machines."""
+    tasks: tuple[str, ...] = ()
+    """Some tasks of the suite; left out: those of the experiment."""
+    seeds: int | None = None
+    """How often each condition is run, with seeds 0, 1, ...; left out: 5."""
+    jobs: int = 0
+    """Runs at a time, each in a process; 0: one a core."""
+    device: str = "cpu"
+    """Where networks are; small ones are fastest on cpu."""
+    out: Path = Path("runs/experiments")
+    """Each experiment gets a folder here: curves.csv, scores.csv, summary.csv, verdicts.csv, curves.png, README.md."""
+    parts: Path | None = None
+    """Where the numbers of single runs are kept; left out: OUT/parts."""
+    smoke: bool = False
+    """So short that nothing is learned, two tasks, two seeds: to see that everything works."""
+
+
+def run_experiments(plan: Plan, command: str) -> None:
+    """Run what is missing, judge the claims, write a folder for each experiment and one page over all of them."""
+    names = list(EXPERIMENTS) if plan.names == ("all",) else plan.names
+    experiments = [experiment_of(name) for name in names]  # refused before the first of them runs for an hour
+    messages = logging.getLogger("laser_rl.training")  # of hundreds of runs: only warnings reach the terminal
+    before = messages.level
+    messages.setLevel(logging.WARNING)
+    try:
+        for experiment in experiments:
+            _run(experiment, plan, command)
+    finally:
+        messages.setLevel(before)
+    print(f"all experiments there: {write_index(plan.out)}")
+
+
+def _run(experiment: Experiment, plan: Plan, command: str) -> None:
+    suite = suite_of(plan.suite)
+    tasks = suite.of(experiment, plan.tasks)
+    if plan.smoke:
+        tasks = [shrunk(task) for task in (tasks if plan.tasks else tasks[:SMOKE_TASKS])]
+    count = plan.seeds if plan.seeds is not None else SMOKE_SEEDS if plan.smoke else SEEDS
+    if count < 1:
+        raise ConfigError(f"expected at least one seed, got {count}")
+    runs = planned(experiment, tasks, range(count), plan.device)
+    parts, folder = plan.parts or plan.out / "parts", plan.out / experiment.name
+    print(f"{experiment.name}: {experiment.question}", flush=True)
+    perform(runs, parts, jobs=plan.jobs or len(os.sched_getaffinity(0)), kept=suite.kept)
+    assemble(runs, parts, folder)
+    About(
+        name=experiment.name,
+        suite=suite.name,
+        tasks=tuple(task.name for task in tasks),
+        seeds=tuple(range(count)),
+        device=plan.device,
+        smoke=plan.smoke,
+        command=command,
+    ).write(folder)
+    show_report(folder)
+
+
+def show_report(folder: Path) -> None:
+    """Judge and draw again from `curves.csv`, and print the verdicts."""
+    print("\n".join(verdict_table(report(folder))))
+    print(f"written to {folder}: README.md, curves.png, curves.csv, scores.csv, summary.csv, verdicts.csv")
+
+
+def listing(suite_name: str, seeds: int = SEEDS) -> str:
+    """All experiments: what each is about, its claims, how many runs it has and how long they take."""
+    suite = suite_of(suite_name)
+    plans = [(experiment, suite.of(experiment)) for experiment in EXPERIMENTS.values()]
+    lines = [f"suite {suite.name} with {seeds} seeds; minutes are estimates for {CORES} cores"]
+    for experiment, tasks in plans:
+        conditions = len(experiment.variants)
+        runs = len(tasks) * conditions * seeds
+        size = f"{conditions} conditions, {len(tasks)} tasks, {runs} runs, {_minutes([(experiment, tasks)], seeds)}"
+        lines += ["", f"{experiment.name}  ({experiment.figure}; {size})", f"  {experiment.question}"]
+        lines += [f"  - {claim.text}" for claim in experiment.claims]
+    lines += ["", f"all  ({_minutes(plans, seeds)}: a condition that several have is run once)"]
+    lines.append(f"suites: {', '.join(SUITES)}; run one with: laser experiment run NAME --suite {suite.name}")
+    return "\n".join(lines)
+
+
+def _minutes(plans: Sequence[tuple[Experiment, Sequence[ExperimentTask]]], seeds: int) -> str:
+    different = {
+        condition.sweep.model_dump_json(): condition.seconds
+        for experiment, tasks in plans
+        for task in tasks
+        for condition in experiment.conditions(task)
+    }
+    minutes = sum(different.values()) * seeds / 60 / CORES
+    return f"{minutes:.0f} minutes" if minutes else "time not measured"
 
 
 class RunsFailed(UserError):
@@ -121,8 +232,8 @@ def perform_one(job: Job) -> str:
         f"{where or found['system']} with {found['cores']} cores, {datetime.now(UTC):%-d %B %Y}",
     }
     write_json(job.part, {**about, "sweep": sweep.model_dump(mode="json"), "buckets": buckets.state_dict()})
-    known = _known(carried(buckets.value)[:, -1])
-    said = f"{known.mean():.3f} at the end" if known.size else "no episode ended"
+    last = known(carried(buckets.value)[:, -1])
+    said = f"{last.mean():.3f} at the end" if last.size else "no episode ended"
     return f"{said}, {seconds:.0f} s"
 
 
@@ -206,31 +317,6 @@ def assemble(runs: Sequence[PlannedRun], parts: Path, folder: Path) -> Path:
     write_bytes(folder / TIMES, table((*times[0],), times))
     write_bytes(folder / CURVES, table(CURVE_COLUMNS, lines))
     return folder / CURVES
-
-
-def curve_lines(buckets: Buckets) -> Iterator[dict[str, Any]]:
-    """A sweep as one line a bucket: mean, best and worst of the members that have a number by then, updates of all of them."""
-    value, update = carried(buckets.value), carried(buckets.update)
-    for place, step in enumerate(buckets.step):
-        known = _known(value[:, place])
-        yield {
-            "step": int(step),
-            "update": int(np.nansum(update[:, place])),
-            "episodes": int(buckets.episodes[:, place].sum()),
-            "mean": _cell(known),
-            "best": _cell(known, np.max),
-            "worst": _cell(known, np.min),
-            "acceptance": _cell(_known(buckets.acceptance[:, place])),
-            "online_share": _cell(_known(buckets.online_share[:, place])),
-        }
-
-
-def _known(values: Floats) -> Floats:
-    return values[~np.isnan(values)]
-
-
-def _cell(values: Floats, made: Callable[[Floats], Any] = np.mean) -> str:
-    return f"{made(values):.6g}" if values.size else ""
 
 
 def spread(work: Callable[[Any], Any], jobs: Sequence[Any], workers: int) -> Iterator[tuple[int, Any, str | None]]:

@@ -25,6 +25,7 @@ from scipy.special import ndtri, stdtrit  # type: ignore[import-untyped]
 
 from laser_rl.evaluation.statistics import Floats, bootstrap_interval, interquartile_mean
 from laser_rl.research.experiment import STATISTICS, Claim, Experiment, ExperimentTask, Statistic
+from laser_rl.research.protocol import known
 
 ALL = "all tasks"
 _DIGITS = 9
@@ -194,8 +195,7 @@ def statistics_of(mean: Floats, best: Floats) -> Values:
 
 
 def _known_mean(values: Floats) -> float:
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if known.size else math.nan
+    return float(known(values).mean()) if known(values).size else math.nan
 
 
 def judge(experiment: Experiment, tasks: Sequence[ExperimentTask], results: Results) -> list[Judged]:

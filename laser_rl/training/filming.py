@@ -26,8 +26,7 @@ from laser_rl.envs.records import DiscreteActions
 from laser_rl.envs.scores import tasks_of
 from laser_rl.envs.spaces import action_border, observation_border
 from laser_rl.errors import ConfigError, DamagedRun, MissingExtra, UserError
-from laser_rl.evaluation.panel import Frame, SidePanel
-from laser_rl.evaluation.video import Filmed, Limits, Shot, film
+from laser_rl.evaluation.video import Filmed, Frame, Limits, Shot, SidePanel, film
 from laser_rl.metrics.videos import facts_path
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.training.build import atari_settings

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from laser_rl.evaluation.panel import WIDTH, SidePanel, _columns, fitted
+from laser_rl.evaluation.video import WIDTH, SidePanel, _columns, fitted
 
 GREEN, BLUE = (0x4F, 0xD0, 0x8B), (0x7F, 0xB0, 0xFF)
 

@@ -7,8 +7,8 @@ import pytest
 
 from laser_rl.errors import ConfigError
 from laser_rl.research.experiment import EXPERIMENTS, planned, shrunk, suite_of
-from laser_rl.research.protocol import Buckets, buckets_of
-from laser_rl.research.runner import curve_lines, executed, read_part
+from laser_rl.research.protocol import Buckets, buckets_of, curve_lines
+from laser_rl.research.runner import executed, read_part
 from laser_rl.training.trainer import Trainer
 
 
