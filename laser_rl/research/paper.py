@@ -295,7 +295,24 @@ def _without_nan(value: Any) -> Any:
 def show(found: Mapping[str, Any]) -> None:
     """Print two tables and the notes. In a pipe or a file a line may be as long as it is; a terminal breaks cells instead."""
     console = Console(width=None if sys.stdout.isatty() else _WIDEST, highlight=False)
-    console.print(_lines_table(found["runs"]), "", _medians_table(found["medians"]), "")
+    # Two lines a run, so that the table fits a terminal: raw scores, and below them what they are in human-normalised terms.
+    runs = _table("game\nrun", "frames", "last 100\nepisodes", "evalu-\nation")
+    for line in found["runs"]:
+        best = f", member {line['best_member']} is the best of {line['members']}" if line["kind"] == "sweep" else ""
+        runs.add_row(
+            f"{line['game']}\n  {line['run']}{best}",
+            f"{line['frames'] / _MILLION:.3g}M",
+            _score(line["score"], line["human_normalised"]),
+            _score(line["evaluation"], line["evaluation_human_normalised"]),
+            *(_score(**line["paper"][column.name]) for column in COLUMNS),
+        )
+    medians = _table("median over", "yours")
+    for one in found["medians"]:
+        games = "the game" if len(one["games"]) == 1 else f"the {len(one['games'])} games"
+        medians.add_row(f"{games} of your {one['kind']}s", *map(_percent, (one["score"], *one["paper"].values())))
+    for text, name in (("from the paper's table", "median_of_57"), ("as published", "median_of_57_published")):
+        medians.add_row(f"all 57, {text}", _NONE, *(_percent(column[name]) for column in found["paper"].values()))
+    console.print(runs, "", medians, "")
     console.print(
         "Percentages are human-normalised: 0 % is random play, 100 % a person. Medians of yours are over the games that were run, not "
         "over all 57; the paper's beside them are over the same games.",
@@ -303,32 +320,6 @@ def show(found: Mapping[str, Any]) -> None:
         sep="\n",
         markup=False,
     )
-
-
-def _lines_table(lines: Sequence[Mapping[str, Any]]) -> Table:
-    """Two lines a run, so that the table fits a terminal: raw scores, and below them what they are in human-normalised terms."""
-    table = _table("game\nrun", "frames", "last 100\nepisodes", "evalu-\nation")
-    for line in lines:
-        best = f", member {line['best_member']} is the best of {line['members']}" if line["kind"] == "sweep" else ""
-        table.add_row(
-            f"{line['game']}\n  {line['run']}{best}",
-            f"{line['frames'] / _MILLION:.3g}M",
-            _score(line["score"], line["human_normalised"]),
-            _score(line["evaluation"], line["evaluation_human_normalised"]),
-            *(_score(**line["paper"][column.name]) for column in COLUMNS),
-        )
-    return table
-
-
-def _medians_table(found: Sequence[Mapping[str, Any]]) -> Table:
-    table = _table("median over", "yours")
-    for one in found:
-        games = "the game" if len(one["games"]) == 1 else f"the {len(one['games'])} games"
-        table.add_row(f"{games} of your {one['kind']}s", _percent(one["score"]), *map(_percent, one["paper"].values()))
-    published = [_NONE if one.published_median is None else _percent(one.published_median / 100) for one in COLUMNS]
-    table.add_row("all 57, from the paper's table", _NONE, *(_percent(atari_median(column)) for column in COLUMNS))
-    table.add_row("all 57, as published", _NONE, *published)
-    return table
 
 
 def _table(first: str, *own: str) -> Table:
@@ -348,5 +339,5 @@ def _score(score: float, human_normalised: float) -> str:
     return _NONE if math.isnan(score) else f"{display.short(score)}\n{100 * human_normalised:.0f} %"
 
 
-def _percent(share: float) -> str:
-    return _NONE if math.isnan(share) else f"{100 * share:.1f} %"
+def _percent(share: float | None) -> str:
+    return _NONE if share is None or math.isnan(share) else f"{100 * share:.1f} %"

@@ -37,9 +37,8 @@ class Operator(NamedTuple):
 def random_mdp(states: int, actions: int, *, discount: float = 0.9, generator: torch.Generator | None = None) -> MDP:
     """A process drawn at random: transitions uniform on the simplex, rewards standard normal."""
     if checks.active():
-        checks.require(
-            states > 0 and actions > 0, f"{states} states and {actions} actions, expected at least one of each"
-        )
+        some = states > 0 and actions > 0
+        checks.require(some, f"{states} states and {actions} actions, expected at least one of each")
         checks.require(0 <= discount < 1, f"discount is {discount}, expected at least 0 and below 1")
     transition = random_policy(states * actions, states, generator=generator).reshape(states, actions, states)
     reward = torch.randn(states, actions, dtype=torch.float64, generator=generator)
@@ -76,7 +75,6 @@ def state_distribution(mdp: MDP, policy: Float[Tensor, "S A"], start: Float[Tens
     """d^π: the discounted share of time that π spends in each state from `start`; sums to 1."""
     if checks.active():
         _check(mdp, policy=policy)
-        checks.same_shape(states=mdp.reward[:, 0], start=start)
     moves, _ = _under(mdp, policy)
     return (1 - mdp.discount) * _solve(_identity(moves) - mdp.discount * moves.mT, start)
 
@@ -102,8 +100,6 @@ def distortion(
 
 def regret(q: Float[Tensor, "S A"], distorted: Float[Tensor, "S A"]) -> Float[Tensor, "S"]:
     """R(s) = max_b Q(s, b) − Q(s, argmax Q^ω): what acting on the distorted values costs."""
-    if checks.active():
-        checks.same_shape(q=q, distorted=distorted)
     chosen = distorted.argmax(-1, keepdim=True)
     return q.amax(-1) - q.gather(-1, chosen).squeeze(-1)
 
@@ -133,11 +129,8 @@ def alpha_bound(
     best there is nothing to preserve (0).
     """
     if checks.active():
-        checks.same_shape(q=q, distorted=distorted)
-        checks.same_shape(on_policy=on_policy, off_policy=off_policy)
-        checks.require(
-            bool((on_policy > 0).all()), "on_policy has a state that the policy never visits; no α helps there"
-        )
+        visited = bool((on_policy > 0).all())
+        checks.require(visited, "on_policy has a state that the policy never visits; no α helps there")
     best = q.amax(-1, keepdim=True)
     is_best = q == best
     best_distorted = distorted.masked_fill(~is_best, -math.inf).amax(-1, keepdim=True)
@@ -163,7 +156,6 @@ def expected_return(
     """
     if checks.active():
         _check(mdp, policy=policy, behaviour=behaviour)
-        checks.same_shape(states=mdp.reward[:, 0], trusted=trusted)
         checks.clip_constants(clip_rho=clip_rho, clip_c=clip_c)
         known = estimator in get_args(Estimator)
         checks.require(known, f"estimator is {estimator!r}, expected 'vtrace' or 'importance'")
@@ -210,9 +202,9 @@ def trusted_operator(
     repeated application converges to.
     """
     if checks.active():
+        counts = len(behaviours), weights.shape[0], trusted.shape[0]
         checks.require(
-            len(behaviours) == weights.shape[0] == trusted.shape[0],
-            f"{len(behaviours)} behaviours, {weights.shape[0]} weights and {trusted.shape[0]} masks; expected as many of each",
+            len(set(counts)) == 1, "{} behaviours, {} weights and {} masks; expected as many of each".format(*counts)
         )
         checks.require(bool((weights > 0).all()), "weights has entries that are not above 0; leave such behaviours out")
     operators = [
