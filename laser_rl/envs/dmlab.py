@@ -143,7 +143,7 @@ class DmlabEnv(gymnasium.Env[Picture, Any]):
     def __init__(self, level: str, **options: Any) -> None:
         settings = DmlabSettings(level, **options)
         lab = _load(level)
-        names = [PICTURE, INSTRUCTION] if settings.instructions else [PICTURE]
+        seen = [PICTURE, INSTRUCTION] if settings.instructions else [PICTURE]
         cache = None if settings.level_cache is None else LevelCache(settings.level_cache)
         size = {"channels": 3, "height": settings.height, "width": settings.width}
         plain = spaces.Box(0, 255, tuple(size.values()), np.uint8)
@@ -154,9 +154,15 @@ class DmlabEnv(gymnasium.Env[Picture, Any]):
         self._settings = settings
         self._actions = np.array(ACTIONS[settings.actions], np.intc)
         self._lab = lab.Lab(
-            settings.lab_level, names, config=settings.config, renderer=settings.renderer, level_cache=cache
+            settings.lab_level, seen, config=settings.config, renderer=settings.renderer, level_cache=cache
         )
-        self._check_controls()
+        names = tuple(control["name"] for control in self._lab.action_spec())
+        if names != CONTROLS:
+            self._lab.close()
+            raise EnvironmentRefused(
+                f"dmlab/{level}: expected the controls {', '.join(CONTROLS)}, got {', '.join(names)}; "
+                "leave out of lab_config what adds controls"
+            )
         self._seen: dict[str, Any] = {PICTURE: np.zeros((settings.height, settings.width, 3), np.uint8)}
 
     def reset(
@@ -191,15 +197,6 @@ class DmlabEnv(gymnasium.Env[Picture, Any]):
         if self._settings.instructions:
             return with_instruction(picture, self._seen[INSTRUCTION], WORDS)
         return np.ascontiguousarray(picture)
-
-    def _check_controls(self) -> None:
-        names = tuple(control["name"] for control in self._lab.action_spec())
-        if names != CONTROLS:
-            self._lab.close()
-            raise EnvironmentRefused(
-                f"dmlab/{self._settings.level}: expected the controls {', '.join(CONTROLS)}, got {', '.join(names)}; "
-                "leave out of lab_config what adds controls"
-            )
 
 
 class LevelCache:

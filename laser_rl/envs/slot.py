@@ -27,9 +27,7 @@ from laser_rl.envs.records import (
     Rows,
     block_fields,
     block_over,
-    carve,
     seed_of,
-    size_of,
 )
 from laser_rl.errors import EnvironmentEnded, EnvironmentFailed, EnvironmentRefused
 
@@ -303,21 +301,12 @@ class SerialEnvironments(SlotEnvironments):
     ) -> None:
         self.slots = slots
         self._counts = np.zeros((slots, len(COUNTERS)), np.int64)
-        self._members = [
-            Slot(
-                make,
-                name=name,
-                slot=index,
-                seed=seed,
-                counts=self._counts[index],
-                on_bad_value=on_bad_value,
-                **{"warn": functools.partial(warn_once, name), **hooks},
-            )
-            for index in range(slots)
-        ]
+        common: dict[str, Any] = {"name": name, "seed": seed, "on_bad_value": on_bad_value}
+        common |= {"warn": functools.partial(warn_once, name), **hooks}
+        self._members = [Slot(make, slot=index, counts=self._counts[index], **common) for index in range(slots)]
         self.spec = self._members[0].spec
         fields = block_fields(self.spec.observation, slots)
-        self._block = block_over(carve(bytearray(size_of(fields)), fields))
+        self._block = block_over({key: np.zeros(shape, dtype) for key, (shape, dtype) in fields.items()})
         for index, member in enumerate(self._members):
             member.bind(self._block, index)
         self._history = ActionHistory(slots, self.spec.action)
@@ -340,12 +329,11 @@ class SerialEnvironments(SlotEnvironments):
 
     def load_state_dict(self, state: Mapping[str, Array]) -> Rows:
         """Play the open episodes again."""
-        episodes: list[Any] = state["episode"].tolist()
-        digests: list[Any] = state["digest"].tolist()
+        played: Any = zip(
+            state["episode"].tolist(), self._history.load_state_dict(state), state["digest"].tolist(), strict=True
+        )
         try:
-            for member, *episode in zip(
-                self._members, episodes, self._history.load_state_dict(state), digests, strict=True
-            ):
+            for member, episode in zip(self._members, played, strict=True):
                 member.rebuild(*episode)
         except EXITS as error:
             raise exit_of(error, self.spec.name) from None

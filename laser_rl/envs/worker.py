@@ -289,19 +289,10 @@ class Worker:
         if start["main"]:
             spawn.prepare(start["main"])
         make = connection.recv()
+        common = {key: start[key] for key in ("name", "seed", "on_bad_value")}
+        common |= {"warn": self._warn, "watch": self._watch}
         self._members = {
-            slot: Slot(
-                make,
-                name=start["name"],
-                slot=slot,
-                seed=start["seed"],
-                counts=counts[slot],
-                on_bad_value=start["on_bad_value"],
-                warn=self._warn,
-                watch=self._watch,
-                episode=episode,
-                broken=broken,
-            )
+            slot: Slot(make, slot=slot, counts=counts[slot], episode=episode, broken=broken, **common)
             for slot, episode, broken in start["members"]
         }
         self._spec = next(iter(self._members.values())).spec
