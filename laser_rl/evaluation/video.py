@@ -214,14 +214,14 @@ def _write_gif(path: Path, frames: Iterator[Frame], frames_per_second: float) ->
 
 
 class SidePanel:
-    """Three charts that grow with the episode; `title` says whose it is."""
+    """Three charts that grow with the episode; `title` names the agent."""
 
     def __init__(self, title: str) -> None:
         self._title = title
         self._curves: dict[str, list[float]] = {name: [] for name in _NAMES}
 
     def add(self, *, value: float, entropy: float, trusted: float | None) -> None:
-        """What is said of one more step; NaN and None leave a gap."""
+        """Add the numbers of one more step; NaN and None leave a gap."""
         for name, number in zip(_NAMES, (value, entropy, trusted), strict=True):
             self._curves[name].append(math.nan if number is None else number)
 
