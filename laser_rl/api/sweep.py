@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from laser_rl import recipes
 from laser_rl.api.agent import base_config
-from laser_rl.cluster.settings import cluster_of
 from laser_rl.config import Config, override
 from laser_rl.envs.construct import stored_name
 from laser_rl.errors import ConfigError, MissingExtra
@@ -25,7 +24,7 @@ from laser_rl.training.evaluate import Result
 from laser_rl.training.launch import train, uses_processes
 from laser_rl.training.member_training import Callback
 from laser_rl.training.pbt import PbtConfig
-from laser_rl.training.settings import Distribution, SweepConfig, sweep_from
+from laser_rl.training.settings import Distribution, SweepConfig, cluster_of, sweep_from
 from laser_rl.training.stop import EXIT_STATUS, deliver_again
 
 _SHARE: dict[bool | str, str] = {True: "shared", False: "separate", "none": "none"}

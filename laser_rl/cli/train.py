@@ -24,7 +24,6 @@ from laser_rl.cli.settings import (
     peek,
     random_of,
 )
-from laser_rl.cluster.settings import cluster_of, free_running, require_possible
 from laser_rl.config import Config, full_name, override
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.console import Console
@@ -37,7 +36,7 @@ from laser_rl.training.evaluate import MemberResult, Result
 from laser_rl.training.files import command_for, new_path, read_sweep, require_trusted, require_unchanged
 from laser_rl.training.filming import can_be_filmed
 from laser_rl.training.launch import train
-from laser_rl.training.settings import Sharing, SweepConfig, settings_from, sweep_from
+from laser_rl.training.settings import Sharing, SweepConfig, cluster_of, free_running, settings_from, sweep_from
 from laser_rl.training.stop import EXIT_STATUS, StoppedAtOnce, nothing_to_save
 from laser_rl.view.command import dashboard_of, require_dashboard
 
@@ -211,6 +210,7 @@ def _run(
             require_trusted(*settings.configs)
             if cluster is not None:
                 from laser_rl.cluster.launch import on_cluster, require_ray  # noqa: PLC0415 - only a run on a cluster needs it
+                from laser_rl.cluster.settings import require_possible  # noqa: PLC0415
 
                 require_possible(settings, cluster)
                 require_ray()

@@ -16,7 +16,7 @@ from typing import Any
 from laser_rl.cluster.calls import ray
 from laser_rl.cluster.guard import ProcessGuard, children_with
 from laser_rl.cluster.placement import HeadLost
-from laser_rl.cluster.settings import ClusterSettings, require_possible
+from laser_rl.cluster.settings import require_possible
 from laser_rl.cluster.supervisor import ClusterSupervisor, LockStep
 from laser_rl.errors import ConfigError, MissingExtra
 from laser_rl.metrics.rows import Sink
@@ -26,7 +26,7 @@ from laser_rl.training.directory import RunDirectory
 from laser_rl.training.evaluate import Result
 from laser_rl.training.launch import Elsewhere
 from laser_rl.training.member_training import Callback
-from laser_rl.training.settings import SweepConfig
+from laser_rl.training.settings import ClusterSettings, SweepConfig
 from laser_rl.training.supervisor import require_by_name
 
 log = logging.getLogger("laser_rl.training")

@@ -1,41 +1,11 @@
-"""What a run on a cluster is asked for, and what is refused before anything is started. Nothing of Ray is imported here."""
+"""What a cluster cannot do is refused before anything is started. Nothing of Ray is imported here."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from laser_rl.config import override
 from laser_rl.envs.scores import tasks_of
 from laser_rl.errors import ConfigError
-from laser_rl.training.settings import SweepConfig
-
-
-@dataclass(frozen=True)
-class ClusterSettings:
-    """Where a sweep runs on a cluster, and with how many runners; no part of what decides its numbers, and so not of its configuration.
-
-    Args:
-        address: "auto" joins the cluster of this machine, or starts one; "local" starts one; otherwise host:port of its head, or
-            ray://host:port.
-        runners: environment runners of each member; they share its slots.
-    """
-
-    address: str = "auto"
-    runners: int = 1
-
-
-def cluster_of(address: str | None, runners: int) -> ClusterSettings | None:
-    """From flags or arguments; ConfigError if runners are asked for without a cluster."""
-    if address is None and runners != 1:
-        raise ConfigError(
-            f"{runners} runners a member were asked for, but no cluster; add --cluster auto, or leave out --cluster-runners"
-        )
-    return None if address is None else ClusterSettings(address, runners)
-
-
-def free_running(sweep: SweepConfig) -> SweepConfig:
-    """A sweep whose members do not take turns: on a cluster, the default."""
-    return sweep.model_copy(update={"base": override(sweep.base, {"run.runtime": "local"})})
+from laser_rl.training.settings import ClusterSettings, SweepConfig
 
 
 def require_possible(sweep: SweepConfig, cluster: ClusterSettings) -> None:

@@ -18,7 +18,6 @@ from laser_rl.cluster.channels import LearnerLinks
 from laser_rl.cluster.placement import HeadLost, MemberPlacement, NodeWatch, Shares, shares_of
 from laser_rl.cluster.replays import Replays
 from laser_rl.cluster.runner import AT_ONCE, ActorStart
-from laser_rl.cluster.settings import ClusterSettings
 from laser_rl.config import override
 from laser_rl.errors import UserError
 from laser_rl.metrics.rows import Sink, Value
@@ -30,7 +29,7 @@ from laser_rl.training.files import command_for
 from laser_rl.training.member_training import Callback
 from laser_rl.training.pbt import Exploit, Standing, decide
 from laser_rl.training.saving import Written
-from laser_rl.training.settings import SweepConfig
+from laser_rl.training.settings import ClusterSettings, SweepConfig
 from laser_rl.training.shared_state import parsed, published
 from laser_rl.training.stall import StepBarrier
 from laser_rl.training.supervisor import STOP_S, SweepSupervisor, spent_s

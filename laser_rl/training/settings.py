@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
@@ -280,3 +281,31 @@ def _unknown(section: str, *rest: str) -> str:
     close = difflib.get_close_matches(rest[-1] if rest else section, known, n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
     return f"there is no setting {'.'.join((section, *rest))!r} of a sweep; {hint}"
+
+
+@dataclass(frozen=True)
+class ClusterSettings:
+    """Where a sweep runs on a cluster, and with how many runners; no part of what decides its numbers, and so not of its configuration.
+
+    Args:
+        address: "auto" joins the cluster of this machine, or starts one; "local" starts one; otherwise host:port of its head, or
+            ray://host:port.
+        runners: environment runners of each member; they share its slots.
+    """
+
+    address: str = "auto"
+    runners: int = 1
+
+
+def cluster_of(address: str | None, runners: int) -> ClusterSettings | None:
+    """From flags or arguments; ConfigError if runners are asked for without a cluster."""
+    if address is None and runners != 1:
+        raise ConfigError(
+            f"{runners} runners a member were asked for, but no cluster; add --cluster auto, or leave out --cluster-runners"
+        )
+    return None if address is None else ClusterSettings(address, runners)
+
+
+def free_running(sweep: SweepConfig) -> SweepConfig:
+    """A sweep whose members do not take turns: on a cluster, the default."""
+    return sweep.model_copy(update={"base": override(sweep.base, {"run.runtime": "local"})})

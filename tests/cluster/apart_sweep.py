@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from laser_rl import Sweep
-from laser_rl.cluster.settings import ClusterSettings
+from laser_rl.training.settings import ClusterSettings
 from tests.cluster.sweeps import finished, hashes, small_sweep
 
 IN_STEP = {"run.steps": 300, "checkpoint_every_steps": 0, "capacity_steps": 400}

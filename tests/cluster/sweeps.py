@@ -9,10 +9,9 @@ import time
 from laser_rl.cluster.calls import ray
 from laser_rl.cluster.launch import on_cluster as elsewhere
 from laser_rl.cluster.launch import run_cluster
-from laser_rl.cluster.settings import ClusterSettings
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import train
-from laser_rl.training.settings import SweepConfig
+from laser_rl.training.settings import ClusterSettings, SweepConfig
 from tests.training.small import small
 
 RATES = (5e-4, 1e-3, 4e-3)

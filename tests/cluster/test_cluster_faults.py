@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from laser_rl import checkpoint
-from laser_rl.cluster.settings import ClusterSettings
 from laser_rl.cluster.supervisor import ClusterSupervisor
 from laser_rl.metrics.log import read
 from laser_rl.replay.encoded_unrolls import unseal
 from laser_rl.replay.records import unpack
 from laser_rl.training.directory import RunDirectory
+from laser_rl.training.settings import ClusterSettings
 from tests.agent.unroll_witness import Row, UnrollWitness
 from tests.cluster.raylets import needs_ray, three_raylets
 from tests.cluster.sweeps import kill, pid_of, small_sweep, wait_until

@@ -15,7 +15,7 @@ from laser_rl.cluster.learner_actor import RemoteActor, RemoteBatchSource
 from laser_rl.cluster.placement import KILLED, MOST_A_CORE, SupervisedActor, shares_of
 from laser_rl.cluster.replays import ReplayFiles, ShardFiller
 from laser_rl.cluster.runner import ActorStart, ReplayWriter, RunnerOutbox
-from laser_rl.cluster.settings import ClusterSettings, require_possible
+from laser_rl.cluster.settings import require_possible
 from laser_rl.cluster.shard import ShardPlan
 from laser_rl.config import override
 from laser_rl.errors import ConfigError
@@ -25,7 +25,7 @@ from laser_rl.replay.records import pack
 from laser_rl.replay.store import Replay
 from laser_rl.training.process_handle import MOST_RESTARTS, ProcessDied
 from laser_rl.training.saving import Segments
-from laser_rl.training.settings import SweepConfig
+from laser_rl.training.settings import ClusterSettings, SweepConfig
 from laser_rl.training.stop import Stop
 from laser_rl.types import Delivery, Episode
 from tests.cluster.raylets import NearActor, NearShard, send

@@ -8,7 +8,7 @@ import sys
 from laser_rl.cli import main
 options = ["--env", "laser/Catch", "--steps", "200", "--device", "cpu", "--run.evaluate-episodes", "2", "--plain"]
 assert main(["train", *options, "--out", sys.argv[1]]) == 0
-unwanted = ("laser_rl.research", "laser_rl.tools", "scipy.stats")
+unwanted = ("laser_rl.research", "laser_rl.tools", "laser_rl.cluster", "laser_rl.cuda", "scipy.stats")
 print("imported:", *(name for name in sys.modules if name.startswith(unwanted)))
 """
 
