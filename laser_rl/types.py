@@ -1,4 +1,4 @@
-"""The records that travel between the layers, and the seams that carry them: queues here, other machines elsewhere."""
+"""The records that travel between the layers, and the protocols between actor and learner: inbox, mailbox and stop signal."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol

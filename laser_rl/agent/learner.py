@@ -1,4 +1,4 @@
-"""The learner: a batch in, parameters moved, numbers out."""
+"""The learner: one optimiser step for each batch, its metrics and checkpoint state, and changes of its hyper-parameters."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,7 +34,7 @@ from laser_rl.types import Batch
 if TYPE_CHECKING:
     from laser_rl.cuda.graphs import CudaGraphs, Graphed  # a run on a CPU never imports it
 
-BOUND_RATE = 0.01  # of the controller of the trust bound, a factor e^0.01 an update at most
+BOUND_RATE = 0.01  # of the controller of the trust bound: an update changes the bound by at most a factor e^0.01
 
 
 class LearnerState(NamedTuple):
@@ -48,9 +48,9 @@ class UpdateOutcome(NamedTuple):
     """Results of an update, on the device; the next update may overwrite them."""
 
     loss: Loss  # without the graph that it was computed by
-    batch: Batch  # as it was learned from
+    batch: Batch  # as the loss was computed from it
     age: Tensor
-    finite: Tensor  # whether the gradient was, and the step was taken
+    finite: Tensor  # whether the gradient was finite; only then was the step taken
 
 
 class Learner:
@@ -67,10 +67,10 @@ class Learner:
         seed: only used where relevance is estimated by sampling.
         sources: how many members write into the replay; acceptance is reported for each.
         burn_in_steps: first rows of a replayed unroll that only warm the memory up.
-        prioritise: keep the critic's loss of each unroll in `priorities`; the host then waits for each update, since who draws needs them.
-        graphs: on a GPU, capture an update as a graph and launch that, where the policy's family needs no random numbers for it.
+        prioritise: keep the critic's loss of each unroll in `priorities`; the host then waits for each update: the sampler needs them.
+        graphs: on a GPU, capture an update as a CUDA graph and launch that, where the policy's family needs no random numbers.
         team: the ranks that learn together, each from its own columns of every batch. Each has a learner of its own, with the same
-            arguments, and calls `update` as often; then all that they are stays the same, but for `report`'s sums.
+            arguments, and calls `update` as often; then their states stay identical, except for the sums of `report`.
     """
 
     def __init__(
@@ -90,7 +90,8 @@ class Learner:
         require_countable(family, loss)
         require_splittable(family, loss, team.size)
         self.team = team
-        self.edition = 0  # how often all of it was replaced from outside: other ranks have to be told
+        # Counts replacements of state or hyper-parameters from outside, which other ranks have to be told.
+        self.edition = 0
         self.network, self.family, self.loss, self.rates, self.sources = network, family, loss, optimiser, sources
         self.flat = FlatParameters(network)
         self.device = self.flat.value.device
@@ -111,7 +112,7 @@ class Learner:
             self.flat.value.new_zeros(()),
             torch.zeros((), dtype=torch.int64, device=self.device),
         )
-        self._launcher: Graphed[UpdateOutcome] | None = None  # None: the host looks at each update's outcome
+        self._launcher: Graphed[UpdateOutcome] | None = None  # None: the host waits for each update's outcome
         self._addresses: tuple[int, ...] = ()
         if self.device.type == "cuda" and not prioritise:
             from laser_rl.cuda.graphs import CudaGraphs  # noqa: PLC0415 - a run on a CPU never imports it
@@ -120,10 +121,10 @@ class Learner:
             self.launch_with(CudaGraphs(self.device), graphs=graphs and not burn_in_steps and team.size == 1)
 
     def launch_with(self, recorder: "CudaGraphs", *, graphs: bool = True) -> None:
-        """From now on updates are launched and the host does not wait for their outcome; with `graphs` they are recorded if possible.
+        """From now on the host launches updates without waiting for their outcome; with `graphs` as a CUDA graph, if possible.
 
-        That is: where the policy is a table of probabilities. Densities copy their bounds from the host, and random numbers would be the
-        same in every replay.
+        It is possible where the policy is a table of probabilities. Densities copy their bounds from the host, and random numbers would be
+        the same at every launch of a graph.
         """
         from laser_rl.cuda.graphs import MOST_GRAPHS, Graphed  # noqa: PLC0415
 
@@ -137,7 +138,7 @@ class Learner:
 
     @property
     def rollbacks(self) -> int:
-        """How often all went back to an earlier state."""
+        """How often parameters and optimiser were rolled back to the last good state."""
         return self.recovery.counts.rollbacks
 
     def update(self, batch: Batch, *, progress: float) -> bool:
@@ -152,7 +153,7 @@ class Learner:
         """
         if self.version % GOOD_EVERY == 0:
             require_together(self.team, self.flat.value)
-        # A number travels with its launch; one in memory of the host could be overwritten before it is read.
+        # `fill_` passes a number with its launch; one in memory of the host could be overwritten before the device reads it.
         self._rate.fill_(self.learning_rate(progress))
         self._version.fill_(self.version)
         launched = self._launcher is not None
@@ -180,7 +181,7 @@ class Learner:
         return launcher(batch)
 
     def _compute(self, batch: Batch) -> UpdateOutcome:
-        """An update without a look at any value: a graph of it can be recorded. Where the gradient is not finite nothing moves."""
+        """An update of which the host reads no value, so that a CUDA graph can record it. A gradient that is not finite changes nothing."""
         parameters = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
         with checks.unchecked():
             loss, batch = self._loss(batch)
@@ -225,7 +226,7 @@ class Learner:
         return *(tensor.data_ptr() for tensor in tensors), *self.recurrent.addresses()
 
     def step(self, norm: Tensor, progress: float) -> None:
-        """Take the finite gradient that stands in `flat`."""
+        """An optimiser step with the gradient in `flat`, if it is finite."""
         self._clip(norm)
         self._rate.fill_(self.learning_rate(progress))
         self.optimiser.step(norm.isfinite(), self.flat.value, self.flat.gradient, self._rate)
@@ -236,7 +237,7 @@ class Learner:
             self.flat.gradient.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
 
     def count(self, names: list[str], values: Tensor, counted: Tensor | None, *, learned: bool) -> None:
-        """Account for an update: its numbers, the trust bound, and the state for a roll-back."""
+        """Account for an update that was computed elsewhere: its numbers, the trust bound, and the state for a roll-back."""
         self.version += 1
         self._add(names, values)
         if counted is not None:
@@ -296,7 +297,7 @@ class Learner:
         self.edition += 1
 
     def adopt(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Take another learner's parameters, optimiser and bound; counters and random numbers stay one's own. All or nothing."""
+        """Take another learner's parameters, optimiser and bound; its own counters and random numbers stay. All or nothing."""
         require_finite(tensors["network"], "the other learner")
         load_network(self.network, tensors["network"])
         self.optimiser.load_state_dict(tensors["optimiser"])

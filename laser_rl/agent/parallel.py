@@ -1,8 +1,8 @@
-"""One learner on several devices: each has some columns of every batch, and all have the same parameters.
+"""Data parallelism: each rank has a copy of the learner and some columns of every batch; all copies stay identical.
 
-What an update computes from all columns (counts behind a mean, PopArt's targets, what the controllers look at, the gradient) is summed over
-the ranks before it is used. So every rank does the same arithmetic on the same numbers from there on, and nothing has to be sent back.
-A mean of the ranks' means would be another number: the trust region leaves each of them another count of learnable steps.
+Sums over all columns (the counts behind a mean, PopArt's moments, the inputs of the controllers, the gradient) are all-reduced before they
+are used. From there on every rank does the same arithmetic on the same numbers, so no rank has to broadcast its result. A mean of the
+ranks' means would differ from the mean of the batch: the trust region leaves each rank a different count of learnable steps.
 """
 
 import torch
@@ -12,7 +12,7 @@ from laser_rl.types import Batch
 
 
 class Team:
-    """The ranks that learn together; here one device, which has the whole batch.
+    """The collective operations of the ranks that learn together; this class is a team of one rank, which has the whole batch.
 
     Each rank calls the same methods in the same order; a call ends when all have made it.
     """
@@ -20,11 +20,11 @@ class Team:
     rank, size = 0, 1
 
     def sum(self, part: Tensor) -> Tensor:
-        """Over all ranks, the same bits everywhere; `part` may be overwritten with it."""
+        """All-reduce: the sum of `part` over all ranks, with the same bits on each; `part` may be overwritten with it."""
         return part
 
     def columns(self, part: Tensor) -> Tensor:
-        """[n, ...] of each rank, one after the other: [ranks · n, ...]."""
+        """All-gather: [n, ...] of each rank, in the order of the ranks: [ranks · n, ...]."""
         return part
 
 
@@ -43,12 +43,12 @@ def own_columns(columns: int, team: Team) -> slice:
 
 def part_of(batch: Batch, which: slice) -> Batch:
     """Some columns of a batch, as views."""
-    of_rows = Batch._fields.index("member")  # the fields before it have rows [T, B, ...], the others are one a column
-    return Batch(*(field[:, which] if at < of_rows else field[which] for at, field in enumerate(batch)))
+    time_major = Batch._fields.index("member")  # the fields before it are [T, B, ...], the others [B, ...]
+    return Batch(*(field[:, which] if at < time_major else field[which] for at, field in enumerate(batch)))
 
 
 def require_together(team: Team, value: Tensor) -> None:
-    """`Drifted` unless these parameters have the same bits on all ranks; waits for a GPU."""
+    """Raise `Drifted` unless these parameters have the same bits on all ranks; waits for a GPU."""
     if team.size == 1:
         return
     words = value.detach().contiguous().view(torch.uint8).view(torch.int32).long()

@@ -1,4 +1,4 @@
-"""One member beside the ring of acting and learning: it counts, reports and evaluates. Never in the ring."""
+"""The bookkeeping of one member: it counts, reports and evaluates. The loops that act and learn call it; it is no part of them."""
 
 import contextlib
 import logging
