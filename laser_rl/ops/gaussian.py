@@ -1,7 +1,7 @@
 """Diagonal Gaussian policies; bounded actions go through a tanh.
 
-The stored action is the latent u ~ N(mean, scale²), never the bounded one: in float32 tanh(u) is 1 from u = 9 on, and what is rounded away
-cannot be scored again. `log_prob` is nevertheless the density of what the environment receives; in a ratio π/μ the Jacobian cancels.
+The stored action is the latent u ~ N(mean, scale²), never the bounded one: in float32 tanh(u) is 1 from about u = 9 on, and
+u cannot be recovered from it. `log_prob` is nevertheless the density of the action in the environment; in a ratio π/μ the Jacobian cancels.
 """
 
 import functools
@@ -22,7 +22,7 @@ _NODES = tuple(0.5 * k for k in range(-12, 13))
 
 @dataclass(frozen=True)
 class DiagonalGaussian(Family):
-    """Independent normal variates, one an action dimension; the parameters are all means, then all raw scales.
+    """Independent normal variates, one for each action dimension; the parameters are all means, then all raw scales.
 
     The scale is `min_scale` + softplus(raw). A dimension with two finite bounds is squashed into them, one without bounds is left alone.
 
@@ -52,12 +52,12 @@ class DiagonalGaussian(Family):
 
     @property
     def parameter_size(self) -> int:
-        """A mean and a raw scale a dimension."""
+        """A mean and a raw scale for each dimension."""
         return 2 * len(self.low)
 
     @property
     def action_shape(self) -> tuple[int, ...]:
-        """One number a dimension."""
+        """One number for each dimension."""
         return (len(self.low),)
 
     def log_prob(self, parameters: Parameters, action: Actions) -> Rows:
@@ -83,7 +83,7 @@ class DiagonalGaussian(Family):
         return (scale.log() + _LOG_ROOT_TWO_PI + 0.5 + expected_stretch).sum(-1)
 
     def kl(self, parameters: Parameters, other: Parameters) -> Rows:
-        """KL of the two normals: a bijection of the action, as the squashing is one, leaves it unchanged."""
+        """KL of the two normals. The squashing is a bijection, which leaves a KL unchanged."""
         mean, scale = self._mean_and_scale(parameters)
         other_mean, other_scale = self._mean_and_scale(other)
         ratio = scale / other_scale
@@ -139,6 +139,6 @@ def _bounds(
 def _kept_bounds(
     low: tuple[float, ...], high: tuple[float, ...], device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Made once: a copy from the host is waited for, and cannot be part of a CUDA graph."""
+    """`_bounds`, computed once: a copy from the host makes the device wait, and cannot be part of a CUDA graph."""
     with torch.inference_mode(False):  # a later call may need gradients through them
         return _bounds(low, high, device, dtype)

@@ -1,4 +1,4 @@
-"""How much online data a policy needs: Prop. 3's bound from estimates, and the weights that follow it.
+"""Adaptive online share α: Prop. 3's bound on it from estimated action values, and the loss weights that give this share.
 
 Prop. 3 asks for Q(s, ·) at every state. An actor-critic has V, its policy, and one noisy advantage a row, so the missing action values
 come from a model of one number, A(s, a) ≈ κ·x(s, a) with x = log π(a|s) + H(π(·|s)), fitted to those advantages. With κ and V exact, and
@@ -26,7 +26,7 @@ class MixingLine(NamedTuple):
     slope: Float[Tensor, "K"]
     error: Float[Tensor, "K"]  # standard error of the slope; infinite where x does not vary
     noise: Float[Tensor, "K"]  # variance of what is left of y
-    resolution: Float[Tensor, "K"]  # standard error of a difference of two means; two values closer than that are one
+    resolution: Float[Tensor, "K"]  # standard error of a difference of two means; smaller gaps are noise
 
 
 class Weights(NamedTuple):
@@ -59,7 +59,7 @@ def needed_odds(
     resolution: float | Float[Tensor, "*#rows"] = 0.0,
     visits: float | Float[Tensor, "*#rows"] = 1.0,
 ) -> Float[Tensor, "*rows"]:
-    """Prop. 3: which α/(1 − α) keeps the best action of Q the best one of Q^α; 0 where any will do.
+    """Prop. 3: the odds α/(1 − α) from which on the best action of Q is also the best of Q^α; 0 where any odds are enough.
 
     max_{b ∉ A*} (Q^ω(b) − Q^ω(a*)) · g/(g² + e²) · d^μ/d^π, with the gap g = Q(a*) − Q(b) and Q^ω = ω·Q. Where e = 0 that is the paper's
     1/g. A gap far below what the estimate resolves (e) asks for nothing: taking b for a* costs no more than the gap.
@@ -98,7 +98,7 @@ def share_of(odds: Float[Tensor, "*rows"]) -> Float[Tensor, "*rows"]:
 def served(
     odds: Float[Tensor, "K N"], counted: Bool[Tensor, "K N"], level: float | Float[Tensor, ""]
 ) -> Float[Tensor, "K"]:
-    """The smallest of the odds that is enough for a share `level` of the counted rows; NaN if none is counted.
+    """The `level` quantile of the odds: the smallest that is enough for this share of the counted rows; NaN if none is counted.
 
     >>> served(torch.tensor([[3.0, 1.0, 2.0, 9.0]]), torch.tensor([[True, True, True, False]]), 0.6)
     tensor([2.])
@@ -122,7 +122,7 @@ def moments(
 def fit(sums: Float[Tensor, "K 6"], *, correlated: int = 1) -> MixingLine:
     """The line through what `moments` summed up.
 
-    The constant is what a critic is wrong by on the average; it belongs to no action and is dropped. `correlated` rows count as one
+    The constant is the mean error of the critic; it belongs to no action and is dropped. `correlated` rows count as one
     observation: rows of an unroll share most of their return.
 
     >>> fit(moments(torch.tensor([[0.0, 1.0, 2.0]]), torch.tensor([[5.0, 7.0, 9.0]]), torch.ones(1, 3))).slope
@@ -140,7 +140,7 @@ def fit(sums: Float[Tensor, "K 6"], *, correlated: int = 1) -> MixingLine:
 
 
 def confidence(line: MixingLine) -> Float[Tensor, "K"]:
-    """How far a slope is believed: κ²/(κ² + error²), and not at all below 0, where the policy would prefer the worse actions."""
+    """The confidence in a slope κ, from 0 to 1: κ²/(κ² + error²), and 0 below 0, where the policy would prefer the worse actions."""
     signal = line.slope.clamp(min=0.0) ** 2
     return signal / (signal + line.error**2).clamp(min=_TINY**2)
 
@@ -155,7 +155,7 @@ def followed(
     least: float,
     most: float,
 ) -> Float[Tensor, "K"]:
-    """α, moved by a part `rate` of the way to what is needed as far as that is believed, and to the plain share otherwise.
+    """The next α: `share` moved by `rate` towards plain + trust·(needed − plain), clamped to `least` and `most`. NaN moves nothing.
 
     >>> one = torch.ones(1)
     >>> followed(0.2 * one, 0.8 * one, 0.1 * one, 0.5 * one, rate=0.5, least=0.0, most=0.4)

@@ -1,4 +1,4 @@
-"""PopArt: values learned in units of each task's own returns, with outputs that do not jump when the units change.
+"""PopArt: value targets normalised by each task's mean and σ, and a last layer rescaled so that its outputs stay when those move.
 
 The network's last layer predicts n = (v − mean) / σ. Order matters: the statistics move on the new targets, then the
 last layer is rescaled so that σ·n + mean is what it was, and only then is the loss taken, in the new units.
@@ -30,7 +30,7 @@ class Layer(NamedTuple):
 
 
 def initial(tasks: int, device: torch.device | str | None = None) -> Statistics:
-    """Mean 0, σ 1."""
+    """The statistics at the start: mean 0, σ 1."""
     return Statistics(
         torch.zeros(tasks, dtype=torch.float64, device=device), torch.ones(tasks, dtype=torch.float64, device=device)
     )
@@ -47,7 +47,7 @@ def sigma(statistics: Statistics) -> Float[Tensor, "tasks"]:
 
 
 class Sums(NamedTuple):
-    """What a batch says of each task's targets; those of the parts of a batch add up."""
+    """Sums over the targets of a batch, for each task; those of the parts of a batch add up."""
 
     number: Float[Tensor, "tasks"]
     target: Float[Tensor, "tasks"]
