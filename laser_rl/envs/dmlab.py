@@ -39,8 +39,8 @@ PICTURES = ("0001.png", "2400.png")  # the first and the last
 Picture = NDArray[np.uint8]
 
 
-# Sets of actions by their size, IMPALA's nine and the fifteen of PopArt and R2D2: what each holds pressed in a frame, in Lab's order of
-# controls. Turns are pixels of a mouse in each frame, about 57 are one turn a second; Lab's LOOK_DOWN_UP looks down with positive numbers.
+# Action sets by their size, IMPALA's nine and the fifteen of PopArt and R2D2: for each action the value of every control, in Lab's order.
+# Turns are pixels of a mouse in each frame, about 57 are one turn a second; Lab's LOOK_DOWN_UP looks down with positive numbers.
 _TABLE = read_table("dmlab_actions.csv")
 CONTROLS = tuple(_TABLE[0])[3:]
 ACTIONS = {
@@ -136,8 +136,8 @@ def dmlab_constructor(level: str, options: Mapping[str, Any]) -> Callable[[], "D
 class DmlabEnv(gymnasium.Env[Picture, Any]):
     """One level; the keyword arguments are the fields of `DmlabSettings`.
 
-    Every end is a termination: the time limit is a part of the level, and Lab has no observation after it. The row that ends an episode
-    shows the last picture that there was. It is not what followed, but where the discount is 0 what followed is never used.
+    Every end is a termination: the time limit is a part of the level, and Lab has no observation after it. The final
+    observation repeats the last picture before the end. Its value is never used, since the discount is 0 there.
     """
 
     def __init__(self, level: str, **options: Any) -> None:

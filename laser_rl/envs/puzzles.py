@@ -1,4 +1,4 @@
-"""Three more tasks whose answers are known, for experiments on sharing: one of conflict, two of exploration; and all tasks by name.
+"""Tasks with known optimal returns for experiments on sharing: Convention, KeyDoor, SparseGrid. `task_of` makes any task by name.
 
 They follow the rules of `tasks`: arrays of slots, and an episode is a function of its seed and its actions.
 """
@@ -58,7 +58,7 @@ class Convention(Task):
         return {"seed": seed.astype(np.int64), "step": np.zeros(seed.shape, np.int64), "mode": np.full(seed.shape, -1)}
 
     def advance(self, positions: Positions, action: Ints) -> TaskOutcome:
-        """The choice, or an answer."""
+        """The first action chooses the mode, every later one answers a cue."""
         seed, step = positions["seed"], positions["step"]
         choosing, ended = step == 0, step == self.steps
         mode = np.where(choosing, action, positions["mode"])
@@ -96,7 +96,7 @@ class _GridWalk(Task):
     layout_seed: int
     most_steps: int
     shortest: int  # steps of the shortest way
-    optimal_return = 1.0  # there is time enough
+    optimal_return = 1.0  # `most_steps` is never below `shortest`
 
     def _lay_out(self, after: Ints, goal: int, usual_steps: int, features: int) -> None:
         """`after[place, action]` is where an action leads; a subclass has set the shortest way."""
@@ -111,7 +111,7 @@ class _GridWalk(Task):
 
     @cached_property
     def random_return(self) -> float:
-        """The chance of a random walk to be there in time.
+        """The probability that a uniform random walk reaches the goal in time.
 
         P_k(s) = mean over actions of P_{k-1}(after[s, a]), P(goal) = 1: a uniform walk from place 0 meets the goal within k steps.
         """
@@ -122,7 +122,7 @@ class _GridWalk(Task):
         return float(chance[0])
 
     def begin(self, seed: Ints) -> Positions:
-        """Always the corner."""
+        """Every episode begins in the upper left corner."""
         return {"place": np.zeros(seed.shape, np.int64), "step": np.zeros(seed.shape, np.int64)}
 
     def advance(self, positions: Positions, action: Ints) -> TaskOutcome:
@@ -241,12 +241,12 @@ def _one_hot(place: Ints, count: int) -> Floats:
 
 
 def _pick(cells: Ints, seed: int, draw: int) -> int:
-    """One of them. A hash and not NumPy's generator, whose stream may change: a layout is for ever."""
+    """One of `cells`, by a hash and not by NumPy's generator, whose stream may change: a layout must never change."""
     return int(cells[seed_of(seed, np.array(0), np.array(draw)) % len(cells)])
 
 
 def _one_a_mode(name: str, numbers: Any, modes: int) -> tuple[float, ...]:
-    """As a tuple: files hold lists, and a task has to be comparable."""
+    """`numbers`, one for each mode, as a tuple: files hold lists, and a task has to be comparable."""
     wanted = (0.0,) * modes if numbers in ((), []) else numbers
     fits = isinstance(wanted, list | tuple) and len(wanted) == modes
     if not fits or not all(isinstance(number, Real) and isfinite(number) for number in wanted):

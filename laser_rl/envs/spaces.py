@@ -1,12 +1,12 @@
-"""From Gymnasium's spaces to what an agent is built from, the conversions at the border, and pictures that carry instructions.
+"""Conversion of Gymnasium's spaces and of their values: specs, observations, actions, and pictures with an instruction in a last row.
 
-A picture is stored as uint8 [C, H, W]; everything else as a flat float32 vector, by Gymnasium's own rules of flattening. Bytes inside a
-Dict or Tuple are divided by their upper bound, so that a picture there has the size of its neighbours.
+A picture is stored as [C, H, W], uint8 or float32; everything else as a flat float32 vector, by Gymnasium's own rules of flattening. Bytes
+inside a Dict or Tuple are divided by their upper bound, so that they are of the same magnitude as the other parts.
 
-Instructions in words are carried by the picture that they belong to: one more row, which holds numbers instead of pixels. So an
-observation stays one array of bytes: the replay compresses it, a worker process shares it, and no row can lose its words. The row at the
-bottom, taken as channels · width bytes channel by channel, begins with two bytes for each of `words` words, the lower one first. 0 is no
-word; any other number stands for a word, and for whichever other words have the same hash.
+An instruction in words (DMLab's INSTR) is written into the picture that it belongs to: one more row of pixels holds the numbers of its
+words. So an observation stays one array of bytes: the replay compresses it, a worker process shares it, and no observation can lose its
+words. The row at the bottom, taken as channels · width bytes channel by channel, begins with two bytes for each of `words` words, the
+lower one first. 0 is no word; any other number stands for a word, and for whichever other words have the same hash.
 """
 
 import math
@@ -36,14 +36,14 @@ Convert = Callable[[Any], Any]
 Spec = TypeVar("Spec")
 PICTURE_DIMENSIONS = 3
 SIZED = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-WORDS = 16  # of an instruction; those behind are not read
-VOCABULARY = 1000  # numbers of words, with 0 for none
+WORDS = 16  # of an instruction that are kept; the rest is dropped
+VOCABULARY = 1000  # how many numbers words can have, including 0 for no word
 NUMBER = np.dtype("<u2")
 WORD = re.compile(r"\w+")
 
 
 class PictureWithInstruction(spaces.Box):
-    """The space of such pictures. A wrapper that makes other pictures of them gives them another space, and no words are read."""
+    """The space of pictures with an instruction. A wrapper that changes the pictures replaces this space; then no words are read."""
 
     def __init__(self, *, channels: int, height: int, width: int, words: int = WORDS) -> None:
         _check_width(channels, width, words)
@@ -52,7 +52,7 @@ class PictureWithInstruction(spaces.Box):
 
 
 def word_number(word: str) -> int:
-    """1 to 999, the same in every process and on every machine, whatever the case of its letters.
+    """The number of a word: 1 to 999, the same in every process and on every machine, whatever the case of its letters.
 
     >>> word_number("Red") == word_number("red"), word_number("red"), word_number("blue")
     (True, 346, 13)
@@ -250,7 +250,7 @@ def _refuse_empty(count: int, space: Space, name: str, key: str) -> None:
 
 
 class Borders(NamedTuple):
-    """From an observation to how it is stored, and from one row of an agent's actions to the environment's action."""
+    """Both conversions: `sees` turns an observation into its stored form, `acts` an agent's action into the environment's."""
 
     sees: Convert
     acts: Convert
@@ -264,7 +264,7 @@ def spec_of(observation: Space, action: Space, name: str) -> tuple[EnvironmentSp
 
 
 def borders_of(spec: EnvironmentSpec) -> Borders:
-    """The conversions of a spec; our own tasks and Atari, which have no spaces, are seen and acted in as they are."""
+    """The conversions of a spec. Specs of our own tasks and of Atari hold no spaces: their values stay as they are."""
     kept = spec.spaces or {}
     sees, acts = kept.get("observation"), kept.get("action")
     as_it_is: Convert = int if isinstance(spec.action, DiscreteActions) else np.asarray
@@ -278,7 +278,7 @@ _MOST_BOUNDS = 1024  # of larger spaces the smallest and the largest are kept, w
 _MOST_NUMBERS = 1 << 26  # of an observation; a file that asks for more is refused before anything is allocated
 # What a kind of space is made of: its constructor's arguments are its attributes.
 _ARGUMENTS: dict[type[Space], tuple[str, ...]] = {
-    PictureWithInstruction: ("channels", "height", "width", "words"),  # before Box, which it is, too
+    PictureWithInstruction: ("channels", "height", "width", "words"),  # before Box, its base class
     spaces.Box: ("low", "high", "shape", "dtype"),
     spaces.Discrete: ("n", "start"),
     spaces.MultiDiscrete: ("nvec", "dtype", "start"),
@@ -290,7 +290,7 @@ _KINDS = {kind.__name__: kind for kind in _ARGUMENTS}
 
 
 def _describe(space: Space) -> Mapping[str, Any] | None:
-    """A space as JSON; None for what no file can hold; an agent in such a space was refused before."""
+    """A space as JSON; None for a kind without an entry in `_ARGUMENTS`, which `spec_of` has refused before."""
     for kind, names in _ARGUMENTS.items():
         if isinstance(space, kind):
             return {"kind": kind.__name__, **{name: _plain(name, getattr(space, name)) for name in names}}
