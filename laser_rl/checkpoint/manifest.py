@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: its files with sizes and SHA-256, written last, and covered by a SHA-256 of its own."""
+"""The manifest of a checkpoint lists its files with sizes and SHA-256. It is written last and contains its own SHA-256."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ from laser_rl.checkpoint.segments import SegmentEntry
 CHECKPOINTS, REPLAY = "checkpoints", "replay"  # folders of a run directory
 FORMAT = 2
 NAME = "manifest.json"
-# Stands for the manifest's own SHA-256 while that is computed; so it is in every format, also later ones.
+# Stands for the manifest's own SHA-256 while that is computed. Later formats must do the same: the SHA-256 is checked before the format.
 _BLANK = "0" * 64
 _Size = Annotated[int, Field(ge=0)]
 _Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -23,7 +23,7 @@ _Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 @dataclass(frozen=True)
 class FileEntry:
-    """What a file has to be."""
+    """The size and the SHA-256 that a file must have."""
 
     bytes: _Size
     sha256: _Sha256

@@ -1,12 +1,12 @@
-"""One shard of the replay: what some runners have delivered; and its client in other processes.
+"""One shard of the replay: it holds the unrolls that some runners delivered. Other processes call it through `ShardClient`.
 
-`Shard` is a plain class, of which `ShardClient.start` makes a Ray actor. Thread safe: inserts, gathers and reports come in threads of
-their own, so that none waits long for another. The store's lock is held while bytes are copied; compressed blocks come in and go out as
-they are. The store lies in shared memory: processes of the same machine may read it there (`lend`).
+`Shard` is a plain class, of which `ShardClient.start` makes a Ray actor. It is thread safe: inserts, gathers and reports run in separate
+threads, so that none waits long for another. The store's lock is held while bytes are copied; compressed blocks are stored and sent
+without decompression. The store lies in shared memory: processes of the same machine may read it there (`lend`).
 
-Exactly once: deliveries are numbered by stream. A stream is what one `ReplayWriter` sends, one delivery after the other. A shard knows the
-number of each stream's newest delivery, and leaves out what comes again. Numbers and rows move under one lock, and die together with the
-process.
+A shard stores each delivery exactly once. Here a stream is what one `ReplayWriter` sends, one numbered delivery after the other. A shard
+knows the number of each stream's newest delivery, and ignores one that is sent again. Numbers and rows change under one lock, and both are
+lost if the process dies.
 """
 
 import functools
@@ -32,12 +32,12 @@ INSERT, GATHER, WATCH = "insert", "gather", "watch"
 # Threads of a shard. Inserts are in order, and a gather must not wait for a compressed batch of another learner.
 THREADS = {INSERT: 1, GATHER: 2, WATCH: 1}
 
-Span = tuple[int, int]  # ids held, from the first to before the end
+Span = tuple[int, int]  # ids held: the first, and one past the last
 
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """What a shard is made of; `number` is never given twice in a run, also not to a replacement."""
+    """The settings of a shard. `number` is unique within a run: a replacement gets a new one."""
 
     layout: UnrollLayout
     capacity_steps: int
@@ -47,7 +47,7 @@ class ShardPlan:
 
     @property
     def capacity(self) -> int:
-        """In unrolls."""
+        """Capacity in unrolls."""
         return max(1, self.capacity_steps // self.layout.steps)
 
 
@@ -103,7 +103,7 @@ class Shard:
         return found
 
     def lend(self) -> LentBlock:
-        """Where its memory is, for readers on the same machine. What they read is not counted here."""
+        """The address of the store's shared memory, for readers on the same machine; the shard does not count what they read."""
         return lend(self._store.handle())
 
     def report(self) -> ShardReport:
@@ -121,7 +121,7 @@ def gathered(store: Replay, ids: Ids) -> Gathered:
 
 
 def _span(store: Replay) -> Span:
-    """Without the lock: the first is read first, so that it is never too new for the end."""
+    """The ids held, read without the lock. Both ends only grow, so `first_id` is read before `next_id`."""
     first = store.first_id
     return first, max(first, store.next_id)
 
@@ -129,8 +129,9 @@ def _span(store: Replay) -> Span:
 class ShardClient:
     """Calls the methods of a `Shard`, which is an actor on the node with this id. Can be sent to other processes.
 
-    A call costs both sides about a millisecond, and what it brings is copied into Ray's object store and out of it. A shard of the same
-    node is read where it lies instead, as the members of a sweep on one machine do. Only to read: what is written has to be numbered.
+    A call costs both sides about a millisecond, and what it brings is copied into Ray's object store and out of it. A client on
+    the shard's node reads the shared memory instead, as the members of a sweep on one machine do. Inserts are always calls: the shard has
+    to compare their numbers.
     """
 
     def __init__(self, actor: Any, plan: ShardPlan, node: str, where: str) -> None:
@@ -198,7 +199,7 @@ class ShardClient:
 
 
 class _LocalRead(Answer[Gathered]):
-    """An `Answer` that the caller of `result` reads from the shard's memory."""
+    """An `Answer` whose `result` reads the shard's shared memory in the caller's thread."""
 
     def __init__(self, store: Replay, ids: Ids) -> None:
         self._store, self._ids = store, ids

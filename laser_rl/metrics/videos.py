@@ -1,6 +1,6 @@
-"""The films of a run directory, `videos/`: what they are called, what is known of each, and which of them are kept.
+"""The video files (films) in `videos/` of a run directory: their names, the JSON file beside each, and which of them are removed.
 
-A film `step-….mp4` has a small JSON file of the same name beside it. That file is written first, so a film is never without it for long.
+A film `step-….mp4` shows one episode. The JSON file of the same name has its facts, such as step and return, and is written first.
 """
 
 import contextlib
@@ -50,11 +50,11 @@ def facts_path(video: Path) -> Path:
 
 
 def films(run_dir: str | Path, *, elsewhere: bool = False) -> list[Film]:
-    """All of a directory, the newest first: plain files only, no links, so that nothing outside of it is ever shown.
+    """All films of a run, the newest first: plain files only, no links, so that nothing outside of its directory is ever shown.
 
     Args:
         run_dir: of a run.
-        elsewhere: also where `videos` itself is a link. For a process that makes films, never for one that shows them.
+        elsewhere: look into `videos` also if it is itself a link. For a process that makes films, never for one that shows them.
     """
     found, folder = [], Path(run_dir) / FOLDER
     if folder.is_symlink() and not elsewhere:
@@ -83,7 +83,7 @@ def best(found: Sequence[Film]) -> Film | None:
 
 
 def filmed_until(run_dir: str | Path, step: int) -> int:
-    """The last step up to `step` that training has filmed; 0 if none. Films of later steps are of a life that was thrown away."""
+    """The last step up to `step` that training has filmed; 0 if none. Later films show steps that a resumed run repeats."""
     made = [one.step for one in _by_training(run_dir) if one.step is not None]
     return max((one for one in made if one <= step), default=0)
 
@@ -123,13 +123,13 @@ def _by_training(run_dir: str | Path) -> list[Film]:
 
 
 def _remove(video: Path) -> None:
-    video.unlink(missing_ok=True)  # before what is known of it: a film without that is not ours to remove
+    video.unlink(missing_ok=True)  # before its facts: without them nobody knows that training made it
     facts_path(video).unlink(missing_ok=True)
 
 
-def _lives(number: int) -> bool:
+def _lives(pid: int) -> bool:
     try:
-        os.kill(number, 0)
+        os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:

@@ -1,4 +1,4 @@
-"""What `laser doctor` looks at, a line for each part of the machine. Nothing that is written stays, and no other machine is asked."""
+"""The checks of `laser doctor`, one `Probe` for each part of the machine. They leave no file behind and contact no other machine."""
 
 import contextlib
 import fcntl
@@ -29,7 +29,7 @@ LEAST_DISK_GB, LITTLE_DISK_GB = 0.5, 10.0
 FEW_FILES, LEAST_FILES = 1024, 256
 TORCH_LIMIT_S, WORKER_LIMIT_S, END_LIMIT_S = 120.0, 30.0, 10.0
 SLOW_WORKER_S, SLOW_SYNC_S = 10.0, 0.5
-# In a process of its own: a driver may hang, a broken build may crash, and a context on the card would stay with us.
+# In a process of its own: a driver may hang, a broken build may crash, and a CUDA context would stay in this process.
 ASK_TORCH = """
 import json
 import torch
@@ -59,7 +59,7 @@ print("\\n" + json.dumps(seen))
 
 @dataclass(frozen=True)
 class Probe:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     part: str
     verdict: Verdict
@@ -75,7 +75,7 @@ def _graded(part: str, value: float, least: float, little: float, found: str, to
 
 
 def looked_at(run_dir: Path) -> Iterator[Probe]:
-    """Every line, as soon as it is known; torch is loaded elsewhere meanwhile."""
+    """Yield each probe as soon as it is known; another process imports torch meanwhile."""
     from laser_rl.metrics.machine import gpus  # noqa: PLC0415 - so that the help text does not wait
 
     torch = subprocess.Popen(  # noqa: S603  (our own interpreter and our own code)
@@ -113,7 +113,7 @@ def _answer(process: subprocess.Popen[bytes]) -> dict[str, Any]:
 
 
 def worker() -> Probe:
-    """A worker process of ours, from its start to its first row."""
+    """Whether a worker process for environments starts, and how long it takes to its first row."""
     from laser_rl.envs.make import make_environments  # noqa: PLC0415 - imports Gymnasium
     from laser_rl.errors import UserError  # noqa: PLC0415
 
@@ -160,7 +160,7 @@ def _installed(name: str) -> str | None:
 
 
 def cores(usable: int, present: int, quota: float | None) -> Probe:
-    """How many cores there are, may be used, and are paid for."""
+    """How many cores the machine has, this process may use, and the control group's quota allows."""
     allowed = "no limit by a control group" if quota is None else f"a control group allows {quota:g}"
     found = f"{usable} of {present} usable, {allowed}"
     if quota is not None and quota < usable:
@@ -180,7 +180,7 @@ def core_quota(file: Path = Path("/sys/fs/cgroup/cpu.max")) -> float | None:
 
 
 def memory(total: int, free: int) -> Probe:
-    """Main memory; `free` knows of control groups."""
+    """Main memory; `free` is what is left within the limits of the control group."""
     found = f"{free / GB:.1f} GB free of {total / GB:.1f} GB, limits of the control group considered"
     todo = (
         "end other programs, or give the container more memory",
@@ -190,7 +190,7 @@ def memory(total: int, free: int) -> Probe:
 
 
 def disk_space(folder: Path) -> Iterator[Probe]:
-    """The file system of the run directories: room, and whether it keeps the promises that checkpoints rest on."""
+    """The file system of the run directories: free space, and whether it does what checkpoints depend on."""
     place = folder.absolute()
     while not place.is_dir():
         place = place.parent
@@ -204,7 +204,7 @@ def disk_space(folder: Path) -> Iterator[Probe]:
 
 
 def promises(place: Path) -> Probe:
-    """Write, sync, rename over an older file, lock: in a temporary folder that is removed again."""
+    """Whether write, sync, rename over an older file and lock work, in a temporary folder that is removed again."""
     try:
         with tempfile.TemporaryDirectory(prefix=".laser-doctor-", dir=place) as name:
             folder = Path(name)
@@ -249,7 +249,7 @@ def open_files(soft: int | None = None) -> Probe:
 
 
 def gpu(seen: Mapping[str, Any], driver_gpus: Sequence[str]) -> Iterator[Probe]:
-    """From what a process of its own has found out with torch (`ASK_TORCH`)."""
+    """Probes of torch and of the GPU, from what the process that runs `ASK_TORCH` has `seen`."""
     if "error" in seen:
         yield Probe(
             "torch", "bad", seen["error"], "install it again, in a fresh virtual environment: pip install torch"
