@@ -102,7 +102,7 @@ def test_what_fits_a_suite_is_the_multitask_agent(tmp_path, capsys):
 def test_check_env_shows_the_tasks(capsys):
     assert cli.main(["check-env", "suite:grid", "--steps", "120"]) == 0
     out = capsys.readouterr().out
-    assert "suite:grid: fine, 9 checks" in out
+    assert "suite:grid: fine, 10 checks" in out
     assert all(name in out for name in GRID)
     assert "12 slots" in out
 
@@ -147,7 +147,7 @@ def lab(monkeypatch, tmp_path):
 
 
 @pytest.mark.usefixtures("lab")
-@pytest.mark.parametrize("placement", ["thread", "process"])
+@pytest.mark.parametrize("placement", [pytest.param("thread", marks=pytest.mark.slow), "process"])
 def test_two_levels_are_learned_with_their_instructions(placement, tmp_path, capsys):
     settings = {
         "recipe": "laser-multitask",

@@ -150,7 +150,7 @@ def _page(folder: Path, about: About, experiment: Experiment, judged: Sequence[J
         for made, each in sorted(seconds.items())
     ]
     smoke = "\n**Made with `--smoke`: runs are so short that nothing was learned.**\n" if about.smoke else ""
-    return data_file("experiment_page.md").format(
+    return data_file("experiment_page.template").format(
         experiment=experiment,
         about=about,
         tasks=len(about.tasks),
@@ -236,7 +236,7 @@ def write_index(folder: Path) -> Path:
         numbers = [line[name] for name in _NUMBERS]
         line["difference"] = _difference(*map(float, numbers)) if all(numbers) else ""
     overall = [line for line in lines if line["task"] == ALL]
-    text = data_file("index_page.md").format(
+    text = data_file("index_page.template").format(
         experiments="\n".join(_run_as(name, read_about(folder / name)) for name in done),
         claims=_claims([line for line in overall if line["source"]]),
         questions=_claims([line for line in overall if not line["source"]]),

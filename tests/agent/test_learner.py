@@ -224,6 +224,7 @@ def test_schedules():
     assert [linear.learning_rate(p) for p in (0.0, 0.5, 1.0)] == pytest.approx([0.1, 0.05, 0.0])
 
 
+@pytest.mark.slow
 def test_the_bound_follows_the_acceptance_asked_for():
     loss = LossConfig(target_acceptance=0.5, trust_bound=1e-2)
     learner = Learner(make_network(), FAMILY, loss, OptimiserConfig(learning_rate=1e-9))

@@ -102,6 +102,7 @@ def test_the_clock_is_ours_and_the_cap_is_a_truncation():
     assert all((row.reward[row.is_first] == 0).all() for row in rows)
 
 
+@pytest.mark.slow
 def test_the_first_no_ops_are_up_to_37():
     envs = AtariEnvironments("breakout", slots=4, seed=1, settings=AtariSettings(threads=1))
     frames = [envs._groups[0].env.reset(seed=np.arange(4) + 4 * turn)[1]["episode_frame_number"] for turn in range(6)]
@@ -233,6 +234,7 @@ def collect(envs, steps, actions):
     return [stream[: steps + 1] for stream in streams]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [1, 4, 5])
 def test_a_slot_plays_the_same_in_any_group(slots):
     settings, steps = AtariSettings(most_frames=120, threads=1), 75  # two truncations

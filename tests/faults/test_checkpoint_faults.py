@@ -135,6 +135,7 @@ def random_kills(run_dir, count):
     return complete, hits
 
 
+@pytest.mark.slow
 @pytest.mark.fault(7)
 def test_fifty_random_kills(tmp_path, caplog, figure):
     complete, hits = random_kills(tmp_path / "run", 50)

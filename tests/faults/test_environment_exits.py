@@ -65,6 +65,7 @@ def check_command(words, way, path):
     assert not any(row["event"] == "finished" for row in read(path, ("event",)))
 
 
+@pytest.mark.slow
 def test_a_process_of_a_sweep_that_exits_is_no_finished_sweep(tmp_path, figure):
     check_command(COMMANDS["sweep, processes"], CallsSysExit, tmp_path / "run")
     figure("an environment calls sys.exit(0) in laser sweep --processes 2: status 4 and the missing steps")

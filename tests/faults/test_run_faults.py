@@ -102,7 +102,9 @@ def test_killed_at_twenty_random_moments(uninterrupted, tmp_path):
 
 
 @pytest.mark.fault(19)
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)]
+)
 def test_a_polite_signal_saves_and_says_how_to_go_on(tmp_path, number, status, figure):
     path = tmp_path / "run"
     words = SETTINGS.replace("--steps 3000", "--steps 10M").split()
@@ -140,6 +142,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(uninterrupted,
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_an_environment_that_never_starts_ends_the_run_soon(tmp_path):
     (tmp_path / "broken_module.py").write_text("def make():\n    raise OSError('no licence for this game')\n")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}

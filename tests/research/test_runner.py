@@ -117,6 +117,7 @@ def work(job):
     return job["number"]
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_takes_only_its_own_job_with_it():
     ended = sorted(runner.spread(work, [{"number": n} for n in range(6)], workers=2), key=lambda one: one[0])
     assert [result for _, result, _ in ended] == [0, None, None, 3, 4, 5]
@@ -155,6 +156,7 @@ def test_busy_workers_die_with_their_parent():
             os.kill(worker, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_workers_end_with_whoever_stops_listening():
     before = set(children(os.getpid()))
     ends = runner.spread(work, [{"number": n} for n in (3, 4, 5)], workers=2)

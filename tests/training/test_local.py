@@ -231,6 +231,7 @@ def test_games_in_two_groups_fill_whole_streams():
             assert (after[:2] == before[-2:]).all()
 
 
+@pytest.mark.slow
 def test_games_go_on_from_a_checkpoint_that_was_taken_while_rows_were_owed(tmp_path):
     pytest.importorskip("ale_py")
     settings = {"slots": 4, "hidden": (4,), "torso": "mlp", "batch_unrolls": 4, "fraction": 0.5}

@@ -52,7 +52,9 @@ def test_members_of_different_seeds_replay_each_others_episodes(unrolled):  # no
 
 
 @pytest.mark.parametrize(
-    "kind", [{}, {"memory": "preco", "sampling": "prioritised"}], ids=["lstm", "preco prioritised"]
+    "kind",
+    [pytest.param({}, marks=pytest.mark.slow), {"memory": "preco", "sampling": "prioritised"}],
+    ids=["lstm", "preco prioritised"],
 )
 def test_a_stopped_sweep_goes_on_to_the_same_end(kind, tmp_path):
     config = members(pbt=PBT, steps=300, checkpoint_every_steps=70, **kind)

@@ -122,7 +122,15 @@ def test_members_that_do_not_share_see_nobody_elses_data(share):
 
 
 @pytest.mark.fault(20)
-@pytest.mark.parametrize(("share", "stack"), [("shared", "on"), ("shared", "off"), ("separate", "on"), ("none", "on")])
+@pytest.mark.parametrize(
+    ("share", "stack"),
+    [
+        ("shared", "on"),
+        ("shared", "off"),
+        pytest.param("separate", "on", marks=pytest.mark.slow),
+        pytest.param("none", "on", marks=pytest.mark.slow),
+    ],
+)
 def test_a_stopped_sweep_goes_on_to_the_same_end(share, stack, tmp_path, figure):
     config = small_sweep("laser/Catch", share=share, stack=stack, pbt=PBT, checkpoint_every_steps=150)
     whole = in_directory(config, tmp_path / "whole")
