@@ -182,7 +182,7 @@ class Learner:
 
     def _compute(self, batch: Batch) -> UpdateOutcome:
         """An update of which the host reads no value, so that a CUDA graph can record it. A gradient that is not finite changes nothing."""
-        parameters = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
+        parameters = [parameter for parameter in self.flat.parameters if parameter.requires_grad]
         with checks.unchecked():
             loss, batch = self._loss(batch)
             # Not `backward`, which adds every gradient to zeros: these are copied, all of them in one launch.

@@ -54,14 +54,14 @@ class FlatParameters:
             raise ConfigError(
                 f"a network's parameters must have one type and one device, got {sorted(map(str, kinds))}"
             )
-        self._parameters = list(named.values())
+        self.parameters = list(named.values())
         self.places: list[ParameterSlice] = []
         first = 0
         for name, parameter in named.items():
             self.places.append(ParameterSlice(name, first, first + parameter.numel(), tuple(parameter.shape)))
             first += parameter.numel()
-        sample = self._parameters[0]
-        self.value = torch.cat([_flat(parameter) for parameter in self._parameters])
+        sample = self.parameters[0]
+        self.value = torch.cat([_flat(parameter) for parameter in self.parameters])
         self.gradient = torch.zeros(first, dtype=sample.dtype, device=sample.device)
         self._look()
 
@@ -73,7 +73,7 @@ class FlatParameters:
         self._look()
 
     def _look(self) -> None:
-        for parameter, place in zip(self._parameters, self.places, strict=True):
+        for parameter, place in zip(self.parameters, self.places, strict=True):
             parameter.data = shaped(self.value[place.first : place.last], place.shape)
             parameter.grad = shaped(self.gradient[place.first : place.last], place.shape)
 

@@ -55,13 +55,13 @@ class Bounds:
         self.watching = bool(self._boxes and ((self._low > widest[0]) | (self._high < widest[1])).any())
         self._lows, self._highs = self._low[:FEW].tolist(), self._high[:FEW].tolist()
 
+    def around(self, values: list[float]) -> bool:
+        """Whether the few values of an observation are inside."""
+        return all(map(operator.le, self._lows, values)) and all(map(operator.le, values, self._highs))
+
     def look(self, flat: NDArray[Any], observation: Any, where: Callable[[], str]) -> None:
         """At one observation: `flat` as it is stored, `observation` as the environment gave it."""
-        if flat.size <= FEW:
-            values = flat.tolist()
-            if all(map(operator.le, self._lows, values)) and all(map(operator.le, values, self._highs)):
-                return
-        elif not self._is_outside(flat).any():
+        if not self._is_outside(flat).any():
             return
         # What has been seen is inside from now on; other parts are still watched.
         self._low, self._high = np.minimum(self._low, flat), np.maximum(self._high, flat)
@@ -177,12 +177,16 @@ class Border:
                 raise
         else:
             self._out[...] = self._convert(observation)
-        if self._floats:
-            flat = self._flat
-            if not (all(map(math.isfinite, flat.tolist())) if flat.size <= FEW else np.isfinite(flat).all()):
+        flat, watching = self._flat, self._bounds.watching
+        if flat.size <= FEW:  # in Python: a call of NumPy takes longer
+            values = flat.tolist()
+            if self._floats and not all(map(math.isfinite, values)):
                 raise BadValue("observation", _first_bad(flat))
-        if self._bounds.watching:
-            self._bounds.look(self._flat, observation, self.where)
+            watching = watching and not self._bounds.around(values)
+        elif self._floats and not np.isfinite(flat).all():
+            raise BadValue("observation", _first_bad(flat))
+        if watching:
+            self._bounds.look(flat, observation, self.where)
 
     def _check_fully(self, space: spaces.Space[Any], value: Any, key: str) -> None:
         if isinstance(space, spaces.Dict):

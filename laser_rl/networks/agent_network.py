@@ -103,7 +103,7 @@ class AgentNetwork(nn.Module):
         if self.instruction is not None:
             features = torch.cat([features, self.instruction(flat)], -1)
         last = features if self.last is None else self.last(inputs.last_action, inputs.last_reward, inputs.is_first)
-        features, states = self.memory(by_row(features), last, inputs.is_first, state)
+        features, states = self.memory.forward(by_row(features), last, inputs.is_first, state)
         valued = features if self.value_torso is None else by_row(self._features(self.value_torso, seen))
         pixel_q = self.pixel_control(features) if auxiliary and self.pixel_control is not None else None
         value = self.value_head(valued)
