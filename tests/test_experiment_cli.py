@@ -1,6 +1,7 @@
 """`laser experiment` as a user types it."""
 
 import json
+import sys
 
 import pytest
 
@@ -82,3 +83,11 @@ def test_mistakes_are_told(arguments, message, capsys, tmp_path, monkeypatch):
     assert cli.main(["experiment", *arguments]) == 2
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_without_its_extra_it_says_so_before_anything_runs(monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    assert cli.main(["experiment", "run", "sharing", "--smoke", "--out", str(tmp_path / "out")]) == 2
+    assert "laser experiment needs the extra 'experiments': pip install" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert cli.main(["experiment", "list"]) == 0

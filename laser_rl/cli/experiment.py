@@ -1,5 +1,6 @@
 """`laser experiment`, `laser theory`: the figures and tables of the paper, run again, and its propositions."""
 
+import importlib.util
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import tyro
 
-from laser_rl.errors import ConfigError
+from laser_rl.errors import ConfigError, MissingExtra
 from laser_rl.research.experiment import EXPERIMENTS
 from laser_rl.research.propositions import show
 from laser_rl.research.runner import SEEDS, Plan, listing, run_experiments, show_report
@@ -41,6 +42,8 @@ def experiment_command(arguments: list[str]) -> int:
         command, rest = "run", arguments
     if command not in COMMANDS:
         raise ConfigError(f"laser experiment {command}: expected {', '.join(COMMANDS)}, or an experiment's name")
+    if command != "list" and any(importlib.util.find_spec(name) is None for name in ("matplotlib", "scipy")):
+        raise MissingExtra("laser experiment", "experiments")  # before hours of runs that could not be judged
     COMMANDS[command](rest)
     return 0
 

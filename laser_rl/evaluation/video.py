@@ -324,7 +324,5 @@ def _range(name: str, finite: NDArray[np.float64]) -> tuple[float, float]:
 
 @functools.cache
 def _font(size: int) -> Any:
-    """The letters that come with matplotlib: the same everywhere."""
-    import matplotlib as mpl  # noqa: PLC0415 - slow, and only films need it
-
-    return ImageFont.truetype(str(Path(mpl.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"), size)
+    """The letters that come with Pillow: the same everywhere."""
+    return ImageFont.load_default(size)

@@ -183,7 +183,7 @@ def _difference(difference: float, low: float, high: float) -> str:
 def picture(experiment: Experiment, tasks: Sequence[ExperimentTask], lines: Sequence[Mapping[str, str]]) -> bytes:
     """A PNG of the mean over members and seeds by step, with the lowest and highest seed as a shade: a panel a task."""
     # Not pyplot: no window system is looked for, and nothing is kept in a global list.
-    from matplotlib.figure import Figure  # noqa: PLC0415
+    from matplotlib.figure import Figure  # noqa: PLC0415 - of the extra `experiments`
 
     rows = -(-len(tasks) // _PANELS_A_ROW)
     columns = -(-len(tasks) // rows)  # as many panels in every row as can be

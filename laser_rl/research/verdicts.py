@@ -21,7 +21,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import ndtri, stdtrit  # type: ignore[import-untyped]
 
 from laser_rl.evaluation.statistics import Floats, bootstrap_interval, interquartile_mean
 from laser_rl.research.experiment import STATISTICS, Claim, Experiment, ExperimentTask, Statistic
@@ -125,6 +124,8 @@ def _stretch(groups: Sequence[Floats], level: float) -> float:
     freedom = variances.sum() ** 2 / sum(
         variance**2 / (group.size - 1) for variance, group in zip(variances, groups, strict=True)
     )
+    from scipy.special import ndtri, stdtrit  # type: ignore[import-untyped]  # noqa: PLC0415 - of the extra `experiments`
+
     tail = (1 + level) / 2
     return float(stdtrit(freedom, tail) / ndtri(tail))
 
