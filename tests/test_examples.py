@@ -64,6 +64,7 @@ def test_own_environment_and_network():
     assert len(before) < 49
 
 
+@pytest.mark.slow
 def test_memory():
     out = output_of("memory", 6_000)
     found = numbers(r"laser/TMaze-(\d+): mean return (-?\d+\.\d+) in (\d+) episodes", out)
@@ -120,6 +121,7 @@ def test_the_callback_counts_training_rows_only(capsys):
     assert "trusted  50%" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_continuous_actions():
     out = output_of("continuous_actions", "--steps", 2000, "--stretches", 2)
     assert "policy: DiagonalGaussian(low=(-2.0,), high=(2.0,)" in out

@@ -86,6 +86,7 @@ def test_versions_are_those_of_the_first_row():
     assert versions == [0, LAYOUT.steps, 2 * LAYOUT.steps]
 
 
+@pytest.mark.slow
 def test_rows_that_come_late_are_recorded_where_they_belong(tmp_path):
     marker = tmp_path / "hang"
     marker.touch()

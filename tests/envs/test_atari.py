@@ -293,6 +293,7 @@ def test_only_without_lockstep_are_there_two_groups(lockstep, answering):
     envs.close()
 
 
+@pytest.mark.slow
 def test_games_that_alternate_can_be_mixed():
     envs = make_environments("pong,breakout", slots=8, seed=1, atari=AtariSettings(threads=1))
     ready, answered = envs.reset().slots, np.zeros(8, int)

@@ -69,8 +69,11 @@ class Post:
         return Child(self.nursery, self.store, "send", member, start, self.count, str(self.file))
 
     def allow(self, each):
+        self._note(WRITERS, each)
+
+    def _note(self, place, number):
         with self.file.open("r+b", buffering=0) as known:
-            os.pwrite(known.fileno(), struct.pack("q", each), 8 * WRITERS)
+            os.pwrite(known.fileno(), struct.pack("q", number), 8 * place)
 
     def acknowledged(self, member):
         return struct.unpack_from("q", self.file.read_bytes(), 8 * member)[0]
@@ -96,6 +99,7 @@ class Post:
         assert own == list(range(len(own)))
         assert len(own) >= self.acknowledged(member)  # none of those that were acknowledged is missing
         self.unacknowledged += len(own) - self.acknowledged(member)
+        self._note(member, len(own))  # else all could wait for ever for one that has nothing left to send
         self.children[member] = self._start(member, len(own))
 
 

@@ -39,6 +39,7 @@ def in_processes(path, *, steps=3_000, pbt=PBT, rates=(5e-4, 1e-3, 2e-3, 4e-3), 
     return config, directory, ProcessSupervisor(config, directory, 2, **more)
 
 
+@pytest.mark.slow
 def test_a_killed_process_comes_back_and_members_stay_together(tmp_path):
     killed, spreads = [], []
     config, directory, supervisor = in_processes(tmp_path)

@@ -175,6 +175,7 @@ def test_a_member_that_diverges_is_rolled_back_and_the_others_learn_on(tmp_path,
     )
 
 
+@pytest.mark.slow
 @pytest.mark.fault(21)
 @pytest.mark.parametrize("stack", ["on", "off"])
 def test_the_diverged_member_changes_nothing_where_nothing_is_shared(stack, figure):
