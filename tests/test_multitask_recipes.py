@@ -45,6 +45,7 @@ def run_dirs(tmp_path_factory):
     return of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_trains_on_the_suite(name, run_dirs):
     path = run_dirs(name)

@@ -71,6 +71,7 @@ def naive_picture(bare):
     return picture
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TASKS + OTHERS)
 def test_the_view_is_minigrids_own(name):
     env, rng = constructor(name, {})(), np.random.default_rng(0)

@@ -272,6 +272,7 @@ def test_a_constructor_that_ends_its_process_ends_the_run_soon():
     assert time.monotonic() - began < 20
 
 
+@pytest.mark.slow
 @pytest.mark.fault(3)
 def test_a_constructor_that_never_returns_ends_the_run():
     with pytest.raises(EnvironmentFailed, match=r"exceeded its limit of 0.2 s"):

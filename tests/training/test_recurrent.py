@@ -121,6 +121,7 @@ def test_half_then_resume_is_the_whole_run_bit_for_bit(kind, tmp_path):
     assert fingerprint(half) == fingerprint(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", ["lstm", "gru", "preco"])
 def test_the_kinds_of_memory_and_of_states_are_different_runs(memory):
     """Else the test above would compare the same run with itself."""
