@@ -123,7 +123,7 @@ def _by_training(run_dir: str | Path) -> list[Film]:
 
 
 def _remove(video: Path) -> None:
-    video.unlink(missing_ok=True)  # before its facts: without them nobody knows that training made it
+    video.unlink(missing_ok=True)  # before its facts: only they say that training made it
     facts_path(video).unlink(missing_ok=True)
 
 

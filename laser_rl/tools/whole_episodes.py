@@ -68,7 +68,7 @@ class EpisodeReader:
         run_dir: of the run or sweep.
         loaded: one of its checkpoints.
         layout: of the unrolls.
-        member: only those of this one; None: everybody's.
+        member: only those of this one; None: those of all members.
     """
 
     def __init__(self, run_dir: Path, loaded: Loaded, layout: UnrollLayout, member: int | None = None) -> None:
