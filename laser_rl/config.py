@@ -142,18 +142,8 @@ class LossConfig(Frozen):
     """Relevance: implied, KL(pi || implied policy); behaviour, KL(pi || mu); off, every row is trusted; or module:function, of your own."""
     trust_bound: Positive | None = None
     """Rows with a larger relevance are rejected; none: 0.1."""
-    policy_trust_bound: Positive | None = None
-    """A bound of its own for the policy's gradient and the entropy; trust_bound is then the value's. none: the same. Where
-    target_acceptance moves the one, the other keeps its ratio to it."""
     target_acceptance: Share | None = None
     """Adapt the bound to keep this share of the replayed steps."""
-    online_share: Literal["fixed", "adaptive", "adaptive_baseline"] = "fixed"
-    """What the online rows weigh in the policy's gradient; their number stays. fixed: one each. adaptive: what Prop. 3 asks for, as far as
-    it can be estimated. adaptive_baseline: the same for a gradient with the value as its baseline, which ours is."""
-    online_share_least: Share = 0.0625
-    """adaptive: never below."""
-    online_share_most: Share = 0.5
-    """adaptive: never above."""
     clip_rho: Positive = 1.0
     clip_c: Positive = 1.0
     baseline_cost: Annotated[float, Field(ge=0)] = 0.5
@@ -184,11 +174,6 @@ class LossConfig(Frozen):
             return math.inf
         return self.trust_bound or DEFAULT_BOUND
 
-    @property
-    def policy_bound_ratio(self) -> float:
-        """The policy's threshold as a multiple of the value's."""
-        return 1.0 if self.policy_trust_bound is None else self.policy_trust_bound / self.bound
-
     @model_validator(mode="after")
     def _consistent(self) -> "LossConfig":
         if self.trust not in {"implied", "behaviour", "off"} and not re.fullmatch(r"[\w.]+:\w+", self.trust):
@@ -197,14 +182,6 @@ class LossConfig(Frozen):
             raise ValueError(f"clip_rho ({self.clip_rho}) is below clip_c ({self.clip_c}); raise it or lower clip_c")
         if self.trust == "off" and self.target_acceptance:
             raise ValueError("trust is off, so target_acceptance means nothing; leave it out")
-        if self.trust == "off" and self.policy_trust_bound is not None:
-            raise ValueError(
-                "trust is off, so policy_trust_bound means nothing; leave it out, or use trust implied with a large trust_bound"
-            )
-        if self.online_share_least > self.online_share_most:
-            raise ValueError(
-                f"online_share_least ({self.online_share_least}) is above online_share_most ({self.online_share_most}); swap them"
-            )
         return self
 
 
@@ -297,11 +274,6 @@ class Config(Frozen):
         if self.loss.batch_unrolls % self.run.devices:
             devices, unrolls = self.run.devices, self.loss.batch_unrolls
             raise ValueError(f"run.devices is {devices}, and loss.batch_unrolls is {unrolls}; use a multiple of it")
-        if self.loss.online_share != "fixed" and self.replay.fraction in {0, 1}:
-            raise ValueError(
-                f"loss.online_share is {self.loss.online_share}, but with a replay.fraction of {self.replay.fraction:g} there is nothing "
-                "to mix; use fixed, or a fraction between 0 and 1"
-            )
         return self
 
     @field_validator("recipe")

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from laser_rl.agent.learner_metrics import EVERY, Numbers, ages, tally
 from laser_rl.agent.loss import Hyper, Loss, hyper_of, laser_loss
-from laser_rl.agent.online_share import STATE, require_countable
 from laser_rl.agent.parallel import ALONE, Team, require_together
 from laser_rl.agent.parameters import (
     GOOD_EVERY,
@@ -87,7 +86,6 @@ class Learner:
         graphs: bool = True,
         team: Team = ALONE,
     ) -> None:
-        require_countable(family, loss)
         require_splittable(family, loss, team.size)
         self.team = team
         # Counts replacements of state or hyper-parameters from outside, which other ranks have to be told.
@@ -97,7 +95,6 @@ class Learner:
         self.device = self.flat.value.device
         self.version = 0
         self.bound = torch.tensor(loss.bound, device=self.device)
-        self.mixing = torch.zeros(STATE, device=self.device)  # what an adaptive online share remembers
         self.hyper: Hyper = hyper_of([loss], self.device)
         self.optimiser = Optimiser(self.flat.value, optimiser)
         self.generator = torch.Generator(self.device).manual_seed(seed)
@@ -196,7 +193,6 @@ class Learner:
             age = self._version - batch.version
             numbers = {**loss.numbers, **ages(age, batch, 1, self.team), "gradient_norm": norm[None]}
             self._add(list(numbers), torch.cat(list(numbers.values())))
-            self.remember(loss.mixing, finite)
             if self._launcher is not None:
                 self.recovery.note(finite)
         return UpdateOutcome(loss._replace(total=loss.total.detach()), batch, age, finite)
@@ -205,7 +201,7 @@ class Learner:
         batch = Batch(*(field.to(self.device, non_blocking=True) for field in batch))
         output, batch = self.recurrent.unroll(batch)
         constants = (self.hyper, self.bound, self.generator, self.network)
-        return laser_loss(self.family, output, batch, *constants, mixing=self.mixing[None], team=self.team), batch
+        return laser_loss(self.family, output, batch, *constants, team=self.team), batch
 
     def _tally(self, outcome: UpdateOutcome) -> Tensor:
         loss, batch, age, _ = outcome
@@ -214,11 +210,6 @@ class Learner:
     def _priorities(self, outcome: UpdateOutcome) -> tuple[Tensor, Tensor]:
         loss = outcome.loss
         return self.team.columns(outcome.batch.id), self.team.columns(critic_priority(loss.value, loss.learnable))
-
-    def remember(self, mixing: Tensor | None, finite: Tensor | bool = True) -> None:
-        """Keep the online share's state after an update, [1, STATE], unless its gradient was not `finite`; None if the share is fixed."""
-        if mixing is not None:
-            self.mixing.copy_(torch.where(mixing.isfinite().all() & finite, mixing[0], self.mixing))
 
     def _present_addresses(self) -> tuple[int, ...]:
         """Addresses of the tensors that an update uses and that may be replaced: a recorded update is void when one has moved."""
@@ -271,9 +262,8 @@ class Learner:
     def setting(self, name: str) -> float:
         """The present value of a hyper-parameter of loss or optimiser."""
         section, _, field = full_name(name).partition(".")
-        bounds = {"trust_bound": 1.0, "policy_trust_bound": self.loss.policy_bound_ratio}
-        if field in bounds:
-            return self.bound.item() * bounds[field]
+        if field == "trust_bound":
+            return self.bound.item()
         return float(getattr(self.loss if section == "loss" else self.rates, field))
 
     def tune(self, settings: Mapping[str, float]) -> None:
@@ -302,8 +292,6 @@ class Learner:
         load_network(self.network, tensors["network"])
         self.optimiser.load_state_dict(tensors["optimiser"])
         self.bound.copy_(tensors["learner"]["bound"])
-        if self.loss.online_share != "fixed" and "mixing" in tensors["learner"]:
-            self.mixing.copy_(tensors["learner"]["mixing"])
         self.recurrent.forget()  # what lanes carry was computed by other parameters
         self.recovery.adopted()
         self.edition += 1
@@ -318,7 +306,6 @@ class Learner:
                 "generator": self.generator.get_state(),
                 "sums": self.numbers.sums.clone(),
                 "tally": self.numbers.tally.clone(),
-                **({} if self.loss.online_share == "fixed" else {"mixing": self.mixing.clone()}),
                 **self.recurrent.state_dict(),
             },
             "good": {name: tensor.clone() for name, tensor in self.recovery.good.items()},
@@ -337,7 +324,6 @@ class Learner:
         restore_generator(self.generator, learner["generator"])
         self.numbers.load_state_dict(numbers["names"], learner)
         self.recurrent.load_state_dict(learner)
-        self.mixing.copy_(learner.get("mixing", torch.zeros(STATE)))
         self.recovery.load_state_dict(
             tensors["good"], RecoveryCounts(*(numbers[name] for name in RecoveryCounts._fields))
         )

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from laser_rl.agent.online_share import OnlineShare, online_share
 from laser_rl.agent.parallel import ALONE, Team
 from laser_rl.agent.relevance import behaviour_relevance
 from laser_rl.config import LossConfig
@@ -32,7 +31,6 @@ class Loss(NamedTuple):
     learnable: Tensor  # [T, B]
     relevance: Tensor
     value: Tensor  # [T, B], the critic's, not weighted
-    mixing: Tensor | None = None  # [members, STATE] after this batch, where the online share is adaptive
 
 
 class Hyper(NamedTuple):
@@ -44,7 +42,6 @@ class Hyper(NamedTuple):
     baseline_cost: Tensor
     reward_scale: Tensor
     pixel_control_cost: Tensor
-    policy_bound_ratio: Tensor | None = None  # None: the policy trusts what the value trusts
 
     @property
     def members(self) -> int:
@@ -61,10 +58,7 @@ def hyper_of(
         if differing := differences(first, other):
             raise ConfigError(f"members that differ in {', '.join(differing)} cannot be computed side by side")
     values = torch.tensor([[getattr(loss, name) for loss in losses] for name in ROWWISE], device=device, dtype=dtype)
-    ratio = None
-    if first.policy_trust_bound is not None:
-        ratio = torch.tensor([loss.policy_bound_ratio for loss in losses], device=device, dtype=dtype)
-    return Hyper(first, *values)._replace(policy_bound_ratio=ratio)
+    return Hyper(first, *values)
 
 
 def differences(one: LossConfig, other: LossConfig) -> list[str]:
@@ -81,13 +75,12 @@ def laser_loss(
     bound: Tensor,
     generator: torch.Generator | None = None,
     network: AgentNetwork | None = None,
-    mixing: Tensor | None = None,
     team: Team = ALONE,
 ) -> Loss:
     """Relevance, trust, V-trace, losses.
 
-    Where a `team` has the batch, `total` is this rank's part, and the parts of all ranks add up to the whole; numbers and `mixing` are
-    those of the whole batch.
+    Where a `team` has the batch, `total` is this rank's part, and the parts of all ranks add up to the whole; numbers are those of the
+    whole batch.
 
     Args:
         family: what the policy's parameters mean.
@@ -97,14 +90,12 @@ def laser_loss(
         bound: the threshold on the relevance, one number or one a member; infinite trusts everything.
         generator: only needed where the actions cannot be enumerated.
         network: only needed for PopArt, whose statistics move here, and PixelControl.
-        mixing: what an adaptive online share remembers of the batches before, [members, STATE].
         team: the ranks that have the other columns of this batch.
     """
     hyper = hyper if isinstance(hyper, Hyper) else hyper_of([hyper], batch.reward.device, batch.reward.dtype)
     common, policy = hyper.common, output.policy[:-1]
     popart = None if network is None else network.popart
     relevance = behaviour_relevance(family, policy, batch.behaviour, common, generator)
-    limit, ratio = columns(bound.expand(hyper.members), batch), hyper.policy_bound_ratio
     value = output.value if popart is None else popart.value(output.value, batch.task)
     losses = actor_critic_losses(
         family,
@@ -116,48 +107,25 @@ def laser_loss(
         learned_discount(batch, hyper),
         batch.is_transition,
         batch.online,
-        relevance < limit,
-        policy_trusted=None if ratio is None else relevance < limit * columns(ratio, batch),
+        relevance < columns(bound.expand(hyper.members), batch),
         clip_rho=common.clip_rho,
         clip_c=common.clip_c,
     )
     if popart is not None:
         losses = _in_units(popart, output, losses, batch.task, common.popart_step, team)
-    share = _online_share(mixing, family, policy, value[:-1], batch, losses, common, popart, team)
-    policy_weight = batch.weight if share is None else batch.weight * share.weight
-    masks = (losses.policy_learnable, losses.learnable, losses.policy_learnable & batch.online)
-    rows = [losses.policy * policy_weight, losses.value * batch.weight, losses.entropy]
+    masks = (losses.learnable, losses.learnable, losses.learnable & batch.online)
+    rows = [losses.policy * batch.weight, losses.value * batch.weight, losses.entropy]
     rows += _pixels(network, output, batch, losses.learnable, common)
     policy_loss, critic_loss, entropy_loss, *pixels_loss = _reduced(rows, [*masks, losses.learnable], hyper, team)
     total = policy_loss + hyper.baseline_cost * critic_loss + hyper.entropy_cost * entropy_loss
     with torch.no_grad():
         numbers = _numbers(losses, batch, relevance, hyper, team)
     found = team.sum(torch.stack([policy_loss, critic_loss, *pixels_loss]).detach())
-    numbers = {"policy_loss": found[0], "value_loss": found[1], **numbers, **({} if share is None else share.numbers)}
+    numbers = {"policy_loss": found[0], "value_loss": found[1], **numbers}
     if pixels_loss:
         total = total + hyper.pixel_control_cost * pixels_loss[0]
         numbers["pixel_control_loss"] = found[2]
-    after = None if share is None else share.state
-    return Loss(total.sum(), numbers, losses.learnable, relevance, losses.value.detach(), after)
-
-
-def _online_share(
-    state: Tensor | None,
-    family: Family,
-    policy: Tensor,
-    value: Tensor,
-    batch: Batch,
-    losses: ActorCriticLosses,
-    hyper: LossConfig,
-    popart: PopArtHead | None,
-    team: Team,
-) -> OnlineShare | None:
-    if hyper.online_share == "fixed":
-        return None
-    if state is None:
-        raise ValueError(f"loss.online_share is {hyper.online_share}, which needs `mixing`; pass it to laser_loss")
-    unit = None if popart is None else sigma(popart.statistics)[batch.task.long()].to(value.dtype)
-    return online_share(state, family, policy.detach(), value.detach(), batch, losses, hyper, unit, team)
+    return Loss(total.sum(), numbers, losses.learnable, relevance, losses.value.detach())
 
 
 def _pixels(
@@ -233,15 +201,13 @@ def _numbers(losses: ActorCriticLosses, batch: Batch, relevance: Tensor, hyper: 
             learnable,
             learnable & (losses.log_ratio > clip_rho),
             learnable & (losses.log_ratio > clip_c),
-            losses.policy_learnable & batch.online,
-            *([] if hyper.policy_bound_ratio is None else [losses.policy_learnable & replayed]),
+            learnable & batch.online,
         ]
     )
     counts = team.sum(torch.unflatten(masks, 2, (hyper.members, -1)).sum((1, 3))).float()
-    trusted, offered, trusted_online, offered_online, learned, rho, c, fresh, *policy_trusted = counts
+    trusted, offered, trusted_online, offered_online, learned, rho, c, fresh = counts
     kept = torch.stack([torch.where(replayed, relevance, 0.0), -losses.entropy.detach()])
     divergence, entropy = team.sum(torch.unflatten(kept, 2, (hyper.members, -1)).sum((1, 3)))
-    own = {"acceptance_policy": policy_trusted[0] / offered} if policy_trusted else {}
     return {
         "acceptance": trusted / offered,
         "acceptance_online": trusted_online / offered_online,
@@ -249,5 +215,4 @@ def _numbers(losses: ActorCriticLosses, batch: Batch, relevance: Tensor, hyper: 
         "rho_clipped": rho / learned.clamp(min=1),
         "c_clipped": c / learned.clamp(min=1),
         "entropy": entropy / fresh,
-        **own,
     }

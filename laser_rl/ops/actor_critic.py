@@ -24,7 +24,6 @@ class ActorCriticLosses(NamedTuple):
     value: Float[Tensor, "T B"]
     entropy: Float[Tensor, "T B"]
     learnable: Bool[Tensor, "T B"]
-    policy_learnable: Bool[Tensor, "T B"]
     log_ratio: Float[Tensor, "T B"]
     estimate: Estimate
 
@@ -126,7 +125,6 @@ def actor_critic_losses(
     online: Bool[Tensor, "B"],
     trusted: Bool[Tensor, "T B"],
     *,
-    policy_trusted: Bool[Tensor, "T B"] | None = None,
     clip_rho: float = 1.0,
     clip_c: float = 1.0,
 ) -> ActorCriticLosses:
@@ -143,7 +141,6 @@ def actor_critic_losses(
         is_transition: False on the row after the end of an episode.
         online: which unrolls of the batch are the agent's own newest.
         trusted: the trust indicator λ.
-        policy_trusted: a separate indicator for the policy and entropy losses; `trusted` if None. Traces always follow `trusted`.
         clip_rho: ρ̄.
         clip_c: c̄.
 
@@ -156,24 +153,21 @@ def actor_critic_losses(
     tensor([1.1250, 0.5000])
     """
     if checks.active():
-        masks = {"trusted": trusted, "policy_trusted": trusted if policy_trusted is None else policy_trusted}
-        checks.boolean(is_transition=is_transition, **masks)
-        checks.same_shape(reward=reward, is_transition=is_transition, **masks)
+        checks.boolean(is_transition=is_transition, trusted=trusted)
+        checks.same_shape(reward=reward, is_transition=is_transition, trusted=trusted)
         checks.rows(is_transition, reward=reward)
         expected, got = (len(reward) + 1, reward.shape[1]), tuple(value.shape)
         checks.require(got == expected, f"value has shape {got}, expected {expected}: one row more than reward")
     learnable = trusted & is_transition
-    policy_learnable = learnable if policy_trusted is None else policy_trusted & is_transition
     this_value, next_value = value[:-1], value[1:]  # the only shift in the project
     log_prob, entropy = family.evaluate(policy, action)
     log_ratio = (log_prob - family.log_prob(behaviour, action)).detach()
     estimate = vtrace(log_ratio, learnable, reward, discount, this_value, next_value, clip_rho=clip_rho, clip_c=clip_c)
     return ActorCriticLosses(
-        policy=policy_gradient_loss(log_prob, estimate.rho, estimate.advantage, policy_learnable),
+        policy=policy_gradient_loss(log_prob, estimate.rho, estimate.advantage, learnable),
         value=value_loss(this_value, estimate.target, learnable),
-        entropy=entropy_loss(entropy, policy_learnable, online),
+        entropy=entropy_loss(entropy, learnable, online),
         learnable=learnable,
-        policy_learnable=policy_learnable,
         log_ratio=log_ratio,
         estimate=estimate,
     )

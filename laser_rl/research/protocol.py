@@ -135,7 +135,6 @@ class Buckets(NamedTuple):
     episodes: Floats
     value: Floats  # mean return; of a mixture the score
     acceptance: Floats
-    online_share: Floats  # of the policy's gradient, where it is adaptive
 
     def state_dict(self) -> dict[str, Any]:
         """For JSON: seven digits, None for NaN."""
@@ -164,7 +163,7 @@ def buckets_of(
     count = -(-steps // bucket_steps)
     own: list[list[Mapping[str, Any]]] = [[] for _ in range(members)]
     update, episodes = np.full((members, count), np.nan), np.zeros((members, count))
-    means: dict[str, dict[tuple[int, int], list[float]]] = {"acceptance": {}, "online_share": {}}
+    accepted: dict[tuple[int, int], list[float]] = {}
     for row in rows:
         if row.get("member") not in range(members):
             continue
@@ -172,18 +171,17 @@ def buckets_of(
         own[row["member"]].append(row)
         update[place] = np.fmax(update[place], float(row["update"]))
         episodes[place] += episodes_in(row) if row["kind"] == "episode" else 0
-        for name in means.keys() & row.keys():
-            means[name].setdefault(place, []).append(float(row[name]))
-    averaged = {name: np.full((members, count), np.nan) for name in means}
-    for name, found in means.items():
-        for place, values in found.items():
-            averaged[name][place] = np.mean(values)
+        if "acceptance" in row:
+            accepted.setdefault(place, []).append(float(row["acceptance"]))
+    acceptance = np.full((members, count), np.nan)
+    for place, values in accepted.items():
+        acceptance[place] = np.mean(values)
     return Buckets(
         step=np.minimum(bucket_steps * np.arange(1.0, count + 1), steps),
         update=update,
         episodes=episodes,
         value=np.stack([_values(mine, member, steps, bucket_steps, tasks) for member, mine in enumerate(own)]),
-        **averaged,
+        acceptance=acceptance,
     )
 
 
@@ -212,7 +210,6 @@ def curve_lines(buckets: Buckets) -> Iterator[dict[str, Any]]:
             "best": _cell(own, np.max),
             "worst": _cell(own, np.min),
             "acceptance": _cell(known(buckets.acceptance[:, place])),
-            "online_share": _cell(known(buckets.online_share[:, place])),
         }
 
 

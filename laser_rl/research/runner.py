@@ -56,7 +56,7 @@ CORES = 2  # of which the list's minutes are
 UNDECISIVE = ("video_every_steps", "keep_videos", "devices")  # of `run`: came later, and move no number
 CURVE_COLUMNS = (
     *("task", "condition", "seed", "step", "update", "episodes"),
-    *("mean", "best", "worst", "acceptance", "online_share"),
+    *("mean", "best", "worst", "acceptance"),
 )
 END_S = 10.0
 
@@ -265,7 +265,7 @@ class RowRecorder:
     def write(self, kind: Kind, step: int, update: int, values: Mapping[str, Value]) -> None:
         """Take a row; a sweep's rows come with the member's number."""
         if kind in {"episode", "train"}:
-            names = {"member", "return", "episodes", "task", "acceptance", "online_share"} & values.keys()
+            names = {"member", "return", "episodes", "task", "acceptance"} & values.keys()
             self.rows.append({"kind": kind, "step": step, "update": update, **{name: values[name] for name in names}})
 
     def flush(self) -> None:

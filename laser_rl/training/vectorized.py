@@ -90,9 +90,7 @@ class VectorizedLearners:
         with checks.unchecked():
             output = side_by_side(learners[0].network, members)(parameters, batch.observation)
             hyper, bound = hyper_of([x.loss for x in learners], device), torch.stack([x.bound for x in learners])
-            fixed = learners[0].loss.online_share == "fixed"
-            mixing = None if fixed else torch.stack([learner.mixing for learner in learners])
-            loss = laser_loss(self.family, output, batch, hyper, bound, mixing=mixing)
+            loss = laser_loss(self.family, output, batch, hyper, bound)
             gradients = torch.autograd.grad(loss.total, list(parameters.values()))
             self._place(rows, gradients)
             norms = self.gradient.norm(dim=1)
@@ -107,8 +105,6 @@ class VectorizedLearners:
         for number, (row, learner) in enumerate(zip(rows, learners, strict=True)):
             own = None if counted is None else counted[number]
             learner.count(names, values[number], own, learned=finite[row])
-            if loss.mixing is not None:
-                learner.remember(loss.mixing[number : number + 1], finite[row])
 
     def _place(self, rows: Sequence[int], gradients: Sequence[Tensor]) -> None:
         whole = list(rows) == self._all

@@ -117,7 +117,7 @@ def uneven_batch(net, update, picture=False, tasks=1, bad=None):
 
 
 def learner(net, loss=None, rates=None, **more):
-    made = Learner(
+    return Learner(
         net,
         FAMILY,
         LossConfig(trust_bound=0.3, **(loss or {})),
@@ -125,8 +125,6 @@ def learner(net, loss=None, rates=None, **more):
         sources=2,
         **more,
     )
-    made.mixing = made.mixing.double()
-    return made
 
 
 def together(make, batches, ranks):

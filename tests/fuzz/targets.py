@@ -148,7 +148,7 @@ def records(copied: Callable[[str, str], Path], folder: Path) -> dict[str, Targe
         "smoke": True,
         "command": "laser",
     }
-    names = ("update", "episodes", "value", "acceptance", "online_share")
+    names = ("update", "episodes", "value", "acceptance")
     buckets = {"step": [10.0, 20.0], **{name: [[0.5, None], [1.0, 2.0]] for name in names}}
     part = json.dumps({"seconds": 1.5, "made_with": "laser-rl", "buckets": buckets}).encode()
     return {

@@ -3,12 +3,10 @@ import math
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import strategies as st
 
 from laser_rl.ops import actor_critic
 from laser_rl.ops.distributions import Categorical, MultiCategorical
 from laser_rl.ops.gaussian import DiagonalGaussian
-from laser_rl.ops.vtrace import vtrace
 from tests.ops.inputs import assert_same, clips, generator, make_rows, normal, rows, seeds
 from tests.references import distributions as twin_distributions
 from tests.references import losses as twin
@@ -33,21 +31,19 @@ def test_losses_agree_with_their_twins(batch, seed):
         assert_same(actor_critic.reduce(policy, mask, how), twin.reduced(policy.numpy(), mask.numpy(), how))
 
 
-@given(rows(most_steps=7), clips(), seeds, st.booleans())
-def test_the_whole_loss_agrees_with_algorithm_1_by_hand(batch, clip, seed, separate):
+@given(rows(most_steps=7), clips(), seeds)
+def test_the_whole_loss_agrees_with_algorithm_1_by_hand(batch, clip, seed):
     clip_rho, clip_c = clip
     steps, width = batch.reward.shape
     policy, behaviour = normal(seed, steps, width, 3), normal(seed + 1, steps, width, 3)
     action = torch.randint(3, (steps, width), generator=generator(seed))
     is_transition = torch.rand(steps, width, generator=generator(seed + 2)) < 0.8
-    other = torch.rand(steps, width, generator=generator(seed + 3)) < 0.5
     online = torch.rand(width, generator=generator(seed + 4)) < 0.5
     losses = actor_critic.actor_critic_losses(
         Categorical(3), policy, batch.value, behaviour, action, batch.reward, batch.discount, is_transition, online, batch.learnable,
-        policy_trusted=other if separate else None, clip_rho=clip_rho, clip_c=clip_c,
+        clip_rho=clip_rho, clip_c=clip_c,
     )  # fmt: skip
-    value_mask = (batch.learnable & is_transition).numpy()
-    policy_mask = (other & is_transition).numpy() if separate else value_mask
+    mask = (batch.learnable & is_transition).numpy()
     log_prob, entropy, ratio = [torch.zeros(steps, width, dtype=torch.float64).numpy() for _ in range(3)]
     for t in range(steps):
         for b in range(width):
@@ -55,14 +51,13 @@ def test_the_whole_loss_agrees_with_algorithm_1_by_hand(batch, clip, seed, separ
             log_prob[t, b] = twin_distributions.categorical_log_prob(pi, a)
             entropy[t, b] = twin_distributions.categorical_entropy(pi)
             ratio[t, b] = math.exp(log_prob[t, b] - twin_distributions.categorical_log_prob(mu, a))
-    inputs = ratio, value_mask, batch.reward.numpy(), batch.discount.numpy(), batch.value.numpy(), clip_rho, clip_c
+    inputs = ratio, mask, batch.reward.numpy(), batch.discount.numpy(), batch.value.numpy(), clip_rho, clip_c
     target, advantage = twin_returns.vtrace_target(*inputs), twin_returns.vtrace_advantage(*inputs)
     rho = twin_returns.clipped(ratio, clip_rho)
-    assert_same(losses.policy, twin.policy_gradient_loss(log_prob, rho, advantage, policy_mask))
-    assert_same(losses.value, twin.value_loss(batch.value[:-1].numpy(), target, value_mask))
-    assert_same(losses.entropy, twin.entropy_loss(entropy, policy_mask, online.numpy()))
-    assert_same(losses.learnable, value_mask)
-    assert_same(losses.policy_learnable, policy_mask)
+    assert_same(losses.policy, twin.policy_gradient_loss(log_prob, rho, advantage, mask))
+    assert_same(losses.value, twin.value_loss(batch.value[:-1].numpy(), target, mask))
+    assert_same(losses.entropy, twin.entropy_loss(entropy, mask, online.numpy()))
+    assert_same(losses.learnable, mask)
     assert_same(losses.estimate.target, target)
 
 
@@ -155,32 +150,6 @@ def test_clipping_defaults_are_the_papers():
     assert whole_loss(*arguments) == whole_loss(*arguments, clip_rho=1.0, clip_c=1.0)
     assert whole_loss(*arguments) != whole_loss(*arguments, clip_rho=2.0, clip_c=1.0)
     assert whole_loss(*arguments) != whole_loss(*arguments, clip_rho=1.0, clip_c=0.5)
-
-
-def test_traces_follow_the_value_mask_and_only_the_value_mask():
-    batch = make_rows(6, 2, 8)
-    policy = normal(0, 6, 2, 3)
-    action = torch.zeros(6, 2, dtype=torch.long)
-    is_transition = torch.ones_like(batch.learnable)
-    common = (
-        Categorical(3),
-        policy,
-        batch.value,
-        normal(1, 6, 2, 3),
-        action,
-        batch.reward,
-        batch.discount,
-        is_transition,
-        is_transition[0],
-    )
-    one = actor_critic.actor_critic_losses(*common, batch.learnable)
-    other = actor_critic.actor_critic_losses(*common, batch.learnable, policy_trusted=~batch.learnable)
-    assert torch.equal(one.estimate.target, other.estimate.target)
-    assert torch.equal(one.value, other.value)
-    assert ((one.policy == 0) == ~batch.learnable).all()
-    assert ((other.policy == 0) == batch.learnable).all()
-    ratio = Categorical(3).log_prob(policy, action) - Categorical(3).log_prob(common[3], action)
-    assert torch.equal(one.estimate.target, vtrace(ratio, batch.learnable, *batch.arguments[2:]).target)
 
 
 @pytest.mark.parametrize("how", ["sum", "mean"])

@@ -188,8 +188,8 @@ CASES = [
     (actor_critic.actor_critic_losses, {"value": ones}, "value has shape (3, 2), expected (4, 2): one row more than reward"),
     (actor_critic.actor_critic_losses, {"value": poisoned(torch.ones(4, 2))}, not_finite("value", ones)),
     (actor_critic.actor_critic_losses, {"reward": poisoned(ones), "trusted": ~mask}, not_finite("reward", ones)),
-    *[(actor_critic.actor_critic_losses, {n: wide.bool()}, wrong_shape(n, (3, 5), (3, 2), "reward")) for n in ("is_transition", "trusted", "policy_trusted")],
-    *[(actor_critic.actor_critic_losses, {n: ones}, not_mask(n)) for n in ("is_transition", "trusted", "policy_trusted")],
+    *[(actor_critic.actor_critic_losses, {n: wide.bool()}, wrong_shape(n, (3, 5), (3, 2), "reward")) for n in ("is_transition", "trusted")],
+    *[(actor_critic.actor_critic_losses, {n: ones}, not_mask(n)) for n in ("is_transition", "trusted")],
     (actor_critic.actor_critic_losses, {"action": action + 4}, "action runs from 4 to 4, expected 0 to 3"),
     # PopArt and PixelControl
     (popart.sums, {"learnable": ones}, not_mask("learnable")),

@@ -83,10 +83,10 @@ def test_a_condition_that_two_experiments_have_is_run_once(tmp_path):
     task = [suite_of("small").task("catch")]
     parts = {
         (name, run.condition): part_of(tmp_path, run)
-        for name in ("sharing", "naive", "rho", "relevance", "adaptive-alpha", "comparison")
+        for name in ("sharing", "naive", "rho", "relevance", "comparison")
         for run in planned(EXPERIMENTS[name], task, [3])
     }
-    same = [("sharing", "shared"), ("naive", "shared"), ("relevance", "KL to implied"), ("adaptive-alpha", "α = 1/8")]
+    same = [("sharing", "shared"), ("naive", "shared"), ("relevance", "KL to implied")]
     assert len({parts[place] for place in same}) == 1
     assert parts["sharing", "no replay"] == parts["rho", "no replay"] != parts["sharing", "separate"]
     assert parts["naive", "naive"] != parts["rho", "naive, ρ̄ = 2"]

@@ -14,7 +14,7 @@ from laser_rl.training.rank_process import join
 from tests.agent.teams import COLUMNS, learner, network, uneven_batch
 
 KIND = {"memory": "lstm", "tasks": 2}
-LOSS = {"popart": True, "popart_step": 0.05, "online_share": "adaptive", "target_acceptance": 0.5}
+LOSS = {"popart": True, "popart_step": 0.05, "target_acceptance": 0.5}
 RATES = {"clip_gradient_norm": 0.5}
 UPDATES = 5
 

@@ -259,7 +259,6 @@ def test_a_run_goes_on_with_another_number_of_ranks(tmp_path, first, second):
     [
         ("laser/Catch", {"memory": "preco", "memory_size": 8}),
         ("CartPole-v1", {"sampling": "prioritised"}),
-        ("CartPole-v1", {"online_share": "adaptive"}),
         ("Pendulum-v1", {"trust": "behaviour"}),
     ],
 )
