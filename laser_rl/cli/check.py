@@ -2,20 +2,28 @@
 
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
+from laser_rl.envs.records import EnvironmentSpec
 from laser_rl.errors import ConfigError
 from laser_rl.tools import doctor
-from laser_rl.tools.check_process import examine
-from laser_rl.tools.findings import Order, agent_facts, as_json, as_text
+from laser_rl.tools.check_env import Order
+from laser_rl.tools.check_process import Examination, examine
 
 FAILED = 1  # exit status
-MARKS = {"good": "good", "warning": "WARNING", "bad": "BAD", "optional": "–"}
-COLOURS = {"good": "32", "warning": "33", "bad": "31;1", "optional": "2"}
+MARKS = {
+    "good": "good",
+    "warning": "WARNING",
+    "bad": "BAD",
+    "defect": "DEFECT",
+    "not done": "not done",
+}
+COLOURS = {"good": "32", "warning": "33", "bad": "31;1", "defect": "31;1", "not done": "2"}
 
 
 @dataclass(frozen=True)
@@ -33,29 +41,62 @@ class CheckEnv(Order):
 
         if min(self.steps, self.slots) < 1 or self.seconds <= 0:
             raise ConfigError("expected --steps, --slots and --seconds above 0; leave them out for the usual ones")
-        _require_object(self.options)
+        try:
+            dict(**json.loads(self.options))
+        except (ValueError, TypeError) as error:
+            raise ConfigError(
+                f"expected --options to be a JSON object, got {self.options!r} ({error}); e.g. '{{\"size\": 5}}'"
+            ) from None
         order = {name: value for name, value in vars(self).items() if name != "json"}
         loud = sys.stderr.isatty() and not self.json
         found = examine(
             Order(**{**order, "slots": shared(self.id, self.slots)}),
             lambda stage: print(f"laser: {self.id}: {stage} …", file=sys.stderr) if loud else None,
         )
-        agent = None if found.spec is None else agent_facts(found.spec, self.id)
+        found.facts |= {} if found.spec is None else agent_facts(found.spec, self.id)
         if self.json:
-            print(json.dumps(as_json(found, agent), indent=2))
+            verdict = "defect" if found.of("defect") else "warning" if found.of("warning") else "good"
+            findings = [asdict(one) for one in found.findings]
+            print(
+                json.dumps(
+                    {"environment": self.id, "verdict": verdict, "findings": findings, "facts": found.facts}, indent=2
+                )
+            )
         else:
-            print("\n".join(as_text(found, agent, coloured=sys.stdout.isatty())))
+            print("\n".join(as_text(found)))
         return FAILED if found.of("defect") else 0
 
 
-def _require_object(options: str) -> None:
-    example = "e.g. '{\"size\": 5}'"
-    try:
-        found = json.loads(options)
-    except ValueError as error:
-        raise ConfigError(f"expected --options to be JSON, got {options!r} ({error}); {example}") from None
-    if not isinstance(found, dict):
-        raise ConfigError(f"expected --options to be a JSON object, got {options!r}; {example}")
+def agent_facts(spec: EnvironmentSpec, name: str) -> dict[str, str]:
+    """What would be trained there by default: policy, recipe, network, replay."""
+    from laser_rl import recipes  # noqa: PLC0415 - loads torch, which takes as long as the examination
+    from laser_rl.networks.build import family_of, parameter_count  # noqa: PLC0415
+    from laser_rl.replay.memory_estimate import available_bytes, estimate  # noqa: PLC0415
+    from laser_rl.training.build import layout_of, seeded_network  # noqa: PLC0415
+
+    config, family = recipes.for_environment(spec, name), family_of(spec.action)
+    network, replay = seeded_network(config, spec, None), config.replay
+    need = estimate(layout_of(spec, family, config), replay.capacity_steps, replay.codec, replay.budget_bytes)
+    memory = "" if config.network.memory == "none" else f", memory {config.network.memory}"
+    return {
+        "policy": str(family),
+        "recipe": f"{config.recipe}: laser train --env {name}",
+        "network": f"{type(network.torso).__name__}{memory}, {parameter_count(network):,} parameters",
+        "replay": f"{str(need).removeprefix('replay of ')}; {available_bytes() / 1e9:.1f} GB are free",
+    }
+
+
+def as_text(found: Examination) -> Iterator[str]:
+    """A line for each check, then what an agent would see, then the result."""
+    for one in found.findings:
+        yield _line(one.check, one.verdict, one.text)
+        yield from (f"{'':<28}| {line}" for line in one.trace.splitlines())
+    yield ""
+    yield from (f"{name:<16}{text}" for name, text in found.facts.items())
+    defects, warnings = len(found.of("defect")), len(found.of("warning"))
+    advice = "mend the defects, then check again" if defects else "it can be trained" if warnings else "fine"
+    checks = len({one.check for one in found.findings if one.verdict != "not done"})
+    yield f"\n{found.name}: {defects} defects, {warnings} warnings in {checks} checks; {advice}"
 
 
 @dataclass(frozen=True)
@@ -73,20 +114,17 @@ class Doctor:
         for line in doctor.looked_at(self.run_dir):
             lines.append(line)
             if not self.json:
-                print(_text(line), flush=True)
+                print(_line(line.part, line.verdict, "; ".join(filter(None, (line.found, line.todo)))), flush=True)
         bad, warned = (sum(line.verdict == verdict for line in lines) for verdict in ("bad", "warning"))
         if self.json:
             values = {"fine": not bad, "bad": bad, "warnings": warned, "lines": [asdict(line) for line in lines]}
             print(json.dumps(values, indent=2))
-        elif bad:
-            print(f"\n{bad} bad, {warned} to look at: mend what is bad, then ask again")
         else:
-            print(f"\nfine, {warned} to look at" if warned else "\nfine")
+            print(f"\n{bad} bad, {warned} to look at{': mend what is bad, then ask again' if bad else ''}")
         return FAILED if bad else 0
 
 
-def _text(line: doctor.Probe) -> str:
-    mark = f"{MARKS[line.verdict]:<8}"
-    mark = f"\x1b[{COLOURS[line.verdict]}m{mark}\x1b[0m" if sys.stdout.isatty() else mark
-    todo = f"; {line.todo}" if line.todo else ""
-    return f"{line.part:<16}{mark}  {line.found}{todo}"
+def _line(part: str, verdict: str, text: str) -> str:
+    mark = f"{MARKS[verdict]:<10}"
+    mark = f"\x1b[{COLOURS[verdict]}m{mark}\x1b[0m" if sys.stdout.isatty() else mark
+    return f"{part:<16}{mark}  {text}"

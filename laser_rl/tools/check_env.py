@@ -1,8 +1,7 @@
-"""The stages of `laser check-env`, and the messages in which they tell what they find.
+"""The stages of `laser check-env`, and what they find. `check_process` runs them in a process that it watches.
 
 An environment is opened as training opens it, so that the border of training (`envs.border`) judges every row; the stages add what only
-shows over whole episodes, copies, processes, memory and time. A stage ends at its first defect. Everything runs in the calling process;
-`check_process` supervises it in one of its own.
+shows over whole episodes, copies, processes, memory and time. A stage ends at its first defect.
 """
 
 import contextlib
@@ -10,15 +9,17 @@ import functools
 import gc
 import itertools
 import json
+import math
 import os
-import random
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from statistics import mean, stdev
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
@@ -33,42 +34,78 @@ from laser_rl.envs.records import (
     BoxActions,
     DiscreteActions,
     Environments,
+    EnvironmentSpec,
     MultiDiscreteActions,
     Rows,
     write_spec,
 )
-from laser_rl.envs.vector import VectorAdapter
 from laser_rl.errors import EnvironmentFailed, EnvironmentRefused, UserError
-from laser_rl.tools import recordings
-from laser_rl.tools.findings import CHECKS, Finding, Order, error_finding, refusal
-from laser_rl.tools.recordings import OWN_GENERATOR, CheckedEpisode, CheckedRow
 
-MOST_BYTES = 64 << 20  # of recorded observations
-FEWEST_CALLS, WORKER_STEPS = 20, 20
-ENDLESS_STEPS = 30_000  # an Atari game is cut off after 27,000
-WORKER_LIMIT_S = 20.0
-WIDE = 1e6
-NO_RESET = (
-    "return the episode's own last observation with terminated or truncated, and do not call reset inside of step"
-)
-PHASES = {slot.CONSTRUCTING: "constructor", slot.RESETTING: "reset", slot.STEPPING: "step"}
+Verdict = Literal["good", "warning", "defect", "not done"]
+
+# What a good environment does, by the name of the check.
+CHECKS = {
+    "construction": "it can be built twice, with the same spaces, which an agent can be built for",
+    "rows": "five values of the right types; observations of the declared dtype, shape and bounds; finite numbers",
+    "errors": "no exception in the constructor, reset or step",
+    "answers": "an answer in time",
+    "repeatable": "the same seed and the same actions give the same episode in two copies",
+    "seed": "an episode depends on its seed, not on the episodes before it",
+    "gymnasium": "nothing that Gymnasium's own checker objects to",
+    "after the end": "an episode's last observation is its own, and nothing resets by itself",
+    "length": "episodes end, or are cut off",
+    "memory": "memory does not grow from step to step",
+    "workers": "it runs in two worker processes at once",
+    "speed": "at least 100 steps a second in one process",
+}
 # The checks that a stage has made when it has come to its end.
 STAGES = {
     "build": ("construction",),
-    "measure": ("memory", "speed", "length"),  # first: what other stages free would hide what grows
-    "play": ("rows", "after the end", "time limit"),
-    "repeat": ("repeatable",),
-    "resume": ("seed", "generators"),
+    "play": ("rows", "after the end", "repeatable", "memory", "speed", "length"),
+    "resume": ("seed",),
     "gymnasium": ("gymnasium",),
     "workers": ("workers",),
 }
-OF_ONE = (
-    "resume",
-    "end",
-    "gymnasium",
-    "workers",
-)  # of one Python environment, not of those that step many slots at once
+OF_ONE = ("resume", "gymnasium", "workers")  # of one Python environment, not of those that step many slots at once
 WHERE_GOOD = ("resume", "gymnasium")  # need an environment in which nothing is known to be wrong
+PHASES = {slot.CONSTRUCTING: "constructor", slot.RESETTING: "reset", slot.STEPPING: "step"}
+FOREIGN = (str(Path(gymnasium.__file__).parent), str(Path(__file__).parents[1]), "<frozen importlib")
+MOST_FRAMES = 4  # of a traceback: the last ones are the user's own
+ENDLESS_STEPS = 30_000  # an Atari game is cut off after 27,000
+WORKER_STEPS, WORKER_LIMIT_S = 20, 20.0
+LARGE_GROWTH = 32 << 20  # bytes; an allocator's own moods are smaller
+SLOW = 100.0  # steps a second
+CLOSE = 1e-5
+OWN_GENERATOR = "draw from self.np_random only, and begin reset with super().reset(seed=seed)"
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is to be examined, as it travels to the process and as flags ask for it."""
+
+    id: str
+    steps: int = 2_000
+    """Random ones, at most; slow environments are played for fewer."""
+    slots: int = 4
+    """Of environments that step many at once; of a mixture at least so many, the same for each task."""
+    seconds: float = 8.0
+    """For each stage of the examination, about."""
+    seed: int = 0
+    """Of episodes and actions."""
+    options: str = "{}"
+    """Keyword arguments of the environment as JSON, e.g. '{"size": 5}'."""
+    limit: float = 60.0
+    """Seconds that one call of the environment's code may take before it counts as hanging."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The outcome of one check: a sentence with what to do; `trace` has the user's own lines."""
+
+    check: str
+    verdict: Verdict
+    text: str
+    trace: str = ""
 
 
 @dataclass
@@ -78,44 +115,50 @@ class CheckStopped(Exception):
     finding: Finding
 
 
+def error_finding(error: BaseException, place: str, fix: str = "correct the line below") -> Finding:
+    """An exception with the last frames of the user's own code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(FOREIGN)]
+    trace = "".join([*traceback.format_list(own[-MOST_FRAMES:]), *traceback.format_exception_only(error)]).rstrip()
+    got = f"{type(error).__name__}: {error}".partition("\n\n")[0][:300]
+    return Finding("errors", "defect", f"{got} in {place}; {fix}", trace)
+
+
+def place_of(at: tuple[str, int, int]) -> str:
+    """A call of the environment's code, as messages name it."""
+    return "{} (slot 0, episode {}, step {})".format(*at)
+
+
 class Bench:
     """An environment under examination; refuses a name that is not known.
 
     Args:
         order: what is to be examined, and for how long.
-        send: is handed every message, a mapping of plain values (see `findings.Examination.take`).
+        send: is handed every message, a mapping of plain values (see `check_process.Examination.take`).
     """
 
     def __init__(self, order: Order, send: Callable[[Mapping[str, Any]], None]) -> None:
         self._order, self._send = order, send
         self._at = ("import", 0, 0)  # the call under way: phase, episode, step
-        self._facts: dict[str, Any] = {}
-        self._episodes: list[CheckedEpisode] = []
         self._told: set[tuple[str, str]] = set()
-        self._defects: set[str] = set()
-        self._drew: list[str] = []  # the generators of the whole program that it used
-        self._users, self._one = True, False
         self._reset_in_step = False
         self._make: Callable[[], Environments]
         name, options = order.id, json.loads(order.options)
-        how: dict[str, Any] = {"seed": order.seed, "name": name}
-        if name.startswith("laser/") or is_atari(name) or is_mixture(name):
-            how = {"seed": order.seed, "slots": order.slots, "options": options, "lockstep": True}
-            self._users, self._make = False, lambda: make_environments(name, **how)
-            return
-        self._python = constructor(name, options)  # imports what has to be imported, and refuses what is not there
-        if vector := _vector_of(name, self._python, order.slots, options):
-            self._make = lambda: VectorAdapter(vector(), **how)
-            return
-        hooks: dict[str, Any] = {"warn": self._warned, "watch": self._watch_slot}
-        self._one, self._make = True, lambda: slot.SerialEnvironments(self._noted, slots=1, **how, **hooks)
+        self._one = not (name.startswith("laser/") or is_atari(name) or is_mixture(name))
+        if self._one:
+            self._python = constructor(name, options)  # imports what has to be imported, and refuses what is not there
+            hooks: dict[str, Any] = {"name": name, "warn": self._warned, "watch": self._watch_slot}
+            self._make = lambda: slot.SerialEnvironments(self._noted, slots=1, seed=order.seed, **hooks)
+        else:
+            how: dict[str, Any] = {"seed": order.seed, "slots": order.slots, "options": options, "lockstep": True}
+            self._make = lambda: make_environments(name, **how)
 
     def run(self) -> None:
         """All stages; one that ends early is told, and the next one begins. What cannot be built is not played."""
         names = [name for name in STAGES if self._one or name not in OF_ONE]
         self._send({"checks": [check for name in names for check in STAGES[name]]})
         for name in names:
-            if name in WHERE_GOOD and self._defects:
+            if name in WHERE_GOOD and any(verdict == "defect" for _, verdict in self._told):
                 continue
             self._send({"stage": name})
             if not self._finish(name) and name == "build":
@@ -129,7 +172,8 @@ class Bench:
             self._report(stop.finding)
             return False
         except EnvironmentRefused as error:
-            self._report(refusal("construction" if name == "build" else "rows", str(error)))
+            check, sentence = "construction" if name == "build" else "rows", str(error).partition("\n")[0]
+            self._report(Finding(check, "defect", sentence))
             return False
         except UserError:
             raise
@@ -138,7 +182,8 @@ class Bench:
             return False
         finally:
             self._watch("idle")
-        self._send({"facts": self._facts, "done": STAGES[name]})
+        told = {check for check, _ in self._told}
+        self._report(*(Finding(check, "good", CHECKS[check]) for check in STAGES[name] if check not in told))
         return True
 
     def _watch(self, phase: str, episode: int = 0, step: int = 0) -> None:
@@ -152,22 +197,16 @@ class Bench:
     def _report(self, *findings: Finding) -> None:
         """Tell what was found, once: stages may meet the same."""
         for one in findings:
-            if (one.check, one.fix) not in self._told:
-                self._told.add((one.check, one.fix))
-                self._defects |= {one.check} if one.verdict == "defect" else set()
+            if (one.check, one.verdict) not in self._told:
+                self._told.add((one.check, one.verdict))
                 self._send({"finding": asdict(one)})
 
     def _warned(self, _: str, sentence: str) -> None:
         """What a slot says: while it handles an exception of the environment, or of a value outside of its Box."""
         if (error := sys.exception()) is not None:
-            phase, episode, step = self._at
             fix = "correct the line below, or handle this case; every action has to be playable, and reset has to work at any time"
-            where = f"slot 0, episode {episode}, step {step}"
-            raise CheckStopped(error_finding(error, phase, where, fix)) from error
-        place, _, said = sentence.partition("): ")
-        got, where = said.partition(" as observation_space")[0], place.rpartition(" (")[2]
-        fix = "widen observation_space, or clip what is returned; training goes on with such values as they are"
-        self._report(Finding("rows", "warning", "values within the bounds of their space", got, fix, where))
+            raise CheckStopped(error_finding(error, place_of(self._at), fix)) from error
+        self._report(Finding("rows", "warning", sentence))
 
     def _noted(self) -> Any:
         """A copy of which it is known whether `step` calls `reset`."""
@@ -188,94 +227,114 @@ class Bench:
             yield environments
             self._watch("close")
 
-    def _walk(self, environments: Environments) -> Iterator[tuple[Rows, float]]:
-        """Random play: rows as they come, with the seconds that each call took."""
+    def _walk(self, environments: Environments) -> Iterator[tuple[Rows, NDArray[Any] | None, float]]:
+        """Random play: rows as they come, with the actions (None: a reset) and the seconds that led to them."""
         generator, deadline = np.random.default_rng(self._order.seed), time.monotonic() + self._order.seconds
+        action, step = None, 0
         self._watch("reset")
-        start, step = time.perf_counter(), 0
+        start = time.perf_counter()
         rows = environments.reset()
         while True:
-            yield rows, time.perf_counter() - start
+            yield rows, action, time.perf_counter() - start
             if time.monotonic() > deadline:
                 return
             action = random_actions(environments.spec.action, generator, len(rows.slots))
             step = 1 if rows.is_first[0] else step + 1
             self._watch("step", int(rows.episode[0]), step)
-            start = time.perf_counter()
             self._reset_in_step = False
+            start = time.perf_counter()
             rows = environments.step(rows.slots, action)
-            if self._reset_in_step and (rows.terminated | rows.truncated).any():
-                got = "step calls reset at the end: the observation that it returns is the next episode's first"
-                self._report(Finding("after the end", "defect", CHECKS["after the end"], got, NO_RESET))
-
-    def _record(self) -> list[CheckedEpisode]:
-        """Episodes of every slot, in order of slot and number."""
-        found: dict[tuple[int, int], CheckedEpisode] = {}
-        with self._open() as environments:
-            size = int(np.prod(environments.spec.observation.shape)) * 4
-            calls = max(FEWEST_CALLS, min(self._order.steps, MOST_BYTES // size) // environments.slots)
-            for rows, _ in itertools.islice(self._walk(environments), 1 + calls):
-                for number, seen, _, reward, terminated, truncated, _, _, episode, seed in zip(*rows, strict=True):
-                    key = (int(number), int(episode))
-                    row = CheckedRow(seen.copy(), float(reward), bool(terminated), bool(truncated))
-                    found.setdefault(key, CheckedEpisode(*key, int(seed))).rows.append(row)
-        return [found[key] for key in sorted(found)]
 
     def _build(self) -> None:
         """Two copies at once, the same spaces, and an agent that could play in them."""
         with self._open() as environments:
             spec = environments.spec
-            self._facts |= {} if self._one else {"slots": environments.slots}
-            self._send({"spec": write_spec(spec).decode()})
-            if isinstance(spec.action, BoxActions) and (np.abs([spec.action.low, spec.action.high]) > WIDE).any():
-                fix = "declare the range in which actions differ, e.g. Box(-1, 1, …), and scale inside of step"
-                got = f"no bounds, or very wide ones: from {spec.action.low} to {spec.action.high}"
-                self._report(Finding("construction", "warning", "bounds within which actions make sense", got, fix))
             try:
                 with self._open() as twin:
                     others = twin.spec
             except CheckStopped as stop:
                 fix = "let each copy have its own files, ports and windows: training plays in several copies at once"
-                expected = "a second copy while the first is open"
-                self._report(replace(stop.finding, check="construction", expected=expected, fix=fix))
-                return
+                text = f"a second copy while the first is open raises {stop.finding.text.partition(' in ')[0]}; {fix}"
+                raise CheckStopped(Finding("construction", "defect", text, stop.finding.trace)) from stop
             if spec != others:
-                fix = "make the constructor give the same spaces each time"
-                self._report(Finding("construction", "defect", str(spec), f"{others} in a second copy", fix))
+                text = f"{spec}, and {others} in a second copy; make the constructor give the same spaces each time"
+                self._report(Finding("construction", "defect", text))
+            self._send({"spec": write_spec(spec).decode(), "facts": spec_facts(spec)})
 
     def _play(self) -> None:
-        """Record random play; the border of training judges each row."""
-        before = _shared_generators()
-        self._episodes = self._record()
-        now = _shared_generators()
-        self._drew = [name for name in before if before[name] != now[name]]
-        self._facts |= recordings.episode_facts(self._episodes)
-        if self._users:
-            self._report(*recordings.time_limits(self._episodes))
+        """Random play in two copies: the border judges each row, both must agree, and time and memory are measured."""
+        took: dict[str, list[float]] = {"reset": [], "step": []}
+        steps, memory, lengths, returns = 0, 0, list[int](), list[float]()
+        with self._open() as environments, self._open() as twin:
+            played, paid = np.zeros(environments.slots, np.int64), np.zeros(environments.slots)
+            for rows, action, seconds in self._walk(environments):
+                ended = rows.terminated | rows.truncated
+                if self._reset_in_step and ended.any():
+                    got = "step calls reset at the end: the observation that it returns is the next episode's first"
+                    fix = "return the episode's own last observation with terminated or truncated, and do not call reset inside of step"
+                    self._report(Finding("after the end", "defect", f"{got}; {fix}"))
+                other = twin.reset() if action is None else twin.step(rows.slots, action)
+                if ("repeatable", "warning") not in self._told:
+                    self._compare(rows, other)
+                took["reset" if rows.is_first.all() else "step"].append(seconds)
+                steps += int((~rows.is_first).sum())
+                played, paid = np.where(rows.is_first, 0, played + 1), np.where(rows.is_first, 0.0, paid + rows.reward)
+                lengths += played[ended].tolist()
+                returns += paid[ended].tolist()
+                if not memory and steps >= self._order.steps // 3:  # after that, caches are filled
+                    memory = _resident_bytes()
+                if steps >= (self._order.steps if lengths or not self._one else ENDLESS_STEPS):
+                    break
+            growth, slots = _resident_bytes() - memory if memory else 0, environments.slots
+        self._send({"facts": _episodes(steps, lengths, returns) | self._speed(steps, slots, took)})
+        if growth >= LARGE_GROWTH:
+            fix = "look for a list or dict that is added to in step or reset and never emptied; laser replaces no worker for its size"
+            self._report(Finding("memory", "defect", f"{growth / 1e6:,.0f} MB more after {steps:,} steps; {fix}"))
+        if self._one and not lengths and not _is_limited(self._python()):
+            got = f"no end in {steps:,} steps of random play, and no TimeLimit"
+            fix = "register it with max_episode_steps=…, or wrap it with gymnasium.wrappers.TimeLimit: evaluations play whole episodes"
+            verdict: Verdict = "defect" if steps >= ENDLESS_STEPS else "warning"
+            self._report(Finding("length", verdict, f"{got}; {fix} and would wait for ever"))
 
-    def _repeat(self) -> None:
-        """The same seeds once more, in a fresh copy."""
-        found = recordings.repeatable(self._episodes, self._record())
-        if found and self._one and getattr(getattr(self._python(), "spec", None), "nondeterministic", False):
-            found = [replace(one, verdict="warning") for one in found]  # it says so itself
-        self._report(*found)
+    def _compare(self, rows: Rows, twin: Rows) -> None:
+        for part in ("observation", "reward", "terminated", "truncated"):
+            value, other = getattr(rows, part), getattr(twin, part)
+            if not np.array_equal(value, other):
+                got = f"{part} differs between two copies with the same seed and actions in {place_of(self._at)}"
+                if np.allclose(value, other, rtol=CLOSE, atol=CLOSE):
+                    fix = "use one thread and no atomics if you need exact resumes; learning does not suffer from last digits"
+                    return self._report(Finding("repeatable", "warning", f"{got}; {fix}"))
+                if self._one and getattr(getattr(self._python(), "spec", None), "nondeterministic", False):
+                    return self._report(
+                        Finding("repeatable", "warning", f"{got}; {OWN_GENERATOR}")
+                    )  # it says so itself
+                raise CheckStopped(Finding("repeatable", "defect", f"{got}; {OWN_GENERATOR}"))
+        return None
+
+    def _speed(self, steps: int, slots: int, took: Mapping[str, list[float]]) -> dict[str, str]:
+        total = {name: sum(each) for name, each in took.items()}
+        mean_ms = {name: 1e3 * total[name] / max(1, len(each)) for name, each in took.items()}
+        per_second = steps / max(sum(total.values()), 1e-9)
+        slowest = max(total, key=lambda name: total[name])
+        told = f"{per_second:,.0f} steps/s: step takes {mean_ms['step']:.3g} ms, reset {mean_ms['reset']:.3g} ms"
+        if 0 < per_second < SLOW:
+            share = f"{100 * total[slowest] / sum(total.values()):.0f} % of the time is spent in {slowest}"
+            fix = "find the slow line with `python -m cProfile`, and train with --environment.placement process --environment.workers N"
+            self._report(Finding("speed", "warning", f"{told}; {share}; {fix}"))
+        return {"speed": told if self._one else f"{per_second:,.0f} steps/s in {slots} slots"}
 
     def _resume(self) -> None:
-        """An open episode is played again in a fresh copy, as a resume does; and are generators used that all copies share?"""
+        """An open episode is played again in a fresh copy, as a resume does."""
         with self._open() as environments, self._open() as other:
-            for rows, _ in itertools.islice(self._walk(environments), self._order.steps):
+            for rows, _, _ in itertools.islice(self._walk(environments), self._order.steps):
                 if rows.episode[0] > 1 and self._at[2] > 2 and not rows.is_first[0]:  # noqa: PLR2004 - in a later episode
                     break
             other.load_state_dict(environments.state_dict() or {})
             lost = other.counters()["lost_episodes"]
         if lost:
+            got = "an episode with its seed and actions gives other observations in a fresh copy: runs cannot be resumed exactly"
             fix = f"set everything back in reset; {OWN_GENERATOR}. A wrapper with running statistics cannot do that: use fixed numbers"
-            expected = "an episode to depend on its seed and its actions, not on those before it"
-            got = "other observations in a fresh copy: runs cannot be resumed exactly"
-            self._report(Finding("seed", "warning", expected, got, fix))
-        if self._drew:
-            got, fix = f"{' and '.join(self._drew)} used in reset or step", f"replace it: {OWN_GENERATOR}"
-            self._report(Finding("generators", "warning", CHECKS["generators"], got, fix))
+            self._report(Finding("seed", "warning", f"{got}; {fix}"))
 
     def _gymnasium(self) -> None:
         """Gymnasium's own checker, which stops at its first objection."""
@@ -289,35 +348,11 @@ class Bench:
                 fix = "training here goes on without it, other libraries may not: see https://gymnasium.farama.org/api/env"
                 if "super().reset(seed=seed)" in text:
                     fix = f"{OWN_GENERATOR}, also if the task has no chance in it"
-                self._report(Finding("gymnasium", "warning", CHECKS["gymnasium"], text, fix))
-
-    def _measure(self) -> None:
-        """Speed and memory, with nothing recorded; for much longer where no episode has ended yet."""
-        took: dict[str, list[float]] = {"reset": [], "step": []}
-        steps, ends, memory, chunk = 0, 0, list[int](), max(1, self._order.steps // recordings.CHUNKS)
-        with self._open() as environments:
-            slots = environments.slots
-            for rows, seconds in self._walk(environments):
-                took["reset" if rows.is_first.all() else "step"].append(seconds)
-                steps, ends = steps + int((~rows.is_first).sum()), ends + int((rows.terminated | rows.truncated).sum())
-                if len(memory) < min(recordings.CHUNKS, steps // chunk):
-                    memory.append(_resident_bytes())
-                if steps >= (ENDLESS_STEPS if self._users and not ends else self._order.steps):
-                    break
-        total = {name: sum(each) for name, each in took.items()}
-        slowest, per_second = max(total, key=lambda name: total[name]), steps / max(sum(total.values()), 1e-9)
-        mean_ms = {f"{name}_ms": 1e3 * total[name] / max(1, len(each)) for name, each in took.items()}
-        self._facts |= {"steps_per_second": per_second, **mean_ms}
-        share = f"{100 * total[slowest] / sum(total.values()):.0f} % of the time is spent in {slowest}"
-        told = "step takes {step_ms:.1f} ms, reset {reset_ms:.1f} ms".format(**mean_ms)
-        slow = recordings.too_slow(per_second, f"{per_second:,.0f} steps/s: {told}; {share}")
-        self._report(*recordings.memory_grows(memory, chunk), *slow)
-        if self._users and not ends and not (self._one and _is_limited(self._python())):
-            self._report(recordings.no_end(steps, enough=slots == 1 and steps >= ENDLESS_STEPS))
+                self._report(Finding("gymnasium", "warning", f"{text}; {fix}"))
 
     def _workers(self) -> None:
         """As training with worker processes plays it: two of them, each with a copy."""
-        limits = dict.fromkeys(("step_timeout_s", "reset_timeout_s"), min(self._order.step_limit, WORKER_LIMIT_S))
+        limits = dict.fromkeys(("step_timeout_s", "reset_timeout_s"), min(self._order.limit, WORKER_LIMIT_S))
         how: dict[str, Any] = {"slots": 2, "workers": 2, "seed": self._order.seed, "lockstep": True, **limits}
         self._watch("workers")
         try:
@@ -327,9 +362,8 @@ class Bench:
                     self._watch("workers")
         except (EnvironmentRefused, EnvironmentFailed) as error:
             head, _, trace = str(error).partition("\n\n")
-            fix = "the checks above say more; what a copy needs has to be importable and free in every process, or use placement thread"
-            last = "\n".join(trace.splitlines()[-6:])
-            self._report(Finding("workers", "defect", CHECKS["workers"], head, fix, trace=last))
+            fix = "what a copy needs has to be importable and free in every process, or use placement thread"
+            self._report(Finding("workers", "defect", f"{head}; {fix}", "\n".join(trace.splitlines()[-6:])))
 
 
 def random_actions(spec: ActionSpec, generator: np.random.Generator, count: int) -> NDArray[Any]:
@@ -344,32 +378,36 @@ def random_actions(spec: ActionSpec, generator: np.random.Generator, count: int)
     return np.where(bounded, uniform, generator.standard_normal(uniform.shape)).astype(np.float32)
 
 
+def spec_facts(spec: EnvironmentSpec) -> dict[str, str]:
+    """What an agent sees and does, in words."""
+    seen, action = spec.observation, spec.action
+    kind = "picture" if seen.is_image else "vector"
+    facts = {"observation": f"{seen.dtype} {seen.shape}, a {kind}, scaled by {seen.scale:.4g}"}
+    if isinstance(action, DiscreteActions):
+        facts["action"] = f"one of {action.count} choices"
+    elif isinstance(action, BoxActions):
+        facts["action"] = f"{len(action.low)} real numbers, from {list(action.low)} to {list(action.high)}"
+    else:
+        facts["action"] = f"{len(action.counts)} choices at once, among {', '.join(map(str, action.counts))}"
+    return facts | ({"tasks": ", ".join(spec.tasks)} if spec.tasks else {})
+
+
+def _episodes(steps: int, lengths: list[int], returns: list[float]) -> dict[str, str]:
+    spread = f": {min(lengths):,} to {max(lengths):,} steps, {mean(lengths):,.1f} on average" if lengths else ""
+    facts = {"episodes": f"{len(lengths):,} ended in {steps:,} random steps{spread}"}
+    if len(returns) > 1:
+        error = 1.96 * stdev(returns) / math.sqrt(len(returns))
+        spread = f"± {error:.2g} (95 %), from {min(returns):,.4g} to {max(returns):,.4g}"
+        facts["random return"] = f"{mean(returns):,.4g} {spread}"
+    return facts
+
+
 def _resident_bytes() -> int:
     """Memory of this process, without garbage."""
     gc.collect()
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _shared_generators() -> dict[str, Any]:
-    """The states of the generators that the whole program shares."""
-    state: Any = np.random.get_state(legacy=False)  # noqa: NPY002 - it is the user's use of it that is looked for
-    inner = state["state"]
-    return {"numpy.random": (inner["key"].tobytes(), inner["pos"], state["has_gauss"]), "random": random.getstate()}
-
-
 def _is_limited(env: Any) -> bool:
     with contextlib.closing(env):
         return hasattr(env, "has_wrapper_attr") and env.has_wrapper_attr("_max_episode_steps")
-
-
-def _vector_of(name: str, make: Callable[[], Any], slots: int, options: Mapping[str, Any]) -> Callable[[], Any] | None:
-    """How to build a vector, where a name stands for one: a registered id without an environment of its own, or a class or function."""
-    module, _, attribute = name.rpartition(":")
-    spec = gymnasium.registry.get(attribute)
-    if spec is not None and spec.entry_point is None and spec.vector_entry_point is not None:
-        return lambda: gymnasium.make_vec(attribute, num_envs=slots, **options)
-    if not (module and attribute.isidentifier()):
-        return None
-    found = getattr(sys.modules[module], attribute)
-    kind = found if isinstance(found, type) else getattr(found, "__annotations__", {}).get("return")
-    return make if isinstance(kind, type) and issubclass(kind, gymnasium.vector.VectorEnv) else None

@@ -13,19 +13,56 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
+from laser_rl.envs.records import EnvironmentSpec, read_spec
 from laser_rl.envs.worker import die_with, end_group, fate_of, start_python
-from laser_rl.errors import UserError
-from laser_rl.tools.check_env import Bench
-from laser_rl.tools.findings import Examination, Finding, Order, error_finding
+from laser_rl.errors import EnvironmentRefused, UserError
+from laser_rl.tools.check_env import CHECKS, Bench, Finding, Order, error_finding, place_of
 
 LAST_WORDS_S = 0.5  # for the stack of a process that hangs
 TAIL_LINES = 8
 FOREIGN = ("/laser_rl/", "/gymnasium/", "<string>")
+
+
+@dataclass
+class Examination:
+    """What was found out about an environment, collected from the messages of a `check_env.Bench`."""
+
+    name: str
+    findings: list[Finding] = field(default_factory=list)
+    facts: dict[str, str] = field(default_factory=dict)  # neither good nor bad
+    spec: EnvironmentSpec | None = None
+    checks: list[str] = field(default_factory=lambda: list(CHECKS))  # those that apply
+
+    def take(self, message: Mapping[str, Any]) -> None:
+        """Add one message; a refused name is raised."""
+        if "refused" in message:
+            raise EnvironmentRefused(message["refused"])
+        if "finding" in message:
+            self.findings.append(Finding(**message["finding"]))
+        if "spec" in message:
+            self.spec = read_spec(message["spec"].encode())
+        self.checks = message.get("checks", self.checks)
+        self.facts |= message.get("facts", {})
+
+    def of(self, verdict: str) -> list[Finding]:
+        """The findings with this verdict."""
+        return [one for one in self.findings if one.verdict == verdict]
+
+    def complete(self) -> None:
+        """Put the findings in the order of the checks, and add what could not be looked at."""
+        found, self.findings = self.findings, []
+        for check, text in CHECKS.items():
+            own = [one for one in found if one.check == check]
+            if not own and check in {"errors", "answers"}:
+                own = [Finding(check, "good", text)]
+            elif not own and check in self.checks:
+                own = [Finding(check, "not done", text)]
+            self.findings += own
 
 
 def examine(order: Order, say: Callable[[str], None] = lambda stage: None) -> Examination:
@@ -44,10 +81,7 @@ class _Child:
     """The process, seen from outside."""
 
     def __init__(self, order: Order) -> None:
-        self._at = ("import", 0, 0)  # the call under way: phase, episode, step
-        step, reset = (order.step_limit, "--step-limit"), (order.reset_limit, "--reset-limit")
-        self._limits = {"step": step, "close": step, "reset": reset}
-        self._longest = order.constructor_limit, "--constructor-limit"
+        self._at, self._limit = ("import", 0, 0), order.limit
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close(); what a user prints is not our table
         self._pipe, theirs = Pipe(duplex=False)
         arguments = [str(theirs.fileno()), str(os.getpid()), json.dumps(asdict(order))]
@@ -58,10 +92,10 @@ class _Child:
         """What the process says; a hang or a crash is told as a last finding."""
         with contextlib.suppress(EOFError):
             while True:
-                limit, flag = self._limits.get(self._at[0], self._longest)
-                if not self._pipe.poll(limit):
-                    fix = f"find out for what it waits (the stack is below) and give that a timeout; if it is only slow, raise {flag}"
-                    yield self._accident("answers", f"an answer within {limit:g} s", "it hangs", fix, self._stack())
+                if not self._pipe.poll(self._limit):
+                    text = f"no answer within {self._limit:g} s: it hangs in {place_of(self._at)}"
+                    fix = "give what it waits for a timeout (the stack is below); if it is only slow, raise --limit"
+                    yield _accident("answers", f"{text}; {fix}", self._stack())
                     return
                 message: dict[str, Any] = json.loads(self._pipe.recv_bytes())
                 self._at = message.get("at", self._at)
@@ -72,13 +106,8 @@ class _Child:
             killed = fate is not None and fate.si_code != os.CLD_EXITED
             how = f"signal {signal.Signals(status).name}" if killed else f"exit status {status}"
             fix = "nothing in an environment may end its process: look at native code, os._exit and sys.exit"
-            tail = "\n".join(self._printed(0)[-TAIL_LINES:])
-            yield self._accident("errors", "a process that stays alive", how, fix, tail)
-
-    def _accident(self, check: str, expected: str, got: str, fix: str, trace: str) -> dict[str, Any]:
-        phase, episode, step = self._at
-        where = f"slot 0, episode {episode}, step {step}"
-        return {"finding": asdict(Finding(check, "defect", expected, f"{got} in {phase}", fix, where, trace))}
+            text = f"the process ended with {how} in {place_of(self._at)}; {fix}"
+            yield _accident("errors", text, "\n".join(self._printed(0)[-TAIL_LINES:]))
 
     def _stack(self) -> str:
         """Where it hangs, by its own account."""
@@ -99,6 +128,10 @@ class _Child:
         end_group(self._process)
         self._output.close()
         self._pipe.close()
+
+
+def _accident(check: str, text: str, trace: str) -> dict[str, Any]:
+    return {"finding": asdict(Finding(check, "defect", text, trace))}
 
 
 def main() -> None:

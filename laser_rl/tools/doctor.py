@@ -6,27 +6,22 @@ import importlib.metadata
 import json
 import os
 import platform
-import re
 import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from laser_rl import __version__, disk
 
-Verdict = Literal["good", "warning", "bad", "optional"]
-DISTRIBUTION = "laser-rl"
-NOT_FOR_USERS = frozenset({"dev", "bench", "mutants", "docs"})
-GB = 1e9
-LEAST_FREE_GB, LITTLE_FREE_GB = 1.0, 4.0  # of memory
-LEAST_DISK_GB, LITTLE_DISK_GB = 0.5, 10.0
-FEW_FILES, LEAST_FILES = 1024, 256
+Verdict = Literal["good", "warning", "bad"]
+LIBRARIES = ("torch", "numpy", "gymnasium")
+CORE_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 TORCH_LIMIT_S, WORKER_LIMIT_S, END_LIMIT_S = 120.0, 30.0, 10.0
 SLOW_WORKER_S, SLOW_SYNC_S = 10.0, 0.5
 # In a process of its own: a driver may hang, a broken build may crash, and a CUDA context would stay in this process.
@@ -67,11 +62,11 @@ class Probe:
     todo: str = ""
 
 
-def _graded(part: str, value: float, least: float, little: float, found: str, todo: tuple[str, str]) -> Probe:
-    """Bad below `least`, with the first advice; a warning below `little`, with the second."""
+def graded(part: str, value: float, least: float, little: float, found: str, todo: str) -> Probe:
+    """Bad below `least`, a warning below `little`."""
     if value >= little:
         return Probe(part, "good", found)
-    return Probe(part, "bad", found, todo[0]) if value < least else Probe(part, "warning", found, todo[1])
+    return Probe(part, "bad" if value < least else "warning", found, todo)
 
 
 def looked_at(run_dir: Path) -> Iterator[Probe]:
@@ -82,17 +77,25 @@ def looked_at(run_dir: Path) -> Iterator[Probe]:
         [sys.executable, "-c", ASK_TORCH], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     try:
-        yield Probe("laser-rl", "good", __version__)
-        yield Probe("python", "good", f"{platform.python_version()}, {platform.platform()}")
-        requirements = importlib.metadata.requires(DISTRIBUTION) if _installed(DISTRIBUTION) else None
-        yield from libraries(requirements or [], _installed)
-        yield cores(len(os.sched_getaffinity(0)), os.cpu_count() or 1, core_quota())
-        yield from disk_space(run_dir)
-        yield open_files()
+        versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES)
+        about = f"laser-rl {__version__}, Python {platform.python_version()}, {versions}, {platform.platform()}"
+        yield Probe("versions", "good", about)
+        yield cores(len(os.sched_getaffinity(0)))
+        place = run_dir.absolute()
+        while not place.is_dir():
+            place = place.parent
+        free = shutil.disk_usage(place).free / 1e9
+        todo = "free some space (a replay of pictures needs 10 GB), or name another place with --out"
+        yield graded("disk", free, 0.5, 10.0, f"{free:,.1f} GB free for {run_dir}", todo)
+        yield files(place)
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        most = sys.maxsize if most == resource.RLIM_INFINITY else most
+        yield graded("open files", most, 256, 1024, f"at most {most:,}", "raise it: ulimit -n 4096")
         yield worker()
-        seen, page = _answer(torch), os.sysconf("SC_PAGE_SIZE")
-        free = seen.get("free_bytes", page * os.sysconf("SC_AVPHYS_PAGES"))
-        yield memory(page * os.sysconf("SC_PHYS_PAGES"), free)
+        seen = _answer(torch)
+        free = seen.get("free_bytes", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")) / 1e9
+        todo = "end other programs, give the container more memory, or lower --replay.capacity-steps"
+        yield graded("memory", free, 1.0, 4.0, f"{free:.1f} GB free", todo)
         yield from gpu(seen, gpus())
     finally:
         if torch.poll() is None:
@@ -118,114 +121,48 @@ def worker() -> Probe:
     from laser_rl.errors import UserError  # noqa: PLC0415
 
     start = time.perf_counter()
-    todo = "try `laser check-env CartPole-v1`; until it works use --environment.placement thread"
-    how: dict[str, Any] = {"slots": 1, "seed": 0, "placement": "process", "workers": 1}
-    how |= dict.fromkeys(("step_timeout_s", "reset_timeout_s", "constructor_timeout_s"), WORKER_LIMIT_S)
+    limits = dict.fromkeys(("step_timeout_s", "reset_timeout_s", "constructor_timeout_s"), WORKER_LIMIT_S)
     try:
-        with contextlib.closing(make_environments("CartPole-v1", **how)) as environments:
+        made = make_environments("CartPole-v1", slots=1, seed=0, placement="process", workers=1, **limits)  # type: ignore[arg-type]
+        with contextlib.closing(made) as environments:
             environments.reset()
             seconds = time.perf_counter() - start
     except (UserError, OSError) as error:
+        todo = "try `laser check-env CartPole-v1`; until it works use --environment.placement thread"
         return Probe("worker", "bad", str(error).splitlines()[0], todo)
-    found = f"started and answered in {seconds:.1f} s"
-    if seconds > SLOW_WORKER_S:
-        return Probe("worker", "warning", found, "the machine is busy, or Python's libraries lie on a slow disk")
-    return Probe("worker", "good", found)
+    slow = "the machine is busy, or Python's libraries lie on a slow disk" if seconds > SLOW_WORKER_S else ""
+    return Probe("worker", "warning" if slow else "good", f"started and answered in {seconds:.1f} s", slow)
 
 
-def libraries(requirements: Sequence[str], version: Callable[[str], str | None]) -> Iterator[Probe]:
-    """What the base install needs, then the extras.
-
-    Args:
-        requirements: of this package's metadata, such as "ray>=2; extra == 'cluster'".
-        version: of a distribution that is installed, None if it is not there.
-    """
-    names: dict[str, list[str]] = {"": []}
-    for text in requirements:
-        found = re.search(r"extra\s*==\s*['\"]([^'\"]+)['\"]", text)
-        names.setdefault(found[1] if found else "", []).append(re.split(r"[^A-Za-z0-9._-]", text, maxsplit=1)[0])
-    for extra in sorted(set(names) - NOT_FOR_USERS):
-        part, install = (f"extra {extra}", f"{DISTRIBUTION}[{extra}]") if extra else ("libraries", DISTRIBUTION)
-        if missing := [name for name in names[extra] if version(name) is None]:
-            told = f"pip install '{install}'"
-            yield Probe(part, "optional" if extra else "bad", f"not installed: {', '.join(missing)}", told)
-        else:
-            yield Probe(part, "good", ", ".join(f"{name} {version(name)}" for name in names[extra]))
+def cores(usable: int) -> Probe:
+    """How many cores this process may use, and the control group's quota allows."""
+    allowed = float(usable)
+    with contextlib.suppress(OSError, ValueError):  # "max" is no number
+        limit, period = CORE_QUOTA.read_text().split()[:2]
+        allowed = int(limit) / int(period)
+    if allowed < usable:
+        todo = f"{usable} threads would share them: start laser with taskset -c 0-{max(0, int(allowed) - 1)}"
+        return Probe("cores", "warning", f"{usable} usable, a control group allows {allowed:g}", todo)
+    return graded("cores", usable, 0, 2, f"{usable} usable", "one core acts and learns; use --run.runtime serial")
 
 
-def _installed(name: str) -> str | None:
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(name)
-    return None
-
-
-def cores(usable: int, present: int, quota: float | None) -> Probe:
-    """How many cores the machine has, this process may use, and the control group's quota allows."""
-    allowed = "no limit by a control group" if quota is None else f"a control group allows {quota:g}"
-    found = f"{usable} of {present} usable, {allowed}"
-    if quota is not None and quota < usable:
-        todo = f"{usable} threads would share {quota:g} cores: start laser with taskset -c 0-{max(0, int(quota) - 1)}"
-        return Probe("cores", "warning", found, todo)
-    if min(usable, quota or usable) < 2:  # noqa: PLR2004 - acting and learning
-        return Probe("cores", "warning", found, "acting and learning share one core; use --run.runtime serial")
-    return Probe("cores", "good", found)
-
-
-def core_quota(file: Path = Path("/sys/fs/cgroup/cpu.max")) -> float | None:
-    """Cores that the control group allows; None without a limit."""
-    with contextlib.suppress(OSError, ValueError):
-        limit, period = file.read_text().split()[:2]
-        return None if limit == "max" else int(limit) / int(period)
-    return None
-
-
-def memory(total: int, free: int) -> Probe:
-    """Main memory; `free` is what is left within the limits of the control group."""
-    found = f"{free / GB:.1f} GB free of {total / GB:.1f} GB, limits of the control group considered"
-    todo = (
-        "end other programs, or give the container more memory",
-        "enough for small tasks; for pictures lower --replay.capacity-steps, or free some memory",
-    )
-    return _graded("memory", free / GB, LEAST_FREE_GB, LITTLE_FREE_GB, found, todo)
-
-
-def disk_space(folder: Path) -> Iterator[Probe]:
-    """The file system of the run directories: free space, and whether it does what checkpoints depend on."""
-    place = folder.absolute()
-    while not place.is_dir():
-        place = place.parent
-    free, found = shutil.disk_usage(place).free / GB, f"{shutil.disk_usage(place).free / GB:,.1f} GB free for {folder}"
-    full, little = (
-        "free some space, or name another place with --out",
-        "enough for small tasks, not for a replay of pictures",
-    )
-    yield _graded("disk", free, LEAST_DISK_GB, LITTLE_DISK_GB, found, (full, little))
-    yield promises(place)
-
-
-def promises(place: Path) -> Probe:
-    """Whether write, sync, rename over an older file and lock work, in a temporary folder that is removed again."""
+def files(place: Path) -> Probe:
+    """Whether files can be written, synced, renamed and locked there, in a temporary folder that is removed again."""
     try:
         with tempfile.TemporaryDirectory(prefix=".laser-doctor-", dir=place) as name:
-            folder = Path(name)
             start = time.perf_counter()
             for data in (b"old", b"new"):
-                disk.write_bytes(folder / "a", data)  # as every file of a run
-            sync_s, renamed = time.perf_counter() - start, (folder / "a").read_bytes() == b"new"
-            locked = _locks(folder / "lock")
+                disk.write_bytes(Path(name) / "a", data)  # as every file of a run
+            sync_s, locked = time.perf_counter() - start, _locks(Path(name) / "lock")
     except OSError as error:
         todo = f"make {place} writable, or name another place with --out"
         return Probe("files", "bad", f"{type(error).__name__}: {error}", todo)
-    if not renamed:
-        todo = "checkpoints would be lost there: name another place with --out"
-        return Probe("files", "bad", "a renamed file has the content of the old one", todo)
     found = f"atomic rename and fsync work ({1e3 * sync_s:.0f} ms)"
     if not locked:
         todo = "two runs could write to one directory: put runs on a local disk, or mount with locks"
         return Probe("files", "bad", f"{found}, locks do not", todo)
-    if sync_s > SLOW_SYNC_S:
-        return Probe("files", "warning", found, "a slow disk: save less often with --run.checkpoint-every-steps")
-    return Probe("files", "good", f"{found}, locks work")
+    slow = "a slow disk: save less often with --run.checkpoint-every-steps" if sync_s > SLOW_SYNC_S else ""
+    return Probe("files", "warning" if slow else "good", f"{found}, locks work", slow)
 
 
 def _locks(path: Path) -> bool:
@@ -239,21 +176,11 @@ def _locks(path: Path) -> bool:
     return False
 
 
-def open_files(soft: int | None = None) -> Probe:
-    """How many files a process may have open."""
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if soft is None else soft
-    if soft == resource.RLIM_INFINITY:
-        return Probe("open files", "good", "no limit")
-    todo = "raise it: ulimit -n 4096"
-    return _graded("open files", soft, LEAST_FILES, FEW_FILES, f"at most {soft:,}", (todo, todo))
-
-
 def gpu(seen: Mapping[str, Any], driver_gpus: Sequence[str]) -> Iterator[Probe]:
     """Probes of torch and of the GPU, from what the process that runs `ASK_TORCH` has `seen`."""
     if "error" in seen:
-        yield Probe(
-            "torch", "bad", seen["error"], "install it again, in a fresh virtual environment: pip install torch"
-        )
+        todo = "install it again, in a fresh virtual environment: pip install torch"
+        yield Probe("torch", "bad", seen["error"], todo)
         return
     built = f"CUDA {seen['cuda']}" if seen.get("cuda") else "CPU"
     yield Probe("torch", "good", f"{seen['version']}, built for {built}")

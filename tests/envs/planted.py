@@ -5,7 +5,6 @@ import signal
 import subprocess
 import threading
 import time
-from typing import ClassVar
 
 import gymnasium
 import numpy as np
@@ -222,13 +221,6 @@ class HalfBounded(Walk):
         return super().step(min(2, action[0]))
 
 
-class Unbounded(Walk):
-    action_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
-
-    def step(self, action):
-        return super().step(np.clip(action[0], 0, 2))
-
-
 class BeginsAtFive(Walk):
     """Actions 5, 6 and 7: nothing is wrong with it."""
 
@@ -263,24 +255,6 @@ class NotDerived:
 
     def step(self, action):
         return np.zeros(3, np.float32), 0.0, True, False, {}
-
-
-class TerminatesByTime(Walk):
-    observation_space = spaces.Box(-200.0, 200.0, (3,), np.float32)
-
-    def ended(self):
-        return self.age >= 60
-
-    def step(self, action):
-        observation, reward, terminated, _, info = super().step(1)
-        return observation, reward, terminated, False, info
-
-
-class FixedHorizon(TerminatesByTime):
-    """The same with a clock in the observation: the end is part of the task, and nothing is wrong."""
-
-    def look(self):
-        return np.array([self.place, self.speed, self.age], np.float32)
 
 
 class OnlyOnce(Walk):
@@ -327,17 +301,6 @@ class CarriesOver(Walk):
         return super().step(last)
 
 
-class SilentVector(gymnasium.vector.VectorEnv):
-    """Does not say when it resets."""
-
-    metadata: ClassVar = {}
-    num_envs = 2
-    single_observation_space = Walk.observation_space
-    single_action_space = Walk.action_space
-    observation_space = spaces.Box(-20, 20, (2, 3), np.float32)
-    action_space = spaces.MultiDiscrete([3, 3])
-
-
 def unseeded_and_says_so():
     env = Unseeded()
     env.spec = gymnasium.envs.registration.EnvSpec("Planted-v0", entry_point=Unseeded, nondeterministic=True)
@@ -354,7 +317,3 @@ def auto_reset():
 
 def our_task():
     return TaskEnv(TMaze(5))
-
-
-def good_vector() -> gymnasium.vector.VectorEnv:
-    return gymnasium.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync")
