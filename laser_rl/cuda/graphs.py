@@ -8,6 +8,7 @@ recorded. Other threads launch work of their own meanwhile.
 
 import contextlib
 import functools
+import gc
 import logging
 import threading
 import weakref
@@ -122,7 +123,7 @@ class CudaGraphs:
         alive = next(iter(_ALIVE.setdefault(self._device, weakref.WeakSet())), None)
         # A pool lives as long as one of its graphs: none alive, a new one.
         pool = torch.cuda.graph_pool_handle() if alive is None else alive.pool()
-        with turn("the learner"), torch.cuda.device(self._device):
+        with turn("the learner"), torch.cuda.device(self._device), _no_garbage_collection():
             try:
                 with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
                     result = work()
@@ -147,6 +148,19 @@ class CudaGraphs:
         with contextlib.suppress(RuntimeError):  # it was ended in good order
             torch._C._cuda_endAllocateToPool(self._device.index, pool)  # noqa: SLF001
             torch._C._cuda_releasePool(self._device.index, pool)  # noqa: SLF001
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """A graph of another learner that is collected during a capture would be destroyed there, and the capture would fail."""
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 @functools.cache
