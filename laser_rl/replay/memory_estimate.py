@@ -9,7 +9,7 @@ import numpy as np
 from laser_rl.errors import ConfigError
 from laser_rl.replay.encoded_unrolls import compress_bound
 from laser_rl.replay.records import Codec, shape_of
-from laser_rl.replay.shared import chunk_bytes, most_chunks
+from laser_rl.replay.shared import ring_bytes
 from laser_rl.types import UnrollLayout
 
 ASSUMED_RATIO = 10  # random play of the 57 Atari games: median 50, worst 5.8; trained play compresses less well
@@ -85,17 +85,12 @@ def estimate(
 ) -> MemoryEstimate:
     """What a full `Replay` of these arguments holds."""
     sizes, unrolls, codec = shape_of(layout), unrolls_of(layout, capacity_steps), resolve_codec(layout, codec)
-    raw = unrolls * sizes.frames_bytes
+    records, raw = unrolls * (sizes.record_bytes + INDEX_BYTES), unrolls * sizes.frames_bytes
     if codec == "raw":
-        return MemoryEstimate(
-            layout, capacity_steps, codec, None, unrolls * (sizes.record_bytes + INDEX_BYTES), raw, raw
-        )
+        return MemoryEstimate(layout, capacity_steps, codec, None, records, raw, raw)
     budget = default_budget(layout, capacity_steps) if budget_bytes is None else budget_bytes
-    largest = compress_bound(sizes.frames_bytes)
-    chunk = chunk_bytes(budget, largest)
-    chunks = most_chunks(min(raw, budget), chunk, largest)
-    records = unrolls * (sizes.record_bytes + INDEX_BYTES)
-    return MemoryEstimate(layout, capacity_steps, codec, budget_bytes, records, chunks * chunk, raw)
+    ring = ring_bytes(layout, unrolls, budget)
+    return MemoryEstimate(layout, capacity_steps, codec, budget_bytes, records, ring, raw)
 
 
 def available_bytes(root: Path = Path("/")) -> int:

@@ -7,10 +7,9 @@ never seen half written, and what `sample_into` has drawn cannot be overwritten 
 A writer may be killed between any two writes (`Ring`); then the lock is free (`shared_lock`). What is held are the ids from FIRST to NEXT,
 each in the row `id % capacity`, and the order of writes keeps that true: FIRST moves on before a row is overwritten, and NEXT once the new
 row is complete. Readers rely on nothing else. So of an insert that was cut off a few whole unrolls may be there, never a part of one; the
-oldest may have left for nothing. The rest (compressed bytes, the arena's books) follows from the rows held. A writer raises the flag
-UNSETTLED before its first write and takes it down after the last; the next one that finds it raised makes the rest again, which takes as
-long as adding up the rows. A kill lets a process finish the instruction it is at, and a number of 8 bytes is one: no number is ever half
-written.
+oldest may have left for nothing. Only the count of compressed bytes has to be made again: a writer raises the flag UNSETTLED before its
+first write and takes it down after the last, and the next one that finds it raised adds up the rows. A kill lets a process finish the
+instruction it is at, and a number of 8 bytes is one: no number is ever half written.
 """
 
 import threading
@@ -36,7 +35,18 @@ from laser_rl.replay.records import (
     unpack,
     windows,
 )
-from laser_rl.replay.shared import COMPRESSED, FIRST, NEXT, UNSETTLED, Handle, LentBlock, Room, borrowed, make_room
+from laser_rl.replay.shared import (
+    COMPRESSED,
+    FIRST,
+    NEXT,
+    TOUCHED,
+    UNSETTLED,
+    Handle,
+    LentBlock,
+    Room,
+    borrowed,
+    make_room,
+)
 from laser_rl.replay.shared_lock import SharedLock
 from laser_rl.types import Array, Batch, UnrollLayout, Unrolls
 
@@ -117,12 +127,21 @@ class Ring:
             slot = count[FIRST] % self._capacity
             count[FIRST] += 1
             count[COMPRESSED] -= int(room.length[slot])
-            room.arena.drop()
-        slot = count[NEXT] % self._capacity
-        room.address[slot], room.length[slot] = room.arena.add(block), size
+        begin, slot = self._after_newest(size), count[NEXT] % self._capacity
+        count[TOUCHED] = max(count[TOUCHED], begin + size)
+        room.blocks[begin : begin + size] = block
+        room.address[slot], room.length[slot] = begin, size
         room.records[slot], room.members[slot] = record, member
         count[NEXT] += 1
         count[COMPRESSED] += size
+
+    def _after_newest(self, size: int) -> int:
+        """The place of a block within the budget: behind the newest one, or at the beginning of the ring."""
+        if self._count[FIRST] >= self._count[NEXT]:
+            return 0
+        newest = (self._count[NEXT] - 1) % self._capacity
+        after = int(self._room.address[newest] + self._room.length[newest])
+        return after if after + size <= len(self._room.blocks) else 0
 
     def _settle(self) -> None:
         """Make again what a writer left half done."""
@@ -130,9 +149,7 @@ class Ring:
             return
         self._count[NEXT] = max(self._count[NEXT], self._count[FIRST])  # it was in `begin_at`
         if self._budget_bytes is not None:
-            held = self.held()
-            self._count[COMPRESSED] = int(self._room.length[held].sum())
-            self._room.arena.rebuild(self._room.address[held], self._room.length[held])
+            self._count[COMPRESSED] = int(self._room.length[self.held()].sum())
         self._count[UNSETTLED] = 0
 
 
@@ -308,7 +325,7 @@ class Replay:
 
     def _blocks(self, slots: Ids) -> bytes:
         places = zip(self._room.address[slots].tolist(), self._room.length[slots].tolist(), strict=True)
-        return b"".join([self._room.arena.read(address, length) for address, length in places])
+        return b"".join([self._room.blocks[address : address + length] for address, length in places])
 
     def _finish(self, ids: Ids, blocks: bytes | None, parts: Parts, first: int) -> None:
         """Outside the lock: label, decompress and stack."""

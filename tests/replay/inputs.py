@@ -3,7 +3,6 @@
 import numpy as np
 import torch
 
-from laser_rl.replay.shared import Arena
 from laser_rl.types import UnrollLayout, Unrolls
 
 VECTOR = UnrollLayout(5, 0, (4,), "float32", (), "int64", 3)
@@ -180,10 +179,3 @@ def cycle_of(*lengths):
     """For ever these, one after the other."""
     while True:
         yield from lengths
-
-
-def arena_of(chunk_bytes, chunks):
-    """An arena in memory of its own."""
-    return Arena(
-        chunk_bytes, np.zeros(chunks * chunk_bytes, np.uint8), *(np.zeros(n, np.int64) for n in (4, chunks, chunks))
-    )

@@ -4,14 +4,12 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from laser_rl.errors import ConfigError
 from laser_rl.replay.memory_estimate import available_bytes, estimate, require_fits
 from laser_rl.replay.store import Replay
 from laser_rl.types import UnrollLayout, empty_unrolls
-from tests.replay.inputs import LAYOUTS, PICTURE, arena_of
+from tests.replay.inputs import LAYOUTS, PICTURE
 
 ATARI = UnrollLayout(20, 3, (1, 84, 84), "uint8", (), "int64", 18)
 
@@ -38,19 +36,6 @@ def test_a_compressed_store_never_holds_more_than_estimated(compressible, budget
     assert store.nbytes <= needed.total
     assert store.compressed_bytes <= store.budget_bytes
     assert len(store) == 200 if compressible else len(store) < 200 or budget == 400_000
-
-
-@given(sizes=st.lists(st.integers(0, 50), max_size=200), held=st.integers(1, 20))
-def test_an_arena_keeps_every_block_and_reuses_its_chunks(sizes, held):
-    arena, model = arena_of(100, held + 3), []
-    for number, size in enumerate(sizes):
-        block = bytes([number % 256]) * size
-        model.append((arena.add(block), block))
-        if len(model) > held:
-            arena.drop()
-            model.pop(0)
-        assert all(arena.read(address, len(block)) == block for address, block in model)
-        assert arena.nbytes <= 100 * (held * 50 // 50 + 3)
 
 
 def test_the_text_says_what_is_assumed():

@@ -10,6 +10,7 @@ from scipy import stats
 
 from laser_rl.errors import ConfigError
 from laser_rl.replay import encoded_unrolls
+from laser_rl.replay.memory_estimate import estimate
 from laser_rl.replay.records import allocate, pack, put_packed, shape_of, upload
 from laser_rl.replay.store import Evicted, Replay
 from laser_rl.types import Batch, UnrollLayout
@@ -134,7 +135,8 @@ def test_memory_does_not_grow_once_full(codec):
         store.insert(take(unrolls, np.arange(i, i + 1 + i % 5) % 35))
         if i > 40:
             sizes.add(store.nbytes)
-    assert len(sizes) == 1
+    assert max(sizes) - min(sizes) < 4_000  # the end of the ring that no block happened to reach before
+    assert max(sizes) <= estimate(PICTURE, 40 * PICTURE.steps, codec, 60_000).total
 
 
 @pytest.mark.parametrize("field", ["observation", "reward", "last_reward", "behaviour"])
