@@ -73,7 +73,7 @@ def cluster(nodes: int) -> Iterator[list[str]]:
 def from_afar(shard: ShardClient) -> ShardClient:
     """The same as processes of other nodes see it: every gather is a call."""
     far = ShardClient(shard.actor, shard.plan, shard.node, shard.where)
-    far.near = False
+    far.mapped = None
     return far
 
 

@@ -19,11 +19,12 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from laser_rl.cluster.calls import Answer, AnswerLost, on_node, ray, start_actor
+from laser_rl.cluster.calls import CALL_S, Answer, AnswerLost, awaited, on_node, ray, start_actor
 from laser_rl.errors import ConfigError
 from laser_rl.replay.encoded_unrolls import EncodedUnrolls
+from laser_rl.replay.memory_estimate import unrolls_of
 from laser_rl.replay.records import Codec, Ids
-from laser_rl.replay.shared import LentBlock, lend
+from laser_rl.replay.shared import LentBlock
 from laser_rl.replay.store import Replay, borrow
 from laser_rl.types import UnrollLayout
 
@@ -44,11 +45,6 @@ class ShardPlan:
     number: int
     codec: Literal["auto"] | Codec = "auto"
     budget_bytes: int | None = None
-
-    @property
-    def capacity(self) -> int:
-        """Capacity in unrolls."""
-        return max(1, self.capacity_steps // self.layout.steps)
 
 
 class Gathered(NamedTuple):
@@ -104,7 +100,7 @@ class Shard:
 
     def lend(self) -> LentBlock:
         """The address of the store's shared memory, for readers on the same machine; the shard does not count what they read."""
-        return lend(self._store.handle())
+        return LentBlock.of(self._store.handle())
 
     def report(self) -> ShardReport:
         """What learners need in order to draw, and what a user wants to see."""
@@ -136,11 +132,7 @@ class ShardClient:
 
     def __init__(self, actor: Any, plan: ShardPlan, node: str, where: str) -> None:
         self.actor, self.plan, self.node, self.where = actor, plan, node, where
-        self.number, self.capacity = plan.number, plan.capacity
-        self._lent: Answer[LentBlock] | None = None
-        self._store: Replay | None = None  # the shard's memory, mapped into this process
-        self._unreachable = False
-        self._lock = threading.Lock()
+        self.number, self.capacity = plan.number, unrolls_of(plan.layout, plan.capacity_steps)
 
     @classmethod
     def start(cls, plan: ShardPlan, node: str) -> "ShardClient":
@@ -159,43 +151,32 @@ class ShardClient:
     def __str__(self) -> str:
         return f"shard {self.number} of the replay on {self.where}"
 
-    @functools.cached_property
-    def near(self) -> bool:
-        """True if the shard is on the node of this process."""
-        return bool(ray().get_runtime_context().get_node_id() == self.node)
-
     def insert(self, stream: str, number: int, encoded: EncodedUnrolls) -> Answer[bool]:
         """See `Shard.insert`."""
         return self._call("insert", INSERT, stream, number, encoded)
 
     def gather(self, ids: Ids) -> Answer[Gathered]:
-        """See `Shard.gather`; a shard of this node is read without a call, as soon as it has said where its memory is."""
-        store = self._mapped() if self.near else None
-        return self._call("gather", GATHER, ids) if store is None else _LocalRead(store, ids)
+        """See `Shard.gather`; the first one of a shard on this node asks where its memory is."""
+        return self._call("gather", GATHER, ids) if self.mapped is None else _LocalRead(self.mapped, ids)
 
     def report(self) -> Answer[ShardReport]:
         """See `Shard.report`."""
         return self._call("report", WATCH)
 
+    @functools.cached_property
+    def mapped(self) -> Replay | None:
+        """The shard's memory, mapped into this process; None if the shard is on another node, or in another container."""
+        if ray().get_runtime_context().get_node_id() != self.node:
+            return None
+        try:
+            lent = awaited(self._call("lend", WATCH), "a learner", f"{self} to say where its memory is", CALL_S)
+            return borrow(self.plan.layout, lent)
+        except (AnswerLost, TimeoutError, ConfigError, OSError) as error:
+            log.info("%s is called for every batch: %s", self, error)
+            return None
+
     def _call(self, method: str, group: str, *arguments: Any) -> Answer[Any]:
         return Answer(getattr(self.actor, method).options(concurrency_group=group).remote(*arguments))
-
-    def _mapped(self) -> Replay | None:
-        with self._lock:
-            if self._store is None and not self._unreachable:
-                self._lent = self._lent or self._call("lend", WATCH)
-                if self._lent.done():
-                    self._map(self._lent)
-            return self._store
-
-    def _map(self, lent: Answer[LentBlock]) -> None:
-        try:
-            self._store = borrow(self.plan.layout, lent.result(timeout=0.0))
-        except AnswerLost:
-            self._unreachable = True  # a gather by call gets the same error
-        except (ConfigError, OSError) as error:  # in another container, or no room for it here
-            self._unreachable = True
-            log.info("%s is called for every batch: %s", self, error)
 
 
 class _LocalRead(Answer[Gathered]):

@@ -12,8 +12,6 @@ import mmap
 import os
 import threading
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,35 +50,11 @@ class LentBlock(NamedTuple):
     inode: int  # of the file, as long as a process has it open
     handle: Handle
 
-
-def lend(handle: Handle) -> LentBlock:
-    """For `borrowed` in any process of this machine and user, as long as this one lives."""
-    found = os.fstat(handle.file)
-    return LentBlock(os.getpid(), found.st_dev, found.st_ino, handle)
-
-
-@contextmanager
-def borrowed(lent: LentBlock) -> Iterator[Handle]:
-    """A handle to `Replay.attach` with; nothing is copied, and the store stays readable if its owner dies.
-
-    ConfigError if its memory cannot be reached from here.
-    """
-    path = f"/proc/{lent.process}/fd/{lent.handle.file}"
-    try:
-        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError as error:
-        raise ConfigError(
-            f"expected the memory of a replay at {path}, got: {error}; attach only from processes of the same machine and user"
-        ) from error
-    try:
-        found = os.fstat(file)
-        if (found.st_dev, found.st_ino) != (lent.device, lent.inode):
-            raise ConfigError(
-                f"expected the memory of a replay at {path}, found another file; its process is gone, or is in another container"
-            )
-        yield lent.handle._replace(file=file)
-    finally:
-        os.close(file)
+    @classmethod
+    def of(cls, handle: Handle) -> "LentBlock":
+        """Lend the memory of this process; for `borrow` in any process of this machine and user, as long as this one lives."""
+        found = os.fstat(handle.file)
+        return cls(os.getpid(), found.st_dev, found.st_ino, handle)
 
 
 class Room(NamedTuple):

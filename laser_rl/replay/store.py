@@ -12,6 +12,7 @@ first write and takes it down after the last, and the next one that finds it rai
 instruction it is at, and a number of 8 bytes is one: no number is ever half written.
 """
 
+import os
 import threading
 from collections.abc import Iterable
 from typing import Literal, cast
@@ -19,6 +20,7 @@ from typing import Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from laser_rl.errors import ConfigError
 from laser_rl.replay.encoded_unrolls import EncodedUnrolls, Unpacking, compress, label, unseal
 from laser_rl.replay.memory_estimate import default_budget, resolve_codec, unrolls_of
 from laser_rl.replay.records import (
@@ -44,7 +46,6 @@ from laser_rl.replay.shared import (
     Handle,
     LentBlock,
     Room,
-    borrowed,
     make_room,
 )
 from laser_rl.replay.shared_lock import SharedLock
@@ -370,6 +371,23 @@ class Replay:
 
 
 def borrow(layout: UnrollLayout, lent: LentBlock) -> Replay:
-    """The store of a process that did not start this one, nothing copied; it stays readable if its owner dies."""
-    with borrowed(lent) as handle:
-        return Replay.attach(layout, handle)
+    """The store of a process that did not start this one, nothing copied; it stays readable if its owner dies.
+
+    ConfigError if its memory cannot be reached from here.
+    """
+    path = f"/proc/{lent.process}/fd/{lent.handle.file}"
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise ConfigError(
+            f"expected the memory of a replay at {path}, got: {error}; attach only from processes of the same machine and user"
+        ) from error
+    try:
+        found = os.fstat(file)
+        if (found.st_dev, found.st_ino) != (lent.device, lent.inode):
+            raise ConfigError(
+                f"expected the memory of a replay at {path}, found another file; its process is gone, or is in another container"
+            )
+        return Replay.attach(layout, lent.handle._replace(file=file))
+    finally:
+        os.close(file)

@@ -16,6 +16,7 @@ from laser_rl.cluster.calls import ActorGone, Answer, on_node, ray, start_actor
 from laser_rl.cluster.channels import RunnerInbox
 from laser_rl.cluster.learner_actor import LearnerActor
 from laser_rl.cluster.shard import THREADS, Shard, ShardClient
+from laser_rl.replay.store import borrow
 
 STORE_BYTES = 100 << 20
 NODES = 3
@@ -140,21 +141,20 @@ class Reference:
 
 
 class NearShard(ShardClient):
-    """A shard in threads of this process; `lose` is the death of its process.
+    """A shard in threads of this process, called for every gather until it is lent; `lose` is the death of its process.
 
-    `lent` answers where its memory is; without it every gather is a call. `calls` are those made, by method.
+    `calls` are those made, by method.
     """
+
+    mapped = None
 
     def __init__(self, plan):
         self.shard, self.calls, self._gone = Shard(plan), collections.Counter(), False
         self._pools = {group: concurrent.futures.ThreadPoolExecutor(count) for group, count in THREADS.items()}
         super().__init__(None, plan, "node", "this node")
-        self.near, self.lent = True, concurrent.futures.Future()
 
     def _call(self, method, group, *arguments):
         self.calls[method] += 1
-        if method == "lend":
-            return Answer(Reference(self.lent))
         return Answer(Reference(self._pools[group].submit(self._carry_out, method, arguments)))
 
     def _carry_out(self, method, arguments):
@@ -168,7 +168,7 @@ class NearShard(ShardClient):
 
     def lend(self):
         """Let readers map its memory from now on."""
-        self.lent.set_result(self.shard.lend())
+        self.mapped = borrow(self.plan.layout, self.shard.lend())
 
     def span(self):
         return self.shard.report().span

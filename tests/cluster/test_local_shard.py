@@ -1,9 +1,10 @@
-"""A shard that is read where it lies: only once it has said where, never if it cannot be reached, and calls go on meanwhile."""
+"""A shard that is read where it lies, if it can be reached; and long polls."""
 
 import gc
 import time
 import weakref
 from concurrent.futures import Future
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,9 +18,9 @@ from laser_rl.cluster.sharded import ShardedReplay
 from laser_rl.errors import ConfigError
 from laser_rl.replay import shared_lock
 from laser_rl.replay.encoded_unrolls import seal
-from laser_rl.replay.records import allocate, pack
+from laser_rl.replay.records import allocate, fields_of, pack
 from laser_rl.replay.store import borrow
-from tests.cluster.raylets import NearShard, send
+from tests.cluster.raylets import NearActor, NearShard, send
 from tests.replay.inputs import STACKED, VECTOR, numbered
 
 
@@ -44,35 +45,39 @@ def test_calls_until_it_has_lent_and_none_afterwards(codec):
     assert shard.shard.report().counters["gathered"] == 8 * called
 
 
-@pytest.mark.parametrize("answer", [ActorGone("gone"), None])
-def test_what_cannot_be_reached_is_called_and_asked_once(answer, monkeypatch):
-    shard, random, batch = seen(VECTOR, range(20)), np.random.default_rng(0), allocate(VECTOR, 8)
-    store, borrowed = ShardedReplay(VECTOR, lambda: [shard], ahead=0), []
+@pytest.fixture
+def client(monkeypatch):
+    """A client on the node of its shard, which is called in threads of this process."""
+    here = SimpleNamespace(get_node_id=lambda: "node")
+    monkeypatch.setattr(shard_module, "ray", lambda: SimpleNamespace(get_runtime_context=lambda: here))
+    shard = seen(VECTOR, range(20)).shard
+    return ShardClient(NearActor(shard), shard.plan, "node", "where")
 
-    def elsewhere(layout, lent):
-        borrowed.append(lent)
+
+def test_a_shard_of_this_node_is_read_and_one_of_another_node_or_container_is_called(client, monkeypatch):
+    def versions(one):
+        return fields_of(one.gather(np.array([3, 5])).result(10.0).encoded.records, VECTOR)["version"].tolist()
+
+    elsewhere = ShardClient(client.actor, client.plan, "another node", "where")
+    assert (versions(client), versions(elsewhere)) == ([3, 5], [3, 5])
+    assert client.mapped is not None
+    assert elsewhere.mapped is None
+
+    def unreachable(layout, lent):
         raise ConfigError("it is in another container")
 
-    monkeypatch.setattr(shard_module, "borrow", elsewhere)
-    shard.lend() if answer is None else shard.lent.set_exception(answer)
-    for _ in range(5):
-        store.sample_into(8, random, batch, 0)
-    assert (shard.calls["gather"], shard.calls["lend"]) == (5, 1)
-    assert len(borrowed) == (answer is None)
+    monkeypatch.setattr(shard_module, "borrow", unreachable)
+    contained = ShardClient(client.actor, client.plan, "node", "where")
+    assert versions(contained) == [3, 5]
+    assert contained.mapped is None
 
 
-def test_the_memory_of_a_lost_shard_goes_with_the_last_who_holds_it():
+def test_the_memory_of_a_lost_shard_goes_with_the_last_who_holds_it(client):
     """At once, and not with the next collection of cycles: it may be gigabytes, and its replacement needs as much."""
-    shard = seen(VECTOR, range(20))
-    shard.lend()
-    client = ShardClient(None, shard.plan, "node", "where")
-    client.near, client._lent = True, shard.lent
-    client.gather(np.arange(3))
-    store, client_there = weakref.ref(client._store), weakref.ref(client)
+    store = weakref.ref(client.mapped)
     gc.disable()
     try:
-        del client
-        assert client_there() is None
+        del client.mapped
         assert store() is None
     finally:
         gc.enable()

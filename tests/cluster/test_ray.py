@@ -69,12 +69,12 @@ def plan_of(layout, number, unrolls=1000, codec="raw"):
 def test_a_shard_on_ray_takes_a_delivery_once_and_gives_it_back(one_node, started):
     shard = ShardClient.start(plan_of(STACKED, 0, codec="zstd"), one_node)
     started.append(shard)
-    assert shard.near
     writer = ReplayWriter(lambda: [shard], "runner")
     assert writer.send(parcel_of(STACKED, range(6), "zstd"), ANSWER_S)
     for _ in range(2):
         assert shard.insert("runner", 1, parcel_of(STACKED, range(6, 8), "zstd")).result(ANSWER_S)
     assert shard.report().result(ANSWER_S).span == (0, 8)
+    assert shard.mapped is not None  # it is on this node
     store, batch = ShardedReplay(STACKED, lambda: [shard], ahead=2), allocate(STACKED, 16)
     for _ in range(3):
         ids = store.sample_into(16, np.random.default_rng(0), batch, 0)
@@ -97,7 +97,7 @@ def shards_on(raylets, started, layout=VECTOR, fills=(), codec="raw"):
 @pytest.mark.parametrize("codec", ["raw", "zstd"])
 def test_three_nodes_of_unequal_fill_are_drawn_from_uniformly(raylets, started, codec):
     shards = shards_on(raylets, started, fills=(5, 60, 235), codec=codec)
-    assert [shard.near for shard in shards] == [True, False, False]
+    assert [shard.mapped is not None for shard in shards] == [True, False, False]
     store, batch, random = ShardedReplay(VECTOR, lambda: shards), allocate(VECTOR, 256), np.random.default_rng(3)
     counts = np.zeros(300, np.int64)
     deadline = time.monotonic() + ANSWER_S

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from laser_rl.errors import ConfigError
-from laser_rl.replay.shared import Handle, LentBlock, lend
+from laser_rl.replay.shared import Handle, LentBlock
 from laser_rl.replay.store import Replay, borrow
 from tests.replay.inputs import STACKED, VECTOR, assert_same, numbered
 
@@ -18,11 +18,11 @@ ROOT = Path(__file__).parents[2]
 OWNER = """
 import json, sys
 from laser_rl.replay.store import Replay
-from laser_rl.replay.shared import lend
+from laser_rl.replay.shared import LentBlock
 from tests.replay.inputs import STACKED, numbered
 store = Replay(STACKED, 50 * STACKED.steps, codec=sys.argv[1], budget_bytes=10**7, shared=True)
 store.insert(numbered(STACKED, range(30)))
-print(json.dumps(lend(store.handle())), flush=True)
+print(json.dumps(LentBlock.of(store.handle())), flush=True)
 for line in sys.stdin:
     store.insert(numbered(STACKED, range(30, 70)))
     print("in", flush=True)
@@ -59,11 +59,11 @@ def test_another_file_under_the_same_numbers_is_refused():
     """As in a container, or when the numbers of a dead owner have been given again."""
     store, other = (Replay(VECTOR, 10 * VECTOR.steps, shared=True) for _ in range(2))
     store.insert(numbered(VECTOR, range(3)))
-    right = lend(store.handle())
+    right = LentBlock.of(store.handle())
     assert len(borrow(VECTOR, right)) == 3
     opened = len(list(Path("/proc/self/fd").iterdir()))
     for wrong in (
-        right._replace(handle=lend(other.handle()).handle),
+        right._replace(handle=LentBlock.of(other.handle()).handle),
         right._replace(inode=right.inode + 1),
         right._replace(device=right.device + 1),
     ):
@@ -74,4 +74,4 @@ def test_another_file_under_the_same_numbers_is_refused():
 
 def test_a_store_of_its_own_memory_cannot_be_lent():
     with pytest.raises(ValueError, match="shared=True"):
-        lend(Replay(VECTOR, 10).handle())
+        LentBlock.of(Replay(VECTOR, 10).handle())
