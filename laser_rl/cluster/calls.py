@@ -19,7 +19,7 @@ CALL_S = 120.0  # an actor answers in milliseconds; one that is being started on
 PAUSE_S, MOST_PAUSE_S = (
     1.0,
     60.0,
-)  # before the second replacement in a row twice the first, then twice as much each time
+)  # twice the first before the second replacement in a row, then twice as much each time
 
 
 class AnswerLost(Exception):
