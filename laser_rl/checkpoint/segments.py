@@ -2,19 +2,21 @@
 
 A segment is a valid zstd file (`zstd -d` gives the unrolls' bytes one after the other): what we have to say ourselves stands in
 skippable frames, first the header (JSON), then before each unroll its number, length and checksum, and the number of the unroll before
-it in its stream. So a reader that meets a damaged unroll can look for the next frame's magic number and go on there (`salvage`), and knows
+it in its stream. So a reader that meets a damaged unroll can look for the next frame's magic number and go on there (`salvaged`), and knows
 what no longer follows what.
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import re
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from io import BufferedReader
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,12 +34,13 @@ FORMAT = 2
 _LEVEL = 1
 _BLOCK_UNROLLS, _BLOCK_BYTES = 1024, 128 << 20  # what is held uncompressed at once
 _HEADER_LIMIT = 1 << 20
+_CHUNK = 1 << 20
+_MOST_FALSE = 10_000  # places in one file that look like a record and are none; chance makes one in gigabytes
 _SKIPPABLE = struct.Struct("<II")  # magic number, bytes that follow
 # Number of the unroll, compressed bytes, checksum of all fields and of the bytes, number of the unroll before it in its stream.
 _RECORD = struct.Struct("<QIIq")
 _HEADER_MAGIC, _RECORD_MAGIC = 0x184D2A5A, 0x184D2A5B
 SEGMENT = re.compile(r"segment-(\d{12,20})-\d{12,20}\.zst")  # what `_segment_name` makes
-RECORD_MAGIC = _RECORD_MAGIC.to_bytes(4, "little")  # what a record begins with
 _NONE = -1  # instead of the number of the unroll before: it is the stream's first
 Numbers = NDArray[np.int64]
 
@@ -61,10 +64,19 @@ class SegmentEntry:
 class Record(NamedTuple):
     """One unroll as it lies in a segment."""
 
+    at: int  # the byte at which it begins
     number: int
     previous: int  # number of the unroll before it in its stream, or -1
     compressed: bytes
     size: int  # with all that stands before the compressed bytes
+
+
+class Block(NamedTuple):
+    """Some unrolls of a segment, in order, perhaps with gaps."""
+
+    number: Numbers
+    previous: Numbers
+    unrolls: Unrolls
 
 
 class Streams:
@@ -124,22 +136,84 @@ def read_segment(
     folder: str | Path, entry: SegmentEntry, layout: UnrollLayout, first_id: int | None = None
 ) -> Iterator[tuple[int, Unrolls]]:
     """Blocks of at most 1024 unrolls with the number of their first, from `first_id` on; raises `DamagedRun` at the first bad unroll."""
-    start = min(max(entry.first_id, first_id or 0), entry.last_id + 1)
     path = Path(folder) / entry.name
     with guarded.reading(path), _opened(path, entry) as file:
         _require_layout(path, _read_header(path, file), layout)
-        decompressor = zstandard.ZstdDecompressor()
-        size, block = row_bytes(layout), block_unrolls(layout)
-        for number in range(entry.first_id, start):
-            _read_record(path, file, number, entry.bytes)
-        for first in range(start, entry.last_id + 1, block):
-            rows = np.empty((min(block, entry.last_id + 1 - first), size), np.uint8)
-            for row in range(len(rows)):
-                record = _read_record(path, file, first + row, entry.bytes)
-                rows[row] = decompressed(path, decompressor, record.compressed, size)
-            yield first, split(layout, rows)
-        if file.read(1):
-            raise Damaged(path, f"goes on after its last unroll, number {entry.last_id}")
+        records = _whole(path, file, entry, first_id or 0)
+        for numbers, _, unrolls in blocks(path, records, layout):
+            yield int(numbers[0]), unrolls
+
+
+def _whole(path: Path, file: BufferedReader, entry: SegmentEntry, first_id: int) -> Iterator[Record]:
+    at = file.tell()
+    found = _records(file, entry, at)
+    for expected in range(entry.first_id, entry.last_id + 1):
+        record = next(found, None)
+        if record is None or (record.at, record.number) != (at, expected):
+            raise Damaged(path, f"unroll {expected} does not match its checksum, or ends too early")
+        at += record.size
+        if expected >= first_id:
+            yield record
+    if at != entry.bytes:
+        raise Damaged(path, f"goes on after its last unroll, number {entry.last_id}")
+
+
+def salvaged(folder: Path, entry: SegmentEntry) -> Iterator[Record]:
+    """Every unroll of a segment whose checksum is right, wherever it lies; the writer's header is not needed for it.
+
+    A file that is not there has none. `Unreadable` if that cannot be known.
+    """
+    with (
+        contextlib.suppress(Damaged),
+        guarded.reading(folder / entry.name),
+        guarded.open_plain(folder / entry.name) as file,
+    ):
+        yield from _records(file, entry, 0)
+
+
+def _records(file: BufferedReader, entry: SegmentEntry, begin: int) -> Iterator[Record]:
+    """The records from byte `begin` on, in order; what lies between them is passed over."""
+    limit, newest, false = min(os.fstat(file.fileno()).st_size, entry.bytes), entry.first_id - 1, 0
+    at: int | None = begin
+    while at is not None and false <= _MOST_FALSE:
+        record = _read_record(file, at, limit)
+        if record is not None and newest < record.number <= entry.last_id:
+            yield record
+            newest, at = record.number, at + record.size
+        else:
+            false, at = false + 1, _find(file, at + 1, limit)
+
+
+def _find(file: BufferedReader, at: int, limit: int) -> int | None:
+    """The next place from `at` on that begins like a record."""
+    magic = _RECORD_MAGIC.to_bytes(4, "little")
+    while at < limit:
+        file.seek(at)
+        data = file.read(min(_CHUNK, limit - at))
+        if (place := data.find(magic)) >= 0:
+            return at + place
+        if len(data) < len(magic):
+            return None
+        at += len(data) - len(magic) + 1
+    return None
+
+
+def blocks(path: Path, records: Iterable[Record], layout: UnrollLayout, *, skip: bool = False) -> Iterator[Block]:
+    """Decompress records, some at a time; `Damaged` for one that is not of this layout, or it is passed over (`skip`)."""
+    decompressor, size = zstandard.ZstdDecompressor(), row_bytes(layout)
+
+    def decompressed() -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
+        for record in records:
+            try:
+                yield record.number, record.previous, decompressed_row(path, decompressor, record.compressed, size)
+            except Damaged:
+                if not skip:
+                    raise
+
+    rows = decompressed()
+    while some := list(islice(rows, _block_unrolls(layout))):
+        numbers, previous, data = zip(*some, strict=True)
+        yield Block(np.array(numbers, np.int64), np.array(previous, np.int64), split(layout, np.stack(data)))
 
 
 def verify_segment(folder: Path, entry: SegmentEntry) -> None:
@@ -161,8 +235,8 @@ def _segment_name(first_id: int, count: int) -> str:
 
 
 def _encoded(layout: UnrollLayout, first_id: int, unrolls: Unrolls, previous: Numbers) -> Iterator[bytes]:
-    count, block = len(unrolls.member), block_unrolls(layout)
-    yield _header(layout, first_id, count)
+    count, block = len(unrolls.member), _block_unrolls(layout)
+    yield header(layout, first_id, count)
     compressor = zstandard.ZstdCompressor(level=_LEVEL, write_content_size=True)
     for first in range(0, count, block):
         rows = _joined(layout, Unrolls(*(field[first : first + block] for field in unrolls)))
@@ -172,9 +246,10 @@ def _encoded(layout: UnrollLayout, first_id: int, unrolls: Unrolls, previous: Nu
             yield _SKIPPABLE.pack(_RECORD_MAGIC, _RECORD.size) + fields + compressed
 
 
-def _header(layout: UnrollLayout, first_id: int, count: int) -> bytes:
-    header = {"format": FORMAT, "first_id": first_id, "count": count, "layout": _layout_json(layout)}
-    text = json.dumps(header, sort_keys=True).encode()
+def header(layout: UnrollLayout, first_id: int, count: int) -> bytes:
+    """What a segment begins with."""
+    fields = {"format": FORMAT, "first_id": first_id, "count": count, "layout": _layout_json(layout)}
+    text = json.dumps(fields, sort_keys=True).encode()
     return _SKIPPABLE.pack(_HEADER_MAGIC, len(text)) + text
 
 
@@ -217,13 +292,6 @@ def _read_header(path: Path, file: BufferedReader) -> dict[str, object]:
     return header
 
 
-def begins_as_written(file: BufferedReader, entry: SegmentEntry, layout: UnrollLayout) -> bool:
-    """Whether every byte of a segment's header is what a writer of ours writes."""
-    expected = _header(layout, entry.first_id, entry.count)
-    file.seek(0)
-    return file.read(len(expected)) == expected
-
-
 def _require_layout(path: Path, header: dict[str, object], layout: UnrollLayout) -> None:
     if header.get("layout") != _layout_json(layout):
         raise ConfigError(
@@ -232,32 +300,22 @@ def _require_layout(path: Path, header: dict[str, object], layout: UnrollLayout)
         )
 
 
-def _read_record(path: Path, file: BufferedReader, expected: int, limit: int) -> Record:
-    record = read_record(file, limit)
-    if record is None or record.number != expected:
-        raise Damaged(path, f"unroll {expected} does not match its checksum, or ends too early")
-    return record
-
-
-def read_record(file: BufferedReader, limit: int) -> Record | None:
-    """The record that begins here, of at most `limit` compressed bytes; None if there is none that matches its checksum."""
-    prefix = file.read(_SKIPPABLE.size)
-    magic, size = _SKIPPABLE.unpack(prefix) if len(prefix) == _SKIPPABLE.size else (0, 0)
-    if magic != _RECORD_MAGIC or size != _RECORD.size:
+def _read_record(file: BufferedReader, at: int, limit: int) -> Record | None:
+    """The record at byte `at` of a file of `limit` bytes; None if there is none that matches its checksum."""
+    file.seek(at)
+    prefix = file.read(_SKIPPABLE.size + _RECORD.size)
+    if len(prefix) != _SKIPPABLE.size + _RECORD.size or _SKIPPABLE.unpack_from(prefix) != (_RECORD_MAGIC, _RECORD.size):
         return None
-    fields = file.read(size)
-    if len(fields) != size:
-        return None
-    number, length, checksum, previous = _RECORD.unpack(fields)
-    if length > limit:  # a damaged length must not become a giant allocation
+    number, length, checksum, previous = _RECORD.unpack_from(prefix, _SKIPPABLE.size)
+    if length > limit - at:  # a damaged length must not become a giant allocation
         return None
     compressed = file.read(length)
     if len(compressed) != length or checksum != _checksum(number, compressed, previous):
         return None
-    return Record(number, previous, compressed, _SKIPPABLE.size + size + length)
+    return Record(at, number, previous, compressed, len(prefix) + length)
 
 
-def decompressed(path: Path, decompressor: zstandard.ZstdDecompressor, data: bytes, size: int) -> NDArray[np.uint8]:
+def decompressed_row(path: Path, decompressor: zstandard.ZstdDecompressor, data: bytes, size: int) -> NDArray[np.uint8]:
     """The `size` bytes of one unroll; `Damaged` if it is anything else."""
     try:
         # Asked first: the size that a frame claims is allocated, whatever limit is passed.
@@ -292,6 +350,5 @@ def row_bytes(layout: UnrollLayout) -> int:
     return sum(_field_bytes(shape, dtype) for shape, dtype in layout.fields().values())
 
 
-def block_unrolls(layout: UnrollLayout) -> int:
-    """How many unrolls are held uncompressed at once."""
+def _block_unrolls(layout: UnrollLayout) -> int:
     return max(1, min(_BLOCK_UNROLLS, _BLOCK_BYTES // row_bytes(layout)))

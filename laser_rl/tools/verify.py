@@ -11,8 +11,7 @@ from typing import Literal
 from laser_rl import checkpoint
 from laser_rl.checkpoint import CHECKPOINTS, REPLAY, SegmentEntry, manifest
 from laser_rl.checkpoint.guarded import Damaged, Unreadable, names_in, open_plain, reading
-from laser_rl.checkpoint.salvage import places_in
-from laser_rl.checkpoint.segments import SEGMENT, verify_segment
+from laser_rl.checkpoint.segments import SEGMENT, salvaged, verify_segment
 from laser_rl.checkpoint.snapshot import unfinished
 from laser_rl.errors import ConfigError, DamagedRun, UserError
 from laser_rl.metrics import machine
@@ -138,7 +137,7 @@ def _segment(folder: Path, entry: SegmentEntry) -> str:
     try:
         verify_segment(folder, entry)
     except Damaged as problem:
-        readable = len(places_in(folder, entry).number)
+        readable = sum(1 for _ in salvaged(folder, entry))
         why = f"{problem.why}; {readable:,} of {entry.count:,} unrolls can be read, and a resume takes those"
         raise Damaged(problem.path, why) from problem
     return f"{entry.count:,} unrolls, {entry.bytes / 1e6:,.1f} MB"

@@ -16,9 +16,8 @@ import zstandard
 from rich.console import Console
 from rich.progress import track
 
-from laser_rl.checkpoint import REPLAY, Loaded, SegmentEntry, guarded, segments
+from laser_rl.checkpoint import REPLAY, Loaded, SegmentEntry, segments
 from laser_rl.checkpoint.guarded import Damaged
-from laser_rl.checkpoint.salvage import places_in
 from laser_rl.training.saving import STORE_IDS
 from laser_rl.types import Array, UnrollLayout, Unrolls
 
@@ -95,16 +94,11 @@ class EpisodeReader:
         path = self._folder / entry.name
         if not path.exists():  # what is damaged is passed over, what is gone is not a replay's fault
             raise Damaged(path, "is gone; if the run goes on, it has made room: stop it first, or try again")
-        with guarded.reading(path), guarded.open_plain(path) as opened:
-            for offset in places_in(self._folder, entry).offset:
-                opened.seek(offset)
-                record = segments.read_record(opened, entry.bytes)
-                if record is not None and first <= record.number < end:
-                    yield record
+        yield from (one for one in segments.salvaged(self._folder, entry) if first <= one.number < end)
 
     def _decoded(self, compressed: bytes) -> Unrolls:
         size = segments.row_bytes(self._layout)
-        row = segments.decompressed(self._folder, self._decompressor, compressed, size)
+        row = segments.decompressed_row(self._folder, self._decompressor, compressed, size)
         return segments.split(self._layout, row[np.newaxis])
 
     def _go_on(

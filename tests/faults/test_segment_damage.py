@@ -239,17 +239,13 @@ def test_a_record_says_which_one_was_before(tmp_path):
     recorded = Recorded(tmp_path, RECURRENT, random.Random(6))  # noqa: S311
     newest, known = {}, 0
     for entry in recorded.files.entries:
-        with (tmp_path / REPLAY / entry.name).open("rb") as file:
-            segments._read_header(tmp_path, file)
-            for number in range(entry.first_id, entry.last_id + 1):
-                record = segments.read_record(file, entry.bytes)
-                assert record.number == number
-                if number < recorded.ids["first_id"]:
-                    continue
-                one = recorded.store.export(np.array([number]))
-                stream = int(one.member[0]), int(one.slot[0])
-                if stream in newest:
-                    assert record.previous == newest[stream]
-                    known += 1
-                newest[stream] = number
+        records = list(segments.salvaged(tmp_path / REPLAY, entry))
+        assert [record.number for record in records] == list(range(entry.first_id, entry.last_id + 1))
+        for record in records[max(0, recorded.ids["first_id"] - entry.first_id) :]:
+            one = recorded.store.export(np.array([record.number]))
+            stream = int(one.member[0]), int(one.slot[0])
+            if stream in newest:
+                assert record.previous == newest[stream]
+                known += 1
+            newest[stream] = record.number
     assert known > 20

@@ -50,7 +50,7 @@ def test_episodes_that_lost_an_unroll_to_damage_are_left_out_and_all_others_kept
     loaded = checkpoint.latest(path, replay="unread")
     [entry] = [entry for entry in loaded.segments if entry.name == segment.name]
     flipped(segment)
-    readable = set(checkpoint.salvage.places_in(path / REPLAY, entry).number)
+    readable = {record.number for record in checkpoint.segments.salvaged(path / REPLAY, entry)}
     gone = set(range(entry.first_id, entry.last_id + 1)) - readable
     assert len(gone) == 1
     flipped(segment)  # back, for the reference
