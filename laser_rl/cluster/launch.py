@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from laser_rl.cluster.calls import ray
-from laser_rl.cluster.guard import MARK, ProcessGuard
+from laser_rl.cluster.guard import ProcessGuard, children_with
 from laser_rl.cluster.placement import HeadLost
 from laser_rl.cluster.settings import require_possible
 from laser_rl.cluster.supervisor import ClusterSupervisor, LockStep
@@ -153,10 +153,9 @@ def _connect(library: Any, address: str, *, own_token: bool) -> ProcessGuard | N
 
 def _start(library: Any) -> ProcessGuard:
     """Start a cluster of this machine alone: it listens on the loopback address only, and nothing of it outlives this process."""
-    mark = secrets.token_hex(16)
-    with _starting(mark):
+    with _on_loopback():
         library.init(**QUIET, address="local", include_dashboard=False, object_store_memory=_store_bytes())
-    guard = ProcessGuard(mark)
+    guard = ProcessGuard(children_with(str(Path(library.__file__).parent)))
     address = str(library.get_runtime_context().gcs_address)
     if not address.startswith(f"{LOOPBACK}:"):
         library.shutdown()
@@ -169,16 +168,15 @@ def _start(library: Any) -> ProcessGuard:
 
 
 @contextlib.contextmanager
-def _starting(mark: str) -> Iterator[None]:
-    """The environment in which a cluster is started, with the mark of the guard.
+def _on_loopback() -> Iterator[None]:
+    """Ray takes the loopback address, and then listens on nothing else, only where it believes that clusters are not possible.
 
-    Ray takes the loopback address, and then listens on nothing else, only where it believes that clusters are not possible. That is what
-    `SEVERAL_MACHINES` says. Ray reads it when it is imported, which may have been long ago, so its constant is set as well; both only
-    while a cluster is started: to join another one, this process needs an address that others can reach.
+    That is what this variable says. Ray reads it when it is imported, which may have been long ago, so its constant is set as well; both
+    only while a cluster is started: to join another one, this process needs an address that others can reach.
     """
     constants: Any = sys.modules.get("ray._private.ray_constants")
-    before, environment = getattr(constants, "ENABLE_RAY_CLUSTER", None), dict(os.environ)
-    os.environ.update({SEVERAL_MACHINES: "0", MARK: mark})
+    before, said = getattr(constants, "ENABLE_RAY_CLUSTER", None), os.environ.get(SEVERAL_MACHINES)
+    os.environ[SEVERAL_MACHINES] = "0"
     if before is not None:
         constants.ENABLE_RAY_CLUSTER = False
     try:
@@ -186,10 +184,9 @@ def _starting(mark: str) -> Iterator[None]:
     finally:
         if before is not None:
             constants.ENABLE_RAY_CLUSTER = before
-        for name in (SEVERAL_MACHINES, MARK):
-            os.environ.pop(name)
-            if name in environment:
-                os.environ[name] = environment[name]
+        os.environ.pop(SEVERAL_MACHINES)
+        if said is not None:
+            os.environ[SEVERAL_MACHINES] = said
 
 
 def _store_bytes() -> int:
