@@ -126,30 +126,41 @@ def restore_generator(generator: torch.Generator, state: Tensor) -> None:
 
 
 class Memento(NamedTuple):
-    """What `act_once` needs of an episode's past."""
+    """What `act_once` needs of the past of n episodes."""
 
-    frames: Array  # the newest ones
-    memory: Array  # [1, S]
-    last_action: Array  # [1, ...], as stored
+    frames: Array  # [n, stack, ...], the newest ones
+    memory: Array  # [n, S]
+    last_action: Array  # [n, ...], as stored
+
+    @classmethod
+    def blank(cls, layout: UnrollLayout, count: int) -> "Memento":
+        """Before the first observations."""
+        return cls(
+            np.zeros((count, layout.stack, *layout.observation_shape), layout.observation_dtype),
+            np.zeros((count, layout.state_size), np.float32),
+            np.zeros((count, *layout.action_shape), layout.action_dtype),
+        )
 
 
 def act_once(
-    policy: Policy, layout: UnrollLayout, observation: Array, before: Memento | None, reward: float
-) -> tuple[Array, Memento, Seen]:
-    """Play one episode, observation by observation.
+    policy: Policy,
+    layout: UnrollLayout,
+    observation: Array,
+    reward: Array,
+    is_first: NDArray[np.bool_],
+    before: Memento | None = None,
+) -> tuple[Array, Memento]:
+    """Play, observation by observation: n environments with one observation [n, ...] each.
 
     Returns:
-        The environment's action for one observation as it is stored, what to hand in with the next observation (None before the first),
-        and what the network saw.
+        The environment's actions for observations as they are stored, and what to hand in with the next ones (None before the first).
     """
-    frames, memory, last = before or Memento(
-        np.zeros((layout.stack, *layout.observation_shape), layout.observation_dtype),
-        np.zeros((1, layout.state_size), np.float32),
-        np.zeros((1, *layout.action_shape), layout.action_dtype),
-    )
-    frames = np.concatenate([frames[1:], observation[np.newaxis].astype(frames.dtype)])
-    stacked = frames.reshape(1, -1, *observation.shape[1:]) if len(frames) > 1 else frames
-    seen = Seen(stacked, np.array([before is None]), last, np.array([reward], np.float32), memory)
-    decision = policy.act(seen)
-    memory = memory if decision.state is None else decision.state
-    return decision.environment_action[0], Memento(frames, memory, decision.action), seen
+    before = before or Memento.blank(layout, len(observation))
+    frames = np.concatenate([before.frames[:, 1:], observation[:, np.newaxis].astype(before.frames.dtype)], axis=1)
+    frames[is_first, :-1] = 0
+    last = before.last_action.copy()
+    last[is_first] = 0
+    stacked = frames.reshape(len(frames), -1, *frames.shape[3:]) if layout.stack > 1 else frames[:, 0]
+    decision = policy.act(Seen(stacked, is_first, last, reward, before.memory))
+    memory = before.memory if decision.state is None else decision.state
+    return decision.environment_action, Memento(frames, memory, decision.action)

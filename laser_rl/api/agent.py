@@ -229,7 +229,8 @@ class LASER:
         policy = Policy(trained.network, trained.family, seed=0, deterministic=deterministic)
         if not deterministic:
             policy.generator = self._generator(policy)
-        action, after, _ = act_once(policy, trained.layout, seen, state, float(reward))
+        is_first, rewards = np.array([state is None]), np.array([reward], np.float32)
+        [action], after = act_once(policy, trained.layout, seen[np.newaxis], rewards, is_first, state)
         return self._border.acts(action), after
 
     @_by_its_trust

@@ -11,9 +11,8 @@ from laser_rl.envs.scores import reference_of
 from laser_rl.evaluation.statistics import EvalResult
 from laser_rl.metrics import display
 from laser_rl.metrics.videos import BY_ENJOY, FOLDER
-from laser_rl.training.build import device_of
-from laser_rl.training.evaluate import Trained, chosen_member, evaluate, load_trained
-from laser_rl.training.filming import Filming, chosen_task, film_shown, load_shown
+from laser_rl.training.evaluate import chosen_member, evaluate, load_trained
+from laser_rl.training.filming import chosen_task, film
 
 
 @dataclass(frozen=True)
@@ -90,33 +89,29 @@ class Enjoy:
     """The most probable action instead of a sampled one."""
     seed: int = 0
     max_steps: int = 10_000
-    panel: bool = True
-    """Draw value, policy entropy and trusted share beside the picture (see docs/videos.md)."""
 
     def __call__(self) -> int:
         """Make the video and print where it is."""
         member = chosen_member(self.run_dir, self.member)
-        shown = load_shown(self.run_dir, member, device_of("auto"), sources=self.panel)
-        task, _ = chosen_task(shown.trained.environment.id, self.task)
-        kept = self.video is None  # among the films of the run, which are known by what is written beside them
-        path = self.video or self.run_dir / FOLDER / _video_name(shown.trained, member, task, self.seed)
-        how = Filming(
+        trained = load_trained(self.run_dir, member)
+        task, _ = chosen_task(trained.environment.id, self.task)
+        path, about = self.video, None
+        if path is None:  # among the films of the run, which are known by what is written beside them
+            whose = "" if member is None else f"member-{member:02d}-"
+            which = "" if task == trained.environment.id else "".join(c if c.isalnum() else "-" for c in task) + "-"
+            path = self.run_dir / FOLDER / f"{whose}{which}step-{trained.steps:012d}-seed-{self.seed}.mp4"
+            about = {"by": BY_ENJOY, "member": member}
+        went = film(
+            trained,
+            path,
             task=task,
             seed=self.seed,
             deterministic=self.deterministic,
             max_steps=self.max_steps,
-            panel=self.panel,
-            by=BY_ENJOY if kept else None,
+            about=about,
         )
-        filmed = film_shown(shown, path, how)
-        print(f"{_prefix(member)}return {filmed.total:.1f}; video: {path}")
+        print(f"{_prefix(member)}return {went['return']:.1f}; video: {path}")
         return 0
-
-
-def _video_name(trained: Trained, member: int | None, task: str, seed: int) -> str:
-    whose = "" if member is None else f"member-{member:02d}-"
-    which = "" if task == trained.environment.id else "".join(c if c.isalnum() else "-" for c in task) + "-"
-    return f"{whose}{which}step-{trained.steps:012d}-seed-{seed}.mp4"
 
 
 def _prefix(member: int | None) -> str:

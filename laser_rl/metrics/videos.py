@@ -4,7 +4,6 @@ A film `step-….mp4` shows one episode. The JSON file of the same name has its 
 """
 
 import contextlib
-import os
 import re
 import stat
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from laser_rl.disk import open_below, read_json
 FOLDER = "videos"
 BY_TRAINING, BY_ENJOY = "training", "enjoy"  # who made a film; only the first kind is ever removed
 _MEDIA = {".mp4": "video/mp4", ".webm": "video/webm", ".gif": "image/gif", ".png": "image/png"}
-_UNFINISHED = re.compile(r"\..+\.(\d+)(-[0-9a-f]+)?\.tmp(\.\w+)?")  # as films and as JSON files are written
+_UNFINISHED = re.compile(r"\..+\.(\d{1,10})-[0-9a-f]{8}\.tmp")  # see `disk.temporary_beside`
 _MOST_TEXT = 200
 _LARGEST = 2**53
 
@@ -34,8 +33,6 @@ class Film(NamedTuple):
     task: str | None = None
     total: float | None = None  # the return
     length: int | None = None
-    entropy: float | None = None
-    trusted: float | None = None
     by: str | None = None
 
 
@@ -67,7 +64,7 @@ def films(run_dir: str | Path, *, elsewhere: bool = False) -> list[Film]:
         with contextlib.suppress(FileNotFoundError):  # it was removed meanwhile
             status = path.lstat()
             if stat.S_ISREG(status.st_mode):
-                found.append(_film(path, status))
+                found.append(_film(path, status.st_mtime, status.st_size))
     return sorted(found, key=lambda one: (-one.time, one.path.name))
 
 
@@ -88,56 +85,30 @@ def filmed_until(run_dir: str | Path, step: int) -> int:
     return max((one for one in made if one <= step), default=0)
 
 
-def prune(run_dir: str | Path, keep: int) -> list[Path]:
-    """Remove all films of training but the last `keep` and the best of each task; returns what was removed."""
+def prune(run_dir: str | Path, keep: int) -> None:
+    """Remove all films of training but the last `keep` and the best of each task; `keep` 0 removes them all."""
     made = sorted(_by_training(run_dir), key=lambda one: -(one.step or 0))
-    tasks = {one.task for one in made}
-    leaders = [best([one for one in made if one.task == task]) for task in tasks]
-    kept = {one.path for one in (*made[:keep], *leaders) if one is not None}
-    removed = [one.path for one in made if one.path not in kept]
-    for path in removed:
-        _remove(path)
-    return removed
+    leaders = [best([one for one in made if one.task == task]) for task in {one.task for one in made}] if keep else []
+    for one in made[keep:]:
+        if one not in leaders:
+            one.path.unlink(missing_ok=True)  # before its facts: only they say that training made it
+            facts_path(one.path).unlink(missing_ok=True)
 
 
-def clear(run_dir: str | Path) -> None:
-    """Remove the films of training, for a run that starts again; those that a user asked for stay."""
-    for one in _by_training(run_dir):
-        _remove(one.path)
-
-
-def remove_unfinished(run_dir: str | Path) -> list[Path]:
+def remove_unfinished(run_dir: str | Path) -> None:
     """Remove what writers that are dead left half written; a living one's files stay."""
-    removed = []
     folder = Path(run_dir) / FOLDER
-    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+    for path in folder.iterdir() if folder.is_dir() else ():
         match = _UNFINISHED.fullmatch(path.name)
-        if match and not _lives(int(match[1])):
+        if match and not Path("/proc", match[1]).exists():
             path.unlink(missing_ok=True)
-            removed.append(path)
-    return removed
 
 
 def _by_training(run_dir: str | Path) -> list[Film]:
     return [one for one in films(run_dir, elsewhere=True) if one.by == BY_TRAINING]
 
 
-def _remove(video: Path) -> None:
-    video.unlink(missing_ok=True)  # before its facts: only they say that training made it
-    facts_path(video).unlink(missing_ok=True)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def _film(path: Path, status: os.stat_result) -> Film:
+def _film(path: Path, time: float, size: int) -> Film:
     facts = read_json(facts_path(path))
     numbers = {name: value for name, value in facts.items() if type(value) in {int, float} and abs(value) < _LARGEST}
     counts = {name: value for name, value in numbers.items() if isinstance(value, int) and value >= 0}
@@ -145,11 +116,10 @@ def _film(path: Path, status: os.stat_result) -> Film:
     return Film(
         path,
         _MEDIA[path.suffix],
-        status.st_mtime,
-        status.st_size,
+        time,
+        size,
         **{name: counts.get(name) for name in ("step", "member", "length")},
-        **{name: numbers.get(name) for name in ("entropy", "trusted")},
         total=numbers.get("return"),
         task=task[:_MOST_TEXT] if isinstance(task, str) else None,
-        by=by if isinstance(by, str) and by in {BY_TRAINING, BY_ENJOY} else None,
+        by=by if by in (BY_TRAINING, BY_ENJOY) else None,
     )

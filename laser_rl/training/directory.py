@@ -228,7 +228,7 @@ def _is_ours(path: Path, names: list[str]) -> bool:
 def _throw_away(path: Path) -> None:
     """All that an earlier run left and a new one would go on from: what has a name that a run writes, and nothing else."""
     checkpoint.clear(path)
-    videos.clear(path)
+    videos.prune(path, keep=0)
     for old in (path / FILE, path / machine.FILE):
         old.unlink(missing_ok=True)
     members = path / "members"

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import safetensors.torch
 import torch
 
 from laser_rl import checkpoint
-from laser_rl.agent.actor import FrameStack
 from laser_rl.agent.parameters import load_network
-from laser_rl.agent.policy import Policy, Seen
+from laser_rl.agent.policy import Memento, Policy, act_once
 from laser_rl.checkpoint import Loaded
 from laser_rl.checkpoint.guarded import fitting
 from laser_rl.checkpoint.snapshot import grouped, member_name
@@ -95,22 +93,15 @@ class Player:
     """A policy with what it remembers of the slots it plays in: frame stacks, memory, the last action."""
 
     def __init__(self, policy: Policy, layout: UnrollLayout, slots: int) -> None:
-        self._policy = policy
-        self._stack = FrameStack(slots, layout.stack, layout.observation_shape, layout.observation_dtype)
-        self._memory = np.zeros((slots, layout.state_size), np.float32)
-        self._action: Array = np.zeros((slots, *layout.action_shape), layout.action_dtype)
+        self._policy, self._layout, self._past = policy, layout, Memento.blank(layout, slots)
 
     def __call__(self, rows: Rows) -> Array:
         """The environment's actions for these rows."""
-        self._stack.push(rows)
-        slots = rows.slots
-        self._action[slots[rows.is_first]] = 0
-        seen = Seen(self._stack.seen(slots), rows.is_first, self._action[slots], rows.reward, self._memory[slots])
-        decision = self._policy.act(seen, slots)
-        self._action[slots] = decision.action
-        if decision.state is not None:
-            self._memory[slots] = decision.state
-        return decision.environment_action
+        before = Memento(*(part[rows.slots] for part in self._past))
+        action, after = act_once(self._policy, self._layout, rows.observation, rows.reward, rows.is_first, before)
+        for whole, part in zip(self._past, after, strict=True):
+            whole[rows.slots] = part
+        return action
 
 
 def trained_of(member: Member, steps: int) -> Trained:

@@ -1,162 +1,95 @@
-"""Films of what a checkpoint has learned, with what it thinks drawn beside the picture. `laser enjoy` makes them, and the recorder."""
+"""Films: one episode of an agent as an mp4 (with the extra `video`) or a GIF. `laser enjoy` makes them, and the recorder."""
 
 import contextlib
+import itertools
 import math
+import shutil
+import subprocess
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
-from laser_rl import checkpoint
-from laser_rl.agent.commentary import Commentator
-from laser_rl.agent.policy import Memento, Policy, Seen, act_once
-from laser_rl.checkpoint import Loaded
-from laser_rl.checkpoint.snapshot import grouped, member_name
-from laser_rl.config import Config, EnvironmentConfig
-from laser_rl.disk import write_json
+from laser_rl.agent.policy import Policy, act_once
+from laser_rl.config import EnvironmentConfig
+from laser_rl.disk import whole, write_json
 from laser_rl.envs.border import Env
 from laser_rl.envs.make import make_renderable
 from laser_rl.envs.records import DiscreteActions
 from laser_rl.envs.scores import tasks_of
 from laser_rl.envs.spaces import action_border, observation_border
-from laser_rl.errors import ConfigError, DamagedRun, MissingExtra, UserError
-from laser_rl.evaluation.video import Filmed, Frame, Limits, Shot, SidePanel, film
+from laser_rl.errors import ConfigError, MissingExtra, UserError
 from laser_rl.metrics.videos import facts_path
-from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.training.build import atari_settings
-from laser_rl.training.evaluate import Trained, chosen_member, newest, trained_from
-from laser_rl.training.files import read_sweep
+from laser_rl.training.evaluate import Trained
 
 FORMAT = 1
-NO_LIMITS = Limits()
-_AT_ONCE = 64  # rows that the networks look at together
+Frame = NDArray[np.uint8]  # [height, width, 3]
+MOST_FRAMES, FRAMES_PER_SECOND = 1800, 30  # of a short film: a minute
+GIF_FRAMES = 3000
+_FFMPEG_S = 60.0
 
 
-@dataclass(frozen=True)
-class Shown:
-    """The agent that is filmed, and what is needed to comment on it."""
-
-    trained: Trained
-    bound: float
-    sources: tuple[AgentNetwork, ...]
-    number: int | None  # in a sweep
+class FilmFailed(UserError):
+    """ffmpeg did not write a whole file."""
 
 
-@dataclass(frozen=True)
-class Filming:
-    """How an episode is played and shown."""
+def film(
+    trained: Trained,
+    path: Path,
+    *,
+    task: str | None = None,
+    seed: int = 0,
+    deterministic: bool = False,
+    max_steps: int = 10_000,
+    short: bool = False,
+    about: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Play one episode in an environment of its own and write what it looks like. The file is there whole or not at all.
 
-    task: str | None = None
-    seed: int = 0
-    deterministic: bool = False
-    max_steps: int = 10_000
-    panel: bool = True
-    limits: Limits = NO_LIMITS
-    by: str | None = None  # what made it; None: nothing is written beside the film
+    Args:
+        trained: the agent that plays.
+        path: *.mp4 or *.gif.
+        task: one of those that it learned; None: the first.
+        seed: of the episode and of the actions.
+        deterministic: take the most probable action instead of a sampled one.
+        max_steps: the episode is broken off after so many.
+        short: show a minute at most, at 30 frames a second; the rest is played unseen, so that the return is known.
+        about: who made the film, for the JSON file beside it; None: there is no such file.
 
-
-def load_shown(run_dir: Path, member: str | int | None, device: torch.device, *, sources: bool = True) -> Shown:
-    """The newest checkpoint's agent and, to compare it with, those whose experience it replays.
-
-    In a sweep that shares its replay these are the other members, in the same checkpoint. A single agent replays its own past: there it
-    is the parameters of the earlier checkpoints that are still on disk.
+    Returns:
+        How the episode went: return, length, whether it ended, and how many frames of it can be seen, at how many a second.
     """
-    sweep, number, loaded = read_sweep(run_dir), chosen_member(run_dir, member), newest(run_dir)
-    config = sweep.configs[number or 0]
-    trained = trained_from(loaded, config, number, device)
-    bound = float(grouped(loaded.tensors[member_name(number or 0)])["learner"]["bound"])
-    others: list[tuple[Loaded, Config, int | None]] = []
-    if sources and config.replay.fraction and sweep.share == "shared" and len(sweep.configs) > 1:
-        others = [(loaded, other, place) for place, other in enumerate(sweep.configs) if place != number]
-    elif sources and config.replay.fraction:
-        others = [(earlier, config, number) for earlier in _earlier(run_dir, loaded.step)]
-    found = []
-    for other in others:
-        with contextlib.suppress(DamagedRun):  # it has diverged: no member would learn from it
-            found.append(trained_from(*other, device).network)
-    return Shown(trained, math.inf if config.loss.trust == "off" else bound, tuple(found), number)
-
-
-def _earlier(run_dir: Path, step: int) -> Iterator[Loaded]:
-    """Checkpoints before a step; the run may remove any of them while they are read."""
-    for path in sorted((run_dir / checkpoint.CHECKPOINTS).glob("step-*")):
-        name = path.name.removeprefix("step-")
-        if name.isdecimal() and int(name) < step:
-            with contextlib.suppress(DamagedRun):
-                yield checkpoint.load_snapshot(path, replay="unread")
-
-
-def film_shown(shown: Shown, path: Path, how: Filming) -> Filmed:
-    """Play one episode in an environment of its own and write the film, with a JSON file beside it if that is asked for."""
-    trained = shown.trained
-    task, options = chosen_task(trained.environment.id, how.task)
-    env = _opened(trained.environment, task, options)
-    frames, stride = how.limits.frames, how.limits.stride(float(env.metadata.get("render_fps") or 30))
-    rows = None if frames is None else frames * stride
-    watched = FilmedPolicy(
-        trained, env, deterministic=how.deterministic, seed=how.seed, keep_rows=rows if how.panel else 0
-    )
-    panel = SidePanel(_title(shown, task))
-    drawing = Drawing(shown, watched, panel, number=[*tasks_of(trained.environment.id)].index(task), seed=how.seed)
-
-    def tell(filmed: Filmed) -> None:
-        if how.by is not None:
-            write_json(facts_path(path), _facts(shown, how, task, filmed, panel))
-
-    try:
-        through = drawing.through if how.panel else None
-        return film(env, watched, path, how.max_steps, seed=how.seed, limits=how.limits, through=through, before=tell)
-    except gymnasium.error.DependencyNotInstalled:
-        raise MissingExtra(f"drawing {task}", "video") from None
-    finally:
-        env.close()
-
-
-def _opened(environment: EnvironmentConfig, task: str, options: Mapping[str, Any]) -> Env:
-    return make_renderable(task, options={**options, **environment.options}, atari=atari_settings(environment))
-
-
-def can_be_filmed(environment: EnvironmentConfig) -> bool:
-    """Whether an environment (of a mixture the first task) says that it draws pictures.
-
-    It is built, but nothing is drawn: a picture may need a library or a graphics card whose failure ends the process.
-    """
-    task, options = chosen_task(environment.id, None)
-    try:
-        env = _opened(environment, task, options)
-    except UserError:
-        return False
-    with contextlib.closing(env):
-        draws = getattr(type(env.unwrapped), "render", gymnasium.Env.render) is not gymnasium.Env.render
-        return draws and getattr(env, "render_mode", None) == "rgb_array"
-
-
-def _facts(shown: Shown, how: Filming, task: str, filmed: Filmed, panel: SidePanel) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "by": how.by,
-        "time": time.time(),
-        "step": shown.trained.steps,
-        "member": shown.number,
-        "task": task,
-        "return": filmed.total,
-        "length": filmed.length,
-        "ended": filmed.ended,
-        "seed": how.seed,
-        "deterministic": how.deterministic,
-        "frames": filmed.frames,
-        "frames_per_second": filmed.frames_per_second,
-        "value": panel.mean("value"),
-        "entropy": panel.mean("entropy"),
-        "trusted": panel.mean("trusted"),
-        "sources": len(shown.sources),
-    }
+    if path.suffix not in {".mp4", ".gif"}:
+        raise ConfigError(f"expected a video called *.mp4 or *.gif, got {path.name!r}; change its ending")
+    write, most = (_write_mp4, math.inf) if path.suffix == ".mp4" else (_write_gif, GIF_FRAMES)
+    task, options = chosen_task(trained.environment.id, task)
+    with contextlib.closing(_opened(trained.environment, task, options)) as env:
+        if (mode := getattr(env, "render_mode", None)) != "rgb_array":
+            raise ConfigError(
+                f"expected an environment with render_mode 'rgb_array', got {mode!r}; make it with gymnasium.make(..., "
+                "render_mode='rgb_array'), and let its class keep that argument as self.render_mode"
+            )
+        shown = float(env.metadata.get("render_fps") or 30)
+        stride = max(1, math.ceil(round(shown) / FRAMES_PER_SECOND)) if short else 1
+        most = min(most, MOST_FRAMES) if short else most
+        went = {"return": 0.0, "length": 0, "ended": False, "frames": 0, "frames_per_second": shown / stride}
+        policy = Policy(trained.network, trained.family, seed=seed, deterministic=deterministic)
+        frames = _play(env, policy, trained, went, max_steps=max_steps, seed=seed, stride=stride, most_frames=most)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with whole(path) as temporary:
+                write(temporary, frames, shown / stride)
+                if about is not None:  # before the film is in its place: the facts say whose it is
+                    played = {"step": trained.steps, "task": task, "seed": seed, "deterministic": deterministic}
+                    write_json(facts_path(path), {"format": FORMAT, "time": time.time(), **about, **played, **went})
+        except gymnasium.error.DependencyNotInstalled:
+            raise MissingExtra(f"drawing {task}", "video") from None
+    return went
 
 
 def chosen_task(environment: str, task: str | None) -> tuple[str, Mapping[str, Any]]:
@@ -170,69 +103,116 @@ def chosen_task(environment: str, task: str | None) -> tuple[str, Mapping[str, A
     return chosen, tasks[chosen]
 
 
-def _title(shown: Shown, task: str) -> str:
-    whose = "" if shown.number is None else f"member {shown.number} · "
-    several = "" if task == shown.trained.environment.id else f" · {task}"
-    return f"{whose}step {shown.trained.steps:,}{several}"
+def can_be_filmed(environment: EnvironmentConfig) -> bool:
+    """Whether an environment (of a mixture the first task) says that it draws pictures.
+
+    It is built, but nothing is drawn: a picture may need a library or a graphics card whose failure ends the process.
+    """
+    try:
+        env = _opened(environment, *chosen_task(environment.id, None))
+    except UserError:
+        return False
+    with contextlib.closing(env):
+        draws = getattr(type(env.unwrapped), "render", gymnasium.Env.render) is not gymnasium.Env.render
+        return draws and getattr(env, "render_mode", None) == "rgb_array"
 
 
-class FilmedPolicy:
-    """Acts in one environment, observation by observation; the rows that it saw wait in `rows` until they are taken."""
-
-    def __init__(
-        self, trained: Trained, env: Env, *, deterministic: bool, seed: int, keep_rows: int | None = 0
-    ) -> None:
-        self._policy = Policy(trained.network, trained.family, seed=seed, deterministic=deterministic)
-        self._sees = observation_border(env.observation_space, trained.environment.id).convert
-        border = action_border(env.action_space, trained.environment.id)
-        self._acts = border.convert
-        self._count = border.spec.count if isinstance(border.spec, DiscreteActions) else None
-        self._layout = trained.layout
-        self._before: Memento | None = None
-        self.rows: deque[Seen] = deque()
-        self._room = keep_rows
-
-    def __call__(self, observation: Any, reward: float) -> Any:
-        """The action, as the environment takes it."""
-        sees = np.asarray(self._sees(observation))
-        action, self._before, seen = act_once(self._policy, self._layout, sees, self._before, reward)
-        if self._room is None or self._room > 0:
-            self.rows.append(seen)
-            self._room = None if self._room is None else self._room - 1
-        # A mixture has the actions of all its tasks; one that this task does not know acts as 0.
-        unknown = self._count is not None and int(action) >= self._count
-        return self._acts(np.zeros_like(action) if unknown else action)
+def _opened(environment: EnvironmentConfig, task: str, options: Mapping[str, Any]) -> Env:
+    return make_renderable(task, options={**options, **environment.options}, atari=atari_settings(environment))
 
 
-class Drawing:
-    """Puts the panel beside each picture. Pictures wait until the networks have looked at some rows at once, which is much quicker."""
+def _play(
+    env: Env,
+    policy: Policy,
+    trained: Trained,
+    went: dict[str, Any],
+    *,
+    max_steps: int,
+    seed: int,
+    stride: int,
+    most_frames: float,
+) -> Iterator[Frame]:
+    """The pictures of an episode; `went` is kept up to date."""
+    sees = observation_border(env.observation_space, trained.environment.id).convert
+    acts = action_border(env.action_space, trained.environment.id)
+    observation, _ = env.reset(seed=seed)
+    reward, before = 0.0, None
+    while True:
+        if went["frames"] < most_frames and (went["ended"] or went["length"] % stride == 0):
+            went["frames"] += 1
+            yield _picture(env)
+        if went["ended"] or went["length"] >= max_steps:
+            return
+        seen, is_first = np.asarray(sees(observation))[np.newaxis], np.array([before is None])
+        [action], before = act_once(policy, trained.layout, seen, np.array([reward], np.float32), is_first, before)
+        if isinstance(acts.spec, DiscreteActions) and int(action) >= acts.spec.count:
+            action = np.zeros_like(action)  # of a mixture: an action that this task does not know acts as 0
+        observation, given, terminated, truncated, _ = env.step(acts.convert(action))
+        reward = float(given)
+        went["return"] += reward
+        went["length"] += 1
+        went["ended"] = bool(terminated or truncated)
 
-    def __init__(self, shown: Shown, watched: FilmedPolicy, panel: SidePanel, *, number: int, seed: int) -> None:
-        self._watched, self._panel, self._told = watched, panel, 0
-        agent, loss = shown.trained, shown.trained.config.loss
-        self._comment = Commentator(
-            agent.network, agent.family, loss, bound=shown.bound, sources=shown.sources, task=number, seed=seed
-        )
 
-    def through(self, shots: Iterator[Shot]) -> Iterator[Frame]:
-        """As many pictures as shots. The last one shows where the episode ended: nothing was decided there."""
-        waiting: deque[Shot] = deque()
-        for shot in shots:
-            waiting.append(shot)
-            if len(self._watched.rows) >= _AT_ONCE:
-                yield from self._drawn(waiting)
-        yield from self._drawn(waiting, last=True)
+def _picture(env: Env) -> Frame:
+    try:
+        picture: Any = env.render()
+    except (UserError, gymnasium.error.Error):
+        raise
+    except Exception as error:  # whatever a user's render raises
+        raise ConfigError(
+            f"expected render() to return a picture, got {type(error).__name__}: {error}; write render() for render_mode 'rgb_array'"
+        ) from error
+    if not isinstance(picture, np.ndarray) or picture.ndim != 3 or picture.shape[2] != 3:  # noqa: PLR2004
+        shape = getattr(picture, "shape", type(picture).__name__)
+        raise ConfigError(f"expected render() to return [height, width, 3], got {shape}; check its render_mode")
+    return picture.astype(np.uint8, copy=False)
 
-    def _drawn(self, waiting: deque[Shot], *, last: bool = False) -> Iterator[Frame]:
-        rows = [self._watched.rows.popleft() for _ in range(len(self._watched.rows))]
-        for remark in self._comment(rows):
-            self._panel.add(**remark._asdict())
-            self._told += 1
-            yield from self._beside(waiting, until=self._told)
-        if last:
-            yield from self._beside(waiting, until=math.inf)
 
-    def _beside(self, waiting: deque[Shot], *, until: float) -> Iterator[Frame]:
-        while waiting and waiting[0].step < until:
-            shot = waiting.popleft()
-            yield self._panel.beside(shot.picture, total=shot.total)
+def _write_mp4(path: Path, frames: Iterator[Frame], frames_per_second: float) -> None:
+    """Run ffmpeg ourselves: `imageio` does not tell its exit status, by which a file that was cut short is known."""
+    try:
+        import imageio_ffmpeg  # type: ignore[import-untyped]  # noqa: PLC0415
+    except ImportError:
+        raise MissingExtra("writing an mp4", "video") from None
+    first = next(frames)
+    # h264 in yuv420p with its index in front: what every browser plays, and begins to play before it has all of it. It stores colour for
+    # blocks of 2 × 2, so an odd height or width is padded.
+    given = f"-f rawvideo -pix_fmt rgb24 -s {first.shape[1]}x{first.shape[0]} -r {frames_per_second} -i -"
+    wanted = "-vf pad=ceil(iw/2)*2:ceil(ih/2)*2 -c:v libx264 -pix_fmt yuv420p -movflags +faststart -f mp4"
+    options = f"-y -xerror -loglevel quiet {given} {wanted}".split()
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), *options, str(path)]
+    try:
+        ffmpeg = subprocess.Popen(command, stdin=subprocess.PIPE)  # noqa: S603 - the library's own program
+    except OSError:
+        raise _failed(path) from None
+    assert ffmpeg.stdin is not None  # noqa: S101
+    try:
+        for frame in itertools.chain([first], frames):
+            try:
+                ffmpeg.stdin.write(frame.tobytes())
+            except BrokenPipeError:  # its status tells
+                break
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            ffmpeg.communicate(timeout=_FFMPEG_S)
+    finally:
+        ffmpeg.kill()
+        ffmpeg.communicate()
+    if ffmpeg.returncode or not path.is_file():
+        raise _failed(path)
+
+
+def _failed(path: Path) -> FilmFailed:
+    free = shutil.disk_usage(path.parent).free / 1e6
+    return FilmFailed(
+        f"ffmpeg could not write a film into {path.parent}, where {free:,.1f} MB are free; "
+        "free some space, or try another ending: .gif"
+    )
+
+
+def _write_gif(path: Path, frames: Iterator[Frame], frames_per_second: float) -> None:
+    from PIL import Image  # noqa: PLC0415 - a run that is not filmed never needs it
+
+    first, *others = (Image.fromarray(frame) for frame in frames)
+    duration = max(20, round(1000 / frames_per_second))  # milliseconds; browsers slow down what is faster
+    first.save(path, format="GIF", save_all=True, append_images=others, duration=duration, loop=0)

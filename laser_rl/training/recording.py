@@ -9,14 +9,11 @@ import contextlib
 import importlib.util
 import logging
 import select
-import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -26,12 +23,10 @@ from laser_rl.config import RunConfig
 from laser_rl.envs.scores import tasks_of
 from laser_rl.errors import ConfigError, UserError
 from laser_rl.metrics import videos
-from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.training.build import EnvironmentSource, derive
-from laser_rl.training.evaluate import Result, chosen_member
-from laser_rl.training.files import is_sweep
+from laser_rl.training.evaluate import Result, chosen_member, load_trained
 from laser_rl.training.process_handle import start_child
-from laser_rl.training.stall import PATIENCE_S, StallWarning
+from laser_rl.training.stall import SAY_AFTER_S
 from laser_rl.trust import Trust
 
 log = logging.getLogger("laser_rl.training")
@@ -39,9 +34,7 @@ LAST_FILM_S = 60.0  # of the last parameters, when all else is done
 KILL_S = 10.0
 SAY = "laser enjoy makes one by hand"
 LOOK_S = 1.0
-LONGEST_FILM_S = 1800  # an environment that hangs ends here
-MOST_FRAMES, FRAMES_PER_SECOND = 1800, 30.0  # a minute
-MOST_STEPS = 100_000
+MOST_STEPS = 100_000  # of an episode
 _MOST_SAID = 500
 
 
@@ -64,16 +57,15 @@ class Recording:
 
     def finish(self) -> None:
         """Let it film the last checkpoint, for a minute at most. Ctrl-C ends the wait: the run is saved."""
-        waiting = StallWarning("the run, which is done and saved,", f"its last video, {LAST_FILM_S:.0f} s at most")
-        ends = time.monotonic() + LAST_FILM_S
         self._end_input()
         try:
-            while self._process.poll() is None:
-                if time.monotonic() > ends:
-                    log.warning("the last video was not made within %.0f s; %s", LAST_FILM_S, SAY)
-                    break
-                time.sleep(PATIENCE_S / 4)
-                waiting.again()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(SAY_AFTER_S)
+                return
+            log.warning("the run is done and saved; it waits for its last video, %.0f s at most", LAST_FILM_S)
+            self._process.wait(LAST_FILM_S)
+        except subprocess.TimeoutExpired:
+            log.warning("the last video was not made within %.0f s; %s", LAST_FILM_S, SAY)
         except KeyboardInterrupt:
             log.warning("the last video is left out; %s", SAY)
 
@@ -105,14 +97,9 @@ class Recording:
 def with_videos(
     go: Callable[[], Result], run_dir: Path | None, run: RunConfig, *, source: EnvironmentSource | None, network: object
 ) -> Result:
-    """Run to the end, and make videos of the checkpoints meanwhile, if the settings ask for them; if they cannot be made, warn once.
+    """Call `go`, and make videos of the checkpoints meanwhile, if the settings `run` ask for them; if they cannot be made, warn once.
 
-    Args:
-        go: runs to the end.
-        run_dir: of the run; None if nothing is kept.
-        run: its settings.
-        source: what is played, if that is not the configuration's id: an object cannot be sent to another process.
-        network: the agent's, or a user's part of it: likewise.
+    `source`, if it is not the configuration's id, and `network`, a user's own, are objects that cannot be sent to another process.
     """
     if not run.video_every_steps:
         return go()
@@ -131,7 +118,7 @@ def with_videos(
 def _start(run_dir: Path | None, run: RunConfig, source: EnvironmentSource | None, network: object) -> Recording:
     if run_dir is None:
         raise ConfigError("they are made of checkpoints, and nothing is kept; give a run directory")
-    if (source is not None and not isinstance(source, str)) or not _ours(network):
+    if (source is not None and not isinstance(source, str)) or network is not None:
         raise ConfigError(
             "another process makes them, which needs an environment by id or 'module:callable' and one of our own networks"
         )
@@ -147,13 +134,6 @@ def _start(run_dir: Path | None, run: RunConfig, source: EnvironmentSource | Non
     return Recording(run_dir, run)
 
 
-def _ours(network: object) -> bool:
-    """Whether another process can build it from the settings alone."""
-    if isinstance(network, AgentNetwork):
-        return _ours(network.torso) and _ours(network.value_torso)
-    return network is None or type(network).__module__.startswith("laser_rl.")
-
-
 class VideoRecorder:
     """In the process: films every `every` steps, `keep` of which stay."""
 
@@ -163,73 +143,55 @@ class VideoRecorder:
         self._said: set[str] = set()
         videos.remove_unfinished(run_dir)
 
-    def look(self, *, last: bool = False) -> Path | None:
-        """Film the newest checkpoint if it is the first after another `every` steps or the `last` one; its path if that was done."""
+    def look(self, *, last: bool = False) -> None:
+        """Film the newest checkpoint if it is the first after another `every` steps or the `last` one; print what went wrong, once."""
         step = checkpoint.newest_step(self.run_dir)
         if step is None:
-            return None
+            return
         before = max(videos.filmed_until(self.run_dir, step), self._tried if self._tried <= step else 0)
         if step <= before or (step // self.every == before // self.every and not last):
-            return None
+            return
         self._tried = step
         try:
-            path = self.film()
+            self.film()
             videos.prune(self.run_dir, self.keep)
-        except UserError as error:
-            self._say(str(error))
         except Exception as error:  # a film is never worth more than the run: whatever it is, it is said
-            self._say(f"{type(error).__name__}: {error}")
-        else:
-            return path
-        return None
+            said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            said = " ".join(said.split())[:_MOST_SAID]
+            if said not in self._said:
+                self._said.add(said)
+                print(f"{said} (the run goes on without this one)", flush=True)
 
-    def film(self) -> Path:
+    def film(self) -> None:
         """One episode of the newest checkpoint: of a sweep the best member's, of several tasks each in turn."""
-        from laser_rl.evaluation.video import Limits  # noqa: PLC0415 - the run itself draws nothing
-        from laser_rl.training.filming import Filming, film_shown, load_shown  # noqa: PLC0415
+        from laser_rl.training.filming import film  # noqa: PLC0415 - the run itself draws nothing
 
-        shown = load_shown(self.run_dir, self._member(), torch.device("cpu"))
+        member = self._member()
+        trained = load_trained(self.run_dir, member)
         torch.set_num_threads(1)
-        config, step = shown.trained.config, shown.trained.steps
-        tasks = list(tasks_of(config.environment.id))
-        how = Filming(
+        step, tasks = trained.steps, list(tasks_of(trained.environment.id))
+        film(
+            trained,
+            self.run_dir / videos.FOLDER / videos.film_name(step, member),
             task=tasks[step // self.every % len(tasks)],
-            seed=derive(config.run.seed, f"video/{step}") % 2**31,
+            seed=derive(trained.config.run.seed, f"video/{step}") % 2**31,
             max_steps=MOST_STEPS,
-            limits=Limits(frames=MOST_FRAMES, frames_per_second=FRAMES_PER_SECOND),
-            by=videos.BY_TRAINING,
+            short=True,
+            about={"by": videos.BY_TRAINING, "member": member},
         )
-        path = self.run_dir / videos.FOLDER / videos.film_name(step, shown.number)
-        film_shown(shown, path, how)
-        return path
 
     def _member(self) -> int | None:
-        if not is_sweep(self.run_dir):
-            return None
         try:
-            return chosen_member(self.run_dir, "best")
+            return chosen_member(self.run_dir)
         except UserError:  # no episode has ended yet
             return 0
-
-    def _say(self, what: str) -> None:
-        what = " ".join(what.split())[:_MOST_SAID]
-        if what not in self._said:
-            self._said.add(what)
-            print(f"{what} (the run goes on without this one)", flush=True)
 
 
 def main(start: Mapping[str, Any]) -> int:
     """Look for checkpoints until the input ends; see `process_handle.run_child`."""
-    signal.signal(signal.SIGALRM, _too_long)
     recorder, ending = VideoRecorder(Path(start["run_dir"]), start["every"], start["keep"]), False
     with Trust(code=True).applied():  # the run that started this plays the same environment
         while not ending:
             ending = bool(select.select([sys.stdin], [], [], LOOK_S)[0])
-            signal.alarm(LONGEST_FILM_S)
             recorder.look(last=ending)
-            signal.alarm(0)
     return 0
-
-
-def _too_long(number: int, frame: FrameType | None) -> None:
-    raise TimeoutError(f"an episode was not over after {LONGEST_FILM_S} s")

@@ -248,8 +248,6 @@ def _video(one: Film) -> Data:
         "task": one.task,
         "return": cell(one.total),
         "length": one.length,
-        "entropy": cell(one.entropy),
-        "trusted": cell(one.trusted),
     }
 
 

@@ -289,7 +289,9 @@ def test_a_trained_memory_of_a_run_plays_an_episode_alone(tmp_path):
                 "state": state,
             }
             chosen, _, _, state = session.run(None, given)
-            expected, memento, _ = act_once(policy, trained.layout, observation.astype(np.float32), memento, reward)
+            [expected], memento = act_once(
+                policy, trained.layout, given["observation"], given["last_reward"], given["is_first"], memento
+            )
             action, first = int(chosen[0]), False
             assert action == int(expected)
             observation, reward, terminated, truncated, _ = env.step(action)

@@ -1,4 +1,4 @@
-"""Videos of a run: what is due, what is shown beside the picture, and that training does not notice any of it."""
+"""Videos of a run: what is due, what is said of them, and that training does not notice any of it."""
 
 import contextlib
 import json
@@ -9,31 +9,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections import deque
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
-from PIL import Image
 
 from laser_rl import checkpoint, cli
-from laser_rl.agent.policy import Seen
 from laser_rl.checkpoint import Snapshot
-from laser_rl.checkpoint.snapshot import grouped
 from laser_rl.config import RunConfig, override
 from laser_rl.errors import ConfigError
-from laser_rl.evaluation.video import Shot, whole_mp4
 from laser_rl.metrics.videos import BY_TRAINING, facts_path, film_name, films
 from laser_rl.training.directory import RunDirectory
-from laser_rl.training.filming import Drawing, Filming, Shown, film_shown, load_shown
 from laser_rl.training.launch import train
 from laser_rl.training.recording import Recording, VideoRecorder, with_videos
-from laser_rl.training.settings import SweepConfig
 from tests.metrics.test_videos import a_film, trained
 from tests.training.small import fingerprint, finish, small
-
-CPU = torch.device("cpu")
+from tests.training.test_filming import mp4_frames
 
 
 @pytest.fixture(scope="module")
@@ -43,117 +33,29 @@ def run_dir(tmp_path_factory):
     return path
 
 
-@pytest.fixture(scope="module")
-def sweep_dir(tmp_path_factory):
-    path = tmp_path_factory.mktemp("runs") / "sweep"
-    grid = {"learning_rate": [1e-3, 2e-3, 3e-3]}
-    config = SweepConfig(base=small("laser/Catch", **{"run.steps": 100, "memory": "lstm", "memory_size": 8}), grid=grid)
-    directory = RunDirectory(path, config)
-    train(config, directory, sinks=[directory.log])
-    directory.close()
-    return path
+# ---- what is said of a film ----
 
 
-# ---- what is shown ----
-
-
-def test_a_film_says_who_played_and_how_it_went(run_dir, tmp_path):
-    shown = load_shown(run_dir, None, CPU)
-    path = tmp_path / film_name(shown.trained.steps)
-    found = film_shown(shown, path, Filming(seed=3, by=BY_TRAINING))
-    facts = json.loads(facts_path(path).read_text())
-    assert whole_mp4(path)
-    assert (facts["step"], facts["return"], facts["length"], facts["seed"], facts["frames"]) == (
-        shown.trained.steps, found.total, found.length, 3, found.length + 1,
-    )  # fmt: skip
-    assert facts["return"] in {-1.0, 1.0}
-    assert facts["ended"]
-    assert facts["member"] is None
-    assert 0 < facts["entropy"] <= np.log(3) + 1e-6
-    again = film_shown(shown, tmp_path / "again.gif", Filming(seed=3, panel=False))
-    assert (again.total, again.length) == (found.total, found.length), "what is drawn changes nothing that is played"
-    assert not facts_path(tmp_path / "again.gif").exists()
-
-
-def test_whose_experience_is_compared(run_dir, sweep_dir, tmp_path):
-    kept = sorted(path.name for path in (run_dir / "checkpoints").iterdir())
-    assert len(kept) == 2
-    [source] = load_shown(run_dir, None, CPU).sources  # its own past
-    earlier = grouped(checkpoint.load_snapshot(run_dir / "checkpoints" / kept[0]).tensors["member-00"])["network"]
-    assert all(torch.equal(value, source.state_dict()[name]) for name, value in earlier.items())
-    shown = load_shown(sweep_dir, 1, CPU)
-    loaded = checkpoint.latest(sweep_dir)
-    for network, other in zip(shown.sources, (0, 2), strict=True):
-        theirs = loaded.tensors[f"member-{other:02d}"]["network/policy_head.weight"]
-        assert torch.equal(network.policy_head.weight, theirs)
-    assert shown.bound == pytest.approx(small().loss.bound)
-    facts = film_and_facts(shown, tmp_path / "a.gif")
-    assert facts["sources"] == 2
-    assert 0 <= facts["trusted"] <= 1
-    assert load_shown(sweep_dir, 1, CPU, sources=False).sources == ()
-
-
-def film_and_facts(shown: Shown, path: Path):
-    film_shown(shown, path, Filming(by=BY_TRAINING, max_steps=30))
-    return json.loads(facts_path(path).read_text())
-
-
-class Panel:
-    def __init__(self):
-        self.said, self.drawn = [], []
-
-    def add(self, **remark):
-        self.said.append(remark)
-
-    def beside(self, picture, *, total):
-        self.drawn.append((int(picture[0, 0, 0]), len(self.said)))
-        return picture
-
-
-@pytest.mark.parametrize(
-    ("length", "stride", "room"), [(5, 1, None), (200, 1, None), (131, 2, None), (300, 3, 150), (64, 1, None)]
-)
-def test_each_picture_has_the_remarks_up_to_its_own_step(run_dir, length, stride, room):
-    shown = load_shown(run_dir, None, CPU)
-    panel, watched = Panel(), type("Watched", (), {"rows": deque()})()
-    layout = shown.trained.layout
-    row = np.zeros((1, *layout.observation_shape), layout.observation_dtype)
-    seen = a_row(row)
-
-    def shots():
-        for step in range(length + 1):
-            if (step % stride == 0 or step == length) and (room is None or step < room):
-                yield Shot(step, np.full((2, 2, 3), step % 256, np.uint8), 0.0)
-            if room is None or step < room:
-                watched.rows.append(seen)
-        watched.rows.pop()  # nothing is decided where the episode has ended
-
-    frames = list(Drawing(shown, watched, panel, number=0, seed=0).through(shots()))
-    expected = [
-        step for step in range(length + 1) if (step % stride == 0 or step == length) and (room is None or step < room)
-    ]
-    assert len(frames) == len(expected)
-    last = len(panel.said)
-    assert panel.drawn == [(step % 256, min(step + 1, last)) for step in expected]
-
-
-def a_row(row):
-    return Seen(row, np.array([False]), np.zeros(1, np.int64), np.zeros(1, np.float32), np.zeros((1, 0), np.float32))
-
-
-def test_enjoy_with_and_without_the_panel(run_dir, tmp_path, capsys):
-    sizes = []
-    for flag in ("--panel", "--no-panel"):
-        assert cli.main(["enjoy", str(run_dir), "--video", str(tmp_path / "v.gif"), flag, "--seed", "1"]) == 0
-        with Image.open(tmp_path / "v.gif") as picture:
-            sizes.append(picture.size)
-    assert sizes[0][0] > sizes[1][0] + 200
-    assert not (tmp_path / "v.json").exists(), "a film that goes elsewhere is not one of the run's"
+def test_a_film_says_who_played_and_how_it_went(run_dir, tmp_path, capsys):
     assert cli.main(["enjoy", str(run_dir), "--seed", "5"]) == 0
     assert "-seed-5.mp4" in capsys.readouterr().out
     [mine] = [one for one in films(run_dir) if one.path.name.endswith("-seed-5.mp4")]
-    assert mine.by == "enjoy"
-    assert mine.total is not None
+    facts = json.loads(facts_path(mine.path).read_text())
+    expected = {
+        "by": "enjoy",
+        "step": checkpoint.newest_step(run_dir),
+        "member": None,
+        "task": "laser/Catch",
+        "seed": 5,
+    }
+    assert {name: facts[name] for name in expected} == expected
+    assert (facts["ended"], facts["deterministic"], facts["frames"]) == (True, False, facts["length"] + 1)
+    assert (mine.by, mine.total, mine.length) == ("enjoy", facts["return"], facts["length"])
+    assert mine.total in {-1.0, 1.0}
+    assert len(mp4_frames(mine.path)[2]) == facts["frames"]
+    assert cli.main(["enjoy", str(run_dir), "--seed", "5", "--video", str(tmp_path / "v.gif")]) == 0
+    assert capsys.readouterr().out.startswith(f"return {mine.total:.1f};"), "the same seed plays the same episode"
+    assert [path.name for path in tmp_path.iterdir()] == ["v.gif"], "a film that goes elsewhere is not one of the run's"
 
 
 # ---- what is due ----
@@ -166,7 +68,7 @@ class Reached(VideoRecorder):
 
     def reach(self, step, *, last=False):
         checkpoint.write(self.run_dir, Snapshot(step, {}, {}), keep=1)
-        return self.look(last=last)
+        self.look(last=last)
 
     def film(self):
         step = checkpoint.newest_step(self.run_dir)
@@ -174,7 +76,6 @@ class Reached(VideoRecorder):
         path.parent.mkdir(exist_ok=True)
         facts_path(path).write_text(json.dumps({"by": BY_TRAINING, "step": step, "return": float(-step)}))
         path.write_bytes(b"film")
-        return path
 
 
 def steps(run_dir):
@@ -183,7 +84,7 @@ def steps(run_dir):
 
 def test_one_film_of_the_first_checkpoint_after_each_interval_and_of_the_last(tmp_path):
     first = Reached(tmp_path, every=1000, keep=99)
-    assert first.look() is None
+    first.look()
     for step in (400, 800, 1200, 1600, 2000, 2400, 5000):
         first.reach(step)
     assert steps(tmp_path) == [1200, 2000, 5000]
@@ -251,14 +152,14 @@ def test_a_run_with_a_recorder_beside_it_is_the_run_without(tmp_path, monkeypatc
 
 @pytest.mark.slow
 def test_films_are_made_while_a_run_goes_on(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("laser_rl.training.stall.SAY_AFTER_S", 1e9)
+    monkeypatch.setattr("laser_rl.training.recording.SAY_AFTER_S", 100.0)
     plain = small("CartPole-v1", **{"run.steps": 5_000, "run.checkpoint_every_steps": 500})
     train_in(tmp_path / "plain", plain)
     train_in(tmp_path / "filmed", override(plain, {"run.video_every_steps": 500}))
     assert fingerprint(tmp_path / "filmed") == fingerprint(tmp_path / "plain")
     found = films(tmp_path / "filmed")
     assert found[0].step == checkpoint.newest_step(tmp_path / "filmed")
-    assert all(whole_mp4(one.path) and one.length and one.trusted is not None for one in found)
+    assert all(len(mp4_frames(one.path)[2]) == one.length + 1 for one in found)
     assert not [path for path in (tmp_path / "filmed" / "videos").iterdir() if path.name.startswith(".")]
     assert warnings_of(caplog) == []
 
@@ -328,13 +229,13 @@ def test_the_recorder_dies_with_a_run_that_is_killed_and_leaves_no_half_film(tmp
     finish(small("CartPole-v1", **{"run.steps": 5000}), tmp_path)
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     pid = int(process.stdout.readline())
-    until(lambda: list((tmp_path / "videos").glob(".*.mp4")) if (tmp_path / "videos").exists() else False)
+    until(lambda: list((tmp_path / "videos").glob(".*.tmp")) if (tmp_path / "videos").exists() else False)
     process.send_signal(signal.SIGKILL)
     process.wait(20)
     process.stdout.close()
     until(lambda: not alive(pid), 10)
     half = list((tmp_path / "videos").glob("step-*.mp4"))
-    assert all(whole_mp4(path) for path in half)
+    assert all(len(mp4_frames(path)[2]) for path in half)
     VideoRecorder(tmp_path, 10, 3)
     until(lambda: VideoRecorder(tmp_path, 10, 3) and not list((tmp_path / "videos").glob(".*")), 20)
 
@@ -350,7 +251,7 @@ def test_a_recorder_that_dies_is_a_warning_and_one_that_is_closed_leaves_nothing
     recording.close()
     caplog.clear()
     recording = Recording(tmp_path, RunConfig(video_every_steps=10))
-    until(lambda: list((tmp_path / "videos").glob(".*.mp4")) if (tmp_path / "videos").exists() else False)
+    until(lambda: list((tmp_path / "videos").glob(".*.tmp")) if (tmp_path / "videos").exists() else False)
     recording.close()
     assert not alive(recording.pid)
     time.sleep(1)

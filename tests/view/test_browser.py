@@ -193,7 +193,7 @@ def a_video(path: Path) -> None:
     path.parent.mkdir(parents=True)
     frames = [np.full((64, 64, 3), 4 * n, np.uint8) for n in range(60)]
     imageio.mimwrite(path, frames, fps=30, macro_block_size=None)
-    facts = {"by": "training", "step": 50_000, "member": 3, "return": 31.5, "length": 60, "trusted": 0.75}
+    facts = {"by": "training", "step": 50_000, "member": 3, "return": 31.5, "length": 60}
     path.with_suffix(".json").write_text(json.dumps(facts))
 
 
@@ -247,7 +247,7 @@ def test_a_finished_sweep_with_everything(tmp_path, browser, pictures):
         browser.wait(f"JSON.stringify({hidden}) === JSON.stringify({expected})")  # answers may be a few seconds old
         assert browser.run("document.querySelector('#panel-videos figcaption b').textContent") == "return 31.5"
         caption = browser.run("document.querySelector('#panel-videos figcaption').textContent")
-        assert "step 50,000 · member 3 · trusted 75 %" in caption
+        assert "step 50,000 · member 3" in caption
         _video_plays(browser)
         _keyboard(browser)
         browser.key("?")

@@ -390,7 +390,7 @@ def test_directories_without_settings_are_never_one_condition_and_one_twice_is_o
 def filmed(tmp_path):
     run_dir = a_run(tmp_path / "a run")
     for n, (total, data) in enumerate([(9.0, b"the best"), (1.0, b"between"), (2.0, b"the newest")], start=1):
-        path = trained(run_dir, 100 * n, total, trusted=0.25, member=3)
+        path = trained(run_dir, 100 * n, total, member=3)
         path.write_bytes(data)
         os.utime(path, (n, n))
     return run_dir
@@ -412,7 +412,7 @@ def test_the_newest_and_the_best_film_are_in_the_page_and_others_are_links(filme
     assert (filmed / unquote(found[200])).read_bytes() == b"between"
     assert "media-src data:" in page.policy
     one = page.details()["videos"][0]
-    assert (one["return"], one["trusted"], one["member"]) == (2, 0.25, 3)
+    assert (one["return"], one["member"]) == (2, 3)
 
 
 def test_a_large_film_is_a_link_that_leads_there(filmed, tmp_path, monkeypatch):

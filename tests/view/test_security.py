@@ -53,7 +53,6 @@ def served(tmp_path_factory):
         "return": 12.5,
         "length": 30,
         "task": "</b><script>",
-        "trusted": 0.5,
     }
     (videos / "step-1.json").write_text(json.dumps(facts))
     with serving([folder]) as found:

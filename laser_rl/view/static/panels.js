@@ -144,7 +144,7 @@ export const MAKERS = {
           const src = one.src ?? `/api/runs/${view.run}/videos/${one.id}`;
           const picture = one.media.startsWith("video/") ? h("video", { src, controls: true, preload: "metadata", "aria-label": one.return === null ? one.name : `episode with return ${number(one.return)} at step ${count(one.step)}`, loop: true, playsinline: true }) : h("img", { src, alt: one.name });
           const told = one.return === null ? [h("b", {}, one.name)] : [h("b", {}, `return ${number(one.return)}`), ` in ${count(one.length)} steps`];
-          const more = [one.step === null ? null : `step ${count(one.step)}`, one.member === null ? null : `member ${one.member}`, one.task, one.trusted === null ? null : `trusted ${share(one.trusted)}`, clock(one.time)];
+          const more = [one.step === null ? null : `step ${count(one.step)}`, one.member === null ? null : `member ${one.member}`, one.task, clock(one.time)];
           return h("figure", {}, picture, h("figcaption", {}, ...told, h("br"), more.filter((text) => text !== null).join(" · ")));
         });
         fill(body, h("div", { class: "videos" }, ...figures), links.length ? h("ul", {}, ...links) : null);
