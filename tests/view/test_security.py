@@ -239,8 +239,8 @@ def test_a_folder_that_becomes_a_link_after_it_was_listed_is_not_followed(tmp_pa
 def test_what_is_beside_a_video_is_told_and_not_served(served):
     number = next(run.number for run in served.runs.every() if run.name == "sweep")
     [told] = json.loads(served.ask(f"/api/runs/{number}/details")[2])["videos"]
-    assert {name: told[name] for name in ("step", "member", "return", "length", "trusted", "task")} == {
-        "step": 640, "member": 1, "return": 12.5, "length": 30, "trusted": 0.5, "task": "</b><script>",
+    assert {name: told[name] for name in ("step", "member", "return", "length", "task")} == {
+        "step": 640, "member": 1, "return": 12.5, "length": 30, "task": "</b><script>",
     }  # fmt: skip
     for name in ("step-1.json", "step-1.mp4", "..%2fsweep.json", "%2e%2e"):
         digest = hashlib.sha256(name.encode()).hexdigest()[:24]
