@@ -37,7 +37,7 @@ class AtariSettings:
     frame_skip: int = 4  # of the last two, the brighter pixel is seen
     most_noops: int = 37  # at the start of an episode, uniformly 0 to this many
     most_frames: int = 108_000  # 30 minutes; then the episode is truncated. Initial no-ops do not count
-    repeat_action_probability: float = 0.0  # 0.25 for "sticky actions"
+    sticky_actions: float = 0.0  # the probability that an action is repeated instead of the chosen one
     full_action_space: bool = False
     threads: int = 0  # of each group of slots; 0: as many as there are cores
 
@@ -66,7 +66,7 @@ def atari_vector(game: str, slots: int, settings: AtariSettings, **overrides: An
     arguments: dict[str, Any] = {
         "num_threads": settings.threads,
         "max_num_frames_per_episode": settings.most_frames,
-        "repeat_action_probability": settings.repeat_action_probability,
+        "repeat_action_probability": settings.sticky_actions,
         "full_action_space": settings.full_action_space,
         "img_height": settings.screen_size,
         "img_width": settings.screen_size,
@@ -144,29 +144,14 @@ class AtariEnvironments(Environments):
     def step(self, slots: Ints, action: Array) -> Rows:
         """Send off the groups of `slots`, each as a whole, and wait for the group that was sent longest ago."""
         self._action[slots] = action
-        for group in self._whole(slots):
-            group.env.send(self._action[group.slots])
-            self._sent.append(group)
-        if not self._sent:
-            raise ValueError(f"{self.spec.name}: expected a slot to act in, or one that owes a row; got neither")
+        for group in self._groups:
+            if np.isin(group.slots, slots).all():
+                group.env.send(self._action[group.slots])
+                self._sent.append(group)
         group = self._sent.popleft()
         observation, reward, terminated, truncated, info = group.env.recv()
         slots = group.slots.copy()
         return self._episodes.advance(slots, observation, reward, terminated, truncated, info["lives"])
-
-    def _whole(self, slots: Ints) -> list[_Group]:
-        """The groups that these slots make up."""
-        asked = np.isin(np.arange(self.slots), slots)
-        chosen = [group for group in self._groups if asked[group.slots].any()]
-        for group in chosen:
-            acting, size = int(asked[group.slots].sum()), len(group.slots)
-            if acting < size:
-                raise ValueError(f"{self.spec.name}: expected actions for all {size} slots at once, got {acting}")
-            if any(group is sent for sent in self._sent):
-                raise ValueError(
-                    f"{self.spec.name}: expected slots that owe no row, got {group.slots[0]} to {group.slots[-1]}"
-                )
-        return chosen
 
     def close(self) -> None:
         """Ends ALE's threads, also those that are at work; they finish their frame."""

@@ -8,7 +8,7 @@ import functools
 import logging
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any, NoReturn
 
@@ -39,7 +39,7 @@ def warn_once(name: str, key: str, sentence: str) -> None:
 
 
 class Bounds:
-    """Compares stored observations with the bounds that their space declares, and warns once of each part that leaves them."""
+    """Compares stored observations with the bounds that their space declares, until one leaves them: then it warns, once."""
 
     def __init__(self, space: spaces.Space[Any], spec: ObservationSpec, convert: Convert, warn: Warn) -> None:
         self._warn = warn
@@ -59,40 +59,28 @@ class Bounds:
         """Whether the few values of an observation are inside."""
         return all(map(operator.le, self._lows, values)) and all(map(operator.le, values, self._highs))
 
-    def look(self, flat: NDArray[Any], observation: Any, where: Callable[[], str]) -> None:
-        """At one observation: `flat` as it is stored, `observation` as the environment gave it."""
-        if not self._is_outside(flat).any():
-            return
-        # What has been seen is inside from now on; other parts are still watched.
-        self._low, self._high = np.minimum(self._low, flat), np.maximum(self._high, flat)
-        self._lows, self._highs = self._low[:FEW].tolist(), self._high[:FEW].tolist()
-        for path, box in list(self._boxes):
-            value = functools.reduce(operator.getitem, path, observation)
-            for at in np.argwhere((value < box.low) | (value > box.high))[:1]:
-                place, key = tuple(at.tolist()), named("observation", path)
-                self._boxes.remove((path, box))
-                self.watching = bool(self._boxes)
-                self._warn(
-                    key,
-                    f"{where()}: {key}{list(place) if place else ''} is {value[place]}, outside of [{box.low[place]}, {box.high[place]}] "
-                    "as observation_space declares it, and is used as it is; widen observation_space or clip the value (this is said once)",
-                )
-
-    def look_at_all(self, stored: NDArray[Any], observations: list[Any], where: Callable[[], str]) -> None:
-        """At those of several slots."""
-        flat = stored.reshape(len(stored), -1)
-        for slot in np.flatnonzero(self._is_outside(flat).any(1))[:1].tolist():
-            self.look(flat[slot], observations[slot], where)
-
-    def _is_outside(self, flat: NDArray[Any]) -> NDArray[np.bool_]:
-        return np.asarray((flat < self._low) | (flat > self._high))
+    def look(self, stored: NDArray[Any], observations: Sequence[Any], where: Callable[[], str]) -> None:
+        """At the observations of one or several slots: `stored`, one a row, and as the environment gave them."""
+        flat = stored.reshape(len(observations), -1)
+        for index in np.flatnonzero(((flat < self._low) | (flat > self._high)).any(1)).tolist():
+            for path, box in self._boxes:
+                value = functools.reduce(operator.getitem, path, observations[index])
+                for at in np.argwhere((value < box.low) | (value > box.high)):
+                    place, key, self.watching = tuple(at.tolist()), named("observation", path), False
+                    return self._warn(
+                        key,
+                        f"{where()}: {key}{list(place) if place else ''} is {value[place]}, outside of "
+                        f"[{box.low[place]}, {box.high[place]}] as observation_space declares it, and is used as it is; "
+                        "widen observation_space or clip the value (this is said once)",
+                    )
+        return None
 
 
 FULL_ROWS = 100
 LARGEST = float(np.finfo(np.float32).max)  # rewards are stored as float32
 PLAIN_REWARDS = frozenset({float, int, np.float64, np.float32})
 PLAIN_FLAGS = frozenset({bool, np.bool_})
-STEP_PARTS, OLD_STEP_PARTS, RESET_PARTS = 5, 4, 2
+STEP_PARTS, RESET_PARTS = 5, 2
 CORRECT = "correct observation_space or the value"
 StepResult = tuple[float, bool, bool, Mapping[str, Any]]
 
@@ -108,18 +96,19 @@ class BadValue(Exception):
 class Border:
     """Where one environment's returns pass: checked, converted, stored."""
 
-    def __init__(self, env: Env, name: str, slot: int, warn: Warn | None = None, *, full_rows: int = FULL_ROWS) -> None:
+    def __init__(self, env: Env, name: str, slot: int, warn: Warn) -> None:
         self._name, self._slot = name, slot
         self._space, self._action_space = env.observation_space, env.action_space
         self.spec, (self._convert, self.to_action) = spec_of(self._space, self._action_space, name)
         seen = self.spec.observation
         self._is_box = isinstance(self._space, spaces.Box)
+        self._leaves = list(leaves_of(self._space, name))
         self._shape, self._dtype = self._space.shape, self._space.dtype
         fits = {np.dtype(np.float32), np.dtype(np.uint8), np.dtype(bool)}
         self._may_overflow = not (self._is_box and self._dtype in fits)
         self._floats = seen.dtype == "float32"
-        self._bounds = Bounds(self._space, seen, self._convert, warn or functools.partial(warn_once, name))
-        self._full_left, self._episode, self._step = full_rows, -1, 0
+        self._bounds = Bounds(self._space, seen, self._convert, warn)
+        self._full_left, self._episode, self._step = FULL_ROWS, -1, 0
         self.bind(np.zeros(seen.shape, seen.dtype))
 
     def bind(self, out: Array) -> None:
@@ -144,7 +133,11 @@ class Border:
         """Check and store what `step` returned; gives back all but the observation."""
         self._step += 1
         if not isinstance(result, tuple) or len(result) != STEP_PARTS:
-            self._refuse_parts(result)
+            advice = (
+                "return (observation, reward, terminated, truncated, info); a step of the old Gym, with four values, can be wrapped "
+                "with shimmy.GymV21CompatibilityV0"
+            )
+            self._refuse("5 values from step", _describe(result), advice)
         observation, reward, terminated, truncated, info = result
         if type(reward) not in PLAIN_REWARDS and not isinstance(reward, Real):
             self._refuse("reward to be a real number", _describe(reward), "return float(reward)")
@@ -163,17 +156,17 @@ class Border:
     def _store(self, observation: Any) -> None:
         if self._full_left > 0:
             self._full_left -= 1
-            self._check_fully(self._space, observation, "observation")
+            self._check_fully(observation)
         elif self._is_box and (
             type(observation) is not np.ndarray or observation.dtype != self._dtype or observation.shape != self._shape
         ):
-            self._check_fully(self._space, observation, "observation")
+            self._check_fully(observation)
         if self._may_overflow:
             try:
                 with np.errstate(over="ignore"):  # float64 beyond float32 becomes Inf, which is seen afterwards
                     self._out[...] = self._convert(observation)
             except (KeyError, IndexError, TypeError, ValueError, AttributeError):
-                self._check_fully(self._space, observation, "observation")
+                self._check_fully(observation)
                 raise
         else:
             self._out[...] = self._convert(observation)
@@ -186,26 +179,20 @@ class Border:
         elif self._floats and not np.isfinite(flat).all():
             raise BadValue("observation", _first_bad(flat))
         if watching:
-            self._bounds.look(flat, observation, self.where)
+            self._bounds.look(flat, [observation], self.where)
 
-    def _check_fully(self, space: spaces.Space[Any], value: Any, key: str) -> None:
-        if isinstance(space, spaces.Dict):
-            if not isinstance(value, Mapping) or set(value) != set(space.spaces):
-                got = f"keys {sorted(map(str, value))}" if isinstance(value, Mapping) else _describe(value)
-                wanted = f"{key} with the keys {sorted(map(str, space.spaces))}"
-                self._refuse(wanted, got, "return every key of the space")
-            for label, part in space.spaces.items():
-                self._check_fully(part, value[label], f"{key}[{label!r}]")
-        elif isinstance(space, spaces.Tuple):
-            if not isinstance(value, tuple) or len(value) != len(space.spaces):
-                wanted = f"{key} to be a tuple of {len(space.spaces)}"
-                self._refuse(wanted, _describe(value), "return every part of the space")
-            for index, part in enumerate(space.spaces):
-                self._check_fully(part, value[index], f"{key}[{index}]")
-        elif isinstance(space, spaces.Box):
-            self._check_box(space, value, key)
-        elif not space.contains(value):
-            self._refuse(f"{key} in {space}", f"{_describe(value)} = {value!r}", CORRECT)
+    def _check_fully(self, observation: Any) -> None:
+        """Compare every part with its space."""
+        for path, space in self._leaves:
+            key = named("observation", path)
+            try:
+                value = functools.reduce(operator.getitem, path, observation)
+            except (KeyError, IndexError, TypeError):
+                self._refuse(f"{key} in the observation", _describe(observation), "return every part of the space")
+            if isinstance(space, spaces.Box):
+                self._check_box(space, value, key)
+            elif not space.contains(value):
+                self._refuse(f"{key} in {space}", f"{_describe(value)} = {value!r}", CORRECT)
 
     def _check_box(self, space: spaces.Box, value: Any, key: str) -> None:
         if not isinstance(value, np.ndarray):
@@ -231,15 +218,6 @@ class Border:
         if type(info) is not dict and not isinstance(info, Mapping):
             self._refuse("info to be a dict", _describe(info), "return {} if there is nothing to say")
 
-    def _refuse_parts(self, result: Any) -> NoReturn:
-        advice = "return (observation, reward, terminated, truncated, info)"
-        if isinstance(result, tuple) and len(result) == OLD_STEP_PARTS:
-            advice = (
-                "this is the step of the old Gym: split done into terminated and truncated, or wrap the environment "
-                "with shimmy.GymV21CompatibilityV0"
-            )
-        self._refuse("5 values from step", _describe(result), advice)
-
     def _refuse(self, expected: str, got: str, advice: str) -> NoReturn:
         raise EnvironmentRefused(f"{self.where()}: expected {expected}, got {got}; {advice}")
 
@@ -251,6 +229,8 @@ class Border:
 def _describe(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return f"an array of dtype {value.dtype} and shape {value.shape}"
+    if isinstance(value, Mapping):
+        return f"a dict with the keys {sorted(map(str, value))}"
     if isinstance(value, tuple):
         return f"a tuple of {len(value)}"
     return "None" if value is None else type(value).__name__

@@ -69,15 +69,6 @@ def packages_of(name: str) -> Iterator[None]:
         ) from error
 
 
-def require_one_agent(made: Any, name: str) -> None:
-    """Refuse PettingZoo's environments, known by their list of agents; its two interfaces resemble Gymnasium's but are others."""
-    if not isinstance(made, gymnasium.Env) and hasattr(made, "possible_agents"):
-        raise EnvironmentRefused(
-            f"{name}: expected an environment of one agent, got {type(made).__name__} of several (PettingZoo's interface); multi-agent "
-            "environments are not supported, so write a gymnasium.Env that shows what one agent sees and plays the others itself"
-        )
-
-
 def _from_registry(name: str, options: Mapping[str, Any]) -> Env:
     """A registered environment, without Gymnasium's own passive checker: ours is stricter and does not warn."""
     identifier = _registered(name)
@@ -126,7 +117,16 @@ def _registered(name: str) -> str:
         _import(module)
     for prefix, (package, extra) in EXTRAS.items():
         if identifier.startswith(prefix):
-            _register(prefix, package, extra)
+            os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # pygame would greet the user on standard output
+            try:
+                with _quiet():
+                    registers = importlib.import_module(package)  # at once, or when it is told to
+            except ImportError as error:
+                raise MissingExtra(prefix.rstrip("/-"), extra) from error
+            if hasattr(registers, "register_envs") and not any(
+                known.startswith(prefix) for known in gymnasium.registry
+            ):
+                registers.register_envs()
     try:
         with _quiet():
             gymnasium.spec(identifier)
@@ -137,18 +137,6 @@ def _registered(name: str) -> str:
         hint = f"did you mean {' or '.join(near)}?" if near else "gymnasium.pprint_registry() lists what is registered"
         raise EnvironmentRefused(f"expected the id of an environment, got {name!r} ({error}); {hint}") from error
     return identifier
-
-
-def _register(prefix: str, package: str, extra: str) -> None:
-    """Import a package that registers its environments, at once or when it is told to."""
-    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # pygame would greet the user on standard output
-    try:
-        with _quiet():
-            module = importlib.import_module(package)
-    except ImportError as error:
-        raise MissingExtra(prefix.rstrip("/-"), extra) from error
-    if hasattr(module, "register_envs") and not any(known.startswith(prefix) for known in gymnasium.registry):
-        module.register_envs()
 
 
 @contextlib.contextmanager
@@ -175,7 +163,7 @@ _PLAYERS: "weakref.WeakValueDictionary[int, Turn]" = weakref.WeakValueDictionary
 
 
 class Turn:
-    """Whose turn it is in an environment that exists once: the player's that reset it last."""
+    """Whose turn it is in an environment that exists once: the player's that took it, by a reset, last."""
 
     def __init__(self, env: Any) -> None:
         self._env = env.unwrapped

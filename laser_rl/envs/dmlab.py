@@ -7,11 +7,11 @@ of its seed and of the actions: Lab's own counter of episodes, from which a leve
 import difflib
 import functools
 import importlib
+import inspect
 import logging
 import re
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from laser_rl.disk import whole
 from laser_rl.envs.scores import SUITES, read_table
-from laser_rl.envs.spaces import WORDS, PictureWithInstruction, with_instruction
+from laser_rl.envs.spaces import PictureWithInstruction, with_instruction
 from laser_rl.errors import EnvironmentRefused
 
 LEVELS = tuple(task.id.removeprefix("dmlab/") for task in SUITES["dmlab-30"])  # by the names of their training versions
@@ -34,7 +34,7 @@ PICTURE, INSTRUCTION = "RGB_INTERLEAVED", "INSTR"
 FRAMES_PER_SECOND = 60  # Lab's own default
 HELD_OUT_SEEDS = 0x600D5EED  # IMPALA's: mixed into every seed, so that tests play levels that no training has seen
 SEEDS = 2**31  # Lab keeps a seed in a C int
-PICTURES = ("0001.png", "2400.png")  # the first and the last
+FIRST_PICTURE = "0001.png"  # of 2,400
 
 Picture = NDArray[np.uint8]
 
@@ -49,121 +49,95 @@ ACTIONS = {
 }
 
 
-@dataclass(frozen=True)
-class DmlabSettings:
-    """How a level is played; the defaults are IMPALA's, and the names those of `environment.options`."""
-
-    level: str  # one of DMLab-30's; a name with a slash is any level of Lab's, as it is
-    width: int = 96
-    height: int = 72
-    action_repeat: int = 4
-    actions: int = 9  # or 15
-    test: bool = False  # the version and the seeds that are held out
-    instructions: bool = True  # in the picture's last row, see `envs.spaces`
-    renderer: str = "software"  # or "hardware"
-    level_cache: str | Path | None = None  # a directory where compiled maps are kept
-    dataset_path: str | Path | None = None  # pictures for two of the psychlab levels
-    lab_config: Mapping[str, Any] = field(default_factory=dict)  # handed to Lab as it is
-    render_mode: str | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("width", "height", "action_repeat"):
-            value = getattr(self, name)
-            self._expect(name, isinstance(value, int) and value >= 1, "a whole number of at least 1")
-        for name in ("test", "instructions"):
-            self._expect(name, isinstance(getattr(self, name), bool), "true or false")
-        self._expect("lab_config", isinstance(self.lab_config, Mapping), "a mapping of names to values")
-        self._expect("actions", self.actions in ACTIONS, f"one of {', '.join(map(str, ACTIONS))}")
-        self._expect("renderer", self.renderer in {"software", "hardware"}, "software or hardware")
-        self._expect("render_mode", self.render_mode in {None, "rgb_array"}, "rgb_array or nothing")
-        self._check_level()
-
-    @property
-    def lab_level(self) -> str:
-        """The level's path in Lab."""
-        trained = TRAINED.get(self.level)
-        if trained is None:
-            return self.level
-        return FOLDER + (re.sub("_train$", "_test", trained) if self.test else trained)
-
-    @property
-    def config(self) -> dict[str, str]:
-        """Lab's own settings: it takes nothing but strings."""
-        config: dict[str, Any] = {"width": self.width, "height": self.height, "logLevel": "WARN"}
-        if self.test:
-            config |= {"allowHoldOutLevels": "true", "mixerSeed": HELD_OUT_SEEDS}
-        if self.level in NEEDS_PICTURES:
-            config["datasetPath"] = self.dataset_path
-        return {key: str(value) for key, value in (config | dict(self.lab_config)).items()}
-
-    def _check_level(self) -> None:
-        trained = TRAINED.get(self.level)
-        if trained is None and "/" not in self.level:
-            near = difflib.get_close_matches(self.level, TRAINED, n=3) or ["rooms_watermaze"]
-            self._refuse("the name of a level of DMLab-30", repr(self.level), f"did you mean {' or '.join(near)}?")
-        if trained not in {None, self.level} and not self.test:
-            advice = f"train on {trained}, or set the option test to play it"
-            self._refuse("a level to train on", "one that is held out for tests", advice)
-        folder = self.dataset_path
-        missing = [name for name in PICTURES if folder is None or not (Path(folder) / name).is_file()]
-        if self.level in NEEDS_PICTURES and missing:
-            self._refuse(
-                f"the option dataset_path with the pictures {' to '.join(PICTURES)} of Brady, Konkle and others (2008)",
-                "none" if folder is None else f"{str(folder)!r} without {' and '.join(missing)}",
-                "data/brady_konkle_oliva2008/README.md in Lab's repository says where to get them",
-            )
-
-    def _expect(self, name: str, holds: bool, what: str) -> None:
-        if not holds:
-            self._refuse(f"the option {name} to be {what}", repr(getattr(self, name)), "correct it")
-
-    def _refuse(self, expected: str, got: str, advice: str) -> NoReturn:
-        raise EnvironmentRefused(f"dmlab/{self.level}: expected {expected}, got {got}; {advice}")
+def lab_level(level: str, *, test: bool = False) -> str:
+    """The path in Lab of a level of DMLab-30; a name with a slash is any level of Lab's, as it is."""
+    trained = TRAINED.get(level)
+    if trained is None:
+        if "/" not in level:
+            near = difflib.get_close_matches(level, TRAINED, n=3) or ["rooms_watermaze"]
+            _refuse(level, "the name of a level of DMLab-30", repr(level), f"did you mean {' or '.join(near)}?")
+        return level
+    if trained != level and not test:
+        advice = f"train on {trained}, or set the option test to play it"
+        _refuse(level, "a level to train on", "one that is held out for tests", advice)
+    return FOLDER + (re.sub("_train$", "_test", trained) if test else trained)
 
 
 def dmlab_constructor(level: str, options: Mapping[str, Any]) -> Callable[[], "DmlabEnv"]:
     """A function that makes the level; refuses at once what cannot be played."""
-    known = [part.name for part in fields(DmlabSettings)][1:]
+    known = list(inspect.signature(DmlabEnv).parameters)[1:]
     if unknown := sorted(set(options) - set(known)):
-        raise EnvironmentRefused(
-            f"dmlab/{level}: expected options among {', '.join(known)}, got {', '.join(unknown)}; check the spelling"
-        )
-    DmlabSettings(level, **options)
+        _refuse(level, f"options among {', '.join(known)}", ", ".join(unknown), "check the spelling")
+    lab_level(level, test=bool(options.get("test")))
     _load(level)
     return functools.partial(DmlabEnv, level, **options)
 
 
 class DmlabEnv(gymnasium.Env[Picture, Any]):
-    """One level; the keyword arguments are the fields of `DmlabSettings`.
+    """One level; the defaults are IMPALA's, the keyword arguments those of `environment.options` (docs/dmlab.md).
 
     Every end is a termination: the time limit is a part of the level, and Lab has no observation after it. The final
     observation repeats the last picture before the end. Its value is never used, since the discount is 0 there.
     """
 
-    def __init__(self, level: str, **options: Any) -> None:
-        settings = DmlabSettings(level, **options)
-        lab = _load(level)
-        seen = [PICTURE, INSTRUCTION] if settings.instructions else [PICTURE]
-        cache = None if settings.level_cache is None else LevelCache(settings.level_cache)
-        size = {"channels": 3, "height": settings.height, "width": settings.width}
-        plain = spaces.Box(0, 255, tuple(size.values()), np.uint8)
-        self.observation_space: spaces.Space[Any] = PictureWithInstruction(**size) if settings.instructions else plain
-        self.action_space = spaces.Discrete(settings.actions)
-        self.metadata = {"render_modes": ["rgb_array"], "render_fps": FRAMES_PER_SECOND // settings.action_repeat}
-        self.render_mode = settings.render_mode
-        self._settings = settings
-        self._actions = np.array(ACTIONS[settings.actions], np.intc)
+    def __init__(
+        self,
+        level: str,
+        *,
+        width: int = 96,
+        height: int = 72,
+        action_repeat: int = 4,
+        actions: int = 9,
+        test: bool = False,
+        instructions: bool = True,
+        renderer: str = "software",
+        level_cache: str | Path | None = None,
+        dataset_path: str | Path | None = None,
+        lab_config: Mapping[str, Any] | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        path, lab = lab_level(level, test=test), _load(level)
+        if actions not in ACTIONS:
+            _refuse(
+                level, f"the option actions to be one of {', '.join(map(str, ACTIONS))}", repr(actions), "correct it"
+            )
+        config: dict[str, Any] = {"width": width, "height": height, "logLevel": "WARN"}
+        if test:
+            config |= {"allowHoldOutLevels": "true", "mixerSeed": HELD_OUT_SEEDS}
+        if level in NEEDS_PICTURES:
+            if dataset_path is None or not (Path(dataset_path) / FIRST_PICTURE).is_file():
+                _refuse(
+                    level,
+                    f"the option dataset_path with the pictures {FIRST_PICTURE} to 2400.png of Brady, Konkle and others (2008)",
+                    repr(dataset_path),
+                    "data/brady_konkle_oliva2008/README.md in Lab's repository says where to get them",
+                )
+            config["datasetPath"] = dataset_path
+        self.observation_space: spaces.Space[Any] = (
+            PictureWithInstruction(channels=3, height=height, width=width)
+            if instructions
+            else spaces.Box(0, 255, (3, height, width), np.uint8)
+        )
+        self.action_space = spaces.Discrete(actions)
+        self.metadata = {"render_modes": ["rgb_array"], "render_fps": FRAMES_PER_SECOND // action_repeat}
+        self.render_mode = render_mode
+        self._action_repeat, self._instructions = action_repeat, instructions
+        self._actions = np.array(ACTIONS[actions], np.intc)
         self._lab = lab.Lab(
-            settings.lab_level, seen, config=settings.config, renderer=settings.renderer, level_cache=cache
+            path,
+            [PICTURE, INSTRUCTION] if instructions else [PICTURE],
+            config={
+                key: str(value) for key, value in (config | dict(lab_config or {})).items()
+            },  # it takes only strings
+            renderer=renderer,
+            level_cache=None if level_cache is None else LevelCache(level_cache),
         )
         names = tuple(control["name"] for control in self._lab.action_spec())
         if names != CONTROLS:
             self._lab.close()
-            raise EnvironmentRefused(
-                f"dmlab/{level}: expected the controls {', '.join(CONTROLS)}, got {', '.join(names)}; "
-                "leave out of lab_config what adds controls"
-            )
-        self._seen: dict[str, Any] = {PICTURE: np.zeros((settings.height, settings.width, 3), np.uint8)}
+            advice = "leave out of lab_config what adds controls"
+            _refuse(level, f"the controls {', '.join(CONTROLS)}", ", ".join(names), advice)
+        self._seen: dict[str, Any] = {PICTURE: np.zeros((height, width, 3), np.uint8)}
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -176,7 +150,7 @@ class DmlabEnv(gymnasium.Env[Picture, Any]):
 
     def step(self, action: Any) -> tuple[Picture, float, bool, bool, dict[str, Any]]:
         """Hold the action's controls for some frames; the reward is the sum over them."""
-        reward = self._lab.step(self._actions[int(action)], num_steps=self._settings.action_repeat)
+        reward = self._lab.step(self._actions[int(action)], num_steps=self._action_repeat)
         ended = not self._lab.is_running()
         return self._show() if ended else self._look(), float(reward), ended, False, {}
 
@@ -194,8 +168,8 @@ class DmlabEnv(gymnasium.Env[Picture, Any]):
 
     def _show(self) -> Picture:
         picture: Picture = self._seen[PICTURE].transpose(2, 0, 1)
-        if self._settings.instructions:
-            return with_instruction(picture, self._seen[INSTRUCTION], WORDS)
+        if self._instructions:
+            return with_instruction(picture, self._seen[INSTRUCTION])
         return np.ascontiguousarray(picture)
 
 
@@ -240,8 +214,12 @@ def _load(level: str) -> Any:
     try:
         return importlib.import_module("deepmind_lab")
     except ImportError as error:
-        raise EnvironmentRefused(
-            f"dmlab/{level}: expected the package deepmind_lab, got {type(error).__name__}: {error}; no package registry has it: "
-            "clone github.com/google-deepmind/lab, build //python/pip_package:build_pip_package with bazel and install the wheel "
-            "that it makes (docs/dmlab.md)"
-        ) from error
+        advice = (
+            "no package registry has it: clone github.com/google-deepmind/lab, build //python/pip_package:build_pip_package with bazel "
+            "and install the wheel that it makes (docs/dmlab.md)"
+        )
+        _refuse(level, "the package deepmind_lab", f"{type(error).__name__}: {error}", advice)
+
+
+def _refuse(level: str, expected: str, got: str, advice: str) -> NoReturn:
+    raise EnvironmentRefused(f"dmlab/{level}: expected {expected}, got {got}; {advice}")

@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from laser_rl.envs.spaces import WORDS, PictureWithInstruction, with_instruction
+from laser_rl.envs.spaces import PictureWithInstruction, with_instruction
 from laser_rl.errors import EnvironmentRefused
 
 Picture = NDArray[np.uint8]
@@ -109,12 +109,12 @@ class GridPictures(gymnasium.Wrapper[Any, Any, Any, Any]):
         varies = bool(bare.observation_space["mission"].ordered_placeholders)
         told = varies and not type(bare).__name__.startswith(SHOWN)
         self.observation_space = (
-            PictureWithInstruction(channels=channels, height=height, width=width, words=WORDS)
+            PictureWithInstruction(channels=channels, height=height, width=width)
             if told
             else spaces.Box(0, 255, SHAPE, np.uint8)
         )
         # MiniGrid's reset and step end with this call; it is most of what they cost.
-        bare.gen_obs = (lambda: with_instruction(self.picture(), bare.mission, WORDS)) if told else self.picture
+        bare.gen_obs = (lambda: with_instruction(self.picture(), bare.mission)) if told else self.picture
         self._bare = bare
 
     def picture(self) -> Picture:

@@ -17,7 +17,7 @@ from laser_rl.envs.atari import (
     atari_game,
 )
 from laser_rl.envs.border import Env
-from laser_rl.envs.construct import BorrowedEnv, constructor, require_one_agent
+from laser_rl.envs.construct import BorrowedEnv, constructor
 from laser_rl.envs.pool import PoolEnvironments, wait_for_rows
 from laser_rl.envs.puzzles import task_of
 from laser_rl.envs.records import ActionSpec, Array, DiscreteActions, Environments, EnvironmentSpec, Ints, Rows, seed_of
@@ -326,7 +326,6 @@ def _constructor_of(
                 f"expected one slot in this thread for an environment that exists already, got {slots}; hand in its constructor"
             )
         return lambda: BorrowedEnv(source), source.spec.id if source.spec is not None else type(source).__name__
-    require_one_agent(source, type(source).__name__)
     if not callable(source):
         raise EnvironmentRefused(
             f"expected an id, a constructor, a gymnasium.Env or a VectorEnv, got {type(source).__name__}; e.g. 'CartPole-v1'"

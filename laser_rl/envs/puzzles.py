@@ -94,20 +94,14 @@ class _GridWalk(Task):
 
     size: int
     layout_seed: int
-    most_steps: int
     shortest: int  # steps of the shortest way
     optimal_return = 1.0  # `most_steps` is never below `shortest`
 
-    def _lay_out(self, after: Ints, goal: int, usual_steps: int, features: int) -> None:
-        """`after[place, action]` is where an action leads; a subclass has set the shortest way."""
-        self._after, self._goal, kind = after, goal, type(self).__name__
-        self.spec = EnvironmentSpec(f"laser/{kind}-{self.size}", ObservationSpec((features,)), DiscreteActions(4))
-        if 0 < self.most_steps < self.shortest:
-            raise ConfigError(
-                f"{kind}: expected most_steps of {self.shortest} or more, the shortest way, got {self.most_steps}; "
-                f"0 stands for {usual_steps}"
-            )
-        self.most_steps = self.most_steps or usual_steps
+    def _lay_out(self, after: Ints, goal: int, most_steps: int, features: int) -> None:
+        """`after[place, action]` is where an action leads."""
+        self._after, self._goal, self.most_steps = after, goal, most_steps
+        name = f"laser/{type(self).__name__}-{self.size}"
+        self.spec = EnvironmentSpec(name, ObservationSpec((features,)), DiscreteActions(4))
 
     @cached_property
     def random_return(self) -> float:
@@ -137,7 +131,7 @@ class KeyDoor(_GridWalk):
     """Fetch the key, then go to the door: 1 there, with the key, and nothing anywhere else. Actions: up, down, left, right.
 
     Start is the upper left corner. Key and door are where `layout_seed` put them, the same in every episode, at least `size` − 1 steps
-    from each other; after `most_steps` (0: 6·`size`) the episode is truncated.
+    from each other; after 6·`size` steps the episode is truncated.
 
     >>> KeyDoor(6).key, KeyDoor(6).door, KeyDoor(6).shortest
     ((2, 4), (3, 0), 11)
@@ -145,10 +139,9 @@ class KeyDoor(_GridWalk):
 
     size: int = 6
     layout_seed: int = 0
-    most_steps: int = 0
 
     def __post_init__(self) -> None:
-        self._check_whole(size=2, layout_seed=0, most_steps=0)
+        self._check_whole(size=2, layout_seed=0)
         cells = self.size**2  # a place is a cell, + size² with the key
         row, column = np.divmod(np.arange(cells), self.size)
         key = _pick(np.flatnonzero(row + column >= self.size / 2), self.layout_seed, 0)
@@ -182,7 +175,7 @@ class SparseGrid(_GridWalk):
 
     Start is the upper left corner. Each gap is `size` // 4 columns from the one above, the goal so far from the last gap: `layout_seed`
     decides to which side, so all layouts are about equally hard. They are the same in every episode, which is truncated after
-    `most_steps` (0: 8·`size`²). Actions: up, down, left, right.
+    8·`size`² steps. Actions: up, down, left, right.
 
     >>> SparseGrid(12).shortest, round(SparseGrid(12).random_return, 4)
     (47, 0.0031)
@@ -190,10 +183,9 @@ class SparseGrid(_GridWalk):
 
     size: int = 12
     layout_seed: int = 0
-    most_steps: int = 0
 
     def __post_init__(self) -> None:
-        self._check_whole(size=2, layout_seed=0, most_steps=0)
+        self._check_whole(size=2, layout_seed=0)
         rows, shift, column = np.arange(self.size), max(1, self.size // 4), 0
         gaps = np.zeros_like(rows)  # the way down in each row; last, the goal's column
         for row, to_left in enumerate(seed_of(self.layout_seed, np.zeros_like(rows), rows) % 2):
@@ -250,10 +242,7 @@ def _one_a_mode(name: str, numbers: Any, modes: int) -> tuple[float, ...]:
     wanted = (0.0,) * modes if numbers in ((), []) else numbers
     fits = isinstance(wanted, list | tuple) and len(wanted) == modes
     if not fits or not all(isinstance(number, Real) and isfinite(number) for number in wanted):
-        raise ConfigError(
-            f"Convention: expected {name} to be a list of {modes} numbers, one for each mode, got {numbers!r}; "
-            f"e.g. {[0.3] + [0] * (modes - 1)}"
-        )
+        raise ConfigError(f"Convention: expected {name} to be a list of {modes} numbers, got {numbers!r}; correct it")
     return tuple(float(number) for number in wanted)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laser_rl.envs.border import BadValue, Border, Env, Warn, warn_once
-from laser_rl.envs.construct import StreamBroken, packages_of, require_one_agent
+from laser_rl.envs.construct import StreamBroken, packages_of
 from laser_rl.envs.records import (
     ActionHistory,
     Array,
@@ -167,12 +167,11 @@ class Slot:
         self._watch(CONSTRUCTING, self._slot)
         with packages_of(self._name):
             made: Any = self._make()
-        require_one_agent(made, self._name)
-        parts = ("observation_space", "action_space", "reset", "step")
-        if isinstance(made, gymnasium.vector.VectorEnv) or not all(hasattr(made, part) for part in parts):
+        if not isinstance(getattr(made, "action_space", None), gymnasium.Space) or hasattr(made, "num_envs"):
             raise EnvironmentRefused(
                 f"{self._name}: expected a gymnasium.Env from its constructor, got {type(made).__name__}; "
-                "subclass gymnasium.Env, or hand in a function that returns one (a VectorEnv is handed in itself)"
+                "subclass gymnasium.Env, or hand in a function that returns one (a VectorEnv is handed in itself; multi-agent "
+                "environments are not supported)"
             )
         self._env = made
         return Border(made, self._name, self._slot, self._warn)

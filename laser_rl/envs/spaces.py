@@ -14,7 +14,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from gymnasium import spaces
@@ -33,7 +33,6 @@ from laser_rl.errors import ConfigError, EnvironmentRefused
 
 Space = spaces.Space[Any]
 Convert = Callable[[Any], Any]
-Spec = TypeVar("Spec")
 PICTURE_DIMENSIONS = 3
 SIZED = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 WORDS = 16  # of an instruction that are kept; the rest is dropped
@@ -45,10 +44,15 @@ WORD = re.compile(r"\w+")
 class PictureWithInstruction(spaces.Box):
     """The space of pictures with an instruction. A wrapper that changes the pictures replaces this space; then no words are read."""
 
-    def __init__(self, *, channels: int, height: int, width: int, words: int = WORDS) -> None:
-        _check_width(channels, width, words)
+    def __init__(self, *, channels: int, height: int, width: int) -> None:
+        needed = WORDS * NUMBER.itemsize
+        if channels * width < needed:
+            raise EnvironmentRefused(
+                f"expected a picture whose rows hold {needed} bytes, two for each of {WORDS} words, got {channels} channels of "
+                f"width {width}; make it {-(-needed // channels)} wide, or leave instructions out"
+            )
         super().__init__(0, 255, (channels, height + 1, width), np.uint8)
-        self.channels, self.height, self.width, self.words = channels, height, width, words
+        self.channels, self.height, self.width = channels, height, width
 
 
 def word_number(word: str) -> int:
@@ -61,22 +65,16 @@ def word_number(word: str) -> int:
 
 
 @lru_cache(maxsize=1024)  # an instruction stays for many steps
-def word_numbers(text: str, words: int = WORDS) -> tuple[int, ...]:
-    """The numbers of a text's first `words` words, then zeros; signs and spaces between words do not count."""
-    found = [word_number(word) for word in WORD.findall(text)[:words]]
-    return (*found, *[0] * (words - len(found)))
+def word_numbers(text: str) -> tuple[int, ...]:
+    """The numbers of a text's first `WORDS` words, then zeros; signs and spaces between words do not count."""
+    found = [word_number(word) for word in WORD.findall(text)[:WORDS]]
+    return (*found, *[0] * (WORDS - len(found)))
 
 
-def with_instruction(picture: NDArray[Any], text: str, words: int = WORDS) -> NDArray[np.uint8]:
+def with_instruction(picture: NDArray[Any], text: str) -> NDArray[np.uint8]:
     """A copy of `picture`, uint8 [C, H, W], with the instruction in a row of its own: [C, H + 1, W]."""
-    if picture.dtype != np.uint8 or picture.ndim != PICTURE_DIMENSIONS:
-        raise EnvironmentRefused(
-            f"expected a picture of uint8 [channels, height, width] for an instruction, got {picture.dtype} of shape "
-            f"{picture.shape}; transpose or convert it first"
-        )
     channels, height, width = picture.shape
-    _check_width(channels, width, words)
-    numbers = np.array(word_numbers(text, words), NUMBER).view(np.uint8)
+    numbers = np.array(word_numbers(text), NUMBER).view(np.uint8)
     row = np.zeros(channels * width, np.uint8)
     row[: numbers.size] = numbers
     carried = np.empty((channels, height + 1, width), np.uint8)
@@ -85,37 +83,15 @@ def with_instruction(picture: NDArray[Any], text: str, words: int = WORDS) -> ND
     return carried
 
 
-def instruction_of(picture: NDArray[np.uint8], words: int = WORDS) -> NDArray[np.int64]:
+def instruction_of(picture: NDArray[np.uint8]) -> NDArray[np.int64]:
     """The numbers of the words that a picture carries: what a network has to read.
 
-    >>> carried = with_instruction(np.zeros((3, 72, 96), np.uint8), "red cat", words=4)
-    >>> instruction_of(carried, words=4).tolist() == [word_number("red"), word_number("cat"), 0, 0]
+    >>> carried = with_instruction(np.zeros((3, 72, 96), np.uint8), "red cat")
+    >>> instruction_of(carried)[:3].tolist() == [word_number("red"), word_number("cat"), 0]
     True
     """
     row = np.ascontiguousarray(picture[:, -1]).reshape(-1)
-    return row[: words * NUMBER.itemsize].view(NUMBER).astype(np.int64)
-
-
-def _check_width(channels: int, width: int, words: int) -> None:
-    if words < 1:
-        raise EnvironmentRefused(f"expected an instruction of at least one word, got {words}; leave instructions out")
-    needed = words * NUMBER.itemsize
-    if channels * width < needed:
-        raise EnvironmentRefused(
-            f"expected a picture whose rows hold {needed} bytes, two for each of {words} words, got {channels} channels of "
-            f"width {width}; make it {-(-needed // channels)} wide, or leave instructions out"
-        )
-
-
-class Converter(NamedTuple, Generic[Spec]):
-    """What an agent has to know of a space, and the function that converts its values.
-
-    An observation is brought into the form in which it is stored (a view where one is enough), one row of an agent's actions into the
-    environment's action.
-    """
-
-    spec: Spec
-    convert: Convert
+    return row[: WORDS * NUMBER.itemsize].view(NUMBER).astype(np.int64)
 
 
 def leaves_of(space: Space, name: str, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Space]]:
@@ -143,24 +119,22 @@ def flat_scales(space: Space, name: str) -> NDArray[np.float32]:
     return np.concatenate([np.empty(0, np.float32), *parts])
 
 
-def observation_border(space: Space, name: str) -> Converter[ObservationSpec]:
+def observation_border(space: Space, name: str) -> tuple[ObservationSpec, Convert]:
     """How observations of `space` are stored.
 
-    >>> observation_border(spaces.Box(0, 255, (84, 84, 3), np.uint8), "Maze").spec
+    >>> observation_border(spaces.Box(0, 255, (84, 84, 3), np.uint8), "Maze")[0]
     ObservationSpec(shape=(3, 84, 84), dtype='uint8', scale=0.00392156862745098, words=0)
     """
     if isinstance(space, PictureWithInstruction):
         # Its channels are first, whatever its width.
-        return Converter(ObservationSpec(space.shape, "uint8", _scale(space), space.words), _as_it_is)
+        return ObservationSpec(space.shape, "uint8", _scale(space), WORDS), _as_it_is
     scales = flat_scales(space, name)
     _refuse_empty(scales.size, space, name, "observation_space")
     if isinstance(space, spaces.Box):
         return _box_observation(space)
     if (scales == 1).all():
-        return Converter(ObservationSpec(scales.shape), lambda value: spaces.flatten(space, value))
-    return Converter(
-        ObservationSpec(scales.shape), lambda value: cast("NDArray[Any]", spaces.flatten(space, value)) * scales
-    )
+        return ObservationSpec(scales.shape), lambda value: spaces.flatten(space, value)
+    return ObservationSpec(scales.shape), lambda value: cast("NDArray[Any]", spaces.flatten(space, value)) * scales
 
 
 def leaf_scale(space: Space) -> float:
@@ -173,41 +147,41 @@ def _scale(space: spaces.Box) -> float:
     return 1.0 / high if high > 0 else 1.0
 
 
-def _box_observation(space: spaces.Box) -> Converter[ObservationSpec]:
+def _box_observation(space: spaces.Box) -> tuple[ObservationSpec, Convert]:
     shape, floats = tuple(space.shape), np.issubdtype(space.dtype, np.floating)
     dtype, scale = ("float32", 1.0) if floats else ("uint8", _scale(space))
     if len(shape) == PICTURE_DIMENSIONS - 1 and space.dtype == np.uint8:
-        return Converter(ObservationSpec((1, *shape), dtype, scale), lambda value: value[np.newaxis])
+        return ObservationSpec((1, *shape), dtype, scale), lambda value: value[np.newaxis]
     if len(shape) != PICTURE_DIMENSIONS or not (floats or space.dtype in {np.dtype(np.uint8), np.dtype(bool)}):
         spec = ObservationSpec((math.prod(shape),), "float32", leaf_scale(space))
-        return Converter(spec, _as_it_is if len(shape) == 1 else np.ravel)
+        return spec, _as_it_is if len(shape) == 1 else np.ravel
     # The smaller of the outer dimensions is the colours; in doubt the last, as in Gymnasium's own.
     if shape[0] < shape[-1]:
-        return Converter(ObservationSpec(shape, dtype, scale), _as_it_is)
+        return ObservationSpec(shape, dtype, scale), _as_it_is
     channels_first = (shape[2], shape[0], shape[1])
-    return Converter(ObservationSpec(channels_first, dtype, scale), lambda value: value.transpose(2, 0, 1))
+    return ObservationSpec(channels_first, dtype, scale), lambda value: value.transpose(2, 0, 1)
 
 
-def action_border(space: Space, name: str) -> Converter[ActionSpec]:
+def action_border(space: Space, name: str) -> tuple[ActionSpec, Convert]:
     """How actions of `space` are chosen, stored and handed over.
 
-    >>> action_border(spaces.Discrete(3, start=-1), "Maze").convert(np.int64(0))
+    >>> action_border(spaces.Discrete(3, start=-1), "Maze")[1](np.int64(0))
     -1
     """
     if isinstance(space, spaces.Discrete):
         start = int(space.start)  # Python's own int: every space takes it, and Gymnasium checks it fastest
         convert: Convert = int if start == 0 else lambda value: int(value) + start
-        return Converter(DiscreteActions(int(space.n), start), convert)
+        return DiscreteActions(int(space.n), start), convert
     if isinstance(space, spaces.MultiDiscrete):
         first = space.start
         _refuse_empty(first.size, space, name, "action_space")
         starts = tuple(first.ravel().tolist()) if first.any() else ()
         several = MultiDiscreteActions(tuple(space.nvec.ravel().tolist()), starts)
-        return Converter(several, lambda value: (value.reshape(first.shape) + first).astype(space.dtype))
+        return several, lambda value: (value.reshape(first.shape) + first).astype(space.dtype)
     if isinstance(space, spaces.MultiBinary):
         shape = space.shape
         several = MultiDiscreteActions((2,) * math.prod(shape))
-        return Converter(several, lambda value: value.reshape(shape).astype(space.dtype))
+        return several, lambda value: value.reshape(shape).astype(space.dtype)
     if isinstance(space, spaces.Box):
         return _box_actions(space, name)
     raise EnvironmentRefused(
@@ -216,7 +190,7 @@ def action_border(space: Space, name: str) -> Converter[ActionSpec]:
     )
 
 
-def _box_actions(space: spaces.Box, name: str) -> Converter[ActionSpec]:
+def _box_actions(space: spaces.Box, name: str) -> tuple[ActionSpec, Convert]:
     if not np.issubdtype(space.dtype, np.floating):
         raise EnvironmentRefused(
             f"{name}: expected a Box action_space of floats, got dtype {space.dtype}; use MultiDiscrete for whole numbers"
@@ -235,7 +209,7 @@ def _box_actions(space: spaces.Box, name: str) -> Converter[ActionSpec]:
         # Rounding to float32 must not carry a legal action over a float64 bound.
         return np.clip(value.reshape(space.shape).astype(space.dtype), space.low, space.high)
 
-    return Converter(BoxActions(tuple(low.astype(float).tolist()), tuple(high.astype(float).tolist())), convert)
+    return BoxActions(tuple(low.astype(float).tolist()), tuple(high.astype(float).tolist())), convert
 
 
 def _as_it_is(value: Any) -> Any:
@@ -258,9 +232,9 @@ class Borders(NamedTuple):
 
 def spec_of(observation: Space, action: Space, name: str) -> tuple[EnvironmentSpec, Borders]:
     """An environment's spec, which has both spaces as JSON, and its conversions."""
-    sees, acts = observation_border(observation, name), action_border(action, name)
+    (seen, sees), (chosen, acts) = observation_border(observation, name), action_border(action, name)
     kept = {"observation": _describe(observation), "action": _describe(action)}
-    return EnvironmentSpec(name, sees.spec, acts.spec, spaces=kept), Borders(sees.convert, acts.convert)
+    return EnvironmentSpec(name, seen, chosen, spaces=kept), Borders(sees, acts)
 
 
 def borders_of(spec: EnvironmentSpec) -> Borders:
@@ -269,8 +243,8 @@ def borders_of(spec: EnvironmentSpec) -> Borders:
     sees, acts = kept.get("observation"), kept.get("action")
     as_it_is: Convert = int if isinstance(spec.action, DiscreteActions) else np.asarray
     return Borders(
-        np.asarray if sees is None else observation_border(_space(sees), spec.name).convert,
-        as_it_is if acts is None else action_border(_space(acts), spec.name).convert,
+        np.asarray if sees is None else observation_border(_space(sees), spec.name)[1],
+        as_it_is if acts is None else action_border(_space(acts), spec.name)[1],
     )
 
 
@@ -278,7 +252,7 @@ _MOST_BOUNDS = 1024  # of larger spaces the smallest and the largest are kept, w
 _MOST_NUMBERS = 1 << 26  # of an observation; a file that asks for more is refused before anything is allocated
 # What a kind of space is made of: its constructor's arguments are its attributes.
 _ARGUMENTS: dict[type[Space], tuple[str, ...]] = {
-    PictureWithInstruction: ("channels", "height", "width", "words"),  # before Box, its base class
+    PictureWithInstruction: ("channels", "height", "width"),  # before Box, its base class
     spaces.Box: ("low", "high", "shape", "dtype"),
     spaces.Discrete: ("n", "start"),
     spaces.MultiDiscrete: ("nvec", "dtype", "start"),

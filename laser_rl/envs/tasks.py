@@ -249,19 +249,17 @@ class Catch(_Board):
 class DeepSea(_Board):
     """Fall one row a step; only N times "right" reaches the treasure, and each "right" costs 0.01/N. Exploration is all.
 
-    With `randomize`, which of the two actions means right differs from cell to cell, by a fixed mask.
+    Which of the two actions means right differs from cell to cell, by a fixed mask.
     """
 
     size: int = 10
-    randomize: bool = True
-    mask_seed: int = 42
     image: bool = False
     optimal_return = 0.99  # right at every step
 
     def __post_init__(self) -> None:
         self._check_whole(size=1)
-        mask = np.random.default_rng(self.mask_seed).integers(0, 2, (self.size, self.size))
-        self.mask = mask if self.randomize else np.ones_like(mask)  # the action that means "right", by row and column
+        # The action that means "right", by row and column; the seed is bsuite's.
+        self.mask = np.random.default_rng(42).integers(0, 2, (self.size, self.size))
         self.spec = self._spec(f"laser/DeepSea-{self.size}", self.size, self.size, 2)
 
     @property

@@ -22,7 +22,7 @@ class VectorAdapter(Environments):
     """A vector environment in any of Gymnasium's three autoreset modes. It has no state: it may hold anything.
 
     Where it resets within the step that ends an episode (SAME_STEP) or waits to be told (DISABLED), the first rows of the next episodes are
-    handed out by the following `step`, alone: the vector is stepped when all slots have acted again.
+    handed out by the following `step`, alone: the vector is stepped when all slots have acted again. All slots act at once.
     """
 
     def __init__(self, env: Vector, *, seed: int, name: str | None = None, owned: bool = True) -> None:
@@ -58,11 +58,6 @@ class VectorAdapter(Environments):
             return self.reset()._replace(restarted=np.ones(self.slots, np.bool_))
         if self._mode is not AutoresetMode.NEXT_STEP and (self._acted & self._episodes.ended).any():
             return self._start(np.flatnonzero(self._acted & self._episodes.ended))
-        if not self._acted.all():
-            raise ValueError(
-                f"{self.spec.name}: a vector environment steps all its slots at once; expected actions for "
-                f"{np.flatnonzero(~self._acted).tolist()} too"
-            )
         each, space = [self._act(action) for action in self._action], self._env.action_space
         actions = np.stack(each).astype(space.dtype, copy=False).reshape(space.shape or (self.slots,))
         observation, reward, terminated, truncated, info = self._guarded(lambda: self._env.step(actions))
@@ -125,7 +120,7 @@ class VectorAdapter(Environments):
             self._refuse(f"observations of shape {seen.shape}", str(stored.shape[1:]))
         stored = stored.astype(seen.dtype, copy=False)
         if self._bounds.watching:
-            self._bounds.look_at_all(stored, items, self._where)
+            self._bounds.look(stored, items, self._where)
         return stored
 
     def _checked(self, rows: Rows) -> Rows:

@@ -251,7 +251,7 @@ def _notes(runs: Sequence[GameRun], configs: Sequence[Config], lines: Sequence[M
         atari = config.environment.atari
         other = {
             f"up to {atari.most_noops} no-ops": atari.most_noops != PLAYED.most_noops,
-            f"sticky actions {atari.sticky_actions:g}": atari.sticky_actions != PLAYED.repeat_action_probability,
+            f"sticky actions {atari.sticky_actions:g}": atari.sticky_actions != PLAYED.sticky_actions,
             f"episodes of up to {atari.most_frames:,} frames": atari.most_frames != PLAYED.most_frames,
             "all 18 actions": atari.full_action_space != PLAYED.full_action_space,
         }

@@ -192,23 +192,11 @@ def open_environments(
         placement=config.placement,
         workers=config.workers or None,
         options=config.options if isinstance(source, str) else None,  # else they only say how to make another
-        atari=atari_settings(config),
+        atari=AtariSettings(**config.atari.model_dump()),
         step_timeout_s=config.step_timeout_s,
         reset_timeout_s=config.reset_timeout_s,
         on_bad_value=config.on_bad_value,
         lockstep=lockstep,
-    )
-
-
-def atari_settings(config: EnvironmentConfig) -> AtariSettings:
-    """The settings of an Atari game."""
-    atari = config.atari
-    return AtariSettings(
-        most_noops=atari.most_noops,
-        repeat_action_probability=atari.sticky_actions,
-        full_action_space=atari.full_action_space,
-        most_frames=atari.most_frames,
-        threads=atari.threads,
     )
 
 

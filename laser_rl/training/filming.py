@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from laser_rl.agent.policy import Policy, act_once
 from laser_rl.config import EnvironmentConfig
 from laser_rl.disk import whole, write_json
+from laser_rl.envs.atari import AtariSettings
 from laser_rl.envs.border import Env
 from laser_rl.envs.make import make_renderable
 from laser_rl.envs.records import DiscreteActions
@@ -24,7 +25,6 @@ from laser_rl.envs.scores import tasks_of
 from laser_rl.envs.spaces import action_border, observation_border
 from laser_rl.errors import ConfigError, MissingExtra, UserError
 from laser_rl.metrics.videos import facts_path
-from laser_rl.training.build import atari_settings
 from laser_rl.training.evaluate import Trained
 
 FORMAT = 1
@@ -118,7 +118,8 @@ def can_be_filmed(environment: EnvironmentConfig) -> bool:
 
 
 def _opened(environment: EnvironmentConfig, task: str, options: Mapping[str, Any]) -> Env:
-    return make_renderable(task, options={**options, **environment.options}, atari=atari_settings(environment))
+    atari = AtariSettings(**environment.atari.model_dump())
+    return make_renderable(task, options={**options, **environment.options}, atari=atari)
 
 
 def _play(
@@ -133,8 +134,8 @@ def _play(
     most_frames: float,
 ) -> Iterator[Frame]:
     """The pictures of an episode; `went` is kept up to date."""
-    sees = observation_border(env.observation_space, trained.environment.id).convert
-    acts = action_border(env.action_space, trained.environment.id)
+    _, sees = observation_border(env.observation_space, trained.environment.id)
+    actions, acts = action_border(env.action_space, trained.environment.id)
     observation, _ = env.reset(seed=seed)
     reward, before = 0.0, None
     while True:
@@ -145,9 +146,9 @@ def _play(
             return
         seen, is_first = np.asarray(sees(observation))[np.newaxis], np.array([before is None])
         [action], before = act_once(policy, trained.layout, seen, np.array([reward], np.float32), is_first, before)
-        if isinstance(acts.spec, DiscreteActions) and int(action) >= acts.spec.count:
+        if isinstance(actions, DiscreteActions) and int(action) >= actions.count:
             action = np.zeros_like(action)  # of a mixture: an action that this task does not know acts as 0
-        observation, given, terminated, truncated, _ = env.step(acts.convert(action))
+        observation, given, terminated, truncated, _ = env.step(acts(action))
         reward = float(given)
         went["return"] += reward
         went["length"] += 1

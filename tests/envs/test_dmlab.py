@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from laser_rl.envs.dmlab import ACTIONS, HELD_OUT_SEEDS, LEVELS, DmlabEnv, DmlabSettings, LevelCache
+from laser_rl.envs.dmlab import ACTIONS, HELD_OUT_SEEDS, LEVELS, DmlabEnv, LevelCache, lab_level
 from laser_rl.envs.make import make_environments, make_renderable
 from laser_rl.envs.records import DiscreteActions, ObservationSpec, seed_of
 from laser_rl.envs.scores import SUITES
@@ -42,7 +42,7 @@ def twin(level, **config):
 
 def seen(lab):
     values = lab.observations()
-    return with_instruction(values["RGB_INTERLEAVED"].transpose(2, 0, 1), values["INSTR"], WORDS)
+    return with_instruction(values["RGB_INTERLEAVED"].transpose(2, 0, 1), values["INSTR"])
 
 
 @pytest.mark.parametrize("level", ["rooms_watermaze", "language_select_described_object"])
@@ -182,7 +182,7 @@ def test_without_instructions_a_picture_is_a_picture():
 def test_the_default_picture_is_impalas():
     env = DmlabEnv("rooms_watermaze")
     assert env.observation_space.shape == (3, 72 + 1, 96)
-    assert (env.action_space.n, env._settings.action_repeat) == (9, 4)
+    assert (env.action_space.n, env.metadata["render_fps"]) == (9, 15)
 
 
 def test_an_episode_is_a_function_of_its_seed_and_its_actions():
@@ -236,14 +236,10 @@ def test_any_other_level_of_lab_is_named_by_its_path():
         ("rooms_watermaze", {"wide": 3, "action": 1}, "options among width, .*got action, wide; check the spelling"),
         ("rooms_watermaze", {"level": "rooms_watermaze"}, "got level; check the spelling"),
         ("rooms_watermaze", {"actions": 12}, "the option actions to be one of 9, 15, got 12"),
-        ("rooms_watermaze", {"action_repeat": 0}, "action_repeat to be a whole number of at least 1, got 0"),
-        ("rooms_watermaze", {"width": "96"}, "width to be a whole number of at least 1, got '96'"),
-        ("rooms_watermaze", {"test": "no"}, "test to be true or false, got 'no'"),
-        ("rooms_watermaze", {"renderer": "opengl"}, "software or hardware, got 'opengl'"),
         ("rooms_watermaze", {"width": 8}, "rows hold 32 bytes.*make it 11 wide"),
         ("rooms_watermaze", {"lab_config": {"gadgetSelect": "true"}}, "CROUCH, SELECT_GADGET; leave out of lab_config"),
-        ("psychlab_continuous_recognition", {}, "option dataset_path with the pictures 0001.png to 2400.png .*got none; data/brady"),
-        ("psychlab_continuous_recognition", {"dataset_path": "/nowhere"}, "'/nowhere' without 0001.png and 2400.png"),
+        ("psychlab_continuous_recognition", {}, "option dataset_path with the pictures 0001.png to 2400.png .*got None; data/brady"),
+        ("psychlab_continuous_recognition", {"dataset_path": "/nowhere"}, "got '/nowhere'; data/brady"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_played_is_refused(level, options, message):
@@ -252,8 +248,7 @@ def test_what_cannot_be_played_is_refused(level, options, message):
 
 
 def test_pictures_reach_the_levels_that_need_them(tmp_path):
-    for name in ("0001.png", "2400.png"):
-        (tmp_path / name).touch()
+    (tmp_path / "0001.png").touch()
     for level in LEVELS:  # the stand-in refuses those that need some and get none
         DmlabEnv(level, dataset_path=tmp_path, **SMALL)
     given = [own.level.removeprefix(standin_lab.FOLDER) for own in standin_lab.made if "datasetPath" in own.config]
@@ -343,7 +338,7 @@ def test_there_are_thirty_levels_with_their_scores():
     assert sum(level.best for level in levels) == pytest.approx(3110.15)
     for level in LEVELS:
         if not level.startswith("psychlab"):
-            assert DmlabSettings(level).lab_level in standin_lab.KNOWN
+            assert lab_level(level) in standin_lab.KNOWN
 
 
 def test_the_documents_have_the_same_levels_and_actions():

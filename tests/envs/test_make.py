@@ -213,9 +213,7 @@ class ManyAgents:
         return {}, {}, {}, {}, {}
 
 
-@pytest.mark.parametrize("source", [ManyAgents(), ManyAgents, "tests.envs.test_make:ManyAgents"])
+@pytest.mark.parametrize("source", [ManyAgents, "tests.envs.test_make:ManyAgents"])
 def test_an_environment_of_several_agents_is_refused_as_such(source):
-    with pytest.raises(
-        EnvironmentRefused, match=r"multi-agent environments are not supported, so write a gymnasium\.Env"
-    ):
+    with pytest.raises(EnvironmentRefused, match=r"multi-agent environments are not supported"):
         make_environments(source, slots=1, seed=1)

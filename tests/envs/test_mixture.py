@@ -143,13 +143,6 @@ def test_what_cannot_be_mixed_is_refused(parts, message):
         MixedEnvironments(parts())
 
 
-def test_nobody_to_act_and_nothing_owed_is_a_mistake():
-    envs = MixedEnvironments(serial(*NAMES))
-    envs.reset()
-    with pytest.raises(ValueError, match="expected at least one slot"):
-        envs.step(np.zeros(0, np.int64), np.zeros(0, np.int64))
-
-
 @settings(max_examples=20)
 @given(st.integers(0, 60), st.integers(0, 2**31))
 def test_a_restored_mixture_goes_on_as_if_nothing_had_happened(steps, seed):

@@ -106,14 +106,6 @@ def test_what_cannot_be_sent_to_a_worker_is_refused():
         PoolEnvironments(lambda: Telltale(), slots=1, seed=1, workers=1)  # noqa: PLW0108
 
 
-def test_stepping_nothing_while_nothing_is_owed_is_refused():
-    pool = PoolEnvironments(Telltale, slots=1, seed=1, workers=1)
-    pool.reset()
-    with pytest.raises(ValueError, match="owes a row"):
-        pool.step(np.zeros(0, np.int64), np.zeros(0, np.int64))
-    pool.close()
-
-
 def _modules_in_worker(env):
     return np.array(["torch" in sys.modules, "ale_py" in sys.modules], np.float32), {}
 

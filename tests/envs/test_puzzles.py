@@ -81,7 +81,7 @@ def sparse_grid_policy(task):
         *((Convention(), convention_policy(mode), 9) for mode in range(3)),
         (Convention(5, 2, [0, 0, 0, 0, 0.5], [0, 0, 0, 0, 0.25]), convention_policy(4, 5), 3),
         (DISCOUNTS_DIFFER, convention_policy(1), 9),
-        *((task, key_door_policy(task), task.shortest) for task in (KeyDoor(2), KeyDoor(6), KeyDoor(9, 7, 32))),
+        *((task, key_door_policy(task), task.shortest) for task in (KeyDoor(2), KeyDoor(6), KeyDoor(9, 7))),
         *(
             (task, sparse_grid_policy(task), task.shortest)
             for task in (SparseGrid(2), SparseGrid(5), SparseGrid(12, 4))
@@ -103,7 +103,7 @@ def test_the_best_policy_has_the_return_that_is_claimed(task, policy, length):
         KeyDoor(3),
         KeyDoor(6),
         SparseGrid(4),
-        SparseGrid(6, 2, 90),
+        SparseGrid(6, 2),
     ],
 )
 def test_random_play_has_the_return_that_is_claimed(task):
@@ -113,14 +113,20 @@ def test_random_play_has_the_return_that_is_claimed(task):
     assert abs(done.mean() - task.random_return) < 4 * done.std() / np.sqrt(done.size)
 
 
+def cut_off(task, steps):
+    """So early that every sequence of actions can be played."""
+    task.most_steps = steps
+    return task
+
+
 @pytest.mark.parametrize(
     "task",
     [
         Convention(3, 3, [0.3, 0, 0.1], [0, 1.5, -0.5]),
         Convention(2, 5),
-        KeyDoor(2, 1, 6),
-        KeyDoor(2, 0, 5),
-        SparseGrid(2, 0, 6),
+        cut_off(KeyDoor(2, 1), 6),
+        cut_off(KeyDoor(2, 0), 5),
+        cut_off(SparseGrid(2), 6),
     ],
 )
 def test_the_claims_are_those_of_every_sequence_of_actions(task):
@@ -234,7 +240,7 @@ def test_the_door_is_shut_without_the_key():
 
 
 def test_the_goal_on_the_last_step_ends_and_does_not_cut_off():
-    task = SparseGrid(4, 0, SparseGrid(4).shortest)
+    task = cut_off(SparseGrid(4), SparseGrid(4).shortest)
     policy = sparse_grid_policy(task)
     _, rewards, ends = episode(task, 0, lambda _, seen: int(policy(seen[np.newaxis])[0]))
     assert (len(rewards), ends) == (task.most_steps, (True, False))
@@ -362,7 +368,7 @@ def test_options_come_as_files_hold_them():
     task = task_of("laser/Convention", options)
     assert task == Convention(3, 4, (0.0, 0.25, 0.0), (1.0, 0.0, 0.0))
     assert task_of("laser/KeyDoor-5", {"layout_seed": 3}) == KeyDoor(5, 3)
-    assert task_of("laser/SparseGrid-7", {"most_steps": 99}) == SparseGrid(7, 0, 99)
+    assert task_of("laser/SparseGrid-7", {"layout_seed": 9}) == SparseGrid(7, 9)
     assert task_of("laser/KeyDoor", {}) == task_of("laser/KeyDoor-6", {})
     for mode in range(3):
         bonus = [0.25 * (each == mode) for each in range(3)]
@@ -377,19 +383,17 @@ def test_options_come_as_files_hold_them():
         (
             "laser/Convention",
             {"bonus": [0.2, 0]},
-            r"bonus to be a list of 3 numbers, one for each mode, got \[0.2, 0\]",
+            r"bonus to be a list of 3 numbers, got \[0.2, 0\]",
         ),
-        ("laser/Convention", {"bonus": 0.2}, "bonus to be a list of 3 numbers.*got 0.2; e.g. "),
+        ("laser/Convention", {"bonus": 0.2}, "bonus to be a list of 3 numbers, got 0.2"),
         ("laser/Convention", {"late_bonus": [0, "1e-1", 0]}, "late_bonus to be a list of 3 numbers"),
         ("laser/Convention", {"bonus": [0, float("nan"), 0]}, "bonus to be a list of 3 numbers"),
         ("laser/Convention", {"modes": 1}, "modes to be a whole number of 2 or more, got 1"),
         ("laser/Convention", {"steps": 2.5}, "steps to be a whole number of 1 or more, got 2.5"),
         ("laser/Convention", {"bonuses": [0, 0, 0]}, "bonuses"),
         ("laser/KeyDoor-1", {}, "KeyDoor: expected size to be a whole number of 2 or more, got 1"),
-        ("laser/KeyDoor-6", {"most_steps": 10}, "most_steps of 11 or more, the shortest way, got 10; 0 stands for 36"),
         ("laser/KeyDoor-6", {"layout_seed": -1}, "layout_seed to be a whole number of 0 or more, got -1"),
         ("laser/KeyDoor-6", {"key": [0, 1]}, "key"),
-        ("laser/SparseGrid-12", {"most_steps": 46}, "most_steps of 47 or more"),
         ("laser/SparseGrid-12", {"layout_seed": "a"}, "layout_seed to be a whole number of 0 or more, got 'a'"),
         ("laser/SparseGrid-12", {"size": 3}, "size"),
     ],

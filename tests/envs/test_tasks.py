@@ -9,7 +9,7 @@ from laser_rl.envs.records import seed_of
 from laser_rl.envs.tasks import Catch, DeepSea, TaskEnv, TaskEnvironments, TMaze
 from laser_rl.errors import ConfigError, EnvironmentRefused
 
-TASKS = [Catch(), Catch(7, 3, image=True), DeepSea(4), DeepSea(6, randomize=False, image=True), TMaze(1), TMaze(7)]
+TASKS = [Catch(), Catch(7, 3, image=True), DeepSea(4), DeepSea(6, image=True), TMaze(1), TMaze(7)]
 
 
 def returns(envs, policy, episodes):
@@ -48,7 +48,7 @@ def t_maze_policy(observation, memory):
     [
         (Catch(), catch_policy),
         (DeepSea(5), deep_sea_policy(DeepSea(5))),
-        (DeepSea(12, randomize=False), deep_sea_policy(DeepSea(12, randomize=False))),
+        (DeepSea(12), deep_sea_policy(DeepSea(12))),
         (TMaze(1), t_maze_policy),
         (TMaze(9), t_maze_policy),
         (TMaze(9, one_cue=True), t_maze_policy),
@@ -108,7 +108,6 @@ def test_the_mask_is_mixed_and_fixed():
     mask = DeepSea(8).mask[*cells]
     assert 0.2 < mask.mean() < 0.8
     np.testing.assert_array_equal(mask, DeepSea(8).mask[*cells])
-    assert DeepSea(8, randomize=False).mask[*cells].all()
 
 
 def test_a_t_maze_is_cut_off_with_nothing():

@@ -66,13 +66,6 @@ def test_a_mode_that_is_not_said_is_refused():
             VectorAdapter(vector, seed=1)
 
 
-def test_a_vector_steps_as_one():
-    envs = adapter(AutoresetMode.NEXT_STEP)
-    envs.reset()
-    with pytest.raises(ValueError, match=r"expected actions for \[0, 2\] too"):
-        envs.step(np.array([1]), np.array([0]))
-
-
 def test_it_has_no_state():
     envs = adapter(AutoresetMode.NEXT_STEP)
     assert envs.state_dict() is None

@@ -306,7 +306,7 @@ def test_what_is_not_finite_never_leaves_the_pool(case):
         ("float64", "dtype float32, got float64"),
         ("shape", r"shape \(2,\), got \(3,\)"),
         ("reward none", "real number, got None"),
-        ("old gym", "got a tuple of 4; this is the step of the old Gym"),
+        ("old gym", "got a tuple of 4; return "),
         ("info", "info to be a dict, got object"),
     ],
 )

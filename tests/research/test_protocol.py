@@ -130,7 +130,7 @@ def test_games_are_played_as_the_protocol_says():
     settings = AtariSettings()
     assert settings.most_noops == 37
     assert settings.most_frames == 30 * 60 * 60  # 30 minutes of 60 frames a second
-    assert settings.repeat_action_probability == 0
+    assert settings.sticky_actions == 0
     assert (ATARI_BUCKET_FRAMES, DMLAB_BUCKET_FRAMES) == (10**6, 10**7)
 
 
