@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.gpu_measure import where
 from laser_rl.disk import write_bytes
-from laser_rl.metrics.log import FILE, read_from, valid
+from laser_rl.metrics.log import FILE, read, read_from
 from laser_rl.metrics.rows import Row, episodes_in
 from laser_rl.training.files import CONFIG, SWEEP, is_sweep, read_config, read_sweep
 
@@ -58,12 +58,12 @@ def collect(out: Path, *, bins: int = MOST_BINS) -> Numbers:
 def _entries(folder: Path, bins: int) -> Iterator[Numbers]:
     sweep = read_sweep(folder) if is_sweep(folder) else None
     configs = (read_config(folder),) if sweep is None else sweep.configs
-    rows = list(timed(read_from(folder / FILE)[0]))
-    kept = {id(row) for row in valid([row for _, row in rows])}
+    seconds_at = {json.dumps(row): seconds for seconds, row in timed(read_from(folder / FILE)[0])}
+    rows = [(seconds_at[json.dumps(row)], row) for row in read(folder)]
     played = json.loads((folder / EVALUATIONS).read_text()) if (folder / EVALUATIONS).exists() else []
     for number, config in enumerate(configs):
         member = None if sweep is None else number
-        own = [(seconds, row) for seconds, row in rows if id(row) in kept and row.get("member") == member]
+        own = [(seconds, row) for seconds, row in rows if row.get("member") == member]
         by_kind = {
             kind: [(s, row) for s, row in own if row["kind"] == kind] for kind in ("train", "episode", "evaluation")
         }

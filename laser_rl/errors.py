@@ -1,6 +1,8 @@
 """Errors that a user can do something about; the command line prints the message, never a traceback, and exits with `exit_status`."""
 
+import difflib
 import errno
+from collections.abc import Iterable
 
 _MOST_REPEATED = 200  # letters of a value that is refused
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # the disk, the user's share of it, or one file is full
@@ -46,6 +48,12 @@ class DamagedRun(UserError):
 def is_full(error: BaseException) -> bool:
     """Whether something could not be written for lack of space: it may work later."""
     return isinstance(error, OSError) and error.errno in NO_SPACE
+
+
+def suggestion(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """The known name that is nearest to a wrong one; if none is near, `otherwise`, or all of them."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {close[0]!r}?" if close else otherwise or f"there are {', '.join(known)}"
 
 
 def shortened(value: object) -> str:

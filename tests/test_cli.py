@@ -17,7 +17,7 @@ def test_version_and_usage(capsys):
 
 def test_a_mistyped_command_suggests_the_right_one(capsys):
     assert cli.main(["thoery"]) == 2
-    assert capsys.readouterr().err == "laser: there is no command 'thoery'; did you mean 'laser theory'?\n"
+    assert capsys.readouterr().err == "laser: there is no command 'thoery'; did you mean 'theory'?\n"
     assert cli.main(["xyz"]) == 2
     assert capsys.readouterr().err == "laser: there is no command 'xyz'; 'laser --help' lists the commands\n"
 

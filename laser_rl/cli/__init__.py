@@ -3,7 +3,6 @@
 A command is imported only when it is called, so that `laser --help` does not wait for torch.
 """
 
-import difflib
 import importlib
 import os
 import re
@@ -12,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from laser_rl import __version__
+from laser_rl.errors import ConfigError, UserError, is_full, suggestion
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
@@ -80,14 +80,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if word != word.encode(errors="replace").decode():  # neither a terminal nor JSON could show such a path
             return _refuse(f"{os.fsencode(word)!r} is not UTF-8, expected text; rename the file or directory")
     if name not in COMMANDS:
-        return _refuse(_unknown(name))
+        hint = suggestion(name, COMMANDS, "'laser --help' lists the commands")
+        return _refuse(f"there is no command {name!r}; {hint}")
     return _run(name, rest)
 
 
 def _run(name: str, arguments: list[str]) -> int:
     import logging  # noqa: PLC0415 - see the module's docstring
 
-    from laser_rl.errors import UserError, is_full  # noqa: PLC0415
     from laser_rl.trust import FLAG, Trust  # noqa: PLC0415
 
     os.environ.setdefault("PYDANTIC_ERRORS_INCLUDE_URL", "0")  # a mistake's message is for the user, not about pydantic
@@ -122,8 +122,6 @@ def _run(name: str, arguments: list[str]) -> int:
 
 def _asked(flags: type, name: str, arguments: list[str]) -> Any:
     import tyro  # noqa: PLC0415 - see the module's docstring
-
-    from laser_rl.errors import ConfigError  # noqa: PLC0415
 
     asked: Any = tyro.cli(flags, prog=f"laser {name}", args=arguments)
     if getattr(asked, "run_dirs", None) == ():
@@ -167,12 +165,6 @@ def _usage() -> str:
     lines = "\n".join(f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items())
     end = f"laser COMMAND --help explains one; laser --version\n{TRUST_HELP}"
     return f"usage: laser COMMAND [OPTIONS]\n\n{lines}\n\n{end}"
-
-
-def _unknown(name: str) -> str:
-    close = difflib.get_close_matches(name, COMMANDS, n=1)
-    hint = f"did you mean 'laser {close[0]}'?" if close else "'laser --help' lists the commands"
-    return f"there is no command {name!r}; {hint}"
 
 
 def _refuse(message: str, status: int = USAGE_ERROR) -> int:

@@ -1,6 +1,5 @@
 """Flags, files and recipes become the settings of a run or a sweep; later sources win: recipe, file, flags."""
 
-import difflib
 import itertools
 import json
 import re
@@ -15,7 +14,7 @@ from pydantic import ValidationError
 
 from laser_rl import recipes, trust
 from laser_rl.config import Config, full_name, override, problems, validated
-from laser_rl.errors import ConfigError, shortened
+from laser_rl.errors import ConfigError, shortened, suggestion
 from laser_rl.training.settings import SweepConfig, sweep_from
 
 # PyYAML takes 30 s for a MiB of short values, and minutes for a number with many colons; JSON is parsed at once.
@@ -220,23 +219,10 @@ def begin(recipe: str | None, file: Path | None, env: str | None, asked: Mapping
         rest = sweep.model_dump(exclude={"base"})
         base = merged(sweep.base, {name: value for name, value in sections.items() if name != "recipe"})
     else:
-        _require_recipe(recipe)
         base = base_from(sections, recipe, env, asked)
     if any(stored.get(name) for name in SOURCES):
         rest = {name: value for name, value in rest.items() if name not in {*SOURCES, "draws"}}
     return Begun(base, rest | stored)
-
-
-def _require_recipe(name: str | None) -> None:
-    known = [*recipes.SWEEPS, *recipes.RECIPES]
-    if name is not None and name not in {*known, "default"}:
-        hint = _close_to(name, known) or f"there are {', '.join(known)}"
-        raise ConfigError(f"there is no recipe {name!r}; {hint}")
-
-
-def _close_to(name: object, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(str(name), known, n=1)
-    return f"did you mean {close[0]!r}?" if close else ""
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -246,7 +232,7 @@ def _read(file: Path) -> dict[str, Any]:
     known = [*SweepConfig.model_fields, "recipe"]
     for name in values:
         if name not in known:
-            hint = _close_to(name, known) or "settings of all members go under 'base:'"
+            hint = suggestion(str(name), known, "settings of all members go under 'base:'")
             raise ConfigError(f"{file} has {name!r}, expected {', '.join(known)}; {hint}")
     if isinstance(values.get("stack"), bool):  # YAML's on and off
         values["stack"] = "on" if values["stack"] else "off"

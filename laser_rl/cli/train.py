@@ -30,7 +30,7 @@ from laser_rl.metrics.console import Console
 from laser_rl.metrics.display import label
 from laser_rl.metrics.rows import Sink
 from laser_rl.metrics.tensorboard import TensorBoardLog
-from laser_rl.metrics.tracking import hint, named, reached, tracked, trackers
+from laser_rl.metrics.tracking import commands, named, tracked, trackers
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.evaluate import MemberResult, Result
 from laser_rl.training.files import command_for, new_path, read_sweep, require_trusted, require_unchanged
@@ -273,8 +273,8 @@ def _farewell(path: Path, settings: SweepConfig, result: Result) -> int:
     if can_be_filmed(best.config.environment):
         print(f"watch:    {command_for('enjoy', path)}{member} --video {shlex.quote(str(path / 'video.mp4'))}")
     print(f"curves:   tensorboard --logdir {folder}")
-    for library in reached(path):
-        print(f"tracked:  {hint(library, folder)}")
+    for command in commands(path):
+        print(f"tracked:  {command}")
     return 0
 
 

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,8 +18,6 @@ from rich.text import Text
 from laser_rl.metrics import display
 from laser_rl.metrics.rows import Kind, Value
 
-_NONE = "–"
-_TUNED = ("learning_rate",)  # shown under population based training even if members start equal
 _WIDE = 110  # columns for three pairs of label and number side by side; else two
 _REFRESH_SECONDS = 0.25
 
@@ -57,7 +55,7 @@ class Console(AbstractContextManager["Console"]):
     def __init__(
         self,
         title: str,
-        total_steps: int | None = None,
+        total_steps: int,
         settings: Sequence[Mapping[str, Any]] = ({},),
         *,
         pbt: bool = False,
@@ -65,13 +63,9 @@ class Console(AbstractContextManager["Console"]):
         terminal: Terminal | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._title, self._total, self._pbt = title, total_steps, pbt
-        self._settings = [dict(one) for one in settings]
+        self._title, self._total, self._settings, self._pbt = title, total_steps, settings, pbt
         self._members = [_Seen() for _ in settings]
         self._sweep: dict[str, Value] = {}
-        self._names = list(dict.fromkeys(name for one in settings for name in one))
-        known = {display.last_name(name) for name in self._names}
-        self._names += [name for name in _TUNED if pbt and name not in known]
         self._every, self._clock, self._start = every_seconds, clock, clock()
         self._terminal = terminal or Terminal(highlight=False)
         self._shown: float | None = None  # when numbers were last shown
@@ -86,19 +80,28 @@ class Console(AbstractContextManager["Console"]):
 
     def write(self, kind: Kind, step: int, update: int, values: Mapping[str, Value]) -> None:
         """Take a row; show it if it is time."""
-        seen = self._seen(values)
+        single, event = len(self._members) == 1, values.get("event")
+        # None: a row of the sweep itself.
+        seen = self._members[int(values.get("member", 0))] if single or "member" in values else None
         if seen is not None:
-            seen.steps, seen.updates = max(step, seen.steps), max(update, seen.updates)
-        if kind == "event":
-            self._event(seen, step, update, values)
-        elif kind == "evaluation":
-            self._say_values("evaluation", step, values)
-        else:
-            if kind == "sweep":
-                self._sweep |= values
-            elif kind == "train" and seen is not None:
-                seen.values |= values
-            self._changed(first=kind == "train")
+            resumed = event == "resumed"
+            seen.steps = step if resumed else max(step, seen.steps)
+            seen.updates = update if resumed else max(update, seen.updates)
+        if kind in {"event", "evaluation"}:
+            if event != "resumed" or "member" not in values:  # the sweep's own row says it once for all
+                who = f"member {values['member']}: " if "member" in values else ""
+                rest = display.listed({name: one for name, one in values.items() if name not in {"event", "member"}})
+                self._say(f"{who}{event or kind} at step {step:,}" + (f": {rest}" if rest else ""))
+            return
+        if kind == "sweep":
+            self._sweep |= values
+        elif kind == "train" and seen is not None:
+            seen.values |= values
+        self._pending = True
+        now, pause = self._clock(), _REFRESH_SECONDS if self._live else self._every
+        begun = self._shown is None and kind == "train"  # the first numbers are shown at once
+        if begun or now - (self._start if self._shown is None else self._shown) >= pause:
+            self._show(now)
 
     def flush(self) -> None:
         """Show what has come since the last time."""
@@ -117,79 +120,58 @@ class Console(AbstractContextManager["Console"]):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _seen(self, values: Mapping[str, Value]) -> _Seen | None:
-        """The member that a row is of; None for a row of a sweep."""
-        if "member" not in values:
-            return self._members[0] if len(self._members) == 1 else None
-        return self._members[int(values["member"])]
-
-    def _event(self, seen: _Seen | None, step: int, update: int, values: Mapping[str, Value]) -> None:
-        event = values.get("event", "event")
-        if event == "resumed" and seen is not None:
-            seen.steps, seen.updates = step, update
-            if "member" in values:
-                return  # the sweep's own row says it once for all
-        if event == "exploit":
-            self._say(_exploit(step, values))
-        else:
-            self._say_values(str(event), step, values)
-
-    def _say_values(self, what: str, step: int, values: Mapping[str, Value]) -> None:
-        rest = {name: value for name, value in values.items() if name not in {"event", "member"}}
-        self._say(f"{_who(values)}{what} at step {step:,}" + (f": {display.listed(rest)}" if rest else ""))
-
     def _known(self) -> dict[str, str]:
         """Totals of all members together; of one agent, all its numbers."""
         steps, updates = sum(one.steps for one in self._members), sum(one.updates for one in self._members)
-        total = None if self._total is None else self._total * len(self._members)
+        total = self._total * len(self._members)
         known = {"step": display.progress(steps, total), "update": f"{updates:,}"}
         # A member that has done its steps keeps its last speed, but adds nothing any more.
-        busy = [one.values for one in self._members if self._total is None or one.steps < self._total]
-        speed = sum(display.number(values, "steps_per_second") or 0.0 for values in busy)
-        learning = sum(display.number(values, "updates_per_second") or 0.0 for values in busy)
+        busy = [one.values for one in self._members if one.steps < self._total]
+        speed, learning = (
+            sum(display.number(values, name) or 0.0 for values in busy)
+            for name in ("steps_per_second", "updates_per_second")
+        )
         left = [seconds for one in busy if (seconds := display.number(one, "budget_left_seconds")) is not None]
-        left += [(total - steps) / speed] if total and speed else []
-        if left and (total is None or steps < total):
+        left += [(total - steps) / speed] if speed else []
+        if left and steps < total:
             known["left"] = display.duration(min(left))
         if len(self._members) == 1:
             return known | display.texts({**self._members[0].values, **self._sweep})
-        if speed:
-            known["steps/s"] = display.count(speed)
-        if learning:
-            known["updates/s"] = display.short(learning)
-        fill = display.texts(self._sweep).get("replay")
-        return known | ({"replay": fill} if fill else {})
-
-    def _measure(self) -> str:
-        return "score" if any(display.is_mixture(one.values) for one in self._members) else "return"
+        speeds = {"steps_per_second": speed, "updates_per_second": learning}
+        return known | display.texts({name: one for name, one in {**self._sweep, **speeds}.items() if one})
 
     def _returns(self) -> dict[int, float]:
         found = {k: display.number(one.values, "return_mean") for k, one in enumerate(self._members)}
         return {member: value for member, value in found.items() if value is not None and math.isfinite(value)}
 
+    def _measure(self) -> str:
+        return "score" if any(display.is_mixture(one.values) for one in self._members) else "return"
+
     def _line(self) -> str:
-        known = self._known()
+        """All on one line; of several members the best, the mean and the worst."""
+        parts = [f"{label} {text}" for label, text in self._known().items() if label not in display.TABLE_ONLY]
         if len(self._members) == 1:
-            return " | ".join(f"{label} {known[label]}" for label in display.LINE if label in known)
-        parts = [f"{label} {known.pop(label)}" for label in ("step", "update")]
-        returns = self._returns()
+            return " | ".join(parts)
+        members, returns = [], self._returns()
         if returns:
-            high, low = max(returns, key=returns.__getitem__), min(returns, key=returns.__getitem__)
-            mean = display.short(sum(returns.values()) / len(returns))
-            ends = [f"{display.short(returns[member])} (member {member})" for member in (high, low)]
-            parts.append(f"{self._measure()} best {ends[0]}, mean {mean}, worst {ends[1]}")
-        own, others = zip(*(_trusted(k, one.values) for k, one in enumerate(self._members)), strict=True)
-        trusted = {"own": _mean(own), "others": _mean(others)}
-        texts = [f"{name} {display.share(share)}" for name, share in trusted.items() if share is not None]
-        parts += [f"trusted {', '.join(texts)}"] if texts else []
-        return " | ".join(parts + [f"{label} {text}" for label, text in known.items()])
+            ends = [choose(returns, key=returns.__getitem__) for choose in (max, min)]
+            best, worst = (f"{display.short(returns[member])} (member {member})" for member in ends)
+            members.append(
+                f"{self._measure()} best {best}, mean {display.short(_mean(returns.values()))}, worst {worst}"
+            )
+        shares = [_trusted(k, one.values) for k, one in enumerate(self._members)]
+        own, others = _mean(own for own, _ in shares), _mean(others for _, others in shares)
+        trusted = [
+            f"{name} {display.share(one)}" for name, one in (("own", own), ("others", others)) if math.isfinite(one)
+        ]
+        members += [f"trusted {', '.join(trusted)}"] if trusted else []
+        return " | ".join([*parts[:2], *members, *parts[2:]])
 
     def _table(self) -> RenderableType:
-        return self._numbers() if len(self._members) == 1 else self._lines()
-
-    def _numbers(self) -> Table:
-        """All numbers of one agent, some pairs of label and number side by side."""
-        known, pairs = self._known(), 3 if self._terminal.width >= _WIDE else 2
+        known = self._known()
+        if len(self._members) > 1:
+            return self._lines("   ".join(f"{label} {text}" for label, text in known.items()))
+        pairs = 3 if self._terminal.width >= _WIDE else 2  # of label and number side by side
         if not self._members[0].values:
             known["state"] = "starting"
         table = Table(title=Text(self._title), title_justify="left", show_header=False)
@@ -201,50 +183,29 @@ class Console(AbstractContextManager["Console"]):
             table.add_row(*cells[start : start + 2 * pairs])
         return table
 
-    def _lines(self) -> Group:
+    def _lines(self, totals: str) -> Group:
         """A line a member."""
-        known, returns = self._known(), self._returns()
-        totals = "   ".join(f"{label} {text}" for label, text in known.items())
+        returns, names = self._returns(), dict.fromkeys(name for one in self._settings for name in one)
         if not any(one.values for one in self._members):
             totals = f"{len(self._members)} members, starting"
-        table = Table(box=SIMPLE_HEAD)  # narrow: nine members fit into 80 columns
-        table.add_column("member")
-        if self._names:
-            heading = ", ".join(display.last_name(name) for name in self._names)
-            table.add_column(Text(heading + (", now" if self._pbt else "")))
+        table = Table("member", box=SIMPLE_HEAD)  # narrow: nine members fit into 80 columns
+        if names:
+            table.add_column(Text(", ".join(map(display.last_name, names)) + (", now" if self._pbt else "")))
         for name in ("steps", "updates", self._measure(), "trusted own", "others"):
             table.add_column(name, justify="right")
-        best = max(returns, key=returns.__getitem__) if returns else None
+        best = max(returns, key=returns.__getitem__, default=None)
         for member, seen in enumerate(self._members):
-            own, others = _trusted(member, seen.values)
-            cells = [
-                f"{member} best" if member == best else str(member),
-                *([self._setting_cell(member)] if self._names else []),
-                f"{seen.steps:,}",
-                f"{seen.updates:,}",
-                _short(returns.get(member)),
-                _NONE if own is None else display.share(own),
-                _NONE if others is None else display.share(others),
+            # Measured digits are enough: perturbed settings have as many as a float has.
+            newest = {name: seen.values.get(display.last_name(name)) for name in names if self._pbt}
+            values = {**self._settings[member], **{name: one for name, one in newest.items() if one is not None}}
+            settings = ", ".join(_short(values.get(name)) for name in names)
+            counts = f"{seen.steps:,}", f"{seen.updates:,}", _short(returns.get(member))
+            trusted = [
+                display.share(one) if math.isfinite(one) else display.NONE for one in _trusted(member, seen.values)
             ]
+            cells = [f"{member} best" if member == best else str(member), *[settings] * bool(names), *counts, *trusted]
             table.add_row(*map(Text, cells), style="bold" if member == best else None)
         return Group(Text(self._title, style="italic"), Text(totals), table)
-
-    def _setting_cell(self, member: int) -> str:
-        values = dict(self._settings[member])
-        if self._pbt:
-            newest = self._members[member].values
-            values |= {name: newest[last] for name in self._names if (last := display.last_name(name)) in newest}
-        # Measured digits are enough: perturbed settings have as many as a float has.
-        shown = (values.get(name, _NONE) for name in self._names)
-        return ", ".join(display.short(value) if isinstance(value, float) else str(value) for value in shown)
-
-    def _changed(self, *, first: bool) -> None:
-        """There are new numbers: show them if it is time. With `first` they are worth showing at once if none have been."""
-        self._pending = True
-        now, pause = self._clock(), _REFRESH_SECONDS if self._live else self._every
-        due = first if self._shown is None else now - self._shown >= pause
-        if due or (self._shown is None and now - self._start >= pause):
-            self._show(now)
 
     def _show(self, now: float) -> None:
         self._shown, self._pending = now, False
@@ -267,33 +228,17 @@ class Console(AbstractContextManager["Console"]):
                 self._gone = True
 
 
-def _who(values: Mapping[str, Value]) -> str:
-    return f"member {values['member']}: " if "member" in values else ""
+def _short(value: object) -> str:
+    return display.NONE if value is None else display.short(value) if isinstance(value, float) else str(value)
 
 
-def _exploit(step: int, values: Mapping[str, Value]) -> str:
-    """One copy of PBT: recipient, donor, reason and the changed settings."""
-    moved = [
-        f"{name.removeprefix('after_')} {_short(values.get('before_' + name.removeprefix('after_')))} to {_short(value)}"
-        for name, value in values.items()
-        if name.startswith("after_")
-    ]
-    scores = f" ({_short(values.get('score'))} against {_short(values.get('donor_score'))})"
-    line = f"{_who(values)}exploit at step {step:,}: copies member {values.get('donor', _NONE)}{scores}"
-    return ", ".join([line, *moved])
+def _trusted(member: int, values: Mapping[str, Value]) -> tuple[float, float]:
+    """The share of its own and of others' replayed steps that a member trusts; NaN where it is not known."""
+    own, prefix = f"acceptance_from_{member}", "acceptance_from_"
+    others = (display.number(values, name) for name in values if name.startswith(prefix) and name != own)
+    return _mean([display.number(values, own)]), _mean(others)
 
 
-def _short(value: Value | None) -> str:
-    return _NONE if value is None else value if isinstance(value, str) else display.short(value)
-
-
-def _trusted(member: int, values: Mapping[str, Value]) -> tuple[float | None, float | None]:
-    """The share of its own and of others' replayed steps that a member trusts."""
-    own = f"acceptance_from_{member}"
-    others = [display.number(values, name) for name in values if name.startswith("acceptance_from_") and name != own]
-    return display.number(values, own), _mean(others)
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
+def _mean(values: Iterable[float | None]) -> float:
     known = [value for value in values if value is not None and math.isfinite(value)]
-    return sum(known) / len(known) if known else None
+    return sum(known) / len(known) if known else math.nan

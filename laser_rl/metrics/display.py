@@ -6,6 +6,7 @@ from typing import Any
 from laser_rl.envs.scores import RETURN_OF, SCORE_OF
 from laser_rl.metrics.rows import Value
 
+NONE = "–"  # where there is no number
 _KILO, _KIBI = 1000, 1024
 _Text = Callable[[Mapping[str, Value]], str]
 
@@ -44,9 +45,9 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
-def progress(step: int, total: int | None) -> str:
-    """Steps, and of how many, if that is known."""
-    return f"{step:,} of {total:,} ({100 * step // total} %)" if total else f"{step:,}"
+def progress(step: int, total: int) -> str:
+    """Steps, and of how many."""
+    return f"{step:,} of {total:,} ({100 * step // total} %)"
 
 
 def listed(values: Mapping[str, Value]) -> str:
@@ -102,14 +103,12 @@ def is_mixture(values: Mapping[str, Value]) -> bool:
     return "tasks_seen" in values
 
 
-def _one(name: str, form: Callable[[float], str], unit: str = "", *, mixture: bool | None = None) -> _Text:
-    """The text of a number; of rows of mixtures only, or of others only, if `mixture` says so."""
+def _one(name: str, form: Callable[[float], str], unit: str = "") -> _Text:
+    """The text of a number."""
 
     def text(values: Mapping[str, Value]) -> str:
         found = number(values, name)
-        if found is None or (mixture is not None and mixture != is_mixture(values)):
-            return ""
-        return form(found) + unit
+        return "" if found is None else form(found) + unit
 
     return text
 
@@ -125,8 +124,7 @@ def _part(name: str, *all_of: str) -> _Text:
 
 
 ENTRIES: dict[str, _Text] = {
-    "return": _one("return_mean", short, mixture=False),
-    "score": _one("return_mean", short, mixture=True),
+    "return": _one("return_mean", short),
     "mean capped": _one("score_mean_capped", short),
     "above random": _part("tasks_above_random", "tasks_seen"),
     "best": _one("return_best", short),
@@ -152,13 +150,15 @@ ENTRIES: dict[str, _Text] = {
     "skipped updates": _one("skipped_updates", count),
     "restarts": _one("environment_restarts", count),
 }
-# A line has room for less; the rest is in metrics.jsonl.
-LINE = (
-    "step", "update", "left", "return", "score", "above random", "best", "steps/s", "updates/s", "replayed", "trusted", "KL",
-    "rho clipped", "c clipped", "entropy", "policy lag", "replay", "replay age", "replay size", "memory", "skipped updates", "restarts",
-)  # fmt: skip
+# A line has no room for these.
+TABLE_ONLY = frozenset(
+    {"mean capped", "episodes", "learned steps/s", "policy loss", "value loss", "gradient norm", "learning rate"}
+)
 
 
 def texts(values: Mapping[str, Value]) -> dict[str, str]:
-    """The entries of the table for which there are numbers."""
-    return {label: text for label, entry in ENTRIES.items() if (text := entry(values))}
+    """The entries of the table for which there are numbers; what a mixture of tasks returns is a score."""
+    found = {label: text for label, entry in ENTRIES.items() if (text := entry(values))}
+    if is_mixture(values) and "return" in found:
+        found = {"score": found.pop("return"), **found}
+    return found

@@ -6,7 +6,7 @@ forged, so the number of members, tables and names is bounded.
 
 import math
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
@@ -21,7 +21,6 @@ from laser_rl.metrics.rows import Kind, Row
 
 Array = NDArray[np.float64]
 BUCKETS = 2000
-_SLICE = 1024
 _COUNTERS = (
     "skipped_updates", "rollbacks", "environment_restarts", "environment_timeouts", "environment_errors", "environment_dropped_episodes",
     "environment_lost_episodes",
@@ -41,7 +40,7 @@ _NEWEST, _EPISODES, _EVALUATIONS, _EVENTS, _EXPLOITS = 10, 100, 50, 200, 5000
 _MOST_MEMBERS = 256
 _MOST_NAMES = 400  # of numbers in a table
 _LARGEST = 2**53  # of a counter: a forged one may be beyond what can be added up
-_PIECE = 10_000  # rows that are sorted into tables at once
+_PIECE = 2000  # rows that are sorted into tables at once
 
 
 class CurveLine(NamedTuple):
@@ -71,22 +70,15 @@ class Table:
         new = [name for name in values if name not in self.names]
         self.names |= {name: len(self.names) + n for n, name in enumerate(new)}
         self._numbers = np.concatenate([self._numbers, _blank(len(new), len(self))], axis=1)
-        for start in range(0, len(steps), _SLICE):
-            part = slice(start, start + _SLICE)
-            count = len(steps[part])
-            clock, numbers = (
-                np.stack([steps[part], updates[part], times[part], np.ones(count)]),
-                _blank(len(self.names), count),
-            )
-            for name, every in values.items():
-                found = every[part]
-                numbers[:, self.names[name]] = found, np.isfinite(found), found, found
-            self._clock = np.concatenate([self._clock, clock], axis=1)
-            self._numbers = np.concatenate([self._numbers, numbers], axis=2)
+        numbers = _blank(len(self.names), len(steps))
+        for name, found in values.items():
+            numbers[:, self.names[name]] = found, np.isfinite(found), found, found
+        self._clock = np.concatenate([self._clock, [steps, updates, times, np.ones(len(steps))]], axis=1)
+        self._numbers = np.concatenate([self._numbers, numbers], axis=2)
+        self._merge()
+        while len(self) > self._most:
+            self.rows_a_bucket *= 2
             self._merge()
-            while len(self) > self._most:
-                self.rows_a_bucket *= 2
-                self._merge()
 
     def void(self, step: float, update: float) -> None:
         """Forget what is after a step or an update, since the run went back to there; of merged rows, those beside void ones as well."""
@@ -119,7 +111,6 @@ class Table:
 
 
 def _blank(names: int, rows: int) -> Array:
-    """Numbers that no row has."""
     blank = np.full((4, names, rows), np.nan)
     blank[1] = 0
     return blank
@@ -140,14 +131,14 @@ class History:
         self._newest: dict[tuple[str, int], deque[Row]] = {}
         self._counted: dict[tuple[int, str], tuple[int, float]] = {}
         self.void = 0  # rows that resumptions made void; only of a log that was read as a whole
-        self.not_finite: dict[str, int] = {}  # how many rows of training have which number that is not finite
+        self.not_finite: Counter[str] = Counter()  # how many rows of training have which number that is not finite
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
         """Take the rows of a log that hold."""
         stream, history = Stream(path), cls()
         history.add(stream)
-        history.void = stream.resumes.void
+        history.void = stream.void
         return history
 
     def add(self, rows: Iterable[Row]) -> None:
@@ -164,7 +155,11 @@ class History:
                 self.began = float(row["time"])
             if row["kind"] == "event":
                 self._flush(groups)
-                self._event(row)
+                self.events.append(row)
+                if _is_exploit(row):
+                    self._exploits.append(row)
+                if row.get("event") == "resumed":
+                    self._void(row)
             else:
                 groups.setdefault((str(row["kind"]), _own(row)), []).append(row)
             if number % _PIECE == 0:
@@ -203,13 +198,6 @@ class History:
     def _key(self, member: int) -> int:
         return member if self.has_members else -1
 
-    def _event(self, row: Row) -> None:
-        self.events.append(row)
-        if _is_exploit(row):
-            self._exploits.append(row)
-        if row.get("event") == "resumed":
-            self._void(row)
-
     def _void(self, mark: Row) -> None:
         own, limit = _own(mark), Limit.of(mark)
         self.marks.append((limit.step, float(mark.get("time", math.nan))))
@@ -244,14 +232,10 @@ class History:
             for name in _COUNTERS:
                 if name in seen:
                     self._count(member, name, _column(rows, name))
-            self._examine(rows)
-
-    def _examine(self, rows: list[Row]) -> None:
-        for row in rows:
-            if not math.isfinite(sum([value for value in row.values() if value.__class__ is float])):
-                bad = [name for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
-                for name in bad[:_MOST_NAMES]:
-                    self.not_finite[name] = self.not_finite.get(name, 0) + 1
+            for row in rows:
+                if not math.isfinite(sum([value for value in row.values() if value.__class__ is float])):
+                    bad = [name for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
+                    self.not_finite.update(bad[:_MOST_NAMES])
 
     def _count(self, member: int, name: str, values: Array) -> None:
         past, last = self._counted.get((member, name), (0, 0.0))
@@ -267,10 +251,7 @@ def _is_shown(kind: str, name: str) -> bool:
 
 def _column(rows: list[Row], name: str) -> Array:
     """A number of all rows [n]; NaN where there is none, or one that is not finite."""
-    try:
-        found = [row[name] for row in rows]
-    except KeyError:  # seldom: rows of a kind are much alike
-        found = [row.get(name, math.nan) for row in rows]
+    found = [row.get(name, math.nan) for row in rows]
     try:
         values = np.array(found, np.float64)
     except (TypeError, ValueError, OverflowError):

@@ -8,15 +8,15 @@ However long a log is, a reader has one piece of it in memory. `Stream` reads a 
 the second knows at each row whether a later mark makes it void. `Tail` reads on while a log grows.
 """
 
+import contextlib
 import json
 import logging
 import math
 import numbers
 import os
-import stat
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from io import BufferedReader
 from itertools import islice
@@ -34,7 +34,7 @@ TRY_S = 1.0
 PIECE_BYTES = 2 << 20
 LONGEST_LINE_BYTES = 16 << 20  # no row of ours is that long
 _LAST_BYTES = 8192
-_MARK = b'"resumed"'
+_MARK, _EVENT = b'"resumed"', b'{"kind": "event"'
 
 
 class MetricsLog(AbstractContextManager["MetricsLog"]):
@@ -53,11 +53,9 @@ class MetricsLog(AbstractContextManager["MetricsLog"]):
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._handle: int | None = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._newest = (0, 0)
-        # Lines that wait for space, and whether each must not be lost; at most so many, and when to try again.
-        self._late: deque[tuple[bytes, bool]] = deque()
+        self._waiting: deque[bytes] = deque()  # lines without space on the disk
         self._most_kept, self._next_try = most_kept, 0.0
-        self._written_late = self._lost = 0
-        self._said = False
+        self._full, self._lost = False, 0
 
     def write(self, kind: Kind, step: int, update: int, values: Mapping[str, Value]) -> None:
         """Append one row; the wall-clock time is added. On a full disk it is kept in memory, and written when there is space again."""
@@ -65,11 +63,17 @@ class MetricsLog(AbstractContextManager["MetricsLog"]):
             raise ValueError(f"{self.path} is closed")
         self._newest = (int(step), int(update))
         line = self._line(kind, values)
-        if not self._late and self._append(line):
+        if not self._waiting and self._append(line):
             return
-        self._keep(line, needed=kind == "event")  # readers would miss the mark of a resume
+        self._waiting.append(line)
+        if len(self._waiting) > self._most_kept:
+            # Events stay: readers would miss the mark of a resume.
+            place = next((n for n, line in enumerate(self._waiting) if not line.startswith(_EVENT)), None)
+            if place is not None:
+                del self._waiting[place]
+                self._lost += 1
         if time.monotonic() >= self._next_try:
-            self._catch_up()
+            self._write_waiting()
 
     def resumed(self, step: int, update: int, member: int | None = None) -> None:
         """Say that the run goes on from a checkpoint: earlier rows (of this member) of later steps or updates are void."""
@@ -78,7 +82,7 @@ class MetricsLog(AbstractContextManager["MetricsLog"]):
     def flush(self) -> None:
         """Force all rows to disk for which there is space."""
         if self._handle is not None:
-            self._catch_up()
+            self._write_waiting()
             try:
                 os.fsync(self._handle)
             except OSError as error:
@@ -91,8 +95,8 @@ class MetricsLog(AbstractContextManager["MetricsLog"]):
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
-            if self._late:
-                count = len(self._late) + self._lost
+            if self._waiting:
+                count = len(self._waiting) + self._lost
                 log.error("%d rows of metrics are lost: no space for them in %s", count, self.path)
 
     def __exit__(self, *error: object) -> None:
@@ -103,6 +107,25 @@ class MetricsLog(AbstractContextManager["MetricsLog"]):
         row: Row = {"kind": kind, "step": step, "update": update, "time": round(time.time(), 3)}
         row |= {name: _plain(value) for name, value in values.items()}
         return json.dumps(row, allow_nan=False).encode() + b"\n"
+
+    def _write_waiting(self) -> None:
+        """Write the lines that wait, in order, as far as there is space; say when the disk is full, and when it no longer is."""
+        while self._waiting:
+            if not self._append(self._waiting[0]):
+                self._next_try = time.monotonic() + TRY_S
+                if not self._full:
+                    log.warning(
+                        "no space for rows of metrics in %s: the run goes on, and the newest %d are kept in memory until there is; "
+                        "free some space", self.path, self._most_kept,
+                    )  # fmt: skip
+                self._full = True
+                return
+            self._waiting.popleft()
+            if self._full and not self._waiting:
+                log.warning("%s is written again; %d rows are lost", self.path, self._lost)
+                if self._lost:
+                    self._waiting.append(self._line("event", {"event": "rows_lost", "rows": self._lost}))
+                self._full, self._lost = False, 0
 
     def _append(self, line: bytes) -> bool:
         """One row, one system call; False if there was no space for all of it."""
@@ -121,37 +144,6 @@ class MetricsLog(AbstractContextManager["MetricsLog"]):
                 raise
             return False
 
-    def _keep(self, line: bytes, *, needed: bool) -> None:
-        """Keep a line in memory; of too many, the oldest that is not needed is dropped and counted."""
-        self._late.append((line, needed))
-        if len(self._late) > self._most_kept:
-            place = next((place for place, (_, kept) in enumerate(self._late) if not kept), None)
-            if place is not None:
-                del self._late[place]
-                self._lost += 1
-
-    def _catch_up(self) -> None:
-        """Write what could not be written before, in order, as far as there is space."""
-        if not self._late:
-            return
-        while self._late and self._append(self._late[0][0]):
-            self._late.popleft()
-            self._written_late += 1
-        if self._late:
-            self._next_try = time.monotonic() + TRY_S
-            if not self._said:
-                log.warning(
-                    "no space for rows of metrics in %s: the run goes on, and the newest %d are kept in memory until there is; "
-                    "free some space", self.path, self._most_kept,
-                )  # fmt: skip
-            self._said = True
-            return
-        late, lost = self._written_late, self._lost
-        self._written_late, self._lost, self._next_try, self._said = 0, 0, 0.0, False
-        log.warning("%s is written again: %d rows late, %d lost", self.path, late, lost)
-        if lost and not self._append(line := self._line("event", {"event": "rows_lost", "rows": lost})):
-            self._keep(line, needed=True)
-
 
 class Limit(NamedTuple):
     """What a checkpoint holds: later rows, and evaluations after its last one, are void when a run goes back to it."""
@@ -162,7 +154,7 @@ class Limit(NamedTuple):
 
     @classmethod
     def of(cls, mark: Row) -> "Limit":
-        """What a row says that marks a resume."""
+        """What the row says that marks a resume."""
         step = float(mark["step"])
         return cls(step, float(mark["update"]), min(step, float(mark.get("evaluated", step))))
 
@@ -172,57 +164,39 @@ class Limit(NamedTuple):
         return float(row["step"]) > last or float(row["update"]) > self.update
 
 
-class _Resumes:
-    """Tells which rows hold: those that no later mark of the same member makes void. Ask for every row once, in the order of the log.
+class Stream:
+    """The rows of a log that hold, in order: those that no later mark of a resume of the same member makes void.
 
-    `marks` are all rows that say "resumed", in order; `void` counts the rows that did not hold.
+    Rows may be appended meanwhile; those after the first pass are left out. `void` counts the rows that did not hold.
     """
 
-    def __init__(self, marks: Iterable[Row]) -> None:
-        self.void = 0
-        self._limits: dict[object, list[Limit]] = {}
-        for mark in marks:
-            self._limits.setdefault(mark.get("member"), []).append(Limit.of(mark))
-        for own in self._limits.values():  # each gets the lowest limits of itself and of those after it
-            for n in reversed(range(len(own) - 1)):
-                own[n] = Limit(*(min(pair) for pair in zip(own[n], own[n + 1], strict=True)))
-        self._passed = dict.fromkeys(self._limits, 0)
-
-    def holds(self, row: Row) -> bool:
-        member = row.get("member")
-        if member not in self._limits:
-            return True
-        if _is_mark(row):
-            self._passed[member] += 1
-            return True
-        passed, limits = self._passed[member], self._limits[member]
-        void = passed < len(limits) and limits[passed].voids(row)
-        self.void += void
-        return not void
-
-
-class Stream:
-    """The rows of a log that hold, in order; also while a run writes it: what is appended after the first pass is left out."""
-
     def __init__(self, path: str | Path) -> None:
-        self._path = Path(path)
-        self._end, self.resumes = 0, _Resumes(())
-        if self._path.exists() or self._path.is_symlink():
-            self._end = self._path.lstat().st_size
-            self.resumes = _Resumes(self._marks())
+        self._path, self.void = Path(path), 0
+        there = self._path.exists() or self._path.is_symlink()
+        self._end = self._path.lstat().st_size if there else 0
 
     def __iter__(self) -> Iterator[Row]:
-        holds = self.resumes.holds
+        marks = [
+            row
+            for piece in self._pieces()
+            if _MARK in piece
+            for row in rows_in(b"\n".join(line for line in piece.splitlines() if _MARK in line))
+        ]
+        limits: dict[
+            object, list[Limit]
+        ] = {}  # by member; the last one is the lowest of all marks that are still to come
+        for mark in filter(_is_mark, reversed(marks)):
+            own, limit = limits.setdefault(mark.get("member"), []), Limit.of(mark)
+            own.append(Limit(*map(min, limit, own[-1])) if own else limit)
         for piece in self._pieces():
             for row in rows_in(piece):
-                if holds(row):
-                    yield row
-
-    def _marks(self) -> Iterator[Row]:
-        for piece in self._pieces():
-            if _MARK in piece:
-                lines = b"\n".join(line for line in piece.splitlines() if _MARK in line)
-                yield from (row for row in rows_in(lines) if _is_mark(row))
+                own = limits.get(row.get("member"), [])
+                if own and _is_mark(row):
+                    own.pop()
+                elif own and own[-1].voids(row):
+                    self.void += 1
+                    continue
+                yield row
 
     def _pieces(self) -> Iterator[bytes]:
         if not self._end:
@@ -247,12 +221,9 @@ class Tail:
     def restarted(self) -> bool:
         """Look at the file; true, once, if what was read before is not what is there now (`--fresh`)."""
         file, self.size = None, 0
-        try:
+        with contextlib.suppress(OSError):
             found = self._path.lstat()
-            if stat.S_ISREG(found.st_mode):  # a pipe would be waited for for ever
-                file, self.size = (found.st_dev, found.st_ino), found.st_size
-        except OSError:
-            pass
+            file, self.size = (found.st_dev, found.st_ino), found.st_size
         if file is not None and self._file in {None, file} and self.size >= self.offset:
             self._file = file
             return False
@@ -323,13 +294,6 @@ def pieces(file: BufferedReader, end: int | None = None) -> Iterator[bytes]:
             rest = b""
     if rest:
         yield rest
-
-
-def valid(rows: Iterable[Row]) -> list[Row]:
-    """Rows without those that a later resume of the same member made void; the marks of a resume themselves stay."""
-    rows = list(rows)
-    resumes = _Resumes(row for row in rows if _is_mark(row))
-    return [row for row in rows if resumes.holds(row)]
 
 
 def _is_mark(row: Row) -> bool:

@@ -23,7 +23,7 @@ def machine() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "system": platform.platform(),
-        "processor": _processor(),
+        "processor": next(iter(_fields(Path("/proc/cpuinfo"), "model name")), platform.processor()),
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "gpu": ", ".join(gpus()) or None,
@@ -54,13 +54,10 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+def _fields(path: Path, name: str) -> list[str]:
+    """The values of the lines `name: value` of a file of the kernel's."""
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    return [line.partition(":")[2].strip() for line in lines if line.startswith(name)]
 
 
 def gpus() -> list[str]:
@@ -69,13 +66,9 @@ def gpus() -> list[str]:
     Not asked of torch: that would create a context on the card, which processes that are forked later could not use.
     """
     files = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
-    lines = [line for file in files for line in file.read_text(errors="replace").splitlines()]
-    return [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+    return [name for file in files for name in _fields(file, "Model:")]
 
 
 def memory_bytes() -> int:
     """Resident memory of this process."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    return sum(int(kibibytes.split()[0]) for kibibytes in _fields(Path("/proc/self/status"), "VmRSS:")) * 1024

@@ -65,29 +65,33 @@ def standing(run_dir: str | Path) -> list[MemberStanding]:
 
 def standing_of(rows: Sequence[Row], sweep: Mapping[str, Any], now: float | None = None) -> list[MemberStanding]:
     """The same from rows and the content of `sweep.json`, at a time."""
-    listed = sweep.get("settings")
-    settings = [dict(one) if isinstance(one, dict) else {} for one in (listed if isinstance(listed, list) else [])]
-    owned = _by_member(rows)
+    listed, owned = sweep.get("settings"), _by_member(rows)
+    settings = dict(enumerate(listed)) if isinstance(listed, list) else {}
     members = max([len(settings), *(member + 1 for member in owned)])
-    settings += [{} for _ in range(members - len(settings))]
     trusted = newest_means(rows, [f"acceptance_from_{source}" for source in range(members)], members)
     moves, now = copies(rows), time.time() if now is None else now
     found = []
     for member in range(members):
-        own = owned.get(member, [])
+        own, begun = owned.get(member, []), settings.get(member)
         trained, times = [row for row in own if row["kind"] == "train"], _numbers(own, "time")
+        played = [row for row in own if row["kind"] == "evaluation" and _numbers([row], "mean")][-1:]
+        interval = [*_numbers(played, "ci95_low"), *_numbers(played, "ci95_high")]
+        now_set = dict(begun) if isinstance(begun, dict) else {}
+        full = {display.last_name(name): name for name in now_set}
         after = [copy.after for copy in moves if copy.member == member]
-        others = np.delete(trusted[member], member)
+        for values in after:  # an exploit names settings without their section
+            now_set |= {full.get(name, name): value for name, value in values.items()}
         found.append(
             MemberStanding(
                 member,
-                _moved(settings[member], after),
+                now_set,
                 steps=max((int(row["step"]) for row in own), default=0),
                 updates=max((int(row["update"]) for row in own), default=0),
                 return_mean=_last(trained, "return_mean", _return_mean(own)),
-                **_evaluation(own),
+                evaluation=_last(played, "mean"),
+                evaluation_interval=(interval[0], interval[1]) if len(interval) > 1 else None,
                 acceptance_own=_mean(trusted[member, member : member + 1]),
-                acceptance_others=_mean(others),
+                acceptance_others=_mean(np.delete(trusted[member], member)),
                 skipped=_last(trained, "skipped_updates"),
                 rollbacks=_last(trained, "rollbacks"),
                 exploits=len(after),
@@ -100,11 +104,10 @@ def standing_of(rows: Sequence[Row], sweep: Mapping[str, Any], now: float | None
 def best(members: Iterable[MemberStanding]) -> MemberStanding | None:
     """The member with the highest mean in its last evaluation; of equals, or without evaluations, with the highest return in training."""
 
-    def rank(one: MemberStanding) -> tuple[float, float]:
-        evaluation, trained = (-math.inf if score is None else score for score in (one.evaluation, one.return_mean))
-        return evaluation, trained
+    def rank(one: MemberStanding) -> list[float]:
+        return [-math.inf if score is None else score for score in (one.evaluation, one.return_mean)]
 
-    return max((one for one in members if rank(one) > (-math.inf, -math.inf)), key=rank, default=None)
+    return max((one for one in members if rank(one) > [-math.inf] * 2), key=rank, default=None)
 
 
 def state_of(last: Row | None, *, running: bool) -> str:
@@ -119,7 +122,7 @@ def state_of(last: Row | None, *, running: bool) -> str:
 def newest_means(rows: Iterable[Row], names: Sequence[str], members: int) -> Array:
     """[member, name]: means over the newest ten training rows of each member; NaN where there is no number."""
     trained = _by_member(row for row in rows if row["kind"] == "train")
-    cells = [[mean_of(trained.get(member, [])[-_LAST:], name) for name in names] for member in range(members)]
+    cells = [mean_of(trained.get(member, [])[-_LAST:], name) for member in range(members) for name in names]
     return np.array(cells, dtype=np.float64).reshape(members, len(names))
 
 
@@ -167,27 +170,8 @@ def _return_mean(rows: Sequence[Row]) -> float | None:
     return window.numbers().get("return_mean")
 
 
-def _moved(settings: Mapping[str, Any], after: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """The settings a member has after its exploits, which name them without their section."""
-    found = dict(settings)
-    full = {display.last_name(name): name for name in settings}
-    for values in after:
-        found |= {full.get(name, name): value for name, value in values.items()}
-    return found
-
-
-def _evaluation(rows: Iterable[Row]) -> dict[str, Any]:
-    played = [row for row in rows if row["kind"] == "evaluation" and _finite(row.get("mean"))]
-    if not played:
-        return {}
-    low, high = played[-1].get("ci95_low"), played[-1].get("ci95_high")
-    interval = (low, high) if _finite(low) and _finite(high) else None
-    return {"evaluation": float(played[-1]["mean"]), "evaluation_interval": interval}
-
-
 def _last(rows: Iterable[Row], name: str, default: Any = None) -> Any:
-    found = [row[name] for row in rows if _finite(row.get(name))]
-    return found[-1] if found else default
+    return [default, *(row[name] for row in rows if _finite(row.get(name)))][-1]
 
 
 def _mean(values: Array) -> float | None:

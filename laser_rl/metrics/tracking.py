@@ -8,15 +8,14 @@ All of them keep to this machine unless the user's own environment variables say
 import atexit
 import contextlib
 import contextvars
-import difflib
-import importlib.util
+import importlib
 import logging
 import math
 import os
 import posixpath
 import queue
 import re
-import sys
+import shlex
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from laser_rl.disk import read_json, write_json
-from laser_rl.errors import ConfigError
+from laser_rl.errors import ConfigError, suggestion
 from laser_rl.metrics.display import flat_settings
 from laser_rl.metrics.rows import Kind, Value
 
@@ -245,7 +244,10 @@ class Tracking:
         except (Exception, SystemExit) as error:  # whatever a library does, training goes on
             self._failed = True
             said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            log.warning("%s fails and gets no more rows (%s); the run goes on without it", self.tracker, said)
+            install = f"; pip install 'laser-rl[{self.tracker}]'" if isinstance(error, ModuleNotFoundError) else ""
+            log.warning(
+                "%s fails and gets no more rows (%s%s); the run goes on without it", self.tracker, said, install
+            )
 
     def _run_of(self, member: int) -> _Run:
         if member not in self._runs:
@@ -265,7 +267,7 @@ def trackers(
     *,
     fresh: bool = False,
 ) -> list[Tracking]:
-    """A sink for each tracker that is asked for or that the run had before; a library that is missing is one line of warning.
+    """A sink for each tracker that is asked for or that the run had before.
 
     Args:
         names: some of wandb, trackio, mlflow; tensorboard is there anyway.
@@ -293,7 +295,7 @@ def trackers(
             return TrackedRun(f"{name}-all", common, folder, group=name)
         return TrackedRun(f"{name}-member-{member:02d}", settings[member], folder, group=name)
 
-    return [Tracking(tracker, about, folder) for tracker in wanted if _installed(tracker)]
+    return [Tracking(tracker, about, folder) for tracker in wanted]
 
 
 def named(names: Iterable[str]) -> tuple[str, ...]:
@@ -307,9 +309,7 @@ def named(names: Iterable[str]) -> tuple[str, ...]:
     known = [*_TRACKERS, _ALWAYS]
     for word in found:
         if word not in known:
-            close = difflib.get_close_matches(word, known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
-            raise ConfigError(f"there is no tracker {word!r}; {hint}")
+            raise ConfigError(f"there is no tracker {word!r}; {suggestion(word, known)}")
     return tuple(dict.fromkeys(word for word in found if word != _ALWAYS))
 
 
@@ -323,33 +323,19 @@ def tracked(folder: Path) -> tuple[str, ...]:
     return tuple(tracker for tracker in _TRACKERS if book_path(folder, tracker).exists())
 
 
-def reached(folder: Path) -> tuple[str, ...]:
-    """Those of `tracked` that have got something: a library may have been missing."""
-    return tuple(tracker for tracker in tracked(folder) if _ids_in(book_path(folder, tracker)))
-
-
-def hint(tracker: str, folder: str) -> str:
-    """The command that shows what a tracker has got; `folder` as a shell takes it."""
-    elsewhere = {
-        "wandb": os.environ.get("WANDB_MODE", "offline") != "offline",
-        "mlflow": "MLFLOW_TRACKING_URI" in os.environ,
-    }
-    if elsewhere.get(tracker):
-        return f"{tracker}, as its environment variables say"
-    return {
-        "wandb": f"wandb sync {folder}/wandb/offline-run-*",
+def commands(folder: Path) -> list[str]:
+    """For each tracker that has got rows of a run, the command that shows them."""
+    quoted = shlex.quote(str(folder))
+    found = {
+        "wandb": f"wandb sync {quoted}/wandb/offline-run-*",
         "trackio": f"trackio show --project {PROJECT}",
-        "mlflow": f"MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri {folder}/{_MLRUNS}",
-    }[tracker]
-
-
-def _installed(tracker: str) -> bool:
-    with contextlib.suppress(ValueError):  # a module without a specification, as tests have them
-        if tracker in sys.modules or importlib.util.find_spec(tracker) is not None:
-            return True
-    said = "nothing goes to %s, which is not installed: pip install 'laser-rl[%s]'; the run goes on"
-    log.warning(said, tracker, tracker)
-    return False
+        "mlflow": f"MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri {quoted}/{_MLRUNS}",
+    }
+    if os.environ.get("WANDB_MODE", "offline") != "offline":
+        found["wandb"] = "wandb, as its environment variables say"
+    if "MLFLOW_TRACKING_URI" in os.environ:
+        found["mlflow"] = "mlflow, as its environment variables say"
+    return [found[tracker] for tracker in tracked(folder) if _ids_in(book_path(folder, tracker))]
 
 
 def _ids_in(book: Path | None) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import Any
 from laser_rl.config import Config, override
 from laser_rl.envs.make import is_atari
 from laser_rl.envs.records import BoxActions, EnvironmentSpec
-from laser_rl.errors import ConfigError
+from laser_rl.errors import ConfigError, suggestion
 from laser_rl.recipes.agents import (
     atari,
     cartpole,
@@ -51,7 +51,7 @@ def by_name(name: str, environment: str | None = None) -> Config:
     if name in SWEEPS:
         raise ConfigError(f"recipe {name!r} is for several agents: use it with laser sweep, or choose another")
     if name not in RECIPES:
-        raise ConfigError(f"there is no recipe {name!r}; there are {', '.join(RECIPES)}")
+        raise ConfigError(f"there is no recipe {name!r}; {suggestion(name, [*SWEEPS, *RECIPES])}")
     return RECIPES[name](*([] if environment is None else [environment]))
 
 

@@ -4,7 +4,6 @@ What the members of a sweep differ in are settings by name, as `config.override`
 """
 
 import copy
-import difflib
 import hashlib
 import itertools
 import math
@@ -26,7 +25,7 @@ from laser_rl.config import (
     unknown,
 )
 from laser_rl.envs.scores import tasks_of
-from laser_rl.errors import ConfigError, shortened
+from laser_rl.errors import ConfigError, shortened, suggestion
 from laser_rl.training.pbt import PbtConfig
 
 FORMAT = 1
@@ -278,8 +277,7 @@ def _unknown(section: str, *rest: str) -> str:
     if rest and section == "base":
         return unknown(".".join(rest))
     known = [*PbtConfig.model_fields] if rest and section == "pbt" else [*SweepConfig.model_fields]
-    close = difflib.get_close_matches(rest[-1] if rest else section, known, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
+    hint = suggestion(rest[-1] if rest else section, known)
     return f"there is no setting {'.'.join((section, *rest))!r} of a sweep; {hint}"
 
 

@@ -150,7 +150,7 @@ def test_rows_wait_for_space_in_order_and_what_is_dropped_is_counted(tmp_path, d
         ("rows_lost", 77),
     ]
     assert sum("no space" in message for message in caplog.messages) == 1
-    assert sum("20 rows late, 77 lost" in message for message in caplog.messages) == 1
+    assert sum("written again; 77 rows are lost" in message for message in caplog.messages) == 1
     figure("metrics: 97 rows without space and room for 20, those written in order, 77 counted as lost")
 
 

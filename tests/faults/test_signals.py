@@ -351,7 +351,7 @@ def test_what_was_ignored_stays_ignored():
 def test_a_terminal_that_is_gone_ends_no_run():
     """Also where nobody is told of it: a shell may let go of what it started."""
     terminal = TextIOWrapper(Gone(), write_through=True)
-    console = Console("a run", terminal=Terminal(file=terminal))
+    console = Console("a run", 1000, terminal=Terminal(file=terminal))
     console.write("train", 1, 1, {"kl": 0.5})
     console.write("event", 1, 1, {"event": "stopped"})
     console.close()

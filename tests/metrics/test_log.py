@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laser_rl.metrics import MetricsLog, read, read_from
-from laser_rl.metrics.log import FILE, valid
+from laser_rl.metrics.log import FILE
 from tests.row_hash import rows_hash
 
 VALUES = st.dictionaries(
@@ -79,7 +79,7 @@ def test_a_row_that_was_cut_off_by_a_full_disk_comes_later_and_whole(tmp_path, m
     log.write("train", 3, 3, {})
     log.close()
     assert [row["step"] for row in read(tmp_path)] == [1, 2, 3]
-    assert [("no space" in message, "2 rows late, 0 lost" in message) for message in caplog.messages] == [
+    assert [("no space" in message, "0 rows are lost" in message) for message in caplog.messages] == [
         (True, False),
         (False, True),
     ]
@@ -163,21 +163,27 @@ def test_the_hash_sees_every_number_but_not_the_clock(tmp_path, change):
     assert hashes[0] == hashes[1] != hashes[2]
 
 
-def test_resuming_twice_voids_what_each_time_came_after():
-    def row(update):
-        return {"kind": "train", "step": update, "update": update}
+def test_resuming_twice_voids_what_each_time_came_after(tmp_path):
+    with MetricsLog(tmp_path) as log:
+        for update in (1, 2, 3, "mark 2", 3, 4, "mark 1", 2):
+            if isinstance(update, str):
+                log.resumed(int(update[-1]), int(update[-1]))
+            else:
+                log.write("train", update, update, {})
+    assert [(row["kind"], row["step"]) for row in read(tmp_path)] == [
+        ("train", 1),
+        ("event", 2),
+        ("event", 1),
+        ("train", 2),
+    ]
 
-    def mark(update):
-        return {"kind": "event", "event": "resumed", "step": update, "update": update}
 
-    rows = [row(1), row(2), row(3), mark(2), row(3), row(4), mark(1), row(2)]
-    assert valid(rows) == [row(1), mark(2), mark(1), row(2)]
-
-
-def test_updates_without_a_step_between_are_void_too():
-    rows = [{"kind": "train", "step": 10, "update": update} for update in (1, 2, 3)]
-    mark = {"kind": "event", "event": "resumed", "step": 10, "update": 2}
-    assert valid([*rows, mark]) == [*rows[:2], mark]
+def test_updates_without_a_step_between_are_void_too(tmp_path):
+    with MetricsLog(tmp_path) as log:
+        for update in (1, 2, 3):
+            log.write("train", 10, update, {})
+        log.resumed(10, 2)
+    assert [row["update"] for row in read(tmp_path)] == [1, 2, 2]
 
 
 @given(
@@ -185,20 +191,21 @@ def test_updates_without_a_step_between_are_void_too():
         st.tuples(st.sampled_from([None, 0, 1]), st.booleans(), st.integers(0, 4), st.integers(0, 4)), max_size=12
     )
 )
-def test_a_mark_voids_rows_of_its_own_member_only(events):
-    kinds = {True: {"kind": "event", "event": "resumed"}, False: {"kind": "train"}}
-    rows = [
-        kinds[mark] | {"step": step, "update": update} | ({} if member is None else {"member": member})
-        for member, mark, step, update in events
-    ]
-    found = valid(rows)
-    for member in (None, 0, 1):  # each one's rows are those of a single run that nobody shared a file with
-        own = [row for row in rows if row.get("member") == member]
-        alone = valid([{name: value for name, value in row.items() if name != "member"} for row in own])
-        kept = [{n: v for n, v in row.items() if n != "member"} for row in found if row.get("member") == member]
-        assert kept == alone
-    order = [id(row) for row in rows]
-    assert [order.index(id(row)) for row in found] == sorted(order.index(id(row)) for row in found)
+def test_a_mark_voids_rows_of_its_own_member_only(tmp_path_factory, events):
+    def found(member_of, chosen):
+        run_dir = tmp_path_factory.mktemp("run")
+        with MetricsLog(run_dir) as log:
+            for number, (member, mark, step, update) in enumerate(events):
+                own = {} if member_of(member) is None else {"member": member_of(member)}
+                if member in chosen and mark:
+                    log.write("event", step, update, {"event": "resumed", "number": number} | own)
+                elif member in chosen:
+                    log.write("train", step, update, {"number": number} | own)
+        return [row["number"] for row in read(run_dir)]
+
+    # Each one's rows are those of a single run that nobody shared a file with.
+    alone = [number for member in (None, 0, 1) for number in found(lambda _: None, [member])]
+    assert found(lambda member: member, [None, 0, 1]) == sorted(alone)
 
 
 def test_member_zero_is_not_the_sweep_itself(tmp_path):
