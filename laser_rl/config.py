@@ -270,7 +270,9 @@ class Config(Frozen):
                 f"replay.burn_in_steps is {burn_in}, which leaves nothing to learn of {self.loss.unroll_steps} steps; lower it"
             )
         if self.network.separate_value and recurrent:
-            raise ValueError("network.separate_value: such a value sees nothing of network.memory; leave one out")
+            raise ValueError(
+                "network.separate_value: such a value sees nothing of network.memory; switch one of them off"
+            )
         if self.loss.batch_unrolls % self.run.devices:
             devices, unrolls = self.run.devices, self.loss.batch_unrolls
             raise ValueError(f"run.devices is {devices}, and loss.batch_unrolls is {unrolls}; use a multiple of it")
@@ -354,10 +356,10 @@ def full_name(name: str) -> str:
 
 def unknown(name: str) -> str:
     """The message about a name that no setting has; it suggests the nearest one."""
-    names = _names()
+    names, last = _names(), name.rsplit(".", maxsplit=1)[-1]
     by_last = {full.split(".")[-1]: full for full in names}
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.7)
-    last = difflib.get_close_matches(name.rsplit(".", maxsplit=1)[-1], by_last, n=1)
-    close = close or [by_last[one] for one in last]
-    hint = f"did you mean {close[0]!r}?" if close else "'laser config show' lists all"
-    return f"there is no setting {name!r}; {hint}"
+    close += [by_last[one] for one in difflib.get_close_matches(last, by_last, n=1)]
+    return f"there is no setting {name!r}; " + (
+        f"did you mean {close[0]!r}?" if close else "'laser config show' lists all"
+    )

@@ -159,7 +159,10 @@ def test_what_members_differ_in_is_replaced_as_a_whole(tmp_path):
         (["--recipe", "dmlab-pbt"], "deepmind_lab"),
         (["--env", "CartPol-v1", *GRID], "did you mean CartPole-v1"),
         (["--env", "laser/Catch", *GRID, "--replay.capacity-steps", "900000M"], "lower --replay.capacity-steps to"),
-        (["--env", "laser/Catch", *GRID, "elsewhere.yaml"], "the file comes first: laser sweep elsewhere.yaml"),
+        (
+            ["--env", "laser/Catch", *GRID, "--fresh", "elsewhere.yaml"],
+            "the file comes first: laser sweep elsewhere.yaml",
+        ),
         (["--config", "x.yaml", *GRID], "x.yaml"),
     ],
 )

@@ -113,8 +113,8 @@ def commands(_: str = "") -> Iterator[str]:
     """What `laser COMMAND --help` prints."""
     from laser_rl.cli import COMMANDS  # noqa: PLC0415
 
-    for name, command in COMMANDS.items():
-        yield from (f"## laser {name}", "", f"{command.summary[0].upper()}{command.summary[1:]}.", "")
+    for name, (_, _, summary) in COMMANDS.items():
+        yield from (f"## laser {name}", "", f"{summary[0].upper()}{summary[1:]}.", "")
         yield from ("```text", help_of(name), "```", "")
 
 

@@ -4,8 +4,8 @@ import contextlib
 import functools
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
@@ -18,7 +18,7 @@ import torch
 from laser_rl import recipes, trust
 from laser_rl.agent.parameters import load_network
 from laser_rl.agent.policy import Memento, Policy, act_once
-from laser_rl.config import Config, full_name, override, validated
+from laser_rl.config import Config, override, validated
 from laser_rl.envs.construct import stored_name
 from laser_rl.envs.records import EnvironmentSpec, read_spec
 from laser_rl.envs.spaces import Borders, borders_of
@@ -62,50 +62,35 @@ def _by_its_trust(method: "Callable[Concatenate[LASER, P], R]") -> "Callable[Con
     return trusting
 
 
-@dataclass(frozen=True)
-class Saved:
-    """What a file of `LASER.save` says of itself; its tensors are read when they are needed."""
-
-    path: Path
-    config: Config
-    steps: int
-    spec: EnvironmentSpec
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """The parameters, not yet compared with any network."""
-        try:
-            return safetensors.torch.load_file(self.path)
-        except (safetensors.SafetensorError, OSError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            raise ConfigError(f"{self.path} is no file of LASER.save: {error}") from None
-
-    def trained(self, config: Config, source: EnvironmentSource, torso: TorsoSource | None) -> Trained:
-        """The agent, to play with; its environment is not opened."""
-        network = seeded_network(config, self.spec, torso).to(device_of(config.run.device))
-        load_network(network, self.tensors())
-        require_finite(self.path, network)
-        torch.set_num_threads(threads_of(config, network))
-        return Trained(network, config, self.spec, source, self.steps)
-
-
-def read_saved(path: Path) -> Saved:
-    """What a file of `LASER.save` says; nothing that it names is imported."""
+def read_agent(path: Path, net: TorsoSource | None = None) -> Trained:
+    """The agent in a file of `LASER.save`, to play with; nothing that the file names is imported, and no environment is opened."""
     if not path.is_file():
         raise ConfigError(f"{path} is not there; LASER.save writes such a file")
     try:
         with safetensors.safe_open(path, "pt") as file:
             about = file.metadata() or {}
-    except safetensors.SafetensorError as error:
-        raise ConfigError(f"{path} is no file of LASER.save: {error}") from None
-    if about.get("format") != AGENT_FORMAT:
-        raise ConfigError(f"{path} has format {about.get('format')}, expected {AGENT_FORMAT}; please upgrade laser-rl")
-    try:
+        if about.get("format") != AGENT_FORMAT:
+            said = f"{path} has format {about.get('format')}, expected {AGENT_FORMAT}; please upgrade laser-rl"
+            raise ConfigError(said)
         values, steps, spec = json.loads(about["config"]), int(about["steps"]), read_spec(about["spec"].encode())
-    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        what = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{path} is no file of LASER.save: what it says of itself cannot be read: {what}") from None
+        tensors = safetensors.torch.load_file(path)
+    except (
+        safetensors.SafetensorError,
+        AttributeError,
+        LookupError,
+        OSError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise ConfigError(f"{path} is no file of LASER.save: {type(error).__name__}: {error}") from None
     # It may have been trained on a device that is not here.
     config = override(validated(values), {"run.device": "auto", "run.devices": 1})
-    return Saved(path, config, max(0, steps), spec)
+    network = seeded_network(config, spec, net).to(device_of(config.run.device))
+    load_network(network, tensors)
+    require_finite(path, network)
+    torch.set_num_threads(threads_of(config, network))
+    return Trained(network, config, spec, config.environment.id, max(0, steps))
 
 
 class LASER:
@@ -147,22 +132,20 @@ class LASER:
         self._track, self._trackers = named(track), list[Tracking]()
         self._trust = Trust()
         with self._trust.applied():
-            self.config = override(config or base_config(env, recipe, settings), _with_environment(env, settings))
+            self.config = override(config or base_config(env, recipe), _with_environment(env, settings))
         self._run_dir = None if run_dir is None else Path(run_dir)
         self._directory: RunDirectory | None = None
         self._trainer: Trainer | None = None
-        self._saved: Saved | None = None  # of a loaded agent
-        self._trained: Trained | None = None  # likewise, as long as it does not learn
-        self._warm = False  # likewise, whether it may begin to learn
+        self._loaded: Trained | None = None
+        self._refusal = ""  # why a loaded agent may not learn
         self._border: Borders | None = None
         self._drawn: Any = None  # random numbers of a loaded agent
 
     @property
     def steps(self) -> int:
         """Environment steps so far."""
-        if self._trainer is not None:
-            return self._trainer.steps
-        return 0 if self._saved is None else self._saved.steps
+        known = self._trainer or self._loaded
+        return 0 if known is None else known.steps
 
     @property
     @_by_its_trust
@@ -184,22 +167,13 @@ class LASER:
         """
         steps = _require_count("learn", "steps", steps)
         total = None if total is None else _require_count("learn", "total", total)
-        if self._saved is not None and not self._warm:
-            raise ConfigError(
-                f"{self._saved.path} holds a network, but neither its optimiser nor its replay: learning cannot go on where it stopped. "
-                "Train with run_dir=... to go on later, or begin with these weights, an empty replay and a new optimiser: "
-                "LASER.load(path, warm_start=True)"
-            )
+        if self._refusal:
+            raise ConfigError(self._refusal)
         trainer = self._prepared()
         trainer.extend(steps, total=total)
         trainer.trainings[0].callbacks = list(callbacks)
-        result = with_videos(
-            lambda: run(trainer, evaluate_at_end=False),
-            self._run_dir,
-            self.config.run,
-            source=self._source,
-            network=self._net,
-        )
+        go, settings = functools.partial(run, trainer, evaluate_at_end=False), self.config.run
+        result = with_videos(go, self._run_dir, settings, source=self._source, network=self._net)
         deliver_again(result.interrupted)
         return self
 
@@ -216,19 +190,19 @@ class LASER:
             deterministic: the likeliest action instead of a random one.
         """
         trained = self._playing()
-        if self._border is None:
-            self._border = borders_of(trained.spec)
+        self._border = self._border or borders_of(trained.spec)
         seen = _observed(self._border.sees, observation, trained.spec)
         if not isinstance(reward, Real) or not math.isfinite(reward):
             raise ConfigError(f"predict: expected reward to be a finite number, got {shortened(reward)}")
-        if state is not None and not isinstance(state, Memento):
-            said = type(state).__name__
-            raise ConfigError(
-                f"predict: expected state to be what the last call returned, or None at the start, got {said}"
-            )
+        if not isinstance(state, Memento | None):
+            expected = "what the last call returned, or None at the start"
+            raise ConfigError(f"predict: expected state to be {expected}, got {type(state).__name__}")
         policy = Policy(trained.network, trained.family, seed=0, deterministic=deterministic)
-        if not deterministic:
-            policy.generator = self._generator(policy)
+        if not deterministic and self._trainer is not None:
+            policy.generator = self._trainer.group.members[0].actor.policy.generator
+        elif not deterministic:  # of a loaded agent: one stream for all calls
+            self._drawn = self._drawn or policy.generator.manual_seed(derive(self.config.run.seed, "actions"))
+            policy.generator = self._drawn
         is_first, rewards = np.array([state is None]), np.array([reward], np.float32)
         [action], after = act_once(policy, trained.layout, seen[np.newaxis], rewards, is_first, state)
         return self._border.acts(action), after
@@ -266,11 +240,18 @@ class LASER:
             trust_code: the code that the file names (`module:callable`) may be imported and called.
             warm_start: `learn` may begin with these weights, an empty replay and a new optimiser.
         """
-        saved = read_saved(Path(path))
-        other = isinstance(env, str) and env != saved.config.environment.id
+        saved = read_agent(Path(path), net)
+        other = isinstance(env, str) and env != saved.source
         config = override(saved.config, {"environment.options": {}} if other else {})  # they were the other one's
-        agent = cls(config.environment.id if env is None else env, net=net, config=config)
-        agent._saved, agent._warm, agent._trust = saved, warm_start, Trust(code=trust_code)
+        agent = cls(saved.source if env is None else env, net=net, config=config)
+        agent._loaded = replace(saved, config=agent.config, source=agent._source)
+        agent._trust = Trust(code=trust_code)
+        if not warm_start:
+            agent._refusal = (
+                f"{path} holds a network, but neither its optimiser nor its replay: learning cannot go on where it stopped. Train with "
+                "run_dir=... to go on later, or begin with these weights, an empty replay and a new optimiser: "
+                "LASER.load(path, warm_start=True)"
+            )
         with agent._trust.applied():
             trust.note(saved.config.model_dump(mode="json"), path)
             trust.pass_in(env if isinstance(env, str) else "")
@@ -291,33 +272,22 @@ class LASER:
             if self._run_dir is not None:
                 self._directory = RunDirectory(self._run_dir, self.config)
             name = self.config.environment.id if self._run_dir is None else self._run_dir.name
-            self._trackers = trackers(self._track, name, [self.config.model_dump(mode="json")], self._run_dir)
+            self._trackers = trackers(self._track, name, [self.config], self._run_dir)
             sinks = [*self._sinks, *([self._directory.log] if self._directory else []), *self._trackers]
             self._trainer = prepare(self.config, self._directory, source=self._source, torso=self._net, sinks=sinks)
-            if self._saved is not None:
+            if self._loaded is not None:
                 member = self._trainer.group.members[0]
-                load_network(member.learner.network, self._saved.tensors())
-                require_finite(self._saved.path, member.learner.network)
+                load_network(member.learner.network, self._loaded.network.state_dict())
                 member.acting.load_state_dict(member.learner.network.state_dict())
-                self._trainer.begin_at(self._saved.steps)
+                self._trainer.begin_at(self._loaded.steps)
         return self._trainer
 
     def _playing(self) -> Trained:
         """Network and spaces, to play with; of a loaded agent without its environment."""
-        if self._saved is not None and self._trainer is None:
-            if self._trained is None:
-                self._trained = self._saved.trained(self.config, self._source, self._net)
-            return self._trained
+        if self._loaded is not None and self._trainer is None:
+            return self._loaded
         trainer = self._prepared()
         return trained_of(trainer.group.members[0], trainer.steps)
-
-    def _generator(self, policy: Policy) -> Any:
-        """Of sampled actions; one stream for all calls."""
-        if self._trainer is not None:
-            return self._trainer.group.members[0].actor.policy.generator
-        if self._drawn is None:
-            self._drawn = policy.generator.manual_seed(derive(self.config.run.seed, "actions"))
-        return self._drawn
 
 
 def _with_environment(env: EnvironmentSource, settings: dict[str, Any]) -> dict[str, Any]:
@@ -327,24 +297,21 @@ def _with_environment(env: EnvironmentSource, settings: dict[str, Any]) -> dict[
     if isinstance(env, str):
         return {"environment.id": name, **settings}
     if given:
-        raise ConfigError(
-            f"expected options only with the name of an environment, got {sorted(given)} with {name}; use functools.partial"
-        )
+        expected = "options only with the name of an environment"
+        raise ConfigError(f"expected {expected}, got {sorted(given)} with {name}; use functools.partial")
     count = slots_of(env)
     slots = {} if count is None or {"slots", "environment.slots"} & settings.keys() else {"environment.slots": count}
     return {"environment.id": name, "environment.options": options, **slots, **settings}
 
 
-def base_config(env: EnvironmentSource, recipe: str | None, settings: Mapping[str, Any]) -> Config:
-    """Where the settings of an agent begin: a recipe by name, or what fits the environment, without what contradicts `settings`."""
+def base_config(env: EnvironmentSource, recipe: str | None) -> Config:
+    """Where the settings of an agent begin: a recipe by name, or what fits the environment."""
     name, _ = stored_name(env)
     if recipe is not None:
-        found = recipes.by_name(recipe, name)
-    else:
-        slots, any_config = slots_of(env) or task_count(env), recipes.cartpole().environment
-        with contextlib.closing(open_environments(env, any_config, seed=0, lockstep=True, slots=slots)) as environments:
-            found = recipes.for_environment(environments.spec, name)
-    return recipes.giving_way(found, {full_name(asked): value for asked, value in settings.items()})
+        return recipes.by_name(recipe, name)
+    slots, any_config = slots_of(env) or task_count(env), recipes.cartpole().environment
+    with contextlib.closing(open_environments(env, any_config, seed=0, lockstep=True, slots=slots)) as environments:
+        return recipes.for_environment(environments.spec, name)
 
 
 def _require_count(method: str, name: str, value: object, *, least: int = 0) -> int:
@@ -357,22 +324,19 @@ def _require_count(method: str, name: str, value: object, *, least: int = 0) -> 
 
 def _observed(sees: Callable[[Any], Any], observation: Any, spec: EnvironmentSpec) -> Array:
     """One observation as it is stored; ConfigError if it is not one of this agent's environment."""
-    shape, dtype = spec.observation.shape, np.dtype(spec.observation.dtype)
-    # A list stands for an array; a Dict's or Tuple's parts are looked at by their space.
-    given = np.asarray(observation) if isinstance(observation, list) else observation
-    said, why = shortened(observation), ""
+    shape, dtype, said, why = spec.observation.shape, np.dtype(spec.observation.dtype), shortened(observation), ""
     if isinstance(observation, np.ndarray | np.generic):
         said = f"{observation.dtype} of shape {observation.shape}"
     mistakes = (ArithmeticError, AttributeError, EnvironmentRefused, LookupError, TypeError, ValueError, AssertionError)
     try:
-        seen = np.asarray(sees(given))
-    except mistakes as error:
-        why = f" ({type(error).__name__}: {error})"
-    else:
+        # A list stands for an array; a Dict's or Tuple's parts are looked at by their space.
+        seen = np.asarray(sees(np.asarray(observation) if isinstance(observation, list) else observation))
         if seen.dtype.kind == "f" and not np.isfinite(seen).all():
             why = " with NaN or infinity in it"
         elif seen.shape == shape and seen.dtype.kind in ("bui" if dtype == np.uint8 else "buif"):
             return seen.astype(dtype, copy=False)
+    except mistakes as error:
+        why = f" ({type(error).__name__}: {error})"
     raise ConfigError(
         f"predict: expected one observation of {spec.name}, stored as {dtype} of shape {shape}, got {said}{why}"
     )

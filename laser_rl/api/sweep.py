@@ -12,7 +12,7 @@ from laser_rl import recipes
 from laser_rl.api.agent import base_config
 from laser_rl.config import Config, override
 from laser_rl.envs.construct import stored_name
-from laser_rl.errors import ConfigError, MissingExtra
+from laser_rl.errors import ConfigError
 from laser_rl.metrics.rows import Sink
 from laser_rl.metrics.tracking import named, trackers
 from laser_rl.networks.build import TorsoSource
@@ -36,31 +36,6 @@ class SweepResult(Result):
 
     run_dir: Path
     """Metrics and report; a temporary one lives as long as this object."""
-
-    def to_pandas(self) -> Any:
-        """A table with one row a member: its settings, steps, updates, return and evaluation."""
-        try:
-            import pandas as pd  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
-        except ImportError:
-            raise MissingExtra("SweepResult.to_pandas", "pandas") from None
-        rows = []
-        for member in self.members:
-            played = member.evaluation
-            low, high = (None, None) if played is None else played.score_ci95
-            rows.append(
-                {
-                    "member": member.number,
-                    **member.settings,
-                    "steps": member.steps,
-                    "updates": member.updates,
-                    "return_mean": member.return_mean,
-                    "evaluation_mean": None if played is None else played.score,
-                    "evaluation_iqm": None if played is None else played.iqm,
-                    "evaluation_ci95_low": low,
-                    "evaluation_ci95_high": high,
-                }
-            )
-        return pd.DataFrame(rows)
 
     def report(self, path: str | Path) -> Path:
         """Write the report, one HTML file, to this path."""
@@ -126,7 +101,11 @@ class Sweep:
             raise ConfigError("members cannot share an environment that exists already; hand in its id or constructor")
         self._source, self._net, self._sinks, self._track = env, net, tuple(sinks), named(track)
         self._run_dir = None if run_dir is None else Path(run_dir)
-        base, values = _begin(env, recipe, config, settings)
+        if config is None and recipe in recipes.SWEEPS:
+            sweep = recipes.sweep_by_name(recipe, stored_name(env)[0])
+            base, values = sweep.base, sweep.model_dump(exclude={"base"})
+        else:
+            base, values = config or base_config(env, recipe), {}
         given = {"grid": grid, "random": random, "members": members}
         source = {name: value for name, value in given.items() if value is not None}
         if source:
@@ -136,9 +115,8 @@ class Sweep:
         if share_replay is not None:
             asked: object = share_replay
             if not isinstance(asked, bool | str) or asked not in _SHARE:
-                raise ConfigError(
-                    f'share_replay is {share_replay!r}: expected True (one for all), False (one each) or "none" (no replay)'
-                )
+                expected = 'True (one for all), False (one each) or "none" (no replay)'
+                raise ConfigError(f"share_replay is {share_replay!r}: expected {expected}")
             values["share"] = _SHARE[asked]
         self._pbt_wanted = pbt is True and values.get("pbt") is None
         if pbt is False or isinstance(pbt, PbtConfig):
@@ -185,8 +163,7 @@ class Sweep:
         keeps = self._run_dir is not None or uses_processes(self.config) or self._cluster is not None
         directory = RunDirectory(path, self.config)
         name = f"{self.config.base.environment.id}-sweep" if self._run_dir is None else self._run_dir.name
-        configs = [own.model_dump(mode="json") for own in self.config.configs]
-        more = trackers(self._track, name, configs, self._run_dir)
+        more = trackers(self._track, name, self.config.configs, self._run_dir)
         try:
             elsewhere = None
             if self._cluster is not None:
@@ -229,15 +206,3 @@ def require_memory(sweep: SweepConfig, source: EnvironmentSource | None = None) 
         raise ConfigError(
             f"{members} members with a replay each have {free / 1e9:.1f} GB between them, so of each one: {error}, or share one replay"
         ) from None
-
-
-def _begin(
-    env: EnvironmentSource, recipe: str | None, config: Config | None, settings: Mapping[str, Any]
-) -> tuple[Config, dict[str, Any]]:
-    """The base, and all else that a recipe for sweeps says."""
-    if config is not None:
-        return config, {}
-    if recipe in recipes.SWEEPS:
-        sweep = recipes.sweep_by_name(recipe, stored_name(env)[0])
-        return sweep.base, sweep.model_dump(exclude={"base"})
-    return base_config(env, recipe, settings), {}

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from laser_rl import __version__
 from laser_rl.errors import ConfigError, UserError, is_full, suggestion
@@ -23,46 +23,33 @@ FULL = 5  # as of `training.disk_space.NoSpace`
 _SHORT = {"k": 1_000, "M": 1_000_000, "m": 1_000_000, "G": 1_000_000_000}
 
 
-class Command(NamedTuple):
-    """What a command is, a class of flags that can be called or a function of the arguments, and what it does in one line."""
-
-    module: str
-    name: str
-    summary: str
-
-
+# The module, what it holds (a class of flags that can be called, or a function of the arguments), and what the command does.
 COMMANDS = {
-    "train": Command("cli.train", "train_command", "train one agent; all its files go to a run directory"),
-    "sweep": Command(
-        "cli.train", "sweep_command", "train several agents that differ in a few settings and share one replay"
-    ),
-    "status": Command("cli.status", "Status", "how runs and sweeps stand, also while they go on"),
-    "resume": Command("cli.train", "Resume", "go on with a run or sweep that was stopped, killed or finished"),
-    "verify": Command(
-        "cli.show", "Verify", "check every file of runs and sweeps: checkpoints, replay, metrics, settings"
-    ),
-    "evaluate": Command("cli.play", "Evaluate", "play with the newest checkpoint: mean, IQM, 95 % interval"),
-    "enjoy": Command("cli.play", "Enjoy", "make a video of the newest checkpoint"),
-    "export": Command("cli.export", "Export", "the policy as ONNX, whole episodes of the replay as a Minari dataset"),
-    "push": Command("cli.export", "Push", "upload an agent with a model card to the Hugging Face Hub; --dry-run looks"),
-    "config": Command("cli.show", "config_command", "show a configuration: of recipe, file and flags, or of a run"),
-    "check-env": Command(
+    "train": ("cli.train", "train_command", "train one agent; all its files go to a run directory"),
+    "sweep": ("cli.train", "sweep_command", "train several agents that differ in a few settings and share one replay"),
+    "status": ("cli.status", "Status", "how runs and sweeps stand, also while they go on"),
+    "resume": ("cli.train", "Resume", "go on with a run or sweep that was stopped, killed or finished"),
+    "verify": ("cli.show", "Verify", "check every file of runs and sweeps: checkpoints, replay, metrics, settings"),
+    "evaluate": ("cli.play", "Evaluate", "play with the newest checkpoint: mean, IQM, 95 % interval"),
+    "enjoy": ("cli.play", "Enjoy", "make a video of the newest checkpoint"),
+    "export": ("cli.export", "Export", "the policy as ONNX, whole episodes of the replay as a Minari dataset"),
+    "push": ("cli.export", "Push", "upload an agent with a model card to the Hugging Face Hub; --dry-run looks"),
+    "config": ("cli.show", "config_command", "show a configuration: of recipe, file and flags, or of a run"),
+    "check-env": (
         "cli.check",
         "CheckEnv",
-        "examine an environment: interface, values, seeds, ends, leaks, speed; every finding with its fix",
+        "examine an environment: values, seeds, ends, leaks, speed; findings with their fix",
     ),
-    "doctor": Command("cli.check", "Doctor", "is this machine fine? versions, cores, memory, disk, GPU, processes"),
-    "report": Command("cli.show", "Report", "write a report of runs and sweeps, alone or side by side"),
-    "dashboard": Command("view.command", "Dashboard", "show runs and sweeps in a browser, also while they go on"),
-    "compare": Command(
-        "cli.show", "Compare", "Atari runs beside the paper's scores of LASER and Rainbow, game by game"
-    ),
-    "experiment": Command(
+    "doctor": ("cli.check", "Doctor", "is this machine fine? versions, cores, memory, disk, GPU, processes"),
+    "report": ("cli.show", "Report", "write a report of runs and sweeps, alone or side by side"),
+    "dashboard": ("view.command", "Dashboard", "show runs and sweeps in a browser, also while they go on"),
+    "compare": ("cli.show", "Compare", "Atari runs beside the paper's scores of LASER and Rainbow, game by game"),
+    "experiment": (
         "cli.experiment",
         "experiment_command",
-        "the paper's figures and tables as experiments: list, run, report; verdicts from intervals",
+        "the paper's figures and tables as experiments, with verdicts",
     ),
-    "theory": Command("cli.experiment", "Theory", "the paper's five propositions, computed on a random process"),
+    "theory": ("cli.experiment", "Theory", "the paper's five propositions, computed on a random process"),
 }
 
 
@@ -96,7 +83,8 @@ def _run(name: str, arguments: list[str]) -> int:
     if name in {"train", "sweep", "resume"} and sys.stderr.isatty():
         print("laser: loading torch …", file=sys.stderr)  # a sign of life: it takes a second or two
     try:
-        found = getattr(importlib.import_module(f"laser_rl.{COMMANDS[name].module}"), COMMANDS[name].name)
+        module, called, _ = COMMANDS[name]
+        found = getattr(importlib.import_module(f"laser_rl.{module}"), called)
         with Trust(code=FLAG in arguments).applied():
             words = expand_numbers([word for word in arguments if word != FLAG])
             return int(_asked(found, name, words)() if isinstance(found, type) else found(words))
@@ -162,7 +150,7 @@ def _not_usable(error: OSError) -> str:
 
 def _usage() -> str:
     width = max(map(len, COMMANDS))
-    lines = "\n".join(f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items())
+    lines = "\n".join(f"  {name:<{width}}  {summary}" for name, (_, _, summary) in COMMANDS.items())
     end = f"laser COMMAND --help explains one; laser --version\n{TRUST_HELP}"
     return f"usage: laser COMMAND [OPTIONS]\n\n{lines}\n\n{end}"
 

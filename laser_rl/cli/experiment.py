@@ -2,7 +2,6 @@
 
 import importlib.util
 import shlex
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,35 +39,24 @@ def experiment_command(arguments: list[str]) -> int:
         return 0
     if command in {*EXPERIMENTS, "all"}:  # `laser experiment sharing` is short for `laser experiment run sharing`
         command, rest = "run", arguments
-    if command not in COMMANDS:
-        raise ConfigError(f"laser experiment {command}: expected {', '.join(COMMANDS)}, or an experiment's name")
+    kinds: dict[str, type[List | Plan | ReportCommand]] = {"list": List, "run": Plan, "report": ReportCommand}
+    if command not in kinds:
+        raise ConfigError(f"laser experiment {command}: expected {', '.join(kinds)}, or an experiment's name")
     if command != "list" and any(importlib.util.find_spec(name) is None for name in ("matplotlib", "scipy")):
         raise MissingExtra("laser experiment", "experiments")  # before hours of runs that could not be judged
-    COMMANDS[command](rest)
-    return 0
-
-
-def _list(arguments: list[str]) -> None:
-    asked = tyro.cli(List, prog="laser experiment list", args=arguments)
-    print(listing(asked.suite, asked.seeds))
-
-
-def _run(arguments: list[str]) -> None:
-    asked = tyro.cli(Plan, prog="laser experiment run", args=arguments)
-    if not asked.names:
-        raise ConfigError("run which experiment? 'laser experiment list' shows them")
-    run_experiments(asked, shlex.join(["laser", "experiment", "run", *arguments]))
-
-
-def _report(arguments: list[str]) -> None:
-    asked = tyro.cli(ReportCommand, prog="laser experiment report", args=arguments)
-    if not asked.folders:
+    asked = tyro.cli(kinds[command], prog=f"laser experiment {command}", args=rest)
+    if isinstance(asked, List):
+        print(listing(asked.suite, asked.seeds))
+    elif isinstance(asked, Plan):
+        if not asked.names:
+            raise ConfigError("run which experiment? 'laser experiment list' shows them")
+        run_experiments(asked, shlex.join(["laser", "experiment", "run", *rest]))
+    elif not asked.folders:
         raise ConfigError("report on what? name the folder of an experiment: laser experiment report OUT/sharing")
-    for folder in asked.folders:
-        show_report(folder)
-
-
-COMMANDS: dict[str, Callable[[list[str]], None]] = {"list": _list, "run": _run, "report": _report}
+    else:
+        for folder in asked.folders:
+            show_report(folder)
+    return 0
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -49,17 +49,14 @@ def _onnx(asked: Export, path: Path) -> None:
     if path.is_dir() or path.suffix != ".onnx":
         raise ConfigError(f"--onnx names a file, expected something like policy.onnx, got {path}")
     source = load_source(asked.run_dir, asked.member)
-    whose = {} if source.member is None else {"member": source.member}
-    about = {
+    about: dict[str, Any] = {
         "config_sha256": config_sha256(source.config),
         "manifest_sha256": manifest_sha256(source.checkpoint),
-        **whose,
     }
+    about |= {} if source.member is None else {"member": source.member}
     made = export_onnx(source.trained, path, about=about)
-    print(f"{path}: {source}")
-    print(f"inputs    {', '.join(made.inputs)}")
-    print(f"outputs   {', '.join(made.outputs)}")
-    print(f"verified  {made.verified}")
+    inputs, outputs = ", ".join(made.inputs), ", ".join(made.outputs)
+    print(f"{path}: {source}\ninputs    {inputs}\noutputs   {outputs}\nverified  {made.verified}")
 
 
 def _minari(asked: Export, dataset_id: str) -> None:

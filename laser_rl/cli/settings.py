@@ -1,9 +1,10 @@
 """Flags, files and recipes become the settings of a run or a sweep; later sources win: recipe, file, flags."""
 
+import contextlib
 import itertools
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
@@ -22,7 +23,6 @@ FILE_LIMIT_BYTES, YAML_LIMIT_BYTES = 1 << 20, 32 << 10
 Asked = TypeVar("Asked")
 _MOST_VALUES, _MOST_LEVELS = 100_000, 20
 SOURCES = ("grid", "random", "members")
-_LISTS = {"--grid", "--random"}
 _WORDS = {"True": True, "False": False, "None": None}  # as other flags take them
 _KINDS = {"log_uniform": ("low", "high"), "uniform": ("low", "high"), "choice": None}
 
@@ -50,56 +50,37 @@ class Shortcuts:
 
     def over(self, config: Config) -> Config:
         """A configuration with those that were given over it."""
-        full = {
-            "env": "environment.id",
-            "steps": "run.steps",
-            "budget_minutes": "run.budget_minutes",
-            "seed": "run.seed",
-            "runtime": "run.runtime",
-            "device": "run.device",
-            "video_every": "run.video_every_steps",
-            "replay_from": "replay.start_from",
-        }
-        return override(config, {full[name]: value for name, value in vars(self).items() if value is not None})
+        full = {"env": "environment.id", "video_every": "run.video_every_steps", "replay_from": "replay.start_from"}
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        return override(config, {full.get(name, f"run.{name}"): value for name, value in given.items()})
 
 
-def peek(arguments: list[str]) -> tuple[str | None, Path | None, str | None, dict[str, str]]:
-    """The three flags that decide what the others begin with, and those of the network by their full names."""
+def peek(arguments: list[str]) -> tuple[str | None, Path | None, str | None]:
+    """The three flags that decide what the others begin with: recipe, file and environment."""
     found: dict[str, str] = {}
-    network: dict[str, str] = {}
-    for number, word in enumerate(arguments):
+    for word, after in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
         flag, equals, value = word.partition("=")
-        value = value if equals else next(iter(arguments[number + 1 :]), "")
-        if flag in {"--recipe", "--config", "--env", "--environment.id", "--id"}:
-            found[flag] = value
-        elif flag.startswith("--network."):
-            network[flag.removeprefix("--").replace("-", "_").replace(".no_", ".")] = value
-    file = found.get("--config")
-    env = found.get("--env") or found.get("--environment.id")
+        found[flag] = value if equals else after
+    file, env = found.get("--config"), found.get("--env") or found.get("--environment.id")
     trust.pass_in(env or "")
-    return found.get("--recipe"), Path(file) if file else None, env, network
+    return found.get("--recipe"), Path(file) if file else None, env
 
 
-def base_config(
-    recipe: str | None, file: Path | None, env: str | None, asked: Mapping[str, Any] | None = None
-) -> Config:
+def base_config(recipe: str | None, file: Path | None, env: str | None) -> Config:
     """Where the flags begin: the recipe by name, or what fits the environment; then the file's values over it."""
-    return base_from(read_file(file) if file is not None else {}, recipe, env, asked)
+    return base_from(read_file(file) if file is not None else {}, recipe, env)
 
 
-def base_from(
-    stored: Mapping[str, Any], recipe: str | None, env: str | None, asked: Mapping[str, Any] | None = None
-) -> Config:
-    """The same from what a file holds; a recipe's choice gives way to what the file or the flags ask for."""
-    sections = {name: value for name, value in stored.items() if name != "recipe"}
-    env = env or environment_of(stored)
-    recipe = recipe or recipe_of(stored)
+def base_from(stored: Mapping[str, Any], recipe: str | None, env: str | None) -> Config:
+    """The same from what a file holds."""
+    env, recipe = env or environment_of(stored), recipe or recipe_of(stored)
     if recipe == "default" or (recipe is None and env is None):
         recipe = "cartpole"
-    config = recipes.by_name(recipe, env) if recipe is not None else fitting(env or "")
-    network = sections.get("network")
-    from_file = {f"network.{name}": value for name, value in network.items()} if isinstance(network, dict) else {}
-    return merged(recipes.giving_way(config, {**from_file, **(asked or {})}), sections)
+    if recipe is not None:
+        return merged(recipes.by_name(recipe, env), stored)
+    from laser_rl.api.agent import base_config as fitting  # noqa: PLC0415 - torch, and the environment is opened once
+
+    return merged(fitting(env or "", None), stored)
 
 
 def recipe_of(stored: Mapping[str, Any]) -> str | None:
@@ -117,16 +98,10 @@ def environment_of(stored: Mapping[str, Any]) -> str | None:
     return name if isinstance(name, str) else None  # anything else is refused with the other settings
 
 
-def merged(config: Config, sections: Mapping[str, Any]) -> Config:
-    """A configuration with what a file says over it."""
+def merged(config: Config, stored: Mapping[str, Any]) -> Config:
+    """A configuration with what the sections of a file say over it."""
+    sections = {name: value for name, value in stored.items() if name != "recipe"}
     return validated(_merged(config.model_dump(), sections)) if sections else config
-
-
-def fitting(env: str) -> Config:
-    """The recipe that fits an environment, which is opened once to be looked at."""
-    from laser_rl.training.evaluate import spec_of  # noqa: PLC0415 - torch: not for a look at a report
-
-    return recipes.for_environment(spec_of(env, recipes.cartpole(env)), env)
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -140,10 +115,10 @@ def read_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} has {size:,} bytes, expected a configuration of at most {limit:,}{hint}")
     try:
         text = path.read_text(encoding="utf-8")
-        values = json.loads(text) if is_json else _from_yaml(text)
+        values = json.loads(text) if is_json else yaml.safe_load(text)
     except (
         Exception
-    ) as error:  # PyYAML also fails in ways of its own: !!bool x is a KeyError, !!timestamp x an AttributeError
+    ) as error:  # PyYAML fails in ways of its own: !!bool x is a KeyError, !!timestamp x an AttributeError
         raise ConfigError(f"{path} cannot be read: {error}") from None
     _require_plain(path, values)
     if not isinstance(values, dict):
@@ -152,13 +127,6 @@ def read_file(path: Path) -> dict[str, Any]:
         )
     trust.note(values, path)
     return values
-
-
-def _from_yaml(text: str) -> Any:
-    depths = itertools.accumulate((letter in "[{") - (letter in "]}") for letter in text)
-    if max(depths, default=0) > _MOST_LEVELS:  # PyYAML would take more than a second to find that out
-        raise ValueError(f"expected at most {_MOST_LEVELS} levels of brackets")
-    return yaml.safe_load(text)
 
 
 def _require_plain(path: Path, values: Any) -> None:
@@ -176,16 +144,13 @@ def _require_plain(path: Path, values: Any) -> None:
 
 
 def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for name, value in over.items():
-        inner = merged.get(name)
+    inner = {
+        name: _merged(base[name], value)
+        for name, value in over.items()
         # `options` is the user's own: replaced whole.
-        merged[name] = (
-            _merged(inner, value)
-            if isinstance(inner, dict) and isinstance(value, dict) and name != "options"
-            else value
-        )
-    return merged
+        if name != "options" and isinstance(value, dict) and isinstance(base.get(name), dict)
+    }
+    return {**base, **over, **inner}
 
 
 def flags(default: Asked, prog: str, arguments: list[str]) -> Asked:
@@ -204,7 +169,7 @@ class Begun(NamedTuple):
     rest: dict[str, Any]  # all other fields of a sweep
 
 
-def begin(recipe: str | None, file: Path | None, env: str | None, asked: Mapping[str, Any] | None = None) -> Begun:
+def begin(recipe: str | None, file: Path | None, env: str | None) -> Begun:
     """The recipe, of a sweep or of one agent, or what fits the environment; then the file's values over it."""
     stored = _read(file) if file is not None else {}
     sections = stored.pop("base", {})
@@ -217,9 +182,9 @@ def begin(recipe: str | None, file: Path | None, env: str | None, asked: Mapping
     if recipe in recipes.SWEEPS:
         sweep = recipes.sweep_by_name(recipe, env)
         rest = sweep.model_dump(exclude={"base"})
-        base = merged(sweep.base, {name: value for name, value in sections.items() if name != "recipe"})
+        base = merged(sweep.base, sections)
     else:
-        base = base_from(sections, recipe, env, asked)
+        base = base_from(sections, recipe, env)
     if any(stored.get(name) for name in SOURCES):
         rest = {name: value for name, value in rest.items() if name not in {*SOURCES, "draws"}}
     return Begun(base, rest | stored)
@@ -248,23 +213,6 @@ def _numbers(value: Any) -> Any:
     if isinstance(value, list):
         return [_numbers(inner) for inner in value]
     return value_of(value) if isinstance(value, str) else value
-
-
-def one_by_one(arguments: Sequence[str]) -> list[str]:
-    """Several words after --grid or --random as flags of their own.
-
-    >>> one_by_one(["--grid", "a=1,2", "b=3", "--plain", "c=4"])
-    ['--grid', 'a=1,2', '--grid', 'b=3', '--plain', 'c=4']
-    """
-    words: list[str] = []
-    flag = ""
-    for before, word in zip(["", *arguments], arguments, strict=False):
-        if word.startswith("--"):
-            flag = word if word in _LISTS else ""
-        elif flag and before != flag and "=" in word:
-            words.append(flag)
-        words.append(word)
-    return words
 
 
 def grid_of(words: Iterable[str]) -> dict[str, list[Any]]:
@@ -317,11 +265,7 @@ def value_of(word: str) -> Any:
     """
     if word in _WORDS:
         return _WORDS[word]
-    try:
-        return json.loads(word)
-    except ValueError:
-        pass
-    try:
-        return float(word)
-    except ValueError:
-        return word
+    for reading in (json.loads, float):
+        with contextlib.suppress(ValueError):
+            return reading(word)
+    return word

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,6 @@ from laser_rl.metrics.rows import Row
 from laser_rl.metrics.standing import MemberStanding
 from laser_rl.training.files import awaits_evaluation, has_ended, read_sweep
 from laser_rl.view.runs import subject_of
-
-_NONE = "–"
 
 
 @dataclass(frozen=True)
@@ -85,35 +83,28 @@ def _text(found: dict[str, Any]) -> str:
     missing = f", only the last evaluation is missing: {resume}" if found["evaluation_missing"] else ""
     title = f"{found['run_dir']}: {what} on {found['environment']}, {found['state']}{held}, {saved}{budget}{missing}"
     mixed = len(tasks_of(found["environment"])) > 1
-    headings = ["score" if mixed and name == "return" else name for name in _HEADINGS]
-    return "\n".join([title, *_aligned([headings, *(_cells(one) for one in members)])])
-
-
-_HEADINGS = [
-    "member", "settings", "steps", "return", "evaluation", "trusted own", "others", "steps/s", "updates/s", "last row"
-]  # fmt: skip
+    returns = "score" if mixed else "return"
+    headings = ["member", "settings", "steps", returns, "evaluation", "trusted own", "others", "steps/s", "updates/s"]
+    return "\n".join([title, *_aligned([[*headings, "last row"], *(_cells(one) for one in members)])])
 
 
 def _cells(one: dict[str, Any]) -> list[str]:
+    def text(name: str, form: Callable[[float], str]) -> str:
+        return display.NONE if one[name] is None else form(one[name])
+
     interval = one["evaluation_interval"]
-    between = f" ({display.short(interval[0])} to {display.short(interval[1])})" if interval else ""
-    silent = one["silent_seconds"]
     return [
         str(one["member"]),
         display.label(one["settings"]),
         display.progress(one["steps"], one["total_steps"]),
-        _or_none(one["return_mean"], display.short),
-        _or_none(one["evaluation"], display.short) + between,
-        _or_none(one["acceptance_own"], display.share),
-        _or_none(one["acceptance_others"], display.share),
-        _or_none(one["steps_per_second"], display.count),
-        _or_none(one["updates_per_second"], display.short),
-        _NONE if silent is None else f"{display.duration(silent)} ago",
+        text("return_mean", display.short),
+        text("evaluation", display.short) + (" ({} to {})".format(*map(display.short, interval)) if interval else ""),
+        text("acceptance_own", display.share),
+        text("acceptance_others", display.share),
+        text("steps_per_second", "{:,.0f}".format),
+        text("updates_per_second", display.short),
+        text("silent_seconds", lambda seconds: f"{display.duration(seconds)} ago"),
     ]
-
-
-def _or_none(value: float | None, form: Any) -> str:
-    return _NONE if value is None else str(form(value))
 
 
 def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:

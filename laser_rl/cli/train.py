@@ -5,29 +5,18 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 from rich.console import Console as Terminal
 
 from laser_rl import checkpoint, recipes
 from laser_rl.api.sweep import require_memory
-from laser_rl.cli.settings import (
-    SOURCES,
-    Begun,
-    Shortcuts,
-    base_config,
-    begin,
-    flags,
-    grid_of,
-    one_by_one,
-    peek,
-    random_of,
-)
+from laser_rl.cli.settings import SOURCES, Begun, Shortcuts, base_config, begin, flags, grid_of, peek, random_of
 from laser_rl.config import Config, full_name, override
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.console import Console
-from laser_rl.metrics.display import label
+from laser_rl.metrics.display import flat_settings, label
 from laser_rl.metrics.rows import Sink
 from laser_rl.metrics.tensorboard import TensorBoardLog
 from laser_rl.metrics.tracking import commands, named, tracked, trackers
@@ -89,9 +78,9 @@ class SweepFlags(RunFlags):
     file: tyro.conf.Positional[Annotated[Path | None, tyro.conf.arg(metavar="FILE")]] = None
     """Comes first. A YAML or JSON file with a sweep: base (as for laser train --config), grid, random, draws, members, share, pbt, stack,
     processes."""
-    grid: tyro.conf.UseAppendAction[Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE,VALUE")]] = ()
+    grid: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE,VALUE")] = ()
     """Values of a setting, learning_rate=3e-4,1e-3; every combination with the other lists is a member."""
-    random: tyro.conf.UseAppendAction[Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=KIND:LOW:HIGH")]] = ()
+    random: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=KIND:LOW:HIGH")] = ()
     """A distribution, learning_rate=log_uniform:1e-4:1e-2, discount=uniform:0.9:1 or trust=choice:implied:off."""
     draws: int | None = None
     """How many members to draw from --random."""
@@ -151,10 +140,12 @@ def train_command(arguments: list[str]) -> int:
 
 def sweep_command(arguments: list[str]) -> int:
     """`laser sweep`."""
-    arguments = one_by_one(arguments)
-    recipe, _, env, network = peek(arguments)
+    for flag in ("--grid", "--random"):  # the second would replace the first
+        if [word.partition("=")[0] for word in arguments].count(flag) > 1:
+            raise ConfigError(f"{flag} is there twice; write all after one of them: {flag} NAME=... NAME=...")
+    recipe, _, env = peek(arguments)
     file = Path(arguments[0]) if arguments and not arguments[0].startswith("-") else None
-    begun = begin(recipe, file, env, network)
+    begun = begin(recipe, file, env)
     shown = {name: begun.rest[name] for name in ("share", "stack", "processes") if name in begun.rest}
     default = SweepFlags(pbt=begun.rest.get("pbt") is not None, settings=begun.base, **shown)
     asked = flags(default, "laser sweep", arguments)
@@ -221,14 +212,16 @@ def _run(
                 require_dashboard()
             directory = RunDirectory(path, settings, fresh=asked.fresh, accept_changes=accept_changes)
             stack.callback(directory.close)
-            configs = [own.model_dump(mode="json") for own in settings.configs]
-            more: list[Sink] = [TensorBoardLog(path), *trackers(track, path.name, configs, path, fresh=asked.fresh)]
-            for sink in more:
-                stack.callback(sink.close)
+            more: list[Sink] = [
+                TensorBoardLog(path),
+                *trackers(track, path.name, settings.configs, path, fresh=asked.fresh),
+            ]
             if dashboard:
                 stack.enter_context(dashboard_of(path))
-            console = stack.enter_context(_console(path, settings, plain=asked.plain))
-            result = train(settings, directory, sinks=[directory.log, *more, console], elsewhere=elsewhere)
+            more.append(_console(path, settings, plain=asked.plain))
+            for sink in more:
+                stack.callback(sink.close)
+            result = train(settings, directory, sinks=[directory.log, *more], elsewhere=elsewhere)
             stack.close()
             return _farewell(path, settings, result)
     except KeyboardInterrupt as error:  # before the first step, or again while the end is being saved
@@ -287,9 +280,5 @@ def _lines(members: Sequence[MemberResult]) -> list[str]:
 
 def _now(member: MemberResult) -> str:
     """Its settings as they are at the end: population based training may have moved them."""
-    found: dict[str, Any] = {}
-    for name in member.settings:
-        found[name] = member.config.model_dump()
-        for part in full_name(name).split("."):
-            found[name] = found[name][part]
-    return label(found)
+    values = flat_settings(member.config.model_dump())
+    return label({name: values[full_name(name)] for name in member.settings})

@@ -11,11 +11,6 @@ _KILO, _KIBI = 1000, 1024
 _Text = Callable[[Mapping[str, Value]], str]
 
 
-def count(number: float) -> str:
-    """A whole number with separators."""
-    return f"{number:,.0f}"
-
-
 def short(number: float) -> str:
     """About three digits.
 
@@ -128,10 +123,10 @@ ENTRIES: dict[str, _Text] = {
     "mean capped": _one("score_mean_capped", short),
     "above random": _part("tasks_above_random", "tasks_seen"),
     "best": _one("return_best", short),
-    "episodes": _one("episodes", count),
-    "steps/s": _one("steps_per_second", count),
+    "episodes": _one("episodes", "{:,.0f}".format),
+    "steps/s": _one("steps_per_second", "{:,.0f}".format),
     "updates/s": _one("updates_per_second", short),
-    "learned steps/s": _one("learned_steps_per_second", count),
+    "learned steps/s": _one("learned_steps_per_second", "{:,.0f}".format),
     "replayed": _part("replayed_unrolls", "online_unrolls", "replayed_unrolls"),
     "trusted": _one("acceptance", share),
     "KL": _one("kl", short),
@@ -147,8 +142,8 @@ ENTRIES: dict[str, _Text] = {
     "replay age": _one("replay_age_updates", short, " updates"),
     "replay size": _one("replay_bytes", size),
     "memory": _one("memory_bytes", size),
-    "skipped updates": _one("skipped_updates", count),
-    "restarts": _one("environment_restarts", count),
+    "skipped updates": _one("skipped_updates", "{:,.0f}".format),
+    "restarts": _one("environment_restarts", "{:,.0f}".format),
 }
 # A line has no room for these.
 TABLE_ONLY = frozenset(

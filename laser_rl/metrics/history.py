@@ -87,10 +87,8 @@ class Table:
 
     def line(self, name: str, axis: str = "step") -> CurveLine:
         """The buckets that have the number, over steps or over seconds since 1970."""
-        if name not in self.names:
-            return CurveLine(*[np.empty(0)] * 4)
         x = self._clock[2 if axis == "time" else 0]
-        mean, count, low, high = self._numbers[:, self.names[name]]
+        mean, count, low, high = self._numbers[:, self.names[name]] if name in self.names else np.zeros((4, len(self)))
         has = (count > 0) & np.isfinite(x)
         return CurveLine(x[has], mean[has], low[has], high[has])
 
@@ -168,13 +166,11 @@ class History:
 
     def line(self, kind: Kind, member: int, name: str, axis: str = "step") -> CurveLine:
         """A number of a member over steps or time; of a single run the member is 0, of the sweep itself -1."""
-        table = self._tables.get((kind, self._key(member)))
-        return Table().line(name) if table is None else table.line(name, axis)
+        return self._tables.get((kind, self._key(member)), Table()).line(name, axis)
 
     def names(self, kind: Kind, member: int) -> Iterable[str]:
         """Which numbers there are."""
-        table = self._tables.get((kind, self._key(member)))
-        return () if table is None else table.names
+        return self._tables.get((kind, self._key(member)), Table()).names
 
     def count(self, member: int, name: str) -> int:
         """A counter over all sessions: it starts again from nothing in each."""
@@ -205,16 +201,14 @@ class History:
         for (kind, member), table in self._tables.items():
             if member == own:
                 table.void(limit.evaluated if kind == "evaluation" else limit.step, limit.update)
-        every = [rows for (_, member), rows in self._newest.items() if member == own]
-        for rows in [*every, self._exploits]:
+        for rows in [*self._newest.values(), self._exploits]:
             held = [row for row in rows if _own(row) != own or not limit.voids(row)]
             rows.clear()
             rows.extend(held)
 
     def _flush(self, groups: dict[tuple[str, int], list[Row]]) -> None:
         for (kind, member), rows in groups.items():
-            if kind in _SHOWN:
-                self._keep(kind, member, rows)
+            self._keep(kind, member, rows)
         groups.clear()
 
     def _keep(self, kind: str, member: int, rows: list[Row]) -> None:
@@ -226,8 +220,7 @@ class History:
         shown = [name for name in seen if _is_shown(kind, name)]
         too_many = [name for name in shown if name not in table.names][_MOST_NAMES - len(table.names) :]
         values = {name: _column(rows, name) for name in shown if name not in too_many}
-        steps, updates, times = (_column(rows, name) for name in ("step", "update", "time"))
-        table.append(steps, updates, times, values)
+        table.append(_column(rows, "step"), _column(rows, "update"), _column(rows, "time"), values)
         if kind == "train":
             for name in _COUNTERS:
                 if name in seen:

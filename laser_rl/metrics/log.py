@@ -233,10 +233,9 @@ class Tail:
 
     def read(self) -> list[Row]:
         """The rows of the next piece, void ones included; half a line is left for later, and so is a file that cannot be read."""
-        try:
+        rows: list[Row] = []
+        with contextlib.suppress(ConfigError):
             rows, self.offset = read_from(self._path, self.offset, pieces_at_most=1)
-        except ConfigError:
-            return []
         return rows
 
 

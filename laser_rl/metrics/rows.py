@@ -28,11 +28,11 @@ _WHOLE = frozenset({int, bool})
 _MOST = 1 << 63  # a count beyond it is none, and may be too large for a float
 _MOST_MEMBERS = 1000  # tables of members by members are made of what is read
 _COUNTS = {"step": _MOST, "update": _MOST, "member": _MOST_MEMBERS, "donor": _MOST_MEMBERS}
-_OF_EPISODES = ("return", "length", "episodes", "return_low", "return_high", "return_last")
+# What has to be a number, if it is there.
 _NUMBERS = {
-    "episode": _OF_EPISODES,
+    "episode": ("return", "length", "episodes", "return_low", "return_high", "return_last"),
     "event": ("score", "donor_score", "evaluated"),
-}  # what has to be one, if it is there
+}
 
 
 class Sink(Protocol):
@@ -67,10 +67,8 @@ def _objects(lines: list[bytes]) -> list[dict[str, Any]]:
     found = []
     for line in lines:
         with contextlib.suppress(ValueError, RecursionError):
-            row = json.loads(line)
-            if isinstance(row, dict):
-                found.append(row)
-    return found
+            found.append(json.loads(line))
+    return [row for row in found if isinstance(row, dict)]
 
 
 def _row_of(fields: dict[str, Any]) -> Row | None:

@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import BaseModel
+
 from laser_rl.disk import read_json, write_json
 from laser_rl.errors import ConfigError, suggestion
 from laser_rl.metrics.display import flat_settings
@@ -29,7 +31,6 @@ from laser_rl.metrics.rows import Kind, Value
 
 log = logging.getLogger("laser_rl.metrics")
 PROJECT = "laser-rl"
-_ALWAYS = "tensorboard"  # may be named with the others, and is there anyway
 # Not episodes: there may be hundreds a second, and rows of training have their mean.
 _SENT = frozenset({"train", "evaluation", "sweep"})
 _MOST_WAITING = 1000  # rows, some hundred bytes each
@@ -116,39 +117,30 @@ class _MlflowRun:
             address = ((about.folder or Path()) / _MLRUNS).resolve().as_uri()
         self._entities: Any = importlib.import_module("mlflow.entities")
         self._client: Any = importlib.import_module("mlflow.tracking").MlflowClient(tracking_uri=address)
-        self.id = known or self._begin(about)
         if known:
+            self.id = known
             self._client.update_run(known, status="RUNNING")
-
-    def _begin(self, about: TrackedRun) -> str:
+            return
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         experiment = self._client.get_experiment_by_name(name)
         number = self._client.create_experiment(name) if experiment is None else experiment.experiment_id
         tags = {"group": about.group} if about.group else {}
-        found = str(self._client.create_run(number, run_name=about.name, tags=tags).info.run_id)
+        self.id = str(self._client.create_run(number, run_name=about.name, tags=tags).info.run_id)
         texts = {name: str(value)[:_LONGEST_PARAMETER] for name, value in about.settings.items()}
         settings = [self._entities.Param(name, text) for name, text in texts.items()]
         for start in range(0, len(settings), _MOST_PARAMETERS):
-            self._client.log_batch(found, params=settings[start : start + _MOST_PARAMETERS])
-        return found
+            self._client.log_batch(self.id, params=settings[start : start + _MOST_PARAMETERS])
 
     def log(self, step: int, time_s: float, numbers: Mapping[str, float]) -> None:
-        at = int(1e3 * time_s)
-        metrics = [self._entities.Metric(_mlflow_name(name), value, at, step) for name, value in numbers.items()]
+        # MLflow makes paths of names, and takes no other letters.
+        names = [posixpath.normpath(re.sub(r"[^\w\-. /:]", "_", name)) for name in numbers]
+        pairs = zip(names, numbers.values(), strict=True)
+        metrics = [self._entities.Metric(name, value, int(1e3 * time_s), step) for name, value in pairs]
         self._client.log_batch(self.id, metrics=metrics)
 
     def end(self, how: str) -> None:
         status = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}[how]
         self._client.set_terminated(self.id, status=status)
-
-
-def _mlflow_name(name: str) -> str:
-    """As MLflow takes it, which makes paths of names.
-
-    >>> _mlflow_name("train/return_of_ALE/Pong-v5"), _mlflow_name("train/score of [a,b]//c")
-    ('train/return_of_ALE/Pong-v5', 'train/score of _a_b_/c')
-    """
-    return posixpath.normpath(re.sub(r"[^\w\-. /:]", "_", name))
 
 
 _Run = _WandbRun | _TrackioRun | _MlflowRun
@@ -159,13 +151,8 @@ _TRACKERS: dict[str, _Begin] = {"wandb": _WandbRun, "trackio": _TrackioRun, "mlf
 class Tracking:
     """The sink that feeds one tracker. What goes wrong there is one warning; the run goes on.
 
-    Args:
-        tracker: its name.
-        about: what a run is, by the number of the member; None: the only one, or all of a sweep together.
-        folder: of the run, where its ids are kept; None: nowhere.
-        begin: starts a run of the tracker, or goes on with one; None: that of the library.
-        most_waiting: rows; more are dropped and counted.
-        last_rows_s: how long `close` waits.
+    `about` tells what a run is, by the number of the member; of None, the only one, or all of a sweep together. The ids are kept in
+    `folder`. Rows beyond `most_waiting` are dropped and counted; `close` waits for `last_rows_s`.
     """
 
     def __init__(
@@ -185,8 +172,8 @@ class Tracking:
         self._runs: dict[int, _Run] = {}
         # Of a row: member, step, time and numbers. None wakes the thread.
         self._queue: queue.Queue[tuple[int, int, float, dict[str, float]] | None] = queue.Queue(most_waiting)
-        self._last_rows_s, self._end = last_rows_s, "failed"
-        self._closing, self._failed = threading.Event(), False
+        self._last_rows_s, self._closing, self._failed = last_rows_s, threading.Event(), False
+        self._end = "failed"  # or what the last event of the run was
         self._thread = threading.Thread(target=self._run, name=f"rows for {tracker}", daemon=True)
         self._thread.start()
         atexit.register(self.close)  # for a program that does not close its agent
@@ -222,8 +209,7 @@ class Tracking:
         atexit.unregister(self.close)
         self._thread.join(min(_PATIENCE_S, self._last_rows_s))
         if self._thread.is_alive():
-            said = "the run is over; waiting for %s to take its last rows, %.0f s at most"
-            log.info(said, self.tracker, self._last_rows_s)
+            log.info("waiting for %s to take its last rows, %.0f s at most", self.tracker, self._last_rows_s)
             self._thread.join(self._last_rows_s)
         late = self._thread.is_alive()
         left = self.dropped + (self._queue.qsize() if late else 0)
@@ -238,9 +224,8 @@ class Tracking:
                     if row is not None:
                         member, step, time_s, numbers = row
                         self._run_of(member).log(step, time_s, numbers)
-            how = self._end if self._end in {"finished", "stopped"} else "failed"
             for run in self._runs.values():
-                run.end(how)
+                run.end(self._end if self._end in {"finished", "stopped"} else "failed")
         except (Exception, SystemExit) as error:  # whatever a library does, training goes on
             self._failed = True
             said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
@@ -262,19 +247,14 @@ class Tracking:
 def trackers(
     names: Iterable[str],
     name: str,
-    configs: Sequence[Mapping[str, Any]],
+    configs: Sequence[BaseModel],
     folder: Path | None = None,
     *,
     fresh: bool = False,
 ) -> list[Tracking]:
-    """A sink for each tracker that is asked for or that the run had before.
+    """A sink for each tracker that is asked for or that the run had before; `fresh` forgets the ids of an earlier run in `folder`.
 
-    Args:
-        names: some of wandb, trackio, mlflow; tensorboard is there anyway.
-        name: of the run or sweep.
-        configs: of the run, or of each member.
-        folder: of the run; None if nothing is kept.
-        fresh: forget under which ids trackers knew an earlier run here.
+    `configs` are that of the run, or of each member; without a `folder` nothing is kept.
     """
     wanted = named(names)
     if folder is not None:
@@ -285,7 +265,7 @@ def trackers(
         for tracker in wanted:
             if not book_path(folder, tracker).exists():
                 write_json(book_path(folder, tracker), {"ids": {}})
-    settings = [flat_settings(config) for config in configs]
+    settings = [flat_settings(config.model_dump(mode="json")) for config in configs]
     common = {key: value for key, value in settings[0].items() if all(one.get(key) == value for one in settings)}
 
     def about(member: int | None) -> TrackedRun:
@@ -304,13 +284,13 @@ def named(names: Iterable[str]) -> tuple[str, ...]:
     >>> named(["wandb,mlflow"]), named(["tensorboard"])
     (('wandb', 'mlflow'), ())
     """
-    words = [names] if isinstance(names, str) else names
-    found = [word.strip() for several in words for word in several.split(",") if word.strip()]
-    known = [*_TRACKERS, _ALWAYS]
+    words = (names if isinstance(names, str) else ",".join(names)).split(",")
+    found = dict.fromkeys(word.strip() for word in words if word.strip())
+    known = [*_TRACKERS, "tensorboard"]  # which is there anyway
     for word in found:
         if word not in known:
             raise ConfigError(f"there is no tracker {word!r}; {suggestion(word, known)}")
-    return tuple(dict.fromkeys(word for word in found if word != _ALWAYS))
+    return tuple(word for word in found if word in _TRACKERS)
 
 
 def book_path(folder: Path, tracker: str) -> Path:

@@ -4,11 +4,9 @@ Sources: [L] the LASER paper (Schmitt et al. 2019), [I] the IMPALA paper (Espeho
 [D] our decision where both are silent (docs/differences-from-the-paper.md), [T] tuned by us on the task named (docs/results/README.md).
 """
 
-import logging
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
-from laser_rl.config import Config, override
+from laser_rl.config import Config
 from laser_rl.envs.make import is_atari
 from laser_rl.envs.records import BoxActions, EnvironmentSpec
 from laser_rl.errors import ConfigError, suggestion
@@ -29,11 +27,9 @@ from laser_rl.training.settings import SweepConfig
 
 __all__ = [
     "RECIPES", "SWEEPS", "atari", "atari_shared", "by_name", "cartpole", "continuous", "demo", "dmlab_pbt", "for_environment",
-    "giving_way", "impala", "laser_multitask", "minatar", "pictures", "popart_impala", "popart_impala_pixelcontrol", "small_pbt",
+    "impala", "laser_multitask", "minatar", "pictures", "popart_impala", "popart_impala_pixelcontrol", "small_pbt",
     "sweep_by_name",
 ]  # fmt: skip
-
-log = logging.getLogger("laser_rl.recipes")
 
 _AGENTS = (
     cartpole, minatar, pictures, continuous, impala, atari, popart_impala, popart_impala_pixelcontrol, laser_multitask
@@ -51,7 +47,7 @@ def by_name(name: str, environment: str | None = None) -> Config:
     if name in SWEEPS:
         raise ConfigError(f"recipe {name!r} is for several agents: use it with laser sweep, or choose another")
     if name not in RECIPES:
-        raise ConfigError(f"there is no recipe {name!r}; {suggestion(name, [*SWEEPS, *RECIPES])}")
+        raise ConfigError(f"there is no recipe {name!r}; {suggestion(name, [*RECIPES, *SWEEPS])}")
     return RECIPES[name](*([] if environment is None else [environment]))
 
 
@@ -74,20 +70,3 @@ def for_environment(spec: EnvironmentSpec, environment: str) -> Config:
         return atari(environment)
     small = max(spec.observation.shape[1:]) <= 32  # noqa: PLR2004 - as networks.build chooses
     return minatar(environment) if small else pictures(environment)
-
-
-def giving_way(recipe: Config, asked: Mapping[str, Any]) -> Config:
-    """Drop a recipe's own choices that contradict the settings a user asks for, by full names; a user who asks for both is refused later.
-
-    >>> giving_way(continuous(), {"network.memory": "lstm"}).network.separate_value
-    False
-    """
-    wants_memory = asked.get("network.memory", "none") != "none" and "network.separate_value" not in asked
-    if not wants_memory or not recipe.network.separate_value:
-        return recipe
-    log.warning(
-        "recipe %s: network.separate_value is switched off, since such a value would see nothing of network.memory (%s)",
-        recipe.recipe,
-        asked["network.memory"],
-    )
-    return override(recipe, {"network.separate_value": False})

@@ -13,6 +13,7 @@ import pytest
 
 from laser_rl import LASER, Sweep
 from laser_rl.cli import main
+from laser_rl.config import Config
 from laser_rl.errors import ConfigError
 from laser_rl.metrics import read
 from laser_rl.metrics.tracking import TrackedRun, Tracking, book_path, tracked, trackers
@@ -113,7 +114,7 @@ def test_all_three_get_the_rows_of_the_log_and_its_settings(fakes, tmp_path, cap
 
 
 def test_nothing_is_reported_to_those_who_made_the_libraries(fakes):
-    for sink in trackers(["wandb", "mlflow", "trackio"], "a", [{}]):
+    for sink in trackers(["wandb", "mlflow", "trackio"], "a", [Config()]):
         sink.write("train", 1, 1, {"kl": 0.5})
         sink.close()
     wanted = {"WANDB_ERROR_REPORTING": "false", "MLFLOW_DISABLE_TELEMETRY": "true", "HF_HUB_DISABLE_TELEMETRY": "1"}
@@ -128,7 +129,7 @@ def test_the_users_own_environment_decides_where_rows_go(fakes, monkeypatch, tmp
         "MLFLOW_EXPERIMENT_NAME": "mine",
     }.items():
         monkeypatch.setenv(name, value)
-    for sink in trackers(["wandb", "mlflow"], "a", [{}], tmp_path):
+    for sink in trackers(["wandb", "mlflow"], "a", [Config()], tmp_path):
         sink.write("train", 1, 1, {"kl": 0.5})
         sink.close()
     wandb, _, mlflow = fakes
@@ -173,7 +174,7 @@ def test_a_resumed_run_goes_on_in_the_same_run_of_every_tracker(fakes, tmp_path)
 
 def test_a_fresh_run_is_a_new_one_for_its_trackers(fakes, tmp_path):
     def track(names, *, fresh=False):
-        for sink in trackers(names, "a", [{}], tmp_path, fresh=fresh):
+        for sink in trackers(names, "a", [Config()], tmp_path, fresh=fresh):
             sink.write("train", 1, 1, {"kl": 0.5})
             sink.close()
         return [len({run.id for run in fake.runs}) for fake in fakes]
