@@ -40,6 +40,7 @@ def test_a_run_ends_with_what_to_do_next(tmp_path, capsys):
     page = read_report(tmp_path / "catch" / "report.html")
     assert (page.run()["state"], page.run()["environment"]) == ("finished", "laser/Catch")
     assert list((tmp_path / "catch").glob("events.*"))
+    assert 50 << 20 < read(tmp_path / "catch", ["train"])[-1]["memory_bytes"] < 1 << 40
 
 
 def test_runs_get_names_of_their_own(tmp_path, capsys, monkeypatch):

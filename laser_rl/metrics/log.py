@@ -171,9 +171,9 @@ class Stream:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._path, self.void = Path(path), 0
-        there = self._path.exists() or self._path.is_symlink()
-        self._end = self._path.lstat().st_size if there else 0
+        self._path, self.void, self._end = Path(path), 0, 0
+        with contextlib.suppress(FileNotFoundError):
+            self._end = self._path.lstat().st_size
 
     def __iter__(self) -> Iterator[Row]:
         marks = [
@@ -199,13 +199,7 @@ class Stream:
                 yield row
 
     def _pieces(self) -> Iterator[bytes]:
-        if not self._end:
-            return
-        try:
-            with open_regular(self._path) as file:
-                yield from (piece for piece in pieces(file, self._end) if piece.endswith(b"\n"))
-        except OSError as error:
-            raise ConfigError(f"{self._path} cannot be read: {error}") from None
+        return (piece for piece in _pieces_from(self._path, 0, self._end) if piece.endswith(b"\n"))
 
 
 class Tail:
@@ -247,18 +241,11 @@ def read(run_dir: str | Path, kinds: Collection[Kind] | None = None) -> list[Row
 def read_from(path: str | Path, offset: int = 0, *, pieces_at_most: int | None = None) -> tuple[list[Row], int]:
     """The rows from byte `offset` on, void ones included, and the offset to go on from. Half a line is left for the next call."""
     rows: list[Row] = []
-    try:
-        with open_regular(Path(path)) as file:
-            file.seek(offset)
-            for piece in islice(pieces(file), pieces_at_most):
-                # A line that is longer than any row is passed over, or it would be read again for ever.
-                if piece.endswith(b"\n") or len(piece) >= LONGEST_LINE_BYTES:
-                    rows += rows_in(piece)
-                    offset += len(piece)
-    except FileNotFoundError:
-        return [], offset
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
+    for piece in islice(_pieces_from(Path(path), offset), pieces_at_most):
+        # A line that is longer than any row is passed over, or it would be read again for ever.
+        if piece.endswith(b"\n") or len(piece) >= LONGEST_LINE_BYTES:
+            rows += rows_in(piece)
+            offset += len(piece)
     return rows, offset
 
 
@@ -272,6 +259,17 @@ def last_row(path: Path) -> Row | None:
         return None
     rows = rows_in(data[: data.rfind(b"\n") + 1])
     return rows[-1] if rows else None
+
+
+def _pieces_from(path: Path, offset: int, end: int | None = None) -> Iterator[bytes]:
+    try:
+        with open_regular(path) as file:
+            file.seek(offset)
+            yield from pieces(file, end)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
 
 
 def pieces(file: BufferedReader, end: int | None = None) -> Iterator[bytes]:

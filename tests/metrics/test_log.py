@@ -206,33 +206,3 @@ def test_a_mark_voids_rows_of_its_own_member_only(tmp_path_factory, events):
     # Each one's rows are those of a single run that nobody shared a file with.
     alone = [number for member in (None, 0, 1) for number in found(lambda _: None, [member])]
     assert found(lambda member: member, [None, 0, 1]) == sorted(alone)
-
-
-def test_member_zero_is_not_the_sweep_itself(tmp_path):
-    with MetricsLog(tmp_path) as log:
-        log.write("sweep", 10, 10, {"replay_fill": 0.5})
-        log.write("train", 10, 10, {"member": 0})
-        log.resumed(0, 0, member=0)
-    assert [row["kind"] for row in read(tmp_path)] == ["sweep", "event"]
-
-
-def test_the_hash_sees_rows_of_the_sweep(tmp_path):
-    for name, fill in (("a", 0.5), ("b", 0.25)):
-        with MetricsLog(tmp_path / name) as log:
-            log.write("sweep", 10, 1, {"replay_fill": fill})
-    assert rows_hash(tmp_path / "a") != rows_hash(tmp_path / "b")
-
-
-def test_half_a_line_is_left_for_the_next_call(tmp_path):
-    line = b'{"kind": "train", "step": 1, "update": 1}\n'
-    for cut in range(len(line)):
-        (tmp_path / FILE).write_bytes(line + line[:cut])
-        rows, offset = read_from(tmp_path / FILE)
-        assert (len(rows), offset) == (1, len(line))
-        (tmp_path / FILE).write_bytes(line + line)
-        assert read_from(tmp_path / FILE, offset) == (rows, 2 * len(line))
-
-
-def test_no_file_has_no_rows(tmp_path):
-    assert read(tmp_path) == []
-    assert read_from(tmp_path / FILE, 7) == ([], 7)

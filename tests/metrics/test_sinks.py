@@ -7,11 +7,8 @@ import warnings
 from io import StringIO
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console as Terminal
 
-from laser_rl.metrics import EpisodeWindow, display, memory_bytes
 from laser_rl.metrics.console import Console
 from laser_rl.metrics.tensorboard import TensorBoardLog
 
@@ -112,17 +109,6 @@ def test_the_table_shows_every_number_in_full(width):
         assert text in last, text
 
 
-def test_what_is_missing_is_not_shown():
-    assert display.texts({"kl": 0.5, "note": "x", "replayed_unrolls": 7}) == {"KL": "0.5"}
-
-
-def test_every_key_has_an_entry():
-    for name, value in ALL.items():
-        if name not in {"online_unrolls", "replayed_unrolls"}:
-            assert len(display.texts({name: value})) == 1, name
-    assert set(display.ENTRIES) > display.TABLE_ONLY
-
-
 def test_events_and_evaluations_are_said_when_they_happen_and_nothing_is_markup():
     console, output, _ = plain()
     console.write("event", 50, 5, {"event": "resumed", "from": "[bold]x"})
@@ -166,32 +152,6 @@ sys.exit(any(name in sys.modules for name in ("torch", "tensorflow", "scipy")))
     assert (result.returncode, result.stderr) == (0, "")
 
 
-@given(returns=st.lists(st.floats(-1e6, 1e6), max_size=30), size=st.integers(1, 8), cut=st.integers(0, 30))
-def test_window_holds_the_last_ones_and_survives_a_round_trip(returns, size, cut):
-    window, other = EpisodeWindow(size=size), EpisodeWindow(size=size)
-    for number in returns[:cut]:
-        window.add(number)
-    other.load_state_dict(window.state_dict())
-    for number in returns[cut:]:
-        window.add(number)
-        other.add(number)
-    assert window.numbers() == other.numbers()
-    last = returns[-size:]
-    if last:
-        assert window.numbers()["return_mean"] == pytest.approx(sum(last) / len(last))
-        assert window.numbers()["return_best"] == max(last)
-        assert window.numbers()["episodes"] == len(returns)
-    else:
-        assert window.numbers() == {}
-
-
-def test_memory_grows_by_what_is_allocated():
-    before = memory_bytes()
-    block = bytearray(b"x") * (64 << 20)
-    assert memory_bytes() - before > 48 << 20
-    del block
-
-
 def test_the_terminal_shows_a_score_of_a_mixture_and_not_thirty_tasks():
     values = {
         "return_mean": 0.25,
@@ -209,7 +169,6 @@ def test_the_terminal_shows_a_score_of_a_mixture_and_not_thirty_tasks():
     assert "evaluation at step 10: score 0.75, tasks_seen 3\n" in text
     assert "return" not in text
     assert "Catch" not in text
-    assert display.texts({"return_mean": 0.25}) == {"return": "0.25"}
 
 
 def test_reading_metrics_imports_neither_torch_nor_matplotlib():

@@ -1,133 +1,111 @@
-"""How members stand: the right one is best, the newest numbers count, and half-written files do not matter."""
+"""How members stand, as `laser status` and `laser report` tell it: the newest numbers count, and half-written files do not matter."""
 
 import json
 import subprocess
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from laser_rl.errors import ConfigError
-from laser_rl.metrics import MetricsLog, display, read
-from laser_rl.metrics.log import FILE
-from laser_rl.metrics.standing import SWEEP, MemberStanding, best, newest_means, standing, standing_of
+from laser_rl import cli, recipes
+from laser_rl.metrics.log import read
 from tests.metrics.test_sweep_rows import a_sweep, settings_of, trust
+from tests.view.reading import read_report
 
 
-def row(step, member, **values):
-    return {"kind": "train", "step": step, "update": step, "member": member, **values}
+def with_settings(run_dir, settings):
+    """A run directory whose `sweep.json` is a whole one."""
+    base = recipes.cartpole("laser/Catch").model_dump(mode="json")
+    content = {"format": 1, "base": base, "members": settings, "settings": settings}
+    (run_dir / "sweep.json").write_text(json.dumps(content))
+    return run_dir
 
 
-@pytest.mark.parametrize("content", [None, "{", "[]", '{"settings": 3}', '{"settings": [1, null]}', "[" * 100_000])
-def test_standing_does_without_settings(tmp_path, content):
-    with MetricsLog(tmp_path) as log:
-        for member in range(3):
-            log.write("train", 10, 1, {"member": member, "entropy": 0.5})
-    (tmp_path / SWEEP).unlink(missing_ok=True) if content is None else (tmp_path / SWEEP).write_text(content)
-    assert [one.member for one in standing(tmp_path)] == [0, 1, 2]
+def add(run_dir, *rows):
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
-def test_what_is_no_sweep_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="directory of a sweep"):
-        standing(tmp_path)
+def row(step, member, kind="train", **values):
+    return {"kind": kind, "step": step, "update": step, "member": member, **values}
 
 
-def test_a_cell_is_the_mean_of_the_last_ten_rows_that_have_it():
-    early = [row(n, 0, acceptance_from_1=0.0) for n in range(5)]
-    late = [row(10 + n, 0, acceptance_from_1=0.4) for n in range(8)]
-    rows = [*early, *late, row(30, 0), row(40, 0, acceptance_from_1=float("nan")), row(50, 1, acceptance_from_1=0.1)]
-    assert newest_means(rows, ["acceptance_from_1"], 2)[:, 0].tolist() == pytest.approx([0.4, 0.1])
-    assert np.isnan(newest_means([row(1, 0)], ["acceptance_from_1"], 1)[0, 0])
+@pytest.fixture
+def members(capsys):
+    def status(run_dir):
+        assert cli.main(["status", str(run_dir), "--json"]) == 0
+        return json.loads(capsys.readouterr().out)[0]["members"]
+
+    return status
 
 
-def test_nobody_else_is_no_number():
-    [only] = standing_of([row(10, 0, acceptance_from_0=0.9)], {})
-    assert (only.acceptance_own, only.acceptance_others) == (0.9, None)
-
-
-def test_without_reported_returns_they_are_those_of_its_own_newest_episodes():
-    rows = [{"kind": "episode", "step": n, "update": 0, "member": n % 2, "return": float(n)} for n in range(500)]
-    assert [one.return_mean for one in standing_of(rows, {})] == [
-        np.mean(range(300, 500, 2)),
-        np.mean(range(301, 500, 2)),
-    ]
-    tasks = [("laser/TMaze-3", 1.0), ("laser/Catch", -0.6), ("laser/TMaze-5", 0.2), ("laser/TMaze-3", 0.0)]
-    rows = [
-        {"kind": "episode", "step": n, "update": 0, "member": 0, "return": value, "task": task}
-        for n, (task, value) in enumerate(tasks)
-    ]
-    assert standing_of(rows, {})[0].return_mean == pytest.approx(0.2)  # the median of 0.5, 0 and 0.2
-
-
-def test_standing_before_the_first_row(tmp_path):
-    (tmp_path / SWEEP).write_text(json.dumps({"settings": settings_of(3)}))
-    found = standing(tmp_path)
-    assert display.label(found[1].settings) == "learning_rate 0.0006, entropy_cost 0.005"
-    assert {(one.steps, one.return_mean, one.silent_seconds) for one in found} == {(0, None, None)}
-    assert best(found) is None
-
-
-def test_standing_says_what_the_rows_say(tmp_path):
-    found = standing(a_sweep(tmp_path, 3))
-    for member, one in enumerate(found):
-        assert (one.member, one.steps, one.updates, one.exploits) == (member, 60_000, 600, 0)
-        assert (one.evaluation, one.evaluation_interval) == (100 + member, (90 + member, 110 + member))
-        assert one.acceptance_own == pytest.approx(trust(member, member), abs=0.02)
+def test_status_says_what_the_rows_say(tmp_path, members):
+    with_settings(a_sweep(tmp_path, 3), settings_of(3))
+    with (tmp_path / "metrics.jsonl").open("ab") as file:  # while a row is being written
+        file.write(b'{"kind": "train", "step": 99000, "update": 990, "member": 1, "retu')
+    for member, one in enumerate(members(tmp_path)):
+        assert (one["member"], one["steps"], one["updates"], one["exploits"]) == (member, 60_000, 600, 0)
+        assert (one["evaluation"], one["evaluation_interval"]) == (100 + member, [90 + member, 110 + member])
+        assert one["acceptance_own"] == pytest.approx(trust(member, member), abs=0.02)
         others = [trust(member, j) for j in range(3) if j != member]
-        assert one.acceptance_others == pytest.approx(sum(others) / 2, abs=0.05)
-        assert one.settings == settings_of(3)[member]
+        assert one["acceptance_others"] == pytest.approx(sum(others) / 2, abs=0.05)
+        assert one["settings"] == settings_of(3)[member]
 
 
-def test_the_newest_numbers_count():
-    rows = [row(10, 0, return_mean=1.0, time=100.0), row(20, 0, return_mean=2.0, time=107.0),
-            {"kind": "evaluation", "step": 10, "update": 10, "member": 0, "mean": 5.0, "time": 101.0},
-            {"kind": "evaluation", "step": 20, "update": 20, "member": 0, "mean": 4.0, "time": 108.0},
-            row(30, 1, time=120.0)]  # fmt: skip
-    first, second = standing_of(rows, {}, now=130.0)
-    assert (first.return_mean, first.evaluation, first.evaluation_interval) == (2.0, 4.0, None)
-    assert (first.silent_seconds, second.silent_seconds) == (22.0, 10.0)
+def test_a_member_that_went_back_has_the_steps_it_went_back_to(tmp_path, members):
+    with_settings(a_sweep(tmp_path, 3), settings_of(3))
+    add(tmp_path, row(30_000, 1, "event", event="resumed") | {"update": 300})
+    found = members(tmp_path)
+    assert [one["steps"] for one in found] == [60_000, 30_000, 60_000]
+    assert [one["evaluation"] for one in found] == [100, None, 102]
 
 
-def test_settings_are_those_after_the_last_exploit(tmp_path):
-    rows = read(a_sweep(tmp_path, 3, pbt=True))
-    start = [{"optimiser.learning_rate": 1.0, "entropy_cost": 1.0, "trust": "off"} for _ in range(3)]
-    found = standing_of(rows, {"settings": start})
-    for one in found:
-        last = [r for r in rows if r.get("event") == "exploit" and r["member"] == one.member]
-        assert one.exploits == len(last) > 1
-        assert one.settings == {
+def test_the_newest_numbers_count(tmp_path, members):
+    with_settings(tmp_path, [{}, {}])
+    assert {(one["steps"], one["return_mean"], one["silent_seconds"]) for one in members(tmp_path)} == {(0, None, None)}
+    early = [row(n, 0, acceptance_from_1=0.0, acceptance_from_0=0.9, return_mean=1.0) for n in range(5)]
+    late = [row(10 + n, 0, acceptance_from_1=0.4) for n in range(8)]
+    last = row(40, 0, acceptance_from_1="nan", return_mean=2.0)
+    played = [row(step, 0, "evaluation", mean=mean) for step, mean in ((10, 5.0), (20, 4.0))]
+    add(tmp_path, *early, *late, row(30, 0), last, *played, row(50, 1, acceptance_from_1=0.1))
+    first, second = members(tmp_path)
+    assert (first["return_mean"], first["evaluation"], first["evaluation_interval"]) == (2.0, 4.0, None)
+    assert first["acceptance_others"] == pytest.approx(0.4)  # of the last ten rows, those that have it
+    assert first["acceptance_own"] is None
+    assert (second["acceptance_own"], second["acceptance_others"]) == (0.1, None)
+
+
+def test_settings_are_those_after_the_last_exploit(tmp_path, members):
+    start = [{"optimiser.learning_rate": 1.0, "entropy_cost": 1.0, "trust": "behaviour"} for _ in range(3)]
+    with_settings(a_sweep(tmp_path, 3, pbt=True), start)
+    for one in members(tmp_path):
+        last = [r for r in read(tmp_path) if r.get("event") == "exploit" and r["member"] == one["member"]]
+        assert one["exploits"] == len(last) > 1
+        assert one["settings"] == {
             "optimiser.learning_rate": last[-1]["after_learning_rate"],
             "entropy_cost": last[-1]["after_entropy_cost"],
-            "trust": "off",
+            "trust": "behaviour",
         }
 
 
-def test_an_evaluation_counts_more_than_returns_and_a_missing_one_does_not_win():
-    members = [
-        MemberStanding(0, {}, return_mean=9.0),
-        MemberStanding(1, {}, return_mean=1.0, evaluation=-5.0),
-        MemberStanding(2, {}, return_mean=2.0, evaluation=-7.0),
-    ]
-    assert best(members).member == 1
-    assert best([replace(one, evaluation=None) for one in members]).member == 0
-    assert best([replace(one, evaluation=0.0) for one in members]).member == 0  # the first of equals
+def test_without_reported_returns_they_are_those_of_its_own_newest_episodes(tmp_path, members):
+    with_settings(tmp_path, [{}, {}])
+    add(tmp_path, *(row(n, n % 2, "episode", **{"return": float(n)}) for n in range(500)))
+    means = [np.mean(range(300, 500, 2)), np.mean(range(301, 500, 2))]
+    assert [one["return_mean"] for one in members(tmp_path)] == means
+    (tmp_path / "metrics.jsonl").unlink()
+    tasks = [("laser/TMaze-3", 1.0), ("laser/Catch", -0.6), ("laser/TMaze-5", 0.2), ("laser/TMaze-3", 0.0)]
+    add(tmp_path, *(row(n, 0, "episode", task=task, **{"return": value}) for n, (task, value) in enumerate(tasks)))
+    assert members(tmp_path)[0]["return_mean"] == pytest.approx(0.2)  # the median of 0.5, 0 and 0.2
 
 
-def test_standing_while_half_a_row_is_written(tmp_path):
-    a_sweep(tmp_path, 2)
-    with (tmp_path / FILE).open("ab") as file:
-        file.write(b'{"kind": "train", "step": 99000, "update": 990, "member": 1, "retu')
-    assert standing(tmp_path)[1].steps == 60_000
-
-
-def test_a_member_that_went_back_has_the_steps_it_went_back_to(tmp_path):
-    a_sweep(tmp_path, 3)
-    with MetricsLog(tmp_path) as log:
-        log.resumed(30_000, 300, member=1)
-    found = standing(tmp_path)
-    assert [one.steps for one in found] == [60_000, 30_000, 60_000]
-    assert found[1].evaluation is None
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"settings": 3}', '{"settings": [1, null]}', "[" * 100_000])
+def test_a_report_does_without_settings(tmp_path, content, capsys):
+    add(tmp_path, *(row(10, member, entropy=0.5) for member in range(3)))
+    if content is not None:
+        (tmp_path / "sweep.json").write_text(content)
+    assert cli.main(["report", str(tmp_path)]) == 0
+    assert [one["member"] for one in read_report(tmp_path / "report.html").run()["members"]] == [0, 1, 2]
 
 
 def test_standing_imports_neither_torch_nor_matplotlib():

@@ -7,8 +7,8 @@ from io import StringIO
 import pytest
 from rich.console import Console as Terminal
 
-from laser_rl.metrics import read
 from laser_rl.metrics.console import Console
+from laser_rl.metrics.log import read
 from laser_rl.metrics.tensorboard import TensorBoardLog
 from tests.metrics.test_sinks import Clock
 from tests.metrics.test_sweep_rows import a_sweep, settings_of

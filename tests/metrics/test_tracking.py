@@ -13,10 +13,9 @@ import pytest
 
 from laser_rl import LASER, Sweep
 from laser_rl.cli import main
-from laser_rl.config import Config
 from laser_rl.errors import ConfigError
-from laser_rl.metrics import read
-from laser_rl.metrics.tracking import TrackedRun, Tracking, book_path, tracked, trackers
+from laser_rl.metrics.log import read
+from laser_rl.metrics.tracking import TrackedRun, Tracking, book_path
 from tests.metrics.fake_trackers import Mlflow, Trackio, Wandb
 
 SMALL = ["--env", "laser/Catch", "--seed", "1", "--plain", "--run.evaluate-episodes", "2"]
@@ -113,10 +112,13 @@ def test_all_three_get_the_rows_of_the_log_and_its_settings(fakes, tmp_path, cap
     assert "track" not in json.dumps(config)
 
 
+def learn(run_dir=None, **options):
+    settings = {"seed": 1, "slots": 4, "hidden": (8,), "log_every_updates": 10, "run_dir": run_dir, **options}
+    LASER("laser/Catch", **settings).learn(400).close()
+
+
 def test_nothing_is_reported_to_those_who_made_the_libraries(fakes):
-    for sink in trackers(["wandb", "mlflow", "trackio"], "a", [Config()]):
-        sink.write("train", 1, 1, {"kl": 0.5})
-        sink.close()
+    learn(track="wandb,mlflow,trackio")
     wanted = {"WANDB_ERROR_REPORTING": "false", "MLFLOW_DISABLE_TELEMETRY": "true", "HF_HUB_DISABLE_TELEMETRY": "1"}
     assert {name: os.environ.get(name) for name in wanted} == wanted
 
@@ -129,9 +131,7 @@ def test_the_users_own_environment_decides_where_rows_go(fakes, monkeypatch, tmp
         "MLFLOW_EXPERIMENT_NAME": "mine",
     }.items():
         monkeypatch.setenv(name, value)
-    for sink in trackers(["wandb", "mlflow"], "a", [Config()], tmp_path):
-        sink.write("train", 1, 1, {"kl": 0.5})
-        sink.close()
+    learn(tmp_path, track=["wandb", "mlflow"])
     wandb, _, mlflow = fakes
     assert wandb.runs[0].given["mode"] == "online"
     assert "project" not in wandb.runs[0].given  # W&B takes it from the environment
@@ -173,18 +173,16 @@ def test_a_resumed_run_goes_on_in_the_same_run_of_every_tracker(fakes, tmp_path)
 
 
 def test_a_fresh_run_is_a_new_one_for_its_trackers(fakes, tmp_path):
-    def track(names, *, fresh=False):
-        for sink in trackers(names, "a", [Config()], tmp_path, fresh=fresh):
-            sink.write("train", 1, 1, {"kl": 0.5})
-            sink.close()
+    def train(*more):
+        words = ["train", *SMALL, "--steps", "500", "--run.log-every-updates", "5", "--out", str(tmp_path / "a"), *more]
+        assert main(words) == 0
         return [len({run.id for run in fake.runs}) for fake in fakes]
 
-    every = ["wandb", "trackio", "mlflow"]
-    assert track(every) == [1, 1, 1]
-    assert track([]) == [1, 1, 1]  # goes on, though nobody says so
-    assert track(every, fresh=True) == [2, 2, 2]
-    assert track([], fresh=True) == [2, 2, 2]
-    assert tracked(tmp_path) == ()
+    every = ["--track", "wandb,trackio,mlflow"]
+    assert train(*every) == [1, 1, 1]
+    assert train(*every, "--fresh") == [2, 2, 2]
+    assert train("--fresh") == [2, 2, 2]
+    assert not list((tmp_path / "a").glob("tracker-*"))
 
 
 def test_in_python(fakes, tmp_path):
@@ -277,15 +275,6 @@ def test_training_never_waits_for_a_tracker_and_what_it_misses_is_counted(rememb
     *_, last = [record.getMessage() for record in caplog.records]
     assert last == "mlflow was too slow: 1000 rows did not get there; metrics.jsonl has all of them"
     free.set()
-
-
-def test_all_that_fits_into_the_queue_arrives_in_order(remembered):
-    tracking = Tracking("wandb", only, begin=remembered, most_waiting=500)
-    for step in range(500):
-        tracking.write("train", step, step, {"kl": float(step)})
-    tracking.close()
-    assert [step for step, _ in remembered.begun[0].rows] == list(range(500))
-    assert tracking.dropped == 0
 
 
 def test_only_finite_numbers_and_no_episodes_are_sent(remembered):

@@ -9,7 +9,7 @@ import yaml
 from laser_rl import LASER
 from laser_rl.checkpoint import newest_step
 from laser_rl.cli import export, main
-from laser_rl.metrics import read
+from laser_rl.metrics.log import read
 from laser_rl.tools import hub
 from laser_rl.tools.source import load_source
 from laser_rl.trust import PROMISE

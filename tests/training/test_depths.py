@@ -3,7 +3,7 @@
 import threading
 from contextlib import closing
 
-from laser_rl.metrics import read
+from laser_rl.metrics.log import read
 from laser_rl.replay.prefetcher import Exhausted, Prefetcher
 from laser_rl.training.threads import ThreadInbox
 from tests.training.small import finish, small
