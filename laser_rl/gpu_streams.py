@@ -9,9 +9,8 @@ from typing import Literal
 import torch
 from torch import cuda
 
-PAUSE_S = (
-    2e-5  # between two looks at an event: the scheduler makes it about 0.1 ms, and the core stays free for emulators
-)
+# Between two looks at an event: the scheduler makes it about 0.1 ms, and the core stays free for emulators.
+PAUSE_S = 2e-5
 GIVE_UP_S = 600.0
 Purpose = Literal["acting", "uploading", "capturing"]
 

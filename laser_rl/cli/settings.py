@@ -115,6 +115,11 @@ def read_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} has {size:,} bytes, expected a configuration of at most {limit:,}{hint}")
     try:
         text = path.read_text(encoding="utf-8")
+        depths = itertools.accumulate((letter in "[{") - (letter in "]}") for letter in text)
+        if (
+            not is_json and max(depths, default=0) > _MOST_LEVELS
+        ):  # PyYAML would take more than a second to find that out
+            raise ValueError(f"expected at most {_MOST_LEVELS} levels of brackets")
         values = json.loads(text) if is_json else yaml.safe_load(text)
     except (
         Exception
