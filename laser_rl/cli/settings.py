@@ -115,12 +115,7 @@ def read_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} has {size:,} bytes, expected a configuration of at most {limit:,}{hint}")
     try:
         text = path.read_text(encoding="utf-8")
-        depths = itertools.accumulate((letter in "[{") - (letter in "]}") for letter in text)
-        if (
-            not is_json and max(depths, default=0) > _MOST_LEVELS
-        ):  # PyYAML would take more than a second to find that out
-            raise ValueError(f"expected at most {_MOST_LEVELS} levels of brackets")
-        values = json.loads(text) if is_json else yaml.safe_load(text)
+        values = json.loads(text) if is_json else _from_yaml(text)
     except (
         Exception
     ) as error:  # PyYAML fails in ways of its own: !!bool x is a KeyError, !!timestamp x an AttributeError
@@ -132,6 +127,13 @@ def read_file(path: Path) -> dict[str, Any]:
         )
     trust.note(values, path)
     return values
+
+
+def _from_yaml(text: str) -> Any:
+    depths = itertools.accumulate((letter in "[{") - (letter in "]}") for letter in text)
+    if max(depths, default=0) > _MOST_LEVELS:  # PyYAML would take more than a second to find that out
+        raise ValueError(f"expected at most {_MOST_LEVELS} levels of brackets")
+    return yaml.safe_load(text)
 
 
 def _require_plain(path: Path, values: Any) -> None:
