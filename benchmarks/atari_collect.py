@@ -13,7 +13,7 @@ from benchmarks.gpu_measure import where
 from laser_rl.disk import write_bytes
 from laser_rl.metrics.log import FILE, read, read_from
 from laser_rl.metrics.rows import Row, episodes_in
-from laser_rl.training.files import CONFIG, SWEEP, is_sweep, read_config, read_sweep
+from laser_rl.training.files import CONFIG, SWEEP, is_sweep, read_sweep
 
 FORMAT = 1
 LIMIT_BYTES = 1 << 20
@@ -57,7 +57,7 @@ def collect(out: Path, *, bins: int = MOST_BINS) -> Numbers:
 
 def _entries(folder: Path, bins: int) -> Iterator[Numbers]:
     sweep = read_sweep(folder) if is_sweep(folder) else None
-    configs = (read_config(folder),) if sweep is None else sweep.configs
+    configs = (read_sweep(folder).base,) if sweep is None else sweep.configs
     seconds_at = {json.dumps(row): seconds for seconds, row in timed(read_from(folder / FILE)[0])}
     rows = [(seconds_at[json.dumps(row)], row) for row in read(folder)]
     played = json.loads((folder / EVALUATIONS).read_text()) if (folder / EVALUATIONS).exists() else []

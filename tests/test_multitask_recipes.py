@@ -15,7 +15,7 @@ from laser_rl.metrics.log import read
 from laser_rl.replay.mixer import Counts
 from laser_rl.training.build import open_environments, seeded_network
 from laser_rl.training.evaluate import load_trained
-from laser_rl.training.files import read_config
+from laser_rl.training.files import read_sweep
 from tests.envs import standin_lab
 from tests.view.reading import read_report
 
@@ -49,7 +49,7 @@ def run_dirs(tmp_path_factory):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_trains_on_the_suite(name, run_dirs):
     path = run_dirs(name)
-    config, loaded = read_config(path), checkpoint.latest(path)
+    config, loaded = read_sweep(path).base, checkpoint.latest(path)
     assert config.recipe == name
     assert config.environment.slots % len(GRID) == 0
     last = read(path, ("train",))[-1]
@@ -169,7 +169,7 @@ def test_two_levels_are_learned_with_their_instructions(placement, tmp_path, cap
     assert {row["task"] for row in read(path, ("episode",))} == set(LEVELS)
     assert read(path, ("evaluation",))[-1]["tasks_seen"] == 2
     # Words that were read have been learned about, and words that never came have not.
-    trained, config = load_trained(path), read_config(path)
+    trained, config = load_trained(path), read_sweep(path).base
     environments = open_environments(config.environment.id, config.environment, seed=0, lockstep=True, slots=2)
     environments.close()
     before = seeded_network(config, environments.spec, None).instruction.embedding.weight

@@ -11,7 +11,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from laser_rl import LASER
 from laser_rl.cli import main
 from laser_rl.errors import ConfigError, UserError
-from laser_rl.training.files import read_config
+from laser_rl.training.files import read_sweep
 from tests.agent.unroll_witness import UnrollWitness
 from tests.envs.samples import Telltale
 
@@ -169,7 +169,7 @@ def test_options_of_an_instance_are_stored_and_used_again(tmp_path):
 def test_a_run_of_a_class_can_be_evaluated_by_its_stored_name(tmp_path):
     agent = LASER(Bare, run_dir=tmp_path / "run", **SMALL).learn(60)
     agent.close()
-    assert read_config(tmp_path / "run").environment.id == "tests.test_sources:Bare"
+    assert read_sweep(tmp_path / "run").base.environment.id == "tests.test_sources:Bare"
     assert main(["evaluate", str(tmp_path / "run"), "--episodes", "2", "--trust-code"]) == 0
     again = LASER(Bare, run_dir=tmp_path / "run", **SMALL)
     assert again.member.learner.version > 0

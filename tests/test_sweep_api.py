@@ -40,7 +40,7 @@ def test_the_best_is_the_one_with_the_best_evaluation(result):
 def test_a_saved_member_is_an_agent(result, tmp_path):
     for member in result.members:
         agent = LASER.load(member.save(tmp_path / f"{member.number}.laser"))
-        own = member.trained.network.state_dict()
+        own = member.network.state_dict()
         loaded = agent.member.learner.network.state_dict()
         assert all(torch.equal(loaded[name], tensor.cpu()) for name, tensor in own.items())
         assert agent.config.optimiser.learning_rate == member.settings["learning_rate"]
@@ -179,7 +179,7 @@ class Torso(nn.Module):
 
 def test_an_environment_and_a_network_of_ones_own():
     result = Sweep(lambda: gymnasium.make("CartPole-v1"), net=Torso, grid=GRID, **SMALL).run(100)
-    weights = [member.trained.network.torso.linear.weight for member in result.members]
+    weights = [member.network.torso.linear.weight for member in result.members]
     assert weights[0].shape == (12, 4)
     assert not torch.equal(*weights)
 
@@ -189,7 +189,7 @@ def test_members_in_processes_of_their_own_end_as_others_do(tmp_path):
     assert [member.settings["learning_rate"] for member in result.members] == GRID["learning_rate"]
     assert all(member.steps >= 200 and member.evaluation.episodes == 3 for member in result.members)
     agent = LASER.load(result.best().save(tmp_path / "best.laser"))
-    own, loaded = result.best().trained.network.state_dict(), agent.member.learner.network.state_dict()
+    own, loaded = result.best().network.state_dict(), agent.member.learner.network.state_dict()
     assert all(torch.equal(loaded[name], tensor.cpu()) for name, tensor in own.items())
     agent.close()
 

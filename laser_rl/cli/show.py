@@ -14,7 +14,7 @@ from laser_rl.config import Config
 from laser_rl.errors import ConfigError
 from laser_rl.research.paper import as_csv, as_json, compared, show
 from laser_rl.tools.verify import exit_status, findings, text
-from laser_rl.training.files import is_sweep, read_config, read_sweep
+from laser_rl.training.files import read_sweep
 from laser_rl.training.settings import SweepConfig
 from laser_rl.view.report import write_report
 
@@ -43,7 +43,8 @@ def config_command(arguments: list[str]) -> int:
     asked = flags(default, "laser config", arguments)
     config: Config | SweepConfig = asked.quick.over(asked.settings)
     if asked.run_dir:
-        config = read_sweep(asked.run_dir) if is_sweep(asked.run_dir) else read_config(asked.run_dir)
+        sweep = read_sweep(asked.run_dir)
+        config = sweep.base if sweep.single else sweep
     values = config.model_dump(mode="json")
     print(json.dumps(values, indent=2) if asked.json else yaml.safe_dump(values, sort_keys=False).rstrip())
     return 0

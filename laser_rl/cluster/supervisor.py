@@ -22,17 +22,15 @@ from laser_rl.config import override
 from laser_rl.errors import UserError
 from laser_rl.metrics.rows import Sink, Value
 from laser_rl.replay.mixer import Counts
-from laser_rl.training.budget import Budget
 from laser_rl.training.build_group import build_members, one_layout
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.files import command_for
 from laser_rl.training.member_training import Callback
 from laser_rl.training.pbt import Exploit, Standing, decide
-from laser_rl.training.saving import Written
+from laser_rl.training.saving import Written, parsed
 from laser_rl.training.settings import ClusterSettings, SweepConfig
-from laser_rl.training.shared_state import parsed, published
 from laser_rl.training.stall import StepBarrier
-from laser_rl.training.supervisor import STOP_S, SweepSupervisor, spent_s
+from laser_rl.training.supervisor import STOP_S, SweepSupervisor
 from laser_rl.training.trainer import TURNS_AHEAD
 
 log = logging.getLogger("laser_rl.training")
@@ -88,11 +86,7 @@ class ClusterSupervisor(SweepSupervisor):
             here = sweep.model_copy(update={"base": override(base, {"run.device": "cpu"})})
             parts = build_members(here, stores=None if self.replays is None else self.replays.views(members))
             super().__init__(sweep, directory, parts, self.known, sinks=sinks, callbacks=callbacks)
-            loaded = self._go_on()
-            if loaded is None:
-                self._begin_anew()
-            self._plan_save()
-            self.budget = Budget(base.run.budget_minutes, spent_s=spent_s(loaded))
+            self._begin()
             self.links.move(self.known.steps.tolist())
             self._look_at_shards()
             for place in self.placements:
@@ -101,11 +95,9 @@ class ClusterSupervisor(SweepSupervisor):
             self._kill_all()
             raise
 
-    def _begin_anew(self) -> None:
+    def _warm_start(self) -> None:
         if self.replays is not None:
             self.replays.warm_start(self.known.members)
-        for number in range(self.known.members):
-            self.known.put(number, published(self.trainings[number]))
 
     def _fitting(self) -> Shares:
         """The shares with which all actors have room on the nodes that there are."""

@@ -35,7 +35,7 @@ from laser_rl.metrics.log import FILE, Stream
 from laser_rl.metrics.rows import Row
 from laser_rl.research.experiment import data_file
 from laser_rl.research.protocol import LAST_EPISODES, episodes_of, last_episodes, sweep_curve
-from laser_rl.training.files import is_sweep, read_config, read_sweep
+from laser_rl.training.files import is_sweep, read_sweep
 
 PLAYED = AtariSettings()  # as the paper plays
 _NONE = "–"
@@ -128,7 +128,7 @@ def compared(run_dirs: Sequence[Path], frames: int | None = None) -> dict[str, A
 
 def _config_of(run_dir: Path) -> Config:
     """The configuration of a run, or of all members of a sweep."""
-    config = read_sweep(run_dir).base if is_sweep(run_dir) else read_config(run_dir)
+    config = read_sweep(run_dir).base
     name = config.environment.id
     if is_mixture(name):
         raise ConfigError(

@@ -6,16 +6,10 @@ from collections.abc import Callable, Iterator
 
 
 class Budget:
-    """Counts the seconds from tick to tick.
+    """Counts the seconds from tick to tick; with `minutes` of None nothing is counted, and it is never over.
 
     What is no training does not tick, and is not counted: loading, the evaluation at the end, a user who thinks between two calls. Any
-    thread may tick.
-
-    Args:
-        minutes: how many may be spent; None: nothing is counted, and it is never over.
-        spent_s: seconds of earlier sessions.
-        since: when the present session began, by `clock`, if it has: other processes of the machine count from the same moment.
-        clock: in seconds, and the same in all processes of the machine.
+    thread may tick. Earlier sessions took `spent_s`; the present one began at `since`, by a clock that all processes of the machine share.
     """
 
     def __init__(
@@ -33,10 +27,9 @@ class Budget:
         """Count the time since the last tick; True if the budget is used up."""
         if self.minutes is None:
             return False
-        now = self._clock()
+        self._seen = self._clock()
         if self._since is None:
-            self._since = now
-        self._seen = now
+            self._since = self._seen
         return self.over
 
     def pause(self) -> None:

@@ -161,7 +161,7 @@ def require_finite(path: Path, network: AgentNetwork) -> None:
 
 
 def chosen_member(run_dir: Path, member: str | int | None = None) -> int | None:
-    """Which member of a sweep is meant: a number, or "best" by its last evaluation (also if nothing is said); None for a single run."""
+    """The number of the member of a sweep that is meant: "best", by its last evaluation, if nothing is said; None for a single run."""
     if not is_sweep(run_dir):
         if member not in {None, 0, "0"}:
             raise ConfigError(f"{run_dir} is a run of one agent, so there is no member {member}; leave it out")
@@ -216,21 +216,14 @@ def task_count(source: EnvironmentSource) -> int:
 
 
 @dataclass(frozen=True)
-class MemberResult:
-    """How one member ended."""
+class MemberResult(Trained):
+    """How one member ended: its network, and its `config` with what population based training made of it."""
 
     number: int
     settings: dict[str, Any]  # what it was started with, as far as members differ
-    config: Config  # all of it, with what population based training made of it
-    steps: int
     updates: int
     return_mean: float | None  # of its last 100 episodes; of a mixture, the median of its tasks' normalised scores
     evaluation: EvalResult | None
-    trained: Trained  # its network, to play with
-
-    def save(self, path: str | Path) -> Path:
-        """Its network and configuration in one file, which `LASER.load` plays."""
-        return self.trained.save(path)
 
 
 @dataclass(frozen=True)

@@ -38,28 +38,30 @@ class Change(NamedTuple):
         return self.name in _FREE or (self.name.startswith("run.") and self.name != "run.seed")
 
 
-def read_config(path: Path, *, used: bool = True) -> Config:
-    """The configuration of one agent's run directory; not `used` where it is only compared with one that did not come from a file."""
-    if not (path / CONFIG).exists() and is_sweep(path):
-        raise ConfigError(f"{path} is a sweep; say which member, or use a command for sweeps")
-    return validated(_read(path, CONFIG, used=used))
-
-
 def is_sweep(path: Path) -> bool:
     """Whether a run directory is that of a sweep."""
     return (path / SWEEP).exists()
 
 
 def read_sweep(path: Path, *, used: bool = True) -> SweepConfig:
-    """The settings of a run directory, of one agent or of a sweep; `used` as of `read_config`."""
-    if not is_sweep(path):
-        return SweepConfig(base=read_config(path, used=used))
-    return _settings_in(path / SWEEP, _read(path, SWEEP, used=used))
+    """The settings of a run directory, of one agent or of a sweep; not `used` where they are only compared with others."""
+    file = path / (SWEEP if is_sweep(path) else CONFIG)
+    if not file.exists():
+        raise ConfigError(f"{path} is no run directory: it has no {file.name}")
+    try:
+        values = json.loads(guarded.read_bytes(file, limit=LIMIT_BYTES))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{file} cannot be used: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{file} cannot be used: it holds {type(values).__name__}, expected settings")
+    if used:
+        trust.note(values, file)
+    return _settings_in(file, values)
 
 
 def _settings_in(file: Path, values: Mapping[str, Any]) -> SweepConfig:
     """The inverse of `described`."""
-    if "base" not in values:
+    if file.name == CONFIG or "base" not in values:
         return SweepConfig(base=validated(values))
     if values.get("format") != FORMAT:
         raise ConfigError(f"{file} is of another format than {FORMAT}; please upgrade laser-rl")
@@ -80,10 +82,7 @@ def settings_file(sweep: SweepConfig) -> str:
 
 
 def begun_with(path: Path) -> SweepConfig | None:
-    """The settings in the newest checkpoint, which a manifest's SHA-256 covers; None if none holds any.
-
-    `config.json` and `sweep.json` are for people to read, and can be edited; what a run goes on with is compared with these.
-    """
+    """The settings in the newest checkpoint, which a manifest's SHA-256 covers, unlike the files that people edit; None if it has none."""
     state = checkpoint.newest_state(path)
     values = None if state is None else state.get(SETTINGS)
     return _settings_in(path / checkpoint.CHECKPOINTS, values) if isinstance(values, dict) else None
@@ -102,10 +101,8 @@ def _differences(before: SweepConfig, now: SweepConfig) -> list[Change]:
 
 def _flat(settings: SweepConfig) -> dict[str, Any]:
     values = described(settings)
-    # What members differ in follows from the grid or the draws; it would be said twice.
-    return flat_settings(
-        {**values.pop("base", {}), **{name: value for name, value in values.items() if name != "settings"}}
-    )
+    values.pop("settings", None)  # what members differ in follows from the grid or the draws
+    return flat_settings({**values.pop("base", {}), **values})
 
 
 def command_for(verb: str, path: Path) -> str:
@@ -122,21 +119,6 @@ def require_trusted(*configs: Config) -> None:
     """`Untrusted` if only a file gave the name of code in one of these, before anything is written or started."""
     for one in configs:
         trust.require(*code_in(one.environment.id, one.environment.options, one.loss.trust))
-
-
-def _read(path: Path, name: str, *, used: bool = True) -> dict[str, Any]:
-    file = path / name
-    if not file.exists():
-        raise ConfigError(f"{path} is no run directory: it has no {name}")
-    try:
-        values = json.loads(guarded.read_bytes(file, limit=LIMIT_BYTES))
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{file} cannot be used: {error}") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"{file} cannot be used: it holds {type(values).__name__}, expected settings")
-    if used:
-        trust.note(values, file)
-    return values
 
 
 def awaits_evaluation(training: Mapping[str, Any]) -> bool:

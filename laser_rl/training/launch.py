@@ -62,7 +62,6 @@ def train(
 
 
 def _train_in_processes(sweep: SweepConfig, directory: RunDirectory | None, **around: Unpack[Around]) -> Result:
-    """Over several processes of this machine; ConfigError for what cannot be sent to them."""
     from laser_rl.training.supervisor import ProcessSupervisor, require_by_name  # noqa: PLC0415 - a run in this process never needs it
 
     if directory is None:
@@ -76,10 +75,9 @@ def _train_in_processes(sweep: SweepConfig, directory: RunDirectory | None, **ar
 
 
 def _train_here(sweep: SweepConfig, directory: RunDirectory | None, **around: Unpack[Around]) -> Result:
-    """In this process.
+    """Where other devices learn with an agent and one of them is lost, all is built again, and goes on from the newest checkpoint.
 
-    Where other devices learn with an agent and one of them is lost, all is built again, and goes on from the newest checkpoint: what a
-    broken update left in the memory of a card is not to be trusted.
+    What a broken update left in the memory of a card is not to be trusted.
     """
     lost, lost_at = 0, -1
     while True:
@@ -123,13 +121,7 @@ def _require_code(sweep: SweepConfig) -> None:
 
 def run(trainer: Trainer, *, evaluate_at_end: bool = True) -> Result:
     """Act and learn up to the members' target; save, evaluate and save at the end. Signals ask all of that to end."""
-    with signals(trainer.stop):
-        return run_to_end(trainer, evaluate_at_end=evaluate_at_end)
-
-
-def run_to_end(trainer: Trainer, *, evaluate_at_end: bool = True) -> Result:
-    """The same where another process handles the signals."""
-    with steps_told(trainer.trainings):
+    with signals(trainer.stop), steps_told(trainer.trainings):
         act_and_learn(trainer)
         trainer.stop.request(FINISHED)
         trainer.report()

@@ -32,15 +32,8 @@ class PinnedBatch:
     """A batch on its way to the learner: filled on the host and, for a GPU, uploaded and stacked at once, on a stream of its own.
 
     So stacking costs the learner's stream nothing, and only single frames travel. The host's memory is filled again when its upload is
-    over, the card's is written again when the learner's stream has read it.
-
-    Args:
-        layout: of the unrolls.
-        host: is filled; pinned, if it is uploaded.
-        device: of the learner.
-        stream: that uploads; None: the learner reads the host's memory.
-        ranks: with which the learner shares the batch of this `number`, of which `host` is rank 0's part.
-        number: of the shared batch.
+    over, the card's is written again when the learner's stream has read it. Without a `stream` the learner reads the `host`'s memory.
+    Where `ranks` share the batch of this `number`, `host` is rank 0's part of it.
     """
 
     def __init__(
@@ -90,8 +83,6 @@ class PinnedBatch:
 
 @dataclass
 class _Copy:
-    """Parameters that were published."""
-
     parameters: Tensor
     version: int
     handover: Handover
@@ -102,8 +93,6 @@ class ThreadMailbox:
 
     A learner publishes when an update has been launched, which a GPU may do two updates later. An actor whose stream waited for that
     would act once an update. So several copies go round, and the actor takes the newest that is there already.
-
-    `collect` writes into memory that stays where it is, which is what a captured graph reads.
     """
 
     def __init__(self, parameters: Tensor, version: int) -> None:
@@ -128,7 +117,7 @@ class ThreadMailbox:
             self._copies.append(copy)
 
     def collect(self, into: Tensor, newer_than: int) -> int:
-        """Copy the newest that is there, if it is newer."""
+        """Copy the newest that is there, if it is newer, into memory that stays where it is: a captured graph reads it."""
         if self._version <= newer_than:  # a stale look costs one step with older parameters
             return newer_than
         with self._lock, torch.no_grad():
@@ -152,23 +141,17 @@ class MemberSteps(NamedTuple):
 
 
 class MemberGroup:
-    """Some members of a run, all in this process. Each has environments of its own and takes its turn.
+    """Some members of a run, all in this process and on one device. Each has environments of its own and takes its turn.
 
-    On a GPU updates go on while others, or the same member, act.
-
-    Args:
-        members: all on one device.
-        permits: for updates, where other processes use the same card.
-        threaded: whether the only member acts in a thread of its own, see `threads`; then nothing here acts or learns.
+    On a GPU updates go on while others, or the same member, act; each needs one of the `permits` where other processes use the same card.
+    If the only member acts in a thread of its own (`threaded`), `threads` acts and learns instead.
     """
 
     def __init__(
         self, members: Sequence[Member], permits: "GpuSemaphore | None" = None, *, threaded: bool = False
     ) -> None:
         self.members, self._permits, self.threaded = members, permits, threaded
-        self.actors = {
-            f"-{place:02d}": member.actor for place, member in enumerate(members)
-        }  # by what ends their names
+        self.actors = {f"-{place:02d}": one.actor for place, one in enumerate(members)}  # by what ends their names
         # Of members whose `acting` network is not the learner's own: its parameters, and the newest that a GPU has finished.
         self._following: dict[int, tuple[FlatParameters, ThreadMailbox]] = {}
         self._acting = own_stream(members[0].learner.device, "acting")
@@ -204,16 +187,13 @@ class MemberGroup:
         for place, member in enumerate(self.members):
             if not among[place]:
                 continue
-            actor = member.actor
-            with on(
-                self._acting if place in self._following else None
-            ):  # with the learner's own network, on its stream
-                if place in self._following:
-                    flat, mailbox = self._following[place]
-                    actor.version = mailbox.collect(flat.value, actor.version)
+            following = self._following.get(place)
+            with on(None if following is None else self._acting):  # with the learner's own network, on its stream
+                if following is None:
+                    member.actor.version = member.learner.version
                 else:
-                    actor.version = member.learner.version
-                taken = actor.step()
+                    member.actor.version = following[1].collect(following[0].value, member.actor.version)
+                taken = member.actor.step()
             yield MemberSteps(place, taken.steps, taken.episodes, taken.unrolls)
 
     def ready(self) -> list[int]:
@@ -225,8 +205,8 @@ class MemberGroup:
         for place, done in zip(places, progress, strict=True):
             member = self.members[place]
             batches = self._batches[member.config.loss.batch_unrolls]
-            pinned = batches[0]
             batches.rotate()
+            pinned = batches[0]
             pinned.fill(member.mixer.fill)
             permit = nullcontext() if self._permits is None else self._permits.one(member.learner.device)
             with permit, pinned.read() as batch:
@@ -236,9 +216,8 @@ class MemberGroup:
 
     def actor_state(self) -> dict[str, dict[str, Any]]:
         """Groups of tensors for a checkpoint: two an actor."""
-        return {
-            group + name: arrays for name, actor in self.actors.items() for group, arrays in actor.state_dict().items()
-        }
+        own = {name: actor.state_dict() for name, actor in self.actors.items()}
+        return {group + name: arrays for name, groups in own.items() for group, arrays in groups.items()}
 
     def load_actors(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> int:
         """Go on there; returns how many open episodes were lost."""

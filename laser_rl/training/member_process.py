@@ -13,12 +13,12 @@ from laser_rl.replay.shared import Handle
 from laser_rl.replay.store import Replay
 from laser_rl.training.budget import Budget, DutyCycle
 from laser_rl.training.build_group import build_group
-from laser_rl.training.launch import run_to_end
+from laser_rl.training.launch import run
 from laser_rl.training.member_training import Locks, MemberTraining, held
 from laser_rl.training.pbt import Exploit, exploit_of
-from laser_rl.training.saving import load_learner
+from laser_rl.training.saving import load_learner, parsed, published
 from laser_rl.training.settings import settings_from
-from laser_rl.training.shared_state import PUBLISH_S, GpuSemaphore, SharedStateStore, parsed, published
+from laser_rl.training.shared_state import PUBLISH_S, GpuSemaphore, SharedStateStore
 from laser_rl.training.trainer import Trainer
 from laser_rl.types import UnrollLayout
 
@@ -30,10 +30,7 @@ PUBLISH_SHARE, PUBLISH_MOST_S = 0.01, 60.0
 class ProcessTrainer(Trainer):
     """The members of this process on their way; checkpoints, decisions and rows about all members are the parent's.
 
-    Args:
-        arguments: of `Trainer`, with the named ones.
-        board: the newest states of all members.
-        orders: the newest copy that each member is told to make.
+    The `board` has the newest states of all members, `orders` the newest copy that each member is told to make.
     """
 
     def __init__(self, *arguments: Any, board: SharedStateStore, orders: SharedStateStore, **named: Any) -> None:
@@ -82,14 +79,6 @@ class ProcessTrainer(Trainer):
             for training in self.trainings:
                 self.board.put(training.member.number, published(training))
 
-    def _write_sweep_row(self) -> None:
-        """The parent sees all members, and writes it."""
-
-    def announce(self, event: str) -> None:
-        """For the members here; the parent announces the event of the whole run."""
-        for training in self.trainings:
-            training.announce(event)
-
     def go_on(self) -> None:
         """Load the newest states of the members here; steps that were made are made, whatever of their learning was lost.
 
@@ -99,8 +88,7 @@ class ProcessTrainer(Trainer):
             data = self.board.get(training.member.number)
             if data is None:
                 continue
-            state = parsed(data)
-            load_learner(training, state.tensors, state.numbers)
+            load_learner(training, *parsed(data))
             training.steps = max(training.steps, int(self.board.steps[training.member.number]))
             if training.steps or training.update:
                 training.announce("resumed")
@@ -127,7 +115,7 @@ def main(start: Mapping[str, Any]) -> int:
     trainer = ProcessTrainer(sweep, group, sinks=[rows], board=board, orders=orders, budget=budget)
     try:
         trainer.go_on()
-        run_to_end(trainer)
+        run(trainer)
         board.ended[numbers] = 1
     finally:
         group.close()

@@ -15,7 +15,7 @@ from laser_rl.metrics.machine import memory_bytes
 from laser_rl.metrics.rows import EpisodeRows, EpisodeWindow, Kind, Sink, Value, fitness
 from laser_rl.training.budget import Budget
 from laser_rl.training.build import Member, another, derive, slots_of
-from laser_rl.training.evaluate import Unfinished, evaluate, trained_of
+from laser_rl.training.evaluate import MemberResult, Unfinished, evaluate, trained_of
 from laser_rl.training.files import EVALUATION_DUE
 from laser_rl.training.pbt import Exploit, Standing
 from laser_rl.training.stop import FINISHED, Stop, no_exit
@@ -39,10 +39,7 @@ Callback = Callable[[Progress], bool | None]
 
 
 class MemberTraining:
-    """One member on its way; a callback that returns False ends the run (see `Progress`).
-
-    Its rows of metrics are `numbered` in a sweep. It may share `stop`, where an end is requested, and the `budget` with others.
-    """
+    """One member on its way; its rows are `numbered` in a sweep. Members share `stop`, where an end is requested, and `budget`."""
 
     def __init__(
         self,
@@ -109,8 +106,7 @@ class MemberTraining:
         self._tick()
 
     def _tick(self) -> None:
-        """If the time is over, actor and learner see that at their next look at `stop`; the run is then finished, not interrupted."""
-        if self.budget.tick():
+        if self.budget.tick():  # actor and learner see it at their next look; the run is then finished, not interrupted
             self.stop.request(FINISHED)
 
     def _ended(self, episode: Episode) -> None:
@@ -138,7 +134,6 @@ class MemberTraining:
         self._report()
 
     def _report(self) -> None:
-        """A row of metrics over the updates since the last one."""
         if self.update == self._logged_updates:
             return
         now, member = time.monotonic(), self.member
@@ -223,6 +218,22 @@ class MemberTraining:
         if learner.recovery.counts.failing or not learner.flat.value.isfinite().all():
             score = math.nan  # its returns were good, but there is nothing left to copy
         return Standing(self.member.number, self.steps, self.window.episodes, score)
+
+    def result(self, settings: dict[str, Any]) -> MemberResult:
+        """How the member ended; `settings` are those in which it differs from others."""
+        member, learner = self.member, self.member.learner
+        return MemberResult(
+            network=learner.network,
+            config=member.config.model_copy(update={"loss": learner.loss, "optimiser": learner.rates}),
+            spec=member.spec,
+            source=member.source,
+            steps=self.steps,
+            number=member.number,
+            settings=settings,
+            updates=self.update,
+            return_mean=self.window.numbers().get("return_mean"),
+            evaluation=self.evaluations[-1][1] if self.evaluations else None,
+        )
 
     def become(self, exploit: Exploit, tensors: Mapping[str, Any]) -> None:
         """Become a changed copy of the donor, whose tensors these are."""

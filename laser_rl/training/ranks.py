@@ -1,43 +1,183 @@
-"""The other ranks of a learner, seen from rank 0: processes of this machine that learn from their columns of every batch.
+"""One agent on several devices: each rank has a copy of the learner, and learns from its own columns of every batch.
 
 Rank 0 is the process with the loop. It fills batches in shared memory, tells the others which of them is next, and updates its own learner
-at the same time; within the update they meet (`ProcessTeam`). Orders are lines of JSON on the standard input of a rank; how many of them it
-has carried out stands in shared memory. A rank ends with its input, and dies with the process that started it.
+at the same time; within the update all ranks meet (`ProcessTeam`: NCCL between GPUs, gloo elsewhere). The others have no environments, no
+replay and no files. Orders are lines of JSON on the standard input of a rank; how many of them it has carried out stands in shared memory.
+A rank ends with its input, and dies with the process that started it.
 """
 
 import contextlib
+import datetime as dt
 import itertools
 import json
 import logging
 import mmap
 import os
+import pkgutil
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import Any, Literal
 
+import numpy as np
 import safetensors.torch
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from laser_rl.agent.learner import Learner
+from laser_rl.agent.parallel import Team, own_columns
 from laser_rl.agent.relevance import require_splittable
-from laser_rl.checkpoint.snapshot import flat
-from laser_rl.config import Config
-from laser_rl.envs.records import EnvironmentSpec, write_spec
+from laser_rl.checkpoint.snapshot import flat, grouped
+from laser_rl.config import Config, override, validated
+from laser_rl.envs.records import EnvironmentSpec, read_spec, write_spec
 from laser_rl.errors import ConfigError
+from laser_rl.gpu_streams import own_stream
 from laser_rl.networks.build import TorsoSource, family_of
-from laser_rl.training.build import RankLost
+from laser_rl.replay.records import Parts, shape_of, views
+from laser_rl.training.build import RankLost, build_learner, layout_of, threads_of
+from laser_rl.training.member_group import PinnedBatch
 from laser_rl.training.process_handle import kill_tree, start_child
-from laser_rl.training.rank_process import BATCHES, ProcessTeam, SharedBatches, join, lost_contact
 from laser_rl.training.stall import GIVE_UP_S, PATIENCE_S, SAY_AFTER_S, StallWarning
-from laser_rl.types import UnrollLayout
+from laser_rl.types import Batch, UnrollLayout
 
 log = logging.getLogger("laser_rl.training")
+INTERFACE = "GLOO_SOCKET_IFNAME"
+PAGE = 4096
+BATCHES = 3  # the most that a runtime has going round
+LOST = 5  # exit status: another rank is gone
 END_S = 5.0
 NOTICE_S = 5.0  # within which the end of a process is seen after a meeting has failed
 PAUSE_S = 2e-4  # between two looks at what the ranks have done
+
+
+class ProcessTeam(Team):
+    """One rank of a team; see `laser_rl.agent.parallel.Team`. torch has one default group a process, and this is it."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self.waiting_since: float | None = None  # for the other ranks; with NCCL the device waits, not the host
+
+    def sum(self, part: Tensor) -> Tensor:
+        """In place, over all ranks; the same bits everywhere, since every element is added up in one place and sent to all."""
+        dense = part.contiguous()
+        with self._waiting():
+            dist.all_reduce(dense)
+        return part if dense.data_ptr() == part.data_ptr() else part.copy_(dense)
+
+    def columns(self, part: Tensor) -> Tensor:
+        """One rank's after the other's."""
+        dense = part.contiguous()
+        dense = dense.view(torch.uint8) if part.dtype == torch.bool else dense
+        every = dense.new_empty(self.size * len(dense), *dense.shape[1:])
+        if len(every):
+            with self._waiting():
+                dist.all_gather(list(every.chunk(self.size)), dense)
+        return every.view(torch.bool) if part.dtype == torch.bool else every
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        self.waiting_since = time.monotonic()
+        yield
+        self.waiting_since = None
+
+    def close(self) -> None:
+        """Leave the group in good order; all ranks do it."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def abort(self) -> None:
+        """Leave at once, from any thread: a wait for a rank that is gone ends in an error. NCCL would wait for minutes, gloo sees it."""
+        if dist.group.WORLD is not None and dist.get_backend() == "nccl":
+            dist.group.WORLD.abort()
+
+
+def join(
+    rank: int,
+    size: int,
+    address: str,
+    device: torch.device,
+    *,
+    backend: Literal["nccl", "gloo"] | None = None,
+    timeout_s: float = GIVE_UP_S,
+) -> ProcessTeam:
+    """Meet the other ranks at a file that all can open, "file:///path"; returns when all are there, TimeoutError if they do not come.
+
+    The `backend` is NCCL for GPUs and gloo for CPUs; gloo also works where two ranks share a GPU, slowly.
+    """
+    if dist.is_initialized():
+        raise ConfigError(
+            "this process is in a group of torch.distributed already, and run.devices needs it for its own; close the other agent, "
+            "start the run in a process of its own, or use --run.devices 1"
+        )
+    backend = backend or ("nccl" if device.type == "cuda" else "gloo")
+    given = os.environ.get(INTERFACE)
+    os.environ.setdefault(INTERFACE, "lo")  # no other machine needs to reach the sockets
+    try:
+        dist.init_process_group(
+            backend,
+            init_method=address,
+            rank=rank,
+            world_size=size,
+            timeout=dt.timedelta(seconds=timeout_s),
+            device_id=device if backend == "nccl" else None,
+        )
+    except dist.DistError as error:
+        raise TimeoutError(
+            f"rank {rank} could not meet the other {size - 1} at {address} within {timeout_s:.0f} s: {error}"
+        ) from error
+    finally:
+        if given is None:
+            del os.environ[INTERFACE]
+    return ProcessTeam(rank, size)
+
+
+def _lost_contact(error: BaseException) -> bool:
+    """Whether an error says that another rank is gone or does not answer, and not that something is wrong here."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error).lower())
+
+
+class SharedBatches:
+    """`BATCHES` batches in one file without a name: it goes with the last process that has it. Each rank reads its own columns.
+
+    For a CPU frames are `stacked` on the host. `handle` is the file of another process, to attach to.
+    """
+
+    def __init__(self, layout: UnrollLayout, columns: int, *, stacked: bool, handle: int | None = None) -> None:
+        self.layout, self._columns = layout, columns
+        sizes, steps = shape_of(layout), layout.steps
+        frames = (steps + 1, sizes.stack * sizes.frame_bytes) if stacked else (sizes.frame_rows, sizes.frame_bytes)
+        self._shapes = ((sizes.record_bytes,), frames)  # of the two blocks of a batch, for one column
+        self._bytes = [-(-columns * prod(shape) // PAGE) * PAGE for shape in self._shapes]
+        size = PAGE + BATCHES * sum(self._bytes)
+        self.handle = os.memfd_create("laser-batches") if handle is None else handle
+        if handle is None:
+            os.ftruncate(self.handle, size)
+        self._memory = mmap.mmap(self.handle, size)
+        self.done = np.frombuffer(self._memory, np.int64, PAGE // 8)  # orders that each rank has carried out
+
+    def part(self, number: int, team: Team) -> Batch:
+        """The columns of one rank, or all of them with a team of one; memory as `replay.allocate` makes it."""
+        own = own_columns(self._columns, team)
+        at, parts = PAGE + number * sum(self._bytes), list[Tensor]()
+        for shape, size in zip(self._shapes, self._bytes, strict=True):
+            column = prod(shape)
+            block = torch.frombuffer(
+                self._memory, dtype=torch.uint8, count=(own.stop - own.start) * column, offset=at + own.start * column
+            )
+            parts.append(block.view(-1, *shape))
+            at += size
+        return views(self.layout, Parts(*parts))
+
+    def pin(self) -> None:
+        """For this process's GPU: uploads from here need no copy in between, and the host does not wait for them."""
+        memory = torch.frombuffer(self._memory, dtype=torch.uint8)
+        status = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), len(memory), 0)  # type: ignore[no-untyped-call]
+        if int(status) != 0:
+            log.warning("batches could not be pinned for the GPU (status %d): their uploads are slower", int(status))
 
 
 class Ranks:
@@ -69,13 +209,12 @@ class Ranks:
             "spec": write_spec(spec).decode(),
             "torso": None if torso is None else reference_of(torso),
             "sources": sources,
-            "size": size,
             "timeout_s": timeout_s,
             "batches": self.batches.handle,
             "state": self._state,
             "address": address,
         }
-        self._timeout_s, self._closing, self._lost = timeout_s, False, dict[int, str]()
+        self._timeout_s, self._closing, self._lost = timeout_s, False, dict[int, int]()  # exit statuses by rank
         self._orders = 1  # that were given; the start is the first
         self._told: tuple[int, int] | None = None  # which learner, and its edition
         self._numbers, self.chosen = itertools.cycle(range(BATCHES)), -1
@@ -83,7 +222,7 @@ class Ranks:
         self.team = ProcessTeam(0, size)
         self._processes = {
             rank: start_child(
-                "rank_process",
+                "ranks",
                 {**start, "device": str(devices[rank]), "rank": rank},
                 files=[self.batches.handle, self._state, meeting],
                 stdin=subprocess.PIPE,
@@ -126,12 +265,19 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            if not lost_contact(error) and not self._lost:
+            if not _lost_contact(error) and not self._lost:
                 raise
-            raise self._explained(error) from error
+            deadline = time.monotonic() + NOTICE_S
+            while not self._lost and time.monotonic() < deadline:
+                time.sleep(PATIENCE_S)
+            self._require_all()
+            raise RankLost(
+                f"rank 0 has waited up to {self._timeout_s:.0f} s for rank {self._late(self._orders) or 'all'} in an update and gives up "
+                f"({str(error).partition('. ')[0]}); 'laser resume' goes on from the last checkpoint"
+            ) from error
 
     def _tell(self, learner: Learner) -> None:
-        """The whole state of rank 0's learner, for all."""
+        """Send the whole state of rank 0's learner to all."""
         tensors, numbers = learner.state_dict()
         data = safetensors.torch.save({n: tensor.detach().cpu().contiguous() for n, tensor in flat(tensors).items()})
         os.ftruncate(self._state, len(data))
@@ -139,7 +285,7 @@ class Ranks:
         self._wait(self._order({"numbers": numbers}), "to take the learner's state")
 
     def _order(self, order: dict[str, Any]) -> int:
-        """To all; returns the number of the order."""
+        """Give an order to all; returns its number."""
         line = json.dumps(order).encode() + b"\n"
         for process in self._processes.values():
             assert process.stdin is not None  # noqa: S101
@@ -149,27 +295,12 @@ class Ranks:
         return self._orders
 
     def _require_all(self) -> None:
-        """`RankLost` if one is gone."""
         for rank, status in self._lost.items():
             raise RankLost(
                 f"rank {rank} of {self.team.size}, which learns from a part of every batch, has ended with status {status}; what it said "
                 "is above. 'laser resume' goes on from the last checkpoint, and so does 'laser train' with the same --out and "
                 "--run.devices 1"
             )
-
-    def _explained(self, error: BaseException) -> RankLost:
-        """Why the ranks could not meet."""
-        deadline = time.monotonic() + NOTICE_S
-        while not self._lost and time.monotonic() < deadline:
-            time.sleep(PATIENCE_S)
-        try:
-            self._require_all()
-        except RankLost as lost:
-            return lost
-        return RankLost(
-            f"rank 0 has waited up to {self._timeout_s:.0f} s for rank {self._late(self._orders) or 'all'} in an update and gives up "
-            f"({str(error).partition('. ')[0]}); 'laser resume' goes on from the last checkpoint"
-        )
 
     def _late(self, order: int) -> str:
         return ", ".join(str(rank) for rank in self._processes if self.batches.done[rank] < order)
@@ -191,8 +322,9 @@ class Ranks:
         said = None
         while not self._closing:
             for rank, process in self._processes.items():
-                if rank not in self._lost and process.poll() is not None and not self._closing:
-                    self._lost[rank] = str(process.returncode)
+                status = process.poll()
+                if rank not in self._lost and status is not None and not self._closing:
+                    self._lost[rank] = status
                     self.team.abort()  # of this process alone: a thread that waits in a meeting gets an error now
             since = self.team.waiting_since
             if since is not None and since != said and time.monotonic() - since > SAY_AFTER_S:
@@ -246,3 +378,52 @@ def reference_of(torso: TorsoSource) -> str:
             "function of a module (not of the script itself, no lambda, no instance), or use run.devices 1"
         )
     return f"{module}:{name}"
+
+
+def main(start: Mapping[str, Any]) -> int:
+    """Another rank: obey until the input ends; see `process_handle.run_child`.
+
+    There is no limit for the next order: rank 0 may evaluate, and if it dies so does this process.
+    """
+    try:
+        _obey(start)
+    except RuntimeError as error:
+        if not _lost_contact(error):
+            raise
+        return LOST  # rank 0 finds out which rank is gone, and says so
+    return 0
+
+
+def _obey(start: Mapping[str, Any]) -> None:
+    rank, device = start["rank"], torch.device(start["device"])
+    on_card = device.type == "cuda"
+    if on_card:
+        torch.cuda.set_device(device)
+    config = override(validated(start["config"]), {"run.device": str(device)})
+    spec, stream = read_spec(start["spec"].encode()), own_stream(device, "uploading")
+    layout = layout_of(spec, family_of(spec.action), config)
+    batches = SharedBatches(layout, config.loss.batch_unrolls, stacked=not on_card, handle=start["batches"])
+    batches.done[rank] += 1
+    team = join(rank, config.run.devices, start["address"], device, timeout_s=start["timeout_s"])
+    torso = None if start["torso"] is None else pkgutil.resolve_name(start["torso"])
+    learner = build_learner(config, spec, torso, sources=start["sources"], team=team)
+    torch.set_num_threads(threads_of(config, learner.network))  # as many as rank 0: sums of as many parts
+    if on_card:
+        batches.pin()
+    pinned = [PinnedBatch(layout, batches.part(number, team), device, stream) for number in range(BATCHES)]
+    for order in map(json.loads, sys.stdin.buffer):
+        if "numbers" in order:  # take the state of rank 0's learner
+            data = mmap.mmap(start["state"], 0, access=mmap.ACCESS_READ)[:]
+            learner.load_state_dict(grouped(safetensors.torch.load(data)), order["numbers"])
+            batches.done[rank] += 1
+            continue
+        own = pinned[order["update"]]
+        own.fill(lambda _: None)  # rank 0 has filled it; uploaded where there is somewhere to
+        if on_card:  # as soon as the upload is over rank 0 may fill it again
+            own.handover.await_written(f"rank {rank}", "the upload of a batch")
+            batches.done[rank] += 1
+        with own.read() as batch:
+            learner.update(batch, progress=order["progress"])
+        if not on_card:
+            batches.done[rank] += 1
+    team.close()

@@ -1,6 +1,7 @@
 """What of a member, and of a replay, goes into a checkpoint, and how it comes back; also into the replay of another run (warm start)."""
 
 import contextlib
+import json
 import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
@@ -8,11 +9,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import safetensors.torch
+import torch
 from torch import Tensor
 
 from laser_rl import checkpoint
 from laser_rl.checkpoint import Loaded, Mended, Salvage, SegmentEntry, Streams, read_segment, write_segment
 from laser_rl.checkpoint.guarded import fitting
+from laser_rl.checkpoint.snapshot import flat, grouped
 from laser_rl.config import Config
 from laser_rl.disk import Full
 from laser_rl.envs.records import write_spec
@@ -41,6 +45,10 @@ class MemberState(NamedTuple):
     tensors: dict[str, dict[str, Any]]  # by group; tensors, or arrays of the mixer
     numbers: dict[str, Any]  # everything else, as JSON
 
+    def without_unrolls(self) -> "MemberState":
+        """The same without the unrolls that wait for an update."""
+        return self._replace(tensors={**self.tensors, "mixer": {n: a[:0] for n, a in self.tensors["mixer"].items()}})
+
 
 def member_state(training: MemberTraining) -> MemberState:
     """What a checkpoint holds of a member."""
@@ -58,17 +66,33 @@ def member_state(training: MemberTraining) -> MemberState:
 
 def load_member(training: MemberTraining, tensors: Tensors, numbers: Mapping[str, Any]) -> None:
     """Learner, mixer and counters go on exactly there."""
-    member = training.member
     load_learner(training, tensors, numbers)
     arrays = {name: tensor.numpy() for name, tensor in tensors.get("mixer", {}).items()}
-    member.mixer.load_state_dict({**arrays, **numbers["mixer"]})
-    keep_in_step(member)
+    training.member.mixer.load_state_dict({**arrays, **numbers["mixer"]})
+    keep_in_step(training.member)
 
 
 def load_learner(training: MemberTraining, tensors: Tensors, numbers: Mapping[str, Any]) -> None:
     """Learner and counters go on there; the mixer keeps its own random numbers and unrolls."""
     training.member.learner.load_state_dict(tensors, numbers["learner"])
     training.load_state_dict(numbers["training"])
+
+
+def published(training: MemberTraining) -> bytes:
+    """A member's state for other processes: all but its actor and the unrolls that wait for an update."""
+    return packed(member_state(training).without_unrolls())
+
+
+def packed(state: MemberState) -> bytes:
+    """A state as bytes; `parsed` is the inverse."""
+    dense = {name: torch.as_tensor(value).detach().cpu().contiguous() for name, value in flat(state.tensors).items()}
+    return safetensors.torch.save(dense, metadata={"numbers": json.dumps(state.numbers)})
+
+
+def parsed(data: bytes) -> MemberState:
+    """The inverse of `packed`."""
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return MemberState(grouped(safetensors.torch.load(data)), json.loads(header["__metadata__"]["numbers"]))
 
 
 class Segments:
@@ -113,39 +137,31 @@ class Segments:
         Where some of the own segments are `damaged`, what can be read of them is loaded, under new ids: the samplers' states mean none
         of these, so lanes draw anew and priorities begin anew. The next checkpoint writes all of it anew.
         """
-        own = range(self._base, self._base + STORE_IDS)
+        own, (first, end) = range(self._base, self._base + STORE_IDS), (ids["first_id"], ids["next_id"])
         self.entries = [entry for entry in entries if entry.first_id in own]
-        broken = {entry.name for entry in self.entries} & set(damaged)
+        broken, mended = {entry.name for entry in self.entries} & set(damaged), None
         if broken:
-            return self._fill_with_the_rest(replay, ids, broken)
-        replay.begin_at(ids["first_id"])
-        for entry in self.entries:
-            for number, block in read_segment(self._folder, entry, self._layout, first_id=self._base + ids["first_id"]):
+            bounds = {"first_id": self._base + first, "next_id": self._base + end}
+            salvage = Salvage(self._folder, self.entries, broken, self._layout, **bounds)
+            # New numbers, after all that were ever given: files of older checkpoints keep theirs.
+            self.entries = []
+            replay.begin_at(end)
+            for block in salvage.unrolls():
                 replay.insert(block)
-                self._streams.follow(number, block)
-        _require_all(replay, ids["first_id"], ids["next_id"])
-        return None
-
-    def _fill_with_the_rest(self, replay: Replay, ids: Mapping[str, int], broken: set[str]) -> Mended:
-        first, end = ids["first_id"], ids["next_id"]
-        salvage = Salvage(
-            self._folder, self.entries, broken, self._layout, first_id=self._base + first, next_id=self._base + end
-        )
-        # New numbers, after all that were ever given: files of older checkpoints keep theirs.
-        self.entries = []
-        replay.begin_at(end)
-        for block in salvage.unrolls():
-            replay.insert(block)
-        _require_all(replay, end, end + salvage.mended.kept)
-        return salvage.mended
-
-
-def _require_all(replay: Replay, first_id: int, next_id: int) -> None:
-    if (replay.first_id, replay.next_id) != (first_id, next_id):
-        raise ConfigError(
-            f"the replay on disk holds unrolls {first_id} to {next_id - 1}, but only "
-            f"{replay.first_id} to {replay.next_id - 1} fit; resume with the capacity the run was started with"
-        )
+            mended = salvage.mended
+            first, end = end, end + mended.kept
+        else:
+            replay.begin_at(first)
+            for entry in self.entries:
+                for number, block in read_segment(self._folder, entry, self._layout, first_id=self._base + first):
+                    replay.insert(block)
+                    self._streams.follow(number, block)
+        if (replay.first_id, replay.next_id) != (first, end):
+            raise ConfigError(
+                f"the replay on disk holds unrolls {first} to {end - 1}, but only "
+                f"{replay.first_id} to {replay.next_id - 1} fit; resume with the capacity the run was started with"
+            )
+        return mended
 
 
 def _exported(replay: Replay, begin: int, end: int) -> tuple[int, Unrolls]:
@@ -193,7 +209,14 @@ def warm_start(replay: UnrollStore, config: Config, members: int) -> None:
     loaded = checkpoint.latest(run_dir)
     if loaded is None or not loaded.segments:
         raise ConfigError(f"{run_dir} has no replay to start from: no checkpoint is there, or nothing was replayed")
-    _require_same_tasks(run_dir, config)
+    there = read_sweep(run_dir, used=False).base
+    # Unrolls say by number which task they are of: the numbers must mean the same there.
+    before, now = (list(tasks_of(one.environment.id)) for one in (there, config))
+    if before != now and max(len(before), len(now)) > 1:
+        raise ConfigError(
+            f"the replay of {run_dir} is of the tasks {', '.join(before)}, this agent learns {', '.join(now)}; "
+            "use the same tasks in the same order"
+        )
     with fitting(loaded.path):
         _fill(replay, run_dir, loaded, members)
     log.info("the replay begins with %s unrolls of %s", f"{len(replay):,}", run_dir)
@@ -213,17 +236,6 @@ def _fill(replay: UnrollStore, run_dir: Path, loaded: Loaded, members: int) -> N
                 f"the replay of {run_dir} does not fit this agent: its unrolls have another shape. Use the same environment, frame_stack "
                 f"and unroll_steps as there ({error})"
             ) from None
-
-
-def _require_same_tasks(run_dir: Path, config: Config) -> None:
-    """Unrolls say by number which task they are of: the numbers must mean the same there."""
-    there = read_sweep(run_dir, used=False).base
-    before, now = (list(tasks_of(one.environment.id)) for one in (there, config))
-    if before != now and max(len(before), len(now)) > 1:
-        raise ConfigError(
-            f"the replay of {run_dir} is of the tasks {', '.join(before)}, this agent learns {', '.join(now)}; "
-            "use the same tasks in the same order"
-        )
 
 
 class NoSpace(UserError):

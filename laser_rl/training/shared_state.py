@@ -5,7 +5,6 @@ whenever the owner is killed, and the state outlives its owner. The memory has n
 """
 
 import fcntl
-import json
 import mmap
 import os
 import time
@@ -15,20 +14,14 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
-import safetensors.torch
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, cuda
+from torch import cuda
 
-from laser_rl.checkpoint.snapshot import flat, grouped
 from laser_rl.envs.records import carve, size_of
 from laser_rl.gpu_streams import wait_for
-from laser_rl.training.member_training import MemberTraining
-from laser_rl.training.saving import MemberState, member_state
 from laser_rl.training.stall import StallWarning, Steps
 
-ROOM_FOR_NUMBERS = 1 << 18  # counters, windows of all tasks, settings, evaluation: up to 100 kilobytes
-ORDER_BYTES = 1 << 14  # of the copy that a member is told to make, as JSON
 TRIES = 100
 PUBLISH_S = 1.0  # so much of a member's learning is lost if its process is killed; with large networks more, see `member_process`
 PAUSE_S = 1e-4
@@ -48,13 +41,7 @@ class States(Protocol):
 
 
 class SharedStateStore:
-    """Shared by the processes of a run: states of at most `size` bytes; `handle` is the file of another process's store, to attach to.
-
-    >>> store = SharedStateStore(members=2, size=10)
-    >>> store.put(1, b"state")
-    >>> SharedStateStore(members=2, size=10, handle=store.handle).get(1), store.get(0)
-    (b'state', None)
-    """
+    """Shared by the processes of a run: states of at most `size` bytes; `handle` is the file of another process's store, to attach to."""
 
     def __init__(self, members: int, size: int, handle: int | None = None) -> None:
         self.members, self.size = members, size
@@ -96,25 +83,6 @@ class SharedStateStore:
             if zlib.crc32(data) == self._checksum[member, place] and int(self._current[member]) - current < 2:  # noqa: PLR2004
                 return data
         raise RuntimeError(f"member {member} publishes faster than it can be read; this should not happen")
-
-
-def published(training: MemberTraining) -> bytes:
-    """A member's state for other processes: all but its actor and the unrolls that wait for an update."""
-    tensors, numbers = member_state(training)
-    return packed(MemberState({**tensors, "mixer": {n: array[:0] for n, array in tensors["mixer"].items()}}, numbers))
-
-
-def packed(state: MemberState) -> bytes:
-    """A state as bytes; `parsed` is the inverse."""
-    dense = {name: torch.as_tensor(value).detach().cpu().contiguous() for name, value in flat(state.tensors).items()}
-    return safetensors.torch.save(dense, metadata={"numbers": json.dumps(state.numbers)})
-
-
-def parsed(data: bytes) -> MemberState:
-    """The inverse of `packed`."""
-    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    tensors: dict[str, dict[str, Tensor]] = grouped(safetensors.torch.load(data))
-    return MemberState(tensors, json.loads(header["__metadata__"]["numbers"]))
 
 
 class GpuSemaphore:

@@ -84,13 +84,9 @@ def join(thread: threading.Thread, who: str, whom: str) -> None:
 class StepBarrier:
     """Identical speed: keeps the steps of all members of a sweep within `max(unroll_steps, (turns + 1) · slots)` of each other.
 
-    Args:
-        steps: of every member of the sweep; may be memory that other processes write their own into.
-        own: which of them move here.
-        unroll_steps: T.
-        slots: the most steps that one turn of a member makes.
-        turns: that a member may be ahead by. With 0 only the slowest act as soon as a turn is longer than an unroll: right where members
-            take turns, but processes would act one at a time, each waiting for the others to learn.
+    `steps` may be memory that other processes write their own into; those of the members `own` move here, by `slots` in a turn at most.
+    With 0 `turns` only the slowest act as soon as a turn is longer than an unroll: right where members take turns, but processes would
+    act one at a time, each waiting for the others to learn.
     """
 
     def __init__(self, steps: Steps, own: Sequence[int], *, unroll_steps: int, slots: int, turns: int = 0) -> None:

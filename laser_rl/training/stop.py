@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from types import FrameType
 from typing import NoReturn
 
@@ -16,10 +17,7 @@ WANTED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stop:
-    """Set once; the first reason stays.
-
-    A run that is finished still hears what is urgent: its last evaluation may take longer than a user who interrupts will wait.
-    """
+    """Set once; the first reason stays. A run that is finished still hears what is urgent: its last evaluation may take long."""
 
     def __init__(self) -> None:
         self.reason: str | None = None  # None while the run goes on
@@ -57,40 +55,35 @@ class StoppedAtOnce(KeyboardInterrupt):
         self.name, self.exit_status = name, EXIT_STATUS[name]
 
 
-@contextlib.contextmanager
-def signals(stop: Stop) -> Iterator[None]:
+def signals(stop: Stop) -> AbstractContextManager[None]:
     """The first Ctrl-C or SIGTERM asks for an orderly end, a second of the same kind raises `StoppedAtOnce`.
 
     A terminal that is closed asks for an orderly end too, however often: the kernel and the shell both tell of it.
     """
     heard: dict[int, float] = {}
 
-    def handle(number: int, _: FrameType | None) -> None:
+    def handle(number: int) -> None:
         now, name = time.monotonic(), signal.Signals(number).name
         if number != signal.SIGHUP and now - heard.setdefault(number, now) > AGAIN_S:
             raise StoppedAtOnce(name)
         stop.interrupt(name)
 
-    with _handled(handle):
-        yield
+    return _handled(handle)
 
 
-@contextlib.contextmanager
-def nothing_to_save() -> Iterator[None]:
+def nothing_to_save() -> AbstractContextManager[None]:
     """Around the start and the end of a command: there SIGTERM and a closed terminal raise, as Ctrl-C does."""
 
-    def handle(number: int, _: FrameType | None) -> None:
+    def handle(number: int) -> None:
         raise StoppedAtOnce(signal.Signals(number).name)
 
-    with _handled(handle):
-        yield
+    return _handled(handle)
 
 
 def deliver_again(reason: str | None) -> None:
     """After an orderly end inside a user's program: a signal that asked for it takes the course that it would have taken without us.
 
-    So Ctrl-C raises KeyboardInterrupt in the caller, SIGTERM and a closed terminal end the program, and handlers of the user's own are
-    called. Other reasons, as "a callback", are no signals.
+    Other reasons, as "a callback", are no signals.
     """
     if reason in EXIT_STATUS:
         signal.raise_signal(signal.Signals[reason])
@@ -114,25 +107,33 @@ def no_exit() -> Iterator[None]:
 
 
 def deaf() -> None:
-    """Signals are for the parent to handle, which then says what to do. Not SIG_IGN: what this process starts would inherit that."""
+    """Signals are for the parent to handle, which then says what to do."""
     for number in WANTED:
-        signal.signal(number, lambda *_: None)
+        signal.signal(number, _unheard)
+
+
+def _unheard(number: int, frame: FrameType | None) -> None:
+    """Not SIG_IGN: what this process starts would inherit that."""
 
 
 @contextlib.contextmanager
-def _handled(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+def _handled(handle: Callable[[int], None]) -> Iterator[None]:
     """What is ignored stays ignored: `nohup` asked for it. Elsewhere than in the main thread nothing can be handled."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {number: signal.getsignal(number) for number in WANTED}
-    before = {number: found for number, found in before.items() if found not in (None, signal.SIG_IGN)}
+    before = {number: found for number, found in before.items() if found not in (None, signal.SIG_IGN, _unheard)}
     terminals = [stream for stream in (1, 2) if os.isatty(stream)]
 
-    def handle_one(number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGHUP:
-            _mute(terminals)
-        handle(number, frame)
+    def handle_one(number: int, _: FrameType | None) -> None:
+        # What would be said to a terminal that is gone is dropped: it would be an error, before the run has been saved.
+        for stream in terminals if number == signal.SIGHUP else ():
+            if not os.isatty(stream):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, stream)
+                os.close(nowhere)
+        handle(number)
 
     for number in before:
         signal.signal(number, handle_one)
@@ -141,12 +142,3 @@ def _handled(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     finally:
         for number, found in before.items():
             signal.signal(number, found)
-
-
-def _mute(terminals: list[int]) -> None:
-    """What would be said to a terminal that is gone is dropped: it would be an error, before the run has been saved."""
-    for stream in terminals:
-        if not os.isatty(stream):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, stream)
-            os.close(nowhere)

@@ -36,19 +36,9 @@ from laser_rl.training.files import has_ended
 from laser_rl.training.member_training import Callback, MemberTraining, Progress
 from laser_rl.training.pbt import Exploit, order_of
 from laser_rl.training.process_handle import ProcessHandle
-from laser_rl.training.saving import MENDED, MemberState, Written, load_learner, warm_start
+from laser_rl.training.saving import MENDED, MemberState, Written, load_learner, packed, parsed, published, warm_start
 from laser_rl.training.settings import SweepConfig
-from laser_rl.training.shared_state import (
-    ORDER_BYTES,
-    PUBLISH_S,
-    ROOM_FOR_NUMBERS,
-    GpuSemaphore,
-    SharedStateStore,
-    States,
-    packed,
-    parsed,
-    published,
-)
+from laser_rl.training.shared_state import PUBLISH_S, GpuSemaphore, SharedStateStore, States
 from laser_rl.training.stall import SAY_AFTER_S, StallWarning
 from laser_rl.training.stop import Stop, signals
 from laser_rl.training.trainer import Run
@@ -59,7 +49,9 @@ SURVEY_S = 2.0
 READ_SHARE, READ_MOST_S = 0.05, 60.0  # of the supervisor's time, at most, for reading large states
 STOP_S = 7.0  # of the ten in which a run that was asked to stop has ended
 MOST_UPDATES = 3  # at a time on one card: 1 leaves gaps, 9 slow each other down (benchmarks/kernels.md)
+ROOM_FOR_NUMBERS = 1 << 18  # counters, windows of all tasks, settings, evaluation: up to 100 kilobytes
 BYTES_A_RETURN = 64  # in the JSON of an evaluation, generously
+ORDER_BYTES = 1 << 14  # of the copy that a member is told to make, as JSON
 REPLACE_S = 30.0  # a process that blocks the others for so long is killed and started again; others give up after 60 s
 HASTE_S = 1.0  # instead, once the run is to end
 
@@ -114,6 +106,10 @@ class SweepSupervisor(Run, ABC):
 
     def _fill_replays(self, loaded: Loaded) -> Mended | None:
         return self.directory.fill(self.stores, self.members[0].layout, loaded)
+
+    def _warm_start(self) -> None:
+        for store in self.stores:
+            warm_start(store, self.sweep.base, members=len(self.members))
 
     @property
     def steps(self) -> int:
@@ -174,11 +170,7 @@ class SweepSupervisor(Run, ABC):
         self._ended = all(ended)
 
     def _applied(self, exploit: Exploit) -> bool:
-        """Whether the member's own state says that it has made this copy."""
         return exploit.number <= self.trainings[exploit.member].notes.get("applied", -1)
-
-    def _made(self) -> list[Exploit]:
-        return [exploit for exploit in super()._made() if self._applied(exploit)]
 
     def _exploit(self) -> None:
         """Decide on what is published, and see to it that what was decided is done: a member that was killed is told again."""
@@ -225,27 +217,34 @@ class SweepSupervisor(Run, ABC):
         numbers = {"members": [state.numbers for state in states], "trainer": self.state_dict()}
         return self.directory.write(self.steps, tensors, numbers, self._write_replays)
 
-    def _go_on(self) -> Loaded | None:
-        """Load the newest checkpoint that verifies; None if none was ever written."""
+    def _begin(self) -> None:
+        """Publish what members begin with: the newest checkpoint that verifies or, if none was ever written, their first parameters."""
         loaded = checkpoint.latest(self.directory.path, replay="salvage")
         if loaded is None:
             if self._offset:  # an earlier start left rows, but no checkpoint: they are void
                 for member in (None, *(() if self.sweep.single else range(self._states.members))):
                     self.directory.log.resumed(0, 0, member)
-            return None
+            self._warm_start()
+            for number, training in enumerate(self.trainings):
+                self._states.put(number, published(training))
+        else:
+            self._go_on(loaded)
+        self._plan_save()
+        spent = [] if loaded is None else [one["training"].get("spent_seconds", 0.0) for one in loaded.state["members"]]
+        self.budget = Budget(self.sweep.base.run.budget_minutes, spent_s=max(spent, default=0.0))
+
+    def _go_on(self, loaded: Loaded) -> None:
         with fitting(loaded.path):
             mended = self._fill_replays(loaded)
             for number, numbers in enumerate(loaded.state["members"]):
-                tensors = grouped(loaded.tensors[member_name(number)])
-                tensors["mixer"] = {name: tensor[:0] for name, tensor in tensors["mixer"].items()}
-                self._states.put(number, packed(MemberState(tensors, numbers)))
+                state = MemberState(grouped(loaded.tensors[member_name(number)]), numbers)
+                self._states.put(number, packed(state.without_unrolls()))
                 self._states.steps[number] = numbers["training"]["steps"]
             self.load_state_dict(loaded.state["trainer"])
             self._load_published()
         self.write("event", {"event": "resumed"})
         if mended is not None:
             self.write("event", {"event": MENDED, **mended.values})
-        return loaded
 
 
 def require_by_name(source: EnvironmentSource | None, torso: TorsoSource | None, where: str, instead: str) -> None:
@@ -254,12 +253,6 @@ def require_by_name(source: EnvironmentSource | None, torso: TorsoSource | None,
         raise ConfigError(
             f"a run {where} needs an environment by id or 'module:callable' and one of our own networks; {instead}"
         )
-
-
-def spent_s(loaded: Loaded | None) -> float:
-    """Seconds of training before; none where no time was counted."""
-    members = [] if loaded is None else loaded.state["members"]
-    return max((float(numbers["training"].get("spent_seconds", 0.0)) for numbers in members), default=0.0)
 
 
 class ProcessSupervisor(SweepSupervisor):
@@ -275,26 +268,19 @@ class ProcessSupervisor(SweepSupervisor):
         callbacks: Sequence[Callback] = (),
     ) -> None:
         members = build_members(sweep, shared=True)
-        first = [published(MemberTraining(member)) for member in members]
+        largest = max(len(published(MemberTraining(member))) for member in members)
         numbers = ROOM_FOR_NUMBERS + BYTES_A_RETURN * sweep.base.run.evaluate_episodes
-        self.board = SharedStateStore(len(members), 2 * max(map(len, first)) + numbers)
+        self.board = SharedStateStore(len(members), 2 * largest + numbers)
         self.orders = SharedStateStore(len(members), ORDER_BYTES)
         super().__init__(sweep, directory, members, self.board, sinks=sinks, callbacks=callbacks)
-        loaded = self._go_on()
-        if loaded is None:
-            for store in self.stores:
-                warm_start(store, sweep.base, members=len(members))
-            for number, data in enumerate(first):
-                self.board.put(number, data)
-        self._plan_save()
-        self.budget = Budget(sweep.base.run.budget_minutes, spent_s=spent_s(loaded))
+        self._begin()
         self.budget.tick()  # for all processes, also those that are started again later
         on_card = count > 1 and members[0].learner.device.type == "cuda"
         self.permits = GpuSemaphore(MOST_UPDATES) if on_card else None
         self.processes = [self._process(own.tolist(), count) for own in np.array_split(np.arange(len(members)), count)]
         self._blocking: dict[
             int, tuple[int | None, StallWarning]
-        ] = {}  # by pid: the acquisition of a lock, and for how long
+        ] = {}  # by pid: acquisition of a lock, and for how long
         for store in self.stores:
             if isinstance(store.lock, SharedLock):
                 store.lock.while_waiting = self._relieve

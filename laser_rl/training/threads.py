@@ -47,15 +47,6 @@ class Busy:
 
     The share of time is that of the learner's stream on a GPU, from the moment at which it has its batch, and of its thread on a CPU.
     Nothing here stalls the card: an update is counted when it is over. There, `mark` puts an event with its time into the stream.
-
-    >>> now = iter([0.0, 1.0, 4.0, 4.0, 5.0, 8.0])
-    >>> busy = Busy(torch.device("cpu"), clock=lambda: next(now))
-    >>> with busy.learning():  # from 1 to 4
-    ...     pass
-    >>> with busy.waiting():  # from 4 to 5
-    ...     pass
-    >>> busy.report()
-    {'learner_busy': 0.375, 'learner_wait': 0.125}
     """
 
     def __init__(
@@ -224,10 +215,11 @@ def run_local(trainer: Trainer) -> None:
     """The learner's loop of the only member here, with the other two threads around it."""
     [training] = trainer.trainings
     keep_in_step(training.member)  # what an earlier call had filled ahead is gone
-    member, learner, stop = training.member, training.member.learner, training.stop
-    flat = FlatParameters(member.acting)
-    inbox = ThreadInbox(_room(training))
-    mailbox = ThreadMailbox(learner.flat.value, learner.version)
+    member, learner, stop, config = training.member, training.member.learner, training.stop, training.member.config
+    flat, mailbox = FlatParameters(member.acting), ThreadMailbox(learner.flat.value, learner.version)
+    # Slots are shifted against each other, so a step of all of them ends this many unrolls.
+    at_once = max(1, config.environment.slots // config.loss.unroll_steps)
+    inbox = ThreadInbox(max(1, config.run.queued_updates * max(1, member.mixer.counts.online) // at_once))
     acting = threading.Event()
     locks = Gate("the actor to finish its step"), Gate("the batch that is being filled")
     acting.set()
@@ -312,10 +304,3 @@ def gathered(member: Member, fill: Callable[[Batch], None], ready: Callable[[flo
     stream = own_stream(member.learner.device, "uploading")
     batches = [PinnedBatch.of(member, stream) for _ in range(2 if stream is None else 3)]
     return Prefetcher(lambda pinned: pinned.fill(fill), batches, ready=ready)
-
-
-def _room(training: MemberTraining) -> int:
-    """Deliveries in the inbox. Slots are shifted against each other, so a step of all of them ends this many unrolls."""
-    config = training.member.config
-    at_once = max(1, config.environment.slots // config.loss.unroll_steps)
-    return max(1, config.run.queued_updates * max(1, training.member.mixer.counts.online) // at_once)

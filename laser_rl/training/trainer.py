@@ -12,7 +12,7 @@ import numpy as np
 from laser_rl.metrics.rows import Kind, Sink, Value
 from laser_rl.training.budget import Budget, DutyCycle
 from laser_rl.training.build import derive, stores_of
-from laser_rl.training.evaluate import MemberResult, Result, Trained
+from laser_rl.training.evaluate import Result
 from laser_rl.training.member_group import MemberGroup
 from laser_rl.training.member_training import Callback, Locks, MemberTraining, held
 from laser_rl.training.pbt import Exploit, PbtState, decide
@@ -29,10 +29,7 @@ TURNS_AHEAD = 4  # of members in other processes: one may learn for as long as o
 
 
 class Run:
-    """What is done for all members of a run, wherever they act and learn: decisions, rows about all of them, checkpoints.
-
-    Rows about the whole run go to the `sinks`. `save` writes a checkpoint; None if nothing is kept.
-    """
+    """What is done for all members of a run, wherever they act and learn: decisions, rows about all of them, checkpoints by `save`."""
 
     def __init__(
         self,
@@ -85,10 +82,8 @@ class Run:
             if last:
                 raise
             if not self._pause_s:
-                again = (
-                    "The run goes on and tries again, first in %.0f s, then every %.0f s at the latest; free some space"
-                )
-                log.warning(f"%s. {again}", error.said, FIRST_S, MOST_S)
+                again = f"first in {FIRST_S:.0f} s, then every {MOST_S:.0f} s at the latest; free some space"
+                log.warning("%s. The run goes on and tries again, %s", error.said, again)
             self._pause_s = min(2 * self._pause_s, MOST_S) or FIRST_S
             self._retry_at = time.monotonic() + self._pause_s
             return
@@ -104,7 +99,7 @@ class Run:
         return decide([one.standing() for one in self.trainings], tuned, rule, self.pbt)
 
     def _write_sweep_row(self) -> None:
-        """A row about all members together; `update` counts those of all, so it grows with each of them."""
+        """Write a row about all members together; `update` counts those of all, so it grows with each of them."""
         from laser_rl.training.sweep_metrics import sweep_metrics  # noqa: PLC0415 - the run of one agent has no such rows
 
         self.write("sweep", sweep_metrics([training.member for training in self.trainings], self._survey_random))
@@ -114,27 +109,15 @@ class Run:
         for sink in self.sinks:
             sink.write(kind, self.steps, self.updates, values)
 
-    def _made(self) -> list[Exploit]:
-        return [] if self.pbt is None else self.pbt.history  # a supervisor leaves out copies that were only decided
-
     def result(self, interrupted: str | None) -> Result:
         """How the run ended."""
-        members = tuple(self._member_result(training) for training in self.trainings)
-        return Result(members, tuple(self._made()), interrupted, self.saved)
+        settings, made = self.settings.settings, [] if self.pbt is None else self.pbt.history
+        members = tuple(training.result(settings[training.member.number]) for training in self.trainings)
+        return Result(members, tuple(filter(self._applied, made)), interrupted, self.saved)
 
-    def _member_result(self, training: MemberTraining) -> MemberResult:
-        member, learner = training.member, training.member.learner
-        config = member.config.model_copy(update={"loss": learner.loss, "optimiser": learner.rates})
-        return MemberResult(
-            number=member.number,
-            settings=self.settings.settings[member.number],
-            config=config,
-            steps=training.steps,
-            updates=training.update,
-            return_mean=training.window.numbers().get("return_mean"),
-            evaluation=training.evaluations[-1][1] if training.evaluations else None,
-            trained=Trained(learner.network, config, member.spec, member.source, training.steps),
-        )
+    def _applied(self, exploit: Exploit) -> bool:
+        """Whether the member has made this copy; a supervisor asks the member's own state."""
+        return True
 
     def state_dict(self) -> dict[str, Any]:
         """Counters of the run itself."""
@@ -156,7 +139,8 @@ class Run:
 class Trainer(Run):
     """Members that act and learn in this process, and everything beside that.
 
-    Where other processes have some of the members, they share the `steps` of all of them, and the `budget` of time.
+    Where other processes have some of the members, they share the `steps` of all of them, and the `budget` of time; a supervisor then
+    writes the rows about all members.
     """
 
     def __init__(
@@ -172,13 +156,10 @@ class Trainer(Run):
     ) -> None:
         self.group, base, stop = group, group.members[0].config, Stop()
         self.budget = Budget(base.run.budget_minutes) if budget is None else budget
-        trainings = [
-            MemberTraining(
-                member, sinks=sinks, callbacks=callbacks, numbered=not settings.single, stop=stop, budget=self.budget
-            )
-            for member in group.members
-        ]
+        every: dict[str, Any] = {"sinks": sinks, "callbacks": callbacks, "stop": stop, "budget": self.budget}
+        trainings = [MemberTraining(member, numbered=not settings.single, **every) for member in group.members]
         super().__init__(settings, trainings, sinks, stop, None if save is None else functools.partial(save, self))
+        self._surveys = steps is None and not settings.single
         numbers = [member.number for member in group.members]
         self.pace = StepBarrier(
             np.zeros(len(numbers), np.int64) if steps is None else steps,
@@ -249,11 +230,9 @@ class Trainer(Run):
         since = [now - before for now, before in zip(episodes, self.pbt.decided_at, strict=True)]
         if max(since) < self.settings.pbt.every_episodes:  # asked in every turn, so the usual answer has to be quick
             return []
-        exploits = self._decide()
+        exploits, learners = self._decide(), [training.member.learner for training in self.trainings]
         # What donors are is taken before anything changes.
-        donors = {
-            exploit.donor: self.trainings[exploit.donor].member.learner.state_dict().tensors for exploit in exploits
-        }
+        donors = {exploit.donor: learners[exploit.donor].state_dict().tensors for exploit in exploits}
         for exploit in exploits:
             self.trainings[exploit.member].become(exploit, donors[exploit.donor])
         return exploits
@@ -265,25 +244,22 @@ class Trainer(Run):
         self._survey()
 
     def _survey_if_due(self) -> None:
-        if self.settings.single:
-            return
         enough = self.updates - self._surveyed >= self.settings.base.run.log_every_updates * len(self.trainings)
         on_gpu = self.group.members[0].learner.device.type == "cuda"  # there no two runs are equal anyway
-        if enough or (on_gpu and self._survey_clock.due()):
+        if self._surveys and (enough or (on_gpu and self._survey_clock.due())):
             self._survey()
 
     def _survey(self) -> None:
-        if self.settings.single or self.updates == self._surveyed:
-            return
-        self._surveyed = self.updates
-        with self._survey_clock.measured():
-            self._write_sweep_row()
+        if self._surveys and self.updates > self._surveyed:
+            self._surveyed = self.updates
+            with self._survey_clock.measured():
+                self._write_sweep_row()
 
     def announce(self, event: str) -> None:
         """Write an event for every member and, in a sweep, for the rows about all of them."""
         for training in self.trainings:
             training.announce(event)
-        if not self.settings.single:
+        if self._surveys:
             self.write("event", {"event": event})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

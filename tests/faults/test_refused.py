@@ -22,7 +22,7 @@ from laser_rl.cli.status import status_of
 from laser_rl.errors import DamagedRun, UserError
 from laser_rl.training.build_group import build_group, build_member
 from laser_rl.training.directory import RunDirectory
-from laser_rl.training.files import read_config, read_sweep
+from laser_rl.training.files import read_sweep
 from laser_rl.training.member_training import MemberTraining
 from laser_rl.training.saving import load_member
 from laser_rl.training.trainer import Trainer
@@ -79,7 +79,7 @@ class Place:
         """As the command does that reads such a file."""
         run_dir, path = self.run_dir, self.path(name)
         readers = {
-            "config.json": lambda: read_config(run_dir),
+            "config.json": lambda: read_sweep(run_dir),
             "sweep.json": lambda: read_sweep(run_dir),
             "settings.yaml": lambda: base_from(read_file(path), "cartpole", None),
             "settings.json": lambda: base_from(read_file(path), "cartpole", None),
@@ -283,7 +283,7 @@ def test_what_is_whole_is_read(place):
 
 
 def test_a_state_that_verifies_and_does_not_fit_is_refused(place):
-    member = build_member(read_config(place.run_dir))
+    member = build_member(read_sweep(place.run_dir).base)
     loaded = checkpoint.latest(place.run_dir)
     with closing(member.environments), pytest.raises(KeyError):
         load_member(MemberTraining(member), grouped(loaded.tensors[member_name(0)]), {})

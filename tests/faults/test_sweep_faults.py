@@ -15,8 +15,9 @@ from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import train
 from laser_rl.training.pbt import PbtConfig
 from laser_rl.training.process_handle import ProcessDied
+from laser_rl.training.saving import parsed, published
 from laser_rl.training.settings import SweepConfig
-from laser_rl.training.shared_state import SharedStateStore, parsed, published
+from laser_rl.training.shared_state import SharedStateStore
 from laser_rl.training.supervisor import ProcessSupervisor
 from laser_rl.training.trainer import TURNS_AHEAD
 from tests.faults.families import within
@@ -221,7 +222,7 @@ def test_killed_in_the_middle_of_a_copy(victim, tmp_path, figure):
     decided = sorted((e.member, e.donor, e.after["learning_rate"]) for e in end.exploits)
     assert copies_made(tmp_path) == decided
     assert [exploit.number for exploit in end.exploits] == list(range(len(end.exploits)))
-    whole = [bool(t.isfinite().all()) for m in end.members for t in m.trained.network.state_dict().values()]
+    whole = [bool(t.isfinite().all()) for m in end.members for t in m.network.state_dict().values()]
     assert all(whole)
     name = "donor" if victim == "donor" else "recipient"
     figure(

@@ -15,7 +15,7 @@ from laser_rl.replay.records import pack
 from laser_rl.training.build_group import build_group, build_member
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.evaluate import load_trained
-from laser_rl.training.files import read_config
+from laser_rl.training.files import read_sweep
 from laser_rl.training.member_training import MemberTraining
 from laser_rl.training.saving import load_member
 from laser_rl.training.trainer import Trainer
@@ -69,7 +69,7 @@ class Reader(Files):
 
     def __init__(self, run_dir: Path) -> None:
         super().__init__(run_dir)
-        self.training = MemberTraining(build_member(read_config(run_dir)))
+        self.training = MemberTraining(build_member(read_sweep(run_dir).base))
 
     def of(self, seeds: dict[str, bytes]) -> Feed:
         """Feeds the files in turn, as `Target.input` makes them."""

@@ -14,7 +14,7 @@ from laser_rl.metrics.machine import sessions
 from laser_rl.research.paper import compared
 from laser_rl.research.report import ABOUT, experiment_of, read_about
 from laser_rl.research.runner import read_part
-from laser_rl.training.files import read_config, read_sweep
+from laser_rl.training.files import read_sweep
 from laser_rl.training.settings import sweep_from
 from laser_rl.view.report import report
 from tests.fuzz.checkpoints import checkpoint_files
@@ -90,7 +90,7 @@ def run_files(copied: Callable[[str, str], Path]) -> dict[str, Target]:
     def of_config(data: bytes, number: int) -> object:
         (config / "config.json").write_bytes(data)
         shown(config, number)
-        return read_config(config)
+        return read_sweep(config)
 
     def of_sweep(data: bytes, number: int) -> object:
         (sweep / "sweep.json").write_bytes(data)

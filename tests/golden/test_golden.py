@@ -14,7 +14,7 @@ from laser_rl.errors import ConfigError, DamagedRun, UserError
 from laser_rl.metrics.log import read
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.evaluate import load_trained
-from laser_rl.training.files import read_config, read_sweep
+from laser_rl.training.files import read_sweep
 from laser_rl.training.launch import train
 from tests.fuzz.checkpoints import signed
 from tests.golden import FOLDER, RUNS, answer, expected, folder_of_now, folders
@@ -115,7 +115,7 @@ def test_an_unknown_key_of_a_configuration_names_the_nearest(run_dir, place, mes
     inner[last] = 1
     path.write_text(json.dumps(fields))
     with pytest.raises(ConfigError) as caught:
-        read_config(run_dir)
+        read_sweep(run_dir)
     assert str(caught.value) == message
     assert cli.main(["evaluate", str(run_dir)]) == 2
     assert message in capsys.readouterr().err

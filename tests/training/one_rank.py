@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 
 from laser_rl.agent.parallel import own_columns, part_of
-from laser_rl.training.rank_process import join
+from laser_rl.training.ranks import join
 from tests.agent.teams import COLUMNS, learner, network, uneven_batch
 
 KIND = {"memory": "lstm", "tasks": 2}

@@ -124,7 +124,7 @@ def test_population_based_training_goes_by_the_mean_capped_score():
 def test_the_best_member_is_the_one_with_the_best_median():
     def member(number, returns):
         played = summarise_mixture([Episode(slot, 1, value) for slot, value in enumerate(returns)], SPEC)
-        return MemberResult(number, {}, None, 0, 0, None, played, None)
+        return MemberResult(*[None] * 5, number, {}, 0, None, played)
 
     high_mean, high_median = member(0, (1.0, 0.1, 0.0)), member(1, (-0.6, 0.3, 0.5))
     assert high_mean.evaluation.mean > high_median.evaluation.mean
