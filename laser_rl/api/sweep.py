@@ -21,7 +21,7 @@ from laser_rl.training.build import EnvironmentSource, slots_of
 from laser_rl.training.build_group import one_layout
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.evaluate import Result
-from laser_rl.training.launch import train, uses_processes
+from laser_rl.training.launch import process_count, train
 from laser_rl.training.member_training import Callback
 from laser_rl.training.pbt import PbtConfig
 from laser_rl.training.settings import Distribution, SweepConfig, cluster_of, sweep_from
@@ -160,7 +160,7 @@ class Sweep:
 
     def _run_in(self, path: Path, callbacks: Sequence[Callback]) -> SweepResult:
         # Processes meet in the directory.
-        keeps = self._run_dir is not None or uses_processes(self.config) or self._cluster is not None
+        keeps = self._run_dir is not None or process_count(self.config) > 0 or self._cluster is not None
         directory = RunDirectory(path, self.config)
         name = f"{self.config.base.environment.id}-sweep" if self._run_dir is None else self._run_dir.name
         more = trackers(self._track, name, self.config.configs, self._run_dir)

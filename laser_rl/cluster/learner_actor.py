@@ -18,8 +18,9 @@ from laser_rl.cluster.sharded import AHEAD, Emptied, ShardedReplay
 from laser_rl.envs.records import EnvironmentSpec
 from laser_rl.gpu_streams import own_stream
 from laser_rl.replay.prefetcher import Exhausted
+from laser_rl.replay.store import Replay
 from laser_rl.training.budget import Budget, DutyCycle
-from laser_rl.training.build import Member, Store, learn
+from laser_rl.training.build import Member, learn
 from laser_rl.training.build_group import build_members
 from laser_rl.training.member_group import PinnedBatch
 from laser_rl.training.member_training import MemberTraining, evaluate_last
@@ -191,7 +192,7 @@ class LearnerActor:
         if start.shards is not None:
             ahead = 0 if start.in_step else AHEAD
             self._store = ShardedReplay(start.layout, self.shards, ahead=ahead, empty_s=EMPTY_S)
-            stores = [cast("Store", self._store)]
+            stores = [cast("Replay", self._store)]
         [member] = build_members(start.sweep, numbers=[start.member], stores=stores)
         if not start.in_step:
             torch.set_num_threads(max(1, min(torch.get_num_threads(), start.threads)))

@@ -27,7 +27,6 @@ from laser_rl.replay.encoded_unrolls import seal, unseal
 from laser_rl.replay.memory_estimate import estimate, resolve_codec
 from laser_rl.replay.records import Codec, pack, unpack
 from laser_rl.replay.store import Replay
-from laser_rl.training.build import Store
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.saving import Segments, fill_stores, warm_start
 from laser_rl.training.settings import SweepConfig
@@ -267,10 +266,10 @@ class Replays:
                 "lower --replay.capacity-steps or --replay.budget-gb, or add nodes"
             )
 
-    def views(self, members: int) -> list[Store]:
+    def views(self, members: int) -> list[Replay]:
         """For each member a store to draw from; one for all, where they share one."""
         views = [
-            cast("Store", ShardedReplay(self._layout, lambda one=one: one.shards, ahead=0))  # type: ignore[misc]
+            cast("Replay", ShardedReplay(self._layout, lambda one=one: one.shards, ahead=0))  # type: ignore[misc]
             for one in self.supervisors
         ]
         return views if len(views) == members else views * members

@@ -52,11 +52,6 @@ class Budget:
         return None if self.minutes is None else max(0.0, 60 * self.minutes - self.spent_s)
 
     @property
-    def share(self) -> float:
-        """The share of the time that is over; 0 where there is no limit."""
-        return 0.0 if self.minutes is None else min(1.0, self.spent_s / (60 * self.minutes))
-
-    @property
     def over(self) -> bool:
         """Whether nothing is left."""
         return self.left_s == 0.0

@@ -5,10 +5,10 @@ import functools
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import gymnasium
 import numpy as np
@@ -29,9 +29,9 @@ from laser_rl.networks.recurrent import state_size
 from laser_rl.ops.distributions import Family
 from laser_rl.replay.lanes import Lanes
 from laser_rl.replay.memory_estimate import estimate, require_fits
-from laser_rl.replay.mixer import Counts, Mixer, Sampler, UniformSampler, UnrollStore
+from laser_rl.replay.mixer import Counts, Mixer, Sampler, UniformSampler
 from laser_rl.replay.prioritised import Prioritised, PrioritisedLanes
-from laser_rl.replay.records import Ids, allocate, upload
+from laser_rl.replay.records import allocate, upload
 from laser_rl.replay.store import Replay
 from laser_rl.types import Batch, UnrollLayout
 
@@ -43,24 +43,6 @@ EnvironmentSource = (
 )
 log = logging.getLogger("laser_rl.training")
 SMALL_NETWORK = 300_000  # parameters; below, a second thread costs more than it brings
-
-
-class Store(UnrollStore, Protocol):
-    """A replay as a member and `sweep_metrics` see it: a `Replay`, or one that lies in shards on several machines."""
-
-    @property
-    def steps(self) -> int:
-        """Steps held."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held in memory."""
-
-    def composition(self) -> dict[int, float]:
-        """The share of each member."""
-
-    def sample_versions(self, count: int, random: np.random.Generator) -> Ids:
-        """Versions of the parameters that made unrolls drawn now."""
 
 
 class RankLost(UserError):
@@ -78,7 +60,7 @@ class Member:
     layout: UnrollLayout
     spec: EnvironmentSpec
     learner: Learner
-    replay: Store | None  # None where nothing is replayed
+    replay: Replay | None  # None where nothing is replayed; on a cluster, a `ShardedReplay` in its place
     mixer: Mixer
     number: int = 0  # in a sweep
     ranks: "Ranks | None" = None  # what learns with its learner, on other devices
@@ -98,10 +80,6 @@ class Member:
     def environments(self) -> Environments:
         """Those that the actor steps."""
         return self.actor.environments
-
-    def faults(self) -> Mapping[str, int]:
-        """What its environments survived; members side by side share one set, and have some of its slots each."""
-        return self.environments.counters(np.flatnonzero(self.actor.member == self.number))
 
 
 def stores_of(members: Iterable[Member]) -> list[Replay]:
@@ -131,7 +109,7 @@ def build_learner(
     )
 
 
-def build_mixer(config: Config, layout: UnrollLayout, replay: UnrollStore | None) -> Mixer:
+def build_mixer(config: Config, layout: UnrollLayout, replay: Replay | None) -> Mixer:
     """A mixer with random numbers of its own."""
     counts = Counts.of(config.loss.batch_unrolls, config.replay.fraction)
     return Mixer(
@@ -145,15 +123,11 @@ def build_mixer(config: Config, layout: UnrollLayout, replay: UnrollStore | None
     )
 
 
-def _sampler(config: Config, replay: UnrollStore, replayed: int) -> Sampler:
+def _sampler(config: Config, replay: Replay, replayed: int) -> Sampler:
     settings, refresh = config.replay, config.network.memory != "none" and config.replay.state == "refresh"
     state: Literal["stored", "zero"] = "zero" if settings.state == "zero" else "stored"
-    if settings.sampling == "uniform" and not refresh:
-        return UniformSampler(replay, state=state)
-    if not isinstance(replay, Replay):
-        raise TypeError(f"lanes and priorities are kept for one Replay, not for a {type(replay).__name__}")
     if settings.sampling == "uniform":
-        return Lanes(replay, replayed)
+        return Lanes(replay, replayed) if refresh else UniformSampler(replay, state=state)
     exponents = {
         "exponent": settings.priority_exponent,
         "importance_exponent": settings.importance_exponent,
@@ -222,8 +196,7 @@ def slots_of(source: EnvironmentSource) -> int | None:
 def another(source: EnvironmentSource) -> EnvironmentSource:
     """Something that makes environments like this one, for playing beside the training; where there is nothing, the one that exists.
 
-    A vector, and an environment whose `spec` does not say how to make it, are played in themselves: all their episodes are begun anew, and
-    training goes on with new ones, too (`envs.construct.BorrowedEnv`).
+    All episodes of one that is played in itself are begun anew, and training goes on with new ones (`envs.construct.BorrowedEnv`).
     """
     if isinstance(source, gymnasium.Env) and source.spec is not None and can_be_made_again(source.spec):
         return functools.partial(gymnasium.make, source.spec)

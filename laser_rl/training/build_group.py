@@ -15,10 +15,10 @@ from laser_rl.config import Config, full_name
 from laser_rl.envs.records import Environments, EnvironmentSpec
 from laser_rl.errors import ConfigError
 from laser_rl.networks.build import TorsoSource, family_of
+from laser_rl.replay.store import Replay
 from laser_rl.training.build import (
     EnvironmentSource,
     Member,
-    Store,
     acting_copy,
     build_learner,
     build_mixer,
@@ -43,32 +43,22 @@ if TYPE_CHECKING:
 STACKABLE = {*(f"loss.{name}" for name in ROWWISE), "loss.trust_bound", "optimiser.learning_rate"}
 
 
-def build_member(config: Config, source: EnvironmentSource | None = None, torso: TorsoSource | None = None) -> Member:
-    """The parts of one agent; see `build_group`."""
-    return build_group(SweepConfig(base=config), source, torso).members[0]
-
-
 def build_group(
     sweep: SweepConfig,
     source: EnvironmentSource | None = None,
     torso: TorsoSource | None = None,
     *,
     numbers: Sequence[int] | None = None,
-    stores: Sequence[Store] | None = None,
+    stores: Sequence[Replay] | None = None,
     permits: "GpuSemaphore | None" = None,
     begun: int = 0,
 ) -> MemberGroup:
-    """All members of a run, or some, with their environments.
+    """All members of a run, or those with these `numbers`, with their environments.
 
-    Args:
-        sweep: all values.
-        source: what to play, if it is not the configuration's id.
-        torso: a user's module, if it is not the configuration's torso.
-        numbers: which members; None: all.
-        stores: the replay of each of them, if it exists already.
-        permits: for their updates, where other processes use the same card.
-        begun: steps that these members have behind them, if the process that made them is gone with its open episodes and its random
-            numbers. The seeds then are others: the same would play the first episodes again, and put them into the replay twice.
+    `source` and `torso` are played and trained instead of what the configuration names. The replay of each member is in `stores`, if it
+    exists already. Updates need `permits` where other processes use the same card. The members have `begun` steps behind them if the
+    process that made them is gone with its open episodes and its random numbers. The seeds then are others: the same would play the first
+    episodes again, and put them into the replay twice.
     """
     after = f"/{begun}" if begun else ""
     with contextlib.ExitStack() as failed:
@@ -98,7 +88,7 @@ def build_members(
     torso: TorsoSource | None = None,
     *,
     numbers: Sequence[int] | None = None,
-    stores: Sequence[Store] | None = None,
+    stores: Sequence[Replay] | None = None,
     shared: bool = False,
     spec: EnvironmentSpec | None = None,
     ranks: bool = False,
@@ -116,7 +106,7 @@ def build_members(
         raise ConfigError("members cannot share one module; hand in its class, or a function that makes one")
     configs = {number: every[number] for number in (range(len(every)) if numbers is None else numbers)}
     spec, layout = one_layout({0: every[0], **configs}, source, spec)
-    replays: Sequence[Store | None] = stores or []
+    replays: Sequence[Replay | None] = stores or []
     if stores is None and sweep.share == "separate":
         replays = [build_replay(config, layout, shared=shared) for config in configs.values()]
     elif stores is None:
@@ -161,14 +151,12 @@ def one_layout(
 
 def _require_copies(members: Sequence[Member]) -> None:
     """Refused at the start: the first copy would fail, perhaps hours later."""
-
-    def contents(member: Member) -> dict[str, torch.Size]:
-        both = (member.learner.network.state_dict(), member.learner.optimiser.state)
-        return {name: tensor.shape for tensors in both for name, tensor in tensors.items()}
-
-    first = contents(members[0])
+    first: dict[str, torch.Size] = {}
     for member in members:
-        if contents(member) != first:
+        both = (member.learner.network.state_dict(), member.learner.optimiser.state)
+        shapes = {name: tensor.shape for tensors in both for name, tensor in tensors.items()}
+        first = first or shapes
+        if shapes != first:
             raise ConfigError(
                 f"members {members[0].number} and {member.number} have networks or optimisers of different shapes, so under population "
                 "based training neither can copy the other; set what they differ in in the base configuration, or leave pbt out"
@@ -200,14 +188,9 @@ def _vectorized(sweep: SweepConfig, members: Sequence[Member], after: str) -> Me
     first = members[0]
     slots, seed = first.config.environment.slots, derive(sweep.base.run.seed, f"crew/{first.number}")
     stack = VectorizedLearners([member.learner for member in members])
-    environments = open_environments(
-        first.source,
-        first.config.environment,
-        seed=derive(seed, f"environments{after}"),
-        lockstep=True,
-        slots=slots * len(members),
-    )
     policy = StackedPolicy(stack, slots, seed=derive(seed, f"actions{after}"))
+    seed, config = derive(seed, f"environments{after}"), first.config.environment
+    environments = open_environments(first.source, config, seed=seed, lockstep=True, slots=slots * len(members))
     actor = Actor(environments, policy, first.layout, member=np.repeat([one.number for one in members], slots))
     for member in members:
         member.actor = actor
@@ -233,18 +216,14 @@ def _sequential(
     lockstep = not threaded and (not gpu or permits is not None)
     with contextlib.ExitStack() as failed:
         for member in members:
-            config, learner = member.config, member.learner
-            environments = opened or open_environments(
-                member.source,
-                config.environment,
-                seed=derive(config.run.seed, f"environments{after}"),
-                lockstep=lockstep,
-            )
-            if opened is None:
+            config, environments = member.config, opened
+            if environments is None:
+                seed = derive(config.run.seed, f"environments{after}")
+                environments = open_environments(member.source, config.environment, seed=seed, lockstep=lockstep)
                 failed.callback(environments.close)
             if threaded or (gpu and not sweep.single):
                 member.acting = acting_copy(member, torso)
-            policy = Policy(member.acting, learner.family, seed=derive(config.run.seed, f"actions{after}"))
+            policy = Policy(member.acting, member.learner.family, seed=derive(config.run.seed, f"actions{after}"))
             member.actor = Actor(environments, policy, member.layout, member=member.number)
         failed.pop_all()
     return MemberGroup(members, permits, threaded=threaded)

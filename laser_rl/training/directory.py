@@ -29,9 +29,18 @@ from laser_rl.training.files import (
     require_same,
     settings_file,
 )
-from laser_rl.training.saving import MENDED, NoSpace, Segments, Written, fill_stores, load_member, member_state
+from laser_rl.training.saving import (
+    MENDED,
+    MemberState,
+    NoSpace,
+    Segments,
+    Written,
+    fill_stores,
+    load_member,
+    member_state,
+)
 from laser_rl.training.settings import SweepConfig
-from laser_rl.training.trainer import Trainer
+from laser_rl.training.trainer import Run, Trainer
 from laser_rl.types import UnrollLayout
 
 log = logging.getLogger("laser_rl.training")
@@ -44,11 +53,8 @@ _MOST_NAMED = 3
 class RunDirectory:
     """The files of one run, held by a lock: a second run in the same place is refused.
 
-    Args:
-        path: created if it is not there.
-        settings: written there, of one agent or of a sweep; None: those that are there count.
-        fresh: throw away what an earlier run left.
-        accept_changes: go on also if the settings' file was edited.
+    `settings`, of one agent or of a sweep, are written there; without them those that are there count. `fresh` throws away what an earlier
+    run left; `accept_changes` goes on also if the settings' file was edited.
     """
 
     def __init__(
@@ -65,8 +71,14 @@ class RunDirectory:
         path.mkdir(parents=True, exist_ok=True)
         self._lock = RunLock(path)
         try:
-            self._clear(fresh=fresh)
-            self._settle(given, fresh=fresh, accept_changes=accept_changes)
+            (_throw_away if fresh else _remove_leftovers)(path)
+            if _steps_in(path / checkpoint.CHECKPOINTS):
+                there = read_sweep(path, used=False)
+                require_same(given or there, (None if accept_changes else begun_with(path)) or there)
+            if given is not None:
+                write_json(path / settings_file(given), described(given))
+            if given is not None and fresh:  # the file of the other kind of run, that --fresh has thrown away
+                (path / (SWEEP if given.single else CONFIG)).unlink(missing_ok=True)
             self.settings = read_sweep(path, used=given is None)
             self.log = MetricsLog(path)
             machine.record(path)
@@ -75,59 +87,30 @@ class RunDirectory:
             raise
         self._segments: dict[int, Segments] = {}
 
-    def _clear(self, *, fresh: bool) -> None:
-        """Remove what a dead writer left, or all of an earlier run."""
-        if fresh:
-            _throw_away(self.path)
-            return
-        # `Unreadable` if one of the small files cannot be read that a start would write anew, or cannot be appended to.
-        for name in (CONFIG, SWEEP, machine.FILE):
-            with contextlib.suppress(Damaged):
-                guarded.read_bytes(self.path / name, limit=LIMIT_BYTES)
-        with contextlib.suppress(Damaged):
-            guarded.open_plain(self.path / FILE).close()
-        checkpoint.remove_leftovers(self.path)
-
-    def _settle(self, given: SweepConfig | None, *, fresh: bool, accept_changes: bool) -> None:
-        """Compare the settings with those that the run began with, and write them."""
-        path = self.path
-        if has_checkpoints(path):
-            there = read_sweep(path, used=False)
-            begun = None if accept_changes else begun_with(path)
-            require_same(given or there, begun or there)
-        if given is not None:
-            write_json(path / settings_file(given), described(given))
-            if fresh:  # of the other kind of run, that --fresh has thrown away
-                (path / (SWEEP if given.single else CONFIG)).unlink(missing_ok=True)
-
     def save(self, trainer: Trainer) -> Path:
         """A checkpoint of all members: new unrolls become segments, everything else one folder. `NoSpace` if the disk is full."""
-        tensors: dict[str, Mapping[str, Any]] = dict(trainer.group.actor_state())
-        states = [member_state(training) for training in trainer.trainings]
-        tensors |= {member_name(number): flat(state.tensors) for number, state in enumerate(states)}
-        layout = trainer.group.members[0].layout
+        states, layout = [member_state(training) for training in trainer.trainings], trainer.group.members[0].layout
         return self.write(
-            trainer.steps,
-            tensors,
-            {"members": [state.numbers for state in states], "trainer": trainer.state_dict()},
-            lambda: self.write_stores(trainer.stores, layout),
+            trainer, states, lambda: self.write_stores(trainer.stores, layout), trainer.group.actor_state()
         )
 
     def write(
         self,
-        step: int,
-        tensors: Mapping[str, Mapping[str, Any]],
-        state: Mapping[str, Any],
+        run: Run,
+        states: Sequence[MemberState],
         write_replays: Callable[[], Written],
+        actors: Mapping[str, Mapping[str, Any]],
     ) -> Path:
-        """A checkpoint, whole or not at all: tensors by file, numbers of the `members` and of the `trainer`.
+        """A checkpoint of these states, whole or not at all.
 
         `write_replays` is called first; a file that it writes is removed again if the checkpoint fails.
         """
+        step, tensors = run.steps, {member_name(number): flat(state.tensors) for number, state in enumerate(states)}
         try:
             replays, segments = write_replays()
-            state = {**state, "replays": replays, SETTINGS: described(self.settings)}
-            snapshot = Snapshot(step=step, tensors=tensors, state=state, segments=segments)
+            numbers = {"members": [state.numbers for state in states], "trainer": run.state_dict()}
+            state = {**numbers, "replays": replays, SETTINGS: described(self.settings)}
+            snapshot = Snapshot(step=step, tensors={**actors, **tensors}, state=state, segments=segments)
             self.log.flush()
             return checkpoint.write(self.path, snapshot, keep=self.settings.base.run.keep_checkpoints)
         except BaseException as error:
@@ -225,6 +208,16 @@ def _is_ours(path: Path, names: list[str]) -> bool:
     return any(manifest.NAME in guarded.names_in(folder / name) for name in _steps_in(folder))
 
 
+def _remove_leftovers(path: Path) -> None:
+    """Of a dead writer; `Unreadable` if a small file cannot be read that a start would write anew, or the log cannot be appended to."""
+    for name in (CONFIG, SWEEP, machine.FILE):
+        with contextlib.suppress(Damaged):
+            guarded.read_bytes(path / name, limit=LIMIT_BYTES)
+    with contextlib.suppress(Damaged):
+        guarded.open_plain(path / FILE).close()
+    checkpoint.remove_leftovers(path)
+
+
 def _throw_away(path: Path) -> None:
     """All that an earlier run left and a new one would go on from: what has a name that a run writes, and nothing else."""
     checkpoint.clear(path)
@@ -236,11 +229,6 @@ def _throw_away(path: Path) -> None:
         for name in guarded.names_in(folder):
             if _EVENTS.fullmatch(name):
                 (folder / name).unlink(missing_ok=True)
-
-
-def has_checkpoints(path: Path) -> bool:
-    """Whether there is something to go on from, damaged or not."""
-    return bool(_steps_in(path / checkpoint.CHECKPOINTS))
 
 
 def _steps_in(folder: Path) -> list[str]:

@@ -51,14 +51,9 @@ def train(
     sweep = SweepConfig(base=settings) if isinstance(settings, Config) else settings
     _require_code(sweep)
 
-    def go() -> Result:
-        if elsewhere is not None:
-            return elsewhere(sweep, directory, **around)
-        way = _train_in_processes if uses_processes(sweep) else _train_here
-        return way(sweep, directory, **around)
-
-    path = None if directory is None else directory.path
-    return with_videos(go, path, sweep.base.run, source=around.get("source"), network=around.get("torso"))
+    way = elsewhere or (_train_in_processes if process_count(sweep) else _train_here)
+    path, source, network = directory and directory.path, around.get("source"), around.get("torso")
+    return with_videos(lambda: way(sweep, directory, **around), path, sweep.base.run, source=source, network=network)
 
 
 def _train_in_processes(sweep: SweepConfig, directory: RunDirectory | None, **around: Unpack[Around]) -> Result:
@@ -147,11 +142,9 @@ def act_and_learn(trainer: Trainer) -> None:
 
 
 def process_count(sweep: SweepConfig) -> int:
-    """Over how many processes the members of a run are spread."""
-    wanted = sweep.processes or len(os.sched_getaffinity(0))
-    return max(1, min(wanted, len(sweep.settings)))
+    """Over how many processes of their own members are spread; 0: none, all run in this one.
 
-
-def uses_processes(sweep: SweepConfig) -> bool:
-    """Whether members run in processes of their own; one agent does if more than one is asked for: it is started again if it dies."""
-    return process_count(sweep) > 1 or sweep.processes > 1
+    One agent has a process if more than one is asked for: it is started again if it dies.
+    """
+    count = min(sweep.processes or len(os.sched_getaffinity(0)), len(sweep.settings))
+    return count if count > 1 or sweep.processes > 1 else 0

@@ -235,8 +235,5 @@ class MemberGroup:
 
     def close(self) -> None:
         """End the environments of all members, and their other ranks."""
-        for actor in self.actors.values():
-            actor.environments.close()
-        for member in self.members:
-            if member.ranks is not None:
-                member.ranks.close()
+        for member in {id(one.environments): one for one in self.members}.values():
+            member.close()

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from laser_rl.errors import EnvironmentFailed
 from laser_rl.evaluation.statistics import EvalResult, evaluation_of
 from laser_rl.metrics.machine import memory_bytes
@@ -79,7 +81,8 @@ class MemberTraining:
     @property
     def progress(self) -> float:
         """Share of the run that is done, by its steps or by its time."""
-        return max(min(1.0, self.steps / self.horizon), self.budget.share)
+        time_share = 0.0 if self.budget.minutes is None else self.budget.spent_s / (60 * self.budget.minutes)
+        return min(1.0, max(self.steps / self.horizon, time_share))
 
     @property
     def done(self) -> bool:
@@ -139,6 +142,8 @@ class MemberTraining:
         now, member = time.monotonic(), self.member
         seconds = max(now - self._logged_at, 1e-9)
         updates_per_second = (self.update - self._logged_updates) / seconds
+        # Members side by side share one set of environments, and have some of its slots each.
+        survived = member.environments.counters(np.flatnonzero(member.actor.member == member.number))
         loss, replay, replayed = member.config.loss, member.replay, dict[str, float]()
         if replay is not None:
             fill = replay.steps / member.config.replay.capacity_steps
@@ -155,7 +160,7 @@ class MemberTraining:
             "updates_per_second": updates_per_second,
             "learned_steps_per_second": updates_per_second * loss.batch_unrolls * loss.unroll_steps,
             "memory_bytes": memory_bytes(),
-            **{f"environment_{name}": count for name, count in member.faults().items()},
+            **{f"environment_{name}": count for name, count in survived.items()},
         }
         if self.budget.left_s is not None:
             values["budget_left_seconds"] = self.budget.left_s

@@ -63,7 +63,7 @@ class PbtConfig(Frozen):
 
 
 def _can_move(name: str, limits: tuple[float, float] | None) -> None:
-    """Tried now, as a move that the configuration refuses would otherwise end the sweep hours later."""
+    """ValueError now if the configuration would refuse a move: that would end the sweep hours later."""
     if limits is not None and not 0 < limits[0] < limits[1]:
         raise ValueError(f"limits of {name} are {limits}; expected 0 < low < high")
     low, high = limits or (1e-30, 1e30)
@@ -138,14 +138,12 @@ class PbtState:
 
 def order_of(exploit: Exploit) -> dict[str, Any]:
     """As strict JSON: a score that is not a number is null."""
-    score = None if math.isnan(exploit.score) else exploit.score
-    return exploit._replace(before=dict(exploit.before), after=dict(exploit.after))._asdict() | {"score": score}
+    return exploit._asdict() | {"score": None if math.isnan(exploit.score) else exploit.score}
 
 
 def exploit_of(record: Mapping[str, Any]) -> Exploit:
     """The inverse of `order_of`."""
-    score = math.nan if record["score"] is None else record["score"]
-    return Exploit(**{**record, "score": score, "before": dict(record["before"]), "after": dict(record["after"])})
+    return Exploit(**{**record, "score": math.nan if record["score"] is None else record["score"]})
 
 
 def normalised(score: float, config: PbtConfig) -> float:
@@ -162,11 +160,7 @@ def decide(
 ) -> list[Exploit]:
     """The copies that are due now, in the order in which they may be applied; also appended to the state's history.
 
-    Args:
-        standing: every member, in order.
-        hyper: the present values of the tuned settings, by member.
-        config: the rule.
-        state: changed: decisions that were made, random numbers that were used.
+    `standing` has every member, in order, and `hyper` the present values of its tuned settings.
 
     >>> config = PbtConfig(burn_in_steps=100, every_episodes=10, margin=5.0, tuned=("learning_rate",), probability=0.0)
     >>> standing = [Standing(0, 200, 10, 1.0), Standing(1, 200, 10, 9.0)]

@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import json
 import logging
+import mmap
 import os
 import signal
 import subprocess
@@ -43,15 +44,9 @@ def start_child(
     env: Mapping[str, str] | None = None,
     **pipes: Any,
 ) -> "subprocess.Popen[bytes]":
-    """Start `main(start)` of a module of this package in a process that dies with this one.
+    """Start `main(start)` of a module of this package, with `start` as JSON, in a process that dies with this one.
 
-    Args:
-        module: the name of the module.
-        start: the argument of its `main`, as JSON.
-        files: open files that the child inherits.
-        nice: how much lower its priority is.
-        env: environment variables beside this process's own.
-        pipes: `stdin`, `stdout`, … as of `subprocess.Popen`.
+    The child inherits the open `files`, has a priority lower by `nice`, and `env` beside this process's own variables; `pipes` as of Popen.
     """
     with os.fdopen(os.memfd_create("laser-start"), "wb") as file:  # not a pipe: a large sweep would not fit into it
         file.write(json.dumps(start).encode())
@@ -63,6 +58,13 @@ def start_child(
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path), **(env or {})},
             **pipes,
         )
+
+
+def shared_memory(name: str, size: int, handle: int | None) -> tuple[int, mmap.mmap]:
+    """Memory of this many bytes in a file without a name, or in that of another process; it goes with the last process that has it."""
+    file = os.memfd_create(name) if handle is None else handle
+    os.ftruncate(file, size)
+    return file, mmap.mmap(file, size)
 
 
 def run_child(module: str, start: int) -> NoReturn:

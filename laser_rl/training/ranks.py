@@ -19,10 +19,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from math import prod
 from typing import Any, Literal
 
-import numpy as np
 import safetensors.torch
 import torch
 import torch.distributed as dist
@@ -33,20 +31,19 @@ from laser_rl.agent.parallel import Team, own_columns
 from laser_rl.agent.relevance import require_splittable
 from laser_rl.checkpoint.snapshot import flat, grouped
 from laser_rl.config import Config, override, validated
-from laser_rl.envs.records import EnvironmentSpec, read_spec, write_spec
+from laser_rl.envs.records import EnvironmentSpec, carve, read_spec, size_of, write_spec
 from laser_rl.errors import ConfigError
 from laser_rl.gpu_streams import own_stream
 from laser_rl.networks.build import TorsoSource, family_of
 from laser_rl.replay.records import Parts, shape_of, views
 from laser_rl.training.build import RankLost, build_learner, layout_of, threads_of
 from laser_rl.training.member_group import PinnedBatch
-from laser_rl.training.process_handle import kill_tree, start_child
+from laser_rl.training.process_handle import kill_tree, shared_memory, start_child
 from laser_rl.training.stall import GIVE_UP_S, PATIENCE_S, SAY_AFTER_S, StallWarning
 from laser_rl.types import Batch, UnrollLayout
 
 log = logging.getLogger("laser_rl.training")
 INTERFACE = "GLOO_SOCKET_IFNAME"
-PAGE = 4096
 BATCHES = 3  # the most that a runtime has going round
 LOST = 5  # exit status: another rank is gone
 END_S = 5.0
@@ -146,31 +143,24 @@ class SharedBatches:
     For a CPU frames are `stacked` on the host. `handle` is the file of another process, to attach to.
     """
 
-    def __init__(self, layout: UnrollLayout, columns: int, *, stacked: bool, handle: int | None = None) -> None:
-        self.layout, self._columns = layout, columns
-        sizes, steps = shape_of(layout), layout.steps
-        frames = (steps + 1, sizes.stack * sizes.frame_bytes) if stacked else (sizes.frame_rows, sizes.frame_bytes)
-        self._shapes = ((sizes.record_bytes,), frames)  # of the two blocks of a batch, for one column
-        self._bytes = [-(-columns * prod(shape) // PAGE) * PAGE for shape in self._shapes]
-        size = PAGE + BATCHES * sum(self._bytes)
-        self.handle = os.memfd_create("laser-batches") if handle is None else handle
-        if handle is None:
-            os.ftruncate(self.handle, size)
-        self._memory = mmap.mmap(self.handle, size)
-        self.done = np.frombuffer(self._memory, np.int64, PAGE // 8)  # orders that each rank has carried out
+    def __init__(
+        self, layout: UnrollLayout, columns: int, ranks: int, *, stacked: bool, handle: int | None = None
+    ) -> None:
+        self._layout, self._columns, sizes = layout, columns, shape_of(layout)
+        rows, frame = (layout.steps + 1, sizes.stack) if stacked else (sizes.frame_rows, 1)
+        fields = {"done": ((ranks,), "int64")}
+        for number in range(BATCHES):
+            fields[f"records{number}"] = ((columns, sizes.record_bytes), "uint8")
+            fields[f"frames{number}"] = ((columns, rows, frame * sizes.frame_bytes), "uint8")
+        self.handle, self._memory = shared_memory("laser-batches", size_of(fields), handle)
+        self._arrays = carve(memoryview(self._memory), fields)
+        self.done = self._arrays["done"]  # orders that each rank has carried out
 
     def part(self, number: int, team: Team) -> Batch:
         """The columns of one rank, or all of them with a team of one; memory as `replay.allocate` makes it."""
         own = own_columns(self._columns, team)
-        at, parts = PAGE + number * sum(self._bytes), list[Tensor]()
-        for shape, size in zip(self._shapes, self._bytes, strict=True):
-            column = prod(shape)
-            block = torch.frombuffer(
-                self._memory, dtype=torch.uint8, count=(own.stop - own.start) * column, offset=at + own.start * column
-            )
-            parts.append(block.view(-1, *shape))
-            at += size
-        return views(self.layout, Parts(*parts))
+        records, frames = (torch.from_numpy(self._arrays[f"{name}{number}"][own]) for name in ("records", "frames"))
+        return views(self._layout, Parts(records, frames))
 
     def pin(self) -> None:
         """For this process's GPU: uploads from here need no copy in between, and the host does not wait for them."""
@@ -201,7 +191,7 @@ class Ranks:
         size = config.run.devices
         devices = devices_of(device, size)
         require_splittable(family_of(spec.action), config.loss, size)
-        self.batches = SharedBatches(layout, config.loss.batch_unrolls, stacked=device.type != "cuda")
+        self.batches = SharedBatches(layout, config.loss.batch_unrolls, size, stacked=device.type != "cuda")
         self._state, meeting = os.memfd_create("laser-state"), os.memfd_create("laser-meeting")
         address = f"file:///proc/self/fd/{meeting}"
         start = {
@@ -402,9 +392,10 @@ def _obey(start: Mapping[str, Any]) -> None:
     config = override(validated(start["config"]), {"run.device": str(device)})
     spec, stream = read_spec(start["spec"].encode()), own_stream(device, "uploading")
     layout = layout_of(spec, family_of(spec.action), config)
-    batches = SharedBatches(layout, config.loss.batch_unrolls, stacked=not on_card, handle=start["batches"])
+    size, columns = config.run.devices, config.loss.batch_unrolls
+    batches = SharedBatches(layout, columns, size, stacked=not on_card, handle=start["batches"])
     batches.done[rank] += 1
-    team = join(rank, config.run.devices, start["address"], device, timeout_s=start["timeout_s"])
+    team = join(rank, size, start["address"], device, timeout_s=start["timeout_s"])
     torso = None if start["torso"] is None else pkgutil.resolve_name(start["torso"])
     learner = build_learner(config, spec, torso, sources=start["sources"], team=team)
     torch.set_num_threads(threads_of(config, learner.network))  # as many as rank 0: sums of as many parts

@@ -14,16 +14,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
-from laser_rl.config import (
-    Config,
-    CountOrNone,
-    Frozen,
-    ReplayConfig,
-    RunConfig,
-    full_name,
-    override,
-    unknown,
-)
+from laser_rl.config import Config, CountOrNone, Frozen, ReplayConfig, RunConfig, full_name, override, unknown
 from laser_rl.envs.scores import tasks_of
 from laser_rl.errors import ConfigError, shortened, suggestion
 from laser_rl.training.pbt import PbtConfig
@@ -33,12 +24,19 @@ MOST_MEMBERS = 1000  # all of them are built before anything is refused for its 
 Sharing = Literal["shared", "separate", "none"]
 
 
-class _Between(Frozen):
+class _ByPosition(Frozen):
+    """Its fields, in their order, may be given without their names."""
+
+    def __init__(self, *values: Any, **named: Any) -> None:
+        names = [name for name in type(self).model_fields if name != "kind"]
+        if len(values) > len(names):
+            raise TypeError(f"expected {' and '.join(names)}, got {len(values)} values: {', '.join(map(repr, values))}")
+        super().__init__(**dict(zip(names, values, strict=False)), **named)
+
+
+class _Between(_ByPosition):
     low: float
     high: float
-
-    def __init__(self, *bounds: float, **named: Any) -> None:
-        super().__init__(**_by_name(("low", "high"), bounds, named))
 
     @model_validator(mode="after")
     def _ordered(self) -> "_Between":
@@ -70,14 +68,11 @@ class LogUniform(_Between):
         return min(max(math.exp(low + share * (high - low)), self.low), self.high)
 
 
-class Choice(Frozen):
+class Choice(_ByPosition):
     """One of several values, each equally likely."""
 
     kind: Literal["choice"] = "choice"
     values: Annotated[tuple[Any, ...], Field(min_length=1)]
-
-    def __init__(self, *values: Sequence[Any], **named: Any) -> None:
-        super().__init__(**_by_name(("values",), values, named))
 
     def at(self, share: float) -> Any:
         """The value in whose part of [0, 1) `share` lies."""
@@ -85,12 +80,6 @@ class Choice(Frozen):
 
 
 Distribution: TypeAlias = Annotated[UniformDistribution | LogUniform | Choice, Field(discriminator="kind")]
-
-
-def _by_name(names: Sequence[str], values: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    if len(values) > len(names):
-        raise TypeError(f"expected {' and '.join(names)}, got {len(values)} values: {', '.join(map(repr, values))}")
-    return {**dict(zip(names, values, strict=False)), **named}
 
 
 def grid(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
@@ -101,14 +90,12 @@ def grid(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 def random(space: Mapping[str, Distribution], *, members: int, seed: int = 0) -> list[dict[str, Any]]:
     """Independent draws. Each depends on the seed, the member and the name alone: more members or more names change no other."""
-    return [
-        {name: copy.deepcopy(kind.at(_share(f"{seed}/random/{k}/{name}"))) for name, kind in space.items()}
-        for k in range(members)
-    ]
 
+    def drawn(k: int, name: str) -> Any:
+        generator = np.random.Generator(np.random.PCG64(_number(f"{seed}/random/{k}/{name}")))
+        return copy.deepcopy(space[name].at(float(generator.random())))
 
-def _share(key: str) -> float:
-    return float(np.random.Generator(np.random.PCG64(_number(key))).random())
+    return [{name: drawn(k, name) for name in space} for k in range(members)]
 
 
 _ONE_LAYOUT = "all members share one replay, and its unrolls have one shape"
@@ -135,22 +122,20 @@ def member_configs(base: Config, settings: Sequence[Mapping[str, Any]]) -> tuple
     Members may differ in loss, optimiser, network (but for its memory) and the environment's options. ConfigError where a difference
     would make their unrolls unfit for one replay, or their speeds unequal.
     """
-    return tuple(_member_config(base, k, own) for k, own in enumerate(settings))
-
-
-def _member_config(base: Config, k: int, own: Mapping[str, Any]) -> Config:
-    config = override(base, own)
-    named: dict[str, str] = {}
-    for name in own:
-        full = full_name(name)
-        if reason := _SHARED.get(full):
-            raise ConfigError(
-                f"member {k}: {full} cannot differ between members: {reason}; set it in the base configuration"
-            )
-        if full in named:
-            raise ConfigError(f"member {k}: {named[full]} and {name} are the same setting; give one of them")
-        named[full] = name
-    return override(config, {"run.seed": member_seed(base.run.seed, k)})
+    configs = []
+    for k, own in enumerate(settings):
+        configs.append(override(override(base, own), {"run.seed": member_seed(base.run.seed, k)}))
+        named: dict[str, str] = {}
+        for name in own:
+            full = full_name(name)
+            if reason := _SHARED.get(full):
+                raise ConfigError(
+                    f"member {k}: {full} cannot differ between members: {reason}; set it in the base configuration"
+                )
+            if full in named:
+                raise ConfigError(f"member {k}: {named[full]} and {name} are the same setting; give one of them")
+            named[full] = name
+    return tuple(configs)
 
 
 def member_seed(seed: int, member: int) -> int:
@@ -264,35 +249,24 @@ def settings_from(values: Mapping[str, Any]) -> SweepConfig:
 
 
 def _problem(item: Any) -> str:
-    name, message = ".".join(map(str, item["loc"])), item["msg"].removeprefix("Value error, ")
-    if item["type"] == "extra_forbidden":
-        return _unknown(*map(str, item["loc"]))
+    places, message = [str(place) for place in item["loc"]], item["msg"].removeprefix("Value error, ")
+    name = ".".join(places)
+    if item["type"] == "extra_forbidden" and places[0] == "base" and len(places) > 1:  # one of a run's settings
+        return unknown(".".join(places[1:]))
+    if item["type"] == "extra_forbidden":  # of the sweep itself
+        known = [*(PbtConfig if places[0] == "pbt" and len(places) > 1 else SweepConfig).model_fields]
+        return f"there is no setting {name!r} of a sweep; {suggestion(places[-1], known)}"
     if item["type"] == "value_error":
         return f"{name}: {message}" if name else message
     return f"{name} is {shortened(item['input'])}: {message[0].lower()}{message[1:]}"
 
 
-def _unknown(section: str, *rest: str) -> str:
-    """In the base a name is one of a run's settings; others are of the sweep itself."""
-    if rest and section == "base":
-        return unknown(".".join(rest))
-    known = [*PbtConfig.model_fields] if rest and section == "pbt" else [*SweepConfig.model_fields]
-    hint = suggestion(rest[-1] if rest else section, known)
-    return f"there is no setting {'.'.join((section, *rest))!r} of a sweep; {hint}"
-
-
 @dataclass(frozen=True)
 class ClusterSettings:
-    """Where a sweep runs on a cluster, and with how many runners; no part of what decides its numbers, and so not of its configuration.
+    """Where a sweep runs on a cluster; no part of what decides its numbers, and so not of its configuration."""
 
-    Args:
-        address: "auto" joins the cluster of this machine, or starts one; "local" starts one; otherwise host:port of its head, or
-            ray://host:port.
-        runners: environment runners of each member; they share its slots.
-    """
-
-    address: str = "auto"
-    runners: int = 1
+    address: str = "auto"  # joins this machine's cluster or starts one; "local" starts one; or host:port of its head
+    runners: int = 1  # environment runners of each member, which share its slots
 
 
 def cluster_of(address: str | None, runners: int) -> ClusterSettings | None:

@@ -5,7 +5,6 @@ whenever the owner is killed, and the state outlives its owner. The memory has n
 """
 
 import fcntl
-import mmap
 import os
 import time
 import zlib
@@ -20,6 +19,7 @@ from torch import cuda
 
 from laser_rl.envs.records import carve, size_of
 from laser_rl.gpu_streams import wait_for
+from laser_rl.training.process_handle import shared_memory
 from laser_rl.training.stall import StallWarning, Steps
 
 TRIES = 100
@@ -54,10 +54,8 @@ class SharedStateStore:
             "checksum": ((members, 2), "int64"),
             "boxes": ((members, 2, size), "uint8"),
         }
-        self.handle = os.memfd_create("laser-board") if handle is None else handle
-        if handle is None:
-            os.ftruncate(self.handle, size_of(fields))
-        arrays: dict[str, NDArray[Any]] = carve(memoryview(mmap.mmap(self.handle, size_of(fields))), fields)
+        self.handle, memory = shared_memory("laser-board", size_of(fields), handle)
+        arrays: dict[str, NDArray[Any]] = carve(memoryview(memory), fields)
         self.steps, self.ended, self.stop = arrays["steps"], arrays["ended"], arrays["stop"]
         self._current, self._length, self._checksum = arrays["current"], arrays["length"], arrays["checksum"]
         self._boxes = arrays["boxes"]

@@ -19,7 +19,7 @@ import numpy as np
 from laser_rl import checkpoint
 from laser_rl.checkpoint import Loaded, Mended
 from laser_rl.checkpoint.guarded import fitting
-from laser_rl.checkpoint.snapshot import flat, grouped, member_name
+from laser_rl.checkpoint.snapshot import grouped, member_name
 from laser_rl.config import override
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.log import read_from
@@ -213,9 +213,7 @@ class SweepSupervisor(Run, ABC):
         states = [self._state(number) for number in range(self._states.members)]
         for number, state in enumerate(states):
             state.numbers["training"]["steps"] = int(self._states.steps[number])
-        tensors = {member_name(number): flat(state.tensors) for number, state in enumerate(states)}
-        numbers = {"members": [state.numbers for state in states], "trainer": self.state_dict()}
-        return self.directory.write(self.steps, tensors, numbers, self._write_replays)
+        return self.directory.write(self, states, self._write_replays, {})
 
     def _begin(self) -> None:
         """Publish what members begin with: the newest checkpoint that verifies or, if none was ever written, their first parameters."""

@@ -8,7 +8,8 @@ import torch
 from laser_rl.agent.learner import Learner
 from laser_rl.ops import checks
 from laser_rl.replay.records import allocate
-from laser_rl.training.build import Member, Store
+from laser_rl.replay.store import Replay
+from laser_rl.training.build import Member
 from laser_rl.types import Inputs
 
 UNROLLS = 16  # whose states the policies are compared on
@@ -25,7 +26,7 @@ def sweep_metrics(members: Sequence[Member], random: np.random.Generator) -> dic
     return {**composition(stores), **ages(learners, store, random), **divergence(learners, store, random)}
 
 
-def composition(stores: Sequence[Store | None]) -> dict[str, float]:
+def composition(stores: Sequence[Replay | None]) -> dict[str, float]:
     """Shares of all that is held by member, and what it takes."""
     each = list({id(store): store for store in stores if store is not None}.values())
     unrolls = sum(len(store) for store in each)
@@ -38,7 +39,7 @@ def composition(stores: Sequence[Store | None]) -> dict[str, float]:
     return {**shares, "replay_fill": unrolls / capacity, "replay_bytes": sum(store.nbytes for store in each)}
 
 
-def ages(learners: Sequence[Learner], store: Store, random: np.random.Generator) -> dict[str, float]:
+def ages(learners: Sequence[Learner], store: Replay, random: np.random.Generator) -> dict[str, float]:
     """Percentiles of the age of a sample, in updates of the member that has made most."""
     newest = max(learner.version for learner in learners)
     age = newest - store.sample_versions(SAMPLE, random)
@@ -46,7 +47,7 @@ def ages(learners: Sequence[Learner], store: Store, random: np.random.Generator)
 
 
 @torch.inference_mode()
-def divergence(learners: Sequence[Learner], store: Store, random: np.random.Generator) -> dict[str, float]:
+def divergence(learners: Sequence[Learner], store: Replay, random: np.random.Generator) -> dict[str, float]:
     """Mean KL(π_i ‖ π_j) over replayed states."""
     batch = allocate(store.layout, UNROLLS)
     store.sample_into(UNROLLS, random, batch, 0)

@@ -7,12 +7,12 @@ On a GPU each thread has a stream: the learner's is the default one, the actor's
 No thread waits for another's stream, and the learner's waits for the card only to stay near it (`Busy`).
 """
 
+import contextlib
 import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -61,7 +61,7 @@ class Busy:
         self._learned_s = self._waited_s = 0.0
         self._under_way: deque[tuple[Any, Any]] = deque()  # where updates begin and end on the card
 
-    @contextmanager
+    @contextlib.contextmanager
     def learning(self) -> Iterator[None]:
         """Measure one update, and wait first if too many are under way on the card."""
         if self._mark is None:
@@ -76,7 +76,7 @@ class Busy:
         yield
         self._under_way.append((begun, self._mark()))
 
-    @contextmanager
+    @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
         """Around a wait for a batch."""
         begin = self._clock()
@@ -105,10 +105,11 @@ def _marked(device: torch.device) -> Any:
 
 
 class ThreadInbox:
-    """A bounded queue."""
+    """A bounded queue; `depth` tells how many deliveries wait."""
 
     def __init__(self, room: int) -> None:
         self._queue: queue.Queue[Delivery] = queue.Queue(room)
+        self.depth = self._queue.qsize
 
     def put(self, delivery: Delivery, timeout_s: float) -> bool:
         """False if there was no room in time."""
@@ -120,14 +121,9 @@ class ThreadInbox:
 
     def take(self, timeout_s: float) -> Delivery | None:
         """None if nothing came in time."""
-        try:
+        with contextlib.suppress(queue.Empty):
             return self._queue.get(timeout=timeout_s)
-        except queue.Empty:
-            return None
-
-    def depth(self) -> int:
-        """Deliveries that wait."""
-        return self._queue.qsize()
+        return None
 
 
 class BatchSource:

@@ -75,13 +75,7 @@ class VectorizedLearners:
         return {name: view[chosen] for name, view in self._views.items()}
 
     def update(self, rows: Sequence[int], batch: Batch, *, progress: Sequence[float]) -> None:
-        """One gradient step for each of these members.
-
-        Args:
-            rows: which members, ascending.
-            batch: the columns of the first of them, then of the second, …
-            progress: how much of its run each of them has done.
-        """
+        """One gradient step for each of these members, ascending; the batch has the columns of the first, then those of the second."""
         learners, members = [self.learners[row] for row in rows], len(rows)
         device = self.value.device
         batch = Batch(*(field.to(device, non_blocking=True) for field in batch))
@@ -107,13 +101,9 @@ class VectorizedLearners:
             learner.count(names, values[number], own, learned=finite[row])
 
     def _place(self, rows: Sequence[int], gradients: Sequence[Tensor]) -> None:
-        whole = list(rows) == self._all
+        which = slice(None) if list(rows) == self._all else list(rows)
         for place, gradient in zip(self._places, gradients, strict=True):
-            target = shaped(self.gradient[:, place.first : place.last], place.shape)
-            if whole:
-                target.copy_(gradient)
-            else:
-                target[list(rows)] = gradient
+            shaped(self.gradient[:, place.first : place.last], place.shape)[which] = gradient
 
     def _step(self, rows: Sequence[int], norms: Tensor, finite: list[bool], progress: Sequence[float]) -> None:
         if list(rows) != self._all or not all(finite):  # one by one; rows are views of the same memory
@@ -182,11 +172,10 @@ class VectorizedGroup(MemberGroup):
         unrolls, whose = taken.unrolls, np.zeros(0, np.int64)
         if unrolls is not None:
             whose = np.searchsorted(self.actor.member[:: self._slots], unrolls.member)
-        for place, member_steps in enumerate(steps.tolist()):
+        for place in np.flatnonzero(among).tolist():
             own = np.flatnonzero(whose == place)
             part = Unrolls(*(field[own] for field in unrolls)) if unrolls is not None and len(own) else None
-            if among[place]:
-                yield MemberSteps(place, member_steps, finished[place], part)
+            yield MemberSteps(place, int(steps[place]), finished[place], part)
 
     def ready(self) -> list[int]:
         """All together, or those that are ready as soon as one would fall behind."""

@@ -79,7 +79,7 @@ class Place:
         """As the command does that reads such a file."""
         run_dir, path = self.run_dir, self.path(name)
         readers = {
-            "config.json": lambda: read_sweep(run_dir),
+            "config.json": self.read_config,
             "sweep.json": lambda: read_sweep(run_dir),
             "settings.yaml": lambda: base_from(read_file(path), "cartpole", None),
             "settings.json": lambda: base_from(read_file(path), "cartpole", None),
@@ -90,6 +90,10 @@ class Place:
             "agent.safetensors": lambda: LASER.load(path).member,
         }
         return readers.get(name, self.restore)()
+
+    def read_config(self):
+        (self.run_dir / "sweep.json").unlink(missing_ok=True)  # otherwise it is the one that counts
+        return read_sweep(self.run_dir)
 
     def restore(self):
         (self.run_dir / "sweep.json").unlink(missing_ok=True)  # it has served its test

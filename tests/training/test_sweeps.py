@@ -149,7 +149,7 @@ def test_a_stopped_sweep_goes_on_to_the_same_end(share, stack, tmp_path, figure)
     # Parameters, optimisers, random numbers, replay, PBT, actors, counters; and every row of metrics.
     assert fingerprint(tmp_path / "parts") == fingerprint(tmp_path / "whole")
     for one, other in zip(whole.members, rest.members, strict=True):
-        assert torch.equal(one.network.policy_head.weight, other.trained.network.policy_head.weight)
+        assert torch.equal(one.network.policy_head.weight, other.network.policy_head.weight)
         assert one.evaluation == other.evaluation
 
 
