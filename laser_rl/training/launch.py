@@ -52,7 +52,8 @@ def train(
     _require_code(sweep)
 
     way = elsewhere or (_train_in_processes if process_count(sweep) else _train_here)
-    path, source, network = directory and directory.path, around.get("source"), around.get("torso")
+    path = None if directory is None else directory.path
+    source, network = around.get("source"), around.get("torso")
     return with_videos(lambda: way(sweep, directory, **around), path, sweep.base.run, source=source, network=network)
 
 
