@@ -31,7 +31,7 @@ from laser_rl.agent.parallel import Team, own_columns
 from laser_rl.agent.relevance import require_splittable
 from laser_rl.checkpoint.snapshot import flat, grouped
 from laser_rl.config import Config, override, validated
-from laser_rl.envs.records import EnvironmentSpec, Fields, carve, read_spec, size_of, write_spec
+from laser_rl.envs.records import EnvironmentSpec, carve, read_spec, size_of, write_spec
 from laser_rl.errors import ConfigError
 from laser_rl.gpu_streams import own_stream
 from laser_rl.networks.build import TorsoSource, family_of
@@ -148,7 +148,7 @@ class SharedBatches:
     ) -> None:
         self._layout, self._columns, sizes = layout, columns, shape_of(layout)
         rows, frame = (layout.steps + 1, sizes.stack) if stacked else (sizes.frame_rows, 1)
-        fields: Fields = {"done": ((ranks,), "int64")}
+        fields: dict[str, tuple[tuple[int, ...], str]] = {"done": ((ranks,), "int64")}
         for number in range(BATCHES):
             fields[f"records{number}"] = ((columns, sizes.record_bytes), "uint8")
             fields[f"frames{number}"] = ((columns, rows, frame * sizes.frame_bytes), "uint8")
