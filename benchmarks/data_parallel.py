@@ -20,8 +20,9 @@ from laser_rl import recipes
 from laser_rl.config import override
 from laser_rl.gpu_streams import own_stream
 from laser_rl.training.build import Member, learn
-from laser_rl.training.build_group import build_member
+from laser_rl.training.build_group import build_group
 from laser_rl.training.member_group import PinnedBatch
+from laser_rl.training.settings import SweepConfig
 from laser_rl.types import Batch
 
 FLOAT_BYTES = 4
@@ -102,7 +103,8 @@ def built(devices: int, columns: int, width: int) -> Iterator[Member]:
         "capacity_steps": 4_000,
         "hidden": (width, width),
     }
-    member = build_member(override(recipes.cartpole("laser/Catch"), settings))
+    sweep = SweepConfig(base=override(recipes.cartpole("laser/Catch"), settings))
+    [member] = build_group(sweep).members
     try:
         yield member
     finally:

@@ -1,5 +1,6 @@
 """Names and small files of a run directory."""
 
+import itertools
 import json
 import re
 import shlex
@@ -135,10 +136,7 @@ def has_ended(training: Mapping[str, Any]) -> bool:
 def new_path(parent: Path, environment: str) -> Path:
     """The first free name for a run of this environment."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", environment).strip("-") or "run"
-    number = 1
-    while (parent / f"{name}-{number}").exists():
-        number += 1
-    return parent / f"{name}-{number}"
+    return next(path for n in itertools.count(1) if not (path := parent / f"{name}-{n}").exists())
 
 
 def require_unchanged(path: Path) -> None:

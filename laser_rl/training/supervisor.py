@@ -38,14 +38,14 @@ from laser_rl.training.pbt import Exploit, order_of
 from laser_rl.training.process_handle import ProcessHandle
 from laser_rl.training.saving import MENDED, MemberState, Written, load_learner, packed, parsed, published, warm_start
 from laser_rl.training.settings import SweepConfig
-from laser_rl.training.shared_state import PUBLISH_S, GpuSemaphore, SharedStateStore, States
+from laser_rl.training.shared_state import GpuSemaphore, SharedStateStore, States
 from laser_rl.training.stall import SAY_AFTER_S, StallWarning
 from laser_rl.training.stop import Stop, signals
 from laser_rl.training.trainer import Run
 
 log = logging.getLogger("laser_rl.training")
 LOOK_S = 0.1
-SURVEY_S = 2.0
+SURVEY_S = 2.0  # between two looks at what members have published
 READ_SHARE, READ_MOST_S = 0.05, 60.0  # of the supervisor's time, at most, for reading large states
 STOP_S = 7.0  # of the ten in which a run that was asked to stop has ended
 MOST_UPDATES = 3  # at a time on one card: 1 leaves gaps, 9 slow each other down (benchmarks/kernels.md)
@@ -80,7 +80,6 @@ class SweepSupervisor(Run, ABC):
         self._ended, self._saved_end = False, False  # all members have done their steps, and that was saved
         self._offset = directory.log.path.stat().st_size  # rows before it have been passed on
         self._surveys = DutyCycle(SURVEY_S, share=READ_SHARE, most_s=READ_MOST_S)
-        self._decisions = DutyCycle(PUBLISH_S, share=READ_SHARE, most_s=READ_MOST_S)  # nothing new is published before
 
     @abstractmethod
     def _watch(self) -> bool:
@@ -139,9 +138,6 @@ class SweepSupervisor(Run, ABC):
             return True
         over = self._watch()
         self._pass_rows()
-        if self._decisions.due():
-            with self._decisions.measured():
-                self._exploit()
         if self._surveys.due():
             self._survey()
         self._save_if_due()
@@ -174,9 +170,8 @@ class SweepSupervisor(Run, ABC):
 
     def _exploit(self) -> None:
         """Decide on what is published, and see to it that what was decided is done: a member that was killed is told again."""
-        if self.pbt is None:
+        if self.pbt is None or self.stop.reason is not None:
             return
-        self._load_published()
         due = [exploit for exploit in self.pbt.history if not self._applied(exploit)]
         # Not before what was decided is done, and not where no member would hear it any more.
         if not due and int(self._states.steps.max()) < self.sweep.base.run.steps:
@@ -185,8 +180,10 @@ class SweepSupervisor(Run, ABC):
             self._tell(exploit)
 
     def _survey(self) -> None:
+        """Look at what members have published: decide who copies whom, and write a row about all of them."""
         with self._surveys.measured():
             self._load_published()
+            self._exploit()
             if not self.sweep.single:
                 self._write_sweep_row()
 

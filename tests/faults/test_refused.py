@@ -20,7 +20,7 @@ from laser_rl.checkpoint.snapshot import grouped, member_name
 from laser_rl.cli.settings import base_from, begin, read_file
 from laser_rl.cli.status import status_of
 from laser_rl.errors import DamagedRun, UserError
-from laser_rl.training.build_group import build_group, build_member
+from laser_rl.training.build_group import build_group
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.files import read_sweep
 from laser_rl.training.member_training import MemberTraining
@@ -30,6 +30,7 @@ from laser_rl.view.report import report
 from tests.fuzz.checkpoints import signed
 from tests.fuzz.run import limited
 from tests.golden import folders
+from tests.training.small import build_member
 
 LIMIT_S = 1.0
 TENSORS = ["actor-00", "environments-00", "member-00"]

@@ -12,7 +12,7 @@ from laser_rl.checkpoint import SegmentEntry, manifest, segments
 from laser_rl.checkpoint.guarded import fitting
 from laser_rl.checkpoint.snapshot import grouped, member_name
 from laser_rl.replay.records import pack
-from laser_rl.training.build_group import build_group, build_member
+from laser_rl.training.build_group import build_group
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.evaluate import load_trained
 from laser_rl.training.files import read_sweep
@@ -22,6 +22,7 @@ from laser_rl.training.trainer import Trainer
 from laser_rl.types import Unrolls
 from tests.fuzz.mutate import Dice
 from tests.fuzz.target import OFTEN_ENOUGH, Feed, Segment, Target, Tensors
+from tests.training.small import build_member
 
 
 def checkpoint_files(copied: Callable[[str, str], Path]) -> dict[str, Target]:

@@ -22,10 +22,9 @@ from laser_rl.errors import ConfigError
 from laser_rl.networks.build import family_of
 from laser_rl.tools.onnx_policy import PREFIX, Acting, compare, described, export_onnx, random_rows, session_of
 from laser_rl.tools.source import starts_in
-from laser_rl.training.build_group import build_member
 from laser_rl.training.evaluate import trained_of
 from tests.networks.make import build_network
-from tests.training.small import finish, small
+from tests.training.small import build_member, finish, small
 
 
 def untrained(environment="CartPole-v1", net=None, **settings):

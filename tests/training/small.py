@@ -6,8 +6,10 @@ from typing import Any, NamedTuple
 
 from laser_rl import checkpoint, recipes
 from laser_rl.config import override
+from laser_rl.training.build_group import build_group
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import prepare, run
+from laser_rl.training.settings import SweepConfig
 from tests.row_hash import rows_hash
 
 
@@ -23,6 +25,11 @@ def small(environment="CartPole-v1", **settings):
         "checkpoint_every_steps": 200,
     }
     return override(recipes.cartpole(environment), {**defaults, **settings})
+
+
+def build_member(config, source=None, torso=None):
+    """The parts of one agent, at its beginning."""
+    return build_group(SweepConfig(base=config), source, torso).members[0]
 
 
 class Ended(NamedTuple):

@@ -2,9 +2,8 @@
 
 import torch
 
-from laser_rl.training.build_group import build_member
 from laser_rl.training.member_group import MemberGroup
-from tests.training.small import small
+from tests.training.small import build_member, small
 
 
 def apart(seed=0):

@@ -21,7 +21,6 @@ from laser_rl.metrics.log import read_from
 from laser_rl.training import ranks as module
 from laser_rl.training import stall
 from laser_rl.training.build import RankLost, threads_of
-from laser_rl.training.build_group import build_member
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import prepare, run, train
 from laser_rl.training.member_training import MemberTraining
@@ -29,7 +28,7 @@ from laser_rl.training.ranks import devices_of, reference_of
 from laser_rl.training.settings import sweep_from
 from tests.agent.teams import flat_state, largest_difference, learner, network
 from tests.training import one_rank
-from tests.training.small import finish, small
+from tests.training.small import build_member, finish, small
 
 CPU = {"run.device": "cpu", "run.threads": 1}
 
@@ -223,7 +222,7 @@ def test_a_rank_that_does_not_answer_is_waited_for_by_name_and_not_for_ever(monk
 @pytest.mark.slow
 def test_ranks_die_with_rank_0(tmp_path):
     program = (
-        "import time; from laser_rl.training.build_group import build_member; from tests.training.test_ranks import on\n"
+        "import time; from tests.training.small import build_member; from tests.training.test_ranks import on\n"
         "member = build_member(on(3, batch_unrolls=6)); print(*member.ranks.pids, flush=True); time.sleep(600)"
     )
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
