@@ -249,7 +249,7 @@ class SupervisorLink:
         self._wake.set()
 
     def publish(self, state: bytes) -> None:
-        """The member's newest state, see `shared_state.published`."""
+        """The member's newest state, see `saving.published`."""
         with self._lock:
             self._state = state
 

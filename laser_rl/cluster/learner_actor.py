@@ -23,10 +23,10 @@ from laser_rl.training.budget import Budget, DutyCycle
 from laser_rl.training.build import Member, learn
 from laser_rl.training.build_group import build_members
 from laser_rl.training.member_group import PinnedBatch
+from laser_rl.training.member_process import PUBLISH_S
 from laser_rl.training.member_training import MemberTraining, evaluate_last
 from laser_rl.training.pbt import Exploit, Standing
 from laser_rl.training.saving import load_learner, parsed, published
-from laser_rl.training.shared_state import PUBLISH_S
 from laser_rl.training.stall import Gate, StallWarning
 from laser_rl.training.stop import FINISHED, Stop
 from laser_rl.training.threads import gathered, learn_ahead

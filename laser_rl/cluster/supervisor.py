@@ -25,6 +25,7 @@ from laser_rl.replay.mixer import Counts
 from laser_rl.training.build_group import build_members, one_layout
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.files import command_for
+from laser_rl.training.member_process import States
 from laser_rl.training.member_training import Callback
 from laser_rl.training.pbt import Exploit, Standing, decide
 from laser_rl.training.saving import Written, parsed
@@ -35,23 +36,6 @@ from laser_rl.training.trainer import TURNS_AHEAD
 
 log = logging.getLogger("laser_rl.training")
 LOOK_S, STEP_S = 0.2, 600.0
-
-
-class Known:
-    """Every member as the supervisor last heard of it: the `States` of a cluster."""
-
-    def __init__(self, members: int) -> None:
-        self.members, self.steps = members, np.zeros(members, np.int64)
-        self.updates = np.zeros(members, np.int64)  # as rows said
-        self._states: dict[int, bytes] = {}
-
-    def get(self, member: int) -> bytes | None:
-        """The newest state."""
-        return self._states.get(member)
-
-    def put(self, member: int, data: bytes) -> None:
-        """A newer state."""
-        self._states[member] = data
 
 
 class ClusterSupervisor(SweepSupervisor):
@@ -71,7 +55,7 @@ class ClusterSupervisor(SweepSupervisor):
         _, layout = one_layout(dict(enumerate(sweep.configs)), base.environment.id)
         slack = _slack(sweep, cluster.runners)
         self._run = ActorStart(_with_own_card(sweep), layout, cluster.runners, slack, self.in_step)
-        self.known = Known(members)
+        self.known, self._updates = States(members), np.zeros(members, np.int64)  # as states, and as rows, said last
         self.placements: list[MemberPlacement] = []
         self.replays: Replays | None = None
         self.links = LearnerLinks(self.known.steps.tolist())
@@ -165,7 +149,7 @@ class ClusterSupervisor(SweepSupervisor):
     def _lost_updates(self, member: int) -> dict[str, Value]:
         state = self.known.get(member)
         version = parsed(state).numbers["learner"]["version"] if state is not None else 0
-        return {"updates": max(0, int(self.known.updates[member]) - version)}
+        return {"updates": max(0, int(self._updates[member]) - version)}
 
     def _report_lost(self, what: str, values: dict[str, Value]) -> None:
         log.warning("lost: %s", what)
@@ -179,7 +163,7 @@ class ClusterSupervisor(SweepSupervisor):
             _, _, update, values = row
             member = values.get("member", 0 if self.sweep.single else None)
             if isinstance(member, int):
-                self.known.updates[member] = update
+                self._updates[member] = update
         self.known.steps[:] = np.maximum(self.known.steps, steps)
         for member, state in states.items():
             self.known.put(member, state)

@@ -37,7 +37,7 @@ from laser_rl.training.settings import SweepConfig
 from laser_rl.types import UnrollLayout
 
 if TYPE_CHECKING:
-    from laser_rl.training.shared_state import GpuSemaphore
+    from laser_rl.training.member_process import GpuSemaphore
 
 # What PBT may move while members are computed side by side.
 STACKABLE = {*(f"loss.{name}" for name in ROWWISE), "loss.trust_bound", "optimiser.learning_rate"}

@@ -22,8 +22,8 @@ from laser_rl.training.build import Member, batch_of, learn
 from laser_rl.types import Batch, Episode, UnrollLayout, Unrolls
 
 if TYPE_CHECKING:
+    from laser_rl.training.member_process import GpuSemaphore
     from laser_rl.training.ranks import Ranks
-    from laser_rl.training.shared_state import GpuSemaphore
 
 UNDER_WAY = 2  # updates that a card may have before it: one at work, one that it finds when that is done
 

@@ -1,13 +1,25 @@
-"""One process of a run: some of its members, the shared replay, the shared states, and the orders of its parent, with which it dies."""
+"""One process of a run: some of its members, and what it shares with the others and with its parent, with which it dies.
 
+They share the replay, how many steps every member has done, its newest state or order, and places for updates on one card.
+"""
+
+import fcntl
 import json
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import cuda
 
+from laser_rl.envs.records import carve, size_of
+from laser_rl.gpu_streams import wait_for
 from laser_rl.metrics.log import MetricsLog
 from laser_rl.replay.shared import Handle
 from laser_rl.replay.store import Replay
@@ -16,15 +28,121 @@ from laser_rl.training.build_group import build_group
 from laser_rl.training.launch import run
 from laser_rl.training.member_training import Locks, MemberTraining, held
 from laser_rl.training.pbt import Exploit, exploit_of
+from laser_rl.training.process_handle import shared_memory
 from laser_rl.training.saving import load_learner, parsed, published
 from laser_rl.training.settings import settings_from
-from laser_rl.training.shared_state import PUBLISH_S, GpuSemaphore, SharedStateStore
+from laser_rl.training.stall import StallWarning
 from laser_rl.training.trainer import Trainer
 from laser_rl.types import UnrollLayout
 
 LOOK_S = 0.05
-# Large networks are published more seldom, so that it takes no more of the time than this.
+TRIES = 100
+TAKE_S = 1e-4  # between two looks for a place
+PUBLISH_S = 1.0  # so much of a member's learning is lost if its process is killed; with large networks more:
+# these are published more seldom, so that it takes no more of the time than this.
 PUBLISH_SHARE, PUBLISH_MOST_S = 0.01, 60.0
+
+
+class States:
+    """Every member as it was last published: its steps, and its state as bytes."""
+
+    def __init__(self, members: int) -> None:
+        self.members, self.steps = members, np.zeros(members, np.int64)
+        self._newest: dict[int, bytes] = {}
+
+    def get(self, member: int) -> bytes | None:
+        """The newest state, whole; None if there is none yet."""
+        return self._newest.get(member)
+
+    def put(self, member: int, data: bytes) -> None:
+        """Publish; only the member's owner does."""
+        self._newest[member] = data
+
+
+class SharedStateStore(States):
+    """Shared by the processes of a run: states of at most `size` bytes; `handle` is the file of another process's store, to attach to.
+
+    A state has two places. Its owner writes into the one that is not current, then makes it current: a reader sees a whole state, whenever
+    the owner is killed, and the state outlives its owner.
+    """
+
+    def __init__(self, members: int, size: int, handle: int | None = None) -> None:
+        super().__init__(members)
+        self.size = size
+        fields = {
+            "steps": ((members,), "int64"),
+            "ended": ((members,), "int64"),  # 1 once the member's process has done all that was asked of it
+            "stop": ((1,), "int64"),  # 1 once all processes are to end
+            "current": ((members,), "int64"),  # how many states were put; the newest is in place `current % 2`
+            "length": ((members, 2), "int64"),
+            "checksum": ((members, 2), "int64"),
+            "boxes": ((members, 2, size), "uint8"),
+        }
+        self.handle, memory = shared_memory("laser-board", size_of(fields), handle)
+        arrays: dict[str, NDArray[Any]] = carve(memoryview(memory), fields)
+        self.steps, self.ended, self.stop = arrays["steps"], arrays["ended"], arrays["stop"]
+        self._current, self._length, self._checksum = arrays["current"], arrays["length"], arrays["checksum"]
+        self._boxes = arrays["boxes"]
+
+    def put(self, member: int, data: bytes) -> None:
+        """Publish; only the member's owner does."""
+        if len(data) > self.size:
+            raise ValueError(f"a state of {len(data):,} bytes for a store of {self.size:,}; make the store larger")
+        place = int(self._current[member] + 1) % 2
+        self._boxes[member, place, : len(data)] = np.frombuffer(data, np.uint8)
+        self._length[member, place], self._checksum[member, place] = len(data), zlib.crc32(data)
+        self._current[member] += 1  # last: until here the old one counts
+
+    def get(self, member: int) -> bytes | None:
+        """The newest state, whole; None if there is none yet."""
+        for _ in range(TRIES):
+            current = int(self._current[member])
+            if not current:
+                return None
+            place = current % 2
+            data = self._boxes[member, place, : int(self._length[member, place])].tobytes()
+            # Two newer ones while we read would have gone over this one.
+            if zlib.crc32(data) == self._checksum[member, place] and int(self._current[member]) - current < 2:  # noqa: PLR2004
+                return data
+        raise RuntimeError(f"member {member} publishes faster than it can be read; this should not happen")
+
+
+class GpuSemaphore:
+    """At most so many updates at a time, over all processes that hold the same file: `handle`, of another process's semaphore.
+
+    A large update fills a card by itself, and nine at once make each other slower; a few at once leave no gap between one and the next. A
+    process that is killed gives its place back at once: the system holds these locks for it.
+    """
+
+    def __init__(self, most: int, handle: int | None = None) -> None:
+        self.most = most
+        self.handle = os.memfd_create("laser-permits") if handle is None else handle
+
+    @contextmanager
+    def one(self, device: torch.device) -> Iterator[None]:
+        """Around the launch of an update; ends when the device has done it."""
+        place = self._take()
+        try:
+            yield
+            if device.type == "cuda":
+                event = cuda.Event()  # type: ignore[no-untyped-call]
+                event.record(cuda.current_stream(device))
+                wait_for(event, "a learner", "its update on the card")
+        finally:
+            fcntl.lockf(self.handle, fcntl.LOCK_UN, 1, place)
+
+    def _take(self) -> int:
+        waiting = StallWarning("a learner", "updates of other processes")
+        while True:
+            for place in range(self.most):
+                try:
+                    fcntl.lockf(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+                except (BlockingIOError, PermissionError):  # either, says POSIX
+                    continue
+                waiting.over()
+                return place
+            waiting.again()
+            time.sleep(TAKE_S)
 
 
 class ProcessTrainer(Trainer):

@@ -33,12 +33,12 @@ from laser_rl.training.build_group import build_members
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.evaluate import Result
 from laser_rl.training.files import has_ended
+from laser_rl.training.member_process import GpuSemaphore, SharedStateStore, States
 from laser_rl.training.member_training import Callback, MemberTraining, Progress
 from laser_rl.training.pbt import Exploit, order_of
 from laser_rl.training.process_handle import ProcessHandle
 from laser_rl.training.saving import MENDED, MemberState, Written, load_learner, packed, parsed, published, warm_start
 from laser_rl.training.settings import SweepConfig
-from laser_rl.training.shared_state import GpuSemaphore, SharedStateStore, States
 from laser_rl.training.stall import SAY_AFTER_S, StallWarning
 from laser_rl.training.stop import Stop, signals
 from laser_rl.training.trainer import Run

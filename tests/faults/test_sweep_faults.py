@@ -13,11 +13,11 @@ from laser_rl import checkpoint
 from laser_rl.metrics.log import read
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import train
+from laser_rl.training.member_process import SharedStateStore
 from laser_rl.training.pbt import PbtConfig
 from laser_rl.training.process_handle import ProcessDied
 from laser_rl.training.saving import parsed, published
 from laser_rl.training.settings import SweepConfig
-from laser_rl.training.shared_state import SharedStateStore
 from laser_rl.training.supervisor import ProcessSupervisor
 from laser_rl.training.trainer import TURNS_AHEAD
 from tests.faults.families import within

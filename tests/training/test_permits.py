@@ -8,9 +8,9 @@ import time
 import pytest
 import torch
 
-from laser_rl.training import shared_state as module
+from laser_rl.training import member_process as module
 from laser_rl.training import stall as waiting
-from laser_rl.training.shared_state import GpuSemaphore
+from laser_rl.training.member_process import GpuSemaphore
 
 CPU = torch.device("cpu")
 FORK = multiprocessing.get_context("fork")

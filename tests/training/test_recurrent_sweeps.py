@@ -15,10 +15,9 @@ from laser_rl.training.build_group import build_group
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import train
 from laser_rl.training.member_group import MemberGroup
-from laser_rl.training.member_process import ProcessTrainer
+from laser_rl.training.member_process import ProcessTrainer, SharedStateStore
 from laser_rl.training.pbt import PbtConfig
 from laser_rl.training.settings import SweepConfig
-from laser_rl.training.shared_state import SharedStateStore
 from laser_rl.training.trainer import run_in_turns
 from tests.training.small import fingerprint
 from tests.training.test_recurrent import Killed, carried_columns, recurrent, unrolled  # noqa: F401 - a fixture

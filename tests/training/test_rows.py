@@ -9,9 +9,8 @@ from laser_rl.training.budget import DutyCycle
 from laser_rl.training.build_group import build_group
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import prepare
-from laser_rl.training.member_process import ProcessTrainer
+from laser_rl.training.member_process import ProcessTrainer, SharedStateStore
 from laser_rl.training.settings import SweepConfig
-from laser_rl.training.shared_state import SharedStateStore
 from laser_rl.training.supervisor import _within as within
 from tests.training.small import run_one, small
 from tests.training.test_sweeps import small_sweep
