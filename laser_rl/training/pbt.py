@@ -14,6 +14,7 @@ What this rule settles:
 - The random numbers that a member uses depend neither on scores nor on outcomes, only on who is ready.
 """
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
@@ -138,12 +139,12 @@ class PbtState:
 
 def order_of(exploit: Exploit) -> dict[str, Any]:
     """As strict JSON: a score that is not a number is null."""
-    return exploit._asdict() | {"score": None if math.isnan(exploit.score) else exploit.score}
+    return copy.deepcopy(exploit._asdict()) | {"score": None if math.isnan(exploit.score) else exploit.score}
 
 
 def exploit_of(record: Mapping[str, Any]) -> Exploit:
     """The inverse of `order_of`."""
-    return Exploit(**{**record, "score": math.nan if record["score"] is None else record["score"]})
+    return Exploit(**copy.deepcopy({**record, "score": math.nan if record["score"] is None else record["score"]}))
 
 
 def normalised(score: float, config: PbtConfig) -> float:
