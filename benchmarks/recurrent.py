@@ -110,7 +110,6 @@ EXPERIMENTS = {
             "uniform, stored": WITHOUT_STATES,
             "prioritised β=1, stored": {**WITHOUT_STATES, **PRIORITISED},
             "prioritised β=0.5, stored": {**WITHOUT_STATES, **PRIORITISED, "replay.importance_exponent": 0.5},
-            "prioritised β=1, refreshed": PRIORITISED,
         },
     ),
 }

@@ -112,7 +112,7 @@ class ReplayConfig(Frozen):
     burn_in_steps: CountOrNone = 0
     """With stored or zero states: the first rows of a replayed unroll only warm the memory up."""
     sampling: Literal["uniform", "prioritised"] = "uniform"
-    """prioritised: by the critic's loss; with refresh whole episodes, else unrolls."""
+    """prioritised: by the critic's loss; with a memory only for stored or zero states."""
     priority_exponent: Annotated[float, Field(ge=0)] = 0.6
     """How strongly priorities count; 0 is uniform."""
     importance_exponent: Share = 1.0
@@ -265,6 +265,10 @@ class Config(Frozen):
         burn_in, recurrent = self.replay.burn_in_steps, self.network.memory != "none"
         if burn_in and (not recurrent or self.replay.state == "refresh"):
             raise ValueError("replay.burn_in_steps needs network.memory and replay.state stored or zero; leave it at 0")
+        if recurrent and self.replay.sampling == "prioritised" and self.replay.state == "refresh":
+            raise ValueError(
+                "replay.sampling prioritised draws unrolls, no whole episodes; use replay.state stored or zero"
+            )
         if burn_in >= self.loss.unroll_steps:
             raise ValueError(
                 f"replay.burn_in_steps is {burn_in}, which leaves nothing to learn of {self.loss.unroll_steps} steps; lower it"

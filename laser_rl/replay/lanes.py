@@ -10,23 +10,23 @@ every reader keeps an index of its own; one made from scratch over the same unro
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from laser_rl.errors import ConfigError
-from laser_rl.replay.mixer import Priorities, Sampler, State, columns_of
+from laser_rl.replay.mixer import Sampler, State, columns_of
 from laser_rl.replay.records import Ids
 from laser_rl.replay.store import Evicted, Replay
 from laser_rl.types import Batch
 
 log = logging.getLogger("laser_rl.replay")
-# The unroll to come, or -1 to draw anew; where the lane's episode ends; what its draw weighs.
-LANE = np.dtype([("next", "i8"), ("last", "i8"), ("end", "i8"), ("weight", "f8")])
-# Begins at input row `row` of the unroll `first`, ends with outcome `end` of the unroll `last`; NaN while it has no priority.
-EPISODE = np.dtype([("first", "i8"), ("row", "i8"), ("last", "i8"), ("end", "i8"), ("priority", "f8")])
+# The unroll to come, or -1 to draw anew; the last one of the lane's episode.
+LANE = np.dtype([("next", "i8"), ("last", "i8")])
+# Begins at input row `row` of the unroll `first`, ends with outcome `end` of the unroll `last`.
+EPISODE = np.dtype([("first", "i8"), ("row", "i8"), ("last", "i8"), ("end", "i8")])
 FIELDS = ("member", "slot", "episode", "is_first", "terminated", "truncated")
 BLOCK = 1024  # unrolls read at once: a millisecond under the lock
 ATTEMPTS = 100  # writers would have to go round the whole ring so often while one block is read
@@ -85,21 +85,10 @@ class EpisodeIndex:
             return
         raise outrun(self._store)
 
-    def following(self, unroll: int) -> int | None:
-        """The id of the next unroll in the stream; None if it is not there, or this one is not."""
-        after = int(self.successors(np.array([unroll]))[0])
-        return None if after == NONE else after
-
     def successors(self, ids: Ids) -> Ids:
-        """The same for several, -1 for None."""
+        """The id of the next unroll in the stream of each; -1 if it is not there, or the unroll itself is not."""
         held = (ids >= self.first) & (ids < self.end)
         return np.where(held, self._next[ids % self._store.capacity], NONE)
-
-    def find(self, last: int, end: int) -> int | None:
-        """The place in `table` of the episode that ends there."""
-        place = bisect_left(self.table, (last, end), key=lambda episode: (episode["last"], episode["end"]))
-        found = place < len(self) and (self.table[place]["last"], self.table[place]["end"]) == (last, end)
-        return place if found else None
 
     def _read(self, ids: Ids, first: int) -> None:
         """Go on in all streams with a block of new unrolls; of those known before, the ones from `first` on are held."""
@@ -109,7 +98,7 @@ class EpisodeIndex:
         after = fields["episode"] + is_first[:, 1:].sum(1)  # the episode at row T
         columns = (fields["member"], fields["slot"], fields["episode"], is_first[:, 0], after, is_first[:, -1])
         self._next[ids % self._store.capacity] = NONE
-        found: list[tuple[int, int, int, int, float]] = []
+        found: list[tuple[int, int, int, int]] = []
         for i, member, slot, episode, opens, follows, shared, inside in zip(
             ids.tolist(), *(column.tolist() for column in columns), marks, strict=True
         ):
@@ -120,7 +109,7 @@ class EpisodeIndex:
                 begun = stream.begun
             for at, end in inside:
                 if end and begun is not None:
-                    found.append((*begun, i, at, np.nan))
+                    found.append((*begun, i, at))
                 begun = None if end else (i, at)
             self._streams[member, slot] = _Stream(i, follows, shared, begun)
         self._append(np.array(found, EPISODE))
@@ -169,38 +158,14 @@ def outrun(store: Replay) -> ConfigError:
     )
 
 
-class Drawn(NamedTuple):
-    """Episodes drawn."""
-
-    place: Ids  # in the table
-    weight: Priorities
-
-
-class Moved(NamedTuple):
-    """What the lanes did for one batch; all arrays [count]."""
-
-    ids: Ids
-    lanes: NDArray[np.void]  # the episode that each is in
-    begun: NDArray[np.bool_]  # at the beginning of it
-    done: NDArray[np.bool_]  # that was its last unroll
-
-
-Draw = Callable[[NDArray[np.void], int, np.random.Generator], Drawn]
-
-
-def uniformly(table: NDArray[np.void], count: int, random: np.random.Generator) -> Drawn:
-    """Each episode of the table as likely as any other, however long it is."""
-    return Drawn(random.integers(0, len(table), count), np.ones(count))
-
-
 class Lanes(Sampler):
-    """Each of `count` lanes draws an episode and goes through it, one unroll a batch; a finished or overwritten one draws anew.
+    """Each of `count` lanes draws an episode uniformly and goes through it, one unroll a batch; a finished or overwritten one draws anew.
 
     Rows before the episode's first one are not learnable. Those of other episodes behind its end are: the memory is reset between.
     """
 
-    def __init__(self, store: Replay, count: int, *, draw: Draw = uniformly) -> None:
-        self._store, self._draw = store, draw
+    def __init__(self, store: Replay, count: int) -> None:
+        self._store = store
         self.episodes = EpisodeIndex(store)
         self._lanes = np.zeros(count, LANE)
         self._seen = self._waiting = False  # a whole episode; for one, since the last look
@@ -227,10 +192,6 @@ class Lanes(Sampler):
 
     def fill(self, count: int, random: np.random.Generator, batch: Batch, first_column: int) -> None:
         """Every lane one unroll further."""
-        self.advance(count, random, batch, first_column)
-
-    def advance(self, count: int, random: np.random.Generator, batch: Batch, first_column: int) -> Moved:
-        """The same, and says what each lane did."""
         if count != len(self._lanes):
             raise ValueError(f"expected to fill all {len(self._lanes)} lanes, got {count} columns; make so many lanes")
         lanes, ids = self._lanes.copy(), self._lanes["next"].copy()
@@ -241,20 +202,20 @@ class Lanes(Sampler):
             anew = np.flatnonzero((ids < self.episodes.first) | (ids >= self.episodes.end))
             if len(anew):
                 table = self._drawable()
-                place, weight = self._draw(table, len(anew), random)
-                ids[anew], row[anew], begun[anew] = table["first"][place], table["row"][place], True
-                for name in ("last", "end"):
-                    lanes[name][anew] = table[name][place]
-                lanes["weight"][anew] = weight
-            done = ids == lanes["last"]
-            lanes["next"] = np.where(done, NONE, self.episodes.successors(ids))
+                drawn = table[random.integers(0, len(table), len(anew))]  # however long an episode is
+                ids[anew], row[anew], begun[anew] = drawn["first"], drawn["row"], True
+                lanes["last"][anew] = drawn["last"]
+            lanes["next"] = np.where(ids == lanes["last"], NONE, self.episodes.successors(ids))
             try:
                 self._store.gather(ids, batch, first_column)
             except Evicted:  # by another process, since the refresh
                 continue
-            self._mark(batch, first_column, lanes, row, begun)
+            fields: dict[str, Any] = columns_of(self._store.layout, batch, first_column, count)
+            fields["carried"][:] = ~begun
+            fields["is_transition"][...] &= np.arange(self._store.layout.steps) >= row[:, None]
+            fields["state"][begun] = 0
             self._lanes = lanes
-            return Moved(ids, lanes.copy(), begun, done)
+            return
         raise outrun(self._store)
 
     def _drawable(self) -> NDArray[np.void]:
@@ -263,12 +224,6 @@ class Lanes(Sampler):
                 raise outrun(self._store)
             raise ValueError("fill() before ready(): no whole episode is in the replay; insert more unrolls first")
         return self.episodes.table
-
-    def _mark(self, batch: Batch, first: int, lanes: NDArray[np.void], row: Ids, begun: NDArray[np.bool_]) -> None:
-        fields: dict[str, Any] = columns_of(self._store.layout, batch, first, len(lanes))
-        fields["carried"][:], fields["weight"][:] = ~begun, lanes["weight"]
-        fields["is_transition"][...] &= np.arange(self._store.layout.steps) >= row[:, None]
-        fields["state"][begun] = 0
 
     def restart(self) -> None:
         """Every lane draws anew for the next batch."""

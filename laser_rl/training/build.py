@@ -30,7 +30,7 @@ from laser_rl.ops.distributions import Family
 from laser_rl.replay.lanes import Lanes
 from laser_rl.replay.memory_estimate import estimate, require_fits
 from laser_rl.replay.mixer import Counts, Mixer, Sampler, UniformSampler
-from laser_rl.replay.prioritised import Prioritised, PrioritisedLanes
+from laser_rl.replay.prioritised import Prioritised
 from laser_rl.replay.records import allocate, upload
 from laser_rl.replay.store import Replay
 from laser_rl.types import Batch, UnrollLayout
@@ -128,14 +128,13 @@ def _sampler(config: Config, replay: Replay, replayed: int) -> Sampler:
     state: Literal["stored", "zero"] = "zero" if settings.state == "zero" else "stored"
     if settings.sampling == "uniform":
         return Lanes(replay, replayed) if refresh else UniformSampler(replay, state=state)
-    exponents = {
-        "exponent": settings.priority_exponent,
-        "importance_exponent": settings.importance_exponent,
-        "uniform_share": settings.priority_uniform_share,
-    }
-    if refresh:
-        return PrioritisedLanes(replay, replayed, **exponents)
-    return Prioritised(replay, state=state, **exponents)
+    return Prioritised(
+        replay,
+        exponent=settings.priority_exponent,
+        importance_exponent=settings.importance_exponent,
+        uniform_share=settings.priority_uniform_share,
+        state=state,
+    )
 
 
 def learn(member: Member, batch: Batch, *, progress: float) -> None:

@@ -14,7 +14,7 @@ from tests.training.test_recurrent_sweeps import PBT, members
 
 TRAIN = (
     "train --recipe cartpole --env laser/TMaze-8 --network.memory lstm --network.memory-size 8 --network.hidden 8 --loss.unroll-steps 5 "
-    "--loss.popart --replay.sampling prioritised --steps 1500 --environment.slots 4 --replay.capacity-steps 2000 "
+    "--loss.popart --steps 1500 --environment.slots 4 --replay.capacity-steps 2000 "
     "--run.checkpoint-every-steps 300 --run.evaluate-episodes 2 --plain"
 )
 

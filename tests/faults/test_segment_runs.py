@@ -27,7 +27,6 @@ KINDS = {
     "feed-forward": lambda: small(steps=300, capacity_steps=1000, checkpoint_every_steps=100),
     "prioritised": lambda: small(steps=300, capacity_steps=1000, checkpoint_every_steps=100, sampling="prioritised"),
     "lanes": lambda: recurrent(**{"run.steps": 300}),
-    "prioritised lanes": lambda: recurrent(**{"run.steps": 300, "sampling": "prioritised"}),
 }
 
 

@@ -6,10 +6,10 @@ from scipy import stats
 
 from laser_rl.errors import ConfigError
 from laser_rl.replay.mixer import columns_of
-from laser_rl.replay.prioritised import Prioritised, PrioritisedLanes
+from laser_rl.replay.prioritised import Prioritised
 from laser_rl.replay.records import allocate
 from laser_rl.replay.store import Evicted, Replay
-from tests.replay.inputs import RECURRENT, VECTOR, Stream, Walk, assert_same, cycle_of, numbered
+from tests.replay.inputs import RECURRENT, VECTOR, numbered
 
 PLAIN = {"exponent": 1.0, "importance_exponent": 1.0, "uniform_share": 0.0}
 
@@ -156,211 +156,15 @@ def test_unrolls_that_leave_while_they_are_gathered_are_drawn_anew(monkeypatch):
         Prioritised(Replay(VECTOR, 100), **PLAIN).fill(1, np.random.default_rng(0), batch, 0)
 
 
-# Lanes
-
-
-def walk_of(*lengths, unrolls, capacity=100, streams=2):
-    slots = [Stream(RECURRENT, name, cycle_of(*lengths)) for name in range(streams)]
-    walk = Walk(Replay(RECURRENT, capacity * RECURRENT.steps), slots)
-    for i in range(unrolls):
-        walk.cut(i % streams)
-    return walk
-
-
-def loss(unroll, episode):
-    """Of an unroll, in one episode."""
-    return 0.1 + (unroll * 7 + episode[0] * 3 + episode[1]) % 11
-
-
-def episodes_of(walk):
-    """(first, row) of each whole episode, with the unrolls that it runs through."""
-    through = {}
-    for first, row, last, _ in walk.episodes():
-        through[first, row] = [first]
-        while through[first, row][-1] != last:
-            through[first, row].append(walk.following(through[first, row][-1]))
-    return through
-
-
-class Learner:
-    """Reports the loss of every column, `late` batches after it was filled."""
-
-    def __init__(self, sampler, count, late=0, seed=0):
-        self.sampler, self.count, self.late = sampler, count, late
-        self.random, self.batch = np.random.default_rng(seed), allocate(RECURRENT, count)
-        self.lanes, self.waiting, self.seen = [None] * count, [], []
-
-    def update(self):
-        batch = self.batch
-        self.sampler.fill(self.count, self.random, batch, 0)
-        begins, ids = batch.is_transition.int().argmax(0).tolist(), batch.id.tolist()
-        for lane, (unroll, row, carried) in enumerate(zip(ids, begins, batch.carried.tolist(), strict=True)):
-            if not carried:
-                self.lanes[lane] = (unroll, row)
-                self.seen.append((self.lanes[lane], float(batch.weight[lane])))
-        report = [loss(unroll, episode) for unroll, episode in zip(ids, self.lanes, strict=True)]
-        self.waiting.append((batch.id.numpy().copy(), np.array(report)))
-        if len(self.waiting) > self.late:
-            self.sampler.prioritise(*self.waiting.pop(0))
-
-
-def assert_priorities(walk, sampler, through, *, known=None):
-    state = sampler.state_dict()
-    found = {
-        (last, end): p
-        for last, end, p in zip(state["last"].tolist(), state["end"].tolist(), state["priority"].tolist(), strict=True)
-    }
-    ends = {episode[:2]: episode[2:] for episode in walk.episodes()}
-    for episode, unrolls in through.items():
-        if known is None or episode in known:
-            assert found.pop(ends[episode]) == pytest.approx(np.mean([loss(unroll, episode) for unroll in unrolls]))
-    assert not found
-
-
-@pytest.mark.parametrize("late", [0, 1, 3])
-@pytest.mark.parametrize("lengths", [(1, 2), (9, 1, 14)])
-def test_an_episode_has_the_mean_of_its_unrolls(late, lengths):
-    walk = walk_of(*lengths, unrolls=14)
-    through = episodes_of(walk)
-    sampler = PrioritisedLanes(walk.store, 8, exponent=0.5, importance_exponent=1.0, uniform_share=0.3)
-    learner = Learner(sampler, 8, late)
-    for _ in range(60):
-        learner.update()
-    assert_priorities(walk, sampler, through)
-
-
-def test_episodes_are_drawn_by_their_priorities_and_weighted_to_their_end():
-    walk = walk_of(2, 9, 1, unrolls=12)
-    through = episodes_of(walk)
-    sampler = PrioritisedLanes(walk.store, 60, exponent=0.7, importance_exponent=0.5, uniform_share=0.2)
-    learner = Learner(sampler, 60)
-    for _ in range(30):
-        learner.update()
-    assert_priorities(walk, sampler, through)
-    means = [float(np.mean([loss(unroll, episode) for unroll in unrolls])) for episode, unrolls in through.items()]
-    chance = dict(zip(through, chances(means, 0.7, 0.2), strict=True))
-    learner.seen, weights = [], {}
-    sampler.restart()
-    for _ in range(100):
-        learner.update()
-        for lane, weight in zip(learner.lanes, learner.batch.weight.tolist(), strict=True):
-            assert weights.setdefault(lane, weight) == weight
-    counts = [sum(episode == one for one, _ in learner.seen) for episode in through]
-    assert stats.chisquare(counts, np.array(list(chance.values())) * sum(counts)).pvalue > 0.001
-    for episode, weight in weights.items():
-        assert weight == pytest.approx((len(through) * chance[episode]) ** -0.5, rel=1e-6)
-
-
-def test_an_episode_never_replayed_has_the_largest_priority():
-    walk = walk_of(3, unrolls=1, streams=1)
-    sampler = PrioritisedLanes(walk.store, 2, **PLAIN)
-    batch, random = allocate(RECURRENT, 2), np.random.default_rng(0)
-    for priority in (6.0, 2.0):
-        sampler.fill(2, random, batch, 0)
-        sampler.prioritise(batch.id.numpy(), np.full(2, priority))
-    walk.cut(0)
-    weights = {}
-    for _ in range(20):
-        sampler.fill(2, random, batch, 0)
-        weights.update(zip(batch.id.tolist(), batch.weight.tolist(), strict=True))
-    assert weights == {0: 2.0, 1: pytest.approx(8 / 6 / 2)}
-    assert sampler.state_dict()["largest"] == 6.0
-
-
-def test_reports_that_do_not_come_or_fit_no_batch_are_left_out():
-    walk = walk_of(11, unrolls=3, streams=1)  # one episode of three unrolls
-    sampler, batch = PrioritisedLanes(walk.store, 1, **PLAIN), allocate(RECURRENT, 1)
-    random = np.random.default_rng(0)
-    for _ in range(4):
-        sampler.fill(1, random, batch, 0)
-    sampler.prioritise(np.array([5]), np.array([100.0]))  # no such batch
-    sampler.prioritise(np.array([0]), np.array([3.0]))
-    sampler.prioritise(np.array([2]), np.array([5.0]))  # nothing came for 1
-    state = sampler.state_dict()
-    assert state["priority"].tolist() == [4.0]
-    sampler.prioritise(np.array([0]), np.array([9.0]))  # begun again, not finished yet
-    assert sampler.state_dict()["priority"].tolist() == [4.0]
-
-
-def test_lanes_that_are_restarted_begin_their_sums_anew():
-    walk = walk_of(7, unrolls=2, streams=1)
-    sampler, batch = PrioritisedLanes(walk.store, 1, **PLAIN), allocate(RECURRENT, 1)
-    for unroll, priority in ((0, 50.0), (0, 1.0), (1, 3.0)):
-        sampler.fill(1, np.random.default_rng(0), batch, 0)
-        assert batch.id.item() == unroll
-        sampler.prioritise(batch.id.numpy(), np.array([priority]))
-        if priority == 50.0:
-            sampler.restart()
-    assert sampler.state_dict()["priority"].tolist() == [2.0]
-
-
-def test_priorities_stay_with_their_episodes_while_others_leave():
-    walk = walk_of(2, 9, 1, unrolls=30, capacity=30)
-    sampler = PrioritisedLanes(walk.store, 12, exponent=0.5, importance_exponent=1.0, uniform_share=0.5)
-    learner, done = Learner(sampler, 12), {}
-    for i in range(80):
-        through = episodes_of(walk)
-        learner.update()
-        for lane, unroll in zip(learner.lanes, learner.batch.id.tolist(), strict=True):
-            if lane in through and through[lane][-1] == unroll:
-                done[lane] = True
-        if i % 10 == 9:
-            assert_priorities(walk, sampler, through, known=done)
-        walk.cut(i % 2)
-        sampler.ready()  # forgets what has left
-
-
-@pytest.mark.parametrize("kind", ["unrolls", "lanes"])
-def test_a_resumed_sampler_goes_on_with_the_same_batches(kind):
-    def make(store):
-        options = {"exponent": 0.8, "importance_exponent": 0.5, "uniform_share": 0.1}
-        return Prioritised(store, **options) if kind == "unrolls" else PrioritisedLanes(store, 6, **options)
-
-    walk = walk_of(2, 9, 1, unrolls=20, capacity=20)
-    sampler = make(walk.store)
-    original = Learner(sampler, 6)
-    for i in range(25):
-        original.update()
-        walk.cut(i % 2)
-    store = Replay(RECURRENT, 20 * RECURRENT.steps)
-    resumed = Learner(make(store), 6)
-    resumed.random.bit_generator.state, resumed.lanes = original.random.bit_generator.state, list(original.lanes)
-    resumed.sampler.load_state_dict(sampler.state_dict())  # before the store is filled
-    store.begin_at(walk.store.first_id)
-    store.insert(walk.store.export(np.array(walk.held())))
-    for i in range(25):
-        original.update()
-        resumed.update()
-        assert_same(original.batch, resumed.batch)
-        walk.cut(i % 2)
-        store.insert(walk.store.export(np.array([walk.store.next_id - 1])))
-    left, right = sampler.state_dict(), resumed.sampler.state_dict()
-    assert left.keys() == right.keys()
-    assert all(np.array_equal(value, right[name]) for name, value in left.items())
-
-
-def test_what_comes_for_batches_before_a_state_was_loaded_is_ignored():
-    walk = walk_of(3, unrolls=1, streams=1)
-    sampler, batch = PrioritisedLanes(walk.store, 1, **PLAIN), allocate(RECURRENT, 1)
-    sampler.fill(1, np.random.default_rng(0), batch, 0)
-    sampler.load_state_dict(sampler.state_dict())
-    sampler.prioritise(batch.id.numpy(), np.array([5.0]))
-    assert len(sampler.state_dict()["priority"]) == 0
-
-
-@pytest.mark.parametrize("kind", ["unrolls", "lanes"])
-def test_a_state_that_was_not_kept_begins_anew(kind):
-    walk = walk_of(2, 9, 1, unrolls=20, capacity=20)
-    sampler = Prioritised(walk.store, **PLAIN) if kind == "unrolls" else PrioritisedLanes(walk.store, 6, **PLAIN)
-    learner = Learner(sampler, 6)
-    for _ in range(9):
-        learner.update()
+def test_a_state_that_was_not_kept_begins_anew():
+    store = store_of(20)
+    sampler, batch = Prioritised(store, **PLAIN), allocate(VECTOR, 6)
+    drawn(sampler, store, fills=1)
+    sampler.prioritise(np.arange(20), np.arange(20.0))
     state = sampler.state_dict()
     sampler.load_state_dict(
         {name: value[:0] if isinstance(value, np.ndarray) else value for name, value in state.items()}
     )
     assert len(sampler.state_dict()["priority"]) == 0
-    learner.batch.carried.fill_(True)
-    learner.update()
-    assert learner.batch.weight.tolist() == [1.0] * 6
-    assert not learner.batch.carried.any()
+    sampler.fill(6, np.random.default_rng(0), batch, 0)
+    assert batch.weight.tolist() == [1.0] * 6

@@ -30,11 +30,10 @@ KINDS = {
     "stored": {"state": "stored"},
     "zero": {"state": "zero"},
     "burn-in": {"state": "stored", "burn_in_steps": 2},
-    "prioritised lanes": {"sampling": "prioritised"},
     "prioritised unrolls": {"sampling": "prioritised", "state": "stored"},
     "popart": {"popart": True, "popart_step": 0.1},
     "pixel control": {**TILES, "pixel_control_cost": 0.1},
-    "all of it": {**TILES, "memory": "preco", "pixel_control_cost": 0.1, "popart": True, "sampling": "prioritised"},
+    "all of it": {**TILES, "memory": "preco", "pixel_control_cost": 0.1, "popart": True},
 }
 OFTEN = ("lstm", "stored", "prioritised unrolls", "all of it")
 
@@ -133,9 +132,8 @@ def test_the_kinds_of_memory_and_of_states_are_different_runs(memory):
 
 
 @pytest.mark.parametrize("runtime", ["serial", "local"])
-@pytest.mark.parametrize("sampling", ["uniform", "prioritised"])
-def test_lanes_go_on_where_the_batch_before_ended(runtime, sampling, unrolled):
-    config = recurrent("Telltale", runtime=runtime, sampling=sampling, steps=800, capacity_steps=300)
+def test_lanes_go_on_where_the_batch_before_ended(runtime, unrolled):
+    config = recurrent("Telltale", runtime=runtime, steps=800, capacity_steps=300)
     result, _ = finish(config, source=Telltale)
     assert carried_columns(unrolled) > len(unrolled) > 50
     assert result.member.learner.skipped == 0
@@ -229,11 +227,8 @@ def filling_ahead(monkeypatch, patience_s=0.5):
     monkeypatch.setattr(Recurrent, "unroll", late)
 
 
-@pytest.mark.parametrize("sampling", ["uniform", "prioritised"])
-def test_a_checkpoint_with_batches_ahead_goes_on_with_lanes_drawn_anew(sampling, tmp_path, monkeypatch, unrolled):
-    config = recurrent(
-        "Telltale", runtime="local", sampling=sampling, steps=900, capacity_steps=600, checkpoint_every_steps=400
-    )
+def test_a_checkpoint_with_batches_ahead_goes_on_with_lanes_drawn_anew(tmp_path, monkeypatch, unrolled):
+    config = recurrent("Telltale", runtime="local", steps=900, capacity_steps=600, checkpoint_every_steps=400)
     with monkeypatch.context() as patch:
         filling_ahead(patch)
         with pytest.raises(Killed):

@@ -52,8 +52,8 @@ def test_members_of_different_seeds_replay_each_others_episodes(unrolled):  # no
 
 @pytest.mark.parametrize(
     "kind",
-    [pytest.param({}, marks=pytest.mark.slow), {"memory": "preco", "sampling": "prioritised"}],
-    ids=["lstm", "preco prioritised"],
+    [pytest.param({}, marks=pytest.mark.slow), {"memory": "preco"}],
+    ids=["lstm", "preco"],
 )
 def test_a_stopped_sweep_goes_on_to_the_same_end(kind, tmp_path):
     config = members(pbt=PBT, steps=300, checkpoint_every_steps=70, **kind)
@@ -111,8 +111,8 @@ def test_memories_are_not_computed_side_by_side():
 
 @pytest.mark.parametrize(
     "kind",
-    [{}, pytest.param({"memory": "preco", "sampling": "prioritised"}, marks=pytest.mark.slow)],
-    ids=["lstm", "preco prioritised"],
+    [{}, pytest.param({"memory": "preco"}, marks=pytest.mark.slow)],
+    ids=["lstm", "preco"],
 )
 def test_processes_share_episodes_and_one_process_goes_on_with_what_they_left(kind, tmp_path, unrolled):  # noqa: F811
     config = members(processes=2, pbt=PBT, steps=800, capacity_steps=3_000, log_every_updates=20, **kind)
