@@ -59,12 +59,7 @@ _Published = tuple[int, Any]  # version; the parameters, or a list of one refere
 
 
 class RunnerInbox:
-    """The learner's end. `put` and `newer` are called by runners, each in a thread of the learner's actor.
-
-    Args:
-        room: deliveries that may wait for the learner.
-        layout: of the unrolls.
-    """
+    """The learner's end; `room` deliveries may wait. Runners call `put` and `newer`, each in a thread of the learner's actor."""
 
     def __init__(self, room: int, layout: UnrollLayout) -> None:
         self._room, self._layout = room, layout
@@ -100,9 +95,9 @@ class RunnerInbox:
 
     def publish(self, parameters: Tensor, version: int) -> None:
         """Replace the parameters that runners collect; copies once."""
-        # What was sent or put is never written again: a reader sees all of one version, whatever is published meanwhile.
+        # What is sent is never written again: a reader sees all of one version, whatever is published meanwhile. A reference
+        # goes in a list, so that Ray does not look into it. Runners map the array in the object store of their node.
         values = parameters.detach().to("cpu").numpy()
-        # A reference is sent in a list, so that Ray does not look into it. Runners map the array in the object store of their node.
         sent = values.copy() if values.nbytes <= SENT_BYTES else [ray().put(values)]
         with self._changed:
             self._published = version, sent
@@ -128,9 +123,7 @@ class RunnerInbox:
 class RemoteLearner:
     """A runner's end: a `ParameterMailbox` and a `StopSignal`. A learner that is gone is a reason to stop, too.
 
-    Args:
-        learner: the actor, with the methods of `RunnerInbox`.
-        in_step: `collect` waits for the learner's answer.
+    `in_step`: `collect` waits for the learner's answer.
     """
 
     def __init__(self, learner: Any, *, in_step: bool = False) -> None:
@@ -212,12 +205,7 @@ class Told(NamedTuple):
 class SupervisorLink:
     """A learner's side, and a `Sink` for the member's rows. Thread safe.
 
-    Args:
-        stop: told the run's reason to stop.
-        members: of the sweep; the more, the less often each answers.
-        steps: of the member, to begin with.
-        often: steps of the member after which others should hear of it.
-        shards: of the replay that the member draws from, to begin with.
+    The more members there are, the less often each answers; after `often` steps of the member the others should hear of it.
     """
 
     def __init__(self, stop: Stop, members: int, steps: int, often: int = 1, shards: Shards = (0, ())) -> None:
@@ -355,9 +343,8 @@ class LearnerLinks:
         with self._lock:
             if self._links[member] is link:
                 link.number, link.shards = news.number + 1, news.shards
-                self._steps[member] = max(
-                    self._steps[member], news.steps
-                )  # made is made, whatever of its learning is lost
+                # Steps that were made are made, whatever of their learning is lost.
+                self._steps[member] = max(self._steps[member], news.steps)
                 self._rows += news.rows
                 if news.state is not None:
                     self._states[member] = bytes(news.state)

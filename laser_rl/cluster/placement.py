@@ -105,7 +105,7 @@ def _floored(share: float) -> float:
 class SupervisedActor:
     """A learner or a runner, seen from the supervisor; `launch` starts its actor, given the number of its life (None: not yet).
 
-    It works in one call of `run`; in lock-step the supervisor calls it many times instead, and it does not run.
+    It works in one call of `run`, but for lock-step.
     """
 
     def __init__(self, name: str, launch: Callable[[int], Any], *, runs: bool = True) -> None:
@@ -129,10 +129,7 @@ class SupervisedActor:
             return ActorEnded(KILLED, str(error))
 
     def restart(self, ended: ActorEnded, steps: int) -> None:
-        """Begin another life; `ProcessDied` if it dies again and again before its member has made a step.
-
-        The first time at once, then later and later: Ray takes half a minute to see that a node is gone, and places actors there till then.
-        """
+        """Begin another life, see `Backoff`; `ProcessDied` if it dies again and again before its member has made a step."""
         self.deaths.count(steps)
         if self.deaths.in_a_row > MOST_RESTARTS or ended.status == ConfigError.exit_status:
             raise ProcessDied(
@@ -153,12 +150,7 @@ class SupervisedActor:
 class MemberPlacement:
     """Reserves room at once, places a learner and runners with `begin`, and replaces what dies.
 
-    Args:
-        run: what all actors of the run have in common.
-        member: its number.
-        shares: what each of its actors reserves.
-        start: returns where a member goes on; called whenever an actor of it is started.
-        connect: given the member and its learner, whenever one is started.
+    Whenever an actor is started, `start` says where its member goes on; `connect` is told of every new learner.
     """
 
     def __init__(
@@ -184,6 +176,11 @@ class MemberPlacement:
         """The runners, once they have started."""
         return self.actors[1:]
 
+    @property
+    def ended(self) -> bool:
+        """True once the learner has ended, however it did."""
+        return self.over or self.learner.ended() is not None
+
     def _place(self, shares: Shares) -> None:
         """Reserve room: a bundle for the learner and one for each runner, spread over the nodes."""
         ray()
@@ -207,8 +204,7 @@ class MemberPlacement:
             self.actors.append(SupervisedActor(name, partial(self._launch_runner, number), runs=runs))
 
     def _launch_learner(self, life: int) -> Any:
-        groups = LearnerActor.threads(self._run.runners)
-        start = self._started(life)
+        groups, start = LearnerActor.threads(self._run.runners), self._started(life)
         learner = self._launch(LearnerActor, start, 0, num_gpus=self._shares.gpus, concurrency_groups=groups)
         self._connect(self.member, learner)
         return learner
@@ -229,11 +225,7 @@ class MemberPlacement:
         return start_actor(kind, start, strategy=strategy, cpus=self._shares.cpus, **options)
 
     def look(self, steps: int) -> list[tuple[str, bool]]:
-        """Replace what is gone. A learner takes its runners with it.
-
-        Returns:
-            What that was, each with True if the updates since the member was last published are gone, too.
-        """
+        """Replace what is gone; a learner takes its runners with it. Returns what it was, with True if updates are gone, too."""
         if self.over or not self.actors:
             return []
         ended = self.learner.ended()
@@ -256,9 +248,9 @@ class MemberPlacement:
 
     def begin_again(self, shares: Shares) -> None:
         """Start everything anew, in another group."""
+        self.leave()
         for actor in self.actors:
             actor.begin_again()
-        self._remove()
         self._place(shares)
 
     def end(self) -> None:
@@ -267,12 +259,8 @@ class MemberPlacement:
             kill(actor.actor)
 
     def leave(self) -> None:
-        """End everything."""
+        """End everything, and give the room back."""
         self.end()
-        self._remove()
-
-    def _remove(self) -> None:
-        """Remove the group, with all actors in it."""
         from ray.util import remove_placement_group  # noqa: PLC0415
 
         remove_placement_group(self._group)

@@ -49,7 +49,7 @@ class ActorStart:
     state: bytes = b""  # of the member, as it was last published; for a learner
     spent_s: float = 0.0  # of the budget
     shards: tuple[int, Sequence[ShardClient]] | None = (
-        None  # of the replay, and which list this is; None where nothing is replayed
+        None  # which list this is, and the shards; None: nothing is replayed
     )
     learner: Any = None  # of the member; for a runner
     runner: int = 0  # which of the member's runners
@@ -91,12 +91,9 @@ class ReplayWriter:
     """Sends one delivery after the other to a shard: again if the answer is lost, and to another shard if the shard is lost.
 
     So nothing is lost but what a shard had acknowledged and took with it, and what the runner itself had not had acknowledged when it died.
-
-    Args:
-        shards: returns the shards that there are now. Asked again when a shard is lost.
-        stream: a name that no other stream has, also no earlier life of the same runner: "2/runner-7/life-1".
-        place: of this stream among all; streams lead to the shards in turn. Not to that of their own node: actors are not spread evenly,
-            and a shard to which few streams lead keeps what it has for longer, so that their members would have more than their part.
+    The name of a stream is its own, also among earlier lives of the same runner. Streams lead to the shards in turn, by their `place` among
+    all. Not to the shard of their own node: actors are not spread evenly, and a shard to which few streams lead keeps what it has for
+    longer, so that their members would have more than their part.
     """
 
     def __init__(self, shards: Callable[[], Sequence[ShardClient]], stream: str, place: int = 0) -> None:
@@ -132,15 +129,7 @@ class ReplayWriter:
 class RunnerOutbox:
     """An `UnrollOutbox` for `run_actor`: collects some deliveries, and hands them to a shard of the replay and to the learner.
 
-    Args:
-        writer: to a shard; None where nothing is replayed.
-        learner: of the member.
-        stream: a name that no other runner has, and no earlier life of this one.
-        layout: of the unrolls.
-        codec: of the shards.
-        first_slot: of the member's slots, the first that is played here.
-        at_once: unrolls that travel together; fewer if they would wait too long.
-        faults: returns those of the environments, counted from the beginning.
+    There is no `writer` to a shard where nothing is replayed. `at_once` unrolls travel together, fewer if they would wait too long.
     """
 
     def __init__(

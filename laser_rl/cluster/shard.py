@@ -12,7 +12,6 @@ lost if the process dies.
 import functools
 import logging
 import threading
-import time
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -61,7 +60,6 @@ class ShardReport(NamedTuple):
     span: Span
     members: dict[int, int]  # unrolls held by member
     bytes: int
-    counters: dict[str, float]
 
 
 class Shard:
@@ -74,32 +72,21 @@ class Shard:
         )
         self._order = threading.Lock()  # streams and rows move together
         self._streams: dict[str, int] = {}  # number of the newest delivery of each
-        self._count = dict.fromkeys(("inserted", "repeated", "gathered", "gone"), 0)
-        self._busy = {"insert_s": 0.0, "gather_s": 0.0}
 
     def insert(self, stream: str, number: int, encoded: EncodedUnrolls) -> bool:
         """Add a stream's delivery with this number, and acknowledge it; may be repeated at will."""
-        begin = time.perf_counter()
         with self._order:
-            is_new = number > self._streams.get(stream, -1)
-            if is_new:
+            if number > self._streams.get(stream, -1):
                 self._store.insert_parcel(encoded)
                 self._streams[stream] = number
-            self._count["inserted" if is_new else "repeated"] += encoded.unrolls
-        self._busy["insert_s"] += time.perf_counter() - begin
         return True
 
     def gather(self, ids: Ids) -> Gathered:
         """Copy the unrolls of these ids that are still held."""
-        begin = time.perf_counter()
-        found = gathered(self._store, ids)
-        self._count["gathered"] += found.encoded.unrolls
-        self._count["gone"] += len(ids) - found.encoded.unrolls
-        self._busy["gather_s"] += time.perf_counter() - begin
-        return found
+        return gathered(self._store, ids)
 
     def lend(self) -> LentBlock:
-        """The address of the store's shared memory, for readers on the same machine; the shard does not count what they read."""
+        """The address of the store's shared memory, for readers on the same machine."""
         return LentBlock.of(self._store.handle())
 
     def report(self) -> ShardReport:
@@ -107,7 +94,7 @@ class Shard:
         first, end = _span(self._store)
         composition = self._store.composition() if len(self._store) else {}
         members = {member: round(share * (end - first)) for member, share in composition.items()}
-        return ShardReport((first, end), members, self._store.nbytes, {**self._count, **self._busy})
+        return ShardReport((first, end), members, self._store.nbytes)
 
 
 def gathered(store: Replay, ids: Ids) -> Gathered:

@@ -37,8 +37,7 @@ from laser_rl.types import Batch, UnrollLayout
 log = logging.getLogger("laser_rl.training")
 AHEAD = 2  # draws under way beyond the one that is needed now
 ANSWER_S = 60.0  # a shard that has not answered in this time is left out until it does
-REFRESH_S = 0.2  # a draw sees what is at most this old, or as new as the last answer of any kind
-REPORT_S = 1.0  # between two reports of a shard that answers gathers: for metrics
+REFRESH_S = 0.2  # between two reports of a shard; its answers to gathers also say what it holds
 SHARD_BITS = 40  # a global id: the number of the shard above, the id in that shard below
 
 
@@ -94,23 +93,13 @@ class _Known:
     span: Span | None = None  # None: not heard of yet, or it does not answer
     report: ShardReport | None = None
     asked: Answer[ShardReport] | None = None
-    asked_at: float = -REPORT_S
-    heard_at: float = -REPORT_S
-
-    def is_due(self, now: float) -> bool:
-        """True if nothing has come from the shard for some time, or no report."""
-        asked = now - self.asked_at
-        return asked >= REPORT_S or min(now - self.heard_at, asked) >= REFRESH_S
+    asked_at: float = -REFRESH_S
 
 
 class ShardDirectory:
     """What each shard holds: from every answer, and from reports asked for now and then. Thread safe.
 
-    The first look waits for all shards: draws from some of them would not be uniform. Later ones wait only if `exact`.
-
-    Args:
-        shards: returns the shards that there are now, without waiting.
-        exact: every look asks all shards, and waits for them.
+    The first look waits for all shards: draws from some of them would not be uniform. Later ones ask and wait every time only if `exact`.
     """
 
     def __init__(self, shards: Callable[[], Sequence[ShardClient]], *, exact: bool) -> None:
@@ -136,7 +125,7 @@ class ShardDirectory:
             self._update()
             now = time.monotonic()
             for known in self._known.values():
-                if known.asked is None and (self._exact or known.is_due(now)):
+                if known.asked is None and (self._exact or now - known.asked_at >= REFRESH_S):
                     known.asked, known.asked_at = known.shard.report(), now
             for known in list(self._known.values()):
                 self._listen(known)
@@ -160,7 +149,7 @@ class ShardDirectory:
             known = self._known.get(number)
             if known is not None:
                 first, end = known.span or span
-                known.span, known.heard_at = (max(first, span[0]), max(end, span[1])), time.monotonic()
+                known.span = max(first, span[0]), max(end, span[1])
 
     def failed(self, number: int, error: Exception) -> None:
         """A call to a shard was not answered: the shard is lost, or nothing is drawn from it until it answers again."""
@@ -178,9 +167,7 @@ class ShardDirectory:
         if known is not None:
             first, end = known.span or (0, 0)
             self.lost_shards, self.lost_unrolls = self.lost_shards + 1, self.lost_unrolls + end - first
-            log.warning(
-                "%s is lost with about %s unrolls; learning goes on with the others", known.shard, f"{end - first:,}"
-            )
+            log.warning("%s is lost with about %d unrolls; learning goes on with the others", known.shard, end - first)
 
     def _update(self) -> None:
         """Take up which shards have come and gone."""
@@ -224,7 +211,7 @@ class ShardedReplay:
         layout: of the unrolls.
         shards: returns the shards that there are now, without waiting; a replacement has another number.
         ahead: draws under way beyond the one that is needed now; 0 for lock-step.
-        empty_s: a draw that has waited so long for shards that hold nothing raises `Emptied`; None: it waits on.
+        empty_s: a draw raises `Emptied` if no shard has held anything for so long.
     """
 
     def __init__(
@@ -238,8 +225,7 @@ class ShardedReplay:
         self.layout = layout
         self.directory = ShardDirectory(shards, exact=ahead == 0)
         self._ahead, self._empty_s = ahead, empty_s
-        self._unpacking = Unpacking(layout)
-        self._under_way: deque[_Draw] = deque()  # oldest first
+        self._unpacking, self._under_way = Unpacking(layout), deque[_Draw]()  # oldest first
         self._lock = threading.Lock()  # of what is under way
         self._redrawn = self._drawn = 0
         self._waited_s = 0.0
@@ -272,8 +258,8 @@ class ShardedReplay:
         return {member: count / held for member, count in sorted(members.items())}
 
     def counters(self) -> dict[str, float]:
-        """For metrics: draws, draws made again, seconds waited for shards, what was lost, and the sums of what the shards count."""
-        own = {
+        """For metrics: draws, draws made again, seconds waited for shards, and what was lost."""
+        return {
             "replay_drawn": float(self._drawn),
             "replay_redrawn": float(self._redrawn),
             "replay_waited_s": self._waited_s,
@@ -281,10 +267,6 @@ class ShardedReplay:
             "replay_lost_unrolls": float(self.directory.lost_unrolls),
             "replay_shards": float(len(self.directory.shards())),
         }
-        for report in self.directory.reports():
-            for name, count in report.counters.items():
-                own[f"shards_{name}"] = own.get(f"shards_{name}", 0.0) + count
-        return own
 
     def sample_into(self, count: int, random: np.random.Generator, batch: Batch, first_column: int) -> Ids:
         """Uniform draws over all shards with replacement, gathered into columns of a batch; returns their global ids.

@@ -6,7 +6,7 @@ member; runners call their learner, the supervisor calls all learners, and the r
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -110,7 +110,11 @@ class ClusterSupervisor(SweepSupervisor):
         self.budget.tick()
         for place in self.placements:
             for what, with_updates in place.look(int(self.known.steps[place.member])):
-                self._report_lost(what, self._lost_updates(place.member) if with_updates else {})
+                values: dict[str, Value] = {}
+                if with_updates and (state := self.known.get(place.member)) is not None:
+                    since = int(self._updates[place.member]) - parsed(state).numbers["learner"]["version"]
+                    values["updates"] = max(0, since)
+                self._report_lost(what, values)
         self._look_at_shards()
         self._make_room()
         self._collect()
@@ -146,11 +150,6 @@ class ClusterSupervisor(SweepSupervisor):
                 if not place.over:
                     place.begin_again(shares)
 
-    def _lost_updates(self, member: int) -> dict[str, Value]:
-        state = self.known.get(member)
-        version = parsed(state).numbers["learner"]["version"] if state is not None else 0
-        return {"updates": max(0, int(self._updates[member]) - version)}
-
     def _report_lost(self, what: str, values: dict[str, Value]) -> None:
         log.warning("lost: %s", what)
         self._announce("lost", {"what": what, **values})
@@ -171,7 +170,7 @@ class ClusterSupervisor(SweepSupervisor):
     def _stop_all(self) -> None:
         self.links.reason = self.stop.reason
         deadline = time.monotonic() + STOP_S
-        while time.monotonic() < deadline and (late := [place for place in self.placements if not _has_ended(place)]):
+        while time.monotonic() < deadline and (late := [place for place in self.placements if not place.ended]):
             time.sleep(LOOK_S)
             self._collect()
         for place in late:
@@ -198,10 +197,6 @@ class ClusterSupervisor(SweepSupervisor):
 
     def _fill_replays(self, loaded: Loaded) -> Mended | None:
         return None if self.replays is None else self.replays.fill(loaded)
-
-
-def _has_ended(place: MemberPlacement) -> bool:
-    return place.over or place.learner.ended() is not None
 
 
 def _with_own_card(sweep: SweepConfig) -> SweepConfig:
@@ -306,22 +301,25 @@ class LockStep(ClusterSupervisor):
 
     def _call_all(self, who: str, method: str) -> list[Any]:
         """Call the learners, or the runners, of all members side by side."""
-        answers = [self._asked(member, who, method) for member in range(self.known.members)]
-        return [self._awaited(answer, member, who, method) for member, answer in enumerate(answers)]
+        calls = [self._begun(member, who, method) for member in range(self.known.members)]
+        return [call() for call in calls]
 
     def _call(self, member: int, who: str, method: str, *arguments: Any) -> Any:
-        return self._awaited(self._asked(member, who, method, *arguments), member, who, method)
+        return self._begun(member, who, method, *arguments)()
 
-    def _asked(self, member: int, who: str, method: str, *arguments: Any) -> Answer[Any]:
+    def _begun(self, member: int, who: str, method: str, *arguments: Any) -> Callable[[], Any]:
+        """Begin a call; what is returned waits for its answer."""
         place = self.placements[member]
         actor = (place.learner if who == "learner" else place.runners[0]).actor
-        return Answer(getattr(actor, method).remote(*arguments))
+        answer: Answer[Any] = Answer(getattr(actor, method).remote(*arguments))
 
-    def _awaited(self, answer: Answer[Any], member: int, who: str, method: str) -> Any:
-        try:
-            return awaited(answer, "the sweep in lock-step", f"the {who} of member {member} to {method}", STEP_S)
-        except AnswerLost as error:
-            raise StepLost(
-                f"the {who} of member {member} is gone ({error}); in lock-step nothing is replaced: go on from the last checkpoint with: "
-                f"{command_for('resume', self.directory.path)}"
-            ) from None
+        def wait() -> Any:
+            try:
+                return awaited(answer, "the sweep in lock-step", f"the {who} of member {member} to {method}", STEP_S)
+            except AnswerLost as error:
+                raise StepLost(
+                    f"the {who} of member {member} is gone ({error}); in lock-step nothing is replaced: go on from the last checkpoint "
+                    f"with: {command_for('resume', self.directory.path)}"
+                ) from None
+
+        return wait

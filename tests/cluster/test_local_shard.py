@@ -42,7 +42,6 @@ def test_calls_until_it_has_lent_and_none_afterwards(codec):
     for _ in range(20):
         assert store.sample_into(8, random, batch, 0).tolist() == batch.version.tolist()
     assert shard.calls["gather"] == called
-    assert shard.shard.report().counters["gathered"] == 8 * called
 
 
 @pytest.fixture
@@ -130,7 +129,6 @@ def test_a_delivery_is_in_once_after_a_reader_that_had_stopped_goes_on(monkeypat
     assert any(writer.send(encoded, 1.0) for _ in range(20))
     assert shard.calls["insert"] > 2  # sent again
     assert shard.span() == (0, 9)
-    assert shard.shard.report().counters["inserted"] == 9
 
 
 def test_a_shard_that_waits_for_its_lock_is_not_taken_for_dead():

@@ -23,7 +23,7 @@ class Started:
         return self.asked[-1]
 
     def say(self, span):
-        self.asked[-1].set_result(ShardReport(span, {}, 0, {}))
+        self.asked[-1].set_result(ShardReport(span, {}, 0))
 
     def die(self):
         self.asked[-1].set_exception(ActorGone("out of memory"))
