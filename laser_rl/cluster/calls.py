@@ -16,10 +16,8 @@ from laser_rl.training.stall import PATIENCE_S, StallWarning
 
 T = TypeVar("T")
 CALL_S = 120.0  # an actor answers in milliseconds; one that is being started on a busy machine needs half a minute
-PAUSE_S, MOST_PAUSE_S = (
-    1.0,
-    60.0,
-)  # twice the first before the second replacement in a row, then twice as much each time
+# Before the second replacement in a row twice the first, then twice as much each time.
+PAUSE_S, MOST_PAUSE_S = 1.0, 60.0
 
 
 class AnswerLost(Exception):
@@ -61,7 +59,7 @@ def _translated(error: Exception) -> Exception:
     return error
 
 
-def awaited(answer: Answer[T], who: str, whom: str, timeout_s: float) -> T:
+def awaited(answer: Answer[T], who: str, whom: str, timeout_s: float = CALL_S) -> T:
     """Wait for an answer; logs who waits for whom, and raises TimeoutError after `timeout_s` or if that is the answer."""
     deadline, waiting = time.monotonic() + timeout_s, StallWarning(who, whom)
     while True:
@@ -77,11 +75,6 @@ def awaited(answer: Answer[T], who: str, whom: str, timeout_s: float) -> T:
         else:
             waiting.over()
             return found
-
-
-def call(reference: Any, who: str, whom: str, timeout_s: float = CALL_S) -> Any:
-    """Wait for the answer to a call, given its reference; see `awaited`."""
-    return awaited(Answer[Any](reference), who, whom, timeout_s)
 
 
 class LongPoll(Generic[T]):

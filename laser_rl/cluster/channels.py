@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from laser_rl.cluster.calls import Answer, AnswerLost, LongPoll, call, ray
+from laser_rl.cluster.calls import Answer, AnswerLost, LongPoll, awaited, ray
 from laser_rl.cluster.shard import ShardClient
 from laser_rl.metrics.rows import Kind, Value
 from laser_rl.replay.encoded_unrolls import EncodedUnrolls, unseal
@@ -163,7 +163,7 @@ class RemoteLearner:
         self._newest = None
         if isinstance(parameters, list):
             try:
-                parameters = call(parameters[0], WHO, "parameters from its learner")
+                parameters = awaited(Answer(parameters[0]), WHO, "parameters from its learner")
             except (AnswerLost, TimeoutError):  # its learner has died, and took it along
                 return newer_than
         # Into memory on a CPU without a copy in between, and without torch's warning of a read-only array.
@@ -177,10 +177,9 @@ class RemoteLearner:
     def shards(self) -> Sequence[ShardClient]:
         """The shards of the replay that the learner knows; none if it does not answer."""
         try:
-            found: Sequence[ShardClient] = call(self.method("shards").remote(), WHO, "its learner to name the shards")
+            return awaited(Answer(self.method("shards").remote()), WHO, "its learner to name the shards")
         except (AnswerLost, TimeoutError):
             return ()
-        return found
 
 
 class News(NamedTuple):
@@ -281,8 +280,9 @@ class LearnerLinks:
     def __init__(self, steps: Sequence[int]) -> None:
         self.reason: str | None = None  # to stop
         self.shards: list[Shards] = [(0, ()) for _ in steps]  # of each member
-        self._steps = list(steps)
-        self._orders: dict[int, Order] = {}
+        self.steps = list(steps)
+        # The copy that each is to make: it hears the newest order with every call, and knows by its number whether it has obeyed.
+        self.orders: dict[int, Order] = {}
         self._links: dict[int, _Link] = {}
         self._rows: list[MetricsRow] = []
         self._states: dict[int, bytes] = {}
@@ -294,26 +294,18 @@ class LearnerLinks:
         """From now on listen to this learner of a member, and to none before it."""
 
         def ask() -> Answer[News]:
-            order, shards = self._orders.get(member), self.shards[member]
-            told = Told(min(self._steps), self.reason, order, shards if shards[0] > link.shards else None)
+            order, shards = self.orders.get(member), self.shards[member]
+            told = Told(min(self.steps), self.reason, order, shards if shards[0] > link.shards else None)
             return Answer(learner.exchange.options(concurrency_group=SUPERVISOR).remote(link.number, told))
 
         link = _Link(LongPoll(ask))
         with self._lock:
             self._links[member] = link
 
-    def move(self, steps: Sequence[int]) -> None:
-        """Where members go on, before they are started."""
-        self._steps = list(steps)
-
-    def order(self, member: int, order: Order) -> None:
-        """Which copy a member is to make; it hears the newest order with every call, and knows by its number whether it has obeyed."""
-        self._orders[member] = order
-
     def collect(self) -> tuple[list[MetricsRow], list[int], dict[int, bytes]]:
         """All that has come since the last time: rows, steps of each member, and states by member."""
         with self._lock:
-            collected = self._rows, list(self._steps), self._states
+            collected = self._rows, list(self.steps), self._states
             self._rows, self._states = [], {}
         return collected
 
@@ -344,7 +336,7 @@ class LearnerLinks:
             if self._links[member] is link:
                 link.number, link.shards = news.number + 1, news.shards
                 # Steps that were made are made, whatever of their learning is lost.
-                self._steps[member] = max(self._steps[member], news.steps)
+                self.steps[member] = max(self.steps[member], news.steps)
                 self._rows += news.rows
                 if news.state is not None:
                     self._states[member] = bytes(news.state)

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from laser_rl.agent.actor import Actor
-from laser_rl.cluster.calls import call
+from laser_rl.cluster.calls import Answer, awaited
 from laser_rl.cluster.channels import RUNNERS, SUPERVISOR, News, RemoteDelivery, RunnerInbox, SupervisorLink, Told
 from laser_rl.cluster.runner import ActorEnded, ActorStart, ended
 from laser_rl.cluster.shard import ShardClient
@@ -234,7 +234,7 @@ class LearnerActor:
             exploit, [state] = self._link.order
             if exploit.number > self._applied:
                 who, whom = f"member {self._start.member}", f"the state of member {exploit.donor}"
-                self.copy(exploit, call(state, who, whom))
+                self.copy(exploit, awaited(Answer(state), who, whom))
         if self._publishing.due():
             self.publish()
 

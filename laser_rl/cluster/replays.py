@@ -10,10 +10,11 @@ may not be in a checkpoint, and some that were lost may.
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -69,19 +70,16 @@ class ReplayFiles(Segments):
             for begin in range(start, end, AT_ONCE):
                 ids = np.arange(begin, min(begin + AT_ONCE, end))
                 gathered = awaited(shard.gather(ids), WHO, str(shard), ANSWER_S)
-                self._append(unpack(self._layout, unseal(self._layout, gathered.encoded)))
+                unrolls, number = unpack(self._layout, unseal(self._layout, gathered.encoded)), self._base + self._next
+                if count := len(unrolls.member):
+                    previous = self._streams.follow(number, unrolls, oldest=self._base + self._first)
+                    self.entries.append(write_segment(self._folder, self._layout, number, unrolls, previous))
+                    self._next += count
                 self._until[shard.number] = int(ids[-1]) + 1
         except (AnswerLost, TimeoutError) as error:
             log.warning("%s is not in this checkpoint, or not all of it: %s", shard, error)
             return 0
         return end - first
-
-    def _append(self, unrolls: Unrolls) -> None:
-        count, number = len(unrolls.member), self._base + self._next
-        if count:
-            previous = self._streams.follow(number, unrolls, oldest=self._base + self._first)
-            self.entries.append(write_segment(self._folder, self._layout, number, unrolls, previous))
-            self._next += count
 
     def revert(self) -> None:
         """The checkpoint was not written, and what `write` has added is removed; without a file of before, all is written anew."""
@@ -128,8 +126,7 @@ class ShardFiller:
         self.next_id += len(unrolls.member)
 
 
-@dataclass(frozen=True)
-class LostShard:
+class LostShard(NamedTuple):
     """A shard that is gone, as it was last known."""
 
     number: int
@@ -146,19 +143,14 @@ class _Supervised:
 
 
 class ShardSupervisor:
-    """Keeps one shard on each of some nodes; used by one thread, which calls `look` now and then.
-
-    Args:
-        plan: of each shard; its number is that of the first one. Capacity and budget are those of one shard.
-        nodes: returns the nodes that are to have a shard.
-    """
+    """Keeps a shard of this plan on each of some nodes, numbered from the plan's on; used by one thread, which calls `look`."""
 
     def __init__(self, plan: ShardPlan, nodes: Callable[[], Sequence[str]]) -> None:
         self._plan, self._nodes = plan, nodes
         self._number = plan.number
         self.lists = 0  # how often the shards have changed
         self._by_node: dict[str, _Supervised] = {}
-        self._deaths: dict[str, Backoff] = {}  # by node
+        self._deaths: defaultdict[str, Backoff] = defaultdict(Backoff)  # by node
         self.lost: list[LostShard] = []
         for node in nodes():
             self._start(node)
@@ -169,18 +161,16 @@ class ShardSupervisor:
         return [one.shard for one in self._by_node.values()]
 
     def look(self) -> list[LostShard]:
-        """Replace lost shards and give new nodes a shard; returns what was lost.
-
-        A shard that dies soon after it was started is replaced later and later: starting one costs seconds of a core.
-        """
+        """Replace lost shards, those that die soon later and later, and give new nodes a shard; returns what was lost."""
         for one in self._by_node.values():
             one.newest = one.reports.poll() or one.newest
         alive = set(self._nodes())
         found = [node for node, one in self._by_node.items() if node not in alive or one.reports.gone]
         gone = [(node, self._by_node.pop(node)) for node in found]
         for node, one in gone:
-            self._count_death(node, one.started)
-        new = [node for node in self._nodes() if node not in self._by_node and self._pause_s(node) <= 0]
+            lived_well = time.monotonic() - one.started >= STEADY_S
+            self._deaths[node].count(one.started if lived_well else 0.0)
+        new = [node for node in self._nodes() if node not in self._by_node and self._deaths[node].pause_s() <= 0]
         for node in new:
             self._start(node)
         lost = [self._lost(node, one) for node, one in gone]
@@ -199,32 +189,22 @@ class ShardSupervisor:
         self._number += 1
         self._by_node[node] = _Supervised(shard, time.monotonic(), LongPoll(shard.report))
 
-    def _count_death(self, node: str, started: float) -> None:
-        lived_well = time.monotonic() - started >= STEADY_S
-        self._deaths.setdefault(node, Backoff()).count(started if lived_well else 0.0)
-
-    def _pause_s(self, node: str) -> float:
-        """Seconds until the node gets another shard."""
-        return self._deaths[node].pause_s() if node in self._deaths else 0.0
-
     def _lost(self, node: str, one: _Supervised) -> LostShard:
         first, end = (0, 0) if one.newest is None else one.newest.span
         if node in self._by_node:
             by = f"shard {self._by_node[node].shard.number}"
         elif node in self._nodes():
-            by = f"another in {self._pause_s(node):.0f} s, after {self._deaths[node].in_a_row} in a row died soon"
+            deaths = self._deaths[node]
+            by = f"another in {deaths.pause_s():.0f} s, after {deaths.in_a_row} in a row died soon"
         else:
             by = "none: its node is gone"
-        why, unrolls = one.reports.gone or "its node is gone", f"{end - first:,}"
-        log.warning("%s is lost (%s) with about %s unrolls; its place is taken by %s", one.shard, why, unrolls, by)
+        why = one.reports.gone or "its node is gone"
+        log.warning("%s is lost (%s) with about %d unrolls; its place is taken by %s", one.shard, why, end - first, by)
         return LostShard(one.shard.number, end - first, by)
 
 
 class Replays:
-    """Starts, watches, saves and fills the shards of all replays of a run.
-
-    There is one replay for all members, or one of each. `in_step` it has one shard.
-    """
+    """Starts, watches, saves and fills the shards of the replay of all members, or of one replay each; `in_step` it has one shard."""
 
     def __init__(
         self,
@@ -268,10 +248,8 @@ class Replays:
 
     def views(self, members: int) -> list[Replay]:
         """For each member a store to draw from; one for all, where they share one."""
-        views = [
-            cast("Replay", ShardedReplay(self._layout, lambda one=one: one.shards, ahead=0))  # type: ignore[misc]
-            for one in self.supervisors
-        ]
+        shards: list[Callable[[], Sequence[ShardClient]]] = [lambda one=one: one.shards for one in self.supervisors]  # type: ignore[misc]
+        views = [cast("Replay", ShardedReplay(self._layout, one, ahead=0)) for one in shards]
         return views if len(views) == members else views * members
 
     def look(self) -> list[LostShard]:
@@ -284,12 +262,9 @@ class Replays:
 
     def fill(self, loaded: Loaded) -> Mended | None:
         """From a checkpoint of a cluster or of one machine."""
-        fillers, ids = self._fillers(), loaded.state["replays"]
-        both = list(zip(self._files, fillers, strict=True))
-        mended = fill_stores(
-            loaded, [(files, cast("Replay", filler), ids[at]) for at, (files, filler) in enumerate(both)]
-        )
-        for files, filler in both:
+        fillers, ids = self._fillers(), loaded.state["replays"][: len(self._files)]
+        mended = fill_stores(loaded, list(zip(self._files, cast("list[Replay]", fillers), ids, strict=True)))
+        for files, filler in zip(self._files, fillers, strict=True):
             files.reached(filler)
         return mended
 

@@ -48,9 +48,7 @@ class ActorStart:
     steps: int = 0  # of the member before; may be more than its state knows of
     state: bytes = b""  # of the member, as it was last published; for a learner
     spent_s: float = 0.0  # of the budget
-    shards: tuple[int, Sequence[ShardClient]] | None = (
-        None  # which list this is, and the shards; None: nothing is replayed
-    )
+    shards: tuple[int, Sequence[ShardClient]] | None = None  # and which list this is; None: nothing is replayed
     learner: Any = None  # of the member; for a runner
     runner: int = 0  # which of the member's runners
     life: int = 0  # of this actor; part of the names of its streams and seeds

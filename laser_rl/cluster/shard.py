@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from laser_rl.cluster.calls import CALL_S, Answer, AnswerLost, awaited, on_node, ray, start_actor
+from laser_rl.cluster.calls import Answer, AnswerLost, awaited, on_node, ray, start_actor
 from laser_rl.errors import ConfigError
 from laser_rl.replay.encoded_unrolls import EncodedUnrolls
 from laser_rl.replay.memory_estimate import unrolls_of
@@ -156,7 +156,7 @@ class ShardClient:
         if ray().get_runtime_context().get_node_id() != self.node:
             return None
         try:
-            lent = awaited(self._call("lend", WATCH), "a learner", f"{self} to say where its memory is", CALL_S)
+            lent = awaited(self._call("lend", WATCH), "a learner", f"{self} to say where its memory is")
             return borrow(self.plan.layout, lent)
         except (AnswerLost, TimeoutError, ConfigError, OSError) as error:
             log.info("%s is called for every batch: %s", self, error)

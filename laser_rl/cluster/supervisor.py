@@ -71,7 +71,7 @@ class ClusterSupervisor(SweepSupervisor):
             parts = build_members(here, stores=None if self.replays is None else self.replays.views(members))
             super().__init__(sweep, directory, parts, self.known, sinks=sinks, callbacks=callbacks)
             self._begin()
-            self.links.move(self.known.steps.tolist())
+            self.links.steps = self.known.steps.tolist()
             self._look_at_shards()
             for place in self.placements:
                 place.begin()
@@ -190,7 +190,7 @@ class ClusterSupervisor(SweepSupervisor):
 
     def _tell(self, exploit: Exploit) -> None:
         # In a list, so that Ray does not look into it.
-        self.links.order(exploit.member, (exploit, [ray().put(self.known.get(exploit.donor))]))
+        self.links.orders[exploit.member] = exploit, [ray().put(self.known.get(exploit.donor))]
 
     def _write_replays(self) -> Written:
         return ([], ()) if self.replays is None else self.replays.write()

@@ -130,9 +130,7 @@ class CudaGraphs:
             except BaseException:
                 torch.cuda.set_stream(here)  # still that of the capture
                 self._clear_away(graph, pool)
-                _ALIVE[
-                    self._device
-                ].clear()  # pinned memory's allocator still records to this pool: the next takes another
+                _ALIVE[self._device].clear()  # pinned memory's allocator still records to this pool: take another
                 raise
         _ALIVE[self._device].add(graph)
 

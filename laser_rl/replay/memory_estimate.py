@@ -13,9 +13,7 @@ from laser_rl.replay.shared import ring_bytes
 from laser_rl.types import UnrollLayout
 
 ASSUMED_RATIO = 10  # random play of the 57 Atari games: median 50, worst 5.8; trained play compresses less well
-PICTURES_BYTES = (
-    1 << 16
-)  # observations of an unroll; below that raw memory is cheap and a copy is faster than any codec
+PICTURES_BYTES = 1 << 16  # of an unroll; below that raw memory is cheap and a copy is faster than any codec
 INDEX_BYTES = 20  # member, address and length of an unroll
 RESERVE = 0.9  # of the free memory: networks, batches and environments need the rest
 
@@ -38,12 +36,8 @@ class MemoryEstimate:
         return self.bytes_raw_fields + self.bytes_observations
 
     def __str__(self) -> str:
-        if self.codec == "raw":
-            how = "raw"
-        elif self.budget_bytes is None:
-            how = f"zstd, assuming {ASSUMED_RATIO}x, {self.bytes_uncompressed / 1e9:.1f} GB raw"
-        else:
-            how = f"zstd, as budgeted, {self.bytes_uncompressed / 1e9:.1f} GB raw"
+        assumed = "as budgeted" if self.budget_bytes is not None else f"assuming {ASSUMED_RATIO}x"
+        how = "raw" if self.codec == "raw" else f"zstd, {assumed}, {self.bytes_uncompressed / 1e9:.1f} GB raw"
         return (
             f"replay of {self.capacity_steps:,} steps: {self.total / 1e9:.2f} GB = {self.bytes_observations / 1e9:.2f} GB "
             f"observations ({how}) + {self.bytes_raw_fields / 1e9:.2f} GB all else"

@@ -127,11 +127,11 @@ def allocate(layout: UnrollLayout, columns: int, *, pin: bool = False, stacked: 
     transfer, for `upload`, which stacks on the device.
     """
     sizes = shape_of(layout)
-    rows, frame = (
-        (layout.steps + 1, sizes.stack * sizes.frame_bytes) if stacked else (sizes.frame_rows, sizes.frame_bytes)
-    )
+    rows, stack = (layout.steps + 1, sizes.stack) if stacked else (sizes.frame_rows, 1)
     records = torch.zeros(columns, sizes.record_bytes, dtype=torch.uint8, pin_memory=pin)
-    return views(layout, Parts(records, torch.zeros(columns, rows, frame, dtype=torch.uint8, pin_memory=pin)))
+    return views(
+        layout, Parts(records, torch.zeros(columns, rows, stack * sizes.frame_bytes, dtype=torch.uint8, pin_memory=pin))
+    )
 
 
 def views(layout: UnrollLayout, parts: Parts) -> Batch:

@@ -4,7 +4,7 @@ Thread safety: one lock, of all processes if the store is shared. Its holder cop
 ring, or rows (and compressed blocks) out of it. Compressing and decompressing happen outside of it, on private copies. So a row is
 never seen half written, and what `sample_into` has drawn cannot be overwritten before it is read.
 
-A writer may be killed between any two writes (`Ring`); then the lock is free (`shared_lock`). What is held are the ids from FIRST to NEXT,
+A writer may be killed between any two writes (`_Ring`); then the lock is free (`shared_lock`). What is held are the ids from FIRST to NEXT,
 each in the row `id % capacity`, and the order of writes keeps that true: FIRST moves on before a row is overwritten, and NEXT once the new
 row is complete. Readers rely on nothing else. So of an insert that was cut off a few whole unrolls may be there, never a part of one; the
 oldest may have left for nothing. Only the count of compressed bytes has to be made again: a writer raises the flag UNSETTLED before its
@@ -52,7 +52,7 @@ from laser_rl.replay.shared_lock import SharedLock
 from laser_rl.types import Array, Batch, UnrollLayout, Unrolls
 
 
-class Ring:
+class _Ring:
     """The rows of a store, first in, first out. Everything but the properties and `len` is called under the lock of the room."""
 
     def __init__(self, room: Room, budget_bytes: int | None) -> None:
@@ -67,12 +67,10 @@ class Ring:
 
     @property
     def first(self) -> int:
-        """The oldest id held."""
         return self._count[FIRST]
 
     @property
     def end(self) -> int:
-        """The next id."""
         return self._count[NEXT]
 
     def bounds(self) -> tuple[int, int]:
@@ -80,11 +78,9 @@ class Ring:
         return self._count[FIRST], self._count[NEXT]
 
     def held(self) -> Ids:
-        """Rows of all that is held, oldest first."""
         return np.arange(self._count[FIRST], self._count[NEXT]) % self._capacity
 
     def compressed_bytes(self) -> int:
-        """Bytes of all blocks held."""
         self._settle()
         return self._count[COMPRESSED]
 
@@ -197,7 +193,7 @@ class Replay:
         self._room = make_room(layout, self.capacity, self.budget_bytes, shared=bool(shared), handed=handed)
         self._records, self._frames = self._room.records, self._room.frames
         self.lock: threading.Lock | SharedLock = self._room.lock  # of all processes, if the store is shared
-        self._ring = Ring(self._room, self.budget_bytes)
+        self._ring = _Ring(self._room, self.budget_bytes)
 
     @classmethod
     def attach(cls, layout: UnrollLayout, handle: Handle) -> "Replay":

@@ -139,7 +139,7 @@ def test_a_learner_tells_all_in_order_and_hears_orders_steps_shards_and_the_end(
         own.write("train", step, step, {"member": 0})
         own.move(step)
     own.publish(b"state")
-    links.order(0, {"exploit": 1})
+    links.orders[0] = {"exploit": 1}
     links.shards[0] = (3, ["A", "B"])
     wait_until(lambda: own.order is not None and own.slowest == 9 and own.shards == (3, ["A", "B"]))
     links.reason = "SIGTERM"

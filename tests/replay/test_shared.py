@@ -349,7 +349,7 @@ def cut_off_after(instructions, call):
 
     def trace(frame, event, _):
         nonlocal left
-        if not frame.f_code.co_qualname.startswith("Ring."):
+        if not frame.f_code.co_qualname.startswith("_Ring."):
             return None
         frame.f_trace_opcodes = True
         if event == "opcode":
