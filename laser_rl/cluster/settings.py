@@ -1,8 +1,5 @@
 """What a cluster cannot do is refused before anything is started. Nothing of Ray is imported here."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from laser_rl.envs.scores import tasks_of
 from laser_rl.errors import ConfigError
 from laser_rl.training.settings import ClusterSettings, SweepConfig
@@ -23,13 +20,16 @@ def require_possible(sweep: SweepConfig, cluster: ClusterSettings) -> None:
             f"--processes {sweep.processes} spreads a sweep over one machine, --cluster over several; leave out one of the two"
         )
     for config in sweep.configs:
-        if config.replay.fraction:
-            require_uniform(config.replay.model_dump(), config.network.memory)
-    _require_runners(sweep, cluster.runners)
-
-
-def _require_runners(sweep: SweepConfig, runners: int) -> None:
-    environment = sweep.base.environment
+        if config.replay.fraction and config.replay.sampling != "uniform":
+            raise ConfigError(
+                "priorities are kept by one learner for one store, a cluster's replay lies in several; use --replay.sampling uniform"
+            )
+        if config.replay.fraction and config.network.memory != "none" and config.replay.state == "refresh":
+            raise ConfigError(
+                "a memory is refreshed by replaying whole episodes in order, which a cluster's replay does not do; "
+                "use --replay.state stored (with --replay.burn-in-steps), or leave out --cluster"
+            )
+    environment, runners = sweep.base.environment, cluster.runners
     tasks = max(1, len(tasks_of(environment.id)))
     if runners < 1 or environment.slots % (tasks * runners) * (tasks > 1) or runners > environment.slots:
         slots = f"{environment.slots} slots" + (f" of {tasks} tasks" if tasks > 1 else "")
@@ -40,17 +40,4 @@ def _require_runners(sweep: SweepConfig, runners: int) -> None:
     if sweep.base.run.runtime == "serial" and runners > 1:
         raise ConfigError(
             f"in lock-step (--runtime serial) a member has one runner, not {runners}; leave out --cluster-runners, or use --runtime local"
-        )
-
-
-def require_uniform(replay: Mapping[str, Any], memory: str) -> None:
-    """ConfigError for what a sharded replay cannot do: it draws unrolls uniformly, whatever their order in a stream."""
-    if replay["sampling"] != "uniform":
-        raise ConfigError(
-            "priorities are kept by one learner for one store, a cluster's replay lies in several; use --replay.sampling uniform"
-        )
-    if memory != "none" and replay["state"] == "refresh":
-        raise ConfigError(
-            "a memory is refreshed by replaying whole episodes in order, which a cluster's replay does not do; "
-            "use --replay.state stored (with --replay.burn-in-steps), or leave out --cluster"
         )

@@ -192,8 +192,6 @@ class Lanes(Sampler):
 
     def fill(self, count: int, random: np.random.Generator, batch: Batch, first_column: int) -> None:
         """Every lane one unroll further."""
-        if count != len(self._lanes):
-            raise ValueError(f"expected to fill all {len(self._lanes)} lanes, got {count} columns; make so many lanes")
         lanes, ids = self._lanes.copy(), self._lanes["next"].copy()
         row, begun = np.zeros(len(ids), np.int64), np.zeros(len(ids), np.bool_)
         for _ in range(ATTEMPTS):

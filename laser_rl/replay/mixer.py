@@ -103,11 +103,6 @@ class Counts:
     @classmethod
     def of(cls, batch_size: int, replay_fraction: float) -> "Counts":
         """The nearest whole numbers; ConfigError if they would turn some into none."""
-        if batch_size < 1 or not 0 <= replay_fraction <= 1:
-            raise ConfigError(
-                f"expected a batch of at least 1 and a replay fraction from 0 to 1, got {batch_size} and {replay_fraction}; "
-                "change --loss.batch-unrolls or --replay.fraction"
-            )
         replayed = int(np.floor(replay_fraction * batch_size + 0.5))
         smaller = min(replay_fraction, 1 - replay_fraction)
         if smaller > 0 and replayed in {0, batch_size}:
@@ -146,10 +141,6 @@ class Mixer:
             raise ConfigError(
                 f"expected at least {least} new unrolls per update for {counts.online} online ones, got "
                 f"{new_unrolls_per_update}; raise it, or raise --replay.fraction"
-            )
-        if counts.replayed and store is None:
-            raise ConfigError(
-                f"{counts.replayed} unrolls of a batch are replayed, but there is no replay to draw them from"
             )
         if store is not None and counts.replayed and min_unrolls > store.capacity:
             raise ConfigError(
@@ -233,13 +224,14 @@ class Mixer:
         """Pending unrolls by field, and the states of the generator and of the sampler."""
         self._settle()
         drawn = {} if self._sampler is None else self._sampler.state_dict()
-        sampler = {SAMPLER + name: value for name, value in drawn.items()}
-        return {"random": self._random.bit_generator.state, "filled": self.filled, **sampler, **self._pending_fields()}
-
-    def _pending_fields(self) -> dict[str, Any]:
         blocks = [pack(self.layout, empty_unrolls(self.layout, 0)), *self._pending]
         joined = Packed(*map(np.concatenate, zip(*blocks, strict=True)))
-        return {f"pending.{name}": array for name, array in unpack(self.layout, joined)._asdict().items()}
+        return {
+            "random": self._random.bit_generator.state,
+            "filled": self.filled,
+            **{SAMPLER + name: value for name, value in drawn.items()},
+            **{f"pending.{name}": array for name, array in unpack(self.layout, joined)._asdict().items()},
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the same batches, bit for bit, over a store with the same unrolls."""

@@ -206,8 +206,7 @@ class Replay:
 
     def handle(self) -> Handle:
         """For `attach`; the file in it stays ours, and open as long as this store exists."""
-        if self._room.file is None:
-            raise ValueError("expected a shared replay, this one lies in memory of its own; make it with shared=True")
+        assert self._room.file is not None, "expected a replay that was made with shared=True"  # noqa: S101
         steps = self.capacity * self.layout.steps
         return Handle(self._room.file.number, steps, self.codec, self.budget_bytes)
 

@@ -11,10 +11,8 @@ from scipy import stats
 from laser_rl.cluster import sharded
 from laser_rl.cluster.calls import AnswerLost
 from laser_rl.cluster.runner import ReplayWriter
-from laser_rl.cluster.settings import require_uniform
 from laser_rl.cluster.shard import Shard, ShardPlan
 from laser_rl.cluster.sharded import SHARD_BITS, ShardedReplay
-from laser_rl.errors import ConfigError
 from laser_rl.replay.encoded_unrolls import seal
 from laser_rl.replay.mixer import Counts, Mixer
 from laser_rl.replay.records import allocate, pack
@@ -235,19 +233,6 @@ def test_each_unroll_arrives_once_however_many_shards_and_answers_are_lost():
         assert versions == list(range(versions[0], versions[-1] + 1)) if versions else True
     assert held[-1][-1] == 1199
     assert sorted(set().union(*held)) == list(range(1200))  # each was once in some shard
-
-
-@pytest.mark.parametrize(
-    ("settings", "memory", "what_to_do"),
-    [
-        ({"sampling": "prioritised", "state": "stored"}, "none", "use --replay.sampling uniform$"),
-        ({"sampling": "uniform", "state": "refresh"}, "lstm", "use --replay.state stored .* or leave out --cluster$"),
-    ],
-)
-def test_what_shards_cannot_do_is_refused(settings, memory, what_to_do):
-    with pytest.raises(ConfigError, match=what_to_do):
-        require_uniform(settings, memory)
-    require_uniform({"sampling": "uniform", "state": "refresh"}, "none")
 
 
 def wait_until(holds, seconds=10.0):

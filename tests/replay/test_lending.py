@@ -70,8 +70,3 @@ def test_another_file_under_the_same_numbers_is_refused():
         with pytest.raises(ConfigError, match="found another file"):
             borrow(VECTOR, wrong)
     assert len(list(Path("/proc/self/fd").iterdir())) == opened
-
-
-def test_a_store_of_its_own_memory_cannot_be_lent():
-    with pytest.raises(ValueError, match="shared=True"):
-        LentBlock.of(Replay(VECTOR, 10).handle())

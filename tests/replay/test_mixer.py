@@ -304,5 +304,3 @@ def test_impossible_settings_are_refused():
         mixer_of(new_unrolls_per_update=1)
     with pytest.raises(ConfigError, match=r"the replay holds 50; lower --replay\.warmup-steps"):
         mixer_of(min_unrolls=51)
-    with pytest.raises(ConfigError, match="no replay"):
-        Mixer(VECTOR, None, Counts(1, 1), np.random.default_rng(0))
