@@ -178,6 +178,7 @@ def test_learning_in_two_calls_is_learning_in_one():
     [
         ({"memory": "none", "burn_in_steps": 2}, r"burn_in_steps needs network\.memory"),
         ({"burn_in_steps": 2}, r"replay\.state stored or zero"),
+        ({"sampling": "prioritised"}, r"draws unrolls, no whole episodes; use replay\.state stored or zero"),
         ({"burn_in_steps": 5, "state": "stored"}, "leaves nothing to learn of 5 steps"),
         ({"burn_in_steps": 9, "state": "zero"}, "leaves nothing to learn of 5 steps"),
         ({"separate_value": True}, r"sees nothing of network\.memory"),

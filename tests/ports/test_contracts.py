@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 
 from laser_rl.cluster import channels as ports
-from laser_rl.cluster.calls import Answer, AnswerLost, call
+from laser_rl.cluster.calls import Answer, AnswerLost, awaited
 from laser_rl.cluster.channels import RUNNERS, RemoteLearner, RunnerInbox
 from laser_rl.cluster.runner import RunnerOutbox
 from laser_rl.cluster.shard import ShardClient, ShardPlan

@@ -105,9 +105,3 @@ def test_closing_ends_the_thread_wherever_it_waits():
         assert threading.active_count() == before
     with pytest.raises(Starved, match="fill"):
         Prefetcher(lambda batch: time.sleep(0.5), batches()).close(timeout_s=0.05)
-
-
-def test_after_closing_no_batch_comes():
-    ahead = Prefetcher(counting(), batches(), ready=threading.Event().wait)
-    ahead.close()
-    assert ahead.next(10.0) is None

@@ -121,21 +121,6 @@ def test_streams_of_two_members_with_the_same_slot_are_two():
     assert found(index) == [(0, 0, 2, 1), (1, 0, 3, 1)]
 
 
-def test_a_restored_store_has_the_same_index():
-    walk = walk_of(RECURRENT, [3, 9], capacity=10)
-    for i in range(30):
-        walk.cut(i % 3)
-    restored = Replay(RECURRENT, 10 * RECURRENT.steps)
-    early = EpisodeIndex(restored)  # made before the store is filled
-    early.refresh()
-    restored.begin_at(walk.store.first_id)
-    early.refresh()
-    assert not early.full
-    restored.insert(walk.store.export(np.array(walk.held())))
-    assert_indexed(early, walk)
-    assert_indexed(EpisodeIndex(restored), walk)
-
-
 def test_a_shared_store_is_read_by_every_process_for_itself():
     walk = walk_of(RECURRENT, [3, 9, 1], capacity=12, shared=True)
     index = EpisodeIndex(Replay.attach(RECURRENT, walk.store.handle()))
@@ -143,22 +128,6 @@ def test_a_shared_store_is_read_by_every_process_for_itself():
         walk.cut(i * i % 3)
         if i % 4 == 0:
             assert_indexed(index, walk)
-
-
-def test_it_knows_when_the_store_is_full():
-    walk = walk_of(RECURRENT, [100], capacity=4)
-    index = EpisodeIndex(walk.store)
-    for full in (False, False, False, True, True):
-        walk.cut(0)
-        index.refresh()
-        assert index.full == full
-    pictures = Replay(RECURRENT, 4000, codec="zstd", budget_bytes=2000)  # full by bytes, long before it is by steps
-    index = EpisodeIndex(pictures)
-    while not index.evicted:
-        pictures.insert(walk.streams[0].cut()[0])
-        index.refresh()
-    assert len(pictures) < pictures.capacity
-    assert index.full
 
 
 def test_garbage_is_no_episode_twice():

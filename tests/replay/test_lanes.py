@@ -5,14 +5,13 @@ from unittest import mock
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
 from laser_rl.errors import ConfigError
 from laser_rl.replay.lanes import Lanes
-from laser_rl.replay.mixer import UniformSampler, columns_of
+from laser_rl.replay.mixer import columns_of
 from laser_rl.replay.records import allocate
 from laser_rl.replay.store import Evicted, Replay
 from tests.replay.inputs import CONTEXT, RECURRENT, Stream, Walk, assert_same, cycle_of
@@ -156,16 +155,6 @@ def test_a_lane_goes_on_when_only_what_it_has_seen_has_left():
         assert (batch.id.item(), batch.carried.item()) == (expected, expected > 0)
         walk.cut(0)
         assert walk.store.first_id == expected + 1
-
-
-def test_restarted_lanes_draw_anew():
-    walk = walk_of(39, unrolls=60)
-    lanes, batch, random = Lanes(walk.store, 5), allocate(RECURRENT, 5), np.random.default_rng(0)
-    for i in range(6):
-        if i == 3:
-            lanes.restart()
-        lanes.fill(5, random, batch, 0)
-        assert batch.carried.tolist() == [i not in {0, 3}] * 5
 
 
 def test_nothing_is_drawn_before_an_episode_is_whole():
@@ -312,18 +301,3 @@ def test_lanes_of_a_shared_store_are_those_of_a_private_one():
         assert_same(*batches)
         for walk in (private, shared):
             walk.cut(i % 3)
-
-
-@pytest.mark.parametrize("state", ["stored", "zero"])
-def test_uniform_draws_keep_or_clear_the_stored_state(state):
-    walk = walk_of(5, unrolls=9)
-    batch, plain = allocate(RECURRENT, 7), allocate(RECURRENT, 7)
-    for one in (batch, plain):
-        columns_of(RECURRENT, one, 0, 7)["state"][...] = 5.0
-    UniformSampler(walk.store, state).fill(4, np.random.default_rng(1), batch, 2)
-    walk.store.sample_into(4, np.random.default_rng(1), plain, 2)
-    left, right = (columns_of(RECURRENT, one, 0, 7)["state"] for one in (batch, plain))
-    assert (left[[0, 1, 6]] == 5.0).all()
-    assert (left[2:6] == (0.0 if state == "zero" else right[2:6])).all()
-    assert right[2:6].all()
-    assert_same(batch._replace(state=torch.zeros(0)), plain._replace(state=torch.zeros(0)))

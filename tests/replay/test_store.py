@@ -11,9 +11,9 @@ from scipy import stats
 from laser_rl.errors import ConfigError
 from laser_rl.replay import encoded_unrolls
 from laser_rl.replay.memory_estimate import estimate
-from laser_rl.replay.records import allocate, pack, put_packed, shape_of, upload
+from laser_rl.replay.records import allocate, pack, put_packed, upload
 from laser_rl.replay.store import Evicted, Replay
-from laser_rl.types import Batch, UnrollLayout
+from laser_rl.types import UnrollLayout
 from tests.replay.inputs import LAYOUTS, PICTURE, STACKED, VECTOR, assert_column, assert_same, numbered, take
 
 CODECS = ["raw", "zstd"]
@@ -78,14 +78,6 @@ def test_stacks_are_cut_at_every_pattern_of_first_rows(firsts, codec):
     store, batch = Replay(STACKED, 100, codec=codec), allocate(STACKED, 1)
     store.gather(store.insert(unrolls), batch, 0)
     assert_column(STACKED, batch, 0, unrolls, 0)
-
-
-def test_a_batch_is_made_of_views_of_two_blocks():
-    batch = allocate(STACKED, 4)
-    assert len({field.untyped_storage().data_ptr() for field in batch}) == 2
-    copied = Batch(*(field.clone() for field in batch))
-    with pytest.raises(ValueError, match="allocate"):
-        Replay(STACKED, 100).gather(np.zeros(0, np.int64), copied, 0)
 
 
 @codecs
@@ -247,16 +239,3 @@ def test_pictures_are_compressed_and_vectors_are_not():
     assert Replay(VECTOR, 1).capacity == 1
     with pytest.raises(ConfigError, match=r"1,000 bytes cannot hold one unroll.*budget-gb"):
         Replay(atari, 200, budget_bytes=1000)
-
-
-def test_the_bound_on_compressed_size_holds_for_noise():
-    for size in (1, 100, 1000, 131_071, 131_072, 300_000):
-        noise = np.random.default_rng(size).integers(0, 256, (1, size), np.uint8)
-        assert size // 2 < encoded_unrolls.compress(noise)[0].nbytes <= encoded_unrolls.compress_bound(size)
-
-
-def test_records_are_aligned_for_every_type():
-    for layout in LAYOUTS:
-        record = shape_of(layout).record
-        assert record.itemsize % 64 == 0
-        assert all(offset % 8 == 0 for _, offset, *_ in record.fields.values())
