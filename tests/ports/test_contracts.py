@@ -57,7 +57,7 @@ def learner(carrier, monkeypatch):
 def called(learner, method, *arguments):
     """What the learner itself does in its process."""
     remote = getattr(learner, method).options(concurrency_group=RUNNERS).remote
-    return call(remote(*arguments), "the test", f"the learner to {method}")
+    return awaited(Answer(remote(*arguments)), "the test", f"the learner to {method}")
 
 
 # --- inbox
