@@ -3,40 +3,20 @@
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from laser_rl.errors import ConfigError
 from laser_rl.replay.records import Ids, Packed, fields_of, pack, parts_of, put_packed, unpack
+from laser_rl.replay.store import Replay
 from laser_rl.types import Array, Batch, UnrollLayout, Unrolls, empty_unrolls
 
 SAMPLER = "sampler."  # before the names of its state
 State = dict[str, Any]  # NumPy arrays, and numbers and strings as JSON has them
 Priorities = NDArray[np.float64]
 MemoryState = Literal["stored", "zero"]  # what the memory begins a drawn unroll with: the actor's state, or nothing
-
-
-class UnrollStore(Protocol):
-    """What a mixer needs of a store, and a sampler that draws unrolls uniformly; `Replay` is one, and one over several machines."""
-
-    layout: UnrollLayout
-
-    @property
-    def capacity(self) -> int:
-        """How many unrolls fit."""
-
-    def __len__(self) -> int: ...
-
-    def insert(self, unrolls: Unrolls) -> Ids:
-        """Insert unrolls and return their ids; the oldest leave."""
-
-    def sample_into(self, count: int, random: np.random.Generator, batch: Batch, first_column: int) -> Ids:
-        """Uniform draws with replacement, gathered into columns of a batch; returns their ids."""
-
-    def insert_packed(self, packed: Packed) -> Ids:
-        """`insert` for unrolls that `pack` has checked already."""
 
 
 class Sampler:
@@ -67,7 +47,7 @@ class Sampler:
 class UniformSampler(Sampler):
     """Draws unrolls of all members uniformly, with replacement."""
 
-    def __init__(self, store: UnrollStore, state: MemoryState = "stored") -> None:
+    def __init__(self, store: Replay, state: MemoryState = "stored") -> None:
         self._store, self._zero = store, state == "zero"
 
     def ready(self) -> bool:
@@ -127,7 +107,7 @@ class Mixer:
     def __init__(
         self,
         layout: UnrollLayout,
-        store: UnrollStore | None,
+        store: Replay | None,
         counts: Counts,
         random: np.random.Generator,
         *,

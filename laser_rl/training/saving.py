@@ -23,7 +23,6 @@ from laser_rl.envs.records import write_spec
 from laser_rl.envs.scores import tasks_of
 from laser_rl.errors import ConfigError, UserError
 from laser_rl.replay.lanes import ATTEMPTS, outrun
-from laser_rl.replay.mixer import UnrollStore
 from laser_rl.replay.store import Evicted, Replay
 from laser_rl.training.build import keep_in_step
 from laser_rl.training.files import command_for, read_sweep
@@ -197,7 +196,7 @@ def earlier_members(config: Config) -> int:
     return len(sweep.settings) + earlier_members(sweep.base)
 
 
-def warm_start(replay: UnrollStore, config: Config, members: int) -> None:
+def warm_start(replay: Replay, config: Config, members: int) -> None:
     """Fill an empty store with the newest unrolls of the run that the configuration names, if it names one.
 
     The trust region decides what of them is worth learning from. The members there get the numbers after the `members` that are here.
@@ -222,7 +221,7 @@ def warm_start(replay: UnrollStore, config: Config, members: int) -> None:
     log.info("the replay begins with %s unrolls of %s", f"{len(replay):,}", run_dir)
 
 
-def _fill(replay: UnrollStore, run_dir: Path, loaded: Loaded, members: int) -> None:
+def _fill(replay: Replay, run_dir: Path, loaded: Loaded, members: int) -> None:
     newest = max(int(member["learner"]["version"]) for member in loaded.state["members"])  # no unroll is newer
     for entry in loaded.segments:
         store = entry.first_id // STORE_IDS
