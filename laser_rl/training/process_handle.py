@@ -74,7 +74,7 @@ def run_child(module: str, start: int) -> NoReturn:
     what = json.loads(os.pread(start, os.fstat(start).st_size, 0))
     os.close(start)
     try:
-        status = importlib.import_module(f"laser_rl.training.{module}").main(what)
+        status = importlib.import_module(f"laser_rl.{module}").main(what)
     except (UserError, TimeoutError) as error:  # a TimeoutError names the lock or the member that blocked this one
         print(f"laser: {error}", file=sys.stderr)
         status = ENVIRONMENT_ENDED if isinstance(error, EnvironmentEnded) else getattr(error, "exit_status", 1)
@@ -103,7 +103,7 @@ class ProcessHandle:
 
     def _launch(self) -> None:
         start = {**self._start, "numbers": self.numbers}
-        self._process = start_child("member_process", start, files=self._files, stdin=subprocess.DEVNULL)
+        self._process = start_child("training.member_process", start, files=self._files, stdin=subprocess.DEVNULL)
         self.pid = self._process.pid
 
     @property

@@ -212,7 +212,7 @@ class Ranks:
         self.team = ProcessTeam(0, size)
         self._processes = {
             rank: start_child(
-                "ranks",
+                "training.ranks",
                 {**start, "device": str(devices[rank]), "rank": rank},
                 files=[self.batches.handle, self._state, meeting],
                 stdin=subprocess.PIPE,

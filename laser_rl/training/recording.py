@@ -44,7 +44,7 @@ class Recording:
     def __init__(self, run_dir: Path, run: RunConfig) -> None:
         self._run_dir, self._ending = run_dir, False
         self._process = start_child(
-            "recording",
+            "training.recording",
             {"run_dir": str(run_dir.resolve()), "every": run.video_every_steps, "keep": run.keep_videos},
             nice=19,
             env={"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},  # the card belongs to training

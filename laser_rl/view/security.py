@@ -13,12 +13,9 @@ import hmac
 import os
 import re
 import secrets
-import stat
-from http.cookies import CookieError, SimpleCookie
-from pathlib import Path
-from urllib.parse import parse_qs
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders, QueryParams
+from starlette.requests import cookie_parser
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -27,8 +24,7 @@ from laser_rl.errors import ConfigError
 HOST = "127.0.0.1"
 NAMES = (HOST, "localhost", "[::1]")
 METHODS = ("GET", "HEAD")
-_TOKEN_BYTES = 32
-_SHORTEST_TOKEN = 32  # characters of a token in a file
+TOKEN = "LASER_DASHBOARD_TOKEN"  # noqa: S105 - the name of a variable
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; media-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -44,52 +40,30 @@ HEADERS = {
 }
 _DENIED = (
     "This page needs its token. Open the link that 'laser dashboard' printed; if you just did, reload this page.\n"
-    "After a restart of the dashboard the link is a new one, unless --token-file is used.\n"
+    "After a restart of the dashboard the link is a new one, unless LASER_DASHBOARD_TOKEN is set.\n"
 )
 
 
 class Access:
-    """The token of a server, the cookie that it is exchanged for, and codes that open the page once.
+    """The token of a server, and the cookie that it is exchanged for.
 
     The cookie is derived from the token, so that a page stays known when the server is started again with the same token, and so that
     the token itself is never in a cookie: cookies do not know ports, and a browser hands them to other servers of this machine.
     """
 
     def __init__(self, token: str, port: int) -> None:
-        self._token = token
-        self._codes: set[str] = set()
-        self.port = port
+        self._token, self.port = token, port
+        self.link = f"http://{HOST}:{port}/?token={token}"
         self.cookie_name = f"laser_dashboard_{port}"
         self.cookie = hmac.new(token.encode(), b"cookie", hashlib.sha256).hexdigest()
 
-    @property
-    def link(self) -> str:
-        """The address with the token, for a browser."""
-        return f"http://{HOST}:{self.port}/?token={self._token}"
-
-    def once(self) -> str:
-        """A code that opens the page once: for the command line of a browser, which every user of the machine can see."""
-        code = secrets.token_urlsafe(_TOKEN_BYTES)
-        self._codes.add(code)
-        return code
-
-    def opens(self, given: str) -> bool:
-        """Whether it is the token, or a code that was not used yet."""
-        if _same(given, self._token):
-            return True
-        for code in tuple(self._codes):
-            if _same(given, code):
-                self._codes.discard(code)
-                return True
-        return False
+    def opens(self, given: list[str]) -> bool:
+        """Whether the address holds the token, once."""
+        return len(given) == 1 and _same(given[0], self._token)
 
     def knows(self, cookies: str) -> bool:
         """Whether the cookie is ours."""
-        try:
-            found = SimpleCookie(cookies).get(self.cookie_name)
-        except CookieError:
-            return False
-        return found is not None and _same(found.value, self.cookie)
+        return _same(cookie_parser(cookies).get(self.cookie_name, ""), self.cookie)
 
 
 class RequestGuard:
@@ -116,8 +90,8 @@ class RequestGuard:
                 headers.setdefault("cache-control", "no-store")
             await send(message)
 
-        answer = self._refusal(scope) or self._entry(scope)
-        await (answer or self.app)(scope, receive, send_with_headers)
+        answer = self._refusal(scope) or self._entry(scope) or self.app
+        await answer(scope, receive, send_with_headers)
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
@@ -133,42 +107,23 @@ class RequestGuard:
 
     def _offers(self, scope: Scope) -> bool:
         """Whether the token is in the address: of the first page, and of no other."""
-        given = _query(scope).get("token", [])
-        right_place = scope["path"] == "/" and scope["method"] in METHODS and len(given) == 1
-        return right_place and self._access.opens(given[0])
+        return scope["path"] == "/" and scope["method"] in METHODS and self._access.opens(_tokens(scope))
 
     def _entry(self, scope: Scope) -> Response | None:
         """The token is exchanged for a cookie, and the address bar shows it no more."""
-        if scope["path"] != "/" or "token" not in _query(scope):
+        if scope["path"] != "/" or not _tokens(scope):
             return None
         answer = RedirectResponse("/", 303)
         answer.set_cookie(self._access.cookie_name, self._access.cookie, httponly=True, samesite="strict", path="/")
         return answer
 
 
-def token_from(path: Path | None) -> str:
-    """A new token, or the one in a file that only its owner can read; the file is made if there is none."""
-    token = secrets.token_urlsafe(_TOKEN_BYTES)
-    if path is None:
-        return token
-    try:
-        if not path.exists():
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            with os.fdopen(handle, "w") as file:
-                file.write(token + "\n")
-            return token
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)) as file:
-            found, token = os.fstat(file.fileno()), file.read(4096).strip()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--token-file {path} cannot be made or read: {error}; name another file of yours") from error
-    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+def chosen_token() -> str:
+    """That of the environment variable, which other users of the machine cannot read, or else a new one."""
+    token = os.environ.get(TOKEN) or secrets.token_urlsafe(32)
+    if not re.fullmatch(r"[A-Za-z0-9_-]{32,}", token):
         raise ConfigError(
-            f"--token-file {path} can be read by others, expected a file of yours with mode 600: chmod 600 {path}"
-        )
-    if not re.fullmatch(rf"[A-Za-z0-9_-]{{{_SHORTEST_TOKEN},}}", token):
-        raise ConfigError(
-            f"--token-file {path} holds {len(token)} characters, expected at least {_SHORTEST_TOKEN} letters and digits; "
-            "remove it, and a new one is made"
+            f"{TOKEN} has {len(token)} characters, expected 32 or more letters and digits; unset it for a new token"
         )
     return token
 
@@ -177,11 +132,8 @@ def _same(given: str, right: str) -> bool:
     return hmac.compare_digest(given.encode(errors="replace"), right.encode())
 
 
-def _query(scope: Scope) -> dict[str, list[str]]:
-    try:
-        return parse_qs(scope.get("query_string", b"").decode("ascii"), max_num_fields=20)
-    except ValueError:
-        return {}
+def _tokens(scope: Scope) -> list[str]:
+    return QueryParams(scope.get("query_string", b"")).getlist("token")
 
 
 def _own_page(scope: Scope, headers: Headers) -> bool:

@@ -6,7 +6,6 @@ import os
 import socket
 import sys
 import time
-import webbrowser
 from collections.abc import AsyncIterator, Callable, Sequence
 from io import BufferedReader
 from pathlib import Path
@@ -171,45 +170,28 @@ def application(runs: Runs, access: Access) -> RequestGuard:
     return RequestGuard(app, access)
 
 
-def serve(
-    places: Sequence[Path], listening: socket.socket, token: str, *, show: bool = False, quiet: bool = False
-) -> int:
+def serve(places: Sequence[Path], listening: socket.socket, access: Access) -> int:
     """Serve the runs below some directories until Ctrl-C."""
     os.nice(_NICE)  # training comes first
     sys.setswitchinterval(0.001)  # the thread that reads a long log lets requests pass
     runs = Runs(places)
-    access = Access(token, listening.getsockname()[1])
     for run in runs.every()[:1]:
         run.wanted = time.monotonic()
-    server = server_of(runs, access, listening)
-    if not quiet:
-        print(f"dashboard of {len(runs.every())} run(s): {access.link}", flush=True)
-        print("the link holds a token: who has it can see these runs; Ctrl-C ends", flush=True)
-    if show and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-        # Others can see the command line of a browser, so the code in it is good for one visit only.
-        webbrowser.open(f"http://127.0.0.1:{access.port}/?token={access.once()}")
-    try:
-        server.run(sockets=[listening])
-    except KeyboardInterrupt:
-        pass
-    finally:
-        listening.close()
+    with listening, contextlib.suppress(KeyboardInterrupt):
+        server_of(runs, access, listening).run(sockets=[listening])
     return 0
 
 
-def listening_socket(port: int, host: str = HOST) -> socket.socket:
+def listening_socket(port: int) -> socket.socket:
     """On this machine only."""
-    if host != HOST:
-        raise ConfigError(
-            f"the dashboard listens on {HOST} only, got {host}; from elsewhere use ssh -L 8080:{HOST}:PORT"
-        )
-    other = "choose another --port, or 0 for any"
-    if not 0 <= port < 1 << 16:
-        raise ConfigError(f"port {port} of {HOST} cannot be used: there is no such port; {other}")
     try:
+        if port not in range(1 << 16):
+            raise OSError("there is no such port")
         return socket.create_server((HOST, port), backlog=128)
     except OSError as error:
-        raise ConfigError(f"port {port} of {HOST} cannot be used: {error}; {other}") from error
+        raise ConfigError(
+            f"port {port} of {HOST} cannot be used: {error}; choose another --port, or 0 for any"
+        ) from error
 
 
 def server_of(runs: Runs, access: Access, listening: socket.socket) -> uvicorn.Server:

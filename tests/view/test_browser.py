@@ -91,11 +91,12 @@ def whole_page(browser: Chromium, path: Path, width: int, *, phone: bool = False
     browser.picture(path)
 
 
-def test_a_live_sweep_is_followed_and_a_restart_survived(tmp_path, sweep, browser, pictures):
-    token = ["--port", str(free_port()), "--token-file", str(tmp_path / "token")]
+def test_a_live_sweep_is_followed_and_a_restart_survived(sweep, browser, pictures, monkeypatch):
+    port = ["--port", str(free_port())]
+    monkeypatch.setenv("LASER_DASHBOARD_TOKEN", "a-token-of-tests-" + "0" * 30)
     while not (sweep / "metrics.jsonl").exists():
         time.sleep(0.2)
-    process, link = start_dashboard(str(sweep.parent), *token)
+    process, link = start_dashboard(str(sweep.parent), *port)
     try:
         browser.go(link)
         browser.wait(f"{LIVE} && {LABEL}", 60)
@@ -124,13 +125,14 @@ def test_a_live_sweep_is_followed_and_a_restart_survived(tmp_path, sweep, browse
         browser.wait("!document.getElementById('notice').hidden")
         browser.picture(pictures / "disconnected.png")
         seen = steps_in(browser.run(LABEL))
-        process, again = start_dashboard(str(sweep.parent), *token)
+        process, again = start_dashboard(str(sweep.parent), *port)
         assert again == link
         browser.wait(f"{LIVE} && document.getElementById('notice').hidden", 60)
         assert steps_in(browser.wait(f"{LABEL} && !{LABEL}.includes('{seen:,} steps') && {LABEL}", 60)) > seen
 
         end(process)
-        process, _ = start_dashboard(str(sweep.parent), *token[:2])  # another token: the page says what to do
+        monkeypatch.delenv("LASER_DASHBOARD_TOKEN")
+        process, _ = start_dashboard(str(sweep.parent), *port)  # another token: the page says what to do
         browser.wait("document.getElementById('notice').textContent.includes('another token')", 60)
         lost = (
             "CONNECTION_REFUSED",

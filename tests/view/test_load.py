@@ -122,7 +122,7 @@ def test_pages_that_never_read_are_let_go_and_hinder_nobody(tmp_path, monkeypatc
 def start_dashboard(*arguments: str) -> tuple[subprocess.Popen[str], str]:
     """The real command, and the link that it prints."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "laser_rl", "dashboard", "--no-open", *arguments],
+        [sys.executable, "-m", "laser_rl", "dashboard", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -229,7 +229,7 @@ def children() -> list[int]:
                 command = Path(f"/proc/{pid}/cmdline").read_bytes()
             except OSError:
                 continue
-            found += [int(pid)] if b"laser_rl.view" in command else []
+            found += [int(pid)] if b"view.command" in command else []
     return found
 
 

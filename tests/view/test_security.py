@@ -5,7 +5,6 @@ import json
 import os
 import re
 import socket
-import stat
 import time
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from starlette.routing import Route
 
 from laser_rl.errors import ConfigError
 from laser_rl.view.report import static_files
-from laser_rl.view.security import HEADERS, Access, token_from
+from laser_rl.view.security import HEADERS, Access, chosen_token
 from laser_rl.view.server import application, listening_socket
 from tests.view.logs import write_run, write_sweep
 from tests.view.serving import TOKEN, Served, serving
@@ -279,11 +278,6 @@ def test_the_token_becomes_a_cookie_and_leaves_the_address(served):
     assert "access-control-allow-origin" not in headers
 
 
-def test_a_code_opens_once(served):
-    code = served.access.once()
-    assert [served.ask(f"/?token={code}", known=False)[0] for _ in range(2)] == [303, 401]
-
-
 def test_the_same_token_on_the_same_port_knows_old_pages():
     assert Access("a" * 43, 8080).cookie == Access("a" * 43, 8080).cookie != Access("b" * 43, 8080).cookie
 
@@ -293,14 +287,11 @@ def test_it_listens_on_loopback_only(served, figure):
     listening = listening_socket(0)
     assert listening.getsockname()[0] == "127.0.0.1"
     listening.close()
-    for host in ("0.0.0.0", "::", "192.168.0.1", "", "localhost"):  # noqa: S104
-        with pytest.raises(ConfigError, match=r"127\.0\.0\.1 only"):
-            listening_socket(0, host)
     # What the kernel says: nobody listens on this port but on 127.0.0.1.
     lines = [line.split()[1] for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
              if line.split()[3] == "0A"]  # fmt: skip
     assert [one for one in lines if one.endswith(f":{served.port:04X}")] == [f"0100007F:{served.port:04X}"]
-    figure("listens on 127.0.0.1 only, other hosts refused")
+    figure("listens on 127.0.0.1 only")
 
 
 def test_a_port_that_is_taken_is_said(served):
@@ -310,25 +301,17 @@ def test_a_port_that_is_taken_is_said(served):
         listening_socket(99999)
 
 
-def test_token_files(tmp_path):
-    path = tmp_path / "token"
-    token = token_from(path)
-    assert len(token) >= 43
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert token_from(path) == token
-    path.chmod(0o644)
-    with pytest.raises(ConfigError, match="chmod 600"):
-        token_from(path)
-    for text in ("short", "x" * 20 + "\n" + "y" * 30, "ü" * 50):
-        path.write_text(text)
-        path.chmod(0o600)
-        with pytest.raises(ConfigError, match="expected at least 32"):
-            token_from(path)
-    (tmp_path / "link").symlink_to(path)
-    with pytest.raises(ConfigError, match="cannot be made or read"):
-        token_from(tmp_path / "link")
-    with pytest.raises(ConfigError, match="cannot be made"):
-        token_from(tmp_path / "nowhere" / "token")
+def test_the_token_is_a_new_one_or_that_of_the_environment(monkeypatch):
+    monkeypatch.delenv("LASER_DASHBOARD_TOKEN", raising=False)
+    first, second = chosen_token(), chosen_token()
+    assert first != second
+    assert len(first) >= 43
+    monkeypatch.setenv("LASER_DASHBOARD_TOKEN", first)
+    assert chosen_token() == first
+    for text in ("short", "x" * 20 + "\n" + "y" * 30, "ü" * 50, "x" * 32 + "\n"):
+        monkeypatch.setenv("LASER_DASHBOARD_TOKEN", text)
+        with pytest.raises(ConfigError, match="expected 32 or more"):
+            chosen_token()
 
 
 def test_vendored_files_are_those_that_were_published():
