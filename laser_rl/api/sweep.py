@@ -39,9 +39,9 @@ class SweepResult(Result):
 
     def report(self, path: str | Path) -> Path:
         """Write the report, one HTML file, to this path."""
-        from laser_rl.view.report import write_report  # noqa: PLC0415 - training itself imports nothing of the page
+        from laser_rl.view.report import report  # noqa: PLC0415 - training itself imports nothing of the page
 
-        return write_report([self.run_dir], path)
+        return report(self.run_dir, out=path)
 
 
 class Sweep:

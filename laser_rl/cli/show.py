@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 import tyro
 import yaml
 
-from laser_rl import checkpoint
 from laser_rl.cli.settings import Shortcuts, base_config, flags, peek
 from laser_rl.config import Config
 from laser_rl.errors import ConfigError
@@ -16,7 +15,7 @@ from laser_rl.research.paper import as_csv, as_json, compared, show
 from laser_rl.tools.verify import exit_status, findings, text
 from laser_rl.training.files import read_sweep
 from laser_rl.training.settings import SweepConfig
-from laser_rl.view.report import write_report
+from laser_rl.view.report import report
 
 RunDirs = tyro.conf.Positional[tuple[Path, ...]]
 
@@ -63,8 +62,7 @@ class Report:
         """Write the file and print its name."""
         if self.out is not None and (self.out.is_dir() or self.out.suffix not in {".html", ".htm"}):
             raise ConfigError(f"--out names the HTML file, expected something like report.html, got {self.out}")
-        running = [path for path in self.run_dirs if checkpoint.owner(path) is not None]
-        print(write_report(self.run_dirs, self.out, running=running))
+        print(report(*self.run_dirs, out=self.out))
         return 0
 
 

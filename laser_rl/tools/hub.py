@@ -17,7 +17,7 @@ from laser_rl.metrics import read
 from laser_rl.tools.source import Source, config_sha256
 from laser_rl.training.files import CONFIG, SWEEP, is_sweep
 from laser_rl.trust import PROMISE
-from laser_rl.view.report import write_report
+from laser_rl.view.report import report
 
 AGENT, CARD, REPORT = "agent.safetensors", "README.md", "report.html"
 _FILES = f"""- `{AGENT}`: network and settings, for `LASER.load`
@@ -46,7 +46,7 @@ def write_folder(source: Source, folder: Path, repo_id: str) -> list[Path]:
     shutil.copyfile(run_dir / name, folder / name)
     trained = source.trained
     trained.save(folder / AGENT)
-    write_report([run_dir], folder / REPORT)
+    report(run_dir, out=folder / REPORT)
     (folder / CARD).write_text(model_card(source, repo_id), encoding="utf-8")
     return sorted(path for path in folder.rglob("*") if path.is_file())
 

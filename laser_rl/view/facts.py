@@ -1,41 +1,34 @@
 """What the page tells in words and tables: how a run and its members stand, warnings, settings, machine, events, videos."""
 
 import hashlib
-import shlex
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from laser_rl.envs.scores import RETURN_OF, SCORE_OF
+from laser_rl.evaluation.statistics import bootstrap_interval
 from laser_rl.metrics import display
-from laser_rl.metrics.history import Array
 from laser_rl.metrics.rows import Row, episodes_in
 from laser_rl.metrics.standing import MemberStanding
 from laser_rl.metrics.videos import Film
-from laser_rl.trust import FLAG, code_in
 from laser_rl.view.panels import Data, cell
 from laser_rl.view.runs import SILENT_S, Subject
 
+# Counters of training rows: what they are called in a tile, and what a notice says of them.
 FAULTS = {
-    "skipped_updates": ("updates skipped", "{n} updates were skipped, because their gradient was not finite"),
-    "rollbacks": ("rolled back", "{n} times the parameters were rolled back to the last ones that learned"),
-    "environment_restarts": ("workers replaced", "{n} environment workers were replaced"),
-    "environment_timeouts": ("time-outs", "{n} times an environment did not answer in time"),
-    "environment_errors": ("errors of environments", "{n} times an environment raised an error"),
-    "environment_dropped_episodes": (
-        "episodes dropped",
-        "{n} episodes were dropped, because of a bad value or a broken worker",
-    ),
-    "environment_lost_episodes": (
-        "episodes lost",
-        "{n} open episodes could not be rebuilt when the run was resumed",
-    ),
+    "skipped_updates": ("updates skipped", "updates were skipped, because their gradient was not finite"),
+    "rollbacks": ("rolled back", "times the parameters were rolled back to the last ones that learned"),
+    "environment_restarts": ("workers replaced", "environment workers were replaced"),
+    "environment_timeouts": ("time-outs", "times an environment did not answer in time"),
+    "environment_errors": ("errors of environments", "times an environment raised an error"),
+    "environment_dropped_episodes": ("episodes dropped", "episodes dropped: a bad value or a broken worker"),
+    "environment_lost_episodes": ("episodes lost", "open episodes could not be rebuilt when the run was resumed"),
 }
 _MOST_EVENTS, _MOST_SESSIONS, _MOST_TEXT, _MOST_NAMED = 50, 20, 500, 12
 _WINDOW = 100
+_SHOWN = ("steps_per_second", "updates_per_second", "learner_wait", "memory_bytes")  # of the newest training rows
 _TIME_DIGITS = 13  # milliseconds since 1970
-_RESAMPLES = 2000
 
 
 def summary(subject: Subject, *, known: float = 1.0, videos: int = 0) -> Data:
@@ -64,7 +57,7 @@ def summary(subject: Subject, *, known: float = 1.0, videos: int = 0) -> Data:
 
 
 def details(subject: Subject, films: Sequence[Film]) -> Data:
-    """Settings, machine, commands, events and videos: what changes seldom."""
+    """Settings, machine, events and videos: what changes seldom."""
     leader = 0 if subject.best is None else subject.best.member
     played = subject.newest(leader, "evaluation")
     evaluation = {
@@ -82,7 +75,6 @@ def details(subject: Subject, films: Sequence[Film]) -> Data:
             {"time": cell(one.get("time"), _TIME_DIGITS), "command": _text(one.get("command", ""))}
             for one in subject.files.sessions[-_MOST_SESSIONS:]
         ],
-        "commands": commands(subject),
         "events": [_event(row) for row in subject.history.events if row.get("event") != "exploit"][-_MOST_EVENTS:],
         "videos": [_video(one) for one in films],
     }
@@ -95,7 +87,7 @@ def notices(subject: Subject) -> list[list[str]]:
         counts = {member: count for member, count in _counts(subject, name).items() if count}
         if counts:
             whose = f": {_whose(counts)}" if subject.is_sweep else ""
-            found.append(["warning", sentence.format(n=f"{sum(counts.values()):,}") + f"{whose}."])
+            found.append(["warning", f"{sum(counts.values()):,} {sentence}{whose}."])
     bad = subject.history.not_finite
     if bad:
         which = ", ".join(f"{_text(name)} ({count:,} rows)" for name, count in sorted(bad.items())[:_MOST_NAMED])
@@ -103,28 +95,11 @@ def notices(subject: Subject) -> list[list[str]]:
     return found + _resumed(subject)
 
 
-def commands(subject: Subject) -> str:
-    """How to run it again from its settings, how to go on with it, how to look at it."""
-    folder = str(subject.run_dir)
-    again, here = shlex.quote(f"{folder}-again"), shlex.quote(folder)
-    file = shlex.quote(f"{folder}/{'sweep' if subject.is_sweep else 'config'}.json")
-    same = f"laser sweep {file} --out {again}" if subject.is_sweep else f"laser train --config {file} --out {again}"
-    play = f"laser evaluate {here} --member best" if subject.is_sweep else f"laser evaluate {here} --episodes 100"
-    named_elsewhere = {"environment.id", "replay.start_from"}
-    others = {name: value for name, value in subject.settings.items() if name not in named_elsewhere}
-    flag = f" {FLAG}" if code_in(subject.environment, others) else ""  # or they would be refused
-    return (
-        f"# the same again\n{same}{flag}\n# go on, look\nlaser resume {here}{flag}\n{play}{flag}\nlaser status {here}"
-    )
-
-
-def interval(values: Array) -> tuple[float, float] | None:
-    """95 % bootstrap interval of a mean, with a fixed seed: the same report twice has the same numbers. None of fewer than two."""
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """95 % bootstrap interval of a mean; None of fewer than two."""
     if len(values) < 2:  # noqa: PLR2004
         return None
-    chosen = np.random.default_rng(0).integers(len(values), size=(_RESAMPLES, len(values)))
-    low, high = np.quantile(values[chosen].mean(1), [0.025, 0.975])
-    return float(low), float(high)
+    return bootstrap_interval([np.asarray(values, np.float64)], lambda drawn: drawn.mean(-1))
 
 
 def video_id(video: Film) -> str:
@@ -151,15 +126,11 @@ def _member(subject: Subject, one: MemberStanding) -> Data:
         "updates": one.updates,
         "score": cell(one.return_mean),
         "evaluation": cell(one.evaluation),
-        "interval": [cell(end) for end in one.evaluation_interval] if one.evaluation_interval else None,
-        "iqm": cell(played.get("iqm")),
-        "episodes": cell(played.get("episodes")),
+        "interval": _cells(one.evaluation_interval),
         "own": cell(own),
         "others": cell(one.acceptance_others),
-        "steps_per_second": cell(newest.get("steps_per_second")),
-        "updates_per_second": cell(newest.get("updates_per_second")),
-        "wait": cell(newest.get("learner_wait")),
-        "memory": cell(newest.get("memory_bytes")),
+        **{name: cell(played.get(name)) for name in ("iqm", "episodes")},
+        **{name: cell(newest.get(name)) for name in _SHOWN},
         "skipped": subject.history.count(one.member, "skipped_updates"),
         "restarts": subject.history.count(one.member, "environment_restarts"),
         "exploits": one.exploits,
@@ -171,9 +142,11 @@ def _training_interval(subject: Subject, member: int) -> list[float | None] | No
     rows = subject.history.newest("episode", member)
     if subject.mixed or any(episodes_in(row) > 1 for row in rows):
         return None
-    values = np.array([float(row["return"]) for row in rows if cell(row.get("return")) is not None])
-    found = interval(values)
-    return None if found is None else [cell(end) for end in found]
+    return _cells(interval([float(row["return"]) for row in rows if cell(row.get("return")) is not None]))
+
+
+def _cells(ends: tuple[float, float] | None) -> list[float | None] | None:
+    return None if ends is None else [cell(end) for end in ends]
 
 
 def _counts(subject: Subject, name: str) -> dict[int, int]:
@@ -187,16 +160,16 @@ def _state_notices(subject: Subject) -> list[list[str]]:
         return [["warning", "There are no rows yet: nothing has been learned, or the log is missing."]]
     found = []
     if subject.state == "broken off":
-        sentence = (
+        said = (
             "The last row says neither that this is finished nor that it was stopped: nothing here is a final result."
         )
-        found.append(["warning", sentence])
+        found.append(["warning", said])
     ended = {one.member: subject.newest(one.member, "train").get("episodes") for one in subject.members}
     few = {member: int(n) for member, n in ended.items() if isinstance(n, int | float) and n < _WINDOW}
     if few:
         whose = _whose(few) if subject.is_sweep else f"{next(iter(few.values()))}"
-        sentence = f"Fewer than {_WINDOW} episodes have ended: {whose}. Returns are means over those there are."
-        found.append(["note", sentence])
+        said = f"Fewer than {_WINDOW} episodes have ended: {whose}. Returns are means over those there are."
+        found.append(["note", said])
     return found
 
 
@@ -238,17 +211,8 @@ def _machine(subject: Subject) -> dict[str, Any]:
 
 
 def _video(one: Film) -> Data:
-    return {
-        "id": video_id(one),
-        "name": _text(one.path.name),
-        "time": one.time,
-        "media": one.media,
-        "step": one.step,
-        "member": one.member,
-        "task": one.task,
-        "return": cell(one.total),
-        "length": one.length,
-    }
+    told = {name: getattr(one, name) for name in ("time", "media", "step", "member", "task", "length")}
+    return {"id": video_id(one), "name": _text(one.path.name), "return": cell(one.total), **told}
 
 
 def _event(row: Row) -> Data:

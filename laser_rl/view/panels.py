@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from laser_rl.envs.scores import RETURN_OF, SCORE_OF
+from laser_rl.envs.scores import RETURN_OF, SCORE_OF, reference_of
 from laser_rl.metrics import display
 from laser_rl.metrics.history import Array, CurveLine, aligned
 from laser_rl.metrics.rows import Kind
@@ -19,13 +19,7 @@ _FEW = 4
 _MOST_NUMBERS = 24_000  # of a panel: many members share them
 _MOST_COPIES = 200
 _AGES = ("< 10", "< 100", "< 1,000", "< 10,000", "older")  # in updates, as `acceptance_age_0` to `_4`
-_PERCENTILES = {
-    0: "youngest",
-    25: "a quarter is younger",
-    50: "half is younger",
-    75: "three quarters are younger",
-    100: "oldest",
-}
+_QUARTERS = ("youngest", "a quarter is younger", "half is younger", "three quarters are younger", "oldest")
 # Numbers of training rows, a line for each and each member; of many members only the last one.
 _TRAINED: dict[str, dict[str, str]] = {
     "steps": {"steps_per_second": "steps/s"},
@@ -107,8 +101,6 @@ def _tasks(subject: Subject, asked: Asked) -> Data:
 
 def _task_table(subject: Subject, asked: Asked) -> Data:
     """Of a mixture: the newest numbers of each task beside random play and the best known, of the best member."""
-    from laser_rl.envs.scores import reference_of  # noqa: PLC0415 - needs Gymnasium
-
     leader = subject.best
     if leader is None or not subject.mixed:
         return table([], [])
@@ -141,34 +133,38 @@ def _who(subject: Subject, asked: Asked) -> Data:
     """Acceptance by source and by age, and the divergence of the policies, in the newest rows."""
     count = len(subject.members)
     newest = subject.history.newest("sweep")
-    cells = [[mean_of(newest, f"divergence_{i}_{j}") for j in range(count)] for i in range(count)]
-    divergence = np.array(cells, np.float64).reshape(count, count)
-    np.fill_diagonal(divergence, 0.0)
+    cells = [[0.0 if i == j else mean_of(newest, f"divergence_{i}_{j}") for j in range(count)] for i in range(count)]
+    known = any(math.isfinite(value) for i, row in enumerate(cells) for j, value in enumerate(row) if i != j)
+    trusted = newest_means(subject.rows, [f"acceptance_from_{n}" for n in range(count)], count)
+    by_age = newest_means(subject.rows, [f"acceptance_age_{age}" for age in range(len(_AGES))], count)
     return {
         "members": count,
-        "trusted": _matrix(newest_means(subject.rows, [f"acceptance_from_{n}" for n in range(count)], count)),
-        "divergence": _matrix(divergence) if count > 1 and np.isfinite(divergence).sum() > count else None,
+        "trusted": [numbers(row) for row in trusted],
+        "divergence": [numbers(row) for row in cells] if known else None,
         "ages": list(_AGES),
-        "by_age": _matrix(newest_means(subject.rows, [f"acceptance_age_{age}" for age in range(len(_AGES))], count)),
+        "by_age": [numbers(row) for row in by_age],
     }
 
 
 def _replay(subject: Subject, asked: Asked) -> Data:
     """Shares of the replay by member."""
-    members = [one.member for one in subject.members]
-    return chart(subject, _of_sweep(subject, asked, *((str(n), n, f"share_of_{n}") for n in members)), asked)
+    return chart(
+        subject,
+        _of_sweep(subject, asked, {f"share_of_{one.member}": str(one.member) for one in subject.members}),
+        asked,
+    )
 
 
 def _ages(subject: Subject, asked: Asked) -> Data:
     """How old the replay is, as percentiles; of a single run, the mean age of what it replays."""
-    found = _of_sweep(subject, asked, *((text, None, f"age_{part}") for part, text in _PERCENTILES.items()))
+    found = _of_sweep(subject, asked, {f"age_{25 * quarter}": text for quarter, text in enumerate(_QUARTERS)})
     return chart(subject, found or _of_members(subject, asked, "replay_age_updates", "mean age"), asked)
 
 
 def _fill(subject: Subject, asked: Asked) -> Data:
     """How full the replay is."""
-    whole = _of_sweep(subject, asked, ("replay", None, "replay_fill")) if subject.is_sweep else []
-    return chart(subject, whole or _of_members(subject, asked, "replay_fill", "replay"), asked)
+    found = _of_sweep(subject, asked, {"replay_fill": "replay"})
+    return chart(subject, found or _of_members(subject, asked, "replay_fill", "replay"), asked)
 
 
 def _lineage(subject: Subject, asked: Asked) -> Data:
@@ -186,10 +182,10 @@ def _lineage(subject: Subject, asked: Asked) -> Data:
 def _copy_table(subject: Subject, asked: Asked) -> Data:
     """Every exploit of population based training, the newest first."""
     columns = ["step", "member", "donor", "its score", "donor's score", "settings before", "settings after"]
-    lines = [
-        [one.step, one.member, one.donor, cell(one.score), cell(one.donor_score), _label(one.before), _label(one.after)]
-        for one in reversed(copies(subject.rows)[-_MOST_COPIES:])
-    ]
+    lines = []
+    for one in reversed(copies(subject.rows)[-_MOST_COPIES:]):
+        settings = (display.label(values) if values else "–" for values in (one.before, one.after))
+        lines.append([one.step, one.member, one.donor, cell(one.score), cell(one.donor_score), *settings])
     return table(columns, lines)
 
 
@@ -261,12 +257,7 @@ def _mean_line(lines: Sequence[CurveLine]) -> CurveLine:
 
 def numbers(values: Array | Iterable[float], digits: int = 6) -> list[float | None]:
     """For JSON: a few digits, None where there is no number."""
-    form = f"%.{digits}g"
-    return [float(form % value) if math.isfinite(value) else None for value in values]
-
-
-def _matrix(values: Array) -> list[list[float | None]]:
-    return [numbers(row) for row in values]
+    return [cell(value, digits) for value in values]
 
 
 def cell(value: object, digits: int = 9) -> float | None:
@@ -274,14 +265,10 @@ def cell(value: object, digits: int = 9) -> float | None:
     return float(f"{value:.{digits}g}") if isinstance(value, int | float) and math.isfinite(value) else None
 
 
-def _label(settings: Mapping[str, float]) -> str:
-    return display.label(settings) if settings else "–"
-
-
-def _of_sweep(subject: Subject, asked: Asked, *wanted: tuple[str, int | None, str]) -> list[Named]:
-    """Numbers of the sweep itself that its rows have, as (label, member whose colour it has, name)."""
-    every = ((text, member, subject.history.line("sweep", -1, name, asked.axis)) for text, member, name in wanted)
-    return [one for one in every if len(one[2].x)]
+def _of_sweep(subject: Subject, asked: Asked, labels: Mapping[str, str]) -> list[Named]:
+    """Numbers of the sweep itself that its rows have; a label that is a number has the colour of that member."""
+    every = {text: subject.history.line("sweep", -1, name, asked.axis) for name, text in labels.items()}
+    return [(text, int(text) if text.isdecimal() else None, line) for text, line in every.items() if len(line.x)]
 
 
 def _of_members(

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -19,6 +19,7 @@ from laser_rl.disk import write_bytes
 from laser_rl.errors import ConfigError
 from laser_rl.metrics import display
 from laser_rl.metrics.history import Array, CurveLine
+from laser_rl.metrics.standing import MemberStanding
 from laser_rl.metrics.videos import Film, best, films, open_film
 from laser_rl.view.facts import details, interval, summary
 from laser_rl.view.panels import PANELS, Asked, Data, Named, cell, chart, table
@@ -59,28 +60,17 @@ class _Condition(NamedTuple):
     subjects: tuple[Subject, ...]
 
 
-def report(run_dir: str | Path) -> Path:
-    """Write `report.html` into the directory of a run or sweep, also while it goes on."""
-    return write_report([run_dir])
+def report(*run_dirs: str | Path, out: str | Path | None = None) -> Path:
+    """Write the report of one directory of a run or sweep, or of several side by side, also while they go on.
 
-
-def write_report(
-    run_dirs: Sequence[str | Path], out: str | Path | None = None, *, running: Collection[Path] = ()
-) -> Path:
-    """Write the report of one directory, or of several side by side.
-
-    Args:
-        run_dirs: of runs or sweeps.
-        out: the HTML file; by default `report.html` in the directory or, of several, in the current one.
-        running: those directories in which a process is still at work.
+    `out` is the HTML file; by default `report.html` in the directory or, of several, in the current one.
     """
     paths = [Path(one) for one in run_dirs]
     if not paths:
         raise ConfigError("a report of what? name one or more run directories: laser report runs/*")
     named = dict(zip(paths, distinct(paths), strict=True))
     page = Path(out) if out is not None else (paths[0] if len(named) == 1 else Path()) / REPORT
-    subjects = [subject_of(path, name, running=path in running) for path, name in named.items()]
-    text = frozen(recorded(subjects, page.parent.resolve()))
+    text = frozen(recorded([subject_of(path, name) for path, name in named.items()], page.parent.resolve()))
     page.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(page, text.encode())
     return page
@@ -118,19 +108,15 @@ def frozen(answers: Data) -> str:
     )
     # In a script element only "<" can end the text or begin a comment.
     data = json.dumps(answers, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    head = [
-        f'<meta http-equiv="Content-Security-Policy" content="{escape(policy, quote=False)}">',
-        '<meta name="referrer" content="no-referrer">',
-        '<link rel="icon" href="data:,">',
-        f"<style>{style}</style>",
-    ]
-    end = [
-        f'<script type="application/json" id="recorded">{data}</script>',
-        *(f"<script>{one}</script>" for one in scripts),
-    ]
+    head = f'''<meta http-equiv="Content-Security-Policy" content="{escape(policy, quote=False)}">
+<meta name="referrer" content="no-referrer">
+<link rel="icon" href="data:,">
+<style>{style}</style>
+</head>'''
+    recorded_answers = f'<script type="application/json" id="recorded">{data}</script>'
+    end = "\n".join([recorded_answers, *(f"<script>{one}</script>" for one in scripts), "</body>"])
     page = re.sub(r"\n.*/static/.*", "", page)
-    page = page.replace("</head>", "\n".join([*head, "</head>"]), 1)
-    return page.replace("</body>", "\n".join([*end, "</body>"]), 1)
+    return page.replace("</head>", head, 1).replace("</body>", end, 1)
 
 
 def static_files() -> dict[str, bytes]:
@@ -198,9 +184,6 @@ def _comparison(subjects: Sequence[Subject]) -> Iterator[tuple[Data, Data]]:
     lines = [[name, *(_told(one, name) for one in subjects)] for name in names]
     data = table(["setting", *(one.name for one in subjects)], lines)
     yield {"id": "differences", "title": "Settings that differ", "why": _SAME, **wide}, data
-    same = [[name, _told(subjects[0], name)] for name in subjects[0].settings if name not in names]
-    about = {"id": "common", "title": "Settings that are the same in all", "why": "", "optional": True, **wide}
-    yield about, table(["setting", "value"], same)
 
 
 def _conditions_of(subjects: Sequence[Subject]) -> list[_Condition]:
@@ -224,12 +207,7 @@ def _conditions_of(subjects: Sequence[Subject]) -> list[_Condition]:
 def _differing(subjects: Sequence[Subject]) -> list[str]:
     """The settings that are not the same in all directories; one that a directory does not have counts as different."""
     names = dict.fromkeys(name for one in subjects for name in one.settings)
-    missing = object()
-    return [
-        name
-        for name in names
-        if any(one.settings.get(name, missing) != subjects[0].settings.get(name, missing) for one in subjects[1:])
-    ]
+    return [name for name in names if len({repr(one.settings.get(name, ...)) for one in subjects}) > 1]
 
 
 def _conditions_table(conditions: Sequence[_Condition]) -> Data:
@@ -238,10 +216,9 @@ def _conditions_table(conditions: Sequence[_Condition]) -> Data:
     for one in conditions:
         leaders = [subject.best for subject in one.subjects]
         scores = [lead.return_mean if lead.evaluation is None else lead.evaluation for lead in leaders if lead]
-        known = np.array([score for score in scores if score is not None])
+        known = [score for score in scores if score is not None]
         seeds = ", ".join(str(subject.settings.get(_SEED, "?")) for subject in one.subjects)
-        numbers = [cell(float(number)) for number in (known.mean(), known.min(), known.max())] if len(known) else []
-        mean, low, high = numbers or (None, None, None)
+        mean, low, high = (cell(float(of(known))) if known else None for of in (np.mean, min, max))
         environment = one.subjects[0].environment
         lines.append([one.name, environment, len(one.subjects), seeds, mean, _between(interval(known)), low, high])
     columns = ["condition", "environment", "runs", "seeds", "mean score", "interval over seeds", "lowest", "highest"]
@@ -251,11 +228,9 @@ def _conditions_table(conditions: Sequence[_Condition]) -> Data:
 def _directories_table(subjects: Sequence[Subject]) -> Data:
     lines = []
     for one in subjects:
-        leader = one.best
         steps = min((member.steps for member in one.members), default=0)
-        numbers: list[float | str | None] = [None, None, "–"]
-        if leader is not None:
-            numbers = [cell(leader.return_mean), cell(leader.evaluation), _between(leader.evaluation_interval)]
+        lead = one.best or MemberStanding(0, {})
+        numbers = [cell(lead.return_mean), cell(lead.evaluation), _between(lead.evaluation_interval)]
         kind = f"sweep of {len(one.members)}" if one.is_sweep else "run"
         lines.append([one.name, one.environment, _told(one, _SEED), kind, one.state, steps, *numbers])
     columns = ["directory", "environment", "seed", "kind", "state", "steps", "training", "evaluation", "interval"]

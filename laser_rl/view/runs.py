@@ -119,13 +119,13 @@ class Subject:
         return found
 
 
-def subject_of(run_dir: Path, name: str | None = None, *, running: bool = False) -> Subject:
+def subject_of(run_dir: Path, name: str | None = None) -> Subject:
     """Read a directory as a whole; refused if it is none of a run or sweep."""
     if not _is_run(run_dir):
         inside = run_dir.is_dir() and any((one / FILE).exists() for one in run_dir.iterdir())
         hint = f"; its folders are: laser report {run_dir}/*" if inside else "; is this a run directory?"
         raise ConfigError(f"expected {run_dir} to have {CONFIG}, {SWEEP} or {FILE}, got none of them{hint}")
-    history, files = History.read(run_dir / FILE), Files.read(run_dir)
+    history, files, running = History.read(run_dir / FILE), Files.read(run_dir), owner(run_dir) is not None
     return Subject(run_dir, name or run_dir.resolve().name, history, files, running, time.time())
 
 

@@ -186,7 +186,7 @@ def listening_socket(port: int) -> socket.socket:
     """On this machine only."""
     try:
         if port not in range(1 << 16):
-            raise OSError("there is no such port")
+            raise OSError("there is no such port")  # noqa: TRY301 - told like any other
         return socket.create_server((HOST, port), backlog=128)
     except OSError as error:
         raise ConfigError(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from laser_rl.metrics import MetricsLog
-from laser_rl.view.report import report, write_report
+from laser_rl.view.report import report
 from tests.metrics.test_sweep_rows import a_sweep
 from tests.view.chromium import PROGRAM, Chromium
 from tests.view.logs import START, write_sweep
@@ -358,7 +358,7 @@ def _keyboard(browser: Chromium) -> None:
 @pytest.mark.parametrize("kind", ["run", "sweep", "several"])
 def test_a_report_shows_everything_and_asks_nobody(tmp_path, browser, pictures, kind):
     sweep, run = a_sweep(tmp_path / NAME.replace("/", "_"), 9, pbt=True), a_run(tmp_path / "run")
-    path = write_report({"run": [run], "sweep": [sweep], "several": [run, sweep]}[kind], tmp_path / "x.html")
+    path = report(*{"run": [run], "sweep": [sweep], "several": [run, sweep]}[kind], out=tmp_path / "x.html")
     browser.prefers("dark")
     browser.go(path.as_uri())
     shown = "[...document.querySelectorAll('.panel')].filter((one) => !one.hidden)"

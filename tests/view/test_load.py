@@ -257,11 +257,11 @@ def test_killing_it_leaves_training_alone(tmp_path, figure):
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path)
     try:
         until((tmp_path / "run" / "metrics.jsonl").exists, "training to begin", 60)
-        until(lambda: b"laser_rl.view" in b"".join(_commands(process.pid)), "the dashboard to begin", 30)
+        until(lambda: b"view.command" in b"".join(_commands(process.pid)), "the dashboard to begin", 30)
         [pid] = [
             pid
             for pid, line in zip(_children(process.pid), _commands(process.pid), strict=True)
-            if b"laser_rl.view" in line
+            if b"view.command" in line
         ]
         os.kill(pid, signal.SIGKILL)
         out, _ = process.communicate(timeout=240)

@@ -170,7 +170,7 @@ export const MAKERS = {
       const every = h("details", { open }, h("summary", {}, `All ${Object.keys(details.settings).length} settings`), pairs(details.settings));
       every.addEventListener("toggle", () => (open = every.open));
       const sessions = details.sessions.map((one) => h("li", {}, `${clock(one.time)}: ${one.command}`));
-      fill(body, pairs(machine), ...(sessions.length ? [h("h3", {}, "Started"), h("ul", {}, ...sessions)] : []), h("h3", {}, "Commands"), h("pre", { tabindex: 0 }, details.commands), every);
+      fill(body, pairs(machine), ...(sessions.length ? [h("h3", {}, "Started"), h("ul", {}, ...sessions)] : []), every);
       return true;
     };
   },
@@ -195,8 +195,8 @@ export function tiles(place, run) {
   const sum = (name) => run.members.reduce((total, one) => total + (one[name] ?? 0), 0);
   const slowest = run.members.length ? Math.min(...run.members.map((one) => one.steps)) : 0;
   const faults = Object.entries(run.faults).filter(([, n]) => n > 0);
-  const waits = run.members.map((one) => one.wait).filter((v) => v !== null);
-  const memory = Math.max(0, ...run.members.map((one) => one.memory ?? 0));
+  const waits = run.members.map((one) => one.learner_wait).filter((v) => v !== null);
+  const memory = Math.max(0, ...run.members.map((one) => one.memory_bytes ?? 0));
   const speed = sum("steps_per_second") / (run.is_sweep ? run.members.length : 1);
   const left = run.state === "running" && run.total && speed ? (run.total - slowest) / speed : null;
   const told = [
