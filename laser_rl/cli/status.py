@@ -38,7 +38,7 @@ class Status:
 def status_of(run_dir: Path) -> dict[str, Any]:
     """What the files of a run directory say, as plain values; refused if it is none."""
     base, owner, newest = read_sweep(run_dir).base, checkpoint.owner(run_dir), checkpoint.newest_step(run_dir)
-    subject = subject_of(run_dir, running=owner is not None)
+    subject = subject_of(run_dir)
     folder = run_dir / checkpoint.CHECKPOINTS / f"step-{newest or 0:012d}"
     return {
         "run_dir": str(run_dir),

@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib.util
-import logging
 import secrets
 import socket
 import subprocess
@@ -62,8 +61,8 @@ def dashboard_of(path: Path) -> Iterator[None]:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port, number = listening.getsockname()[1], listening.fileno()
         start = {"run_dir": str(path.resolve()), "socket": number, "token": token}
-        silent = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-        process = start_child("view.command", start, files=[number], **silent)
+        none = subprocess.DEVNULL  # the terminal belongs to training
+        process = start_child("view.command", start, files=[number], stdin=none, stdout=none, stderr=none)
     print(f"dashboard: http://127.0.0.1:{port}/?token={token}", flush=True)
     try:
         yield
@@ -78,6 +77,5 @@ def main(start: Mapping[str, Any]) -> int:
     from laser_rl.view.security import Access  # noqa: PLC0415 - needs the extra
     from laser_rl.view.server import serve  # noqa: PLC0415
 
-    logging.disable()  # the terminal belongs to training
     listening = socket.socket(fileno=start["socket"])
     return serve([Path(start["run_dir"])], listening, Access(start["token"], listening.getsockname()[1]))
