@@ -15,7 +15,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from laser_rl.errors import ConfigError, is_full
+from laser_rl.errors import ConfigError
 
 _CHUNK = 1 << 20
 _UNFINISHED = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")
@@ -85,25 +85,6 @@ def write_through(path: Path, data: bytes | Iterable[bytes]) -> None:
         raise
     finally:
         os.close(handle)
-
-
-class Full(OSError):
-    """There is no space for about `needed` bytes."""
-
-    def __init__(self, error: OSError, needed: int) -> None:
-        super().__init__(error.errno, error.strerror, error.filename)
-        self.needed = needed
-
-
-@contextlib.contextmanager
-def needing(size: int) -> Iterator[None]:
-    """Around writing about `size` bytes: if there is no space for them, the error says how many they are."""
-    try:
-        yield
-    except OSError as error:
-        if not is_full(error):
-            raise
-        raise Full(error, size) from error
 
 
 def sync_path(path: Path) -> None:

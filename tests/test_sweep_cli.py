@@ -154,6 +154,7 @@ def test_what_members_differ_in_is_replaced_as_a_whole(tmp_path):
         (["--random", "learning_rate=uniform:1", "--draws", "2"], "uniform needs two numbers, got ['1']"),
         (["--random", "learning_rate=uniform:2:1", "--draws", "2"], "low (2.0) is not below high (1.0)"),
         ([*GRID, "--random", "discount=uniform:0:1", "--draws", "2"], "got grid and random"),
+        ([*GRID, "--grid", "entropy_cost=0.1,0.2"], "--grid is there twice"),
         ([*GRID, "--draws", "2"], "random and draws belong together"),
         (["--recipe", "atari-share", *GRID], "did you mean 'atari-shared'?"),
         (["--recipe", "dmlab-pbt"], "deepmind_lab"),

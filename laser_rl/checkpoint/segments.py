@@ -127,8 +127,7 @@ def write_segment(
             yield block
 
     disk.make_folder(folder)
-    with disk.needing(count * row_bytes(layout)):
-        disk.write_bytes(folder / name, measured())
+    disk.write_bytes(folder / name, measured())
     return SegmentEntry(name, first_id, count, size, digest.hexdigest())
 
 

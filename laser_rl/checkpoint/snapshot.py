@@ -68,10 +68,8 @@ def write(run_dir: str | Path, snapshot: Snapshot, keep: int = 2) -> Path:
     disk.make_folder(folder)
     final = folder / f"step-{snapshot.step:012d}"
     temporary = disk.temporary_beside(final)
-    size = sum(value.nbytes for tensors in snapshot.tensors.values() for value in tensors.values())
     try:
-        with disk.needing(size):
-            _write_files(temporary, snapshot)
+        _write_files(temporary, snapshot)
         _into_place(temporary, final)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)

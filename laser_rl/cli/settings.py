@@ -118,7 +118,7 @@ def read_file(path: Path) -> dict[str, Any]:
         values = json.loads(text) if is_json else _from_yaml(text)
     except (
         Exception
-    ) as error:  # PyYAML fails in ways of its own: !!bool x is a KeyError, !!timestamp x an AttributeError
+    ) as error:  # PyYAML has its own ways to fail: !!bool x is a KeyError, !!timestamp x an AttributeError
         raise ConfigError(f"{path} cannot be read: {error}") from None
     _require_plain(path, values)
     if not isinstance(values, dict):
@@ -129,11 +129,20 @@ def read_file(path: Path) -> dict[str, Any]:
     return values
 
 
+class _Loader(yaml.SafeLoader):
+    """Takes 1e-3 for a number."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+e[-+]?\d+", re.IGNORECASE), list("+-0123456789")
+)
+
+
 def _from_yaml(text: str) -> Any:
     depths = itertools.accumulate((letter in "[{") - (letter in "]}") for letter in text)
     if max(depths, default=0) > _MOST_LEVELS:  # PyYAML would take more than a second to find that out
         raise ValueError(f"expected at most {_MOST_LEVELS} levels of brackets")
-    return yaml.safe_load(text)
+    return _Loader(text).get_single_data()
 
 
 def _require_plain(path: Path, values: Any) -> None:
@@ -210,16 +219,7 @@ def _read(file: Path) -> dict[str, Any]:
         values["stack"] = "on" if values["stack"] else "off"
     plain = {name: value for name, value in values.items() if name not in {*SOURCES, "draws", "base", "recipe"}}
     sweep_from({**plain, "members": [{}]})  # refuses a bad value before flags are read over it
-    return {name: _numbers(value) if name in SOURCES else value for name, value in values.items()}
-
-
-def _numbers(value: Any) -> Any:
-    """With 1e-3, which YAML takes for text, as a number."""
-    if isinstance(value, dict):
-        return {name: _numbers(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_numbers(inner) for inner in value]
-    return value_of(value) if isinstance(value, str) else value
+    return values
 
 
 def grid_of(words: Iterable[str]) -> dict[str, list[Any]]:

@@ -14,7 +14,7 @@ from laser_rl.errors import ConfigError
 from laser_rl.metrics import display
 from laser_rl.metrics.history import Array, History
 from laser_rl.metrics.log import FILE
-from laser_rl.metrics.rows import EPISODES, EpisodeWindow, Row, episodes_in
+from laser_rl.metrics.rows import Row
 
 SWEEP = "sweep.json"
 _LAST = 10  # rows
@@ -33,8 +33,6 @@ class MemberStanding:
     evaluation_interval: tuple[float, float] | None = None
     acceptance_own: float | None = None  # share of its own replayed steps that it trusts, over the last rows
     acceptance_others: float | None = None  # likewise of others' steps, each source counted the same
-    skipped: int | None = None
-    rollbacks: int | None = None
     exploits: int = 0
     silent_seconds: float | None = None  # since its last row
 
@@ -87,13 +85,11 @@ def standing_of(rows: Sequence[Row], sweep: Mapping[str, Any], now: float | None
                 now_set,
                 steps=max((int(row["step"]) for row in own), default=0),
                 updates=max((int(row["update"]) for row in own), default=0),
-                return_mean=_last(trained, "return_mean", _return_mean(own)),
+                return_mean=_last(trained, "return_mean"),
                 evaluation=_last(played, "mean"),
                 evaluation_interval=(interval[0], interval[1]) if len(interval) > 1 else None,
                 acceptance_own=_mean(trusted[member, member : member + 1]),
                 acceptance_others=_mean(np.delete(trusted[member], member)),
-                skipped=_last(trained, "skipped_updates"),
-                rollbacks=_last(trained, "rollbacks"),
                 exploits=len(after),
                 silent_seconds=max(0.0, now - max(times)) if times else None,
             )
@@ -159,19 +155,8 @@ def _by_member(rows: Iterable[Row]) -> dict[int, list[Row]]:
     return found
 
 
-def _return_mean(rows: Sequence[Row]) -> float | None:
-    """The mean of the newest episodes, as long as the run has not reported one; of a mixture the median of the normalised scores."""
-    episodes = [row for row in rows if row["kind"] == "episode" and _finite(row.get("return"))]
-    tasks = list(dict.fromkeys(str(row["task"]) for row in episodes if "task" in row))
-    window = EpisodeWindow(tasks)
-    for row in episodes:
-        for _ in range(min(episodes_in(row), EPISODES)):  # of a row of several, their mean for each
-            window.add(float(row["return"]), tasks.index(str(row.get("task", tasks[0]))) if tasks else 0)
-    return window.numbers().get("return_mean")
-
-
-def _last(rows: Iterable[Row], name: str, default: Any = None) -> Any:
-    return [default, *(row[name] for row in rows if _finite(row.get(name)))][-1]
+def _last(rows: Iterable[Row], name: str) -> Any:
+    return [None, *(row[name] for row in rows if _finite(row.get(name)))][-1]
 
 
 def _mean(values: Array) -> float | None:

@@ -18,7 +18,6 @@ from laser_rl.checkpoint import Loaded, Mended, Salvage, SegmentEntry, Streams, 
 from laser_rl.checkpoint.guarded import fitting
 from laser_rl.checkpoint.snapshot import flat, grouped
 from laser_rl.config import Config
-from laser_rl.disk import Full
 from laser_rl.envs.records import write_spec
 from laser_rl.envs.scores import tasks_of
 from laser_rl.errors import ConfigError, UserError
@@ -245,10 +244,9 @@ class NoSpace(UserError):
     def __init__(self, run_dir: Path, step: int, error: OSError) -> None:
         disk, newest = os.statvfs(run_dir), checkpoint.newest_step(run_dir)
         free = disk.f_bavail * disk.f_frsize
-        need = f", {error.needed / _BYTES_A_MB:,.1f} MB needed" if isinstance(error, Full) else ""
         before = "there is none before it" if newest is None else f"that of step {newest:,} is whole"
         self.said = (
-            f"no space for the checkpoint of step {step:,} in {run_dir}: {error.strerror}{need}, "
+            f"no space for the checkpoint of step {step:,} in {run_dir}: {error.strerror}, "
             f"{free / _BYTES_A_MB:,.1f} MB free; {before}"
         )
         again = "start again" if newest is None else f"go on from there with: {command_for('resume', run_dir)}"

@@ -105,7 +105,7 @@ def test_without_space_for_the_last_checkpoint_the_run_fails_and_goes_on_later(t
     disk.free()
     assert caught.value.exit_status == 5
     assert f"that of step {full.before.step:,} is whole" in str(caught.value)
-    assert "MB needed" in str(caught.value)
+    assert "MB free" in str(caught.value)
     assert_in_order(path)
     assert checkpoint.latest(path).step == full.before.step
     finish(config_of("serial"), path)

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
 from laser_rl import cli, recipes
@@ -86,17 +85,6 @@ def test_settings_are_those_after_the_last_exploit(tmp_path, members):
             "entropy_cost": last[-1]["after_entropy_cost"],
             "trust": "behaviour",
         }
-
-
-def test_without_reported_returns_they_are_those_of_its_own_newest_episodes(tmp_path, members):
-    with_settings(tmp_path, [{}, {}])
-    add(tmp_path, *(row(n, n % 2, "episode", **{"return": float(n)}) for n in range(500)))
-    means = [np.mean(range(300, 500, 2)), np.mean(range(301, 500, 2))]
-    assert [one["return_mean"] for one in members(tmp_path)] == means
-    (tmp_path / "metrics.jsonl").unlink()
-    tasks = [("laser/TMaze-3", 1.0), ("laser/Catch", -0.6), ("laser/TMaze-5", 0.2), ("laser/TMaze-3", 0.0)]
-    add(tmp_path, *(row(n, 0, "episode", task=task, **{"return": value}) for n, (task, value) in enumerate(tasks)))
-    assert members(tmp_path)[0]["return_mean"] == pytest.approx(0.2)  # the median of 0.5, 0 and 0.2
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]", '{"settings": 3}', '{"settings": [1, null]}', "[" * 100_000])
