@@ -98,12 +98,10 @@ def sync_path(path: Path) -> None:
 
 def make_folder(folder: Path) -> None:
     """Create `folder` and force its name to disk; its parents too."""
-    if folder.is_dir():
-        return
-    if folder.parent != folder:
+    if not folder.is_dir():
         make_folder(folder.parent)
-    folder.mkdir(exist_ok=True)
-    sync_path(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync_path(folder.parent)
 
 
 def temporary_beside(path: Path) -> Path:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 import safetensors
@@ -25,7 +25,7 @@ from laser_rl.envs.spaces import Borders, borders_of
 from laser_rl.errors import ConfigError, EnvironmentRefused, shortened
 from laser_rl.evaluation.statistics import EvalResult
 from laser_rl.metrics.rows import Sink
-from laser_rl.metrics.tracking import Tracking, named, trackers
+from laser_rl.metrics.tracking import named, trackers
 from laser_rl.networks.build import TorsoSource
 from laser_rl.training.build import (
     EnvironmentSource,
@@ -46,20 +46,6 @@ from laser_rl.training.stop import deliver_again
 from laser_rl.training.trainer import Trainer
 from laser_rl.trust import Trust
 from laser_rl.types import Array
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def _by_its_trust(method: "Callable[Concatenate[LASER, P], R]") -> "Callable[Concatenate[LASER, P], R]":
-    """What this agent's own files name is not imported; what other agents of the process read does not matter."""
-
-    @functools.wraps(method)
-    def trusting(self: "LASER", /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with self._trust.applied():
-            return method(self, *args, **kwargs)
-
-    return trusting
 
 
 def read_agent(path: Path, net: TorsoSource | None = None) -> Trained:
@@ -129,12 +115,13 @@ class LASER:
         **settings: Any,
     ) -> None:
         self._source, self._net, self._sinks = env, net, tuple(sinks)
-        self._track, self._trackers = named(track), list[Tracking]()
-        self._trust = Trust()
+        self._track, self._open = named(track), contextlib.ExitStack()
+        self._trust = (
+            Trust()
+        )  # what this agent's own files name is not imported; other agents of the process do not matter
         with self._trust.applied():
             self.config = override(config or base_config(env, recipe), _with_environment(env, settings))
         self._run_dir = None if run_dir is None else Path(run_dir)
-        self._directory: RunDirectory | None = None
         self._trainer: Trainer | None = None
         self._loaded: Trained | None = None
         self._refusal = ""  # why a loaded agent may not learn
@@ -148,12 +135,10 @@ class LASER:
         return 0 if known is None else known.steps
 
     @property
-    @_by_its_trust
     def member(self) -> Member:
         """The agent's parts: network, replay, learner and the rest."""
         return self._prepared().group.members[0]
 
-    @_by_its_trust
     def learn(self, steps: int, *, total: int | None = None, callbacks: Sequence[Callback] = ()) -> Self:
         """Act and learn for `steps` more environment steps; a callback that returns False, or the end of the budget, ends it early.
 
@@ -173,11 +158,11 @@ class LASER:
         trainer.extend(steps, total=total)
         trainer.trainings[0].callbacks = list(callbacks)
         go, settings = functools.partial(run, trainer, evaluate_at_end=False), self.config.run
-        result = with_videos(go, self._run_dir, settings, source=self._source, network=self._net)
+        with self._trust.applied():
+            result = with_videos(go, self._run_dir, settings, source=self._source, network=self._net)
         deliver_again(result.interrupted)
         return self
 
-    @_by_its_trust
     def predict(
         self, observation: Any, state: Memento | None = None, *, reward: float = 0.0, deterministic: bool = True
     ) -> tuple[Any, Memento]:
@@ -207,16 +192,15 @@ class LASER:
         [action], after = act_once(policy, trained.layout, seen[np.newaxis], rewards, is_first, state)
         return self._border.acts(action), after
 
-    @_by_its_trust
     def evaluate(self, episodes: int = 20, *, deterministic: bool = False, seed: int | None = None) -> EvalResult:
         """Play whole episodes: in fresh environments, or in the one that you handed in where it cannot be made again."""
         episodes = _require_count("evaluate", "episodes", episodes, least=1)
         if seed is None:
             seed = derive(self.config.run.seed, f"evaluation/{self.steps}")
         seed = _require_count("evaluate", "seed", seed)
-        return evaluate(self._playing(), episodes=episodes, deterministic=deterministic, seed=seed)
+        with self._trust.applied():
+            return evaluate(self._playing(), episodes=episodes, deterministic=deterministic, seed=seed)
 
-    @_by_its_trust
     def save(self, path: str | Path) -> Path:
         """The network, its spaces and the configuration in one safetensors file. What is needed to go on learning is in a `run_dir`."""
         return self._playing().save(path)
@@ -259,27 +243,28 @@ class LASER:
 
     def close(self) -> None:
         """End the environments and other processes, let go of the run directory; the agent can still predict."""
-        if self._trainer is not None:
-            self._trainer.group.close()
-        if self._directory is not None:
-            self._directory.close()
-            self._directory = None
-        for sink in self._trackers:
-            sink.close()
+        self._open.close()
 
     def _prepared(self) -> Trainer:
         if self._trainer is None:
-            if self._run_dir is not None:
-                self._directory = RunDirectory(self._run_dir, self.config)
+            directory, sinks = None, [*self._sinks]
             name = self.config.environment.id if self._run_dir is None else self._run_dir.name
-            self._trackers = trackers(self._track, name, [self.config], self._run_dir)
-            sinks = [*self._sinks, *([self._directory.log] if self._directory else []), *self._trackers]
-            self._trainer = prepare(self.config, self._directory, source=self._source, torso=self._net, sinks=sinks)
+            with self._trust.applied():
+                if self._run_dir is not None:
+                    directory = RunDirectory(self._run_dir, self.config)
+                    self._open.callback(directory.close)
+                    sinks.append(directory.log)
+                for tracker in trackers(self._track, name, [self.config], self._run_dir):
+                    self._open.callback(tracker.close)
+                    sinks.append(tracker)
+                trainer = prepare(self.config, directory, source=self._source, torso=self._net, sinks=sinks)
+            self._open.callback(trainer.group.close)
             if self._loaded is not None:
-                member = self._trainer.group.members[0]
+                member = trainer.group.members[0]
                 load_network(member.learner.network, self._loaded.network.state_dict())
                 member.acting.load_state_dict(member.learner.network.state_dict())
-                self._trainer.begin_at(self._loaded.steps)
+                trainer.begin_at(self._loaded.steps)
+            self._trainer = trainer
         return self._trainer
 
     def _playing(self) -> Trained:

@@ -123,18 +123,16 @@ def expand_numbers(arguments: Sequence[str]) -> list[str]:
     >>> expand_numbers(["--steps", "200k", "--out", "10k", "--replay.capacity-steps=1.5M"])
     ['--steps', '200000', '--out', '10k', '--replay.capacity-steps=1500000']
     """
-    expanded = []
-    for before, word in zip(["", *arguments], arguments, strict=False):
+    expanded, counting = [], False
+    for word in arguments:
         flag, equals, value = word.partition("=")
-        if equals and _counts(flag):
+        counts = flag.startswith("--") and flag.endswith(("steps", "frames", "video-every"))
+        if counts and equals:
             expanded.append(f"{flag}={_expand(value)}")
         else:
-            expanded.append(_expand(word) if _counts(before) else word)
+            expanded.append(_expand(word) if counting else word)
+        counting = counts and not equals
     return expanded
-
-
-def _counts(flag: str) -> bool:
-    return flag.startswith("--") and flag.endswith(("steps", "frames", "video-every"))
 
 
 def _expand(word: str) -> str:

@@ -163,8 +163,7 @@ def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     inner = {
         name: _merged(base[name], value)
         for name, value in over.items()
-        # `options` is the user's own: replaced whole.
-        if name != "options" and isinstance(value, dict) and isinstance(base.get(name), dict)
+        if isinstance(value, dict) and isinstance(base.get(name), dict)
     }
     return {**base, **over, **inner}
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -259,8 +259,7 @@ def _is_exploit(row: Row) -> bool:
 
 
 def _own(row: Row) -> int:
-    member: Any = row.get("member")
-    return member if isinstance(member, int) else -1
+    return int(row.get("member", -1))
 
 
 def aligned(lines: Sequence[CurveLine], points: int) -> tuple[Array, list[CurveLine]]:

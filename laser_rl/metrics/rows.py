@@ -151,12 +151,9 @@ def _joined(old: Row, new: Mapping[str, Value]) -> Row:
 
 
 class EpisodeWindow:
-    """The returns of the last episodes: of all together, or of every task of a mixture.
+    """The returns of the last episodes: `size` of all together, or of each of the `tasks` of a mixture.
 
-    Args:
-        tasks: their names; none if it is no mixture.
-        size: how many episodes, of each task.
-        references: scores of random play and of the best, by which returns of tasks are normalised; None: those that are known.
+    `references` are the scores of random play and of the best, by which returns of tasks are normalised; None: those that are known.
 
     >>> window = EpisodeWindow(size=2)
     >>> for raw_return in (9.0, 1.0, 3.0):

@@ -130,28 +130,21 @@ def mean_of(rows: Iterable[Row], name: str) -> float:
 
 def copies(rows: Iterable[Row]) -> list[Copy]:
     """All exploits, in the order in which they happened."""
-    return [
-        Copy(
-            int(row["step"]),
-            int(row["member"]),
-            int(row["donor"]),
-            float(row.get("score", math.nan)),
-            float(row.get("donor_score", math.nan)),
-            _prefixed(row, "before_"),
-            _prefixed(row, "after_"),
-        )
-        for row in rows
-        if row["kind"] == "event" and row.get("event") == "exploit" and "member" in row and "donor" in row
-    ]
+    found = []
+    for row in rows:
+        if row["kind"] == "event" and row.get("event") == "exploit" and "member" in row and "donor" in row:
+            who = int(row["step"]), int(row["member"]), int(row["donor"])
+            scores = float(row.get("score", math.nan)), float(row.get("donor_score", math.nan))
+            found.append(Copy(*who, *scores, _prefixed(row, "before_"), _prefixed(row, "after_")))
+    return found
 
 
 def _by_member(rows: Iterable[Row]) -> dict[int, list[Row]]:
     """The rows of each member; rows of the sweep itself are left out."""
     found: dict[int, list[Row]] = {}
     for row in rows:
-        member: Any = row.get("member")
-        if isinstance(member, int):
-            found.setdefault(member, []).append(row)
+        if "member" in row:
+            found.setdefault(int(row["member"]), []).append(row)
     return found
 
 
@@ -165,11 +158,8 @@ def _mean(values: Array) -> float | None:
 
 
 def _prefixed(row: Row, prefix: str) -> dict[str, float]:
-    return {
-        name.removeprefix(prefix): float(value)
-        for name, value in row.items()
-        if name.startswith(prefix) and isinstance(value, int | float)
-    }
+    numbers = {name: float(value) for name, value in row.items() if isinstance(value, int | float)}
+    return {name.removeprefix(prefix): value for name, value in numbers.items() if name.startswith(prefix)}
 
 
 def _numbers(rows: Iterable[Row], name: str) -> list[float]:

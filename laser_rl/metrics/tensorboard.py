@@ -69,7 +69,11 @@ class TensorBoardLog:
     def _add(self, member: int | None, event: Event) -> None:
         events = [event]
         if member not in self._files:
-            self._files[member] = self._opened(member)
+            folder = self._run_dir if member is None else self._run_dir / MEMBERS / f"{member:02d}"
+            folder.mkdir(parents=True, exist_ok=True)
+            # TensorBoard reads the files of a folder in the order of their names: the time comes first.
+            name = f"events.out.tfevents.{int(time.time()):010d}.{os.getpid()}.{os.urandom(4).hex()}"
+            self._files[member] = (folder / name).open("xb")
             events.insert(0, Event(wall_time=time.time(), file_version="brain.Event:2"))
         file = self._files[member]
         with self._forgiving(file):
@@ -77,13 +81,6 @@ class TensorBoardLog:
                 RecordWriter(file).write(one.SerializeToString())
         if time.monotonic() >= self._next_flush:
             self.flush()
-
-    def _opened(self, member: int | None) -> BinaryIO:
-        folder = self._run_dir if member is None else self._run_dir / MEMBERS / f"{member:02d}"
-        folder.mkdir(parents=True, exist_ok=True)
-        # TensorBoard reads the files of a folder in the order of their names: the time comes first.
-        name = f"events.out.tfevents.{int(time.time()):010d}.{os.getpid()}.{os.urandom(4).hex()}"
-        return (folder / name).open("xb")
 
     @contextlib.contextmanager
     def _forgiving(self, file: BinaryIO) -> Iterator[None]:

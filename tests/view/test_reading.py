@@ -120,6 +120,7 @@ def test_a_table_takes_a_number_that_comes_late():
     for n in range(40):
         table.append(n * one, n * one, n * one, {"a": one} | ({"b": 2 * one} if n >= 30 else {}))
     assert set(table.line("b").mean) == {2.0}
+    assert len(table.line("c").x) == 0
     assert table.line("b").x[0] > 29 - table.rows_a_bucket
 
 
