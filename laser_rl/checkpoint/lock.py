@@ -87,7 +87,6 @@ def owner(run_dir: str | Path) -> Owner | None:
 
 
 def _acquire(path: Path) -> int:
-    """The locked file with our name in it; ConfigError if the lock is held."""
     begun = time.monotonic()
     while (handle := _try(path)) is None:
         if time.monotonic() - begun > _PATIENCE_S:

@@ -225,7 +225,6 @@ def grouped(tensors: Mapping[str, "Tensor"]) -> dict[str, dict[str, "Tensor"]]:
 
 
 def _newest_first(run_dir: Path) -> list[Path]:
-    """All checkpoints by their names, whole or not."""
     folder = run_dir / CHECKPOINTS
     paths = [folder / name for name in guarded.names_in(folder) if _FOLDER.fullmatch(name)]
     return sorted(paths, key=lambda path: (_step_of(path), not path.name.endswith(_REPLACED)), reverse=True)

@@ -328,7 +328,6 @@ class LearnerLinks:
                 self._over.wait(LISTEN_S)
 
     def _listen(self, member: int, link: _Link) -> bool:
-        """Take up an answer; False if there is none."""
         news = link.poll.poll()
         if news is None:
             return False

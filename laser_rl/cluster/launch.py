@@ -93,12 +93,9 @@ def joined(address: str) -> Iterator[None]:
         atexit.unregister(library.shutdown)
         atexit.register(_end_at_once)
         raise
-    except BaseException:
-        library.shutdown()
-        raise
-    else:
-        library.shutdown()
     finally:
+        if not isinstance(sys.exception(), HeadLost):
+            library.shutdown()
         if guard is not None:
             guard.close()
 

@@ -87,8 +87,6 @@ class Spans:
 
 @dataclass
 class _Known:
-    """A shard as a learner knows it."""
-
     shard: ShardClient
     span: Span | None = None  # None: not heard of yet, or it does not answer
     report: ShardReport | None = None
@@ -170,7 +168,6 @@ class ShardDirectory:
             log.warning("%s is lost with about %d unrolls; learning goes on with the others", known.shard, end - first)
 
     def _update(self) -> None:
-        """Take up which shards have come and gone."""
         present = {shard.number: shard for shard in self._present() if shard.number not in self._gone}
         for number in self._known.keys() - present.keys():
             self._lose(number)
@@ -197,8 +194,6 @@ class ShardDirectory:
 
 
 class _Draw(NamedTuple):
-    """The columns of one batch on their way."""
-
     columns: int
     spans: Spans  # as they were when it was drawn
     pieces: list[tuple[ShardClient, Ids, Answer[Gathered]]]  # what each shard owes
@@ -327,7 +322,6 @@ class ShardedReplay:
             draw = self._draw(left if len(left) else self._spans(), missing, random)
 
     def _gathered(self, shard: ShardClient, answer: Answer[Gathered]) -> Gathered | None:
-        """None if the shard did not answer."""
         begin = time.monotonic()
         try:
             gathered = awaited(answer, "the learner", f"unrolls from {shard}", ANSWER_S)

@@ -85,9 +85,9 @@ class ClusterSupervisor(SweepSupervisor):
 
     def _fitting(self) -> Shares:
         """The shares with which all actors have room on the nodes that there are."""
-        cpus, gpus = self.watch.resource("CPU"), self.watch.resource("GPU")
-        device, runners = self._run.sweep.base.run.device, self._run.runners
-        return shares_of(cpus, gpus, members=self.known.members, runners=runners, device=device)
+        cpus, gpus, run = self.watch.resource("CPU"), self.watch.resource("GPU"), self._run
+        device = run.sweep.base.run.device
+        return shares_of(cpus, gpus, members=self.known.members, runners=run.runners, device=device)
 
     def _start(self, member: int) -> ActorStart:
         """What an actor of a member begins with, but for what its placement knows."""

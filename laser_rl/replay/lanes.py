@@ -34,8 +34,6 @@ NONE = -1
 
 
 class _Stream(NamedTuple):
-    """Where a stream stands after its newest unroll."""
-
     id: int
     episode: int  # number of the episode at the row that the next unroll begins with
     is_first: bool  # whether that row is the first of it

@@ -18,7 +18,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from types import TracebackType
 from typing import NamedTuple
 
 from laser_rl.errors import ConfigError
@@ -65,9 +64,7 @@ class SharedLock:
             self._threads.release()
             raise
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._words[PID] = 0
         fcntl.flock(self._file, fcntl.LOCK_UN)
         self._threads.release()

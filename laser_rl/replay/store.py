@@ -332,7 +332,6 @@ class Replay:
         cut(self.layout, parts, first, last)
 
     def _copies(self, slots: Ids) -> EncodedUnrolls:
-        """Copy unrolls while the lock is held."""
         if self.codec == "raw":
             return EncodedUnrolls(self._records[slots], self._frames[slots], np.zeros(0, np.int64))
         blocks = np.frombuffer(self._blocks(slots), np.uint8)

@@ -102,10 +102,10 @@ def episodes_in(store, rows):
     """Rows of every episode that lanes may draw; fails if one of them is not an episode from its first row to its last."""
     index, found = EpisodeIndex(store), {}
     index.refresh()
-    for first, row, last, end, _ in index.table.tolist():
+    for first, row, last, end in index.table.tolist():
         walked, at = [*rows[first][row:]], first
         while at != last:
-            at = index.following(at)
+            at = int(index.successors(np.array([at]))[0])
             assert rows[at][0] == walked[-1], "two unrolls that do not follow each other were linked"
             walked += rows[at][1:]
         walked = walked[: len(walked) - (len(rows[last]) - 2 - end)]
