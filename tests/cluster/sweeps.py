@@ -42,9 +42,7 @@ def on_cluster(config, path, runners=1, **more):
 def hashes(end):
     """Of each member's parameters."""
     return [
-        hashlib.sha256(
-            b"".join(p.detach().cpu().numpy().tobytes() for p in one.trained.network.parameters())
-        ).hexdigest()
+        hashlib.sha256(b"".join(p.detach().cpu().numpy().tobytes() for p in one.network.parameters())).hexdigest()
         for one in end.members
     ]
 
