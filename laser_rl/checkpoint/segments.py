@@ -64,7 +64,6 @@ class SegmentEntry:
 class Record(NamedTuple):
     """One unroll as it lies in a segment."""
 
-    at: int  # the byte at which it begins
     number: int
     previous: int  # number of the unroll before it in its stream, or -1
     compressed: bytes
@@ -144,11 +143,11 @@ def read_segment(
 
 
 def _whole(path: Path, file: BufferedReader, entry: SegmentEntry, first_id: int) -> Iterator[Record]:
-    at = file.tell()
+    at = file.tell()  # all records must follow each other up to the end
     found = _records(file, entry, at)
     for expected in range(entry.first_id, entry.last_id + 1):
         record = next(found, None)
-        if record is None or (record.at, record.number) != (at, expected):
+        if record is None or record.number != expected:
             raise Damaged(path, f"unroll {expected} does not match its checksum, or ends too early")
         at += record.size
         if expected >= first_id:
@@ -311,7 +310,7 @@ def _read_record(file: BufferedReader, at: int, limit: int) -> Record | None:
     compressed = file.read(length)
     if len(compressed) != length or checksum != _checksum(number, compressed, previous):
         return None
-    return Record(at, number, previous, compressed, len(prefix) + length)
+    return Record(number, previous, compressed, len(prefix) + length)
 
 
 def decompressed_row(path: Path, decompressor: zstandard.ZstdDecompressor, data: bytes, size: int) -> NDArray[np.uint8]:
