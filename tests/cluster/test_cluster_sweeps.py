@@ -39,12 +39,12 @@ def test_in_lock_step_three_members_end_with_the_parameters_of_one_machine(rayle
 def test_lock_step_can_fail(raylets, tmp_path, monkeypatch):
     """Members that act in another order draw other unrolls, and end elsewhere."""
     config = small_sweep(runtime="serial", rates=(5e-4, 4e-3), **IN_STEP)
-    asked = LockStep._asked
+    begun = LockStep._begun
 
     def swapped(self, member, who, method, *arguments):
-        return asked(self, 1 - member if method in {"step", "take"} else member, who, method, *arguments)
+        return begun(self, 1 - member if method in {"step", "take"} else member, who, method, *arguments)
 
-    monkeypatch.setattr(LockStep, "_asked", swapped)
+    monkeypatch.setattr(LockStep, "_begun", swapped)
     assert hashes(on_cluster(config, tmp_path)) != hashes(train(config))
 
 
