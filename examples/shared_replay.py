@@ -85,7 +85,8 @@ class Member:
         gradients = torch.autograd.grad(total, [logits, value])
         for table, gradient, state in zip(self.parameters, gradients, self.optimisers, strict=True):
             rmsprop.update(table, gradient, state, torch.tensor(True), learning_rate=self.learning_rate)
-        return trust_region.accepted_share(trusted, is_transition & ~online).item()
+        replayed = is_transition & ~online
+        return ((trusted & replayed).sum() / replayed.sum()).item()
 
 
 def run(*, shared: bool, seed: int) -> tuple[Tensor, Tensor]:

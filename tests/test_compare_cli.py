@@ -1,7 +1,5 @@
 """`laser compare` on run directories whose rows are written by hand, so that every number is known."""
 
-import csv
-import io
 import json
 import subprocess
 import sys
@@ -131,15 +129,6 @@ def test_sweeps_with_different_members_are_shown_without_a_median(tmp_path, caps
     assert "the sweeps have different members" in found["notes"][-1]
 
 
-def test_csv_has_a_line_a_run(pong, tmp_path, capsys):
-    empty = make_run(tmp_path / "new", "ALE/Breakout-v5", [])
-    lines = list(csv.DictReader(io.StringIO(compared(capsys, pong, empty, "--csv"))))
-    assert [line["game"] for line in lines] == ["breakout", "pong"]
-    assert (lines[0]["score"], lines[0]["rainbow_no_sweep_200M"]) == ("", "417.5")
-    assert float(lines[1]["human_normalised"]) == pytest.approx(0.5)
-    assert float(lines[1]["rainbow_no_sweep_200M_human_normalised"]) == pytest.approx((20.9 + 20.7) / (14.6 + 20.7))
-
-
 def test_a_run_without_episodes_is_shown_and_not_counted(pong, tmp_path, capsys):
     empty = make_run(tmp_path / "new", "ALE/Breakout-v5", [])
     found = json.loads(compared(capsys, pong, empty, "--json"))
@@ -189,7 +178,6 @@ def test_runs_that_are_not_of_one_game_are_refused(pong, tmp_path, capsys, envir
     [
         ([], "compare what? name one or more run directories"),
         (["nowhere"], "nowhere is no run directory"),
-        (["nowhere", "--json", "--csv"], "expected --json or --csv, got both"),
     ],
 )
 def test_mistakes(arguments, message, capsys, monkeypatch, tmp_path):

@@ -77,10 +77,6 @@ class FlatParameters:
             parameter.data = shaped(self.value[place.first : place.last], place.shape)
             parameter.grad = shaped(self.gradient[place.first : place.last], place.shape)
 
-    def state_bytes(self) -> bytes:
-        """The parameters as bytes, for a hash."""
-        return self.value.detach().cpu().numpy().tobytes()
-
 
 def shaped(flat: Tensor, shape: tuple[int, ...]) -> Tensor:
     """A view [..., n] → [..., *shape]; kernels of convolutions lie channels-last, as the pictures do."""

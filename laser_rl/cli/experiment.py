@@ -2,33 +2,15 @@
 
 import importlib.util
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import tyro
 
 from laser_rl.errors import ConfigError, MissingExtra
 from laser_rl.research.experiment import EXPERIMENTS
 from laser_rl.research.propositions import show
-from laser_rl.research.runner import SEEDS, Plan, listing, run_experiments, show_report
-
-
-@dataclass(frozen=True)
-class List:
-    """All experiments: what each is about, how many runs it has and how long they take."""
-
-    suite: str = "small"
-    """small, atari or dmlab."""
-    seeds: int = SEEDS
-    """How often each condition is run."""
-
-
-@dataclass(frozen=True)
-class ReportCommand:
-    """Judge and draw again from curves.csv."""
-
-    folders: tyro.conf.Positional[tuple[Path, ...]]
-    """Of experiments: OUT/sharing."""
+from laser_rl.research.runner import Plan, listing, run_experiments, show_reports
 
 
 def experiment_command(arguments: list[str]) -> int:
@@ -39,23 +21,18 @@ def experiment_command(arguments: list[str]) -> int:
         return 0
     if command in {*EXPERIMENTS, "all"}:  # `laser experiment sharing` is short for `laser experiment run sharing`
         command, rest = "run", arguments
-    kinds: dict[str, type[List | Plan | ReportCommand]] = {"list": List, "run": Plan, "report": ReportCommand}
-    if command not in kinds:
-        raise ConfigError(f"laser experiment {command}: expected {', '.join(kinds)}, or an experiment's name")
+    commands: dict[str, Callable[..., Plan | str | None]] = {"list": listing, "run": Plan, "report": show_reports}
+    if command not in commands:
+        raise ConfigError(f"laser experiment {command}: expected {', '.join(commands)}, or an experiment's name")
     if command != "list" and any(importlib.util.find_spec(name) is None for name in ("matplotlib", "scipy")):
         raise MissingExtra("laser experiment", "experiments")  # before hours of runs that could not be judged
-    asked = tyro.cli(kinds[command], prog=f"laser experiment {command}", args=rest)
-    if isinstance(asked, List):
-        print(listing(asked.suite, asked.seeds))
-    elif isinstance(asked, Plan):
-        if not asked.names:
+    found = tyro.cli(commands[command], prog=f"laser experiment {command}", args=rest)
+    if isinstance(found, Plan):
+        if not found.names:
             raise ConfigError("run which experiment? 'laser experiment list' shows them")
-        run_experiments(asked, shlex.join(["laser", "experiment", "run", *rest]))
-    elif not asked.folders:
-        raise ConfigError("report on what? name the folder of an experiment: laser experiment report OUT/sharing")
-    else:
-        for folder in asked.folders:
-            show_report(folder)
+        run_experiments(found, shlex.join(["laser", "experiment", "run", *rest]))
+    elif found is not None:
+        print(found)
     return 0
 
 

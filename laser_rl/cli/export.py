@@ -3,7 +3,7 @@
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
@@ -12,7 +12,7 @@ from laser_rl.metrics import display
 from laser_rl.tools.hub import hub_api, require_login, upload, write_folder
 from laser_rl.tools.minari_dataset import export_minari
 from laser_rl.tools.onnx_policy import export_onnx, require_extra
-from laser_rl.tools.source import config_sha256, load_source, manifest_sha256
+from laser_rl.tools.source import load_source
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,10 @@ def _onnx(asked: Export, path: Path) -> None:
     if path.is_dir() or path.suffix != ".onnx":
         raise ConfigError(f"--onnx names a file, expected something like policy.onnx, got {path}")
     source = load_source(asked.run_dir, asked.member)
-    about: dict[str, Any] = {
-        "config_sha256": config_sha256(source.config),
-        "manifest_sha256": manifest_sha256(source.checkpoint),
-    }
-    about |= {} if source.member is None else {"member": source.member}
-    made = export_onnx(source.trained, path, about=about)
+    made = export_onnx(source.trained, path)
     inputs, outputs = ", ".join(made.inputs), ", ".join(made.outputs)
-    print(f"{path}: {source}\ninputs    {inputs}\noutputs   {outputs}\nverified  {made.verified}")
+    print(f"{path}: {source}\ninputs    {inputs}\noutputs   {outputs}")
+    print(f"verified  same actions on {made.rows} observations, largest difference {made.largest:.1g}")
 
 
 def _minari(asked: Export, dataset_id: str) -> None:

@@ -11,7 +11,7 @@ import yaml
 from laser_rl.cli.settings import Shortcuts, base_config, flags, peek
 from laser_rl.config import Config
 from laser_rl.errors import ConfigError
-from laser_rl.research.paper import as_csv, as_json, compared, show
+from laser_rl.research.paper import as_json, compared, show
 from laser_rl.tools.verify import exit_status, findings, text
 from laser_rl.training.files import read_sweep
 from laser_rl.training.settings import SweepConfig
@@ -103,18 +103,12 @@ class Compare:
     """How the runs stood after so many frames, e.g. 50M; a step is four."""
     json: bool = False
     """Everything as JSON, medians included."""
-    csv: bool = False
-    """One line a run or sweep as CSV, without medians."""
 
     def __call__(self) -> int:
         """Print the comparison."""
-        if self.json and self.csv:
-            raise ConfigError("expected --json or --csv, got both; choose one")
         found = compared(self.run_dirs, self.frames)
         if self.json:
             print(as_json(found))
-        elif self.csv:
-            print(as_csv(found), end="")
         else:
             show(found)
         return 0

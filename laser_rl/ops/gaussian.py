@@ -121,24 +121,21 @@ class DiagonalGaussian(Family):
         return torch.where(bounded, half.log() + squash, torch.zeros_like(latent))
 
     def _bounds(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        of = _bounds if torch.compiler.is_compiling() else _kept_bounds  # a compiler keeps constants by itself
+        # A compiler keeps constants by itself.
+        of = _bounds.__wrapped__ if torch.compiler.is_compiling() else _bounds
         return of(self.low, self.high, like.device, like.dtype)
 
 
+@functools.lru_cache(maxsize=64)
 def _bounds(
     low: tuple[float, ...], high: tuple[float, ...], device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Which dimensions are bounded, their middles and half widths (0 and 1 where they are not)."""
+    """Which dimensions are bounded, their middles and half widths (0 and 1 where they are not).
+
+    Computed once: a copy from the host makes the device wait, and cannot be part of a CUDA graph.
+    """
     both = [(a, b) if math.isfinite(a) else (-1.0, 1.0) for a, b in zip(low, high, strict=True)]
-    bounded = torch.tensor([math.isfinite(a) for a in low], device=device)
-    middle = torch.tensor([0.5 * (a + b) for a, b in both], device=device, dtype=dtype)
-    return bounded, middle, torch.tensor([0.5 * (b - a) for a, b in both], device=device, dtype=dtype)
-
-
-@functools.lru_cache(maxsize=64)
-def _kept_bounds(
-    low: tuple[float, ...], high: tuple[float, ...], device: torch.device, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`_bounds`, computed once: a copy from the host makes the device wait, and cannot be part of a CUDA graph."""
     with torch.inference_mode(False):  # a later call may need gradients through them
-        return _bounds(low, high, device, dtype)
+        bounded = torch.tensor([math.isfinite(a) for a in low], device=device)
+        middle = torch.tensor([0.5 * (a + b) for a, b in both], device=device, dtype=dtype)
+        return bounded, middle, torch.tensor([0.5 * (b - a) for a, b in both], device=device, dtype=dtype)

@@ -121,18 +121,6 @@ def within(relevance: Float[Tensor, "*rows"], bound: float | Float[Tensor, ""]) 
     return relevance < bound
 
 
-def accepted_share(trusted: Bool[Tensor, "*rows"], counted: Bool[Tensor, "*rows"]) -> Float[Tensor, ""]:
-    """Share of the `counted` rows (replayed real steps, usually) that are trusted; NaN if none is counted.
-
-    >>> accepted_share(torch.tensor([True, False, True]), torch.tensor([True, True, False]))
-    tensor(0.5000)
-    """
-    if checks.active():
-        checks.same_shape(trusted=trusted, counted=counted)
-        checks.boolean(trusted=trusted, counted=counted)
-    return (trusted & counted).sum() / counted.sum()
-
-
 def adapt_bound(
     bound: Float[Tensor, ""],
     accepted: Float[Tensor, ""],

@@ -26,7 +26,6 @@ Statistic = Literal["whole run", "end", "best"]
 the same over the last fifth; the pointwise best member over the last fifth, a maximum, as the paper draws it."""
 STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
 LARGEST_STEPS = 10_000_000  # the paper's largest replay
-WITHOUT_REPLAY = 0.7  # of the time of a run with replay
 BUCKETS = 20
 FRAMES_A_STEP = 4
 SMOKE_TURNS, SMOKE_BUCKETS, SMOKE_MEMBERS, SMOKE_UNROLL = 200, 4, 2, 5  # 200: the longest maze is truncated after 123
@@ -46,20 +45,10 @@ class ExperimentTask:
     pbt: PbtConfig
     random: float  # mean return of random actions: a score of 0
     best: float  # what counts as 1: the best possible return, or a person's
-    seconds: float = 0.0  # of one run of `sweep` on one core; 0 if it was not measured
-    few_seconds: float = 0.0
 
     def normalised(self, value: float) -> float:
         """A return as a score."""
         return (value - self.random) / (self.best - self.random)
-
-
-class Condition(NamedTuple):
-    """A variant on a task. Seed and device are set for each run of it."""
-
-    name: str
-    sweep: SweepConfig
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -67,7 +56,7 @@ class Variant:
     """One way to learn a task: how it differs from one replay for all members with a trust region.
 
     >>> catch = suite_of("small").task("catch")
-    >>> sweep = Variant("half replayed", "separate", "few", (1, 1)).condition(catch).sweep
+    >>> sweep = Variant("half replayed", "separate", "few", (1, 1)).sweep(catch)
     >>> sweep.share, len(sweep.settings), sweep.base.loss.batch_unrolls, sweep.base.replay.fraction
     ('separate', 3, 4, 0.5)
     """
@@ -80,7 +69,7 @@ class Variant:
     pbt: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def condition(self, task: ExperimentTask) -> Condition:
+    def sweep(self, task: ExperimentTask) -> SweepConfig:
         """The sweep that this variant is on a task."""
         base = task.sweep.base
         sweep = {
@@ -89,8 +78,7 @@ class Variant:
             "one": SweepConfig(base=base, members=({"learning_rate": base.optimiser.learning_rate},)),
         }[self.members]
         made = changed(sweep, {**self._replay_settings(task), **self.settings})
-        made = made.model_copy(update={"share": self.replay, **({"pbt": task.pbt} if self.pbt else {})})
-        return Condition(self.name, made, self._seconds(task))
+        return made.model_copy(update={"share": self.replay, **({"pbt": task.pbt} if self.pbt else {})})
 
     def _replay_settings(self, task: ExperimentTask) -> dict[str, Any]:
         base, settings = task.few.base, dict[str, Any]()
@@ -108,12 +96,6 @@ class Variant:
             if not online:  # an update waits for as many new unrolls as in a batch with 7/8 replayed
                 settings["loss.new_unrolls_per_update"] = eighth
         return settings
-
-    def _seconds(self, task: ExperimentTask) -> float:
-        share = WITHOUT_REPLAY if self.replay == "none" else 1.0
-        if self.members == "one":
-            share /= len(task.sweep.settings) ** 0.5
-        return share * (task.few_seconds if self.members == "few" else task.seconds)
 
 
 def changed(sweep: SweepConfig, settings: Mapping[str, Any]) -> SweepConfig:
@@ -151,9 +133,9 @@ class Experiment:
     tasks: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by suite; of one that is not named here, all
     notes: str = ""
 
-    def conditions(self, task: ExperimentTask) -> list[Condition]:
-        """All variants on a task."""
-        return [variant.condition(task) for variant in self.variants]
+    def conditions(self, task: ExperimentTask) -> dict[str, SweepConfig]:
+        """The sweeps of all variants on a task, by name. Seed and device are set for each run."""
+        return {variant.name: variant.sweep(task) for variant in self.variants}
 
 
 @dataclass(frozen=True)
@@ -197,9 +179,9 @@ def planned(
 ) -> list[PlannedRun]:
     """All runs, in the order of the tables: tasks, conditions, seeds."""
     return [
-        PlannedRun(task, condition.name, seed, changed(condition.sweep, {"run.seed": seed, "run.device": device}))
+        PlannedRun(task, name, seed, changed(sweep, {"run.seed": seed, "run.device": device}))
         for task in tasks
-        for condition in experiment.conditions(task)
+        for name, sweep in experiment.conditions(task).items()
         for seed in seeds
     ]
 
@@ -241,7 +223,6 @@ def _small(
     name: str,
     environment: str,
     steps: int,
-    seconds: Sequence[float],
     settings: Mapping[str, Any] = {},
     scores: Sequence[float] | None = None,
     each_steps: int = 6_000,
@@ -268,8 +249,6 @@ def _small(
         pbt=PbtConfig(burn_in_steps=steps // 10, every_episodes=150, margin=0.05),
         random=scores[0],
         best=scores[1],
-        seconds=seconds[0],
-        few_seconds=seconds[1],
     )
 
 

@@ -10,7 +10,6 @@ median over games is taken for each member before the best is chosen (`protocol`
 
 import csv
 import functools
-import io
 import json
 import math
 import sys
@@ -267,21 +266,6 @@ def _notes(runs: Sequence[GameRun], configs: Sequence[Config], lines: Sequence[M
 def as_json(found: Mapping[str, Any]) -> str:
     """Everything, with null instead of NaN."""
     return json.dumps(_without_nan(found), indent=2)
-
-
-def as_csv(found: Mapping[str, Any]) -> str:
-    """A line a run or sweep, without medians."""
-    lines = []
-    for line in found["runs"]:
-        cells = {name: value for name, value in line.items() if name != "paper"}
-        for name, paper in line["paper"].items():
-            cells |= {name: paper["score"], f"{name}_human_normalised": paper["human_normalised"]}
-        lines.append(_without_nan(cells))
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(lines[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return out.getvalue()
 
 
 def _without_nan(value: Any) -> Any:

@@ -30,12 +30,7 @@ class Episodes(NamedTuple):
 
     frames: Floats  # that the agent had seen when the episode ended
     returns: Floats  # raw, as the environment pays them
-    counts: Floats | None = None  # how many episodes each is the last and the mean of; None: one each
-
-    @property
-    def weights(self) -> Floats:
-        """How many episodes each row stands for."""
-        return np.ones(len(self.frames)) if self.counts is None else self.counts
+    weights: Floats  # how many episodes each is the last and the mean of
 
 
 def episodes_of(
@@ -79,7 +74,7 @@ def carried(values: ArrayLike) -> Floats:
 
 def normalised(values: ArrayLike, references: Sequence[Reference]) -> Floats:
     """(return − random) / (human − random) of values [..., tasks, buckets]: 0 is random play, 1 a person."""
-    values = _with_axes(values, "tasks", "buckets")
+    values = np.asarray(values, dtype=np.float64)
     if values.shape[-2] != len(references):
         raise ValueError(f"values {values.shape} are of {values.shape[-2]} tasks, references of {len(references)}")
     random = np.array([one.random for one in references])[:, None]
@@ -92,20 +87,12 @@ def agent_curve(scores: ArrayLike) -> Floats:
 
     NaN until every task has a number: short episodes end first, and would count alone.
     """
-    return np.asarray(np.median(carried(_with_axes(scores, "tasks", "buckets")), axis=-2))
+    return np.asarray(np.median(carried(scores), axis=-2))
 
 
 def sweep_curve(scores: ArrayLike) -> Floats:
     """The curve of a sweep from normalised scores [..., members, tasks, buckets]: median over tasks, then the best member."""
-    scores = _with_axes(scores, "members", "tasks", "buckets")
     return np.asarray(np.fmax.reduce(agent_curve(scores), axis=-2))  # fmax prefers a number to NaN
-
-
-def _with_axes(values: ArrayLike, *names: str) -> Floats:
-    found = np.asarray(values, dtype=np.float64)
-    if found.ndim < len(names):
-        raise ValueError(f"an array has shape {found.shape}, expected [..., {', '.join(names)}]")
-    return found
 
 
 def last_episodes(episodes: Episodes, *, before_frames: float = math.inf, count: int = LAST_EPISODES) -> float:

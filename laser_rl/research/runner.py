@@ -7,7 +7,6 @@ device, the buckets and the version of this package. So experiments that have a 
 code that moves numbers, begin with an empty folder.
 """
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -35,16 +34,7 @@ from laser_rl.errors import ConfigError, UserError
 from laser_rl.metrics.log import read
 from laser_rl.metrics.machine import machine
 from laser_rl.metrics.rows import Kind, Row, Value
-from laser_rl.research.experiment import (
-    EXPERIMENTS,
-    SUITES,
-    Experiment,
-    ExperimentTask,
-    PlannedRun,
-    planned,
-    shrunk,
-    suite_of,
-)
+from laser_rl.research.experiment import EXPERIMENTS, SUITES, Experiment, PlannedRun, planned, shrunk, suite_of
 from laser_rl.research.protocol import Buckets, buckets_of, carried, curve_lines, known
 from laser_rl.research.report import CURVES, TIMES, About, experiment_of, report, table, verdict_table, write_index
 from laser_rl.training.directory import RunDirectory
@@ -52,12 +42,7 @@ from laser_rl.training.launch import act_and_learn, prepare, train
 from laser_rl.training.settings import SweepConfig
 
 SEEDS, SMOKE_SEEDS, SMOKE_TASKS = 5, 2, 2
-CORES = 2  # of which the list's minutes are
 UNDECISIVE = ("video_every_steps", "keep_videos", "devices")  # of `run`: came later, and move no number
-CURVE_COLUMNS = (
-    *("task", "condition", "seed", "step", "update", "episodes"),
-    *("mean", "best", "worst", "acceptance"),
-)
 END_S = 10.0
 
 
@@ -113,15 +98,9 @@ def _run(experiment: Experiment, plan: Plan, command: str) -> None:
     print(f"{experiment.name}: {experiment.question}", flush=True)
     perform(runs, parts, jobs=plan.jobs or len(os.sched_getaffinity(0)), kept=suite.kept)
     assemble(runs, parts, folder)
-    About(
-        name=experiment.name,
-        suite=suite.name,
-        tasks=tuple(task.name for task in tasks),
-        seeds=tuple(range(count)),
-        device=plan.device,
-        smoke=plan.smoke,
-        command=command,
-    ).write(folder)
+    played, seeds = tuple(task.name for task in tasks), tuple(range(count))
+    how = {"suite": suite.name, "tasks": played, "seeds": seeds, "device": plan.device, "smoke": plan.smoke}
+    About(name=experiment.name, command=command, **how).write(folder)
     show_report(folder)
 
 
@@ -131,31 +110,35 @@ def show_report(folder: Path) -> None:
     print(f"written to {folder}: README.md, curves.png, curves.csv, scores.csv, summary.csv, verdicts.csv")
 
 
-def listing(suite_name: str, seeds: int = SEEDS) -> str:
-    """All experiments: what each is about, its claims, how many runs it has and how long they take."""
-    suite = suite_of(suite_name)
-    plans = [(experiment, suite.of(experiment)) for experiment in EXPERIMENTS.values()]
-    lines = [f"suite {suite.name} with {seeds} seeds; minutes are estimates for {CORES} cores"]
-    for experiment, tasks in plans:
-        conditions = len(experiment.variants)
-        runs = len(tasks) * conditions * seeds
-        size = f"{conditions} conditions, {len(tasks)} tasks, {runs} runs, {_minutes([(experiment, tasks)], seeds)}"
+def show_reports(folders: tyro.conf.Positional[tuple[Path, ...]]) -> None:
+    """Judge and draw again from curves.csv.
+
+    Args:
+        folders: Of experiments: OUT/sharing.
+    """
+    if not folders:
+        raise ConfigError("report on what? name the folder of an experiment: laser experiment report OUT/sharing")
+    for folder in folders:
+        show_report(folder)
+
+
+def listing(suite: str = "small", seeds: int = SEEDS) -> str:
+    """All experiments: what each is about, its claims and how many runs it has.
+
+    Args:
+        suite: small, atari or dmlab.
+        seeds: How often each condition is run.
+    """
+    of = suite_of(suite).of
+    lines = [f"suite {suite} with {seeds} seeds"]
+    for experiment in EXPERIMENTS.values():
+        conditions, tasks = len(experiment.variants), len(of(experiment))
+        size = f"{conditions} conditions, {tasks} tasks, {tasks * conditions * seeds} runs"
         lines += ["", f"{experiment.name}  ({experiment.figure}; {size})", f"  {experiment.question}"]
         lines += [f"  - {claim.text}" for claim in experiment.claims]
-    lines += ["", f"all  ({_minutes(plans, seeds)}: a condition that several have is run once)"]
-    lines.append(f"suites: {', '.join(SUITES)}; run one with: laser experiment run NAME --suite {suite.name}")
+    lines += ["", "all  (a condition that several have is run once)"]
+    lines.append(f"suites: {', '.join(SUITES)}; run one with: laser experiment run NAME --suite {suite}")
     return "\n".join(lines)
-
-
-def _minutes(plans: Sequence[tuple[Experiment, Sequence[ExperimentTask]]], seeds: int) -> str:
-    different = {
-        condition.sweep.model_dump_json(): condition.seconds
-        for experiment, tasks in plans
-        for task in tasks
-        for condition in experiment.conditions(task)
-    }
-    minutes = sum(different.values()) * seeds / 60 / CORES
-    return f"{minutes:.0f} minutes" if minutes else "time not measured"
 
 
 class RunsFailed(UserError):
@@ -172,36 +155,27 @@ class Job(NamedTuple):
     kept: bool
 
 
-def perform(
-    runs: Sequence[PlannedRun],
-    parts: Path,
-    *,
-    jobs: int = 1,
-    kept: bool = False,
-    say: Callable[[str], None] | None = None,
-) -> int:
-    """Run what is missing; returns how many that were.
+def perform(runs: Sequence[PlannedRun], parts: Path, *, jobs: int = 1, kept: bool = False) -> int:
+    """Run what is missing, and print a line for each run that ends; returns how many that were.
 
     Args:
         runs: all of an experiment.
         parts: where those of several experiments may lie.
         jobs: worker processes.
         kept: give each run a run directory beside its part, from which it goes on if it is interrupted.
-        say: gets a line for each run that ends; left out: it is printed.
     """
-    say = say or (lambda line: print(line, flush=True))
     make_folder(parts)
     # All conditions of a seed before the next seed: an experiment that is looked at early says something about all of them.
     ordered = sorted({part_of(parts, run): run for run in runs}.items(), key=lambda item: item[1].seed)
     missing = [Job(run, part, kept) for part, run in ordered if not part.exists()]
     if missing:
-        say(f"{len(missing)} runs to do, {len(ordered) - len(missing)} done already")
+        print(f"{len(missing)} runs to do, {len(ordered) - len(missing)} done already", flush=True)
     failed = []
     for number, (place, result, error) in enumerate(spread(perform_one, missing, jobs), start=1):
         label = missing[place].run.label
         if error is not None:
             failed.append(f"{label}: {error}")
-        say(f"[{number}/{len(missing)}] {label}: {result or 'failed'}")
+        print(f"[{number}/{len(missing)}] {label}: {result or 'failed'}", flush=True)
     if failed:
         raise RunsFailed(
             f"{len(failed)} of {len(missing)} runs failed; the same command tries those again\n" + "\n".join(failed)
@@ -315,69 +289,54 @@ def assemble(runs: Sequence[PlannedRun], parts: Path, folder: Path) -> Path:
         lines += [{**place, **line} for line in curve_lines(buckets)]
         times.append({**place, "seconds": seconds, "made_with": made_with})
     write_bytes(folder / TIMES, table((*times[0],), times))
-    write_bytes(folder / CURVES, table(CURVE_COLUMNS, lines))
+    write_bytes(folder / CURVES, table((*lines[0],), lines))
     return folder / CURVES
 
 
 def spread(work: Callable[[Any], Any], jobs: Sequence[Any], workers: int) -> Iterator[tuple[int, Any, str | None]]:
-    """Do all jobs in worker processes; yield a job's place, its result and its error as it ends. `work` has to be importable.
+    """Do all jobs, each in a process of its own, so many at a time; yield a job's place, its result and its error as it ends.
 
-    With one worker, in this process. A job that fails, or whose process dies, does not end the others; workers die with this process.
+    With one worker, in this process. A job that fails, or whose process dies, does not end the others; all die with this process.
     """
     if workers <= 1 or len(jobs) <= 1:
         for place, job in enumerate(jobs):
             yield place, *_attempt(work, job)
         return
-    waiting, idle, busy = list(enumerate(jobs)), list[_Worker](), dict[Any, tuple[int, _Worker]]()
+    context = multiprocessing.get_context("spawn")  # torch in a process that was forked is not safe
+    waiting, busy = list(enumerate(jobs)), dict[Any, tuple[int, Any]]()
     try:
         while waiting or busy:
             while waiting and len(busy) < workers:
-                worker, (place, job) = idle.pop() if idle else _Worker(work), waiting.pop(0)
-                busy[worker.connection] = place, worker
-                with contextlib.suppress(BrokenPipeError):  # it died while idle: `outcome` finds that out
-                    worker.connection.send(job)
+                place, job = waiting.pop(0)
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_serve, args=(theirs, work, job, os.getpid()))
+                process.start()
+                theirs.close()  # so that its death is the end of the pipe
+                busy[ours] = place, process
             for connection in wait(list(busy)):
-                place, worker = busy.pop(connection)
-                outcome = worker.outcome()
-                if worker.process.exitcode is None:
-                    idle.append(worker)
+                place, process = busy.pop(connection)
+                try:
+                    outcome = connection.recv()
+                except (EOFError, ConnectionResetError):
+                    process.join(END_S)
+                    outcome = None, f"its process died with status {process.exitcode}; was there enough memory?"
+                _end(process)
                 yield place, *outcome
     finally:
-        for worker in [*idle, *(worker for _, worker in busy.values())]:
-            worker.kill()
+        for _, process in busy.values():
+            _end(process)
 
 
-class _Worker:
-    """A process that does one job after the other. It may be killed at any time: only a finished job has written what counts."""
-
-    def __init__(self, work: Callable[[Any], Any]) -> None:
-        context = multiprocessing.get_context("spawn")  # torch in a process that was forked is not safe
-        self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, work, os.getpid()))
-        self.process.start()
-        theirs.close()  # so that its death is the end of the pipe
-
-    def outcome(self) -> tuple[Any, str | None]:
-        try:
-            result, error = self.connection.recv()
-        except (EOFError, ConnectionResetError):
-            self.process.join(END_S)
-            result, error = None, f"its process died with status {self.process.exitcode}; was there enough memory?"
-            self.kill()
-        return result, error
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.join(END_S)
-        self.connection.close()
+def _end(process: Any) -> None:
+    """Kill a process; it may die at any time: only a finished job has written what counts."""
+    process.kill()
+    process.join(END_S)
 
 
-def _serve(connection: "Connection[Any, Any]", work: Callable[[Any], Any], parent: int) -> None:
+def _serve(connection: "Connection[Any, Any]", work: Callable[[Any], Any], job: Any, parent: int) -> None:
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to handle
-    with contextlib.suppress(EOFError):
-        while True:
-            connection.send(_attempt(work, connection.recv()))
+    connection.send(_attempt(work, job))
 
 
 def _attempt(work: Callable[[Any], Any], job: Any) -> tuple[Any, str | None]:

@@ -11,10 +11,10 @@ from typing import Any
 import yaml
 
 from laser_rl import __version__, checkpoint
-from laser_rl.checkpoint import CHECKPOINTS, guarded, manifest
+from laser_rl.checkpoint import CHECKPOINTS, manifest
 from laser_rl.errors import ConfigError, MissingExtra
 from laser_rl.metrics import read
-from laser_rl.tools.source import Source, config_sha256
+from laser_rl.tools.source import Source
 from laser_rl.training.files import CONFIG, SWEEP, is_sweep
 from laser_rl.trust import PROMISE
 from laser_rl.view.report import report
@@ -44,8 +44,7 @@ def write_folder(source: Source, folder: Path, repo_id: str) -> list[Path]:
         shutil.copyfile(source.checkpoint / file, target / file)
     checkpoint.load_snapshot(target, replay="unread")  # the run may have been writing
     shutil.copyfile(run_dir / name, folder / name)
-    trained = source.trained
-    trained.save(folder / AGENT)
+    source.trained.save(folder / AGENT)
     report(run_dir, out=folder / REPORT)
     (folder / CARD).write_text(model_card(source, repo_id), encoding="utf-8")
     return sorted(path for path in folder.rglob("*") if path.is_file())
@@ -61,33 +60,27 @@ def model_card(source: Source, repo_id: str) -> str:
         f"([arXiv 1909.11583](https://arxiv.org/abs/1909.11583)): {source.trained.steps:,} steps{whose}, "
         f"recipe `{source.config.recipe}`, seed {source.config.run.seed}."
     )
+    loading = (
+        "from huggingface_hub import hf_hub_download\nfrom laser_rl import LASER\n\n"
+        f'agent = LASER.load(hf_hub_download("{repo_id}", "{AGENT}"))\nprint(agent.evaluate(episodes=20))'
+    )
     lines = [
         f"---\n{head}---",
         f"# LASER on {environment}",
         made,
         f"## Score\n\n{_score(score)}",
-        f"## How to load it\n\n`pip install laser-rl huggingface_hub`, then:\n\n```python\n{_loading(repo_id)}\n```",
+        f"## How to load it\n\n`pip install laser-rl huggingface_hub`, then:\n\n```python\n{loading}\n```",
         f"## Files\n\n{_FILES}",
-        f"Settings have SHA-256 `{config_sha256(source.config)}`. {PROMISE}",
+        PROMISE,
     ]
     return "\n\n".join(lines) + "\n"
 
 
 def last_evaluation(source: Source) -> Mapping[str, Any] | None:
-    """The newest row of this agent that is not younger than the checkpoint; None if there is none."""
+    """The newest row of this agent's evaluations, which says at which of its steps it was; None if there is none."""
     rows = read(source.run_dir, ["evaluation"])
     own = [row for row in rows if source.member is None or row.get("member") == source.member]
-    steps = _own_steps(source)
-    return next((row for row in reversed(own) if int(row["step"]) <= steps), None)
-
-
-def _own_steps(source: Source) -> int:
-    """Of the agent, not of the sweep, whose members may be some steps apart."""
-    if source.member is None:
-        return source.trained.steps
-    state = checkpoint.load_snapshot(source.checkpoint, replay="unread").state
-    with guarded.fitting(source.checkpoint):
-        return int(state["members"][source.member]["training"]["steps"])
+    return own[-1] if own else None
 
 
 def _head(environment: str, score: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -113,13 +106,6 @@ def _score(score: Mapping[str, Any] | None) -> str:
     )
 
 
-def _loading(repo_id: str) -> str:
-    return (
-        "from huggingface_hub import hf_hub_download\nfrom laser_rl import LASER\n\n"
-        f'agent = LASER.load(hf_hub_download("{repo_id}", "{AGENT}"))\nprint(agent.evaluate(episodes=20))'
-    )
-
-
 def hub_api() -> Any:
     """The Hub's own client, with the login that `hf auth login` has left."""
     try:
@@ -134,7 +120,10 @@ def require_login(api: Any) -> None:
     try:
         api.whoami()
     except Exception as error:
-        raise ConfigError(f"the Hugging Face Hub does not know you ({_first_sentence(error)}); {_LOGIN}") from error
+        raise ConfigError(
+            f"the Hugging Face Hub does not know you ({_first_sentence(error)}); log in with 'hf auth login', or set "
+            "HF_TOKEN to a token with the right to write"
+        ) from error
 
 
 def upload(api: Any, folder: Path, repo_id: str, *, public: bool, message: str) -> str:
@@ -148,9 +137,6 @@ def upload(api: Any, folder: Path, repo_id: str, *, public: bool, message: str) 
             "check its name (OWNER/NAME), your rights there and the network, then try again"
         ) from error
     return str(address)
-
-
-_LOGIN = "log in with 'hf auth login', or set HF_TOKEN to a token with the right to write"
 
 
 def _first_sentence(error: Exception) -> str:

@@ -4,12 +4,11 @@ Minari's own storage writes it, in a hidden folder beside the dataset's place, w
 """
 
 import contextlib
+import importlib.metadata
 import itertools
 import logging
 import os
-import shlex
-import shutil
-import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,15 +20,14 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
 from laser_rl import checkpoint, disk
-from laser_rl.checkpoint import Loaded, RunLock
+from laser_rl.checkpoint import Loaded
 from laser_rl.config import Config, EnvironmentConfig
 from laser_rl.envs.construct import constructor
 from laser_rl.envs.make import is_atari, is_mixture
+from laser_rl.envs.records import ActionSpec, BoxActions, DiscreteActions
 from laser_rl.errors import ConfigError, EnvironmentRefused, MissingExtra
 from laser_rl.networks.build import family_of
-from laser_rl.ops.distributions import Categorical, Family, MultiCategorical
-from laser_rl.ops.gaussian import DiagonalGaussian
-from laser_rl.tools.source import config_sha256, manifest_sha256, starts_in, versions
+from laser_rl.ops.distributions import Family
 from laser_rl.tools.whole_episodes import NO_SEED, EpisodeReader, WholeEpisode
 from laser_rl.training.build import layout_of
 from laser_rl.training.evaluate import chosen_member, spec_in
@@ -42,6 +40,7 @@ DATA_FILE = "main_data.hdf5"
 BATCH = 64  # episodes that are handed over at once
 CHUNK_BYTES = 1 << 20  # read and decompressed at once
 GZIP_LEVEL = 1  # higher ones cost several times as long for a few per cent
+WHOSE = ("member", "slot", "task", "episode")  # of an episode's fields, those that its metadata repeats
 Space = spaces.Box | spaces.Discrete | spaces.MultiDiscrete
 
 
@@ -71,7 +70,7 @@ class _Replay:
 def export_minari(
     run_dir: Path, dataset_id: str, *, member: str | int | None = None, out: Path | None = None
 ) -> Dataset:
-    """Write one dataset out of the newest checkpoint; what is there already of the same source is left as it is.
+    """Write one dataset out of the newest checkpoint.
 
     Args:
         run_dir: of a run or of a sweep.
@@ -81,41 +80,31 @@ def export_minari(
     """
     require_extra()
     _require_name(dataset_id)
-    root = _root(out)
+    given = out or os.environ.get("MINARI_DATASETS_PATH")  # as Minari looks for it
+    root = Path(given).absolute() if given else Path.home() / ".minari" / "datasets"
     number = None if member is None else chosen_member(run_dir, member)
     replay, path = _replay(run_dir, number), root / dataset_id
-    source = {
-        "checkpoint_step": replay.loaded.step,
-        "manifest_sha256": manifest_sha256(replay.loaded.path),
-        "members": "all" if number is None else [number],
-        "versions": versions("minari", "h5py"),
-    }
     if path.exists():
-        return _same(path, dataset_id, source)
-    work = path.with_name(f".{path.name}.unfinished")
-    disk.make_folder(work)
-    try:
-        lock = RunLock(work)
-    except ConfigError as error:
-        raise ConfigError(f"another export is writing this dataset: {error}") from None
-    with lock:
-        folder = work / "dataset"
-        shutil.rmtree(folder, ignore_errors=True)  # of one that was killed
+        raise ConfigError(
+            f"{path} is there already and is not overwritten; choose another version, such as -v1, or remove it "
+            f"('minari delete {dataset_id}')"
+        )
+    disk.make_folder(path.parent)
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as work:
+        folder = Path(work) / "dataset"
         disk.make_folder(folder / "data")
-        episodes = EpisodeReader(run_dir, replay.loaded, replay.layout, number)
-        dataset = _write(folder / "data", episodes, replay, path)
+        dataset = _write(folder / "data", run_dir, replay, number)
         if not dataset.episodes:
             whose = "" if number is None else f" of member {number}"
             raise ConfigError(
                 f"the replay of {run_dir} holds no whole episode{whose}: they are longer than what it keeps; "
                 "train with a larger --replay.capacity-steps"
             )
-        _describe(folder / "data", dataset_id, source, replay, dataset)
+        _describe(folder / "data", dataset_id, replay, dataset, "all" if number is None else [number])
         _make_namespace(root, path)
         folder.replace(path)
         disk.sync_path(path.parent)
-    shutil.rmtree(work, ignore_errors=True)
-    return dataset
+    return dataset._replace(path=path)
 
 
 def require_extra() -> None:
@@ -140,7 +129,7 @@ def _replay(run_dir: Path, member: int | None) -> _Replay:
     layout = layout_of(spec, family, config)
     bounds = (0, 255, np.uint8) if layout.observation_dtype == "uint8" else (-np.inf, np.inf, np.float32)
     observation = spaces.Box(bounds[0], bounds[1], layout.observation_shape, bounds[2])
-    known = _own_spaces(config.environment, observation, _actions(family, starts_in(spec.action)))
+    known = _own_spaces(config.environment, observation, _actions(spec.action))
     return _Replay(loaded, config, layout, family, spec.tasks, *known)
 
 
@@ -166,13 +155,12 @@ def _own_spaces(
     return own, action, spec
 
 
-def _actions(family: Family, starts: tuple[int, ...] = ()) -> Space:
-    if isinstance(family, Categorical):
-        return spaces.Discrete(family.actions, start=starts[0] if starts else 0)
-    if isinstance(family, MultiCategorical):
-        return spaces.MultiDiscrete(list(family.actions), start=list(starts) or None)
-    assert isinstance(family, DiagonalGaussian)  # noqa: S101 - there is no other
-    return spaces.Box(np.array(family.low, np.float32), np.array(family.high, np.float32), dtype=np.float32)
+def _actions(action: ActionSpec) -> Space:
+    if isinstance(action, DiscreteActions):
+        return spaces.Discrete(action.count, start=action.start)
+    if isinstance(action, BoxActions):
+        return spaces.Box(np.array(action.low, np.float32), np.array(action.high, np.float32), dtype=np.float32)
+    return spaces.MultiDiscrete(list(action.counts), start=list(action.starts) or None)
 
 
 def environment_actions(family: Family, space: Space, action: Array) -> Array:
@@ -183,21 +171,24 @@ def environment_actions(family: Family, space: Space, action: Array) -> Array:
     return np.asarray(np.clip(squashed, space.low, space.high))
 
 
-def _write(folder: Path, episodes: EpisodeReader, replay: _Replay, path: Path) -> Dataset:
+def _write(folder: Path, run_dir: Path, replay: _Replay, member: int | None) -> Dataset:
     """All episodes through Minari's storage, some at a time."""
     from minari.dataset.minari_storage import MinariStorage  # noqa: PLC0415 - needs the extra
 
     known = replay.observation, replay.action, replay.env
     storage = MinariStorage.new(folder, *known, data_format="hdf5", jpeg_encoding=False)
-    returns, waiting = list[float](), iter(episodes)
+    returns, waiting = list[float](), iter(EpisodeReader(run_dir, replay.loaded, replay.layout, member))
     while batch := list(itertools.islice(waiting, BATCH)):
         count = len(returns)
         _prepare(folder / DATA_FILE, count, batch)
         storage.update_episodes(_buffer(number, episode, replay) for number, episode in enumerate(batch, count))
-        about = [_attributes(episode) for episode in batch]
+        about = [
+            {**{name: getattr(episode, name) for name in WHOSE}, "return": float(episode.reward.sum(dtype=np.float64))}
+            for episode in batch
+        ]
         storage.update_episode_metadata(about, range(count, count + len(batch)))
         returns += [one["return"] for one in about]
-    return Dataset(path, len(returns), storage.total_steps, float(np.mean(returns)) if returns else float("nan"))
+    return Dataset(folder, len(returns), storage.total_steps, float(np.mean(returns)) if returns else float("nan"))
 
 
 def _prepare(file: Path, first: int, batch: list[WholeEpisode]) -> None:
@@ -246,57 +237,29 @@ def _followed(array: Array, last: float) -> Array:
     return np.concatenate([array, np.full((1, *array.shape[1:]), last, array.dtype)])
 
 
-def _attributes(episode: WholeEpisode) -> dict[str, Any]:
-    whose = {name: getattr(episode, name) for name in ("member", "slot", "task", "episode")}
-    return {**whose, "return": float(episode.reward.astype(np.float64).sum())}
-
-
-def _describe(folder: Path, dataset_id: str, source: dict[str, Any], replay: _Replay, dataset: Dataset) -> None:
-    """Metadata of the dataset; ours under `laser_rl`."""
+def _describe(folder: Path, dataset_id: str, replay: _Replay, dataset: Dataset, members: str | list[int]) -> None:
+    """Metadata of the dataset: what Minari reads, and under `laser_rl` what its arrays mean."""
     from minari.dataset.minari_storage import MinariStorage  # noqa: PLC0415 - needs the extra
 
-    environment, stack = replay.config.environment, replay.layout.stack
-    ours = {
-        **source,
-        "command": shlex.join([Path(sys.argv[0]).name or "python", *sys.argv[1:]]),
-        "config_sha256": config_sha256(replay.config),
-        "environment": environment.id,
-        "environment_options": environment.options,
-        "environment_settings": environment.atari.model_dump(mode="json"),
-        "tasks": list(replay.tasks),
-        "frame_stack": stack,
-        "observations": "single frames as the environment gives them after laser-rl's wrappers, each once; "
-        f"agents saw {stack} of them stacked",
-        "behaviour": f"parameters of {replay.family}, from which each action was drawn",
-        "mean_return": dataset.mean_return,
-    }
+    environment = replay.config.environment
     MinariStorage.read(folder).update_metadata({
         "dataset_id": dataset_id,
-        "minari_version": source["versions"]["minari"],
+        "minari_version": importlib.metadata.version("minari"),
         "algorithm_name": "LASER",
         "description": f"Whole episodes of {environment.id} out of the replay of a LASER run, after "
         f"{replay.loaded.step:,} steps: {dataset.episodes:,} episodes, mean return {dataset.mean_return:.4g}.",
-        "laser_rl": ours,
+        "laser_rl": {
+            "checkpoint_step": replay.loaded.step,
+            "members": members,
+            "environment": environment.id,
+            "environment_options": environment.options,
+            "tasks": list(replay.tasks),
+            "frame_stack": replay.layout.stack,
+            "behaviour": f"parameters of {replay.family}, from which each action was drawn",
+        },
     })  # fmt: skip
     disk.sync_path(folder / DATA_FILE)
     disk.sync_path(folder)
-
-
-def _same(path: Path, dataset_id: str, source: dict[str, Any]) -> Dataset:
-    """The dataset that is there, if it is the one that is asked for."""
-    from minari.dataset.minari_storage import MinariStorage  # noqa: PLC0415 - needs the extra
-
-    try:
-        found = MinariStorage.read_raw_metadata(path / "data")
-    except (ValueError, OSError):
-        found = {}
-    ours = found.get("laser_rl", {})
-    if any(ours.get(name) != source[name] for name in ("manifest_sha256", "members")):
-        raise ConfigError(
-            f"{path} is there already and is of another source; choose another version, such as -v1, "
-            f"or remove it ('minari delete {dataset_id}')"
-        )
-    return Dataset(path, found["total_episodes"], found["total_steps"], ours["mean_return"])
 
 
 def _require_name(dataset_id: str) -> None:
@@ -308,11 +271,6 @@ def _require_name(dataset_id: str) -> None:
         raise ConfigError(
             f"expected the name of a Minari dataset, NAMESPACE/NAME-vN such as laser/breakout/mixed-v0, got {dataset_id!r}"
         ) from None
-
-
-def _root(out: Path | None) -> Path:
-    given = out or os.environ.get("MINARI_DATASETS_PATH")  # as Minari looks for it
-    return Path(given).absolute() if given else Path.home() / ".minari" / "datasets"
 
 
 def _make_namespace(root: Path, path: Path) -> None:

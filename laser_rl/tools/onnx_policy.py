@@ -27,7 +27,7 @@ from laser_rl.networks.build import stacked_shape
 from laser_rl.ops import checks, popart
 from laser_rl.ops.distributions import Family
 from laser_rl.ops.gaussian import DiagonalGaussian
-from laser_rl.tools.source import starts_in, versions
+from laser_rl.tools.source import starts_in
 from laser_rl.training.evaluate import Trained
 from laser_rl.types import Array, Inputs
 
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 PREFIX = "laser_rl."  # of our names in a model's metadata
 SLOTS = 8
 TOLERANCE = 1e-4  # of parameters, values and states; relative where they are above 1
-_LIBRARIES = ("onnx", "onnxruntime", "onnxscript")
 _TRACED = 2  # rows; a batch of one would be taken for a constant
 _MOST_SAID = 400  # letters of an exporter's error
 HOW_TO_CALL = """\
@@ -74,23 +73,22 @@ class Acting(nn.Module):
         self.inputs = Seen._fields if self.recurrent else Seen._fields[:1]
         parameters = ("mean", "log_std") if isinstance(family, DiagonalGaussian) else ("logits",)
         self.outputs = ("action", *parameters, "value", *(("next_state",) if self.recurrent else ()))
-        self.counts_from_0 = not starts
-        first = torch.tensor(starts, dtype=torch.int64).reshape(family.action_shape) if starts else torch.zeros(())
+        none = torch.zeros((), dtype=torch.float32 if family.joint_size is None else torch.int64)
+        first = torch.tensor(starts, dtype=torch.int64).reshape(family.action_shape) if starts else none
         self.register_buffer("starts", first, persistent=False)
 
     def forward(self, *rows: Tensor) -> tuple[Tensor, ...]:
         """One row of each of B episodes."""
         # A network without memory looks at nothing but the observation, whatever stands for the rest.
         observation, first, action, reward, state = rows if self.recurrent else rows * len(Seen._fields)
-        if self.recurrent and not self.counts_from_0:
+        if self.recurrent:
             # A first row has no last action, and whatever number stands for that may lie below the first choice.
-            action = torch.where(first.reshape(-1, *(1,) * self.starts.ndim), 0, action - self.starts)
+            action = torch.where(first.reshape(-1, *(1,) * (action.ndim - 1)), 0, action - self.starts)
         inputs = Inputs(*(part.unsqueeze(0) for part in (observation, first, action, reward)))
         with checks.unchecked():
             output, states = self.network(inputs, state)
             _, parameters, chosen = choose(self.family, output.policy[0], _UNUSED, deterministic=True)
-            chosen = chosen if self.counts_from_0 else chosen + self.starts
-            results = (chosen, *self._named(parameters), self._value(output))
+            results = (chosen + self.starts, *self._named(parameters), self._value(output))
         return (*results, finite(states[-1])) if self.recurrent else results
 
     def _named(self, parameters: Tensor) -> tuple[Tensor, ...]:
@@ -109,20 +107,8 @@ class Acting(nn.Module):
 
     def arguments(self, row: Seen) -> dict[str, Array]:
         """A row by the names of the inputs; the last action in the environment's numbers, as a user of the file has it."""
-        given: dict[str, Array] = dict(zip(self.inputs, row, strict=False))
-        if self.recurrent and not self.counts_from_0:
-            given["last_action"] = row.last_action.astype(np.int64) + self.starts.numpy()
-        return given
-
-
-class Verified(NamedTuple):
-    """What was compared."""
-
-    rows: int
-    largest: float  # difference
-
-    def __str__(self) -> str:
-        return f"same actions on {self.rows} observations, largest difference {self.largest:.1g}"
+        row = row._replace(last_action=row.last_action + self.starts.numpy())
+        return dict(zip(self.inputs, row, strict=False))
 
 
 class Exported(NamedTuple):
@@ -131,28 +117,29 @@ class Exported(NamedTuple):
     path: Path
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    verified: Verified
+    rows: int  # that were compared
+    largest: float  # difference
 
 
-def export_onnx(trained: Trained, path: Path, *, about: Mapping[str, Any] | None = None, rows: int = 320) -> Exported:
+def export_onnx(trained: Trained, path: Path, *, rows: int = 320) -> Exported:
     """Write the acting policy to `path`, if it acts as torch does on `rows` observations.
 
     Args:
         trained: of a run directory (`tools.source.load_source`), or of an agent (`training.evaluate.trained_of`).
         path: of the file; an older one is replaced.
-        about: more entries of the model's metadata, as JSON.
         rows: how many random observations are compared, about.
     """
     require_extra()
     acting = Acting(trained.network, trained.family, starts_in(trained.spec.action))
     program = _program(acting, trained)
-    _describe(program, {**described(trained), **(about or {}), "versions": versions("torch", *_LIBRARIES)})
+    _describe(program, described(trained))
     path = path.absolute()
     disk.make_folder(path.parent)
     with disk.whole(path) as temporary:
         program.save(temporary, external_data=False)
-        verified = compare(acting, session_of(temporary), random_rows(trained, rows))
-    return Exported(path, acting.inputs, acting.outputs, verified)
+        seen = random_rows(trained, rows)
+        largest = compare(acting, session_of(temporary), seen)
+    return Exported(path, acting.inputs, acting.outputs, SLOTS * len(seen), largest)
 
 
 def require_extra() -> None:
@@ -276,45 +263,36 @@ def random_rows(trained: Trained, rows: int) -> list[Seen]:
     return found
 
 
-def compare(acting: Acting, session: Any, rows: Sequence[Seen]) -> Verified:
-    """Refuse a file that does not do at every row what torch does; each side carries the memory that it made itself.
+def compare(acting: Acting, session: Any, rows: Sequence[Seen]) -> float:
+    """Refuse a file that does not do at every row what torch does; returns the largest difference.
 
-    The first row is also shown one slot at a time: another size of batch. Of two actions that are nearly as likely each side may take
-    another, so the file's choice is compared with the likeliest one by its own logits.
+    Each side carries the memory that it made itself. Of two actions that are nearly as likely each side may take another, so the file's
+    choice is compared with the likeliest one by its own logits.
     """
-    singles = [Seen._make(part[at : at + 1] for part in rows[0]) for at in range(len(rows[0].observation))]
-    count, largest, states = 0, 0.0, [rows[0].state] * 2
-    for number, row in enumerate([*singles, *rows]):
-        one_by_one = number < len(singles)
-        given = [acting.arguments(row if one_by_one else row._replace(state=state)) for state in states]
+    largest, states = 0.0, [rows[0].state] * 2
+    for number, row in enumerate(rows):
+        given = [acting.arguments(row._replace(state=state)) for state in states]
         with torch.inference_mode():
             results = acting(*(torch.from_numpy(np.ascontiguousarray(part)) for part in given[1].values()))
         ours = {name: result.numpy() for name, result in zip(acting.outputs, results, strict=True)}
         theirs = dict(zip(acting.outputs, session.run(list(acting.outputs), given[0]), strict=True))
         if "logits" in ours:
             likeliest = choose(acting.family, torch.from_numpy(theirs["logits"]), _UNUSED, deterministic=True)[2]
-            right = np.array_equal(likeliest + acting.starts, theirs["action"])
-            _require(right, f"another action is chosen at row {number}")
-        for name in [name for name, mine in ours.items() if mine.dtype.kind == "f"]:
-            off = _off(theirs[name], ours[name])
-            largest = max(largest, off)
-            _require(off <= TOLERANCE, f"{name} differs by {off:.2g} at row {number}, expected {TOLERANCE} at most")
-        if acting.recurrent and not one_by_one:
+            if not np.array_equal(likeliest + acting.starts, theirs["action"]):
+                raise _differs(f"another action is chosen at row {number}")
+        for name, mine in ours.items():
+            if mine.dtype.kind == "f":
+                off = float((np.abs(theirs[name] - mine) / np.maximum(1.0, np.abs(mine))).max(initial=0.0))
+                if not off <= TOLERANCE:  # NaN is not, either
+                    raise _differs(f"{name} differs by {off:.2g} at row {number}, expected {TOLERANCE} at most")
+                largest = max(largest, off)
+        if acting.recurrent:
             states = [theirs["next_state"], ours["next_state"]]
-        count += len(ours["action"])
-    return Verified(count, largest)
+    return largest
 
 
-def _off(theirs: Array, ours: Array) -> float:
-    """The largest difference; what is not finite on one side only is infinitely far."""
-    a, b = np.asarray(theirs, np.float64), np.asarray(ours, np.float64)
-    off = np.abs(a - b) / np.maximum(1.0, np.abs(b))
-    return float(np.where(np.isnan(off), np.inf, off).max(initial=0.0))
-
-
-def _require(holds: bool, what: str) -> None:
-    if not holds:
-        raise ConfigError(
-            f"the ONNX file does not act as torch does: {what}; nothing was written. "
-            "Try other versions of torch and onnxruntime, and please report it"
-        )
+def _differs(what: str) -> ConfigError:
+    return ConfigError(
+        f"the ONNX file does not act as torch does: {what}; nothing was written. "
+        "Try other versions of torch and onnxruntime, and please report it"
+    )

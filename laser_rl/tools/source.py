@@ -1,13 +1,9 @@
-"""From a run directory to what is exported, and to what a file has to say about where it came from."""
+"""From a run directory to the agent that is exported."""
 
-import hashlib
-import importlib.metadata
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from laser_rl import __version__
-from laser_rl.checkpoint import CHECKPOINTS, guarded, manifest
+from laser_rl.checkpoint import CHECKPOINTS
 from laser_rl.config import Config
 from laser_rl.envs.records import ActionSpec, BoxActions, DiscreteActions
 from laser_rl.training.evaluate import Trained, chosen_member, load_trained
@@ -39,18 +35,6 @@ def load_source(run_dir: Path, member: str | int | None = None) -> Source:
     return Source(run_dir, number, read_sweep(run_dir).configs[number or 0], load_trained(run_dir, number))
 
 
-def config_sha256(config: Config) -> str:
-    """Of the settings as JSON with sorted keys: equal for equal settings, whatever file they came from."""
-    text = json.dumps(config.model_dump(mode="json"), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def manifest_sha256(folder: Path) -> str:
-    """Of a checkpoint's manifest, which names every other file by its own: what `sha256sum manifest.json` prints."""
-    data = guarded.read_bytes(folder / manifest.NAME, limit=guarded.JSON_LIMIT_BYTES)
-    return hashlib.sha256(data).hexdigest()
-
-
 def starts_in(action: ActionSpec) -> tuple[int, ...]:
     """Where an environment begins to count each of its choices; empty if all begin at 0."""
     if isinstance(action, BoxActions):
@@ -58,8 +42,3 @@ def starts_in(action: ActionSpec) -> tuple[int, ...]:
     if isinstance(action, DiscreteActions):
         return (action.start,) if action.start else ()
     return action.starts
-
-
-def versions(*libraries: str) -> dict[str, str]:
-    """Of laser-rl and of the libraries that made a file."""
-    return {"laser-rl": __version__, **{name: importlib.metadata.version(name) for name in libraries}}

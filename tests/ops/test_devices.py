@@ -54,7 +54,7 @@ def everything(device, dtype=torch.float64):
         rewards.clip(reward), rewards.dmlab_squash(reward), priorities, priority.weights(priorities, stored=4, exponent=0.5),
         moved, state.mean_square,
         memory.unroll(lambda x, s: x + s, reward, learnable, reward[0]),
-        trust_region.adapt_bound(to(torch.tensor(0.1)), trust_region.accepted_share(learnable, learnable), target=0.5),
+        trust_region.adapt_bound(to(torch.tensor(0.1)), learnable.float().mean(), target=0.5),
     ]  # fmt: skip
     for family in FAMILIES:
         policy, behaviour = to(normal(5, 7, 3, family.parameter_size)), to(normal(6, 7, 3, family.parameter_size))

@@ -10,7 +10,7 @@ from laser_rl.research.runner import part_of
 
 def sweeps(name, task="catch", suite="small"):
     found = suite_of(suite).task(task)
-    return {condition.name: condition.sweep for condition in EXPERIMENTS[name].conditions(found)}
+    return EXPERIMENTS[name].conditions(found)
 
 
 @pytest.mark.parametrize("suite", SUITES)
@@ -21,21 +21,19 @@ def test_every_condition_can_be_built_and_every_claim_is_about_conditions(name, 
     for task in tasks if suite == "small" else tasks[:1]:
         for made in (task, shrunk(task)):
             conditions = experiment.conditions(made)
-            names = [condition.name for condition in conditions]
-            assert len(set(names)) == len(names)
-            for condition in conditions:
-                for config in condition.sweep.configs:
+            assert len(conditions) == len(experiment.variants)
+            for sweep in conditions.values():
+                for config in sweep.configs:
                     Counts.of(config.loss.batch_unrolls, config.replay.fraction)
             for claim in experiment.claims:
-                assert {claim.better, claim.worse} <= set(names)
+                assert {claim.better, claim.worse} <= set(conditions)
 
 
-def test_every_task_of_the_small_suite_is_used_and_measured():
+def test_every_task_of_the_small_suite_is_used():
     suite = suite_of("small")
     used = {task.name for experiment in EXPERIMENTS.values() for task in suite.of(experiment)}
     assert used == {task.name for task in suite.tasks}
     for task in suite.tasks:
-        assert task.seconds > 0 < task.few_seconds
         assert task.best > task.random
         assert task.sweep.base.run.runtime == "serial"  # or the same seed would not give the same table
         assert task.sweep.base.run.steps % task.bucket_steps == 0

@@ -23,7 +23,7 @@ def smoke_runs(name="sharing", task="catch", seeds=(0, 1)):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
-    assert runner.perform(smoke_runs(), folder / "parts", say=lambda line: None) == 6
+    assert runner.perform(smoke_runs(), folder / "parts") == 6
     return runner.assemble(smoke_runs(), folder / "parts", folder / "sharing").read_bytes()
 
 
@@ -62,9 +62,9 @@ def test_killed_in_the_middle_it_goes_on_and_gives_the_same_table(tmp_path, whol
     done = len(list(parts.glob("*.json")))
     assert done < 6
     assert not (tmp_path / "sharing").exists()
-    assert runner.perform(smoke_runs(), parts, jobs=2, say=lambda line: None) == 6 - done
+    assert runner.perform(smoke_runs(), parts, jobs=2) == 6 - done
     assert runner.assemble(smoke_runs(), parts, tmp_path / "sharing").read_bytes() == whole
-    assert runner.perform(smoke_runs(), parts, say=lambda line: None) == 0
+    assert runner.perform(smoke_runs(), parts) == 0
 
 
 def test_half_a_part_does_not_count(tmp_path, whole):
@@ -72,22 +72,22 @@ def test_half_a_part_does_not_count(tmp_path, whole):
     parts.mkdir()
     part = runner.part_of(parts, smoke_runs()[0])
     (parts / f".{part.name}.1-2.tmp").write_text('{"seconds": 1')  # what a killed writer leaves
-    assert runner.perform(smoke_runs(), parts, say=lambda line: None) == 6
+    assert runner.perform(smoke_runs(), parts) == 6
     assert runner.assemble(smoke_runs(), parts, tmp_path).read_bytes() == whole
 
 
 def test_runs_with_directories_give_the_same_table(tmp_path, whole):
-    assert runner.perform(smoke_runs(), tmp_path, kept=True, say=lambda line: None) == 6
+    assert runner.perform(smoke_runs(), tmp_path, kept=True) == 6
     part = runner.part_of(tmp_path, smoke_runs()[0])
     assert (part.with_suffix("") / "sweep.json").exists()
     assert runner.assemble(smoke_runs(), tmp_path, tmp_path).read_bytes() == whole
 
 
 @pytest.mark.slow
-def test_more_seeds_only_add_runs(tmp_path, whole):
-    lines = []
-    runner.perform(smoke_runs(seeds=(0,)), tmp_path, say=lines.append)
-    assert runner.perform(smoke_runs(), tmp_path, say=lines.append) == 3
+def test_more_seeds_only_add_runs(tmp_path, whole, capsys):
+    runner.perform(smoke_runs(seeds=(0,)), tmp_path)
+    assert runner.perform(smoke_runs(), tmp_path) == 3
+    lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "3 runs to do, 0 done already"
     assert lines[4] == "3 runs to do, 3 done already"
     assert runner.assemble(smoke_runs(), tmp_path, tmp_path).read_bytes() == whole
@@ -103,9 +103,9 @@ def test_a_run_that_fails_is_named_and_the_others_are_kept(tmp_path, monkeypatch
 
     monkeypatch.setattr(runner, "executed", executed)
     with pytest.raises(runner.RunsFailed, match=r"1 of 6 runs failed(?s:.*)catch, separate, seed 1: no such thing"):
-        runner.perform(smoke_runs(), tmp_path, say=lambda line: None)
+        runner.perform(smoke_runs(), tmp_path)
     monkeypatch.undo()
-    assert runner.perform(smoke_runs(), tmp_path, say=lambda line: None) == 1
+    assert runner.perform(smoke_runs(), tmp_path) == 1
 
 
 def work(job):

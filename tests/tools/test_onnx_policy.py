@@ -89,8 +89,7 @@ def recurrent():
 def test_torch_agrees_with_itself(recurrent):
     trained, rows = recurrent
     acting = Acting(trained.network, trained.family)
-    verified = compare(acting, Torch(acting, nothing), rows)
-    assert verified == (48, 0.0)
+    assert compare(acting, Torch(acting, nothing), rows) == 0.0
 
 
 @pytest.mark.parametrize("mistake", [another_action, logits_off, value_nan, forgets, drifts])
@@ -156,11 +155,7 @@ def test_export_and_run(run, tmp_path, capsys):
         assert (action.shape, logits.shape, value.shape) == ((batch,), (batch, 2), (batch,))
         assert action.tolist() == logits.argmax(-1).tolist()
     about = about_of(session)
-    assert (about["environment"], about["step"], len(about["config_sha256"])) == (
-        "CartPole-v1",
-        newest_step(run[0]),
-        64,
-    )
+    assert (about["environment"], about["step"]) == ("CartPole-v1", newest_step(run[0]))
     assert [file.name for file in path.parent.iterdir()] == ["policy.onnx"]
     assert str(tmp_path.home()).encode() not in path.read_bytes()
     assert b"laser_rl/networks" not in path.read_bytes()  # of our traces
@@ -235,8 +230,8 @@ def test_same_actions_over_a_thousand_observations(environment, settings, tmp_pa
     if environment.startswith(("ALE", "MinAtar")):
         pytest.importorskip({"A": "ale_py", "M": "minatar"}[environment[0]])
     made = export_onnx(untrained(environment, **settings), tmp_path / "policy.onnx", rows=1000)
-    assert made.verified.rows >= 1000
-    assert made.verified.largest < 1e-4
+    assert made.rows >= 1000
+    assert made.largest < 1e-4
 
 
 @pytest.mark.slow
@@ -259,7 +254,7 @@ def test_several_choices_at_once(tmp_path):
     nn.init.normal_(member.learner.network.policy_head.weight)
     made = export_onnx(trained_of(member, 0), tmp_path / "policy.onnx", rows=1000)
     assert isinstance(member.learner.family, type(family_of(MultiDiscreteActions((2, 3)))))
-    assert made.verified.rows >= 1000
+    assert made.rows >= 1000
 
 
 @pytest.mark.slow

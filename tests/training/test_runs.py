@@ -55,14 +55,14 @@ def test_online_unrolls_are_the_newest_and_each_is_used_once(batches):
 def test_the_same_seed_gives_the_same_bits(environment):
     config = small(environment)
     (one, _), (two, _), (other, _) = finish(config), finish(config), finish(small(environment, seed=1))
-    assert one.member.learner.flat.state_bytes() == two.member.learner.flat.state_bytes()
+    assert one.member.learner.flat.value.numpy().tobytes() == two.member.learner.flat.value.numpy().tobytes()
     assert one.evaluation == two.evaluation
-    assert one.member.learner.flat.state_bytes() != other.member.learner.flat.state_bytes()
+    assert one.member.learner.flat.value.numpy().tobytes() != other.member.learner.flat.value.numpy().tobytes()
 
 
 def test_processes_in_lockstep_learn_what_a_thread_learns():
     (one, _), (two, _) = finish(small()), finish(small(placement="process", workers=2))
-    assert one.member.learner.flat.state_bytes() == two.member.learner.flat.state_bytes()
+    assert one.member.learner.flat.value.numpy().tobytes() == two.member.learner.flat.value.numpy().tobytes()
 
 
 class Choices(gymnasium.Env):
