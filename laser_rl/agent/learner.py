@@ -156,7 +156,8 @@ class Learner:
         launched = self._launcher is not None
         outcome = self._compute(batch) if self._launcher is None else self._launched(self._launcher, batch)
         if self.version % EVERY == 0:
-            self.numbers.tally += self._tally(outcome)
+            counted = tally(outcome.loss, outcome.batch, outcome.age, sources=self.sources, members=1)
+            self.numbers.tally += self.team.sum(counted)[0]
         self.version += 1
         if launched:
             gave_up = self.recovery.launched(self.version)
@@ -202,10 +203,6 @@ class Learner:
         output, batch = self.recurrent.unroll(batch)
         constants = (self.hyper, self.bound, self.generator, self.network)
         return laser_loss(self.family, output, batch, *constants, team=self.team), batch
-
-    def _tally(self, outcome: UpdateOutcome) -> Tensor:
-        loss, batch, age, _ = outcome
-        return self.team.sum(tally(loss, batch, age, sources=self.sources, members=1))[0]
 
     def _priorities(self, outcome: UpdateOutcome) -> tuple[Tensor, Tensor]:
         loss = outcome.loss

@@ -22,15 +22,8 @@ MOST_RELEVANCE = 1e3  # an infinite divergence would make every mean infinite
 def tally(loss: Loss, batch: Batch, age: Tensor, *, sources: int, members: int) -> Tensor:
     """For each member, for each source and then for each age: trusted steps, all replayed steps, sum of their relevance.
 
-    Args:
-        loss: of this batch.
-        batch: the columns of each member one after the other.
-        age: [B], how many updates ago a column was produced.
-        sources: how many members write into the replay.
-        members: how many learn from this batch.
-
-    Returns:
-        [members, sources + ages, 3].
+    `age` [B] is how many updates ago a column was produced; `sources` members write into the replay, `members` learn from this batch, the
+    columns of each one after the other. The result is [members, sources + ages, 3].
     """
     replayed = batch.is_transition & ~batch.online
     divergence = torch.where(replayed, loss.relevance.clamp(max=MOST_RELEVANCE), 0.0)

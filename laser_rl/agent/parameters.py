@@ -60,9 +60,8 @@ class FlatParameters:
         for name, parameter in named.items():
             self.places.append(ParameterSlice(name, first, first + parameter.numel(), tuple(parameter.shape)))
             first += parameter.numel()
-        sample = self.parameters[0]
         self.value = torch.cat([_flat(parameter) for parameter in self.parameters])
-        self.gradient = torch.zeros(first, dtype=sample.dtype, device=sample.device)
+        self.gradient = torch.zeros_like(self.value)
         self._look()
 
     def move(self, value: Tensor, gradient: Tensor) -> None:
@@ -121,12 +120,7 @@ def require_finite(tensors: Mapping[str, Tensor], whose: str) -> None:
 
 
 class Optimiser:
-    """The optimiser that a configuration names; `state` holds tensors [P], or [K, P] for the rows of K members.
-
-    Args:
-        value: the parameters, [P] or [K, P].
-        config: which optimiser, and its constants.
-    """
+    """The optimiser that a configuration names, for parameters [P] or [K, P], the rows of K members; `state` has tensors of that shape."""
 
     def __init__(self, value: Tensor, config: OptimiserConfig) -> None:
         self._adam = config.kind == "adam"
@@ -190,21 +184,15 @@ class Recovery:
         self._there = False
         failing = 0 if learned else failing + 1
         self._counts = RecoveryCounts(skipped + (not learned), failing, rollbacks)
-        if failing >= GIVE_UP_AFTER:
-            self.roll_back()
+        if failing >= GIVE_UP_AFTER:  # the next update overwrites what was published of the broken state
+            self._say(rollbacks)
+            for name, tensor in self._live().items():
+                tensor.copy_(self.good[name].reshape(tensor.shape))
+            self._counts = self._counts._replace(failing=0, rollbacks=rollbacks + 1)
             return True
         if learned and version % GOOD_EVERY == 0:
             self.good = self._copies()
         return False
-
-    def roll_back(self) -> None:
-        """Restore the last state that learned; the next update overwrites what was published of the broken one."""
-        skipped, _, rollbacks = self.counts
-        self._there = False
-        self._say(rollbacks)
-        for name, tensor in self._live().items():
-            tensor.copy_(self.good[name].reshape(tensor.shape))
-        self._counts = RecoveryCounts(skipped, 0, rollbacks + 1)
 
     def launching(self) -> None:
         """Let the device count from now on."""

@@ -42,13 +42,8 @@ class Policy:
     """A network, a family and a stream of random numbers.
 
     On a GPU everything is launched on the current stream of the calling thread. Where that thread also learns, acting thus sees the
-    newest parameters; where it only acts, give it a stream of its own (`gpu_streams.own_stream`).
-
-    Args:
-        network: its parameters may move between two calls.
-        family: what its parameters mean.
-        seed: of the actions.
-        deterministic: take the mode instead of a sample.
+    newest parameters; where it only acts, give it a stream of its own (`gpu_streams.own_stream`). The network's parameters may move
+    between two calls. `deterministic` takes the mode instead of a sample.
     """
 
     def __init__(self, network: AgentNetwork, family: Family, *, seed: int, deterministic: bool = False) -> None:

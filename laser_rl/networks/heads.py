@@ -66,11 +66,8 @@ def of_task(values: Tensor, task: Tensor) -> Tensor:
 class PixelControlHead(nn.Module):
     """Action values of every cell of the picture, by a dueling deconvolution from the memory's features.
 
-    Args:
-        features: of the memory.
-        actions: how many.
-        picture: shape [C, H, W] of one frame, without an instruction's row.
-        cell: pixels of a cell's side; rows and columns that fill no cell are cut off evenly.
+    `picture` is the shape [C, H, W] of one frame, without an instruction's row; `cell` counts the pixels of a cell's side. Rows and columns
+    that fill no cell are cut off evenly.
     """
 
     CHANNELS = 32

@@ -29,11 +29,9 @@ class Layer(NamedTuple):
     bias: Float[Tensor, "tasks"]
 
 
-def initial(tasks: int, device: torch.device | str | None = None) -> Statistics:
+def initial(tasks: int) -> Statistics:
     """The statistics at the start: mean 0, σ 1."""
-    return Statistics(
-        torch.zeros(tasks, dtype=torch.float64, device=device), torch.ones(tasks, dtype=torch.float64, device=device)
-    )
+    return Statistics(torch.zeros(tasks, dtype=torch.float64), torch.ones(tasks, dtype=torch.float64))
 
 
 def sigma(statistics: Statistics) -> Float[Tensor, "tasks"]:

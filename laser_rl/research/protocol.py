@@ -11,7 +11,7 @@ Arrays are [members, tasks, buckets].
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -114,39 +114,14 @@ def last_episodes(episodes: Episodes, *, before_frames: float = math.inf, count:
     return float(np.average(returns[last], weights=weights[last]))
 
 
-class Buckets(NamedTuple):
-    """What the members of a sweep did, by bucket of steps; arrays are [members, buckets], NaN where there is nothing to say."""
-
-    step: Floats  # [buckets], the last one of each
-    update: Floats
-    episodes: Floats
-    value: Floats  # mean return; of a mixture the score
-    acceptance: Floats
-
-    def state_dict(self) -> dict[str, Any]:
-        """For JSON: seven digits, None for NaN."""
-        return {name: _plain(values.tolist()) for name, values in self._asdict().items()}
-
-    @classmethod
-    def from_state_dict(cls, state: Mapping[str, Any]) -> "Buckets":
-        """The same back; an error of Python's own if it is not such a state."""
-        arrays = {name: np.array(state[name], dtype=np.float64) for name in cls._fields}
-        shape = arrays["value"].shape
-        if not all(array.shape == shape[name == "step" :] for name, array in arrays.items()) or len(shape) != 2:  # noqa: PLR2004
-            raise ValueError("its numbers have different shapes")
-        return cls(**arrays)
-
-
-def _plain(values: Any) -> Any:
-    if isinstance(values, list):
-        return [_plain(value) for value in values]
-    return None if math.isnan(values) else float(f"{values:.7g}")
-
-
-def buckets_of(
+def curve_lines(
     rows: Iterable[Mapping[str, Any]], *, members: int, steps: int, bucket_steps: int, tasks: Sequence[str] = ()
-) -> Buckets:
-    """Rows of metrics in buckets. Of a mixture, means by task are normalised and the value is their median, as the paper does."""
+) -> list[dict[str, Any]]:
+    """A sweep's rows of metrics as one line a bucket: mean, best and worst of the members that have a number by then.
+
+    Updates and episodes are those of all members. Of a mixture, means by task are normalised and the value is their median, as the paper
+    does.
+    """
     count = -(-steps // bucket_steps)
     own: list[list[Mapping[str, Any]]] = [[] for _ in range(members)]
     update, episodes = np.full((members, count), np.nan), np.zeros((members, count))
@@ -160,16 +135,21 @@ def buckets_of(
         episodes[place] += episodes_in(row) if row["kind"] == "episode" else 0
         if "acceptance" in row:
             accepted.setdefault(place, []).append(float(row["acceptance"]))
-    acceptance = np.full((members, count), np.nan)
-    for place, values in accepted.items():
-        acceptance[place] = np.mean(values)
-    return Buckets(
-        step=np.minimum(bucket_steps * np.arange(1.0, count + 1), steps),
-        update=update,
-        episodes=episodes,
-        value=np.stack([_values(mine, member, steps, bucket_steps, tasks) for member, mine in enumerate(own)]),
-        acceptance=acceptance,
-    )
+    value = carried([_values(mine, member, steps, bucket_steps, tasks) for member, mine in enumerate(own)])
+    update, lines = carried(update), []
+    for bucket in range(count):
+        found = known(value[:, bucket])
+        shares = [np.mean(accepted[member, bucket]) for member in range(members) if (member, bucket) in accepted]
+        lines.append({
+            "step": min(bucket_steps * (bucket + 1), steps),
+            "update": int(np.nansum(update[:, bucket])),
+            "episodes": int(episodes[:, bucket].sum()),
+            "mean": _cell(found),
+            "best": _cell(found, np.max),
+            "worst": _cell(found, np.min),
+            "acceptance": _cell(np.array(shares)),
+        })  # fmt: skip
+    return lines
 
 
 def _values(
@@ -182,22 +162,6 @@ def _values(
         within = episodes._replace(frames=np.minimum(episodes.frames, steps))
         means.append(bucketed(within, bucket_frames=bucket_steps, total_frames=steps))
     return agent_curve(normalised(means, references_of(tuple(tasks)))) if tasks else means[0]
-
-
-def curve_lines(buckets: Buckets) -> Iterator[dict[str, Any]]:
-    """A sweep as one line a bucket: mean, best and worst of the members that have a number by then, updates of all of them."""
-    value, update = carried(buckets.value), carried(buckets.update)
-    for place, step in enumerate(buckets.step):
-        own = known(value[:, place])
-        yield {
-            "step": int(step),
-            "update": int(np.nansum(update[:, place])),
-            "episodes": int(buckets.episodes[:, place].sum()),
-            "mean": _cell(own),
-            "best": _cell(own, np.max),
-            "worst": _cell(own, np.min),
-            "acceptance": _cell(known(buckets.acceptance[:, place])),
-        }
 
 
 def known(values: Floats) -> Floats:

@@ -35,7 +35,7 @@ from laser_rl.metrics.log import read
 from laser_rl.metrics.machine import machine
 from laser_rl.metrics.rows import Kind, Row, Value
 from laser_rl.research.experiment import EXPERIMENTS, SUITES, Experiment, PlannedRun, planned, shrunk, suite_of
-from laser_rl.research.protocol import Buckets, buckets_of, carried, curve_lines, known
+from laser_rl.research.protocol import curve_lines
 from laser_rl.research.report import CURVES, TIMES, About, experiment_of, report, table, verdict_table, write_index
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import act_and_learn, prepare, train
@@ -156,13 +156,9 @@ class Job(NamedTuple):
 
 
 def perform(runs: Sequence[PlannedRun], parts: Path, *, jobs: int = 1, kept: bool = False) -> int:
-    """Run what is missing, and print a line for each run that ends; returns how many that were.
+    """Run what is missing in the folder of `parts`, and print a line for each run that ends; returns how many that were.
 
-    Args:
-        runs: all of an experiment.
-        parts: where those of several experiments may lie.
-        jobs: worker processes.
-        kept: give each run a run directory beside its part, from which it goes on if it is interrupted.
+    `kept` gives each run a run directory beside its part, from which it goes on if it is interrupted.
     """
     make_folder(parts)
     # All conditions of a seed before the next seed: an experiment that is looked at early says something about all of them.
@@ -196,7 +192,7 @@ def part_of(parts: Path, run: PlannedRun) -> Path:
 def perform_one(job: Job) -> str:
     """Run one sweep and write its part, at once and last of all; says how it went."""
     begin, sweep, found = time.monotonic(), job.run.sweep, machine()
-    buckets = executed(sweep, job.run.task.bucket_steps, job.part.with_suffix("") if job.kept else None)
+    lines = executed(sweep, job.run.task.bucket_steps, job.part.with_suffix("") if job.kept else None)
     seconds = time.monotonic() - begin
     where = found["gpu"] if sweep.base.run.device.startswith("cuda") else found["processor"]
     about = {
@@ -205,14 +201,12 @@ def perform_one(job: Job) -> str:
         "made_with": f"laser-rl {__version__}, Python {found['python']}, torch {torch.__version__}, "
         f"{where or found['system']} with {found['cores']} cores, {datetime.now(UTC):%-d %B %Y}",
     }
-    write_json(job.part, {**about, "sweep": sweep.model_dump(mode="json"), "buckets": buckets.state_dict()})
-    last = known(carried(buckets.value)[:, -1])
-    said = f"{last.mean():.3f} at the end" if last.size else "no episode ended"
-    return f"{said}, {seconds:.0f} s"
+    write_json(job.part, {**about, "sweep": sweep.model_dump(mode="json"), "lines": lines})
+    return f"{lines[-1]['mean'] or 'no episode'} at the end, {seconds:.0f} s"
 
 
-def executed(sweep: SweepConfig, bucket_steps: int, directory: Path | None = None) -> Buckets:
-    """Run a sweep to its end.
+def executed(sweep: SweepConfig, bucket_steps: int, directory: Path | None = None) -> list[dict[str, Any]]:
+    """Run a sweep to its end; returns a line a bucket.
 
     Without a directory in one thread, so that the same sweep gives the same numbers; with one as `laser sweep` does, from the newest
     checkpoint on.
@@ -221,7 +215,7 @@ def executed(sweep: SweepConfig, bucket_steps: int, directory: Path | None = Non
     require_memory(sweep)
     rows = _in_memory(sweep) if directory is None else _in_directory(sweep, directory)
     tasks = tuple(tasks_of(sweep.base.environment.id))
-    return buckets_of(
+    return curve_lines(
         rows,
         members=len(sweep.settings),
         steps=sweep.base.run.steps,
@@ -231,7 +225,7 @@ def executed(sweep: SweepConfig, bucket_steps: int, directory: Path | None = Non
 
 
 class RowRecorder:
-    """A sink that keeps the rows that `buckets_of` reads, without the values that it does not."""
+    """A sink that keeps the rows that `curve_lines` reads, without the values that it does not."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
@@ -270,11 +264,11 @@ def _in_directory(sweep: SweepConfig, path: Path) -> Sequence[Row]:
     return read(path, ("episode", "train"))
 
 
-def read_part(path: Path) -> tuple[Buckets, float, str]:
-    """What is kept of a run: its numbers, its seconds and what it was made with; ConfigError if the file is damaged."""
+def read_part(path: Path) -> tuple[list[dict[str, Any]], float, str]:
+    """What is kept of a run: its lines, its seconds and what it was made with; ConfigError if the file is damaged."""
     try:
         found = json.loads(path.read_bytes())
-        return Buckets.from_state_dict(found["buckets"]), float(found["seconds"]), str(found["made_with"])
+        return [dict(line) for line in found["lines"]], float(found["seconds"]), str(found["made_with"])
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error!r}; remove it, and run the experiment again") from None
 
@@ -284,9 +278,9 @@ def assemble(runs: Sequence[PlannedRun], parts: Path, folder: Path) -> Path:
     make_folder(folder)
     lines, times = [], []
     for run in runs:
-        buckets, seconds, made_with = read_part(part_of(parts, run))
+        curve, seconds, made_with = read_part(part_of(parts, run))
         place = {"task": run.task.name, "condition": run.condition, "seed": run.seed}
-        lines += [{**place, **line} for line in curve_lines(buckets)]
+        lines += [{**place, **line} for line in curve]
         times.append({**place, "seconds": seconds, "made_with": made_with})
     write_bytes(folder / TIMES, table((*times[0],), times))
     write_bytes(folder / CURVES, table((*lines[0],), lines))

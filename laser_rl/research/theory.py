@@ -6,7 +6,7 @@ hold or fail by numbers. docs/theory.md is an example of each function; `laser t
 
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Bool, Float
@@ -63,7 +63,7 @@ def policy_value(mdp: MDP, policy: Float[Tensor, "S A"]) -> Float[Tensor, "S"]:
     if checks.active():
         _check(mdp, policy=policy)
     moves, reward = _under(mdp, policy)
-    return _solve(_identity(moves) - mdp.discount * moves, reward)
+    return torch.linalg.solve(_identity(moves) - mdp.discount * moves, reward)
 
 
 def action_values(mdp: MDP, value: Float[Tensor, "S"]) -> Float[Tensor, "S A"]:
@@ -76,7 +76,7 @@ def state_distribution(mdp: MDP, policy: Float[Tensor, "S A"], start: Float[Tens
     if checks.active():
         _check(mdp, policy=policy)
     moves, _ = _under(mdp, policy)
-    return (1 - mdp.discount) * _solve(_identity(moves) - mdp.discount * moves.mT, start)
+    return (1 - mdp.discount) * torch.linalg.solve(_identity(moves) - mdp.discount * moves.mT, start)
 
 
 def implied_policy(
@@ -174,7 +174,7 @@ def expected_return(
 
 def fixed_point(operator: Operator) -> Float[Tensor, "S"]:
     """The V that an operator leaves unchanged: V^π for importance sampling, the implied policy's value for V-trace (Prop. 1)."""
-    return _solve(_identity(operator.matrix) - operator.matrix, operator.offset)
+    return torch.linalg.solve(_identity(operator.matrix) - operator.matrix, operator.offset)
 
 
 def contraction_rate(operator: Operator, trusted: Bool[Tensor, "S"]) -> Float[Tensor, ""]:
@@ -190,16 +190,12 @@ def trusted_operator(
     behaviours: Sequence[Float[Tensor, "S A"]],
     weights: Float[Tensor, "Z"],
     trusted: Bool[Tensor, "Z S"],
-    *,
-    estimator: Estimator = "vtrace",
-    clip_rho: float = 1.0,
-    clip_c: float = 1.0,
-    steps: int | None = None,
+    **options: Any,
 ) -> Operator:
     """V_trusted (eq. censored_expectation) as a map of V: at each state the average return over the behaviours trusted there.
 
-    A state where no behaviour is trusted is never updated: there V stays as it is. If every state has one, the `fixed_point` is what
-    repeated application converges to.
+    `options` are those of `expected_return`. A state where no behaviour is trusted is never updated: there V stays as it is. If every
+    state has one, the `fixed_point` is what repeated application converges to.
     """
     if checks.active():
         counts = len(behaviours), weights.shape[0], trusted.shape[0]
@@ -207,12 +203,8 @@ def trusted_operator(
             len(set(counts)) == 1, "{} behaviours, {} weights and {} masks; expected as many of each".format(*counts)
         )
         checks.require(bool((weights > 0).all()), "weights has entries that are not above 0; leave such behaviours out")
-    operators = [
-        expected_return(
-            mdp, policy, behaviour, mask, estimator=estimator, clip_rho=clip_rho, clip_c=clip_c, steps=steps
-        )
-        for behaviour, mask in zip(behaviours, trusted, strict=True)
-    ]
+    pairs = zip(behaviours, trusted, strict=True)
+    operators = [expected_return(mdp, policy, behaviour, mask, **options) for behaviour, mask in pairs]
     share = conditional_share(weights, trusted)
     matrix = (share.unsqueeze(-1) * torch.stack([operator.matrix for operator in operators])).sum(0)
     offset = (share * torch.stack([operator.offset for operator in operators])).sum(0)
@@ -230,7 +222,7 @@ def conditional_share(weights: Float[Tensor, "Z"], trusted: Bool[Tensor, "Z S"])
 def _geometric_sum(matrix: Tensor, steps: int | None) -> Tensor:
     """Σ_{k < steps} matrix^k."""
     if steps is None:
-        return _solve(_identity(matrix) - matrix, _identity(matrix))
+        return torch.linalg.solve(_identity(matrix) - matrix, _identity(matrix))
     total = _identity(matrix)
     for _ in range(steps - 1):
         total = _identity(matrix) + matrix @ total
@@ -240,11 +232,6 @@ def _geometric_sum(matrix: Tensor, steps: int | None) -> Tensor:
 def _under(mdp: MDP, table: Tensor) -> tuple[Tensor, Tensor]:
     """State-to-state moves and expected reward when action a is weighted by table[s, a]."""
     return torch.einsum("sa,sat->st", table, mdp.transition), (table * mdp.reward).sum(-1)
-
-
-def _solve(matrix: Tensor, right: Tensor) -> Tensor:
-    solution: Tensor = torch.linalg.solve(matrix, right)
-    return solution
 
 
 def _identity(like: Tensor) -> Tensor:

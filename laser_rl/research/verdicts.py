@@ -30,11 +30,8 @@ ALL = "all tasks"
 _DIGITS = 9
 END_SHARE = 0.2  # of the buckets of a run
 Word = Literal["reproduced", "not reproduced", "undecided"]
-OURS = {
-    "reproduced": "yes",
-    "not reproduced": "no",
-    "undecided": "undecided",
-}  # of a question that the paper did not ask
+# Of a question that the paper did not ask.
+OURS = {"reproduced": "yes", "not reproduced": "no", "undecided": "undecided"}
 Scores = Mapping[str, Mapping[int, float]]  # by condition and seed
 Values = Mapping[Statistic, float]
 Results = dict[str, dict[str, dict[int, Values]]]  # by task, condition, seed; as returns
@@ -49,13 +46,7 @@ class Verdict(NamedTuple):
     interval: tuple[float, float]
 
 
-def verdict(
-    better: Sequence[float],
-    worse: Sequence[float],
-    *,
-    margin: float = 0.0,
-    **options: Any,
-) -> Verdict:
+def verdict(better: Sequence[float], worse: Sequence[float], *, margin: float = 0.0, **options: Any) -> Verdict:
     """Judge the claim that `better`, one score for each seed, has a mean that is more than `margin` above that of `worse`.
 
     `options` are those of `difference_interval`. One score alone has no spread: undecided, with an interval without ends.
@@ -75,37 +66,31 @@ def verdict(
 
 
 def difference_interval(
-    better: Sequence[float],
-    worse: Sequence[float],
-    *,
-    paired: bool = True,
-    level: float = 0.95,
-    resamples: int = 10_000,
-    seed: int = 0,
+    better: Sequence[float], worse: Sequence[float], *, level: float = 0.95, resamples: int = 10_000, seed: int = 0
 ) -> Spread:
     """The difference of the means and its bootstrap interval, widened for few seeds (see above).
 
-    Paired scores stand at the same place for the same seed.
+    Scores are paired: they stand at the same place for the same seed.
     """
     above, below = _finite(better, "better"), _finite(worse, "worse")
     if not 0.0 < level < 1.0:
         raise ValueError(f"level is {level}, expected a share between 0 and 1")
-    if paired and above.size != below.size:
-        raise ValueError(f"{above.size} scores against {below.size} are not pairs; pass paired=False")
-    groups = [above - below] if paired else [above, -below]
-    difference = float(sum(group.mean() for group in groups))
-    if any(group.size == 1 for group in groups):
+    if above.size != below.size:
+        raise ValueError(f"{above.size} scores against {below.size} are not pairs; pass one of each for every seed")
+    pairs = above - below
+    difference, count = float(pairs.mean()), pairs.size
+    if count == 1:
         return difference, -math.inf, math.inf
-    deviations = [(group - group.mean()) * np.sqrt(group.size / (group.size - 1)) for group in groups]
+    if not pairs.var():  # every seed came to the same: there is nothing to stretch
+        return difference, difference, difference
+    deviations = (pairs - difference) * np.sqrt(count / (count - 1))
     low, high = bootstrap_interval(
-        deviations,
-        lambda *drawn: np.sum([group.mean(-1) for group in drawn], axis=0),
-        level=level,
-        resamples=resamples,
-        batch=resamples,
-        seed=seed,
+        [deviations], lambda drawn: drawn.mean(-1), level=level, resamples=resamples, batch=resamples, seed=seed
     )
-    stretch = _stretch(groups, level)
+    from scipy.special import ndtri, stdtrit  # type: ignore[import-untyped]  # noqa: PLC0415 - of the extra `experiments`
+
+    tail = (1 + level) / 2
+    stretch = float(stdtrit(count - 1, tail) / ndtri(tail))
     return difference, difference + low * stretch, difference + high * stretch
 
 
@@ -114,20 +99,6 @@ def _finite(values: Sequence[float], name: str) -> Floats:
     if found.ndim != 1 or found.size == 0 or not np.isfinite(found).all():
         raise ValueError(f"{name}: expected at least one finite score, one for each seed, got {values}")
     return found
-
-
-def _stretch(groups: Sequence[Floats], level: float) -> float:
-    """Student's quantile over the normal one; degrees of freedom of several groups after Welch and Satterthwaite."""
-    variances = np.array([group.var(ddof=1) / group.size for group in groups])
-    if not variances.any():
-        return 1.0  # every seed came to the same: there is nothing to stretch
-    freedom = variances.sum() ** 2 / sum(
-        variance**2 / (group.size - 1) for variance, group in zip(variances, groups, strict=True)
-    )
-    from scipy.special import ndtri, stdtrit  # type: ignore[import-untyped]  # noqa: PLC0415 - of the extra `experiments`
-
-    tail = (1 + level) / 2
-    return float(stdtrit(freedom, tail) / ndtri(tail))
 
 
 class Aggregate(NamedTuple):
@@ -214,13 +185,13 @@ def judge(experiment: Experiment, tasks: Sequence[ExperimentTask], results: Resu
 
 
 def judge_claim(claim: Claim, scores: Scores) -> Verdict | None:
-    """Judge by scores[condition][seed], paired where both conditions have the same seeds; None where a score is not a number."""
+    """Judge by scores[condition][seed], paired by seed; None where a score is not a number."""
     better, worse = scores[claim.better], scores[claim.worse]
     if not np.isfinite([*better.values(), *worse.values()]).all():
         return None
     # Sorted, so that the drawing, and with it the last digits, does not depend on which seed came in first.
-    ordered = ([one[key] for key in sorted(one)] for one in (better, worse))
-    return verdict(*ordered, paired=better.keys() == worse.keys(), margin=claim.margin)
+    seeds = sorted(better)
+    return verdict([better[seed] for seed in seeds], [worse[seed] for seed in seeds], margin=claim.margin)
 
 
 def _scores(task: ExperimentTask, results: Results, statistic: Statistic) -> Scores:

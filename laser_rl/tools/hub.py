@@ -26,13 +26,7 @@ _FILES = f"""- `{AGENT}`: network and settings, for `LASER.load`
 
 
 def write_folder(source: Source, folder: Path, repo_id: str) -> list[Path]:
-    """Everything that would be uploaded, in a new folder; returns its files.
-
-    Args:
-        source: of `load_source`.
-        folder: must not be there, or be empty.
-        repo_id: what the model card tells people to load.
-    """
+    """Everything that would be uploaded, in a new or empty folder; returns its files. The model card tells people to load `repo_id`."""
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(
             f"{folder} is there already and not empty, expected a new folder; remove it or choose another"

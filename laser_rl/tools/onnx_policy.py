@@ -55,12 +55,8 @@ _UNUSED = torch.Generator()  # the likeliest action needs no random numbers
 class Acting(nn.Module):
     """Rows [B, ...] in; the likeliest action, the policy's parameters and the value out, and the memory where there is one.
 
-    A copy of the network on the CPU, in float32 and in evaluation mode: our kernels need a GPU, and a file is to run anywhere.
-
-    Args:
-        network: of the agent; it is copied.
-        family: what its parameters mean.
-        starts: where the environment begins to count its choices; the network counts from 0.
+    A copy of the network on the CPU, in float32 and in evaluation mode: our kernels need a GPU, and a file is to run anywhere. The
+    environment counts its choices from `starts`, the network from 0.
     """
 
     starts: Tensor

@@ -61,14 +61,7 @@ class _OpenStream(NamedTuple):
 
 
 class EpisodeReader:
-    """The whole episodes of a checkpoint's replay, in the order in which they ended.
-
-    Args:
-        run_dir: of the run or sweep.
-        loaded: one of its checkpoints.
-        layout: of the unrolls.
-        member: only those of this one; None: those of all members.
-    """
+    """The whole episodes of a checkpoint's replay, in the order in which they ended; only those of `member`, if one is given."""
 
     def __init__(self, run_dir: Path, loaded: Loaded, layout: UnrollLayout, member: int | None = None) -> None:
         self._folder, self._entries, self._layout, self._member = run_dir / REPLAY, loaded.segments, layout, member

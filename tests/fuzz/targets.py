@@ -148,9 +148,8 @@ def records(copied: Callable[[str, str], Path], folder: Path) -> dict[str, Targe
         "smoke": True,
         "command": "laser",
     }
-    names = ("update", "episodes", "value", "acceptance")
-    buckets = {"step": [10.0, 20.0], **{name: [[0.5, None], [1.0, 2.0]] for name in names}}
-    part = json.dumps({"seconds": 1.5, "made_with": "laser-rl", "buckets": buckets}).encode()
+    line = {"step": 10, "update": 2, "episodes": 1, "mean": "0.5", "best": "0.5", "worst": "0.5", "acceptance": ""}
+    part = json.dumps({"seconds": 1.5, "made_with": "laser-rl", "lines": [line, line]}).encode()
     return {
         "metrics.jsonl": Rows(few, metrics),
         "evaluations": Rows(few[1:], evaluations),

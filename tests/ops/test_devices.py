@@ -39,7 +39,7 @@ def everything(device, dtype=torch.float64):
     _, learnable, reward, discount, *_ = rows
     task, online = to(torch.tensor([0, 1, 0])), to(torch.tensor([True, False, True]))
     action = to(torch.arange(21).reshape(7, 3) % 2)
-    statistics = popart.initial(2, device)
+    statistics = popart.Statistics(*(part.to(device) for part in popart.initial(2)))
     new = popart.update(statistics, popart.sums(reward, task, learnable, tasks=2))
     q, cumulant = to(normal(0, 8, 3, 2, 2, 2)), to(normal(1, 7, 3, 2, 2))
     pictures = torch.arange(2 * 3 * 64).reshape(2, 3, 1, 8, 8).to(device, torch.uint8)

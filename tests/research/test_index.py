@@ -3,7 +3,6 @@
 import pytest
 
 from laser_rl.research.report import CURVES, report, table, write_index
-from laser_rl.research.runner import CURVE_COLUMNS
 from tests.research.test_verdicts import ABOUT, curve_lines
 
 
@@ -12,8 +11,8 @@ def folder(tmp_path):
     own = tmp_path / "sharing"
     own.mkdir()
     ABOUT.model_copy(update={"smoke": True}).write(own)
-    filled = [{**dict.fromkeys(CURVE_COLUMNS, "0"), **line} for line in curve_lines()]
-    (own / CURVES).write_bytes(table(CURVE_COLUMNS, filled))
+    lines = list(curve_lines())
+    (own / CURVES).write_bytes(table(tuple(lines[0]), lines))
     report(own)
     (tmp_path / "ratio").mkdir()  # has not ended yet
     (tmp_path / "parts").mkdir()

@@ -21,19 +21,18 @@ DRAWS = {
 }
 
 
-def words(draw, better, worse, *, shift=0.0, paired=True, repeats=REPEATS, seed=1):
-    random = np.random.default_rng(seed)
+def words(draw, seeds, *, shift=0.0, repeats=REPEATS):
+    random = np.random.default_rng(1)
     found = [
-        verdict(shift + draw(random, better), draw(random, worse), paired=paired, resamples=500, seed=repeat).word
+        verdict(shift + draw(random, seeds), draw(random, seeds), resamples=500, seed=repeat).word
         for repeat in range(repeats)
     ]
     return {word: found.count(word) / repeats for word in ("reproduced", "not reproduced", "undecided")}
 
 
-@pytest.mark.parametrize("paired", [True, False])
 @pytest.mark.parametrize("seeds", [3, 5, 10])
-def test_two_identical_agents_are_undecided_at_the_right_rate(seeds, paired):
-    found = words(DRAWS["normal"], seeds, seeds, paired=paired)
+def test_two_identical_agents_are_undecided_at_the_right_rate(seeds):
+    found = words(DRAWS["normal"], seeds)
     assert found["undecided"] == pytest.approx(0.95, abs=SLACK)
     one_sided = 4 * math.sqrt(0.025 * 0.975 / REPEATS)
     assert found["reproduced"] == pytest.approx(0.025, abs=one_sided)
@@ -44,19 +43,7 @@ def test_two_identical_agents_are_undecided_at_the_right_rate(seeds, paired):
 @pytest.mark.parametrize("seeds", [3, 5, 10])
 def test_identical_agents_are_not_told_apart_too_often_whatever_their_scores_look_like(kind, seeds):
     """Scores with ties are undecided more often: where all seeds came to the same there is nothing to decide by."""
-    for paired in (True, False):
-        assert words(DRAWS[kind], seeds, seeds, paired=paired)["undecided"] >= 0.95 - SLACK
-
-
-def test_unequal_numbers_of_seeds_and_unequal_spreads():
-    """Welch's own test, which the degrees of freedom are of, holds its level only roughly here (0.945): so both judge the same draws."""
-    random, ours, welch = np.random.default_rng(2), 0, 0
-    for repeat in range(REPEATS):
-        better, worse = random.normal(0, 3, 4), random.normal(0, 1, 9)
-        ours += verdict(better, worse, paired=False, resamples=2000, seed=repeat).word == "undecided"
-        welch += scipy.stats.ttest_ind(better, worse, equal_var=False).pvalue > 0.05
-    assert ours / REPEATS == pytest.approx(welch / REPEATS, abs=0.01)
-    assert ours / REPEATS > 0.9
+    assert words(DRAWS[kind], seeds)["undecided"] >= 0.95 - SLACK
 
 
 @pytest.mark.parametrize("seeds", [3, 5, 20])
@@ -71,33 +58,30 @@ def test_intervals_cover_a_known_difference(seeds):
 
 
 def test_clear_effects_are_seen():
-    assert words(DRAWS["normal"], 5, 5, shift=4.0, repeats=200)["reproduced"] > 0.9
-    assert words(DRAWS["normal"], 5, 5, shift=-4.0, repeats=200)["not reproduced"] > 0.9
-    assert words(DRAWS["normal"], 5, 5, shift=0.5, repeats=200)["undecided"] > 0.7  # too few seeds for so little
+    assert words(DRAWS["normal"], 5, shift=4.0, repeats=200)["reproduced"] > 0.9
+    assert words(DRAWS["normal"], 5, shift=-4.0, repeats=200)["not reproduced"] > 0.9
+    assert words(DRAWS["normal"], 5, shift=0.5, repeats=200)["undecided"] > 0.7  # too few seeds for so little
 
 
-@pytest.mark.parametrize("paired", [True, False])
-def test_of_many_seeds_it_is_scipys_percentile_bootstrap(paired):
+def test_of_many_seeds_it_is_scipys_percentile_bootstrap():
     random = np.random.default_rng(4)
     better, worse = random.gamma(2.0, size=300), random.gamma(1.5, size=300)
     theirs = scipy.stats.bootstrap(
-        (better, worse), lambda x, y, axis=-1: x.mean(axis) - y.mean(axis), paired=paired, n_resamples=20_000,
+        (better, worse), lambda x, y, axis=-1: x.mean(axis) - y.mean(axis), paired=True, n_resamples=20_000,
         method="percentile", vectorized=True, batch=1000, random_state=np.random.default_rng(5),
     ).confidence_interval  # fmt: skip
-    difference, low, high = difference_interval(better, worse, paired=paired, resamples=20_000)
+    difference, low, high = difference_interval(better, worse, resamples=20_000)
     assert difference == pytest.approx(better.mean() - worse.mean())
     width = theirs.high - theirs.low
     assert (low, high) == pytest.approx((theirs.low, theirs.high), abs=0.03 * width)
 
 
-@pytest.mark.parametrize("paired", [True, False])
-def test_of_a_few_seeds_it_is_about_as_wide_as_students(paired):
+def test_of_a_few_seeds_it_is_about_as_wide_as_students():
     random, ratios = np.random.default_rng(6), []
     for _ in range(100):
         better, worse = random.normal(size=5), random.normal(size=5)
-        test = scipy.stats.ttest_rel if paired else lambda x, y: scipy.stats.ttest_ind(x, y, equal_var=False)
-        theirs = test(better, worse).confidence_interval(0.95)
-        _, low, high = difference_interval(better, worse, paired=paired)
+        theirs = scipy.stats.ttest_rel(better, worse).confidence_interval(0.95)
+        _, low, high = difference_interval(better, worse)
         ratios.append((high - low) / (theirs.high - theirs.low))
     assert np.mean(ratios) == pytest.approx(1.0, abs=0.05)
 
@@ -121,14 +105,13 @@ def test_a_margin_makes_a_claim_of_not_worse():
 
 def test_seeds_that_all_came_to_the_same():
     assert verdict([1.0] * 5, [1.0] * 5) == ("undecided", 0.0, (0.0, 0.0))
-    assert verdict([1.0] * 5, [0.0] * 5, paired=False) == ("reproduced", 1.0, (1.0, 1.0))
+    assert verdict([1.0] * 5, [0.0] * 5) == ("reproduced", 1.0, (1.0, 1.0))
     assert verdict([1.0] * 5, [0.0] * 5, margin=1.0).word == "undecided"
     assert verdict([1.0] * 5, [0.0] * 5, margin=2.0).word == "not reproduced"
 
 
 def test_one_seed_decides_nothing():
     assert verdict([9.0], [1.0]) == ("undecided", 8.0, (-math.inf, math.inf))
-    assert verdict([9.0, 9.1, 9.2], [1.0], paired=False).word == "undecided"
 
 
 def test_what_a_seed_does_to_both_conditions_is_taken_out_by_pairing():
@@ -137,8 +120,6 @@ def test_what_a_seed_does_to_both_conditions_is_taken_out_by_pairing():
     better = {seed: value + 1 + 0.1 * seed for seed, value in reversed(base.items())}
     claim = Claim("better than the base", "new", "base")
     assert judge_claim(claim, {"new": better, "base": base}).word == "reproduced"
-    other_seeds = {seed + 10: value for seed, value in base.items()}
-    assert judge_claim(claim, {"new": better, "base": other_seeds}).word == "undecided"
     assert judge_claim(claim, {"new": better, "base": base}) == judge_claim(
         claim, {"base": base, "new": dict(sorted(better.items()))}
     )
@@ -155,7 +136,7 @@ def test_a_claim_has_a_margin():
     [
         ([], [1.0], {}, "better: expected at least one finite score"),
         ([1.0], [math.nan], {}, "worse: expected at least one finite score"),
-        ([1.0, 2.0], [1.0], {}, "pass paired=False"),
+        ([1.0, 2.0], [1.0], {}, "are not pairs"),
         ([1.0, 2.0], [1.0, 2.0], {"level": 95}, "level is 95"),
     ],
 )
