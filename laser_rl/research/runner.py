@@ -99,7 +99,13 @@ def _run(experiment: Experiment, plan: Plan, command: str) -> None:
     perform(runs, parts, jobs=plan.jobs or len(os.sched_getaffinity(0)), kept=suite.kept)
     assemble(runs, parts, folder)
     played, seeds = tuple(task.name for task in tasks), tuple(range(count))
-    how = {"suite": suite.name, "tasks": played, "seeds": seeds, "device": plan.device, "smoke": plan.smoke}
+    how: dict[str, Any] = {
+        "suite": suite.name,
+        "tasks": played,
+        "seeds": seeds,
+        "device": plan.device,
+        "smoke": plan.smoke,
+    }
     About(name=experiment.name, command=command, **how).write(folder)
     show_report(folder)
 
@@ -307,7 +313,8 @@ def spread(work: Callable[[Any], Any], jobs: Sequence[Any], workers: int) -> Ite
                 process.start()
                 theirs.close()  # so that its death is the end of the pipe
                 busy[ours] = place, process
-            for connection in wait(list(busy)):
+            for ready in wait(list(busy)):
+                connection: Any = ready
                 place, process = busy.pop(connection)
                 try:
                     outcome = connection.recv()

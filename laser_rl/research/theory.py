@@ -63,7 +63,7 @@ def policy_value(mdp: MDP, policy: Float[Tensor, "S A"]) -> Float[Tensor, "S"]:
     if checks.active():
         _check(mdp, policy=policy)
     moves, reward = _under(mdp, policy)
-    return torch.linalg.solve(_identity(moves) - mdp.discount * moves, reward)
+    return _solve(_identity(moves) - mdp.discount * moves, reward)
 
 
 def action_values(mdp: MDP, value: Float[Tensor, "S"]) -> Float[Tensor, "S A"]:
@@ -76,7 +76,7 @@ def state_distribution(mdp: MDP, policy: Float[Tensor, "S A"], start: Float[Tens
     if checks.active():
         _check(mdp, policy=policy)
     moves, _ = _under(mdp, policy)
-    return (1 - mdp.discount) * torch.linalg.solve(_identity(moves) - mdp.discount * moves.mT, start)
+    return (1 - mdp.discount) * _solve(_identity(moves) - mdp.discount * moves.mT, start)
 
 
 def implied_policy(
@@ -174,7 +174,7 @@ def expected_return(
 
 def fixed_point(operator: Operator) -> Float[Tensor, "S"]:
     """The V that an operator leaves unchanged: V^π for importance sampling, the implied policy's value for V-trace (Prop. 1)."""
-    return torch.linalg.solve(_identity(operator.matrix) - operator.matrix, operator.offset)
+    return _solve(_identity(operator.matrix) - operator.matrix, operator.offset)
 
 
 def contraction_rate(operator: Operator, trusted: Bool[Tensor, "S"]) -> Float[Tensor, ""]:
@@ -222,7 +222,7 @@ def conditional_share(weights: Float[Tensor, "Z"], trusted: Bool[Tensor, "Z S"])
 def _geometric_sum(matrix: Tensor, steps: int | None) -> Tensor:
     """Σ_{k < steps} matrix^k."""
     if steps is None:
-        return torch.linalg.solve(_identity(matrix) - matrix, _identity(matrix))
+        return _solve(_identity(matrix) - matrix, _identity(matrix))
     total = _identity(matrix)
     for _ in range(steps - 1):
         total = _identity(matrix) + matrix @ total
@@ -232,6 +232,11 @@ def _geometric_sum(matrix: Tensor, steps: int | None) -> Tensor:
 def _under(mdp: MDP, table: Tensor) -> tuple[Tensor, Tensor]:
     """State-to-state moves and expected reward when action a is weighted by table[s, a]."""
     return torch.einsum("sa,sat->st", table, mdp.transition), (table * mdp.reward).sum(-1)
+
+
+def _solve(matrix: Tensor, right: Tensor) -> Tensor:
+    solution: Tensor = torch.linalg.solve(matrix, right)
+    return solution
 
 
 def _identity(like: Tensor) -> Tensor:
