@@ -97,26 +97,16 @@ def laser_loss(
     popart = None if network is None else network.popart
     relevance = behaviour_relevance(family, policy, batch.behaviour, common, generator)
     value = output.value if popart is None else popart.value(output.value, batch.task)
-    losses = actor_critic_losses(
-        family,
-        policy,
-        value,
-        batch.behaviour,
-        batch.action,
-        learned_reward(batch.reward, hyper),
-        learned_discount(batch, hyper),
-        batch.is_transition,
-        batch.online,
-        relevance < columns(bound.expand(hyper.members), batch),
-        clip_rho=common.clip_rho,
-        clip_c=common.clip_c,
-    )
+    stored = (batch.behaviour, batch.action, learned_reward(batch.reward, hyper), learned_discount(batch, hyper))
+    masks = (batch.is_transition, batch.online, relevance < columns(bound.expand(hyper.members), batch))
+    clips = {"clip_rho": common.clip_rho, "clip_c": common.clip_c}
+    losses = actor_critic_losses(family, policy, value, *stored, *masks, **clips)
     if popart is not None:
         losses = _in_units(popart, output, losses, batch.task, common.popart_step, team)
-    masks = (losses.learnable, losses.learnable, losses.learnable & batch.online)
+    learned = (losses.learnable, losses.learnable, losses.learnable & batch.online, losses.learnable)
     rows = [losses.policy * batch.weight, losses.value * batch.weight, losses.entropy]
     rows += _pixels(network, output, batch, losses.learnable, common)
-    policy_loss, critic_loss, entropy_loss, *pixels_loss = _reduced(rows, [*masks, losses.learnable], hyper, team)
+    policy_loss, critic_loss, entropy_loss, *pixels_loss = _reduced(rows, learned, hyper, team)
     total = policy_loss + hyper.baseline_cost * critic_loss + hyper.entropy_cost * entropy_loss
     with torch.no_grad():
         numbers = _numbers(losses, batch, relevance, hyper, team)

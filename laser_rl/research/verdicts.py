@@ -114,10 +114,6 @@ def stratified_iqm(scores: ArrayLike, *, resamples: int = 2000, seed: int = 0) -
     Runs are resampled within each task, tasks are given. Of a handful of runs the percentile interval is too narrow: decide by `verdict`.
     """
     table = np.asarray(scores, dtype=np.float64)
-    if table.ndim != 2 or table.size == 0:  # noqa: PLR2004
-        raise ValueError(f"scores have shape {table.shape}, expected [runs, tasks]")
-    if missing := np.count_nonzero(~np.isfinite(table)):
-        raise ValueError(f"{missing} of {table.size} scores are not finite; leave those runs out")
     return Aggregate(
         float(_pooled_iqm(table)), bootstrap_interval([table], _pooled_iqm, resamples=resamples, seed=seed)
     )

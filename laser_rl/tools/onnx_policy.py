@@ -79,7 +79,8 @@ class Acting(nn.Module):
         observation, first, action, reward, state = rows if self.recurrent else rows * len(Seen._fields)
         if self.recurrent:
             # A first row has no last action, and whatever number stands for that may lie below the first choice.
-            action = torch.where(first.reshape(-1, *(1,) * (action.ndim - 1)), 0, action - self.starts)
+            begins = first.reshape(-1, *(1,) * (action.ndim - 1))
+            action = torch.where(begins, torch.zeros_like(action), action - self.starts)
         inputs = Inputs(*(part.unsqueeze(0) for part in (observation, first, action, reward)))
         with checks.unchecked():
             output, states = self.network(inputs, state)
@@ -127,13 +128,13 @@ def export_onnx(trained: Trained, path: Path, *, rows: int = 320) -> Exported:
     """
     require_extra()
     acting = Acting(trained.network, trained.family, starts_in(trained.spec.action))
-    program = _program(acting, trained)
+    seen = random_rows(trained, rows)
+    program = _program(acting, seen[0])
     _describe(program, described(trained))
     path = path.absolute()
     disk.make_folder(path.parent)
     with disk.whole(path) as temporary:
         program.save(temporary, external_data=False)
-        seen = random_rows(trained, rows)
         largest = compare(acting, session_of(temporary), seen)
     return Exported(path, acting.inputs, acting.outputs, SLOTS * len(seen), largest)
 
@@ -187,21 +188,15 @@ def _action_of(family: Family) -> dict[str, Any]:
     return {"family": type(family).__name__, **fields}
 
 
-def _program(acting: Acting, trained: Trained) -> "ONNXProgram":
-    layout, batch, loud = trained.layout, torch.export.Dim("batch", min=1), logging.getLogger("torch.onnx")
-    zeros = (
-        torch.zeros(_TRACED, *_seen_shape(trained), dtype=getattr(torch, layout.observation_dtype)),
-        torch.zeros(_TRACED, dtype=torch.bool),
-        torch.zeros(_TRACED, *layout.action_shape, dtype=getattr(torch, layout.action_dtype)),
-        torch.zeros(_TRACED),
-        torch.zeros(_TRACED, layout.state_size),
-    )[: len(acting.inputs)]
+def _program(acting: Acting, row: Seen) -> "ONNXProgram":
+    batch, loud = torch.export.Dim("batch", min=1), logging.getLogger("torch.onnx")
+    given = tuple(torch.from_numpy(np.ascontiguousarray(part[:_TRACED])) for part in acting.arguments(row).values())
     level = loud.level
     loud.setLevel(logging.ERROR)  # it counts the libraries that it does not need
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # of torch about torch
-            traced = torch.export.export(acting, zeros, dynamic_shapes=(tuple({0: batch} for _ in zeros),))
+            traced = torch.export.export(acting, given, dynamic_shapes=(tuple({0: batch} for _ in given),))
             program = torch.onnx.export(
                 traced, (), dynamo=True, verbose=False, input_names=acting.inputs, output_names=acting.outputs
             )

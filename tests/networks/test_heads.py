@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from laser_rl.envs.records import BoxActions, DiscreteActions, EnvironmentSpec, ObservationSpec
 from laser_rl.errors import ConfigError
-from laser_rl.networks.heads import PixelControlHead, PopArtHead, of_task
+from laser_rl.networks.heads import PixelControlHead, PopArtHead
 from laser_rl.ops import popart
 from tests.networks.make import build_network
 
@@ -36,11 +36,6 @@ def test_targets_that_are_not_finite_move_nothing():
         head.move(target, torch.tensor([0, 1]), torch.ones(1, 2, dtype=torch.bool), 0.1)
     assert torch.equal(head.weight, weight)
     assert torch.equal(head.mean, mean)
-
-
-def test_a_column_reads_its_own_task():
-    values = torch.arange(12.0).view(2, 2, 3)
-    assert of_task(values, torch.tensor([2, 0], dtype=torch.int32)).tolist() == [[2, 3], [8, 9]]
 
 
 @pytest.mark.parametrize("picture", [(3, 28, 28), (1, 84, 84), (3, 72, 96), (3, 30, 21)])

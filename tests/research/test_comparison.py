@@ -49,30 +49,6 @@ def test_a_long_run_is_scored_by_what_it_reported_over_its_last_hundred_episodes
     assert played(single, None, 1200)[1:3] == (1, 1.0)
 
 
-def test_of_a_sweep_the_best_member_of_the_game_stands_in_the_line():
-    line = line_of(sweep("boxing", (0.1,), (0.8,)))
-    assert (line["kind"], line["members"], line["best_member"]) == ("sweep", 2, 1)
-    assert line["human_normalised"] == pytest.approx(0.8)
-    assert line_of(sweep("boxing", (0.1,), ()))["best_member"] == 0  # who has no episode yet is not the best
-
-
-def test_a_sweeps_median_over_games_comes_before_its_best_member():
-    sweeps = [
-        sweep("boxing", (0.9,), (0.1,)),
-        sweep("pong", (0.1,), (0.8,)),
-        sweep("krull", (0.3,), (0.2,)),
-    ]
-    [found] = medians(sweeps)
-    assert found["score"] == pytest.approx(0.3)  # the lines show 0.9, 0.8 and 0.3, whose median nobody's agent has
-    assert [line_of(one)["human_normalised"] for one in sweeps] == pytest.approx([0.9, 0.8, 0.3])
-
-
-def test_sweeps_with_different_members_have_no_median():
-    other = ({"learning_rate": 1e-3}, {"learning_rate": 9e-3})
-    sweeps = [sweep("boxing", (0.9,), (0.1,)), sweep("pong", (0.1,), (0.8,), settings=other)]
-    assert math.isnan(medians(sweeps)[0]["score"])
-
-
 def test_runs_of_the_same_game_are_averaged_before_the_median():
     runs = [run("boxing", 0.0), run("boxing", 1.0), run("pong", 0.6), run("krull", 9.0)]
     [found] = medians(runs)

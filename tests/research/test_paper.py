@@ -32,22 +32,10 @@ def test_recomputed_medians_beside_the_published_ones(name, recomputed, publishe
     assert 100 * naive_median(list(atari_normalised(column).values())) == pytest.approx(recomputed, abs=0.005)
 
 
-def test_only_the_column_at_50m_is_a_sweep():
-    assert [column.name for column in COLUMNS if column.sweep] == ["laser_shared_sweep_50M"]
-    assert {column.frames for column in COLUMNS if not column.sweep} == {200_000_000}
-
-
 def test_every_table_has_the_57_games():
     assert len(ATARI_57) == 57
     for column in COLUMNS:
         assert set(atari_scores()[column.name]) == set(ATARI_57)
-
-
-def test_medians_over_some_games():
-    column = COLUMNS[0]
-    games = ["pong", "breakout", "venture"]
-    assert atari_median(column, games) == naive_median([atari_normalised(column)[game] for game in games])
-    assert atari_median(column, ["venture"]) == 0
 
 
 def test_the_levels_of_dmlab_have_the_scores_of_the_table():

@@ -8,7 +8,7 @@ import pytest
 from laser_rl.errors import ConfigError
 from laser_rl.research.experiment import EXPERIMENTS, Claim, Experiment, suite_of
 from laser_rl.research.report import CURVES, TIMES, About, read_about, report, table
-from laser_rl.research.verdicts import ALL, judge, overall, results_of, spread_of, statistics_of
+from laser_rl.research.verdicts import ALL, judge, overall, results_of, spread_of
 
 TASKS = [suite_of("small").task(name) for name in ("catch", "cartpole")]
 SEEDS = range(5)
@@ -88,26 +88,6 @@ def test_a_run_without_an_episode_decides_nothing():
     assert set(words(lines).values()) == {"no episodes"}
     assert overall(TASKS, results_of(lines)) == {}
     assert np.isnan(spread_of([1.0, float("nan")])).all()
-
-
-def test_statistics_are_those_that_they_say():
-    mean = np.arange(20.0)
-    assert statistics_of(mean, mean + 5) == {"whole run": 9.5, "end": 17.5, "best": 22.5}
-    assert statistics_of(np.array([4.0]), np.array([6.0])) == {"whole run": 4, "end": 4, "best": 6}
-
-
-def test_the_overall_table_takes_the_median_over_tasks_of_means_over_seeds():
-    three = [*TASKS, suite_of("small").task("keydoor")]
-
-    def make(task, condition, seed, bucket):
-        return {"catch": 0.2, "cartpole": 0.5, "keydoor": 3.0}[task.name] + 0.1 * (seed - 2)
-
-    lines = [{**line, "best": line["mean"]} for line in curve_lines(make, three)]
-    found = overall(three, results_of(lines))["shared"]
-    assert found["best, median"][0] == pytest.approx(0.5)
-    assert found["best, capped mean"][0] == pytest.approx((0.2 + 0.5 + 1.0) / 3)
-    mean, low, high = found["end, IQM"]
-    assert low < mean < high
 
 
 def test_the_page_names_each_machine_once(folder):

@@ -55,10 +55,6 @@ class Torch:
         return [found[name] for name in names]
 
 
-def nothing(found):
-    pass
-
-
 def another_action(found):
     found["action"][0] = 1 - found["action"][0]
 
@@ -84,12 +80,6 @@ def drifts(found):
 def recurrent():
     trained = untrained(memory="lstm", memory_size=8)
     return trained, random_rows(trained, 40)
-
-
-def test_torch_agrees_with_itself(recurrent):
-    trained, rows = recurrent
-    acting = Acting(trained.network, trained.family)
-    assert compare(acting, Torch(acting, nothing), rows) == 0.0
 
 
 @pytest.mark.parametrize("mistake", [another_action, logits_off, value_nan, forgets, drifts])
@@ -291,15 +281,6 @@ def test_a_trained_memory_of_a_run_plays_an_episode_alone(tmp_path):
             observation, reward, terminated, truncated, _ = env.step(action)
             over, steps = terminated or truncated, steps + 1
     assert steps > 60
-
-
-def test_random_rows_begin_episodes_and_carry_the_memory_on():
-    rows = random_rows(untrained(memory="lstm", memory_size=8), 80)
-    assert [row.observation.shape for row in rows] == [(8, 4)] * 10
-    assert rows[0].is_first.all()
-    assert any(row.is_first.any() for row in rows[1:])
-    assert any(row.state.any() for row in rows)
-    assert all(not row.last_action[row.is_first].any() for row in rows)
 
 
 class Shifted(gymnasium.Env):
