@@ -99,8 +99,7 @@ def laser_loss(
     value = output.value if popart is None else popart.value(output.value, batch.task)
     stored = (batch.behaviour, batch.action, learned_reward(batch.reward, hyper), learned_discount(batch, hyper))
     masks = (batch.is_transition, batch.online, relevance < columns(bound.expand(hyper.members), batch))
-    clips = {"clip_rho": common.clip_rho, "clip_c": common.clip_c}
-    losses = actor_critic_losses(family, policy, value, *stored, *masks, **clips)
+    losses = actor_critic_losses(family, policy, value, *stored, *masks, clip_rho=common.clip_rho, clip_c=common.clip_c)
     if popart is not None:
         losses = _in_units(popart, output, losses, batch.task, common.popart_step, team)
     learned = (losses.learnable, losses.learnable, losses.learnable & batch.online, losses.learnable)
