@@ -98,15 +98,15 @@ def _run(experiment: Experiment, plan: Plan, command: str) -> None:
     print(f"{experiment.name}: {experiment.question}", flush=True)
     perform(runs, parts, jobs=plan.jobs or len(os.sched_getaffinity(0)), kept=suite.kept)
     assemble(runs, parts, folder)
-    played, seeds = tuple(task.name for task in tasks), tuple(range(count))
-    how: dict[str, Any] = {
-        "suite": suite.name,
-        "tasks": played,
-        "seeds": seeds,
-        "device": plan.device,
-        "smoke": plan.smoke,
-    }
-    About(name=experiment.name, command=command, **how).write(folder)
+    About(
+        name=experiment.name,
+        suite=suite.name,
+        tasks=tuple(task.name for task in tasks),
+        seeds=tuple(range(count)),
+        device=plan.device,
+        smoke=plan.smoke,
+        command=command,
+    ).write(folder)
     show_report(folder)
 
 

@@ -137,6 +137,7 @@ def test_statistics_are_part_of_state_copy_and_roll_back():
         assert torch.equal(copied.network.popart.mean_square, one.network.popart.mean_square)
     for _ in range(GIVE_UP_AFTER):
         other.recovery.count(1, learned=False)  # a copy that has not learned yet: back to what was its own
+    assert other.recovery.counts[1:] == (0, 1)  # it counts anew after one way back
     assert torch.equal(other.network.popart.mean, own)
 
 
