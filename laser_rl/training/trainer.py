@@ -204,7 +204,7 @@ class Trainer(Run):
             self.group.learn(places, [self.trainings[place].progress for place in places])
             for place in places:
                 self.trainings[place].learned()
-            self._survey_if_due()
+            self._survey()
         return True
 
     def between(self, locks: Locks = (), settle: Callable[[], None] = lambda: None) -> None:
@@ -241,16 +241,14 @@ class Trainer(Run):
         """The last rows."""
         for training in self.trainings:
             training.report()
-        self._survey()
+        self._survey(last=True)
 
-    def _survey_if_due(self) -> None:
-        enough = self.updates - self._surveyed >= self.settings.base.run.log_every_updates * len(self.trainings)
-        on_gpu = self.group.members[0].learner.device.type == "cuda"  # there no two runs are equal anyway
-        if self._surveys and (enough or (on_gpu and self._survey_clock.due())):
-            self._survey()
-
-    def _survey(self) -> None:
-        if self._surveys and self.updates > self._surveyed:
+    def _survey(self, *, last: bool = False) -> None:
+        """Write a row about all members, if one is due; on a GPU, where no two runs are equal, also by the clock."""
+        since = self.updates - self._surveyed
+        enough = since >= (1 if last else self.settings.base.run.log_every_updates * len(self.trainings))
+        on_gpu = self.group.members[0].learner.device.type == "cuda"
+        if self._surveys and (enough or (on_gpu and since and self._survey_clock.due())):
             self._surveyed = self.updates
             with self._survey_clock.measured():
                 self._write_sweep_row()
@@ -261,12 +259,6 @@ class Trainer(Run):
             training.announce(event)
         if self._surveys:
             self.write("event", {"event": event})
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on counting there; the members have been loaded already."""
-        super().load_state_dict(state)
-        for place, training in enumerate(self.trainings):
-            self.pace.move(place, training.steps)
 
 
 def run_in_turns(trainer: Trainer) -> None:

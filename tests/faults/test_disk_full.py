@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from laser_rl import checkpoint
+from laser_rl.errors import UserError
 from laser_rl.metrics.log import MetricsLog, read
 from laser_rl.training import trainer as space
 from laser_rl.training.build_group import build_group
@@ -100,7 +101,9 @@ def test_a_full_disk_ends_no_run_and_loses_nothing(tmp_path, disk, caplog, figur
 def test_without_space_for_the_last_checkpoint_the_run_fails_and_goes_on_later(tmp_path, disk, figure):
     path, whole = tmp_path / "run", tmp_path / "whole"
     full = Full(disk, path, 500, 10**9)
-    with pytest.raises(NoSpace, match=rf"Free some space, then go on from there with: laser resume {path}$") as caught:
+    with pytest.raises(
+        UserError, match=rf"Free some space, then go on from there with: laser resume {path}$"
+    ) as caught:
         finish(config_of("serial"), path, callbacks=[full])
     disk.free()
     assert caught.value.exit_status == 5

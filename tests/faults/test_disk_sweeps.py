@@ -6,11 +6,11 @@ import time
 import pytest
 
 from laser_rl import checkpoint
+from laser_rl.errors import UserError
 from laser_rl.metrics.log import read
 from laser_rl.metrics.tensorboard import TensorBoardLog
 from laser_rl.training import trainer as space
 from laser_rl.training.directory import RunDirectory
-from laser_rl.training.saving import NoSpace
 from laser_rl.training.settings import SweepConfig
 from laser_rl.training.supervisor import ProcessSupervisor
 from tests.faults.disk import Disk, assert_in_order
@@ -48,7 +48,7 @@ def test_a_full_disk_ends_no_sweep_and_loses_nothing(tmp_path, disk, caplog, fig
 @pytest.mark.slow
 def test_without_space_for_the_last_checkpoint_a_sweep_fails_and_goes_on_later(tmp_path, disk):
     config = small_sweep(steps=300, checkpoint_every_steps=100)
-    with pytest.raises(NoSpace, match="laser resume"):
+    with pytest.raises(UserError, match=r"no space for the checkpoint.*laser resume"):
         in_directory(config, tmp_path, callbacks=[Full(disk, tmp_path, 150, 10**9)])
     disk.free()
     assert_in_order(tmp_path)

@@ -11,10 +11,8 @@ from laser_rl import LASER, Sweep, checkpoint, cli
 from laser_rl.metrics.log import read
 from laser_rl.training.budget import Budget
 from laser_rl.training.directory import RunDirectory
-from laser_rl.training.files import read_sweep
 from laser_rl.training.launch import prepare, run
 from laser_rl.training.settings import SweepConfig
-from laser_rl.training.stop import FINISHED
 from laser_rl.training.supervisor import ProcessSupervisor
 from tests.training.small import finish, run_one, small
 from tests.training.test_sweeps import in_directory, prepared, small_sweep
@@ -61,7 +59,7 @@ def events(path):
 def test_a_run_whose_time_is_over_is_finished(tmp_path):
     result, training = timed(tmp_path, 10.0)
     assert result.interrupted is None
-    assert training.stop.reason == FINISHED
+    assert training.stop.reason == "finished"
     assert result.evaluation is not None
     assert 100 < result.steps < 10_000
     assert events(tmp_path) == ["finished"]
@@ -254,7 +252,7 @@ def test_the_command_line_of_a_sweep(tmp_path, capsys):
     assert cli.main(["sweep", "--recipe", "cartpole", *arguments, *more]) == 0
     assert "done: 2 members" in capsys.readouterr().out
     assert cli.main(["resume", str(tmp_path), "--budget-minutes", "0.03", "--plain"]) == 0
-    assert read_sweep(tmp_path).base.run.budget_minutes == 0.03
+    assert json.loads((tmp_path / "sweep.json").read_text())["base"]["run"]["budget_minutes"] == 0.03
 
 
 def test_a_sweep_in_python():

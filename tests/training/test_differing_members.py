@@ -10,8 +10,7 @@ from laser_rl.errors import ConfigError
 from laser_rl.training.build_group import build_group
 from laser_rl.training.member_group import MemberGroup
 from laser_rl.training.pbt import PbtConfig
-from laser_rl.training.trainer import run_in_turns
-from tests.training.test_sweeps import prepared, small_sweep
+from tests.training.test_sweeps import prepared, small_sweep, to_the_end
 
 MAY = {
     "environment.options": {"columns": 5},
@@ -148,8 +147,7 @@ def test_each_member_learns_from_batches_of_its_own_size(sizes):
             return update(batch, progress=progress)
 
         member.learner.update = spy
-    run_in_turns(training)
-    training.group.close()
+    to_the_end(training)
     assert {(place, columns) for place, columns, _ in seen} == set(enumerate(sizes))
     # None of the columns is left over from another member's batch.
     assert all(online == [place] * (columns // 8) for place, columns, online in seen)

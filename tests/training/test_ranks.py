@@ -24,7 +24,7 @@ from laser_rl.training.build import RankLost, threads_of
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import prepare, run, train
 from laser_rl.training.member_training import MemberTraining
-from laser_rl.training.ranks import devices_of, reference_of
+from laser_rl.training.ranks import devices_of
 from laser_rl.training.settings import sweep_from
 from tests.agent.teams import flat_state, largest_difference, learner, network
 from tests.training import one_rank
@@ -122,18 +122,6 @@ def test_what_cannot_be_split_is_refused_before_anything_starts(monkeypatch):
     with pytest.raises(ConfigError, match=r"from cuda:1 on, but torch sees 3 GPUs here; use --run\.devices 2"):
         devices_of(torch.device("cuda:1"), 4)
     assert devices_of(torch.device("cuda"), 3) == [torch.device("cuda", number) for number in range(3)]
-
-
-def test_a_torso_is_named_where_others_can_import_it():
-    assert reference_of(network) == "tests.agent.teams:network"
-    assert reference_of(torch.nn.Linear) == "torch.nn.modules.linear:Linear"
-
-    def local(shape):
-        return None
-
-    for torso in (torch.nn.Linear(2, 2), local, lambda shape: None):
-        with pytest.raises(ConfigError, match="hand in a class or a function of a module"):
-            reference_of(torso)
 
 
 def test_ranks_share_the_cores(monkeypatch):

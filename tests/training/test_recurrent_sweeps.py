@@ -18,10 +18,9 @@ from laser_rl.training.member_group import MemberGroup
 from laser_rl.training.member_process import ProcessTrainer, SharedStateStore
 from laser_rl.training.pbt import PbtConfig
 from laser_rl.training.settings import SweepConfig
-from laser_rl.training.trainer import run_in_turns
 from tests.training.small import fingerprint
 from tests.training.test_recurrent import Killed, carried_columns, recurrent, unrolled  # noqa: F401 - a fixture
-from tests.training.test_sweeps import in_directory, prepared
+from tests.training.test_sweeps import in_directory, prepared, to_the_end
 
 ALIKE = [{"learning_rate": 2e-3}] * 3  # but for their seeds
 PBT = PbtConfig(burn_in_steps=60, every_episodes=4, margin=0.01)
@@ -40,8 +39,7 @@ def test_members_of_different_seeds_replay_each_others_episodes(unrolled):  # no
     training = prepared(members(steps=300, capacity_steps=800))
     start = [member.learner.flat.value.clone() for member in training.group.members]
     assert not any(torch.equal(one, other) for one, other in itertools.combinations(start, 2))
-    run_in_turns(training)
-    training.group.close()
+    to_the_end(training)
     assert len(training.stores) == 1
     for place, seen in enumerate(by_member(training, unrolled)):
         assert carried_columns(seen) > len(seen) > 20

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from laser_rl import checkpoint
+from laser_rl import Sweep, checkpoint
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.log import read
 from laser_rl.training.build_group import build_group
@@ -16,8 +16,7 @@ from laser_rl.training.files import read_sweep
 from laser_rl.training.launch import train
 from laser_rl.training.member_group import MemberGroup
 from laser_rl.training.pbt import PbtConfig
-from laser_rl.training.settings import SweepConfig, member_seed, sweep_from
-from laser_rl.training.stall import StepBarrier
+from laser_rl.training.settings import SweepConfig, member_seed
 from laser_rl.training.trainer import TURNS_AHEAD, Trainer, run_in_turns
 from laser_rl.training.vectorized import VectorizedGroup
 from tests.training.small import fingerprint, small
@@ -34,6 +33,13 @@ def prepared(config, **more):
     crew = build_group(config)
     training = Trainer(config, crew, **more)
     crew.begin()
+    return training
+
+
+def to_the_end(training):
+    """Run members in turn until their steps are done, and close their environments."""
+    run_in_turns(training)
+    training.group.close()
     return training
 
 
@@ -62,14 +68,6 @@ def test_members_are_never_further_apart_than_an_unroll(stack, slots):
     assert rows * slots > 600 + 10
 
 
-def test_the_pace_lets_nobody_act_who_is_ahead():
-    pace = StepBarrier(np.array([10, 12, 14, 16]), range(4), unroll_steps=5, slots=3)
-    assert pace.among([False] * 4) == [True, True, False, False]
-    assert pace.among([True, False, False, False]) == [False, True, False, False]
-    pace.move(0, 14)
-    assert pace.among([False] * 4) == [True, True, True, False]
-
-
 @pytest.mark.parametrize("stack", ["on", "off"])
 def test_everybody_writes_into_one_replay_and_learns_from_everybody(stack, tmp_path):
     config = small_sweep(stack=stack)
@@ -93,8 +91,7 @@ def test_a_batch_has_the_members_own_newest_and_anybodys_old(tmp_path):
             return update(batch, progress=progress)
 
         member.learner.update = spy
-    run_in_turns(training)
-    training.group.close()
+    to_the_end(training)
     assert all(
         source == place for place, sources, online in seen for source, new in zip(sources, online, strict=True) if new
     )
@@ -106,18 +103,14 @@ def test_a_batch_has_the_members_own_newest_and_anybodys_old(tmp_path):
 
 @pytest.mark.parametrize("share", ["separate", "none"])
 def test_members_that_do_not_share_see_nobody_elses_data(share):
-    training = prepared(small_sweep(share=share))
-    run_in_turns(training)
-    training.group.close()
+    training = to_the_end(prepared(small_sweep(share=share)))
     stores = training.stores
     assert len(stores) == (3 if share == "separate" else 0)
     for number, store in enumerate(stores):
         assert set(store.composition()) == {number}
     columns = training.group.members[0].config.loss.batch_unrolls
     assert columns == (8 if share == "separate" else 1)
-    shared = prepared(small_sweep())
-    run_in_turns(shared)
-    shared.group.close()
+    shared = to_the_end(prepared(small_sweep()))
     assert abs(training.updates - shared.updates) <= 3  # the same number of updates with and without replay
 
 
@@ -157,9 +150,7 @@ def test_a_stopped_sweep_goes_on_to_the_same_end(share, stack, tmp_path, figure)
 def test_a_member_that_diverges_is_rolled_back_and_the_others_learn_on(tmp_path, figure):
     grid = {"learning_rate": [1e-3, 1e33, 1e-3]}
     config = small_sweep("laser/Catch", grid=grid, stack="on", steps=1_000, **{"optimiser.kind": "rmsprop"})
-    training = prepared(config)
-    run_in_turns(training)
-    training.group.close()
+    training = to_the_end(prepared(config))
     learners = [member.learner for member in training.group.members]
     assert learners[1].skipped > 0
     assert learners[1].rollbacks > 0
@@ -185,8 +176,7 @@ def test_the_diverged_member_changes_nothing_where_nothing_is_shared(stack, figu
         training = prepared(
             small_sweep("laser/Catch", grid={"learning_rate": [1e-3, rate]}, share="separate", stack=stack, steps=500)
         )
-        run_in_turns(training)
-        training.group.close()
+        to_the_end(training)
         ends.append(training.group.members[0].learner.flat.value.clone())
     if stack == "off":  # side by side, sums may be taken in another order
         assert torch.equal(*ends)
@@ -217,9 +207,7 @@ def test_small_alike_members_are_computed_side_by_side_and_others_in_turn():
 
 
 def test_members_may_differ_in_their_networks():
-    training = prepared(small_sweep(grid={"hidden": [(16,), (24, 8)]}, steps=200))
-    run_in_turns(training)
-    training.group.close()
+    training = to_the_end(prepared(small_sweep(grid={"hidden": [(16,), (24, 8)]}, steps=200)))
     sizes = [member.learner.flat.value.numel() for member in training.group.members]
     assert sizes[0] != sizes[1]
     assert all(member.learner.version > 0 for member in training.group.members)
@@ -251,7 +239,7 @@ def test_a_sweep_is_kept_as_it_was_and_another_is_refused(tmp_path):
 )
 def test_a_sweep_that_cannot_be_is_refused_at_once(values, message):
     with pytest.raises(ConfigError, match=message):
-        sweep_from(values)
+        Sweep("laser/Catch", **values)
 
 
 @pytest.mark.fault(20)
