@@ -27,7 +27,6 @@ from laser_rl.training.files import (
     described,
     read_sweep,
     require_same,
-    settings_file,
 )
 from laser_rl.training.saving import (
     MENDED,
@@ -67,7 +66,8 @@ class RunDirectory:
     ) -> None:
         self.path = path
         given = SweepConfig(base=settings) if isinstance(settings, Config) else settings
-        _require_usable(path, None if given is None else settings_file(given), fresh=fresh)
+        file, other = (SWEEP, CONFIG) if given is not None and not given.single else (CONFIG, SWEEP)
+        _require_usable(path, None if given is None else file, fresh=fresh)
         path.mkdir(parents=True, exist_ok=True)
         self._lock = RunLock(path)
         try:
@@ -76,9 +76,9 @@ class RunDirectory:
                 there = read_sweep(path, used=False)
                 require_same(given or there, (None if accept_changes else begun_with(path)) or there)
             if given is not None:
-                write_json(path / settings_file(given), described(given))
-            if given is not None and fresh:  # the file of the other kind of run, that --fresh has thrown away
-                (path / (SWEEP if given.single else CONFIG)).unlink(missing_ok=True)
+                write_json(path / file, described(given))
+                if fresh:  # it has thrown away a run of the other kind
+                    (path / other).unlink(missing_ok=True)
             self.settings = read_sweep(path, used=given is None)
             self.log = MetricsLog(path)
             machine.record(path)

@@ -77,11 +77,6 @@ def described(sweep: SweepConfig) -> dict[str, Any]:
     return {"format": FORMAT, "recipe": sweep.base.recipe, "settings": settings, **sweep.model_dump(mode="json")}
 
 
-def settings_file(sweep: SweepConfig) -> str:
-    """The name under which a run directory holds what `described` returns."""
-    return CONFIG if sweep.single else SWEEP
-
-
 def begun_with(path: Path) -> SweepConfig | None:
     """The settings in the newest checkpoint, which a manifest's SHA-256 covers, unlike the files that people edit; None if it has none."""
     state = checkpoint.newest_state(path)

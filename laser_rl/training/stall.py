@@ -4,7 +4,6 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,9 +63,7 @@ class Gate:
             waiting.over()
         self.holder = threading.current_thread().name
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.holder = None
         self._lock.release()
 
