@@ -203,11 +203,11 @@ class ProcessTrainer(Trainer):
         All environments are reset, also after a process that died: nothing of its open episodes is known.
         """
         for place, training in enumerate(self.trainings):
-            data = self.board.get(training.member.number)
+            data, made = self.board.get(training.member.number), int(self.board.steps[training.member.number])
             if data is None:
                 continue
             load_learner(training, *parsed(data))
-            training.steps = max(training.steps, int(self.board.steps[training.member.number]))
+            training.steps = max(training.steps, made)
             if training.steps or training.update:
                 training.announce("resumed")
             self.pace.move(place, training.steps)
