@@ -276,7 +276,6 @@ class MemberTraining:
         self.evaluations = [(step, evaluation_of(result)) for step, result in state["evaluated"]]
         self._evaluation_was_due = bool(self.notes.pop(EVALUATION_DUE, 0))
         self.budget.go_on(state.get("spent_seconds", 0.0))
-        self.moved(self.steps)
 
     def announce(self, event: str, values: Mapping[str, Value] | None = None) -> None:
         """Tell the sinks; "resumed" makes rows of later steps void, and of later evaluations than the one that it names."""

@@ -260,6 +260,12 @@ class Trainer(Run):
         if self._surveys:
             self.write("event", {"event": event})
 
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on counting there; the members have been loaded already."""
+        super().load_state_dict(state)
+        for place, training in enumerate(self.trainings):
+            self.pace.move(place, training.steps)
+
 
 def run_in_turns(trainer: Trainer) -> None:
     """The specification: act, insert, learn, one after the other, until the steps are done, the time is over or a stop is requested.
