@@ -174,7 +174,7 @@ def test_two_levels_are_learned_with_their_instructions(placement, tmp_path, cap
     environments.close()
     before = seeded_network(config, environments.spec, None).instruction.embedding.weight
     moved = (trained.network.instruction.embedding.weight.cpu() != before).any(1)
-    read_words = {int(number) for text in _instructions() for number in word_numbers(text, 16)}
+    read_words = {int(number) for text in _instructions() for number in word_numbers(text)}
     assert moved[sorted(read_words - {0})].all()
     assert moved.sum() <= len(read_words | {0})
     assert (

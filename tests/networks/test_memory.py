@@ -121,7 +121,7 @@ def test_the_instruction_is_read_and_is_no_picture():
     network.torso.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].clone()))
 
     def policy(text):
-        picture = with_instruction(np.full((3, 16, 16), 9, np.uint8), text, 16)
+        picture = with_instruction(np.full((3, 16, 16), 9, np.uint8), text)
         observation = torch.from_numpy(picture)[None, None]
         nothing = torch.zeros(1, 1)
         return network(Inputs(observation, nothing.bool(), nothing, nothing), network.initial_state(1))[0].policy
