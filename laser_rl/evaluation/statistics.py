@@ -161,22 +161,20 @@ def summarise_episodes(episodes: Sequence[Episode]) -> EvalResult:
 def summarise_mixture(episodes: Sequence[Episode], spec: EnvironmentSpec) -> EvalResult:
     """The statistics of what `rollout` played in a mixture: as many episodes of every task."""
     references = references_of(spec.tasks)
-    raw, scores = [[list[float]() for _ in spec.tasks] for _ in range(2)]  # by task
-    pooled = []
+    raw = [list[float]() for _ in spec.tasks]
     for episode in episodes:
-        task = spec.task_of(episode.slot)
-        pooled.append(references[task].normalised(episode.raw_return))
-        raw[task].append(episode.raw_return)
-        scores[task].append(pooled[-1])
+        raw[spec.task_of(episode.slot)].append(episode.raw_return)
+    pooled = [references[spec.task_of(one.slot)].normalised(one.raw_return) for one in episodes]
     if len({len(returns) for returns in raw}) != 1 or not pooled:
         counts = ", ".join(f"{len(returns)} of {name}" for name, returns in zip(spec.tasks, raw, strict=True))
         raise ValueError(f"expected as many episodes of every task, at least one, got {counts}")
-    tasks = []
+    tasks, scores = [], []
     for name, returns, reference in zip(spec.tasks, raw, references, strict=True):
         mean = math.fsum(returns) / len(returns)
         tasks.append(TaskResult(name, len(returns), mean, reference.normalised(mean)))
+        scores.append(np.array([reference.normalised(one) for one in returns]))
     ci95, tasks_ci95 = (
-        bootstrap_interval(list(np.array(scores)), lambda *drawn, of=of: of([task.mean(-1) for task in drawn], axis=0))
+        bootstrap_interval(scores, lambda *drawn, of=of: of([task.mean(-1) for task in drawn], axis=0))
         for of in (np.mean, np.median)
     )
     result = summarise(pooled, lengths=[episode.length for episode in episodes])

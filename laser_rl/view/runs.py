@@ -3,6 +3,7 @@
 A run is told as a sweep of one member.
 """
 
+import contextlib
 import logging
 import threading
 import time
@@ -85,8 +86,7 @@ class Subject:
     @property
     def score_label(self) -> str:
         """What its curve is."""
-        mixed, single = "Median over tasks of the normalised score", "Mean return of the last 100 episodes"
-        return mixed if self.mixed else single
+        return "Median over tasks of the normalised score" if self.mixed else "Mean return of the last 100 episodes"
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -135,13 +135,12 @@ def distinct(names: Sequence[Path]) -> list[str]:
     >>> distinct([Path("runs/a/x"), Path("runs/b/x")]), distinct([Path("runs/a"), Path("runs/b")])
     (['a/x', 'b/x'], ['a', 'b'])
     """
-    paths = [path.resolve() for path in names]
-    longest = max((len(path.parts) for path in paths), default=0)
-    for count in range(1, longest + 1):
+    paths, count = [path.resolve() for path in names], 1
+    while True:
         shortened = ["/".join(path.parts[-count:]) for path in paths]
         if len(set(shortened)) == len(set(paths)):
             return shortened
-    return [str(path) for path in paths]
+        count += 1
 
 
 class ViewedRun:
@@ -149,19 +148,12 @@ class ViewedRun:
 
     def __init__(self, number: int, path: Path) -> None:
         self.number, self.path, self.name = number, path, path.name
-        self.lock = threading.Lock()
-        """Held while rows go in and while a panel is made of them."""
-        self.version = 0
-        """Grows whenever there is something new to show."""
-        self.tail = Tail(path / FILE)
-        self.history = History()
-        self.files = Files({}, {}, [])
-        self.wanted = float("-inf")
-        """When a page last asked for it."""
-        self.running = False
-        self.state = "not begun"
-        self.cache: dict[object, Any] = {}
-        """Answers of the server."""
+        self.lock = threading.Lock()  # held while rows go in and while a panel is made of them
+        self.version = 0  # grows whenever there is something new to show
+        self.tail, self.history, self.files = Tail(path / FILE), History(), Files({}, {}, [])
+        self.wanted = float("-inf")  # when a page last asked for it
+        self.running, self.state = False, "not begun"
+        self.cache: dict[object, Any] = {}  # answers of the server
         self._seen: tuple[object, ...] = ()
         self._subject: tuple[int, Subject] | None = None
 
@@ -175,13 +167,11 @@ class ViewedRun:
         self.running = owner(self.path) is not None
         found = {}
         for name in (CONFIG, SWEEP, machine.FILE, FILE, FOLDER):
-            try:
+            with contextlib.suppress(OSError):
                 stat = (self.path / name).stat()
                 found[name] = (stat.st_mtime, stat.st_size)
-            except OSError:
-                found[name] = (0.0, 0)
-        silent = self.running and time.time() - found[FILE][0] > SILENT_S
-        seen = (self.running, silent, *found.values())
+        silent = self.running and time.time() - found.get(FILE, (0.0, 0))[0] > SILENT_S
+        seen = (self.running, silent, *found.items())
         if seen == self._seen:
             return
         files, state = Files.read(self.path), state_of(last_row(self.path / FILE), running=self.running)

@@ -57,9 +57,6 @@ class _Made(NamedTuple):
     good_until: float
     body: bytes
 
-    def is_good(self, run: ViewedRun) -> bool:
-        return self.version == run.version or time.monotonic() <= self.good_until
-
 
 def live_summary(run: ViewedRun) -> Data:
     """How a run stands; with its lock held."""
@@ -131,16 +128,13 @@ class _Pages:
 
     async def _answer(self, run: ViewedRun, key: object, make: Callable[[ViewedRun], Data]) -> Response:
         """What was made before, if it still holds: without a lock and without a thread, since most requests are polls."""
-        found: _Made | None = run.cache.get(key)
-        if found is None or not found.is_good(run):
-            found = await run_in_threadpool(self._made, run, key, make)
+        found = _known(run, key) or await run_in_threadpool(self._made, run, key, make)
         return Response(found.body, media_type="application/json")
 
     def _made(self, run: ViewedRun, key: object, make: Callable[[ViewedRun], Data]) -> _Made:
         """Made once for each version of a run, by one thread, however many ask, and so seldom that it takes a hundredth of the time."""
         with run.lock:
-            known: _Made | None = run.cache.get(key)
-            if known is not None and known.is_good(run):  # another request has made it meanwhile
+            if known := _known(run, key):  # another request has made it meanwhile
                 return known
             if len(run.cache) >= _MOST_CACHED:
                 run.cache.clear()
@@ -149,6 +143,12 @@ class _Pages:
             hold = min(_LONGEST_HOLD_S, _REST * (time.thread_time() - began))
             made = run.cache[key] = _Made(run.version, time.monotonic() + hold, body)
             return made
+
+
+def _known(run: ViewedRun, key: object) -> _Made | None:
+    found: _Made | None = run.cache.get(key)
+    good = found is not None and (found.version == run.version or time.monotonic() <= found.good_until)
+    return found if good else None
 
 
 def encoded(value: Any) -> bytes:
