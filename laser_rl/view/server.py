@@ -128,7 +128,9 @@ class _Pages:
 
     async def _answer(self, run: ViewedRun, key: object, make: Callable[[ViewedRun], Data]) -> Response:
         """What was made before, if it still holds: without a lock and without a thread, since most requests are polls."""
-        found = _known(run, key) or await run_in_threadpool(self._made, run, key, make)
+        found = _known(run, key)
+        if found is None:
+            found = await run_in_threadpool(self._made, run, key, make)
         return Response(found.body, media_type="application/json")
 
     def _made(self, run: ViewedRun, key: object, make: Callable[[ViewedRun], Data]) -> _Made:
