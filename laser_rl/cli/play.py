@@ -31,7 +31,6 @@ class Evaluate:
     """Print everything, each return included, as JSON."""
 
     def __call__(self) -> int:
-        """Play and print the result."""
         member = chosen_member(self.run_dir, self.member)
         trained = load_trained(self.run_dir, member)
         result = evaluate(trained, episodes=self.episodes, deterministic=self.deterministic, seed=self.seed)
@@ -91,7 +90,6 @@ class Enjoy:
     max_steps: int = 10_000
 
     def __call__(self) -> int:
-        """Make the video and print where it is."""
         member = chosen_member(self.run_dir, self.member)
         trained = load_trained(self.run_dir, member)
         task, _ = chosen_task(trained.environment.id, self.task)

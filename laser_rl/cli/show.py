@@ -59,7 +59,6 @@ class Report:
     """The HTML file; by default report.html in the directory or, of several, where you are."""
 
     def __call__(self) -> int:
-        """Write the file and print its name."""
         if self.out is not None and (self.out.is_dir() or self.out.suffix not in {".html", ".htm"}):
             raise ConfigError(f"--out names the HTML file, expected something like report.html, got {self.out}")
         print(report(*self.run_dirs, out=self.out))
@@ -79,7 +78,6 @@ class Verify:
     """Everything as JSON, a list with one object a directory."""
 
     def __call__(self) -> int:
-        """Check and print; the exit status is that of the worst file."""
         found = {run_dir: list(findings(run_dir)) for run_dir in self.run_dirs}
         if self.json:
             listed = [{"run_dir": str(path), "files": [asdict(one) for one in files]} for path, files in found.items()]
@@ -105,7 +103,6 @@ class Compare:
     """Everything as JSON, medians included."""
 
     def __call__(self) -> int:
-        """Print the comparison."""
         found = compared(self.run_dirs, self.frames)
         if self.json:
             print(as_json(found))

@@ -29,7 +29,6 @@ class Status:
     """Everything as JSON, a list with one object a directory."""
 
     def __call__(self) -> int:
-        """Print how they stand."""
         found = [status_of(run_dir) for run_dir in self.run_dirs]
         print(json.dumps(found, indent=2) if self.json else "\n\n".join(_text(one) for one in found))
         return 0

@@ -117,7 +117,6 @@ class Resume:
     """Lines instead of a live table."""
 
     def __call__(self) -> int:
-        """Go on."""
         given = {"run.steps": self.steps, "run.budget_minutes": self.budget_minutes, "run.devices": self.devices}
         more = {name: value for name, value in given.items() if value is not None}
         stored = read_sweep(self.run_dir)
@@ -132,14 +131,12 @@ class Resume:
 
 
 def train_command(arguments: list[str]) -> int:
-    """`laser train`."""
     asked = flags(TrainFlags(settings=base_config(*peek(arguments))), "laser train", arguments)
     settings = SweepConfig(base=asked.quick.over(asked.settings), processes=asked.processes)
     return _start(asked, settings, settings.base.environment.id, arguments)
 
 
 def sweep_command(arguments: list[str]) -> int:
-    """`laser sweep`."""
     for flag in ("--grid", "--random"):  # the second would replace the first
         if [word.partition("=")[0] for word in arguments].count(flag) > 1:
             raise ConfigError(f"{flag} is there twice; write all after one of them: {flag} NAME=... NAME=...")

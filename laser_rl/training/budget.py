@@ -53,7 +53,6 @@ class Budget:
 
     @property
     def over(self) -> bool:
-        """Whether nothing is left."""
         return self.left_s == 0.0
 
     def handle(self) -> dict[str, float | None]:

@@ -71,14 +71,12 @@ class Member:
         self.acting = self.learner.network
 
     def close(self) -> None:
-        """End its environments and its other ranks."""
         self.environments.close()
         if self.ranks is not None:
             self.ranks.close()
 
     @property
     def environments(self) -> Environments:
-        """Those that the actor steps."""
         return self.actor.environments
 
 
@@ -110,7 +108,6 @@ def build_learner(
 
 
 def build_mixer(config: Config, layout: UnrollLayout, replay: Replay | None) -> Mixer:
-    """A mixer with random numbers of its own."""
     counts = Counts.of(config.loss.batch_unrolls, config.replay.fraction)
     return Mixer(
         layout,
@@ -203,7 +200,6 @@ def another(source: EnvironmentSource) -> EnvironmentSource:
 
 
 def layout_of(spec: EnvironmentSpec, family: Family, config: Config) -> UnrollLayout:
-    """The shape of this agent's unrolls."""
     return UnrollLayout(
         steps=config.loss.unroll_steps,
         context=config.environment.frame_stack - 1,
@@ -251,7 +247,6 @@ def acting_copy(member: Member, torso: TorsoSource | None) -> AgentNetwork:
 
 
 def device_of(name: str) -> torch.device:
-    """The device of a run."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -145,12 +145,10 @@ class RunDirectory:
         return True
 
     def write_stores(self, stores: Sequence[Replay], layout: UnrollLayout) -> Written:
-        """Write what is new in each store."""
         ids = [self._files_of(number, layout).write(store) for number, store in enumerate(stores)]
         return ids, self.segments()
 
     def segments(self) -> tuple[SegmentEntry, ...]:
-        """All that a checkpoint needs of the replay on disk."""
         return tuple(entry for files in self._segments.values() for entry in files.entries)
 
     def fill(self, stores: Sequence[Replay], layout: UnrollLayout, loaded: Loaded) -> Mended | None:
@@ -159,7 +157,6 @@ class RunDirectory:
         return fill_stores(loaded, [(self._files_of(n, layout), store, ids[n]) for n, store in enumerate(stores)])
 
     def close(self) -> None:
-        """Let go of the lock and the files."""
         self.log.close()
         self._lock.release()
 

@@ -57,17 +57,14 @@ class Trained:
 
     @property
     def family(self) -> Family:
-        """What the policy's parameters mean."""
         return family_of(self.spec.action)
 
     @property
     def layout(self) -> UnrollLayout:
-        """The shape of its unrolls."""
         return layout_of(self.spec, self.family, self.config)
 
     @property
     def environment(self) -> EnvironmentConfig:
-        """The settings of its environment."""
         return self.config.environment
 
     def save(self, path: str | Path) -> Path:
@@ -96,7 +93,6 @@ class Player:
         self._policy, self._layout, self._past = policy, layout, Memento.blank(layout, slots)
 
     def __call__(self, rows: Rows) -> Array:
-        """The environment's actions for these rows."""
         before = Memento(*(part[rows.slots] for part in self._past))
         action, after = act_once(self._policy, self._layout, rows.observation, rows.reward, rows.is_first, before)
         for whole, part in zip(self._past, after, strict=True):
@@ -105,7 +101,6 @@ class Player:
 
 
 def trained_of(member: Member, steps: int) -> Trained:
-    """What a member has learned so far."""
     return Trained(member.learner.network, member.config, member.spec, member.source, steps)
 
 
@@ -140,7 +135,6 @@ def spec_in(loaded: Loaded, number: int | None) -> EnvironmentSpec:
 
 
 def trained_from(loaded: Loaded, config: Config, number: int | None, device: torch.device) -> Trained:
-    """An agent of a checkpoint: the only one, or a sweep's member."""
     spec = spec_in(loaded, number)
     network = seeded_network(config, spec, None).to(device)
     with fitting(loaded.path):

@@ -40,7 +40,6 @@ class Change(NamedTuple):
 
 
 def is_sweep(path: Path) -> bool:
-    """Whether a run directory is that of a sweep."""
     return (path / SWEEP).exists()
 
 
@@ -129,7 +128,6 @@ def has_ended(training: Mapping[str, Any]) -> bool:
 
 
 def new_path(parent: Path, environment: str) -> Path:
-    """The first free name for a run of this environment."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", environment).strip("-") or "run"
     return next(path for n in itertools.count(1) if not (path := parent / f"{name}-{n}").exists())
 

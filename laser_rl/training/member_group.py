@@ -55,7 +55,6 @@ class PinnedBatch:
 
     @classmethod
     def of(cls, member: Member, stream: "cuda.Stream | None") -> "PinnedBatch":
-        """For the batches of a member."""
         ranks, device = member.ranks, member.learner.device
         if ranks is None:
             return cls(member.layout, batch_of(member), device, stream)
@@ -201,7 +200,6 @@ class MemberGroup:
         return [place for place, member in enumerate(self.members) if member.mixer.ready()]
 
     def learn(self, places: Sequence[int], progress: Sequence[float]) -> None:
-        """One update of each of these, one after the other."""
         for place, done in zip(places, progress, strict=True):
             member = self.members[place]
             batches = self._batches[member.config.loss.batch_unrolls]
@@ -234,6 +232,5 @@ class MemberGroup:
         return lost
 
     def close(self) -> None:
-        """End the environments of all members, and their other ranks."""
         for member in {id(one.environments): one for one in self.members}.values():
             member.close()

@@ -85,7 +85,6 @@ class SharedStateStore(States):
         self._boxes = arrays["boxes"]
 
     def put(self, member: int, data: bytes) -> None:
-        """Publish; only the member's owner does."""
         if len(data) > self.size:
             raise ValueError(f"a state of {len(data):,} bytes for a store of {self.size:,}; make the store larger")
         place = int(self._current[member] + 1) % 2
@@ -94,7 +93,6 @@ class SharedStateStore(States):
         self._current[member] += 1  # last: until here the old one counts
 
     def get(self, member: int) -> bytes | None:
-        """The newest state, whole; None if there is none yet."""
         for _ in range(TRIES):
             current = int(self._current[member])
             if not current:
@@ -160,7 +158,6 @@ class ProcessTrainer(Trainer):
             training.by_clock = True  # processes are not deterministic anyway
 
     def between(self, locks: Locks = (), settle: Callable[[], None] = lambda: None) -> None:
-        """Evaluate, obey, publish."""
         for training in self.trainings:
             training.between(locks)
         self._listen()

@@ -86,16 +86,13 @@ class MemberTraining:
 
     @property
     def done(self) -> bool:
-        """Whether its steps, or its time, are used up."""
         return self.steps >= self.target or self.budget.over
 
     def extend(self, steps: int, stop: Stop, *, total: int | None = None) -> None:
-        """See `Trainer.extend`."""
         self.target, self.stop, self._logged_at = self.steps + steps, stop, time.monotonic()
         self.horizon = total or self.target
 
     def begin_at(self, steps: int) -> None:
-        """See `Trainer.begin_at`."""
         self.steps = self._logged_steps = steps
         self._plan_evaluation()
 
@@ -213,7 +210,6 @@ class MemberTraining:
         self.stop.request(f"error: {error}")
 
     def check(self) -> None:
-        """Raise what another thread met."""
         if self._error is not None:
             raise self._error
 
@@ -251,7 +247,6 @@ class MemberTraining:
         self.announce("exploit", values)
 
     def state_dict(self) -> dict[str, Any]:
-        """Counters, for a checkpoint."""
         # Only where time counts: what the clock says is not the same in two equal runs.
         spent = {} if self.budget.minutes is None else {"spent_seconds": self.budget.spent_s}
         return {
@@ -267,7 +262,6 @@ class MemberTraining:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on counting there."""
         self.steps = state["steps"]
         self.window.load_state_dict(state["window"])
         self._episodes.load_state_dict(state.get("open_rows", {}))
@@ -303,7 +297,6 @@ class MemberTraining:
 
 @contextlib.contextmanager
 def held(locks: Locks) -> Iterator[None]:
-    """All of these locks, in their order."""
     with contextlib.ExitStack() as stack:
         for lock in locks:
             stack.enter_context(lock)

@@ -143,7 +143,6 @@ def order_of(exploit: Exploit) -> dict[str, Any]:
 
 
 def exploit_of(record: Mapping[str, Any]) -> Exploit:
-    """The inverse of `order_of`."""
     return Exploit(**copy.deepcopy({**record, "score": math.nan if record["score"] is None else record["score"]}))
 
 

@@ -108,12 +108,10 @@ class ProcessHandle:
 
     @property
     def name(self) -> str:
-        """For messages."""
         return f"the process of members {self.numbers} (pid {self.pid})"
 
     @property
     def stopped(self) -> bool:
-        """Whether a signal has stopped it."""
         try:
             state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
         except (OSError, IndexError):  # it is gone
@@ -121,7 +119,6 @@ class ProcessHandle:
         return state == "T"
 
     def ended(self) -> int | None:
-        """Its exit status, None while it runs."""
         return self._process.poll()
 
     def restart(self, steps: int, missing: int) -> None:
@@ -138,5 +135,4 @@ class ProcessHandle:
         self._launch()
 
     def kill(self) -> None:
-        """End it and all that it started."""
         kill_tree(self._process)

@@ -69,7 +69,6 @@ class Gate:
 
 
 def join(thread: threading.Thread, who: str, whom: str) -> None:
-    """Wait for the end of a thread."""
     waiting = StallWarning(who, whom)
     while thread.is_alive():
         thread.join(PATIENCE_S)
@@ -97,11 +96,9 @@ class StepBarrier:
         return [not ended and self.allows(int(self.steps[number])) for number, ended in own]
 
     def allows(self, steps: int) -> bool:
-        """Whether a member that has done so many steps may act."""
         return steps - int(self.steps.min()) <= self._slack
 
     def move(self, place: int, steps: int) -> None:
-        """A member here has got so far."""
         self.steps[self._own[place]] = steps
         self._waiting.over()
 

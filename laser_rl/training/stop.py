@@ -25,7 +25,6 @@ class Stop:
         self.listen: Callable[[], None] = lambda: None  # where one hears of it only by asking
 
     def request(self, reason: str) -> None:
-        """Ask all parts of the run to end."""
         if self.reason is None:  # no lock: a signal's handler may interrupt the holder of one
             self.reason = reason
 

@@ -116,7 +116,6 @@ class SweepSupervisor(Run, ABC):
         return int(self._states.steps.min())
 
     def run(self) -> Result:
-        """Until all members have done their steps, the time is over or a stop is requested."""
         try:
             with signals(self.stop):
                 while not self._look():

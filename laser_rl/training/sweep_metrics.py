@@ -27,7 +27,6 @@ def sweep_metrics(members: Sequence[Member], random: np.random.Generator) -> dic
 
 
 def composition(stores: Sequence[Replay | None]) -> dict[str, float]:
-    """Shares of all that is held by member, and what it takes."""
     each = list({id(store): store for store in stores if store is not None}.values())
     unrolls = sum(len(store) for store in each)
     shares: dict[str, float] = {}

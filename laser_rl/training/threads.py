@@ -78,7 +78,6 @@ class Busy:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Around a wait for a batch."""
         begin = self._clock()
         yield
         self._waited_s += self._clock() - begin
@@ -88,7 +87,6 @@ class Busy:
         self._learned_s += 1e-3 * begin.elapsed_time(end)
 
     def report(self) -> dict[str, float]:
-        """Shares of the time since the last report."""
         while self._under_way and self._under_way[0][1].query():
             self._count()
         now = self._clock()
@@ -112,7 +110,6 @@ class ThreadInbox:
         self.depth = self._queue.qsize
 
     def put(self, delivery: Delivery, timeout_s: float) -> bool:
-        """False if there was no room in time."""
         try:
             self._queue.put(delivery, timeout=timeout_s)
         except queue.Full:
@@ -120,7 +117,6 @@ class ThreadInbox:
         return True
 
     def take(self, timeout_s: float) -> Delivery | None:
-        """None if nothing came in time."""
         with contextlib.suppress(queue.Empty):
             return self._queue.get(timeout=timeout_s)
         return None
@@ -160,7 +156,6 @@ class BatchSource:
             self._training.member.mixer.offer(delivery.unrolls)
 
     def fill(self, batch: Batch) -> None:
-        """Fill one batch."""
         with self._lock:
             self._training.member.mixer.fill(batch)
 

@@ -56,7 +56,6 @@ class Run:
 
     @property
     def updates(self) -> int:
-        """Updates of all members in this process."""
         return sum(training.update for training in self.trainings)
 
     def _plan_save(self) -> None:
@@ -105,12 +104,10 @@ class Run:
         self.write("sweep", sweep_metrics([training.member for training in self.trainings], self._survey_random))
 
     def write(self, kind: Kind, values: Mapping[str, Value]) -> None:
-        """A row about the whole run."""
         for sink in self.sinks:
             sink.write(kind, self.steps, self.updates, values)
 
     def result(self, interrupted: str | None) -> Result:
-        """How the run ended."""
         settings, made = self.settings.settings, [] if self.pbt is None else self.pbt.history
         members = tuple(training.result(settings[training.member.number]) for training in self.trainings)
         return Result(members, tuple(filter(self._applied, made)), interrupted, self.saved)
@@ -120,7 +117,6 @@ class Run:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Counters of the run itself."""
         return {
             "surveyed": self._surveyed,
             "survey_random": self._survey_random.bit_generator.state,
@@ -129,7 +125,6 @@ class Run:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on counting there; the members have been loaded already."""
         self._surveyed, self._next_save = state["surveyed"], state["next_save"]
         self._survey_random.bit_generator.state = state["survey_random"]
         if self.pbt is not None and state["pbt"] is not None:
@@ -238,7 +233,6 @@ class Trainer(Run):
         return exploits
 
     def report(self) -> None:
-        """The last rows."""
         for training in self.trainings:
             training.report()
         self._survey(last=True)
@@ -261,7 +255,6 @@ class Trainer(Run):
             self.write("event", {"event": event})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on counting there; the members have been loaded already."""
         super().load_state_dict(state)
         for place, training in enumerate(self.trainings):
             self.pace.move(place, training.steps)

@@ -185,7 +185,6 @@ class VectorizedGroup(MemberGroup):
         return ready if len(ready) == len(mixers) or late else []
 
     def learn(self, places: Sequence[int], progress: Sequence[float]) -> None:
-        """One update of each of these, in one computation."""
         for number, place in enumerate(places):
             self.members[place].mixer.fill(self._batch, number * self._columns)
         batch = on_device(self.members[0], self._batch)

@@ -28,7 +28,6 @@ class Dashboard:
     """0: any that is free."""
 
     def __call__(self) -> int:
-        """Serve until Ctrl-C."""
         require_dashboard("the dashboard")
         from laser_rl.view.security import Access, chosen_token  # noqa: PLC0415 - needs the extra
         from laser_rl.view.server import listening_socket, serve  # noqa: PLC0415

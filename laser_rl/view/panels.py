@@ -74,7 +74,6 @@ def _episodes(subject: Subject, asked: Asked) -> Data:
 
 
 def _evaluations(subject: Subject, asked: Asked) -> Data:
-    """Means of evaluations with their intervals."""
     drawn: list[Named] = []
     for one in subject.members:
         mean, low, high = (
@@ -147,7 +146,6 @@ def _who(subject: Subject, asked: Asked) -> Data:
 
 
 def _replay(subject: Subject, asked: Asked) -> Data:
-    """Shares of the replay by member."""
     return chart(
         subject,
         _of_sweep(subject, asked, {f"share_of_{one.member}": str(one.member) for one in subject.members}),
@@ -162,7 +160,6 @@ def _ages(subject: Subject, asked: Asked) -> Data:
 
 
 def _fill(subject: Subject, asked: Asked) -> Data:
-    """How full the replay is."""
     found = _of_sweep(subject, asked, {"replay_fill": "replay"})
     return chart(subject, found or _of_members(subject, asked, "replay_fill", "replay"), asked)
 
@@ -227,7 +224,6 @@ def chart(subject: Subject | None, named: Sequence[Named], asked: Asked, *, band
 
 
 def table(columns: Sequence[str], lines: Sequence[Sequence[Any]]) -> Data:
-    """Cells are texts, numbers or None."""
     return {"columns": list(columns), "rows": [list(line) for line in lines]}
 
 
@@ -245,7 +241,6 @@ def founders(history: Iterable[Copy], members: int) -> dict[int, list[tuple[int,
 
 
 def _mean_line(lines: Sequence[CurveLine]) -> CurveLine:
-    """The mean of lines where they have numbers."""
     if len(lines) == 1:
         return lines[0]
     x, found = aligned(lines, POINTS)

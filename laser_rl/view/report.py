@@ -120,7 +120,6 @@ def frozen(answers: Data) -> str:
 
 
 def static_files() -> dict[str, bytes]:
-    """The files of the page by name, `vendor/` included."""
     folder = files("laser_rl.view") / "static"
     every = [(one.name, one) for one in folder.iterdir() if one.is_file()]
     every += [(f"vendor/{one.name}", one) for one in (folder / "vendor").iterdir()]

@@ -75,7 +75,6 @@ class Subject:
 
     @cached_property
     def best(self) -> MemberStanding | None:
-        """The best member, if any has ended an episode."""
         return best(self.members)
 
     @cached_property
@@ -85,7 +84,6 @@ class Subject:
 
     @property
     def score_label(self) -> str:
-        """What its curve is."""
         return "Median over tasks of the normalised score" if self.mixed else "Mean return of the last 100 episodes"
 
     @cached_property
@@ -99,12 +97,10 @@ class Subject:
 
     @property
     def environment(self) -> str:
-        """Its id, where it is known."""
         return str(self.settings.get("environment.id", "unknown environment"))
 
     @property
     def state(self) -> str:
-        """The run's state in one word."""
         return state_of(self.history.last, running=self.running)
 
     def newest(self, member: int, kind: str) -> Row:
@@ -217,11 +213,9 @@ class Runs:
         self.scan()
 
     def every(self) -> list[ViewedRun]:
-        """In the order in which they were found."""
         return list(self._runs.values())
 
     def scan(self) -> None:
-        """Look for new ones."""
         for place in self._places:
             for path in _below(place, _DEPTH):
                 if path not in self._runs and len(self._runs) < MOST_RUNS:
@@ -230,11 +224,9 @@ class Runs:
             run.name = name
 
     def start(self) -> None:
-        """Begin to read, in a thread of its own."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop reading."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout=10)

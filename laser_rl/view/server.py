@@ -59,13 +59,11 @@ class _Made(NamedTuple):
 
 
 def live_summary(run: ViewedRun) -> Data:
-    """How a run stands; with its lock held."""
     told = summary(run.subject(), known=run.known, videos=len(run.videos()))
     return {**told, "run": run.number, "state": run.state}
 
 
 def live_details(run: ViewedRun) -> Data:
-    """What changes seldom; with the lock of the run held."""
     return details(run.subject(), run.videos())
 
 
@@ -154,12 +152,10 @@ def _known(run: ViewedRun, key: object) -> _Made | None:
 
 
 def encoded(value: Any) -> bytes:
-    """JSON as it goes to a page."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 
 
 def application(runs: Runs, access: Access) -> RequestGuard:
-    """Everything behind the guard."""
 
     @contextlib.asynccontextmanager
     async def living(app: Starlette) -> AsyncIterator[None]:
@@ -173,7 +169,6 @@ def application(runs: Runs, access: Access) -> RequestGuard:
 
 
 def serve(places: Sequence[Path], listening: socket.socket, access: Access) -> int:
-    """Serve the runs below some directories until Ctrl-C."""
     os.nice(_NICE)  # training comes first
     sys.setswitchinterval(0.001)  # the thread that reads a long log lets requests pass
     runs = Runs(places)
