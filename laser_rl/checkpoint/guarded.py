@@ -62,11 +62,7 @@ class Unreadable(UserError):
 
 
 def plain_name(name: str) -> bool:
-    """Whether `name` is that of a file directly in its folder.
-
-    >>> [plain_name(name) for name in ("state.json", "../state.json", "/etc/passwd", "a/b", ".hidden", "")]
-    [True, False, False, False, False, False]
-    """
+    """Whether `name` is that of a file directly in its folder."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -90,11 +86,8 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def names_in(folder: Path) -> list[str]:
-    """What a folder holds, sorted; nothing if there is no folder. `Unreadable` if that cannot be known.
-
-    Not `glob` or `is_dir`: for them a folder that cannot be read is empty, or none.
-    """
-    try:
+    """What a folder holds, sorted; nothing if there is no folder. `Unreadable` if that cannot be known."""
+    try:  # not `glob` or `is_dir`: for them a folder that cannot be read is empty, or none
         return sorted(path.name for path in folder.iterdir())
     except (FileNotFoundError, NotADirectoryError) as error:
         if folder.is_symlink():  # its disk may come back
@@ -114,7 +107,6 @@ def read_bytes(path: Path, *, limit: int) -> bytes:
 
 
 def parse_json(path: Path, data: bytes) -> dict[str, Any]:
-    """The JSON object in `data`, which was read from `path`."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:

@@ -46,7 +46,6 @@ _ADAPTER = TypeAdapter(Manifest)
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The manifest as it stands on disk."""
     blank = json.dumps(asdict(manifest), indent=1, sort_keys=True).encode()
     return blank.replace(_BLANK.encode(), hashlib.sha256(blank).hexdigest().encode())
 
@@ -74,11 +73,9 @@ def decode(path: Path, data: bytes) -> Manifest:
 
 
 def read(folder: Path) -> Manifest:
-    """The manifest of the checkpoint in `folder`."""
     path = folder / NAME
     return decode(path, guarded.read_bytes(path, limit=JSON_LIMIT_BYTES))
 
 
 def entry_of(data: bytes) -> FileEntry:
-    """What a manifest says of a file that holds `data`."""
     return FileEntry(len(data), hashlib.sha256(data).hexdigest())

@@ -30,7 +30,6 @@ class Mended(NamedTuple):
 
     @property
     def values(self) -> dict[str, float]:
-        """For a row of metrics."""
         return {"unrolls_kept": self.kept, "unrolls_lost": self.lost, "episodes_damaged": self.episodes}
 
 
@@ -41,15 +40,9 @@ _Found = NDArray[np.void]
 
 
 class Salvage:
-    """The replay of a checkpoint with damaged segments: first what is left of it, then the unrolls themselves.
+    """What is left of the unrolls `first_id` to `next_id` - 1 that one store held, in the segments of `entries`, in order.
 
-    Args:
-        folder: of the segments.
-        entries: of one store, in order.
-        damaged: names of those that do not verify.
-        layout: of the unrolls.
-        first_id: number of the oldest unroll that the store held.
-        next_id: the number after the newest.
+    `damaged` names those segments that do not verify.
     """
 
     def __init__(
@@ -105,10 +98,7 @@ def _surveyed(layout: UnrollLayout, block: Block) -> _Found:
 
 
 def _cut_at_gaps(found: _Found, first_id: int, next_id: int) -> tuple[NDArray[np.int32], int]:
-    """The slot under which each unroll goes on, and how many episodes are known to have lost rows.
-
-    `found` is what is left of the unrolls from `first_id` to `next_id` - 1. Of episodes that are gone altogether nothing is known.
-    """
+    """The slot under which each unroll goes on, and how many episodes are known to have lost rows: of whole ones nothing is known."""
     slots, damaged = found["slot"].copy(), set[tuple[int, int, int]]()
     gone = np.setdiff1d(np.arange(first_id, next_id), found["number"])
     newest_gone = int(gone[-1]) if len(gone) else -1

@@ -57,7 +57,6 @@ class SegmentEntry:
 
     @property
     def last_id(self) -> int:
-        """Number of its last unroll."""
         return self.first_id + self.count - 1
 
 
@@ -95,7 +94,6 @@ class Streams:
         return previous
 
     def copy(self) -> "Streams":
-        """As they are now."""
         other = Streams()
         other._newest = dict(self._newest)
         return other
@@ -110,8 +108,7 @@ def write_segment(
 ) -> SegmentEntry:
     """Write consecutive unrolls, numbered from `first_id`, as one file; it is there whole or not at all.
 
-    `previous` says which number the unroll before each of them has, as `Streams` counts; without it, what came before this file is
-    taken to be nothing.
+    `previous`: the numbers that `Streams.follow` gives; without them, what came before this file is taken to be nothing.
     """
     folder, count = Path(folder), len(unrolls.member)
     name = _segment_name(first_id, count)
@@ -131,13 +128,13 @@ def write_segment(
 
 
 def read_segment(
-    folder: str | Path, entry: SegmentEntry, layout: UnrollLayout, first_id: int | None = None
+    folder: str | Path, entry: SegmentEntry, layout: UnrollLayout, first_id: int = 0
 ) -> Iterator[tuple[int, Unrolls]]:
     """Blocks of at most 1024 unrolls with the number of their first, from `first_id` on; raises `DamagedRun` at the first bad unroll."""
     path = Path(folder) / entry.name
     with guarded.reading(path), _opened(path, entry) as file:
         _require_layout(path, _read_header(path, file), layout)
-        records = _whole(path, file, entry, first_id or 0)
+        records = _whole(path, file, entry, first_id)
         for numbers, _, unrolls in blocks(path, records, layout):
             yield int(numbers[0]), unrolls
 
@@ -157,10 +154,7 @@ def _whole(path: Path, file: BufferedReader, entry: SegmentEntry, first_id: int)
 
 
 def salvaged(folder: Path, entry: SegmentEntry) -> Iterator[Record]:
-    """Every unroll of a segment whose checksum is right, wherever it lies; the writer's header is not needed for it.
-
-    A file that is not there has none. `Unreadable` if that cannot be known.
-    """
+    """Every unroll of a segment whose checksum is right, wherever it lies. A file that is not there has none, a header is not needed."""
     with (
         contextlib.suppress(Damaged),
         guarded.reading(folder / entry.name),
@@ -183,7 +177,6 @@ def _records(file: BufferedReader, entry: SegmentEntry, begin: int) -> Iterator[
 
 
 def _find(file: BufferedReader, at: int, limit: int) -> int | None:
-    """The next place from `at` on that begins like a record."""
     magic = _RECORD_MAGIC.to_bytes(4, "little")
     while at < limit:
         file.seek(at)
@@ -245,7 +238,6 @@ def _encoded(layout: UnrollLayout, first_id: int, unrolls: Unrolls, previous: Nu
 
 
 def header(layout: UnrollLayout, first_id: int, count: int) -> bytes:
-    """What a segment begins with."""
     fields = {"format": FORMAT, "first_id": first_id, "count": count, "layout": _layout_json(layout)}
     text = json.dumps(fields, sort_keys=True).encode()
     return _SKIPPABLE.pack(_HEADER_MAGIC, len(text)) + text
@@ -259,7 +251,6 @@ def _joined(layout: UnrollLayout, unrolls: Unrolls) -> NDArray[np.uint8]:
 
 
 def split(layout: UnrollLayout, rows: NDArray[np.uint8]) -> Unrolls:
-    """The inverse of `_joined`."""
     arrays, start = {}, 0
     for name, (shape, dtype) in layout.fields().items():
         stop = start + _field_bytes(shape, dtype)
@@ -344,7 +335,6 @@ def _field_bytes(shape: tuple[int, ...], dtype: str) -> int:
 
 
 def row_bytes(layout: UnrollLayout) -> int:
-    """Of one unroll, uncompressed."""
     return sum(_field_bytes(shape, dtype) for shape, dtype in layout.fields().values())
 
 

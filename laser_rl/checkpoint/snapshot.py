@@ -106,10 +106,7 @@ def latest(run_dir: str | Path, *, replay: ReplayCheck = "whole") -> Loaded | No
 
 
 def load_snapshot(path: str | Path, *, replay: ReplayCheck = "whole") -> Loaded:
-    """Read one checkpoint, `RUN_DIR/checkpoints/step-…`, and verify it; raises `DamagedRun` with the file and the reason.
-
-    `replay`: see `latest`.
-    """
+    """Read one checkpoint, `RUN_DIR/checkpoints/step-…`, and verify it; raises `DamagedRun`. `replay`: see `latest`."""
     path = Path(path)
     if path.is_symlink():
         raise Damaged(path, "is a symbolic link, expected a folder of its own")
@@ -206,7 +203,6 @@ def unfinished(run_dir: Path) -> list[Path]:
 
 
 def member_name(number: int) -> str:
-    """The name of one member's tensors in a checkpoint."""
     return f"member-{number:02d}"
 
 
@@ -216,7 +212,6 @@ def flat(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def grouped(tensors: Mapping[str, "Tensor"]) -> dict[str, dict[str, "Tensor"]]:
-    """The inverse of `flat`."""
     groups: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         group, _, own = name.partition("/")

@@ -126,7 +126,6 @@ class Backoff:
         self._due = time.monotonic() + (min(MOST_PAUSE_S, PAUSE_S * 2**exponent) if exponent else 0.0)
 
     def pause_s(self) -> float:
-        """Seconds until it may be replaced."""
         return self._due - time.monotonic()
 
 
@@ -148,7 +147,6 @@ def start_actor(kind: type, *arguments: Any, strategy: Any, cpus: float = 0.0, *
 
 
 def on_node(node: str) -> Any:
-    """The scheduling strategy of an actor that runs on this node and on no other."""
     ray()
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: PLC0415
 

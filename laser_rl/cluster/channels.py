@@ -104,7 +104,6 @@ class RunnerInbox:
             self._changed.notify_all()
 
     def stop(self, reason: str) -> None:
-        """Ask all runners to end."""
         with self._changed:
             self._reason = reason
             self._changed.notify_all()
@@ -135,12 +134,10 @@ class RemoteLearner:
         return Answer(self.method("newer").remote(self._known, timeout_s))
 
     def method(self, name: str) -> Any:
-        """A method of the learner's actor, in the threads for runners."""
         return getattr(self._learner, name).options(concurrency_group=RUNNERS)
 
     @property
     def reason(self) -> str | None:
-        """None while the run goes on."""
         if self._reason is None:
             self._look()
         return self._reason
@@ -218,7 +215,6 @@ class SupervisorLink:
         self.order: Order | None = None  # the newest
 
     def write(self, kind: Kind, step: int, update: int, values: Mapping[str, Value]) -> None:
-        """See `Sink`."""
         with self._lock:
             self._rows.append((kind, step, update, dict(values)))
 
@@ -226,7 +222,6 @@ class SupervisorLink:
         """See `Sink`; rows are never kept longer than `NEWS_S`."""
 
     def move(self, steps: int) -> None:
-        """The member has got so far."""
         self._steps = steps
         if steps - self._told_steps >= self._often:
             self.hurry()
@@ -236,7 +231,6 @@ class SupervisorLink:
         self._wake.set()
 
     def publish(self, state: bytes) -> None:
-        """The member's newest state, see `saving.published`."""
         with self._lock:
             self._state = state
 
@@ -310,7 +304,6 @@ class LearnerLinks:
         return collected
 
     def close(self) -> None:
-        """End the thread."""
         self._over.set()
         join(self._thread, "the supervisor", "a call to a learner")
 

@@ -21,13 +21,7 @@ Known = dict[int, str]  # numbers of processes, and when each began: a number ma
 
 
 class ProcessGuard:
-    """The guard, seen from the driver.
-
-    >>> with subprocess.Popen(["sleep", "60"]) as forgotten:
-    ...     ProcessGuard([forgotten.pid]).close()
-    >>> forgotten.returncode
-    -9
-    """
+    """The guard, seen from the driver."""
 
     def __init__(self, roots: Iterable[int]) -> None:
         self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and our own code
@@ -84,7 +78,6 @@ def _living(known: Known, table: dict[int, tuple[int, str]]) -> Known:
 
 
 def _table() -> dict[int, tuple[int, str]]:
-    """Parent and beginning of every process that is not a zombie."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

@@ -74,11 +74,7 @@ def run_cluster(
 
 @contextlib.contextmanager
 def joined(address: str) -> Iterator[None]:
-    """Join a cluster for as long as the block lasts; one that this process has joined already stays joined.
-
-    Args:
-        address: "auto", "local", host:port or ray://host:port.
-    """
+    """Join a cluster, "auto", "local", host:port or ray://host:port, while the block lasts; one that is joined already stays so."""
     own_token = _authenticate()
     library = ray()
     if library.is_initialized():

@@ -52,7 +52,6 @@ class RemoteActor:
         self.faults: Counter[str] = Counter()  # that the environments survived, since this learner began
 
     def counters(self, slots: NDArray[np.int64] | None = None) -> Mapping[str, int]:
-        """See `Environments`."""
         return dict(self.faults)
 
 
@@ -89,7 +88,6 @@ class RemoteBatchSource:
             return mixer.ready()
 
     def take(self, timeout_s: float) -> bool:
-        """Take one delivery; False if none came in time."""
         taken = self._inbox.take(timeout_s)
         if taken is None:
             return False
@@ -139,23 +137,18 @@ class LearnerActor:
         return {RUNNERS: 2 * runners + 1, SUPERVISOR: 1}
 
     def put(self, stream: str, number: int, delivery: RemoteDelivery, timeout_s: float) -> bool:
-        """See `RunnerInbox`."""
         return self._inbox.put(stream, number, delivery, timeout_s)
 
     def newer(self, version: int, timeout_s: float) -> tuple[str | None, Any]:
-        """See `RunnerInbox`."""
         return self._inbox.newer(version, timeout_s)
 
     def shards(self) -> Sequence[ShardClient]:
-        """Those of the replay, for a runner."""
         return self._link.shards[1]
 
     def exchange(self, number: int, told: Told) -> News:
-        """See `SupervisorLink`."""
         return self._link.exchange(number, told)
 
     def run(self) -> ActorEnded:
-        """Learn until the member's steps are done, the time is over or the run is asked to stop."""
         return ended(self._run)
 
     def _run(self) -> None:
@@ -167,7 +160,6 @@ class LearnerActor:
             self._link.close()
 
     def prepare(self) -> None:
-        """Build all parts, go on from the state, and publish the first parameters."""
         start, member = self._start, self._build()
         actor = RemoteActor(member.spec, start.member)
         member.actor = cast("Actor", actor)
@@ -228,7 +220,6 @@ class LearnerActor:
             ahead.close()
 
     def _between(self) -> None:
-        """Evaluate, obey and publish, if due; decisions and checkpoints are made elsewhere."""
         self.training.between()
         if self._link.order is not None:
             exploit, [state] = self._link.order
@@ -239,14 +230,12 @@ class LearnerActor:
             self.publish()
 
     def copy(self, exploit: Exploit, donor: bytes) -> None:
-        """Become a changed copy of the member whose state this is."""
         self.training.become(exploit, parsed(donor).tensors)
         self._applied = exploit.number
         self._publish_parameters()
         self.publish()
 
     def publish(self) -> bytes:
-        """Its state, for the supervisor."""
         with self._publishing.measured():
             self.training.notes["applied"] = self._applied
             state = published(self.training)
@@ -274,7 +263,6 @@ class LearnerActor:
         return self.training.steps
 
     def learn(self) -> None:
-        """All updates for which there is enough."""
         member = self.training.member
         while member.mixer.ready():
             self._batch = self._batch or PinnedBatch.of(member, own_stream(member.learner.device, "uploading"))
@@ -291,6 +279,5 @@ class LearnerActor:
         return self.training.standing(), {name: learner.setting(name) for name in pbt.tuned} if pbt else {}
 
     def end(self) -> None:
-        """The last call to a learner in lock-step."""
         self._finish()
         self._link.close()

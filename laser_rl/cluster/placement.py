@@ -48,7 +48,6 @@ class NodeWatch:
 
     @property
     def head_is_lost(self) -> bool:
-        """True if the head has not answered for too long."""
         return time.monotonic() - self._heard > HEAD_S
 
     def close(self) -> None:
@@ -75,10 +74,7 @@ class Shares(NamedTuple):
 
 
 def shares_of(cpus: Sequence[float], gpus: Sequence[float], *, members: int, runners: int, device: str) -> Shares:
-    """A core each; less where there are fewer cores than actors, so that all of them run, as processes do on one machine.
-
-    Given are the cores and the cards of each node.
-    """
+    """A core each; less where there are fewer cores than actors, so that all of them run. Given are those of each node."""
     actors = members * (1 + runners)
     for many in range(1, MOST_A_CORE + 1):
         if sum(int(own * many) for own in cpus) >= actors:
@@ -168,12 +164,10 @@ class MemberPlacement:
 
     @property
     def learner(self) -> SupervisedActor:
-        """The learner, once it has started."""
         return self.actors[0]
 
     @property
     def runners(self) -> list[SupervisedActor]:
-        """The runners, once they have started."""
         return self.actors[1:]
 
     @property
@@ -182,7 +176,6 @@ class MemberPlacement:
         return self.over or self.learner.ended() is not None
 
     def _place(self, shares: Shares) -> None:
-        """Reserve room: a bundle for the learner and one for each runner, spread over the nodes."""
         ray()
         from ray.util import placement_group  # noqa: PLC0415
 
@@ -196,7 +189,6 @@ class MemberPlacement:
             )
 
     def begin(self) -> None:
-        """Start learner and runners."""
         runs = not self._run.in_step
         self.actors = [SupervisedActor(f"the learner of member {self.member}", self._launch_learner, runs=runs)]
         for number in range(self._run.runners):
@@ -247,19 +239,16 @@ class MemberPlacement:
         return lost
 
     def begin_again(self, shares: Shares) -> None:
-        """Start everything anew, in another group."""
         self.leave()
         for actor in self.actors:
             actor.begin_again()
         self._place(shares)
 
     def end(self) -> None:
-        """End learner and runners."""
         for actor in self.actors:
             kill(actor.actor)
 
     def leave(self) -> None:
-        """End everything, and give the room back."""
         self.end()
         from ray.util import remove_placement_group  # noqa: PLC0415
 

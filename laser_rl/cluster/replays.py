@@ -63,7 +63,6 @@ class ReplayFiles(Segments):
         return {"first_id": self._first, "next_id": self._next}
 
     def _write_shard(self, shard: ShardClient) -> int:
-        """Write what is new in a shard; returns how many unrolls it holds."""
         try:
             first, end = awaited(shard.report(), WHO, str(shard), ANSWER_S).span
             start = max(first, self._until.get(shard.number, 0))
@@ -111,7 +110,6 @@ class ShardFiller:
         return self.next_id - self.first_id
 
     def begin_at(self, first_id: int) -> None:
-        """Begin to count there."""
         self.first_id = self.next_id = first_id
 
     def insert(self, unrolls: Unrolls) -> None:
@@ -157,7 +155,6 @@ class ShardSupervisor:
 
     @property
     def shards(self) -> list[ShardClient]:
-        """Those that are not known to be lost."""
         return [one.shard for one in self._by_node.values()]
 
     def look(self) -> list[LostShard]:
@@ -179,7 +176,6 @@ class ShardSupervisor:
         return lost
 
     def close(self) -> None:
-        """End all shards."""
         for shard in self.shards:
             kill(shard.actor)
         self._by_node.clear()
@@ -253,15 +249,12 @@ class Replays:
         return views if len(views) == members else views * members
 
     def look(self) -> list[LostShard]:
-        """See `ShardSupervisor.look`."""
         return [lost for supervisor in self.supervisors for lost in supervisor.look()]
 
     def write(self) -> tuple[list[dict[str, int]], tuple[SegmentEntry, ...]]:
-        """For a checkpoint."""
         return [files.write() for files in self._files], self._directory.segments()
 
     def fill(self, loaded: Loaded) -> Mended | None:
-        """From a checkpoint of a cluster or of one machine."""
         fillers, ids = self._fillers(), loaded.state["replays"][: len(self._files)]
         mended = fill_stores(loaded, list(zip(self._files, cast("list[Replay]", fillers), ids, strict=True)))
         for files, filler in zip(self._files, fillers, strict=True):
@@ -269,7 +262,6 @@ class Replays:
         return mended
 
     def warm_start(self, members: int) -> None:
-        """With the replay of an earlier run, if one is named."""
         for filler in self._fillers():
             warm_start(cast("Replay", filler), self._sweep.base, members=members)
 
@@ -277,7 +269,6 @@ class Replays:
         return [ShardFiller(self._layout, self._codec, supervisor.shards) for supervisor in self.supervisors]
 
     def close(self) -> None:
-        """End all shards."""
         for supervisor in self.supervisors:
             supervisor.close()
 

@@ -61,7 +61,6 @@ class ActorStart:
 
     @property
     def slots(self) -> range:
-        """Those of the member's slots that this runner plays."""
         slots = self.sweep.base.environment.slots
         own = np.array_split(np.arange(slots), self.runners)[self.runner].tolist()
         return range(own[0], own[-1] + 1)
@@ -166,7 +165,6 @@ class RunnerOutbox:
         return True
 
     def flush(self, timeout_s: float) -> bool:
-        """True if everything has arrived in time."""
         return self._hand_over(timeout_s) and self._has_arrived(timeout_s)
 
     def _is_full(self) -> bool:
@@ -183,7 +181,6 @@ class RunnerOutbox:
         return True
 
     def _has_arrived(self, timeout_s: float) -> bool:
-        """True if nothing is on its way any more."""
         if self._sent is None:
             return True
         deadline = time.monotonic() + timeout_s
@@ -214,7 +211,6 @@ class Runner:
         self._start = start
 
     def run(self) -> ActorEnded:
-        """Act until the member's learner says that it is over."""
         return ended(self._run)
 
     def _run(self) -> None:
@@ -227,7 +223,6 @@ class Runner:
             self._actor.environments.close()
 
     def prepare(self) -> None:
-        """Build environments, network and actor, and reset the environments."""
         start, own = self._start, self._start.slots
         config = start.sweep.configs[start.member]
         seed, begun = config.run.seed, bool(start.steps or start.life)

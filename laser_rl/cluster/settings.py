@@ -6,7 +6,6 @@ from laser_rl.training.settings import ClusterSettings, SweepConfig
 
 
 def require_possible(sweep: SweepConfig, cluster: ClusterSettings) -> None:
-    """ConfigError for what a cluster cannot do, before anything is started."""
     if sweep.stack == "on":
         raise ConfigError(
             "on a cluster each member has processes of its own, so they are not computed side by side; leave out --stack"

@@ -82,7 +82,6 @@ class Shard:
         return True
 
     def gather(self, ids: Ids) -> Gathered:
-        """Copy the unrolls of these ids that are still held."""
         return gathered(self._store, ids)
 
     def lend(self) -> LentBlock:
@@ -90,7 +89,6 @@ class Shard:
         return LentBlock.of(self._store.handle())
 
     def report(self) -> ShardReport:
-        """What learners need in order to draw, and what a user wants to see."""
         first, end = _span(self._store)
         composition = self._store.composition() if len(self._store) else {}
         members = {member: round(share * (end - first)) for member, share in composition.items()}
@@ -139,7 +137,6 @@ class ShardClient:
         return f"shard {self.number} of the replay on {self.where}"
 
     def insert(self, stream: str, number: int, encoded: EncodedUnrolls) -> Answer[bool]:
-        """See `Shard.insert`."""
         return self._call("insert", INSERT, stream, number, encoded)
 
     def gather(self, ids: Ids) -> Answer[Gathered]:
@@ -147,7 +144,6 @@ class ShardClient:
         return self._call("gather", GATHER, ids) if self.mapped is None else _LocalRead(self.mapped, ids)
 
     def report(self) -> Answer[ShardReport]:
-        """See `Shard.report`."""
         return self._call("report", WATCH)
 
     @functools.cached_property

@@ -56,7 +56,6 @@ class Spans:
 
     @classmethod
     def of(cls, held: Mapping[int, Span]) -> "Spans":
-        """From the span of each shard; those that hold nothing are left out."""
         shards = tuple(sorted(shard for shard, (first, end) in held.items() if end > first))
         both = np.array([held[shard] for shard in shards], np.int64).reshape(-1, 2)
         return cls(shards, both[:, 0], both[:, 1])
@@ -65,10 +64,7 @@ class Spans:
         return int((self.end - self.first).sum())
 
     def draw(self, count: int, random: np.random.Generator) -> list[tuple[int, Ids]]:
-        """Uniform draws with replacement: the ids drawn of each shard, in the order drawn.
-
-        Over one shard the generator is used just as `Replay.sample_into` uses it.
-        """
+        """Uniform draws with replacement: the ids drawn of each shard, in the order drawn."""
         if not len(self):
             raise ValueError(f"asked for {count} unrolls of shards that hold none; wait for unrolls first")
         # Counted from the first id of the first shard, and not from 0: over one shard these *are* the ids.
@@ -131,7 +127,6 @@ class ShardDirectory:
         return Spans.of(self.held())
 
     def held(self) -> dict[int, Span]:
-        """The span of each shard, as last heard."""
         with self._lock:
             return {number: known.span for number, known in self._known.items() if known.span is not None}
 
@@ -202,11 +197,7 @@ class _Draw(NamedTuple):
 class ShardedReplay:
     """What a `Mixer` and a `UniformSampler` draw from in place of a `Replay`; runners insert, by a `ReplayWriter` each. Thread safe.
 
-    Args:
-        layout: of the unrolls.
-        shards: returns the shards that there are now, without waiting; a replacement has another number.
-        ahead: draws under way beyond the one that is needed now; 0 for lock-step.
-        empty_s: a draw raises `Emptied` if no shard has held anything for so long.
+    `shards` returns those that there are now, without waiting. A draw raises `Emptied` if none has held anything for `empty_s`.
     """
 
     def __init__(
@@ -230,21 +221,17 @@ class ShardedReplay:
 
     @property
     def capacity(self) -> int:
-        """Of all shards together, in unrolls."""
         return sum(shard.capacity for shard in self.directory.shards().values())
 
     @property
     def steps(self) -> int:
-        """Steps held."""
         return len(self) * self.layout.steps
 
     @property
     def nbytes(self) -> int:
-        """Bytes held in memory by all shards, as they last said."""
         return sum(report.bytes for report in self.directory.reports())
 
     def composition(self) -> dict[int, float]:
-        """The share of each member in all that is held, as the shards last said."""
         members: dict[int, int] = {}
         for report in self.directory.reports():
             for member, count in report.members.items():
@@ -253,7 +240,6 @@ class ShardedReplay:
         return {member: count / held for member, count in sorted(members.items())}
 
     def counters(self) -> dict[str, float]:
-        """For metrics: draws, draws made again, seconds waited for shards, and what was lost."""
         return {
             "replay_drawn": float(self._drawn),
             "replay_redrawn": float(self._redrawn),
@@ -264,10 +250,7 @@ class ShardedReplay:
         }
 
     def sample_into(self, count: int, random: np.random.Generator, batch: Batch, first_column: int) -> Ids:
-        """Uniform draws over all shards with replacement, gathered into columns of a batch; returns their global ids.
-
-        Columns of one shard lie side by side. What was drawn ahead is uniform over what was held then.
-        """
+        """Uniform draws over all shards with replacement, into columns of a batch, those of one shard side by side; returns global ids."""
         with self._lock:
             if self._under_way and self._under_way[0].columns != count:
                 self._under_way.clear()
@@ -277,13 +260,11 @@ class ShardedReplay:
         return self._fill(draw, random, batch, first_column)
 
     def sample_versions(self, count: int, random: np.random.Generator) -> Ids:
-        """The versions of the parameters that made unrolls drawn now."""
         batch = allocate(self.layout, count, stacked=False)
         self._fill(self._draw(self._spans(), count, random), random, batch, 0)
         return batch.version.numpy().copy()
 
     def _spans(self) -> Spans:
-        """What there is to draw from; waits until there is something."""
         spans, begun = self.directory.spans(), time.monotonic()
         waiting = StallWarning("the learner", f"a shard of the replay that holds unrolls ({self.directory})")
         while not len(spans):

@@ -84,13 +84,11 @@ class ClusterSupervisor(SweepSupervisor):
             self.replays.warm_start(self.known.members)
 
     def _fitting(self) -> Shares:
-        """The shares with which all actors have room on the nodes that there are."""
         cpus, gpus, run = self.watch.resource("CPU"), self.watch.resource("GPU"), self._run
         device = run.sweep.base.run.device
         return shares_of(cpus, gpus, members=self.known.members, runners=run.runners, device=device)
 
     def _start(self, member: int) -> ActorStart:
-        """What an actor of a member begins with, but for what its placement knows."""
         state = self.known.get(member)
         assert state is not None  # noqa: S101 - all are there before an actor is started
         return replace(
@@ -155,7 +153,6 @@ class ClusterSupervisor(SweepSupervisor):
         self._announce("lost", {"what": what, **values})
 
     def _collect(self) -> None:
-        """Take up the rows, steps and states that learners have told."""
         rows, steps, states = self.links.collect()
         for row in rows:
             self.directory.log.write(*row)
@@ -294,13 +291,11 @@ class LockStep(ClusterSupervisor):
         self._collect()
 
     def _refresh(self) -> None:
-        """Take up the present state of all members."""
         if self._barrier is not None and not self._over:
             for member, state in enumerate(self._call_all("learner", "publish")):
                 self.known.put(member, state)
 
     def _call_all(self, who: str, method: str) -> list[Any]:
-        """Call the learners, or the runners, of all members side by side."""
         calls = [self._begun(member, who, method) for member in range(self.known.members)]
         return [call() for call in calls]
 
@@ -308,7 +303,6 @@ class LockStep(ClusterSupervisor):
         return self._begun(member, who, method, *arguments)()
 
     def _begun(self, member: int, who: str, method: str, *arguments: Any) -> Callable[[], Any]:
-        """Begin a call; what is returned waits for its answer."""
         place = self.placements[member]
         actor = (place.learner if who == "learner" else place.runners[0]).actor
         answer: Answer[Any] = Answer(getattr(actor, method).remote(*arguments))

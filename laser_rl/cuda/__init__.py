@@ -6,5 +6,4 @@ import importlib.util
 
 @functools.cache
 def available() -> bool:
-    """Whether Triton can be imported."""
     return importlib.util.find_spec("triton") is not None

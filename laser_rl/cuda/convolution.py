@@ -97,16 +97,9 @@ def convolve(
     positive: Tensor | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """Gives residual + (positive > 0) · f(weight ∗ g(x) + bias), where f and g rectify if asked to.
+    """Gives residual + (positive > 0) · f(weight ∗ g(x) + bias); g rectifies if asked to (`rectify`), and so does f (`rectified`).
 
-    Args:
-        x: [N, H, W, I].
-        weight: [9, I, O], of `shapes.taps`.
-        bias: [O].
-        rectify: the input.
-        rectified: the output, before mask and residual.
-        positive: [N, H, W, O]; where it is not above 0 the convolution counts nothing.
-        residual: [N, H, W, O].
+    Pictures are [N, H, W, channels], the weight [9, I, O] (of `shapes.taps`), the bias [O].
     """
     n, height, width, inputs = x.shape
     outputs = weight.shape[2]

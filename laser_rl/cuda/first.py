@@ -198,16 +198,9 @@ def first(
     choice: bool = True,
     dtype: torch.dtype = torch.bfloat16,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """As `pool` of a convolution of scale · bytes.
+    """As `pool` of a convolution of scale · bytes, given as [N, H+2, W+2, planes] by `frame`.
 
-    Args:
-        framed: [N, H+2, W+2, planes], of `frame`.
-        weight: [C, planes, 3, 3], float32.
-        bias: [C].
-        scale: what a byte is multiplied by.
-        rectified: also give the rectified result.
-        choice: also give which of its nine each window chose.
-        dtype: of products and results.
+    The weight is [C, planes, 3, 3], float32, the bias [C]; products and results have the `dtype`.
     """
     n, height, width, planes = framed.shape[0], framed.shape[1] - 2, framed.shape[2] - 2, framed.shape[3]
     channels, (rows, columns) = len(weight), pooled(height, width)

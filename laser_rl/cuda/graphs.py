@@ -54,14 +54,9 @@ def capture(
     generators: Sequence[torch.Generator] = (),
     pool: Any = None,
 ) -> torch.cuda.CUDAGraph:
-    """A graph of `work`, which is run a few times before; the current stream is as if it had not been.
+    """A graph of `work`, which is run a few times before; current stream and `generators` are as if it had not been.
 
-    Args:
-        work: reads and writes tensors that stay.
-        device: a GPU.
-        who: captures, for messages.
-        generators: that `work` draws from; they go on afterwards as if nothing had been drawn.
-        pool: memory shared with other graphs, which are replayed one after the other and whose intermediate results are not read later.
+    Graphs that share a `pool` of memory must be replayed one after the other, and their intermediate results not be read later.
     """
     if torch.is_inference_mode_enabled():
         # The first capture makes tensors for the generators, the default one's included. Made in inference mode, no capture outside of
@@ -100,10 +95,7 @@ class CudaGraphs:
         self._device, self._stream = device, _stream_of(device)
 
     def rehearse(self, work: Callable[[], Result]) -> Result:
-        """Do the work on the stream on which it will be recorded.
-
-        Libraries choose algorithms and allocate memory at a first time, for each stream apart; that must not happen during a recording.
-        """
+        """Do the work on the stream on which it will be recorded: what libraries do at a first time, they do for each stream apart."""
         here = torch.cuda.current_stream(self._device)
         # With `turn`, because kernels are compiled and tuned in the first runs, which waits for the whole device.
         with turn("the learner"), torch.cuda.device(self._device):
@@ -115,10 +107,7 @@ class CudaGraphs:
         return result
 
     def record(self, work: Callable[[], Result]) -> Callable[[], Result]:
-        """Record the work without doing it; each call of what is returned does it, with its result in the same memory every time.
-
-        Other threads go on launching work and allocating memory meanwhile.
-        """
+        """Record the work without doing it; each call of what is returned does it, with its result in the same memory every time."""
         graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
         alive = next(iter(_ALIVE.setdefault(self._device, weakref.WeakSet())), None)
         # A pool lives as long as one of its graphs: none alive, a new one.
@@ -170,11 +159,7 @@ def _stream_of(device: torch.device) -> torch.cuda.Stream:
 class Graphed(Generic[Result]):
     """Work on a batch, recorded for each shape of batch after a few eager runs. If recording fails, it stays eager, with a warning.
 
-    Args:
-        work: launches everything on the current stream. It may read the batch it is given again and again from the same memory.
-        recorder: records the work; tests on a CPU bring another with the same two methods.
-        device: where the batches that are replayed lie; the ones handed in may come from elsewhere.
-        most: how many shapes; 0: nothing is recorded.
+    Batches that are replayed lie on the `device`; those handed in may come from elsewhere. At `most` so many shapes are recorded.
     """
 
     def __init__(
@@ -186,7 +171,6 @@ class Graphed(Generic[Result]):
 
     @property
     def recorded(self) -> int:
-        """How many shapes are replayed."""
         return len(self._replays)
 
     def forget(self) -> None:

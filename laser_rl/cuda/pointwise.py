@@ -58,7 +58,6 @@ def _masked(
 
 
 def bias_rectify(c: Tensor, bias: Tensor) -> Tensor:
-    """max(c + b, 0)."""
     out = torch.empty_like(c)
     _bias_rectify[(triton.cdiv(c.numel(), NUMBERS),)](c, bias, out, c.numel(), c.shape[-1], NUMBERS, num_warps=8)
     return out

@@ -118,7 +118,6 @@ def pool(
 
 
 def pool_gradient(gradient: Tensor, index: Tensor, height: int, width: int) -> Tensor:
-    """The gradient of the input [N, height, width, C], from that of the output."""
     n, rows, columns, channels = gradient.shape
     out = gradient.new_empty(n, height, width, channels)
     block, warps = _blocks(channels)

@@ -4,16 +4,11 @@ from torch import Tensor
 
 
 def pooled(height: int, width: int) -> tuple[int, int]:
-    """What a 3×3 window with stride 2 and padding 1 makes of a picture.
-
-    >>> pooled(84, 84), pooled(21, 21)
-    ((42, 42), (11, 11))
-    """
+    """What a 3×3 window with stride 2 and padding 1 makes of a picture."""
     return (height + 1) // 2, (width + 1) // 2
 
 
 def power_of_2(number: int) -> int:
-    """The next power of 2."""
     return 1 << (number - 1).bit_length()
 
 

@@ -29,7 +29,6 @@ class StagedResult(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one row."""
         return prod(self.shape) * self.dtype.itemsize
 
 
@@ -39,16 +38,8 @@ class Staged:
     What goes in is uploaded from pinned memory; results come back in one transfer. All is launched on the current stream, so it comes
     after what that stream was given before. A number of rows that comes often is captured as a CUDA graph: one launch instead of a hundred.
 
-    Args:
-        function: from tensors to tensors, with rows in front. For a graph it must not look at values.
-        device: of the computation.
-        generator: what `function` draws from.
-        graphs: whether `function` can be captured.
-        addresses: where the memory lies that `function` reads besides; graphs are void when it has moved.
-
-    >>> double = Staged(lambda parts: [2 * parts[0]], torch.device("cpu"))
-    >>> double([np.arange(3)])
-    [array([0, 2, 4])]
+    `function` draws from `generator` only, and for `graphs` it must not look at values. `addresses` says where the memory lies that it
+    reads besides: graphs are void when that has moved.
     """
 
     def __init__(
@@ -76,7 +67,6 @@ class Staged:
 
     @torch.no_grad()  # not inference mode: see `capture`
     def __call__(self, arrays: Sequence[Array]) -> list[NDArray[Any]]:
-        """Results in arrays of their own."""
         rows = len(arrays[0])
         self._make_room(arrays, rows)
         for host, there, array in zip(self._host, self._there, arrays, strict=True):

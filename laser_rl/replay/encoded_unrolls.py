@@ -16,20 +16,7 @@ import numcodecs.zstd  # type: ignore[import-untyped]
 import numpy as np
 import zstandard
 
-from laser_rl.replay.records import (
-    ID,
-    WEIGHT,
-    Bytes,
-    Codec,
-    Ids,
-    Packed,
-    Parts,
-    cut,
-    fields_of,
-    parts_of,
-    shape_of,
-    windows,
-)
+from laser_rl.replay.records import Bytes, Codec, Ids, Packed, cut, label, parts_of, shape_of, windows
 from laser_rl.types import Batch, UnrollLayout
 
 LEVEL = 1  # of zstd
@@ -65,21 +52,17 @@ class EncodedUnrolls(NamedTuple):
 
     @property
     def unrolls(self) -> int:
-        """How many unrolls."""
         return len(self.records)
 
     @property
     def codec(self) -> Codec:
-        """How the frames are compressed."""
         return "raw" if self.frames.ndim > 1 else "zstd"
 
     @property
     def nbytes(self) -> int:
-        """Bytes that travel."""
         return sum(array.nbytes for array in self)
 
     def blocks(self) -> list[memoryview]:
-        """The compressed frames of each."""
         ends, view = self.lengths.cumsum().tolist(), self.frames.data
         return [view[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)] if ends else []
 
@@ -94,7 +77,6 @@ def seal(packed: Packed, codec: Codec) -> EncodedUnrolls:
 
 
 def unseal(layout: UnrollLayout, parcel: EncodedUnrolls) -> Packed:
-    """The inverse of `seal`."""
     if parcel.codec == "raw":
         return Packed(parcel.records, parcel.frames)
     frames = np.empty((parcel.unrolls, shape_of(layout).frames_bytes), np.uint8)
@@ -137,9 +119,3 @@ class Unpacking:
         if room is None or len(room) < count:
             room = self._local.room = np.empty((count, self._shape.frames_bytes), np.uint8)
         return room[:count]
-
-
-def label(layout: UnrollLayout, ids: Ids, parts: Parts, first: int) -> None:
-    """Ids and weights of replayed columns."""
-    fields = fields_of(parts.records[first : first + len(ids)].numpy(), layout)
-    fields[ID][:], fields[WEIGHT][:] = ids, 1.0

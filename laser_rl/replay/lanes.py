@@ -67,7 +67,6 @@ class EpisodeIndex:
         return self.evicted or self.end - self.first >= self._store.capacity
 
     def refresh(self) -> None:
-        """Read what is new in the store, forget what has left it."""
         for _ in range(ATTEMPTS):
             first, end = held_ids(self._store)
             if (first, end) == (self.first, self.end):
@@ -189,7 +188,6 @@ class Lanes(Sampler):
         return found
 
     def fill(self, count: int, random: np.random.Generator, batch: Batch, first_column: int) -> None:
-        """Every lane one unroll further."""
         lanes, ids = self._lanes.copy(), self._lanes["next"].copy()
         row, begun = np.zeros(len(ids), np.int64), np.zeros(len(ids), np.bool_)
         for _ in range(ATTEMPTS):
@@ -222,7 +220,6 @@ class Lanes(Sampler):
         return self.episodes.table
 
     def restart(self) -> None:
-        """Every lane draws anew for the next batch."""
         self._lanes["next"], self._lanes["last"] = NONE, NONE
 
     def state_dict(self) -> State:

@@ -32,7 +32,6 @@ class MemoryEstimate:
 
     @property
     def total(self) -> int:
-        """Bytes in all."""
         return self.bytes_raw_fields + self.bytes_observations
 
     def __str__(self) -> str:
@@ -45,20 +44,11 @@ class MemoryEstimate:
 
 
 def unrolls_of(layout: UnrollLayout, capacity_steps: int) -> int:
-    """Whole unrolls in so many steps, at least one."""
     return max(1, capacity_steps // layout.steps)
 
 
 def resolve_codec(layout: UnrollLayout, codec: Literal["auto"] | Codec) -> Codec:
-    """Auto compresses pictures, of bytes or of floats, if an unroll has many bytes of them.
-
-    >>> resolve_codec(UnrollLayout(20, 3, (1, 84, 84), "uint8", (), "int64", 18), "auto")
-    'zstd'
-    >>> resolve_codec(UnrollLayout(20, 3, (3, 40, 40), "float32", (), "int64", 18), "auto")
-    'zstd'
-    >>> resolve_codec(UnrollLayout(20, 0, (4,), "float32", (), "int64", 2), "auto")
-    'raw'
-    """
+    """Auto compresses pictures, of bytes or of floats, if an unroll has many bytes of them."""
     if codec != "auto":
         return codec
     picture = layout.observation_dtype == "uint8" or len(layout.observation_shape) == 3  # noqa: PLR2004 - [C, H, W]
@@ -77,7 +67,6 @@ def estimate(
     codec: Literal["auto"] | Codec = "auto",
     budget_bytes: int | None = None,
 ) -> MemoryEstimate:
-    """What a full `Replay` of these arguments holds."""
     sizes, unrolls, codec = shape_of(layout), unrolls_of(layout, capacity_steps), resolve_codec(layout, codec)
     records, raw = unrolls * (sizes.record_bytes + INDEX_BYTES), unrolls * sizes.frames_bytes
     if codec == "raw":

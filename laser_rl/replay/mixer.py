@@ -23,7 +23,6 @@ class Sampler:
     """Fills the replayed columns of a member's batches; used by one thread. Without priorities and state, unless a subclass has them."""
 
     def ready(self) -> bool:
-        """Whether something can be drawn."""
         raise NotImplementedError
 
     def fill(self, count: int, random: np.random.Generator, batch: Batch, first_column: int) -> None:
@@ -51,11 +50,9 @@ class UniformSampler(Sampler):
         self._store, self._zero = store, state == "zero"
 
     def ready(self) -> bool:
-        """Whether the store holds anything."""
         return len(self._store) > 0
 
     def fill(self, count: int, random: np.random.Generator, batch: Batch, first_column: int) -> None:
-        """Draw `count` unrolls and copy them into the batch."""
         self._store.sample_into(count, random, batch, first_column)
         if self._zero:
             columns_of(self._store.layout, batch, first_column, count)["state"][...] = 0
@@ -68,14 +65,7 @@ def columns_of(layout: UnrollLayout, batch: Batch, first: int, count: int) -> di
 
 @dataclass(frozen=True)
 class Counts:
-    """Unrolls of a batch, whole numbers: an honoured replay fraction.
-
-    >>> Counts.of(128, 0.96), Counts.of(128, 0.875), Counts.of(32, 0.0)
-    (Counts(online=5, replayed=123), Counts(online=16, replayed=112), Counts(online=32, replayed=0))
-    >>> Counts.of(8, 0.96)
-    Traceback (most recent call last):
-    laser_rl.errors.ConfigError: a replay fraction of 0.96 leaves no online unroll in a batch of 8; use 0.875 or 1...
-    """
+    """Unrolls of a batch, whole numbers: an honoured replay fraction."""
 
     online: int
     replayed: int
@@ -139,11 +129,9 @@ class Mixer:
 
     @property
     def pending(self) -> int:
-        """New unrolls that no update has consumed yet."""
         return len(self._pending)
 
     def offer(self, unrolls: Unrolls) -> None:
-        """New unrolls of this member: into the store, and into the queue of online ones."""
         packed = pack(self.layout, unrolls)
         if self.store is not None:
             self.store.insert_packed(packed)
@@ -155,7 +143,6 @@ class Mixer:
             self._pending.append(Packed(packed.records[i : i + 1], packed.frames[i : i + 1]))
 
     def ready(self) -> bool:
-        """Whether there is enough for one batch."""
         if len(self._pending) < self.new_unrolls_per_update:
             return False
         if self.store is None or self._sampler is None:
@@ -174,9 +161,9 @@ class Mixer:
         self.filled += 1
 
     def prioritise(self, ids: ArrayLike, priority: ArrayLike) -> None:
-        """What the learner found in the columns of a batch: `batch.id` and a priority each. Online ones (-1) have none to keep.
+        """What the learner found in the columns of a batch: `batch.id` and a priority each, copied. From any thread.
 
-        Arrays or tensors on the CPU, from any thread; both are copied, so that the batch may be filled again.
+        Online columns (-1) have none to keep.
         """
         number, found = np.asarray(ids).astype(np.int64), np.asarray(priority).astype(np.float64)
         if number.shape != found.shape or not (np.isfinite(found) & (found >= 0)).all():
@@ -201,7 +188,6 @@ class Mixer:
                 self._sampler.prioritise(*news)
 
     def state_dict(self) -> State:
-        """Pending unrolls by field, and the states of the generator and of the sampler."""
         self._settle()
         drawn = {} if self._sampler is None else self._sampler.state_dict()
         blocks = [pack(self.layout, empty_unrolls(self.layout, 0)), *self._pending]

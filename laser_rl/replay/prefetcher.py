@@ -79,15 +79,12 @@ class Prefetcher(Generic[Item]):
         return batch
 
     def depth(self) -> int:
-        """Full batches that wait for the learner."""
         return max(0, self._full.qsize() - self._over)  # without the mark of the end
 
     def give_back(self, batch: Item) -> None:
-        """The learner has read it; it may be overwritten."""
         self._empty.put(batch)
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
-        """End the thread; may be called twice."""
         self._stop.set()
         self._empty.put(None)
         self._thread.join(timeout_s)

@@ -17,14 +17,9 @@ LEAST = 1.0  # what is new gets the largest priority ever seen, at least this
 
 
 class Prioritised(Sampler):
-    """Unrolls with P ∝ p^α, mixed with a uniform share; a column's weight is (N·P)^-β.
+    """Unrolls with P ∝ p^α, mixed with a uniform share, so that no priority goes stale for ever; a column's weight is (N·P)^-β.
 
-    Args:
-        store: to draw from; others may insert at any time.
-        exponent: α; 0 draws uniformly.
-        importance_exponent: β; 1 corrects fully for the draw.
-        uniform_share: ε, so that no priority goes stale for ever.
-        state: what the memory begins a drawn unroll with.
+    α is `exponent` (0 draws uniformly), β `importance_exponent` (1 corrects fully). Others may insert into the store at any time.
     """
 
     def __init__(
@@ -44,11 +39,9 @@ class Prioritised(Sampler):
         self._largest = LEAST
 
     def ready(self) -> bool:
-        """Whether the store holds anything."""
         return len(self._store) > 0
 
     def fill(self, count: int, random: np.random.Generator, batch: Batch, first_column: int) -> None:
-        """Draw by the priorities as they are now, and gather."""
         ids, weight = np.full(count, NONE, np.int64), np.ones(count)
         for _ in range(ATTEMPTS):
             held = np.arange(*held_ids(self._store))
@@ -81,7 +74,6 @@ class Prioritised(Sampler):
         return place, weight.numpy()
 
     def _priorities(self, held: Ids) -> Priorities:
-        """Priorities of all unrolls held; new unrolls begin with the largest."""
         place = held % self._store.capacity
         new = self._owner[place] != held
         self._owner[place[new]], self._priority[place[new]] = held[new], self._largest
@@ -95,7 +87,6 @@ class Prioritised(Sampler):
         self._largest = max(self._largest, float(priority.max(initial=0.0)))
 
     def state_dict(self) -> State:
-        """The priorities known, by id."""
         known = self._owner != NONE
         return {"id": self._owner[known], "priority": self._priority[known], "largest": self._largest}
 

@@ -41,18 +41,15 @@ class Shape(NamedTuple):
     stack: int
 
     def place(self, name: str) -> "tuple[np.dtype[np.generic], int]":
-        """Type and offset of a field."""
         fields = cast("Mapping[str, tuple[np.dtype[np.generic], int]]", self.record.fields)
         return fields[name][0], fields[name][1]
 
     @property
     def record_bytes(self) -> int:
-        """Bytes of a record."""
         return self.record.itemsize
 
     @property
     def frames_bytes(self) -> int:
-        """Bytes of the observations of an unroll, each once."""
         return self.frame_bytes * self.frame_rows
 
 
@@ -72,7 +69,6 @@ class Parts(NamedTuple):
 
 @lru_cache(maxsize=64)
 def shape_of(layout: UnrollLayout) -> Shape:
-    """Where each field lies."""
     names, formats, offsets, at = [], [], [], 0
     fields = {**layout.fields(), **{name: ((), dtype) for name, dtype in OF_BATCH.items()}}
     del fields["observation"]
@@ -135,7 +131,6 @@ def allocate(layout: UnrollLayout, columns: int, *, pin: bool = False, stacked: 
 
 
 def views(layout: UnrollLayout, parts: Parts) -> Batch:
-    """The batch that lies in two blocks of any device."""
     sizes, columns = shape_of(layout), len(parts.records)
     fields = {"observation": _observation(layout, parts.frames)}
     for name in (*Unrolls._fields[1:], *OF_BATCH):
@@ -207,13 +202,7 @@ def _wide(rows: Tensor, frame_bytes: int) -> Tensor:
 
 
 class DeviceBatch:
-    """Memory on a device for batches like one of `allocate`, to be copied into over and over; stacks what was allocated unstacked.
-
-    Args:
-        layout: of the unrolls.
-        like: a batch on the host.
-        device: of this one.
-    """
+    """Memory on a device for batches like one of `allocate`, to be copied into over and over; stacks what was allocated unstacked."""
 
     def __init__(self, layout: UnrollLayout, like: Batch, device: torch.device | str) -> None:
         sizes, parts = shape_of(layout), parts_of(layout, like)
@@ -264,8 +253,13 @@ def put_packed(layout: UnrollLayout, blocks: Iterable[Packed], batch: Batch, fir
     cut(layout, parts, first_column, at)
 
 
+def label(layout: UnrollLayout, ids: Ids, parts: Parts, first: int) -> None:
+    """Give replayed columns from `first` on their ids and weights."""
+    fields = fields_of(parts.records[first : first + len(ids)].numpy(), layout)
+    fields[ID][:], fields[WEIGHT][:] = ids, 1.0
+
+
 def _observation(layout: UnrollLayout, frames: Tensor) -> Tensor:
-    """[B, rows, bytes] as [rows, B, stack · C, ...]."""
     itemsize = np.dtype(layout.observation_dtype).itemsize
     channels, *rest = layout.observation_shape or (1,)
     stack = frames.shape[-1] // (itemsize * channels * prod(rest))

@@ -87,10 +87,7 @@ class MemoryFile:
 def make_room(
     layout: UnrollLayout, capacity: int, budget_bytes: int | None, *, shared: bool, handed: int | None = None
 ) -> Room:
-    """Memory for `capacity` unrolls, compressed within a budget, raw without one.
-
-    Of this process; or shared, in a new file, or in the file of a descriptor that was handed to us, as it is.
-    """
+    """Memory for `capacity` unrolls, compressed within a budget, raw without; `shared`: in a new file, or as it is in a `handed` one."""
     sizes, ring = shape_of(layout), 0 if budget_bytes is None else ring_bytes(layout, capacity, budget_bytes)
     raw, compressed = (capacity, 0) if budget_bytes is None else (0, capacity)
     fields = {

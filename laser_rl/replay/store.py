@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laser_rl.errors import ConfigError
-from laser_rl.replay.encoded_unrolls import EncodedUnrolls, Unpacking, compress, label, unseal
+from laser_rl.replay.encoded_unrolls import EncodedUnrolls, Unpacking, compress, unseal
 from laser_rl.replay.memory_estimate import default_budget, resolve_codec, unrolls_of
 from laser_rl.replay.records import (
     Bytes,
@@ -31,23 +31,14 @@ from laser_rl.replay.records import (
     Parts,
     cut,
     fields_of,
+    label,
     pack,
     parts_of,
     shape_of,
     unpack,
     windows,
 )
-from laser_rl.replay.shared import (
-    COMPRESSED,
-    FIRST,
-    NEXT,
-    TOUCHED,
-    UNSETTLED,
-    Handle,
-    LentBlock,
-    Room,
-    make_room,
-)
+from laser_rl.replay.shared import COMPRESSED, FIRST, NEXT, TOUCHED, UNSETTLED, Handle, LentBlock, Room, make_room
 from laser_rl.replay.shared_lock import SharedLock
 from laser_rl.types import Array, Batch, UnrollLayout, Unrolls
 
@@ -160,17 +151,6 @@ class Replay:
     An unroll's id is the number of unrolls inserted before it. `codec` "auto" compresses pictures and keeps everything else raw;
     without a budget a tenth of the raw size is assumed, and the oldest unrolls leave early when frames compress less well than that.
     `shared` puts the store into memory that other processes can `attach` to.
-
-    >>> from laser_rl.replay.records import allocate
-    >>> from laser_rl.types import empty_unrolls
-    >>> layout = UnrollLayout(2, 0, (4,), "float32", (), "int64", 2)
-    >>> store = Replay(layout, capacity_steps=10)
-    >>> store.insert(empty_unrolls(layout, 6))
-    array([0, 1, 2, 3, 4, 5])
-    >>> len(store), store.first_id, store.steps
-    (5, 1, 10)
-    >>> batch = allocate(layout, columns=3)
-    >>> ids = store.sample_into(3, np.random.default_rng(0), batch, first_column=0)
     """
 
     def __init__(
@@ -197,10 +177,7 @@ class Replay:
 
     @classmethod
     def attach(cls, layout: UnrollLayout, handle: Handle) -> "Replay":
-        """The store of another process with the same layout, from its `handle`: nothing is copied.
-
-        A child process has to be started with `pass_fds=[handle.file]`.
-        """
+        """The store of another process, from its `handle`: nothing is copied. A child has to be started with `pass_fds=[handle.file]`."""
         steps, codec, budget = handle.capacity_steps, handle.codec, handle.budget_bytes
         return cls(layout, steps, codec=codec, budget_bytes=budget, shared=handle)
 
@@ -215,27 +192,22 @@ class Replay:
 
     @property
     def first_id(self) -> int:
-        """The oldest unroll held."""
         return self._ring.first
 
     @property
     def next_id(self) -> int:
-        """The id that the next unroll will get."""
         return self._ring.end
 
     @property
     def steps(self) -> int:
-        """Steps held."""
         return len(self) * self.layout.steps
 
     @property
     def nbytes(self) -> int:
-        """Bytes held in memory, whether filled or not."""
         return self._room.nbytes
 
     @property
     def compressed_bytes(self) -> int:
-        """Bytes of all compressed blocks; what the budget bounds."""
         with self.lock:
             return self._ring.compressed_bytes()
 
@@ -324,7 +296,6 @@ class Replay:
         return b"".join([self._room.blocks[address : address + length] for address, length in places])
 
     def _finish(self, ids: Ids, blocks: bytes | None, parts: Parts, first: int) -> None:
-        """Outside the lock: label, decompress and stack."""
         last = first + len(ids)
         label(self.layout, ids, parts, first)
         if blocks is not None and len(ids):
@@ -338,7 +309,6 @@ class Replay:
         return EncodedUnrolls(self._records[slots], blocks, self._room.length[slots])
 
     def export(self, ids: Ids) -> Unrolls:
-        """The unrolls as they were inserted."""
         with self.lock:
             copies = self._copies(self._slots(ids))
         return unpack(self.layout, unseal(self.layout, copies))
@@ -357,7 +327,6 @@ class Replay:
             return {name: held[name][slots] for name in names}
 
     def composition(self) -> dict[int, float]:
-        """The share of each member in all that is held."""
         with self.lock:
             held = self._room.members[self._ring.held()]
         counts = np.bincount(held)  # not unique, which sorts: a shard is asked every second, and holds half a million
@@ -365,10 +334,7 @@ class Replay:
 
 
 def borrow(layout: UnrollLayout, lent: LentBlock) -> Replay:
-    """The store of a process that did not start this one, nothing copied; it stays readable if its owner dies.
-
-    ConfigError if its memory cannot be reached from here.
-    """
+    """The store of any process of this machine, readable even if its owner dies; ConfigError if its memory cannot be reached."""
     path = f"/proc/{lent.process}/fd/{lent.handle.file}"
     try:
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)

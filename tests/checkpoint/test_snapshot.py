@@ -12,11 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laser_rl.checkpoint import CHECKPOINTS, REPLAY, Snapshot, latest, load_snapshot, remove_leftovers, write
+from laser_rl.checkpoint.guarded import plain_name
 from tests.checkpoint.inputs import assert_is, snapshot
 
 
 def names(folder):
     return sorted(path.name for path in Path(folder).iterdir())
+
+
+def test_no_name_leads_out_of_its_folder():
+    names = ("state.json", "../state.json", "/etc/passwd", "a/b", ".hidden", "")
+    assert [name for name in names if plain_name(name)] == ["state.json"]
 
 
 def test_all_that_was_written_comes_back(tmp_path):

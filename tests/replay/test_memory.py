@@ -6,12 +6,17 @@ import numpy as np
 import pytest
 
 from laser_rl.errors import ConfigError
-from laser_rl.replay.memory_estimate import available_bytes, estimate, require_fits
+from laser_rl.replay.memory_estimate import available_bytes, estimate, require_fits, resolve_codec
 from laser_rl.replay.store import Replay
 from laser_rl.types import UnrollLayout, empty_unrolls
 from tests.replay.inputs import LAYOUTS, PICTURE
 
 ATARI = UnrollLayout(20, 3, (1, 84, 84), "uint8", (), "int64", 18)
+
+
+def test_pictures_of_many_bytes_are_compressed_and_all_else_is_not():
+    floats, vector = (UnrollLayout(20, 0, shape, "float32", (), "int64", 18) for shape in ((3, 40, 40), (4,)))
+    assert [resolve_codec(layout, "auto") for layout in (ATARI, floats, vector)] == ["zstd", "zstd", "raw"]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{layout.observation_shape}x{layout.stack}")
