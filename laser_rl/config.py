@@ -80,7 +80,7 @@ class NetworkConfig(Frozen):
     width: Count = 1
     """Multiplies the filters of impala: the paper's large network is 4."""
     memory: Literal["none", "lstm", "gru", "preco"] = "none"
-    """What is carried from row to row. preco: predictor-corrector LSTM."""
+    """What is carried from row to row. preco: predictor-corrector LSTM. Switches off a recipe's separate_value, which would not see it."""
     memory_size: Count = 256
     """Units of the memory."""
     last_step: bool = True
@@ -299,9 +299,11 @@ def override(config: Config, settings: Mapping[str, Any]) -> Config:
     Traceback (most recent call last):
     laser_rl.errors.ConfigError: there is no setting 'learning_rat'; did you mean 'optimiser.learning_rate'?
     """
-    values = config.model_dump()
-    for name, value in settings.items():
-        *sections, last = full_name(name).split(".")
+    values, asked = config.model_dump(), {full_name(name): value for name, value in settings.items()}
+    if asked.get("network.memory", "none") != "none":
+        asked.setdefault("network.separate_value", False)
+    for name, value in asked.items():
+        *sections, last = name.split(".")
         place = values
         for section in sections:
             place = place[section]

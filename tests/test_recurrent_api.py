@@ -251,11 +251,21 @@ def test_flags_of_the_memory_reach_the_agent(tmp_path, capsys):
     assert "3 episodes" in capsys.readouterr().out
 
 
-def test_a_memory_and_a_separate_value_are_refused_together(capsys):
+def test_a_recipes_separate_value_gives_way_to_a_memory_that_is_asked_for(capsys, tmp_path):
+    agent = LASER("Pendulum-v1", memory="lstm")
+    assert (agent.config.network.memory, agent.config.network.separate_value) == ("lstm", False)
+    file = tmp_path / "memory.yaml"
+    file.write_text("network:\n  memory: gru\n")
+    for words in (["--network.memory", "lstm"], ["--network.memory=lstm"], ["--config", str(file)]):
+        assert cli.main(["config", "show", "--env", "Pendulum-v1", *words]) == 0
+        assert "separate_value: false" in capsys.readouterr().out
+    assert cli.main(["config", "show", "--env", "Pendulum-v1", "--network.memory", "none"]) == 0
+    assert "separate_value: true" in capsys.readouterr().out
+
+
+def test_a_memory_and_a_separate_value_that_are_both_asked_for_are_refused(capsys):
     with pytest.raises(ConfigError, match=r"sees nothing of network\.memory"):
-        LASER("Pendulum-v1", memory="lstm")  # the recipe's value is a separate one
-    assert LASER("Pendulum-v1", memory="lstm", separate_value=False).config.network.memory == "lstm"
-    words = ["--env", "Pendulum-v1", "--network.memory", "lstm"]
+        LASER("Pendulum-v1", memory="lstm", separate_value=True)
+    words = ["--env", "Pendulum-v1", "--network.memory", "lstm", "--network.separate-value"]
     assert cli.main(["config", "show", *words]) == 2
     assert "sees nothing of network.memory" in capsys.readouterr().err
-    assert cli.main(["config", "show", *words, "--network.no-separate-value"]) == 0

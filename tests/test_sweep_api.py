@@ -1,6 +1,7 @@
 """`Sweep` as a user calls it."""
 
 import gc
+import sys
 
 import gymnasium
 import pytest
@@ -9,7 +10,7 @@ from torch import nn
 
 from laser_rl import LASER, Sweep, recipes
 from laser_rl.api import sweep as api
-from laser_rl.errors import ConfigError
+from laser_rl.errors import ConfigError, MissingExtra
 from laser_rl.metrics.log import read
 from laser_rl.training.pbt import PbtConfig
 from laser_rl.training.settings import LogUniform
@@ -46,6 +47,22 @@ def test_a_saved_member_is_an_agent(result, tmp_path):
         assert agent.config.optimiser.learning_rate == member.settings["learning_rate"]
         assert agent.evaluate(2).episodes == 2
         agent.close()
+
+
+def test_the_table_has_a_row_a_member(result):
+    table = result.to_pandas()
+    assert table["learning_rate"].tolist() == GRID["learning_rate"]
+    assert table["member"].tolist() == [0, 1]
+    for row, member in zip(table.to_dict("records"), result.members, strict=True):
+        assert (row["steps"], row["updates"], row["return_mean"]) == (member.steps, member.updates, member.return_mean)
+        assert (row["evaluation_mean"], row["evaluation_iqm"]) == (member.evaluation.mean, member.evaluation.iqm)
+        assert (row["evaluation_ci95_low"], row["evaluation_ci95_high"]) == member.evaluation.ci95
+
+
+def test_the_table_without_pandas_says_which_extra(result, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'laser-rl\[pandas\]'"):
+        result.to_pandas()
 
 
 def test_the_report_goes_where_it_is_asked_for(result, tmp_path):

@@ -65,7 +65,7 @@ def run_dir(tmp_path_factory):
 
 def test_a_sweep_ends_with_a_line_a_member_and_what_to_do_next(tmp_path, capsys):
     path = tmp_path / "catch"
-    assert train_sweep(path, "--grid", "learning_rate=1e-3,2e-3", "entropy_cost=0.01,0.02") == 0
+    assert train_sweep(path, "--grid", "learning_rate=1e-3,2e-3", "--grid=entropy_cost=0.01,0.02") == 0
     out = capsys.readouterr().out
     assert "done: 4 members, 200 steps each, " in out
     lines = [line for line in out.splitlines() if line.startswith("member ") and "EvalResult" in line]
@@ -112,10 +112,19 @@ def test_a_file_is_merged_over_its_recipe_and_flags_win(tmp_path):
     assert sweep.base.network.separate_value  # the recipe's
     assert (sweep.share, sweep.stack, sweep.pbt.margin) == ("none", "off", 1.5)
     # What members differ in is replaced as a whole.
-    arguments = [str(file), "--random", "entropy_cost=log_uniform:1e-3:1e-2", "--draws", "3", "--no-pbt"]
+    arguments = [
+        str(file),
+        "--random",
+        "discount=uniform:0.8:1",
+        "--draws",
+        "3",
+        "--no-pbt",
+        "--random",
+        "entropy_cost=log_uniform:1e-3:1e-2",
+    ]
     assert cli.main(["sweep", *arguments, "--steps", "20", "--out", str(path), "--fresh", *SMALL]) == 0
     sweep = read_sweep(path)
-    assert [list(settings) for settings in sweep.settings] == [["entropy_cost"]] * 3
+    assert [list(settings) for settings in sweep.settings] == [["discount", "entropy_cost"]] * 3
     assert all(1e-3 <= settings["entropy_cost"] <= 1e-2 for settings in sweep.settings)
     assert sweep.pbt is None
 
@@ -154,7 +163,6 @@ def test_what_members_differ_in_is_replaced_as_a_whole(tmp_path):
         (["--random", "learning_rate=uniform:1", "--draws", "2"], "uniform needs two numbers, got ['1']"),
         (["--random", "learning_rate=uniform:2:1", "--draws", "2"], "low (2.0) is not below high (1.0)"),
         ([*GRID, "--random", "discount=uniform:0:1", "--draws", "2"], "got grid and random"),
-        ([*GRID, "--grid", "entropy_cost=0.1,0.2"], "--grid is there twice"),
         ([*GRID, "--draws", "2"], "random and draws belong together"),
         (["--recipe", "atari-share", *GRID], "did you mean 'atari-shared'?"),
         (["--recipe", "dmlab-pbt"], "deepmind_lab"),

@@ -5,6 +5,7 @@ import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ from laser_rl import recipes
 from laser_rl.api.agent import base_config
 from laser_rl.config import Config, override
 from laser_rl.envs.construct import stored_name
-from laser_rl.errors import ConfigError
+from laser_rl.errors import ConfigError, MissingExtra
 from laser_rl.metrics.rows import Sink
 from laser_rl.metrics.tracking import named, trackers
 from laser_rl.networks.build import TorsoSource
@@ -36,6 +37,22 @@ class SweepResult(Result):
 
     run_dir: Path
     """Metrics and report; a temporary one lives as long as this object."""
+
+    def to_pandas(self) -> Any:
+        """A table with one row a member: its settings, steps, updates, return and evaluation."""
+        try:
+            import pandas as pd  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
+        except ImportError:
+            raise MissingExtra("SweepResult.to_pandas", "pandas") from None
+        rows = []
+        for one in self.members:
+            counts = {"steps": one.steps, "updates": one.updates, "return_mean": one.return_mean}
+            played = (
+                () if one.evaluation is None else (one.evaluation.score, one.evaluation.iqm, *one.evaluation.score_ci95)
+            )
+            names = ("evaluation_mean", "evaluation_iqm", "evaluation_ci95_low", "evaluation_ci95_high")
+            rows.append({"member": one.number, **one.settings, **counts, **dict(zip_longest(names, played))})
+        return pd.DataFrame(rows)
 
     def report(self, path: str | Path) -> Path:
         """Write the report, one HTML file, to this path."""

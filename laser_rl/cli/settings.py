@@ -5,7 +5,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -57,13 +57,17 @@ class Shortcuts:
 
 def peek(arguments: list[str]) -> tuple[str | None, Path | None, str | None]:
     """The three flags that decide what the others begin with: recipe, file and environment."""
-    found: dict[str, str] = {}
-    for word, after in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
-        flag, equals, value = word.partition("=")
-        found[flag] = value if equals else after
+    found = _given(arguments)
     file, env = found.get("--config"), found.get("--env") or found.get("--environment.id")
     trust.pass_in(env or "")
     return found.get("--recipe"), Path(file) if file else None, env
+
+
+def _given(arguments: list[str]) -> dict[str, str]:
+    """The word that follows each flag."""
+    pairs = itertools.zip_longest(arguments, arguments[1:], fillvalue="")
+    parts = ((*word.partition("="), after) for word, after in pairs)
+    return {flag: value if equals else after for flag, equals, value, after in parts}
 
 
 def base_config(recipe: str | None, file: Path | None, env: str | None) -> Config:
@@ -101,6 +105,9 @@ def environment_of(stored: Mapping[str, Any]) -> str | None:
 def merged(config: Config, stored: Mapping[str, Any]) -> Config:
     """A configuration with what the sections of a file say over it."""
     sections = {name: value for name, value in stored.items() if name != "recipe"}
+    network = sections.get("network")
+    if isinstance(network, dict) and network.get("memory", "none") != "none":  # as `override` does
+        sections["network"] = {"separate_value": False, **network}
     return validated(_merged(config.model_dump(), sections)) if sections else config
 
 
@@ -171,6 +178,9 @@ def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def flags(default: Asked, prog: str, arguments: list[str]) -> Asked:
     """What the flags ask for, over `default`; settings that do not go together are refused like any other mistake."""
     trust.pass_in(*arguments, *(word.partition("=")[2] for word in arguments))
+    begun: Any = default
+    if _given(arguments).get("--network.memory", "none") != "none":  # as `override` does
+        default = replace(begun, settings=override(begun.settings, {"network.separate_value": False}))
     try:
         return tyro.cli(type(default), prog=prog, args=arguments, default=default)
     except ValidationError as error:  # tyro sees to those within one section

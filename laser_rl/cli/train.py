@@ -137,9 +137,7 @@ def train_command(arguments: list[str]) -> int:
 
 
 def sweep_command(arguments: list[str]) -> int:
-    for flag in ("--grid", "--random"):  # the second would replace the first
-        if [word.partition("=")[0] for word in arguments].count(flag) > 1:
-            raise ConfigError(f"{flag} is there twice; write all after one of them: {flag} NAME=... NAME=...")
+    arguments = joined(arguments, "--grid", "--random")
     recipe, _, env = peek(arguments)
     file = Path(arguments[0]) if arguments and not arguments[0].startswith("-") else None
     begun = begin(recipe, file, env)
@@ -150,6 +148,22 @@ def sweep_command(arguments: list[str]) -> int:
         raise ConfigError(f"the file comes first: laser sweep {asked.file} ...")
     settings = _sweep_of(asked, begun)
     return _start(asked, settings, f"{settings.base.environment.id}-sweep", arguments)
+
+
+def joined(arguments: list[str], *repeatable: str) -> list[str]:
+    """All words of a flag that may be there several times behind one of it, at the end: tyro would take the last flag's only."""
+    rest: list[str] = []
+    words_of: dict[str, list[str]] = {flag: [] for flag in repeatable}
+    place = rest
+    for word in arguments:
+        flag, equals, value = word.partition("=")
+        if flag in words_of:
+            place = words_of[flag]
+            place += [value] if equals else []
+        else:
+            place = rest if word.startswith("-") else place
+            place.append(word)
+    return rest + [word for flag, words in words_of.items() if words for word in (flag, *words)]
 
 
 def _sweep_of(asked: SweepFlags, begun: Begun) -> SweepConfig:
