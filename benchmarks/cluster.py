@@ -26,8 +26,8 @@ from laser_rl.cluster.calls import Answer, on_node, ray
 from laser_rl.cluster.runner import ReplayWriter
 from laser_rl.cluster.shard import ShardClient, ShardPlan
 from laser_rl.cluster.sharded import AHEAD, ShardedReplay
-from laser_rl.replay.encoded_unrolls import EncodedUnrolls, Unpacking, seal
-from laser_rl.replay.records import allocate, pack
+from laser_rl.replay.encoded_unrolls import Unpacking, seal
+from laser_rl.replay.records import Packed, allocate, pack
 from laser_rl.replay.store import Replay
 
 BATCH, AT_ONCE = 128, 16
@@ -80,7 +80,7 @@ def from_afar(shard: ShardClient) -> ShardClient:
 class Source:
     """A runner without an emulator: delivers the same unrolls over and over, or hands out batches of bytes as they are."""
 
-    def __init__(self, parcels: list[EncodedUnrolls], raw: EncodedUnrolls) -> None:
+    def __init__(self, parcels: list[Packed], raw: Packed) -> None:
         self._parcels, self._raw = parcels, raw
 
     def deliver(self, shard: ShardClient, stream: str, seconds: float) -> float:
@@ -102,7 +102,7 @@ class Source:
         del kept
         return count / (time.perf_counter() - begin)
 
-    def batch(self) -> EncodedUnrolls:
+    def batch(self) -> Packed:
         """A batch of raw bytes, as an answer."""
         return self._raw
 
@@ -120,7 +120,7 @@ def rate(call: Callable[[], Any], seconds: float) -> float:
 def plain(sources: list[Any]) -> Callable[[], None]:
     """Batches of raw bytes from other actors, the next ones under way, put into the learner's memory."""
     batch, unpacking, ids, turn = allocate(STACKED, BATCH, stacked=False), Unpacking(STACKED), np.arange(BATCH), 0
-    waiting: list[Answer[EncodedUnrolls]] = []
+    waiting: list[Answer[Packed]] = []
 
     def take() -> None:
         nonlocal turn
@@ -157,7 +157,7 @@ class Bench:
         ]
         self.local = Replay(STACKED, each * len(nodes) * STEPS, budget_bytes=10**9)
         for at in range(UNROLLS // AT_ONCE):
-            self.local.insert_parcel(self.parcels[at % len(self.parcels)])
+            self.local.insert_packed(self.parcels[at % len(self.parcels)])
         for number, shard in enumerate(self.shards):
             self._fill(shard, f"fill {number}", each // AT_ONCE)
 
@@ -172,7 +172,7 @@ class Bench:
             return 0.0
         if ", raw" in what or "of raw" in what:  # "drawn" has these letters too
             return self.raw.nbytes / BATCH
-        return statistics.mean(parcel.nbytes / parcel.unrolls for parcel in self.parcels)
+        return statistics.mean(sum(part.nbytes for part in parcel) / parcel.unrolls for parcel in self.parcels)
 
     def reads(self) -> dict[str, Callable[[], None]]:
         """What takes one batch, by name."""

@@ -133,7 +133,12 @@ def read_segment(
     """Blocks of at most 1024 unrolls with the number of their first, from `first_id` on; raises `DamagedRun` at the first bad unroll."""
     path = Path(folder) / entry.name
     with guarded.reading(path), _opened(path, entry) as file:
-        _require_layout(path, _read_header(path, file), layout)
+        found, expected = _read_header(path, file).get("layout"), _layout_json(layout)
+        if found != expected:
+            raise ConfigError(
+                f"{path} holds unrolls of layout {found}, expected {expected}; "
+                "resume with the settings that the run was started with, or use --fresh to start again"
+            )
         records = _whole(path, file, entry, first_id)
         for numbers, _, unrolls in blocks(path, records, layout):
             yield int(numbers[0]), unrolls
@@ -279,14 +284,6 @@ def _read_header(path: Path, file: BufferedReader) -> dict[str, object]:
     if found != FORMAT:
         raise OtherFormat(path, found, FORMAT)
     return header
-
-
-def _require_layout(path: Path, header: dict[str, object], layout: UnrollLayout) -> None:
-    if header.get("layout") != _layout_json(layout):
-        raise ConfigError(
-            f"{path} holds unrolls of layout {header.get('layout')}, expected {_layout_json(layout)}; "
-            "resume with the settings that the run was started with, or use --fresh to start again"
-        )
 
 
 def _read_record(file: BufferedReader, at: int, limit: int) -> Record | None:

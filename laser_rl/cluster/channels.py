@@ -23,7 +23,7 @@ from torch import Tensor
 from laser_rl.cluster.calls import Answer, AnswerLost, LongPoll, awaited, ray
 from laser_rl.cluster.shard import ShardClient
 from laser_rl.metrics.rows import Kind, Value
-from laser_rl.replay.encoded_unrolls import EncodedUnrolls, unseal
+from laser_rl.replay.encoded_unrolls import unseal
 from laser_rl.replay.records import Packed
 from laser_rl.training.pbt import Exploit
 from laser_rl.training.stall import PATIENCE_S, StallWarning, join
@@ -49,7 +49,7 @@ WHO = "a runner"
 class RemoteDelivery(NamedTuple):
     """What a runner sends to its learner."""
 
-    encoded: EncodedUnrolls
+    encoded: Packed
     episodes: list[Episode]
     steps: int
     faults: dict[str, int]  # that the environments survived since the last delivery

@@ -20,7 +20,7 @@ from laser_rl.gpu_streams import own_stream
 from laser_rl.replay.prefetcher import Exhausted
 from laser_rl.replay.store import Replay
 from laser_rl.training.budget import Budget, DutyCycle
-from laser_rl.training.build import Member, learn
+from laser_rl.training.build import learn
 from laser_rl.training.build_group import build_members
 from laser_rl.training.member_group import PinnedBatch
 from laser_rl.training.member_process import PUBLISH_S
@@ -126,7 +126,6 @@ class LearnerActor:
 
     def __init__(self, start: ActorStart) -> None:
         self._start, self._stop, members = start, Stop(), len(start.sweep.settings)
-        self._store: ShardedReplay | None = None
         room = max(2, start.runners, start.sweep.configs[start.member].run.queued_updates)
         self._inbox = RunnerInbox(room, start.layout)
         self._link = SupervisorLink(self._stop, members, start.steps, start.slack // 4, start.shards or (0, ()))
@@ -160,7 +159,14 @@ class LearnerActor:
             self._link.close()
 
     def prepare(self) -> None:
-        start, member = self._start, self._build()
+        start, store = self._start, None
+        if start.shards is not None:
+            ahead = 0 if start.in_step else AHEAD
+            store = ShardedReplay(start.layout, self.shards, ahead=ahead, empty_s=EMPTY_S)
+        stores = None if store is None else [cast("Replay", store)]
+        [member] = build_members(start.sweep, numbers=[start.member], stores=stores)
+        if not start.in_step:
+            torch.set_num_threads(max(1, min(torch.get_num_threads(), start.threads)))
         actor = RemoteActor(member.spec, start.member)
         member.actor = cast("Actor", actor)
         self.training = MemberTraining(
@@ -172,23 +178,12 @@ class LearnerActor:
         )
         self.training.by_clock = self.training.by_clock or not start.in_step
         self._go_on()
-        if self._store is not None:
-            self.training.extra["shards"] = self._store.counters
+        if store is not None:
+            self.training.extra["shards"] = store.counters
         self._source = RemoteBatchSource(self.training, self._inbox, actor, self._link, start.slack)
         self._publish_parameters()
         self._publishing = DutyCycle(PUBLISH_S, share=PUBLISH_SHARE, most_s=PUBLISH_MOST_S)
         self._batch: PinnedBatch | None = None
-
-    def _build(self) -> Member:
-        start, stores = self._start, None
-        if start.shards is not None:
-            ahead = 0 if start.in_step else AHEAD
-            self._store = ShardedReplay(start.layout, self.shards, ahead=ahead, empty_s=EMPTY_S)
-            stores = [cast("Replay", self._store)]
-        [member] = build_members(start.sweep, numbers=[start.member], stores=stores)
-        if not start.in_step:
-            torch.set_num_threads(max(1, min(torch.get_num_threads(), start.threads)))
-        return member
 
     def _go_on(self) -> None:
         """Where the member was last published; steps that were made are made, whatever of their learning was lost."""

@@ -219,28 +219,24 @@ class Replays:
         self._files: list[ReplayFiles] = []
         for number in range(count):
             nodes: Callable[[], Sequence[str]] = _OneNode(watch, number) if one_node else watch.nodes
-            plan = self._plan(number, 1 if one_node else len(watch.nodes()))
-            self._require_room(plan, watch)
-            supervisor = ShardSupervisor(plan, nodes)
+            supervisor = ShardSupervisor(self._plan(number, watch, 1 if one_node else len(watch.nodes())), nodes)
             files = ReplayFiles(directory.path, layout, number, lambda one=supervisor: one.shards)  # type: ignore[misc]
             directory.keep(number, files)
             self.supervisors.append(supervisor)
             self._files.append(files)
 
-    def _plan(self, number: int, shards: int) -> ShardPlan:
+    def _plan(self, number: int, watch: NodeWatch, shards: int) -> ShardPlan:
         replay, layout = self._sweep.base.replay, self._layout
         steps = -(-replay.capacity_steps // layout.steps // shards) * layout.steps
         budget = None if replay.budget_gb is None else int(replay.budget_gb * 1e9 / shards)
-        return ShardPlan(layout, steps, number * NUMBERS, codec=replay.codec, budget_bytes=budget)
-
-    def _require_room(self, plan: ShardPlan, watch: NodeWatch) -> None:
-        need = estimate(self._layout, plan.capacity_steps, plan.codec, plan.budget_bytes)
+        need = estimate(layout, steps, replay.codec, budget)
         smallest = min(watch.resource("memory"))
         if smallest and need.total > smallest:
             raise ConfigError(
                 f"a shard of the replay needs {need.total / 1e9:.1f} GB, the smallest node of the cluster has {smallest / 1e9:.1f} GB; "
                 "lower --replay.capacity-steps or --replay.budget-gb, or add nodes"
             )
+        return ShardPlan(layout, steps, number * NUMBERS, codec=replay.codec, budget_bytes=budget)
 
     def views(self, members: int) -> list[Replay]:
         """For each member a store to draw from; one for all, where they share one."""

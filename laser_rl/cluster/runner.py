@@ -19,9 +19,9 @@ from laser_rl.cluster.channels import STAY_S, RemoteDelivery, RemoteLearner
 from laser_rl.cluster.shard import ShardClient
 from laser_rl.errors import UserError
 from laser_rl.networks.build import family_of
-from laser_rl.replay.encoded_unrolls import EncodedUnrolls, seal
+from laser_rl.replay.encoded_unrolls import seal
 from laser_rl.replay.memory_estimate import resolve_codec
-from laser_rl.replay.records import Codec, pack
+from laser_rl.replay.records import Codec, Packed, pack
 from laser_rl.training.build import derive, open_environments, seeded_network, threads_of
 from laser_rl.training.settings import SweepConfig
 from laser_rl.training.stall import PATIENCE_S, Gate, StallWarning
@@ -100,15 +100,14 @@ class ReplayWriter:
         self._number = 0  # of the delivery
         self._poll: LongPoll[bool] | None = None
 
-    def send(self, encoded: EncodedUnrolls, timeout_s: float) -> bool:
+    def send(self, encoded: Packed, timeout_s: float) -> bool:
         """True if a shard has acknowledged the delivery in time; otherwise the same one has to be sent again."""
         if self._poll is None:
             self._shard = self._shard or self._next_shard()
             if self._shard is None:
                 time.sleep(min(timeout_s, NO_SHARD_S))
                 return False
-            insert = partial(self._shard.insert, self._stream, self._number, encoded)
-            self._poll = LongPoll(insert)
+            self._poll = LongPoll(partial(self._shard.insert, self._stream, self._number, encoded))
         taken = self._poll.poll(timeout_s)
         if self._poll.gone and self._shard is not None:
             self._lost.add(self._shard.number)
@@ -242,8 +241,9 @@ class Runner:
         self._actor.version = -1
         self._flat = FlatParameters(network)
         self._learner = RemoteLearner(start.learner, in_step=start.in_step)
+        place = start.member * start.runners + start.runner
         self._outbox = RunnerOutbox(
-            self._writer(),
+            None if start.shards is None else ReplayWriter(self._learner.shards, start.stream, place),
             self._learner,
             start.stream,
             start.layout,
@@ -253,12 +253,6 @@ class Runner:
             faults=environments.counters,
         )
         self._actor.begin(recorded=begun)
-
-    def _writer(self) -> ReplayWriter | None:
-        start = self._start
-        if start.shards is None:
-            return None
-        return ReplayWriter(self._learner.shards, start.stream, start.member * start.runners + start.runner)
 
     def step(self) -> int:
         """In lock-step: one step with the newest parameters, which is over when shard and learner have what it brought."""

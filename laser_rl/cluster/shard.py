@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 
 from laser_rl.cluster.calls import Answer, AnswerLost, awaited, on_node, ray, start_actor
 from laser_rl.errors import ConfigError
-from laser_rl.replay.encoded_unrolls import EncodedUnrolls
 from laser_rl.replay.memory_estimate import unrolls_of
-from laser_rl.replay.records import Codec, Ids
+from laser_rl.replay.records import Codec, Ids, Packed
 from laser_rl.replay.shared import LentBlock
 from laser_rl.replay.store import Replay, borrow
 from laser_rl.types import UnrollLayout
@@ -50,7 +49,7 @@ class Gathered(NamedTuple):
     """The answer to a gather."""
 
     held: NDArray[np.bool_]  # which of the ids asked for were still there
-    encoded: EncodedUnrolls  # those, in the order asked
+    encoded: Packed  # those, in the order asked
     span: Span
 
 
@@ -73,11 +72,11 @@ class Shard:
         self._order = threading.Lock()  # streams and rows move together
         self._streams: dict[str, int] = {}  # number of the newest delivery of each
 
-    def insert(self, stream: str, number: int, encoded: EncodedUnrolls) -> bool:
+    def insert(self, stream: str, number: int, encoded: Packed) -> bool:
         """Add a stream's delivery with this number, and acknowledge it; may be repeated at will."""
         with self._order:
             if number > self._streams.get(stream, -1):
-                self._store.insert_parcel(encoded)
+                self._store.insert_packed(encoded)
                 self._streams[stream] = number
         return True
 
@@ -89,7 +88,7 @@ class Shard:
         return LentBlock.of(self._store.handle())
 
     def report(self) -> ShardReport:
-        first, end = _span(self._store)
+        first, end = self._store.span()
         composition = self._store.composition() if len(self._store) else {}
         members = {member: round(share * (end - first)) for member, share in composition.items()}
         return ShardReport((first, end), members, self._store.nbytes)
@@ -98,13 +97,7 @@ class Shard:
 def gathered(store: Replay, ids: Ids) -> Gathered:
     """Copy the unrolls of these ids that a shard's store still holds, in the shard's process or in another."""
     held, encoded = store.parcel(ids)
-    return Gathered(held, encoded, _span(store))
-
-
-def _span(store: Replay) -> Span:
-    """The ids held, read without the lock. Both ends only grow, so `first_id` is read before `next_id`."""
-    first = store.first_id
-    return first, max(first, store.next_id)
+    return Gathered(held, encoded, store.span())
 
 
 class ShardClient:
@@ -136,7 +129,7 @@ class ShardClient:
     def __str__(self) -> str:
         return f"shard {self.number} of the replay on {self.where}"
 
-    def insert(self, stream: str, number: int, encoded: EncodedUnrolls) -> Answer[bool]:
+    def insert(self, stream: str, number: int, encoded: Packed) -> Answer[bool]:
         return self._call("insert", INSERT, stream, number, encoded)
 
     def gather(self, ids: Ids) -> Answer[Gathered]:

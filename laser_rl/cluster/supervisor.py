@@ -54,7 +54,9 @@ class ClusterSupervisor(SweepSupervisor):
         self.in_step, self._shared = base.run.runtime == "serial", sweep.share == "shared"
         _, layout = one_layout(dict(enumerate(sweep.configs)), base.environment.id)
         slack = _slack(sweep, cluster.runners)
-        self._run = ActorStart(_with_own_card(sweep), layout, cluster.runners, slack, self.in_step)
+        # An actor sees the card that it has reserved as its only one, whatever its number is.
+        there = _on(sweep, "cuda") if base.run.device.startswith("cuda") else sweep
+        self._run = ActorStart(there, layout, cluster.runners, slack, self.in_step)
         self.known, self._updates = States(members), np.zeros(members, np.int64)  # as states, and as rows, said last
         self.placements: list[MemberPlacement] = []
         self.replays: Replays | None = None
@@ -67,8 +69,9 @@ class ClusterSupervisor(SweepSupervisor):
             if any(Counts.of(c.loss.batch_unrolls, c.replay.fraction).replayed for c in sweep.configs):
                 count = 1 if self._shared else members
                 self.replays = Replays(sweep, layout, self.watch, count, directory, in_step=self.in_step)
-            here = sweep.model_copy(update={"base": override(base, {"run.device": "cpu"})})
-            parts = build_members(here, stores=None if self.replays is None else self.replays.views(members))
+            parts = build_members(
+                _on(sweep, "cpu"), stores=None if self.replays is None else self.replays.views(members)
+            )
             super().__init__(sweep, directory, parts, self.known, sinks=sinks, callbacks=callbacks)
             self._begin()
             self.links.steps = self.known.steps.tolist()
@@ -196,11 +199,8 @@ class ClusterSupervisor(SweepSupervisor):
         return None if self.replays is None else self.replays.fill(loaded)
 
 
-def _with_own_card(sweep: SweepConfig) -> SweepConfig:
-    """An actor sees the card that it has reserved as its only one, whatever its number is."""
-    if not sweep.base.run.device.startswith("cuda"):
-        return sweep
-    return sweep.model_copy(update={"base": override(sweep.base, {"run.device": "cuda"})})
+def _on(sweep: SweepConfig, device: str) -> SweepConfig:
+    return sweep.model_copy(update={"base": override(sweep.base, {"run.device": device})})
 
 
 def _slack(sweep: SweepConfig, runners: int) -> int:

@@ -87,8 +87,8 @@ class Staged:
             return
         self._room, self._kinds = max(rows, 1), kinds
         self._host = [
-            torch.zeros(self._room, *array.shape[1:], dtype=_torch_type(array), pin_memory=self._on_card)
-            for array in arrays
+            torch.zeros(self._room, *shape, dtype=torch.from_numpy(np.zeros(0, dtype)).dtype, pin_memory=self._on_card)
+            for dtype, shape in kinds
         ]
         self._there = [torch.zeros_like(host, device=self._device) for host in self._host]
         self._forget()
@@ -145,10 +145,6 @@ class Staged:
             views.append(part.view(result.dtype).view(rows, *result.shape))
             at += _up(rows * result.nbytes)
         return views
-
-
-def _torch_type(array: Array) -> torch.dtype:
-    return torch.from_numpy(np.zeros(0, array.dtype)).dtype
 
 
 def _up(size: int) -> int:

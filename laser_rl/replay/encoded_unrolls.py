@@ -10,7 +10,6 @@ one behind the other straight into the batch (which zstd allows: they are one st
 """
 
 import threading
-from typing import NamedTuple
 
 import numcodecs.zstd  # type: ignore[import-untyped]
 import numpy as np
@@ -31,6 +30,8 @@ def compress_bound(size: int) -> int:
 def compress(frames: Bytes) -> list[memoryview]:
     """Each row of [n, bytes] as a block."""
     count, size = frames.shape
+    if not count:
+        return []
     segments = np.stack([np.arange(count, dtype=np.uint64) * np.uint64(size), np.full(count, size, np.uint64)], axis=1)
     source = zstandard.BufferWithSegments(np.ascontiguousarray(frames).data, segments.tobytes())
     blocks = zstandard.ZstdCompressor(level=LEVEL).multi_compress_to_buffer(source, threads=1)
@@ -43,42 +44,19 @@ def decompress(blocks: bytes | memoryview, out: Bytes) -> None:
         numcodecs.zstd.decompress(blocks, out)
 
 
-class EncodedUnrolls(NamedTuple):
-    """n unrolls, sealed. Its arrays may be read-only views of memory that other processes map as well."""
-
-    records: Bytes  # [n, record_bytes]
-    frames: Bytes  # raw [n, frames_bytes], or all compressed blocks one behind the other
-    lengths: Ids  # of the blocks; no rows if the frames are raw
-
-    @property
-    def unrolls(self) -> int:
-        return len(self.records)
-
-    @property
-    def codec(self) -> Codec:
-        return "raw" if self.frames.ndim > 1 else "zstd"
-
-    @property
-    def nbytes(self) -> int:
-        return sum(array.nbytes for array in self)
-
-    def blocks(self) -> list[memoryview]:
-        ends, view = self.lengths.cumsum().tolist(), self.frames.data
-        return [view[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)] if ends else []
-
-
-def seal(packed: Packed, codec: Codec) -> EncodedUnrolls:
+def seal(packed: Packed, codec: Codec) -> Packed:
     """Compress, if that is the codec of the store that it goes to (`resolve_codec`)."""
     if codec == "raw":
-        return EncodedUnrolls(packed.records, packed.frames, np.zeros(0, np.int64))
-    blocks = compress(packed.frames) if len(packed.records) else []
+        return packed
+    blocks = compress(packed.frames)
     lengths = np.array([block.nbytes for block in blocks], np.int64)
-    return EncodedUnrolls(packed.records, np.frombuffer(b"".join(blocks), np.uint8), lengths)
+    return Packed(packed.records, np.frombuffer(b"".join(blocks), np.uint8), lengths)
 
 
-def unseal(layout: UnrollLayout, parcel: EncodedUnrolls) -> Packed:
+def unseal(layout: UnrollLayout, parcel: Packed) -> Packed:
+    """The inverse of `seal`; what is raw is returned as it is."""
     if parcel.codec == "raw":
-        return Packed(parcel.records, parcel.frames)
+        return parcel
     frames = np.empty((parcel.unrolls, shape_of(layout).frames_bytes), np.uint8)
     decompress(parcel.frames.data, frames)
     return Packed(parcel.records, frames)
@@ -90,7 +68,7 @@ class Unpacking:
     def __init__(self, layout: UnrollLayout) -> None:
         self._layout, self._shape, self._local = layout, shape_of(layout), threading.local()
 
-    def put(self, parcel: EncodedUnrolls, ids: Ids, batch: Batch, first_column: int) -> None:
+    def put(self, parcel: Packed, ids: Ids, batch: Batch, first_column: int) -> None:
         """Fill replayed columns, as `Replay.gather` does."""
         parts, last = parts_of(self._layout, batch), first_column + parcel.unrolls
         if last > len(parts.records):

@@ -68,7 +68,7 @@ class EpisodeIndex:
 
     def refresh(self) -> None:
         for _ in range(ATTEMPTS):
-            first, end = held_ids(self._store)
+            first, end = self._store.span()
             if (first, end) == (self.first, self.end):
                 return
             self.evicted |= self.end > self.first and first > self.first
@@ -141,12 +141,6 @@ def _marks(begins: NDArray[np.bool_], ends: NDArray[np.bool_]) -> list[list[tupl
     return marks
 
 
-def held_ids(store: Replay) -> tuple[int, int]:
-    """The first id held and the first not yet held. Nothing may be held: then the second is not the greater."""
-    first, end = store.first_id, store.next_id  # without the lock: the second may be newer than the first
-    return max(first, end - store.capacity), end
-
-
 def outrun(store: Replay) -> ConfigError:
     """Writers that are this much faster have replaced the whole store again and again."""
     return ConfigError(
@@ -195,7 +189,9 @@ class Lanes(Sampler):
             # Finished, or overwritten before we came to it; or never there, in a store that is not the one of a loaded state.
             anew = np.flatnonzero((ids < self.episodes.first) | (ids >= self.episodes.end))
             if len(anew):
-                table = self._drawable()
+                if not self.ready():  # the last one has left since the mixer asked
+                    raise outrun(self._store)
+                table = self.episodes.table
                 drawn = table[random.integers(0, len(table), len(anew))]  # however long an episode is
                 ids[anew], row[anew], begun[anew] = drawn["first"], drawn["row"], True
                 lanes["last"][anew] = drawn["last"]
@@ -211,13 +207,6 @@ class Lanes(Sampler):
             self._lanes = lanes
             return
         raise outrun(self._store)
-
-    def _drawable(self) -> NDArray[np.void]:
-        if not self.ready():
-            if self._seen:  # the last one has left since the mixer asked
-                raise outrun(self._store)
-            raise ValueError("fill() before ready(): no whole episode is in the replay; insert more unrolls first")
-        return self.episodes.table
 
     def restart(self) -> None:
         self._lanes["next"], self._lanes["last"] = NONE, NONE

@@ -20,14 +20,13 @@ MemoryState = Literal["stored", "zero"]  # what the memory begins a drawn unroll
 
 
 class Sampler:
-    """Fills the replayed columns of a member's batches; used by one thread. Without priorities and state, unless a subclass has them."""
+    """Fills the replayed columns of a member's batches; used by one thread. This one is for batches that have none."""
 
     def ready(self) -> bool:
-        raise NotImplementedError
+        return True
 
     def fill(self, count: int, random: np.random.Generator, batch: Batch, first_column: int) -> None:
         """Fill `count` columns of a batch of `allocate`, the same ones in every batch."""
-        raise NotImplementedError
 
     def prioritise(self, ids: Ids, priority: Priorities) -> None:
         """What the learner found in unrolls of an earlier batch, in the order of its columns. They may have left meanwhile."""
@@ -120,9 +119,7 @@ class Mixer:
         self._random = random
         self._min_unrolls = max(1, min_unrolls)
         self._pending: deque[Packed] = deque()  # of one unroll each
-        self._sampler: Sampler | None = None
-        if self.store is not None:
-            self._sampler = UniformSampler(self.store) if sampler is None else sampler
+        self._sampler = Sampler() if self.store is None else sampler or UniformSampler(self.store)
         self.filled = 0  # batches so far
         # For the sampler, from the learner's thread: taken up before the next batch. None to restart.
         self._news: deque[tuple[Ids, Priorities] | None] = deque()
@@ -145,9 +142,7 @@ class Mixer:
     def ready(self) -> bool:
         if len(self._pending) < self.new_unrolls_per_update:
             return False
-        if self.store is None or self._sampler is None:
-            return True
-        return len(self.store) >= self._min_unrolls and self._sampler.ready()
+        return (self.store is None or len(self.store) >= self._min_unrolls) and self._sampler.ready()
 
     def fill(self, batch: Batch, first_column: int = 0) -> None:
         """Once `ready`, fill the columns from `first_column` on: online ones first, oldest first, then replayed ones in the order drawn."""
@@ -155,9 +150,8 @@ class Mixer:
         consumed = [self._pending.popleft() for _ in range(self.new_unrolls_per_update)]
         if counts.online:
             put_packed(self.layout, consumed[-counts.online :], batch, first_column)
-        if self._sampler is not None:
-            self._settle()
-            self._sampler.fill(counts.replayed, self._random, batch, first_column + counts.online)
+        self._settle()
+        self._sampler.fill(counts.replayed, self._random, batch, first_column + counts.online)
         self.filled += 1
 
     def prioritise(self, ids: ArrayLike, priority: ArrayLike) -> None:
@@ -180,8 +174,6 @@ class Mixer:
     def _settle(self) -> None:
         while self._news:
             news = self._news.popleft()
-            if self._sampler is None:
-                continue
             if news is None:
                 self._sampler.restart()
             else:
@@ -189,13 +181,12 @@ class Mixer:
 
     def state_dict(self) -> State:
         self._settle()
-        drawn = {} if self._sampler is None else self._sampler.state_dict()
         blocks = [pack(self.layout, empty_unrolls(self.layout, 0)), *self._pending]
         joined = Packed(*map(np.concatenate, zip(*blocks, strict=True)))
         return {
             "random": self._random.bit_generator.state,
             "filled": self.filled,
-            **{SAMPLER + name: value for name, value in drawn.items()},
+            **{SAMPLER + name: value for name, value in self._sampler.state_dict().items()},
             **{f"pending.{name}": array for name, array in unpack(self.layout, joined)._asdict().items()},
         }
 
@@ -204,8 +195,7 @@ class Mixer:
         self._random.bit_generator.state = state["random"]
         self.filled = int(state["filled"])
         self._news.clear()
-        if self._sampler is not None:
-            drawn = {name.removeprefix(SAMPLER): value for name, value in state.items() if name.startswith(SAMPLER)}
-            self._sampler.load_state_dict(drawn)
+        drawn = {name.removeprefix(SAMPLER): value for name, value in state.items() if name.startswith(SAMPLER)}
+        self._sampler.load_state_dict(drawn)
         self._pending.clear()
         self.queue(pack(self.layout, Unrolls(*(state[f"pending.{name}"] for name in Unrolls._fields))))

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from laser_rl.ops import priority as ops
-from laser_rl.replay.lanes import ATTEMPTS, NONE, held_ids, outrun
+from laser_rl.replay.lanes import ATTEMPTS, NONE, outrun
 from laser_rl.replay.mixer import MemoryState, Priorities, Sampler, State, columns_of
 from laser_rl.replay.records import Ids
 from laser_rl.replay.store import Evicted, Replay
@@ -44,9 +44,7 @@ class Prioritised(Sampler):
     def fill(self, count: int, random: np.random.Generator, batch: Batch, first_column: int) -> None:
         ids, weight = np.full(count, NONE, np.int64), np.ones(count)
         for _ in range(ATTEMPTS):
-            held = np.arange(*held_ids(self._store))
-            if not len(held):
-                raise ValueError("fill() before ready(): the replay is empty; insert some unrolls first")
+            held = np.arange(*self._store.span())
             anew = np.flatnonzero(ids < held[0])
             if len(anew):
                 place, weight[anew] = self._draw(self._priorities(held), len(anew), random)

@@ -54,10 +54,23 @@ class Shape(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """n unrolls as bytes."""
+    """n unrolls as bytes. The arrays may be read-only views of memory that other processes map as well."""
 
     records: Bytes  # [n, record_bytes]
-    frames: Bytes  # [n, frames_bytes], contiguous
+    frames: Bytes  # raw [n, frames_bytes], contiguous; or all compressed blocks one behind the other
+    lengths: Ids = np.zeros(0, np.int64)  # of the blocks
+
+    @property
+    def unrolls(self) -> int:
+        return len(self.records)
+
+    @property
+    def codec(self) -> Codec:
+        return "raw" if self.frames.ndim > 1 else "zstd"
+
+    def blocks(self) -> list[memoryview]:
+        ends, view = self.lengths.cumsum().tolist(), self.frames.data
+        return [view[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)] if ends else []
 
 
 class Parts(NamedTuple):

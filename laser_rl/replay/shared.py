@@ -11,7 +11,6 @@ budget, and less than one largest block is wasted at the end.
 import mmap
 import os
 import threading
-import weakref
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,20 +67,12 @@ class Room(NamedTuple):
     length: Ids
     blocks: memoryview
     lock: "threading.Lock | SharedLock"
-    file: "MemoryFile | None"
+    file: int | None  # the descriptor that is handed on; the store closes it
 
     @property
     def nbytes(self) -> int:
         """Bytes held; those of a shared store are the same bytes in every process."""
         return sum(array.nbytes for array in self[1:6]) + self.words[TOUCHED]
-
-
-class MemoryFile:
-    """The descriptor that is handed on; closed with the store."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self._close = weakref.finalize(self, os.close, number)
 
 
 def make_room(
@@ -103,16 +94,16 @@ def make_room(
     if not shared:
         memory = np.empty(size, np.uint8).data  # NumPy asks the kernel for large pages
     else:
-        file = MemoryFile(os.memfd_create("laser-replay") if handed is None else os.dup(handed))
+        file = os.memfd_create("laser-replay") if handed is None else os.dup(handed)
         if handed is None:
-            os.ftruncate(file.number, size)
-        memory = memoryview(mmap.mmap(file.number, size))
+            os.ftruncate(file, size)
+        memory = memoryview(mmap.mmap(file, size))
     arrays: dict[str, Any] = carve(memory, fields)
     if handed is None:
         for name in fields.keys() - {"blocks"}:
             arrays[name].fill(0)  # also memory that is zero: the first touch is the slow one
     words, blocks = arrays.pop("words").data, arrays.pop("blocks").data
-    lock = threading.Lock() if file is None else SharedLock(file.number, words[HOLDER : HOLDER + 2])
+    lock = threading.Lock() if file is None else SharedLock(file, words[HOLDER : HOLDER + 2])
     return Room(**arrays, words=words, blocks=blocks, lock=lock, file=file)
 
 

@@ -14,6 +14,7 @@ instruction it is at, and a number of 8 bytes is one: no number is ever half wri
 
 import os
 import threading
+import weakref
 from collections.abc import Iterable
 from typing import Literal, cast
 
@@ -21,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laser_rl.errors import ConfigError
-from laser_rl.replay.encoded_unrolls import EncodedUnrolls, Unpacking, compress, unseal
+from laser_rl.replay.encoded_unrolls import Unpacking, compress, unseal
 from laser_rl.replay.memory_estimate import default_budget, resolve_codec, unrolls_of
 from laser_rl.replay.records import (
     Bytes,
@@ -55,18 +56,6 @@ class _Ring:
             first, end = self._count[FIRST], self._count[NEXT]
             if first == self._count[FIRST]:  # it has not moved meanwhile: the two belong together
                 return max(0, end - first)
-
-    @property
-    def first(self) -> int:
-        return self._count[FIRST]
-
-    @property
-    def end(self) -> int:
-        return self._count[NEXT]
-
-    def bounds(self) -> tuple[int, int]:
-        """Both at once, under the lock; nothing is held if the second is not the greater."""
-        return self._count[FIRST], self._count[NEXT]
 
     def held(self) -> Ids:
         return np.arange(self._count[FIRST], self._count[NEXT]) % self._capacity
@@ -171,6 +160,8 @@ class Replay:
         self._shape, self._unpacking = shape_of(layout), Unpacking(layout)
         handed = shared.file if isinstance(shared, Handle) else None
         self._room = make_room(layout, self.capacity, self.budget_bytes, shared=bool(shared), handed=handed)
+        if self._room.file is not None:
+            weakref.finalize(self, os.close, self._room.file)
         self._records, self._frames = self._room.records, self._room.frames
         self.lock: threading.Lock | SharedLock = self._room.lock  # of all processes, if the store is shared
         self._ring = _Ring(self._room, self.budget_bytes)
@@ -185,18 +176,26 @@ class Replay:
         """For `attach`; the file in it stays ours, and open as long as this store exists."""
         assert self._room.file is not None, "expected a replay that was made with shared=True"  # noqa: S101
         steps = self.capacity * self.layout.steps
-        return Handle(self._room.file.number, steps, self.codec, self.budget_bytes)
+        return Handle(self._room.file, steps, self.codec, self.budget_bytes)
 
     def __len__(self) -> int:
         return len(self._ring)
 
     @property
     def first_id(self) -> int:
-        return self._ring.first
+        return self._room.words[FIRST]
 
     @property
     def next_id(self) -> int:
-        return self._ring.end
+        return self._room.words[NEXT]
+
+    def span(self) -> tuple[int, int]:
+        """The first id held and the first not yet held; nothing is held if they are the same. Needs no lock."""
+        first, end = (
+            self.first_id,
+            self.next_id,
+        )  # in this order: both only grow, and the second may be newer than the first
+        return max(first, end - self.capacity), max(first, end)
 
     @property
     def steps(self) -> int:
@@ -223,26 +222,21 @@ class Replay:
         return self.insert_packed(pack(self.layout, unrolls))
 
     def insert_packed(self, packed: Packed) -> Ids:
-        """The same for unrolls that `pack` has checked already."""
-        blocks = compress(packed.frames) if self.codec == "zstd" and len(packed.records) else []
-        return self._insert(packed, blocks)
-
-    def insert_parcel(self, parcel: EncodedUnrolls) -> Ids:
-        """The same for unrolls that were sealed elsewhere: what is compressed stays as it is."""
-        if parcel.codec != self.codec or self.codec == "raw":
-            return self.insert_packed(unseal(self.layout, parcel))
-        return self._insert(Packed(parcel.records, np.zeros((parcel.unrolls, 0), np.uint8)), parcel.blocks())
-
-    def _insert(self, packed: Packed, blocks: list[memoryview]) -> Ids:
+        """The same for unrolls that `pack` has checked already; what is compressed (`seal`) stays as it is."""
+        blocks: list[memoryview] = []
+        if self.codec == "raw":
+            packed = unseal(self.layout, packed)
+        else:
+            blocks = packed.blocks() if packed.codec == "zstd" else compress(packed.frames)
         members = cast("NDArray[np.int32]", fields_of(packed.records, self.layout)["member"])
         with self.lock:
             begin = self._ring.insert(packed, members, blocks)
         return np.arange(begin, begin + len(members))
 
-    def parcel(self, ids: Ids) -> tuple[NDArray[np.bool_], EncodedUnrolls]:
+    def parcel(self, ids: Ids) -> tuple[NDArray[np.bool_], Packed]:
         """Copies of those of the unrolls that are still held, as they lie here, and which ones these are."""
         with self.lock:
-            first, end = self._ring.bounds()
+            first, end = self.span()
             held = (ids >= first) & (ids < end)
             return held, self._copies(ids[held] % self.capacity)
 
@@ -263,13 +257,13 @@ class Replay:
         return ids
 
     def _draw(self, count: int, random: np.random.Generator) -> Ids:
-        first, end = self._ring.bounds()
+        first, end = self.span()
         if first >= end:
             raise ValueError(f"asked for {count} unrolls of an empty replay; insert some first")
         return random.integers(first, end, count)
 
     def _slots(self, ids: Ids) -> Ids:
-        first, end = self._ring.bounds()
+        first, end = self.span()
         if len(ids) and not (first <= int(ids.min()) and int(ids.max()) < end):
             raise Evicted(f"unrolls {int(ids.min())} to {int(ids.max())} asked, {first} to {end - 1} held")
         return ids % self.capacity
@@ -302,11 +296,11 @@ class Replay:
             self._unpacking.decompress(blocks, parts.frames[first:last].numpy())
         cut(self.layout, parts, first, last)
 
-    def _copies(self, slots: Ids) -> EncodedUnrolls:
+    def _copies(self, slots: Ids) -> Packed:
         if self.codec == "raw":
-            return EncodedUnrolls(self._records[slots], self._frames[slots], np.zeros(0, np.int64))
+            return Packed(self._records[slots], self._frames[slots])
         blocks = np.frombuffer(self._blocks(slots), np.uint8)
-        return EncodedUnrolls(self._records[slots], blocks, self._room.length[slots])
+        return Packed(self._records[slots], blocks, self._room.length[slots])
 
     def export(self, ids: Ids) -> Unrolls:
         with self.lock:

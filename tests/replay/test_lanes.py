@@ -162,9 +162,6 @@ def test_nothing_is_drawn_before_an_episode_is_whole():
         ready.append(lanes.ready())
         walk.cut(0)
     assert [*ready, lanes.ready()] == [False, False, False, True, True]
-    empty = Lanes(Replay(RECURRENT, 100), 2)
-    with pytest.raises(ValueError, match=r"fill\(\) before ready\(\): no whole episode"):
-        empty.fill(2, np.random.default_rng(0), allocate(RECURRENT, 2), 0)
 
 
 def test_episodes_longer_than_the_store_are_refused_once_it_is_full():

@@ -152,8 +152,6 @@ def test_unrolls_that_leave_while_they_are_gathered_are_drawn_anew(monkeypatch):
     monkeypatch.setattr(store, "gather", never)
     with pytest.raises(ConfigError, match="again and again"):
         sampler.fill(40, np.random.default_rng(0), batch, 0)
-    with pytest.raises(ValueError, match="empty"):
-        Prioritised(Replay(VECTOR, 100), **PLAIN).fill(1, np.random.default_rng(0), batch, 0)
 
 
 def test_a_state_that_was_not_kept_begins_anew():
