@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,7 +18,7 @@ from laser_rl.metrics import display
 from laser_rl.metrics.rows import Kind, Value
 
 _WIDE = 110  # columns for three pairs of label and number side by side; else two
-_REFRESH_SECONDS = 0.25
+_REFRESH_SECONDS, _LINE_SECONDS = 0.25, 5.0  # between two drawings of the table, and two plain lines, at least
 
 
 @dataclass
@@ -31,25 +30,11 @@ class _Seen:
     values: dict[str, Value] = field(default_factory=dict)
 
 
-class Console(AbstractContextManager["Console"]):
+class Console:
     """The sink that people watch. Says `title` at once, before there is any number.
 
-    Args:
-        title: what is trained.
-        total_steps: of each member.
-        settings: of each member, as in `sweep.json`; of one agent all its numbers are shown, of several a line each.
-        pbt: whether settings move: then the newest values are shown instead of the first.
-        every_seconds: the least time between plain lines.
-        terminal: where to; standard output if left out.
-        clock: in seconds.
-
-    >>> from io import StringIO
-    >>> output = StringIO()
-    >>> with Console("CartPole-v1", 1000, terminal=Terminal(file=output, width=100)) as console:
-    ...     console.write("train", 640, 4, {"return_mean": 21.5, "online_unrolls": 1, "replayed_unrolls": 7})
-    >>> print(output.getvalue().strip())
-    CartPole-v1
-    step 640 of 1,000 (64 %) | update 4 | return 21.5 | replayed 7 of 8
+    Of one agent all its numbers are shown, of several (with `settings` each, as in `sweep.json`) a line each; with `pbt` settings move, and
+    the newest are shown instead of the first.
     """
 
     def __init__(
@@ -59,15 +44,13 @@ class Console(AbstractContextManager["Console"]):
         settings: Sequence[Mapping[str, Any]] = ({},),
         *,
         pbt: bool = False,
-        every_seconds: float = 5.0,
-        terminal: Terminal | None = None,
+        terminal: Terminal,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._title, self._total, self._settings, self._pbt = title, total_steps, settings, pbt
         self._members = [_Seen() for _ in settings]
         self._sweep: dict[str, Value] = {}
-        self._every, self._clock, self._start = every_seconds, clock, clock()
-        self._terminal = terminal or Terminal(highlight=False)
+        self._terminal, self._clock, self._start = terminal, clock, clock()
         self._shown: float | None = None  # when numbers were last shown
         self._pending = self._closed = self._gone = False
         self._live: Live | None = None
@@ -79,7 +62,6 @@ class Console(AbstractContextManager["Console"]):
             self._say(title)
 
     def write(self, kind: Kind, step: int, update: int, values: Mapping[str, Value]) -> None:
-        """Take a row; show it if it is time."""
         single, event = len(self._members) == 1, values.get("event")
         # None: a row of the sweep itself.
         seen = self._members[int(values.get("member", 0))] if single or "member" in values else None
@@ -98,7 +80,7 @@ class Console(AbstractContextManager["Console"]):
         elif kind == "train" and seen is not None:
             seen.values |= values
         self._pending = True
-        now, pause = self._clock(), _REFRESH_SECONDS if self._live else self._every
+        now, pause = self._clock(), _REFRESH_SECONDS if self._live else _LINE_SECONDS
         begun = self._shown is None and kind == "train"  # the first numbers are shown at once
         if begun or now - (self._start if self._shown is None else self._shown) >= pause:
             self._show(now)
@@ -116,9 +98,6 @@ class Console(AbstractContextManager["Console"]):
         self.flush()
         if self._live is not None:
             self._while_there(self._live.stop)
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def _known(self) -> dict[str, str]:
         """Totals of all members together; of one agent, all its numbers."""

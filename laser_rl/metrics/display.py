@@ -12,21 +12,15 @@ _Text = Callable[[Mapping[str, Value]], str]
 
 
 def short(number: float) -> str:
-    """About three digits.
-
-    >>> [short(number) for number in (0, 0.012345, 512.34, 12345.6, 2.5e-7, float("nan"))]
-    ['0', '0.0123', '512', '12,346', '2.5e-07', 'nan']
-    """
+    """About three digits."""
     return f"{number:,.0f}" if _KILO <= abs(number) < float("inf") else f"{number:.3g}"
 
 
 def share(number: float) -> str:
-    """A share as a percentage."""
     return f"{100 * number:.1f} %"
 
 
 def size(number: float) -> str:
-    """Bytes."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if number < _KIBI:
             return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
@@ -35,22 +29,16 @@ def size(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Hours, minutes and seconds."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
 def progress(step: int, total: int) -> str:
-    """Steps, and of how many."""
     return f"{step:,} of {total:,} ({100 * step // total} %)"
 
 
 def listed(values: Mapping[str, Value]) -> str:
-    """All values with their names, on one line. Of a mixture, those of single tasks are too many, and the mean is a score.
-
-    >>> listed({"mean": 498.21, "note": "x"}), listed({"mean": 0.5, "tasks_seen": 2, "score_of_laser/Catch": 0.5})
-    ('mean 498, note x', 'score 0.5, tasks_seen 2')
-    """
+    """All values with their names, on one line. Of a mixture, those of single tasks are too many, and the mean is a score."""
     kept = {name: value for name, value in values.items() if not name.startswith((RETURN_OF, SCORE_OF))}
     if is_mixture(kept):
         kept = {"score" if name == "mean" else name: value for name, value in kept.items()}
@@ -68,11 +56,7 @@ def label(settings: Mapping[str, object]) -> str:
 
 
 def flat_settings(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by full name.
-
-    >>> flat_settings({"seed": 7, "loss": {"discount": 0.99}})
-    {'seed': 7, 'loss.discount': 0.99}
-    """
+    """Nested settings by full name."""
     found: dict[str, Any] = {}
     for name, item in value.items():
         if isinstance(item, dict) and item:
@@ -83,12 +67,10 @@ def flat_settings(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def last_name(name: str) -> str:
-    """The name of a setting without its section."""
     return name.rsplit(".", maxsplit=1)[-1]
 
 
 def number(values: Mapping[str, Value], name: str) -> float | None:
-    """The number of that name, if there is one."""
     value = values.get(name)
     return None if value is None or isinstance(value, str) else float(value)
 
@@ -99,8 +81,6 @@ def is_mixture(values: Mapping[str, Value]) -> bool:
 
 
 def _one(name: str, form: Callable[[float], str], unit: str = "") -> _Text:
-    """The text of a number."""
-
     def text(values: Mapping[str, Value]) -> str:
         found = number(values, name)
         return "" if found is None else form(found) + unit
@@ -109,8 +89,6 @@ def _one(name: str, form: Callable[[float], str], unit: str = "") -> _Text:
 
 
 def _part(name: str, *all_of: str) -> _Text:
-    """A count, and of how many."""
-
     def text(values: Mapping[str, Value]) -> str:
         part, every = number(values, name), [number(values, one) for one in all_of]
         return "" if part is None or None in every else f"{part:.0f} of {sum(one or 0.0 for one in every):.0f}"

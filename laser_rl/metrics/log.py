@@ -38,24 +38,15 @@ _MARK, _EVENT = b'"resumed"', b'{"kind": "event"'
 
 
 class MetricsLog(AbstractContextManager["MetricsLog"]):
-    """The sink that appends to `metrics.jsonl` of a run directory.
+    """The sink that appends to `metrics.jsonl` of a run directory."""
 
-    >>> import tempfile
-    >>> run_dir = tempfile.mkdtemp()
-    >>> with MetricsLog(run_dir) as log:
-    ...     log.write("train", 640, 4, {"entropy": 0.6, "kl": float("inf")})
-    >>> [(row["step"], row["entropy"], row["kl"]) for row in read(run_dir)]
-    [(640, 0.6, inf)]
-    """
-
-    def __init__(self, run_dir: str | Path, *, most_kept: int = MOST_KEPT) -> None:
+    def __init__(self, run_dir: str | Path) -> None:
         self.path = Path(run_dir) / FILE
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._handle: int | None = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._newest = (0, 0)
         self._waiting: deque[bytes] = deque()  # lines without space on the disk
-        self._most_kept, self._next_try = most_kept, 0.0
-        self._full, self._lost = False, 0
+        self._next_try, self._full, self._lost = 0.0, False, 0
 
     def write(self, kind: Kind, step: int, update: int, values: Mapping[str, Value]) -> None:
         """Append one row; the wall-clock time is added. On a full disk it is kept in memory, and written when there is space again."""
@@ -66,7 +57,7 @@ class MetricsLog(AbstractContextManager["MetricsLog"]):
         if not self._waiting and self._append(line):
             return
         self._waiting.append(line)
-        if len(self._waiting) > self._most_kept:
+        if len(self._waiting) > MOST_KEPT:
             # Events stay: readers would miss the mark of a resume.
             place = next((n for n, line in enumerate(self._waiting) if not line.startswith(_EVENT)), None)
             if place is not None:
@@ -116,7 +107,7 @@ class MetricsLog(AbstractContextManager["MetricsLog"]):
                 if not self._full:
                     log.warning(
                         "no space for rows of metrics in %s: the run goes on, and the newest %d are kept in memory until there is; "
-                        "free some space", self.path, self._most_kept,
+                        "free some space", self.path, MOST_KEPT,
                     )  # fmt: skip
                 self._full = True
                 return
@@ -154,7 +145,6 @@ class Limit(NamedTuple):
 
     @classmethod
     def of(cls, mark: Row) -> "Limit":
-        """What the row says that marks a resume."""
         step = float(mark["step"])
         return cls(step, float(mark["update"]), min(step, float(mark.get("evaluated", step))))
 
@@ -182,9 +172,8 @@ class Stream:
             if _MARK in piece
             for row in rows_in(b"\n".join(line for line in piece.splitlines() if _MARK in line))
         ]
-        limits: dict[
-            object, list[Limit]
-        ] = {}  # by member; the last one is the lowest of all marks that are still to come
+        # By member; the last one is the lowest of all marks that are still to come.
+        limits: dict[object, list[Limit]] = {}
         for mark in filter(_is_mark, reversed(marks)):
             own, limit = limits.setdefault(mark.get("member"), []), Limit.of(mark)
             own.append(Limit(*map(min, limit, own[-1])) if own else limit)
@@ -273,10 +262,7 @@ def _pieces_from(path: Path, offset: int, end: int | None = None) -> Iterator[by
 
 
 def pieces(file: BufferedReader, end: int | None = None) -> Iterator[bytes]:
-    r"""The bytes of a log up to `end`, some whole lines at a time.
-
-    A piece without a newline at its end is no row: half a line at the end of the log, or a part of a line that is longer than any row.
-    """
+    """The bytes of a log up to `end`, some whole lines at a time; one without a newline at its end is no row, but a part of a line."""
     left, rest = end, b""
     while data := file.read(PIECE_BYTES if left is None else min(PIECE_BYTES, left)):
         left = None if left is None else left - len(data)

@@ -19,7 +19,6 @@ _MOST_SESSIONS = 100
 
 
 def machine() -> dict[str, Any]:
-    """Versions and hardware as they are now."""
     return {
         "python": platform.python_version(),
         "system": platform.platform(),
@@ -70,5 +69,4 @@ def gpus() -> list[str]:
 
 
 def memory_bytes() -> int:
-    """Resident memory of this process."""
     return sum(int(kibibytes.split()[0]) for kibibytes in _fields(Path("/proc/self/status"), "VmRSS:")) * 1024

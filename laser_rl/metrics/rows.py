@@ -9,12 +9,9 @@ import json
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, get_args
 
 from laser_rl.envs.scores import references_of, scores_of
-
-if TYPE_CHECKING:
-    from laser_rl.envs.scores import Reference
 
 Kind = Literal["train", "episode", "evaluation", "event", "sweep"]  # sweep: of all members together
 Value = float | str  # int, bool and NumPy's numbers included
@@ -49,11 +46,7 @@ class Sink(Protocol):
 
 
 def rows_in(data: bytes) -> list[Row]:
-    r"""The rows of whole lines; what a killed writer left of one is passed over, and so are values that no row has.
-
-    >>> rows_in(b'{"kind": "train", "step": 1, "update": 1, "kl": "inf", "tags": ["a"]}\n{"kind": "tr\n[]\n')
-    [{'kind': 'train', 'step': 1, 'update': 1, 'kl': inf}]
-    """
+    """The rows of whole lines; what a killed writer left of one is passed over, and so are values that no row has."""
     return [row for fields in _objects(data.splitlines()) if (row := _row_of(fields)) is not None]
 
 
@@ -125,11 +118,9 @@ class EpisodeRows:
         return rows
 
     def state_dict(self) -> dict[str, Any]:
-        """All that `load_state_dict` needs, as JSON."""
         return {task: [size, dict(row)] for task, (size, row) in self._open.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where the other one was."""
         self._open = {task: (int(size), dict(row)) for task, (size, row) in state.items()}
 
 
@@ -151,30 +142,17 @@ def _joined(old: Row, new: Mapping[str, Value]) -> Row:
 
 
 class EpisodeWindow:
-    """The returns of the last episodes: `size` of all together, or of each of the `tasks` of a mixture.
+    """The returns of the last episodes: of all together, or of each of the `tasks` of a mixture."""
 
-    `references` are the scores of random play and of the best, by which returns of tasks are normalised; None: those that are known.
-
-    >>> window = EpisodeWindow(size=2)
-    >>> for raw_return in (9.0, 1.0, 3.0):
-    ...     window.add(raw_return)
-    >>> window.numbers()
-    {'return_mean': 2.0, 'return_best': 3.0, 'episodes': 3}
-    """
-
-    def __init__(
-        self, tasks: Sequence[str] = (), size: int | None = None, references: "Sequence[Reference] | None" = None
-    ) -> None:
-        self.episodes = 0
-        """All of them, of all tasks together."""
+    def __init__(self, tasks: Sequence[str] = ()) -> None:
+        self.episodes = 0  # all of them, of all tasks together
         self._tasks = tuple(tasks)
-        known = references_of(self._tasks) if tasks and references is None else ()  # imports Gymnasium
-        self._references = tuple(references or known)
-        self._size = size or (EPISODES_A_TASK if tasks else EPISODES)
+        # Scores of random play and of the best, by which returns of tasks are normalised.
+        self._references = references_of(self._tasks) if tasks else ()  # imports Gymnasium
+        self._size = EPISODES_A_TASK if tasks else EPISODES
         self._returns: list[deque[float]] = [deque(maxlen=self._size) for _ in self._tasks or ("",)]
 
     def add(self, raw_return: float, task: int = 0) -> None:
-        """Take one finished episode; of a mixture, of which task."""
         self._returns[task if self._tasks else 0].append(float(raw_return))
         self.episodes += 1
 
@@ -198,14 +176,13 @@ class EpisodeWindow:
             own.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """All that `load_state_dict` needs, as JSON."""
         if not self._tasks:
             return {"returns": list(self._returns[0]), "episodes": self.episodes}
         returns = {name: list(own) for name, own in zip(self._tasks, self._returns, strict=True)}
         return {"tasks": returns, "episodes": self.episodes}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where the other one was, or begin, where that one was of a learner that never acted and does not know the tasks."""
+        # The state of a learner that never acted does not know the tasks: then all begins.
         if self._tasks:
             known = state.get("tasks") or dict.fromkeys(self._tasks, ())
             returns = [known[name] for name in self._tasks]

@@ -36,7 +36,6 @@ class TensorBoardLog:
         self._next_flush, self._said_full = 0.0, False
 
     def write(self, kind: Kind, step: int, update: int, values: Mapping[str, Value]) -> None:
-        """Write the numbers of a row; text is left to `metrics.jsonl`."""
         member = int(values["member"]) if "member" in values else None
         if kind == "event":
             if values.get("event") == "resumed":
@@ -53,7 +52,6 @@ class TensorBoardLog:
             self._add(member, Event(wall_time=time.time(), step=int(step), summary=Summary(value=scalars)))
 
     def flush(self) -> None:
-        """Hand everything to the operating system."""
         self._next_flush = time.monotonic() + _FLUSH_SECONDS
         for file in self._files.values():
             if not file.closed:
@@ -61,7 +59,6 @@ class TensorBoardLog:
                     file.flush()
 
     def close(self) -> None:
-        """Flush and close the files; may be called twice."""
         for file in self._files.values():
             with self._forgiving(file):
                 file.close()

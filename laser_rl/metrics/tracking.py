@@ -144,35 +144,28 @@ class _MlflowRun:
 
 
 _Run = _WandbRun | _TrackioRun | _MlflowRun
-_Begin = Callable[[TrackedRun, "str | None"], _Run]
-_TRACKERS: dict[str, _Begin] = {"wandb": _WandbRun, "trackio": _TrackioRun, "mlflow": _MlflowRun}
+_TRACKERS: dict[str, Callable[[TrackedRun, str | None], _Run]] = {
+    "wandb": _WandbRun,
+    "trackio": _TrackioRun,
+    "mlflow": _MlflowRun,
+}
 
 
 class Tracking:
     """The sink that feeds one tracker. What goes wrong there is one warning; the run goes on.
 
     `about` tells what a run is, by the number of the member; of None, the only one, or all of a sweep together. The ids are kept in
-    `folder`. Rows beyond `most_waiting` are dropped and counted; `close` waits for `last_rows_s`.
+    `folder`. Rows that find the queue full are dropped and counted.
     """
 
-    def __init__(
-        self,
-        tracker: str,
-        about: Callable[[int | None], TrackedRun],
-        folder: Path | None = None,
-        *,
-        begin: _Begin | None = None,
-        most_waiting: int = _MOST_WAITING,
-        last_rows_s: float = _LAST_ROWS_S,
-    ) -> None:
-        self.tracker, self.dropped = tracker, 0
-        self._about, self._begin = about, _TRACKERS[tracker] if begin is None else begin
+    def __init__(self, tracker: str, about: Callable[[int | None], TrackedRun], folder: Path | None = None) -> None:
+        self.tracker, self.dropped, self._about = tracker, 0, about
         self._book = None if folder is None else book_path(folder, tracker)
         self._ids = _ids_in(self._book)
         self._runs: dict[int, _Run] = {}
         # Of a row: member, step, time and numbers. None wakes the thread.
-        self._queue: queue.Queue[tuple[int, int, float, dict[str, float]] | None] = queue.Queue(most_waiting)
-        self._last_rows_s, self._closing, self._failed = last_rows_s, threading.Event(), False
+        self._queue: queue.Queue[tuple[int, int, float, dict[str, float]] | None] = queue.Queue(_MOST_WAITING)
+        self._closing, self._failed = threading.Event(), False
         self._end = "failed"  # or what the last event of the run was
         self._thread = threading.Thread(target=self._run, name=f"rows for {tracker}", daemon=True)
         self._thread.start()
@@ -207,10 +200,10 @@ class Tracking:
         with contextlib.suppress(queue.Full):
             self._queue.put_nowait(None)
         atexit.unregister(self.close)
-        self._thread.join(min(_PATIENCE_S, self._last_rows_s))
+        self._thread.join(min(_PATIENCE_S, _LAST_ROWS_S))
         if self._thread.is_alive():
-            log.info("waiting for %s to take its last rows, %.0f s at most", self.tracker, self._last_rows_s)
-            self._thread.join(self._last_rows_s)
+            log.info("waiting for %s to take its last rows, %.0f s at most", self.tracker, _LAST_ROWS_S)
+            self._thread.join(_LAST_ROWS_S)
         late = self._thread.is_alive()
         left = self.dropped + (self._queue.qsize() if late else 0)
         if (left or late) and not self._failed:
@@ -237,7 +230,8 @@ class Tracking:
     def _run_of(self, member: int) -> _Run:
         if member not in self._runs:
             key = str(member)
-            self._runs[member] = self._begin(self._about(None if member == _ALL else member), self._ids.get(key))
+            about = self._about(None if member == _ALL else member)
+            self._runs[member] = _TRACKERS[self.tracker](about, self._ids.get(key))
             self._ids[key] = self._runs[member].id
             if self._book is not None:
                 write_json(self._book, {"ids": self._ids})
@@ -245,12 +239,7 @@ class Tracking:
 
 
 def trackers(
-    names: Iterable[str],
-    name: str,
-    configs: Sequence[BaseModel],
-    folder: Path | None = None,
-    *,
-    fresh: bool = False,
+    names: Iterable[str], name: str, configs: Sequence[BaseModel], folder: Path | None = None, *, fresh: bool = False
 ) -> list[Tracking]:
     """A sink for each tracker that is asked for or that the run had before; `fresh` forgets the ids of an earlier run in `folder`.
 
@@ -279,11 +268,7 @@ def trackers(
 
 
 def named(names: Iterable[str]) -> tuple[str, ...]:
-    """Names as a user writes them, one or several with commas; ConfigError for one that is none.
-
-    >>> named(["wandb,mlflow"]), named(["tensorboard"])
-    (('wandb', 'mlflow'), ())
-    """
+    """Names as a user writes them, one or several with commas; ConfigError for one that is none."""
     words = (names if isinstance(names, str) else ",".join(names)).split(",")
     found = dict.fromkeys(word.strip() for word in words if word.strip())
     known = [*_TRACKERS, "tensorboard"]  # which is there anyway

@@ -134,7 +134,8 @@ def test_an_error_that_is_no_lack_of_space_is_not_hidden(tmp_path):
 @pytest.mark.parametrize("room", [0, 1, 30])  # bytes that still fit, so that a row is cut off
 def test_rows_wait_for_space_in_order_and_what_is_dropped_is_counted(tmp_path, disk, monkeypatch, caplog, figure, room):
     monkeypatch.setattr("laser_rl.metrics.log.TRY_S", 0.0)
-    log = MetricsLog(tmp_path, most_kept=20)
+    monkeypatch.setattr("laser_rl.metrics.log.MOST_KEPT", 20)
+    log = MetricsLog(tmp_path)
     for number in range(5):
         log.write("train", number, number, {"x": 1.5})
     with disk.filled(log.path.stat().st_size + room):

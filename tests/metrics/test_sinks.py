@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import warnings
+from contextlib import closing
 from io import StringIO
 
 import pytest
@@ -50,7 +51,7 @@ def test_a_sign_of_life_before_any_number():
 
 
 def test_plain_lines_come_at_once_then_every_few_seconds_and_at_the_end():
-    console, output, clock = plain(every_seconds=5)
+    console, output, clock = plain()
     for second in range(12):
         clock.now = float(second)
         console.write("train", 10 * second, second, {"kl": 0.5})
@@ -161,11 +162,11 @@ def test_the_terminal_shows_a_score_of_a_mixture_and_not_thirty_tasks():
         "score_of_laser/Catch": 0.5,
     }
     output = StringIO()
-    with Console("x", 100, terminal=Terminal(file=output, width=200)) as console:
+    with closing(Console("x", 100, terminal=Terminal(file=output, width=200))) as console:
         console.write("train", 10, 1, values)
         console.write("evaluation", 10, 1, {"mean": 0.75, "tasks_seen": 3, "score_of_laser/Catch": 0.5})
     text = output.getvalue()
-    assert "score 0.25 | above random 2 of 3" in text
+    assert "step 10 of 100 (10 %) | update 1 | score 0.25 | above random 2 of 3\n" in text
     assert "evaluation at step 10: score 0.75, tasks_seen 3\n" in text
     assert "return" not in text
     assert "Catch" not in text

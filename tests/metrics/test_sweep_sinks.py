@@ -51,7 +51,7 @@ def test_a_sign_of_life_before_any_number():
 
 
 def test_one_plain_line_for_all_members_every_few_seconds_and_at_the_end():
-    console, output, clock = plain(every_seconds=5)
+    console, output, clock = plain()
     for tick in range(36):
         clock.now = tick / 3
         write_train(console, tick % 3, 10 * (tick // 3), return_mean=1.0)

@@ -1,12 +1,14 @@
 """The window of a mixture: the last episodes of each task, one score for all."""
 
 import json
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from laser_rl.envs.scores import Reference
+from laser_rl.metrics import rows
 from laser_rl.metrics.rows import EpisodeWindow, fitness
 from tests.references.scores import naive_mean_capped, naive_median, naive_scores
 
@@ -16,9 +18,15 @@ REFERENCES = [Reference(*pair) for pair in PAIRS]
 EPISODES = st.lists(st.tuples(st.integers(0, 2), st.floats(-20, 20)), max_size=30)
 
 
+def window_of_three():
+    with mock.patch.object(rows, "references_of", return_value=REFERENCES):
+        return EpisodeWindow(NAMES)
+
+
 @given(episodes=EPISODES, size=st.integers(1, 5), cut=st.integers(0, 30))
 def test_holds_the_last_ones_of_each_task_and_survives_a_round_trip(episodes, size, cut):
-    window, other = EpisodeWindow(NAMES, size, REFERENCES), EpisodeWindow(NAMES, size, REFERENCES)
+    with mock.patch.object(rows, "EPISODES_A_TASK", size):
+        window, other = window_of_three(), window_of_three()
     for task, value in episodes[:cut]:
         window.add(value, task)
     other.load_state_dict(json.loads(json.dumps(window.state_dict())))
@@ -44,7 +52,8 @@ def test_holds_the_last_ones_of_each_task_and_survives_a_round_trip(episodes, si
 
 @given(returns=st.lists(st.floats(-1e6, 1e6), max_size=30), size=st.integers(1, 8), cut=st.integers(0, 30))
 def test_window_holds_the_last_ones_and_survives_a_round_trip(returns, size, cut):
-    window, other = EpisodeWindow(size=size), EpisodeWindow(size=size)
+    with mock.patch.object(rows, "EPISODES", size):
+        window, other = EpisodeWindow(), EpisodeWindow()
     for number in returns[:cut]:
         window.add(number)
     other.load_state_dict(window.state_dict())
@@ -68,7 +77,7 @@ def test_fifty_episodes_of_each_task():
 
 
 def test_begins_with_the_state_of_somebody_who_never_acted():
-    window = EpisodeWindow(NAMES, references=REFERENCES)
+    window = window_of_three()
     window.load_state_dict(EpisodeWindow().state_dict())
     assert (window.numbers(), window.episodes) == ({}, 0)
     with pytest.raises(KeyError, match="b"):
@@ -76,14 +85,14 @@ def test_begins_with_the_state_of_somebody_who_never_acted():
 
 
 def test_what_is_forgotten_is_of_another_policy_but_was_played():
-    window = EpisodeWindow(NAMES, references=REFERENCES)
+    window = window_of_three()
     window.add(1.0, 2)
     window.forget()
     assert (window.numbers(), window.episodes) == ({}, 1)
 
 
 def test_a_single_task_is_compared_by_its_mean_and_a_mixture_by_its_mean_capped_score():
-    single, several = EpisodeWindow(), EpisodeWindow(NAMES, references=REFERENCES)
+    single, several = EpisodeWindow(), window_of_three()
     single.add(7.0, task=0)
     for task, value in enumerate((99.0, -5.0, 3.75)):  # scores 99, 0, 0.75
         several.add(value, task)

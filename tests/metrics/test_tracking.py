@@ -14,6 +14,7 @@ import pytest
 from laser_rl import LASER, Sweep
 from laser_rl.cli import main
 from laser_rl.errors import ConfigError
+from laser_rl.metrics import tracking as tracking_module
 from laser_rl.metrics.log import read
 from laser_rl.metrics.tracking import TrackedRun, Tracking, book_path
 from tests.metrics.fake_trackers import Mlflow, Trackio, Wandb
@@ -54,8 +55,10 @@ class Remembered:
 
 
 @pytest.fixture
-def remembered():
-    return type("Fresh", (Remembered,), {"begun": []})
+def remembered(monkeypatch):
+    fresh = type("Fresh", (Remembered,), {"begun": []})
+    monkeypatch.setitem(tracking_module._TRACKERS, "wandb", fresh)
+    return fresh
 
 
 def only(member):
@@ -222,7 +225,7 @@ def test_a_name_that_is_none_is_refused_before_anything_is_made(tmp_path, capsys
 
 
 @pytest.mark.parametrize("where", ["begin", "log", "end", "exit"])
-def test_a_tracker_that_raises_is_one_warning_and_then_silence(where, remembered, caplog):
+def test_a_tracker_that_raises_is_one_warning_and_then_silence(where, remembered, monkeypatch, caplog):
     class Broken(remembered):
         def __init__(self, about, known):
             if where == "begin":
@@ -238,7 +241,8 @@ def test_a_tracker_that_raises_is_one_warning_and_then_silence(where, remembered
         def end(self, how):
             raise RuntimeError("no network")
 
-    tracking = Tracking("wandb", only, begin=Broken)
+    monkeypatch.setitem(tracking_module._TRACKERS, "wandb", Broken)
+    tracking = Tracking("wandb", only)
     with caplog.at_level(logging.INFO, "laser_rl"):
         for step in range(20):
             tracking.write("train", step, step, {"kl": 0.5})
@@ -251,7 +255,7 @@ def test_a_tracker_that_raises_is_one_warning_and_then_silence(where, remembered
     assert "\n" not in line
 
 
-def test_training_never_waits_for_a_tracker_and_what_it_misses_is_counted(remembered, caplog):
+def test_training_never_waits_for_a_tracker_and_what_it_misses_is_counted(remembered, monkeypatch, caplog):
     begun, free = threading.Event(), threading.Event()
 
     class Stuck(remembered):
@@ -260,7 +264,10 @@ def test_training_never_waits_for_a_tracker_and_what_it_misses_is_counted(rememb
             free.wait(30.0)
             super().log(step, time_s, numbers)
 
-    tracking = Tracking("mlflow", only, begin=Stuck, most_waiting=10, last_rows_s=0.2)
+    monkeypatch.setitem(tracking_module._TRACKERS, "mlflow", Stuck)
+    monkeypatch.setattr(tracking_module, "_MOST_WAITING", 10)
+    monkeypatch.setattr(tracking_module, "_LAST_ROWS_S", 0.2)
+    tracking = Tracking("mlflow", only)
     tracking.write("train", 0, 0, {"kl": 0.5})
     assert begun.wait(10.0)
     start = time.monotonic()
@@ -278,7 +285,7 @@ def test_training_never_waits_for_a_tracker_and_what_it_misses_is_counted(rememb
 
 
 def test_only_finite_numbers_and_no_episodes_are_sent(remembered):
-    tracking = Tracking("wandb", only, begin=remembered)
+    tracking = Tracking("wandb", only)
     tracking.write("episode", 1, 1, {"return": 1.0})
     tracking.write("train", 2, 1, {"kl": math.nan, "bound": math.inf, "task": "a", "entropy": 0.5})
     tracking.write("event", 2, 1, {"event": "rolled back"})
@@ -291,7 +298,7 @@ def test_only_finite_numbers_and_no_episodes_are_sent(remembered):
     [(["finished"], "finished"), (["stopped"], "stopped"), (["finished", "resumed"], "failed"), ([], "failed")],
 )
 def test_how_a_run_ended_is_told(events, how, remembered):
-    tracking = Tracking("wandb", only, begin=remembered)
+    tracking = Tracking("wandb", only)
     tracking.write("train", 1, 1, {"kl": 0.5})
     for event in events:
         tracking.write("event", 1, 1, {"event": event})
@@ -301,7 +308,7 @@ def test_how_a_run_ended_is_told(events, how, remembered):
 
 def test_a_damaged_book_begins_a_new_run(remembered, tmp_path):
     book_path(tmp_path, "wandb").write_text('{"began": "x", "ids": [1')
-    tracking = Tracking("wandb", only, tmp_path, begin=remembered)
+    tracking = Tracking("wandb", only, tmp_path)
     tracking.write("train", 1, 1, {"kl": 0.5})
     tracking.close()
     assert json.loads(book_path(tmp_path, "wandb").read_text())["ids"] == {"-1": "a"}
