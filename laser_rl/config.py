@@ -274,9 +274,7 @@ class Config(Frozen):
                 f"replay.burn_in_steps is {burn_in}, which leaves nothing to learn of {self.loss.unroll_steps} steps; lower it"
             )
         if self.network.separate_value and recurrent:
-            raise ValueError(
-                "network.separate_value: such a value sees nothing of network.memory; switch one of them off"
-            )
+            raise ValueError("network.separate_value sees nothing of network.memory; switch one of them off")
         if self.loss.batch_unrolls % self.run.devices:
             devices, unrolls = self.run.devices, self.loss.batch_unrolls
             raise ValueError(f"run.devices is {devices}, and loss.batch_unrolls is {unrolls}; use a multiple of it")

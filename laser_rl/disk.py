@@ -41,15 +41,6 @@ def whole(path: Path, *, sync: bool = True) -> Iterator[Path]:
 
     `sync`: force it to disk; False if that has been done. ConfigError if something else is in its place: a folder, or a device such as
     /dev/null, which a rename would replace.
-
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / "policy.onnx"
-    >>> with whole(path) as temporary:
-    ...     _ = temporary.write_bytes(b"model")
-    ...     path.exists()
-    False
-    >>> path.read_bytes()
-    b'model'
     """
     with contextlib.suppress(FileNotFoundError):
         mode = path.lstat().st_mode

@@ -52,13 +52,6 @@ class Handover:
 
     Each side's stream waits on the device for what the other side had asked before; the host never waits. Both sides agree on the order
     among themselves (a lock, a queue): an event must have been recorded before the other side looks for it.
-
-    >>> handover, memory = Handover(torch.device("cpu")), torch.zeros(2)
-    >>> with handover.write():
-    ...     _ = memory.fill_(3.0)
-    >>> with handover.read():
-    ...     memory.tolist()
-    [3.0, 3.0]
     """
 
     def __init__(self, device: torch.device) -> None:

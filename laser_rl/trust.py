@@ -77,13 +77,7 @@ def require(*names: str) -> None:
 
 
 def code_in(environment: str, options: Mapping[str, Any], relevance: str = "") -> list[str]:
-    """The names of code among an environment's id (or ids, with commas), its options and `loss.trust`.
-
-    >>> code_in("laser/Catch,mine:Maze", {"reward": "mine:reward", "host": "localhost:80"}, "implied")
-    ['mine:Maze', 'mine:reward']
-    >>> code_in("suite:grid", {})
-    []
-    """
+    """The names of code among an environment's id (or ids, with commas), its options and `loss.trust`."""
     ids = [part.strip() for part in environment.split(",")]
     found = [name for name in ids if (":" in name and not name.startswith(_SUITE)) or _is_foreign_level(name, options)]
     found += [text for text in _texts(options) if _CODE.fullmatch(text)]

@@ -15,6 +15,11 @@ def test_version_and_usage(capsys):
         assert all(name in out for name in cli.COMMANDS)
 
 
+def test_short_numbers_are_written_out_only_where_steps_are_counted():
+    words = ["--steps", "200k", "--out", "10k", "--replay.capacity-steps=1.5M"]
+    assert cli.expand_numbers(words) == ["--steps", "200000", "--out", "10k", "--replay.capacity-steps=1500000"]
+
+
 def test_a_mistyped_command_suggests_the_right_one(capsys):
     assert cli.main(["thoery"]) == 2
     assert capsys.readouterr().err == "laser: there is no command 'thoery'; did you mean 'theory'?\n"

@@ -16,7 +16,7 @@ import yaml
 from laser_rl import checkpoint, cli, recipes
 from laser_rl.api import sweep as api
 from laser_rl.checkpoint import RunLock
-from laser_rl.cli.settings import begin
+from laser_rl.cli.settings import begin, grid_of
 from laser_rl.metrics.log import FILE, MetricsLog, read
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.evaluate import load_trained
@@ -132,19 +132,24 @@ def test_a_file_is_merged_over_its_recipe_and_flags_win(tmp_path):
 def test_what_members_differ_in_is_replaced_as_a_whole(tmp_path):
     file = tmp_path / "my.yaml"
     file.write_text("recipe: demo\nbase: {environment: {id: laser/Catch}}\nmembers: [{entropy_cost: 0.1}, {}]\n")
-    begun = begin(None, file, None)
-    assert (begun.rest["members"], begun.rest.get("grid"), begun.base.recipe) == (
+    base, rest = begin(None, file, None)
+    assert (rest["members"], rest.get("grid"), base.recipe) == (
         [{"entropy_cost": 0.1}, {}],
         None,
         "demo",
     )
     file.write_text("recipe: demo\nshare: none\n")
-    begun = begin(None, file, "laser/Catch")
-    assert (begun.rest["grid"], begun.rest["share"]) == (
+    base, rest = begin(None, file, "laser/Catch")
+    assert (rest["grid"], rest["share"]) == (
         recipes.demo().grid,
         "none",
     )  # the recipe's, as the file has none
-    assert begin("cartpole", file, None).rest == {"share": "none"}  # the flag's recipe counts
+    assert begin("cartpole", file, None)[1] == {"share": "none"}  # the flag's recipe counts
+
+
+def test_values_of_a_list_are_numbers_lists_or_words():
+    words = ["trust_bound=1e-3,8,.5,implied,None", "hidden=[64, 64],[8]"]
+    assert grid_of(words) == {"trust_bound": [0.001, 8, 0.5, "implied", None], "hidden": [[64, 64], [8]]}
 
 
 @pytest.mark.parametrize(
@@ -158,7 +163,7 @@ def test_what_members_differ_in_is_replaced_as_a_whole(tmp_path):
         (["--grid", "learning_rate=1e-3", "optimiser.learning_rate=2e-3"], "names optimiser.learning_rate twice"),
         (["--grid", "learning_rate=fast,slow"], "optimiser.learning_rate is 'fast': input should be a valid number"),
         (["--grid", "capacity_steps=10,20"], "replay.capacity_steps cannot differ between members"),
-        (["--random", "learning_rate=log_uniform:1e-4:1e-2"], "not how many; add --draws 10"),
+        (["--random", "learning_rate=log_uniform:1e-4:1e-2"], "distributions, and how many members to draw"),
         (["--random", "learning_rate=normal:0:1", "--draws", "2"], "'normal' is no distribution; there are log_unif"),
         (["--random", "learning_rate=uniform:1", "--draws", "2"], "uniform needs two numbers, got ['1']"),
         (["--random", "learning_rate=uniform:2:1", "--draws", "2"], "low (2.0) is not below high (1.0)"),

@@ -47,6 +47,8 @@ from laser_rl.training.trainer import Trainer
 from laser_rl.trust import Trust
 from laser_rl.types import Array
 
+_UNREADABLE = (safetensors.SafetensorError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)
+
 
 def read_agent(path: Path, net: TorsoSource | None = None) -> Trained:
     """The agent in a file of `LASER.save`, to play with; nothing that the file names is imported, and no environment is opened."""
@@ -60,15 +62,7 @@ def read_agent(path: Path, net: TorsoSource | None = None) -> Trained:
             raise ConfigError(said)
         values, steps, spec = json.loads(about["config"]), int(about["steps"]), read_spec(about["spec"].encode())
         tensors = safetensors.torch.load_file(path)
-    except (
-        safetensors.SafetensorError,
-        AttributeError,
-        LookupError,
-        OSError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except _UNREADABLE as error:
         raise ConfigError(f"{path} is no file of LASER.save: {type(error).__name__}: {error}") from None
     # It may have been trained on a device that is not here.
     config = override(validated(values), {"run.device": "auto", "run.devices": 1})
@@ -116,9 +110,7 @@ class LASER:
     ) -> None:
         self._source, self._net, self._sinks = env, net, tuple(sinks)
         self._track, self._open = named(track), contextlib.ExitStack()
-        self._trust = (
-            Trust()
-        )  # what this agent's own files name is not imported; other agents of the process do not matter
+        self._trust = Trust()  # of this agent's own files; other agents of the process do not matter
         with self._trust.applied():
             self.config = override(config or base_config(env, recipe), _with_environment(env, settings))
         self._run_dir = None if run_dir is None else Path(run_dir)

@@ -25,7 +25,7 @@ from laser_rl.training.evaluate import Result
 from laser_rl.training.launch import process_count, train
 from laser_rl.training.member_training import Callback
 from laser_rl.training.pbt import PbtConfig
-from laser_rl.training.settings import Distribution, SweepConfig, cluster_of, sweep_from
+from laser_rl.training.settings import Distribution, SweepConfig, cluster_of, sweep_from, with_source
 from laser_rl.training.stop import EXIT_STATUS, deliver_again
 
 _SHARE: dict[bool | str, str] = {True: "shared", False: "separate", "none": "none"}
@@ -123,12 +123,8 @@ class Sweep:
             base, values = sweep.base, sweep.model_dump(exclude={"base"})
         else:
             base, values = config or base_config(env, recipe), {}
-        given = {"grid": grid, "random": random, "members": members}
-        source = {name: value for name, value in given.items() if value is not None}
-        if source:
-            values = {name: value for name, value in values.items() if name not in {*given, "draws"}} | source
-        if draws is not None:
-            values["draws"] = draws
+        given = {"grid": grid, "random": random, "members": members, "draws": draws}
+        values = with_source(values, {name: value for name, value in given.items() if value is not None})
         if share_replay is not None:
             asked: object = share_replay
             if not isinstance(asked, bool | str) or asked not in _SHARE:

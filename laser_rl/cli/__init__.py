@@ -35,20 +35,12 @@ COMMANDS = {
     "export": ("cli.export", "Export", "the policy as ONNX, whole episodes of the replay as a Minari dataset"),
     "push": ("cli.export", "Push", "upload an agent with a model card to the Hugging Face Hub; --dry-run looks"),
     "config": ("cli.show", "config_command", "show a configuration: of recipe, file and flags, or of a run"),
-    "check-env": (
-        "cli.check",
-        "CheckEnv",
-        "examine an environment: values, seeds, ends, leaks, speed; findings with their fix",
-    ),
+    "check-env": ("cli.check", "CheckEnv", "examine an environment: values, seeds, ends, leaks, speed; with fixes"),
     "doctor": ("cli.check", "Doctor", "is this machine fine? versions, cores, memory, disk, GPU, processes"),
     "report": ("cli.show", "Report", "write a report of runs and sweeps, alone or side by side"),
     "dashboard": ("view.command", "Dashboard", "show runs and sweeps in a browser, also while they go on"),
     "compare": ("cli.show", "Compare", "Atari runs beside the paper's scores of LASER and Rainbow, game by game"),
-    "experiment": (
-        "cli.experiment",
-        "experiment_command",
-        "the paper's figures and tables as experiments, with verdicts",
-    ),
+    "experiment": ("cli.experiment", "experiment_command", "the paper's figures and tables, with verdicts"),
     "theory": ("cli.experiment", "Theory", "the paper's five propositions, computed on a random process"),
 }
 
@@ -118,11 +110,7 @@ def _asked(flags: type, name: str, arguments: list[str]) -> Any:
 
 
 def expand_numbers(arguments: Sequence[str]) -> list[str]:
-    """200k and 1.5M as whole numbers, after flags that count steps or frames.
-
-    >>> expand_numbers(["--steps", "200k", "--out", "10k", "--replay.capacity-steps=1.5M"])
-    ['--steps', '200000', '--out', '10k', '--replay.capacity-steps=1500000']
-    """
+    """200k and 1.5M as whole numbers, after flags that count steps or frames."""
     expanded, counting = [], False
     for word in arguments:
         flag, equals, value = word.partition("=")

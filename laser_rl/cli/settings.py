@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import tyro
 import yaml
@@ -16,13 +16,12 @@ from pydantic import ValidationError
 from laser_rl import recipes, trust
 from laser_rl.config import Config, full_name, override, problems, validated
 from laser_rl.errors import ConfigError, shortened, suggestion
-from laser_rl.training.settings import SweepConfig, sweep_from
+from laser_rl.training.settings import SOURCES, SweepConfig, sweep_from, with_source
 
 # PyYAML takes 30 s for a MiB of short values, and minutes for a number with many colons; JSON is parsed at once.
 FILE_LIMIT_BYTES, YAML_LIMIT_BYTES = 1 << 20, 32 << 10
 Asked = TypeVar("Asked")
 _MOST_VALUES, _MOST_LEVELS = 100_000, 20
-SOURCES = ("grid", "random", "members")
 _WORDS = {"True": True, "False": False, "None": None}  # as other flags take them
 _KINDS = {"log_uniform": ("low", "high"), "uniform": ("low", "high"), "choice": None}
 
@@ -88,7 +87,6 @@ def base_from(stored: Mapping[str, Any], recipe: str | None, env: str | None) ->
 
 
 def recipe_of(stored: Mapping[str, Any]) -> str | None:
-    """The recipe that a file names, if it does."""
     name = stored.get("recipe")
     if name is not None and not isinstance(name, str):
         raise ConfigError(f"recipe is {shortened(name)}, expected a name; 'laser train --help' lists them")
@@ -96,7 +94,6 @@ def recipe_of(stored: Mapping[str, Any]) -> str | None:
 
 
 def environment_of(stored: Mapping[str, Any]) -> str | None:
-    """The environment that the sections of a file name, if they do."""
     section = stored.get("environment")
     name = section.get("id") if isinstance(section, dict) else None
     return name if isinstance(name, str) else None  # anything else is refused with the other settings
@@ -123,9 +120,7 @@ def read_file(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
         values = json.loads(text) if is_json else _from_yaml(text)
-    except (
-        Exception
-    ) as error:  # PyYAML has its own ways to fail: !!bool x is a KeyError, !!timestamp x an AttributeError
+    except Exception as error:  # PyYAML has its own ways to fail: !!bool x is a KeyError
         raise ConfigError(f"{path} cannot be read: {error}") from None
     _require_plain(path, values)
     if not isinstance(values, dict):
@@ -187,15 +182,8 @@ def flags(default: Asked, prog: str, arguments: list[str]) -> Asked:
         raise ConfigError(problems(error)) from None
 
 
-class Begun(NamedTuple):
-    """Where the flags of a sweep begin."""
-
-    base: Config
-    rest: dict[str, Any]  # all other fields of a sweep
-
-
-def begin(recipe: str | None, file: Path | None, env: str | None) -> Begun:
-    """The recipe, of a sweep or of one agent, or what fits the environment; then the file's values over it."""
+def begin(recipe: str | None, file: Path | None, env: str | None) -> tuple[Config, dict[str, Any]]:
+    """The recipe, of a sweep or of one agent, or what fits the environment; then the file's values over it. All but the base are plain."""
     stored = _read(file) if file is not None else {}
     sections = stored.pop("base", {})
     if not isinstance(sections, dict):
@@ -210,9 +198,7 @@ def begin(recipe: str | None, file: Path | None, env: str | None) -> Begun:
         base = merged(sweep.base, sections)
     else:
         base = base_from(sections, recipe, env)
-    if any(stored.get(name) for name in SOURCES):
-        rest = {name: value for name, value in rest.items() if name not in {*SOURCES, "draws"}}
-    return Begun(base, rest | stored)
+    return base, with_source(rest, stored)
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -232,7 +218,6 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def grid_of(words: Iterable[str]) -> dict[str, list[Any]]:
-    """Lists of values by name."""
     example = "--grid learning_rate=3e-4,1e-3"
     found: dict[str, list[Any]] = {}
     for word in words:
@@ -245,7 +230,6 @@ def grid_of(words: Iterable[str]) -> dict[str, list[Any]]:
 
 
 def random_of(words: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Distributions by name."""
     example = "--random learning_rate=log_uniform:1e-4:1e-2"
     found: dict[str, dict[str, Any]] = {}
     for word in words:
@@ -274,11 +258,7 @@ def _named(word: str, flag: str, example: str, found: Mapping[str, Any]) -> tupl
 
 
 def value_of(word: str) -> Any:
-    """A number, a list or a word, as a setting takes it.
-
-    >>> [value_of(word) for word in ("1e-3", "8", ".5", "implied", "None", "[64, 64]")]
-    [0.001, 8, 0.5, 'implied', None, [64, 64]]
-    """
+    """A number, a list or a word, as a setting takes it."""
     if word in _WORDS:
         return _WORDS[word]
     for reading in (json.loads, float):

@@ -2,17 +2,17 @@
 
 import contextlib
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console as Terminal
 
 from laser_rl import checkpoint, recipes
 from laser_rl.api.sweep import require_memory
-from laser_rl.cli.settings import SOURCES, Begun, Shortcuts, base_config, begin, flags, grid_of, peek, random_of
+from laser_rl.cli.settings import Shortcuts, base_config, begin, flags, grid_of, peek, random_of
 from laser_rl.config import Config, full_name, override
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.console import Console
@@ -25,7 +25,16 @@ from laser_rl.training.evaluate import MemberResult, Result
 from laser_rl.training.files import command_for, new_path, read_sweep, require_trusted, require_unchanged
 from laser_rl.training.filming import can_be_filmed
 from laser_rl.training.launch import train
-from laser_rl.training.settings import Sharing, SweepConfig, cluster_of, free_running, settings_from, sweep_from
+from laser_rl.training.settings import (
+    SOURCES,
+    Sharing,
+    SweepConfig,
+    cluster_of,
+    free_running,
+    settings_from,
+    sweep_from,
+    with_source,
+)
 from laser_rl.training.stop import EXIT_STATUS, StoppedAtOnce, nothing_to_save
 from laser_rl.view.command import dashboard_of, require_dashboard
 
@@ -140,13 +149,13 @@ def sweep_command(arguments: list[str]) -> int:
     arguments = joined(arguments, "--grid", "--random")
     recipe, _, env = peek(arguments)
     file = Path(arguments[0]) if arguments and not arguments[0].startswith("-") else None
-    begun = begin(recipe, file, env)
-    shown = {name: begun.rest[name] for name in ("share", "stack", "processes") if name in begun.rest}
-    default = SweepFlags(pbt=begun.rest.get("pbt") is not None, settings=begun.base, **shown)
+    base, rest = begin(recipe, file, env)
+    shown = {name: rest[name] for name in ("share", "stack", "processes") if name in rest}
+    default = SweepFlags(pbt=rest.get("pbt") is not None, settings=base, **shown)
     asked = flags(default, "laser sweep", arguments)
     if asked.file != file:
         raise ConfigError(f"the file comes first: laser sweep {asked.file} ...")
-    settings = _sweep_of(asked, begun)
+    settings = _sweep_of(asked, rest)
     return _start(asked, settings, f"{settings.base.environment.id}-sweep", arguments)
 
 
@@ -166,22 +175,17 @@ def joined(arguments: list[str], *repeatable: str) -> list[str]:
     return rest + [word for flag, words in words_of.items() if words for word in (flag, *words)]
 
 
-def _sweep_of(asked: SweepFlags, begun: Begun) -> SweepConfig:
+def _sweep_of(asked: SweepFlags, rest: Mapping[str, Any]) -> SweepConfig:
     """Flags over what they begin with; refused if nothing says what members differ in."""
-    rest = dict(begun.rest)
-    if asked.grid or asked.random:
-        replaced = {*SOURCES, *(() if asked.random else ("draws",))}
-        rest = {name: value for name, value in rest.items() if name not in replaced}
-    given = {"grid": grid_of(asked.grid), "random": random_of(asked.random), "draws": asked.draws}
-    rest |= {name: value for name, value in given.items() if value}
+    draws = asked.draws or (rest.get("draws") if asked.random else None)
+    given = {"grid": grid_of(asked.grid), "random": random_of(asked.random), "draws": draws}
+    rest = with_source(rest, {name: value for name, value in given.items() if value})
     if not any(rest.get(name) for name in SOURCES):
         raise ConfigError(
             "a sweep needs to know what its members differ in; give --grid learning_rate=3e-4,1e-3, --random "
             "learning_rate=log_uniform:1e-4:1e-2 --draws 10, a file, or one of the recipes for sweeps: "
             f"--recipe {', '.join(recipes.SWEEPS)}"
         )
-    if rest.get("random") and not rest.get("draws"):
-        raise ConfigError("--random says where members are drawn from, but not how many; add --draws 10")
     base = asked.quick.over(asked.settings)
     pbt = (rest.get("pbt") or recipes.small_pbt(base.run.steps)) if asked.pbt else None
     chosen = {"share": asked.share, "stack": asked.stack, "processes": asked.processes}
@@ -223,13 +227,14 @@ def _run(
                 require_dashboard()
             directory = RunDirectory(path, settings, fresh=asked.fresh, accept_changes=accept_changes)
             stack.callback(directory.close)
-            more: list[Sink] = [
-                TensorBoardLog(path),
-                *trackers(track, path.name, settings.configs, path, fresh=asked.fresh),
-            ]
+            tracking = trackers(track, path.name, settings.configs, path, fresh=asked.fresh)
+            more: list[Sink] = [TensorBoardLog(path), *tracking]
             if dashboard:
                 stack.enter_context(dashboard_of(path))
-            more.append(_console(path, settings, plain=asked.plain))
+            name = settings.base.environment.id + ("" if settings.single else f", {len(settings.settings)} members")
+            terminal = Terminal(highlight=False, force_terminal=False if asked.plain else None)
+            steps, pbt = settings.base.run.steps, settings.pbt is not None
+            more.append(Console(f"{name} in {path}", steps, settings.settings, pbt=pbt, terminal=terminal))
             for sink in more:
                 stack.callback(sink.close)
             result = train(settings, directory, sinks=[directory.log, *more], elsewhere=elsewhere)
@@ -237,14 +242,6 @@ def _run(
             return _farewell(path, settings, result)
     except KeyboardInterrupt as error:  # before the first step, or again while the end is being saved
         return broken_off(path, error)
-
-
-def _console(path: Path, settings: SweepConfig, *, plain: bool) -> Console:
-    terminal = Terminal(highlight=False, force_terminal=False if plain else None)
-    count, name = len(settings.settings), settings.base.environment.id
-    title = f"{name} in {path}" if settings.single else f"{name}, {count} members in {path}"
-    pbt = settings.pbt is not None
-    return Console(title, settings.base.run.steps, settings.settings, pbt=pbt, terminal=terminal)
 
 
 def broken_off(path: Path, error: KeyboardInterrupt) -> int:

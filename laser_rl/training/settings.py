@@ -21,6 +21,7 @@ from laser_rl.training.pbt import PbtConfig
 
 FORMAT = 1
 MOST_MEMBERS = 1000  # all of them are built before anything is refused for its size
+SOURCES = ("grid", "random", "members")
 Sharing = Literal["shared", "separate", "none"]
 
 
@@ -226,6 +227,12 @@ class SweepConfig(Frozen):
         batch, fraction = self.base.loss.batch_unrolls, self.base.replay.fraction
         online = max(1, batch - int(batch * fraction + 0.5))
         return override(self.base, {"replay.fraction": 0.0, "loss.batch_unrolls": online})
+
+
+def with_source(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """A sweep's values with others over them; what members differ in is replaced as a whole."""
+    replaced = {*SOURCES, "draws"} if any(over.get(name) for name in SOURCES) else set()
+    return {name: value for name, value in values.items() if name not in replaced} | dict(over)
 
 
 def sweep_from(values: Mapping[str, Any]) -> SweepConfig:

@@ -256,6 +256,11 @@ def test_the_commands_that_a_run_prints_work_as_they_are(stranger, tmp_path, cap
     assert main([*shlex.split(hint)[1:], "--steps", "300", "--plain"]) == 0
 
 
+def test_names_of_code_are_told_from_others():
+    assert trust.code_in("laser/Catch,mine:Maze", {"host": "localhost:80"}, "implied") == ["mine:Maze"]
+    assert trust.code_in("suite:grid", {}, "mine:trust") == ["mine:trust"]
+
+
 def test_options_may_not_carry_a_name_of_code_either():
     with trust.Trust().applied():
         trust.note({"environment": {"id": "Maze-v0", "options": {"inner": {"env": "planted:make"}}}}, "stranger.json")
