@@ -9,20 +9,12 @@ from typing import Annotated
 
 import tyro
 
-from laser_rl.envs.records import EnvironmentSpec
+from laser_rl.envs.records import BoxActions, DiscreteActions, EnvironmentSpec, MultiDiscreteActions
 from laser_rl.errors import ConfigError
 from laser_rl.tools import doctor
 from laser_rl.tools.check_env import Order
 from laser_rl.tools.check_process import Examination, examine
 
-FAILED = 1  # exit status
-MARKS = {
-    "good": "good",
-    "warning": "WARNING",
-    "bad": "BAD",
-    "defect": "DEFECT",
-    "not done": "not done",
-}
 COLOURS = {"good": "32", "warning": "33", "bad": "31;1", "defect": "31;1", "not done": "2"}
 
 
@@ -53,18 +45,27 @@ class CheckEnv(Order):
             Order(**{**order, "slots": shared(self.id, self.slots)}),
             lambda stage: print(f"laser: {self.id}: {stage} …", file=sys.stderr) if loud else None,
         )
-        found.facts |= {} if found.spec is None else agent_facts(found.spec, self.id)
+        if found.spec is not None:
+            found.facts = spec_facts(found.spec) | found.facts | agent_facts(found.spec, self.id)
         if self.json:
             verdict = "defect" if found.of("defect") else "warning" if found.of("warning") else "good"
-            findings = [asdict(one) for one in found.findings]
-            print(
-                json.dumps(
-                    {"environment": self.id, "verdict": verdict, "findings": findings, "facts": found.facts}, indent=2
-                )
-            )
+            about = {"environment": self.id, "verdict": verdict, "findings": [asdict(one) for one in found.findings]}
+            print(json.dumps({**about, "facts": found.facts}, indent=2))
         else:
             print("\n".join(as_text(found)))
-        return FAILED if found.of("defect") else 0
+        return int(bool(found.of("defect")))
+
+
+def spec_facts(spec: EnvironmentSpec) -> dict[str, str]:
+    seen, action = spec.observation, spec.action
+    kind = "picture" if seen.is_image else "vector"
+    chosen = f"one of {action.count} choices" if isinstance(action, DiscreteActions) else ""
+    if isinstance(action, BoxActions):
+        chosen = f"{len(action.low)} real numbers, from {list(action.low)} to {list(action.high)}"
+    elif isinstance(action, MultiDiscreteActions):
+        chosen = f"{len(action.counts)} choices at once, among {', '.join(map(str, action.counts))}"
+    facts = {"observation": f"{seen.dtype} {seen.shape}, a {kind}, scaled by {seen.scale:.4g}", "action": chosen}
+    return facts | ({"tasks": ", ".join(spec.tasks)} if spec.tasks else {})
 
 
 def agent_facts(spec: EnvironmentSpec, name: str) -> dict[str, str]:
@@ -121,10 +122,10 @@ class Doctor:
             print(json.dumps(values, indent=2))
         else:
             print(f"\n{bad} bad, {warned} to look at{': mend what is bad, then ask again' if bad else ''}")
-        return FAILED if bad else 0
+        return int(bool(bad))
 
 
 def _line(part: str, verdict: str, text: str) -> str:
-    mark = f"{MARKS[verdict]:<10}"
+    mark = f"{verdict if verdict in ('good', 'not done') else verdict.upper():<10}"
     mark = f"\x1b[{COLOURS[verdict]}m{mark}\x1b[0m" if sys.stdout.isatty() else mark
     return f"{part:<16}{mark}  {text}"

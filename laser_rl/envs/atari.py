@@ -6,8 +6,7 @@ Its defaults clip rewards, press fire on reset, and stack four frames: all off h
 import re
 from collections import deque
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -26,8 +25,6 @@ from laser_rl.envs.records import (
 from laser_rl.envs.scores import ATARI_57
 from laser_rl.errors import EnvironmentRefused, MissingExtra
 
-SCREEN = (210, 160)
-
 
 @dataclass(frozen=True)
 class AtariSettings:
@@ -43,11 +40,7 @@ class AtariSettings:
 
 
 def atari_game(name: str) -> str:
-    """The name of the game's ROM.
-
-    >>> [atari_game(name) for name in ("ALE/Breakout-v5", "BreakoutNoFrameskip-v4", "ms_pacman", "ALE/UpNDown-v5")]
-    ['breakout', 'breakout', 'ms_pacman', 'up_n_down']
-    """
+    """The name of the game's ROM."""
     bare = re.sub(r"-v\d+$", "", name.removeprefix("ALE/"))
     bare = re.sub(r"(NoFrameskip|Deterministic|-ram)$", "", bare)
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", bare).lower()
@@ -57,13 +50,15 @@ def atari_game(name: str) -> str:
 
 def atari_vector(game: str, slots: int, settings: AtariSettings, **overrides: Any) -> Any:
     """ALE's vector environment with `settings`; refuses a game that has no ROM."""
-    vector_env = _load()
-    roms = set(vector_env.roms.get_all_rom_ids())
-    if game not in roms:
+    try:
+        from ale_py import roms, vector_env  # noqa: PLC0415  (an extra, under another licence: only when it is asked for)
+    except ImportError as error:
+        raise MissingExtra("Atari", "atari") from error
+    if game not in roms.get_all_rom_ids():
         raise EnvironmentRefused(
             f"expected an Atari game, got {game!r}; known are, for example, {', '.join(list(ATARI_57)[:8])} (ale_py.roms lists all)"
         )
-    arguments: dict[str, Any] = {
+    settled = {
         "num_threads": settings.threads,
         "max_num_frames_per_episode": settings.most_frames,
         "repeat_action_probability": settings.sticky_actions,
@@ -80,22 +75,7 @@ def atari_vector(game: str, slots: int, settings: AtariSettings, **overrides: An
         "reward_clipping": False,
         "use_fire_reset": False,
     }
-    return vector_env.AtariVectorEnv(game, slots, **{**arguments, **overrides})
-
-
-def _load() -> ModuleType:
-    try:
-        from ale_py import vector_env  # noqa: PLC0415  (an extra, under another licence: only when it is asked for)
-    except ImportError as error:
-        raise MissingExtra("Atari", "atari") from error
-    return vector_env
-
-
-class _Group(NamedTuple):
-    """Slots that ALE steps together."""
-
-    slots: Ints
-    env: Any
+    return vector_env.AtariVectorEnv(game, slots, **(settled | overrides))
 
 
 class AtariEnvironments(Environments):
@@ -104,38 +84,28 @@ class AtariEnvironments(Environments):
     ALE takes a seed for each slot once, at the first reset; later episodes draw on from there. So `seed` in the rows is nominal except in
     episode 0, and an episode cannot be rebuilt: `state_dict` is None.
 
-    With two groups, a step sends one group off and brings the rows of the other: the emulators of one work while the
-    actor decides for the other. Rows of a slot are the same for any number of groups. A wait for ALE has no limit,
-    since `recv` takes none; its threads do nothing but emulate.
-
-    Args:
-        game: by any of its names.
-        slots: how many copies.
-        seed: of all of them.
-        settings: how it is played. Each group has `settings.threads` of its own. With one for each core, a group that emulates alone has
-            the whole machine, and two at once share it; halves would leave cores idle whenever one group waits for its actions.
-        groups: into which the slots are split, evenly; no more than there are slots.
+    With two groups of slots, a step sends one group off and brings the rows of the other: the emulators of one work while the actor
+    decides for the other. Rows of a slot are the same for any number of groups. Each group has `settings.threads` of its own: halves would
+    leave cores idle whenever one group waits for its actions. A wait for ALE has no limit, since `recv` takes none.
     """
 
     def __init__(
         self, game: str, *, slots: int, seed: int, settings: AtariSettings | None = None, groups: int = 1
     ) -> None:
         settings, rom = settings or AtariSettings(), atari_game(game)
-        self._groups = [
-            _Group(own, atari_vector(rom, len(own), settings))
-            for own in np.array_split(np.arange(slots), max(1, min(groups, slots)))
-        ]
-        self._sent: deque[_Group] = deque()  # longest ago first; their rows are owed
+        shares = np.array_split(np.arange(slots), min(groups, slots))
+        self._groups = [(own, atari_vector(rom, len(own), settings)) for own in shares]
+        self._sent: deque[tuple[Ints, Any]] = deque()  # groups, longest ago first; their rows are owed
         self.slots = slots
         shape = (1, settings.screen_size, settings.screen_size)
-        actions = DiscreteActions(int(self._groups[0].env.single_action_space.n))
+        actions = DiscreteActions(int(self._groups[0][1].single_action_space.n))
         self.spec = EnvironmentSpec(f"ALE/{rom}", ObservationSpec(shape, "uint8", 1 / 255), actions)
         self._episodes, self._action = VectorEpisodes(slots, seed), np.zeros(slots, np.int64)
 
     def reset(self) -> Rows:
         """Start every slot; rows that are owed are dropped."""
         while self._sent:
-            self._sent.popleft().env.recv()
+            self._sent.popleft()[1].recv()
         answers = [env.reset(seed=self._episodes.seeds(slots)) for slots, env in self._groups]
         observation = answers[0][0] if len(answers) == 1 else np.concatenate([seen for seen, _ in answers])
         lives = np.concatenate([info["lives"] for _, info in answers])
@@ -144,20 +114,19 @@ class AtariEnvironments(Environments):
     def step(self, slots: Ints, action: Array) -> Rows:
         """Send off the groups of `slots`, each as a whole, and wait for the group that was sent longest ago."""
         self._action[slots] = action
-        for group in self._groups:
-            if np.isin(group.slots, slots).all():
-                group.env.send(self._action[group.slots])
-                self._sent.append(group)
-        group = self._sent.popleft()
-        observation, reward, terminated, truncated, info = group.env.recv()
-        slots = group.slots.copy()
-        return self._episodes.advance(slots, observation, reward, terminated, truncated, info["lives"])
+        for own, env in self._groups:
+            if np.isin(own, slots).all():
+                env.send(self._action[own])
+                self._sent.append((own, env))
+        own, env = self._sent.popleft()
+        observation, reward, terminated, truncated, info = env.recv()
+        return self._episodes.advance(own.copy(), observation, reward, terminated, truncated, info["lives"])
 
     def close(self) -> None:
         """Ends ALE's threads, also those that are at work; they finish their frame."""
         self._sent.clear()
         while self._groups:
-            self._groups.pop().env.close()
+            self._groups.pop()[1].close()
 
 
 class AtariScreen(gymnasium.Env[NDArray[np.uint8], Any]):
@@ -169,25 +138,21 @@ class AtariScreen(gymnasium.Env[NDArray[np.uint8], Any]):
     def __init__(self, game: str, settings: AtariSettings) -> None:
         rom = atari_game(game)
         self._player = atari_vector(rom, 1, settings, num_threads=1)
-        height, width = SCREEN
-        size = {"img_height": height, "img_width": width}
-        self._painter = atari_vector(rom, 1, settings, num_threads=1, grayscale=False, **size)
+        full_size = {"img_height": 210, "img_width": 160}
+        self._painter = atari_vector(rom, 1, settings, num_threads=1, grayscale=False, **full_size)
         self.observation_space = self._player.single_observation_space
         self.action_space = self._player.single_action_space
-        self._frame = np.zeros((*SCREEN, 3), np.uint8)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.uint8], dict[str, Any]]:
-        """Both from the same seed."""
         super().reset(seed=seed)
         chosen = np.array([int(self.np_random.integers(2**31)) if seed is None else seed])
         observation, info = self._player.reset(seed=chosen)
-        self._frame = self._painter.reset(seed=chosen)[0][0, 0]
+        self._frame: NDArray[np.uint8] = self._painter.reset(seed=chosen)[0][0, 0]
         return observation[0], {"lives": int(info["lives"][0])}
 
     def step(self, action: Any) -> tuple[NDArray[np.uint8], float, bool, bool, dict[str, Any]]:
-        """Both take the same action."""
         actions = np.array([action], np.int64)
         observation, reward, terminated, truncated, info = self._player.step(actions)
         self._frame = self._painter.step(actions)[0][0, 0]
@@ -195,7 +160,6 @@ class AtariScreen(gymnasium.Env[NDArray[np.uint8], Any]):
         return observation[0], float(reward[0]), bool(terminated[0]), bool(truncated[0]), lives
 
     def render(self) -> NDArray[np.uint8]:
-        """The screen after the last step."""
         return self._frame.copy()
 
 
@@ -205,7 +169,6 @@ class MinAtarScreen(gymnasium.Wrapper[Any, Any, Any, Any]):
     render_mode = "rgb_array"
 
     def render(self) -> Any:
-        """The board, the upper channels over the lower ones."""
         bare: Any = self.unwrapped
         board = np.asarray(bare.game.state())
         hue = np.linspace(0.0, 2.0 * np.pi, board.shape[-1], endpoint=False)

@@ -56,7 +56,6 @@ class Bounds:
         self._lows, self._highs = self._low[:FEW].tolist(), self._high[:FEW].tolist()
 
     def around(self, values: list[float]) -> bool:
-        """Whether the few values of an observation are inside."""
         return all(map(operator.le, self._lows, values)) and all(map(operator.le, values, self._highs))
 
     def look(self, stored: NDArray[Any], observations: Sequence[Any], where: Callable[[], str]) -> None:
@@ -82,15 +81,10 @@ PLAIN_REWARDS = frozenset({float, int, np.float64, np.float32})
 PLAIN_FLAGS = frozenset({bool, np.bool_})
 STEP_PARTS, RESET_PARTS = 5, 2
 CORRECT = "correct observation_space or the value"
-StepResult = tuple[float, bool, bool, Mapping[str, Any]]
 
 
 class BadValue(Exception):
-    """Something that is not finite, in the part called `key`."""
-
-    def __init__(self, key: str, value: object) -> None:
-        super().__init__(key, value)
-        self.key, self.value = key, value
+    """Something that is not finite: the name of the part, and its value."""
 
 
 class Border:
@@ -112,15 +106,12 @@ class Border:
         self.bind(np.zeros(seen.shape, seen.dtype))
 
     def bind(self, out: Array) -> None:
-        """From now on observations are stored in `out`."""
         self._out, self._flat = out, out.reshape(-1)
 
     def starting(self, episode: int) -> None:
-        """For the messages: which episode the next returns belong to."""
         self._episode, self._step = episode, 0
 
     def after_reset(self, result: Any) -> Mapping[str, Any]:
-        """Check and store what `reset` returned; gives back its info."""
         if not isinstance(result, tuple) or len(result) != RESET_PARTS:
             advice = "return a tuple of two, as Gymnasium does since 0.26"
             self._refuse("(observation, info) from reset", _describe(result), advice)
@@ -129,8 +120,7 @@ class Border:
         self._store(observation)
         return info  # type: ignore[no-any-return]
 
-    def after_step(self, result: Any, env: Env) -> StepResult:
-        """Check and store what `step` returned; gives back all but the observation."""
+    def after_step(self, result: Any, env: Env) -> tuple[float, bool, bool, Mapping[str, Any]]:
         self._step += 1
         if not isinstance(result, tuple) or len(result) != STEP_PARTS:
             advice = (
@@ -182,7 +172,6 @@ class Border:
             self._bounds.look(flat, [observation], self.where)
 
     def _check_fully(self, observation: Any) -> None:
-        """Compare every part with its space."""
         for path, space in self._leaves:
             key = named("observation", path)
             try:
@@ -222,7 +211,6 @@ class Border:
         raise EnvironmentRefused(f"{self.where()}: expected {expected}, got {got}; {advice}")
 
     def where(self) -> str:
-        """The environment and the place in its stream, for messages."""
         return f"{self._name} (slot {self._slot}, episode {self._episode}, step {self._step})"
 
 

@@ -19,7 +19,6 @@ from types import ModuleType
 from typing import Any
 
 import gymnasium
-from gymnasium.envs.registration import EnvSpec
 
 from laser_rl.envs.border import Env
 from laser_rl.envs.dmlab import dmlab_constructor
@@ -30,17 +29,10 @@ from laser_rl.trust import code_in, require
 
 MINIGRID = "MiniGrid-"
 EXTRAS = {"MinAtar/": ("minatar.gym", "minatar"), MINIGRID: ("minigrid", "minigrid")}
-OURS = ("laser/Catch", "laser/DeepSea-10", "laser/TMaze-10")
 
 
 def constructor(name: str, options: Mapping[str, Any]) -> Callable[[], Env]:
-    """A function that makes the environment called `name`; refuses an unknown name at once.
-
-    >>> constructor("CartPole-v1", {})().spec.id
-    'CartPole-v1'
-    >>> constructor("gymnasium.envs.classic_control:CartPoleEnv", {})().action_space
-    Discrete(2)
-    """
+    """A function that makes the environment called `name`; refuses an unknown name at once."""
     require(*code_in(name, options))
     if name.startswith("<"):
         raise EnvironmentRefused(
@@ -123,16 +115,18 @@ def _registered(name: str) -> str:
                     registers = importlib.import_module(package)  # at once, or when it is told to
             except ImportError as error:
                 raise MissingExtra(prefix.rstrip("/-"), extra) from error
-            if hasattr(registers, "register_envs") and not any(
-                known.startswith(prefix) for known in gymnasium.registry
-            ):
+            registered = any(known.startswith(prefix) for known in gymnasium.registry)
+            if not registered and hasattr(registers, "register_envs"):
                 registers.register_envs()
     try:
         with _quiet():
             gymnasium.spec(identifier)
     except gymnasium.error.Error as error:
         games = ["ALE/" + "".join(part.capitalize() for part in game.split("_")) + "-v5" for game in ATARI_57]
-        known = {each.lower(): each for each in [*gymnasium.registry, *OURS, *games]}
+        known = {
+            each.lower(): each
+            for each in [*gymnasium.registry, "laser/Catch", "laser/DeepSea-10", "laser/TMaze-10", *games]
+        }
         near = [known[found] for found in difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.6)]
         hint = f"did you mean {' or '.join(near)}?" if near else "gymnasium.pprint_registry() lists what is registered"
         raise EnvironmentRefused(f"expected the id of an environment, got {name!r} ({error}); {hint}") from error
@@ -170,11 +164,9 @@ class Turn:
 
     @property
     def lost(self) -> bool:
-        """Whether another player took it since."""
         return _PLAYERS.get(id(self._env)) is not self
 
     def take(self) -> None:
-        """It is this player's from now on."""
         _PLAYERS[id(self._env)] = self
 
 
@@ -186,12 +178,10 @@ class BorrowedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._turn = Turn(env)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Take the turn from another player, and reset."""
         self._turn.take()
         return self.env.reset(seed=seed, options=options)
 
     def step(self, action: Any) -> Any:
-        """One step, in an episode of one's own."""
         if self._turn.lost:
             raise StreamBroken
         return self.env.step(action)
@@ -205,11 +195,6 @@ def stored_name(source: Any) -> tuple[str, dict[str, Any]]:
 
     An environment goes by its `spec.id` unless wrappers were put around it, which an id would leave out; a class or function by its place
     in a module that can be imported.
-
-    >>> stored_name(gymnasium.make("CartPole-v1", max_episode_steps=20)), stored_name(json.JSONDecoder)
-    (('CartPole-v1', {'max_episode_steps': 20}), ('json.decoder:JSONDecoder', {}))
-    >>> stored_name(lambda: None)
-    ('<<lambda>>', {})
     """
     if isinstance(source, str):
         return source, {}
@@ -220,17 +205,10 @@ def stored_name(source: Any) -> tuple[str, dict[str, Any]]:
     return _reference(source) or f"<{_label(source)}>", {}
 
 
-def can_be_made_again(spec: EnvSpec) -> bool:
-    """Whether `gymnasium.make(spec)` gives such an environment with all its wrappers."""
-    return all(wrapper.kwargs is not None for wrapper in spec.additional_wrappers)
-
-
 def _of_instance(env: Any) -> tuple[str, dict[str, Any]]:
     vector, spec = isinstance(env, gymnasium.vector.VectorEnv), env.spec
-    if (
-        vector and spec is None and isinstance(env.unwrapped, _FROM_PARTS)
-    ):  # that of all environments, if it is the same
-        first, *others = env.unwrapped.get_attr("spec")
+    if vector and spec is None and isinstance(env.unwrapped, _FROM_PARTS):
+        first, *others = env.unwrapped.get_attr("spec")  # that of all environments, if it is the same
         spec = first if all(other == first for other in others) else None
     if spec is None:
         bare = env.unwrapped is env and not vector

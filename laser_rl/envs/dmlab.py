@@ -8,7 +8,6 @@ import difflib
 import functools
 import importlib
 import inspect
-import logging
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from laser_rl.disk import whole
+from laser_rl.envs.border import LOGGER
 from laser_rl.envs.scores import SUITES, read_table
 from laser_rl.envs.spaces import PictureWithInstruction, with_instruction
 from laser_rl.errors import EnvironmentRefused
@@ -28,7 +28,6 @@ from laser_rl.errors import EnvironmentRefused
 LEVELS = tuple(task.id.removeprefix("dmlab/") for task in SUITES["dmlab-30"])  # by the names of their training versions
 TRAINED = {version: level for level in LEVELS for version in (level, re.sub("_train$", "_test", level))}
 NEEDS_PICTURES = frozenset({"psychlab_arbitrary_visuomotor_mapping", "psychlab_continuous_recognition"})
-LOGGER = logging.getLogger("laser_rl.envs")
 FOLDER = "contributed/dmlab30/"
 PICTURE, INSTRUCTION = "RGB_INTERLEAVED", "INSTR"
 FRAMES_PER_SECOND = 60  # Lab's own default
@@ -64,7 +63,6 @@ def lab_level(level: str, *, test: bool = False) -> str:
 
 
 def dmlab_constructor(level: str, options: Mapping[str, Any]) -> Callable[[], "DmlabEnv"]:
-    """A function that makes the level; refuses at once what cannot be played."""
     known = list(inspect.signature(DmlabEnv).parameters)[1:]
     if unknown := sorted(set(options) - set(known)):
         _refuse(level, f"options among {', '.join(known)}", ", ".join(unknown), "check the spelling")
@@ -126,9 +124,7 @@ class DmlabEnv(gymnasium.Env[Picture, Any]):
         self._lab = lab.Lab(
             path,
             [PICTURE, INSTRUCTION] if instructions else [PICTURE],
-            config={
-                key: str(value) for key, value in (config | dict(lab_config or {})).items()
-            },  # it takes only strings
+            config={key: str(value) for key, value in (config | dict(lab_config or {})).items()},  # all as strings
             renderer=renderer,
             level_cache=None if level_cache is None else LevelCache(level_cache),
         )
@@ -155,11 +151,9 @@ class DmlabEnv(gymnasium.Env[Picture, Any]):
         return self._show() if ended else self._look(), float(reward), ended, False, {}
 
     def render(self) -> Any:
-        """The picture of the last step, [H, W, 3]."""
         return self._seen[PICTURE].copy()
 
     def close(self) -> None:
-        """End the game."""
         self._lab.close()
 
     def _look(self) -> Picture:
@@ -191,7 +185,6 @@ class LevelCache:
             ) from error
 
     def fetch(self, key: str, pk3_path: str) -> bool:
-        """Copy the map called `key` to `pk3_path`; False if it is not here."""
         try:
             shutil.copyfile(self._directory / Path(key).name, pk3_path)
         except FileNotFoundError:
@@ -199,7 +192,6 @@ class LevelCache:
         return True
 
     def write(self, key: str, pk3_path: str) -> None:
-        """Keep the map that Lab has compiled at `pk3_path`."""
         path = self._directory / Path(key).name
         if path.exists():
             return

@@ -84,7 +84,6 @@ def tiles() -> NDArray[np.uint32]:
 
 
 def draw(numbers: Sequence[int] | NDArray[np.int64]) -> Picture:
-    """A picture of 49 tiles, given row by row."""
     cells = tiles().take(numbers, axis=0).reshape(VIEW, VIEW, 3, TILE)
     return cells.transpose(2, 0, 3, 1).copy().view(np.uint8).reshape(SHAPE)
 
@@ -118,11 +117,9 @@ class GridPictures(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._bare = bare
 
     def picture(self) -> Picture:
-        """What the agent sees now."""
         return draw(self.numbers())
 
     def numbers(self) -> list[int]:
-        """The tiles of what the agent sees, row by row."""
         bare = self._bare
         grid, (x, y), carrying = bare.grid, bare.agent_pos, bare.carrying
         window = _window(grid.width, grid.height, int(x), int(y), int(bare.agent_dir))
@@ -139,9 +136,8 @@ class GridPictures(gymnasium.Wrapper[Any, Any, Any, Any]):
 UNSEEN, EMPTY, AGENT = tile_number("unseen"), tile_number("empty"), tile_number("agent")
 NUMBERS = {(kind, colour): tile_number(kind, colour) for kind in OBJECTS for colour in COLOURS}
 CARRIED = tile_number("unseen", carried=True)
-DOORS = range(tile_number("door"), tile_number("key"))
-WALLS = range(tile_number("wall"), tile_number("floor"))
-OPAQUE = frozenset([*WALLS, *(door for door in DOORS if door % len(STATES) != OPEN)])
+CLOSED_DOORS = {door for door in range(tile_number("door"), tile_number("key")) if door % len(STATES) != OPEN}
+OPAQUE = CLOSED_DOORS.union(range(tile_number("wall"), tile_number("floor")))
 CLEAR = bytes(ord("0") if number in OPAQUE else ord("1") for number in range(256))  # digits of a binary number
 LEFTMOST = 1 << VIEW - 1
 OUTSIDE = SimpleNamespace(type="wall", color="grey")  # what lies around the grid

@@ -9,13 +9,7 @@ from typing import Any, Literal
 import gymnasium
 import numpy as np
 
-from laser_rl.envs.atari import (
-    AtariEnvironments,
-    AtariScreen,
-    AtariSettings,
-    MinAtarScreen,
-    atari_game,
-)
+from laser_rl.envs.atari import AtariEnvironments, AtariScreen, AtariSettings, MinAtarScreen, atari_game
 from laser_rl.envs.border import Env
 from laser_rl.envs.construct import BorrowedEnv, constructor
 from laser_rl.envs.pool import PoolEnvironments, wait_for_rows
@@ -24,14 +18,13 @@ from laser_rl.envs.records import ActionSpec, Array, DiscreteActions, Environmen
 from laser_rl.envs.scores import ATARI_57, PREFIX, refuse_twice, tasks_of
 from laser_rl.envs.slot import EXITS, OnBadValue, SerialEnvironments, exit_of
 from laser_rl.envs.tasks import TaskEnv, TaskEnvironments
-from laser_rl.envs.vector import VectorAdapter
+from laser_rl.envs.vector import Vector, VectorAdapter
 from laser_rl.envs.worker import ProcessLimits
 from laser_rl.errors import ConfigError, EnvironmentRefused, UserError
 
 Placement = Literal["auto", "thread", "process"]
-Source = str | Callable[[], Env] | Env | gymnasium.vector.VectorEnv[Any, Any, Any]
+Source = str | Callable[[], Env] | Env | Vector
 Make = Callable[[Source, int, int, Mapping[str, Any], int], Environments]
-ALTERNATING = 2  # groups of ALE's slots, where a step need not wait for all
 
 
 def make_environments(
@@ -56,12 +49,6 @@ def make_environments(
     Gymnasium knows (`module:Name-v0` imports the module first), or `module:callable`. Ours and ALE's step all slots at once in native code;
     Python environments run in this thread, or with `placement="process"` in supervised workers. Several ids with commas between them, or
     a suite of tasks (`suite:grid`), are a mixture: the slots take turns, and `options` reach every task.
-
-    >>> envs = make_environments("CartPole-v1", slots=2, seed=1)
-    >>> envs.spec.observation.shape
-    (4,)
-    >>> make_environments("laser/DeepSea-5,laser/SparseGrid-5", slots=4, seed=1).spec.tasks
-    ('laser/DeepSea-5', 'laser/SparseGrid-5')
     """
     if slots < 1:
         raise ConfigError(f"expected at least one environment slot, got {slots}")
@@ -78,9 +65,7 @@ def make_environments(
                 raise ConfigError(
                     f"{source}: expected no options for a game, got {sorted(options)}; the settings of Atari are separate"
                 )
-            return AtariEnvironments(
-                source, slots=slots, seed=seed, settings=atari, groups=1 if lockstep else ALTERNATING
-            )
+            return AtariEnvironments(source, slots=slots, seed=seed, settings=atari, groups=1 if lockstep else 2)
         try:
             made, name = _constructor_of(source, slots, placement, options)
             common: dict[str, Any] = {"slots": slots, "seed": seed, "name": name, "on_bad_value": on_bad_value}
@@ -139,12 +124,10 @@ class MixedEnvironments(Environments):
         self._actions = [_count(part.spec.action) for part in parts]  # that a task knows; 0 where they are not discrete
 
     def reset(self) -> Rows:
-        """Start every slot; waits for all of them."""
         every = np.arange(self.slots // len(self._parts))
         return self._everywhere(lambda _, part: part.reset(), lambda _, pool: pool.send(every, np.zeros(())))
 
     def step(self, slots: Ints, action: Array) -> Rows:
-        """Hand out the actions and return the rows that are there, of any slot that owed one, in the order of the slots."""
         own, of = np.divmod(slots, len(self._parts))
         arrived = {}
         for index, part in enumerate(self._parts):
@@ -159,7 +142,6 @@ class MixedEnvironments(Environments):
         return self._gather(arrived, all_rows=self._lockstep)
 
     def state_dict(self) -> Mapping[str, Array] | None:
-        """Those of all tasks; None if one of them has none."""
         merged: dict[str, Array] = {}
         for name, part in zip(self.spec.tasks, self._parts, strict=True):
             state = part.state_dict()
@@ -169,22 +151,20 @@ class MixedEnvironments(Environments):
         return merged
 
     def load_state_dict(self, state: Mapping[str, Array]) -> Rows:
-        """Go on exactly there, in every task."""
-        states: dict[str, dict[str, Array]] = {name: {} for name in self.spec.tasks}
+        states: dict[str, dict[str, Array]] = {}
         for key, value in state.items():
             task, _, name = key.rpartition(":")
             states.setdefault(task, {})[name] = value
-        if len(states) != len(self.spec.tasks) or not all(states.values()):
+        if set(states) != set(self.spec.tasks):
             raise ConfigError(
                 f"{self.spec.name}: expected the state of {', '.join(self.spec.tasks)}, got that of "
-                f"{', '.join(sorted({key.rpartition(':')[0] for key in state}))}; resume with the tasks that the run was started with"
+                f"{', '.join(sorted(states))}; resume with the tasks that the run was started with"
             )
         return self._everywhere(
             lambda name, part: part.load_state_dict(states[name]), lambda name, pool: pool.send_state(states[name])
         )
 
     def counters(self, slots: Ints | None = None) -> Mapping[str, int]:
-        """Faults survived so far, by all tasks together."""
         own, of = np.divmod(np.arange(self.slots) if slots is None else slots, len(self._parts))
         counts: dict[str, int] = {}
         for index, part in enumerate(self._parts):
@@ -202,16 +182,16 @@ class MixedEnvironments(Environments):
         self, act: Callable[[str, Environments], Rows], send: Callable[[str, PoolEnvironments], None]
     ) -> Rows:
         """All rows of all parts; pools are sent their orders first, so that their workers are busy at the same time."""
-        named = list(zip(self.spec.tasks, self._parts, strict=True))
-        for name, part in named:
+        here: dict[int, Environments] = {}
+        for index, part in enumerate(self._parts):
             if isinstance(part, PoolEnvironments):
-                send(name, part)
-        every = enumerate(named)
-        arrived = {index: act(*each) for index, each in every if not isinstance(each[1], PoolEnvironments)}
+                send(self.spec.tasks[index], part)
+            else:
+                here[index] = part
+        arrived = {index: act(self.spec.tasks[index], part) for index, part in here.items()}
         return self._gather(arrived, all_rows=True)
 
     def _gather(self, arrived: dict[int, Rows], *, all_rows: bool) -> Rows:
-        """The rows of the tasks in this thread, which are there, and those of the others."""
         pools = {index: part for index, part in enumerate(self._parts) if isinstance(part, PoolEnvironments)}
         wait_for_rows(list(pools.values()), all_rows=all_rows, some=bool(arrived))
         arrived.update({index: pool.receive() for index, pool in pools.items()})
@@ -246,13 +226,7 @@ def _common_actions(parts: Sequence[Environments]) -> ActionSpec:
 def make_renderable(
     source: Source, *, options: Mapping[str, Any] | None = None, atari: AtariSettings | None = None
 ) -> Env:
-    """One environment whose `render()` gives RGB frames; its observations are those of training, before they are flattened.
-
-    >>> env = make_renderable("laser/DeepSea-4")
-    >>> _ = env.reset(seed=1)
-    >>> env.render().shape
-    (64, 64, 3)
-    """
+    """One environment whose `render()` gives RGB frames; its observations are those of training, before they are flattened."""
     if isinstance(source, gymnasium.vector.VectorEnv):
         raise EnvironmentRefused(
             "expected one environment to look at, got a vector of them; hand in its id or constructor"
@@ -283,22 +257,14 @@ def make_renderable(
 
 
 def is_atari(name: str) -> bool:
-    """Whether ALE's vector environment is meant.
-
-    >>> is_atari("ALE/Breakout-v5"), is_atari("pong"), is_atari("MinAtar/Breakout-v1")
-    (True, True, False)
-    """
     return name.startswith("ALE/") or ("/" not in name and ":" not in name and atari_game(name) in ATARI_57)
 
 
 def is_mixture(name: str) -> bool:
-    """Whether a name stands for several tasks."""
     return name.startswith(PREFIX) or "," in name
 
 
-def _adapted(
-    vector: gymnasium.vector.VectorEnv[Any, Any, Any], slots: int, seed: int, on_bad_value: OnBadValue
-) -> Environments:
+def _adapted(vector: Vector, slots: int, seed: int, on_bad_value: OnBadValue) -> Environments:
     if on_bad_value == "drop":
         raise ConfigError(
             "expected on_bad_value 'fail' with a vector of environments, got 'drop': none of its episodes can be ended alone; "
@@ -308,7 +274,7 @@ def _adapted(
         raise ConfigError(
             f"expected a vector of {slots} environments, got one of {vector.num_envs}; ask for {vector.num_envs} slots"
         )
-    return VectorAdapter(vector, seed=seed, owned=False)
+    return VectorAdapter(vector, seed=seed)
 
 
 def _constructor_of(

@@ -80,17 +80,14 @@ class PoolEnvironments(SlotEnvironments):
             raise
 
     def reset(self) -> Rows:
-        """Start every slot; waits for all of them."""
         self.send(np.arange(self.slots), np.zeros_like(self._action))
         return self._received(all_rows=True)
 
     def step(self, slots: Ints, action: Array) -> Rows:
-        """Hand out the actions and return the rows that are there, of any slot that owed one, in the order of the slots."""
         self.send(slots, action)
         return self._received(all_rows=self._lockstep)
 
     def load_state_dict(self, state: Mapping[str, Array]) -> Rows:
-        """Play the open episodes again, each in its worker."""
         self.send_state(state)
         return self._received(all_rows=True)
 
@@ -103,7 +100,6 @@ class PoolEnvironments(SlotEnvironments):
             self._send_next(worker)
 
     def send_state(self, state: Mapping[str, Array]) -> None:
-        """Hand out the open episodes of a state, likewise."""
         self._history.load_state_dict(state)
         self._loading = True
         Path(f"/proc/self/fd/{self._memory[2]}").write_bytes(save(dict(state)))
@@ -112,7 +108,6 @@ class PoolEnvironments(SlotEnvironments):
             self._send(worker, protocol.REBUILD)
 
     def receive(self) -> Rows:
-        """The rows that have arrived, perhaps none."""
         slots, self.arrived = np.array(sorted(self.arrived), np.int64), []
         rows = self._block.take(slots)
         if self._loading:
@@ -126,16 +121,10 @@ class PoolEnvironments(SlotEnvironments):
         wait_for_rows([self], all_rows=all_rows)
         return self.receive()
 
-    def processes(self) -> list[int]:
-        """Process numbers of the workers that live, in the order of their slots."""
-        return [worker.process.pid for worker in self.workers if worker.process is not None]
-
     def close(self) -> None:
-        """End all workers."""
         self._finalizer()
 
     def attend(self, timeout_s: float) -> None:
-        """Wait for messages, take them in, look after the workers that need it."""
         heard = {handle for handle, _ in self.listener.poll(timeout_s)}
         for worker in self.workers if heard else ():
             if worker.process is not None and worker.connection.fileno() in heard:

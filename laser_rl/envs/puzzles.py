@@ -27,11 +27,6 @@ class Convention(Task):
     Each of `steps` answers gives 1/`steps` if right. An agent that always chooses the same mode needs no memory, so each mode is a
     convention as good as the others, and what one member learns is wrong for a member with another one. `bonus[m]` is paid at once for
     choosing mode m, `late_bonus[m]` with the last reward: where both are set, the discount decides which mode is the best.
-
-    >>> Convention().optimal_return, round(Convention().random_return, 3)
-    (1.0, 0.333)
-    >>> Convention(bonus=[0.3, 0, 0], late_bonus=[0, 1.5, 0]).optimal_return
-    2.5
     """
 
     modes: int = 3
@@ -54,21 +49,18 @@ class Convention(Task):
         return (1.0 + sum(self.bonus) + sum(self.late_bonus)) / self.modes
 
     def begin(self, seed: Ints) -> Positions:
-        """No mode yet. The seed decides all the cues."""
         return {"seed": seed.astype(np.int64), "step": np.zeros(seed.shape, np.int64), "mode": np.full(seed.shape, -1)}
 
     def advance(self, positions: Positions, action: Ints) -> TaskOutcome:
-        """The first action chooses the mode, every later one answers a cue."""
         seed, step = positions["seed"], positions["step"]
         choosing, ended = step == 0, step == self.steps
         mode = np.where(choosing, action, positions["mode"])
         right = ~choosing & (action == (self._cue(seed, step) + mode) % self.modes)
         reward = right / self.steps + choosing * np.array(self.bonus)[mode] + ended * np.array(self.late_bonus)[mode]
         after = {"seed": seed, "step": step + 1, "mode": mode}
-        return TaskOutcome(after, reward.astype(np.float32), ended, np.zeros_like(ended))
+        return after, reward.astype(np.float32), ended, np.zeros_like(ended)
 
     def observe(self, positions: Positions) -> Array:
-        """The observation, which does not show the mode."""
         step = positions["step"]
         seen = np.zeros((len(step), 1 + self.modes), np.float32)
         going = np.flatnonzero(step <= self.steps)
@@ -93,7 +85,6 @@ class _GridWalk(Task):
     """A walk on a square grid from the upper left corner to a goal that pays 1. Actions: up, down, left, right."""
 
     size: int
-    layout_seed: int
     shortest: int  # steps of the shortest way
     optimal_return = 1.0  # `most_steps` is never below `shortest`
 
@@ -105,10 +96,7 @@ class _GridWalk(Task):
 
     @cached_property
     def random_return(self) -> float:
-        """The probability that a uniform random walk reaches the goal in time.
-
-        P_k(s) = mean over actions of P_{k-1}(after[s, a]), P(goal) = 1: a uniform walk from place 0 meets the goal within k steps.
-        """
+        """P_k(s) = mean over actions of P_{k-1}(after[s, a]), P(goal) = 1: a uniform walk from s meets the goal within k steps."""
         after, chance = self._after.copy(), np.zeros(len(self._after))
         after[self._goal], chance[self._goal] = self._goal, 1
         for _ in range(self.most_steps):
@@ -116,14 +104,12 @@ class _GridWalk(Task):
         return float(chance[0])
 
     def begin(self, seed: Ints) -> Positions:
-        """Every episode begins in the upper left corner."""
         return {"place": np.zeros(seed.shape, np.int64), "step": np.zeros(seed.shape, np.int64)}
 
     def advance(self, positions: Positions, action: Ints) -> TaskOutcome:
-        """Move; walls stop the agent."""
         place, step = self._after[positions["place"], action], positions["step"] + 1
         there, late = place == self._goal, step >= self.most_steps
-        return TaskOutcome({"place": place, "step": step}, there.astype(np.float32), there, ~there & late)
+        return {"place": place, "step": step}, there.astype(np.float32), there, ~there & late
 
 
 @dataclass
@@ -132,9 +118,6 @@ class KeyDoor(_GridWalk):
 
     Start is the upper left corner. Key and door are where `layout_seed` put them, the same in every episode, at least `size` − 1 steps
     from each other; after 6·`size` steps the episode is truncated.
-
-    >>> KeyDoor(6).key, KeyDoor(6).door, KeyDoor(6).shortest
-    ((2, 4), (3, 0), 11)
     """
 
     size: int = 6
@@ -155,12 +138,10 @@ class KeyDoor(_GridWalk):
         self._lay_out(after, cells + door, 6 * self.size, features=cells + 1)
 
     def observe(self, positions: Positions) -> Array:
-        """Where the agent is, one-hot, and whether it has the key."""
         has_key, cell = np.divmod(positions["place"], self.size**2)
         return np.concatenate([_one_hot(cell, self.size**2), has_key[:, np.newaxis]], 1, dtype=np.float32)
 
     def draw(self, positions: Positions) -> Floats:
-        """The door faint, the key clear until it is taken, the agent bright."""
         board = np.zeros((self.size, self.size), np.float32)
         has_key, cell = divmod(int(positions["place"][0]), self.size**2)
         board[self.door] = FAINT
@@ -176,9 +157,6 @@ class SparseGrid(_GridWalk):
     Start is the upper left corner. Each gap is `size` // 4 columns from the one above, the goal so far from the last gap: `layout_seed`
     decides to which side, so all layouts are about equally hard. They are the same in every episode, which is truncated after
     8·`size`² steps. Actions: up, down, left, right.
-
-    >>> SparseGrid(12).shortest, round(SparseGrid(12).random_return, 4)
-    (47, 0.0031)
     """
 
     size: int = 12
@@ -204,7 +182,6 @@ class SparseGrid(_GridWalk):
         self._lay_out(after, self.size * (self.size - 1) + self.gaps[-1], 8 * self.size**2, features=self.size**2)
 
     def observe(self, positions: Positions) -> Array:
-        """Where the agent is, one-hot."""
         return _one_hot(positions["place"], self.size**2)
 
     def draw(self, positions: Positions) -> Floats:
@@ -247,7 +224,6 @@ def _one_a_mode(name: str, numbers: Any, modes: int) -> tuple[float, ...]:
 
 
 def task_of(name: str, options: Mapping[str, Any]) -> Task:
-    """The task with an id like `laser/DeepSea-10`."""
     kind, _, size = name.removeprefix("laser/").partition("-")
     unsized: dict[str, Callable[..., Task]] = {"Catch": Catch, "Convention": Convention}
     sized = {"DeepSea": DeepSea, "TMaze": TMaze, "KeyDoor": KeyDoor, "SparseGrid": SparseGrid}

@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,6 @@ class ObservationSpec:
 
     @property
     def is_image(self) -> bool:
-        """Whether a convolution can read it."""
         return len(self.shape) == 3  # noqa: PLR2004
 
 
@@ -93,12 +92,10 @@ class EnvironmentSpec:
 
 
 def write_spec(spec: EnvironmentSpec) -> bytes:
-    """A spec as JSON."""
     return json.dumps({**dataclasses.asdict(spec), "kind": type(spec.action).__name__}).encode()
 
 
 def read_spec(message: bytes) -> EnvironmentSpec:
-    """The inverse of `write_spec`."""
     parts = json.loads(message)
     kinds = {kind.__name__: kind for kind in (DiscreteActions, MultiDiscreteActions, BoxActions)}
     for name in ("observation", "action"):  # JSON has no tuples
@@ -122,7 +119,7 @@ class Rows(NamedTuple):
     seed: Ints  # what the episode was reset with
 
 
-class Environments(Protocol):
+class Environments:
     """Some slots, each an environment. Rows come back for at least one of the slots that owe one, not always for all."""
 
     spec: EnvironmentSpec
@@ -130,12 +127,14 @@ class Environments(Protocol):
 
     def reset(self) -> Rows:
         """Start every slot; called once."""
+        raise NotImplementedError
 
     def step(self, slots: Ints, action: Array) -> Rows:
         """Act in `slots` (none of which owes a row) and return the rows that are there.
 
         Where the slot's last row ended its episode, the action is ignored and the row is the next episode's first.
         """
+        raise NotImplementedError
 
     def state_dict(self) -> Mapping[str, Array] | None:
         """All that `load_state_dict` needs to go on exactly here; None if these environments cannot do that."""
@@ -157,7 +156,6 @@ class Environments(Protocol):
 
 
 def check_slots(state: Mapping[str, Array], slots: int) -> None:
-    """Refuse the state of another number of slots."""
     if len(state["episode"]) != slots:
         raise ConfigError(
             f"expected the state of {slots} environment slots, got {len(state['episode'])}; "
@@ -189,7 +187,6 @@ class VectorEpisodes:
         self.ended = np.zeros(slots, np.bool_)  # the slot's last row was the last of its episode
 
     def seeds(self, slots: Ints) -> Ints:
-        """Those of the episodes that these slots play."""
         return seed_of(self._seed, slots, self.number[slots])
 
     def begin(self, slots: Ints, observation: Array, lives: Any = None) -> Rows:
@@ -229,30 +226,25 @@ class RowBlock(NamedTuple):
     digest: Ints  # of all rows of the episode so far
 
     def take(self, slots: Ints) -> Rows:
-        """A copy of the rows of `slots`."""
         return Rows(slots, *(field[slots] for field in self.rows[1:]))  # type: ignore[arg-type]
 
 
 def block_fields(observation: ObservationSpec, slots: int) -> Fields:
-    """Shape and type of each array that `block_over` needs."""
     dtypes = {"reward": "float32", **dict.fromkeys(("slots", "episode", "seed", "digest"), "int64")}
     fields = {name: ((slots,), dtypes.get(name, "bool")) for name in (*Rows._fields, "digest")}
     return {**fields, "observation": ((slots, *observation.shape), observation.dtype)}
 
 
 def block_over(arrays: Mapping[str, Array]) -> RowBlock:
-    """A block of these arrays."""
     rows = Rows(*(arrays[name] for name in Rows._fields))  # type: ignore[arg-type]
     return RowBlock(rows, cast("Ints", arrays["digest"]))
 
 
 def size_of(fields: Fields) -> int:
-    """Bytes that `carve` needs."""
     return sum(_aligned(shape, dtype) for shape, dtype in fields.values())
 
 
 def carve(buffer: memoryview | bytearray, fields: Fields) -> dict[str, Array]:
-    """Arrays over `buffer`, one after the other."""
     arrays: dict[str, Array] = {}
     offset = 0
     for name, (shape, dtype) in fields.items():
@@ -275,7 +267,6 @@ class ActionHistory:
         self._episode, self._digest = np.full(slots, -1, np.int64), np.zeros(slots, np.int64)
 
     def note(self, rows: Rows, action: Array, digest: Ints) -> None:
-        """Rows that were handed out, and the actions that led to them."""
         data, width = action.tobytes(), self._width
         for index, (slot, first) in enumerate(zip(rows.slots.tolist(), rows.is_first.tolist(), strict=True)):
             if first:

@@ -28,11 +28,7 @@ RETURN_OF, SCORE_OF = "return_of_", "score_of_"  # with a task's name, in rows o
 
 @dataclass(frozen=True)
 class Reference:
-    """Mean returns of uniformly random actions and of the best player that is known; of a task of a suite also its id and options.
-
-    >>> Reference(random=0.1, best=0.9).normalised(0.5)
-    0.5
-    """
+    """Mean returns of uniformly random actions and of the best player that is known; of a task of a suite also its id and options."""
 
     random: float
     best: float
@@ -40,12 +36,10 @@ class Reference:
     options: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def normalised(self, score: float) -> float:
-        """0 for random play, 1 for the best."""
         return (score - self.random) / (self.best - self.random)
 
 
 def read_table(name: str) -> list[dict[str, str]]:
-    """The rows of a CSV file of this package."""
     text = resources.files("laser_rl.envs").joinpath("data", name).read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))
 
@@ -73,11 +67,7 @@ def suite_of(name: str) -> tuple[Reference, ...]:
 
 
 def reference_of(task_name: str) -> Reference | None:
-    """Known scores of a task, by the name that its environments have; None where there are none.
-
-    >>> reference_of("laser/Catch"), reference_of("dmlab/rooms_watermaze").best, reference_of("CartPole-v1")
-    (Reference(random=-0.6, best=1.0), 54.0, None)
-    """
+    """Known scores of a task, by the name that its environments have; None where there are none."""
     if task_name.startswith("laser/"):
         from laser_rl.envs.puzzles import task_of  # noqa: PLC0415 - needs Gymnasium; readers of metrics do not
 
@@ -92,12 +82,7 @@ def reference_of(task_name: str) -> Reference | None:
 
 @dataclass(frozen=True)
 class TaskScores:
-    """Mean returns and normalised scores by task; None where no episode has ended yet.
-
-    >>> scores = TaskScores(("a", "b", "c"), (5.0, 1.0, None), (2.0, -0.5, None))
-    >>> scores.median, scores.numbers()["tasks_above_random"]
-    (0.75, 1)
-    """
+    """Mean returns and normalised scores by task; None where no episode has ended yet."""
 
     names: tuple[str, ...]
     returns: tuple[float | None, ...]
@@ -109,10 +94,7 @@ class TaskScores:
         return median(self._known) if self._known else math.nan
 
     def numbers(self) -> dict[str, float]:
-        """For a row of metrics: all but the median, which goes by another name in each kind of row.
-
-        In the mean each score is capped at 1: what is better than the best in one task makes up for nothing in another.
-        """
+        """For a row of metrics. In the mean each score is capped at 1: one above it makes up for nothing in another task."""
         known = self._known
         found: dict[str, float] = {
             "score_mean_capped": sum(min(1.0, score) for score in known) / len(known) if known else math.nan,
@@ -134,10 +116,9 @@ def scores_of(
 ) -> TaskScores:
     """The scores of tasks with these mean returns, by the references that are known of them unless others are given."""
     references = references_of(tuple(names)) if references is None else references
-    scores = tuple(
-        None if mean is None else reference.normalised(mean) for mean, reference in zip(means, references, strict=True)
-    )
-    return TaskScores(tuple(names), tuple(means), scores)
+    pairs = zip(means, references, strict=True)
+    scores = (None if mean is None else reference.normalised(mean) for mean, reference in pairs)
+    return TaskScores(tuple(names), tuple(means), tuple(scores))
 
 
 @functools.lru_cache
@@ -153,20 +134,13 @@ def references_of(names: tuple[str, ...]) -> tuple[Reference, ...]:
 
 
 def refuse_twice(names: Sequence[str]) -> None:
-    """Tasks of a mixture go by their names, so a name may be there once."""
     twice = [name for index, name in enumerate(names) if name in names[:index]]
     if twice:
         raise EnvironmentRefused(f"expected every task once, got {twice[0]} twice; leave one of them out")
 
 
 def tasks_of(name: str) -> dict[str, Mapping[str, Any]]:
-    """The tasks that an environment's name stands for, in order, with their own options; one that is no mixture stands for itself.
-
-    >>> tasks_of("laser/TMaze-3,laser/TMaze-5"), tasks_of("laser/Catch")
-    ({'laser/TMaze-3': {}, 'laser/TMaze-5': {}}, {'laser/Catch': {}})
-    >>> tasks_of("suite:grid")["laser/TMaze-20"]
-    {'tiles': True}
-    """
+    """The tasks that an environment's name stands for, in order, with their own options; one that is no mixture stands for itself."""
     if name.startswith(PREFIX) and "," not in name:
         return {task.id: task.options for task in suite_of(name)}
     names = [part.strip() for part in name.split(",")]

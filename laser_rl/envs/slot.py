@@ -45,10 +45,9 @@ Made = TypeVar("Made")
 
 
 def exit_of(error: BaseException, name: str) -> BaseException:
-    """What to raise instead of one of `EXITS` that comes out of an environment: the end of a program is not the environment's to decide.
+    """What to raise instead of one of `EXITS` that comes out of an environment, which is not to end a program.
 
-    A Ctrl-C of the user's own stays what it is. It can only be one in the main thread, where Python's own handler is at work; where ours
-    is, it raises a class of its own.
+    A Ctrl-C of the user's own stays: one in the main thread where Python's own handler is at work, or the class that our handler raises.
     """
     if isinstance(error, KeyboardInterrupt):
         handled = signal.getsignal(signal.SIGINT) is not signal.default_int_handler
@@ -85,14 +84,13 @@ class Slot:
         self._make, self._name, self._slot, self._seed = make, name, slot, seed
         self._counts, self._on_bad_value, self._watch = counts, on_bad_value, watch
         self._episode, self._broken, self._warn = episode, broken, warn
-        self._env: Env | None = None
+        self._env: Any = None  # an Env, unless the last one has failed
         self._failures, self._open, self._digest, self._lives = 0, False, 0, 0
         self._fresh, self._lost_life = True, False
         self._border = self._patiently(self._construct)
         self.spec = self._border.spec
 
     def bind(self, block: RowBlock, index: int) -> None:
-        """Write rows at `index` of `block` from now on."""
         self._row, self._digests, self._index = block.rows, block.digest, index
         self._out = block.rows.observation[index]
         self._bytes = self._out.reshape(-1).view(np.uint8).data
@@ -104,18 +102,17 @@ class Slot:
             try:
                 self._transition(action)
             except StreamBroken:
-                self._broken = True
+                pass
             except BadValue as bad:
-                self._broken = True
                 self._refuse_or_drop(bad)
             except EnvironmentRefused:
                 raise
             except Exception:  # whatever a user's environment raises
-                self._broken = True
                 self._failed(traceback.format_exc())
             else:
                 self._failures = 0
                 return
+            self._broken = True
         self._begin()
 
     def rebuild(self, episode: int, actions: Array, digest: int) -> None:
@@ -189,7 +186,6 @@ class Slot:
                     "make the constructor give the same spaces each time"
                 )
             self._border.bind(self._out)
-        assert self._env is not None  # noqa: S101  (for mypy)
         # A new number for each attempt: a seed that raises would raise again.
         self._episode += 1
         block, place = divmod(self._episode, SEEDS_AT_ONCE)
@@ -208,7 +204,6 @@ class Slot:
         self._open, self._broken, self._fresh, self._lost_life = True, False, True, False
 
     def _transition(self, action: Any) -> None:
-        assert self._env is not None  # noqa: S101  (for mypy; an open episode has an environment)
         self._watch(STEPPING, self._slot)
         result = self._env.step(self._border.to_action(action))
         reward, terminated, truncated, info = self._border.after_step(result, self._env)
@@ -228,13 +223,14 @@ class Slot:
             self._open = False
 
     def _refuse_or_drop(self, bad: BadValue) -> None:
+        key, value = bad.args
         if self._on_bad_value == "fail":
             raise EnvironmentRefused(
-                f"{self._border.where()}: expected finite numbers, got {bad.value} in {bad.key}; "
+                f"{self._border.where()}: expected finite numbers, got {value} in {key}; "
                 "correct the environment, or set on_bad_value to 'drop' to discard such episodes"
             ) from bad
         self._counts[DROPPED] += 1
-        self._count_failure(f"{self._border.where()}: {bad.value} in {bad.key}")
+        self._count_failure(f"{self._border.where()}: {value} in {key}")
 
     def _failed(self, text: str) -> None:
         self._counts[ERRORS] += 1
@@ -273,10 +269,7 @@ class SlotEnvironments(Environments):
     _counts: NDArray[np.int64]
 
     def state_dict(self) -> Mapping[str, Array]:
-        """Seeds are known: the numbers of the open episodes, their actions and a digest of their observations.
-
-        They are as of the last row that was handed out of each slot; actions under way are not part of it.
-        """
+        """The numbers of the open episodes, their actions and a digest of their rows, as of the last row that each slot handed out."""
         return self._history.state_dict()
 
     def counters(self, slots: Ints | None = None) -> Mapping[str, int]:
@@ -311,11 +304,9 @@ class SerialEnvironments(SlotEnvironments):
         self._history = ActionHistory(slots, self.spec.action)
 
     def reset(self) -> Rows:
-        """Start every slot; the actions are ignored."""
         return self.step(np.arange(self.slots), np.zeros(self.slots))
 
     def step(self, slots: Ints, action: Array) -> Rows:
-        """One row for each of `slots`."""
         members = self._members
         try:
             for slot, chosen in zip(slots.tolist(), action, strict=True):
@@ -327,10 +318,8 @@ class SerialEnvironments(SlotEnvironments):
         return rows
 
     def load_state_dict(self, state: Mapping[str, Array]) -> Rows:
-        """Play the open episodes again."""
-        played: Any = zip(
-            state["episode"].tolist(), self._history.load_state_dict(state), state["digest"].tolist(), strict=True
-        )
+        actions = self._history.load_state_dict(state)
+        played: Any = zip(state["episode"].tolist(), actions, state["digest"].tolist(), strict=True)
         try:
             for member, episode in zip(self._members, played, strict=True):
                 member.rebuild(*episode)
@@ -341,6 +330,5 @@ class SerialEnvironments(SlotEnvironments):
         return rows
 
     def close(self) -> None:
-        """Close every environment."""
         for member in self._members:
             member.close()

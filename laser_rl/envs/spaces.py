@@ -38,7 +38,6 @@ SIZED = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 WORDS = 16  # of an instruction that are kept; the rest is dropped
 VOCABULARY = 1000  # how many numbers words can have, including 0 for no word
 NUMBER = np.dtype("<u2")
-WORD = re.compile(r"\w+")
 
 
 class PictureWithInstruction(spaces.Box):
@@ -56,18 +55,14 @@ class PictureWithInstruction(spaces.Box):
 
 
 def word_number(word: str) -> int:
-    """The number of a word: 1 to 999, the same in every process and on every machine, whatever the case of its letters.
-
-    >>> word_number("Red") == word_number("red"), word_number("red"), word_number("blue")
-    (True, 346, 13)
-    """
+    """The number of a word: 1 to 999, the same in every process and on every machine, whatever the case of its letters."""
     return zlib.crc32(word.lower().encode()) % (VOCABULARY - 1) + 1
 
 
 @lru_cache(maxsize=1024)  # an instruction stays for many steps
 def word_numbers(text: str) -> tuple[int, ...]:
     """The numbers of a text's first `WORDS` words, then zeros; signs and spaces between words do not count."""
-    found = [word_number(word) for word in WORD.findall(text)[:WORDS]]
+    found = [word_number(word) for word in re.findall(r"\w+", text)[:WORDS]]
     return (*found, *[0] * (WORDS - len(found)))
 
 
@@ -81,17 +76,6 @@ def with_instruction(picture: NDArray[Any], text: str) -> NDArray[np.uint8]:
     carried[:, :height] = picture
     carried[:, height] = row.reshape(channels, width)
     return carried
-
-
-def instruction_of(picture: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """The numbers of the words that a picture carries: what a network has to read.
-
-    >>> carried = with_instruction(np.zeros((3, 72, 96), np.uint8), "red cat")
-    >>> instruction_of(carried)[:3].tolist() == [word_number("red"), word_number("cat"), 0]
-    True
-    """
-    row = np.ascontiguousarray(picture[:, -1]).reshape(-1)
-    return row[: WORDS * NUMBER.itemsize].view(NUMBER).astype(np.int64)
 
 
 def leaves_of(space: Space, name: str, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Space]]:
@@ -120,11 +104,7 @@ def flat_scales(space: Space, name: str) -> NDArray[np.float32]:
 
 
 def observation_border(space: Space, name: str) -> tuple[ObservationSpec, Convert]:
-    """How observations of `space` are stored.
-
-    >>> observation_border(spaces.Box(0, 255, (84, 84, 3), np.uint8), "Maze")[0]
-    ObservationSpec(shape=(3, 84, 84), dtype='uint8', scale=0.00392156862745098, words=0)
-    """
+    """How observations of `space` are stored."""
     if isinstance(space, PictureWithInstruction):
         # Its channels are first, whatever its width.
         return ObservationSpec(space.shape, "uint8", _scale(space), WORDS), _as_it_is
@@ -138,7 +118,6 @@ def observation_border(space: Space, name: str) -> tuple[ObservationSpec, Conver
 
 
 def leaf_scale(space: Space) -> float:
-    """What a leaf is multiplied by when it is flattened with others."""
     return _scale(space) if isinstance(space, spaces.Box) and space.dtype == np.uint8 else 1.0
 
 
@@ -163,11 +142,7 @@ def _box_observation(space: spaces.Box) -> tuple[ObservationSpec, Convert]:
 
 
 def action_border(space: Space, name: str) -> tuple[ActionSpec, Convert]:
-    """How actions of `space` are chosen, stored and handed over.
-
-    >>> action_border(spaces.Discrete(3, start=-1), "Maze")[1](np.int64(0))
-    -1
-    """
+    """How actions of `space` are chosen, stored and handed over."""
     if isinstance(space, spaces.Discrete):
         start = int(space.start)  # Python's own int: every space takes it, and Gymnasium checks it fastest
         convert: Convert = int if start == 0 else lambda value: int(value) + start
@@ -263,19 +238,15 @@ _ARGUMENTS: dict[type[Space], tuple[str, ...]] = {
 _KINDS = {kind.__name__: kind for kind in _ARGUMENTS}
 
 
-def _describe(space: Space) -> Mapping[str, Any] | None:
-    """A space as JSON; None for a kind without an entry in `_ARGUMENTS`, which `spec_of` has refused before."""
-    for kind, names in _ARGUMENTS.items():
-        if isinstance(space, kind):
-            return {"kind": kind.__name__, **{name: _plain(name, getattr(space, name)) for name in names}}
-    return None
+def _describe(space: Space) -> Mapping[str, Any]:
+    kind = next(kind for kind in _ARGUMENTS if isinstance(space, kind))
+    return {"kind": kind.__name__, **{name: _plain(name, getattr(space, name)) for name in _ARGUMENTS[kind]}}
 
 
 def _plain(name: str, value: Any) -> Any:
     if name == "spaces":
-        return [
-            [label, _describe(part)] for label, part in (value.items() if isinstance(value, dict) else enumerate(value))
-        ]
+        parts = value.items() if isinstance(value, dict) else enumerate(value)
+        return [[label, _describe(part)] for label, part in parts]
     if name == "dtype":
         return str(value)
     values = np.asarray(value)

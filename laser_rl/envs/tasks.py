@@ -6,7 +6,7 @@ An episode is a function of its seed and its actions. `Catch` and `DeepSea` foll
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import gymnasium
 import numpy as np
@@ -29,17 +29,9 @@ from laser_rl.errors import ConfigError
 
 Floats = NDArray[np.float32]
 Positions = dict[str, Ints]  # what an episode is, one entry a slot
+TaskOutcome = tuple[Positions, Floats, Flags, Flags]  # what a step led to: with rewards, terminated, truncated
 LEFT, RIGHT = 1, 2  # in a TMaze
 PIXELS_PER_CELL = 16
-
-
-class TaskOutcome(NamedTuple):
-    """What a step of n slots led to."""
-
-    positions: Positions
-    reward: Floats
-    terminated: Flags
-    truncated: Flags
 
 
 class Task(Protocol):
@@ -80,7 +72,6 @@ class TaskEnvironments(Environments):
     def __init__(self, task: Task, *, slots: int, seed: int) -> None:
         self._task, self._seed = task, seed
         self.spec, self.slots = task.spec, slots
-        self.optimal_return, self.random_return = task.optimal_return, task.random_return
         # What led to the current row of each slot is kept, so that `load_state_dict` can give that row again.
         self._episode = np.zeros(slots, np.int64)
         self._episode_seed = seed_of(seed, np.arange(slots), self._episode)
@@ -98,11 +89,9 @@ class TaskEnvironments(Environments):
         }
 
     def reset(self) -> Rows:
-        """Start every slot."""
         return self._rows(np.arange(self.slots))
 
     def step(self, slots: Ints, action: Array) -> Rows:
-        """One row for each of `slots`."""
         ended = self._terminated[slots] | self._truncated[slots]
         self._first[slots] = ended
         going, chosen = slots, action
@@ -110,10 +99,10 @@ class TaskEnvironments(Environments):
             going, chosen = slots[~ended], action[~ended]
             self._begin(slots[ended])
         before = {name: values[going] for name, values in self._positions.items()}
-        outcome = self._task.advance(before, chosen.astype(np.int64, copy=False))
-        for name, values in outcome.positions.items():
+        after, *outcome = self._task.advance(before, chosen.astype(np.int64, copy=False))
+        for name, values in after.items():
             self._positions[name][going] = values
-        self._reward[going], self._terminated[going], self._truncated[going] = outcome[1:]
+        self._reward[going], self._terminated[going], self._truncated[going] = outcome
         return self._rows(slots)
 
     def _begin(self, slots: Ints) -> None:
@@ -132,18 +121,13 @@ class TaskEnvironments(Environments):
         return Rows(slots, observation, self._first[slots], self._reward[slots], *ended, none, none.copy(), *whose)
 
     def state_dict(self) -> Mapping[str, Array]:
-        """The whole state of all environments."""
         return {name: values.copy() for name, values in self._state.items()}
 
     def load_state_dict(self, state: Mapping[str, Array]) -> Rows:
-        """Continue exactly from a saved state."""
         check_slots(state, self.slots)
         for name, values in self._state.items():
             values[:] = state[name]
         return self._rows(np.arange(self.slots))
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 class TaskEnv(gymnasium.Env[NDArray[Any], Any]):
@@ -162,19 +146,16 @@ class TaskEnv(gymnasium.Env[NDArray[Any], Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[Any], dict[str, Any]]:
-        """The episode of `seed`; a random one without."""
         super().reset(seed=seed)
         chosen = int(self.np_random.integers(2**31)) if seed is None else seed
         self._positions = self._task.begin(np.array([chosen]))
         return self._task.observe(self._positions)[0], {}
 
     def step(self, action: Any) -> tuple[NDArray[Any], float, bool, bool, dict[str, Any]]:
-        """One step."""
         self._positions, reward, terminated, truncated = self._task.advance(self._positions, np.array([action]))
         return self._task.observe(self._positions)[0], float(reward[0]), bool(terminated[0]), bool(truncated[0]), {}
 
     def render(self) -> NDArray[np.uint8]:
-        """The board, large enough to see."""
         board = self._task.draw(self._positions)[..., np.newaxis]
         pixels = (np.array([250, 200, 60]) * board + np.array([24, 28, 48]) * (1 - board)).astype(np.uint8)
         return pixels.repeat(PIXELS_PER_CELL, axis=0).repeat(PIXELS_PER_CELL, axis=1)
@@ -186,12 +167,10 @@ class _Board(Task):
     image: bool
 
     def observe(self, positions: Positions) -> Array:
-        """The board, in the form that `image` asks for."""
         board = self._cells(positions)
         return board.astype(np.uint8)[:, np.newaxis] if self.image else board.reshape(len(board), -1)
 
     def draw(self, positions: Positions) -> Floats:
-        """The board of the first environment, for a picture."""
         return np.asarray(self._cells(positions)[0], np.float32)
 
     def _spec(self, name: str, rows: int, columns: int, actions: int) -> EnvironmentSpec:
@@ -204,11 +183,7 @@ class _Board(Task):
 
 @dataclass
 class Catch(_Board):
-    """A ball falls from a random column; be under it. Actions: left, stay, right; ±1 at the end.
-
-    >>> Catch().optimal_return, round(Catch().random_return, 3)
-    (1.0, -0.6)
-    """
+    """A ball falls from a random column; be under it. Actions: left, stay, right; ±1 at the end."""
 
     rows: int = 10
     columns: int = 5
@@ -225,17 +200,15 @@ class Catch(_Board):
         return 2.0 / self.columns - 1.0
 
     def begin(self, seed: Ints) -> Positions:
-        """The seed decides the ball's column."""
         middle = np.full(seed.shape, self.columns // 2, np.int64)
         return {"ball": seed % self.columns, "row": np.zeros_like(seed), "paddle": middle}
 
     def advance(self, positions: Positions, action: Ints) -> TaskOutcome:
-        """The paddle moves, the ball falls by one row."""
         ball, row = positions["ball"], positions["row"] + 1
         paddle = np.clip(positions["paddle"] + action - 1, 0, self.columns - 1)
         ended = row == self.rows - 1
         reward = np.where(ended, np.where(paddle == ball, 1.0, -1.0), 0.0).astype(np.float32)
-        return TaskOutcome({"ball": ball, "row": row, "paddle": paddle}, reward, ended, np.zeros_like(ended))
+        return {"ball": ball, "row": row, "paddle": paddle}, reward, ended, np.zeros_like(ended)
 
     def _cells(self, positions: Positions) -> Floats:
         every = np.arange(len(positions["row"]))
@@ -268,18 +241,16 @@ class DeepSea(_Board):
         return 2.0**-self.size - 0.005
 
     def begin(self, seed: Ints) -> Positions:
-        """Always the corner."""
         return {"row": np.zeros_like(seed), "column": np.zeros_like(seed)}
 
     def advance(self, positions: Positions, action: Ints) -> TaskOutcome:
-        """Left or right, and down."""
         row, column = positions["row"], positions["column"]
         right = action == self.mask[row, column]
         treasure = right & (column == self.size - 1)  # only the last row's corner can be reached that far right
         reward = (treasure - right * (0.01 / self.size)).astype(np.float32)
         column = np.clip(column + np.where(right, 1, -1), 0, self.size - 1)
         ended = row + 1 == self.size
-        return TaskOutcome({"row": row + 1, "column": column}, reward, ended, np.zeros_like(ended))
+        return {"row": row + 1, "column": column}, reward, ended, np.zeros_like(ended)
 
     def _cells(self, positions: Positions) -> Floats:
         """Where the diver is; nothing once the bottom is reached."""
@@ -299,9 +270,6 @@ class TMaze(Task):
     With `one_cue` only the right turn is announced, and it is right in seven of ten episodes: an agent without memory takes every silent
     episode for a left one, or every left one for forgotten. With `tiles` it is seen as pictures like those of `envs.grid`, so that it mixes
     with MiniGrid's tasks.
-
-    >>> TMaze(10).optimal_return, TMaze(10, tiles=True).spec.observation.shape
-    (1.0, (3, 28, 28))
     """
 
     length: int = 10
@@ -318,21 +286,18 @@ class TMaze(Task):
         self.spec = EnvironmentSpec(f"laser/TMaze-{self.length}", observation, DiscreteActions(3))
 
     def begin(self, seed: Ints) -> Positions:
-        """The seed decides the cue."""
         cue = np.where(seed % 10 < 7, RIGHT, LEFT) if self.one_cue else LEFT + seed % 2  # noqa: PLR2004
         return {"cue": cue, "place": np.zeros_like(seed), "step": np.zeros_like(seed)}
 
     def advance(self, positions: Positions, action: Ints) -> TaskOutcome:
-        """Walk on, or turn at the junction, which ends the episode."""
         cue, place, step = positions["cue"], positions["place"], positions["step"] + 1
         turned = (place == self.length) & (action > 0)
         reward = np.where(turned, np.where(action == cue, 1.0, -1.0), 0.0).astype(np.float32)
         place = np.minimum(place + (action == 0), self.length)
         late = ~turned & (step >= 3 * self.length + 3)
-        return TaskOutcome({"cue": cue, "place": place, "step": step}, reward, turned, late)
+        return {"cue": cue, "place": place, "step": step}, reward, turned, late
 
     def observe(self, positions: Positions) -> Array:
-        """The cue at the very start only."""
         features = self._features(positions)
         if not self.tiles:
             return features

@@ -19,30 +19,27 @@ Vector = gymnasium.vector.VectorEnv[Any, Any, Any]
 
 
 class VectorAdapter(Environments):
-    """A vector environment in any of Gymnasium's three autoreset modes. It has no state: it may hold anything.
+    """A vector environment in any of Gymnasium's three autoreset modes. It has no state, and its user closes it.
 
     Where it resets within the step that ends an episode (SAME_STEP) or waits to be told (DISABLED), the first rows of the next episodes are
     handed out by the following `step`, alone: the vector is stepped when all slots have acted again. All slots act at once.
     """
 
-    def __init__(self, env: Vector, *, seed: int, name: str | None = None, owned: bool = True) -> None:
-        self._env, self._owned, self._turn, self._mode = env, owned, Turn(env), _mode(env)
+    def __init__(self, env: Vector, *, seed: int, name: str | None = None) -> None:
+        self._env, self._turn, self._mode = env, Turn(env), _mode(env)
         name = name or (env.spec.id if env.spec is not None else type(env).__name__)
         self.spec, (self._see, self._act) = spec_of(env.single_observation_space, env.single_action_space, name)
-        self._bounds = Bounds(
-            env.single_observation_space, self.spec.observation, self._see, functools.partial(warn_once, name)
-        )
+        seen, warn = self.spec.observation, functools.partial(warn_once, name)
+        self._bounds = Bounds(env.single_observation_space, seen, self._see, warn)
         self.slots = int(env.num_envs)
         self._every, self._episodes = np.arange(self.slots), VectorEpisodes(self.slots, seed)
         shape, dtype = action_layout(self.spec.action)
         self._action, self._acted = np.zeros((self.slots, *shape), dtype), np.zeros(self.slots, np.bool_)
-        seen = self.spec.observation
         self._waiting: Array = np.zeros((self.slots, *seen.shape), seen.dtype)  # first observations, in SAME_STEP
         self._steps = 0
         self._one_generator = False  # for all slots; known once a list of seeds was refused
 
     def reset(self) -> Rows:
-        """Start every slot."""
         self._turn.take()
         seeds = self._episodes.seeds(self._every).tolist()
         observation, info = self._guarded(lambda: self._reset(seeds))
@@ -71,24 +68,16 @@ class VectorAdapter(Environments):
                 self._refuse(expected, f"the keys {sorted(info)}")
             for slot in ended.tolist():
                 stored[slot] = self._see(final[slot])
-        return self._checked(
-            self._episodes.advance(self._every.copy(), stored, reward, terminated, truncated, info.get("lives"))
-        )
-
-    def close(self) -> None:
-        """Close the vector, unless the user made it."""
-        if self._owned and not self._env.closed:
-            self._env.close()
+        ends = terminated, truncated
+        return self._checked(self._episodes.advance(self._every.copy(), stored, reward, *ends, info.get("lives")))
 
     def _start(self, slots: Ints) -> Rows:
         self._episodes.number[slots] += 1
         lives = None
         if self._mode is AutoresetMode.DISABLED:
             mask = np.isin(self._every, slots)
-            seeds = [
-                int(seed) if chosen else None
-                for seed, chosen in zip(self._episodes.seeds(self._every), mask, strict=True)
-            ]
+            every = self._episodes.seeds(self._every).tolist()
+            seeds = [seed if chosen else None for seed, chosen in zip(every, mask, strict=True)]
             observation, info = self._guarded(lambda: self._reset(seeds, options={"reset_mask": mask}))
             self._waiting = self._convert(observation)
             lives = np.asarray(info["lives"])[slots] if "lives" in info else None

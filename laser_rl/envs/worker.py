@@ -70,7 +70,6 @@ LONGEST_TEXT = 8_000  # characters; an answer has to fit into the connection's b
 MOST_CREDIT_S = 1.0
 MOST_KILLS = 50  # in a row, without one good step in between
 LONGEST_PAUSE_S, LONGEST_PAUSE_AFTER_KILL_S = 5.0, 0.5  # before a worker that failed again is started again
-PR_SET_PDEATHSIG = 1
 # By the phase: idle, constructing, resetting, stepping, pausing.
 DOING = ("waiting for its turn", "constructing", "in reset", "in step", "pausing after an error")
 ERRORS = {kind.__name__: kind for kind in (EnvironmentRefused, EnvironmentFailed, EnvironmentEnded)}
@@ -85,7 +84,6 @@ class ProcessLimits:
     constructor_s: float = 120.0
 
     def of(self, phase: int, *, ready: bool) -> float:
-        """The limit of what a worker is doing."""
         if not ready or phase == CONSTRUCTING:
             return self.constructor_s
         return {RESETTING: self.reset_s, PAUSING: self.step_s + LONGEST_PAUSE_S}.get(phase, self.step_s)
@@ -134,7 +132,7 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
 
 def die_with(parent: int) -> None:
     """The kernel kills this process when the thread that started it ends, however that happens."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:  # it was too late to ask
         os._exit(1)
 
@@ -211,10 +209,7 @@ class SupervisedWorker:
         return None if self.process is None else fate_of(self.process.pid, wait_s)
 
     def stalled_for(self, activity: NDArray[np.int64]) -> float:
-        """Seconds of waiting since it last entered the environment's code.
-
-        Time between two looks counts for a second at most: a pause of the whole program is not the worker's.
-        """
+        """Seconds of waiting since it last entered the environment's code; a pause of the whole program counts for one at most."""
         now, entries = time.monotonic(), int(activity[ENTRIES])
         self._waited += min(now - self._asked_at, MOST_CREDIT_S)
         self._asked_at = now
@@ -223,7 +218,6 @@ class SupervisedWorker:
         return self._waited
 
     def describe(self, activity: NDArray[np.int64]) -> str:
-        """Who, and doing what, for messages."""
         if self.process is None:
             return f"worker {self.index} (being replaced)"
         doing = f"{DOING[int(activity[PHASE])]} of slot {int(activity[AT_SLOT])}"
@@ -301,7 +295,6 @@ class Worker:
             member.bind(block, slot)
 
     def run(self) -> None:
-        """Say what the environment looks like, then obey until told to quit or alone."""
         self._channel.send(SPEC + write_spec(self._spec))
         while True:
             for command in self._channel.receive():  # waits for the pool; if that dies, the kernel ends this process
@@ -319,9 +312,8 @@ class Worker:
                 member.advance(self._action[slot])
 
     def _rebuild(self) -> None:
-        state = load(
-            Path(f"/proc/self/fd/{self._scratch}").read_bytes()
-        )  # with a position of its own: workers share the handle's
+        # By its name, with a position of its own: workers share the handle's.
+        state = load(Path(f"/proc/self/fd/{self._scratch}").read_bytes())
         actions = ActionHistory(self._start["slots"], self._spec.action).load_state_dict(state)
         episodes, digests = state["episode"].tolist(), state["digest"].tolist()
         for slot, member in self._members.items():

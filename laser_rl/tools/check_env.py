@@ -29,16 +29,7 @@ from numpy.typing import NDArray
 from laser_rl.envs import slot
 from laser_rl.envs.construct import constructor
 from laser_rl.envs.make import is_atari, is_mixture, make_environments
-from laser_rl.envs.records import (
-    ActionSpec,
-    BoxActions,
-    DiscreteActions,
-    Environments,
-    EnvironmentSpec,
-    MultiDiscreteActions,
-    Rows,
-    write_spec,
-)
+from laser_rl.envs.records import ActionSpec, DiscreteActions, Environments, MultiDiscreteActions, Rows, write_spec
 from laser_rl.errors import EnvironmentFailed, EnvironmentRefused, UserError
 
 Verdict = Literal["good", "warning", "defect", "not done"]
@@ -70,12 +61,10 @@ OF_ONE = ("resume", "gymnasium", "workers")  # of one Python environment, not of
 WHERE_GOOD = ("resume", "gymnasium")  # need an environment in which nothing is known to be wrong
 PHASES = {slot.CONSTRUCTING: "constructor", slot.RESETTING: "reset", slot.STEPPING: "step"}
 FOREIGN = (str(Path(gymnasium.__file__).parent), str(Path(__file__).parents[1]), "<frozen importlib")
-MOST_FRAMES = 4  # of a traceback: the last ones are the user's own
 ENDLESS_STEPS = 30_000  # an Atari game is cut off after 27,000
 WORKER_STEPS, WORKER_LIMIT_S = 20, 20.0
 LARGE_GROWTH = 32 << 20  # bytes; an allocator's own moods are smaller
 SLOW = 100.0  # steps a second
-CLOSE = 1e-5
 OWN_GENERATOR = "draw from self.np_random only, and begin reset with super().reset(seed=seed)"
 
 
@@ -116,26 +105,19 @@ class CheckStopped(Exception):
 
 
 def error_finding(error: BaseException, place: str, fix: str = "correct the line below") -> Finding:
-    """An exception with the last frames of the user's own code."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(FOREIGN)]
-    trace = "".join([*traceback.format_list(own[-MOST_FRAMES:]), *traceback.format_exception_only(error)]).rstrip()
+    own = [frame for frame in frames if not frame.filename.startswith(FOREIGN)][-4:]
+    trace = "".join([*traceback.format_list(own), *traceback.format_exception_only(error)]).rstrip()
     got = f"{type(error).__name__}: {error}".partition("\n\n")[0][:300]
     return Finding("errors", "defect", f"{got} in {place}; {fix}", trace)
 
 
 def place_of(at: tuple[str, int, int]) -> str:
-    """A call of the environment's code, as messages name it."""
     return "{} (slot 0, episode {}, step {})".format(*at)
 
 
 class Bench:
-    """An environment under examination; refuses a name that is not known.
-
-    Args:
-        order: what is to be examined, and for how long.
-        send: is handed every message, a mapping of plain values (see `check_process.Examination.take`).
-    """
+    """An environment under examination; refuses a name that is not known. `send` is handed every message."""
 
     def __init__(self, order: Order, send: Callable[[Mapping[str, Any]], None]) -> None:
         self._order, self._send = order, send
@@ -147,8 +129,9 @@ class Bench:
         self._one = not (name.startswith("laser/") or is_atari(name) or is_mixture(name))
         if self._one:
             self._python = constructor(name, options)  # imports what has to be imported, and refuses what is not there
-            hooks: dict[str, Any] = {"name": name, "warn": self._warned, "watch": self._watch_slot}
-            self._make = lambda: slot.SerialEnvironments(self._noted, slots=1, seed=order.seed, **hooks)
+            hooks: dict[str, Any] = {"warn": self._warned}
+            hooks["watch"] = lambda phase, _: self._watch(PHASES.get(phase, "idle"), *self._at[1:])
+            self._make = lambda: slot.SerialEnvironments(self._noted, slots=1, seed=order.seed, name=name, **hooks)
         else:
             how: dict[str, Any] = {"seed": order.seed, "slots": order.slots, "options": options, "lockstep": True}
             self._make = lambda: make_environments(name, **how)
@@ -190,9 +173,6 @@ class Bench:
         """Say what is about to be called: a process that is silent for too long is killed."""
         self._at = (phase, episode, step)
         self._send({"at": self._at})
-
-    def _watch_slot(self, phase: int, _: int) -> None:
-        self._watch(PHASES.get(phase, "idle"), *self._at[1:])
 
     def _report(self, *findings: Finding) -> None:
         """Tell what was found, once: stages may meet the same."""
@@ -246,7 +226,6 @@ class Bench:
             rows = environments.step(rows.slots, action)
 
     def _build(self) -> None:
-        """Two copies at once, the same spaces, and an agent that could play in them."""
         with self._open() as environments:
             spec = environments.spec
             try:
@@ -259,10 +238,9 @@ class Bench:
             if spec != others:
                 text = f"{spec}, and {others} in a second copy; make the constructor give the same spaces each time"
                 self._report(Finding("construction", "defect", text))
-            self._send({"spec": write_spec(spec).decode(), "facts": spec_facts(spec)})
+            self._send({"spec": write_spec(spec).decode()})
 
     def _play(self) -> None:
-        """Random play in two copies: the border judges each row, both must agree, and time and memory are measured."""
         took: dict[str, list[float]] = {"reset": [], "step": []}
         steps, memory, lengths, returns = 0, 0, list[int](), list[float]()
         with self._open() as environments, self._open() as twin:
@@ -290,25 +268,29 @@ class Bench:
         if growth >= LARGE_GROWTH:
             fix = "look for a list or dict that is added to in step or reset and never emptied; laser replaces no worker for its size"
             self._report(Finding("memory", "defect", f"{growth / 1e6:,.0f} MB more after {steps:,} steps; {fix}"))
-        if self._one and not lengths and not _is_limited(self._python()):
+        if self._one and not lengths and not self._is_limited():
             got = f"no end in {steps:,} steps of random play, and no TimeLimit"
             fix = "register it with max_episode_steps=…, or wrap it with gymnasium.wrappers.TimeLimit: evaluations play whole episodes"
             verdict: Verdict = "defect" if steps >= ENDLESS_STEPS else "warning"
             self._report(Finding("length", verdict, f"{got}; {fix} and would wait for ever"))
 
+    def _is_limited(self) -> bool:
+        with contextlib.closing(self._python()) as env:
+            return hasattr(env, "has_wrapper_attr") and env.has_wrapper_attr("_max_episode_steps")
+
     def _compare(self, rows: Rows, twin: Rows) -> None:
         for part in ("observation", "reward", "terminated", "truncated"):
             value, other = getattr(rows, part), getattr(twin, part)
-            if not np.array_equal(value, other):
-                got = f"{part} differs between two copies with the same seed and actions in {place_of(self._at)}"
-                if np.allclose(value, other, rtol=CLOSE, atol=CLOSE):
-                    fix = "use one thread and no atomics if you need exact resumes; learning does not suffer from last digits"
-                    return self._report(Finding("repeatable", "warning", f"{got}; {fix}"))
-                if self._one and getattr(getattr(self._python(), "spec", None), "nondeterministic", False):
-                    return self._report(
-                        Finding("repeatable", "warning", f"{got}; {OWN_GENERATOR}")
-                    )  # it says so itself
-                raise CheckStopped(Finding("repeatable", "defect", f"{got}; {OWN_GENERATOR}"))
+            if np.array_equal(value, other):
+                continue
+            got = f"{part} differs between two copies with the same seed and actions in {place_of(self._at)}"
+            last_digits = np.allclose(value, other, rtol=1e-5, atol=1e-5)
+            fix = "use one thread and no atomics if you need exact resumes; learning does not suffer from last digits"
+            text = f"{got}; {fix if last_digits else OWN_GENERATOR}"
+            says_so = self._one and getattr(getattr(self._python(), "spec", None), "nondeterministic", False)
+            if not last_digits and not says_so:
+                raise CheckStopped(Finding("repeatable", "defect", text))
+            return self._report(Finding("repeatable", "warning", text))
         return None
 
     def _speed(self, steps: int, slots: int, took: Mapping[str, list[float]]) -> dict[str, str]:
@@ -324,7 +306,6 @@ class Bench:
         return {"speed": told if self._one else f"{per_second:,.0f} steps/s in {slots} slots"}
 
     def _resume(self) -> None:
-        """An open episode is played again in a fresh copy, as a resume does."""
         with self._open() as environments, self._open() as other:
             for rows, _, _ in itertools.islice(self._walk(environments), self._order.steps):
                 if rows.episode[0] > 1 and self._at[2] > 2 and not rows.is_first[0]:  # noqa: PLR2004 - in a later episode
@@ -337,7 +318,6 @@ class Bench:
             self._report(Finding("seed", "warning", f"{got}; {fix}"))
 
     def _gymnasium(self) -> None:
-        """Gymnasium's own checker, which stops at its first objection."""
         with contextlib.closing(self._python()) as env, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # matters of taste, such as actions that are not normalised
             self._watch("reset")
@@ -378,20 +358,6 @@ def random_actions(spec: ActionSpec, generator: np.random.Generator, count: int)
     return np.where(bounded, uniform, generator.standard_normal(uniform.shape)).astype(np.float32)
 
 
-def spec_facts(spec: EnvironmentSpec) -> dict[str, str]:
-    """What an agent sees and does, in words."""
-    seen, action = spec.observation, spec.action
-    kind = "picture" if seen.is_image else "vector"
-    facts = {"observation": f"{seen.dtype} {seen.shape}, a {kind}, scaled by {seen.scale:.4g}"}
-    if isinstance(action, DiscreteActions):
-        facts["action"] = f"one of {action.count} choices"
-    elif isinstance(action, BoxActions):
-        facts["action"] = f"{len(action.low)} real numbers, from {list(action.low)} to {list(action.high)}"
-    else:
-        facts["action"] = f"{len(action.counts)} choices at once, among {', '.join(map(str, action.counts))}"
-    return facts | ({"tasks": ", ".join(spec.tasks)} if spec.tasks else {})
-
-
 def _episodes(steps: int, lengths: list[int], returns: list[float]) -> dict[str, str]:
     spread = f": {min(lengths):,} to {max(lengths):,} steps, {mean(lengths):,.1f} on average" if lengths else ""
     facts = {"episodes": f"{len(lengths):,} ended in {steps:,} random steps{spread}"}
@@ -406,8 +372,3 @@ def _resident_bytes() -> int:
     """Memory of this process, without garbage."""
     gc.collect()
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def _is_limited(env: Any) -> bool:
-    with contextlib.closing(env):
-        return hasattr(env, "has_wrapper_attr") and env.has_wrapper_attr("_max_episode_steps")

@@ -23,8 +23,6 @@ from laser_rl.envs.worker import die_with, end_group, fate_of, start_python
 from laser_rl.errors import EnvironmentRefused, UserError
 from laser_rl.tools.check_env import CHECKS, Bench, Finding, Order, error_finding, place_of
 
-LAST_WORDS_S = 0.5  # for the stack of a process that hangs
-TAIL_LINES = 8
 FOREIGN = ("/laser_rl/", "/gymnasium/", "<string>")
 
 
@@ -39,7 +37,6 @@ class Examination:
     checks: list[str] = field(default_factory=lambda: list(CHECKS))  # those that apply
 
     def take(self, message: Mapping[str, Any]) -> None:
-        """Add one message; a refused name is raised."""
         if "refused" in message:
             raise EnvironmentRefused(message["refused"])
         if "finding" in message:
@@ -50,7 +47,6 @@ class Examination:
         self.facts |= message.get("facts", {})
 
     def of(self, verdict: str) -> list[Finding]:
-        """The findings with this verdict."""
         return [one for one in self.findings if one.verdict == verdict]
 
     def complete(self) -> None:
@@ -107,18 +103,16 @@ class _Child:
             how = f"signal {signal.Signals(status).name}" if killed else f"exit status {status}"
             fix = "nothing in an environment may end its process: look at native code, os._exit and sys.exit"
             text = f"the process ended with {how} in {place_of(self._at)}; {fix}"
-            yield _accident("errors", text, "\n".join(self._printed(0)[-TAIL_LINES:]))
+            yield _accident("errors", text, "\n".join(self._printed(0)[-8:]))
 
     def _stack(self) -> str:
-        """Where it hangs, by its own account."""
         start = self._output.seek(0, os.SEEK_END)
         self._process.send_signal(signal.SIGUSR1)
-        time.sleep(LAST_WORDS_S)
+        time.sleep(0.5)  # for its last words
         frames = [line for line in self._printed(start) if line.lstrip().startswith("File")]
         return "\n".join(line for line in frames if not any(part in line for part in FOREIGN))[:2_000]
 
     def _printed(self, start: int) -> list[str]:
-        """The last lines of its output after `start`."""
         end = self._output.seek(0, os.SEEK_END)
         self._output.seek(max(start, end - (1 << 16)))
         return self._output.read().decode(errors="replace").splitlines()
@@ -135,7 +129,6 @@ def _accident(check: str, text: str, trace: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Entry of the process, with a pipe, the parent's process id and the order."""
     pipe = Connection(int(sys.argv[1]), readable=False)
     die_with(int(sys.argv[2]))
     faulthandler.register(signal.SIGUSR1, all_threads=False)  # says where it hangs, even inside a library

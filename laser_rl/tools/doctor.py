@@ -20,7 +20,6 @@ from typing import Any, Literal
 from laser_rl import __version__, disk
 
 Verdict = Literal["good", "warning", "bad"]
-LIBRARIES = ("torch", "numpy", "gymnasium")
 CORE_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 TORCH_LIMIT_S, WORKER_LIMIT_S, END_LIMIT_S = 120.0, 30.0, 10.0
 SLOW_WORKER_S, SLOW_SYNC_S = 10.0, 0.5
@@ -77,7 +76,7 @@ def looked_at(run_dir: Path) -> Iterator[Probe]:
         [sys.executable, "-c", ASK_TORCH], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     try:
-        versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES)
+        versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "numpy", "gymnasium"))
         about = f"laser-rl {__version__}, Python {platform.python_version()}, {versions}, {platform.platform()}"
         yield Probe("versions", "good", about)
         yield cores(len(os.sched_getaffinity(0)))
@@ -116,7 +115,6 @@ def _answer(process: subprocess.Popen[bytes]) -> dict[str, Any]:
 
 
 def worker() -> Probe:
-    """Whether a worker process for environments starts, and how long it takes to its first row."""
     from laser_rl.envs.make import make_environments  # noqa: PLC0415 - imports Gymnasium
     from laser_rl.errors import UserError  # noqa: PLC0415
 
@@ -135,7 +133,6 @@ def worker() -> Probe:
 
 
 def cores(usable: int) -> Probe:
-    """How many cores this process may use, and the control group's quota allows."""
     allowed = float(usable)
     with contextlib.suppress(OSError, ValueError):  # "max" is no number
         limit, period = CORE_QUOTA.read_text().split()[:2]
@@ -166,7 +163,6 @@ def files(place: Path) -> Probe:
 
 
 def _locks(path: Path) -> bool:
-    """Whether a second opening of a locked file is refused the lock."""
     with path.open("w") as first, path.open("w") as second:
         fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:
@@ -177,7 +173,6 @@ def _locks(path: Path) -> bool:
 
 
 def gpu(seen: Mapping[str, Any], driver_gpus: Sequence[str]) -> Iterator[Probe]:
-    """Probes of torch and of the GPU, from what the process that runs `ASK_TORCH` has `seen`."""
     if "error" in seen:
         todo = "install it again, in a fresh virtual environment: pip install torch"
         yield Probe("torch", "bad", seen["error"], todo)

@@ -19,7 +19,6 @@ from laser_rl.agent.learner import Learner
 from laser_rl.agent.parallel import ALONE, Team
 from laser_rl.config import Config, EnvironmentConfig
 from laser_rl.envs.atari import AtariSettings
-from laser_rl.envs.construct import can_be_made_again
 from laser_rl.envs.make import make_environments
 from laser_rl.envs.records import Environments, EnvironmentSpec
 from laser_rl.errors import ConfigError, UserError
@@ -194,9 +193,10 @@ def another(source: EnvironmentSource) -> EnvironmentSource:
 
     All episodes of one that is played in itself are begun anew, and training goes on with new ones (`envs.construct.BorrowedEnv`).
     """
-    if isinstance(source, gymnasium.Env) and source.spec is not None and can_be_made_again(source.spec):
-        return functools.partial(gymnasium.make, source.spec)
-    return source
+    if not isinstance(source, gymnasium.Env) or source.spec is None:
+        return source
+    with_all_wrappers = all(wrapper.kwargs is not None for wrapper in source.spec.additional_wrappers)
+    return functools.partial(gymnasium.make, source.spec) if with_all_wrappers else source
 
 
 def layout_of(spec: EnvironmentSpec, family: Family, config: Config) -> UnrollLayout:

@@ -9,6 +9,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from laser_rl.envs.spaces import WORDS
+
 PRIME = 65_521
 WIDTH = 64
 
@@ -18,6 +20,17 @@ def expected_observation(seed, t, total):
     head = [seed >> 16, seed & 0xFFFF, t, total]
     check = (seed % PRIME + 7919 * t + 31 * total) % PRIME
     return np.array([*head, *((check + index) % PRIME for index in range(WIDTH - len(head)))], np.float32)
+
+
+def words_in(picture):
+    """The numbers of the words in a picture's last row, as `envs.spaces` describes it, and what follows them."""
+    line = [int(byte) for channel in picture[:, -1] for byte in channel]
+    return tuple(line[2 * index] + 256 * line[2 * index + 1] for index in range(WORDS)), line[2 * WORDS :]
+
+
+def processes(pool):
+    """Process numbers of the workers that live, in the order of their slots."""
+    return [worker.process.pid for worker in pool.workers if worker.process is not None]
 
 
 def total_after(total, action):

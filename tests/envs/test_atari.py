@@ -232,10 +232,11 @@ def collect(envs, steps, actions):
     return [stream[: steps + 1] for stream in streams]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("slots", [1, 4, 5])
-def test_a_slot_plays_the_same_in_any_group(slots):
-    settings, steps = AtariSettings(most_frames=120, threads=1), 75  # two truncations
+@pytest.mark.parametrize(
+    ("slots", "steps"), [(2, 40), *(pytest.param(slots, 75, marks=pytest.mark.slow) for slots in (1, 4, 5))]
+)
+def test_a_slot_plays_the_same_in_any_group(slots, steps):
+    settings = AtariSettings(most_frames=120, threads=1)  # a truncation every 30 steps
     actions = np.random.default_rng(0).integers(6, size=(slots, 2 * steps + 9))
     one, two, three = (
         collect(AtariEnvironments("pong", slots=slots, seed=3, settings=settings, groups=groups), steps, actions)

@@ -15,7 +15,6 @@ from laser_rl.envs.spaces import (
     VOCABULARY,
     WORDS,
     PictureWithInstruction,
-    instruction_of,
     observation_border,
     with_instruction,
     word_number,
@@ -23,16 +22,11 @@ from laser_rl.envs.spaces import (
 )
 from laser_rl.envs.vector import VectorAdapter
 from laser_rl.errors import EnvironmentRefused
+from tests.envs.samples import words_in
 
 
 def picture(channels=3, height=5, width=12, seed=0):
     return np.random.default_rng(seed).integers(256, size=(channels, height, width), dtype=np.uint8)
-
-
-def by_hand(row, words):
-    """`row`: [channels, width]. The format in words, byte by byte."""
-    line = [int(byte) for channel in row for byte in channel]
-    return [line[2 * index] + 256 * line[2 * index + 1] for index in range(words)], line[2 * words :]
 
 
 @given(st.text(max_size=60), st.integers(1, 6), st.integers(32, 40))
@@ -42,8 +36,8 @@ def test_the_row_holds_the_words_and_the_pixels_stay(text, channels, width):
     assert carried.shape == (channels, 6, width)
     assert carried.dtype == np.uint8
     np.testing.assert_array_equal(carried[:, :5], original)
-    numbers, rest = by_hand(carried[:, 5], WORDS)
-    assert numbers == list(word_numbers(text)) == instruction_of(carried).tolist()
+    numbers, rest = words_in(carried)
+    assert numbers == word_numbers(text)
     assert not any(rest)
 
 

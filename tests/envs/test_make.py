@@ -6,12 +6,13 @@ import gymnasium
 import numpy as np
 import pytest
 
+from laser_rl.envs.construct import stored_name
 from laser_rl.envs.make import make_environments, make_renderable
 from laser_rl.envs.pool import PoolEnvironments
 from laser_rl.envs.slot import SerialEnvironments
 from laser_rl.envs.vector import VectorAdapter
 from laser_rl.errors import ConfigError, EnvironmentRefused
-from tests.envs.samples import Telltale
+from tests.envs.samples import Telltale, processes
 
 
 @pytest.mark.parametrize(
@@ -126,7 +127,7 @@ def test_limits_and_policy_reach_the_pool():
         reset_timeout_s=4,
         on_bad_value="drop",
     )
-    assert (envs._limits.step_s, envs._limits.reset_s, len(envs.processes())) == (3, 4, 2)
+    assert (envs._limits.step_s, envs._limits.reset_s, len(processes(envs))) == (3, 4, 2)
     assert envs._start["on_bad_value"] == "drop"
     envs.close()
 
@@ -146,6 +147,21 @@ def test_there_is_something_to_look_at(source):
             break
     assert all(frame.dtype == np.uint8 and frame.shape == frames[0].shape and frame.shape[2] == 3 for frame in frames)
     assert any((frame != frames[0]).any() for frame in frames)
+
+
+def test_what_can_be_made_again_goes_by_a_name_and_its_options():
+    assert stored_name(gymnasium.make("CartPole-v1", max_episode_steps=20)) == (
+        "CartPole-v1",
+        {"max_episode_steps": 20},
+    )
+    assert stored_name(Telltale) == ("tests.envs.samples:Telltale", {})
+    assert stored_name(lambda: None) == (
+        "<test_what_can_be_made_again_goes_by_a_name_and_its_options.<locals>.<lambda>>",
+        {},
+    )
+    assert stored_name(gymnasium.wrappers.ClipReward(gymnasium.make("CartPole-v1"), -1, 1))[0].startswith(
+        "<CartPole-v1"
+    )
 
 
 def test_a_constructor_is_looked_at_as_it_is():

@@ -18,7 +18,7 @@ from laser_rl.envs.slot import SerialEnvironments
 from laser_rl.envs.tasks import Catch, TaskEnvironments
 from laser_rl.envs.vector import VectorAdapter
 from laser_rl.errors import ConfigError, EnvironmentFailed, EnvironmentRefused
-from tests.envs.samples import Telltale, Witness, drive
+from tests.envs.samples import Telltale, Witness, drive, processes
 
 NAMES = ("first", "second", "third")
 
@@ -350,7 +350,7 @@ def test_a_killed_worker_of_one_task_does_not_touch_the_others():
     envs, witness = MixedEnvironments([*serial("sound"), frail]), Witness(4)
     rng = np.random.default_rng(0)
     rows = drive(envs, witness, 5, rng)
-    os.kill(frail.processes()[0], signal.SIGKILL)
+    os.kill(processes(frail)[0], signal.SIGKILL)
     restarted = set()
     deadline = time.monotonic() + 30
     while len(restarted) < 2:

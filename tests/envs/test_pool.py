@@ -14,7 +14,7 @@ import pytest
 from laser_rl.envs.pool import PoolEnvironments
 from laser_rl.envs.slot import SerialEnvironments
 from laser_rl.errors import EnvironmentRefused
-from tests.envs.samples import Scripted, Telltale, Witness, drive
+from tests.envs.samples import Scripted, Telltale, Witness, drive, processes
 from tests.envs.test_serial import Drifting
 
 
@@ -129,11 +129,11 @@ def test_close_leaves_no_process_and_no_handle_and_may_be_called_twice():
     handles = set(Path("/proc/self/fd").iterdir())
     pool = PoolEnvironments(Telltale, slots=2, seed=1, workers=2)
     pool.reset()
-    processes = pool.processes()
-    assert all(map(_is_running, processes))
+    pids = processes(pool)
+    assert all(map(_is_running, pids))
     pool.close()
     pool.close()
-    assert not any(Path(f"/proc/{pid}").exists() for pid in processes)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     del pool
     gc.collect()
     assert set(Path("/proc/self/fd").iterdir()) == handles
@@ -141,21 +141,21 @@ def test_close_leaves_no_process_and_no_handle_and_may_be_called_twice():
 
 def test_a_forgotten_pool_is_closed():
     pool = PoolEnvironments(Telltale, slots=1, seed=1, workers=1)
-    processes = pool.processes()
+    pids = processes(pool)
     del pool
     gc.collect()
-    assert not any(Path(f"/proc/{pid}").exists() for pid in processes)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 PROGRAM = """
 import sys, time
 from laser_rl.envs.pool import PoolEnvironments
-from tests.envs.samples import Telltale
+from tests.envs.samples import Telltale, processes
 import functools
 make = functools.partial(Telltale, hang_in_step=sys.argv[1])
 pool = PoolEnvironments(make, slots=2, seed=1, workers=2)
 pool.reset()
-print(*pool.processes(), flush=True)
+print(*processes(pool), flush=True)
 if sys.argv[2] == "busy":
     import numpy as np
     pool.step(np.arange(2), np.zeros(2, np.int64))

@@ -17,6 +17,7 @@ from laser_rl.training.launch import prepare, run
 from laser_rl.training.settings import SweepConfig
 from laser_rl.training.trainer import Trainer, run_in_turns
 from tests.agent.unroll_witness import UnrollWitness
+from tests.envs.samples import processes
 from tests.faults.figures import VARIABLE
 from tests.training.small import small
 
@@ -233,11 +234,9 @@ class Stopping:
 
     def __call__(self, trainings, pools, over):
         wait_for(lambda: trainings[0].steps >= trainings[0].target / 3, over, "a third of the steps")
-        before = pools[0].processes()
+        before = processes(pools[0])
         victim = before[0]
         os.kill(victim, signal.SIGSTOP)
         began = time.monotonic()
-        wait_for(
-            lambda: victim not in (now := pools[0].processes()) and len(now) == len(before), over, "another worker"
-        )
+        wait_for(lambda: victim not in (now := processes(pools[0])) and len(now) == len(before), over, "another worker")
         self.replaced_s = time.monotonic() - began

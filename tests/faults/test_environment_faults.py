@@ -24,6 +24,7 @@ from tests.envs.samples import (
     impossible,
     malformed,
     not_finite,
+    processes,
 )
 from tests.faults.bad_environments import kill_myself
 from tests.faults.environment_runs import alive, children, within, zombies
@@ -57,7 +58,7 @@ def kill_at_random(times, figure):
     rows = drive(pool, witness, 20, rng)
     longest = 0.0
     for number in range(times):
-        victim = int(rng.choice(pool.processes()))
+        victim = int(rng.choice(processes(pool)))
         time.sleep(rng.uniform(0, 2e-3))  # any moment of a step
         os.kill(victim, signal.SIGKILL)
         began = time.monotonic()
@@ -97,7 +98,7 @@ def test_a_worker_killed_again_and_again_before_it_can_step_comes_back(monkeypat
 
     def disturbed(timeout_s):
         nonlocal before
-        pid = pool.processes()[0] if pool.workers[0].process else None
+        pid = processes(pool)[0] if pool.workers[0].process else None
         if pid not in killed | {None} and len(killed) < 12:
             before = witness.state[0]
             killed.add(pid)
@@ -135,7 +136,7 @@ def test_a_worker_killed_between_two_steps_is_replaced():
         np.random.default_rng(5),
     )
     rows = drive(pool, witness, 10, rng)
-    for pid in pool.processes():
+    for pid in processes(pool):
         os.kill(pid, signal.SIGKILL)
     time.sleep(0.2)
     rows = drive(pool, witness, 50, rng, rows=rows)
@@ -150,7 +151,7 @@ def test_a_stopped_worker_is_replaced_and_the_others_go_on(figure):
     pool = PoolEnvironments(Telltale, slots=2, seed=5, workers=2, patience_s=0.05, limits=limits)
     witness, rng = Witness(2), np.random.default_rng(5)
     rows = drive(pool, witness, 20, rng)
-    stopped = pool.processes()[0]
+    stopped = processes(pool)[0]
     os.kill(stopped, signal.SIGSTOP)
     began, idle, missing, others, replaced = time.monotonic(), 0.0, True, 0, None
     while missing:
@@ -159,7 +160,7 @@ def test_a_stopped_worker_is_replaced_and_the_others_go_on(figure):
         idle = max(idle, time.monotonic() - before)
         missing = 0 not in rows.slots or not witness.restarts
         others += 1 in rows.slots
-        if replaced is None and stopped not in pool.processes() and len(pool.processes()) == 2:
+        if replaced is None and stopped not in processes(pool) and len(processes(pool)) == 2:
             replaced = time.monotonic() - began
         assert time.monotonic() - began < 10
     assert others > 20
@@ -186,8 +187,8 @@ def test_an_endless_sleep_is_cut_short(where, tmp_path, figure):
     witness, rng = Witness(2), np.random.default_rng(5)
     rows = drive(pool, witness, 10, rng)
     marker.touch()
-    before, entered, idle, began = pool.processes(), None, 0.0, time.monotonic()
-    while (now := pool.processes()) == before or len(now) < 2:
+    before, entered, idle, began = processes(pool), None, 0.0, time.monotonic()
+    while (now := processes(pool)) == before or len(now) < 2:
         entered = time.monotonic() if entered is None and not marker.exists() else entered
         at = time.monotonic()
         rows = drive(pool, witness, 1, rng, rows=rows)
@@ -213,7 +214,7 @@ def test_a_waiting_pool_says_for_whom(monkeypatch, caplog, tmp_path):
     marker.touch()
     with caplog.at_level(logging.WARNING, "laser_rl.envs"):
         drive(pool, witness, 10, rng, rows=rows)
-    assert f"waiting for worker 0 (pid {pool.processes()[0]}, in step of slot 0)" in caplog.text
+    assert f"waiting for worker 0 (pid {processes(pool)[0]}, in step of slot 0)" in caplog.text
     pool.close()
 
 
