@@ -27,7 +27,6 @@ class ActorStep(NamedTuple):
 
     @property
     def steps(self) -> int:
-        """How many transitions were made."""
         return len(self.moved)
 
 
@@ -48,7 +47,6 @@ class FrameStack:
         self.array: Array = np.zeros((count, frames, *shape), dtype)
 
     def push(self, rows: Rows) -> None:
-        """One more frame in each environment that has a row."""
         envs = rows.slots
         if self.frames > 1:
             self.array[envs, :-1] = self.array[envs, 1:]

@@ -214,7 +214,6 @@ class Learner:
         return *(tensor.data_ptr() for tensor in tensors), *self.recurrent.addresses()
 
     def step(self, norm: Tensor, progress: float) -> None:
-        """An optimiser step with the gradient in `flat`, if it is finite."""
         self._clip(norm)
         self._rate.fill_(self.learning_rate(progress))
         self.optimiser.step(norm.isfinite(), self.flat.value, self.flat.gradient, self._rate)
@@ -234,7 +233,6 @@ class Learner:
             self.recurrent.forget()
 
     def _add(self, names: list[str], values: Tensor) -> None:
-        """Add the numbers of an update, and adapt the trust bound to its acceptance."""
         self.numbers.add(names, values)
         target = self.loss.target_acceptance
         if target is not None:
@@ -242,7 +240,6 @@ class Learner:
             self.bound.copy_(trust_region.adapt_bound(self.bound, accepted, target=target, rate=BOUND_RATE))
 
     def learning_rate(self, progress: float) -> float:
-        """The learning rate at this share of the run."""
         rate = self.rates.learning_rate
         if self.rates.schedule == "linear":
             return linear_rate(rate, 0.0, step=round(progress * 10**9), total=10**9)
@@ -257,14 +254,12 @@ class Learner:
         return {**means, "skipped_updates": counts.skipped, "rollbacks": counts.rollbacks}
 
     def setting(self, name: str) -> float:
-        """The present value of a hyper-parameter of loss or optimiser."""
         section, _, field = full_name(name).partition(".")
         if field == "trust_bound":
             return self.bound.item()
         return float(getattr(self.loss if section == "loss" else self.rates, field))
 
     def tune(self, settings: Mapping[str, float]) -> None:
-        """Change hyper-parameters of loss or optimiser; those not named stay."""
         for name, value in settings.items():
             section, _, field = full_name(name).partition(".")
             if section == "loss":
@@ -294,7 +289,6 @@ class Learner:
         self.edition += 1
 
     def state_dict(self) -> LearnerState:
-        """The whole state, for a checkpoint."""
         tensors = {
             "network": {name: tensor.detach().clone() for name, tensor in self.network.state_dict().items()},
             "optimiser": {name: tensor.clone() for name, tensor in self.optimiser.state.items()},

@@ -89,7 +89,6 @@ class Numbers:
         self.sums += torch.stack([torch.where(defined, values, 0.0), defined.float()])
 
     def report(self) -> dict[str, float]:
-        """Means and shares since the last report."""
         totals, counts = self.sums.tolist()
         found = zip(self.names, totals, counts, strict=True)
         means = {name: total / count for name, total, count in found if count > 0}
@@ -99,6 +98,5 @@ class Numbers:
         return means
 
     def load_state_dict(self, names: Sequence[str], tensors: Mapping[str, Tensor]) -> None:
-        """Continue from saved sums."""
         device, self.names = self.sums.device, list(names)
         self.sums, self.tally = (tensors[name].to(device, copy=True) for name in ("sums", "tally"))

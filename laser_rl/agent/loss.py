@@ -45,7 +45,6 @@ class Hyper(NamedTuple):
 
     @property
     def members(self) -> int:
-        """How many members are computed side by side."""
         return len(self.discount)
 
 
@@ -157,7 +156,6 @@ def _in_units(
 
 
 def learned_reward(raw: Tensor, hyper: Hyper) -> Tensor:
-    """What is learned from; the raw reward is what is stored and reported."""
     reward = (torch.unflatten(raw, 1, (hyper.members, -1)) * hyper.reward_scale[:, None]).flatten(1)
     if hyper.common.reward_transform == "clip":
         return rewards.clip(reward)

@@ -36,13 +36,11 @@ class Drifted(RuntimeError):
 
 
 def own_columns(columns: int, team: Team) -> slice:
-    """Which columns of a batch a rank learns from."""
     width = columns // team.size
     return slice(team.rank * width, (team.rank + 1) * width)
 
 
 def part_of(batch: Batch, which: slice) -> Batch:
-    """Some columns of a batch, as views."""
     time_major = Batch._fields.index("member")  # the fields before it are [T, B, ...], the others [B, ...]
     return Batch(*(field[:, which] if at < time_major else field[which] for at, field in enumerate(batch)))
 

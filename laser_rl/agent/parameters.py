@@ -113,7 +113,6 @@ def load_network(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 def require_finite(tensors: Mapping[str, Tensor], whose: str) -> None:
-    """ValueError if a tensor holds a number that is not finite."""
     for name, tensor in tensors.items():
         if not tensor.isfinite().all():
             raise ValueError(f"{name} of {whose} is not finite; it is not taken")
@@ -195,7 +194,6 @@ class Recovery:
         return False
 
     def launching(self) -> None:
-        """Let the device count from now on."""
         if not self._there:
             # Numbers that travel with their launch: from memory of the host they would have to be waited for.
             for place, number in zip(self._counts_there.unbind(), self._counts, strict=True):
@@ -233,7 +231,6 @@ class Recovery:
         self._counts, self._there = self.counts._replace(failing=0), False
 
     def load_state_dict(self, good: Mapping[str, Tensor], counts: RecoveryCounts) -> None:
-        """Continue from a checkpoint."""
         device = self._flat.value.device
         self.good = {name: tensor.to(device, copy=True).contiguous() for name, tensor in good.items()}
         self._counts, self._there = counts, False

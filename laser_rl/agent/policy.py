@@ -71,7 +71,6 @@ class Policy:
         return ours and self.network.state_size == 0
 
     def act(self, rows: Seen, envs: NDArray[np.int64] | None = None) -> Decision:
-        """Choose actions for n rows."""
         parts = rows if self.network.state_size else rows[:1]  # without a memory nothing else is read
         if self._staged is not None:
             return Decision(*self._staged(parts))
@@ -80,7 +79,6 @@ class Policy:
             return Decision(*(result.cpu().numpy() for result in results))
 
     def _decide(self, parts: list[Tensor]) -> list[Tensor]:
-        """The fields of a decision, from those of `Seen`."""
         observation, first, action, reward, state = parts if self.network.state_size else parts * len(Seen._fields)
         inputs = Inputs(*(part.unsqueeze(0) for part in (observation, first, action, reward)))
         with checks.unchecked():
@@ -129,7 +127,6 @@ class Memento(NamedTuple):
 
     @classmethod
     def blank(cls, layout: UnrollLayout, count: int) -> "Memento":
-        """Before the first observations."""
         return cls(
             np.zeros((count, layout.stack, *layout.observation_shape), layout.observation_dtype),
             np.zeros((count, layout.state_size), np.float32),

@@ -77,11 +77,9 @@ class Recurrent:
         return self._carried.data_ptr(), self._lost.data_ptr()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """States of all lanes, for a checkpoint."""
         return {"carried": self._carried.clone(), "lost": self._lost.clone()}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Continue from the states of a checkpoint."""
         device = self._carried.device
         self._carried, self._lost = (tensors[name].to(device, copy=True) for name in ("carried", "lost"))
 

@@ -32,7 +32,6 @@ def behaviour_relevance(
 
 
 def draws(family: Family, hyper: LossConfig) -> bool:
-    """Whether relevance is estimated from random actions."""
     exact = family.joint_size is not None and family.joint_size <= trust_region.ENUMERABLE
     return hyper.trust in {"implied", "off"} and not exact
 

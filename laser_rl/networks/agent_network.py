@@ -76,16 +76,13 @@ class AgentNetwork(nn.Module):
 
     @property
     def popart(self) -> PopArtHead | None:
-        """The value's head, if it has units."""
         return self.value_head if isinstance(self.value_head, PopArtHead) else None
 
     @property
     def state_size(self) -> int:
-        """S of the memory's state [B, S]."""
         return self.memory.state_size
 
     def initial_state(self, batch: int) -> Tensor:
-        """The memory's before an episode's first row: zeros."""
         return torch.zeros(batch, self.state_size, device=self.policy_head.weight.device)
 
     def forward(self, inputs: Inputs, state: Tensor, *, auxiliary: bool = False) -> tuple[Output, Tensor]:

@@ -22,7 +22,6 @@ SMALL_PICTURE = 32
 
 
 def family_of(action: ActionSpec) -> Family:
-    """The distribution that fits an action space."""
     if isinstance(action, DiscreteActions):
         return Categorical(action.count)
     if isinstance(action, BoxActions):
@@ -40,7 +39,6 @@ def stacked_shape(observation: ObservationSpec, stack: int) -> tuple[int, ...]:
 
 
 def build_torso(config: NetworkConfig, shape: tuple[int, ...]) -> nn.Module:
-    """One of the built-in torsos, for observations of this shape."""
     name, picture = config.torso, len(shape) == 3  # noqa: PLR2004
     if name == "auto":
         name = "mlp" if not picture else "cnn" if max(shape[1:]) <= SMALL_PICTURE else "impala"
@@ -137,5 +135,4 @@ def users_torso(source: TorsoSource, shape: tuple[int, ...]) -> nn.Module:
 
 
 def parameter_count(network: nn.Module) -> int:
-    """How many numbers are learned."""
     return sum(math.prod(p.shape) for p in network.parameters())

@@ -25,7 +25,6 @@ class PopArtHead(nn.Linear):
 
     @property
     def statistics(self) -> popart.Statistics:
-        """The present statistics."""
         return popart.Statistics(self.mean, self.mean_square)
 
     def value(self, normalised: Tensor, task: Tensor) -> Tensor:
@@ -58,7 +57,6 @@ class PopArtHead(nn.Linear):
 
 
 def of_task(values: Tensor, task: Tensor) -> Tensor:
-    """The column's own task of [T, B, tasks]."""
     index = task.long()[None, :, None].expand(values.shape[0], -1, 1)
     return values.gather(2, index).squeeze(2)
 

@@ -54,7 +54,6 @@ class Sections(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        """Gradients of the parameters; bytes have none."""
         framed, out, *rest = ctx.saved_tensors
         low, kept = _sections(rest[: ctx.count]), list(rest[ctx.count :])
         back = _narrow_back if _are_narrow(low) else _wide_back
@@ -207,7 +206,6 @@ def _narrow_back(
 
 
 def _convolve(x: Tensor, weight: Tensor) -> Tensor:
-    """The library's, without bias."""
     return torch.nn.functional.conv2d(nchw(x), weight, padding=1).permute(0, 2, 3, 1)
 
 
@@ -220,7 +218,6 @@ def _convolve_rectify(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _convolve_back(gradient: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of input and weight."""
     dx, dw, _ = torch.ops.aten.convolution_backward(
         nchw(gradient), nchw(x), weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False]
     )

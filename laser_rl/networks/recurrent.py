@@ -40,7 +40,6 @@ class NoMemory(Memory):
         super().__init__(features, 0)
 
     def forward(self, features: Tensor, last: Tensor, is_first: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the features unchanged, and an empty state."""
         return features, features[..., :0]
 
 
@@ -52,7 +51,6 @@ class LSTM(Memory):
         self.cell = _lstm_cell(features + last, size, span)
 
     def step(self, row: Tensor, before: Tensor) -> Tensor:
-        """One cell."""
         return torch.cat(self.cell(row, before.chunk(2, -1)), -1)
 
 
@@ -69,7 +67,6 @@ class GRU(Memory):
                 self.cell.bias_hh[keeps] = _lifetimes(size, span)
 
     def step(self, row: Tensor, before: Tensor) -> Tensor:
-        """One cell."""
         after: Tensor = self.cell(row, before)
         return after
 
@@ -86,14 +83,12 @@ class PreCo(Memory):
         self._split = [features, last]
 
     def step(self, row: Tensor, before: Tensor) -> Tensor:
-        """Predict, then correct."""
         seen, done = torch.split(row, self._split, -1)
         predicted = self.predictor(done, before.chunk(2, -1))
         return torch.cat(self.corrector(seen, predicted), -1)
 
 
 def state_size(name: MemoryName, size: int) -> int:
-    """S of a memory's state [B, S]."""
     return {"none": 0, "lstm": 2, "gru": 1, "preco": 2}[name] * size
 
 

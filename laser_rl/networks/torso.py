@@ -31,7 +31,6 @@ class MLP(nn.Module):
         self.features = sizes[-1]
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Features of each observation."""
         features: Tensor = self.layers(observation)
         return features
 
@@ -48,7 +47,6 @@ class CNN(nn.Module):
         self.features = hidden
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Features of each observation."""
         return torch.relu(self.linear(torch.relu(self.convolution(observation)).flatten(1)))
 
 
@@ -67,7 +65,6 @@ class Tiles(nn.Module):
         self.features = hidden
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Features of each observation."""
         seen = torch.relu(self.neighbours(torch.relu(self.tile(observation))))
         return torch.relu(self.linear(seen.flatten(1)))
 
@@ -81,7 +78,6 @@ class Residual(nn.Module):
         self.second = nn.Conv2d(channels, channels, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Same shape out as in."""
         out: Tensor = x + self.second(torch.relu(self.first(torch.relu(x))))
         return out
 
@@ -103,7 +99,6 @@ class ImpalaDeep(nn.Module):
         self._kernels_work: bool | None = None  # not known before they have been tried
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Features of each observation."""
         return self._ends(torch.relu(self.sections(observation)))
 
     def reads_bytes(self, observation: Tensor) -> bool:

@@ -47,7 +47,6 @@ class ExperimentTask:
     best: float  # what counts as 1: the best possible return, or a person's
 
     def normalised(self, value: float) -> float:
-        """A return as a score."""
         return (value - self.random) / (self.best - self.random)
 
 
@@ -70,7 +69,6 @@ class Variant:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def sweep(self, task: ExperimentTask) -> SweepConfig:
-        """The sweep that this variant is on a task."""
         base = task.sweep.base
         sweep = {
             "all": task.sweep,
@@ -134,7 +132,6 @@ class Experiment:
     notes: str = ""
 
     def conditions(self, task: ExperimentTask) -> dict[str, SweepConfig]:
-        """The sweeps of all variants on a task, by name. Seed and device are set for each run."""
         return {variant.name: variant.sweep(task) for variant in self.variants}
 
 
@@ -147,7 +144,6 @@ class ExperimentSuite:
     kept: bool = False  # runs are long: they have run directories, and go on from their checkpoints
 
     def task(self, name: str) -> ExperimentTask:
-        """By name; ConfigError if there is none."""
         found = next((task for task in self.tasks if task.name == name), None)
         if found is None:
             known = ", ".join(task.name for task in self.tasks)
@@ -155,7 +151,6 @@ class ExperimentSuite:
         return found
 
     def of(self, experiment: Experiment, names: Sequence[str] = ()) -> list[ExperimentTask]:
-        """The tasks of an experiment here: those asked for, else its own."""
         chosen = names or experiment.tasks.get(self.name) or [task.name for task in self.tasks]
         return [self.task(name) for name in chosen]
 
@@ -170,7 +165,6 @@ class PlannedRun(NamedTuple):
 
     @property
     def label(self) -> str:
-        """How messages name it."""
         return f"{self.task.name}, {self.condition}, seed {self.seed}"
 
 
@@ -187,7 +181,6 @@ def planned(
 
 
 def data_file(name: str) -> str:
-    """A text file of this package."""
     return resources.files("laser_rl.research").joinpath("data", name).read_text(encoding="utf-8")
 
 
@@ -204,7 +197,6 @@ EXPERIMENTS = {
 
 
 def suite_of(name: str) -> ExperimentSuite:
-    """A suite by name."""
     if name not in SUITES:
         raise ConfigError(f"there is no suite {name!r} of experiments; there are {', '.join(SUITES)}")
     return SUITES[name]()
@@ -212,7 +204,6 @@ def suite_of(name: str) -> ExperimentSuite:
 
 @functools.cache
 def small() -> ExperimentSuite:
-    """One agent for all of its tasks."""
     data = yaml.safe_load(data_file("small.yaml"))
     return ExperimentSuite("small", [_small(data["agent"], **task) for task in data["tasks"]])
 

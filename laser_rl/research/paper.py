@@ -69,7 +69,6 @@ def atari_scores() -> Mapping[str, Mapping[str, float]]:
 
 
 def atari_normalised(column: Column) -> dict[str, float]:
-    """The human-normalised scores of a column by game; 1 is a person."""
     return {game: ATARI_57[game].normalised(score) for game, score in atari_scores()[column.name].items()}
 
 
@@ -98,7 +97,6 @@ class GameRun(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """In a word."""
         return "run" if self.settings is None else "sweep"
 
 
@@ -126,7 +124,6 @@ def compared(run_dirs: Sequence[Path], frames: int | None = None) -> dict[str, A
 
 
 def _config_of(run_dir: Path) -> Config:
-    """The configuration of a run, or of all members of a sweep."""
     config = read_sweep(run_dir).base
     name = config.environment.id
     if is_mixture(name):
@@ -143,7 +140,6 @@ def _config_of(run_dir: Path) -> Config:
 
 
 def _game_run(run_dir: Path, config: Config, limit: float) -> GameRun:
-    """A run directory as it was after `limit` frames."""
     history, steps = History(), dict[object, int]()
 
     def within() -> Iterator[Row]:

@@ -165,7 +165,6 @@ def _values(
 
 
 def known(values: Floats) -> Floats:
-    """Without NaN."""
     return values[~np.isnan(values)]
 
 

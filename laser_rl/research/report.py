@@ -44,7 +44,6 @@ class About(Frozen):
     command: str
 
     def task_list(self) -> list[ExperimentTask]:
-        """The tasks as they were run."""
         found = [suite_of(self.suite).task(name) for name in self.tasks]
         return [shrunk(task) for task in found] if self.smoke else found
 
@@ -65,7 +64,6 @@ def read_about(folder: Path) -> About:
 
 
 def experiment_of(name: str) -> Experiment:
-    """An experiment by name; ConfigError if there is none."""
     if name not in EXPERIMENTS:
         raise ConfigError(f"there is no experiment {name!r}; there are {', '.join(EXPERIMENTS)}")
     return EXPERIMENTS[name]
@@ -81,7 +79,6 @@ def table(columns: Sequence[str], lines: Iterable[Mapping[str, Any]]) -> bytes:
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
-    """The lines of a CSV file."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
             return list(csv.DictReader(file))
@@ -125,7 +122,6 @@ def _verdict_line(judged: Judged) -> dict[str, Any]:
 
 
 def _summary_lines(tasks: Sequence[ExperimentTask], results: Results) -> Iterator[dict[str, Any]]:
-    """Returns of each task over seeds, then scores of all tasks together."""
     every: dict[str, dict[str, dict[str, Spread]]] = {
         task.name: {
             condition: {name: spread_of([values[name] for values in seeds.values()]) for name in STATISTICS}

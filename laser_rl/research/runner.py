@@ -111,7 +111,6 @@ def _run(experiment: Experiment, plan: Plan, command: str) -> None:
 
 
 def show_report(folder: Path) -> None:
-    """Judge and draw again from `curves.csv`, and print the verdicts."""
     print("\n".join(verdict_table(report(folder))))
     print(f"written to {folder}: README.md, curves.png, curves.csv, scores.csv, summary.csv, verdicts.csv")
 
@@ -186,7 +185,6 @@ def perform(runs: Sequence[PlannedRun], parts: Path, *, jobs: int = 1, kept: boo
 
 
 def part_of(parts: Path, run: PlannedRun) -> Path:
-    """Where the numbers of a run are, or will be."""
     sweep = run.sweep.model_dump(mode="json")
     for name in UNDECISIVE:
         del sweep["base"]["run"][name]
@@ -237,13 +235,11 @@ class RowRecorder:
         self.rows: list[Row] = []
 
     def write(self, kind: Kind, step: int, update: int, values: Mapping[str, Value]) -> None:
-        """Take a row; a sweep's rows come with the member's number."""
         if kind in {"episode", "train"}:
             names = {"member", "return", "episodes", "task", "acceptance"} & values.keys()
             self.rows.append({"kind": kind, "step": step, "update": update, **{name: values[name] for name in names}})
 
-    def flush(self) -> None:
-        """Nothing is held back."""
+    def flush(self) -> None: ...
 
     close = flush
 

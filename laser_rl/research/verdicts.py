@@ -132,14 +132,12 @@ class Judged(NamedTuple):
 
     @property
     def word(self) -> str:
-        """What became of the claim."""
         if self.verdict is None:
             return "no episodes"
         return self.verdict.word if self.claim.source else OURS[self.verdict.word]
 
 
 def results_of(lines: Iterable[Mapping[str, str]]) -> Results:
-    """Statistics of every run in `curves.csv`."""
     runs: dict[tuple[str, str, int], list[tuple[float, float]]] = {}
     for line in lines:
         point = float(line["mean"] or "nan"), float(line["best"] or "nan")
@@ -167,7 +165,6 @@ def _known_mean(values: Floats) -> float:
 
 
 def judge(experiment: Experiment, tasks: Sequence[ExperimentTask], results: Results) -> list[Judged]:
-    """Every claim, on all tasks together and on each."""
     judged = []
     for claim in experiment.claims:
         by_task = {task.name: _scores(task, results, claim.statistic) for task in tasks}
@@ -199,7 +196,6 @@ def _scores(task: ExperimentTask, results: Results, statistic: Statistic) -> Sco
 
 
 def spread_of(values: Sequence[float]) -> Spread:
-    """The mean over seeds with the same interval as that of claims."""
     if not np.isfinite(values).all():
         return math.nan, math.nan, math.nan
     return difference_interval(values, [0.0] * len(values))

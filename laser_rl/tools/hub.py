@@ -110,7 +110,6 @@ def hub_api() -> Any:
 
 
 def require_login(api: Any) -> None:
-    """Before anything is prepared."""
     try:
         api.whoami()
     except Exception as error:

@@ -108,7 +108,6 @@ def export_minari(
 
 
 def require_extra() -> None:
-    """Before any work is done."""
     try:
         import h5py  # noqa: F401, PLC0415
         import minari  # noqa: F401, PLC0415
@@ -172,7 +171,6 @@ def environment_actions(family: Family, space: Space, action: Array) -> Array:
 
 
 def _write(folder: Path, run_dir: Path, replay: _Replay, member: int | None) -> Dataset:
-    """All episodes through Minari's storage, some at a time."""
     from minari.dataset.minari_storage import MinariStorage  # noqa: PLC0415 - needs the extra
 
     known = replay.observation, replay.action, replay.env

@@ -74,7 +74,6 @@ class Acting(nn.Module):
         self.register_buffer("starts", first, persistent=False)
 
     def forward(self, *rows: Tensor) -> tuple[Tensor, ...]:
-        """One row of each of B episodes."""
         # A network without memory looks at nothing but the observation, whatever stands for the rest.
         observation, first, action, reward, state = rows if self.recurrent else rows * len(Seen._fields)
         if self.recurrent:
@@ -140,7 +139,6 @@ def export_onnx(trained: Trained, path: Path, *, rows: int = 320) -> Exported:
 
 
 def require_extra() -> None:
-    """Before any work is done."""
     try:
         import onnx  # noqa: F401, PLC0415
         import onnxruntime  # noqa: F401, PLC0415
@@ -159,7 +157,6 @@ def session_of(path: Path) -> Any:
 
 
 def _seen_shape(trained: Trained) -> tuple[int, ...]:
-    """What the network sees of one row: pictures are stacked along their channels."""
     layout = trained.layout
     return stacked_shape(ObservationSpec(layout.observation_shape, layout.observation_dtype), layout.stack)
 

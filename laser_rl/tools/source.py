@@ -21,7 +21,6 @@ class Source:
 
     @property
     def checkpoint(self) -> Path:
-        """The folder that the parameters are from."""
         return self.run_dir / CHECKPOINTS / f"step-{self.trained.steps:012d}"
 
     def __str__(self) -> str:

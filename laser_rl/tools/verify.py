@@ -148,7 +148,6 @@ def _folders(run_dir: Path) -> list[str]:
 
 
 def _named(run_dir: Path) -> set[str]:
-    """Segments that checkpoints name now."""
     names: set[str] = set()
     for name in _folders(run_dir):
         with contextlib.suppress(UserError):
@@ -165,7 +164,6 @@ def exit_status(files: Iterable[FileFinding]) -> int:
 
 
 def text(run_dir: Path, files: Sequence[FileFinding]) -> str:
-    """A line a file, and a verdict."""
     width = max(len(one.file) for one in files)
     bad = sum(one.state not in {"whole", "left over"} for one in files)
     lines = [f"{one.state:<10}  {one.file:<{width}}  {one.detail}" for one in files]

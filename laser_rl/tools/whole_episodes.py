@@ -128,7 +128,6 @@ class EpisodeReader:
         return WholeEpisode._make([*who, np.concatenate([*frames, final]), *rows, version])
 
     def _digest(self, unroll: Unrolls, row: int) -> bytes:
-        """Of one input row of an unroll, counted from its end."""
         digest = hashlib.blake2b(digest_size=16)
         for name in SHARED:
             digest.update(np.ascontiguousarray(getattr(unroll, name)[0][row]).tobytes())
