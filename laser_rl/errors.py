@@ -2,6 +2,7 @@
 
 import difflib
 import errno
+import importlib.util
 from collections.abc import Iterable
 
 _MOST_REPEATED = 200  # letters of a value that is refused
@@ -27,6 +28,12 @@ class MissingExtra(UserError):
 
     def __init__(self, what: str, extra: str) -> None:
         super().__init__(f"{what} needs the extra {extra!r}: pip install 'laser-rl[{extra}]'")
+
+
+def require_modules(what: str, extra: str, *modules: str) -> None:
+    """Raise `MissingExtra` before any work is done, if one of its modules is not installed."""
+    if any(importlib.util.find_spec(name) is None for name in modules):
+        raise MissingExtra(what, extra)
 
 
 class EnvironmentFailed(UserError):

@@ -85,8 +85,8 @@ def acted(agent, *, seed, rows):
     member = agent.member
     environments = open_environments(member.source, agent.config.environment, seed=seed, lockstep=True)
     policy = Policy(member.learner.network, member.learner.family, seed=0, deterministic=True)
-    actor, episode, found = Actor(environments, policy, member.layout, stagger=False), {}, {}
-    actor.begin()
+    actor, episode, found = Actor(environments, policy, member.layout), {}, {}
+    actor.begin(recorded=True)  # no first row is left out
     for unrolls in filter(None, (actor.step().unrolls for _ in range(rows))):
         for n, t in np.ndindex(unrolls.action.shape):  # of one slot in order; slots do not mix
             slot = int(unrolls.slot[n])

@@ -62,25 +62,14 @@ class FrameStack:
 
 
 class Actor:
-    """Steps environments with a policy.
+    """Steps environments, not yet reset, with a policy; `member` is the one that acts, or that of each environment.
 
-    Args:
-        environments: not yet reset.
-        policy: the caller moves its parameters and sets `version`.
-        layout: of the unrolls.
-        member: the member that acts, or that of each environment.
-        stagger: shift the environments against each other, so that unrolls are finished evenly in time instead of all at once. The first
-            rows of a shifted environment are not recorded.
+    The caller moves the policy's parameters and sets `version`. The environments are shifted against each other, so that unrolls are
+    finished evenly in time instead of all at once: the first rows of a shifted environment are not recorded.
     """
 
     def __init__(
-        self,
-        environments: Environments,
-        policy: Decides,
-        layout: UnrollLayout,
-        *,
-        member: int | Envs = 0,
-        stagger: bool = True,
+        self, environments: Environments, policy: Decides, layout: UnrollLayout, *, member: int | Envs = 0
     ) -> None:
         count = environments.slots
         self.environments, self.policy, self.layout = environments, policy, layout
@@ -92,7 +81,7 @@ class Actor:
         self._open.slot[:] = np.arange(count) % own
         self._open.task[:] = [environments.spec.task_of(env) for env in self._open.slot.tolist()]
         self._memory = np.zeros((count, layout.state_size), np.float32)  # before each environment's newest row
-        self._shift = np.arange(count) % own * layout.steps // own * stagger
+        self._shift = np.arange(count) % own * layout.steps // own
         self._unrecorded = self._shift.copy()  # rows still to come before the recording starts
         self._cursor = np.zeros(count, np.int64)  # steps recorded in the open unroll
         self._ended = np.zeros(count, bool)  # the environment's newest row is the last of its episode
@@ -231,17 +220,13 @@ class Actor:
         restore_generator(self.policy.generator, torch.from_numpy(np.array(own["generator"])))
         rows = self.environments.load_state_dict(environments) if environments else self.environments.reset()
         lost = rows.restarted if environments else np.ones(len(rows.slots), bool)
-        self._ready = rows.slots
-        if environments:
-            self._ready = np.array(own["ready"])
+        self._ready = np.array(own["ready"]) if environments else rows.slots
         if lost.any():
             new = _only(rows, lost)
             self._stack.push(new)
             self._begin_unrolls(new)
             self._ended[new.slots], self._length[new.slots], self._return[new.slots] = False, 0, 0.0
-            if (
-                not self.layout.state_size
-            ):  # else see `begin`; without a shift all unrolls would end at once from now on
+            if not self.layout.state_size:  # else see `begin`. Without a shift all unrolls would end at once
                 self._unrecorded[new.slots] = self._shift[new.slots]
         return int(lost.sum())
 

@@ -14,7 +14,6 @@ from laser_rl.agent.parameters import (
     FlatParameters,
     Optimiser,
     Recovery,
-    RecoveryCounts,
     load_network,
     require_finite,
 )
@@ -55,14 +54,12 @@ class UpdateOutcome(NamedTuple):
 class Learner:
     """Owns the parameters, the optimiser and the version.
 
-    On a GPU `update` launches on the current stream and returns at once; what reads a result (`report`, `state_dict`, `setting`,
-    `skipped`) waits for that stream, so it belongs into the same thread.
+    On a GPU `update` launches on the current stream and returns at once; what reads a result (`report`, `state_dict`, `setting`) waits for
+    that stream, so it belongs into the same thread.
 
     Args:
-        network: moved to `device` by the caller; its parameters become views of one vector.
-        family: what the policy's parameters mean.
-        loss: constants of Algorithm 1.
-        optimiser: what to do with a gradient.
+        network: moved to its device by the caller; its parameters become views of one vector.
+        family, loss, optimiser: what the policy's parameters mean, the constants of Algorithm 1, what to do with a gradient.
         seed: only used where relevance is estimated by sampling.
         sources: how many members write into the replay; acceptance is reported for each.
         burn_in_steps: first rows of a replayed unroll that only warm the memory up.
@@ -105,10 +102,8 @@ class Learner:
         # Ids and critic's losses of the last batch, unless it was skipped.
         self.priorities: tuple[Tensor, Tensor] | None = None
         # What changes from update to update, where a graph can read it.
-        self._rate, self._version = (
-            self.flat.value.new_zeros(()),
-            torch.zeros((), dtype=torch.int64, device=self.device),
-        )
+        self._rate = self.flat.value.new_zeros(())
+        self._version = torch.zeros((), dtype=torch.int64, device=self.device)
         self._launcher: Graphed[UpdateOutcome] | None = None  # None: the host waits for each update's outcome
         self._addresses: tuple[int, ...] = ()
         if self.device.type == "cuda" and not prioritise:
@@ -120,53 +115,38 @@ class Learner:
     def launch_with(self, recorder: "CudaGraphs", *, graphs: bool = True) -> None:
         """From now on the host launches updates without waiting for their outcome; with `graphs` as a CUDA graph, if possible.
 
-        It is possible where the policy is a table of probabilities. Densities copy their bounds from the host, and random numbers would be
-        the same at every launch of a graph.
+        Not possible: densities copy their bounds from the host, and random numbers would be the same at every launch of a graph.
         """
         from laser_rl.cuda.graphs import MOST_GRAPHS, Graphed  # noqa: PLC0415
 
         fixed = self.family.joint_size is not None and not draws(self.family, self.loss)
         self._launcher = Graphed(self._compute, recorder, self.device, most=MOST_GRAPHS if graphs and fixed else 0)
 
-    @property
-    def skipped(self) -> int:
-        """Updates whose gradient was not finite."""
-        return self.recovery.counts.skipped
-
-    @property
-    def rollbacks(self) -> int:
-        """How often parameters and optimiser were rolled back to the last good state."""
-        return self.recovery.counts.rollbacks
-
     def update(self, batch: Batch, *, progress: float) -> bool:
         """One gradient step; False if it was skipped because the gradient was not finite.
 
-        On a GPU True says that it was launched: a gradient that is not finite changes nothing there either, and `skipped` counts it. The
-        batch may be overwritten once the current stream is done with it. A roll-back may come four updates later than on a CPU.
-
-        Args:
-            batch: any device.
-            progress: share of the run that is done, for the learning rate's schedule.
+        On a GPU True says that it was launched: a gradient that is not finite changes nothing there either. The batch may be overwritten
+        once the current stream is done with it. `progress` is the share of the run that is done, for the learning rate's schedule.
         """
         if self.version % GOOD_EVERY == 0:
             require_together(self.team, self.flat.value)
         # `fill_` passes a number with its launch; one in memory of the host could be overwritten before the device reads it.
         self._rate.fill_(self.learning_rate(progress))
         self._version.fill_(self.version)
-        launched = self._launcher is not None
         outcome = self._compute(batch) if self._launcher is None else self._launched(self._launcher, batch)
         if self.version % EVERY == 0:
             counted = tally(outcome.loss, outcome.batch, outcome.age, sources=self.sources, members=1)
             self.numbers.tally += self.team.sum(counted)[0]
         self.version += 1
-        if launched:
-            gave_up = self.recovery.launched(self.version)
-            if gave_up is not None:
+        if self._launcher is not None:
+            if (gave_up := self.recovery.launched(self.version)) is not None:
                 self.recurrent.forget(gave_up)
             return True
         learned = bool(outcome.finite)
         if self.prioritises:
-            self.priorities = self._priorities(outcome) if learned else None
+            loss, columns = outcome.loss, self.team.columns
+            found = columns(outcome.batch.id), columns(critic_priority(loss.value, loss.learnable))
+            self.priorities = found if learned else None
         if self.recovery.count(self.version, learned=learned):
             self.recurrent.forget()
         return learned
@@ -182,7 +162,10 @@ class Learner:
         """An update of which the host reads no value, so that a CUDA graph can record it. A gradient that is not finite changes nothing."""
         parameters = [parameter for parameter in self.flat.parameters if parameter.requires_grad]
         with checks.unchecked():
-            loss, batch = self._loss(batch)
+            batch = Batch(*(field.to(self.device, non_blocking=True) for field in batch))
+            output, batch = self.recurrent.unroll(batch)
+            constants = (self.hyper, self.bound, self.generator, self.network)
+            loss = laser_loss(self.family, output, batch, *constants, team=self.team)
             # Not `backward`, which adds every gradient to zeros: these are copied, all of them in one launch.
             gradients = torch.autograd.grad(loss.total, parameters, materialize_grads=True)
             torch._foreach_copy_([parameter.grad for parameter in parameters], gradients)  # type: ignore[misc]
@@ -198,16 +181,6 @@ class Learner:
                 self.recovery.note(finite)
         return UpdateOutcome(loss._replace(total=loss.total.detach()), batch, age, finite)
 
-    def _loss(self, batch: Batch) -> tuple[Loss, Batch]:
-        batch = Batch(*(field.to(self.device, non_blocking=True) for field in batch))
-        output, batch = self.recurrent.unroll(batch)
-        constants = (self.hyper, self.bound, self.generator, self.network)
-        return laser_loss(self.family, output, batch, *constants, team=self.team), batch
-
-    def _priorities(self, outcome: UpdateOutcome) -> tuple[Tensor, Tensor]:
-        loss = outcome.loss
-        return self.team.columns(outcome.batch.id), self.team.columns(critic_priority(loss.value, loss.learnable))
-
     def _present_addresses(self) -> tuple[int, ...]:
         """Addresses of the tensors that an update uses and that may be replaced: a recorded update is void when one has moved."""
         tensors = (self.flat.value, self.flat.gradient, self.bound, self.numbers.sums, *self.optimiser.state.values())
@@ -219,8 +192,7 @@ class Learner:
         self.optimiser.step(norm.isfinite(), self.flat.value, self.flat.gradient, self._rate)
 
     def _clip(self, norm: Tensor) -> None:
-        limit = self.rates.clip_gradient_norm
-        if limit is not None:
+        if (limit := self.rates.clip_gradient_norm) is not None:
             self.flat.gradient.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
 
     def count(self, names: list[str], values: Tensor, counted: Tensor | None, *, learned: bool) -> None:
@@ -234,8 +206,7 @@ class Learner:
 
     def _add(self, names: list[str], values: Tensor) -> None:
         self.numbers.add(names, values)
-        target = self.loss.target_acceptance
-        if target is not None:
+        if (target := self.loss.target_acceptance) is not None:
             accepted = values[names.index("acceptance")]
             self.bound.copy_(trust_region.adapt_bound(self.bound, accepted, target=target, rate=BOUND_RATE))
 
@@ -315,9 +286,7 @@ class Learner:
         restore_generator(self.generator, learner["generator"])
         self.numbers.load_state_dict(numbers["names"], learner)
         self.recurrent.load_state_dict(learner)
-        self.recovery.load_state_dict(
-            tensors["good"], RecoveryCounts(*(numbers[name] for name in RecoveryCounts._fields))
-        )
+        self.recovery.load_state_dict(tensors["good"], numbers)
         self.version = numbers["version"]
         self.loss = LossConfig.model_validate(numbers["loss"])
         self.rates = OptimiserConfig.model_validate(numbers["optimiser"])

@@ -55,11 +55,7 @@ def ages(age: Tensor, batch: Batch, members: int, team: Team = ALONE) -> dict[st
 
 
 def shares(counted: Tensor, sources: int) -> dict[str, float]:
-    """The numbers of a report from a member's tally [sources + ages, 3]; what was never replayed is left out.
-
-    >>> shares(torch.tensor([[1.0, 4.0, 0.4], [4.0, 4.0, 0.0], [5.0, 8.0, 0.4]] + [[0.0] * 3] * 4), sources=2)
-    {'acceptance_from_0': 0.25, 'kl_from_0': 0.1..., 'acceptance_from_1': 1.0, 'kl_from_1': 0.0, 'acceptance_age_0': 0.625}
-    """
+    """The numbers of a report from a member's tally [sources + ages, 3]; what was never replayed is left out."""
     numbers: dict[str, float] = {}
     for row, (trusted, offered, divergence) in enumerate(counted.tolist()):
         if not offered:

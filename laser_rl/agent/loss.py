@@ -78,18 +78,9 @@ def laser_loss(
 ) -> Loss:
     """Relevance, trust, V-trace, losses.
 
-    Where a `team` has the batch, `total` is this rank's part, and the parts of all ranks add up to the whole; numbers are those of the
-    whole batch.
-
-    Args:
-        family: what the policy's parameters mean.
-        output: policy and value at all T+1 input rows.
-        batch: what was stored; the columns of each member one after the other.
-        hyper: the constants.
-        bound: the threshold on the relevance, one number or one a member; infinite trusts everything.
-        generator: only needed where the actions cannot be enumerated.
-        network: only needed for PopArt, whose statistics move here, and PixelControl.
-        team: the ranks that have the other columns of this batch.
+    `output` has T+1 input rows; the columns of each member lie one after the other. `bound` on the relevance is one number or one a member.
+    `generator` is only needed where actions cannot be enumerated, `network` only for PopArt, whose statistics move here, and PixelControl.
+    Where a `team` has the batch, `total` is this rank's part of a sum over ranks; numbers are those of the whole batch.
     """
     hyper = hyper if isinstance(hyper, Hyper) else hyper_of([hyper], batch.reward.device, batch.reward.dtype)
     common, policy = hyper.common, output.policy[:-1]

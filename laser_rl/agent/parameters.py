@@ -4,6 +4,7 @@ An optimiser step, a look for NaN, a publication to the actors is then one opera
 parameters of several members can lie side by side, as the rows of a matrix.
 """
 
+import itertools
 import logging
 import math
 from collections.abc import Mapping
@@ -33,19 +34,7 @@ class ParameterSlice(NamedTuple):
 
 
 class FlatParameters:
-    """`value` and `gradient` are vectors; each parameter of the network, and its gradient, becomes a view into them.
-
-    >>> layer = nn.Linear(2, 1)
-    >>> flat = FlatParameters(layer)
-    >>> flat.value.zero_()
-    tensor([0., 0., 0.])
-    >>> layer.weight.tolist()
-    [[0.0, 0.0]]
-    >>> rows = torch.ones(2, 3)
-    >>> flat.move(rows[1], torch.zeros(3))
-    >>> rows.tolist()
-    [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]]
-    """
+    """`value` and `gradient` are vectors; each parameter of the network, and its gradient, becomes a view into them."""
 
     def __init__(self, network: nn.Module) -> None:
         named = dict(network.named_parameters())
@@ -55,11 +44,11 @@ class FlatParameters:
                 f"a network's parameters must have one type and one device, got {sorted(map(str, kinds))}"
             )
         self.parameters = list(named.values())
-        self.places: list[ParameterSlice] = []
-        first = 0
-        for name, parameter in named.items():
-            self.places.append(ParameterSlice(name, first, first + parameter.numel(), tuple(parameter.shape)))
-            first += parameter.numel()
+        ends = itertools.accumulate(parameter.numel() for parameter in self.parameters)
+        self.places = [
+            ParameterSlice(name, end - parameter.numel(), end, tuple(parameter.shape))
+            for (name, parameter), end in zip(named.items(), ends, strict=True)
+        ]
         self.value = torch.cat([_flat(parameter) for parameter in self.parameters])
         self.gradient = torch.zeros_like(self.value)
         self._look()
@@ -230,10 +219,11 @@ class Recovery:
         """After other parameters were copied in. A roll-back restores the member's own until these have learned."""
         self._counts, self._there = self.counts._replace(failing=0), False
 
-    def load_state_dict(self, good: Mapping[str, Tensor], counts: RecoveryCounts) -> None:
+    def load_state_dict(self, good: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
         device = self._flat.value.device
         self.good = {name: tensor.to(device, copy=True).contiguous() for name, tensor in good.items()}
-        self._counts, self._there = counts, False
+        self._counts = RecoveryCounts(*(numbers[name] for name in RecoveryCounts._fields))
+        self._there = False
 
     def _live(self) -> dict[str, Tensor]:
         buffers = {f"buffer.{name}": tensor for name, tensor in self._network.named_buffers()}

@@ -142,11 +142,7 @@ def act_once(
     is_first: NDArray[np.bool_],
     before: Memento | None = None,
 ) -> tuple[Array, Memento]:
-    """Play, observation by observation: n environments with one observation [n, ...] each.
-
-    Returns:
-        The environment's actions for observations as they are stored, and what to hand in with the next ones (None before the first).
-    """
+    """The environments' actions for one observation each, [n, ...] as stored, and what to hand in with the next ones."""
     before = before or Memento.blank(layout, len(observation))
     frames = np.concatenate([before.frames[:, 1:], observation[:, np.newaxis].astype(before.frames.dtype)], axis=1)
     frames[is_first, :-1] = 0

@@ -19,11 +19,9 @@ from laser_rl.types import Batch, Inputs
 class Recurrent:
     """Unrolls a network over batches in their order.
 
-    Args:
-        network: the learner moves its parameters.
-        burn_in_steps: first rows of a replayed column from which nothing is learned, nor any gradient runs through; the baseline of
-            Kapturowski et al. 2019, for unrolls drawn at random.
-        team: the ranks that have the other columns; every rank knows the states of all, so that any of them can be saved.
+    The first `burn_in_steps` rows of a replayed column only warm the memory up: nothing is learned from them, and no gradient runs through
+    (the baseline of Kapturowski et al. 2019, for unrolls drawn at random). Every rank of the `team` knows the states of all columns, so
+    that any of them can be saved.
     """
 
     def __init__(self, network: AgentNetwork, burn_in_steps: int = 0, team: Team = ALONE) -> None:

@@ -1,20 +1,18 @@
 """`laser experiment`, `laser theory`: the figures and tables of the paper, run again, and its propositions."""
 
-import importlib.util
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import tyro
 
-from laser_rl.errors import ConfigError, MissingExtra
+from laser_rl.errors import ConfigError, require_modules
 from laser_rl.research.experiment import EXPERIMENTS
 from laser_rl.research.propositions import show
 from laser_rl.research.runner import Plan, listing, run_experiments, show_reports
 
 
 def experiment_command(arguments: list[str]) -> int:
-    """`laser experiment`."""
     command, rest = (arguments[0], arguments[1:]) if arguments else ("list", [])
     if command in {"-h", "--help"}:
         print("usage: laser experiment {list,run,report} [OPTIONS]\n\nlaser experiment run --help explains one")
@@ -24,8 +22,8 @@ def experiment_command(arguments: list[str]) -> int:
     commands: dict[str, Callable[..., Plan | str | None]] = {"list": listing, "run": Plan, "report": show_reports}
     if command not in commands:
         raise ConfigError(f"laser experiment {command}: expected {', '.join(commands)}, or an experiment's name")
-    if command != "list" and any(importlib.util.find_spec(name) is None for name in ("matplotlib", "scipy")):
-        raise MissingExtra("laser experiment", "experiments")  # before hours of runs that could not be judged
+    if command != "list":  # before hours of runs that could not be judged
+        require_modules("laser experiment", "experiments", "matplotlib", "scipy")
     found = tyro.cli(commands[command], prog=f"laser experiment {command}", args=rest)
     if isinstance(found, Plan):
         if not found.names:
@@ -56,6 +54,5 @@ class Theory:
     """Of the process and the policies."""
 
     def __call__(self) -> int:
-        """Compute and print them."""
         show(**vars(self))
         return 0

@@ -32,7 +32,6 @@ class Export:
     """Where Minari datasets go, instead of MINARI_DATASETS_PATH or ~/.minari/datasets."""
 
     def __call__(self) -> int:
-        """Write what was asked for."""
         if self.onnx is None and self.minari is None:
             raise ConfigError("export what? say --onnx policy.onnx, --minari NAMESPACE/NAME-v0, or both")
         if self.out is not None and self.minari is None:
@@ -81,7 +80,6 @@ class Push:
     """Where --dry-run writes the folder; RUN_DIR/hub if left out."""
 
     def __call__(self) -> int:
-        """Prepare the folder, and send it unless this is a dry run."""
         if self.repo_id.count("/") != 1 or not all(self.repo_id.split("/")):
             raise ConfigError(f"expected a repository of the Hub, OWNER/NAME, got {self.repo_id!r}")
         if self.dry_run:

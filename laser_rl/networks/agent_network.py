@@ -29,24 +29,9 @@ class Output(NamedTuple):
 class AgentNetwork(nn.Module):
     """Rows [T, B, ...] in, policy parameters and values out.
 
-    Args:
-        torso: a module from [N, ...] to [N, features]; it receives the observation as float, times `scale`.
-        memory: what happens between torso and heads.
-        last: how the last step is read, if there is a memory.
-        instruction: reads the last row of a picture, which the torso then does not see.
-        parameter_size: P of the policy's family.
-        value_torso: the value's own torso; None shares the policy's.
-        popart_tasks: values in each task's own units; 0: one value as it is.
-        pixel_control: PixelControl's head, if it is learned.
-        scale: what a stored observation is multiplied by.
-        bf16: run the torso in bfloat16 (heads and everything after them stay in float32).
-
-    >>> from laser_rl.networks.torso import MLP
-    >>> network = AgentNetwork(MLP((4,), (8,)), parameter_size=2)
-    >>> rows = Inputs(torch.zeros(3, 5, 4), torch.zeros(3, 5, dtype=torch.bool), torch.zeros(3, 5), torch.zeros(3, 5))
-    >>> output, states = network(rows, network.initial_state(5))
-    >>> output.policy.shape, output.value.shape, states.shape
-    (torch.Size([3, 5, 2]), torch.Size([3, 5]), torch.Size([3, 5, 0]))
+    `torso` maps [N, ...], the observation as float times `scale`, to [N, features]; the value shares it unless it has a `value_torso`.
+    `instruction` reads the last row of a picture, which the torso then does not see. With `popart_tasks` values are in each task's own
+    units. With `bf16` the torso runs in bfloat16; heads and everything after them stay in float32.
     """
 
     def __init__(
@@ -110,8 +95,7 @@ class AgentNetwork(nn.Module):
     def _prepare(self, flat: Tensor) -> Tensor:
         if self._by_bytes(flat):
             return flat
-        dtype = torch.bfloat16 if self.bf16 else torch.float32
-        flat = flat.to(dtype)
+        flat = flat.to(torch.bfloat16 if self.bf16 else torch.float32)
         if self.instruction is not None:
             flat = flat[:, :, :-1]
         if self.scale != 1.0:
@@ -138,8 +122,7 @@ class AgentNetwork(nn.Module):
 def side_by_side(network: AgentNetwork, members: int) -> Forward:
     """A function that does for K sets of parameters what `network` does for its own; columns of each member one after the other.
 
-    A small network costs more to call than to compute. For members side by side each operation is done once, as a product of
-    [K, rows, in] with [K, in, out].
+    A small network costs more to call than to compute; here each operation is done once, as a product [K, rows, in] · [K, in, out].
     """
     mlp = isinstance(network.torso, MLP) and isinstance(network.value_torso, MLP | None) and not network.bf16
     if not mlp or not isinstance(network.memory, NoMemory) or network.popart is not None:

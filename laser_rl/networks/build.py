@@ -113,11 +113,7 @@ def _pixel_control(spec: EnvironmentSpec, features: int, cell: int) -> PixelCont
 
 
 def users_torso(source: TorsoSource, shape: tuple[int, ...]) -> nn.Module:
-    """A user's module, tried once on two observations: it must answer with one vector of features each.
-
-    >>> users_torso(lambda shape: nn.Linear(shape[0], 7), (4,)).features
-    7
-    """
+    """A user's module, tried once on two observations: it must answer with one vector of features each."""
     module = source if isinstance(source, nn.Module) else source(shape)
     if not isinstance(module, nn.Module):
         raise ConfigError(f"net returned {type(module).__name__}, expected a torch.nn.Module")

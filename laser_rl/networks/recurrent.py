@@ -102,9 +102,8 @@ def build_memory(name: MemoryName, features: int, last: int, size: int, span: in
 def _lstm_cell(inputs: int, size: int, span: int) -> nn.LSTMCell:
     """With biases as TensorFlow's (none, but 1 for forget gates): a memory that begins by forgetting learns nothing to keep.
 
-    With a span the units begin with lifetimes from 1 to `span` rows, after Tallec & Ollivier
-    2018: gradients reach T rows back, so what is to be kept for longer must last that long before anything is learned of it. Their
-    closed input gates are left out: they make what is written as small as it is durable.
+    With a span the units begin with lifetimes from 1 to `span` rows, after Tallec & Ollivier 2018: gradients reach T rows back, so what is
+    to be kept for longer must last that long before anything is learned of it. Their closed input gates are left out.
     """
     cell = nn.LSTMCell(inputs, size)
     with torch.no_grad():

@@ -52,13 +52,7 @@ class ExperimentTask:
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to learn a task: how it differs from one replay for all members with a trust region.
-
-    >>> catch = suite_of("small").task("catch")
-    >>> sweep = Variant("half replayed", "separate", "few", (1, 1)).sweep(catch)
-    >>> sweep.share, len(sweep.settings), sweep.base.loss.batch_unrolls, sweep.base.replay.fraction
-    ('separate', 3, 4, 0.5)
-    """
+    """One way to learn a task: how it differs from one replay for all members with a trust region."""
 
     name: str
     replay: Sharing = "shared"  # one for all members, one each, or none and every row trusted: IMPALA
@@ -144,11 +138,10 @@ class ExperimentSuite:
     kept: bool = False  # runs are long: they have run directories, and go on from their checkpoints
 
     def task(self, name: str) -> ExperimentTask:
-        found = next((task for task in self.tasks if task.name == name), None)
-        if found is None:
-            known = ", ".join(task.name for task in self.tasks)
-            raise ConfigError(f"suite {self.name} has no task {name!r}; it has {known}")
-        return found
+        known = {task.name: task for task in self.tasks}
+        if name not in known:
+            raise ConfigError(f"suite {self.name} has no task {name!r}; it has {', '.join(known)}")
+        return known[name]
 
     def of(self, experiment: Experiment, names: Sequence[str] = ()) -> list[ExperimentTask]:
         chosen = names or experiment.tasks.get(self.name) or [task.name for task in self.tasks]
@@ -162,10 +155,6 @@ class PlannedRun(NamedTuple):
     condition: str
     seed: int
     sweep: SweepConfig
-
-    @property
-    def label(self) -> str:
-        return f"{self.task.name}, {self.condition}, seed {self.seed}"
 
 
 def planned(

@@ -101,10 +101,7 @@ class GameRun(NamedTuple):
 
 
 def compared(run_dirs: Sequence[Path], frames: int | None = None) -> dict[str, Any]:
-    """Runs and sweeps beside the paper, as they are or as they were after so many frames, medians over their games, and notes.
-
-    ConfigError if one is not on a game of the table.
-    """
+    """Runs and sweeps beside the paper, as they were after so many frames; ConfigError if one is not on a game of the table."""
     configs = [_config_of(run_dir) for run_dir in run_dirs]  # refuses before anything long is read
     limit = math.inf if frames is None else frames
     runs = [_game_run(run_dir, config, limit) for run_dir, config in zip(run_dirs, configs, strict=True)]
@@ -208,8 +205,7 @@ def line_of(run: GameRun) -> dict[str, Any]:
 def medians(runs: Sequence[GameRun]) -> list[dict[str, Any]]:
     """Human-normalised medians over the games that have a score, of runs and of sweeps apart, beside the paper's over the same games.
 
-    Several runs of a game are averaged first. `score` is NaN where sweeps have different members, so that none of them can be followed
-    over the games.
+    Several runs of a game are averaged first. `score` is NaN where sweeps have different members: none can be followed over the games.
     """
     found = []
     for kind in ("run", "sweep"):
@@ -261,15 +257,7 @@ def _notes(runs: Sequence[GameRun], configs: Sequence[Config], lines: Sequence[M
 
 def as_json(found: Mapping[str, Any]) -> str:
     """Everything, with null instead of NaN."""
-    return json.dumps(_without_nan(found), indent=2)
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _without_nan(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [_without_nan(one) for one in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
+    return json.dumps(json.loads(json.dumps(found), parse_constant=lambda _: None), indent=2)
 
 
 def show(found: Mapping[str, Any]) -> None:

@@ -83,10 +83,7 @@ def normalised(values: ArrayLike, references: Sequence[Reference]) -> Floats:
 
 
 def agent_curve(scores: ArrayLike) -> Floats:
-    """The curve of one agent from normalised scores [..., tasks, buckets]: the median over tasks.
-
-    NaN until every task has a number: short episodes end first, and would count alone.
-    """
+    """Of normalised scores [..., tasks, buckets] the median over tasks; NaN until every task has one: short episodes end first."""
     return np.asarray(np.median(carried(scores), axis=-2))
 
 
@@ -95,16 +92,12 @@ def sweep_curve(scores: ArrayLike) -> Floats:
     return np.asarray(np.fmax.reduce(agent_curve(scores), axis=-2))  # fmax prefers a number to NaN
 
 
-def last_episodes(episodes: Episodes, *, before_frames: float = math.inf, count: int = LAST_EPISODES) -> float:
-    """The score of the paper's table: mean return of the last `count` episodes that ended within some frames. NaN without episodes.
+def last_episodes(episodes: Episodes, *, count: int = LAST_EPISODES) -> float:
+    """The score of the paper's table: mean return of the last `count` episodes. NaN without episodes.
 
     Where rows are of several episodes, the mean is over the fewest last rows that hold so many.
-
-    >>> last_episodes(Episodes(np.array([10.0, 20.0]), np.array([1.0, 4.0]), np.array([8.0, 16.0])), count=20)
-    3.0
     """
-    within = episodes.frames <= before_frames
-    returns, weights = episodes.returns[within], episodes.weights[within]
+    _, returns, weights = episodes
     if not returns.size:
         return math.nan
     after = np.cumsum(weights[::-1])[::-1] - weights  # episodes after each row

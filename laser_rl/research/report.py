@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from laser_rl.config import Frozen
-from laser_rl.disk import write_bytes, write_json
+from laser_rl.disk import write_bytes
 from laser_rl.errors import ConfigError
 from laser_rl.research.experiment import (
     EXPERIMENTS,
@@ -46,10 +46,6 @@ class About(Frozen):
     def task_list(self) -> list[ExperimentTask]:
         found = [suite_of(self.suite).task(name) for name in self.tasks]
         return [shrunk(task) for task in found] if self.smoke else found
-
-    def write(self, folder: Path) -> None:
-        """Keep it beside the numbers."""
-        write_json(folder / ABOUT, self.model_dump(mode="json"))
 
 
 def read_about(folder: Path) -> About:

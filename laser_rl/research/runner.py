@@ -18,9 +18,10 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import tyro
@@ -36,7 +37,17 @@ from laser_rl.metrics.machine import machine
 from laser_rl.metrics.rows import Kind, Row, Value
 from laser_rl.research.experiment import EXPERIMENTS, SUITES, Experiment, PlannedRun, planned, shrunk, suite_of
 from laser_rl.research.protocol import curve_lines
-from laser_rl.research.report import CURVES, TIMES, About, experiment_of, report, table, verdict_table, write_index
+from laser_rl.research.report import (
+    ABOUT,
+    CURVES,
+    TIMES,
+    About,
+    experiment_of,
+    report,
+    table,
+    verdict_table,
+    write_index,
+)
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import act_and_learn, prepare, train
 from laser_rl.training.settings import SweepConfig
@@ -98,7 +109,7 @@ def _run(experiment: Experiment, plan: Plan, command: str) -> None:
     print(f"{experiment.name}: {experiment.question}", flush=True)
     perform(runs, parts, jobs=plan.jobs or len(os.sched_getaffinity(0)), kept=suite.kept)
     assemble(runs, parts, folder)
-    About(
+    about = About(
         name=experiment.name,
         suite=suite.name,
         tasks=tuple(task.name for task in tasks),
@@ -106,13 +117,9 @@ def _run(experiment: Experiment, plan: Plan, command: str) -> None:
         device=plan.device,
         smoke=plan.smoke,
         command=command,
-    ).write(folder)
-    show_report(folder)
-
-
-def show_report(folder: Path) -> None:
-    print("\n".join(verdict_table(report(folder))))
-    print(f"written to {folder}: README.md, curves.png, curves.csv, scores.csv, summary.csv, verdicts.csv")
+    )
+    write_json(folder / ABOUT, about.model_dump(mode="json"))
+    show_reports((folder,))
 
 
 def show_reports(folders: tyro.conf.Positional[tuple[Path, ...]]) -> None:
@@ -124,7 +131,8 @@ def show_reports(folders: tyro.conf.Positional[tuple[Path, ...]]) -> None:
     if not folders:
         raise ConfigError("report on what? name the folder of an experiment: laser experiment report OUT/sharing")
     for folder in folders:
-        show_report(folder)
+        print("\n".join(verdict_table(report(folder))))
+        print(f"written to {folder}: README.md, curves.png, curves.csv, scores.csv, summary.csv, verdicts.csv")
 
 
 def listing(suite: str = "small", seeds: int = SEEDS) -> str:
@@ -152,28 +160,18 @@ class RunsFailed(UserError):
     exit_status = 4
 
 
-class Job(NamedTuple):
-    """A run that has to be done, and the file that says that it is."""
-
-    run: PlannedRun
-    part: Path
-    kept: bool
-
-
 def perform(runs: Sequence[PlannedRun], parts: Path, *, jobs: int = 1, kept: bool = False) -> int:
-    """Run what is missing in the folder of `parts`, and print a line for each run that ends; returns how many that were.
-
-    `kept` gives each run a run directory beside its part, from which it goes on if it is interrupted.
-    """
+    """Run what is missing in the folder of `parts`; returns how many that were. `kept`: with run directories, to go on from."""
     make_folder(parts)
     # All conditions of a seed before the next seed: an experiment that is looked at early says something about all of them.
     ordered = sorted({part_of(parts, run): run for run in runs}.items(), key=lambda item: item[1].seed)
-    missing = [Job(run, part, kept) for part, run in ordered if not part.exists()]
+    missing = [(part, run) for part, run in ordered if not part.exists()]
     if missing:
         print(f"{len(missing)} runs to do, {len(ordered) - len(missing)} done already", flush=True)
     failed = []
-    for number, (place, result, error) in enumerate(spread(perform_one, missing, jobs), start=1):
-        label = missing[place].run.label
+    for number, (place, result, error) in enumerate(spread(partial(perform_one, kept=kept), missing, jobs), 1):
+        run = missing[place][1]
+        label = f"{run.task.name}, {run.condition}, seed {run.seed}"
         if error is not None:
             failed.append(f"{label}: {error}")
         print(f"[{number}/{len(missing)}] {label}: {result or 'failed'}", flush=True)
@@ -193,10 +191,11 @@ def part_of(parts: Path, run: PlannedRun) -> Path:
     return parts / f"{run.task.name}-seed{run.seed}-{digest[:16]}.json"
 
 
-def perform_one(job: Job) -> str:
+def perform_one(job: tuple[Path, PlannedRun], *, kept: bool) -> str:
     """Run one sweep and write its part, at once and last of all; says how it went."""
-    begin, sweep, found = time.monotonic(), job.run.sweep, machine()
-    lines = executed(sweep, job.run.task.bucket_steps, job.part.with_suffix("") if job.kept else None)
+    part, run = job
+    begin, sweep, found = time.monotonic(), run.sweep, machine()
+    lines = executed(sweep, run.task.bucket_steps, part.with_suffix("") if kept else None)
     seconds = time.monotonic() - begin
     where = found["gpu"] if sweep.base.run.device.startswith("cuda") else found["processor"]
     about = {
@@ -205,16 +204,12 @@ def perform_one(job: Job) -> str:
         "made_with": f"laser-rl {__version__}, Python {found['python']}, torch {torch.__version__}, "
         f"{where or found['system']} with {found['cores']} cores, {datetime.now(UTC):%-d %B %Y}",
     }
-    write_json(job.part, {**about, "sweep": sweep.model_dump(mode="json"), "lines": lines})
+    write_json(part, {**about, "sweep": sweep.model_dump(mode="json"), "lines": lines})
     return f"{lines[-1]['mean'] or 'no episode'} at the end, {seconds:.0f} s"
 
 
 def executed(sweep: SweepConfig, bucket_steps: int, directory: Path | None = None) -> list[dict[str, Any]]:
-    """Run a sweep to its end; returns a line a bucket.
-
-    Without a directory in one thread, so that the same sweep gives the same numbers; with one as `laser sweep` does, from the newest
-    checkpoint on.
-    """
+    """Run a sweep to its end, in one thread or, with a directory, as `laser sweep` does; returns a line a bucket."""
     torch.set_num_threads(1)
     require_memory(sweep)
     rows = _in_memory(sweep) if directory is None else _in_directory(sweep, directory)
@@ -325,8 +320,7 @@ def spread(work: Callable[[Any], Any], jobs: Sequence[Any], workers: int) -> Ite
 
 
 def _end(process: Any) -> None:
-    """Kill a process; it may die at any time: only a finished job has written what counts."""
-    process.kill()
+    process.kill()  # it may die at any time: only a finished job has written what counts
     process.join(END_S)
 
 

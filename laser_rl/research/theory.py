@@ -6,7 +6,7 @@ hold or fail by numbers. docs/theory.md is an example of each function; `laser t
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -16,7 +16,6 @@ from laser_rl.ops import checks
 from laser_rl.ops.trust_region import implied_log_probs
 
 Estimator = Literal["vtrace", "importance"]
-_SUM_TOLERANCE = 1e-6
 
 
 class MDP(NamedTuple):
@@ -54,14 +53,7 @@ def random_policy(
 
 
 def policy_value(mdp: MDP, policy: Float[Tensor, "S A"]) -> Float[Tensor, "S"]:
-    """V^π, from (I − γ·P^π)·V = r^π.
-
-    >>> one_state = MDP(torch.ones(1, 1, 1), torch.ones(1, 1), 0.5)
-    >>> policy_value(one_state, torch.ones(1, 1))
-    tensor([2.])
-    """
-    if checks.active():
-        _check(mdp, policy=policy)
+    """V^π, from (I − γ·P^π)·V = r^π."""
     moves, reward = _under(mdp, policy)
     return _solve(_identity(moves) - mdp.discount * moves, reward)
 
@@ -73,8 +65,6 @@ def action_values(mdp: MDP, value: Float[Tensor, "S"]) -> Float[Tensor, "S A"]:
 
 def state_distribution(mdp: MDP, policy: Float[Tensor, "S A"], start: Float[Tensor, "S"]) -> Float[Tensor, "S"]:
     """d^π: the discounted share of time that π spends in each state from `start`; sums to 1."""
-    if checks.active():
-        _check(mdp, policy=policy)
     moves, _ = _under(mdp, policy)
     return (1 - mdp.discount) * _solve(_identity(moves) - mdp.discount * moves.mT, start)
 
@@ -83,8 +73,6 @@ def implied_policy(
     policy: Float[Tensor, "S A"], behaviour: Float[Tensor, "S A"], *, clip_rho: float = 1.0
 ) -> Float[Tensor, "S A"]:
     """Prop. 1: the policy whose value V-trace estimates. Tables must be positive."""
-    if checks.active():
-        _check_policies(policy=policy, behaviour=behaviour)
     return implied_log_probs(policy.log(), behaviour.log(), clip_rho=clip_rho).exp()
 
 
@@ -92,9 +80,6 @@ def distortion(
     policy: Float[Tensor, "S A"], behaviour: Float[Tensor, "S A"], *, clip_rho: float = 1.0
 ) -> Float[Tensor, "S A"]:
     """Prop. 2: ω(s, a) = min(1, ρ̄·μ/π), with which V-trace's policy gradient scales the action values."""
-    if checks.active():
-        _check_policies(policy=policy, behaviour=behaviour)
-        checks.positive(clip_rho=clip_rho)
     return (clip_rho * behaviour / policy).clamp(max=1.0)
 
 
@@ -128,9 +113,6 @@ def alpha_bound(
     α will do (0). Among several best actions the one that the distortion favours serves as a*. Where all actions are
     best there is nothing to preserve (0).
     """
-    if checks.active():
-        visited = bool((on_policy > 0).all())
-        checks.require(visited, "on_policy has a state that the policy never visits; no α helps there")
     best = q.amax(-1, keepdim=True)
     is_best = q == best
     best_distorted = distorted.masked_fill(~is_best, -math.inf).amax(-1, keepdim=True)
@@ -154,12 +136,6 @@ def expected_return(
 
     With D·V = Σ_a μ·ρ·(r + γ·P·V − V) and the trace operator C = γ·Σ_a μ·c·P: new V = V + Σ_k (λC)^k · λD·V.
     """
-    if checks.active():
-        _check(mdp, policy=policy, behaviour=behaviour)
-        checks.clip_constants(clip_rho=clip_rho, clip_c=clip_c)
-        known = estimator in get_args(Estimator)
-        checks.require(known, f"estimator is {estimator!r}, expected 'vtrace' or 'importance'")
-        checks.require(steps is None or steps > 0, f"steps is {steps}, expected at least 1, or None for no end")
     if estimator == "importance":
         clip_rho = clip_c = math.inf  # then μ·ρ = μ·c = π, and eq. return_vtrace's product becomes eq. return_is's
     mask = trusted.to(mdp.reward.dtype).unsqueeze(-1)
@@ -179,8 +155,6 @@ def fixed_point(operator: Operator) -> Float[Tensor, "S"]:
 
 def contraction_rate(operator: Operator, trusted: Bool[Tensor, "S"]) -> Float[Tensor, ""]:
     """η: by how much at least the distance to the fixed point shrinks at trusted states, in the maximum norm."""
-    if checks.active():
-        checks.require(bool(trusted.any()), "trusted is nowhere true; a rate needs one trusted state")
     return operator.matrix.abs().sum(-1)[trusted].amax()
 
 
@@ -197,12 +171,6 @@ def trusted_operator(
     `options` are those of `expected_return`. A state where no behaviour is trusted is never updated: there V stays as it is. If every
     state has one, the `fixed_point` is what repeated application converges to.
     """
-    if checks.active():
-        counts = len(behaviours), weights.shape[0], trusted.shape[0]
-        checks.require(
-            len(set(counts)) == 1, "{} behaviours, {} weights and {} masks; expected as many of each".format(*counts)
-        )
-        checks.require(bool((weights > 0).all()), "weights has entries that are not above 0; leave such behaviours out")
     pairs = zip(behaviours, trusted, strict=True)
     operators = [expected_return(mdp, policy, behaviour, mask, **options) for behaviour, mask in pairs]
     share = conditional_share(weights, trusted)
@@ -241,23 +209,3 @@ def _solve(matrix: Tensor, right: Tensor) -> Tensor:
 
 def _identity(like: Tensor) -> Tensor:
     return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
-
-
-def _check(mdp: MDP, **policies: Tensor) -> None:
-    states, actions = mdp.reward.shape
-    got = tuple(mdp.transition.shape)
-    checks.require(
-        got == (states, actions, states), f"transition has shape {got}, expected {(states, actions, states)} for reward"
-    )
-    checks.require(0 <= mdp.discount < 1, f"discount is {mdp.discount}, expected at least 0 and below 1")
-    _check_policies(**policies)
-    for name, policy in policies.items():
-        checks.same_shape(reward=mdp.reward, **{name: policy})
-
-
-def _check_policies(**policies: Tensor) -> None:
-    for name, policy in policies.items():
-        checks.floating(**{name: policy})
-        sums = policy.sum(-1)
-        valid = bool((policy > 0).all()) and bool(((sums - 1).abs() < _SUM_TOLERANCE).all())
-        checks.require(valid, f"{name} is no table of positive probabilities: rows sum to {sums.tolist()}")

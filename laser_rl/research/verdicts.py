@@ -50,11 +50,6 @@ def verdict(better: Sequence[float], worse: Sequence[float], *, margin: float = 
     """Judge the claim that `better`, one score for each seed, has a mean that is more than `margin` above that of `worse`.
 
     `options` are those of `difference_interval`. One score alone has no spread: undecided, with an interval without ends.
-
-    >>> verdict([5.0, 6.0, 5.5, 6.2, 5.1], [1.0, 2.5, 1.7, 2.0, 1.2]).word
-    'reproduced'
-    >>> verdict([1.0], [0.0])
-    Verdict(word='undecided', difference=1.0, interval=(-inf, inf))
     """
     difference, low, high = difference_interval(better, worse, **options)
     word: Word = "undecided"
@@ -70,14 +65,11 @@ def difference_interval(
 ) -> Spread:
     """The difference of the means and its bootstrap interval, widened for few seeds (see above).
 
-    Scores are paired: they stand at the same place for the same seed.
+    Scores are paired, as many of each: they stand at the same place for the same seed.
     """
-    above, below = _finite(better, "better"), _finite(worse, "worse")
-    if not 0.0 < level < 1.0:
-        raise ValueError(f"level is {level}, expected a share between 0 and 1")
-    if above.size != below.size:
-        raise ValueError(f"{above.size} scores against {below.size} are not pairs; pass one of each for every seed")
-    pairs = above - below
+    if not len(better) == len(worse) > 0 or not np.isfinite([better, worse]).all():
+        raise ValueError(f"expected one finite score for each seed on either side, got {better} and {worse}")
+    pairs = np.subtract(better, worse, dtype=np.float64)
     difference, count = float(pairs.mean()), pairs.size
     if count == 1:
         return difference, -math.inf, math.inf
@@ -94,13 +86,6 @@ def difference_interval(
     return difference, difference + low * stretch, difference + high * stretch
 
 
-def _finite(values: Sequence[float], name: str) -> Floats:
-    found = np.asarray(values, dtype=np.float64)
-    if found.ndim != 1 or found.size == 0 or not np.isfinite(found).all():
-        raise ValueError(f"{name}: expected at least one finite score, one for each seed, got {values}")
-    return found
-
-
 class Aggregate(NamedTuple):
     """An interquartile mean over runs and tasks with its interval."""
 
@@ -114,9 +99,8 @@ def stratified_iqm(scores: ArrayLike, *, resamples: int = 2000, seed: int = 0) -
     Runs are resampled within each task, tasks are given. Of a handful of runs the percentile interval is too narrow: decide by `verdict`.
     """
     table = np.asarray(scores, dtype=np.float64)
-    return Aggregate(
-        float(_pooled_iqm(table)), bootstrap_interval([table], _pooled_iqm, resamples=resamples, seed=seed)
-    )
+    interval = bootstrap_interval([table], _pooled_iqm, resamples=resamples, seed=seed)
+    return Aggregate(float(_pooled_iqm(table)), interval)
 
 
 def _pooled_iqm(tables: Floats) -> Floats:
@@ -150,12 +134,7 @@ def results_of(lines: Iterable[Mapping[str, str]]) -> Results:
 
 
 def statistics_of(mean: Floats, best: Floats) -> Values:
-    """Of one run's curves, those of the mean and of the best member by bucket.
-
-    >>> curve = np.array([np.nan, 0.0, 1.0, 2.0, 3.0])
-    >>> statistics_of(curve, 2 * curve)
-    {'whole run': 1.5, 'end': 3.0, 'best': 6.0}
-    """
+    """Of one run's curves, those of the mean and of the best member by bucket."""
     last = max(1, round(END_SHARE * len(mean)))
     return {"whole run": _known_mean(mean), "end": _known_mean(mean[-last:]), "best": _known_mean(best[-last:])}
 
@@ -216,8 +195,8 @@ def overall(tasks: Sequence[ExperimentTask], results: Results) -> dict[str, dict
             continue
         measures: dict[str, Spread] = {}
         for statistic, scores in tables.items():
-            iqm, (low, high) = stratified_iqm(scores)
-            measures[f"{statistic}, IQM"] = iqm, low, high
+            iqm, interval = stratified_iqm(scores)
+            measures[f"{statistic}, IQM"] = iqm, *interval
         best = tables["best"].mean(axis=0)
         measures["best, median"] = float(np.median(best)), math.nan, math.nan
         measures["best, capped mean"] = float(np.minimum(best, 1).mean()), math.nan, math.nan

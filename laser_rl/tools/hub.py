@@ -12,7 +12,7 @@ import yaml
 
 from laser_rl import __version__, checkpoint
 from laser_rl.checkpoint import CHECKPOINTS, manifest
-from laser_rl.errors import ConfigError, MissingExtra
+from laser_rl.errors import ConfigError, require_modules
 from laser_rl.metrics import read
 from laser_rl.tools.source import Source
 from laser_rl.training.files import CONFIG, SWEEP, is_sweep
@@ -102,10 +102,9 @@ def _score(score: Mapping[str, Any] | None) -> str:
 
 def hub_api() -> Any:
     """The Hub's own client, with the login that `hf auth login` has left."""
-    try:
-        from huggingface_hub import HfApi  # noqa: PLC0415
-    except ImportError as error:
-        raise MissingExtra("the Hugging Face Hub", "hub") from error
+    require_modules("the Hugging Face Hub", "hub", "huggingface_hub")
+    from huggingface_hub import HfApi  # noqa: PLC0415
+
     return HfApi(library_name="laser-rl", library_version=__version__)
 
 

@@ -25,7 +25,7 @@ from laser_rl.config import Config, EnvironmentConfig
 from laser_rl.envs.construct import constructor
 from laser_rl.envs.make import is_atari, is_mixture
 from laser_rl.envs.records import ActionSpec, BoxActions, DiscreteActions
-from laser_rl.errors import ConfigError, EnvironmentRefused, MissingExtra
+from laser_rl.errors import ConfigError, EnvironmentRefused, MissingExtra, require_modules
 from laser_rl.networks.build import family_of
 from laser_rl.ops.distributions import Family
 from laser_rl.tools.whole_episodes import NO_SEED, EpisodeReader, WholeEpisode
@@ -70,15 +70,11 @@ class _Replay:
 def export_minari(
     run_dir: Path, dataset_id: str, *, member: str | int | None = None, out: Path | None = None
 ) -> Dataset:
-    """Write one dataset out of the newest checkpoint.
+    """Write the dataset NAMESPACE/NAME-vN out of the newest checkpoint: the episodes of all members of a sweep, or of one.
 
-    Args:
-        run_dir: of a run or of a sweep.
-        dataset_id: NAMESPACE/NAME-vN; the namespace may have several parts, or be left out.
-        member: only the episodes of this member of a sweep; None: of all.
-        out: the root of the datasets; None: Minari's own, MINARI_DATASETS_PATH or ~/.minari/datasets.
+    `out` is the root of the datasets; None: Minari's own, MINARI_DATASETS_PATH or ~/.minari/datasets.
     """
-    require_extra()
+    require_modules("a Minari dataset", "minari", "h5py", "minari")
     _require_name(dataset_id)
     given = out or os.environ.get("MINARI_DATASETS_PATH")  # as Minari looks for it
     root = Path(given).absolute() if given else Path.home() / ".minari" / "datasets"
@@ -105,14 +101,6 @@ def export_minari(
         folder.replace(path)
         disk.sync_path(path.parent)
     return dataset._replace(path=path)
-
-
-def require_extra() -> None:
-    try:
-        import h5py  # noqa: F401, PLC0415
-        import minari  # noqa: F401, PLC0415
-    except ImportError as error:
-        raise MissingExtra("a Minari dataset", "minari") from error
 
 
 def _replay(run_dir: Path, member: int | None) -> _Replay:

@@ -21,7 +21,7 @@ from laser_rl import disk
 from laser_rl.agent.policy import Policy, Seen, choose, finite
 from laser_rl.envs.make import is_atari
 from laser_rl.envs.records import ObservationSpec
-from laser_rl.errors import ConfigError, MissingExtra
+from laser_rl.errors import ConfigError, require_modules
 from laser_rl.networks.agent_network import AgentNetwork, Output
 from laser_rl.networks.build import stacked_shape
 from laser_rl.ops import checks, popart
@@ -118,13 +118,7 @@ class Exported(NamedTuple):
 
 
 def export_onnx(trained: Trained, path: Path, *, rows: int = 320) -> Exported:
-    """Write the acting policy to `path`, if it acts as torch does on `rows` observations.
-
-    Args:
-        trained: of a run directory (`tools.source.load_source`), or of an agent (`training.evaluate.trained_of`).
-        path: of the file; an older one is replaced.
-        rows: how many random observations are compared, about.
-    """
+    """Write the acting policy to `path`, in place of an older file, if it acts as torch does on about `rows` random observations."""
     require_extra()
     acting = Acting(trained.network, trained.family, starts_in(trained.spec.action))
     seen = random_rows(trained, rows)
@@ -139,12 +133,7 @@ def export_onnx(trained: Trained, path: Path, *, rows: int = 320) -> Exported:
 
 
 def require_extra() -> None:
-    try:
-        import onnx  # noqa: F401, PLC0415
-        import onnxruntime  # noqa: F401, PLC0415
-        import onnxscript  # noqa: F401, PLC0415
-    except ImportError as error:
-        raise MissingExtra("an ONNX file", "onnx") from error
+    require_modules("an ONNX file", "onnx", "onnx", "onnxruntime", "onnxscript")
 
 
 def session_of(path: Path) -> Any:
@@ -207,8 +196,7 @@ def _program(acting: Acting, row: Seen) -> "ONNXProgram":
         ) from error
     finally:
         loud.setLevel(level)
-    if program is None:  # only where torch.onnx.export is asked to write the file itself
-        raise ConfigError("torch.onnx.export returned nothing; use another version of torch")
+    assert program is not None  # noqa: S101 - only where torch.onnx.export is asked to write the file itself
     return program
 
 
@@ -231,7 +219,7 @@ def _describe(program: "ONNXProgram", about: Mapping[str, Any]) -> None:
 
 
 def random_rows(trained: Trained, rows: int) -> list[Seen]:
-    """About so many rows of random numbers in the shape of observations, with the actions and states of the agent.
+    """About so many rows of random numbers in the shape and range of observations, with the actions and states of the agent.
 
     One row in ten begins an episode. No environment is opened: it may be code that is not trusted.
     """
@@ -239,9 +227,10 @@ def random_rows(trained: Trained, rows: int) -> list[Seen]:
     shape, found = (SLOTS, *_seen_shape(trained)), list[Seen]()
     action: Array = np.zeros((SLOTS, *layout.action_shape), layout.action_dtype)
     state: Array = np.zeros((SLOTS, layout.state_size), np.float32)
+    pictures = layout.observation_dtype == "uint8"
+    most = round(1 / trained.spec.observation.scale)  # of bytes; larger ones would be beyond what rounding allows
     for number in range(-(-rows // SLOTS)):
-        pictures = layout.observation_dtype == "uint8"
-        seen = random.integers(0, 256, shape, np.uint8) if pictures else random.standard_normal(shape, np.float32)
+        seen = random.integers(0, most + 1, shape, np.uint8) if pictures else random.standard_normal(shape, np.float32)
         reward, first = random.standard_normal(SLOTS, np.float32), random.random(SLOTS) < (0.1 if number else 1)
         action = action.copy()
         action[first] = 0

@@ -38,9 +38,8 @@ def play(actor, steps):
     return [one.unrolls for one in taken if one.unrolls is not None], taken
 
 
-@pytest.mark.parametrize("stagger", [False, True])
-def test_every_row_of_every_unroll_is_the_one_that_has_to_be_there(stagger):
-    actor = Actor(telltales(), RandomPolicy(), LAYOUT, member=4, stagger=stagger)
+def test_every_row_of_every_unroll_is_the_one_that_has_to_be_there():
+    actor = Actor(telltales(), RandomPolicy(), LAYOUT, member=4)
     actor.begin()
     blocks, taken = play(actor, 200)
     witness = UnrollWitness()
@@ -57,11 +56,10 @@ def test_every_row_of_every_unroll_is_the_one_that_has_to_be_there(stagger):
 
 
 def test_staggered_slots_finish_at_different_times():
-    for stagger, most in ((False, 4), (True, 1)):
-        actor = Actor(telltales(slots=4), RandomPolicy(), LAYOUT, stagger=stagger)
-        actor.begin()
-        blocks, _ = play(actor, 100)
-        assert max(len(block.member) for block in blocks) == most
+    actor = Actor(telltales(slots=4), RandomPolicy(), LAYOUT)
+    actor.begin()
+    blocks, _ = play(actor, 100)
+    assert max(len(block.member) for block in blocks) == 1
 
 
 def test_steps_count_transitions_and_episodes_their_returns():

@@ -81,7 +81,7 @@ def test_a_recorded_learner_is_the_watching_one_bit_for_bit(rates):
     before = watching.flat.value.clone()
     run((watching, launching), batches[17:], begin=17)
     assert_same(watching, launching)
-    assert launching.skipped == 2
+    assert launching.recovery.counts.skipped == 2
     assert not torch.equal(watching.flat.value, before)
     # The first update makes the sums, so the rehearsals begin anew after it.
     assert (recorder.rehearsals, recorder.records, recorder.replays) == (WARM_UPS + 1, 1, 30 - WARM_UPS - 1)
@@ -165,23 +165,23 @@ def test_a_roll_back_is_decided_by_the_device(memory, monkeypatch, caplog):
     with caplog.at_level(logging.WARNING, "laser_rl.agent"):
         run((watching, launching), batches[first : first + GIVE_UP_AFTER], begin=first)
         assert len(caplog.records) == 1  # of the one that watches
-        assert launching.rollbacks == 1
+        assert launching.recovery.counts.rollbacks == 1
         assert len(caplog.records) == 2
     torch.testing.assert_close(launching.flat.value, launching.recovery.good["value"], rtol=0, atol=0)
     run((watching, launching), batches[first + GIVE_UP_AFTER :], begin=first + GIVE_UP_AFTER)
     assert_same(watching, launching)
-    assert (watching.skipped, watching.rollbacks) == (GIVE_UP_AFTER, 1)
+    assert (watching.recovery.counts.skipped, watching.recovery.counts.rollbacks) == (GIVE_UP_AFTER, 1)
 
 
 def test_a_roll_back_comes_at_most_four_updates_late():
     _, launching, _ = learners()
     bad = 0
     run((launching,), [random_batch(seed) for seed in range(7)])
-    while not launching.rollbacks:
+    while not launching.recovery.counts.rollbacks:
         run((launching,), [poisoned(random_batch())])
         bad += 1
     assert bad == 23  # the thirtieth update
-    assert launching.skipped == bad
+    assert launching.recovery.counts.skipped == bad
     assert launching.state_dict().numbers["failing"] == 0
 
 
@@ -233,9 +233,12 @@ def test_counts_go_with_a_checkpoint_from_device_to_host_and_back():
     assert_same(watching, launching)
     names = launching.numbers.names
     launching.count(names, torch.zeros(len(names)), None, learned=False)
-    assert (launching.skipped, launching.state_dict().numbers["failing"]) == (4, 4)  # watched once, as in a stack
+    assert (launching.recovery.counts.skipped, launching.state_dict().numbers["failing"]) == (
+        4,
+        4,
+    )  # watched once, as in a stack
     run((launching,), [poisoned(random_batch())], begin=8)
-    assert (launching.skipped, launching.state_dict().numbers["failing"]) == (5, 5)
+    assert (launching.recovery.counts.skipped, launching.state_dict().numbers["failing"]) == (5, 5)
 
 
 def narrow(batch, columns):

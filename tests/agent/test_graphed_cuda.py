@@ -70,7 +70,7 @@ def test_a_graph_does_what_eager_updates_do(case, rates):
     assert captured._launcher.recorded == 1
     assert eager._launcher.recorded == 0
     assert_close(eager, captured)
-    assert captured.skipped == watching.skipped == 1
+    assert captured.recovery.counts.skipped == watching.recovery.counts.skipped == 1
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
@@ -114,7 +114,7 @@ def test_a_roll_back_without_the_host():
     run(learner, [lanes(learner.network, seed) for seed in range(10)])
     bad = poisoned(lanes(learner.network, 1))
     run(learner, [bad] * GIVE_UP_AFTER)
-    assert (learner.skipped, learner.rollbacks) == (GIVE_UP_AFTER, 1)
+    assert (learner.recovery.counts.skipped, learner.recovery.counts.rollbacks) == (GIVE_UP_AFTER, 1)
     torch.testing.assert_close(learner.flat.value, learner.recovery.good["value"], rtol=0, atol=0)
     assert learner.recurrent.state_dict()["lost"].all()
 

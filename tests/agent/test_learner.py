@@ -204,7 +204,7 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted():
     torch.testing.assert_close(learner.flat.value, before, rtol=0, atol=0)
     for name, tensor in learner.state_dict().tensors["optimiser"].items():
         torch.testing.assert_close(tensor, state[name], rtol=0, atol=0)
-    assert (learner.skipped, learner.version) == (1, 2)
+    assert (learner.recovery.counts.skipped, learner.version) == (1, 2)
     assert learner.report()["skipped_updates"] == 1
     assert learner.update(good, progress=0.0)
 

@@ -89,7 +89,7 @@ def test_what_is_not_finite_on_one_rank_is_skipped_on_all():
     alone = learner(network(), everything)
     learned = [alone.update(batch, progress=0.0) for batch in batches]
     assert learned == [True, False, True, True]
-    assert [one.skipped for one in team] == [1, 1]
+    assert [one.recovery.counts.skipped for one in team] == [1, 1]
     torch.testing.assert_close(team[0].flat.value, alone.flat.value, rtol=1e-12, atol=1e-12)
     assert torch.equal(team[0].flat.value, team[1].flat.value)
 
@@ -99,7 +99,7 @@ def test_all_roll_back_at_the_same_update():
     team = together(
         lambda team: learner(network(), {"trust": "off"}, team=team), batches_for({}, GIVE_UP_AFTER + 4, bad), 2
     )
-    assert [one.rollbacks for one in team] == [1, 1]
+    assert [one.recovery.counts.rollbacks for one in team] == [1, 1]
     assert torch.equal(team[0].flat.value, team[1].flat.value)
     assert math.isfinite(team[0].flat.value.sum().item())
 

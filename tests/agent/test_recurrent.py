@@ -150,7 +150,7 @@ def test_so_does_a_roll_back():
     broken.reward[:] = torch.inf
     for _ in range(GIVE_UP_AFTER):
         assert not learner.update(broken, progress=0.0)
-    assert learner.rollbacks == 1
+    assert learner.recovery.counts.rollbacks == 1
     masked = learner.recurrent.unroll(batch_of(learner.network, 2, carried=True))[1]
     assert not masked.is_transition[:, ~masked.online].any()
 

@@ -51,6 +51,12 @@ def test_a_single_agent_reports_ages_only_and_nothing_that_was_not_replayed():
     assert shares(counted, sources=1) == {"acceptance_age_0": 0.5, "acceptance_age_2": 0.5}
 
 
+def test_members_of_a_sweep_report_by_source_too():
+    counted = torch.tensor([[1.0, 4.0, 2.0], [4.0, 4.0, 0.0], [5.0, 8.0, 2.0]] + [[0.0] * 3] * 4)
+    by_source = {"acceptance_from_0": 0.25, "kl_from_0": 0.5, "acceptance_from_1": 1.0, "kl_from_1": 0.0}
+    assert shares(counted, sources=2) == {**by_source, "acceptance_age_0": 0.625}
+
+
 def test_an_infinite_divergence_does_not_spoil_the_mean():
     loss, batch, age = many(0)
     loss = loss._replace(relevance=torch.full_like(loss.relevance, torch.inf))

@@ -112,7 +112,7 @@ def test_nothing_that_is_not_finite_is_ever_learned(who, placement, figure):
     assert all(np.isfinite(part).all() for part in parts)
     dropped = learned.count("dropped_episodes")
     assert dropped > 5
-    assert sum(training.member.learner.skipped for training in learned.trainings) == 0
+    assert sum(training.member.learner.recovery.counts.skipped for training in learned.trainings) == 0
     newest = {row.get("member", 0): row["environment_dropped_episodes"] for row in kept.rows if row["kind"] == "train"}
     assert dropped - 3 <= sum(newest.values()) <= dropped  # an episode or two may be dropped after the last update
     figure(

@@ -25,10 +25,6 @@ logits = torch.zeros(3, 2, 4)
 four, pair = Categorical(4), MultiCategorical((2, 2))
 gaussian = DiagonalGaussian((-1.0,), (1.0,))
 statistics = popart.initial(2)
-mdp = theory.random_mdp(3, 2, generator=torch.Generator().manual_seed(0))
-table = torch.full((3, 2), 0.5, dtype=torch.float64)
-state_mask = torch.ones(3, dtype=torch.bool)
-weights = torch.ones(1, dtype=torch.float64)
 q = torch.zeros(4, 2, 5, 1, 1)
 cumulant = torch.zeros(3, 2, 1, 1)
 
@@ -91,14 +87,6 @@ GOOD = {
     gaussian.entropy: {"parameters": torch.zeros(3, 2)},
     gaussian.to_environment: {"action": torch.zeros(3, 1)},
     theory.random_mdp: {"states": 2, "actions": 2},
-    theory.policy_value: {"mdp": mdp, "policy": table},
-    theory.state_distribution: {"mdp": mdp, "policy": table, "start": table[:, 0]},
-    theory.implied_policy: {"policy": table, "behaviour": table},
-    theory.distortion: {"policy": table, "behaviour": table},
-    theory.alpha_bound: {"q": table, "distorted": table, "on_policy": table[:, 0], "off_policy": table[:, 0]},
-    theory.expected_return: {"mdp": mdp, "policy": table, "behaviour": table, "trusted": state_mask},
-    theory.contraction_rate: {"operator": theory.Operator(torch.ones(3, 3), torch.ones(3)), "trusted": state_mask},
-    theory.trusted_operator: {"mdp": mdp, "policy": table, "behaviours": [table], "weights": weights, "trusted": state_mask[None]},
 }  # fmt: skip
 
 
@@ -136,8 +124,6 @@ def wrong_shape(name, got, expected, like):
 half = ones.half()
 wide = torch.ones(3, 5)
 NAN = "parameters of {} are not all finite; to forbid an action give it a logit of -1e4, not minus infinity"
-no_table = "{} is no table of positive probabilities: rows sum to {}"
-short = torch.full((2, 2), 0.5, dtype=torch.float64)
 FAMILY_METHODS = [f for f in GOOD if getattr(f, "__self__", None) in (four, pair)]
 
 CASES = [
@@ -255,26 +241,6 @@ CASES = [
     (theory.random_mdp, {"actions": 0}, "2 states and 0 actions, expected at least one of each"),
     (theory.random_mdp, {"discount": 1.0}, "discount is 1.0, expected at least 0 and below 1"),
     (theory.random_mdp, {"discount": -0.1}, "discount is -0.1, expected at least 0 and below 1"),
-    (theory.policy_value, {"mdp": mdp._replace(discount=1.0)}, "discount is 1.0, expected at least 0 and below 1"),
-    (theory.policy_value, {"mdp": mdp._replace(discount=-0.1)}, "discount is -0.1, expected at least 0 and below 1"),
-    (theory.policy_value, {"mdp": mdp._replace(transition=mdp.transition[:2])}, "transition has shape (2, 2, 3), expected (3, 2, 3) for reward"),
-    (theory.policy_value, {"policy": short}, wrong_shape("policy", (2, 2), (3, 2), "reward")),
-    (theory.policy_value, {"policy": table.half()}, wrong_type("policy", half)),
-    (theory.policy_value, {"policy": 2 * table}, no_table.format("policy", [2.0] * 3)),
-    (theory.policy_value, {"policy": 2 * table - torch.tensor([1.5, -0.5])}, no_table.format("policy", [1.0] * 3)),
-    (theory.policy_value, {"policy": 2 * table - torch.tensor([1.0, 0.0])}, no_table.format("policy", [1.0] * 3)),
-    (theory.state_distribution, {"policy": short}, wrong_shape("policy", (2, 2), (3, 2), "reward")),
-    *[(f, {n: 2 * table}, no_table.format(n, [2.0] * 3)) for f in (theory.implied_policy, theory.distortion, theory.expected_return) for n in ("policy", "behaviour")],
-    *[(theory.expected_return, {n: short}, wrong_shape(n, (2, 2), (3, 2), "reward")) for n in ("policy", "behaviour")],
-    (theory.distortion, {"clip_rho": 0.0}, "clip_rho is 0.0, expected a number above 0"),
-    (theory.alpha_bound, {"on_policy": 0 * table[:, 0]}, "on_policy has a state that the policy never visits; no α helps there"),
-    (theory.expected_return, {"clip_c": 2.0}, "clip_rho (1.0) is below clip_c (2.0); V-trace needs clip_rho >= clip_c: raise clip_rho or lower clip_c"),
-    (theory.expected_return, {"estimator": "retrace"}, "estimator is 'retrace', expected 'vtrace' or 'importance'"),
-    (theory.expected_return, {"steps": 0}, "steps is 0, expected at least 1, or None for no end"),
-    (theory.contraction_rate, {"trusted": ~state_mask}, "trusted is nowhere true; a rate needs one trusted state"),
-    (theory.trusted_operator, {"behaviours": [table, table]}, "2 behaviours, 1 weights and 1 masks; expected as many of each"),
-    (theory.trusted_operator, {"trusted": torch.ones(2, 3).bool()}, "1 behaviours, 1 weights and 2 masks; expected as many of each"),
-    (theory.trusted_operator, {"weights": 0 * weights}, "weights has entries that are not above 0; leave such behaviours out"),
 ]  # fmt: skip
 
 

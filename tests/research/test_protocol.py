@@ -109,9 +109,8 @@ def test_carrying_keeps_numbers_and_leaves_no_hole_after_the_first(values):
 def test_the_last_hundred_episodes_before_a_frame():
     episodes = as_episodes([(frame, float(frame)) for frame in range(1, 301)])
     assert last_episodes(episodes) == np.mean(range(201, 301))
-    assert last_episodes(episodes, before_frames=200) == np.mean(range(101, 201))
-    assert last_episodes(episodes, before_frames=50) == np.mean(range(1, 51))  # there are no more
-    assert math.isnan(last_episodes(episodes, before_frames=0))
+    assert last_episodes(as_episodes([(1, 2.0), (2, 4.0)])) == 3.0  # there are no more
+    assert last_episodes(Episodes(np.array([10.0, 20.0]), np.array([1.0, 4.0]), np.array([8.0, 16.0])), count=20) == 3.0
 
 
 def test_episodes_of_a_member_and_a_task_in_the_order_of_frames():

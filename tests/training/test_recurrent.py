@@ -102,7 +102,7 @@ def lanes_kept(path):
 def test_half_then_resume_is_the_whole_run_bit_for_bit(kind, tmp_path):
     whole, half, config = tmp_path / "whole", tmp_path / "half", recurrent(**KINDS[kind])
     result, _ = finish(config, whole)
-    assert result.member.learner.skipped == 0
+    assert result.member.learner.recovery.counts.skipped == 0
 
     def kill(progress):
         if progress.step > 240:  # after the second checkpoint, before the third
@@ -136,7 +136,7 @@ def test_lanes_go_on_where_the_batch_before_ended(runtime, unrolled):
     config = recurrent("Telltale", runtime=runtime, steps=800, capacity_steps=300)
     result, _ = finish(config, source=Telltale)
     assert carried_columns(unrolled) > len(unrolled) > 50
-    assert result.member.learner.skipped == 0
+    assert result.member.learner.recovery.counts.skipped == 0
     for one in unrolled:  # nothing that goes on is left out, since nothing was lost
         assert torch.equal(one.is_transition, one.batch.is_transition)
     online = torch.stack([one.batch.state[one.batch.online] for one in unrolled])

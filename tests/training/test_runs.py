@@ -245,7 +245,7 @@ def test_a_game_is_learned_from_through_the_native_environment(runtime, tmp_path
     before = member.learner.flat.value.clone()
     run_one(trainer, evaluate_at_end=False)
     assert trainer.updates >= 8
-    assert member.learner.skipped == 0
+    assert member.learner.recovery.counts.skipped == 0
     assert not torch.equal(before, member.learner.flat.value)
     assert member.replay.codec == "zstd"
     stored = member.replay.export(np.arange(member.replay.first_id, member.replay.next_id))

@@ -73,7 +73,7 @@ def test_side_by_side_each_member_learns_what_it_learns_alone(kind, clip, separa
             alone[row].update(batch, progress=progress)
     for one, other in zip(alone, stack.learners, strict=True):
         torch.testing.assert_close(one.flat.value, other.flat.value, rtol=2e-4, atol=2e-5)
-        assert (one.version, one.skipped) == (other.version, other.skipped)
+        assert (one.version, one.recovery.counts.skipped) == (other.version, other.recovery.counts.skipped)
         assert one.bound.item() == pytest.approx(other.bound.item(), rel=1e-5)
         ours, theirs = one.report(), other.report()
         # A member that missed an update counts acceptance in others than when it learns alone.
@@ -105,7 +105,7 @@ def test_a_member_with_a_broken_gradient_is_skipped_and_no_other():
     ruined = [*batches[:2], batches[2]._replace(reward=torch.full_like(batches[2].reward, torch.nan)), batches[3]]
     broken.update(range(K), joined(ruined), progress=[0.0] * K)
     whole.update(range(K), joined(batches), progress=[0.0] * K)
-    assert [learner.skipped for learner in broken.learners] == [0, 0, 1, 0]
+    assert [learner.recovery.counts.skipped for learner in broken.learners] == [0, 0, 1, 0]
     before = learners()[2].flat.value
     torch.testing.assert_close(broken.learners[2].flat.value, before, rtol=0, atol=0)
     for row in (0, 1, 3):
@@ -118,14 +118,14 @@ def test_a_member_that_does_not_recover_is_rolled_back_to_what_it_was():
     good = stack.learners[1].flat.value.clone()
     stack.value[1] = 1e30  # a step that was far too large
     for update in range(GIVE_UP_AFTER):
-        assert stack.learners[1].rollbacks == 0
+        assert stack.learners[1].recovery.counts.rollbacks == 0
         stack.update(range(K), joined([batch_for(row, update) for row in range(K)]), progress=[0.0] * K)
-    assert stack.learners[1].rollbacks == 1
+    assert stack.learners[1].recovery.counts.rollbacks == 1
     torch.testing.assert_close(stack.value[1], good, rtol=0, atol=0)
-    assert [learner.rollbacks for learner in stack.learners] == [0, 1, 0, 0]
-    assert stack.learners[1].skipped == GIVE_UP_AFTER
+    assert [learner.recovery.counts.rollbacks for learner in stack.learners] == [0, 1, 0, 0]
+    assert stack.learners[1].recovery.counts.skipped == GIVE_UP_AFTER
     stack.update(range(K), joined([batch_for(row, 99) for row in range(K)]), progress=[0.0] * K)
-    assert stack.learners[1].skipped == GIVE_UP_AFTER  # it learns again
+    assert stack.learners[1].recovery.counts.skipped == GIVE_UP_AFTER  # it learns again
 
 
 def test_states_are_those_of_single_learners_and_come_back():
@@ -173,7 +173,7 @@ def test_a_copy_that_cannot_learn_is_undone():
     recipient.adopt(donor.state_dict().tensors)
     for update in range(GIVE_UP_AFTER):
         assert not recipient.update(batch_for(0, update), progress=0.0)
-    assert recipient.rollbacks == 1
+    assert recipient.recovery.counts.rollbacks == 1
     assert torch.equal(recipient.flat.value, own)
     assert recipient.update(batch_for(0, 99), progress=0.0)  # it learns again
 

@@ -152,17 +152,20 @@ def test_a_member_that_diverges_is_rolled_back_and_the_others_learn_on(tmp_path,
     config = small_sweep("laser/Catch", grid=grid, stack="on", steps=1_000, **{"optimiser.kind": "rmsprop"})
     training = to_the_end(prepared(config))
     learners = [member.learner for member in training.group.members]
-    assert learners[1].skipped > 0
-    assert learners[1].rollbacks > 0
-    assert [learners[0].skipped, learners[2].skipped] == [0, 0]
+    assert learners[1].recovery.counts.skipped > 0
+    assert learners[1].recovery.counts.rollbacks > 0
+    assert [learners[0].recovery.counts.skipped, learners[2].recovery.counts.skipped] == [0, 0]
     store = training.stores[0]
     kept = store.export(np.arange(store.first_id, store.next_id))
     assert np.isfinite(kept.behaviour).all()
     assert set(kept.member.tolist()) == {0, 1, 2}
     assert all(torch.isfinite(learner.flat.value).all() for learner in learners)
-    skipped, others = learners[1].skipped, learners[0].skipped + learners[2].skipped
+    skipped, others = (
+        learners[1].recovery.counts.skipped,
+        learners[0].recovery.counts.skipped + learners[2].recovery.counts.skipped,
+    )
     figure(
-        f"{skipped} updates skipped and {learners[1].rollbacks} ways back of the one, {others} skipped of the two others"
+        f"{skipped} updates skipped and {learners[1].recovery.counts.rollbacks} ways back of the one, {others} skipped of the two others"
     )
 
 
