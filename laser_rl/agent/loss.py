@@ -131,18 +131,13 @@ def _reduced(rows: Sequence[Tensor], masks: Sequence[Tensor], hyper: Hyper, team
 def _in_units(
     popart: PopArtHead, output: Output, losses: ActorCriticLosses, task: Tensor, step: float, team: Team
 ) -> ActorCriticLosses:
-    """PopArt's losses. The order matters.
-
-    First the statistics move on the V-trace targets, then the last layer is rescaled so that no value changes, and only then are the
-    losses taken: the advantage and the critic's error in the new units.
-    """
+    """PopArt's losses. The order matters: statistics move on the targets, the last layer is rescaled, losses are taken in the new units."""
     assert output.features is not None  # noqa: S101 - every network gives them
     target = losses.estimate.target
     popart.move(target, task, losses.learnable, step, team.sum)
-    statistics = popart.statistics
     predicted = of_task(popart(output.features[:-1]), task)
-    value = value_loss(predicted, normalise(statistics, target, task), losses.learnable)
-    unit = sigma(statistics)[task.long()].to(value.dtype)
+    value = value_loss(predicted, normalise(popart.statistics, target, task), losses.learnable)
+    unit = sigma(popart.statistics)[task.long()].to(value.dtype)
     return losses._replace(value=value, policy=losses.policy / unit)
 
 

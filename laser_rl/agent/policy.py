@@ -56,11 +56,7 @@ class Policy:
             from laser_rl.cuda import staged  # noqa: PLC0415 - a run on a CPU never imports it
 
             self._staged = staged.Staged(
-                self._decide,
-                self.device,
-                generator=self.generator,
-                graphs=self.capturable,
-                addresses=self._addresses,
+                self._decide, self.device, generator=self.generator, graphs=self.capturable, addresses=self._addresses
             )
 
     @property

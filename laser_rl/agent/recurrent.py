@@ -47,24 +47,23 @@ class Recurrent:
         end = states[-2].detach()
         self._lost.copy_(self._team.columns(lost | ~end.isfinite().all(-1)))
         self._carried.copy_(self._team.columns(finite(end)))
-        return output, batch._replace(is_transition=batch.is_transition & ~lost & ~self._warming(batch))
+        early = torch.arange(len(batch.is_transition), device=lost.device) < self._burn_in
+        warming = early[:, None] & ~batch.online
+        return output, batch._replace(is_transition=batch.is_transition & ~lost & ~warming)
 
     def _forward(self, batch: Batch, start: Tensor, *, auxiliary: bool) -> tuple[Output, Tensor]:
         rows = self._burn_in
         if not rows:
             output: tuple[Output, Tensor] = self._network(batch.inputs, start, auxiliary=auxiliary)
             return output
-        before, states = self._network(_rows(batch.inputs, slice(0, rows)), start, auxiliary=auxiliary)
+        first, rest = (Inputs(*(part[which] for part in batch.inputs)) for which in (slice(rows), slice(rows, None)))
+        before, states = self._network(first, start, auxiliary=auxiliary)
         # What an online column learns may run through all of its rows; a replayed one is cut here.
         middle = torch.where(batch.online[:, None], states[-1], states[-1].detach())
-        after, later = self._network(_rows(batch.inputs, slice(rows, None)), middle, auxiliary=auxiliary)
+        after, later = self._network(rest, middle, auxiliary=auxiliary)
         parts = zip(before._asdict().items(), after, strict=True)
         joined = {name: torch.cat([one, other]) for (name, one), other in parts if one is not None}
         return Output(**joined), torch.cat([states, later])
-
-    def _warming(self, batch: Batch) -> Tensor:
-        early = torch.arange(batch.is_transition.shape[0], device=batch.is_transition.device) < self._burn_in
-        return early[:, None] & ~batch.online
 
     def forget(self, others: Tensor | bool = True) -> None:
         """After the parameters were replaced: learn nothing from a lane until it begins anew. A tensor lets the device decide."""
@@ -80,7 +79,3 @@ class Recurrent:
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         device = self._carried.device
         self._carried, self._lost = (tensors[name].to(device, copy=True) for name in ("carried", "lost"))
-
-
-def _rows(inputs: Inputs, which: slice) -> Inputs:
-    return Inputs(*(part[which] for part in inputs))

@@ -235,15 +235,12 @@ def _small(
 @functools.cache
 def atari() -> ExperimentSuite:
     """57 games, each with nine members and the paper's network: for a cluster of machines."""
-    return ExperimentSuite("atari", tuple(_game(game) for game in ATARI_57), kept=True)
-
-
-def _game(game: str) -> ExperimentTask:
-    sweep = recipes.atari_shared(f"ALE/{''.join(part.capitalize() for part in game.split('_'))}-v5")
-    person = ATARI_57[game]
-    pbt = paper(score_low=person.random, score_high=person.best)
-    online = recipes.impala().loss.batch_unrolls
-    return _as_published(game, sweep, ATARI_BUCKET_FRAMES, online, pbt, (person.random, person.best))
+    tasks, online = [], recipes.impala().loss.batch_unrolls
+    for game, person in ATARI_57.items():
+        sweep = recipes.atari_shared(f"ALE/{''.join(part.capitalize() for part in game.split('_'))}-v5")
+        pbt = paper(score_low=person.random, score_high=person.best)
+        tasks.append(_as_published(game, sweep, ATARI_BUCKET_FRAMES, online, pbt, (person.random, person.best)))
+    return ExperimentSuite("atari", tasks, kept=True)
 
 
 @functools.cache
@@ -276,8 +273,7 @@ SUITES = {"small": small, "atari": atari, "dmlab": dmlab}
 
 def shrunk(task: ExperimentTask) -> ExperimentTask:
     """The same task so short that nothing is learned: to see that everything works."""
-    tasks = len(tasks_of(task.sweep.base.environment.id))
-    slots = max(2, tasks)
+    slots = max(2, len(tasks_of(task.sweep.base.environment.id)))
     settings = {
         "environment.slots": slots,
         "loss.unroll_steps": SMOKE_UNROLL,
@@ -288,16 +284,16 @@ def shrunk(task: ExperimentTask) -> ExperimentTask:
         "network.memory_size": 8,
     }
     every = SMOKE_TURNS * slots // SMOKE_BUCKETS
+
+    def short(sweep: SweepConfig, capacity: int) -> SweepConfig:
+        base = override(sweep.base, {**settings, "replay.capacity_steps": capacity})
+        return sweep.model_copy(update={"base": base, "members": sweep.members[-SMOKE_MEMBERS:]})  # of draws, all
+
     return replace(
         task,
-        sweep=_short(task.sweep, {**settings, "replay.capacity_steps": 3 * every}),
-        few=_short(task.few, {**settings, "replay.capacity_steps": every}),
+        sweep=short(task.sweep, 3 * every),
+        few=short(task.few, every),
         bucket_steps=every,
         each_steps=every,
         pbt=PbtConfig(burn_in_steps=every, every_episodes=2, margin=0.0),
     )
-
-
-def _short(sweep: SweepConfig, settings: Mapping[str, Any]) -> SweepConfig:
-    kept = sweep.members[-SMOKE_MEMBERS:]  # of a grid or of draws, all
-    return sweep.model_copy(update={"base": override(sweep.base, settings), "members": kept})

@@ -13,7 +13,7 @@ import functools
 import json
 import math
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -68,14 +68,10 @@ def atari_scores() -> Mapping[str, Mapping[str, float]]:
     return {column.name: {line["game"]: float(line[column.name]) for line in lines} for column in COLUMNS}
 
 
-def atari_normalised(column: Column) -> dict[str, float]:
-    return {game: ATARI_57[game].normalised(score) for game, score in atari_scores()[column.name].items()}
-
-
-def atari_median(column: Column, games: Collection[str] | None = None) -> float:
+def atari_median(column: Column, games: Iterable[str] = ATARI_57) -> float:
     """The median over games of a column's human-normalised scores, over all 57 or over some; 1 is a person."""
-    scores = atari_normalised(column)
-    return median(scores[game] for game in (scores if games is None else games))
+    scores = atari_scores()[column.name]
+    return median(ATARI_57[game].normalised(scores[game]) for game in games)
 
 
 class Played(NamedTuple):
@@ -193,11 +189,8 @@ def line_of(run: GameRun) -> dict[str, Any]:
         "evaluation": member.evaluation,
         "evaluation_human_normalised": reference.normalised(member.evaluation),
         "paper": {
-            column.name: {
-                "score": atari_scores()[column.name][run.game],
-                "human_normalised": atari_normalised(column)[run.game],
-            }
-            for column in COLUMNS
+            name: {"score": scores[run.game], "human_normalised": reference.normalised(scores[run.game])}
+            for name, scores in atari_scores().items()
         },
     }
 
@@ -213,8 +206,7 @@ def medians(runs: Sequence[GameRun]) -> list[dict[str, Any]]:
         for run in runs:
             if run.kind == kind and any(not math.isnan(member.score) for member in run.members):
                 by_game.setdefault(run.game, []).append(run)
-        if by_game:
-            games = sorted(by_game)
+        if games := sorted(by_game):
             paper = {column.name: atari_median(column, games) for column in COLUMNS}
             score = _median([by_game[game] for game in games])
             found.append({"kind": kind, "games": games, "score": score, "paper": paper})

@@ -43,10 +43,6 @@ class About(Frozen):
     smoke: bool
     command: str
 
-    def task_list(self) -> list[ExperimentTask]:
-        found = [suite_of(self.suite).task(name) for name in self.tasks]
-        return [shrunk(task) for task in found] if self.smoke else found
-
 
 def read_about(folder: Path) -> About:
     """ConfigError if a folder is not one of an experiment."""
@@ -88,7 +84,9 @@ def report(folder: Path) -> list[Judged]:
     if not (folder / CURVES).is_file():
         raise ConfigError(f"{folder} has no {CURVES} yet; let the experiment end, or run the same command again")
     lines = read_table(folder / CURVES)
-    experiment, tasks = experiment_of(about.name), about.task_list()
+    experiment, tasks = experiment_of(about.name), [suite_of(about.suite).task(name) for name in about.tasks]
+    if about.smoke:
+        tasks = [shrunk(task) for task in tasks]
     results = results_of(lines)
     judged = judge(experiment, tasks, results)
     scores = [
@@ -227,21 +225,20 @@ def write_index(folder: Path) -> Path:
     for line in lines:
         numbers = [line[name] for name in _NUMBERS]
         line["difference"] = _difference(*map(float, numbers)) if all(numbers) else ""
-    overall = [line for line in lines if line["task"] == ALL]
+    overall, experiments = [line for line in lines if line["task"] == ALL], list[str]()
+    for name in done:
+        about = read_about(folder / name)
+        smoke = " Made with `--smoke`: nothing was learned." if about.smoke else ""
+        run = f"Suite `{about.suite}`, {len(about.tasks)} tasks, {len(about.seeds)} seeds.{smoke}"
+        experiments.append(f"- [{name}]({name}/{PAGE}): {EXPERIMENTS[name].question} {run}")
     text = data_file("index_page.template").format(
-        experiments="\n".join(_run_as(name, read_about(folder / name)) for name in done),
+        experiments="\n".join(experiments),
         claims=_claims([line for line in overall if line["source"]]),
         questions=_claims([line for line in overall if not line["source"]]),
         refuted=_refuted([line for line in lines if line["verdict"] == "not reproduced"]),
     )
     write_bytes(folder / PAGE, text.encode())
     return folder / PAGE
-
-
-def _run_as(name: str, about: About) -> str:
-    smoke = " Made with `--smoke`: nothing was learned." if about.smoke else ""
-    run = f"Suite `{about.suite}`, {len(about.tasks)} tasks, {len(about.seeds)} seeds.{smoke}"
-    return f"- [{name}]({name}/{PAGE}): {EXPERIMENTS[name].question} {run}"
 
 
 def _claims(lines: Sequence[Mapping[str, str]]) -> str:

@@ -46,7 +46,8 @@ def write_folder(source: Source, folder: Path, repo_id: str) -> list[Path]:
 
 def model_card(source: Source, repo_id: str) -> str:
     """What a visitor reads: what it is, its score with its interval, how to load it."""
-    environment, score = source.trained.environment.id, last_evaluation(source)
+    rows = [row for row in read(source.run_dir, ["evaluation"]) if source.member in {None, row.get("member")}]
+    environment, score = source.trained.environment.id, rows[-1] if rows else None
     whose = "" if source.member is None else f", member {source.member} of a sweep"
     head = yaml.safe_dump(_head(environment, score), sort_keys=False)
     made = (
@@ -70,13 +71,6 @@ def model_card(source: Source, repo_id: str) -> str:
     return "\n\n".join(lines) + "\n"
 
 
-def last_evaluation(source: Source) -> Mapping[str, Any] | None:
-    """The newest row of this agent's evaluations, which says at which of its steps it was; None if there is none."""
-    rows = read(source.run_dir, ["evaluation"])
-    own = [row for row in rows if source.member is None or row.get("member") == source.member]
-    return own[-1] if own else None
-
-
 def _head(environment: str, score: Mapping[str, Any] | None) -> dict[str, Any]:
     head: dict[str, Any] = {
         "library_name": "laser-rl",
@@ -84,7 +78,7 @@ def _head(environment: str, score: Mapping[str, Any] | None) -> dict[str, Any]:
     }
     if score is not None:
         metric = {"type": "mean_reward", "name": "mean return", "value": round(float(score["mean"]), 4)}
-        task = {"type": "reinforcement-learning", "name": "reinforcement-learning"}
+        task = dict.fromkeys(("type", "name"), "reinforcement-learning")
         result = {"task": task, "dataset": {"type": environment, "name": environment}, "metrics": [metric]}
         head["model-index"] = [{"name": "LASER", "results": [result]}]
     return head

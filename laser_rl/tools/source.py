@@ -36,8 +36,6 @@ def load_source(run_dir: Path, member: str | int | None = None) -> Source:
 
 def starts_in(action: ActionSpec) -> tuple[int, ...]:
     """Where an environment begins to count each of its choices; empty if all begin at 0."""
-    if isinstance(action, BoxActions):
-        return ()
     if isinstance(action, DiscreteActions):
         return (action.start,) if action.start else ()
-    return action.starts
+    return () if isinstance(action, BoxActions) else action.starts
