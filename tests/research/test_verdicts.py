@@ -100,7 +100,7 @@ def test_the_page_names_each_machine_once(folder):
 
 @pytest.fixture
 def folder(tmp_path):
-    ABOUT.write(tmp_path)
+    (tmp_path / "experiment.json").write_text(ABOUT.model_dump_json())
     assert read_about(tmp_path) == ABOUT
     lines = list(curve_lines())
     (tmp_path / CURVES).write_bytes(table(tuple(lines[0]), lines))
@@ -146,13 +146,13 @@ def test_a_report_needs_the_curves_alone_and_is_the_same_twice(folder):
 def test_what_is_no_experiment_is_refused(folder, tmp_path_factory):
     with pytest.raises(ConfigError, match=r"has no experiment\.json"):
         report(tmp_path_factory.mktemp("empty"))
-    ABOUT.model_copy(update={"name": "nothing"}).write(folder)
+    (folder / "experiment.json").write_text(ABOUT.model_copy(update={"name": "nothing"}).model_dump_json())
     with pytest.raises(ConfigError, match="no experiment 'nothing'"):
         report(folder)
     (folder / "experiment.json").write_text("{}")
     with pytest.raises(ConfigError, match="cannot be read"):
         report(folder)
-    ABOUT.write(folder)
+    (folder / "experiment.json").write_text(ABOUT.model_dump_json())
     (folder / CURVES).unlink()
     with pytest.raises(ConfigError, match=r"no curves\.csv yet"):
         report(folder)
