@@ -41,7 +41,6 @@ class RunLock:
         _held.add(self)
 
     def release(self) -> None:
-        """Give the directory back; may be called twice."""
         # Forgotten first: a child that is forked meanwhile must not close a number that is used again.
         handle, self._handle = self._handle, None
         if handle is not None:

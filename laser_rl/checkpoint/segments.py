@@ -13,7 +13,7 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from io import BufferedReader
 from itertools import islice
@@ -80,8 +80,8 @@ class Block(NamedTuple):
 class Streams:
     """Which unroll of each stream is the newest, so that the next one can be written with the number of the one before it."""
 
-    def __init__(self) -> None:
-        self._newest: dict[tuple[int, int], int] = {}
+    def __init__(self, newest: Mapping[tuple[int, int], int] | None = None) -> None:
+        self._newest = dict(newest or {})
 
     def follow(self, first_id: int, unrolls: Unrolls, oldest: int = 0) -> Numbers:
         """The number of the unroll before each of these, which are numbered from `first_id` on; -1 if it is older than `oldest`."""
@@ -94,9 +94,7 @@ class Streams:
         return previous
 
     def copy(self) -> "Streams":
-        other = Streams()
-        other._newest = dict(self._newest)
-        return other
+        return Streams(self._newest)
 
 
 def write_segment(
@@ -248,20 +246,22 @@ def header(layout: UnrollLayout, first_id: int, count: int) -> bytes:
     return _SKIPPABLE.pack(_HEADER_MAGIC, len(text)) + text
 
 
+def _row(layout: UnrollLayout) -> np.dtype[np.void]:
+    return np.dtype([(name, dtype, shape) for name, (shape, dtype) in layout.fields().items()])
+
+
 def _joined(layout: UnrollLayout, unrolls: Unrolls) -> NDArray[np.uint8]:
     """All fields of each unroll side by side, as bytes [n, bytes of an unroll]."""
-    count = len(unrolls.member)
-    fields = [np.ascontiguousarray(getattr(unrolls, name)).reshape(count, -1) for name in layout.fields()]
-    return np.concatenate([field.view(np.uint8) for field in fields], axis=1)
+    rows = np.empty((len(unrolls.member), 1), _row(layout))
+    for name in layout.fields():
+        rows[name][:, 0] = getattr(unrolls, name)
+    return rows.view(np.uint8)
 
 
 def split(layout: UnrollLayout, rows: NDArray[np.uint8]) -> Unrolls:
-    arrays, start = {}, 0
-    for name, (shape, dtype) in layout.fields().items():
-        stop = start + _field_bytes(shape, dtype)
-        arrays[name] = np.ascontiguousarray(rows[:, start:stop]).view(dtype).reshape(len(rows), *shape)
-        start = stop
-    return Unrolls(**arrays)
+    """The inverse of `_joined`; arrays of their own."""
+    fields = np.ascontiguousarray(rows).view(_row(layout))[:, 0]
+    return Unrolls(**{name: fields[name].copy() for name in layout.fields()})
 
 
 def _opened(path: Path, entry: SegmentEntry) -> BufferedReader:
@@ -327,12 +327,8 @@ def _layout_json(layout: UnrollLayout) -> dict[str, object]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(layout).items()}
 
 
-def _field_bytes(shape: tuple[int, ...], dtype: str) -> int:
-    return int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-
-
 def row_bytes(layout: UnrollLayout) -> int:
-    return sum(_field_bytes(shape, dtype) for shape, dtype in layout.fields().values())
+    return _row(layout).itemsize
 
 
 def _block_unrolls(layout: UnrollLayout) -> int:

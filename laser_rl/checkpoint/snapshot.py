@@ -167,10 +167,7 @@ def remove_leftovers(run_dir: str | Path) -> list[Path]:
 
 
 def remove_unnamed(run_dir: str | Path, before: int | None = None) -> None:
-    """Remove segments that no checkpoint names; those from unroll number `before` on may belong to the next one and stay.
-
-    Only for the holder of the run's lock. If it cannot be known which segments are needed, all stay until the next time.
-    """
+    """For the holder of the run's lock: remove segments that no checkpoint names, but those from unroll `before` on."""
     try:
         for path in _unnamed(Path(run_dir), before):
             path.unlink(missing_ok=True)
@@ -197,7 +194,6 @@ def clear(run_dir: str | Path) -> None:
 
 
 def unfinished(run_dir: Path) -> list[Path]:
-    """What writers of ours have begun and not finished, by its name."""
     folders = (run_dir, run_dir / CHECKPOINTS, run_dir / REPLAY)
     return [folder / name for folder in folders for name in guarded.names_in(folder) if disk.is_temporary(name)]
 

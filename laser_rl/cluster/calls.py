@@ -141,7 +141,6 @@ def ray() -> Any:
 
 
 def start_actor(kind: type, *arguments: Any, strategy: Any, cpus: float = 0.0, **options: Any) -> Any:
-    """Start an actor that Ray never restarts, where the scheduling strategy says."""
     settings = {"num_cpus": cpus, "max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": strategy}
     return ray().remote(**settings, **options)(kind).remote(*arguments)
 

@@ -94,7 +94,6 @@ class RunnerInbox:
         return unseal(self._layout, taken.encoded), taken
 
     def publish(self, parameters: Tensor, version: int) -> None:
-        """Replace the parameters that runners collect; copies once."""
         # What is sent is never written again: a reader sees all of one version, whatever is published meanwhile. A reference
         # goes in a list, so that Ray does not look into it. Runners map the array in the object store of their node.
         values = parameters.detach().to("cpu").numpy()
@@ -120,10 +119,7 @@ class RunnerInbox:
 
 
 class RemoteLearner:
-    """A runner's end: a `ParameterMailbox` and a `StopSignal`. A learner that is gone is a reason to stop, too.
-
-    `in_step`: `collect` waits for the learner's answer.
-    """
+    """A runner's end: a `ParameterMailbox` and a `StopSignal`. A learner that is gone is a reason to stop, too."""
 
     def __init__(self, learner: Any, *, in_step: bool = False) -> None:
         self._learner, self._in_step = learner, in_step

@@ -41,7 +41,6 @@ class ProcessGuard:
 
 
 def children_with(word: str) -> list[int]:
-    """Children of this process whose command line has this word in it."""
     found = []
     for pid, (parent, _) in _table().items():
         with contextlib.suppress(OSError):
@@ -51,7 +50,6 @@ def children_with(word: str) -> list[int]:
 
 
 def main() -> None:
-    """Run the guard, given the numbers of the driver's process and of those that began the cluster."""
     driver, *roots = map(int, sys.argv[1:])
     known = {pid: began for pid, (_, began) in _table().items() if pid in roots}
     while os.getppid() == driver:

@@ -146,8 +146,10 @@ def _connect(library: Any, address: str, *, own_token: bool) -> ProcessGuard | N
 
 def _start(library: Any) -> ProcessGuard:
     """Start a cluster of this machine alone: it listens on the loopback address only, and nothing of it outlives this process."""
+    free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").exists() else LEAST_STORE  # noqa: S108 - only looked at
+    store = max(LEAST_STORE, min(MOST_STORE, free // 3))
     with _on_loopback():
-        library.init(**QUIET, address="local", include_dashboard=False, object_store_memory=_store_bytes())
+        library.init(**QUIET, address="local", include_dashboard=False, object_store_memory=store)
     guard = ProcessGuard(children_with(str(Path(library.__file__).parent)))
     address = str(library.get_runtime_context().gcs_address)
     if not address.startswith(f"{LOOPBACK}:"):
@@ -180,8 +182,3 @@ def _on_loopback() -> Iterator[None]:
         os.environ.pop(SEVERAL_MACHINES)
         if said is not None:
             os.environ[SEVERAL_MACHINES] = said
-
-
-def _store_bytes() -> int:
-    free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").exists() else LEAST_STORE  # noqa: S108 - only looked at
-    return max(LEAST_STORE, min(MOST_STORE, free // 3))

@@ -177,23 +177,20 @@ class LearnerActor:
             budget=Budget(member.config.run.budget_minutes, spent_s=start.spent_s),
         )
         self.training.by_clock = self.training.by_clock or not start.in_step
-        self._go_on()
+        # Steps that were made are made, whatever of their learning was lost.
+        state, training = parsed(start.state), self.training
+        load_learner(training, state.tensors, state.numbers)
+        training.steps = max(training.steps, start.steps)
+        self._applied: int = training.notes.get("applied", -1)
+        if training.steps or training.update:
+            training.announce("resumed")
+        self._link.move(training.steps)
         if store is not None:
             self.training.extra["shards"] = store.counters
         self._source = RemoteBatchSource(self.training, self._inbox, actor, self._link, start.slack)
         self._publish_parameters()
         self._publishing = DutyCycle(PUBLISH_S, share=PUBLISH_SHARE, most_s=PUBLISH_MOST_S)
         self._batch: PinnedBatch | None = None
-
-    def _go_on(self) -> None:
-        """Where the member was last published; steps that were made are made, whatever of their learning was lost."""
-        state, training = parsed(self._start.state), self.training
-        load_learner(training, state.tensors, state.numbers)
-        training.steps = max(training.steps, self._start.steps)
-        self._applied: int = training.notes.get("applied", -1)
-        if training.steps or training.update:
-            training.announce("resumed")
-        self._link.move(training.steps)
 
     def _publish_parameters(self) -> None:
         learner = self.training.member.learner
@@ -250,7 +247,6 @@ class LearnerActor:
     # In lock-step, where the supervisor says whose turn it is.
 
     def take(self) -> int:
-        """Take what its runner has just handed over; returns the member's steps."""
         if not self._source.take(IN_STEP_S):
             raise TimeoutError(
                 f"the learner of member {self._start.member} has waited {IN_STEP_S:.0f} s for its runner"

@@ -99,10 +99,7 @@ def _floored(share: float) -> float:
 
 
 class SupervisedActor:
-    """A learner or a runner, seen from the supervisor; `launch` starts its actor, given the number of its life (None: not yet).
-
-    It works in one call of `run`, but for lock-step.
-    """
+    """A learner or a runner, seen from the supervisor; `launch` starts its actor, given the number of its life (None: not yet)."""
 
     def __init__(self, name: str, launch: Callable[[int], Any], *, runs: bool = True) -> None:
         self.name, self._launch, self._runs = name, launch, runs
@@ -163,16 +160,7 @@ class MemberPlacement:
         self._place(shares)
 
     @property
-    def learner(self) -> SupervisedActor:
-        return self.actors[0]
-
-    @property
-    def runners(self) -> list[SupervisedActor]:
-        return self.actors[1:]
-
-    @property
     def ended(self) -> bool:
-        """True once the learner has ended, however it did."""
         return self.over or self.learner.ended() is not None
 
     def _place(self, shares: Shares) -> None:
@@ -190,13 +178,15 @@ class MemberPlacement:
 
     def begin(self) -> None:
         runs = not self._run.in_step
-        self.actors = [SupervisedActor(f"the learner of member {self.member}", self._launch_learner, runs=runs)]
+        self.learner = SupervisedActor(f"the learner of member {self.member}", self._launch_learner, runs=runs)
+        self.actors, self.runners = [self.learner], list[SupervisedActor]()
         for number in range(self._run.runners):
             name = f"runner {number} of member {self.member}"
-            self.actors.append(SupervisedActor(name, partial(self._launch_runner, number), runs=runs))
+            self.runners.append(SupervisedActor(name, partial(self._launch_runner, number), runs=runs))
+        self.actors += self.runners
 
     def _launch_learner(self, life: int) -> Any:
-        groups, start = LearnerActor.threads(self._run.runners), self._started(life)
+        groups, start = LearnerActor.threads(self._run.runners), replace(self._start(self.member), life=life)
         learner = self._launch(LearnerActor, start, 0, num_gpus=self._shares.gpus, concurrency_groups=groups)
         self._connect(self.member, learner)
         return learner
@@ -204,16 +194,14 @@ class MemberPlacement:
     def _launch_runner(self, number: int, life: int) -> Any:
         if self.learner.actor is None:
             return None
-        start = replace(self._started(life), runner=number, state=b"", learner=self.learner.actor)
-        return self._launch(Runner, start, 1 + number)
-
-    def _started(self, life: int) -> ActorStart:
-        return replace(self._start(self.member), life=life, threads=max(1, int(self._shares.cpus)))
+        own = {"life": life, "runner": number, "state": b"", "learner": self.learner.actor}
+        return self._launch(Runner, replace(self._start(self.member), **own), 1 + number)
 
     def _launch(self, kind: type, start: ActorStart, bundle: int, **options: Any) -> Any:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # noqa: PLC0415
 
         strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
+        start = replace(start, threads=max(1, int(self._shares.cpus)))
         return start_actor(kind, start, strategy=strategy, cpus=self._shares.cpus, **options)
 
     def look(self, steps: int) -> list[tuple[str, bool]]:

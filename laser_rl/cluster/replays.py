@@ -51,7 +51,6 @@ class ReplayFiles(Segments):
         self._shards = shards
         self._first = self._next = 0  # numbers on disk, without those of other stores
         self._until: dict[int, int] = {}  # by shard: before which id its unrolls have been written
-        self._reached = (0, 0, dict(self._until))  # before the last attempt
 
     def write(self, replay: Replay | None = None) -> dict[str, int]:
         """Write what is new in all shards; returns what `fill` needs to know. A shard that is lost meanwhile is left out."""
@@ -239,7 +238,6 @@ class Replays:
         return ShardPlan(layout, steps, number * NUMBERS, codec=replay.codec, budget_bytes=budget)
 
     def views(self, members: int) -> list[Replay]:
-        """For each member a store to draw from; one for all, where they share one."""
         shards: list[Callable[[], Sequence[ShardClient]]] = [lambda one=one: one.shards for one in self.supervisors]  # type: ignore[misc]
         views = [cast("Replay", ShardedReplay(self._layout, one, ahead=0)) for one in shards]
         return views if len(views) == members else views * members

@@ -170,7 +170,6 @@ class RunnerOutbox:
         return sum(len(kept.unrolls.member) for kept in self._kept) >= self._at_once
 
     def _hand_over(self, timeout_s: float) -> bool:
-        """Send what was kept, once what was sent before has arrived; False if that took too long."""
         if not self._has_arrived(timeout_s):
             return False
         if self._kept:

@@ -84,7 +84,6 @@ class Shard:
         return gathered(self._store, ids)
 
     def lend(self) -> LentBlock:
-        """The address of the store's shared memory, for readers on the same machine."""
         return LentBlock.of(self._store.handle())
 
     def report(self) -> ShardReport:
@@ -114,10 +113,7 @@ class ShardClient:
 
     @classmethod
     def start(cls, plan: ShardPlan, node: str) -> "ShardClient":
-        """Start a shard on a node. A replacement needs a number of its own: an empty shard must not be taken for the lost one.
-
-        It reserves no core: copying and looking up takes a small part of one.
-        """
+        """Start a shard on a node; it reserves no core, since copying takes a small part of one."""
         nodes = ray().nodes()
         address = next((one["NodeManagerAddress"] for one in nodes if one["NodeID"] == node), "an unknown node")
         actor = start_actor(Shard, plan, strategy=on_node(node), concurrency_groups=THREADS)

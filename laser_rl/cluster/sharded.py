@@ -5,9 +5,8 @@ and a shard is drawn from in proportion to its fill, without drawing a shard fir
 
 Between report and gather unrolls leave. What has left is drawn again **among what was reported and is still there** (`Spans.left`), not
 among what is there now. That is rejection sampling: a draw that is kept has the law of a uniform draw given that it is kept, so all
-unrolls reported and still held are equally likely. Were the second draw made over the newest report, unrolls that came meanwhile would
-get a chance from second draws only, and everything in a shard that evicts would make room for them: unequal. So what is new waits for
-the next report, as it would had it come a moment later; nothing is ever excluded for longer than one draw.
+unrolls reported and still held are equally likely. Over the newest report, unrolls that came meanwhile would get a chance from second
+draws only: unequal. So what is new waits for the next report.
 
 The columns of the next batches are asked for ahead: several gathers are under way at every shard while the learner learns, and each answer
 also says what its shard holds now. A shard on the learner's own node is read where it lies, when the batch is filled.
@@ -108,7 +107,6 @@ class ShardDirectory:
         return f"{len(self._known)} shards, {sum(end - first for first, end in self.held().values()):,} unrolls"
 
     def shards(self) -> dict[int, ShardClient]:
-        """Those that are not known to be lost, by number."""
         with self._lock:
             self._update()
             return {number: known.shard for number, known in sorted(self._known.items())}
@@ -131,7 +129,6 @@ class ShardDirectory:
             return {number: known.span for number, known in self._known.items() if known.span is not None}
 
     def reports(self) -> list[ShardReport]:
-        """The newest of each shard, not older than a second or so."""
         self.spans()
         with self._lock:
             return [known.report for _, known in sorted(self._known.items()) if known.report is not None]
@@ -170,7 +167,6 @@ class ShardDirectory:
             self._known.setdefault(number, _Known(shard))
 
     def _listen(self, known: _Known) -> None:
-        """Take up a report that has come; wait for it, if this has to be exact."""
         if known.asked is None:
             return
         number, wait = known.shard.number, self._exact or not self._begun

@@ -1,8 +1,4 @@
-"""A sweep on a cluster: which actors exist, where, and what happens when one is lost; and the same in lock-step.
-
-The supervisor is the process that the user started. It owns the run directory. Learners and runners are actors, one placement group a
-member; runners call their learner, the supervisor calls all learners, and the replay lies in shards.
-"""
+"""A sweep on a cluster: which actors exist, where, and what happens when one is lost; and the same in lock-step."""
 
 import logging
 import time
@@ -232,21 +228,19 @@ class LockStep(ClusterSupervisor):
 
     def _watch(self) -> bool:
         self._require_head()
-        barrier = self._barrier = self._barrier or self._prepared()
+        if self._barrier is None:
+            self._call_all("learner", "prepare")
+            self._call_all("runner", "prepare")
+            slots, steps = self.sweep.base.environment.slots, self.sweep.base.loss.unroll_steps
+            self._barrier = StepBarrier(self.known.steps, range(self.known.members), unroll_steps=steps, slots=slots)
         self.budget.tick()
         if self.budget.over or all(self._done()):
             self._stop_all()
             return True
-        self._turn(barrier)
+        self._turn(self._barrier)
         self._copies(self._call_all("learner", "look"))
         self._collect()
         return False
-
-    def _prepared(self) -> StepBarrier:
-        self._call_all("learner", "prepare")
-        self._call_all("runner", "prepare")
-        slots, steps = self.sweep.base.environment.slots, self.sweep.base.loss.unroll_steps
-        return StepBarrier(self.known.steps, range(self.known.members), unroll_steps=steps, slots=slots)
 
     def _turn(self, barrier: StepBarrier) -> None:
         """As `Trainer.turn`: each member that is not ahead acts, then each that is ready learns."""

@@ -169,10 +169,6 @@ class Graphed(Generic[Result]):
         self._runs: dict[Shapes, int] = {}
         self._replays: dict[Shapes, tuple[Batch, Callable[[], Result]]] = {}
 
-    @property
-    def recorded(self) -> int:
-        return len(self._replays)
-
     def forget(self) -> None:
         """What was recorded is out of date: run eagerly a few times, and record anew. Waits for replays that are under way."""
         if self._replays and self._device.type == "cuda":

@@ -69,7 +69,6 @@ class Unpacking:
         self._layout, self._shape, self._local = layout, shape_of(layout), threading.local()
 
     def put(self, parcel: Packed, ids: Ids, batch: Batch, first_column: int) -> None:
-        """Fill replayed columns, as `Replay.gather` does."""
         parts, last = parts_of(self._layout, batch), first_column + parcel.unrolls
         if last > len(parts.records):
             raise ValueError(f"columns {first_column} to {last - 1} asked of a batch of {len(parts.records)}")

@@ -61,11 +61,6 @@ class EpisodeIndex:
         """The episodes whose unrolls are all held, by completion: a view that holds until the next refresh."""
         return self._rows[self._begin : self._stop]
 
-    @property
-    def full(self) -> bool:
-        """Whether the store makes room for new unrolls by dropping old ones."""
-        return self.evicted or self.end - self.first >= self._store.capacity
-
     def refresh(self) -> None:
         for _ in range(ATTEMPTS):
             first, end = self._store.span()
@@ -165,9 +160,9 @@ class Lanes(Sampler):
     def ready(self) -> bool:
         """Whether a whole episode is there. If none has been until the store was full there will be none: ConfigError."""
         self.episodes.refresh()
-        found = len(self.episodes) > 0
-        if not found and self.episodes.full:
-            held, capacity = len(self._store), self._store.capacity * self._store.layout.steps
+        found, held = len(self.episodes) > 0, self.episodes.end - self.episodes.first
+        if not found and (self.episodes.evicted or held >= self._store.capacity):
+            capacity = self._store.capacity * self._store.layout.steps
             why = (
                 f"it is full with {held:,} unrolls of all environments together, for a capacity of {capacity:,} steps; "
                 "raise --replay.capacity-steps or use --replay.state stored"

@@ -155,10 +155,7 @@ class Mixer:
         self.filled += 1
 
     def prioritise(self, ids: ArrayLike, priority: ArrayLike) -> None:
-        """What the learner found in the columns of a batch: `batch.id` and a priority each, copied. From any thread.
-
-        Online columns (-1) have none to keep.
-        """
+        """What the learner found in the columns of a batch: `batch.id` (-1: online, not kept) and a priority each. From any thread."""
         number, found = np.asarray(ids).astype(np.int64), np.asarray(priority).astype(np.float64)
         if number.shape != found.shape or not (np.isfinite(found) & (found >= 0)).all():
             raise ValueError(

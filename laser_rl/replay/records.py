@@ -267,7 +267,6 @@ def put_packed(layout: UnrollLayout, blocks: Iterable[Packed], batch: Batch, fir
 
 
 def label(layout: UnrollLayout, ids: Ids, parts: Parts, first: int) -> None:
-    """Give replayed columns from `first` on their ids and weights."""
     fields = fields_of(parts.records[first : first + len(ids)].numpy(), layout)
     fields[ID][:], fields[WEIGHT][:] = ids, 1.0
 

@@ -77,11 +77,7 @@ class SharedLock:
         return True
 
     def holder(self) -> Holder | None:
-        """The process that holds the lock; None if it is free. Neither takes the lock nor waits.
-
-        A process that was killed may still be named, although the lock is free; one that was stopped in the few instructions between the
-        kernel's lock and the word is not named.
-        """
+        """The process that holds the lock; None if it is free. Only looks: one that was killed may still be named."""
         pid = self._words[PID]
         return Holder(pid, self._words[TAKEN]) if pid else None
 

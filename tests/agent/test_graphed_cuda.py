@@ -67,8 +67,8 @@ def test_a_graph_does_what_eager_updates_do(case, rates):
     eager, captured = on_card(network, loss, rates, graphs=False), on_card(network, loss, rates)
     for learner in (watching, eager, captured):
         run(learner, batches)
-    assert captured._launcher.recorded == 1
-    assert eager._launcher.recorded == 0
+    assert len(captured._launcher._replays) == 1
+    assert len(eager._launcher._replays) == 0
     assert_close(eager, captured)
     assert captured.recovery.counts.skipped == watching.recovery.counts.skipped == 1
 
@@ -87,7 +87,7 @@ def test_nobody_waits():
             run(learner, [*batches, pinned], begin=12)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert learner._launcher.recorded == 1
+    assert len(learner._launcher._replays) == 1
     assert learner.report()["skipped_updates"] == 0
 
 
@@ -104,9 +104,9 @@ def test_rates_bounds_and_tuned_settings_reach_the_graph():
     learner.update(batches[0], progress=0.0)
     assert not torch.equal(learner.flat.value, before)
     learner.tune({"entropy_cost": 7.0})
-    assert learner._launcher.recorded == 0
+    assert len(learner._launcher._replays) == 0
     run(learner, batches)
-    assert learner._launcher.recorded == 1
+    assert len(learner._launcher._replays) == 1
 
 
 def test_a_roll_back_without_the_host():
@@ -163,7 +163,7 @@ def test_other_threads_go_on_while_a_graph_is_captured():
             for one in (learner, eager):
                 one.tune({"entropy_cost": entropy_cost})
                 run(one, [random_batch(seed) for seed in range(8)])
-            assert learner._launcher.recorded == 1
+            assert len(learner._launcher._replays) == 1
     finally:
         stop.set()
         thread.join(60)
