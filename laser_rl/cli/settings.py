@@ -54,12 +54,12 @@ class Shortcuts:
         return override(config, {full.get(name, f"run.{name}"): value for name, value in given.items()})
 
 
-def peek(arguments: list[str]) -> tuple[str | None, Path | None, str | None]:
-    """The three flags that decide what the others begin with: recipe, file and environment."""
+def peek(arguments: list[str]) -> tuple[dict[str, Any], str | None, str | None]:
+    """What the other flags begin with: the content of the file, the recipe and the environment that flags name."""
     found = _given(arguments)
     file, env = found.get("--config"), found.get("--env") or found.get("--environment.id")
     trust.pass_in(env or "")
-    return found.get("--recipe"), Path(file) if file else None, env
+    return read_file(Path(file)) if file else {}, found.get("--recipe"), env
 
 
 def _given(arguments: list[str]) -> dict[str, str]:
@@ -69,13 +69,8 @@ def _given(arguments: list[str]) -> dict[str, str]:
     return {flag: value if equals else after for flag, equals, value, after in parts}
 
 
-def base_config(recipe: str | None, file: Path | None, env: str | None) -> Config:
-    """Where the flags begin: the recipe by name, or what fits the environment; then the file's values over it."""
-    return base_from(read_file(file) if file is not None else {}, recipe, env)
-
-
 def base_from(stored: Mapping[str, Any], recipe: str | None, env: str | None) -> Config:
-    """The same from what a file holds."""
+    """Where the flags begin: the recipe by name, or what fits the environment; then a file's values over it."""
     env, recipe = env or environment_of(stored), recipe or recipe_of(stored)
     if recipe == "default" or (recipe is None and env is None):
         recipe = "cartpole"

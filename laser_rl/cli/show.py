@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import tyro
 import yaml
 
-from laser_rl.cli.settings import Shortcuts, base_config, flags, peek
+from laser_rl.cli.settings import Shortcuts, base_from, flags, peek
 from laser_rl.config import Config
 from laser_rl.errors import ConfigError
 from laser_rl.research.paper import as_json, compared, show
@@ -38,7 +38,7 @@ class Show:
 def config_command(arguments: list[str]) -> int:
     """`laser config show`; its output is a file for `laser train --config`, or for `laser sweep` if it is a sweep's."""
     arguments = arguments or ["show"]
-    default = Show("show", settings=base_config(*peek(arguments)))
+    default = Show("show", settings=base_from(*peek(arguments)))
     asked = flags(default, "laser config", arguments)
     config: Config | SweepConfig = asked.quick.over(asked.settings)
     if asked.run_dir:

@@ -4,6 +4,7 @@ import contextlib
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,7 +13,7 @@ from rich.console import Console as Terminal
 
 from laser_rl import checkpoint, recipes
 from laser_rl.api.sweep import require_memory
-from laser_rl.cli.settings import Shortcuts, base_config, begin, flags, grid_of, peek, random_of
+from laser_rl.cli.settings import Shortcuts, base_from, begin, flags, grid_of, peek, random_of
 from laser_rl.config import Config, full_name, override
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.console import Console
@@ -38,6 +39,7 @@ from laser_rl.training.settings import (
 from laser_rl.training.stop import EXIT_STATUS, StoppedAtOnce, nothing_to_save
 from laser_rl.view.command import dashboard_of, require_dashboard
 
+Words = tuple[tuple[str, ...], ...]  # of a flag that may be repeated
 Address = Annotated[str | None, tyro.conf.arg(metavar="auto|local|HOST:PORT|ray://HOST:PORT")]
 
 
@@ -87,9 +89,9 @@ class SweepFlags(RunFlags):
     file: tyro.conf.Positional[Annotated[Path | None, tyro.conf.arg(metavar="FILE")]] = None
     """Comes first. A YAML or JSON file with a sweep: base (as for laser train --config), grid, random, draws, members, share, pbt, stack,
     processes."""
-    grid: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE,VALUE")] = ()
+    grid: Annotated[Words, tyro.conf.arg(metavar="NAME=VALUE,VALUE"), tyro.conf.UseAppendAction] = ()
     """Values of a setting, learning_rate=3e-4,1e-3; every combination with the other lists is a member."""
-    random: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=KIND:LOW:HIGH")] = ()
+    random: Annotated[Words, tyro.conf.arg(metavar="NAME=KIND:LOW:HIGH"), tyro.conf.UseAppendAction] = ()
     """A distribution, learning_rate=log_uniform:1e-4:1e-2, discount=uniform:0.9:1 or trust=choice:implied:off."""
     draws: int | None = None
     """How many members to draw from --random."""
@@ -140,14 +142,13 @@ class Resume:
 
 
 def train_command(arguments: list[str]) -> int:
-    asked = flags(TrainFlags(settings=base_config(*peek(arguments))), "laser train", arguments)
+    asked = flags(TrainFlags(settings=base_from(*peek(arguments))), "laser train", arguments)
     settings = SweepConfig(base=asked.quick.over(asked.settings), processes=asked.processes)
     return _start(asked, settings, settings.base.environment.id, arguments)
 
 
 def sweep_command(arguments: list[str]) -> int:
-    arguments = joined(arguments, "--grid", "--random")
-    recipe, _, env = peek(arguments)
+    _, recipe, env = peek(arguments)
     file = Path(arguments[0]) if arguments and not arguments[0].startswith("-") else None
     base, rest = begin(recipe, file, env)
     shown = {name: rest[name] for name in ("share", "stack", "processes") if name in rest}
@@ -159,26 +160,10 @@ def sweep_command(arguments: list[str]) -> int:
     return _start(asked, settings, f"{settings.base.environment.id}-sweep", arguments)
 
 
-def joined(arguments: list[str], *repeatable: str) -> list[str]:
-    """All words of a flag that may be there several times behind one of it, at the end: tyro would take the last flag's only."""
-    rest: list[str] = []
-    words_of: dict[str, list[str]] = {flag: [] for flag in repeatable}
-    place = rest
-    for word in arguments:
-        flag, equals, value = word.partition("=")
-        if flag in words_of:
-            place = words_of[flag]
-            place += [value] if equals else []
-        else:
-            place = rest if word.startswith("-") else place
-            place.append(word)
-    return rest + [word for flag, words in words_of.items() if words for word in (flag, *words)]
-
-
 def _sweep_of(asked: SweepFlags, rest: Mapping[str, Any]) -> SweepConfig:
     """Flags over what they begin with; refused if nothing says what members differ in."""
     draws = asked.draws or (rest.get("draws") if asked.random else None)
-    given = {"grid": grid_of(asked.grid), "random": random_of(asked.random), "draws": draws}
+    given = {"grid": grid_of(chain(*asked.grid)), "random": random_of(chain(*asked.random)), "draws": draws}
     rest = with_source(rest, {name: value for name, value in given.items() if value})
     if not any(rest.get(name) for name in SOURCES):
         raise ConfigError(
@@ -267,7 +252,11 @@ def _farewell(path: Path, settings: SweepConfig, result: Result) -> int:
     else:
         copies = f", {len(result.exploits)} exploits" if result.exploits else ""
         members = f"{len(result.members)} members, {result.steps:,} steps each"
-        print(f"done: {members}, {result.updates:,} updates in all{copies}", *_lines(result.members), sep="\n")
+        print(f"done: {members}, {result.updates:,} updates in all{copies}")
+        labels = [_now(one) for one in result.members]
+        width = max(map(len, labels))
+        for one, text in zip(result.members, labels, strict=True):
+            print(f"member {one.number:<2} {text:<{width}}  {one.evaluation}")
         print(f"best:     member {best.number}, {_now(best)}")
     print(f"report:   {report(path)}")
     print(f"evaluate: {command_for('evaluate', path)}{member} --episodes 100")
@@ -277,13 +266,6 @@ def _farewell(path: Path, settings: SweepConfig, result: Result) -> int:
     for command in commands(path):
         print(f"tracked:  {command}")
     return 0
-
-
-def _lines(members: Sequence[MemberResult]) -> list[str]:
-    labels = [_now(member) for member in members]
-    width = max(map(len, labels))
-    pairs = zip(members, labels, strict=True)
-    return [f"member {member.number:<2} {text:<{width}}  {member.evaluation}" for member, text in pairs]
 
 
 def _now(member: MemberResult) -> str:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from laser_rl.metrics import display
-from laser_rl.metrics.rows import Kind, Value
+from laser_rl.metrics.rows import Kind, Value, mean
 
 _WIDE = 110  # columns for three pairs of label and number side by side; else two
 _REFRESH_SECONDS, _LINE_SECONDS = 0.25, 5.0  # between two drawings of the table, and two plain lines, at least
@@ -136,10 +136,10 @@ class Console:
             ends = [choose(returns, key=returns.__getitem__) for choose in (max, min)]
             best, worst = (f"{display.short(returns[member])} (member {member})" for member in ends)
             members.append(
-                f"{self._measure()} best {best}, mean {display.short(_mean(returns.values()))}, worst {worst}"
+                f"{self._measure()} best {best}, mean {display.short(mean(returns.values()))}, worst {worst}"
             )
         shares = [_trusted(k, one.values) for k, one in enumerate(self._members)]
-        own, others = _mean(own for own, _ in shares), _mean(others for _, others in shares)
+        own, others = mean(own for own, _ in shares), mean(others for _, others in shares)
         trusted = [
             f"{name} {display.share(one)}" for name, one in (("own", own), ("others", others)) if math.isfinite(one)
         ]
@@ -215,9 +215,4 @@ def _trusted(member: int, values: Mapping[str, Value]) -> tuple[float, float]:
     """The share of its own and of others' replayed steps that a member trusts; NaN where it is not known."""
     own, prefix = f"acceptance_from_{member}", "acceptance_from_"
     others = (display.number(values, name) for name in values if name.startswith(prefix) and name != own)
-    return _mean([display.number(values, own)]), _mean(others)
-
-
-def _mean(values: Iterable[float | None]) -> float:
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    return sum(known) / len(known) if known else math.nan
+    return mean([display.number(values, own)]), mean(others)

@@ -81,11 +81,7 @@ def is_mixture(values: Mapping[str, Value]) -> bool:
 
 
 def _one(name: str, form: Callable[[float], str], unit: str = "") -> _Text:
-    def text(values: Mapping[str, Value]) -> str:
-        found = number(values, name)
-        return "" if found is None else form(found) + unit
-
-    return text
+    return lambda values: "" if (found := number(values, name)) is None else form(found) + unit
 
 
 def _part(name: str, *all_of: str) -> _Text:

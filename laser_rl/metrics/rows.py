@@ -8,7 +8,7 @@ import contextlib
 import json
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol, get_args
 
 from laser_rl.envs.scores import references_of, scores_of
@@ -190,6 +190,12 @@ class EpisodeWindow:
             returns = [state["returns"]]
         self._returns = [deque(own, maxlen=self._size) for own in returns]
         self.episodes = int(state["episodes"])
+
+
+def mean(values: Iterable[object]) -> float:
+    """The mean of those that are finite numbers; NaN if none is."""
+    known = [float(value) for value in values if isinstance(value, int | float) and math.isfinite(value)]
+    return sum(known) / len(known) if known else math.nan
 
 
 def fitness(numbers: Mapping[str, float]) -> float:

@@ -14,7 +14,7 @@ from laser_rl.errors import ConfigError
 from laser_rl.metrics import display
 from laser_rl.metrics.history import Array, History
 from laser_rl.metrics.log import FILE
-from laser_rl.metrics.rows import Row
+from laser_rl.metrics.rows import Row, mean
 
 SWEEP = "sweep.json"
 _LAST = 10  # rows
@@ -88,8 +88,8 @@ def standing_of(rows: Sequence[Row], sweep: Mapping[str, Any], now: float | None
                 return_mean=_last(trained, "return_mean"),
                 evaluation=_last(played, "mean"),
                 evaluation_interval=(interval[0], interval[1]) if len(interval) > 1 else None,
-                acceptance_own=_mean(trusted[member, member : member + 1]),
-                acceptance_others=_mean(np.delete(trusted[member], member)),
+                acceptance_own=_known(trusted[member, member]),
+                acceptance_others=_known(mean(np.delete(trusted[member], member))),
                 exploits=len(after),
                 silent_seconds=max(0.0, now - max(times)) if times else None,
             )
@@ -124,8 +124,7 @@ def newest_means(rows: Iterable[Row], names: Sequence[str], members: int) -> Arr
 
 def mean_of(rows: Iterable[Row], name: str) -> float:
     """The mean of the finite numbers of a name; NaN if there is none."""
-    values = _numbers(rows, name)
-    return sum(values) / len(values) if values else math.nan
+    return mean(row.get(name) for row in rows)
 
 
 def copies(rows: Iterable[Row]) -> list[Copy]:
@@ -149,12 +148,7 @@ def _by_member(rows: Iterable[Row]) -> dict[int, list[Row]]:
 
 
 def _last(rows: Iterable[Row], name: str) -> Any:
-    return [None, *(row[name] for row in rows if _finite(row.get(name)))][-1]
-
-
-def _mean(values: Array) -> float | None:
-    values = values[np.isfinite(values)]
-    return float(values.mean()) if len(values) else None
+    return [None, *_numbers(rows, name)][-1]
 
 
 def _prefixed(row: Row, prefix: str) -> dict[str, float]:
@@ -163,8 +157,9 @@ def _prefixed(row: Row, prefix: str) -> dict[str, float]:
 
 
 def _numbers(rows: Iterable[Row], name: str) -> list[float]:
-    return [float(row[name]) for row in rows if _finite(row.get(name))]
+    values = [row.get(name) for row in rows]
+    return [float(value) for value in values if isinstance(value, int | float) and math.isfinite(value)]
 
 
-def _finite(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+def _known(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
