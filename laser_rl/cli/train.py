@@ -23,7 +23,7 @@ from laser_rl.metrics.tensorboard import TensorBoardLog
 from laser_rl.metrics.tracking import commands, named, tracked, trackers
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.evaluate import MemberResult, Result
-from laser_rl.training.files import command_for, new_path, read_sweep, require_trusted, require_unchanged
+from laser_rl.training.files import command_for, new_path, read_sweep, require_trusted
 from laser_rl.training.filming import can_be_filmed
 from laser_rl.training.launch import train
 from laser_rl.training.settings import (
@@ -134,8 +134,6 @@ class Resume:
         settings = settings_from({**dict(stored), "base": override(stored.base, more)})
         if not self.fresh and checkpoint.latest(self.run_dir, replay="unread") is None:
             raise ConfigError(f"{self.run_dir} holds no checkpoint to go on from; use --fresh to start again")
-        if not self.fresh and not self.accept_changes:
-            require_unchanged(self.run_dir)
         settings = settings if self.cluster is None else free_running(settings)
         track = tracked(self.run_dir)
         return _run(self.run_dir, settings, self, track=track, accept_changes=self.accept_changes)

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 
 class Budget:
@@ -12,22 +12,15 @@ class Budget:
     thread may tick. Earlier sessions took `spent_s`; the present one began at `since`, by a clock that all processes of the machine share.
     """
 
-    def __init__(
-        self,
-        minutes: float | None,
-        *,
-        spent_s: float = 0.0,
-        since: float | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.minutes, self._clock = minutes, clock
-        self._before, self._since, self._seen = spent_s, since, 0.0 if since is None else clock()
+    def __init__(self, minutes: float | None, *, spent_s: float = 0.0, since: float | None = None) -> None:
+        self.minutes, self._before, self._since = minutes, spent_s, since
+        self._seen = 0.0 if since is None else time.monotonic()
 
     def tick(self) -> bool:
         """Count the time since the last tick; True if the budget is used up."""
         if self.minutes is None:
             return False
-        self._seen = self._clock()
+        self._seen = time.monotonic()
         if self._since is None:
             self._since = self._seen
         return self.over
@@ -43,7 +36,6 @@ class Budget:
 
     @property
     def spent_s(self) -> float:
-        """Seconds of all sessions, up to the last tick."""
         return self._before if self._since is None else self._before + self._seen - self._since
 
     @property
@@ -63,22 +55,18 @@ class Budget:
 class DutyCycle:
     """Due every `every_s`; more seldom where it takes long, so that it is at most `share` of the time; `most_s` apart at the most."""
 
-    def __init__(
-        self, every_s: float, *, share: float, most_s: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._every_s, self._share, self._most_s, self._clock = every_s, share, most_s, clock
-        self._next = clock() + every_s
+    def __init__(self, every_s: float, *, share: float, most_s: float) -> None:
+        self._every_s, self._share, self._most_s = every_s, share, most_s
+        self._next = time.monotonic() + every_s
 
     def due(self) -> bool:
-        """Whether it is time again; the first time `every_s` from the beginning."""
-        return self._clock() >= self._next
+        return time.monotonic() >= self._next
 
     @contextlib.contextmanager
     def measured(self) -> Iterator[None]:
-        """Measure the time that the enclosed work takes."""
-        begun = self._clock()
+        begun = time.monotonic()
         try:
             yield
         finally:
-            took = self._clock() - begun
+            took = time.monotonic() - begun
             self._next = begun + max(self._every_s, min(took / self._share, self._most_s))

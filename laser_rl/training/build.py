@@ -80,7 +80,7 @@ class Member:
 
 
 def stores_of(members: Iterable[Member]) -> list[Replay]:
-    """The replays of these members that lie in memory of this machine, each once, in the order of the members."""
+    """The replays that lie in memory of this machine, each once."""
     return list({id(one.replay): one.replay for one in members if isinstance(one.replay, Replay)}.values())
 
 
@@ -134,7 +134,6 @@ def _sampler(config: Config, replay: Replay, replayed: int) -> Sampler:
 
 
 def learn(member: Member, batch: Batch, *, progress: float) -> None:
-    """One update from a filled batch; what it says of its unrolls goes back to the mixer."""
     learner = member.learner
     with nullcontext() if member.ranks is None else member.ranks.updating(learner, progress):
         learner.update(on_device(member, batch), progress=progress)
@@ -153,7 +152,6 @@ def keep_in_step(member: Member) -> None:
 def open_environments(
     source: EnvironmentSource, config: EnvironmentConfig, *, seed: int, lockstep: bool, slots: int | None = None
 ) -> Environments:
-    """The environments of a configuration, seeded."""
     return make_environments(
         source,
         slots=slots or config.slots,
@@ -213,7 +211,7 @@ def layout_of(spec: EnvironmentSpec, family: Family, config: Config) -> UnrollLa
 
 
 def build_replay(config: Config, layout: UnrollLayout, *, shared: bool = False) -> Replay | None:
-    """The store; refused beforehand if it does not fit into memory. `shared` between processes, if asked."""
+    """Refused beforehand if it does not fit into memory."""
     if not Counts.of(config.loss.batch_unrolls, config.replay.fraction).replayed:
         return None
     capacity, budget = config.replay.capacity_steps, config.replay.budget_bytes
@@ -269,5 +267,4 @@ def threads_of(config: Config, network: AgentNetwork) -> int:
 
 
 def derive(seed: int, name: str) -> int:
-    """Independent seeds for the parts of a run."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7], "big")

@@ -18,16 +18,7 @@ from laser_rl.errors import ConfigError, is_full, shortened
 from laser_rl.metrics import machine, videos
 from laser_rl.metrics.log import FILE, MetricsLog
 from laser_rl.replay.store import Replay
-from laser_rl.training.files import (
-    CONFIG,
-    LIMIT_BYTES,
-    SETTINGS,
-    SWEEP,
-    begun_with,
-    described,
-    read_sweep,
-    require_same,
-)
+from laser_rl.training.files import CONFIG, LIMIT_BYTES, SETTINGS, SWEEP, described, read_sweep, require_same
 from laser_rl.training.saving import (
     MENDED,
     MemberState,
@@ -73,8 +64,7 @@ class RunDirectory:
         try:
             (_throw_away if fresh else _remove_leftovers)(path)
             if _steps_in(path / checkpoint.CHECKPOINTS):
-                there = read_sweep(path, used=False)
-                require_same(given or there, (None if accept_changes else begun_with(path)) or there)
+                require_same(path, given, accept_changes=accept_changes)
             if given is not None:
                 write_json(path / file, described(given))
                 if fresh:  # it has thrown away a run of the other kind
@@ -90,9 +80,8 @@ class RunDirectory:
     def save(self, trainer: Trainer) -> Path:
         """A checkpoint of all members: new unrolls become segments, everything else one folder. `NoSpace` if the disk is full."""
         states, layout = [member_state(training) for training in trainer.trainings], trainer.group.members[0].layout
-        return self.write(
-            trainer, states, lambda: self.write_stores(trainer.stores, layout), trainer.group.actor_state()
-        )
+        actors = trainer.group.actor_state()
+        return self.write(trainer, states, lambda: self.write_stores(trainer.stores, layout), actors)
 
     def write(
         self,
@@ -101,10 +90,7 @@ class RunDirectory:
         write_replays: Callable[[], Written],
         actors: Mapping[str, Mapping[str, Any]],
     ) -> Path:
-        """A checkpoint of these states, whole or not at all.
-
-        `write_replays` is called first; a file that it writes is removed again if the checkpoint fails.
-        """
+        """Whole or not at all: a file that `write_replays` writes is removed again if the checkpoint fails."""
         step, tensors = run.steps, {member_name(number): flat(state.tensors) for number, state in enumerate(states)}
         try:
             replays, segments = write_replays()
@@ -152,7 +138,6 @@ class RunDirectory:
         return tuple(entry for files in self._segments.values() for entry in files.entries)
 
     def fill(self, stores: Sequence[Replay], layout: UnrollLayout, loaded: Loaded) -> Mended | None:
-        """Load the replay of a checkpoint; says what is lost of a damaged one."""
         ids = loaded.state["replays"]
         return fill_stores(loaded, [(self._files_of(n, layout), store, ids[n]) for n, store in enumerate(stores)])
 

@@ -19,7 +19,6 @@ from laser_rl.trust import code_in
 CONFIG, SWEEP = "config.json", "sweep.json"
 SETTINGS = "settings"  # under this name a checkpoint's state holds what these files hold
 EVALUATION_DUE = "evaluation_due"  # a note in a member's state: all steps are done, the last evaluation is not
-_FREE = frozenset({"processes", "stack", "recipe"})
 LIMIT_BYTES = 4 << 20
 
 
@@ -36,7 +35,8 @@ class Change(NamedTuple):
     @property
     def allowed(self) -> bool:
         """Whether a run may go on with it: how long it runs, where, and what it reports."""
-        return self.name in _FREE or (self.name.startswith("run.") and self.name != "run.seed")
+        free = self.name.startswith("run.") or self.name in {"processes", "stack", "recipe"}
+        return free and self.name != "run.seed"
 
 
 def is_sweep(path: Path) -> bool:
@@ -84,7 +84,7 @@ def begun_with(path: Path) -> SweepConfig | None:
 
 
 def changes(path: Path) -> list[Change] | None:
-    """In which settings the file of a run or sweep differs from its newest checkpoint; None if no checkpoint holds settings."""
+    """What the file of a run or sweep says otherwise than its newest checkpoint; None if no checkpoint holds settings."""
     begun = begun_with(path)
     return None if begun is None else _differences(begun, read_sweep(path, used=False))
 
@@ -132,18 +132,10 @@ def new_path(parent: Path, environment: str) -> Path:
     return next(path for n in itertools.count(1) if not (path := parent / f"{name}-{n}").exists())
 
 
-def require_unchanged(path: Path) -> None:
-    """ConfigError if the settings that a run may not change in were edited since its newest checkpoint."""
-    found = [change for change in changes(path) or [] if not change.allowed]
-    if found:
-        file = path / (SWEEP if is_sweep(path) else CONFIG)
-        raise ConfigError(
-            f"{file} was changed after the run began: {'; '.join(map(str, found))}. Set it back, or use --accept-changes to go on with it"
-        )
-
-
-def require_same(sweep: SweepConfig, stored: SweepConfig) -> None:
+def require_same(path: Path, given: SweepConfig | None, *, accept_changes: bool) -> None:
     """ConfigError unless a run goes on with its members and settings; how long, where and what is reported may change."""
+    there = read_sweep(path, used=False)
+    sweep, stored = given or there, (None if accept_changes else begun_with(path)) or there
     if list(sweep.settings) != list(stored.settings):
         raise ConfigError(
             f"this sweep was started with {len(stored.settings)} members {list(stored.settings)}, not with {list(sweep.settings)}; "
@@ -153,6 +145,6 @@ def require_same(sweep: SweepConfig, stored: SweepConfig) -> None:
         # The same members may be named by a grid, by draws or one by one.
         if not change.allowed and change.name.partition(".")[0] not in {"grid", "random", "draws", "members"}:
             raise ConfigError(
-                f"this run was started with {change.name} = {change.before}, not {change.now}; "
-                "leave the flag out to go on with it, use --fresh to start again, or choose another --out"
+                f"this run was started with {change.name} = {change.before}, not {change.now}; leave the flag out or set the file back, use "
+                "'laser resume --accept-changes' to go on with what the file says, --fresh to start again, or choose another --out"
             )

@@ -58,7 +58,7 @@ class PinnedBatch:
         ranks, device = member.ranks, member.learner.device
         if ranks is None:
             return cls(member.layout, batch_of(member), device, stream)
-        number = ranks.next_batch()
+        number = next(ranks.numbers)
         return cls(member.layout, ranks.batches.part(number, ranks.team), device, stream, ranks, number)
 
     def fill(self, fill: Callable[[Batch], None]) -> None:

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -66,7 +66,6 @@ class ProcessTeam(Team):
         return part if dense.data_ptr() == part.data_ptr() else part.copy_(dense)
 
     def columns(self, part: Tensor) -> Tensor:
-        """One rank's after the other's."""
         dense = part.contiguous()
         dense = dense.view(torch.uint8) if part.dtype == torch.bool else dense
         every = dense.new_empty(self.size * len(dense), *dense.shape[1:])
@@ -82,7 +81,6 @@ class ProcessTeam(Team):
         self.waiting_since = None
 
     def close(self) -> None:
-        """Leave the group in good order; all ranks do it."""
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -93,35 +91,24 @@ class ProcessTeam(Team):
 
 
 def join(
-    rank: int,
-    size: int,
-    address: str,
-    device: torch.device,
-    *,
-    backend: Literal["nccl", "gloo"] | None = None,
-    timeout_s: float = GIVE_UP_S,
+    rank: int, size: int, address: str, device: torch.device, *, timeout_s: float, nccl: bool | None = None
 ) -> ProcessTeam:
-    """Meet the other ranks at a file that all can open, "file:///path"; returns when all are there, TimeoutError if they do not come.
+    """Meet the other ranks at a file that all can open, "file:///path"; TimeoutError if they do not come.
 
-    The `backend` is NCCL for GPUs and gloo for CPUs; gloo also works where two ranks share a GPU, slowly.
+    GPUs meet over `nccl`, CPUs over gloo, which also works where two ranks share a GPU, slowly.
     """
+    nccl = device.type == "cuda" if nccl is None else nccl
     if dist.is_initialized():
         raise ConfigError(
             "this process is in a group of torch.distributed already, and run.devices needs it for its own; close the other agent, "
             "start the run in a process of its own, or use --run.devices 1"
         )
-    backend = backend or ("nccl" if device.type == "cuda" else "gloo")
     given = os.environ.get(INTERFACE)
     os.environ.setdefault(INTERFACE, "lo")  # no other machine needs to reach the sockets
     try:
-        dist.init_process_group(
-            backend,
-            init_method=address,
-            rank=rank,
-            world_size=size,
-            timeout=dt.timedelta(seconds=timeout_s),
-            device_id=device if backend == "nccl" else None,
-        )
+        limit, card = dt.timedelta(seconds=timeout_s), device if nccl else None
+        meeting: dict[str, Any] = {"init_method": address, "rank": rank, "world_size": size}
+        dist.init_process_group("nccl" if nccl else "gloo", timeout=limit, device_id=card, **meeting)
     except dist.DistError as error:
         raise TimeoutError(
             f"rank {rank} could not meet the other {size - 1} at {address} within {timeout_s:.0f} s: {error}"
@@ -173,8 +160,7 @@ class SharedBatches:
 class Ranks:
     """All other ranks of a configuration's learner, ready to learn. ConfigError where the update cannot be split.
 
-    `device` is that of rank 0; the others have the next ones, on a CPU the same. `sources` members write into the replay. No process
-    waits longer than `timeout_s` for another.
+    `device` is that of rank 0; the others have the next ones, on a CPU the same. `sources` members write into the replay.
     """
 
     def __init__(
@@ -184,12 +170,10 @@ class Ranks:
         layout: UnrollLayout,
         device: torch.device,
         *,
-        torso: TorsoSource | None = None,
-        sources: int = 1,
-        timeout_s: float = GIVE_UP_S,
+        torso: TorsoSource | None,
+        sources: int,
     ) -> None:
-        size = config.run.devices
-        devices = devices_of(device, size)
+        size, devices = config.run.devices, devices_of(device, config.run.devices)
         require_splittable(family_of(spec.action), config.loss, size)
         self.batches = SharedBatches(layout, config.loss.batch_unrolls, size, stacked=device.type != "cuda")
         self._state, meeting = os.memfd_create("laser-state"), os.memfd_create("laser-meeting")
@@ -199,15 +183,18 @@ class Ranks:
             "spec": write_spec(spec).decode(),
             "torso": None if torso is None else reference_of(torso),
             "sources": sources,
-            "timeout_s": timeout_s,
+            "timeout_s": GIVE_UP_S,
             "batches": self.batches.handle,
             "state": self._state,
             "address": address,
         }
-        self._timeout_s, self._closing, self._lost = timeout_s, False, dict[int, int]()  # exit statuses by rank
+        self._closing, self._lost = False, dict[int, int]()  # exit statuses by rank
         self._orders = 1  # that were given; the start is the first
         self._told: tuple[int, int] | None = None  # which learner, and its edition
-        self._numbers, self.chosen = itertools.cycle(range(BATCHES)), -1
+        self.numbers, self.chosen = (
+            itertools.cycle(range(BATCHES)),
+            -1,
+        )  # of the batches; a runtime has so many going round
         self._last_update = [0] * BATCHES  # the order for the last update from each batch
         self.team = ProcessTeam(0, size)
         self._processes = {
@@ -224,24 +211,14 @@ class Ranks:
         self._watching.start()
         try:
             self._wait(self._orders, "to start")
-            self.team = join(0, size, address, device, timeout_s=timeout_s)
+            self.team = join(0, size, address, device, timeout_s=GIVE_UP_S)
         except BaseException:
             self.close()
             raise
         if device.type == "cuda":
             self.batches.pin()
 
-    @property
-    def pids(self) -> list[int]:
-        """Of the other ranks' processes."""
-        return [process.pid for process in self._processes.values()]
-
-    def next_batch(self) -> int:
-        """The number of a shared batch to fill and read over and over; a runtime has at most `BATCHES` going round."""
-        return next(self._numbers)
-
     def await_read(self, batch: int) -> None:
-        """Wait until every rank has read what it was told to learn from this batch."""
         self._wait(self._last_update[batch], "to learn from a batch")
 
     @contextlib.contextmanager
@@ -262,12 +239,11 @@ class Ranks:
                 time.sleep(PATIENCE_S)
             self._require_all()
             raise RankLost(
-                f"rank 0 has waited up to {self._timeout_s:.0f} s for rank {self._late(self._orders) or 'all'} in an update and gives up "
+                f"rank 0 has waited up to {GIVE_UP_S:.0f} s for rank {self._late(self._orders) or 'all'} in an update and gives up "
                 f"({str(error).partition('. ')[0]}); 'laser resume' goes on from the last checkpoint"
             ) from error
 
     def _tell(self, learner: Learner) -> None:
-        """Send the whole state of rank 0's learner to all."""
         tensors, numbers = learner.state_dict()
         data = safetensors.torch.save({n: tensor.detach().cpu().contiguous() for n, tensor in flat(tensors).items()})
         os.ftruncate(self._state, len(data))
@@ -275,7 +251,6 @@ class Ranks:
         self._wait(self._order({"numbers": numbers}), "to take the learner's state")
 
     def _order(self, order: dict[str, Any]) -> int:
-        """Give an order to all; returns its number."""
         line = json.dumps(order).encode() + b"\n"
         for process in self._processes.values():
             assert process.stdin is not None  # noqa: S101
@@ -301,8 +276,8 @@ class Ranks:
         while late := self._late(order):
             self._require_all()
             waiting.whom = f"rank {late} {whom}"
-            if waiting.look() > self._timeout_s:
-                raise RankLost(f"rank 0 has waited {self._timeout_s:.0f} s for rank {late} {whom} and gives up")
+            if waiting.look() > GIVE_UP_S:
+                raise RankLost(f"rank 0 has waited {GIVE_UP_S:.0f} s for rank {late} {whom} and gives up")
             waiting.again()
             time.sleep(PAUSE_S)
         waiting.over()
@@ -323,7 +298,6 @@ class Ranks:
             time.sleep(PATIENCE_S)
 
     def close(self) -> None:
-        """End all ranks; may be called twice."""
         if self._closing:
             return
         self._closing = True
@@ -371,10 +345,7 @@ def reference_of(torso: TorsoSource) -> str:
 
 
 def main(start: Mapping[str, Any]) -> int:
-    """Another rank: obey until the input ends; see `process_handle.run_child`.
-
-    There is no limit for the next order: rank 0 may evaluate, and if it dies so does this process.
-    """
+    """Another rank: obey until the input ends, however long rank 0 evaluates; if that dies so does this process."""
     try:
         _obey(start)
     except RuntimeError as error:

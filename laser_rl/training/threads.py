@@ -46,41 +46,33 @@ class Busy:
     """Measures a learner; on a GPU also keeps it from running further ahead of the card than `UNDER_WAY` updates.
 
     The share of time is that of the learner's stream on a GPU, from the moment at which it has its batch, and of its thread on a CPU.
-    Nothing here stalls the card: an update is counted when it is over. There, `mark` puts an event with its time into the stream.
+    Nothing here stalls the card: an update is counted when it is over.
     """
 
-    def __init__(
-        self,
-        device: torch.device,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        mark: Callable[[], Any] | None = None,
-    ) -> None:
-        self._mark = mark or ((lambda: _marked(device)) if device.type == "cuda" else None)
-        self._clock, self._since = clock, clock()
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._since = device, time.monotonic()
         self._learned_s = self._waited_s = 0.0
         self._under_way: deque[tuple[Any, Any]] = deque()  # where updates begin and end on the card
 
     @contextlib.contextmanager
     def learning(self) -> Iterator[None]:
-        """Measure one update, and wait first if too many are under way on the card."""
-        if self._mark is None:
-            begin = self._clock()
+        if self._device.type != "cuda":
+            begin = time.monotonic()
             yield
-            self._learned_s += self._clock() - begin
+            self._learned_s += time.monotonic() - begin
             return
         while len(self._under_way) >= UNDER_WAY:
             wait_for(self._under_way[0][1], "the learner", "an update on the card")
             self._count()
-        begun = self._mark()
+        begun = _marked(self._device)
         yield
-        self._under_way.append((begun, self._mark()))
+        self._under_way.append((begun, _marked(self._device)))
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        begin = self._clock()
+        begin = time.monotonic()
         yield
-        self._waited_s += self._clock() - begin
+        self._waited_s += time.monotonic() - begin
 
     def _count(self) -> None:
         begin, end = self._under_way.popleft()
@@ -89,7 +81,7 @@ class Busy:
     def report(self) -> dict[str, float]:
         while self._under_way and self._under_way[0][1].query():
             self._count()
-        now = self._clock()
+        now = time.monotonic()
         seconds = max(now - self._since, 1e-9)
         shares = {"learner_busy": self._learned_s / seconds, "learner_wait": self._waited_s / seconds}
         self._learned_s, self._waited_s, self._since = 0.0, 0.0, now
@@ -246,11 +238,9 @@ def run_local(trainer: Trainer) -> None:
 
 
 def _turns(trainer: Trainer) -> Callable[[int], bool]:
-    """Whether the member may act that has done so many steps more than now: members of other processes may be behind.
-
-    Its steps are told to them as they are made. Told when their unrolls reach the learner, two members that have delivered none yet would
-    wait for each other for ever.
-    """
+    """Whether the member may act that has done so many steps more than now: members of other processes may be behind."""
+    # Its steps are told to them as they are made. Told when their unrolls reach the learner, two members that have delivered none yet
+    # would wait for each other for ever.
     [training] = trainer.trainings
     begun, pace = training.steps, trainer.pace
     if len(pace.steps) == 1:

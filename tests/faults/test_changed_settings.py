@@ -60,7 +60,8 @@ def test_a_setting_changed_by_hand_is_named_and_refused(run_dir, capsys, section
     assert f"{section}.{name} is {after}" in found[file]["detail"]
     assert cli.main(["resume", str(run_dir), "--steps", "200"]) == 2
     said = capsys.readouterr().err
-    assert f"{section}.{name} is {after}" in said
+    assert f"started with {section}.{name} = " in said
+    assert f", not {after};" in said
     assert "--accept-changes" in said
     assert tree(run_dir) == kept
     figure(f"{file}, {section}.{name}: named by verify, refused by resume")

@@ -4,6 +4,8 @@ import json
 import os
 import signal
 import time
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -31,14 +33,19 @@ class Clock:
         return self.now
 
 
+def by(clock):
+    return mock.patch("laser_rl.training.budget.time", SimpleNamespace(monotonic=clock))
+
+
 def timed(path, minutes, **settings):
     """A run whose every tick is a second."""
     config = small(**{"steps": FOREVER, "budget_minutes": minutes, "schedule": "linear", **settings})
     directory = RunDirectory(path, config)
     try:
         trainer = prepare(config, directory, sinks=[directory.log])
-        with_budget(trainer, Budget(minutes, spent_s=trainer.budget.spent_s, clock=Clock()))
-        return run_one(trainer)
+        with_budget(trainer, Budget(minutes, spent_s=trainer.budget.spent_s))
+        with by(Clock()):
+            return run_one(trainer)
     finally:
         directory.close()
 
@@ -125,33 +132,35 @@ def test_time_between_two_calls_is_not_counted():
     clock = Clock()
     agent = LASER("laser/Catch", budget_minutes=10.0, seed=1, slots=2)
     training = agent._prepared()
-    with_budget(training, Budget(10.0, clock=clock))
-    agent.learn(100)
-    spent = training.budget.spent_s
-    clock.now += 10_000
-    agent.learn(100)
-    assert training.budget.spent_s == pytest.approx(2 * spent, abs=10)
-    assert agent.steps >= 200
-    agent.learn(FOREVER)
-    after = agent.steps
-    agent.learn(FOREVER)
+    with_budget(training, Budget(10.0))
+    with by(clock):
+        agent.learn(100)
+        spent = training.budget.spent_s
+        clock.now += 10_000
+        agent.learn(100)
+        assert training.budget.spent_s == pytest.approx(2 * spent, abs=10)
+        assert agent.steps >= 200
+        agent.learn(FOREVER)
+        after = agent.steps
+        agent.learn(FOREVER)
     agent.close()
     assert agent.steps == after < 10_000
 
 
 def test_a_saved_state_counts_nothing_twice_in_the_session_that_saved_it():
     now = [100.0]
-    parent = Budget(1.0, spent_s=20.0, clock=lambda: now[0])
-    parent.tick()
-    now[0] += 25.0
-    child = Budget(**parent.handle(), clock=lambda: now[0])
-    child.go_on(45.0)
-    child.tick()
-    assert child.spent_s == 45.0
-    now[0] += 15.0
-    late = Budget(**json.loads(json.dumps(parent.handle())), clock=lambda: now[0])
-    assert late.over
-    assert Budget(None, spent_s=1e9).tick() is False
+    with by(lambda: now[0]):
+        parent = Budget(1.0, spent_s=20.0)
+        parent.tick()
+        now[0] += 25.0
+        child = Budget(**parent.handle())
+        child.go_on(45.0)
+        child.tick()
+        assert child.spent_s == 45.0
+        now[0] += 15.0
+        late = Budget(**json.loads(json.dumps(parent.handle())))
+        assert late.over
+        assert Budget(None, spent_s=1e9).tick() is False
 
 
 @pytest.mark.parametrize("stack", ["on", "off"])
@@ -159,9 +168,10 @@ def test_all_members_of_a_sweep_share_the_time(stack, tmp_path):
     config = small_sweep(stack=stack, steps=FOREVER, schedule="linear", budget_minutes=20.0)
     directory = RunDirectory(tmp_path, config)
     training = prepared(config, sinks=[directory.log], save=directory.save)
-    budget = Budget(20.0, clock=Clock())
+    budget = Budget(20.0)
     with_budget(training, budget)
-    end = run(training)
+    with by(Clock()):
+        end = run(training)
     training.group.close()
     directory.close()
     assert end.interrupted is None

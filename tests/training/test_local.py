@@ -4,6 +4,7 @@ import itertools
 import threading
 from collections import deque
 from contextlib import closing, nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -129,13 +130,14 @@ class Mark:
 
 
 @pytest.fixture
-def card():
+def card(monkeypatch):
     Mark.now = Mark.made = Mark.asked = 0
+    monkeypatch.setattr("laser_rl.training.threads._marked", lambda device: Mark())
     return Mark
 
 
 def test_a_learner_is_at_most_two_updates_ahead_of_its_card(card):
-    busy = Busy(CPU, mark=card)
+    busy = Busy(torch.device("cuda"))
     ends = []
     for _ in range(6):
         with busy.learning():
@@ -144,9 +146,10 @@ def test_a_learner_is_at_most_two_updates_ahead_of_its_card(card):
         ends.append(card.made)
 
 
-def test_the_busy_share_counts_updates_that_are_over_and_never_waits(card):
+def test_the_busy_share_counts_updates_that_are_over_and_never_waits(card, monkeypatch):
     times = iter([0.0, 0.1, 0.2])
-    busy = Busy(CPU, clock=lambda: next(times), mark=card)
+    monkeypatch.setattr("laser_rl.training.threads.time", SimpleNamespace(monotonic=lambda: next(times)))
+    busy = Busy(torch.device("cuda"))
     for _ in range(2):
         with busy.learning():
             pass

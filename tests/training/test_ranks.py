@@ -51,6 +51,10 @@ def gone(pids, within_s=10.0):
     return not any(map(alive, pids))
 
 
+def pids_of(ranks):
+    return [one.pid for one in ranks._processes.values()]
+
+
 def when(holds, then, within_s=60.0):
     """A thread that does something once something holds."""
 
@@ -95,7 +99,7 @@ def test_a_run_on_two_devices_is_that_of_one_and_leaves_nobody_behind():
     config = {"run.steps": 250, "clip_gradient_norm": 0.5}
     expected, _ = finish(on(1, **config))
     found, training = finish(on(2, **config))
-    pids = found.member.ranks.pids
+    pids = pids_of(found.member.ranks)
     assert len(pids) == 1
     assert all(map(alive, pids))
     found.member.close()
@@ -140,10 +144,10 @@ def test_a_rank_that_is_killed_costs_the_updates_since_the_last_checkpoint(tmp_p
 
     def start(self, *arguments, **named):
         started(self, *arguments, **named)
-        pids.extend(self.pids)
+        pids.extend(pids_of(self))
         if len(pids) < 3:
             after = 500 * len(pids)
-            when(lambda: steps["now"] > after, lambda: os.kill(self.pids[0], signal.SIGKILL))
+            when(lambda: steps["now"] > after, lambda: os.kill(pids_of(self)[0], signal.SIGKILL))
 
     steps = {"now": 0}
     monkeypatch.setattr(module.Ranks, "__init__", start)
@@ -175,43 +179,38 @@ def test_without_a_directory_a_killed_rank_ends_the_run_with_a_clear_error(runti
     trainer = prepare(on(2, **{"run.steps": 100_000, "run.runtime": runtime}))
     [member] = trainer.group.members
     try:
-        when(lambda: trainer.updates > 20, lambda: os.kill(member.ranks.pids[0], signal.SIGKILL))
+        when(lambda: trainer.updates > 20, lambda: os.kill(pids_of(member.ranks)[0], signal.SIGKILL))
         begin = time.monotonic()
         with pytest.raises(RankLost, match=r"rank 1 of 2.* has ended with status -9.*laser resume"):
             run(trainer)
         assert time.monotonic() - begin < 45
     finally:
         member.close()
-    assert gone(member.ranks.pids)
+    assert gone(pids_of(member.ranks))
 
 
 @pytest.mark.slow
 def test_a_rank_that_does_not_answer_is_waited_for_by_name_and_not_for_ever(monkeypatch, caplog):
     for waits in (module, stall):  # in the update, or before the next batch is filled
         monkeypatch.setattr(waits, "SAY_AFTER_S", 1.0)
-    original = module.Ranks
-
-    def impatient(*arguments, **named):
-        return original(*arguments, **named, timeout_s=20.0)
-
-    monkeypatch.setattr("laser_rl.training.ranks.Ranks", impatient)
+    monkeypatch.setattr(module, "GIVE_UP_S", 20.0)
     trainer = prepare(on(2, **{"run.steps": 100_000}))
     [member] = trainer.group.members
     try:
-        when(lambda: trainer.updates > 20, lambda: os.kill(member.ranks.pids[0], signal.SIGSTOP))
+        when(lambda: trainer.updates > 20, lambda: os.kill(pids_of(member.ranks)[0], signal.SIGSTOP))
         with caplog.at_level(logging.WARNING), pytest.raises(RankLost, match=r"waited .*20 s for rank 1"):
             run(trainer)
         assert "rank 0 has waited 1 s for rank 1 " in caplog.text
     finally:
         member.close()
-    assert gone(member.ranks.pids)
+    assert gone(pids_of(member.ranks))
 
 
 @pytest.mark.slow
 def test_ranks_die_with_rank_0(tmp_path):
     program = (
         "import time; from tests.training.small import build_member; from tests.training.test_ranks import on\n"
-        "member = build_member(on(3, batch_unrolls=6)); print(*member.ranks.pids, flush=True); time.sleep(600)"
+        "member = build_member(on(3, batch_unrolls=6)); print(*(one.pid for one in member.ranks._processes.values()), flush=True); time.sleep(600)"
     )
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     pids = [int(pid) for pid in process.stdout.readline().split()]
@@ -264,12 +263,12 @@ def test_all_kinds_of_agents_learn_alike_on_two_devices(environment, settings):
 def test_a_second_call_of_learn_uses_the_same_ranks():
     agent = LASER("CartPole-v1", config=on(2, **{"run.runtime": "local"}))
     agent.learn(200)
-    pids = agent.member.ranks.pids
+    pids = pids_of(agent.member.ranks)
     for _ in range(4):
         agent.learn(100)
     agent.member.learner.tune({"learning_rate": 1e-4})  # the others are told
     agent.learn(100)
-    assert agent.member.ranks.pids == pids
+    assert pids_of(agent.member.ranks) == pids
     agent.close()
     assert gone(pids)
 

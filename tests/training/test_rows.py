@@ -1,6 +1,7 @@
 """What rows of metrics hold and when they come; what takes time away from learning."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 
@@ -70,7 +71,7 @@ def share_of(board):
     return training
 
 
-def test_large_states_are_published_more_seldom():
+def test_large_states_are_published_more_seldom(monkeypatch):
     """A publication that takes three seconds is made every five minutes, if a hundredth of the time is allowed."""
     now, published = [0.0], []
     board = SharedStateStore(members=3, size=1 << 20)
@@ -83,7 +84,8 @@ def test_large_states_are_published_more_seldom():
 
     board.put = slow
     training = share_of(board)
-    training._publishing = DutyCycle(1.0, share=0.01, most_s=1e9, clock=lambda: now[0])
+    monkeypatch.setattr("laser_rl.training.budget.time", SimpleNamespace(monotonic=lambda: now[0]))
+    training._publishing = DutyCycle(1.0, share=0.01, most_s=1e9)
     try:
         for _ in range(1000):
             training.between()
@@ -96,9 +98,10 @@ def test_large_states_are_published_more_seldom():
     assert training.trainings[0].by_clock
 
 
-def test_small_states_are_published_every_second():
+def test_small_states_are_published_every_second(monkeypatch):
     now, times = [0.0], []
-    sparing = DutyCycle(1.0, share=0.01, most_s=60.0, clock=lambda: now[0])
+    monkeypatch.setattr("laser_rl.training.budget.time", SimpleNamespace(monotonic=lambda: now[0]))
+    sparing = DutyCycle(1.0, share=0.01, most_s=60.0)
     while now[0] < 10.0:
         now[0] += 0.25
         if sparing.due():
