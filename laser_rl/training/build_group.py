@@ -93,11 +93,7 @@ def build_members(
     spec: EnvironmentSpec | None = None,
     ranks: bool = False,
 ) -> list[Member]:
-    """Members without actors; arguments as of `build_group`, and where processes of a run share its replay, `shared`.
-
-    The environments' `spec` is given where those of the only member are open already. With `ranks`, what learns with the only learner
-    on other devices is started, if the settings ask for it.
-    """
+    """Members without actors. Processes of a run share its replay (`shared`). With `ranks`, other devices learn too, if settings say so."""
     every = sweep.configs
     source = every[0].environment.id if source is None else source
     if not sweep.single and slots_of(source) is not None:
@@ -151,12 +147,10 @@ def one_layout(
 
 def _require_copies(members: Sequence[Member]) -> None:
     """Refused at the start: the first copy would fail, perhaps hours later."""
-    first: dict[str, torch.Size] = {}
-    for member in members:
-        both = (member.learner.network.state_dict(), member.learner.optimiser.state)
-        shapes = {name: tensor.shape for tensors in both for name, tensor in tensors.items()}
-        first = first or shapes
-        if shapes != first:
+    both = [{**one.learner.network.state_dict(), **one.learner.optimiser.state} for one in members]
+    shapes = [{name: tensor.shape for name, tensor in tensors.items()} for tensors in both]
+    for member, own in zip(members, shapes, strict=True):
+        if own != shapes[0]:
             raise ConfigError(
                 f"members {members[0].number} and {member.number} have networks or optimisers of different shapes, so under population "
                 "based training neither can copy the other; set what they differ in in the base configuration, or leave pbt out"
@@ -182,7 +176,6 @@ def _to_stack(sweep: SweepConfig, members: Sequence[Member]) -> bool:
 
 
 def _vectorized(sweep: SweepConfig, members: Sequence[Member], after: str) -> MemberGroup:
-    """One actor for all: the environments of the members are the slots of one set."""
     from laser_rl.training.vectorized import StackedPolicy, VectorizedGroup, VectorizedLearners  # noqa: PLC0415
 
     first = members[0]

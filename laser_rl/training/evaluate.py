@@ -86,20 +86,6 @@ class Unfinished(Exception):
     """An evaluation was asked to end; a part of its episodes would favour the short ones, so there is no result."""
 
 
-class Player:
-    """A policy with what it remembers of the slots it plays in: frame stacks, memory, the last action."""
-
-    def __init__(self, policy: Policy, layout: UnrollLayout, slots: int) -> None:
-        self._policy, self._layout, self._past = policy, layout, Memento.blank(layout, slots)
-
-    def __call__(self, rows: Rows) -> Array:
-        before = Memento(*(part[rows.slots] for part in self._past))
-        action, after = act_once(self._policy, self._layout, rows.observation, rows.reward, rows.is_first, before)
-        for whole, part in zip(self._past, after, strict=True):
-            whole[rows.slots] = part
-        return action
-
-
 def trained_of(member: Member, steps: int) -> Trained:
     return Trained(member.learner.network, member.config, member.spec, member.source, steps)
 
@@ -193,12 +179,17 @@ def evaluate(
                 f"{spec.action}; pass an environment like the one it was trained in"
             )
         policy = Policy(trained.network, trained.family, seed=seed, deterministic=deterministic)
-        player = Player(policy, trained.layout, slots)
+        layout = trained.layout
+        past = Memento.blank(layout, slots)  # what the policy remembers: frame stacks, memory, the last action
 
         def act(rows: Rows) -> Array:
             if not goes_on():
                 raise Unfinished
-            return player(rows)
+            before = Memento(*(part[rows.slots] for part in past))
+            action, after = act_once(policy, layout, rows.observation, rows.reward, rows.is_first, before)
+            for whole, part in zip(past, after, strict=True):
+                whole[rows.slots] = part
+            return action
 
         played = rollout(environments, act, episodes)
     return summarise_mixture(played, spec) if spec.tasks else summarise_episodes(played)
@@ -231,12 +222,12 @@ class Result:
 
     @property
     def steps(self) -> int:
-        """Steps of the slowest member."""
+        """Of the slowest member."""
         return min(member.steps for member in self.members)
 
     @property
     def updates(self) -> int:
-        """Updates of all members together."""
+        """Of all members together."""
         return sum(member.updates for member in self.members)
 
     def best(self) -> MemberResult:

@@ -145,6 +145,6 @@ def require_same(path: Path, given: SweepConfig | None, *, accept_changes: bool)
         # The same members may be named by a grid, by draws or one by one.
         if not change.allowed and change.name.partition(".")[0] not in {"grid", "random", "draws", "members"}:
             raise ConfigError(
-                f"this run was started with {change.name} = {change.before}, not {change.now}; leave the flag out or set the file back, use "
-                "'laser resume --accept-changes' to go on with what the file says, --fresh to start again, or choose another --out"
+                f"this run was started with {change.name} = {change.before}, not {change.now}; leave the flag out or set the file back, "
+                "use 'laser resume --accept-changes' to go on with what it says, --fresh to start again, or choose another --out"
             )

@@ -49,20 +49,10 @@ def film(
     short: bool = False,
     about: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Play one episode in an environment of its own and write what it looks like. The file is there whole or not at all.
+    """Play one episode and write what it looks like into *.mp4 or *.gif, whole or not at all; returns how the episode went.
 
-    Args:
-        trained: the agent that plays.
-        path: *.mp4 or *.gif.
-        task: one of those that it learned; None: the first.
-        seed: of the episode and of the actions.
-        deterministic: take the most probable action instead of a sampled one.
-        max_steps: the episode is broken off after so many.
-        short: show a minute at most, at 30 frames a second; the rest is played unseen, so that the return is known.
-        about: who made the film, for the JSON file beside it; None: there is no such file.
-
-    Returns:
-        How the episode went: return, length, whether it ended, and how many frames of it can be seen, at how many a second.
+    A `short` film shows a minute at most, at 30 frames a second; the rest is played unseen, so that the return is known. `about` says who
+    made the film, in the JSON file beside it; without it there is no such file.
     """
     if path.suffix not in {".mp4", ".gif"}:
         raise ConfigError(f"expected a video called *.mp4 or *.gif, got {path.name!r}; change its ending")
@@ -104,10 +94,7 @@ def chosen_task(environment: str, task: str | None) -> tuple[str, Mapping[str, A
 
 
 def can_be_filmed(environment: EnvironmentConfig) -> bool:
-    """Whether an environment (of a mixture the first task) says that it draws pictures.
-
-    It is built, but nothing is drawn: a picture may need a library or a graphics card whose failure ends the process.
-    """
+    """Ask an environment, without drawing: a picture may need a library or a graphics card whose failure ends the process."""
     try:
         env = _opened(environment, *chosen_task(environment.id, None))
     except UserError:

@@ -109,7 +109,7 @@ def prepare(settings: Config | SweepConfig, directory: RunDirectory | None = Non
 
 
 def _require_code(sweep: SweepConfig) -> None:
-    """Refuse code that only a file names, or that is not there, before anything is written or started."""
+    """Before anything is written or started."""
     require_trusted(*sweep.configs)
     for member in sweep.configs:
         require_relevance(member.loss.trust)

@@ -107,7 +107,6 @@ class ThreadMailbox:
         self._copies[-1].handover.await_written("the actor", "the parameters to begin with")
 
     def publish(self, parameters: Tensor, version: int) -> None:
-        """Replace the oldest."""
         with self._lock, torch.no_grad():
             copy = self._copies.popleft()
             with copy.handover.write():
@@ -213,7 +212,6 @@ class MemberGroup:
                 self._following[place][1].publish(member.learner.flat.value, member.learner.version)
 
     def actor_state(self) -> dict[str, dict[str, Any]]:
-        """Groups of tensors for a checkpoint: two an actor."""
         own = {name: actor.state_dict() for name, actor in self.actors.items()}
         return {group + name: arrays for name, groups in own.items() for group, arrays in groups.items()}
 

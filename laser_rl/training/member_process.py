@@ -51,11 +51,9 @@ class States:
         self._newest: dict[int, bytes] = {}
 
     def get(self, member: int) -> bytes | None:
-        """The newest state, whole; None if there is none yet."""
         return self._newest.get(member)
 
     def put(self, member: int, data: bytes) -> None:
-        """Publish; only the member's owner does."""
         self._newest[member] = data
 
 
@@ -80,9 +78,7 @@ class SharedStateStore(States):
         }
         self.handle, memory = shared_memory("laser-board", size_of(fields), handle)
         arrays: dict[str, NDArray[Any]] = carve(memoryview(memory), fields)
-        self.steps, self.ended, self.stop = arrays["steps"], arrays["ended"], arrays["stop"]
-        self._current, self._length, self._checksum = arrays["current"], arrays["length"], arrays["checksum"]
-        self._boxes = arrays["boxes"]
+        self.steps, self.ended, self.stop, self._current, self._length, self._checksum, self._boxes = arrays.values()
 
     def put(self, member: int, data: bytes) -> None:
         if len(data) > self.size:

@@ -75,7 +75,6 @@ class MemberTraining:
 
     @property
     def update(self) -> int:
-        """Updates so far, skipped ones included."""
         return self.member.learner.version
 
     @property
@@ -88,7 +87,7 @@ class MemberTraining:
     def done(self) -> bool:
         return self.steps >= self.target or self.budget.over
 
-    def extend(self, steps: int, stop: Stop, *, total: int | None = None) -> None:
+    def extend(self, steps: int, stop: Stop, *, total: int | None) -> None:
         self.target, self.stop, self._logged_at = self.steps + steps, stop, time.monotonic()
         self.horizon = total or self.target
 
@@ -119,7 +118,6 @@ class MemberTraining:
             self._write("episode", row)
 
     def learned(self) -> None:
-        """After every update: a row of metrics, if one is due."""
         self._tick()
         run = self.member.config.run
         enough = run.runtime == "serial" and self.update - self._logged_updates >= run.log_every_updates
@@ -194,14 +192,13 @@ class MemberTraining:
         self.evaluations.append((self.steps, result))
         low, high = result.score_ci95
         values = {
-            "mean": result.score,  # by which members are compared
+            "mean": result.score,
             "iqm": result.iqm,
             "ci95_low": low,
             "ci95_high": high,
             "episodes": result.episodes,
-            **(result.task_scores.numbers() if result.tasks else {}),
         }
-        self._announce("evaluation", values)
+        self._announce("evaluation", {**values, **(result.task_scores.numbers() if result.tasks else {})})
         return result
 
     def failed(self, error: BaseException) -> None:
@@ -214,14 +211,12 @@ class MemberTraining:
             raise self._error
 
     def standing(self) -> Standing:
-        """Where the member is, for PBT's decisions."""
         score, learner = fitness(self.window.numbers()), self.member.learner
         if learner.recovery.counts.failing or not learner.flat.value.isfinite().all():
             score = math.nan  # its returns were good, but there is nothing left to copy
         return Standing(self.member.number, self.steps, self.window.episodes, score)
 
     def result(self, settings: dict[str, Any]) -> MemberResult:
-        """How the member ended; `settings` are those in which it differs from others."""
         member, learner = self.member, self.member.learner
         return MemberResult(
             network=learner.network,
@@ -237,7 +232,6 @@ class MemberTraining:
         )
 
     def become(self, exploit: Exploit, tensors: Mapping[str, Any]) -> None:
-        """Become a changed copy of the donor, whose tensors these are."""
         self.member.learner.adopt(tensors)
         self.member.learner.tune(exploit.after)
         self.window.forget()
@@ -331,7 +325,7 @@ def evaluate_last(trainings: Sequence[MemberTraining], stop: Stop, save: Callabl
 
 @contextlib.contextmanager
 def steps_told(trainings: Sequence[MemberTraining]) -> Iterator[None]:
-    """Around acting and learning: the error of an environment that ends the run says how many steps are missing."""
+    """The error of an environment that ends the run says how many steps are missing."""
     try:
         with no_exit():
             yield

@@ -78,10 +78,7 @@ def _can_move(name: str, limits: tuple[float, float] | None) -> None:
 
 
 def paper(*, score_low: float | None = None, score_high: float | None = None) -> PbtConfig:
-    """IMPALA's numbers: a burn-in of 20 M frames (5 M steps of 4), 5,000 episodes, 5 % of the capped normalised score.
-
-    Without low and high, the scores in the standing have to be normalised ones already, such as means over several tasks.
-    """
+    """IMPALA's numbers: a burn-in of 20 M frames (5 M steps of 4), 5,000 episodes, 5 % of the capped normalised score."""
     return PbtConfig(
         burn_in_steps=5_000_000, every_episodes=5_000, margin=0.05, score_low=score_low, score_high=score_high
     )
@@ -118,7 +115,6 @@ class PbtState:
         self.random = np.random.Generator(np.random.PCG64(seed))
 
     def state_dict(self) -> dict[str, Any]:
-        """All that `load_state_dict` needs, as strict JSON: a score that is not a number is null."""
         return {
             "decided_at": list(self.decided_at),
             "history": [order_of(exploit) for exploit in self.history],
@@ -126,15 +122,9 @@ class PbtState:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the same decisions; nothing has changed if the state is refused."""
-        decided_at = [int(episodes) for episodes in state["decided_at"]]
-        if len(decided_at) != len(self.decided_at):
-            raise ConfigError(
-                f"the state is of {len(decided_at)} members, this sweep has {len(self.decided_at)}; resume with as many"
-            )
-        history = [exploit_of(record) for record in state["history"]]
+        self.decided_at = [int(episodes) for episodes in state["decided_at"]]
+        self.history = [exploit_of(record) for record in state["history"]]
         self.random.bit_generator.state = state["random"]
-        self.decided_at, self.history = decided_at, history
 
 
 def order_of(exploit: Exploit) -> dict[str, Any]:
@@ -161,12 +151,6 @@ def decide(
     """The copies that are due now, in the order in which they may be applied; also appended to the state's history.
 
     `standing` has every member, in order, and `hyper` the present values of its tuned settings.
-
-    >>> config = PbtConfig(burn_in_steps=100, every_episodes=10, margin=5.0, tuned=("learning_rate",), probability=0.0)
-    >>> standing = [Standing(0, 200, 10, 1.0), Standing(1, 200, 10, 9.0)]
-    >>> [copy] = decide(standing, [{"learning_rate": 1e-3}, {"learning_rate": 2e-3}], config, PbtState(2, seed=0))
-    >>> copy.member, copy.donor, copy.after
-    (0, 1, {'learning_rate': 0.002})
     """
     values = [{name: float(own[name]) for name in config.tuned} for own in hyper]
     scores = [normalised(row.score, config) for row in standing]

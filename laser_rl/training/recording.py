@@ -34,8 +34,6 @@ LAST_FILM_S = 60.0  # of the last parameters, when all else is done
 KILL_S = 10.0
 SAY = "laser enjoy makes one by hand"
 LOOK_S = 1.0
-MOST_STEPS = 100_000  # of an episode
-_MOST_SAID = 500
 
 
 class Recording:
@@ -70,7 +68,6 @@ class Recording:
             log.warning("the last video is left out; %s", SAY)
 
     def close(self) -> None:
-        """End it, whatever it does, and remove what it was writing."""
         self._process.kill()  # ffmpeg ends by itself when its input ends
         self._end_input()
         with contextlib.suppress(subprocess.TimeoutExpired):  # not even a process that cannot die holds the run up
@@ -84,7 +81,6 @@ class Recording:
         self._process.stdin.close()
 
     def _listen(self) -> None:
-        """Until it ends; in a thread of its own, which does nothing else."""
         assert self._process.stdout is not None  # noqa: S101
         with self._process.stdout as said:
             for line in said:
@@ -97,10 +93,7 @@ class Recording:
 def with_videos(
     go: Callable[[], Result], run_dir: Path | None, run: RunConfig, *, source: EnvironmentSource | None, network: object
 ) -> Result:
-    """Call `go`, and make videos of the checkpoints meanwhile, if the settings `run` ask for them; if they cannot be made, warn once.
-
-    `source`, if it is not the configuration's id, and `network`, a user's own, are objects that cannot be sent to another process.
-    """
+    """Call `go`, and make videos of the checkpoints meanwhile, if the settings `run` ask for them; if they cannot be made, warn once."""
     if not run.video_every_steps:
         return go()
     try:
@@ -125,12 +118,8 @@ def _start(run_dir: Path | None, run: RunConfig, source: EnvironmentSource | Non
     if importlib.util.find_spec("imageio_ffmpeg") is None:
         raise ConfigError("they need the extra 'video': pip install 'laser-rl[video]'")
     if run.checkpoint_every_steps > run.video_every_steps:
-        log.warning(
-            "videos are made of checkpoints, which are written every %s steps, so there is none every %s; "
-            "lower run.checkpoint_every_steps for more",
-            f"{run.checkpoint_every_steps:,}",
-            f"{run.video_every_steps:,}",
-        )
+        often = f"every {run.checkpoint_every_steps:,} steps, so there is none every {run.video_every_steps:,}"
+        log.warning("videos are made of checkpoints, %s; lower run.checkpoint_every_steps for more", often)
     return Recording(run_dir, run)
 
 
@@ -157,7 +146,7 @@ class VideoRecorder:
             videos.prune(self.run_dir, self.keep)
         except Exception as error:  # a film is never worth more than the run: whatever it is, it is said
             said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-            said = " ".join(said.split())[:_MOST_SAID]
+            said = " ".join(said.split())[:500]
             if said not in self._said:
                 self._said.add(said)
                 print(f"{said} (the run goes on without this one)", flush=True)
@@ -166,7 +155,10 @@ class VideoRecorder:
         """One episode of the newest checkpoint: of a sweep the best member's, of several tasks each in turn."""
         from laser_rl.training.filming import film  # noqa: PLC0415 - the run itself draws nothing
 
-        member = self._member()
+        try:
+            member = chosen_member(self.run_dir)
+        except UserError:  # no episode has ended yet
+            member = 0
         trained = load_trained(self.run_dir, member)
         torch.set_num_threads(1)
         step, tasks = trained.steps, list(tasks_of(trained.environment.id))
@@ -175,16 +167,10 @@ class VideoRecorder:
             self.run_dir / videos.FOLDER / videos.film_name(step, member),
             task=tasks[step // self.every % len(tasks)],
             seed=derive(trained.config.run.seed, f"video/{step}") % 2**31,
-            max_steps=MOST_STEPS,
+            max_steps=100_000,
             short=True,
             about={"by": videos.BY_TRAINING, "member": member},
         )
-
-    def _member(self) -> int | None:
-        try:
-            return chosen_member(self.run_dir)
-        except UserError:  # no episode has ended yet
-            return 0
 
 
 def main(start: Mapping[str, Any]) -> int:

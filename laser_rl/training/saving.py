@@ -31,7 +31,6 @@ from laser_rl.types import UnrollLayout, Unrolls
 log = logging.getLogger("laser_rl.training")
 SEGMENT_UNROLLS = 4096
 STORE_IDS = 1 << 40  # numbers of unrolls on disk that each of several stores has to itself
-_BYTES_A_MB = 1e6
 MENDED = "replay_mended"  # the event that says what is lost of a damaged replay
 Written = tuple[list[dict[str, int]], tuple[SegmentEntry, ...]]  # ids that each store holds, and the segments with them
 Tensors = Mapping[str, Mapping[str, Tensor]]
@@ -44,12 +43,10 @@ class MemberState(NamedTuple):
     numbers: dict[str, Any]  # everything else, as JSON
 
     def without_unrolls(self) -> "MemberState":
-        """The same without the unrolls that wait for an update."""
         return self._replace(tensors={**self.tensors, "mixer": {n: a[:0] for n, a in self.tensors["mixer"].items()}})
 
 
 def member_state(training: MemberTraining) -> MemberState:
-    """What a checkpoint holds of a member."""
     member, mixer = training.member, training.member.mixer.state_dict()
     tensors, learner = member.learner.state_dict()
     arrays = {name: value for name, value in mixer.items() if isinstance(value, np.ndarray)}
@@ -63,7 +60,6 @@ def member_state(training: MemberTraining) -> MemberState:
 
 
 def load_member(training: MemberTraining, tensors: Tensors, numbers: Mapping[str, Any]) -> None:
-    """Learner, mixer and counters go on exactly there."""
     load_learner(training, tensors, numbers)
     arrays = {name: tensor.numpy() for name, tensor in tensors.get("mixer", {}).items()}
     training.member.mixer.load_state_dict({**arrays, **numbers["mixer"]})
@@ -82,7 +78,6 @@ def published(training: MemberTraining) -> bytes:
 
 
 def packed(state: MemberState) -> bytes:
-    """A state as bytes; `parsed` is the inverse."""
     dense = {name: torch.as_tensor(value).detach().cpu().contiguous() for name, value in flat(state.tensors).items()}
     return safetensors.torch.save(dense, metadata={"numbers": json.dumps(state.numbers)})
 
@@ -245,9 +240,7 @@ class NoSpace(UserError):
         disk, newest = os.statvfs(run_dir), checkpoint.newest_step(run_dir)
         free = disk.f_bavail * disk.f_frsize
         before = "there is none before it" if newest is None else f"that of step {newest:,} is whole"
-        self.said = (
-            f"no space for the checkpoint of step {step:,} in {run_dir}: {error.strerror}, "
-            f"{free / _BYTES_A_MB:,.1f} MB free; {before}"
-        )
+        what = f"no space for the checkpoint of step {step:,} in {run_dir}"
+        self.said = f"{what}: {error.strerror}, {free / 1e6:,.1f} MB free; {before}"
         again = "start again" if newest is None else f"go on from there with: {command_for('resume', run_dir)}"
         super().__init__(f"{self.said}. Free some space, then {again}")

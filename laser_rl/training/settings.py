@@ -25,17 +25,7 @@ SOURCES = ("grid", "random", "members")
 Sharing = Literal["shared", "separate", "none"]
 
 
-class _ByPosition(Frozen):
-    """Its fields, in their order, may be given without their names."""
-
-    def __init__(self, *values: Any, **named: Any) -> None:
-        names = [name for name in type(self).model_fields if name != "kind"]
-        if len(values) > len(names):
-            raise TypeError(f"expected {' and '.join(names)}, got {len(values)} values: {', '.join(map(repr, values))}")
-        super().__init__(**dict(zip(names, values, strict=False)), **named)
-
-
-class _Between(_ByPosition):
+class _Between(Frozen):
     low: float
     high: float
 
@@ -64,19 +54,17 @@ class LogUniform(_Between):
     low: Annotated[float, Field(gt=0)]
 
     def at(self, share: float) -> float:
-        """The value below which `share` of all draws lie."""
         low, high = math.log(self.low), math.log(self.high)
         return min(max(math.exp(low + share * (high - low)), self.low), self.high)
 
 
-class Choice(_ByPosition):
+class Choice(Frozen):
     """One of several values, each equally likely."""
 
     kind: Literal["choice"] = "choice"
     values: Annotated[tuple[Any, ...], Field(min_length=1)]
 
     def at(self, share: float) -> Any:
-        """The value in whose part of [0, 1) `share` lies."""
         return self.values[min(int(share * len(self.values)), len(self.values) - 1)]
 
 
@@ -118,11 +106,7 @@ _SHARED = {
 
 
 def member_configs(base: Config, settings: Sequence[Mapping[str, Any]]) -> tuple[Config, ...]:
-    """The base with each member's settings and a seed of its own.
-
-    Members may differ in loss, optimiser, network (but for its memory) and the environment's options. ConfigError where a difference
-    would make their unrolls unfit for one replay, or their speeds unequal.
-    """
+    """ConfigError where a difference would make members' unrolls unfit for one replay, or their speeds unequal."""
     configs = []
     for k, own in enumerate(settings):
         configs.append(override(override(base, own), {"run.seed": member_seed(base.run.seed, k)}))
@@ -140,7 +124,7 @@ def member_configs(base: Config, settings: Sequence[Mapping[str, Any]]) -> tuple
 
 
 def member_seed(seed: int, member: int) -> int:
-    """The seed of one member: sweeps with neighbouring seeds share none."""
+    """Sweeps with neighbouring seeds share none."""
     return _number(f"{seed}/member/{member}") >> 1
 
 
@@ -149,12 +133,7 @@ def _number(key: str) -> int:
 
 
 class SweepConfig(Frozen):
-    """A base, what the members differ in, and what they share. Where nothing says what members differ in, there is one: the base itself.
-
-    >>> sweep = SweepConfig(grid={"learning_rate": [3e-4, 6e-4], "entropy_cost": [0.01]})
-    >>> sweep.settings
-    ({'learning_rate': 0.0003, 'entropy_cost': 0.01}, {'learning_rate': 0.0006, 'entropy_cost': 0.01})
-    """
+    """A base, what the members differ in, and what they share. Where nothing says what members differ in, there is one: the base itself."""
 
     base: Config = Config()
     """What all members have in common."""
@@ -207,7 +186,6 @@ class SweepConfig(Frozen):
 
     @property
     def settings(self) -> tuple[dict[str, Any], ...]:
-        """What each member differs in."""
         if self.grid:
             return tuple(grid(self.grid))
         if self.random:
@@ -216,17 +194,12 @@ class SweepConfig(Frozen):
 
     @property
     def configs(self) -> tuple[Config, ...]:
-        """A whole configuration for each member."""
-        if self.single:
-            return (self._shared_base(),)
-        return member_configs(self._shared_base(), self.settings)
-
-    def _shared_base(self) -> Config:
-        if self.share != "none" or not self.base.replay.fraction:
-            return self.base
-        batch, fraction = self.base.loss.batch_unrolls, self.base.replay.fraction
-        online = max(1, batch - int(batch * fraction + 0.5))
-        return override(self.base, {"replay.fraction": 0.0, "loss.batch_unrolls": online})
+        base, fraction = self.base, self.base.replay.fraction
+        if self.share == "none" and fraction:
+            batch = base.loss.batch_unrolls
+            online = max(1, batch - int(batch * fraction + 0.5))
+            base = override(base, {"replay.fraction": 0.0, "loss.batch_unrolls": online})
+        return (base,) if self.single else member_configs(base, self.settings)
 
 
 def with_source(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -249,8 +222,6 @@ def settings_from(values: Mapping[str, Any]) -> SweepConfig:
         sweep = SweepConfig.model_validate(values)
     except ValidationError as error:
         raise ConfigError("\n".join(_problem(item) for item in error.errors())) from None
-    except TypeError as error:  # a name that is no text, within a distribution
-        raise ConfigError(f"random: {error}, expected names such as 'low'") from None
     sweep.configs  # noqa: B018 - refused now if a member's settings cannot be
     return sweep
 

@@ -29,7 +29,6 @@ class Stop:
             self.reason = reason
 
     def interrupt(self, reason: str) -> None:
-        """Ask all parts of the run to end within seconds."""
         if self.interrupted is None:
             self.reason = reason
         self._urgent = True
@@ -55,10 +54,7 @@ class StoppedAtOnce(KeyboardInterrupt):
 
 
 def signals(stop: Stop) -> AbstractContextManager[None]:
-    """The first Ctrl-C or SIGTERM asks for an orderly end, a second of the same kind raises `StoppedAtOnce`.
-
-    A terminal that is closed asks for an orderly end too, however often: the kernel and the shell both tell of it.
-    """
+    """The first Ctrl-C or SIGTERM asks for an orderly end, a second raises `StoppedAtOnce`; a closed terminal is told of more than once."""
     heard: dict[int, float] = {}
 
     def handle(number: int) -> None:
@@ -80,10 +76,7 @@ def nothing_to_save() -> AbstractContextManager[None]:
 
 
 def deliver_again(reason: str | None) -> None:
-    """After an orderly end inside a user's program: a signal that asked for it takes the course that it would have taken without us.
-
-    Other reasons, as "a callback", are no signals.
-    """
+    """After an orderly end inside a user's program: a signal that asked for it takes the course that it would have taken without us."""
     if reason in EXIT_STATUS:
         signal.raise_signal(signal.Signals[reason])
 
@@ -106,7 +99,6 @@ def no_exit() -> Iterator[None]:
 
 
 def deaf() -> None:
-    """Signals are for the parent to handle, which then says what to do."""
     for number in WANTED:
         signal.signal(number, _unheard)
 

@@ -45,13 +45,8 @@ from laser_rl.training.trainer import Run
 
 log = logging.getLogger("laser_rl.training")
 LOOK_S = 0.1
-SURVEY_S = 2.0  # between two looks at what members have published
-READ_SHARE, READ_MOST_S = 0.05, 60.0  # of the supervisor's time, at most, for reading large states
 STOP_S = 7.0  # of the ten in which a run that was asked to stop has ended
 MOST_UPDATES = 3  # at a time on one card: 1 leaves gaps, 9 slow each other down (benchmarks/kernels.md)
-ROOM_FOR_NUMBERS = 1 << 18  # counters, windows of all tasks, settings, evaluation: up to 100 kilobytes
-BYTES_A_RETURN = 64  # in the JSON of an evaluation, generously
-ORDER_BYTES = 1 << 14  # of the copy that a member is told to make, as JSON
 REPLACE_S = 30.0  # a process that blocks the others for so long is killed and started again; others give up after 60 s
 HASTE_S = 1.0  # instead, once the run is to end
 
@@ -79,7 +74,7 @@ class SweepSupervisor(Run, ABC):
         self._states, self._others, self._callbacks = states, list(sinks), list(callbacks)
         self._ended, self._saved_end = False, False  # all members have done their steps, and that was saved
         self._offset = directory.log.path.stat().st_size  # rows before it have been passed on
-        self._surveys = DutyCycle(SURVEY_S, share=READ_SHARE, most_s=READ_MOST_S)
+        self._surveys = DutyCycle(2.0, share=0.05, most_s=60.0)  # large states are read more seldom
 
     @abstractmethod
     def _watch(self) -> bool:
@@ -90,12 +85,10 @@ class SweepSupervisor(Run, ABC):
         """All members end, of themselves or not, before the supervisor saves."""
 
     @abstractmethod
-    def _kill_all(self) -> None:
-        """At the very end, whatever it is."""
+    def _kill_all(self) -> None: ...
 
     @abstractmethod
-    def _tell(self, exploit: Exploit) -> None:
-        """A member is to copy another."""
+    def _tell(self, exploit: Exploit) -> None: ...
 
     def _pause(self) -> None:
         time.sleep(LOOK_S)
@@ -131,7 +124,6 @@ class SweepSupervisor(Run, ABC):
             self._kill_all()
 
     def _look(self) -> bool:
-        """One round; True when all members have ended."""
         if self.stop.reason is not None:
             self._stop_all()
             return True
@@ -179,7 +171,6 @@ class SweepSupervisor(Run, ABC):
             self._tell(exploit)
 
     def _survey(self) -> None:
-        """Look at what members have published: decide who copies whom, and write a row about all of them."""
         with self._surveys.measured():
             self._load_published()
             self._exploit()
@@ -191,7 +182,6 @@ class SweepSupervisor(Run, ABC):
         self._pass_rows()
 
     def _pass_rows(self) -> None:
-        """What the members wrote since the last time, to sinks and callbacks here."""
         rows, self._offset = read_from(self.directory.log.path, self._offset)
         for row in rows:
             kind: Kind = row["kind"]  # type: ignore[assignment]
@@ -263,18 +253,17 @@ class ProcessSupervisor(SweepSupervisor):
     ) -> None:
         members = build_members(sweep, shared=True)
         largest = max(len(published(MemberTraining(member))) for member in members)
-        numbers = ROOM_FOR_NUMBERS + BYTES_A_RETURN * sweep.base.run.evaluate_episodes
-        self.board = SharedStateStore(len(members), 2 * largest + numbers)
-        self.orders = SharedStateStore(len(members), ORDER_BYTES)
+        # Counters, windows of all tasks and settings take up to 100 kilobytes, a return of an evaluation less than 64 bytes.
+        numbers = (1 << 18) + 64 * sweep.base.run.evaluate_episodes
+        self.board, self.orders = (SharedStateStore(len(members), size) for size in (2 * largest + numbers, 1 << 14))
         super().__init__(sweep, directory, members, self.board, sinks=sinks, callbacks=callbacks)
         self._begin()
         self.budget.tick()  # for all processes, also those that are started again later
         on_card = count > 1 and members[0].learner.device.type == "cuda"
         self.permits = GpuSemaphore(MOST_UPDATES) if on_card else None
         self.processes = [self._process(own.tolist(), count) for own in np.array_split(np.arange(len(members)), count)]
-        self._blocking: dict[
-            int, tuple[int | None, StallWarning]
-        ] = {}  # by pid: acquisition of a lock, and for how long
+        # By pid: acquisition of a lock, and for how long.
+        self._blocking: dict[int, tuple[int | None, StallWarning]] = {}
         for store in self.stores:
             if isinstance(store.lock, SharedLock):
                 store.lock.while_waiting = self._relieve
@@ -346,9 +335,7 @@ class ProcessSupervisor(SweepSupervisor):
         while (late := [one for one in self.processes if one.ended() is None]) and time.monotonic() < deadline:
             time.sleep(LOOK_S / 5)
         for process in late:
-            log.warning(
-                "%s has not ended in %.0f s; it is killed, and what it last published is saved", process.name, STOP_S
-            )
+            log.warning("%s has not ended in %.0f s; it is killed, and its last state is saved", process.name, STOP_S)
             process.kill()  # before anything is saved: it may be in the middle of an insert
 
     def _kill_all(self) -> None:

@@ -51,7 +51,6 @@ class Run:
 
     @property
     def steps(self) -> int:
-        """Steps of the slowest member in this process."""
         return min(training.steps for training in self.trainings)
 
     @property
@@ -98,7 +97,6 @@ class Run:
         return decide([one.standing() for one in self.trainings], tuned, rule, self.pbt)
 
     def _write_sweep_row(self) -> None:
-        """Write a row about all members together; `update` counts those of all, so it grows with each of them."""
         from laser_rl.training.sweep_metrics import sweep_metrics  # noqa: PLC0415 - the run of one agent has no such rows
 
         self.write("sweep", sweep_metrics([training.member for training in self.trainings], self._survey_random))
@@ -168,7 +166,7 @@ class Trainer(Run):
         self._survey_clock = DutyCycle(base.run.log_every_s, share=SURVEY_SHARE, most_s=60.0)
         self._plan_save()
 
-    def extend(self, steps: int, *, total: int | None = None) -> None:
+    def extend(self, steps: int, *, total: int | None) -> None:
         """Go on for `steps` more, after an end; schedules go by `total`."""
         self.stop = Stop()
         for training in self.trainings:
@@ -176,7 +174,7 @@ class Trainer(Run):
         self.budget.pause()
 
     def begin_at(self, steps: int) -> None:
-        """Count on from there: the parameters to begin with have so many steps behind them."""
+        """The parameters to begin with have so many steps behind them."""
         for training in self.trainings:
             training.begin_at(steps)
         self._plan_save()
@@ -248,7 +246,6 @@ class Trainer(Run):
                 self._write_sweep_row()
 
     def announce(self, event: str) -> None:
-        """Write an event for every member and, in a sweep, for the rows about all of them."""
         for training in self.trainings:
             training.announce(event)
         if self._surveys:
@@ -261,10 +258,7 @@ class Trainer(Run):
 
 
 def run_in_turns(trainer: Trainer) -> None:
-    """The specification: act, insert, learn, one after the other, until the steps are done, the time is over or a stop is requested.
-
-    In one process the same seed gives the same bits.
-    """
+    """The specification: act, insert, learn, one after the other. In one process the same seed gives the same bits."""
     while trainer.goes_on():
         if not trainer.turn():
             trainer.pace.wait()

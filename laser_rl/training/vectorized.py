@@ -59,11 +59,9 @@ class VectorizedLearners:
         for row, learner in enumerate(learners):
             learner.flat.move(self.value[row], self.gradient[row])
             learner.optimiser.move({name: rows[row] for name, rows in self._optimiser.state.items()})
-        self._views = {
-            place.name: shaped(self.value[:, place.first : place.last], place.shape).detach()
-            for place in first.flat.places
-        }
         self._places = first.flat.places
+        rows = {place: self.value[:, place.first : place.last] for place in self._places}
+        self._views = {place.name: shaped(own, place.shape).detach() for place, own in rows.items()}
         self._all = list(range(count))
         self.family = first.family
 
@@ -160,7 +158,6 @@ class VectorizedGroup(MemberGroup):
         self._batch = allocate(first.layout, self._columns * len(members), pin=gpu, stacked=not gpu)
 
     def act(self, among: Sequence[bool]) -> Iterator[MemberSteps]:
-        """One turn of the members that are `among` those that may act, all at once."""
         versions = [member.learner.version for member in self.members]
         self.actor.versions[:] = np.repeat(versions, self._slots)
         taken = self.actor.step(np.repeat(np.asarray(among), self._slots))

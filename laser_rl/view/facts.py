@@ -31,7 +31,7 @@ _SHOWN = ("steps_per_second", "updates_per_second", "learner_wait", "memory_byte
 _TIME_DIGITS = 13  # milliseconds since 1970
 
 
-def summary(subject: Subject, *, known: float = 1.0, videos: int = 0) -> Data:
+def summary(subject: Subject, *, known: float = 1.0) -> Data:
     """How it stands now: what a page gets with every piece of news. `known` is the share of the log that has been read."""
     last = cell((subject.history.last or {}).get("time"), _TIME_DIGITS)
     leader, total = subject.best, subject.settings.get("run.steps")
@@ -51,13 +51,11 @@ def summary(subject: Subject, *, known: float = 1.0, videos: int = 0) -> Data:
         "members": [_member(subject, one) for one in subject.members],
         "faults": {short: sum(_counts(subject, name).values()) for name, (short, _) in FAULTS.items()},
         "exploits": sum(one.exploits for one in subject.members),
-        "videos": videos,
         "notices": notices(subject) if known == 1.0 else [],
     }
 
 
 def details(subject: Subject, films: Sequence[Film]) -> Data:
-    """Settings, machine, events and videos: what changes seldom."""
     leader = 0 if subject.best is None else subject.best.member
     played = subject.newest(leader, "evaluation")
     evaluation = {
@@ -108,7 +106,6 @@ def video_id(video: Film) -> str:
 
 
 def _kind(subject: Subject) -> str:
-    """One agent, or how many members share what."""
     if not subject.is_sweep:
         return "one agent"
     share = str(subject.files.sweep.get("share", "")) or "unknown"
@@ -160,10 +157,8 @@ def _state_notices(subject: Subject) -> list[list[str]]:
         return [["warning", "There are no rows yet: nothing has been learned, or the log is missing."]]
     found = []
     if subject.state == "broken off":
-        said = (
-            "The last row says neither that this is finished nor that it was stopped: nothing here is a final result."
-        )
-        found.append(["warning", said])
+        said = "neither that this is finished nor that it was stopped: nothing here is a final result."
+        found.append(["warning", f"The last row says {said}"])
     ended = {one.member: subject.newest(one.member, "train").get("episodes") for one in subject.members}
     few = {member: int(n) for member, n in ended.items() if isinstance(n, int | float) and n < _WINDOW}
     if few:

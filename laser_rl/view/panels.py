@@ -52,7 +52,6 @@ Named = tuple[str, int | None, CurveLine]  # name, member, line
 
 
 def _trained(names: Mapping[str, str], subject: Subject, asked: Asked) -> Data:
-    """Some numbers of training rows, of each member."""
     shown = list(names.items()) if len(subject.members) <= _FEW else list(names.items())[-1:]
     drawn = [line for name, label in shown for line in _of_members(subject, asked, name, label, several=len(names) > 1)]
     return chart(subject, drawn, asked)
@@ -76,12 +75,10 @@ def _episodes(subject: Subject, asked: Asked) -> Data:
 def _evaluations(subject: Subject, asked: Asked) -> Data:
     drawn: list[Named] = []
     for one in subject.members:
-        mean, low, high = (
-            subject.history.line("evaluation", one.member, name, asked.axis)
-            for name in ("mean", "ci95_low", "ci95_high")
-        )
-        known = len(mean.x) == len(low.x) == len(high.x)
+        names = ("mean", "ci95_low", "ci95_high")
+        mean, low, high = (subject.history.line("evaluation", one.member, name, asked.axis) for name in names)
         if len(mean.x):
+            known = len(mean.x) == len(low.x) == len(high.x)
             ends = (low.mean, high.mean) if known else (mean.mean, mean.mean)
             name = str(one.member) if subject.is_sweep else "evaluation"
             drawn.append((name, one.member, CurveLine(mean.x, mean.mean, *ends)))
@@ -89,7 +86,7 @@ def _evaluations(subject: Subject, asked: Asked) -> Data:
 
 
 def _tasks(subject: Subject, asked: Asked) -> Data:
-    """The best member's normalised score on each task of a mixture."""
+    """Of the best member."""
     leader = subject.best
     if leader is None or not subject.mixed:
         return chart(subject, [], asked)
@@ -146,11 +143,8 @@ def _who(subject: Subject, asked: Asked) -> Data:
 
 
 def _replay(subject: Subject, asked: Asked) -> Data:
-    return chart(
-        subject,
-        _of_sweep(subject, asked, {f"share_of_{one.member}": str(one.member) for one in subject.members}),
-        asked,
-    )
+    labels = {f"share_of_{one.member}": str(one.member) for one in subject.members}
+    return chart(subject, _of_sweep(subject, asked, labels), asked)
 
 
 def _ages(subject: Subject, asked: Asked) -> Data:
@@ -177,7 +171,6 @@ def _lineage(subject: Subject, asked: Asked) -> Data:
 
 
 def _copy_table(subject: Subject, asked: Asked) -> Data:
-    """Every exploit of population based training, the newest first."""
     columns = ["step", "member", "donor", "its score", "donor's score", "settings before", "settings after"]
     lines = []
     for one in reversed(copies(subject.rows)[-_MOST_COPIES:]):
@@ -228,12 +221,7 @@ def table(columns: Sequence[str], lines: Sequence[Sequence[Any]]) -> Data:
 
 
 def founders(history: Iterable[Copy], members: int) -> dict[int, list[tuple[int, int]]]:
-    """For each member the steps from which on it carried whose first parameters: (step, founder), starting with (0, itself).
-
-    >>> first, second = Copy(10, 1, 0, 0.0, 1.0, {}, {}), Copy(20, 2, 1, 0.0, 1.0, {}, {})
-    >>> founders([first, second], 3)[2]
-    [(0, 2), (20, 0)]
-    """
+    """For each member the steps from which on it carried whose first parameters: (step, founder), starting with (0, itself)."""
     found = {member: [(0, member)] for member in range(members)}
     for copy in history:
         found[copy.member].append((copy.step, found[copy.donor][-1][1]))
@@ -256,7 +244,6 @@ def numbers(values: Array | Iterable[float], digits: int = 6) -> list[float | No
 
 
 def cell(value: object, digits: int = 9) -> float | None:
-    """A number for JSON, or None where there is none."""
     return float(f"{value:.{digits}g}") if isinstance(value, int | float) and math.isfinite(value) else None
 
 

@@ -49,13 +49,9 @@ _SEEDS = (
 )
 _BANDS = "Lines: means over runs. Bands: lowest to highest run, where all have numbers. Of a sweep: its best member at each time."
 _SAME = "All other settings are the same in all directories. – where a directory does not say."
-_GRID = 400
-_LONGEST_NAME = 3  # settings in the name of a condition
 
 
 class _Condition(NamedTuple):
-    """Directories with the same settings."""
-
     name: str
     subjects: tuple[Subject, ...]
 
@@ -77,10 +73,7 @@ def report(*run_dirs: str | Path, out: str | Path | None = None) -> Path:
 
 
 def recorded(subjects: Sequence[Subject], beside: Path) -> Data:
-    """What the dashboard's server would answer, by address; of several directories also how they compare.
-
-    `beside` is the folder of the report, from where links to larger films lead.
-    """
+    """What the dashboard's server would answer, by address; links to larger films lead from the folder `beside`."""
     first = 1 if len(subjects) > 1 else 0
     listed = [{"run": n, "name": one.name, "state": one.state} for n, one in enumerate(subjects, start=first)]
     answers: Data = {}
@@ -131,8 +124,8 @@ def _answers(subject: Subject, number: int, beside: Path, *, alone: bool) -> Dat
     leader = best(found)
     first = list(dict.fromkeys(one for one in (*found[:1], leader) if one is not None))
     found = [*first, *(one for one in found if one not in first)][:_MOST_FILMS]
-    told = {"run": number, "version": 1, **summary(subject, videos=len(found))}
-    answers: Data = {address: told, f"{address}/details": details(subject, found)}
+    answers: Data = {address: {"run": number, "version": 1, **summary(subject)}}
+    answers[f"{address}/details"] = details(subject, found)
     for film, one in zip(found, answers[f"{address}/details"]["videos"], strict=True):
         one["src"] = _source(film, beside, embed=alone and film in first)
     members = len(subject.members)
@@ -164,7 +157,6 @@ def _digest(text: str) -> str:
 
 
 def _comparison(subjects: Sequence[Subject]) -> Iterator[tuple[Data, Data]]:
-    """The panels of the comparison: what each is called, and its data."""
     conditions, wide = _conditions_of(subjects), {"kind": "table", "wide": True}
     yield {"id": "conditions", "title": "By condition", "why": _SEEDS, **wide}, _conditions_table(conditions)
     why = "Of a sweep, the numbers of its best member."
@@ -178,7 +170,7 @@ def _comparison(subjects: Sequence[Subject]) -> Iterator[tuple[Data, Data]]:
     alone = [subject for subject in subjects if not subject.is_sweep]
     speeds = [(one.name, n, one.history.line("train", 0, "steps_per_second")) for n, one in enumerate(alone)]
     about = {"id": "compared-speed", "title": "Steps per second", "why": "Of runs of one agent.", "kind": "chart"}
-    yield {**about, "optional": True}, chart(None, [one for one in speeds if len(one[2].x)], Asked(points=_GRID))
+    yield {**about, "optional": True}, chart(None, [one for one in speeds if len(one[2].x)], Asked(points=_POINTS))
     names = _differing(subjects)
     lines = [[name, *(_told(one, name) for one in subjects)] for name in names]
     data = table(["setting", *(one.name for one in subjects)], lines)
@@ -196,7 +188,7 @@ def _conditions_of(subjects: Sequence[Subject]) -> list[_Condition]:
     found = []
     for group in groups.values():
         own = {display.last_name(name): group[0].settings.get(name) for name in names}
-        label = display.label(own) if names and len(own) <= _LONGEST_NAME else group[0].name
+        label = display.label(own) if 0 < len(own) < 4 else group[0].name  # noqa: PLR2004 - more would be no name
         found.append(_Condition(label, tuple(group)))
     if len({one.name for one in found}) < len(found):
         return [_Condition(one.subjects[0].name, one.subjects) for one in found]
@@ -237,7 +229,6 @@ def _directories_table(subjects: Sequence[Subject]) -> Data:
 
 
 def _compared(conditions: Sequence[_Condition]) -> Data:
-    """The mean of each condition, with a band from its lowest to its highest run."""
     drawn: list[Named] = []
     for colour, one in enumerate(conditions):
         curves = [curve for subject in one.subjects if len((curve := _curve(subject))[0])]
@@ -247,7 +238,7 @@ def _compared(conditions: Sequence[_Condition]) -> Data:
             drawn.append((f"{one.name} ({len(curves)} runs)", colour, line))
         else:
             drawn += [(one.name, colour, CurveLine(x, y, y, y)) for x, y in curves]
-    return chart(None, drawn, Asked(points=_GRID), bands=True)
+    return chart(None, drawn, Asked(points=_POINTS), bands=True)
 
 
 def _curve(subject: Subject) -> tuple[Array, Array]:
@@ -265,7 +256,7 @@ def _band(curves: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
     start, stop = max(steps[0] for steps, _ in curves), min(steps[-1] for steps, _ in curves)
     if stop < start:
         return np.empty(0), np.empty((len(curves), 0))
-    grid = np.linspace(start, stop, _GRID)
+    grid = np.linspace(start, stop, _POINTS)
     return grid, np.stack([np.interp(grid, steps, values) for steps, values in curves])
 
 

@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class Files(NamedTuple):
-    """What a run directory says besides its rows."""
+    """What a run directory says besides its rows; empty where a file is missing or damaged."""
 
     config: dict[str, Any]
     sweep: dict[str, Any]
@@ -42,7 +42,6 @@ class Files(NamedTuple):
 
     @classmethod
     def read(cls, run_dir: Path) -> "Files":
-        """Empty where a file is missing or damaged: a page is worth having without it."""
         return cls(read_json(run_dir / CONFIG), read_json(run_dir / SWEEP), machine.sessions(run_dir))
 
 
@@ -70,7 +69,6 @@ class Subject:
 
     @cached_property
     def members(self) -> list[MemberStanding]:
-        """How each stands; one, of a single run."""
         return standing_of(self.rows, self.files.sweep if self.is_sweep else {"settings": [{}]}, self.now)
 
     @cached_property
@@ -126,11 +124,7 @@ def subject_of(run_dir: Path, name: str | None = None) -> Subject:
 
 
 def distinct(names: Sequence[Path]) -> list[str]:
-    """Short names of directories that differ: the last part, and as many before it as are needed.
-
-    >>> distinct([Path("runs/a/x"), Path("runs/b/x")]), distinct([Path("runs/a"), Path("runs/b")])
-    (['a/x', 'b/x'], ['a', 'b'])
-    """
+    """Short names of directories that differ: the last part, and as many before it as are needed."""
     paths, count = [path.resolve() for path in names], 1
     while True:
         shortened = ["/".join(path.parts[-count:]) for path in paths]
@@ -155,7 +149,7 @@ class ViewedRun:
 
     @property
     def known(self) -> float:
-        """How much of the log has been read, from 0 to 1."""
+        """The share of the log that has been read."""
         return 1.0 if self.tail.size <= 0 else min(1.0, self.tail.offset / self.tail.size)
 
     def look(self) -> None:

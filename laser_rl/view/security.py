@@ -58,11 +58,9 @@ class Access:
         self.cookie = hmac.new(token.encode(), b"cookie", hashlib.sha256).hexdigest()
 
     def opens(self, given: list[str]) -> bool:
-        """Whether the address holds the token, once."""
         return len(given) == 1 and _same(given[0], self._token)
 
     def knows(self, cookies: str) -> bool:
-        """Whether the cookie is ours."""
         return _same(cookie_parser(cookies).get(self.cookie_name, ""), self.cookie)
 
 

@@ -59,8 +59,7 @@ class _Made(NamedTuple):
 
 
 def live_summary(run: ViewedRun) -> Data:
-    told = summary(run.subject(), known=run.known, videos=len(run.videos()))
-    return {**told, "run": run.number, "state": run.state}
+    return {**summary(run.subject(), known=run.known), "run": run.number, "state": run.state}
 
 
 def live_details(run: ViewedRun) -> Data:
@@ -74,7 +73,7 @@ class _Pages:
         self._viewed, self._files = runs, static_files()
 
     async def _static(self, request: Request) -> Response:
-        """A file of the page, from a table that was made at the start: no path of a request reaches the disk."""
+        """From a table that was made at the start: no path of a request reaches the disk."""
         name = request.path_params.get("name", "index.html")
         if name not in self._files:
             raise HTTPException(404)
@@ -99,7 +98,6 @@ class _Pages:
         return await self._answer(run, (name, asked), lambda run: PANELS[name](run.subject(), asked))
 
     def _video(self, request: Request) -> Response:
-        """A file of a run's videos, in parts if it is asked for in parts."""
         for one in self._run(request).videos():
             if video_id(one) == request.path_params["video"]:
                 with contextlib.suppress(OSError):
@@ -182,10 +180,8 @@ def serve(places: Sequence[Path], listening: socket.socket, access: Access) -> i
 def listening_socket(port: int) -> socket.socket:
     """On this machine only."""
     try:
-        if port not in range(1 << 16):
-            raise OSError("there is no such port")  # noqa: TRY301 - told like any other
         return socket.create_server((HOST, port), backlog=128)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         raise ConfigError(
             f"port {port} of {HOST} cannot be used: {error}; choose another --port, or 0 for any"
         ) from error

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from scipy import stats
 
-from laser_rl.errors import ConfigError
 from laser_rl.training.pbt import PbtConfig, PbtState, Standing, decide, normalised, paper
 
 RATE = ("learning_rate",)
@@ -209,7 +208,7 @@ def test_the_same_seed_decides_the_same_and_another_does_not():
     assert len({tuple((c.member, c.donor) for c in decided(scores, seed=s)) for s in range(20)}) > 10
 
 
-def test_a_state_is_a_copy_and_a_wrong_one_changes_nothing():
+def test_a_state_is_a_copy():
     state = PbtState(2, seed=0)
     decide(standing_of([math.nan, 9]), hyper_of(2), rule(), state)
     kept = state.state_dict()
@@ -217,12 +216,6 @@ def test_a_state_is_a_copy_and_a_wrong_one_changes_nothing():
     decide(standing_of([0, 9], episodes=99), hyper_of(2), rule(), state)
     state.history[0].after["learning_rate"] = 7.0
     assert json.dumps(kept, allow_nan=False) == text
-    before = json.dumps(state.state_dict())
-    with pytest.raises(ConfigError, match="of 3 members, this sweep has 2"):
-        state.load_state_dict(PbtState(3, seed=0).state_dict())
-    with pytest.raises(KeyError):
-        state.load_state_dict({**kept, "history": [{"number": 0}]})
-    assert json.dumps(state.state_dict()) == before
 
 
 @pytest.mark.parametrize(

@@ -209,8 +209,8 @@ def test_a_rank_that_does_not_answer_is_waited_for_by_name_and_not_for_ever(monk
 @pytest.mark.slow
 def test_ranks_die_with_rank_0(tmp_path):
     program = (
-        "import time; from tests.training.small import build_member; from tests.training.test_ranks import on\n"
-        "member = build_member(on(3, batch_unrolls=6)); print(*(one.pid for one in member.ranks._processes.values()), flush=True); time.sleep(600)"
+        "import time; from tests.training.small import build_member; from tests.training.test_ranks import on, pids_of\n"
+        "member = build_member(on(3, batch_unrolls=6)); print(*pids_of(member.ranks), flush=True); time.sleep(600)"
     )
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     pids = [int(pid) for pid in process.stdout.readline().split()]

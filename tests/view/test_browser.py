@@ -189,12 +189,14 @@ def free_port() -> int:
 
 
 def a_video(path: Path) -> None:
-    imageio = pytest.importorskip("imageio.v2", reason="needs the extra 'video'")
+    pytest.importorskip("imageio_ffmpeg", reason="needs the extra 'video'")
     import numpy as np  # noqa: PLC0415
+
+    from laser_rl.training.filming import _write_mp4  # noqa: PLC0415
 
     path.parent.mkdir(parents=True)
     frames = [np.full((64, 64, 3), 4 * n, np.uint8) for n in range(60)]
-    imageio.mimwrite(path, frames, fps=30, macro_block_size=None)
+    _write_mp4(path, iter(frames), 30)
     facts = {"by": "training", "step": 50_000, "member": 3, "return": 31.5, "length": 60}
     path.with_suffix(".json").write_text(json.dumps(facts))
 

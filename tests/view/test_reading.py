@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -17,7 +18,7 @@ from laser_rl.metrics.history import CurveLine, History, Table, aligned
 from laser_rl.metrics.log import Tail, last_row
 from laser_rl.metrics.rows import rows_in
 from laser_rl.view.panels import PANELS, Asked
-from laser_rl.view.runs import Files, Runs, Subject, ViewedRun
+from laser_rl.view.runs import Files, Runs, Subject, ViewedRun, distinct
 from laser_rl.view.server import encoded, live_details, live_summary
 from tests.view.logs import level, write_run, write_sweep
 
@@ -279,3 +280,8 @@ def test_an_exploit_that_is_the_last_row_counts_once(tmp_path):
     history.add([{"kind": "event", "step": 10, "update": 1, "time": 1.0, **told}])
     subject = Subject(tmp_path, "run", history, Files({}, {}, []), now=2.0)
     assert [one.exploits for one in subject.members] == [0, 1]
+
+
+def test_directories_of_one_name_are_told_apart_by_those_above_them():
+    assert distinct([Path("runs/a/x"), Path("runs/b/x")]) == ["a/x", "b/x"]
+    assert distinct([Path("runs/a"), Path("runs/b")]) == ["a", "b"]
