@@ -148,13 +148,6 @@ class UnrollOutbox(Protocol):
         """False if there was no room in time; the actor keeps what it has and asks again."""
 
 
-class UnrollInbox(UnrollOutbox, Protocol):
-    """From actors to the learner: bounded, first in first out."""
-
-    def take(self, timeout_s: float) -> Delivery | None:
-        """None if nothing came in time."""
-
-
 class ParameterMailbox(Protocol):
     """Where an actor finds its learner's parameters: only the newest count."""
 

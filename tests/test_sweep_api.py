@@ -142,7 +142,7 @@ def test_where_population_based_training_comes_from():
 
 
 def test_what_members_differ_in():
-    drawn = Sweep("laser/Catch", random={"entropy_cost": LogUniform(1e-3, 1e-2)}, draws=4, seed=2).config
+    drawn = Sweep("laser/Catch", random={"entropy_cost": LogUniform(low=1e-3, high=1e-2)}, draws=4, seed=2).config
     assert len({settings["entropy_cost"] for settings in drawn.settings}) == 4
     listed = Sweep("laser/Catch", members=[{"trust": "off"}, {}]).config
     assert [config.loss.trust for config in listed.configs] == ["off", "implied"]
@@ -160,7 +160,7 @@ def test_what_members_differ_in():
         ({"grid": GRID, "members": [{}]}, "got grid and members"),
         ({"grid": {"learning_rat": [1]}}, r"did you mean 'optimiser\.learning_rate'"),
         ({"grid": GRID, "discont": 0.9}, r"did you mean 'loss\.discount'"),
-        ({"random": {"entropy_cost": LogUniform(1e-3, 1e-2)}}, "random and draws belong together"),
+        ({"random": {"entropy_cost": LogUniform(low=1e-3, high=1e-2)}}, "random and draws belong together"),
         ({"grid": GRID, "share_replay": "all"}, "share_replay is 'all': expected True"),
         ({"grid": GRID, "recipe": "nothing"}, "there is no recipe 'nothing'"),
     ],

@@ -16,20 +16,7 @@ from laser_rl.envs.records import Environments, EnvironmentSpec
 from laser_rl.errors import ConfigError
 from laser_rl.networks.build import TorsoSource, family_of
 from laser_rl.replay.store import Replay
-from laser_rl.training.build import (
-    EnvironmentSource,
-    Member,
-    acting_copy,
-    build_learner,
-    build_mixer,
-    build_replay,
-    derive,
-    device_of,
-    layout_of,
-    open_environments,
-    slots_of,
-    threads_of,
-)
+from laser_rl.training import build
 from laser_rl.training.evaluate import spec_of
 from laser_rl.training.member_group import MemberGroup
 from laser_rl.training.saving import earlier_members
@@ -45,7 +32,7 @@ STACKABLE = {*(f"loss.{name}" for name in ROWWISE), "loss.trust_bound", "optimis
 
 def build_group(
     sweep: SweepConfig,
-    source: EnvironmentSource | None = None,
+    source: build.EnvironmentSource | None = None,
     torso: TorsoSource | None = None,
     *,
     numbers: Sequence[int] | None = None,
@@ -66,9 +53,9 @@ def build_group(
         if sweep.single:
             # Opened first and once: a user may have handed in an environment that exists already.
             config = sweep.base
-            seed, lockstep = derive(config.run.seed, f"environments{after}"), config.run.runtime == "serial"
+            seed, lockstep = build.derive(config.run.seed, f"environments{after}"), config.run.runtime == "serial"
             what = config.environment.id if source is None else source
-            opened = open_environments(what, config.environment, seed=seed, lockstep=lockstep)
+            opened = build.open_environments(what, config.environment, seed=seed, lockstep=lockstep)
             failed.callback(opened.close)
         spec = None if opened is None else opened.spec
         members = build_members(sweep, source, torso, numbers=numbers, stores=stores, spec=spec, ranks=True)
@@ -84,7 +71,7 @@ def build_group(
 
 def build_members(
     sweep: SweepConfig,
-    source: EnvironmentSource | None = None,
+    source: build.EnvironmentSource | None = None,
     torso: TorsoSource | None = None,
     *,
     numbers: Sequence[int] | None = None,
@@ -92,11 +79,11 @@ def build_members(
     shared: bool = False,
     spec: EnvironmentSpec | None = None,
     ranks: bool = False,
-) -> list[Member]:
+) -> list[build.Member]:
     """Members without actors. Processes of a run share its replay (`shared`). With `ranks`, other devices learn too, if settings say so."""
     every = sweep.configs
     source = every[0].environment.id if source is None else source
-    if not sweep.single and slots_of(source) is not None:
+    if not sweep.single and build.slots_of(source) is not None:
         raise ConfigError("members cannot share an environment that exists already; hand in its id or constructor")
     if not sweep.single and isinstance(torso, torch.nn.Module):
         raise ConfigError("members cannot share one module; hand in its class, or a function that makes one")
@@ -104,40 +91,41 @@ def build_members(
     spec, layout = one_layout({0: every[0], **configs}, source, spec)
     replays: Sequence[Replay | None] = stores or []
     if stores is None and sweep.share == "separate":
-        replays = [build_replay(config, layout, shared=shared) for config in configs.values()]
+        replays = [build.build_replay(config, layout, shared=shared) for config in configs.values()]
     elif stores is None:
-        replays = [build_replay(next(iter(configs.values())), layout, shared=shared)] * len(configs)
+        replays = [build.build_replay(next(iter(configs.values())), layout, shared=shared)] * len(configs)
     sources, team = len(every) + earlier_members(every[0]), None
     if ranks and sweep.single and every[0].run.devices > 1:
         from laser_rl.training.ranks import Ranks  # noqa: PLC0415 - an agent on one device never needs it
 
-        team = Ranks(every[0], spec, layout, device_of(every[0].run.device), torso=torso, sources=sources)
+        team = Ranks(every[0], spec, layout, build.device_of(every[0].run.device), torso=torso, sources=sources)
     members = []
     with contextlib.ExitStack() as failed:
         if team is not None:
             failed.callback(team.close)
         for (number, config), replay in zip(configs.items(), replays, strict=True):
-            learner = build_learner(config, spec, torso, sources=sources, team=ALONE if team is None else team.team)
-            mixer = build_mixer(config, layout, replay)
-            members.append(Member(config, source, layout, spec, learner, replay, mixer, number, team))
+            side = ALONE if team is None else team.team
+            learner = build.build_learner(config, spec, torso, sources=sources, team=side)
+            mixer = build.build_mixer(config, layout, replay)
+            members.append(build.Member(config, source, layout, spec, learner, replay, mixer, number, team))
         failed.pop_all()
     if sweep.pbt is not None:
         _require_copies(members)
-    torch.set_num_threads(threads_of(every[0], members[0].learner.network))
+    torch.set_num_threads(build.threads_of(every[0], members[0].learner.network))
     return members
 
 
 def one_layout(
-    configs: Mapping[int, Config], source: EnvironmentSource, spec: EnvironmentSpec | None = None
+    configs: Mapping[int, Config], source: build.EnvironmentSource, spec: EnvironmentSpec | None = None
 ) -> tuple[EnvironmentSpec, UnrollLayout]:
     """What these members, by their numbers, see and do, and the shape of their unrolls; ConfigError if that is not the same for all."""
     (number, config), *others = configs.items()
     spec = spec_of(source, config) if spec is None else spec
-    layout = layout_of(spec, family_of(spec.action), config)
+    layout = build.layout_of(spec, family_of(spec.action), config)
     for other, its in others:
         own = spec if its.environment == config.environment else spec_of(source, its)
         same = (own.observation, own.action, own.tasks) == (spec.observation, spec.action, spec.tasks)
-        if not same or layout_of(own, family_of(own.action), its) != layout:
+        if not same or build.layout_of(own, family_of(own.action), its) != layout:
             raise ConfigError(
                 f"member {other} has {own.observation} and {own.action}, member {number} {spec.observation} and {spec.action}; all members "
                 "share one replay, and its unrolls have one shape: set environment.options in the base configuration"
@@ -145,7 +133,7 @@ def one_layout(
     return spec, layout
 
 
-def _require_copies(members: Sequence[Member]) -> None:
+def _require_copies(members: Sequence[build.Member]) -> None:
     """Refused at the start: the first copy would fail, perhaps hours later."""
     both = [{**one.learner.network.state_dict(), **one.learner.optimiser.state} for one in members]
     shapes = [{name: tensor.shape for name, tensor in tensors.items()} for tensors in both]
@@ -157,7 +145,7 @@ def _require_copies(members: Sequence[Member]) -> None:
             )
 
 
-def _to_stack(sweep: SweepConfig, members: Sequence[Member]) -> bool:
+def _to_stack(sweep: SweepConfig, members: Sequence[build.Member]) -> bool:
     """Whether these members are computed together; ConfigError if that is asked for and cannot be."""
     if sweep.stack == "off" or (len(members) == 1 and sweep.stack != "on"):
         return False
@@ -175,15 +163,15 @@ def _to_stack(sweep: SweepConfig, members: Sequence[Member]) -> bool:
     return possible
 
 
-def _vectorized(sweep: SweepConfig, members: Sequence[Member], after: str) -> MemberGroup:
+def _vectorized(sweep: SweepConfig, members: Sequence[build.Member], after: str) -> MemberGroup:
     from laser_rl.training.vectorized import StackedPolicy, VectorizedGroup, VectorizedLearners  # noqa: PLC0415
 
     first = members[0]
-    slots, seed = first.config.environment.slots, derive(sweep.base.run.seed, f"crew/{first.number}")
+    slots, seed = first.config.environment.slots, build.derive(sweep.base.run.seed, f"crew/{first.number}")
     stack = VectorizedLearners([member.learner for member in members])
-    policy = StackedPolicy(stack, slots, seed=derive(seed, f"actions{after}"))
-    seed, config = derive(seed, f"environments{after}"), first.config.environment
-    environments = open_environments(first.source, config, seed=seed, lockstep=True, slots=slots * len(members))
+    policy = StackedPolicy(stack, slots, seed=build.derive(seed, f"actions{after}"))
+    seed, config = build.derive(seed, f"environments{after}"), first.config.environment
+    environments = build.open_environments(first.source, config, seed=seed, lockstep=True, slots=slots * len(members))
     actor = Actor(environments, policy, first.layout, member=np.repeat([one.number for one in members], slots))
     for member in members:
         member.actor = actor
@@ -192,7 +180,7 @@ def _vectorized(sweep: SweepConfig, members: Sequence[Member], after: str) -> Me
 
 def _sequential(
     sweep: SweepConfig,
-    members: Sequence[Member],
+    members: Sequence[build.Member],
     torso: TorsoSource | None,
     permits: "GpuSemaphore | None",
     after: str,
@@ -211,12 +199,12 @@ def _sequential(
         for member in members:
             config, environments = member.config, opened
             if environments is None:
-                seed = derive(config.run.seed, f"environments{after}")
-                environments = open_environments(member.source, config.environment, seed=seed, lockstep=lockstep)
+                seed = build.derive(config.run.seed, f"environments{after}")
+                environments = build.open_environments(member.source, config.environment, seed=seed, lockstep=lockstep)
                 failed.callback(environments.close)
             if threaded or (gpu and not sweep.single):
-                member.acting = acting_copy(member, torso)
-            policy = Policy(member.acting, member.learner.family, seed=derive(config.run.seed, f"actions{after}"))
+                member.acting = build.acting_copy(member, torso)
+            policy = Policy(member.acting, member.learner.family, seed=build.derive(config.run.seed, f"actions{after}"))
             member.actor = Actor(environments, policy, member.layout, member=member.number)
         failed.pop_all()
     return MemberGroup(members, permits, threaded=threaded)

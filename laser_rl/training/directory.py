@@ -1,6 +1,7 @@
 """A run directory: settings, metrics, checkpoints of all members, replay; in formats that other programs can read."""
 
 import contextlib
+import functools
 import json
 import logging
 import re
@@ -18,17 +19,8 @@ from laser_rl.errors import ConfigError, is_full, shortened
 from laser_rl.metrics import machine, videos
 from laser_rl.metrics.log import FILE, MetricsLog
 from laser_rl.replay.store import Replay
+from laser_rl.training import saving
 from laser_rl.training.files import CONFIG, LIMIT_BYTES, SETTINGS, SWEEP, described, read_sweep, require_same
-from laser_rl.training.saving import (
-    MENDED,
-    MemberState,
-    NoSpace,
-    Segments,
-    Written,
-    fill_stores,
-    load_member,
-    member_state,
-)
 from laser_rl.training.settings import SweepConfig
 from laser_rl.training.trainer import Run, Trainer
 from laser_rl.types import UnrollLayout
@@ -75,19 +67,19 @@ class RunDirectory:
         except BaseException:
             self._lock.release()
             raise
-        self._segments: dict[int, Segments] = {}
+        self._segments: dict[int, saving.Segments] = {}
 
     def save(self, trainer: Trainer) -> Path:
         """A checkpoint of all members: new unrolls become segments, everything else one folder. `NoSpace` if the disk is full."""
-        states, layout = [member_state(training) for training in trainer.trainings], trainer.group.members[0].layout
-        actors = trainer.group.actor_state()
-        return self.write(trainer, states, lambda: self.write_stores(trainer.stores, layout), actors)
+        states = [saving.member_state(training) for training in trainer.trainings]
+        replays = functools.partial(self.write_stores, trainer.stores, trainer.group.members[0].layout)
+        return self.write(trainer, states, replays, trainer.group.actor_state())
 
     def write(
         self,
         run: Run,
-        states: Sequence[MemberState],
-        write_replays: Callable[[], Written],
+        states: Sequence[saving.MemberState],
+        write_replays: Callable[[], saving.Written],
         actors: Mapping[str, Mapping[str, Any]],
     ) -> Path:
         """Whole or not at all: a file that `write_replays` writes is removed again if the checkpoint fails."""
@@ -105,7 +97,7 @@ class RunDirectory:
             for files in self._segments.values():
                 files.revert()
             if isinstance(error, OSError) and is_full(error):
-                raise NoSpace(self.path, step, error) from error
+                raise saving.NoSpace(self.path, step, error) from error
             raise
 
     def restore(self, trainer: Trainer) -> bool:
@@ -118,19 +110,18 @@ class RunDirectory:
         with fitting(loaded.path):
             mended = self.fill(trainer.stores, trainer.group.members[0].layout, loaded)
             for number, member in enumerate(trainer.trainings):
-                load_member(member, grouped(loaded.tensors[member_name(number)]), loaded.state["members"][number])
+                tensors = grouped(loaded.tensors[member_name(number)])
+                saving.load_member(member, tensors, loaded.state["members"][number])
             lost = trainer.group.load_actors(loaded.tensors)
             trainer.load_state_dict(loaded.state["trainer"])
         if lost:
-            log.warning(
-                "%d open episodes could not be rebuilt and start anew; the run goes on, but not bit for bit", lost
-            )
+            log.warning("%d open episodes could not be rebuilt; the run goes on with new ones, not bit for bit", lost)
         trainer.announce("resumed")
         if mended is not None:
-            trainer.write("event", {"event": MENDED, **mended.values})
+            trainer.write("event", {"event": saving.MENDED, **mended.values})
         return True
 
-    def write_stores(self, stores: Sequence[Replay], layout: UnrollLayout) -> Written:
+    def write_stores(self, stores: Sequence[Replay], layout: UnrollLayout) -> saving.Written:
         ids = [self._files_of(number, layout).write(store) for number, store in enumerate(stores)]
         return ids, self.segments()
 
@@ -139,18 +130,19 @@ class RunDirectory:
 
     def fill(self, stores: Sequence[Replay], layout: UnrollLayout, loaded: Loaded) -> Mended | None:
         ids = loaded.state["replays"]
-        return fill_stores(loaded, [(self._files_of(n, layout), store, ids[n]) for n, store in enumerate(stores)])
+        every = [(self._files_of(number, layout), store, ids[number]) for number, store in enumerate(stores)]
+        return saving.fill_stores(loaded, every)
 
     def close(self) -> None:
         self.log.close()
         self._lock.release()
 
-    def keep(self, store: int, files: Segments) -> None:
+    def keep(self, store: int, files: saving.Segments) -> None:
         """Put files of a store that another process writes into every checkpoint from now on; they go back with one that fails."""
         self._segments[store] = files
 
-    def _files_of(self, store: int, layout: UnrollLayout) -> Segments:
-        return self._segments.setdefault(store, Segments(self.path, layout, store))
+    def _files_of(self, store: int, layout: UnrollLayout) -> saving.Segments:
+        return self._segments.setdefault(store, saving.Segments(self.path, layout, store))
 
 
 def _require_usable(path: Path, settings: str | None, *, fresh: bool) -> None:

@@ -26,17 +26,7 @@ from laser_rl.metrics.standing import best, standing
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.networks.build import family_of
 from laser_rl.ops.distributions import Family
-from laser_rl.training.build import (
-    EnvironmentSource,
-    Member,
-    another,
-    device_of,
-    layout_of,
-    open_environments,
-    seeded_network,
-    slots_of,
-    threads_of,
-)
+from laser_rl.training import build
 from laser_rl.training.files import command_for, is_sweep, read_sweep
 from laser_rl.training.pbt import Exploit
 from laser_rl.types import Array, UnrollLayout
@@ -52,7 +42,7 @@ class Trained:
     network: AgentNetwork
     config: Config
     spec: EnvironmentSpec
-    source: EnvironmentSource
+    source: build.EnvironmentSource
     steps: int
 
     @property
@@ -61,7 +51,7 @@ class Trained:
 
     @property
     def layout(self) -> UnrollLayout:
-        return layout_of(self.spec, self.family, self.config)
+        return build.layout_of(self.spec, self.family, self.config)
 
     @property
     def environment(self) -> EnvironmentConfig:
@@ -86,7 +76,21 @@ class Unfinished(Exception):
     """An evaluation was asked to end; a part of its episodes would favour the short ones, so there is no result."""
 
 
-def trained_of(member: Member, steps: int) -> Trained:
+class Player:
+    """A policy with what it remembers of the slots it plays in: frame stacks, memory, the last action."""
+
+    def __init__(self, policy: Policy, layout: UnrollLayout, slots: int) -> None:
+        self._policy, self._layout, self._past = policy, layout, Memento.blank(layout, slots)
+
+    def __call__(self, rows: Rows) -> Array:
+        before = Memento(*(part[rows.slots] for part in self._past))
+        action, after = act_once(self._policy, self._layout, rows.observation, rows.reward, rows.is_first, before)
+        for whole, part in zip(self._past, after, strict=True):
+            whole[rows.slots] = part
+        return action
+
+
+def trained_of(member: build.Member, steps: int) -> Trained:
     return Trained(member.learner.network, member.config, member.spec, member.source, steps)
 
 
@@ -94,7 +98,7 @@ def load_trained(run_dir: Path, member: str | int | None = None) -> Trained:
     """What the newest checkpoint of a run or of a sweep holds for a `chosen_member`; no replay is loaded."""
     number = chosen_member(run_dir, member)
     # Played where we are, not where it was trained.
-    return trained_from(newest(run_dir), read_sweep(run_dir).configs[number or 0], number, device_of("auto"))
+    return trained_from(newest(run_dir), read_sweep(run_dir).configs[number or 0], number, build.device_of("auto"))
 
 
 def newest(run_dir: Path) -> Loaded:
@@ -107,9 +111,9 @@ def newest(run_dir: Path) -> Loaded:
     return loaded
 
 
-def spec_of(source: EnvironmentSource, config: Config) -> EnvironmentSpec:
+def spec_of(source: build.EnvironmentSource, config: Config) -> EnvironmentSpec:
     """What an environment looks like; it is opened once to be looked at, in as few slots as it can be."""
-    environments = open_environments(source, config.environment, seed=0, lockstep=True, slots=task_count(source))
+    environments = build.open_environments(source, config.environment, seed=0, lockstep=True, slots=task_count(source))
     environments.close()
     return environments.spec
 
@@ -122,11 +126,11 @@ def spec_in(loaded: Loaded, number: int | None) -> EnvironmentSpec:
 
 def trained_from(loaded: Loaded, config: Config, number: int | None, device: torch.device) -> Trained:
     spec = spec_in(loaded, number)
-    network = seeded_network(config, spec, None).to(device)
+    network = build.seeded_network(config, spec, None).to(device)
     with fitting(loaded.path):
         load_network(network, grouped(loaded.tensors[member_name(number or 0)])["network"])
     require_finite(loaded.path, network)
-    torch.set_num_threads(threads_of(config, network))
+    torch.set_num_threads(build.threads_of(config, network))
     return Trained(network, config, spec, config.environment.id, loaded.step)
 
 
@@ -167,10 +171,10 @@ def evaluate(
     The same seed gives the same result. `Unfinished` as soon as it no longer `goes_on`. Of a mixture, every task is played as often: more
     than `episodes` are played if its tasks cannot share so many evenly.
     """
-    tasks, source = task_count(trained.source), another(trained.source)
+    tasks, source = task_count(trained.source), build.another(trained.source)
     episodes = -(-episodes // tasks) * tasks
-    slots = slots_of(source) or min(episodes, max(1, SLOTS // tasks) * tasks)
-    environments = open_environments(source, trained.environment, seed=seed, lockstep=True, slots=slots)
+    slots = build.slots_of(source) or min(episodes, max(1, SLOTS // tasks) * tasks)
+    environments = build.open_environments(source, trained.environment, seed=seed, lockstep=True, slots=slots)
     with contextlib.closing(environments):
         spec, known = environments.spec, trained.spec
         if (spec.observation, spec.action) != (known.observation, known.action):
@@ -179,23 +183,18 @@ def evaluate(
                 f"{spec.action}; pass an environment like the one it was trained in"
             )
         policy = Policy(trained.network, trained.family, seed=seed, deterministic=deterministic)
-        layout = trained.layout
-        past = Memento.blank(layout, slots)  # what the policy remembers: frame stacks, memory, the last action
+        player = Player(policy, trained.layout, slots)
 
         def act(rows: Rows) -> Array:
             if not goes_on():
                 raise Unfinished
-            before = Memento(*(part[rows.slots] for part in past))
-            action, after = act_once(policy, layout, rows.observation, rows.reward, rows.is_first, before)
-            for whole, part in zip(past, after, strict=True):
-                whole[rows.slots] = part
-            return action
+            return player(rows)
 
         played = rollout(environments, act, episodes)
     return summarise_mixture(played, spec) if spec.tasks else summarise_episodes(played)
 
 
-def task_count(source: EnvironmentSource) -> int:
+def task_count(source: build.EnvironmentSource) -> int:
     """How many tasks an environment is a mixture of: the fewest slots in which it can be played."""
     return len(tasks_of(source)) if isinstance(source, str) else 1
 

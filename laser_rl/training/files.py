@@ -141,10 +141,12 @@ def require_same(path: Path, given: SweepConfig | None, *, accept_changes: bool)
             f"this sweep was started with {len(stored.settings)} members {list(stored.settings)}, not with {list(sweep.settings)}; "
             "use --fresh to start again, or choose another --out"
         )
-    for change in _differences(stored, sweep):
-        # The same members may be named by a grid, by draws or one by one.
-        if not change.allowed and change.name.partition(".")[0] not in {"grid", "random", "draws", "members"}:
-            raise ConfigError(
-                f"this run was started with {change.name} = {change.before}, not {change.now}; leave the flag out or set the file back, "
-                "use 'laser resume --accept-changes' to go on with what it says, --fresh to start again, or choose another --out"
-            )
+    # The same members may be named by a grid, by draws or one by one.
+    named = {"grid", "random", "draws", "members"}
+    found = [one for one in _differences(stored, sweep) if not one.allowed and one.name.partition(".")[0] not in named]
+    if found:
+        said = "; ".join(f"{one.name} = {one.before}, not {one.now}" for one in found)
+        raise ConfigError(
+            f"this run was started with {said}; leave the flag out or set the file back, use 'laser resume --accept-changes' to go on with "
+            "what the file says, --fresh to start again, or choose another --out"
+        )

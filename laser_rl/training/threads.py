@@ -28,16 +28,7 @@ from laser_rl.training.member_training import MemberTraining
 from laser_rl.training.stall import GIVE_UP_S, PATIENCE_S, Gate, StallWarning, join
 from laser_rl.training.stop import FINISHED
 from laser_rl.training.trainer import Trainer
-from laser_rl.types import (
-    Batch,
-    Delivery,
-    Episode,
-    ParameterMailbox,
-    StopSignal,
-    UnrollInbox,
-    UnrollOutbox,
-    empty_unrolls,
-)
+from laser_rl.types import Batch, Delivery, Episode, ParameterMailbox, StopSignal, UnrollOutbox, empty_unrolls
 
 PACED_S = 0.0005  # between two looks at the steps of others
 
@@ -117,7 +108,7 @@ class ThreadInbox:
 class BatchSource:
     """Fills batches from the inbox, in the thread that gathers ahead; ends after the actor has ended and nothing is left."""
 
-    def __init__(self, training: MemberTraining, inbox: UnrollInbox, acting: threading.Event, lock: Gate) -> None:
+    def __init__(self, training: MemberTraining, inbox: ThreadInbox, acting: threading.Event, lock: Gate) -> None:
         self._training, self._inbox, self._acting, self._lock = training, inbox, acting, lock
         self.sent: deque[Delivery] = deque()  # what the actor has handed over and the mixer has not got yet
         self._waiting = StallWarning("the learner", "unrolls from the actor")

@@ -5,7 +5,7 @@ import hashlib
 from laser_rl.cluster.shard import ShardPlan
 from laser_rl.cluster.sharded import ShardedReplay
 from laser_rl.replay.encoded_unrolls import seal
-from laser_rl.training import build_group, trainer
+from laser_rl.training import build, trainer
 from tests.cluster.raylets import NearShard, send
 from tests.training.small import finish, small
 
@@ -33,7 +33,7 @@ def test_serial_over_one_shard_gives_the_same_parameters(monkeypatch):
         shards.append(NearShard(ShardPlan(layout, config.replay.capacity_steps, number=0)))
         return WrittenReplay(layout, lambda: shards, ahead=0)
 
-    monkeypatch.setattr(build_group, "build_replay", sharded)
+    monkeypatch.setattr(build, "build_replay", sharded)
     monkeypatch.setattr(trainer, "stores_of", lambda members: [])  # of a Replay, to be filled from an earlier run
     found, versions, replay = learned(config)
     assert isinstance(replay, WrittenReplay)
