@@ -40,11 +40,9 @@ def build_group(
     permits: "GpuSemaphore | None" = None,
     begun: int = 0,
 ) -> MemberGroup:
-    """All members of a run, or those with these `numbers`, with their environments.
+    """All members of a run, or those with these `numbers`, with their environments; their replays are in `stores`, if these exist already.
 
-    `source` and `torso` are played and trained instead of what the configuration names. The replay of each member is in `stores`, if it
-    exists already. Updates need `permits` where other processes use the same card. The members have `begun` steps behind them if the
-    process that made them is gone with its open episodes and its random numbers. The seeds then are others: the same would play the first
+    Members have `begun` steps behind them if the process that made these is gone. The seeds then are others: the same would play the first
     episodes again, and put them into the replay twice.
     """
     after = f"/{begun}" if begun else ""
@@ -186,12 +184,9 @@ def _sequential(
     after: str,
     opened: Environments | None,
 ) -> MemberGroup:
-    """Each with environments of its own, which may be `opened` already.
-
-    The only member of a process acts in a thread of its own if the runtime is "local", with a network of its own. Of members that take
-    turns, acting must not wait for updates under way on a GPU, so it has a network of its own there too. Where there are `permits`, other
-    processes use the card while this one's emulators work: one large group of slots is decided for faster than two small ones.
-    """
+    # The only member of a process acts in a thread of its own if the runtime is "local", with a network of its own. Of members that take
+    # turns, acting must not wait for updates under way on a GPU, so it has a network of its own there too. Where there are `permits`, other
+    # processes use the card while this one's emulators work: one large group of slots is decided for faster than two small ones.
     gpu = members[0].learner.device.type == "cuda"
     threaded = members[0].config.run.runtime == "local" and len(members) == 1 and permits is None
     lockstep = not threaded and (not gpu or permits is not None)

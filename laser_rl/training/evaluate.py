@@ -166,11 +166,7 @@ def chosen_member(run_dir: Path, member: str | int | None = None) -> int | None:
 def evaluate(
     trained: Trained, *, episodes: int, deterministic: bool, seed: int, goes_on: Callable[[], bool] = lambda: True
 ) -> EvalResult:
-    """Play whole episodes in fresh environments, or where there is only one that exists, in that one (`another`).
-
-    The same seed gives the same result. `Unfinished` as soon as it no longer `goes_on`. Of a mixture, every task is played as often: more
-    than `episodes` are played if its tasks cannot share so many evenly.
-    """
+    """Play whole episodes; `Unfinished` as soon as it no longer `goes_on`. Every task is played as often: there may be more `episodes`."""
     tasks, source = task_count(trained.source), build.another(trained.source)
     episodes = -(-episodes // tasks) * tasks
     slots = build.slots_of(source) or min(episodes, max(1, SLOTS // tasks) * tasks)

@@ -43,11 +43,7 @@ def train(
     elsewhere: Elsewhere | None = None,
     **around: Unpack[Around],
 ) -> Result:
-    """Train one agent, or all members of a sweep, until their steps are done.
-
-    The run goes on from the newest checkpoint of `directory`, if there is one. It runs on this machine unless
-    `elsewhere` says otherwise, as `cluster.launch.on_cluster` does. The environments are closed at the end, whatever the end is.
-    """
+    """Train until the steps of all members are done, from the newest checkpoint of `directory` on, if there is one."""
     sweep = SweepConfig(base=settings) if isinstance(settings, Config) else settings
     _require_code(sweep)
 
@@ -71,10 +67,7 @@ def _train_in_processes(sweep: SweepConfig, directory: RunDirectory | None, **ar
 
 
 def _train_here(sweep: SweepConfig, directory: RunDirectory | None, **around: Unpack[Around]) -> Result:
-    """Where other devices learn with an agent and one of them is lost, all is built again, and goes on from the newest checkpoint.
-
-    What a broken update left in the memory of a card is not to be trusted.
-    """
+    """If a device that learns too is lost, all is built again: what a broken update left in the memory of a card is not to be trusted."""
     lost, lost_at = 0, -1
     while True:
         trainer = prepare(sweep, directory, **around)
@@ -143,9 +136,6 @@ def act_and_learn(trainer: Trainer) -> None:
 
 
 def process_count(sweep: SweepConfig) -> int:
-    """Over how many processes of their own members are spread; 0: none, all run in this one.
-
-    One agent has a process if more than one is asked for: it is started again if it dies.
-    """
+    """0: all members run in this process. One agent has one if more are asked for: it is started again if it dies."""
     count = min(sweep.processes or len(os.sched_getaffinity(0)), len(sweep.settings))
     return count if count > 1 or sweep.processes > 1 else 0

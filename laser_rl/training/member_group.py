@@ -156,10 +156,7 @@ class MemberGroup:
 
     @functools.cached_property
     def _batches(self) -> dict[int, deque[PinnedBatch]]:
-        """For each size of a batch: in a larger one, columns of another member would be left over and learned from.
-
-        On a GPU a second one is filled and uploaded while the update from the first is under way.
-        """
+        """For each size of a batch: in a larger one, columns of another member would be left over and learned from."""
         stream = own_stream(self.members[0].learner.device, "uploading")
         count = 1 if stream is None else 2
         sizes = {member.config.loss.batch_unrolls: member for member in self.members}

@@ -140,10 +140,7 @@ class GpuSemaphore:
 
 
 class ProcessTrainer(Trainer):
-    """The members of this process on their way; checkpoints, decisions and rows about all members are the parent's.
-
-    The `board` has the newest states of all members, `orders` the newest copy that each member is told to make.
-    """
+    """The members of this process. The `board` has the newest states of all members, `orders` the copies that they are told to make."""
 
     def __init__(self, *arguments: Any, board: SharedStateStore, orders: SharedStateStore, **named: Any) -> None:
         super().__init__(*arguments, steps=board.steps, **named)
@@ -191,10 +188,7 @@ class ProcessTrainer(Trainer):
                 self.board.put(training.member.number, published(training))
 
     def go_on(self) -> None:
-        """Load the newest states of the members here; steps that were made are made, whatever of their learning was lost.
-
-        All environments are reset, also after a process that died: nothing of its open episodes is known.
-        """
+        """Load the newest states of the members here, and reset all environments; steps that were made are made, whatever was learned."""
         for place, training in enumerate(self.trainings):
             data, made = self.board.get(training.member.number), int(self.board.steps[training.member.number])
             if data is None:

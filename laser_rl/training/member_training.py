@@ -298,10 +298,7 @@ def held(locks: Locks) -> Iterator[None]:
 
 
 def evaluate_last(trainings: Sequence[MemberTraining], stop: Stop, save: Callable[[], object]) -> None:
-    """Play with what members have at their end, unless that was done already or a stop is requested.
-
-    What they have learned is saved before: an evaluation that fails, or is killed, must not cost a run that is done.
-    """
+    """Save before: an evaluation that fails, or is killed, must not cost a run that is done."""
     due = [one for one in trainings if not one.evaluations or one.evaluations[-1][0] < one.steps]
     if not due or stop.interrupted is not None:
         return

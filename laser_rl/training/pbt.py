@@ -148,10 +148,7 @@ def normalised(score: float, config: PbtConfig) -> float:
 def decide(
     standing: Sequence[Standing], hyper: Sequence[Mapping[str, float]], config: PbtConfig, state: PbtState
 ) -> list[Exploit]:
-    """The copies that are due now, in the order in which they may be applied; also appended to the state's history.
-
-    `standing` has every member, in order, and `hyper` the present values of its tuned settings.
-    """
+    """The copies that are due now, in the order in which they may be applied; `hyper` are the present values of tuned settings."""
     values = [{name: float(own[name]) for name in config.tuned} for own in hyper]
     scores = [normalised(row.score, config) for row in standing]
     donors = {row.member for row in standing if row.steps >= config.burn_in_steps and math.isfinite(row.score)}

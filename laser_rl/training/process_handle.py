@@ -44,10 +44,7 @@ def start_child(
     env: Mapping[str, str] | None = None,
     **pipes: Any,
 ) -> "subprocess.Popen[bytes]":
-    """Start `main(start)` of a module of this package, with `start` as JSON, in a process that dies with this one.
-
-    The child inherits the open `files`, has a priority lower by `nice`, and `env` beside this process's own variables; `pipes` as of Popen.
-    """
+    """Start `main(start)` of a module of this package, with `start` as JSON and the open `files`, in a process that dies with this one."""
     with os.fdopen(os.memfd_create("laser-start"), "wb") as file:  # not a pipe: a large sweep would not fit into it
         file.write(json.dumps(start).encode())
         file.flush()

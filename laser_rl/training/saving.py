@@ -125,10 +125,9 @@ class Segments:
     def fill(
         self, replay: Replay, entries: tuple[SegmentEntry, ...], ids: Mapping[str, int], damaged: Collection[str] = ()
     ) -> Mended | None:
-        """Load an empty store from disk; the ids of its unrolls stay what they were.
+        """Load an empty store from disk under the same ids.
 
-        Where some of the own segments are `damaged`, what can be read of them is loaded, under new ids: the samplers' states mean none
-        of these, so lanes draw anew and priorities begin anew. The next checkpoint writes all of it anew.
+        What can be read of `damaged` segments gets new ids: the samplers' states mean none of these, so lanes and priorities begin anew.
         """
         own, (first, end) = range(self._base, self._base + STORE_IDS), (ids["first_id"], ids["next_id"])
         self.entries = [entry for entry in entries if entry.first_id in own]

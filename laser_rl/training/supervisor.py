@@ -301,10 +301,7 @@ class ProcessSupervisor(SweepSupervisor):
         return over
 
     def _relieve(self) -> None:
-        """Name a process that blocks the others, and kill it in the end: the next look starts it again.
-
-        Also called while this process waits for the lock of a replay itself. No other part would hear then that the run is to end.
-        """
+        """Name a process that blocks the others, and kill it in the end; also while this process waits for a replay's lock itself."""
         limit_s = REPLACE_S if self.stop.reason is None else HASTE_S
         holders = [store.lock.holder() for store in self.stores if isinstance(store.lock, SharedLock)]
         taken = {holder.pid: holder.taken for holder in holders if holder is not None}

@@ -269,10 +269,7 @@ def learn_ahead(
 
 
 def gathered(member: Member, fill: Callable[[Batch], None], ready: Callable[[float], bool]) -> Prefetcher[PinnedBatch]:
-    """Batches that a thread fills ahead, as soon as one is `ready` within a timeout.
-
-    On a GPU one more: the learner's thread gives a batch back when the card has yet to read it.
-    """
+    """Filled ahead by a thread. On a GPU one more: the learner's thread gives a batch back when the card has yet to read it."""
     stream = own_stream(member.learner.device, "uploading")
     batches = [PinnedBatch.of(member, stream) for _ in range(2 if stream is None else 3)]
     return Prefetcher(lambda pinned: pinned.fill(fill), batches, ready=ready)

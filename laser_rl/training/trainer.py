@@ -68,10 +68,7 @@ class Run:
         return time.monotonic() >= self._retry_at if self._pause_s else due
 
     def save(self, *, last: bool = True) -> None:
-        """Write a checkpoint, if anything is kept.
-
-        If the disk is full that is said once, and tried again later, more and more seldom; `NoSpace` at the `last` chance.
-        """
+        """If the disk is full that is said once, and tried again later, more and more seldom; `NoSpace` at the `last` chance."""
         if self._save is None:
             return
         try:
@@ -201,10 +198,7 @@ class Trainer(Run):
         return True
 
     def between(self, locks: Locks = (), settle: Callable[[], None] = lambda: None) -> None:
-        """Evaluate, exploit and save, if due; in this order, so that a checkpoint has all rows of its step before it.
-
-        The locks stop the other threads while state is taken, after `settle`.
-        """
+        """In this order, so that a checkpoint has all rows of its step before it; the locks stop other threads while state is taken."""
         for training in self.trainings:
             training.between(locks)
         self.exploit()

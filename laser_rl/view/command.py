@@ -52,10 +52,7 @@ def require_dashboard(what: str = "--dashboard") -> None:
 
 @contextlib.contextmanager
 def dashboard_of(path: Path) -> Iterator[None]:
-    """Show a run directory for as long as the block lasts, and print the link.
-
-    The socket is made here, so that the link is known at once, and training does not wait for the other process to begin.
-    """
+    """The socket is made here, so that the link is known at once, and training does not wait for the other process to begin."""
     token = secrets.token_urlsafe(32)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port, number = listening.getsockname()[1], listening.fileno()

@@ -197,10 +197,7 @@ PANELS: dict[str, Callable[[Subject, Asked], Data]] = {
 
 
 def chart(subject: Subject | None, named: Sequence[Named], asked: Asked, *, bands: bool = False) -> Data:
-    """Lines on one axis for the page to draw as it is; seconds count from the first row.
-
-    A line has `low` and `high` if that is asked for, or if it is alone and each of its points stands for several rows.
-    """
+    """A line has `low` and `high` if that is asked for, or if it is alone and each of its points stands for several rows."""
     points = max(50, min(asked.points, _MOST_NUMBERS // max(1, len(named))))
     x, lines = aligned([line for _, _, line in named], points)
     history = None if subject is None else subject.history

@@ -57,10 +57,7 @@ class _Condition(NamedTuple):
 
 
 def report(*run_dirs: str | Path, out: str | Path | None = None) -> Path:
-    """Write the report of one directory of a run or sweep, or of several side by side, also while they go on.
-
-    `out` is the HTML file; by default `report.html` in the directory or, of several, in the current one.
-    """
+    """Write the report of one or several run directories into `out`, by default `report.html` in the directory or, of several, in the current one. Runs may still go on."""
     paths = [Path(one) for one in run_dirs]
     if not paths:
         raise ConfigError("a report of what? name one or more run directories: laser report runs/*")
