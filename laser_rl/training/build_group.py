@@ -144,7 +144,6 @@ def _require_copies(members: Sequence[build.Member]) -> None:
 
 
 def _to_stack(sweep: SweepConfig, members: Sequence[build.Member]) -> bool:
-    """Whether these members are computed together; ConfigError if that is asked for and cannot be."""
     if sweep.stack == "off" or (len(members) == 1 and sweep.stack != "on"):
         return False
     from laser_rl.training.vectorized import can_stack  # noqa: PLC0415 - a single agent never needs it

@@ -169,7 +169,6 @@ def _require_usable(path: Path, settings: str | None, *, fresh: bool) -> None:
 
 
 def _is_ours(path: Path, names: list[str]) -> bool:
-    """Whether a run of ours was begun in a directory that holds these names."""
     # It may have been killed before it had written its settings.
     if all(name == lock.NAME or is_temporary(name) for name in names):
         return True

@@ -102,7 +102,6 @@ def load_trained(run_dir: Path, member: str | int | None = None) -> Trained:
 
 
 def newest(run_dir: Path) -> Loaded:
-    """The newest checkpoint, without its replay; ConfigError if there is none yet."""
     loaded = checkpoint.latest(run_dir, replay="unread")
     if loaded is None:
         raise ConfigError(

@@ -60,7 +60,6 @@ def read_sweep(path: Path, *, used: bool = True) -> SweepConfig:
 
 
 def _settings_in(file: Path, values: Mapping[str, Any]) -> SweepConfig:
-    """The inverse of `described`."""
     if file.name == CONFIG or "base" not in values:
         return SweepConfig(base=validated(values))
     if values.get("format") != FORMAT:
@@ -117,7 +116,6 @@ def require_trusted(*configs: Config) -> None:
 
 
 def awaits_evaluation(training: Mapping[str, Any]) -> bool:
-    """Whether a member with this state of its training has done its steps, and only its last evaluation is missing."""
     return bool(training.get("notes", {}).get(EVALUATION_DUE, 0))
 
 

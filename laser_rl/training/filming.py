@@ -83,7 +83,6 @@ def film(
 
 
 def chosen_task(environment: str, task: str | None) -> tuple[str, Mapping[str, Any]]:
-    """The id of the task that is meant (None: the first), and its own options."""
     tasks = tasks_of(environment)
     chosen = next(iter(tasks)) if task is None else task
     if chosen not in tasks:

@@ -102,7 +102,6 @@ def prepare(settings: Config | SweepConfig, directory: RunDirectory | None = Non
 
 
 def _require_code(sweep: SweepConfig) -> None:
-    """Before anything is written or started."""
     require_trusted(*sweep.configs)
     for member in sweep.configs:
         require_relevance(member.loss.trust)

@@ -62,7 +62,6 @@ class PinnedBatch:
         return cls(member.layout, ranks.batches.part(number, ranks.team), device, stream, ranks, number)
 
     def fill(self, fill: Callable[[Batch], None]) -> None:
-        """Fill the host's memory and upload it, in the thread that gathers."""
         self.handover.await_written("the thread that gathers", "the upload of a batch")
         if self._ranks is not None:
             self._ranks.await_read(self._number)
@@ -169,7 +168,6 @@ class MemberGroup:
             actor.begin(recorded=recorded)
 
     def _follow(self) -> None:
-        """From the parameters that learners have now, which may have been loaded."""
         for place, member in enumerate(self.members):
             if member.acting is not member.learner.network:
                 member.acting.load_state_dict(member.learner.network.state_dict())
@@ -178,7 +176,6 @@ class MemberGroup:
                     self._following[place] = FlatParameters(member.acting), mailbox
 
     def act(self, among: Sequence[bool]) -> Iterator[MemberSteps]:
-        """One turn of the members that are `among` those that may act, in order."""
         for place, member in enumerate(self.members):
             if not among[place]:
                 continue
@@ -192,7 +189,6 @@ class MemberGroup:
             yield MemberSteps(place, taken.steps, taken.episodes, taken.unrolls)
 
     def ready(self) -> list[int]:
-        """Which members are to be updated now: those that have enough new unrolls."""
         return [place for place, member in enumerate(self.members) if member.mixer.ready()]
 
     def learn(self, places: Sequence[int], progress: Sequence[float]) -> None:

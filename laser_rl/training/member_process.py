@@ -169,7 +169,6 @@ class ProcessTrainer(Trainer):
             self.stop.interrupt("the parent asks for it")
 
     def _copies_due(self) -> list[tuple[MemberTraining, Exploit, bytes]]:
-        """The copies that were ordered and not made yet, with the donors' states."""
         if time.monotonic() - self._looked < LOOK_S:
             return []
         self._looked, found = time.monotonic(), []
@@ -182,7 +181,6 @@ class ProcessTrainer(Trainer):
         return found
 
     def save(self, *, last: bool = True) -> None:
-        """Publish the state of every member here: the parent writes it to disk."""
         with self._publishing.measured():
             for training in self.trainings:
                 self.board.put(training.member.number, published(training))
@@ -204,7 +202,6 @@ class ProcessTrainer(Trainer):
 
 
 def main(start: Mapping[str, Any]) -> int:
-    """Build, run to the end, publish; see `process_handle.run_child`."""
     sweep = settings_from(start["sweep"])
     numbers: Sequence[int] = start["numbers"]
     handles = {number: Handle(*handle) for number, handle in start["stores"].items()}

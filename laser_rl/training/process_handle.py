@@ -83,7 +83,6 @@ def run_child(module: str, start: int) -> NoReturn:
 
 
 def kill_tree(process: "subprocess.Popen[bytes]") -> None:
-    """End a child and all that it started."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

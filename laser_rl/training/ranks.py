@@ -283,7 +283,6 @@ class Ranks:
         waiting.over()
 
     def _watch(self) -> None:
-        """A thread: sees which ranks are gone, and says for whom an update waits."""
         said = None
         while not self._closing:
             for rank, process in self._processes.items():
@@ -319,7 +318,6 @@ class Ranks:
 
 
 def devices_of(first: torch.device, count: int) -> list[torch.device]:
-    """From the first on; on a CPU all have the same."""
     if first.type != "cuda":
         return [first] * count
     begin, there = first.index or 0, torch.cuda.device_count()

@@ -174,7 +174,6 @@ class VideoRecorder:
 
 
 def main(start: Mapping[str, Any]) -> int:
-    """Look for checkpoints until the input ends; see `process_handle.run_child`."""
     recorder, ending = VideoRecorder(Path(start["run_dir"]), start["every"], start["keep"]), False
     with Trust(code=True).applied():  # the run that started this plays the same environment
         while not ending:

@@ -83,7 +83,6 @@ def packed(state: MemberState) -> bytes:
 
 
 def parsed(data: bytes) -> MemberState:
-    """The inverse of `packed`."""
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     return MemberState(grouped(safetensors.torch.load(data)), json.loads(header["__metadata__"]["numbers"]))
 
@@ -98,7 +97,6 @@ class Segments:
         self._before = (self.entries, self._streams)
 
     def write(self, replay: Replay) -> dict[str, int]:
-        """Write what is new; returns what `fill` needs to know."""
         self._before = (list(self.entries), self._streams.copy())
         # Before the first: other processes may insert in between, and both have to fit into the store together.
         last = replay.next_id

@@ -217,7 +217,6 @@ def sweep_from(values: Mapping[str, Any]) -> SweepConfig:
 
 
 def settings_from(values: Mapping[str, Any]) -> SweepConfig:
-    """The same for a sweep or for one agent."""
     try:
         sweep = SweepConfig.model_validate(values)
     except ValidationError as error:

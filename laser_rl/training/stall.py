@@ -25,7 +25,6 @@ class StallWarning:
         self._looked: float | None = None
 
     def again(self) -> None:
-        """Another look was in vain."""
         waited = self.look()
         if waited > SAY_AFTER_S and not self._said:
             log.warning("%s has waited %.0f s for %s", self._who, waited, self.whom)
@@ -91,7 +90,6 @@ class StepBarrier:
         self._waiting = StallWarning(f"the process of members {self._own}", "another")
 
     def among(self, done: Sequence[bool]) -> list[bool]:
-        """Which of those here may act: not ahead, and not done."""
         own = zip(self._own, done, strict=True)
         return [not ended and self.allows(int(self.steps[number])) for number, ended in own]
 

@@ -232,7 +232,6 @@ class SweepSupervisor(Run, ABC):
 
 
 def require_by_name(source: EnvironmentSource | None, torso: TorsoSource | None, where: str, instead: str) -> None:
-    """ConfigError for an environment or a network that only this process has."""
     if (source is not None and not isinstance(source, str)) or torso is not None:
         raise ConfigError(
             f"a run {where} needs an environment by id or 'module:callable' and one of our own networks; {instead}"

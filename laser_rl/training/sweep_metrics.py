@@ -18,7 +18,6 @@ PERCENTILES = (0, 25, 50, 75, 100)
 
 
 def sweep_metrics(members: Sequence[Member], random: np.random.Generator) -> dict[str, float]:
-    """The numbers of one row; nothing where nothing is replayed."""
     learners, store = [member.learner for member in members], members[0].replay
     if store is None or not len(store):
         return {}

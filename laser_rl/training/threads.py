@@ -114,7 +114,6 @@ class BatchSource:
         self._waiting = StallWarning("the learner", "unrolls from the actor")
 
     def ready(self, timeout_s: float) -> bool:
-        """Whether a batch can be filled, after waiting so long for unrolls at most."""
         mixer = self._training.member.mixer
         with self._lock:
             if mixer.ready():
@@ -186,7 +185,6 @@ def run_actor(
 
 
 def run_local(trainer: Trainer) -> None:
-    """The learner's loop of the only member here, with the other two threads around it."""
     [training] = trainer.trainings
     keep_in_step(training.member)  # what an earlier call had filled ahead is gone
     member, learner, stop, config = training.member, training.member.learner, training.stop, training.member.config

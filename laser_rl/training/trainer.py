@@ -177,7 +177,6 @@ class Trainer(Run):
         self._plan_save()
 
     def goes_on(self) -> bool:
-        """Until every member here has done its steps, the time is over or a stop is requested."""
         return self.stop.reason is None and not all(training.done for training in self.trainings)
 
     def turn(self) -> bool:
@@ -210,7 +209,6 @@ class Trainer(Run):
                     self.save(last=False)
 
     def exploit(self) -> list[Exploit]:
-        """Decide which members copy which; copies are made at once, each whole or not at all."""
         if self.pbt is None or self.settings.pbt is None:
             return []
         episodes = [training.window.episodes for training in self.trainings]

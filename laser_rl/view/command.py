@@ -45,7 +45,6 @@ class Dashboard:
 
 
 def require_dashboard(what: str = "--dashboard") -> None:
-    """Refuse before anything begins, if the libraries are not there."""
     if any(importlib.util.find_spec(name) is None for name in ("starlette", "uvicorn")):
         raise MissingExtra(what, "dashboard")
 
@@ -69,7 +68,6 @@ def dashboard_of(path: Path) -> Iterator[None]:
 
 
 def main(start: Mapping[str, Any]) -> int:
-    """The process that training starts; see `process_handle.run_child`."""
     from laser_rl.view.security import Access  # noqa: PLC0415 - needs the extra
     from laser_rl.view.server import serve  # noqa: PLC0415
 

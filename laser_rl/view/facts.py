@@ -94,7 +94,6 @@ def notices(subject: Subject) -> list[list[str]]:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """95 % bootstrap interval of a mean; None of fewer than two."""
     if len(values) < 2:  # noqa: PLR2004
         return None
     return bootstrap_interval([np.asarray(values, np.float64)], lambda drawn: drawn.mean(-1))

@@ -58,7 +58,6 @@ def _trained(names: Mapping[str, str], subject: Subject, asked: Asked) -> Data:
 
 
 def _returns(subject: Subject, asked: Asked) -> Data:
-    """Mean return of the last 100 episodes; of a run that does not report it, the returns of its episodes."""
     told = _of_members(subject, asked, "return_mean", subject.score_label)
     drawn = told or _of_members(subject, asked, "return", "return of an episode", kind="episode")
     leader = None if subject.best is None else subject.best.member
@@ -66,7 +65,6 @@ def _returns(subject: Subject, asked: Asked) -> Data:
 
 
 def _episodes(subject: Subject, asked: Asked) -> Data:
-    """Returns of single episodes, of one agent on one task: means, and lowest to highest behind each."""
     if len(subject.members) > 1 or subject.mixed or not len(subject.history.line("train", 0, "return_mean").x):
         return chart(subject, [], asked)
     return chart(subject, _of_members(subject, asked, "return", "single episodes", kind="episode"), asked)
@@ -86,7 +84,6 @@ def _evaluations(subject: Subject, asked: Asked) -> Data:
 
 
 def _tasks(subject: Subject, asked: Asked) -> Data:
-    """Of the best member."""
     leader = subject.best
     if leader is None or not subject.mixed:
         return chart(subject, [], asked)
@@ -126,7 +123,6 @@ def _trust(subject: Subject, asked: Asked) -> Data:
 
 
 def _who(subject: Subject, asked: Asked) -> Data:
-    """Acceptance by source and by age, and the divergence of the policies, in the newest rows."""
     count = len(subject.members)
     newest = subject.history.newest("sweep")
     cells = [[0.0 if i == j else mean_of(newest, f"divergence_{i}_{j}") for j in range(count)] for i in range(count)]
@@ -159,7 +155,6 @@ def _fill(subject: Subject, asked: Asked) -> Data:
 
 
 def _lineage(subject: Subject, asked: Asked) -> Data:
-    """Which founder each member's parameters come from, and which member copied which."""
     count, end = len(subject.members), max((one.steps for one in subject.members), default=0)
     history = [one for one in copies(subject.rows) if max(one.member, one.donor) < count]
     pieces = []
@@ -236,7 +231,6 @@ def _mean_line(lines: Sequence[CurveLine]) -> CurveLine:
 
 
 def numbers(values: Array | Iterable[float], digits: int = 6) -> list[float | None]:
-    """For JSON: a few digits, None where there is no number."""
     return [cell(value, digits) for value in values]
 
 

@@ -57,7 +57,7 @@ class _Condition(NamedTuple):
 
 
 def report(*run_dirs: str | Path, out: str | Path | None = None) -> Path:
-    """Write the report of one or several run directories into `out`, by default `report.html` in the directory or, of several, in the current one. Runs may still go on."""
+    """Write the report of one or several run directories; `out` is `report.html` in the directory or, of several, in the current one."""
     paths = [Path(one) for one in run_dirs]
     if not paths:
         raise ConfigError("a report of what? name one or more run directories: laser report runs/*")
@@ -137,7 +137,6 @@ def _answers(subject: Subject, number: int, beside: Path, *, alone: bool) -> Dat
 
 
 def _source(film: Film, beside: Path, *, embed: bool) -> str:
-    """A film itself if it is small and wanted, else a link to the file."""
     if embed and film.size <= LARGEST_BYTES:
         try:
             with open_film(film) as file:
@@ -199,7 +198,6 @@ def _differing(subjects: Sequence[Subject]) -> list[str]:
 
 
 def _conditions_table(conditions: Sequence[_Condition]) -> Data:
-    """Scores of each condition: of each run the last evaluation, or else the return in training, of its best member."""
     lines = []
     for one in conditions:
         leaders = [subject.best for subject in one.subjects]

@@ -64,7 +64,6 @@ class Subject:
 
     @cached_property
     def is_sweep(self) -> bool:
-        """Whether there are, or will be, rows of members."""
         return bool(self.files.sweep) or self.history.has_members
 
     @cached_property
@@ -114,7 +113,6 @@ class Subject:
 
 
 def subject_of(run_dir: Path, name: str | None = None) -> Subject:
-    """Read a directory as a whole; refused if it is none of a run or sweep."""
     if not _is_run(run_dir):
         inside = run_dir.is_dir() and any((one / FILE).exists() for one in run_dir.iterdir())
         hint = f"; its folders are: laser report {run_dir}/*" if inside else "; is this a run directory?"
@@ -149,7 +147,6 @@ class ViewedRun:
 
     @property
     def known(self) -> float:
-        """The share of the log that has been read."""
         return 1.0 if self.tail.size <= 0 else min(1.0, self.tail.offset / self.tail.size)
 
     def look(self) -> None:
@@ -170,7 +167,6 @@ class ViewedRun:
             self.version += 1
 
     def read_on(self) -> bool:
-        """Take the next piece of the log; false if there was nothing new."""
         fresh = self.tail.restarted()
         rows = self.tail.read() if self.tail.size > self.tail.offset else []
         if not rows and not fresh:
