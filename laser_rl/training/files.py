@@ -134,17 +134,13 @@ def require_same(path: Path, given: SweepConfig | None, *, accept_changes: bool)
     """ConfigError unless a run goes on with its members and settings; how long, where and what is reported may change."""
     there = read_sweep(path, used=False)
     sweep, stored = given or there, (None if accept_changes else begun_with(path)) or there
+    go_on = "use 'laser resume --accept-changes' to go on with what the file says, --fresh to start again, or choose another --out"
     if list(sweep.settings) != list(stored.settings):
-        raise ConfigError(
-            f"this sweep was started with {len(stored.settings)} members {list(stored.settings)}, not with {list(sweep.settings)}; "
-            "use --fresh to start again, or choose another --out"
-        )
+        members = f"{len(stored.settings)} members {list(stored.settings)}"
+        raise ConfigError(f"this sweep was started with {members}, not with {list(sweep.settings)}; {go_on}")
     # The same members may be named by a grid, by draws or one by one.
     named = {"grid", "random", "draws", "members"}
     found = [one for one in _differences(stored, sweep) if not one.allowed and one.name.partition(".")[0] not in named]
     if found:
         said = "; ".join(f"{one.name} = {one.before}, not {one.now}" for one in found)
-        raise ConfigError(
-            f"this run was started with {said}; leave the flag out or set the file back, use 'laser resume --accept-changes' to go on with "
-            "what the file says, --fresh to start again, or choose another --out"
-        )
+        raise ConfigError(f"this run was started with {said}; leave the flag out or set the file back, {go_on}")
