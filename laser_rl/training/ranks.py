@@ -191,10 +191,7 @@ class Ranks:
         self._closing, self._lost = False, dict[int, int]()  # exit statuses by rank
         self._orders = 1  # that were given; the start is the first
         self._told: tuple[int, int] | None = None  # which learner, and its edition
-        self.numbers, self.chosen = (
-            itertools.cycle(range(BATCHES)),
-            -1,
-        )  # of the batches; a runtime has so many going round
+        self.numbers, self.chosen = itertools.cycle(range(BATCHES)), -1  # of the shared batches
         self._last_update = [0] * BATCHES  # the order for the last update from each batch
         self.team = ProcessTeam(0, size)
         self._processes = {
