@@ -180,8 +180,10 @@ def serve(places: Sequence[Path], listening: socket.socket, access: Access) -> i
 def listening_socket(port: int) -> socket.socket:
     """On this machine only."""
     try:
+        if port not in range(1 << 16):
+            raise OSError("there is no such port")  # noqa: TRY301 - told like any other
         return socket.create_server((HOST, port), backlog=128)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise ConfigError(
             f"port {port} of {HOST} cannot be used: {error}; choose another --port, or 0 for any"
         ) from error

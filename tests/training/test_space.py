@@ -138,7 +138,7 @@ def test_members_share_no_value_that_can_be_changed():
     for members in (
         SweepConfig(members=({"options": options}, {"options": options})).settings,
         grid({"options": [options], "discount": [0.9, 0.99]}),
-        space.random({"options": Choice([options])}, members=2),
+        space.random({"options": Choice(values=[options])}, members=2),
     ):
         members[0]["options"]["size"] = 6
         assert members[1]["options"] == options == {"size": 5}
