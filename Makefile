@@ -13,10 +13,10 @@ demo: $(BASE)
 	$(BIN)/laser sweep --recipe demo --out runs/demo --fresh
 
 test: check
-	$(BIN)/python -m pytest -n auto -m "not slow"
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
 
 test-all: check
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 # Every fault of docs/reliability.md, slow ones too, with figures; writes that page's table and docs/reliability.csv.
 faults: $(READY)
