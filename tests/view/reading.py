@@ -1,7 +1,9 @@
 """Reads a report back: the answers that are in it, and whether anything in it could run that is not ours, or ask somebody."""
 
 import base64
+import contextlib
 import hashlib
+import io
 import json
 import re
 from dataclasses import dataclass, field
@@ -9,8 +11,24 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+from laser_rl.cli import main
+
 EVIL = "</script><script>alert(1)</script><!-- <script>"
 VOID = {"meta", "link", "br"}
+
+
+class Refused(Exception):
+    """What `laser report` said instead of writing one."""
+
+
+def report(*run_dirs: Path, out: Path | None = None) -> Path:
+    """Write a report by the command; returns its path, which the command prints."""
+    words, said, wrong = ["report", *map(str, run_dirs)], io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(wrong):
+        status = main(words if out is None else [*words, "--out", str(out)])
+    if status:
+        raise Refused(wrong.getvalue())
+    return Path(said.getvalue().strip())
 
 
 @dataclass

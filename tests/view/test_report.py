@@ -11,18 +11,16 @@ import numpy as np
 import pytest
 
 from laser_rl.checkpoint import RunLock
-from laser_rl.errors import ConfigError
 from laser_rl.metrics import MetricsLog, machine
 from laser_rl.metrics.log import FILE
 from laser_rl.view import report as module
 from laser_rl.view.facts import interval
-from laser_rl.view.report import report
 from laser_rl.view.runs import ViewedRun
 from laser_rl.view.server import live_details, live_summary
 from tests.metrics.test_sweep_rows import a_sweep, settings_of
 from tests.metrics.test_videos import trained
 from tests.view.logs import write_sweep
-from tests.view.reading import EVIL, read_report
+from tests.view.reading import EVIL, Refused, read_report, report
 
 TASKS = ("laser/Catch", "laser/TMaze-5", EVIL)
 
@@ -264,12 +262,12 @@ def test_rows_with_less_in_them_are_shown(tmp_path):
 
 
 def test_what_is_no_run_directory_is_refused_with_a_hint(tmp_path):
-    with pytest.raises(ConfigError, match="is this a run directory"):
+    with pytest.raises(Refused, match="is this a run directory"):
         report(tmp_path)
     a_run(tmp_path / "inside")
-    with pytest.raises(ConfigError, match=r"its folders are: laser report .*/\*"):
+    with pytest.raises(Refused, match=r"its folders are: laser report .*/\*"):
         report(tmp_path)
-    with pytest.raises(ConfigError, match="a report of what"):
+    with pytest.raises(Refused, match="report what"):
         report()
 
 
@@ -441,5 +439,5 @@ def test_a_log_that_is_a_link_is_not_followed(tmp_path):
     run_dir = a_run(tmp_path / "a")
     (run_dir / FILE).unlink()
     (run_dir / FILE).symlink_to(elsewhere / FILE)
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(Refused, match="cannot be read"):
         report(run_dir)
