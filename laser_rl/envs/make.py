@@ -121,6 +121,7 @@ class MixedEnvironments(Environments):
         known = dict(parts[0].spec.spaces or {}) | ({"action": None} if isinstance(action, DiscreteActions) else {})
         self.spec = EnvironmentSpec(name or ",".join(names), parts[0].spec.observation, action, names, known)
         self._parts, self._lockstep = list(parts), lockstep
+        self._pools = {index: part for index, part in enumerate(parts) if isinstance(part, PoolEnvironments)}
         self._actions = [_count(part.spec.action) for part in parts]  # that a task knows; 0 where they are not discrete
 
     def reset(self) -> Rows:
@@ -182,19 +183,15 @@ class MixedEnvironments(Environments):
         self, act: Callable[[str, Environments], Rows], send: Callable[[str, PoolEnvironments], None]
     ) -> Rows:
         """All rows of all parts; pools are sent their orders first, so that their workers are busy at the same time."""
-        here: dict[int, Environments] = {}
-        for index, part in enumerate(self._parts):
-            if isinstance(part, PoolEnvironments):
-                send(self.spec.tasks[index], part)
-            else:
-                here[index] = part
-        arrived = {index: act(self.spec.tasks[index], part) for index, part in here.items()}
+        tasks, every = self.spec.tasks, enumerate(self._parts)
+        for index, pool in self._pools.items():
+            send(tasks[index], pool)
+        arrived = {index: act(tasks[index], part) for index, part in every if index not in self._pools}
         return self._gather(arrived, all_rows=True)
 
     def _gather(self, arrived: dict[int, Rows], *, all_rows: bool) -> Rows:
-        pools = {index: part for index, part in enumerate(self._parts) if isinstance(part, PoolEnvironments)}
-        wait_for_rows(list(pools.values()), all_rows=all_rows, some=bool(arrived))
-        arrived.update({index: pool.receive() for index, pool in pools.items()})
+        wait_for_rows(list(self._pools.values()), all_rows=all_rows, some=bool(arrived))
+        arrived.update({index: pool.receive() for index, pool in self._pools.items()})
         numbered = [rows._replace(slots=rows.slots * len(self._parts) + index) for index, rows in arrived.items()]
         order = np.argsort(np.concatenate([rows.slots for rows in numbered]))
         return Rows(*(np.concatenate(column)[order] for column in zip(*numbered, strict=True)))

@@ -111,11 +111,7 @@ class TaskScores:
         return [score for score in self.scores if score is not None]
 
 
-def scores_of(
-    names: Sequence[str], means: Sequence[float | None], references: Sequence[Reference] | None = None
-) -> TaskScores:
-    """The scores of tasks with these mean returns, by the references that are known of them unless others are given."""
-    references = references_of(tuple(names)) if references is None else references
+def scores_of(names: Sequence[str], means: Sequence[float | None], references: Sequence[Reference]) -> TaskScores:
     pairs = zip(means, references, strict=True)
     scores = (None if mean is None else reference.normalised(mean) for mean, reference in pairs)
     return TaskScores(tuple(names), tuple(means), tuple(scores))

@@ -97,8 +97,7 @@ def looked_at(run_dir: Path) -> Iterator[Probe]:
         yield graded("memory", free, 1.0, 4.0, f"{free:.1f} GB free", todo)
         yield from gpu(seen, gpus())
     finally:
-        if torch.poll() is None:
-            torch.kill()
+        torch.kill()
         torch.communicate(timeout=END_LIMIT_S)
 
 

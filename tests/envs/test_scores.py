@@ -37,7 +37,8 @@ def test_against_the_definitions(tasks):
 
 
 def test_a_row_names_every_task_that_has_episodes_and_no_other():
-    numbers = scores_of(["laser/Catch", "x", "y"], [1.0, None, -3.0]).numbers()
+    names = ("laser/Catch", "x", "y")
+    numbers = scores_of(names, [1.0, None, -3.0], references_of(names)).numbers()
     assert {name: numbers[name] for name in numbers if "_of_" in name} == {
         "return_of_laser/Catch": 1.0, "score_of_laser/Catch": 1.0, "return_of_y": -3.0, "score_of_y": -3.0,
     }  # fmt: skip
@@ -49,14 +50,14 @@ def test_what_is_not_known_counts_raw_and_is_said_once(caplog):
     references_of.cache_clear()
     with caplog.at_level(logging.WARNING, "laser_rl.envs"):
         for _ in range(3):
-            assert scores_of(names, [1.0, 195.0, -7.0]).scores == (1.0, 195.0, -7.0)
+            assert scores_of(names, [1.0, 195.0, -7.0], references_of(names)).scores == (1.0, 195.0, -7.0)
     assert [record.getMessage().count(name) for record in caplog.records for name in names] == [0, 1, 1]
 
 
 def test_levels_of_dmlab_are_normalised_by_people():
     task = SUITES["dmlab-30"][3]
-    assert scores_of([task.id], [task.best]).median == 1
-    assert scores_of([task.id], [task.random]).median == 0
+    (known,) = references_of((task.id,))
+    assert (known.normalised(task.best), known.normalised(task.random)) == (1, 0)
 
 
 @pytest.mark.parametrize("suite", SUITES)
