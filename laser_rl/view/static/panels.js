@@ -32,7 +32,7 @@ export const PANELS = [
   line("memory", "Memory", "Resident memory of the process that trains, in bytes.", { optional: true }),
   { id: "members", title: "Members", why: "A line a member: what it was set to, how far it is, how well it does and what went wrong. Trusted: the share of its own and of others' replayed steps that it learns from. Intervals (95 %) are over episodes of one agent: how well its mean is known, not how another seed would do.", kind: "members", from: "run", wide: true },
   { id: "numbers", title: "Newest numbers", why: "What the last rows say, of the best member: training, then the last evaluation.", kind: "numbers", from: "details" },
-  { id: "videos", title: "Last videos", why: "Episodes that were filmed, newest first, with their return. Beside the picture: value, the return that the agent expects from here on; entropy, how undecided it is; trusted, of the other policies whose experience it replays (other members, or its own past), the share that it would learn from at this step.", kind: "videos", from: "details", wide: true, optional: true },
+  { id: "videos", title: "Last videos", why: "Episodes that were filmed, newest first, with their return.", kind: "videos", from: "details", wide: true, optional: true },
   { id: "events", title: "What happened", why: "Starts, ends, resumed runs and faults, newest first.", kind: "events", from: "details" },
   { id: "machine", title: "Machine and settings", why: "On what it runs, with which commands and versions, how to run it again, and every setting.", kind: "machine", from: "details" },
 ];
