@@ -26,7 +26,7 @@ from typing import Any
 from benchmarks import atari_collect
 from benchmarks.atari_collect import EVALUATIONS
 from laser_rl import checkpoint, recipes
-from laser_rl.cli.settings import value_of
+from laser_rl.cli.flags import value_of
 from laser_rl.config import Config, full_name, override
 from laser_rl.disk import write_json
 from laser_rl.envs.atari import atari_game

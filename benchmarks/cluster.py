@@ -27,7 +27,7 @@ from laser_rl.cluster.runner import ReplayWriter
 from laser_rl.cluster.shard import ShardClient, ShardPlan
 from laser_rl.cluster.sharded import AHEAD, ShardedReplay
 from laser_rl.replay.encoded_unrolls import Unpacking, seal
-from laser_rl.replay.records import Packed, allocate, pack
+from laser_rl.replay.memory_layout import Packed, allocate, pack
 from laser_rl.replay.store import Replay
 
 BATCH, AT_ONCE = 128, 16

@@ -17,8 +17,8 @@ from laser_rl.config import Config, override
 from laser_rl.metrics.log import FILE, read, read_from
 from laser_rl.metrics.machine import memory_bytes
 from laser_rl.metrics.rows import Row
+from laser_rl.replay.memory_layout import allocate, shape_of, upload
 from laser_rl.replay.mixer import UniformSampler
-from laser_rl.replay.records import allocate, shape_of, upload
 from laser_rl.training.build import Member, device_of
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import prepare, run

@@ -44,7 +44,7 @@ from laser_rl.config import Config, override
 from laser_rl.disk import write_json
 from laser_rl.envs.records import DiscreteActions, EnvironmentSpec, ObservationSpec
 from laser_rl.networks.build import family_of
-from laser_rl.replay.records import allocate, upload
+from laser_rl.replay.memory_layout import allocate, upload
 from laser_rl.training.build import build_learner, device_of, layout_of
 from laser_rl.types import Batch
 

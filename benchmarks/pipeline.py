@@ -28,7 +28,7 @@ from laser_rl import recipes
 from laser_rl.agent.parameters import FlatParameters
 from laser_rl.config import Config, override
 from laser_rl.errors import UserError
-from laser_rl.replay.records import allocate
+from laser_rl.replay.memory_layout import allocate
 from laser_rl.training.build import Member
 from laser_rl.training.launch import prepare
 from laser_rl.training.stop import Stop

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from laser_rl import LASER
-from laser_rl.agent.recurrent import Recurrent
+from laser_rl.agent.memory_state import Recurrent
 from laser_rl.training.build import batch_of, on_device
 from laser_rl.types import Batch, Inputs
 

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from laser_rl import LASER
 from laser_rl.agent.policy import Policy
+from laser_rl.replay.memory_layout import Packed, allocate, pack
 from laser_rl.replay.mixer import Counts, Mixer
-from laser_rl.replay.records import Packed, allocate, pack
 from laser_rl.replay.store import Replay
 from laser_rl.training.build import open_environments
 from laser_rl.training.evaluate import Player

@@ -23,7 +23,7 @@ from laser_rl.cluster.calls import Answer, on_node, ray, start_actor
 from laser_rl.cluster.runner import ReplayWriter
 from laser_rl.cluster.shard import THREADS, Shard, ShardClient, ShardPlan
 from laser_rl.replay.encoded_unrolls import Unpacking, seal
-from laser_rl.replay.records import allocate, pack
+from laser_rl.replay.memory_layout import allocate, pack
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 123)
 UNDER_WAY, UNROLLS, ROUNDS, SECONDS = 8, 1024, 5, 1.0

@@ -7,7 +7,7 @@ import pytest
 
 from laser_rl import cli
 from laser_rl.research.experiment import EXPERIMENTS
-from laser_rl.research.report import read_table
+from laser_rl.research.pages import read_table
 
 TASKS = {"priorities": "tmaze"}
 

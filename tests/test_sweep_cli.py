@@ -16,7 +16,7 @@ import yaml
 from laser_rl import checkpoint, cli, recipes
 from laser_rl.api import sweep as api
 from laser_rl.checkpoint import RunLock
-from laser_rl.cli.settings import begin, grid_of
+from laser_rl.cli.flags import begin, grid_of
 from laser_rl.metrics.log import FILE, MetricsLog, read
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.evaluate import load_trained

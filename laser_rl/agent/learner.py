@@ -8,10 +8,10 @@ from torch import Tensor
 
 from laser_rl.agent.learner_metrics import EVERY, Numbers, ages, tally
 from laser_rl.agent.loss import Hyper, Loss, hyper_of, laser_loss
+from laser_rl.agent.memory_state import Recurrent
 from laser_rl.agent.parallel import ALONE, Team, require_together
 from laser_rl.agent.parameters import GOOD_EVERY, FlatParameters, Optimiser, Recovery, load_network, require_finite
 from laser_rl.agent.policy import restore_generator
-from laser_rl.agent.recurrent import Recurrent
 from laser_rl.agent.relevance import draws, require_splittable
 from laser_rl.config import LossConfig, OptimiserConfig, full_name
 from laser_rl.errors import ConfigError

@@ -9,7 +9,7 @@ import tyro
 from laser_rl.errors import ConfigError, require_modules
 from laser_rl.research.experiment import EXPERIMENTS
 from laser_rl.research.propositions import show
-from laser_rl.research.runner import Plan, listing, run_experiments, show_reports
+from laser_rl.research.run_experiments import Plan, listing, run_experiments, show_reports
 
 
 def experiment_command(arguments: list[str]) -> int:

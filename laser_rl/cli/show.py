@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import tyro
 import yaml
 
-from laser_rl.cli.settings import Shortcuts, base_from, flags, peek
+from laser_rl.cli.flags import Shortcuts, base_from, flags, peek
 from laser_rl.config import Config
 from laser_rl.errors import ConfigError
 from laser_rl.research.paper import as_json, compared, show

@@ -13,7 +13,7 @@ from rich.console import Console as Terminal
 
 from laser_rl import checkpoint, recipes
 from laser_rl.api.sweep import require_memory
-from laser_rl.cli.settings import Shortcuts, base_from, begin, flags, grid_of, peek, random_of
+from laser_rl.cli.flags import Shortcuts, base_from, begin, flags, grid_of, peek, random_of
 from laser_rl.config import Config, full_name, override
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.console import Console
@@ -199,7 +199,7 @@ def _run(
             require_trusted(*settings.configs)
             if cluster is not None:
                 from laser_rl.cluster.launch import on_cluster, require_ray  # noqa: PLC0415 - only a run on a cluster needs it
-                from laser_rl.cluster.settings import require_possible  # noqa: PLC0415
+                from laser_rl.cluster.requirements import require_possible  # noqa: PLC0415
 
                 require_possible(settings, cluster)
                 require_ray()

@@ -16,7 +16,7 @@ from typing import Any
 from laser_rl.cluster.calls import ray
 from laser_rl.cluster.guard import ProcessGuard, children_with
 from laser_rl.cluster.placement import HeadLost
-from laser_rl.cluster.settings import require_possible
+from laser_rl.cluster.requirements import require_possible
 from laser_rl.cluster.supervisor import ClusterSupervisor, LockStep
 from laser_rl.errors import ConfigError, MissingExtra
 from laser_rl.metrics.rows import Sink

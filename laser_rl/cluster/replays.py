@@ -26,7 +26,7 @@ from laser_rl.cluster.sharded import ANSWER_S, ShardedReplay
 from laser_rl.errors import ConfigError
 from laser_rl.replay.encoded_unrolls import seal, unseal
 from laser_rl.replay.memory_estimate import estimate, resolve_codec
-from laser_rl.replay.records import Codec, pack, unpack
+from laser_rl.replay.memory_layout import Codec, pack, unpack
 from laser_rl.replay.store import Replay
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.saving import Segments, fill_stores, warm_start

@@ -21,7 +21,7 @@ from laser_rl.errors import UserError
 from laser_rl.networks.build import family_of
 from laser_rl.replay.encoded_unrolls import seal
 from laser_rl.replay.memory_estimate import resolve_codec
-from laser_rl.replay.records import Codec, Packed, pack
+from laser_rl.replay.memory_layout import Codec, Packed, pack
 from laser_rl.training.build import derive, open_environments, seeded_network, threads_of
 from laser_rl.training.settings import SweepConfig
 from laser_rl.training.stall import PATIENCE_S, Gate, StallWarning

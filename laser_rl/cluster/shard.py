@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from laser_rl.cluster.calls import Answer, AnswerLost, awaited, on_node, ray, start_actor
 from laser_rl.errors import ConfigError
 from laser_rl.replay.memory_estimate import unrolls_of
-from laser_rl.replay.records import Codec, Ids, Packed
+from laser_rl.replay.memory_layout import Codec, Ids, Packed
 from laser_rl.replay.shared import LentBlock
 from laser_rl.replay.store import Replay, borrow
 from laser_rl.types import UnrollLayout

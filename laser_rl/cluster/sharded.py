@@ -29,7 +29,7 @@ import numpy as np
 from laser_rl.cluster.calls import ActorGone, Answer, AnswerLost, awaited
 from laser_rl.cluster.shard import Gathered, ShardClient, ShardReport, Span
 from laser_rl.replay.encoded_unrolls import Unpacking
-from laser_rl.replay.records import Ids, allocate
+from laser_rl.replay.memory_layout import Ids, allocate
 from laser_rl.training.stall import PATIENCE_S, StallWarning
 from laser_rl.types import Batch, UnrollLayout
 

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laser_rl.cuda.pool import window
+from laser_rl.cuda.max_pool import window
 from laser_rl.cuda.shapes import pooled, power_of_2
 
 PROGRAMS = 132 * 2  # that sum weight gradients

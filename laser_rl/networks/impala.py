@@ -18,8 +18,8 @@ from torch import Tensor
 
 from laser_rl.cuda import convolution as own
 from laser_rl.cuda.first import first, first_gradient, frame
+from laser_rl.cuda.max_pool import pool, pool_gradient
 from laser_rl.cuda.pointwise import add_bias_rectify, bias_rectify, channel_sums, masked
-from laser_rl.cuda.pool import pool, pool_gradient
 from laser_rl.cuda.shapes import nchw, taps, taps_back
 
 log = logging.getLogger("laser_rl.networks")

@@ -15,7 +15,7 @@ import numcodecs.zstd  # type: ignore[import-untyped]
 import numpy as np
 import zstandard
 
-from laser_rl.replay.records import Bytes, Codec, Ids, Packed, cut, label, parts_of, shape_of, windows
+from laser_rl.replay.memory_layout import Bytes, Codec, Ids, Packed, cut, label, parts_of, shape_of, windows
 from laser_rl.types import Batch, UnrollLayout
 
 LEVEL = 1  # of zstd

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laser_rl.errors import ConfigError
+from laser_rl.replay.memory_layout import Ids
 from laser_rl.replay.mixer import Sampler, State, columns_of
-from laser_rl.replay.records import Ids
 from laser_rl.replay.store import Evicted, Replay
 from laser_rl.types import Batch
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from laser_rl.errors import ConfigError
 from laser_rl.replay.encoded_unrolls import compress_bound
-from laser_rl.replay.records import Codec, shape_of
+from laser_rl.replay.memory_layout import Codec, shape_of
 from laser_rl.replay.shared import ring_bytes
 from laser_rl.types import UnrollLayout
 

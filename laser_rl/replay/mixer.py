@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from laser_rl.errors import ConfigError
-from laser_rl.replay.records import Ids, Packed, fields_of, pack, parts_of, put_packed, unpack
+from laser_rl.replay.memory_layout import Ids, Packed, fields_of, pack, parts_of, put_packed, unpack
 from laser_rl.replay.store import Replay
 from laser_rl.types import Array, Batch, UnrollLayout, Unrolls, empty_unrolls
 

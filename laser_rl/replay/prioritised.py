@@ -8,8 +8,8 @@ import torch
 
 from laser_rl.ops import priority as ops
 from laser_rl.replay.lanes import ATTEMPTS, NONE, outrun
+from laser_rl.replay.memory_layout import Ids
 from laser_rl.replay.mixer import MemoryState, Priorities, Sampler, State, columns_of
-from laser_rl.replay.records import Ids
 from laser_rl.replay.store import Evicted, Replay
 from laser_rl.types import Batch
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from laser_rl.envs.records import carve, size_of
 from laser_rl.errors import ConfigError
 from laser_rl.replay.encoded_unrolls import compress_bound
-from laser_rl.replay.records import Bytes, Codec, Ids, shape_of
+from laser_rl.replay.memory_layout import Bytes, Codec, Ids, shape_of
 from laser_rl.replay.shared_lock import SharedLock
 from laser_rl.types import UnrollLayout
 

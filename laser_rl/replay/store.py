@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from laser_rl.errors import ConfigError
 from laser_rl.replay.encoded_unrolls import Unpacking, compress, unseal
 from laser_rl.replay.memory_estimate import default_budget, resolve_codec, unrolls_of
-from laser_rl.replay.records import (
+from laser_rl.replay.memory_layout import (
     Bytes,
     Codec,
     Ids,

@@ -28,9 +28,9 @@ from laser_rl.networks.recurrent import state_size
 from laser_rl.ops.distributions import Family
 from laser_rl.replay.lanes import Lanes
 from laser_rl.replay.memory_estimate import estimate, require_fits
+from laser_rl.replay.memory_layout import allocate, upload
 from laser_rl.replay.mixer import Counts, Mixer, Sampler, UniformSampler
 from laser_rl.replay.prioritised import Prioritised
-from laser_rl.replay.records import allocate, upload
 from laser_rl.replay.store import Replay
 from laser_rl.types import Batch, UnrollLayout
 

@@ -17,7 +17,7 @@ from torch import Tensor, cuda
 from laser_rl.agent.parallel import ALONE
 from laser_rl.agent.parameters import FlatParameters
 from laser_rl.gpu_streams import Handover, on, own_stream
-from laser_rl.replay.records import DeviceBatch
+from laser_rl.replay.memory_layout import DeviceBatch
 from laser_rl.training.build import Member, batch_of, learn
 from laser_rl.types import Batch, Episode, UnrollLayout, Unrolls
 

@@ -35,7 +35,7 @@ from laser_rl.envs.records import EnvironmentSpec, carve, read_spec, size_of, wr
 from laser_rl.errors import ConfigError
 from laser_rl.gpu_streams import own_stream
 from laser_rl.networks.build import TorsoSource, family_of
-from laser_rl.replay.records import Parts, shape_of, views
+from laser_rl.replay.memory_layout import Parts, shape_of, views
 from laser_rl.training.build import RankLost, build_learner, layout_of, threads_of
 from laser_rl.training.member_group import PinnedBatch
 from laser_rl.training.process_handle import kill_tree, shared_memory, start_child

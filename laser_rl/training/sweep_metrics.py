@@ -7,7 +7,7 @@ import torch
 
 from laser_rl.agent.learner import Learner
 from laser_rl.ops import checks
-from laser_rl.replay.records import allocate
+from laser_rl.replay.memory_layout import allocate
 from laser_rl.replay.store import Replay
 from laser_rl.training.build import Member
 from laser_rl.types import Inputs

@@ -22,7 +22,7 @@ from laser_rl.networks.recurrent import NoMemory
 from laser_rl.networks.torso import MLP
 from laser_rl.ops import checks
 from laser_rl.ops.distributions import Family
-from laser_rl.replay.records import allocate
+from laser_rl.replay.memory_layout import allocate
 from laser_rl.training.build import Member, on_device
 from laser_rl.training.member_group import MemberGroup, MemberSteps
 from laser_rl.types import Batch, Episode, Unrolls

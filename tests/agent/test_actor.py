@@ -187,7 +187,7 @@ def test_stacks_are_cut_at_the_first_row_and_carried_between_unrolls():
 
 
 def test_the_replay_rebuilds_the_stacks_that_the_actor_saw():
-    from laser_rl.replay.records import allocate  # noqa: PLC0415
+    from laser_rl.replay.memory_layout import allocate  # noqa: PLC0415
     from laser_rl.replay.store import Replay  # noqa: PLC0415
 
     layout = UnrollLayout(5, 3, (1, 1, 1), "uint8", (), "int64", 3)

@@ -18,8 +18,8 @@ from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.ops.distributions import Categorical
 from laser_rl.ops.recurrence import unroll
 from laser_rl.replay.lanes import Lanes
+from laser_rl.replay.memory_layout import allocate
 from laser_rl.replay.mixer import Counts, Mixer
-from laser_rl.replay.records import allocate
 from laser_rl.replay.store import Replay
 from laser_rl.types import Inputs, UnrollLayout
 from tests.envs.samples import WIDTH, Telltale

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from laser_rl.agent.learner import Learner
+from laser_rl.agent.memory_state import Recurrent
 from laser_rl.agent.parameters import GIVE_UP_AFTER
-from laser_rl.agent.recurrent import Recurrent
 from laser_rl.config import LossConfig, OptimiserConfig
 from laser_rl.envs.records import DiscreteActions, EnvironmentSpec, ObservationSpec
 from laser_rl.ops.distributions import Categorical

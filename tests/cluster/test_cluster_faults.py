@@ -16,7 +16,7 @@ from laser_rl import checkpoint
 from laser_rl.cluster.supervisor import ClusterSupervisor
 from laser_rl.metrics.log import read
 from laser_rl.replay.encoded_unrolls import unseal
-from laser_rl.replay.records import unpack
+from laser_rl.replay.memory_layout import unpack
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.settings import ClusterSettings
 from tests.agent.unroll_witness import Row, UnrollWitness

@@ -18,7 +18,7 @@ from laser_rl.cluster.sharded import ShardedReplay
 from laser_rl.errors import ConfigError
 from laser_rl.replay import shared_lock
 from laser_rl.replay.encoded_unrolls import seal
-from laser_rl.replay.records import allocate, fields_of, pack
+from laser_rl.replay.memory_layout import allocate, fields_of, pack
 from laser_rl.replay.store import borrow
 from tests.cluster.raylets import NearActor, NearShard, send
 from tests.replay.inputs import STACKED, VECTOR, numbered

@@ -14,14 +14,14 @@ from laser_rl.cluster.channels import LearnerLinks, RemoteLearner, RunnerInbox, 
 from laser_rl.cluster.learner_actor import RemoteActor, RemoteBatchSource
 from laser_rl.cluster.placement import KILLED, MOST_A_CORE, SupervisedActor, shares_of
 from laser_rl.cluster.replays import ReplayFiles, ShardFiller
+from laser_rl.cluster.requirements import require_possible
 from laser_rl.cluster.runner import ActorStart, ReplayWriter, RunnerOutbox
-from laser_rl.cluster.settings import require_possible
 from laser_rl.cluster.shard import ShardPlan
 from laser_rl.config import override
 from laser_rl.errors import ConfigError
 from laser_rl.replay.encoded_unrolls import seal
+from laser_rl.replay.memory_layout import pack
 from laser_rl.replay.prefetcher import Exhausted
-from laser_rl.replay.records import pack
 from laser_rl.replay.store import Replay
 from laser_rl.training.process_handle import MOST_RESTARTS, ProcessDied
 from laser_rl.training.saving import Segments

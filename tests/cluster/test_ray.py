@@ -16,7 +16,7 @@ from laser_rl.cluster.runner import ReplayWriter
 from laser_rl.cluster.shard import ShardClient, ShardPlan
 from laser_rl.cluster.sharded import ShardedReplay
 from laser_rl.replay.encoded_unrolls import seal
-from laser_rl.replay.records import allocate, fields_of, pack
+from laser_rl.replay.memory_layout import allocate, fields_of, pack
 from tests.cluster.raylets import STORE_BYTES, needs_ray, require_token, send, three_raylets
 from tests.replay.inputs import STACKED, VECTOR, numbered
 

@@ -8,7 +8,7 @@ import pytest
 from laser_rl.cluster.shard import Shard, ShardPlan
 from laser_rl.cluster.shard import gathered as gathered_of
 from laser_rl.replay.encoded_unrolls import Unpacking, seal, unseal
-from laser_rl.replay.records import allocate, pack, unpack
+from laser_rl.replay.memory_layout import allocate, pack, unpack
 from laser_rl.replay.store import borrow
 from tests.replay.inputs import LAYOUTS, STACKED, VECTOR, assert_column, assert_same, numbered
 

@@ -14,8 +14,8 @@ from laser_rl.cluster.runner import ReplayWriter
 from laser_rl.cluster.shard import Shard, ShardPlan
 from laser_rl.cluster.sharded import SHARD_BITS, ShardedReplay
 from laser_rl.replay.encoded_unrolls import seal
+from laser_rl.replay.memory_layout import allocate, pack
 from laser_rl.replay.mixer import Counts, Mixer
-from laser_rl.replay.records import allocate, pack
 from laser_rl.replay.store import Replay
 from tests.cluster.raylets import NearShard, send
 from tests.replay.inputs import STACKED, VECTOR, assert_column, assert_same, numbered

@@ -7,7 +7,7 @@ from laser_rl.networks.torso import ImpalaDeep
 
 pytest.importorskip("triton", reason="needs Triton")
 
-from laser_rl.cuda import convolution, first, pointwise, pool
+from laser_rl.cuda import convolution, first, pointwise
 from laser_rl.cuda.shapes import taps, taps_back
 from laser_rl.networks import impala
 from tests.references import kernels as plain
@@ -41,28 +41,28 @@ def test_pool_and_its_gradient(shape):
     torch.manual_seed(1)
     _, height, width, channels = shape
     x, bias = normal(*shape), torch.randn(channels, device=DEVICE)
-    out, positive, index = pool.pool(x, bias, rectified=True)
+    out, positive, index = max_pool.pool(x, bias, rectified=True)
     twin, twin_positive, twin_index = plain.pool(x.double(), bias.double(), rectified=True)
     assert torch.equal(index, twin_index)
     assert_near((out, positive), (twin, twin_positive))
     gradient = normal(*out.shape)
     back = plain.pool_gradient(gradient.double(), index, height, width)
-    assert_near([pool.pool_gradient(gradient, index, height, width)], [back])
-    alone = pool.pool(x, bias, rectified=False, choice=False)
+    assert_near([max_pool.pool_gradient(gradient, index, height, width)], [back])
+    alone = max_pool.pool(x, bias, rectified=False, choice=False)
     assert torch.equal(alone[0], out)
     assert alone[1:] == (None, None) == plain.pool(x, bias, rectified=False, choice=False)[1:]
 
 
 def test_pool_of_equal_numbers_chooses_the_first():
     x = torch.zeros(1, 6, 6, 16, device=DEVICE, dtype=DTYPE)
-    _, _, index = pool.pool(x, torch.zeros(16, device=DEVICE), rectified=False)
+    _, _, index = max_pool.pool(x, torch.zeros(16, device=DEVICE), rectified=False)
     assert torch.equal(index, plain.pool(x, torch.zeros(16, device=DEVICE), rectified=False)[2])
 
 
 def test_pool_shows_what_is_not_finite():
     x = normal(1, 6, 6, 16)
     x[0, 2, 2, 3] = float("nan")
-    out, positive, _ = pool.pool(x, torch.zeros(16, device=DEVICE), rectified=True)
+    out, positive, _ = max_pool.pool(x, torch.zeros(16, device=DEVICE), rectified=True)
     assert out[0, 1, 1, 3].isnan()
     assert positive[0, 1, 1, 3].isnan()
     assert out.isnan().sum() == 1

@@ -10,7 +10,7 @@ import pytest
 from laser_rl.checkpoint import REPLAY, Salvage, segments
 from laser_rl.checkpoint.guarded import Damaged
 from laser_rl.replay.lanes import EpisodeIndex, Lanes
-from laser_rl.replay.records import allocate
+from laser_rl.replay.memory_layout import allocate
 from laser_rl.replay.store import Replay
 from laser_rl.training import saving
 from laser_rl.types import Unrolls

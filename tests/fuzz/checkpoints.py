@@ -11,7 +11,7 @@ from laser_rl import checkpoint
 from laser_rl.checkpoint import SegmentEntry, manifest, segments
 from laser_rl.checkpoint.guarded import fitting
 from laser_rl.checkpoint.snapshot import grouped, member_name
-from laser_rl.replay.records import pack
+from laser_rl.replay.memory_layout import pack
 from laser_rl.training.build_group import build_group
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.evaluate import load_trained

@@ -8,12 +8,12 @@ from pathlib import Path
 import yaml
 
 from laser_rl import LASER, checkpoint
-from laser_rl.cli.settings import base_from, begin, read_file
+from laser_rl.cli.flags import base_from, begin, read_file
 from laser_rl.cli.status import status_of
 from laser_rl.metrics.machine import sessions
+from laser_rl.research.pages import ABOUT, experiment_of, read_about
 from laser_rl.research.paper import compared
-from laser_rl.research.report import ABOUT, experiment_of, read_about
-from laser_rl.research.runner import read_part
+from laser_rl.research.run_experiments import read_part
 from laser_rl.training.files import read_sweep
 from laser_rl.training.settings import sweep_from
 from laser_rl.view.report import report

@@ -17,7 +17,7 @@ from laser_rl.cluster.runner import RunnerOutbox
 from laser_rl.cluster.shard import ShardClient, ShardPlan
 from laser_rl.cluster.sharded import ShardedReplay, global_ids
 from laser_rl.replay.encoded_unrolls import seal
-from laser_rl.replay.records import allocate, pack, unpack
+from laser_rl.replay.memory_layout import allocate, pack, unpack
 from laser_rl.replay.store import Replay
 from laser_rl.training.member_group import ThreadMailbox
 from laser_rl.training.stop import Stop

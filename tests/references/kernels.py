@@ -17,7 +17,7 @@ def nhwc(x: Tensor) -> Tensor:
 def pool(
     x: Tensor, bias: Tensor, *, rectified: bool, choice: bool = True
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Twin of `laser_rl.cuda.pool.pool`."""
+    """Twin of `laser_rl.cuda.max_pool.pool`."""
     high = F.pad(nchw(x), (1, 1, 1, 1), value=-torch.inf)
     windows = high.unfold(2, 3, 2).unfold(3, 3, 2).flatten(4)  # [N, C, rows, columns, 9]
     best, index = windows.max(-1)
@@ -28,7 +28,7 @@ def pool(
 
 
 def pool_gradient(gradient: Tensor, index: Tensor, height: int, width: int) -> Tensor:
-    """Twin of `laser_rl.cuda.pool.pool_gradient`."""
+    """Twin of `laser_rl.cuda.max_pool.pool_gradient`."""
     n, rows, columns, channels = gradient.shape
     out = gradient.new_zeros(n, 2 * rows + 1, 2 * columns + 1, channels)  # with a border of one before
     for k in range(9):

@@ -7,8 +7,8 @@ from itertools import count
 
 import pytest
 
+from laser_rl.replay.memory_layout import allocate
 from laser_rl.replay.prefetcher import Exhausted, Prefetcher, Starved
-from laser_rl.replay.records import allocate
 from tests.replay.inputs import VECTOR
 
 

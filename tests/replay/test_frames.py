@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from laser_rl.replay.records import DeviceBatch, allocate, upload
+from laser_rl.replay.memory_layout import DeviceBatch, allocate, upload
 from laser_rl.replay.store import Replay
 from laser_rl.types import UnrollLayout
 from tests.replay.inputs import LAYOUTS, assert_column, assert_same, numbered

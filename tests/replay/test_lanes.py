@@ -11,8 +11,8 @@ from scipy import stats
 
 from laser_rl.errors import ConfigError
 from laser_rl.replay.lanes import Lanes
+from laser_rl.replay.memory_layout import allocate
 from laser_rl.replay.mixer import columns_of
-from laser_rl.replay.records import allocate
 from laser_rl.replay.store import Evicted, Replay
 from tests.replay.inputs import CONTEXT, RECURRENT, Stream, Walk, assert_same, cycle_of
 

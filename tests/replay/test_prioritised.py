@@ -5,9 +5,9 @@ import pytest
 from scipy import stats
 
 from laser_rl.errors import ConfigError
+from laser_rl.replay.memory_layout import allocate
 from laser_rl.replay.mixer import columns_of
 from laser_rl.replay.prioritised import Prioritised
-from laser_rl.replay.records import allocate
 from laser_rl.replay.store import Evicted, Replay
 from tests.replay.inputs import RECURRENT, VECTOR, numbered
 

@@ -22,7 +22,7 @@ from scipy import stats
 
 from laser_rl.replay import shared_lock
 from laser_rl.replay.memory_estimate import estimate
-from laser_rl.replay.records import Packed, allocate, pack
+from laser_rl.replay.memory_layout import Packed, allocate, pack
 from laser_rl.replay.shared import HOLDER, UNSETTLED, Handle
 from laser_rl.replay.store import Replay
 from tests.replay.inputs import LAYOUTS, PICTURE, STACKED, VECTOR, assert_same, numbered, take

@@ -11,7 +11,7 @@ from scipy import stats
 from laser_rl.errors import ConfigError
 from laser_rl.replay import encoded_unrolls
 from laser_rl.replay.memory_estimate import estimate
-from laser_rl.replay.records import allocate, pack, put_packed, upload
+from laser_rl.replay.memory_layout import allocate, pack, put_packed, upload
 from laser_rl.replay.store import Evicted, Replay
 from laser_rl.types import UnrollLayout
 from tests.replay.inputs import LAYOUTS, PICTURE, STACKED, VECTOR, assert_column, assert_same, numbered, take

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from laser_rl.replay import encoded_unrolls
-from laser_rl.replay.records import allocate
+from laser_rl.replay.memory_layout import allocate
 from laser_rl.replay.store import Replay
 from laser_rl.types import UnrollLayout, empty_unrolls
 

@@ -5,7 +5,7 @@ import pytest
 from laser_rl.errors import ConfigError
 from laser_rl.research.experiment import EXPERIMENTS, planned, shrunk, suite_of
 from laser_rl.research.protocol import curve_lines
-from laser_rl.research.runner import executed, read_part
+from laser_rl.research.run_experiments import executed, read_part
 from laser_rl.training.trainer import Trainer
 
 

@@ -5,7 +5,7 @@ import pytest
 from laser_rl.errors import ConfigError
 from laser_rl.replay.mixer import Counts
 from laser_rl.research.experiment import EXPERIMENTS, SUITES, changed, planned, shrunk, suite_of
-from laser_rl.research.runner import part_of
+from laser_rl.research.run_experiments import part_of
 
 
 def sweeps(name, task="catch", suite="small"):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from laser_rl.research.experiment import EXPERIMENTS
-from laser_rl.research.report import report, write_index
+from laser_rl.research.pages import report, write_index
 
 KEPT = Path(__file__).parents[2] / "docs" / "results" / "experiments"
 NEEDED = ("experiment.json", "curves.csv", "times.csv")

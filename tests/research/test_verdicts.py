@@ -7,7 +7,7 @@ import pytest
 
 from laser_rl.errors import ConfigError
 from laser_rl.research.experiment import EXPERIMENTS, Claim, Experiment, suite_of
-from laser_rl.research.report import CURVES, TIMES, About, read_about, report, table
+from laser_rl.research.pages import CURVES, TIMES, About, read_about, report, table
 from laser_rl.research.verdicts import ALL, judge, overall, results_of, spread_of
 
 TASKS = [suite_of("small").task(name) for name in ("catch", "cartpole")]

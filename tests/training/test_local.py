@@ -14,9 +14,9 @@ from laser_rl import checkpoint
 from laser_rl.agent.learner import Learner
 from laser_rl.gpu_streams import on, own_stream
 from laser_rl.metrics.log import read
+from laser_rl.replay.memory_layout import DeviceBatch, allocate
 from laser_rl.replay.mixer import Mixer
 from laser_rl.replay.prefetcher import Prefetcher
-from laser_rl.replay.records import DeviceBatch, allocate
 from laser_rl.training import member_group as feeding
 from laser_rl.training.member_group import PinnedBatch, ThreadMailbox, _Copy
 from laser_rl.training.threads import Busy

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from laser_rl import LASER, checkpoint
-from laser_rl.agent.recurrent import Recurrent
+from laser_rl.agent.memory_state import Recurrent
 from laser_rl.errors import ConfigError
 from laser_rl.training.build import batch_of
 from laser_rl.training.directory import RunDirectory

@@ -36,8 +36,7 @@ from laser_rl.metrics.log import read
 from laser_rl.metrics.machine import machine
 from laser_rl.metrics.rows import Kind, Row, Value
 from laser_rl.research.experiment import EXPERIMENTS, SUITES, Experiment, PlannedRun, planned, shrunk, suite_of
-from laser_rl.research.protocol import curve_lines
-from laser_rl.research.report import (
+from laser_rl.research.pages import (
     ABOUT,
     CURVES,
     TIMES,
@@ -48,6 +47,7 @@ from laser_rl.research.report import (
     verdict_table,
     write_index,
 )
+from laser_rl.research.protocol import curve_lines
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import act_and_learn, prepare, train
 from laser_rl.training.settings import SweepConfig

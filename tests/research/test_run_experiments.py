@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from laser_rl.errors import ConfigError
-from laser_rl.research import runner
 from laser_rl.research.experiment import EXPERIMENTS, planned, shrunk, suite_of
 
 ARGUMENTS = ["experiment", "run", "sharing", "--smoke", "--tasks", "catch"]
@@ -23,8 +22,8 @@ def smoke_runs(name="sharing", task="catch", seeds=(0, 1)):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
-    assert runner.perform(smoke_runs(), folder / "parts") == 6
-    return runner.assemble(smoke_runs(), folder / "parts", folder / "sharing").read_bytes()
+    assert run_experiments.perform(smoke_runs(), folder / "parts") == 6
+    return run_experiments.assemble(smoke_runs(), folder / "parts", folder / "sharing").read_bytes()
 
 
 def children(pid):
@@ -62,50 +61,50 @@ def test_killed_in_the_middle_it_goes_on_and_gives_the_same_table(tmp_path, whol
     done = len(list(parts.glob("*.json")))
     assert done < 6
     assert not (tmp_path / "sharing").exists()
-    assert runner.perform(smoke_runs(), parts, jobs=2) == 6 - done
-    assert runner.assemble(smoke_runs(), parts, tmp_path / "sharing").read_bytes() == whole
-    assert runner.perform(smoke_runs(), parts) == 0
+    assert run_experiments.perform(smoke_runs(), parts, jobs=2) == 6 - done
+    assert run_experiments.assemble(smoke_runs(), parts, tmp_path / "sharing").read_bytes() == whole
+    assert run_experiments.perform(smoke_runs(), parts) == 0
 
 
 def test_half_a_part_does_not_count(tmp_path, whole):
     parts = tmp_path / "parts"
     parts.mkdir()
-    part = runner.part_of(parts, smoke_runs()[0])
+    part = run_experiments.part_of(parts, smoke_runs()[0])
     (parts / f".{part.name}.1-2.tmp").write_text('{"seconds": 1')  # what a killed writer leaves
-    assert runner.perform(smoke_runs(), parts) == 6
-    assert runner.assemble(smoke_runs(), parts, tmp_path).read_bytes() == whole
+    assert run_experiments.perform(smoke_runs(), parts) == 6
+    assert run_experiments.assemble(smoke_runs(), parts, tmp_path).read_bytes() == whole
 
 
 def test_runs_with_directories_give_the_same_table(tmp_path, whole):
-    assert runner.perform(smoke_runs(), tmp_path, kept=True) == 6
-    part = runner.part_of(tmp_path, smoke_runs()[0])
+    assert run_experiments.perform(smoke_runs(), tmp_path, kept=True) == 6
+    part = run_experiments.part_of(tmp_path, smoke_runs()[0])
     assert (part.with_suffix("") / "sweep.json").exists()
-    assert runner.assemble(smoke_runs(), tmp_path, tmp_path).read_bytes() == whole
+    assert run_experiments.assemble(smoke_runs(), tmp_path, tmp_path).read_bytes() == whole
 
 
 @pytest.mark.slow
 def test_more_seeds_only_add_runs(tmp_path, whole, capsys):
-    runner.perform(smoke_runs(seeds=(0,)), tmp_path)
-    assert runner.perform(smoke_runs(), tmp_path) == 3
+    run_experiments.perform(smoke_runs(seeds=(0,)), tmp_path)
+    assert run_experiments.perform(smoke_runs(), tmp_path) == 3
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "3 runs to do, 0 done already"
     assert lines[4] == "3 runs to do, 3 done already"
-    assert runner.assemble(smoke_runs(), tmp_path, tmp_path).read_bytes() == whole
+    assert run_experiments.assemble(smoke_runs(), tmp_path, tmp_path).read_bytes() == whole
 
 
 def test_a_run_that_fails_is_named_and_the_others_are_kept(tmp_path, monkeypatch):
-    real = runner.executed
+    real = run_experiments.executed
 
     def executed(sweep, bucket_steps, directory=None):
         if sweep.share == "separate" and sweep.base.run.seed == 1:
             raise ConfigError("no such thing")
         return real(sweep, bucket_steps, directory)
 
-    monkeypatch.setattr(runner, "executed", executed)
-    with pytest.raises(runner.RunsFailed, match=r"1 of 6 runs failed(?s:.*)catch, separate, seed 1: no such thing"):
-        runner.perform(smoke_runs(), tmp_path)
+    monkeypatch.setattr(run_experiments, "executed", executed)
+    with pytest.raises(run_experiments.RunsFailed, match=r"1 of 6 runs failed(?s:.*)catch, separate, seed 1: no such thing"):
+        run_experiments.perform(smoke_runs(), tmp_path)
     monkeypatch.undo()
-    assert runner.perform(smoke_runs(), tmp_path) == 1
+    assert run_experiments.perform(smoke_runs(), tmp_path) == 1
 
 
 def work(job):
@@ -119,7 +118,7 @@ def work(job):
 
 @pytest.mark.slow
 def test_a_worker_that_dies_takes_only_its_own_job_with_it():
-    ended = sorted(runner.spread(work, [{"number": n} for n in range(6)], workers=2), key=lambda one: one[0])
+    ended = sorted(run_experiments.spread(work, [{"number": n} for n in range(6)], workers=2), key=lambda one: one[0])
     assert [result for _, result, _ in ended] == [0, None, None, 3, 4, 5]
     assert "died with status -9" in ended[1][2]
     assert "ValueError: two" in ended[2][2]
@@ -133,7 +132,7 @@ def wait_long(job):
 @pytest.mark.slow
 def test_busy_workers_die_with_their_parent():
     command = (
-        "from laser_rl.research.runner import spread; from tests.research.test_runner import wait_long; "
+        "from laser_rl.research.run_experiments import spread; from tests.research.test_run_experiments import wait_long; "
         "list(spread(wait_long, [{}, {}], workers=2))"
     )
     process = subprocess.Popen([sys.executable, "-c", command])
@@ -159,7 +158,7 @@ def test_busy_workers_die_with_their_parent():
 @pytest.mark.slow
 def test_workers_end_with_whoever_stops_listening():
     before = set(children(os.getpid()))
-    ends = runner.spread(work, [{"number": n} for n in (3, 4, 5)], workers=2)
+    ends = run_experiments.spread(work, [{"number": n} for n in (3, 4, 5)], workers=2)
     next(ends)
     workers = set(children(os.getpid())) - before
     ends.close()
