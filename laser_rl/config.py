@@ -1,6 +1,6 @@
 """The configuration: frozen values, built by a recipe, changed by flags or a file, kept in the run directory as it was used.
 
-Units stand in the field names. Parts of the program receive values, never this object.
+Units stand in the field names. Parts of the program receive values, or a section at most.
 """
 
 import difflib

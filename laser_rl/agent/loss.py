@@ -1,4 +1,4 @@
-"""Algorithm 1, from the network's output on a batch to one number to minimise; for one member, or for several side by side."""
+"""`laser_loss` assembles Algorithm 1 from `ops`: relevance, trust, V-trace, losses; for one member, or for several side by side."""
 
 import math
 from collections.abc import Sequence
@@ -17,6 +17,7 @@ from laser_rl.ops import pixel_control, rewards
 from laser_rl.ops.actor_critic import ActorCriticLosses, actor_critic_losses, counted, reduce, value_loss
 from laser_rl.ops.distributions import Family
 from laser_rl.ops.popart import normalise, sigma
+from laser_rl.ops.trust_region import within
 from laser_rl.types import Batch
 
 # Settings in which members side by side may differ; the others of `LossConfig` decide which operations are done.
@@ -88,7 +89,7 @@ def laser_loss(
     relevance = behaviour_relevance(family, policy, batch.behaviour, common, generator)
     value = output.value if popart is None else popart.value(output.value, batch.task)
     stored = (batch.behaviour, batch.action, learned_reward(batch.reward, hyper), learned_discount(batch, hyper))
-    masks = (batch.is_transition, batch.online, relevance < columns(bound.expand(hyper.members), batch))
+    masks = (batch.is_transition, batch.online, within(relevance, columns(bound.expand(hyper.members), batch)))
     losses = actor_critic_losses(family, policy, value, *stored, *masks, clip_rho=common.clip_rho, clip_c=common.clip_c)
     if popart is not None:
         losses = _in_units(popart, output, losses, batch.task, common.popart_step, team)

@@ -1,8 +1,8 @@
 """The memory's state at the learner: where each column's comes from, and what its lane carries to the next batch.
 
-Column b of every batch is one lane of the replay. Where it goes on (`carried`), it starts from the state that this learner's own
-parameters reached at the end of the column's unroll before: after row T−1, since row T is also row 0 of the next. No second pass is
-needed, and no stored state is ever used for it (docs/adr/0016). Online columns start from the state that the actor had.
+Every replayed column of a batch is one lane of the replay (with `replay.state` at refresh). Where it goes on (`carried`), it starts from
+the state that this learner's own parameters reached at the end of the column's unroll before: after row T−1, since row T is also row 0 of
+the next. No second pass is needed, and no stored state is ever used (docs/adr/0016). Online columns start from the actor's state.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""A sweep: several agents that differ in a few settings, run at the same speed and learn from one replay."""
+"""`Sweep`: train several agents that differ in a few settings at the same speed, by default with one shared replay."""
 
 import shutil
 import tempfile

@@ -1,6 +1,6 @@
 """Checkpoints, `checkpoints/step-…/`: tensors, state, manifest. The latest is the highest step that verifies; nothing points at it.
 
-All that removes something of a run directory is here. Only what has a name that we give is removed, and nothing because something else
+Checkpoints and segments are removed here only. Only what has a name that we give is removed, and nothing because something else
 could not be read.
 """
 

@@ -19,7 +19,7 @@ _MOST_SHOWN = 200  # letters of a path
 TRUST_HELP = (
     "--trust-code: import and call the code that a file names (module:callable); of every command, never the default"
 )
-FULL = 5  # as of `training.disk_space.NoSpace`
+FULL = 5  # as of `training.saving.NoSpace`
 _SHORT = {"k": 1_000, "M": 1_000_000, "m": 1_000_000, "G": 1_000_000_000}
 
 

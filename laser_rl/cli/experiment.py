@@ -1,4 +1,4 @@
-"""`laser experiment`, `laser theory`: the figures and tables of the paper, run again, and its propositions."""
+"""`laser experiment` reproduces the paper's figures and tables, `laser theory` computes its propositions."""
 
 import shlex
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""`laser train`, `laser sweep`, `laser resume`: flags become settings, a run is started, and its end is told."""
+"""`laser train`, `laser sweep`, `laser resume`: flags become settings, a run starts, and its result is printed."""
 
 import contextlib
 import shlex

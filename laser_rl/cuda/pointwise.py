@@ -1,4 +1,4 @@
-"""What stands between the convolutions of a residual block, one pass over memory each, in Triton; pictures as [..., C].
+"""Fused Triton kernels for bias, ReLU and skip connection of a residual block, one pass over memory each; pictures as [..., C].
 
 The backward passes also sum what they write over all positions: that is the gradient of the bias before it. Sums are taken by a fixed
 number of programs and added in a fixed order: the same numbers give the same bits.

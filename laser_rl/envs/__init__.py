@@ -1,1 +1,1 @@
-"""Environments: Gymnasium's, Atari's and our own, each behind `Environments`; rows come in, actions go out. Never imports torch."""
+"""Environments: Gymnasium's, Atari's and our own, each behind `Environments`; actions go in, rows come out. Never imports torch."""

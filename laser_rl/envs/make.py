@@ -1,4 +1,4 @@
-"""One function makes every kind of environment, and mixtures of several tasks; another makes one to look at."""
+"""Make environments: `make_environments` for training, of one task or of a mixture (`MixedEnvironments`); `make_renderable` for videos."""
 
 import os
 import zlib
@@ -96,7 +96,7 @@ def _mixture(
     with ExitStack() as made:
         parts: list[Environments] = []
         for task, own in tasks.items():
-            # The seed goes by the task's name: it plays the same episodes in every company.
+            # The seed depends on the task's name, so a task plays the same episodes in any mixture.
             own_seed = int(seed_of(seed, np.array([zlib.crc32(task.encode())]), np.zeros(1, np.int64))[0])
             parts.append(make(task, share, own_seed, {**own, **options}, max(1, workers // len(tasks))))
             made.callback(parts[-1].close)
@@ -106,7 +106,7 @@ def _mixture(
 
 
 class MixedEnvironments(Environments):
-    """The environments of several tasks, `parts`, as one: slot s plays task s mod the number of tasks, for good.
+    """The environments of several tasks, `parts`, as one: slot s plays task s mod the number of tasks during the whole run.
 
     All have the same observations and the same number of slots. Tasks that run in this thread are stepped one after the other, those in
     worker processes at the same time. Where tasks have different numbers of discrete actions, the mixture has

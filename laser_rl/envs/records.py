@@ -1,4 +1,4 @@
-"""What crosses the border between environments and agents: what they look like, rows, and what is kept of open episodes.
+"""The interface `Environments`, its specs and `Rows`, the seeds of episodes, and the actions that rebuild open episodes.
 
 Environments reset on the **next** step: the last observation of an episode is a row of its own, and the step that follows it is no
 transition but brings the first row of the next episode (`is_first`). Everything here is NumPy; `envs` never imports torch.
@@ -87,7 +87,7 @@ class EnvironmentSpec:
     spaces: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)  # as JSON, see `envs.spaces`
 
     def task_of(self, slot: int) -> int:
-        """Which task a slot plays, for good: they take turns."""
+        """Which task a slot plays during the whole run: they take turns."""
         return slot % max(1, len(self.tasks))
 
 

@@ -1,4 +1,4 @@
-"""One Python environment in its slot: its episodes, its faults, its row. Steps in a thread and in a worker process are this code.
+"""`Slot` steps one Python environment, restarts it after faults and writes its rows; serial environments and pool workers use it.
 
 `SerialEnvironments` steps its slots one after the other in the thread that asks: the specification of the pool.
 """
@@ -37,7 +37,7 @@ IDLE, CONSTRUCTING, RESETTING, STEPPING, PAUSING = range(5)
 MOST_FAILURES = 5  # in a row, without one good step in between
 FIRST_PAUSE_S = 0.1
 SEEDS_AT_ONCE = 64  # one by one they would cost as much as a small environment's reset
-# No part of Exception: what they pass through would take them for the end that the user wants.
+# These do not derive from Exception: uncaught, they would look like the user's own request to exit.
 EXITS = (SystemExit, KeyboardInterrupt)
 
 OnBadValue = Literal["fail", "drop"]
@@ -45,7 +45,7 @@ Made = TypeVar("Made")
 
 
 def exit_of(error: BaseException, name: str) -> BaseException:
-    """What to raise instead of one of `EXITS` that comes out of an environment, which is not to end a program.
+    """The error to raise in place of one of `EXITS` from an environment: an environment must not end the program.
 
     A Ctrl-C of the user's own stays: one in the main thread where Python's own handler is at work, or the class that our handler raises.
     """

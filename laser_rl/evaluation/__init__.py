@@ -1,1 +1,1 @@
-"""How good an agent is: playing episodes, statistics of their returns, and videos."""
+"""How good an agent is: playing episodes, and statistics of their returns."""

@@ -1,4 +1,4 @@
-"""What a network reads: torsos, from observations [N, ...] (float, scaled) to features [N, features]; the last step; an instruction.
+"""Input encoders, from [N, ...] to features [N, F]: torsos of observations, `LastStep` (last action and reward), `Instruction` (words).
 
 A user's own module can stand in a torso's place.
 """

@@ -133,7 +133,7 @@ def actor_critic_losses(
     Args:
         family: what `policy` and `behaviour` parametrise.
         policy: parameters of π at the first T input rows.
-        value: V at all T+1 input rows; the only shift of the project happens here.
+        value: V at all T+1 input rows; it is shifted here and nowhere else.
         behaviour: parameters of μ, as stored.
         action: the stored action.
         reward: r_t.
@@ -159,7 +159,7 @@ def actor_critic_losses(
         expected, got = (len(reward) + 1, reward.shape[1]), tuple(value.shape)
         checks.require(got == expected, f"value has shape {got}, expected {expected}: one row more than reward")
     learnable = trusted & is_transition
-    this_value, next_value = value[:-1], value[1:]  # the only shift in the project
+    this_value, next_value = value[:-1], value[1:]  # the only shift of V in the project
     log_prob, entropy = family.evaluate(policy, action)
     log_ratio = (log_prob - family.log_prob(behaviour, action)).detach()
     estimate = vtrace(log_ratio, learnable, reward, discount, this_value, next_value, clip_rho=clip_rho, clip_c=clip_c)

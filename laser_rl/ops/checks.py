@@ -121,7 +121,7 @@ def clip_constants(*, clip_rho: float, clip_c: float) -> None:
 def positive(**numbers: float | int | Tensor) -> None:
     """All numbers are above zero, and not NaN; infinity is allowed."""
     for name, number in numbers.items():
-        require(bool(number > 0), f"{name} is {number}, expected a number above 0")
+        require(bool(torch.as_tensor(number > 0).all()), f"{name} is {number}, expected a number above 0")
 
 
 def share(**numbers: float) -> None:

@@ -1,4 +1,4 @@
-"""PopArt: value targets normalised by each task's mean and σ, and a last layer rescaled so that its outputs stay when those move.
+"""PopArt: normalise value targets by task, and rescale the last layer so that values do not change when the statistics do.
 
 The network's last layer predicts n = (v − mean) / σ. Order matters: the statistics move on the new targets, then the
 last layer is rescaled so that σ·n + mean is what it was, and only then is the loss taken, in the new units.

@@ -110,7 +110,7 @@ def kl_to_behaviour(
         return family.kl(policy, behaviour).clamp(min=0.0)  # rounding alone can make it negative
 
 
-def within(relevance: Float[Tensor, "*rows"], bound: float | Float[Tensor, ""]) -> Bool[Tensor, "*rows"]:
+def within(relevance: Float[Tensor, "*rows"], bound: float | Float[Tensor, "*#rows"]) -> Bool[Tensor, "*rows"]:
     """The trust indicator λ = 1[β < b]. A relevance of NaN is not trusted.
 
     >>> within(torch.tensor([0.01, 0.03, float("nan")]), 0.03)

@@ -1,7 +1,7 @@
-"""Lanes: whole episodes replayed in order, for agents with a memory.
+"""Replay for recurrent agents: every replayed column (a *lane*) goes through a whole episode in order; `EpisodeIndex` finds them.
 
-Column j of every batch is lane j. It goes through an episode unroll by unroll, and the learner carries the memory's state from one
-batch to the next: a state that its own newest parameters computed from the episode's first row on, never one that was stored.
+Lane j fills the j-th replayed column of every batch. It goes through an episode unroll by unroll, and the learner carries the memory's
+state from one batch to the next: a state that its own newest parameters computed from the first row on, never one that was stored.
 
 Unrolls of all streams lie interleaved in the store. An `EpisodeIndex` says which whole episodes it holds and how the unrolls of a stream
 follow each other; it is made by reading the small fields of each new unroll once. Other processes may write into the store at any time, so

@@ -162,7 +162,9 @@ def parts_of(layout: UnrollLayout, batch: Batch) -> Parts:
     frame *= sizes.stack if rows == layout.steps + 1 else 1
     records, frames = batch.online.untyped_storage(), batch.observation.untyped_storage()
     if (records.nbytes(), frames.nbytes()) != (columns * sizes.record_bytes, columns * rows * frame):
-        raise ValueError("the batch does not lie in two blocks of this layout; make it with laser_rl.replay.allocate")
+        raise ValueError(
+            "the batch does not lie in two blocks of this layout; make it with laser_rl.replay.memory_layout.allocate"
+        )
     empty = torch.empty(0, dtype=torch.uint8, device=batch.online.device)
     empty_frames = torch.empty(0, dtype=torch.uint8, device=batch.online.device)
     return Parts(

@@ -20,7 +20,7 @@ MemoryState = Literal["stored", "zero"]  # what the memory begins a drawn unroll
 
 
 class Sampler:
-    """Fills the replayed columns of a member's batches; used by one thread. This one is for batches that have none."""
+    """Fills the replayed columns of a member's batches; used by one thread. The base class draws nothing: for batches without any."""
 
     def ready(self) -> bool:
         return True

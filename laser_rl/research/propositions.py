@@ -1,4 +1,4 @@
-"""The paper's five propositions on a random Markov decision process, as tables of numbers."""
+"""Print the paper's five propositions on a random Markov decision process as tables; `theory` computes them."""
 
 from collections.abc import Sequence
 from typing import Any, get_args

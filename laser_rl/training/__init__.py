@@ -1,1 +1,1 @@
-"""Runtimes: from a configuration to parts (`build`), how they run (`serial`, `local`), and what stands beside them (`training`)."""
+"""From settings to a finished run: `build` makes members, `trainer` and `threads` run them, `launch` starts all of it."""

@@ -187,7 +187,7 @@ def slots_of(source: EnvironmentSource) -> int | None:
 
 
 def another(source: EnvironmentSource) -> EnvironmentSource:
-    """Something that makes environments like this one, for playing beside the training; where there is nothing, the one that exists.
+    """A source of fresh copies of this environment, for evaluation; if none can be made, the environment itself.
 
     All episodes of one that is played in itself are begun anew, and training goes on with new ones (`envs.construct.BorrowedEnv`).
     """

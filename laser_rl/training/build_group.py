@@ -164,6 +164,7 @@ def _vectorized(sweep: SweepConfig, members: Sequence[build.Member], after: str)
     from laser_rl.training.vectorized import StackedPolicy, VectorizedGroup, VectorizedLearners  # noqa: PLC0415
 
     first = members[0]
+    # "crew" is part of the seed: another word would change every run.
     slots, seed = first.config.environment.slots, build.derive(sweep.base.run.seed, f"crew/{first.number}")
     stack = VectorizedLearners([member.learner for member in members])
     policy = StackedPolicy(stack, slots, seed=build.derive(seed, f"actions{after}"))
@@ -185,7 +186,7 @@ def _sequential(
 ) -> MemberGroup:
     # The only member of a process acts in a thread of its own if the runtime is "local", with a network of its own. Of members that take
     # turns, acting must not wait for updates under way on a GPU, so it has a network of its own there too. Where there are `permits`, other
-    # processes use the card while this one's emulators work: one large group of slots is decided for faster than two small ones.
+    # processes use the card while this one's emulators work: one forward pass over all slots is faster than two over half of them.
     gpu = members[0].learner.device.type == "cuda"
     threaded = members[0].config.run.runtime == "local" and len(members) == 1 and permits is None
     lockstep = not threaded and (not gpu or permits is not None)

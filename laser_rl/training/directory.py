@@ -1,4 +1,4 @@
-"""A run directory: settings, metrics, checkpoints of all members, replay; in formats that other programs can read."""
+"""`RunDirectory`: lock a run directory, write and restore checkpoints there, refuse or clear what an earlier run left."""
 
 import contextlib
 import functools
@@ -182,7 +182,7 @@ def _is_ours(path: Path, names: list[str]) -> bool:
 
 
 def _remove_leftovers(path: Path) -> None:
-    """Of a dead writer; `Unreadable` if a small file cannot be read that a start would write anew, or the log cannot be appended to."""
+    """Remove temporary files of a dead writer; raise `Unreadable` if a file that this run must rewrite or append to is unreadable."""
     for name in (CONFIG, SWEEP, machine.FILE):
         with contextlib.suppress(Damaged):
             guarded.read_bytes(path / name, limit=LIMIT_BYTES)

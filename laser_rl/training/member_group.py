@@ -1,6 +1,6 @@
 """The members of a run as they act and learn in one process, one after the other; `vectorized` has those that are computed together.
 
-Between acting and learning: batches that lie where the learner reads them, parameters on their way back.
+Also here: batches on the learner's device (`PinnedBatch`), and copies of its parameters for the actor (`ThreadMailbox`).
 """
 
 import functools
@@ -95,7 +95,7 @@ class ThreadMailbox:
 
     def __init__(self, parameters: Tensor, version: int) -> None:
         self._lock, self._version = threading.Lock(), version
-        # Those under way, one that is there, and the one that is written next.
+        # Copies: UNDER_WAY that the card still computes, one that is complete, and one that is written next.
         copies = UNDER_WAY + 2 if parameters.device.type == "cuda" else 1
         self._copies = deque(
             _Copy(torch.empty_like(parameters, requires_grad=False), version - 1, Handover(parameters.device))

@@ -144,7 +144,7 @@ class SharedBatches:
         self.done = self._arrays["done"]  # orders that each rank has carried out
 
     def part(self, number: int, team: Team) -> Batch:
-        """The columns of one rank, or all of them with a team of one; memory as `replay.allocate` makes it."""
+        """The columns of one rank, or all of them with a team of one; memory as `memory_layout.allocate` makes it."""
         own = own_columns(self._columns, team)
         records, frames = (torch.from_numpy(self._arrays[f"{name}{number}"][own]) for name in ("records", "frames"))
         return views(self._layout, Parts(records, frames))

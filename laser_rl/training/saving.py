@@ -98,7 +98,7 @@ class Segments:
 
     def write(self, replay: Replay) -> dict[str, int]:
         self._before = (list(self.entries), self._streams.copy())
-        # Before the first: other processes may insert in between, and both have to fit into the store together.
+        # `next_id` is read before `first_id`: other processes may insert in between, and both have to fit into the store together.
         last = replay.next_id
         first = min(last, replay.first_id)
         self.entries = [entry for entry in self.entries if entry.last_id - self._base >= first]

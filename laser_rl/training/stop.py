@@ -46,7 +46,7 @@ class Stop:
 
 
 class StoppedAtOnce(KeyboardInterrupt):
-    """A signal that asks for no order, or came where there is nothing to save."""
+    """Stop immediately: a second signal, or one before there is anything to save."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)

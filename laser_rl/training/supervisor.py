@@ -45,7 +45,7 @@ from laser_rl.training.trainer import Run
 
 log = logging.getLogger("laser_rl.training")
 LOOK_S = 0.1
-STOP_S = 7.0  # of the ten in which a run that was asked to stop has ended
+STOP_S = 7.0  # to wait for processes to stop; the whole run promises ten
 MOST_UPDATES = 3  # at a time on one card: 1 leaves gaps, 9 slow each other down (benchmarks/kernels.md)
 REPLACE_S = 30.0  # a process that blocks the others for so long is killed and started again; others give up after 60 s
 HASTE_S = 1.0  # instead, once the run is to end

@@ -216,7 +216,7 @@ class Trainer(Run):
         if max(since) < self.settings.pbt.every_episodes:  # asked in every turn, so the usual answer has to be quick
             return []
         exploits, learners = self._decide(), [training.member.learner for training in self.trainings]
-        # What donors are is taken before anything changes.
+        # Donors' parameters are copied before any member is overwritten.
         donors = {exploit.donor: learners[exploit.donor].state_dict().tensors for exploit in exploits}
         for exploit in exploits:
             self.trainings[exploit.member].become(exploit, donors[exploit.donor])

@@ -101,7 +101,9 @@ def test_a_run_that_fails_is_named_and_the_others_are_kept(tmp_path, monkeypatch
         return real(sweep, bucket_steps, directory)
 
     monkeypatch.setattr(run_experiments, "executed", executed)
-    with pytest.raises(run_experiments.RunsFailed, match=r"1 of 6 runs failed(?s:.*)catch, separate, seed 1: no such thing"):
+    with pytest.raises(
+        run_experiments.RunsFailed, match=r"1 of 6 runs failed(?s:.*)catch, separate, seed 1: no such thing"
+    ):
         run_experiments.perform(smoke_runs(), tmp_path)
     monkeypatch.undo()
     assert run_experiments.perform(smoke_runs(), tmp_path) == 1
