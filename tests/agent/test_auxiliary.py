@@ -214,7 +214,7 @@ def test_pixel_control_is_weighted_like_the_other_losses():
 def test_rejected_rows_send_no_gradient_into_the_pixel_head():
     batch, net = picture_batch(), picture_network()
     output, _ = net(batch.inputs, batch.state, auxiliary=True)
-    loss = laser_loss(FAMILY, output, batch, LossConfig(pixel_control_cost=1.0), torch.tensor(-1.0), network=net)
+    loss = laser_loss(FAMILY, output, batch, LossConfig(pixel_control_cost=1.0), torch.tensor(1e-9), network=net)
     loss.total.backward()
     assert not loss.learnable.any()
     assert all(p.grad is None or p.grad.abs().sum() == 0 for p in net.pixel_control.parameters())

@@ -27,7 +27,7 @@ from laser_rl.training.settings import SweepConfig
 from laser_rl.training.stall import Gate, StallWarning, StepBarrier
 from laser_rl.training.supervisor import ProcessSupervisor
 from laser_rl.training.sweep_metrics import PERCENTILES, ages, composition
-from tests.envs.samples import Telltale
+from tests.envs.samples import Telltale, processes
 from tests.faults.measure import held
 from tests.replay.inputs import VECTOR, numbered
 from tests.replay.test_shared import wait_until
@@ -191,7 +191,9 @@ def pause_workers(runtime, times, batches):
     def callback(progress):
         grown.append(held().memory)
         if not helpers and len(grown) > 5:
-            helpers.append(threading.Thread(target=pausing, args=(times, environments.processes, over), daemon=True))
+            helpers.append(
+                threading.Thread(target=pausing, args=(times, partial(processes, environments), over), daemon=True)
+            )
             helpers[0].start()
         time.sleep(dice.uniform(0, 0.02))  # the learner pauses, too
 

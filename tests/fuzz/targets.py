@@ -11,6 +11,7 @@ from laser_rl import LASER, checkpoint
 from laser_rl.cli.flags import base_from, begin, read_file
 from laser_rl.cli.status import status_of
 from laser_rl.metrics.machine import sessions
+from laser_rl.research.experiment import suite_of
 from laser_rl.research.pages import ABOUT, experiment_of, read_about
 from laser_rl.research.paper import compared
 from laser_rl.research.run_experiments import read_part
@@ -53,8 +54,8 @@ def settings_files(folder: Path, golden: Path) -> dict[str, Target]:
     def sweep(path: Path) -> Feed:
         def feed(data: bytes, _: int) -> object:
             path.write_bytes(data)
-            begun = begin(None if b"recipe" in data else "cartpole", path, "CartPole-v1")
-            return sweep_from({"base": begun.base, **begun.rest})
+            base, rest = begin(None if b"recipe" in data else "cartpole", path, "CartPole-v1")
+            return sweep_from({"base": base, **rest})
 
         return feed
 
@@ -137,7 +138,8 @@ def records(copied: Callable[[str, str], Path], folder: Path) -> dict[str, Targe
     def experiment(data: bytes, _: int) -> None:
         found = read_about(written(folder / "experiment" / ABOUT, data).parent)
         experiment_of(found.name)
-        found.task_list()
+        for name in found.tasks:
+            suite_of(found.suite).task(name)
 
     about = {
         "name": "rho",

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from laser_rl.errors import ConfigError
+from laser_rl.research import run_experiments
 from laser_rl.research.experiment import EXPERIMENTS, planned, shrunk, suite_of
 
 ARGUMENTS = ["experiment", "run", "sharing", "--smoke", "--tasks", "catch"]
