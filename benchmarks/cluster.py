@@ -171,7 +171,7 @@ class Bench:
         if "no Ray" in what:
             return 0.0
         if ", raw" in what or "of raw" in what:  # "drawn" has these letters too
-            return self.raw.nbytes / BATCH
+            return sum(part.nbytes for part in self.raw) / BATCH
         return statistics.mean(sum(part.nbytes for part in parcel) / parcel.unrolls for parcel in self.parcels)
 
     def reads(self) -> dict[str, Callable[[], None]]:

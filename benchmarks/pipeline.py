@@ -132,7 +132,7 @@ def learning(member: Member, unrolls: list[Unrolls], seconds: float) -> Pace:
 def both(trainer: Trainer, seconds: float) -> Pace:
     """One update in `local`; the trainer ends after so many seconds."""
     marks, [training] = Marks(seconds), trainer.trainings
-    trainer.extend(10**9)
+    trainer.extend(10**9, total=None)
     learned = training.learned
 
     def timed() -> None:

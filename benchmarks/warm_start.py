@@ -36,9 +36,9 @@ def main() -> None:
         scores = []
         for seed in range(10, 15):
             own = {"run.seed": seed, "run.steps": 8_000, "replay.start_from": source, **settings}
-            result = train(override(base, own))
-            assert result.evaluation is not None
-            scores.append(f"{result.evaluation.mean:.2f}")
+            evaluation = train(override(base, own)).best().evaluation
+            assert evaluation is not None
+            scores.append(f"{evaluation.mean:.2f}")
         print(f"{name}: {', '.join(scores)}", flush=True)
 
 
