@@ -1,5 +1,6 @@
 """`Sweep` as a user calls it."""
 
+import dataclasses
 import gc
 import sys
 
@@ -57,6 +58,13 @@ def test_the_table_has_a_row_a_member(result):
         assert (row["steps"], row["updates"], row["return_mean"]) == (member.steps, member.updates, member.return_mean)
         assert (row["evaluation_mean"], row["evaluation_iqm"]) == (member.evaluation.mean, member.evaluation.iqm)
         assert (row["evaluation_ci95_low"], row["evaluation_ci95_high"]) == member.evaluation.ci95
+
+
+def test_the_table_tells_the_mean_from_the_iqm(result):
+    first = result.members[0]
+    changed = dataclasses.replace(first, evaluation=dataclasses.replace(first.evaluation, mean=1.0, iqm=2.0))
+    [row] = dataclasses.replace(result, members=(changed,)).to_pandas().to_dict("records")
+    assert (row["evaluation_mean"], row["evaluation_iqm"]) == (1.0, 2.0)
 
 
 def test_the_table_without_pandas_says_which_extra(result, monkeypatch):

@@ -136,10 +136,10 @@ class Learner:
                 self.recurrent.forget(gave_up)
             return True
         learned = bool(outcome.finite)
-        if self.prioritises:
+        self.priorities = None
+        if self.prioritises and learned:
             loss, columns = outcome.loss, self.team.columns
-            found = columns(outcome.batch.id), columns(critic_priority(loss.value, loss.learnable))
-            self.priorities = found if learned else None
+            self.priorities = columns(outcome.batch.id), columns(critic_priority(loss.value, loss.learnable))
         if self.recovery.count(self.version, learned=learned):
             self.recurrent.forget()
         return learned

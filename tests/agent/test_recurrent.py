@@ -163,6 +163,8 @@ def test_what_is_drawn_by_priority_is_weighted_and_told_its_new_one():
     assert ids.tolist() == [40, 41, 42, 43, 44]
     assert (priority > 0).all()
     assert priority.shape == (B,)
+    assert not learner.update(batch._replace(reward=torch.full_like(batch.reward, torch.inf)), progress=0.0)
+    assert learner.priorities is None  # a skipped update says nothing about its unrolls
     light, heavy = (
         Learner(network(), Categorical(ACTIONS), LossConfig(trust="off", entropy_cost=0.0), OptimiserConfig())
         for _ in range(2)

@@ -94,3 +94,16 @@ def test_a_giant_hidden_in_a_small_block_is_not_allocated(tmp_path, monkeypatch)
     entry = write_segment(tmp_path, LAYOUT, 0, unrolls(1))
     with pytest.raises(DamagedRun, match="268,435,456 bytes"):
         list(read_segment(tmp_path, entry, LAYOUT))
+
+
+def test_a_copy_of_streams_does_not_follow_the_original():
+    streams, block = segments.Streams(), unrolls(3)
+    streams.follow(0, block)
+    before = streams.copy()
+    streams.follow(100, block)
+    np.testing.assert_array_equal(before.follow(200, block), segments.Streams(before_first(block)).follow(200, block))
+
+
+def before_first(block):
+    """The newest unroll of each stream after `block` was numbered from 0 on."""
+    return {stream: row for row, stream in enumerate(zip(block.member.tolist(), block.slot.tolist(), strict=True))}
