@@ -115,7 +115,7 @@ def ours(name: str, unrolls: Unrolls, layout: UnrollLayout, *, stacked: bool = T
 
 def bare(packed: Packed) -> Candidate:
     """Nothing but index_select of the same bytes: as fast as it gets."""
-    sources = [torch.from_numpy(array.copy()) for array in packed]
+    sources = [torch.from_numpy(array.copy()) for array in (packed.records, packed.frames)]
     targets = [source[:BATCH].clone() for source in sources]
 
     def sample() -> None:
