@@ -129,6 +129,16 @@ def test_a_file_is_merged_over_its_recipe_and_flags_win(tmp_path):
     assert sweep.pbt is None
 
 
+def test_another_distribution_keeps_the_number_of_draws_of_the_file(tmp_path):
+    file, path = tmp_path / "my.yaml", tmp_path / "run"
+    file.write_text(
+        "base: {environment: {id: laser/Catch}}\nrandom: {learning_rate: {kind: uniform, low: 0.1, high: 1}}\ndraws: 3\n"
+    )
+    asked = ["--random", "discount=uniform:0.8:1", "--steps", "20", "--out", str(path), *SMALL]
+    assert cli.main(["sweep", str(file), *asked]) == 0
+    assert [list(settings) for settings in read_sweep(path).settings] == [["discount"]] * 3
+
+
 def test_what_members_differ_in_is_replaced_as_a_whole(tmp_path):
     file = tmp_path / "my.yaml"
     file.write_text("recipe: demo\nbase: {environment: {id: laser/Catch}}\nmembers: [{entropy_cost: 0.1}, {}]\n")

@@ -160,6 +160,14 @@ class MemberPlacement:
         self._place(shares)
 
     @property
+    def learner(self) -> SupervisedActor:
+        return self.actors[0]
+
+    @property
+    def runners(self) -> list[SupervisedActor]:
+        return self.actors[1:]
+
+    @property
     def ended(self) -> bool:
         return self.over or self.learner.ended() is not None
 
@@ -178,12 +186,10 @@ class MemberPlacement:
 
     def begin(self) -> None:
         runs = not self._run.in_step
-        self.learner = SupervisedActor(f"the learner of member {self.member}", self._launch_learner, runs=runs)
-        self.actors, self.runners = [self.learner], list[SupervisedActor]()
+        self.actors = [SupervisedActor(f"the learner of member {self.member}", self._launch_learner, runs=runs)]
         for number in range(self._run.runners):
             name = f"runner {number} of member {self.member}"
-            self.runners.append(SupervisedActor(name, partial(self._launch_runner, number), runs=runs))
-        self.actors += self.runners
+            self.actors.append(SupervisedActor(name, partial(self._launch_runner, number), runs=runs))
 
     def _launch_learner(self, life: int) -> Any:
         groups, start = LearnerActor.threads(self._run.runners), replace(self._start(self.member), life=life)

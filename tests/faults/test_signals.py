@@ -120,6 +120,25 @@ def test_a_member_that_hangs_is_killed_in_time_for_a_checkpoint(tmp_path, figure
     figure(f"a member of 2 processes hangs: killed after {gone[0]:.1f} s, 143 with a checkpoint after {seconds:.1f} s")
 
 
+@pytest.mark.slow
+@pytest.mark.fault(19)
+def test_a_signal_to_the_process_of_a_member_alone_ends_nothing(tmp_path):
+    """A terminal sends Ctrl-C to every process of the run: only the supervisor may answer, or each member would end for itself."""
+    path = tmp_path / "run"
+    family = Family(*f"{WAYS['sweep of 2 processes']} {PHASES['training']} --plain".split(), "--out", path)
+    wait_until(lambda: begun(path, "training"), family.process)
+    members = family.share_processes()
+    for pid in members:
+        for number in STATUS:
+            os.kill(pid, number)
+    saved = newest(path)
+    wait_until(lambda: newest(path) > saved, family.process)
+    assert family.share_processes() == members
+    status, out, err, _ = family.end(signal.SIGTERM)
+    assert status == 143, err
+    assert_saved(path, step_of(out))
+
+
 def goes_on(out, path):
     """The command that was printed, as it was printed."""
     family = Family(*shlex.split(resume_command(out)), "--plain")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from laser_rl import checkpoint, cli
+from laser_rl import Sweep, checkpoint, cli
 from laser_rl.checkpoint import Snapshot
 from laser_rl.config import RunConfig, override
 from laser_rl.errors import ConfigError
@@ -95,6 +95,14 @@ def test_one_film_of_the_first_checkpoint_after_each_interval_and_of_the_last(tm
     again.reach(6200, last=True)
     again.reach(6200, last=True)
     assert steps(tmp_path) == [1200, 2000, 5000, 6100, 6200]
+
+
+def test_the_recorder_films_the_best_member_of_a_sweep(tmp_path):
+    sweep = Sweep("laser/Catch", members=[{"learning_rate": 1e-30}, {}], run_dir=tmp_path, seed=1, evaluate_episodes=50)
+    result = sweep.run(4_000)
+    assert result.best().number == 1
+    VideoRecorder(tmp_path, every=1000, keep=9).film()
+    assert [one.path.name for one in films(tmp_path)] == [film_name(checkpoint.newest_step(tmp_path), 1)]
 
 
 def test_old_films_leave_and_the_best_stays(tmp_path):
