@@ -6,12 +6,12 @@ Units stand in the field names. Parts of the program receive values, or a sectio
 import difflib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from laser_rl.errors import ConfigError, shortened
+from laser_rl.errors import THEIRS, ConfigError, called_here, shortened
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -336,21 +336,21 @@ def problems(error: ValidationError) -> str:
     return "\n".join(found)
 
 
-def _names(model: type[BaseModel] = Config, prefix: str = "") -> list[str]:
-    names = []
+def setting_types(model: type[BaseModel] = Config, prefix: str = "") -> dict[str, Any]:
+    """The type of every setting, by its full name."""
+    types: dict[str, Any] = {}
     for name, field in model.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            names += _names(kind, f"{prefix}{name}.")
+            types |= setting_types(kind, f"{prefix}{name}.")
         else:
-            names.append(prefix + name)
-    return names
+            types[prefix + name] = kind
+    return types
 
 
 def full_name(name: str) -> str:
     """A setting's full name, from that or from its last part where only one field has it."""
-    names = _names()
-    found = [full for full in names if full == name or full.split(".")[-1] == name]
+    found = [full for full in setting_types() if full == name or full.split(".")[-1] == name]
     if len(found) == 1:
         return found[0]
     if found:
@@ -358,12 +358,20 @@ def full_name(name: str) -> str:
     raise ConfigError(unknown(name))
 
 
-def unknown(name: str) -> str:
-    """The message about a name that no setting has; it suggests the nearest one."""
-    names, last = _names(), name.rsplit(".", maxsplit=1)[-1]
-    by_last = {full.split(".")[-1]: full for full in names}
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.7)
-    close += [by_last[one] for one in difflib.get_close_matches(last, by_last, n=1)]
-    return f"there is no setting {name!r}; " + (
-        f"did you mean {close[0]!r}?" if close else "'laser config show' lists all"
-    )
+def unknown(name: str, flags: Iterable[str] | None = None) -> str:
+    """The message about a name that no setting has: what it is called here, or the nearest one; `flags`: a command's own, of a flag."""
+
+    def shown(known: str) -> str:
+        return repr(known) if flags is None else f"--{known.replace('_', '-')}"
+
+    last, short = name.rsplit(".", maxsplit=1)[-1], flags is not None and "." not in name
+    near = {full.split(".")[-1]: full.split(".")[-1] if short else full for full in setting_types()}
+    near |= {known: known for known in (*THEIRS, *(flags or ()))}
+    close = difflib.get_close_matches(name, setting_types(), n=1, cutoff=0.7) if "." in name else []
+    close += [near[one] for one in difflib.get_close_matches(last, near, n=1)]
+    close = [last] if last in THEIRS else close
+    if close and close[0] in THEIRS:
+        hint = called_here(close[0])
+    else:
+        hint = f"did you mean {shown(close[0])}?" if close else "'laser config show' lists all"
+    return f"there is no {'setting' if flags is None else 'flag'} {shown(name)}; {hint}"

@@ -4,73 +4,126 @@ import contextlib
 import itertools
 import json
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 import yaml
-from pydantic import ValidationError
 
 from laser_rl import recipes, trust
-from laser_rl.config import Config, full_name, override, problems, validated
-from laser_rl.errors import ConfigError, shortened, suggestion
+from laser_rl.config import Config, full_name, setting_types, unknown, validated
+from laser_rl.errors import THEIRS, ConfigError, called_here, shortened, suggestion
 from laser_rl.training.settings import SOURCES, SweepConfig, sweep_from, with_source
 
 # PyYAML takes 30 s for a MiB of short values, and minutes for a number with many colons; JSON is parsed at once.
 FILE_LIMIT_BYTES, YAML_LIMIT_BYTES = 1 << 20, 32 << 10
 Asked = TypeVar("Asked")
 _MOST_VALUES, _MOST_LEVELS = 100_000, 20
+# Short names of settings that their last names do not give.
+_ENV = "environment.id"
+_SHORT = {"env": _ENV, "video_every": "run.video_every_steps", "replay_from": "replay.start_from"}
 _WORDS = {"True": True, "False": False, "None": None}  # as other flags take them
 _KINDS = {"log_uniform": ("low", "high"), "uniform": ("low", "high"), "choice": None}
 
 
-@dataclass(frozen=True)
-class Shortcuts:
-    """What is asked for most, under short names; each stands for a full setting."""
+@dataclass
+class Typed:
+    """What was typed after a command."""
 
-    env: Annotated[str | None, tyro.conf.arg(metavar="ID")] = None
-    """What to play: environment.id."""
-    steps: int | None = None
-    """Environment steps: run.steps; 200k and 5M are understood."""
-    budget_minutes: float | None = None
-    """Minutes of training, if the steps are not done before: run.budget-minutes."""
-    seed: int | None = None
-    """run.seed."""
-    runtime: Annotated[str | None, tyro.conf.arg(metavar="{serial,local}")] = None
-    """run.runtime."""
-    device: str | None = None
-    """run.device."""
-    video_every: int | None = None
-    """Environment steps between two videos: run.video-every-steps; 1M is understood."""
-    replay_from: Annotated[str | None, tyro.conf.arg(metavar="RUN_DIR")] = None
-    """Begin with the replay of another run or sweep: replay.start_from."""
+    own: list[str] = field(default_factory=list)
+    """The command's own flags, with their values."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Values by full name."""
+    alone: list[str] = field(default_factory=list)
+    """Words that are no flag and no flag's value."""
 
-    def over(self, config: Config) -> Config:
-        """A configuration with those that were given over it."""
-        full = {"env": "environment.id", "video_every": "run.video_every_steps", "replay_from": "replay.start_from"}
-        given = {name: value for name, value in vars(self).items() if value is not None}
-        return override(config, {full.get(name, f"run.{name}"): value for name, value in given.items()})
+    def take(self, command: str, default: Asked) -> Asked:
+        """The command's own flags, over `default`."""
+        return tyro.cli(type(default), prog=f"laser {command}", args=self.own, default=default)
 
-
-def peek(arguments: list[str]) -> tuple[dict[str, Any], str | None, str | None]:
-    """What the other flags begin with: the content of the file, the recipe and the environment that flags name."""
-    found = _given(arguments)
-    file, env = found.get("--config"), found.get("--env") or found.get("--environment.id")
-    trust.pass_in(env or "")
-    return read_file(Path(file)) if file else {}, found.get("--recipe"), env
+    def begins(self) -> tuple[Path | None, str | None, str | None]:
+        """File, recipe and environment; a word that stands alone is a file or else the environment."""
+        files = [word for flag, word in itertools.pairwise(self.own) if flag == "--config"]
+        for word in self.alone:
+            if word.startswith("-"):
+                raise ConfigError(f"expected flags that begin with two hyphens, got {word}")
+            is_file = Path(word).suffix in {".yaml", ".yml", ".json"} or Path(word).is_file()
+            others = files if is_file else [self.settings[name] for name in (_ENV,) if name in self.settings]
+            if others:
+                what = "file" if is_file else "environment"
+                raise ConfigError(f"the {what} is given twice, {others[0]} and {word}; leave one of them out")
+            if is_file:
+                files.append(word)
+            else:
+                self.settings[_ENV] = word
+        return Path(files[-1]) if files else None, self.settings.get("recipe"), self.settings.get(_ENV)
 
 
-def _given(arguments: list[str]) -> dict[str, str]:
-    """The word that follows each flag."""
-    pairs = itertools.zip_longest(arguments, arguments[1:], fillvalue="")
-    parts = ((*word.partition("="), after) for word, after in pairs)
-    return {flag: value if equals else after for flag, equals, value, after in parts}
+def typed(arguments: Sequence[str], command: type, *, fixed: str = "") -> Typed:
+    """Tell a command's own flags from settings: by full name, by last name where only one setting has it, or by a short name.
+
+    Args:
+        arguments: as they were typed.
+        command: the class of the command's own flags.
+        fixed: why settings that are no flag of the command's own cannot be given; empty: they can.
+    """
+    trust.pass_in(*arguments, *(word.partition("=")[2] for word in arguments))
+    own = get_type_hints(command)
+    starts = [place for place, word in enumerate(arguments) if word.startswith("--")]
+    found = Typed(alone=list(arguments[: starts[0]] if starts else arguments))
+    for start, end in itertools.pairwise([*starts, len(arguments)]):
+        word, equals, value = arguments[start].partition("=")
+        given, after = [value] if equals else [], list(arguments[start + 1 : end])
+        name, kind, negated = _flag(word, own, fixed)
+        if kind is bool:
+            most = int(not equals and not negated and after[:1] in (["True"], ["False"]))
+        else:
+            most = len(after) if get_origin(kind) is tuple else int(not equals)
+        given, found.alone = given + after[:most], found.alone + after[most:]
+        if kind is bool:
+            given = given or [str(not negated)]
+        elif not given:
+            raise ConfigError(f"{word} needs a value")
+        if name not in own:
+            found.settings[name] = _read_value(kind, given)
+        elif kind is bool:
+            found.own.append(f"--{'' if given == ['True'] else 'no-'}{name.replace('_', '-')}")
+        else:
+            found.own += [f"--{name.replace('_', '-')}", *given]
+    return found
 
 
-def base_from(stored: Mapping[str, Any], recipe: str | None, env: str | None) -> Config:
+def _flag(word: str, own: Mapping[str, Any], fixed: str) -> tuple[str, Any, bool]:
+    """The name and the type of what a flag sets, one of the command's own or a setting, and whether the flag says no."""
+    types, asked = setting_types(), word.removeprefix("--").replace("-", "_")
+    section, dot, last = _SHORT.get(asked, asked).rpartition(".")
+    name, negated = section + dot + last.removeprefix("no_"), last.startswith("no_")
+    is_setting = any(name in {full, full.rpartition(".")[2]} for full in types)
+    if name not in own and is_setting:
+        name = full_name(name)
+        if fixed:
+            name = name.rpartition(".")[2]
+            if name not in own:
+                raise ConfigError(f"{asked} {fixed}")
+    kind = own.get(name) or types.get(name)
+    if kind is None or (negated and kind is not bool):
+        raise ConfigError(unknown(asked, [*own, *_SHORT]))
+    return name, kind, negated
+
+
+def _read_value(kind: Any, words: Sequence[str]) -> Any:
+    """The value of a setting; several words are a list, and a text is taken as it is."""
+    if get_origin(kind) is tuple and not words[0].startswith("["):
+        return [value_of(word) for word in words]
+    is_text = kind is str or str in get_args(kind)
+    return words[0] if is_text and words[0] != "None" else value_of(words[0])
+
+
+def base_from(file: Path | Mapping[str, Any] | None, recipe: str | None, env: str | None) -> Config:
     """Where the flags begin: the recipe by name, or what fits the environment; then a file's values over it."""
+    stored = read_file(file) if isinstance(file, Path) else file or {}
     env, recipe = env or environment_of(stored), recipe or recipe_of(stored)
     if recipe == "default" or (recipe is None and env is None):
         recipe = "cartpole"
@@ -165,21 +218,9 @@ def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return {**base, **over, **inner}
 
 
-def flags(default: Asked, prog: str, arguments: list[str]) -> Asked:
-    """What the flags ask for, over `default`; settings that do not go together are refused like any other mistake."""
-    trust.pass_in(*arguments, *(word.partition("=")[2] for word in arguments))
-    begun: Any = default
-    if _given(arguments).get("--network.memory", "none") != "none":  # as `override` does
-        default = replace(begun, settings=override(begun.settings, {"network.separate_value": False}))
-    try:
-        return tyro.cli(type(default), prog=prog, args=arguments, default=default)
-    except ValidationError as error:  # tyro sees to those within one section
-        raise ConfigError(problems(error)) from None
-
-
-def begin(recipe: str | None, file: Path | None, env: str | None) -> tuple[Config, dict[str, Any]]:
+def begin(file: Path | None, recipe: str | None, env: str | None) -> tuple[Config, dict[str, Any]]:
     """The recipe, of a sweep or of one agent, or what fits the environment; then the file's values over it. All but the base are plain."""
-    stored = _read(file) if file is not None else {}
+    stored = _read_sweep(file) if file is not None else {}
     sections = stored.pop("base", {})
     if not isinstance(sections, dict):
         raise ConfigError(f"base is {sections!r}, expected sections such as 'loss:' with settings under them")
@@ -196,7 +237,7 @@ def begin(recipe: str | None, file: Path | None, env: str | None) -> tuple[Confi
     return base, with_source(rest, stored)
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read_sweep(file: Path) -> dict[str, Any]:
     values = read_file(file)
     if values.pop("format", None) is not None:  # the sweep.json of a run directory; it says some things twice
         values.pop("settings", None)
@@ -204,6 +245,7 @@ def _read(file: Path) -> dict[str, Any]:
     for name in values:
         if name not in known:
             hint = suggestion(str(name), known, "settings of all members go under 'base:'")
+            hint = called_here(name) if name in THEIRS else hint
             raise ConfigError(f"{file} has {name!r}, expected {', '.join(known)}; {hint}")
     if isinstance(values.get("stack"), bool):  # YAML's on and off
         values["stack"] = "on" if values["stack"] else "off"

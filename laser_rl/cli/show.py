@@ -1,15 +1,15 @@
 """`laser config`, `laser report`, `laser verify`, `laser compare`: to look at things without changing them."""
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 import yaml
 
-from laser_rl.cli.flags import Shortcuts, base_from, flags, peek
-from laser_rl.config import Config
+from laser_rl.cli.flags import base_from, typed
+from laser_rl.config import Config, override
 from laser_rl.errors import ConfigError
 from laser_rl.research.paper import as_json, compared, show
 from laser_rl.tools.verify import exit_status, findings, text
@@ -24,23 +24,21 @@ RunDirs = tyro.conf.Positional[tuple[Path, ...]]
 class Show:
     """Print a complete configuration: what `laser train` would use with the same flags, or what a run or sweep was started with."""
 
-    what: tyro.conf.Positional[Literal["show"]]
     run_dir: Path | None = None
     """A run's or sweep's own configuration; all other flags are ignored."""
-    config_file: Annotated[Path | None, tyro.conf.arg(name="config")] = None
+    config: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """A YAML or JSON file with settings."""
     json: bool = False
     """JSON instead of YAML."""
-    quick: Annotated[Shortcuts, tyro.conf.arg(name="")] = field(default_factory=Shortcuts)
-    settings: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
 
 
 def config_command(arguments: list[str]) -> int:
     """`laser config show`; its output is a file for `laser train --config`, or for `laser sweep` if it is a sweep's."""
-    arguments = arguments or ["show"]
-    default = Show("show", settings=base_from(*peek(arguments)))
-    asked = flags(default, "laser config", arguments)
-    config: Config | SweepConfig = asked.quick.over(asked.settings)
+    if arguments and arguments[0] != "show":
+        raise ConfigError(f"laser config {arguments[0]}: expected laser config show, with flags as of laser train")
+    given = typed(arguments[1:], Show)
+    config: Config | SweepConfig = override(base_from(*given.begins()), given.settings)
+    asked = given.take("config show", Show())
     if asked.run_dir:
         sweep = read_sweep(asked.run_dir)
         config = sweep.base if sweep.single else sweep

@@ -3,7 +3,7 @@
 import contextlib
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,7 +13,7 @@ from rich.console import Console as Terminal
 
 from laser_rl import checkpoint, recipes
 from laser_rl.api.sweep import require_memory
-from laser_rl.cli.flags import Shortcuts, base_from, begin, flags, grid_of, peek, random_of
+from laser_rl.cli.flags import Typed, base_from, begin, grid_of, random_of, typed
 from laser_rl.config import Config, full_name, override
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.console import Console
@@ -44,9 +44,11 @@ Address = Annotated[str | None, tyro.conf.arg(metavar="auto|local|HOST:PORT|ray:
 
 
 @dataclass(frozen=True)
-class RunFlags:
-    """What a new run and a new sweep can be asked for."""
+class TrainFlags:
+    """Train one agent. Begin with a recipe and an environment; every setting can be changed."""
 
+    config: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """A YAML or JSON file with settings; of a sweep: base (the settings), grid, random, draws, members, share, pbt, stack, processes."""
     out: Path | None = None
     """The run directory; runs/NAME-1, -2, ... if left out. An existing one goes on where it stopped."""
     fresh: bool = False
@@ -66,29 +68,16 @@ class RunFlags:
     track: Annotated[tuple[str, ...], tyro.conf.arg(metavar="wandb,trackio,mlflow")] = ()
     """Rows of metrics also go to one or several trackers, a run a member, on this machine only unless their own environment variables say
     otherwise."""
-    quick: Annotated[Shortcuts, tyro.conf.arg(name="")] = field(default_factory=Shortcuts)
-    settings: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
 
 
 @dataclass(frozen=True)
-class TrainFlags(RunFlags):
-    """Train one agent. Begin with a recipe and an environment; every setting below can be changed."""
-
-    config_file: Annotated[Path | None, tyro.conf.arg(name="config")] = None
-    """A YAML or JSON file with settings."""
-
-
-@dataclass(frozen=True)
-class SweepFlags(RunFlags):
+class SweepFlags(TrainFlags):
     """Train several agents that differ in a few settings, run at the same speed and learn from one replay.
 
     What members differ in comes from --grid, from --random with --draws, from a file or from a recipe for sweeps: demo, atari-shared,
-    dmlab-pbt. Every recipe for one agent will do as a base. All settings below are those of the base.
+    dmlab-pbt. Every recipe for one agent will do as a base. All settings are those of the base.
     """
 
-    file: tyro.conf.Positional[Annotated[Path | None, tyro.conf.arg(metavar="FILE")]] = None
-    """Comes first. A YAML or JSON file with a sweep: base (as for laser train --config), grid, random, draws, members, share, pbt, stack,
-    processes."""
     grid: Annotated[Words, tyro.conf.arg(metavar="NAME=VALUE,VALUE"), tyro.conf.UseAppendAction] = ()
     """Values of a setting, learning_rate=3e-4,1e-3; every combination with the other lists is a member."""
     random: Annotated[Words, tyro.conf.arg(metavar="NAME=KIND:LOW:HIGH"), tyro.conf.UseAppendAction] = ()
@@ -118,8 +107,8 @@ class Resume:
     """Go on on a Ray cluster, wherever the run began; without it, on this machine."""
     cluster_runners: int = 1
     """Environment runners of each member on a cluster."""
-    devices: Annotated[int | None, tyro.conf.arg(name="run.devices")] = None
-    """On how many devices one agent learns: run.devices."""
+    devices: int | None = None
+    """On how many devices one agent learns."""
     fresh: bool = False
     """Start again from nothing, with the same settings."""
     accept_changes: bool = False
@@ -140,25 +129,29 @@ class Resume:
 
 
 def train_command(arguments: list[str]) -> int:
-    asked = flags(TrainFlags(settings=base_from(*peek(arguments))), "laser train", arguments)
-    settings = SweepConfig(base=asked.quick.over(asked.settings), processes=asked.processes)
-    return _start(asked, settings, settings.base.environment.id, arguments)
+    given = typed(arguments, TrainFlags)
+    base = override(base_from(*given.begins()), given.settings)
+    asked = given.take("train", TrainFlags())
+    settings = SweepConfig(base=base, processes=asked.processes)
+    return _start(asked, settings, base.environment.id, given)
 
 
 def sweep_command(arguments: list[str]) -> int:
-    _, recipe, env = peek(arguments)
-    file = Path(arguments[0]) if arguments and not arguments[0].startswith("-") else None
-    base, rest = begin(recipe, file, env)
+    given = typed(arguments, SweepFlags)
+    base, rest = begin(*given.begins())
     shown = {name: rest[name] for name in ("share", "stack", "processes") if name in rest}
-    default = SweepFlags(pbt=rest.get("pbt") is not None, settings=base, **shown)
-    asked = flags(default, "laser sweep", arguments)
-    if asked.file != file:
-        raise ConfigError(f"the file comes first: laser sweep {asked.file} ...")
-    settings = _sweep_of(asked, rest)
-    return _start(asked, settings, f"{settings.base.environment.id}-sweep", arguments)
+    asked = given.take("sweep", SweepFlags(pbt=rest.get("pbt") is not None, **shown))
+    settings = _sweep_of(asked, override(base, given.settings), rest)
+    return _start(asked, settings, f"{settings.base.environment.id}-sweep", given)
 
 
-def _sweep_of(asked: SweepFlags, rest: Mapping[str, Any]) -> SweepConfig:
+def resume_command(arguments: list[str]) -> int:
+    fixed = "stays as it was; laser train --replay-from RUN_DIR begins a new run with other settings and the old replay"
+    given = typed(arguments, Resume, fixed=fixed)
+    return tyro.cli(Resume, prog="laser resume", args=[*given.alone, *given.own])()
+
+
+def _sweep_of(asked: SweepFlags, base: Config, rest: Mapping[str, Any]) -> SweepConfig:
     """Flags over what they begin with; refused if nothing says what members differ in."""
     draws = asked.draws or (rest.get("draws") if asked.random else None)
     given = {"grid": grid_of(chain(*asked.grid)), "random": random_of(chain(*asked.random)), "draws": draws}
@@ -169,15 +162,13 @@ def _sweep_of(asked: SweepFlags, rest: Mapping[str, Any]) -> SweepConfig:
             "learning_rate=log_uniform:1e-4:1e-2 --draws 10, a file, or one of the recipes for sweeps: "
             f"--recipe {', '.join(recipes.SWEEPS)}"
         )
-    base = asked.quick.over(asked.settings)
     pbt = (rest.get("pbt") or recipes.small_pbt(base.run.steps)) if asked.pbt else None
     chosen = {"share": asked.share, "stack": asked.stack, "processes": asked.processes}
     return sweep_from({**rest, **chosen, "pbt": pbt, "base": base})
 
 
-def _start(asked: RunFlags, settings: SweepConfig, name: str, arguments: Sequence[str]) -> int:
-    chosen = any(word.partition("=")[0] in {"--runtime", "--run.runtime"} for word in arguments)
-    if asked.cluster is not None and not chosen:
+def _start(asked: TrainFlags, settings: SweepConfig, name: str, given: Typed) -> int:
+    if asked.cluster is not None and "run.runtime" not in given.settings:
         settings = free_running(settings)
     path = asked.out or new_path(Path("runs"), name)
     return _run(path, settings, asked, dashboard=asked.dashboard, track=named(asked.track))
@@ -186,7 +177,7 @@ def _start(asked: RunFlags, settings: SweepConfig, name: str, arguments: Sequenc
 def _run(
     path: Path,
     settings: SweepConfig,
-    asked: RunFlags | Resume,
+    asked: TrainFlags | Resume,
     *,
     track: Sequence[str],
     dashboard: bool = False,

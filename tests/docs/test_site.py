@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from laser_rl.cli import COMMANDS
-from laser_rl.config import Config, _names
+from laser_rl.config import setting_types
 from tests.view.chromium import PROGRAM, Chromium
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +41,7 @@ def test_every_page_is_in_the_navigation_once():
 
 def test_every_setting_has_a_row_with_its_default():
     text = "\n".join(hook("made").settings())
-    assert set(re.findall(r"^\| `([\w.]+)` \|", text, re.MULTILINE)) == set(_names(Config))
+    assert set(re.findall(r"^\| `([\w.]+)` \|", text, re.MULTILINE)) == set(setting_types())
     [row] = re.findall(r"^\| `replay.capacity_steps` .*$", text, re.MULTILINE)
     assert row == "| `replay.capacity_steps` | whole number, ≥ 1 | `100,000` | Oldest unrolls leave first. |"
     [row] = re.findall(r"^\| `loss.trust_bound` .*$", text, re.MULTILINE)
