@@ -99,7 +99,7 @@ class ReplayConfig(Frozen):
     fraction: Share = 0.875
     """Share of replayed unrolls in every batch; honoured exactly, as integer counts."""
     capacity_steps: Count = 100_000
-    """Oldest unrolls leave first."""
+    """Environment steps that are kept, of all members together; oldest unrolls leave first."""
     codec: Literal["auto", "raw", "zstd"] = "auto"
     """auto: pictures compressed, everything else raw."""
     budget_gb: Positive | None = None
@@ -132,6 +132,7 @@ class LossConfig(Frozen):
     """Algorithm 1's constants."""
 
     discount: Share = 0.99
+    """How much a reward counts one step earlier."""
     unroll_steps: Count = 20
     """T: an unroll has T steps and T+1 observations."""
     batch_unrolls: Count = 8
@@ -147,8 +148,10 @@ class LossConfig(Frozen):
     clip_rho: Positive = 1.0
     clip_c: Positive = 1.0
     baseline_cost: Annotated[float, Field(ge=0)] = 0.5
+    """Weight of the value's loss."""
     entropy_cost: Annotated[float, Field(ge=0)] = 0.01
-    """On learnable online rows only. For the same effect: cost with sum = cost with mean / online share; 8 times at 1 online of 8."""
+    """Weight of the entropy, of learnable online rows only. For the same effect: cost with sum = cost with mean / online share; 8 times
+    at 1 online of 8."""
     reduction: Literal["sum", "mean"] = "mean"
     """Over batch and time: the sum, as the paper's learning rates assume, or the mean, of each term over its own rows: policy and value
     over the learnable rows, the entropy over the learnable online rows."""
@@ -191,6 +194,7 @@ class OptimiserConfig(Frozen):
     kind: Literal["rmsprop", "adam"] = "adam"
     """rmsprop is TensorFlow 1's: epsilon inside the root, mean square starting at 1."""
     learning_rate: Positive = 2e-3
+    """Size of a step, before the schedule."""
     schedule: Literal["constant", "linear"] = "constant"
     """linear: to 0 over all steps of the run, or over its budget of time if that is used up first."""
     decay: Share = 0.99
@@ -216,6 +220,7 @@ class RunConfig(Frozen):
     """Fits a run to a time: it ends in good order after so many minutes of training, all its sessions together, if its steps are not done
     before. In a sweep for all members at once."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Of everything that is random."""
     runtime: Literal["serial", "local"] = "serial"
     """serial: deterministic, one thread. local: acting overlaps learning."""
     device: str = "auto"

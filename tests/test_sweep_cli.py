@@ -183,10 +183,9 @@ def test_values_of_a_list_are_numbers_lists_or_words():
         (["--recipe", "dmlab-pbt"], "deepmind_lab"),
         (["--env", "CartPol-v1", *GRID], "did you mean CartPole-v1"),
         (["--env", "laser/Catch", *GRID, "--replay.capacity-steps", "900000M"], "lower --replay.capacity-steps to"),
-        (
-            ["--env", "laser/Catch", *GRID, "--fresh", "elsewhere.yaml"],
-            "the file comes first: laser sweep elsewhere.yaml",
-        ),
+        (["--env", "laser/Catch", *GRID, "--fresh", "elsewhere.yaml"], "there is no file elsewhere.yaml"),
+        (["sweep.yaml", *GRID, "--config", "x.yaml"], "the file is given twice, x.yaml and sweep.yaml; leave one"),
+        (["laser/Catch", *GRID, "--env", "CartPole-v1"], "the environment is given twice, CartPole-v1 and laser/Catch"),
         (["--config", "x.yaml", *GRID], "x.yaml"),
     ],
 )

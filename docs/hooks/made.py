@@ -110,7 +110,7 @@ def _cell(text: str) -> str:
 
 
 def commands(_: str = "") -> Iterator[str]:
-    """What `laser COMMAND --help` prints."""
+    """What `laser COMMAND --help-all` prints."""
     from laser_rl.cli import COMMANDS  # noqa: PLC0415
 
     for name, (_, _, summary) in COMMANDS.items():
@@ -126,7 +126,7 @@ def help_of(name: str) -> str:
     os.environ |= {"COLUMNS": WIDTH, "NO_COLOR": "1"}
     try:
         with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
-            main([name, "--help"])
+            main([name, "--help-all"])
     finally:
         for key, value in before.items():
             os.environ.pop(key) if value is None else os.environ.update({key: value})

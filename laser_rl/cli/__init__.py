@@ -6,15 +6,19 @@ A command is imported only when it is called, so that `laser --help` does not wa
 import importlib
 import os
 import re
+import select
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from laser_rl import __version__
 from laser_rl.errors import ConfigError, UserError, is_full, suggestion
 
 USAGE_ERROR = 2
+HELP = frozenset({"-h", "--help", "--help-all"})
 INTERRUPTED = 130
+UNREAD = 141  # as a program that SIGPIPE ends
 _MOST_SHOWN = 200  # letters of a path
 TRUST_HELP = (
     "--trust-code: import and call the code that a file names (module:callable); of every command, never the default"
@@ -47,6 +51,42 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit status: 0, an error's own (2: the input was refused), or 128 + the number of a signal."""
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # None if it was closed before we began
+    before = _output()
+    try:
+        try:
+            return _main(arguments)
+        finally:
+            print(end="", flush=True)  # what is still buffered fails here, and not while Python ends
+    except (
+        BrokenPipeError,
+        SystemExit,
+    ) as error:  # rich exits, after it has put /dev/null in the place of a closed pipe
+        if not (_nobody_reads() if isinstance(error, BrokenPipeError) else _output() != before):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNREAD
+
+
+def _output() -> tuple[int, int] | None:
+    """Which file or pipe standard output is; None if it is no file, as in tests."""
+    try:
+        found = os.fstat(sys.stdout.fileno())
+    except (OSError, ValueError):
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _nobody_reads() -> bool:
+    """Whether the reader of standard output has gone: a pipe to a worker process may break, too."""
+    if _output() is None:
+        return False
+    output = select.poll()
+    output.register(sys.stdout, select.POLLERR)
+    return any(event & select.POLLERR for _, event in output.poll(0))
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if not arguments or arguments[0] in {"-h", "--help"}:
         print(_usage())
@@ -61,7 +101,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         hint = suggestion(name, COMMANDS, "'laser --help' lists the commands")
         return _refuse(f"there is no command {name!r}; {hint}")
-    return _run(name, rest)
+    asked = HELP & {*rest}
+    if asked and name in {"train", "sweep", "resume", "config"}:
+        from laser_rl.cli.help import help_text  # noqa: PLC0415 - see the module's docstring
+
+        print(f"{help_text(name, everything='--help-all' in asked)}\n{TRUST_HELP}")
+        return 0
+    return _run(name, ["--help"] if asked else rest)
 
 
 def _run(name: str, arguments: list[str]) -> int:
@@ -81,14 +127,13 @@ def _run(name: str, arguments: list[str]) -> int:
             words = expand_numbers([word for word in arguments if word != FLAG])
             return int(_asked(found, name, words)() if isinstance(found, type) else found(words))
     except SystemExit:
-        if {"-h", "--help"} & {*arguments}:
+        if HELP & {*arguments}:
             print(TRUST_HELP)
         raise
     except UserError as error:
         return _refuse(str(error), error.exit_status)
-    except BrokenPipeError:  # the reader of our output has seen enough
-        sys.stderr.close()
-        return 0
+    except BrokenPipeError:  # see `main`
+        raise
     except OSError as error:
         if is_full(error):
             said = f"{error.strerror}: {error.filename or 'a file'} could not be written; free some space there"

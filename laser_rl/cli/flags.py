@@ -13,6 +13,7 @@ import tyro
 import yaml
 
 from laser_rl import recipes, trust
+from laser_rl.cli.help import SHORT
 from laser_rl.config import Config, full_name, setting_types, unknown, validated
 from laser_rl.errors import THEIRS, ConfigError, called_here, shortened, suggestion
 from laser_rl.training.settings import SOURCES, SweepConfig, sweep_from, with_source
@@ -21,9 +22,7 @@ from laser_rl.training.settings import SOURCES, SweepConfig, sweep_from, with_so
 FILE_LIMIT_BYTES, YAML_LIMIT_BYTES = 1 << 20, 32 << 10
 Asked = TypeVar("Asked")
 _MOST_VALUES, _MOST_LEVELS = 100_000, 20
-# Short names of settings that their last names do not give.
-_ENV = "environment.id"
-_SHORT = {"env": _ENV, "video_every": "run.video_every_steps", "replay_from": "replay.start_from"}
+_ENV = SHORT["env"]
 _WORDS = {"True": True, "False": False, "None": None}  # as other flags take them
 _KINDS = {"log_uniform": ("low", "high"), "uniform": ("low", "high"), "choice": None}
 
@@ -98,7 +97,7 @@ def typed(arguments: Sequence[str], command: type, *, fixed: str = "") -> Typed:
 def _flag(word: str, own: Mapping[str, Any], fixed: str) -> tuple[str, Any, bool]:
     """The name and the type of what a flag sets, one of the command's own or a setting, and whether the flag says no."""
     types, asked = setting_types(), word.removeprefix("--").replace("-", "_")
-    section, dot, last = _SHORT.get(asked, asked).rpartition(".")
+    section, dot, last = SHORT.get(asked, asked).rpartition(".")
     name, negated = section + dot + last.removeprefix("no_"), last.startswith("no_")
     is_setting = any(name in {full, full.rpartition(".")[2]} for full in types)
     if name not in own and is_setting:
@@ -109,7 +108,7 @@ def _flag(word: str, own: Mapping[str, Any], fixed: str) -> tuple[str, Any, bool
                 raise ConfigError(f"{asked} {fixed}")
     kind = own.get(name) or types.get(name)
     if kind is None or (negated and kind is not bool):
-        raise ConfigError(unknown(asked, [*own, *_SHORT]))
+        raise ConfigError(unknown(asked, [*own, *SHORT]))
     return name, kind, negated
 
 
@@ -218,7 +217,7 @@ def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return {**base, **over, **inner}
 
 
-def begin(file: Path | None, recipe: str | None, env: str | None) -> tuple[Config, dict[str, Any]]:
+def begin(recipe: str | None, file: Path | None, env: str | None) -> tuple[Config, dict[str, Any]]:
     """The recipe, of a sweep or of one agent, or what fits the environment; then the file's values over it. All but the base are plain."""
     stored = _read_sweep(file) if file is not None else {}
     sections = stored.pop("base", {})

@@ -138,7 +138,8 @@ def train_command(arguments: list[str]) -> int:
 
 def sweep_command(arguments: list[str]) -> int:
     given = typed(arguments, SweepFlags)
-    base, rest = begin(*given.begins())
+    file, recipe, env = given.begins()
+    base, rest = begin(recipe, file, env)
     shown = {name: rest[name] for name in ("share", "stack", "processes") if name in rest}
     asked = given.take("sweep", SweepFlags(pbt=rest.get("pbt") is not None, **shown))
     settings = _sweep_of(asked, override(base, given.settings), rest)

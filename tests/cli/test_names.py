@@ -1,0 +1,192 @@
+"""Flags by short names, names of other libraries, help, and output that nobody reads: all as a user types it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from laser_rl import LASER, Sweep, cli
+from laser_rl.config import Config, override, setting_types
+from laser_rl.errors import THEIRS, ConfigError, called_here
+from laser_rl.recipes import RECIPES
+
+LASER_COMMAND = [sys.executable, "-m", "laser_rl"]
+
+
+def refusal(capsys, *arguments):
+    assert cli.main(list(arguments)) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("laser: ")
+    return error
+
+
+def test_every_name_of_another_library_leads_to_a_setting_that_exists():
+    settings = setting_types()
+    for name, (ours, note) in THEIRS.items():
+        assert ours in settings if ours else note
+        assert name not in settings
+        assert name not in {full.rpartition(".")[2] for full in settings}, f"{name} is one of our own"
+        for mentioned in re.findall(r"\b(?:loss|replay|run|network|optimiser|environment)\.\w+", note):
+            assert mentioned in settings
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_a_name_of_another_library_is_answered_alike_everywhere(name, capsys, tmp_path):
+    hint = called_here(name)
+    with pytest.raises(ConfigError, match=re.escape(hint)):
+        LASER("laser/Catch", recipe="cartpole", **{name: 1})
+    assert hint in refusal(capsys, "train", f"--{name.replace('_', '-')}", "1")
+    assert hint in refusal(capsys, "sweep", "--recipe", "demo", "--grid", f"{name}=1,2")
+    file = tmp_path / "settings.json"
+    for values in ({name: 1}, {"loss": {name: 1}}):
+        file.write_text(json.dumps(values))
+        assert hint in refusal(capsys, "train", "--recipe", "cartpole", "--config", str(file))
+    members = {"grid": {"seed": [1]}}
+    for values in ({name: 1}, {"grid": {name: [1, 2]}}, {"base": {"loss": {name: 1}}, **members}):
+        file.write_text(json.dumps({"recipe": "cartpole", **values}))
+        assert hint in refusal(capsys, "sweep", str(file))
+
+
+def test_a_name_of_another_library_in_a_sweep_of_python():
+    with pytest.raises(ConfigError, match=re.escape("gamma is 'loss.discount' here")):
+        Sweep("laser/Catch", recipe="cartpole", grid={"gamma": [0.9, 0.99]})
+
+
+@pytest.mark.parametrize(
+    ("flag", "hint"),
+    [
+        ("--learing-rate", "there is no flag --learing-rate; did you mean --learning-rate?"),
+        ("--loss.discont", "did you mean --loss.discount?"),
+        ("--dashbord", "did you mean --dashboard?"),
+        ("--vidoe-every", "did you mean --video-every?"),
+        ("--gama", "gamma is 'loss.discount' here"),
+        ("--no-steps", "there is no flag --no-steps"),
+        ("--threads", "'threads' can be environment.atari.threads or run.threads; use the full name"),
+    ],
+)
+@pytest.mark.parametrize("command", [["train"], ["sweep"], ["config", "show"]])
+def test_a_mistyped_flag_gets_a_hint(command, flag, hint, capsys):
+    if flag == "--dashbord" and command[0] == "config":
+        pytest.skip("shows nothing in a browser")
+    assert hint in refusal(capsys, *command, flag, "1")
+
+
+def as_flags(config):
+    """Every setting of a configuration as a flag, by its last name where only one setting has it."""
+    names = list(setting_types())
+    lasts = [name.rpartition(".")[2] for name in names]
+    for name, last in zip(names, lasts, strict=True):
+        value = config.model_dump()
+        for part in name.split("."):
+            value = value[part]
+        flag = (last if lasts.count(last) == 1 else name).replace("_", "-")
+        if isinstance(value, bool):
+            section, dot, last_part = flag.rpartition(".")
+            yield f"--{section}{dot}{'' if value else 'no-'}{last_part}"
+        else:
+            words = value if isinstance(value, tuple) else [json.dumps(value) if isinstance(value, dict) else value]
+            yield from (f"--{flag}", *map(str, words))
+
+
+@pytest.mark.parametrize("recipe", ["atari", "continuous", "minatar"])
+def test_flags_by_last_names_make_any_configuration_of_any_other(recipe, capsys):
+    changed = {"loss.popart": True, "optimiser.epsilon": None, "network.hidden": (7,), "replay.start_from": "12"}
+    wanted = override(RECIPES[recipe](), changed)
+    assert cli.main(["config", "show", "--json", *as_flags(wanted)]) == 0
+    assert Config.model_validate(json.loads(capsys.readouterr().out)) == wanted
+
+
+def shown(capsys, *arguments):
+    assert cli.main(["config", "show", "--json", *arguments]) == 0
+    return Config.model_validate_json(capsys.readouterr().out)
+
+
+def test_the_environment_may_stand_alone_at_any_place(capsys, tmp_path):
+    expected = shown(capsys, "--env", "laser/Catch", "--learning-rate", "1e-3")
+    assert expected.optimiser.learning_rate == 1e-3
+    assert shown(capsys, "laser/Catch", "--learning_rate=1e-3") == expected
+    assert shown(capsys, "--optimiser.learning-rate", "1e-3", "laser/Catch") == expected
+    file = tmp_path / "settings.yaml"
+    file.write_text("optimiser: {learning_rate: 1e-3}")
+    assert shown(capsys, str(file), "laser/Catch") == expected
+    assert "given twice, laser/Catch and CartPole-v1" in refusal(capsys, "train", "CartPole-v1", "--env", "laser/Catch")
+    assert "given twice, laser/Catch and CartPole-v1" in refusal(capsys, "train", "laser/Catch", "CartPole-v1")
+
+
+def test_a_yes_or_no_takes_a_word_too_and_a_number_must_have_one(capsys):
+    for words in (["--popart"], ["--popart", "True"], ["--loss.popart=True"]):
+        assert shown(capsys, *words, "laser/Catch").loss.popart is True
+    for words in (["--no-graphs"], ["--graphs", "False"], ["--run.no-graphs"]):
+        assert shown(capsys, *words).run.graphs is False
+    assert "--seed needs a value" in refusal(capsys, "train", "--seed")
+    assert "run.seed is -1: input should be" in refusal(capsys, "train", "--recipe", "cartpole", "--seed", "-1")
+
+
+def test_resume_takes_its_flags_by_any_name_and_no_other_setting(capsys, tmp_path):
+    assert "learning_rate stays as it was" in refusal(capsys, "resume", str(tmp_path), "--learning-rate", "1e-3")
+    assert "gamma is 'loss.discount' here" in refusal(capsys, "resume", str(tmp_path), "--gamma", "1")
+    path = tmp_path / "run"
+    small = ["--steps", "100", "--slots", "2", "--unroll-steps", "5", "--evaluate-episodes", "1", "--plain"]
+    assert cli.main(["train", "laser/Catch", "--out", str(path), *small]) == 0
+    assert cli.main(["resume", "--run.steps", "200", "--devices", "1", str(path), "--plain"]) == 0
+    assert "done: 20" in capsys.readouterr().out
+
+
+def helped(capsys, *arguments):
+    assert cli.main(list(arguments)) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["train", "sweep", "config"])
+def test_help_shows_what_is_used_and_help_all_everything_as_the_settings_say(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "10000")
+    few, everything = helped(capsys, command, "--help"), helped(capsys, command, "--help-all")
+    listed = re.findall(r"^  (--\S+)", few, re.MULTILINE)
+    assert 14 <= len(listed) <= 21
+    assert set(listed) <= set(re.findall(r"^  (--\S+)", everything, re.MULTILINE))
+    sections = {"": Config} | {
+        name: field.annotation for name, field in Config.model_fields.items() if name != "recipe"
+    }
+    for model in sections.values():
+        for name, field in model.model_fields.items():
+            if name in sections or name == "atari":
+                continue
+            short = {
+                "id": "env",
+                "start_from": "replay_from",
+                "video_every_steps": "video_every",
+                "threads": "run.threads",
+            }
+            [line] = re.findall(rf"^  --{short.get(name, name).replace('_', '-')}(?: .*)?$", everything, re.MULTILINE)
+            assert " ".join((field.description or "").split()) in line
+            if field.default not in {None, False, ()} and not field.is_required() and field.default_factory is None:
+                assert f"(default: {field.default})" in line
+
+
+@pytest.mark.parametrize(
+    "arguments", [["train", "--help"], ["train", "--help-all"], ["sweep", "--help"], ["resume", "-h"]]
+)
+def test_help_imports_nothing_heavy(arguments):
+    check = f"import sys; from laser_rl.cli import main; main({arguments}); sys.exit(bool({{'torch', 'numpy', 'pydantic'}} & {{*sys.modules}}))"
+    assert subprocess.run([sys.executable, "-c", check], capture_output=True, timeout=60, check=False).returncode == 0
+
+
+def test_status_does_not_import_torch(tmp_path):
+    (tmp_path / "config.json").write_text(Config().model_dump_json())
+    check = f"import sys; from laser_rl.cli import main; main(['status', {str(tmp_path)!r}]); sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, "not begun" in done.stdout) == (0, True)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["train", "--help"], ["status", "--help"], ["theory"], ["config", "show"]]
+)
+def test_a_command_ends_quietly_when_its_output_is_closed(arguments):
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([*LASER_COMMAND, *arguments], stdout=write, stderr=subprocess.PIPE, timeout=60, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")
