@@ -1,6 +1,6 @@
 """A hook of mkdocs: parts of pages that are made from the package itself, where a page has the line `<!-- made: NAME -->`.
 
-`settings` and `sweep-settings` are tables of the pydantic models, `commands` is what every command says of itself, and `notebook PATH` is a
+`settings` and `sweep-settings` are tables of the pydantic models, `commands` is what every command says of itself, `names` what other libraries call our settings, and `notebook PATH` is a
 notebook with the outputs that it was stored with.
 """
 
@@ -133,6 +133,19 @@ def help_of(name: str) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue()).strip()
 
 
+def names(_: str = "") -> Iterator[str]:
+    """What settings of other libraries are called here."""
+    from laser_rl.errors import THEIRS  # noqa: PLC0415
+
+    groups: dict[tuple[str, str], list[str]] = {}
+    for theirs, ours in THEIRS.items():
+        groups.setdefault(ours, []).append(f"`{theirs}`")
+    yield from ("| there | here | its value here, or why there is none |", "|---|---|---|")
+    yield from (
+        f"| {', '.join(there)} | {f'`{ours}`' if ours else '–'} | {note} |" for (ours, note), there in groups.items()
+    )
+
+
 def notebook(path: str) -> Iterator[str]:
     """Cells one after the other: text as it is, code, and what it printed."""
     for cell in json.loads((ROOT / path).read_bytes())["cells"]:
@@ -155,5 +168,6 @@ MAKERS: dict[str, Callable[[str], Iterator[str]]] = {
     "settings": settings,
     "sweep-settings": sweep_settings,
     "commands": commands,
+    "names": names,
     "notebook": notebook,
 }

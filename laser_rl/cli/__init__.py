@@ -51,7 +51,7 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit status: 0, an error's own (2: the input was refused), or 128 + the number of a signal."""
-    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # None if it was closed before we began
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115 - it is None if it was closed before we began
     before = _output()
     try:
         try:

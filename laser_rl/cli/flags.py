@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_origin, get_type_hints
 
 import tyro
 import yaml
@@ -116,8 +116,8 @@ def _read_value(kind: Any, words: Sequence[str]) -> Any:
     """The value of a setting; several words are a list, and a text is taken as it is."""
     if get_origin(kind) is tuple and not words[0].startswith("["):
         return [value_of(word) for word in words]
-    is_text = kind is str or str in get_args(kind)
-    return words[0] if is_text and words[0] != "None" else value_of(words[0])
+    is_text = kind in {str, str | None} and words[0] != "None"
+    return words[0] if is_text else value_of(words[0])
 
 
 def base_from(file: Path | Mapping[str, Any] | None, recipe: str | None, env: str | None) -> Config:

@@ -140,37 +140,36 @@ def helped(capsys, *arguments):
     return capsys.readouterr().out
 
 
+def flags_in(text):
+    """What a help says of each flag, by its name with underscores."""
+    entries = re.split(r"^  --", text, flags=re.MULTILINE)[1:]
+    return {entry.split()[0].replace("-", "_"): " ".join(entry.split("\n\n")[0].split()) for entry in entries}
+
+
 @pytest.mark.parametrize("command", ["train", "sweep", "config"])
-def test_help_shows_what_is_used_and_help_all_everything_as_the_settings_say(command, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "10000")
-    few, everything = helped(capsys, command, "--help"), helped(capsys, command, "--help-all")
-    listed = re.findall(r"^  (--\S+)", few, re.MULTILINE)
-    assert 14 <= len(listed) <= 21
-    assert set(listed) <= set(re.findall(r"^  (--\S+)", everything, re.MULTILINE))
-    sections = {"": Config} | {
-        name: field.annotation for name, field in Config.model_fields.items() if name != "recipe"
-    }
-    for model in sections.values():
-        for name, field in model.model_fields.items():
-            if name in sections or name == "atari":
-                continue
-            short = {
-                "id": "env",
-                "start_from": "replay_from",
-                "video_every_steps": "video_every",
-                "threads": "run.threads",
-            }
-            [line] = re.findall(rf"^  --{short.get(name, name).replace('_', '-')}(?: .*)?$", everything, re.MULTILINE)
-            assert " ".join((field.description or "").split()) in line
-            if field.default not in {None, False, ()} and not field.is_required() and field.default_factory is None:
-                assert f"(default: {field.default})" in line
+def test_help_shows_what_is_used_and_help_all_everything_as_the_settings_say(command, capsys):
+    few = flags_in(helped(capsys, command, "--help"))
+    everything = flags_in(helped(capsys, command, "--help-all"))
+    assert 14 <= len(few) <= 21
+    assert set(few) < set(everything)
+    short = {"environment.id": "env", "replay.start_from": "replay_from", "run.video_every_steps": "video_every"}
+    for full in setting_types():
+        model = Config
+        *sections, last = full.split(".")
+        for section in sections:
+            model = model.model_fields[section].annotation
+        field, text = model.model_fields[last], everything[short.get(full, full if last == "threads" else last)]
+        assert " ".join((field.description or "").split()).replace(" ", "") in text.replace(" ", "")
+        if field.default_factory is None and field.default not in {None, False}:
+            assert text.endswith(f"(default: {field.default})")
 
 
 @pytest.mark.parametrize(
     "arguments", [["train", "--help"], ["train", "--help-all"], ["sweep", "--help"], ["resume", "-h"]]
 )
 def test_help_imports_nothing_heavy(arguments):
-    check = f"import sys; from laser_rl.cli import main; main({arguments}); sys.exit(bool({{'torch', 'numpy', 'pydantic'}} & {{*sys.modules}}))"
+    heavy = "{'torch', 'numpy', 'pydantic', 'tyro'}"
+    check = f"import sys; from laser_rl.cli import main; main({arguments}); sys.exit(bool({heavy} & {{*sys.modules}}))"
     assert subprocess.run([sys.executable, "-c", check], capture_output=True, timeout=60, check=False).returncode == 0
 
 
@@ -181,9 +180,10 @@ def test_status_does_not_import_torch(tmp_path):
     assert (done.returncode, "not begun" in done.stdout) == (0, True)
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["train", "--help"], ["status", "--help"], ["theory"], ["config", "show"]]
-)
+SLOW = [pytest.param(words, marks=pytest.mark.slow) for words in (["status", "--help"], ["theory"], ["config", "show"])]
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], *SLOW])
 def test_a_command_ends_quietly_when_its_output_is_closed(arguments):
     read, write = os.pipe()
     os.close(read)

@@ -12,6 +12,7 @@ import yaml
 
 from laser_rl.cli import COMMANDS
 from laser_rl.config import setting_types
+from laser_rl.errors import THEIRS
 from tests.view.chromium import PROGRAM, Chromium
 
 ROOT = Path(__file__).parents[2]
@@ -53,6 +54,12 @@ def test_a_command_says_what_its_help_says():
     assert help_text.startswith("usage: laser status")
     assert "\x1b" not in help_text
     assert "--json" in help_text
+
+
+def test_the_names_of_other_libraries_have_a_row_each():
+    text = "\n".join(hook("made").names())
+    assert {*re.findall(r"`(\w+)`", "\n".join(line.split("|")[1] for line in text.splitlines()))} == {*THEIRS}
+    assert "| `gamma` | `loss.discount` | the same number |" in text
 
 
 def test_a_page_is_led_to_files_outside_of_docs():
