@@ -1,7 +1,7 @@
 """A hook of mkdocs: parts of pages that are made from the package itself, where a page has the line `<!-- made: NAME -->`.
 
-`settings` and `sweep-settings` are tables of the pydantic models, `commands` is what every command says of itself, `names` what other libraries call our settings, and `notebook PATH` is a
-notebook with the outputs that it was stored with.
+`settings` and `sweep-settings` are tables of the pydantic models, `commands` is what every command says of itself, `names` is what other
+libraries call our settings, and `notebook PATH` is a notebook with the outputs that it was stored with.
 """
 
 import contextlib

@@ -117,7 +117,7 @@ def help_text(command: str, *, everything: bool) -> str:
     )
     parser = argparse.ArgumentParser(
         usage=f"laser {command} {alone} [FLAGS]",
-        description=ast.get_docstring(source.classes[owner]),
+        description=_text(source.classes[owner].body[0]),
         epilog=(_END if shown else "") + more,
         add_help=False,
     )
