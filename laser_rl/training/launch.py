@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TypedDict, Unpack
 
-from laser_rl.agent.relevance import require_relevance
+from laser_rl.agent.functions import require_function
 from laser_rl.config import Config
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.rows import Sink
@@ -59,7 +59,7 @@ def _train_in_processes(sweep: SweepConfig, directory: RunDirectory | None, **ar
     if directory is None:
         raise ConfigError("a run in processes of its own needs a run directory: they meet there; give one")
     objects = around.get("source"), around.get("torso")
-    require_by_name(*objects, "over several processes", "use processes=1 with objects of your own")
+    require_by_name(sweep, *objects, "over several processes", "use processes=1 with objects of your own")
     # The processes write into the log themselves.
     sinks = [sink for sink in around.get("sinks", ()) if sink is not directory.log]
     callbacks = around.get("callbacks", ())
@@ -104,7 +104,8 @@ def prepare(settings: Config | SweepConfig, directory: RunDirectory | None = Non
 def _require_code(sweep: SweepConfig) -> None:
     require_trusted(*sweep.configs)
     for member in sweep.configs:
-        require_relevance(member.loss.trust)
+        require_function(member.loss.trust, "loss.trust")
+        require_function(member.optimiser.schedule, "optimiser.schedule")
 
 
 def run(trainer: Trainer, *, evaluate_at_end: bool = True) -> Result:

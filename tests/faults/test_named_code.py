@@ -13,7 +13,7 @@ import safetensors.torch
 import yaml
 
 from laser_rl import LASER, checkpoint, trust
-from laser_rl.agent import relevance
+from laser_rl.agent import functions
 from laser_rl.checkpoint import manifest
 from laser_rl.cli import main
 from laser_rl.cli.train import broken_off
@@ -79,7 +79,7 @@ class Stranger:
         was = self.mark.exists()
         self.mark.unlink(missing_ok=True)
         sys.modules.pop("planted", None)
-        relevance._imported.cache_clear()
+        functions._imported.cache_clear()
         return was
 
 
