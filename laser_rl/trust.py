@@ -1,8 +1,9 @@
 """Names of code that were read from files, and the user's permission to import them.
 
 An environment called `module:callable`, Gymnasium's `module:Name-v0` and a `loss.trust` or `optimiser.schedule` of `module:function` are
-names of code: to use one is to run it. Readers of files call `note`, whatever imports calls `require`. Names are followed by their value, so where one came from
-survives every copy, override and JSON in between. A process that a run starts notes nothing: it inherits the run's word.
+names of code: to use one is to run it. Readers of files call `note`, whatever imports calls `require`. Names are followed by their value,
+so where one came from survives every copy, override and JSON in between. A process that a run starts notes nothing: it inherits the run's
+word.
 """
 
 import re

@@ -63,7 +63,7 @@ def function_named(name: str, setting: str) -> Callable[..., Any]:
 def own_factor(name: str, remaining: float) -> float:
     """What a schedule of the user's own makes of the share of the run that remains, 1 to 0: a factor of the learning rate."""
     found = function_named(name, "optimiser.schedule")(remaining)
-    if not isinstance(found, Real) or isinstance(found, bool) or not 0 <= found < math.inf:
+    if not isinstance(found, Real) or not 0 <= float(found) < math.inf:
         raise ConfigError(
             f"{name}: expected a finite number of at least 0 for {remaining:.3f} of the run remaining, got {shortened(found)}; "
             "return a factor of the learning rate"

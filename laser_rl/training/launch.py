@@ -34,6 +34,7 @@ class Around(TypedDict, total=False):
     torso: TorsoSource | None  # a user's module, if it is not the configuration's torso
     sinks: Sequence[Sink]  # where rows of metrics go
     callbacks: Sequence[Callback]  # see `Progress`
+    restore: Callable[[Trainer], bool]  # brings members to where they stood, if no directory does
 
 
 def train(
@@ -91,7 +92,8 @@ def prepare(settings: Config | SweepConfig, directory: RunDirectory | None = Non
     try:
         save = None if directory is None else directory.save
         trainer = Trainer(sweep, group, sinks=around.get("sinks", ()), callbacks=around.get("callbacks", ()), save=save)
-        if directory is None or not directory.restore(trainer):
+        restore = around.get("restore", lambda _: False) if directory is None else directory.restore
+        if not restore(trainer):
             for store in trainer.stores:
                 warm_start(store, sweep.base, members=len(sweep.settings))
             group.begin()
