@@ -34,8 +34,8 @@ def test_predict_answers_in_the_environments_terms(agent):
     observation, _ = env.reset(seed=0)
     action, state = agent.predict(observation, deterministic=True)
     assert env.action_space.contains(np.int64(action))
-    assert agent.predict(observation, state)[0] == action
-    sampled = {int(agent.predict(observation, deterministic=False)[0]) for _ in range(60)}
+    assert agent.predict(observation, state, deterministic=True)[0] == action
+    sampled = {int(agent.predict(observation)[0]) for _ in range(60)}
     assert sampled == {0, 1}
 
 
@@ -44,7 +44,7 @@ def test_save_and_load_give_the_same_policy(agent, tmp_path):
     other = LASER.load(path)
     for seed in range(5):
         observation = gymnasium.make("CartPole-v1").reset(seed=seed)[0]
-        assert agent.predict(observation)[0] == other.predict(observation)[0]
+        assert agent.predict(observation, deterministic=True)[0] == other.predict(observation, deterministic=True)[0]
     assert agent.evaluate(3, seed=4) == other.evaluate(3, seed=4)
     assert other.config.loss == agent.config.loss
     assert other.config.run.device == "auto"  # wherever it was trained
@@ -123,7 +123,7 @@ def test_a_network_of_ones_own_learns(net, runtime):
 def test_callbacks_see_numbers_and_may_end_it():
     seen = []
     agent = LASER("CartPole-v1", log_every_updates=5, **SMALL)
-    agent.learn(50_000, callbacks=[lambda progress: seen.append(progress) or progress.update < 20])
+    agent.learn(50_000, callback=lambda progress: seen.append(progress) or progress.update < 20)
     assert agent.steps < 1000
     assert seen[-1].values["return_mean"] > 0
     agent.learn(50)  # and it can go on
@@ -160,7 +160,7 @@ def test_ctrl_c_saves_and_ends_a_loop_over_seeds(tmp_path):
     def all_seeds():
         for seed in range(3):
             begun.append(LASER("laser/Catch", seed=seed, run_dir=tmp_path / str(seed), log_every_updates=5, **SMALL))
-            begun[-1].learn(10_000, callbacks=[press("SIGINT")])
+            begun[-1].learn(10_000, callback=press("SIGINT"))
 
     with pytest.raises(KeyboardInterrupt):
         all_seeds()
@@ -175,7 +175,7 @@ def test_ctrl_c_saves_and_ends_a_loop_over_seeds(tmp_path):
 def test_ctrl_c_in_a_sweep_saves_and_reaches_the_caller(tmp_path):
     sweep = Sweep("laser/Catch", grid={"learning_rate": [1e-3, 2e-3]}, run_dir=tmp_path, log_every_updates=5, **SMALL)
     with pytest.raises(KeyboardInterrupt):
-        sweep.run(10_000, callbacks=[press("SIGINT")])
+        sweep.run(10_000, callback=press("SIGINT"))
     assert checkpoint.latest(tmp_path).step > 0
 
 
@@ -184,7 +184,7 @@ def test_ctrl_c_leaves_no_temporary_directory_of_a_sweep(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     sweep = Sweep("laser/Catch", grid={"learning_rate": [1e-3, 2e-3]}, log_every_updates=5, **SMALL)
     with pytest.raises(KeyboardInterrupt):
-        sweep.run(10_000, callbacks=[press("SIGINT")])
+        sweep.run(10_000, callback=press("SIGINT"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -193,7 +193,7 @@ def test_a_handler_of_the_users_own_hears_sigterm_after_the_checkpoint(tmp_path)
     before = signal.signal(signal.SIGTERM, lambda number, _: heard.append((number, checkpoint.latest(tmp_path).step)))
     try:
         agent = LASER("laser/Catch", run_dir=tmp_path, log_every_updates=5, **SMALL)
-        agent.learn(10_000, callbacks=[press("SIGTERM")])
+        agent.learn(10_000, callback=press("SIGTERM"))
     finally:
         signal.signal(signal.SIGTERM, before)
     assert heard == [(signal.SIGTERM, agent.steps)]

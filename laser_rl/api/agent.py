@@ -297,7 +297,7 @@ class LASER:
             )
         with agent._trust.applied():
             note(saved.config.model_dump(mode="json"), path)
-            pass_in(env if isinstance(env, str) else "")
+            pass_in("" if env is None else stored_name(env)[0])  # its code is the user's own, whatever the file says
         return agent
 
     def close(self) -> None:

@@ -39,7 +39,7 @@ class _Cell:
 
         self._handle = display(self._drawn(table), raw=True, display_id=True)
 
-    def update(self, table: RenderableType, *, refresh: bool = True) -> None:  # noqa: ARG002 - as rich's
+    def update(self, table: RenderableType, *, refresh: bool = True) -> None:
         self._handle.update(self._drawn(table), raw=True)
 
     def stop(self) -> None:
@@ -175,9 +175,8 @@ class Console:
         known = self._known()
         if len(self._members) > 1:
             return self._lines("   ".join(f"{label} {text}" for label, text in known.items()))
-        pairs = (
-            3 if self._terminal.is_jupyter or self._terminal.width >= _WIDE else 2
-        )  # of label and number side by side
+        wide = self._terminal.is_jupyter or self._terminal.width >= _WIDE
+        pairs = 3 if wide else 2  # of label and number side by side
         if not self._members[0].values:
             known["state"] = "starting"
         table = Table(title=Text(self._title), title_justify="left", show_header=False)
