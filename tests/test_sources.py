@@ -336,17 +336,17 @@ def test_a_batch_is_acted_on_as_its_observations_one_by_one(kind):
     agent = LASER(made, recipe="minatar" if picture else "cartpole", slots=2, capacity_steps=500, **settings)
     vector = SyncVectorEnv([made] * 3)
     seen, _ = vector.reset(seed=[1, 2, 3])
-    state, ended, reward, alone = None, np.ones(3, bool), np.zeros(3), [None] * 3
-    for _ in range(9):  # the vector begins new episodes by itself
-        actions, state = agent.predict(seen, state, reward=reward, episode_start=ended, deterministic=True)
+    state, starts, ended, reward, alone = None, np.ones(3, bool), np.zeros(3, bool), np.zeros(3), [None] * 3
+    for _ in range(9):  # the vector begins new episodes by itself, in the step after an end
+        actions, state = agent.predict(seen, state, reward=reward, episode_start=starts, deterministic=True)
         for row, item in enumerate(iterate(vector.observation_space, seen)):
-            before = None if ended[row] else alone[row]
+            before = None if starts[row] else alone[row]
             action, alone[row] = agent.predict(item, before, reward=float(reward[row]), deterministic=True)
-            assert np.array_equal(action, actions[row])
+            assert np.allclose(action, actions[row], atol=1e-5)
             assert np.allclose(alone[row].memory[0], state.memory[row], atol=1e-6)
             assert np.array_equal(alone[row].frames[0], state.frames[row])
         seen, reward, terminated, truncated, _ = vector.step(actions)
-        ended = terminated | truncated if not ended.any() else np.zeros(3, bool)
+        starts, ended = ended, terminated | truncated
     agent.close()
 
 

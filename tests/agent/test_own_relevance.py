@@ -85,6 +85,7 @@ def test_a_function_of_the_program_itself_will_do(module, tmp_path):
     _, everything = trained(lambda family, policy, behaviour: torch.zeros(policy.shape[:-1]))
     assert set(accepted) == {0.0}
     assert set(everything) == {1.0}
+    sys.path.append(str(tmp_path))
     imported = importlib.import_module(module)
     assert LASER("laser/Catch", trust=imported.same).config.loss.trust == f"{module}:same"
 
@@ -112,7 +113,7 @@ def test_a_function_of_the_program_itself_will_do(module, tmp_path):
     assert "pass it again (trust=...), or define it in a module" in resumed.stderr
     passed = asked.replace("sys.argv[1]", "sys.argv[1], trust=lambda family, policy, behaviour: policy.sum(-1)")
     subprocess.run([sys.executable, "-c", passed, path], check=True)
-    with pytest.raises(ConfigError, match="processes needs .* functions that can be imported; use processes=1"):
+    with pytest.raises(ConfigError, match=r"processes needs .* functions that can be imported; use processes=1"):
         Sweep("laser/Catch", grid={"trust": [nothing, "off"]}, run_dir=tmp_path / "sweep", processes=2).run(100)
 
 
@@ -135,12 +136,12 @@ def test_a_schedule_is_a_function_of_what_remains(runtime):
         remaining = max(0.0, 1 - row.step / 600)
         assert row.values["learning_rate"] == pytest.approx(1e-3 * remaining**2, abs=5e-5)
     with LASER("laser/Catch", schedule=lambda remaining: 0.5, learning_rate=4e-3, **settings) as agent:
-        agent.learn(100, callback=lambda row: rows.append(row))
+        agent.learn(100, callback=rows.append)
     assert rows[-1].values["learning_rate"] == 2e-3
 
 
 def test_a_schedule_that_gives_no_rate_is_refused():
-    with pytest.raises(ConfigError, match="expected a finite number of at least 0 .* got -1"):
+    with pytest.raises(ConfigError, match=r"expected a finite number of at least 0 .* got -1"):
         LASER("laser/Catch", slots=2, schedule=lambda remaining: -1).learn(300)
     with pytest.raises(ConfigError, match="learning_rate is a function and so is its own schedule"):
         LASER("laser/Catch", learning_rate=float, schedule="linear")
