@@ -448,6 +448,7 @@ MISTAKES = {
     "save every": lambda agent, path: laser_rl.SaveEvery(5, 3),
     "trust": lambda agent, _: LASER("CartPole-v1", trust="near"),
     "schedule": lambda agent, _: LASER("CartPole-v1", schedule="cosine"),
+    "devices": lambda agent, _: LASER("laser/Catch", schedule=lambda remaining: remaining, devices=2).learn(10),
 }
 
 

@@ -22,6 +22,7 @@ from laser_rl.training.saving import warm_start
 from laser_rl.training.settings import SweepConfig
 from laser_rl.training.stop import FINISHED, signals
 from laser_rl.training.trainer import Trainer, run_in_turns
+from laser_rl.trust import HERE
 
 log = logging.getLogger("laser_rl.training")
 Elsewhere = Callable[..., Result]  # runs all members where this process only supervises; arguments as of `train`
@@ -106,8 +107,13 @@ def prepare(settings: Config | SweepConfig, directory: RunDirectory | None = Non
 def _require_code(sweep: SweepConfig) -> None:
     require_trusted(*sweep.configs)
     for member in sweep.configs:
-        require_function(member.loss.trust, "loss.trust")
-        require_function(member.optimiser.schedule, "optimiser.schedule")
+        for name, setting in ((member.loss.trust, "loss.trust"), (member.optimiser.schedule, "optimiser.schedule")):
+            require_function(name, setting)
+            if member.run.devices > 1 and name.startswith(HERE):
+                raise ConfigError(
+                    f"run.devices is {member.run.devices}: expected a {setting} that other processes can import, got a function of this "
+                    "program; define it in a module, or use one device"
+                )
 
 
 def run(trainer: Trainer, *, evaluate_at_end: bool = True) -> Result:
