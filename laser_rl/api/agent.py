@@ -143,7 +143,7 @@ class LASER:
             verbose: 1 prints a line every few seconds, where `progress_bar` shows no table.
 
         >>> with LASER("laser/Catch", seed=1, slots=4) as agent:
-        ...     agent.learn("0.2k", log_every=100, callback=lambda progress: progress.step < 150).steps < 200
+        ...     agent.learn("0.2k", log_every=100, callback=lambda progress: progress.step < 100).steps < 200
         True
         """
         if (steps is None) == (total_timesteps is None):
