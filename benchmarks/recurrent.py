@@ -147,7 +147,7 @@ def one_run(name: str, variant: str, seed: int, device: str, minutes: float) -> 
     watch = Watch(experiment.every, minutes)
     agent = LASER(experiment.environment, recipe=experiment.recipe, **settings)
     try:
-        agent.learn(experiment.steps, callbacks=[watch])
+        agent.learn(experiment.steps, callback=watch)
     finally:
         agent.close()
     return variant, seed, watch.rows

@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--goal", type=float, default=100.0)
     arguments = parser.parse_args()
     until = Until(arguments.goal)
-    agent = LASER("CartPole-v1", seed=1, log_every_updates=20).learn(arguments.steps, callbacks=[until])
+    agent = LASER("CartPole-v1", seed=1, log_every_updates=20).learn(arguments.steps, callback=until)
     reached = any(mean >= arguments.goal for _, mean in until.curve)
     print(f"{'reached' if reached else 'did not reach'} {arguments.goal:g} within {agent.steps} steps")
     with tempfile.TemporaryDirectory() as folder:
@@ -46,7 +46,7 @@ def main() -> None:
         env, state, done, total = gymnasium.make("CartPole-v1"), None, False, 0.0
         observation, _ = env.reset(seed=7)
         while not done:
-            action, state = loaded.predict(observation, state)
+            action, state = loaded.predict(observation, state, deterministic=True)
             observation, reward, terminated, truncated, _ = env.step(action)
             total, done = total + reward, terminated or truncated
         print(f"the loaded agent balances for {total:g} steps")

@@ -54,7 +54,7 @@ if __name__ == "__main__":
     env, state, terminated, truncated = Ring(), None, False, False
     observation, _ = env.reset(seed=3)
     while not (terminated or truncated):
-        action, state = agent.predict(observation, state)
+        action, state = agent.predict(observation, state, deterministic=True)
         print(f"walker in cell {env.walker}, door in cell {env.door}: {('back', 'on')[action]}")
         observation, reward, terminated, truncated, _ = env.step(action)
     agent.close()

@@ -1,6 +1,6 @@
 """LASER: an off-policy actor-critic whose agents share one experience replay, under a trust region.
 
-Importing this package is cheap; torch is imported when `LASER` or `Sweep` is first used.
+Importing this package is cheap; torch is imported when one of its names is first used.
 
 >>> import laser_rl
 >>> laser_rl.__version__.count(".")
@@ -12,16 +12,19 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from laser_rl.api import LASER, Sweep
+    from laser_rl.api import LASER, EvaluateEvery, SaveEvery, StopAtReturn, StopWithoutImprovement, Sweep
 
 try:
     __version__ = version("laser-rl")
 except PackageNotFoundError:  # a source tree on the path, not installed
     __version__ = "0.0.0+source"
-__all__ = ["LASER", "Sweep", "__version__"]
+__all__ = [
+    "LASER", "EvaluateEvery", "SaveEvery", "StopAtReturn", "StopWithoutImprovement", "Sweep", "__version__", "load_from_hub",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name in {"LASER", "Sweep"}:
-        return getattr(importlib.import_module("laser_rl.api"), name)  # see the module's docstring
+    if name in __all__:
+        home = "laser_rl.tools.hub" if name == "load_from_hub" else "laser_rl.api"
+        return getattr(importlib.import_module(home), name)  # see the module's docstring
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,6 +17,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 CountOrNone = Annotated[int, Field(ge=0)]
+_FUNCTION = re.compile(r"[\w.]+:\w+")  # module:function
 
 # For KL(pi, implied) from our own sweep over it (docs/results/sharing); for KL(pi, mu), which is larger, from a prototype.
 DEFAULT_BOUND = 0.1
@@ -179,7 +180,7 @@ class LossConfig(Frozen):
 
     @model_validator(mode="after")
     def _consistent(self) -> "LossConfig":
-        if self.trust not in {"implied", "behaviour", "off"} and not re.fullmatch(r"[\w.]+:\w+", self.trust):
+        if self.trust not in {"implied", "behaviour", "off"} and not _FUNCTION.fullmatch(self.trust):
             raise ValueError(f"trust is {shortened(self.trust)}: expected implied, behaviour, off or module:function")
         if self.clip_rho < self.clip_c:
             raise ValueError(f"clip_rho ({self.clip_rho}) is below clip_c ({self.clip_c}); raise it or lower clip_c")
@@ -195,8 +196,9 @@ class OptimiserConfig(Frozen):
     """rmsprop is TensorFlow 1's: epsilon inside the root, mean square starting at 1."""
     learning_rate: Positive = 2e-3
     """Size of a step, before the schedule."""
-    schedule: Literal["constant", "linear"] = "constant"
-    """linear: to 0 over all steps of the run, or over its budget of time if that is used up first."""
+    schedule: str = "constant"
+    """constant; linear: to 0 over all steps of the run, or over its budget of time if that is used up first; or module:function, of your
+    own: from the share of the run that remains, 1 to 0, to a factor of the rate."""
     decay: Share = 0.99
     """rmsprop only."""
     momentum: Share = 0.0
@@ -209,6 +211,13 @@ class OptimiserConfig(Frozen):
     def added(self) -> float:
         """ε, with its default by kind."""
         return self.epsilon or {"rmsprop": 0.01, "adam": 1e-8}[self.kind]
+
+    @field_validator("schedule")
+    @classmethod
+    def _known(cls, schedule: str) -> str:
+        if schedule not in {"constant", "linear"} and not _FUNCTION.fullmatch(schedule):
+            raise ValueError(f"{shortened(schedule)} is no schedule: expected constant, linear or module:function")
+        return schedule
 
 
 class RunConfig(Frozen):

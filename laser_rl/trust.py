@@ -1,8 +1,9 @@
 """Names of code that were read from files, and the user's permission to import them.
 
-An environment called `module:callable`, Gymnasium's `module:Name-v0` and a `loss.trust` of `module:function` are names of code: to use one
-is to run it. Readers of files call `note`, whatever imports calls `require`. Names are followed by their value, so where one came from
-survives every copy, override and JSON in between. A process that a run starts notes nothing: it inherits the run's word.
+An environment called `module:callable`, Gymnasium's `module:Name-v0` and a `loss.trust` or `optimiser.schedule` of `module:function` are
+names of code: to use one is to run it. Readers of files call `note`, whatever imports calls `require`. Names are followed by their value,
+so where one came from survives every copy, override and JSON in between. A process that a run starts notes nothing: it inherits the run's
+word.
 """
 
 import re
@@ -16,6 +17,7 @@ from typing import Any
 from laser_rl.errors import ConfigError
 
 FLAG = "--trust-code"
+HERE = "this_process:"  # before the name of a function that a program has passed as an object: no file can lead to its code
 PROMISE = (
     "No command and no method imports or calls code that a file names (`module:callable`) unless you pass that name yourself or say "
     "`--trust-code`, in Python `trust_code=True`."
@@ -76,12 +78,12 @@ def require(*names: str) -> None:
             raise Untrusted(trust.file_of[name], name)
 
 
-def code_in(environment: str, options: Mapping[str, Any], relevance: str = "") -> list[str]:
-    """The names of code among an environment's id (or ids, with commas), its options and `loss.trust`."""
+def code_in(environment: str, options: Mapping[str, Any], *functions: str) -> list[str]:
+    """The names of code among an environment's id (or ids, with commas), its options and settings that may name functions."""
     ids = [part.strip() for part in environment.split(",")]
     found = [name for name in ids if (":" in name and not name.startswith(_SUITE)) or _is_foreign_level(name, options)]
     found += [text for text in _texts(options) if _CODE.fullmatch(text)]
-    return [*found, relevance] if ":" in relevance else found
+    return found + [name for name in functions if ":" in name and not name.startswith(HERE)]
 
 
 def _is_foreign_level(name: str, options: Mapping[str, Any]) -> bool:

@@ -1,5 +1,8 @@
+import builtins
 import signal
+import sys
 import tempfile
+import types
 
 import gymnasium
 import numpy as np
@@ -34,8 +37,8 @@ def test_predict_answers_in_the_environments_terms(agent):
     observation, _ = env.reset(seed=0)
     action, state = agent.predict(observation, deterministic=True)
     assert env.action_space.contains(np.int64(action))
-    assert agent.predict(observation, state)[0] == action
-    sampled = {int(agent.predict(observation, deterministic=False)[0]) for _ in range(60)}
+    assert agent.predict(observation, state, deterministic=True)[0] == action
+    sampled = {int(agent.predict(observation)[0]) for _ in range(60)}
     assert sampled == {0, 1}
 
 
@@ -44,7 +47,7 @@ def test_save_and_load_give_the_same_policy(agent, tmp_path):
     other = LASER.load(path)
     for seed in range(5):
         observation = gymnasium.make("CartPole-v1").reset(seed=seed)[0]
-        assert agent.predict(observation)[0] == other.predict(observation)[0]
+        assert agent.predict(observation, deterministic=True)[0] == other.predict(observation, deterministic=True)[0]
     assert agent.evaluate(3, seed=4) == other.evaluate(3, seed=4)
     assert other.config.loss == agent.config.loss
     assert other.config.run.device == "auto"  # wherever it was trained
@@ -123,11 +126,82 @@ def test_a_network_of_ones_own_learns(net, runtime):
 def test_callbacks_see_numbers_and_may_end_it():
     seen = []
     agent = LASER("CartPole-v1", log_every_updates=5, **SMALL)
-    agent.learn(50_000, callbacks=[lambda progress: seen.append(progress) or progress.update < 20])
+    agent.learn(50_000, callback=lambda progress: seen.append(progress) or progress.update < 20)
     assert agent.steps < 1000
     assert seen[-1].values["return_mean"] > 0
     agent.learn(50)  # and it can go on
     agent.close()
+
+
+def test_an_agent_says_what_it_is_and_closes_after_a_block(tmp_path):
+    with LASER("CartPole-v1", run_dir=tmp_path / "run", **SMALL) as agent:
+        assert repr(agent) == "LASER(CartPole-v1, recipe cartpole, 0 steps)"
+        assert isinstance(agent.network, nn.Module)
+        count = sum(parameter.numel() for parameter in agent.learn("0.1k").network.parameters())
+        assert repr(agent) == f"LASER(CartPole-v1, recipe cartpole, {agent.steps} steps, {count} parameters)"
+        path = agent.save(tmp_path / "agent.laser")
+        with torch.no_grad():
+            agent.network.policy_head.bias[1] = 99.0  # the agent's own parameters
+        assert agent.predict(np.zeros(4, np.float32))[0] == 1
+    assert repr(LASER.load(path)) == repr(agent)
+    LASER("CartPole-v1", run_dir=tmp_path / "run", **SMALL).close()  # its lock is free
+
+
+def test_steps_by_any_name_are_more_steps():
+    with LASER("laser/Catch", **SMALL) as agent:
+        for number, more in enumerate([{"total_timesteps": 50}, {"steps": "0.05k"}, {"total_timesteps": 5e1}], start=1):
+            agent.learn(**more)
+            assert 50 * number <= agent.steps < 50 * number + 6
+
+
+def test_what_a_call_asks_to_be_shown_is_shown_in_that_call(tmp_path, capsys):
+    with LASER("laser/Catch", **SMALL) as agent:
+        agent.learn(60)
+        assert capsys.readouterr().out == ""
+        agent.learn(100, verbose=1, tensorboard_log=tmp_path / "board", log_every=20)
+        said = capsys.readouterr().out.splitlines()
+        assert said[0] == "laser/Catch"
+        assert said[-1].startswith(f"step {agent.steps} of 160 (100 %)")
+        [events] = (tmp_path / "board").iterdir()
+        written = events.stat().st_size
+        assert written > 5 * 1000  # rows every 20 steps
+        agent.learn(60)
+        assert (capsys.readouterr().out, events.stat().st_size) == ("", written)
+    sweep = Sweep("laser/Catch", grid={"learning_rate": [1e-3, 2e-3]}, evaluate_episodes=2, **SMALL)
+    sweep.run("0.1k", progress_bar=True, tensorboard_log=tmp_path / "boards")
+    assert "laser/Catch, 2 members" in capsys.readouterr().out
+    assert len(list((tmp_path / "boards" / "members").iterdir())) == 2
+
+
+def test_in_a_notebook_the_table_is_one_output_that_changes(monkeypatch):
+    shown, handles = [], []
+
+    class Handle:
+        def __init__(self, data):
+            self.pages = [data]
+
+        def update(self, data, *, raw):
+            self.pages.append(data)
+
+    def display(*objects, raw=False, display_id=False, **_):
+        if not display_id:
+            return shown.extend(objects)
+        handles.append(Handle(*objects))
+        return handles[-1]
+
+    module = types.ModuleType("IPython.display")
+    module.display = display
+    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", module)
+    shell = type("ZMQInteractiveShell", (), {})()
+    monkeypatch.setattr(builtins, "get_ipython", lambda: shell, raising=False)
+    with LASER("laser/Catch", **SMALL) as agent:
+        agent.learn(200, progress_bar=True, log_every=50)
+    [table] = handles
+    assert len(table.pages) > 1
+    assert "starting" in table.pages[0]["text/plain"]
+    assert f"{agent.steps} of 200 (100 %)" in table.pages[-1]["text/plain"]
+    assert table.pages[-1]["text/html"].startswith("<pre")
 
 
 def test_a_run_directory_goes_on(tmp_path):
@@ -160,7 +234,7 @@ def test_ctrl_c_saves_and_ends_a_loop_over_seeds(tmp_path):
     def all_seeds():
         for seed in range(3):
             begun.append(LASER("laser/Catch", seed=seed, run_dir=tmp_path / str(seed), log_every_updates=5, **SMALL))
-            begun[-1].learn(10_000, callbacks=[press("SIGINT")])
+            begun[-1].learn(10_000, callback=press("SIGINT"))
 
     with pytest.raises(KeyboardInterrupt):
         all_seeds()
@@ -175,7 +249,7 @@ def test_ctrl_c_saves_and_ends_a_loop_over_seeds(tmp_path):
 def test_ctrl_c_in_a_sweep_saves_and_reaches_the_caller(tmp_path):
     sweep = Sweep("laser/Catch", grid={"learning_rate": [1e-3, 2e-3]}, run_dir=tmp_path, log_every_updates=5, **SMALL)
     with pytest.raises(KeyboardInterrupt):
-        sweep.run(10_000, callbacks=[press("SIGINT")])
+        sweep.run(10_000, callback=press("SIGINT"))
     assert checkpoint.latest(tmp_path).step > 0
 
 
@@ -184,7 +258,7 @@ def test_ctrl_c_leaves_no_temporary_directory_of_a_sweep(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     sweep = Sweep("laser/Catch", grid={"learning_rate": [1e-3, 2e-3]}, log_every_updates=5, **SMALL)
     with pytest.raises(KeyboardInterrupt):
-        sweep.run(10_000, callbacks=[press("SIGINT")])
+        sweep.run(10_000, callback=press("SIGINT"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -193,7 +267,7 @@ def test_a_handler_of_the_users_own_hears_sigterm_after_the_checkpoint(tmp_path)
     before = signal.signal(signal.SIGTERM, lambda number, _: heard.append((number, checkpoint.latest(tmp_path).step)))
     try:
         agent = LASER("laser/Catch", run_dir=tmp_path, log_every_updates=5, **SMALL)
-        agent.learn(10_000, callbacks=[press("SIGTERM")])
+        agent.learn(10_000, callback=press("SIGTERM"))
     finally:
         signal.signal(signal.SIGTERM, before)
     assert heard == [(signal.SIGTERM, agent.steps)]

@@ -71,7 +71,7 @@ def play(agent, env, seed, *, state=True, reward=True):
     observation, _ = env.reset(seed=seed)
     before, last, actions, total, ended = None, 0.0, [], 0.0, False
     while not ended:
-        action, after = agent.predict(observation, before, reward=last)
+        action, after = agent.predict(observation, before, reward=last, deterministic=True)
         before = after if state else None
         observation, got, terminated, truncated, _ = env.step(action)
         last = float(got) if reward else 0.0

@@ -94,7 +94,7 @@ def test_a_temporary_directory_lives_as_long_as_its_result():
 def test_a_temporary_directory_does_not_outlive_a_failure(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(ZeroDivisionError):
-        Sweep("laser/Catch", grid=GRID, log_every_updates=1, **SMALL).run(40, callbacks=[lambda _: 1 / 0])
+        Sweep("laser/Catch", grid=GRID, log_every_updates=1, **SMALL).run(40, callback=lambda _: 1 / 0)
     assert not list(tmp_path.iterdir())
 
 
@@ -232,7 +232,7 @@ def test_callbacks_and_sinks_see_numbers_and_a_callback_may_end_it():
 
     kept = Kept()
     sweep = Sweep("laser/Catch", grid=GRID, sinks=[kept], log_every_updates=5, **SMALL)
-    result = sweep.run(50_000, callbacks=[lambda progress: progress.update < 10])
+    result = sweep.run(50_000, callback=lambda progress: progress.update < 10)
     assert result.interrupted == "a callback"
     assert result.members[0].steps < 1_000
     assert {values["member"] for kind, values in kept if kind == "train"} == {0, 1}

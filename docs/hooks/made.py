@@ -147,7 +147,7 @@ def names(_: str = "") -> Iterator[str]:
 
 
 def notebook(path: str) -> Iterator[str]:
-    """Cells one after the other: text as it is, code, and what it printed."""
+    """Cells one after the other: text as it is, code, what it printed, and pictures."""
     for cell in json.loads((ROOT / path).read_bytes())["cells"]:
         text = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
@@ -157,11 +157,15 @@ def notebook(path: str) -> Iterator[str]:
         printed = "".join(_printed(cell["outputs"])).rstrip()
         if printed:
             yield from ("```text", printed, "```", "")
+        for picture in (output["data"].get("image/png") for output in cell["outputs"] if "data" in output):
+            if picture:
+                yield from (f'<img alt="the plot" src="data:image/png;base64,{"".join(picture).strip()}">', "")
 
 
 def _printed(outputs: list[dict[str, Any]]) -> Iterator[str]:
     for output in outputs:
-        yield "".join(output.get("text", output.get("data", {}).get("text/plain", [])))
+        data = output.get("data", {})
+        yield "" if "image/png" in data else "".join(output.get("text", data.get("text/plain", []))).rstrip("\n") + "\n"
 
 
 MAKERS: dict[str, Callable[[str], Iterator[str]]] = {

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from laser_rl.agent.functions import own_factor
 from laser_rl.agent.learner_metrics import EVERY, Numbers, ages, tally
 from laser_rl.agent.loss import Hyper, Loss, hyper_of, laser_loss
 from laser_rl.agent.memory_state import Recurrent
@@ -204,10 +205,10 @@ class Learner:
             self.bound.copy_(trust_region.adapt_bound(self.bound, accepted, target=target, rate=BOUND_RATE))
 
     def learning_rate(self, progress: float) -> float:
-        rate = self.rates.learning_rate
-        if self.rates.schedule == "linear":
+        rate, schedule = self.rates.learning_rate, self.rates.schedule
+        if schedule == "linear":
             return linear_rate(rate, 0.0, step=round(progress * 10**9), total=10**9)
-        return rate
+        return rate if schedule == "constant" else rate * own_factor(schedule, 1.0 - progress)
 
     def report(self) -> dict[str, float]:
         """Means over the updates since the last report."""

@@ -1,19 +1,15 @@
 """Behaviour relevance (section 4.3): how far stored behaviour is from the policy. By `loss.trust`, or by a function of the user's own."""
 
-import functools
-import pkgutil
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from laser_rl.agent.functions import function_named
 from laser_rl.config import LossConfig
 from laser_rl.errors import ConfigError
 from laser_rl.ops import trust_region
 from laser_rl.ops.distributions import Family
-from laser_rl.trust import require
 
 Relevance = Callable[[Family, Tensor, Tensor], object]
 """From a family and the parameters of policy and behaviour, each [T, B, P], to a number for each row [T, B]: small is trusted. The user
@@ -45,33 +41,10 @@ def require_splittable(family: Family, loss: LossConfig, devices: int) -> None:
         )
 
 
-def require_relevance(trust: str) -> None:
-    """ConfigError if `loss.trust` names a function that is not there, or that only a file names: now, and not after the warm-up."""
-    if ":" in trust:
-        require(trust)
-        _imported(trust)
-
-
-@functools.cache
-def _imported(name: str) -> Relevance:
-    if str(Path.cwd()) not in sys.path:  # a command line has its own directory there, users have theirs in mind
-        sys.path.append(str(Path.cwd()))
-    try:
-        found: Relevance = pkgutil.resolve_name(name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"loss.trust is {name!r}, which cannot be imported from here ({error}); check the spelling, or use implied"
-        ) from error
-    if not callable(found):
-        raise ConfigError(f"loss.trust is {name!r}, which is no function; check the spelling, or use implied")
-    return found
-
-
 def own_relevance(name: str, family: Family, policy: Tensor, behaviour: Tensor) -> Tensor:
     """What the user's function `module:function` says of each row; nothing is learned through it, and NaN is not trusted."""
-    require(name)
     with torch.no_grad():
-        found = _imported(name)(family, policy, behaviour)
+        found = function_named(name, "loss.trust")(family, policy, behaviour)
     expected = policy.shape[:-1]
     if not isinstance(found, Tensor) or found.shape != expected:
         got = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__

@@ -2,75 +2,39 @@
 
 import contextlib
 import functools
-import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import safetensors
-import safetensors.torch
 import torch
 
-from laser_rl import recipes, trust
+from laser_rl import recipes
+from laser_rl.agent.functions import pass_again
 from laser_rl.agent.parameters import load_network
 from laser_rl.agent.policy import Memento, Policy, act_once
-from laser_rl.config import Config, override, validated
+from laser_rl.agent.relevance import Relevance
+from laser_rl.api.agent_file import AgentFile, save_with_replay
+from laser_rl.api.arguments import callbacks_of, count_of, each_of, observed, require_state, watched, with_names
+from laser_rl.config import Config, override
 from laser_rl.envs.construct import stored_name
-from laser_rl.envs.records import EnvironmentSpec, read_spec
-from laser_rl.envs.spaces import Borders, borders_of
-from laser_rl.errors import ConfigError, EnvironmentRefused, shortened
+from laser_rl.envs.spaces import borders_of, unbatching
+from laser_rl.errors import ConfigError, shortened
 from laser_rl.evaluation.statistics import EvalResult
 from laser_rl.metrics.rows import Sink
 from laser_rl.metrics.tracking import named, trackers
-from laser_rl.networks.build import TorsoSource
-from laser_rl.training.build import (
-    EnvironmentSource,
-    Member,
-    derive,
-    device_of,
-    open_environments,
-    seeded_network,
-    slots_of,
-    threads_of,
-)
+from laser_rl.networks.agent_network import AgentNetwork
+from laser_rl.networks.build import TorsoSource, parameter_count
+from laser_rl.training.build import EnvironmentSource, Member, derive, open_environments, slots_of
 from laser_rl.training.directory import RunDirectory
-from laser_rl.training.evaluate import AGENT_FORMAT, Trained, evaluate, require_finite, task_count, trained_of
-from laser_rl.training.launch import prepare, run
+from laser_rl.training.evaluate import Trained, evaluate, task_count, trained_of
+from laser_rl.training.launch import Around, prepare, run
 from laser_rl.training.member_training import Callback
 from laser_rl.training.recording import with_videos
 from laser_rl.training.stop import deliver_again
 from laser_rl.training.trainer import Trainer
-from laser_rl.trust import Trust
-from laser_rl.types import Array
-
-_UNREADABLE = (safetensors.SafetensorError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)
-
-
-def read_agent(path: Path, net: TorsoSource | None = None) -> Trained:
-    """The agent in a file of `LASER.save`, to play with; nothing that the file names is imported, and no environment is opened."""
-    if not path.is_file():
-        raise ConfigError(f"{path} is not there; LASER.save writes such a file")
-    try:
-        with safetensors.safe_open(path, "pt") as file:
-            about = file.metadata() or {}
-        if about.get("format") != AGENT_FORMAT:
-            said = f"{path} has format {about.get('format')}, expected {AGENT_FORMAT}; please upgrade laser-rl"
-            raise ConfigError(said)
-        values, steps, spec = json.loads(about["config"]), int(about["steps"]), read_spec(about["spec"].encode())
-        tensors = safetensors.torch.load_file(path)
-    except _UNREADABLE as error:
-        raise ConfigError(f"{path} is no file of LASER.save: {type(error).__name__}: {error}") from None
-    # It may have been trained on a device that is not here.
-    config = override(validated(values), {"run.device": "auto", "run.devices": 1})
-    network = seeded_network(config, spec, net).to(device_of(config.run.device))
-    load_network(network, tensors)
-    require_finite(path, network)
-    torch.set_num_threads(threads_of(config, network))
-    return Trained(network, config, spec, config.environment.id, max(0, steps))
+from laser_rl.trust import Trust, note, pass_in
 
 
 class LASER:
@@ -88,7 +52,8 @@ class LASER:
         sinks: more places for rows of metrics.
         track: trackers that get them too: wandb, trackio, mlflow; on this machine only, see docs/guides/tracking.md.
         settings: any setting by name, `learning_rate=1e-3` or `**{"loss.discount": 0.9}`; `budget_minutes=30` ends `learn` after so long,
-            all calls together.
+            all calls together. `trust` may be a function (`Relevance`), and `learning_rate` one from the share of the run that remains,
+            1 at the start and 0 at the end, to the rate; with `schedule` it gives a factor of the rate.
 
     >>> agent = LASER("laser/Catch", seed=1, slots=4).learn(200)
     >>> agent.steps >= 200
@@ -112,13 +77,14 @@ class LASER:
         self._track, self._open = named(track), contextlib.ExitStack()
         self._trust = Trust()  # of this agent's own files; other agents of the process do not matter
         with self._trust.applied():
-            self.config = override(config or base_config(env, recipe), _with_environment(env, settings))
+            self.config = override(config or base_config(env, recipe), _with_environment(env, with_names(settings)))
         self._run_dir = None if run_dir is None else Path(run_dir)
         self._trainer: Trainer | None = None
         self._loaded: Trained | None = None
         self._refusal = ""  # why a loaded agent may not learn
-        self._border: Borders | None = None
-        self._drawn: Any = None  # random numbers of a loaded agent
+        self._restore: Callable[[Trainer], bool] | None = None  # from a file that it was loaded from
+        self._border: tuple[Callable[[Any], Any], ...] | None = None
+        self._drawn: torch.Generator | None = None  # random numbers of `predict`
 
     @property
     def steps(self) -> int:
@@ -131,71 +97,155 @@ class LASER:
         """The agent's parts: network, replay, learner and the rest."""
         return self._prepared().group.members[0]
 
-    def learn(self, steps: int, *, total: int | None = None, callbacks: Sequence[Callback] = ()) -> Self:
+    @property
+    def network(self) -> AgentNetwork:
+        """The torch module that learns: torso, memory and heads. Its parameters are the agent's own, not a copy."""
+        return self._playing().network
+
+    def __repr__(self) -> str:
+        known = None if self._trainer is None else self._trainer.group.members[0].learner.network
+        known = self._loaded.network if known is None and self._loaded is not None else known
+        size = "" if known is None else f", {parameter_count(known):,} parameters"
+        return f"LASER({self.config.environment.id}, recipe {self.config.recipe}, {self.steps:,} steps{size})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def learn(
+        self,
+        steps: float | str | None = None,
+        *,
+        total_timesteps: float | str | None = None,
+        total: float | str | None = None,
+        callback: Callback | Sequence[Callback] | None = None,
+        progress_bar: bool = False,
+        tensorboard_log: str | Path | None = None,
+        log_every: int | None = None,
+        verbose: int = 0,
+    ) -> Self:
         """Act and learn for `steps` more environment steps; a callback that returns False, or the end of the budget, ends it early.
 
         Ctrl-C ends it in good order, with a checkpoint where there is a `run_dir`, and then raises KeyboardInterrupt. SIGTERM and a closed
         terminal do the same, and then end the program as they would have without us.
 
         Args:
-            steps: how many more.
+            steps: how many more: a number, or a text such as "200k" or "1.5M".
+            total_timesteps: another name for `steps`; give one of the two.
             total: of all calls together, which is what a learning rate's schedule goes by; None: this is the last call.
-            callbacks: see `Progress`.
+            callback: a function of a `Progress`, or a list of them; `laser_rl` has some: `StopAtReturn`, `EvaluateEvery`, `SaveEvery`,
+                `StopWithoutImprovement`.
+            progress_bar: show the live table of the command line, also in a notebook; plain lines where neither is there.
+            tensorboard_log: also write TensorBoard's event files to this folder.
+            log_every: environment steps between two rows of metrics, and so between two calls of a callback; None: as configured.
+            verbose: 1 prints a line every few seconds, where `progress_bar` shows no table.
+
+        >>> with LASER("laser/Catch", seed=1, slots=4) as agent:
+        ...     agent.learn("0.2k", log_every=100, callback=lambda progress: progress.step < 100).steps < 200
+        True
         """
-        steps = _require_count("learn", "steps", steps)
-        total = None if total is None else _require_count("learn", "total", total)
+        if (steps is None) == (total_timesteps is None):
+            raise ConfigError(
+                f"learn: expected a number of steps, got steps={steps} and total_timesteps={total_timesteps}; give one"
+            )
+        more = count_of("learn", "steps", total_timesteps if steps is None else steps)
+        total = None if total is None else count_of("learn", "total", total)
+        log_every = None if log_every is None else count_of("learn", "log_every", log_every, least=1)
+        called = callbacks_of("learn", callback)
         if self._refusal:
             raise ConfigError(self._refusal)
         trainer = self._prepared()
-        trainer.extend(steps, total=total)
-        trainer.trainings[0].callbacks = list(callbacks)
-        go, settings = functools.partial(run, trainer, evaluate_at_end=False), self.config.run
-        with self._trust.applied():
+        console = functools.partial(self._console, trainer.steps + more)
+        shown = {"progress_bar": progress_bar, "tensorboard_log": tensorboard_log, "verbose": verbose}
+        with self._trust.applied(), watched("learn", console, **shown) as sinks:
+            trainer.extend(more, total=total, callbacks=called, sinks=sinks, log_every=log_every)
+            go, settings = functools.partial(run, trainer, evaluate_at_end=False), self.config.run
             result = with_videos(go, self._run_dir, settings, source=self._source, network=self._net)
         deliver_again(result.interrupted)
         return self
 
     def predict(
-        self, observation: Any, state: Memento | None = None, *, reward: float = 0.0, deterministic: bool = True
+        self,
+        observation: Any,
+        state: Memento | None = None,
+        *,
+        reward: Any = 0.0,
+        episode_start: Any = None,
+        deterministic: bool = False,
     ) -> tuple[Any, Memento]:
         """The action for one observation as the environment gives it, and what to hand in with the next one of the episode.
 
+        A batch [n, ...], as vector environments return it (arrays, or a Dict or Tuple of them), gives n actions and the state of n
+        episodes. The shape of the environment's space tells one observation from a batch.
+
         Args:
-            observation: as the environment gives it.
+            observation: as the environment gives it, or a batch.
             state: what the last call returned; None at the start of an episode.
-            reward: of the last step; an agent with a memory looks at it.
-            deterministic: the likeliest action instead of a random one.
+            reward: of the last step, or one for each of a batch; an agent with a memory looks at it.
+            episode_start: whether an episode begins here, or [n] of a batch: those forget; None: if there is no state.
+            deterministic: the likeliest action; the default here and in `evaluate` is a random one, as in training.
+
+        >>> import numpy as np
+        >>> with LASER("laser/Catch", seed=1) as agent:
+        ...     actions, state = agent.predict(np.zeros((3, 50), np.float32))
+        >>> actions.shape
+        (3,)
         """
         trained = self._playing()
-        self._border = self._border or borders_of(trained.spec)
-        seen = _observed(self._border.sees, observation, trained.spec)
-        if not isinstance(reward, Real) or not math.isfinite(reward):
-            raise ConfigError(f"predict: expected reward to be a finite number, got {shortened(reward)}")
-        if not isinstance(state, Memento | None):
-            expected = "what the last call returned, or None at the start"
-            raise ConfigError(f"predict: expected state to be {expected}, got {type(state).__name__}")
+        if self._border is None:
+            self._border = (*borders_of(trained.spec), unbatching(trained.spec))
+        sees, acts, split = self._border
+        batch = split(observation)
+        items = [observation] if batch is None else batch
+        if not items:
+            raise ConfigError(f"predict: expected at least one observation of {trained.spec.name}, got an empty batch")
+        seen = np.stack([observed(sees, item, trained.spec) for item in items])
+        rewards = each_of("reward", reward, len(items), np.float32)
+        is_first = each_of(
+            "episode_start", state is None if episode_start is None else episode_start, len(items), np.bool_
+        )
+        require_state(state, len(items))
         policy = Policy(trained.network, trained.family, seed=0, deterministic=deterministic)
-        if not deterministic and self._trainer is not None:
-            policy.generator = self._trainer.group.members[0].actor.policy.generator
-        elif not deterministic:  # of a loaded agent: one stream for all calls
-            self._drawn = self._drawn or policy.generator.manual_seed(derive(self.config.run.seed, "actions"))
+        if not deterministic:  # one stream for all calls, which is not that of training
+            seed = derive(self.config.run.seed, "predict")
+            self._drawn = self._drawn or policy.generator.manual_seed(seed)
             policy.generator = self._drawn
-        is_first, rewards = np.array([state is None]), np.array([reward], np.float32)
-        [action], after = act_once(policy, trained.layout, seen[np.newaxis], rewards, is_first, state)
-        return self._border.acts(action), after
+        actions, after = act_once(policy, trained.layout, seen, rewards, is_first, state)
+        chosen = [acts(action) for action in actions]
+        return chosen[0] if batch is None else np.stack(chosen), after
 
     def evaluate(self, episodes: int = 20, *, deterministic: bool = False, seed: int | None = None) -> EvalResult:
-        """Play whole episodes: in fresh environments, or in the one that you handed in where it cannot be made again."""
-        episodes = _require_count("evaluate", "episodes", episodes, least=1)
+        """Play whole episodes: in fresh environments, or in the one that you handed in where it cannot be made again.
+
+        Args:
+            episodes: how many; of a mixture of tasks rounded up, so that each is played as often.
+            deterministic: the likeliest actions; the default here and in `predict` is random ones, as in training: they are what learned.
+            seed: of the environments and the actions; None: by the agent's seed and its steps.
+        """
+        episodes = count_of("evaluate", "episodes", episodes, least=1)
         if seed is None:
             seed = derive(self.config.run.seed, f"evaluation/{self.steps}")
-        seed = _require_count("evaluate", "seed", seed)
+        seed = count_of("evaluate", "seed", seed)
         with self._trust.applied():
             return evaluate(self._playing(), episodes=episodes, deterministic=deterministic, seed=seed)
 
-    def save(self, path: str | Path) -> Path:
-        """The network, its spaces and the configuration in one safetensors file. What is needed to go on learning is in a `run_dir`."""
-        return self._playing().save(path)
+    def save(self, path: str | Path, *, replay: bool = False) -> Path:
+        """The network, its spaces and the configuration in one safetensors file; loading it imports nothing that it names.
+
+        Args:
+            path: of the file.
+            replay: also store optimiser, replay, counters and random numbers, so that `LASER.load(path).learn(n)` goes on: with
+                runtime "serial" on a CPU bit for bit, if its environments are made by name and so open episodes can be rebuilt; otherwise
+                with new episodes. Neither the schedule's `total` nor the files of a `run_dir` are in it. The whole replay is held in memory
+                meanwhile: one of many gigabytes belongs into a `run_dir`.
+        """
+        if not replay:
+            return self._playing().save(path)
+        if self._refusal:
+            raise ConfigError(f"save: expected an agent with a replay, but {self._refusal}")
+        return save_with_replay(self._playing(), self._prepared(), Trained.require_place(path))
 
     @classmethod
     def load(
@@ -204,8 +254,11 @@ class LASER:
         env: EnvironmentSource | None = None,
         *,
         net: TorsoSource | None = None,
+        device: str = "auto",
         trust_code: bool = False,
         warm_start: bool = False,
+        trust: Relevance | None = None,
+        schedule: Callable[[float], float] | None = None,
     ) -> Self:
         """An agent from `save`. It predicts without its environment, and nothing that the file names is imported unasked.
 
@@ -213,29 +266,49 @@ class LASER:
             path: of the file.
             env: what to play; None: what the file names.
             net: your own torso, if it was trained with one.
+            device: where: "cpu", "cuda", "cuda:1"; "auto": a GPU if there is one.
             trust_code: the code that the file names (`module:callable`) may be imported and called.
             warm_start: `learn` may begin with these weights, an empty replay and a new optimiser.
+            trust: your own relevance function, if it learned with one that no import finds, such as a lambda.
+            schedule: likewise your own schedule, or learning rate.
         """
-        saved = read_agent(Path(path), net)
+        if not isinstance(path, str | Path):
+            raise ConfigError(f"load: expected the path of a file, got {shortened(path)}")
+        file = AgentFile(Path(path))
+        saved = file.trained(net, str(device))
+        for name, function, setting in (
+            (saved.config.loss.trust, trust, "trust"),
+            (saved.config.optimiser.schedule, schedule, "schedule"),
+        ):
+            if function is not None:
+                pass_again(name, function, setting)
         other = isinstance(env, str) and env != saved.source
         config = override(saved.config, {"environment.options": {}} if other else {})  # they were the other one's
         agent = cls(saved.source if env is None else env, net=net, config=config)
         agent._loaded = replace(saved, config=agent.config, source=agent._source)
         agent._trust = Trust(code=trust_code)
-        if not warm_start:
+        if file.has_replay and not warm_start:
+            agent._restore = file.restore
+        elif not warm_start:
             agent._refusal = (
-                f"{path} holds a network, but neither its optimiser nor its replay: learning cannot go on where it stopped. Train with "
-                "run_dir=... to go on later, or begin with these weights, an empty replay and a new optimiser: "
-                "LASER.load(path, warm_start=True)"
+                f"{path} holds a network, but neither its optimiser nor its replay: learning cannot go on where it stopped. Save with "
+                "save(path, replay=True), or train with run_dir=..., to go on later; or begin with these weights, an empty replay and a "
+                "new optimiser: LASER.load(path, warm_start=True)"
             )
         with agent._trust.applied():
-            trust.note(saved.config.model_dump(mode="json"), path)
-            trust.pass_in(env if isinstance(env, str) else "")
+            note(saved.config.model_dump(mode="json"), path)
+            pass_in("" if env is None else stored_name(env)[0])  # its code is the user's own, whatever the file says
         return agent
 
     def close(self) -> None:
         """End the environments and other processes, let go of the run directory; the agent can still predict."""
         self._open.close()
+
+    def _console(self, steps: int, terminal: Any) -> Sink:
+        from laser_rl.metrics.console import Console  # noqa: PLC0415 - rich, only where something is shown
+
+        where = "" if self._run_dir is None else f" in {self._run_dir}"
+        return Console(f"{self.config.environment.id}{where}", max(1, steps), terminal=terminal)
 
     def _prepared(self) -> Trainer:
         if self._trainer is None:
@@ -249,9 +322,12 @@ class LASER:
                 for tracker in trackers(self._track, name, [self.config], self._run_dir):
                     self._open.callback(tracker.close)
                     sinks.append(tracker)
-                trainer = prepare(self.config, directory, source=self._source, torso=self._net, sinks=sinks)
+                around: Around = {"source": self._source, "torso": self._net, "sinks": sinks}
+                if self._restore is not None:
+                    around["restore"] = self._restore
+                trainer = prepare(self.config, directory, **around)
             self._open.callback(trainer.group.close)
-            if self._loaded is not None:
+            if self._loaded is not None and self._restore is None:
                 member = trainer.group.members[0]
                 load_network(member.learner.network, self._loaded.network.state_dict())
                 member.acting.load_state_dict(member.learner.network.state_dict())
@@ -289,31 +365,3 @@ def base_config(env: EnvironmentSource, recipe: str | None) -> Config:
     slots, any_config = slots_of(env) or task_count(env), recipes.cartpole().environment
     with contextlib.closing(open_environments(env, any_config, seed=0, lockstep=True, slots=slots)) as environments:
         return recipes.for_environment(environments.spec, name)
-
-
-def _require_count(method: str, name: str, value: object, *, least: int = 0) -> int:
-    whole = isinstance(value, Integral) and not isinstance(value, bool)
-    whole = whole or (isinstance(value, float) and value.is_integer())  # 1e5 is how people write it
-    if not whole or value < least:  # type: ignore[operator]
-        raise ConfigError(f"{method}: expected {name} to be a whole number of at least {least}, got {shortened(value)}")
-    return int(value)  # type: ignore[call-overload, no-any-return]
-
-
-def _observed(sees: Callable[[Any], Any], observation: Any, spec: EnvironmentSpec) -> Array:
-    """One observation as it is stored; ConfigError if it is not one of this agent's environment."""
-    shape, dtype, said, why = spec.observation.shape, np.dtype(spec.observation.dtype), shortened(observation), ""
-    if isinstance(observation, np.ndarray | np.generic):
-        said = f"{observation.dtype} of shape {observation.shape}"
-    mistakes = (ArithmeticError, AttributeError, EnvironmentRefused, LookupError, TypeError, ValueError, AssertionError)
-    try:
-        # A list stands for an array; a Dict's or Tuple's parts are looked at by their space.
-        seen = np.asarray(sees(np.asarray(observation) if isinstance(observation, list) else observation))
-        if seen.dtype.kind == "f" and not np.isfinite(seen).all():
-            why = " with NaN or infinity in it"
-        elif seen.shape == shape and seen.dtype.kind in ("bui" if dtype == np.uint8 else "buif"):
-            return seen.astype(dtype, copy=False)
-    except mistakes as error:
-        why = f" ({type(error).__name__}: {error})"
-    raise ConfigError(
-        f"predict: expected one observation of {spec.name}, stored as {dtype} of shape {shape}, got {said}{why}"
-    )

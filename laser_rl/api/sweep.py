@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from laser_rl import recipes
 from laser_rl.api.agent import base_config
+from laser_rl.api.arguments import callbacks_of, count_of, named_in_grid, watched, with_names
 from laser_rl.config import Config, override
 from laser_rl.envs.construct import stored_name
 from laser_rl.errors import ConfigError, MissingExtra
@@ -123,6 +124,8 @@ class Sweep:
             base, values = sweep.base, sweep.model_dump(exclude={"base"})
         else:
             base, values = config or base_config(env, recipe), {}
+        members = None if members is None else [with_names(own) for own in members]
+        grid = None if grid is None else {name: [named_in_grid(name, one) for one in grid[name]] for name in grid}
         given = {"grid": grid, "random": random, "members": members, "draws": draws}
         values = with_source(values, {name: value for name, value in given.items() if value is not None})
         if share_replay is not None:
@@ -139,27 +142,42 @@ class Sweep:
             settings["run.runtime"] = "local"
         self.config: SweepConfig = self._complete(
             {**values, "processes": processes, "stack": stack},
-            override(base, {"environment.id": stored_name(env)[0], **settings}),
+            override(base, {"environment.id": stored_name(env)[0], **with_names(settings)}),
         )
 
-    def run(self, steps: int | None = None, *, callbacks: Sequence[Callback] = ()) -> SweepResult:
+    def run(
+        self,
+        steps: float | str | None = None,
+        *,
+        callback: Callback | Sequence[Callback] | None = None,
+        progress_bar: bool = False,
+        tensorboard_log: str | Path | None = None,
+        verbose: int = 0,
+    ) -> SweepResult:
         """Run all members to the end, or go on from the newest checkpoint of `run_dir`.
 
         Ctrl-C ends it in good order, with a checkpoint where there is a `run_dir`, and then raises KeyboardInterrupt. SIGTERM and a closed
         terminal do the same, and then end the program as they would have without us.
 
         Args:
-            steps: of each member; None: as configured.
-            callbacks: see `Progress`; one that returns False ends the sweep.
+            steps: of each member, a number or a text such as "200k"; None: as configured.
+            callback: a function of a `Progress`, or a list of them; one that returns False ends the sweep.
+            progress_bar: show the live table of the command line, also in a notebook; plain lines where neither is there.
+            tensorboard_log: also write TensorBoard's event files to this folder.
+            verbose: 1 prints a line every few seconds, where `progress_bar` shows no table.
         """
+        called = callbacks_of("run", callback)
         if steps is not None:
+            steps = count_of("run", "steps", steps, least=1)
             values = self.config.model_dump(exclude={"base", "pbt"} if self._pbt_wanted else {"base"})
             self.config = self._complete(values, override(self.config.base, {"run.steps": steps}))
         if self._cluster is None:
             require_memory(self.config, self._source)
         folder = self._run_dir or Path(tempfile.mkdtemp(prefix="laser-sweep-"))
+        shown = {"progress_bar": progress_bar, "tensorboard_log": tensorboard_log, "verbose": verbose}
         try:
-            result = self._run_in(folder, callbacks)
+            with watched("run", self._console, **shown) as sinks:
+                result = self._run_in(folder, called, sinks)
         except BaseException:
             if self._run_dir is None:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -171,7 +189,14 @@ class Sweep:
         deliver_again(result.interrupted)
         return result
 
-    def _run_in(self, path: Path, callbacks: Sequence[Callback]) -> SweepResult:
+    def _console(self, terminal: Any) -> Sink:
+        from laser_rl.metrics.console import Console  # noqa: PLC0415 - rich, only where something is shown
+
+        settings, base = self.config.settings, self.config.base
+        title = f"{base.environment.id}, {len(settings)} members"
+        return Console(title, base.run.steps, settings, pbt=self.config.pbt is not None, terminal=terminal)
+
+    def _run_in(self, path: Path, callbacks: Sequence[Callback], sinks: Sequence[Sink]) -> SweepResult:
         # Processes meet in the directory.
         keeps = self._run_dir is not None or process_count(self.config) > 0 or self._cluster is not None
         directory = RunDirectory(path, self.config)
@@ -188,7 +213,7 @@ class Sweep:
                 directory if keeps else None,
                 source=self._source,
                 torso=self._net,
-                sinks=[directory.log, *self._sinks, *more],
+                sinks=[directory.log, *self._sinks, *sinks, *more],
                 callbacks=callbacks,
                 elsewhere=elsewhere,
             )

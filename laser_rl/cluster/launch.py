@@ -64,7 +64,7 @@ def run_cluster(
         raise ConfigError(
             "a sweep on a cluster needs a run directory: its checkpoints are all that outlives it; give one"
         )
-    require_by_name(source, torso, "on a cluster", "leave out cluster to use objects of your own")
+    require_by_name(sweep, source, torso, "on a cluster", "leave out cluster to use objects of your own")
     require_possible(sweep, cluster)
     others = [sink for sink in sinks if sink is not directory.log]  # the supervisor writes into the log itself
     kind = LockStep if sweep.base.run.runtime == "serial" else ClusterSupervisor

@@ -223,6 +223,43 @@ def borders_of(spec: EnvironmentSpec) -> Borders:
     )
 
 
+def unbatching(spec: EnvironmentSpec) -> Callable[[Any], list[Any] | None]:
+    """A function from a batch, arrays [n, ...] as vector environments return them, to its n observations; None for anything else.
+
+    The space's shape decides: one dimension more, in all parts of a Dict or Tuple, is a batch.
+    """
+    kept = (spec.spaces or {}).get("observation")
+    space = spaces.Box(-np.inf, np.inf, spec.observation.shape) if kept is None else _space(kept)
+    shapes = [(path, leaf.shape or ()) for path, leaf in leaves_of(space, spec.name)]
+
+    def split(observation: Any) -> list[Any] | None:
+        sizes = set[int | None]()
+        try:
+            for path, shape in shapes:
+                found = np.shape(_at(observation, path))
+                sizes.add(found[0] if len(found) == len(shape) + 1 and found[1:] == shape else None)
+        except (LookupError, TypeError, ValueError):  # refused with what a single one should be
+            return None
+        size, *others = sizes
+        return None if others or size is None else [_item(space, observation, number) for number in range(size)]
+
+    return split
+
+
+def _at(value: Any, path: tuple[Any, ...]) -> Any:
+    for label in path:
+        value = value[label]
+    return value
+
+
+def _item(space: Space, value: Any, number: int) -> Any:
+    if isinstance(space, spaces.Dict):
+        return {label: _item(part, value[label], number) for label, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_item(part, value[label], number) for label, part in enumerate(space.spaces))
+    return np.asarray(value)[number]
+
+
 _MOST_BOUNDS = 1024  # of larger spaces the smallest and the largest are kept, which is all that a picture's scale needs
 _MOST_NUMBERS = 1 << 26  # of an observation; a file that asks for more is refused before anything is allocated
 # What a kind of space is made of: its constructor's arguments are its attributes.

@@ -1,5 +1,6 @@
 """The progress of a run or sweep in the terminal: a live table, or a plain line every few seconds where there is no terminal."""
 
+import io
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,28 @@ class _Seen:
     values: dict[str, Value] = field(default_factory=dict)
 
 
+class _Cell:
+    """A table in the output of a notebook's cell, replaced in place; rich's own would need a package of widgets."""
+
+    def __init__(self, table: RenderableType) -> None:
+        from IPython.display import display  # type: ignore[import-not-found]  # noqa: PLC0415 - a notebook has it
+
+        self._handle = display(self._drawn(table), raw=True, display_id=True)
+
+    def update(self, table: RenderableType, *, refresh: bool = True) -> None:
+        self._handle.update(self._drawn(table), raw=True)
+
+    def stop(self) -> None:
+        """The table stays as it is."""
+
+    def _drawn(self, table: RenderableType) -> dict[str, str]:
+        paper = Terminal(file=io.StringIO(), record=True, width=_WIDE, force_jupyter=False, highlight=False)
+        paper.print(table)
+        page = '<pre style="line-height:normal;font-family:monospace">{code}</pre>'
+        html = paper.export_html(inline_styles=True, code_format=page, clear=False)
+        return {"text/html": html, "text/plain": paper.export_text()}
+
+
 class Console:
     """The sink that people watch. Says `title` at once, before there is any number.
 
@@ -53,11 +76,13 @@ class Console:
         self._terminal, self._clock, self._start = terminal, clock, clock()
         self._shown: float | None = None  # when numbers were last shown
         self._pending = self._closed = self._gone = False
-        self._live: Live | None = None
-        if self._terminal.is_terminal and not self._terminal.is_dumb_terminal:
+        self._live: Live | _Cell | None = None
+        if self._terminal.is_jupyter:
+            self._live = _Cell(self._table())
+        elif self._terminal.is_terminal and not self._terminal.is_dumb_terminal:
             # Refreshed by us, not by a thread of its own: a thread would be copied half-dead into forked workers.
-            self._live = Live(self._table(), console=self._terminal, auto_refresh=False)
-            self._live.start(refresh=True)
+            live = self._live = Live(self._table(), console=self._terminal, auto_refresh=False)
+            live.start(refresh=True)
         else:
             self._say(title)
 
@@ -150,7 +175,8 @@ class Console:
         known = self._known()
         if len(self._members) > 1:
             return self._lines("   ".join(f"{label} {text}" for label, text in known.items()))
-        pairs = 3 if self._terminal.width >= _WIDE else 2  # of label and number side by side
+        wide = self._terminal.is_jupyter or self._terminal.width >= _WIDE
+        pairs = 3 if wide else 2  # of label and number side by side
         if not self._members[0].values:
             known["state"] = "starting"
         table = Table(title=Text(self._title), title_justify="left", show_header=False)

@@ -3,6 +3,7 @@
 The folder is a run directory: `laser evaluate` and `laser enjoy` understand it. Nothing leaves this machine before `upload` is called.
 """
 
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,10 +12,13 @@ from typing import Any
 import yaml
 
 from laser_rl import __version__, checkpoint
+from laser_rl.api import LASER
 from laser_rl.checkpoint import CHECKPOINTS, manifest
-from laser_rl.errors import ConfigError, require_modules
+from laser_rl.errors import ConfigError, require_modules, shortened
 from laser_rl.metrics import read
+from laser_rl.networks.build import TorsoSource
 from laser_rl.tools.source import Source
+from laser_rl.training.build import EnvironmentSource
 from laser_rl.training.files import CONFIG, SWEEP, is_sweep
 from laser_rl.trust import PROMISE
 from laser_rl.view.report import report
@@ -55,16 +59,13 @@ def model_card(source: Source, repo_id: str) -> str:
         f"([arXiv 1909.11583](https://arxiv.org/abs/1909.11583)): {source.trained.steps:,} steps{whose}, "
         f"recipe `{source.config.recipe}`, seed {source.config.run.seed}."
     )
-    loading = (
-        "from huggingface_hub import hf_hub_download\nfrom laser_rl import LASER\n\n"
-        f'agent = LASER.load(hf_hub_download("{repo_id}", "{AGENT}"))\nprint(agent.evaluate(episodes=20))'
-    )
+    loading = f'import laser_rl\n\nagent = laser_rl.load_from_hub("{repo_id}")\nprint(agent.evaluate(episodes=20))'
     lines = [
         f"---\n{head}---",
         f"# LASER on {environment}",
         made,
         f"## Score\n\n{_score(score)}",
-        f"## How to load it\n\n`pip install laser-rl huggingface_hub`, then:\n\n```python\n{loading}\n```",
+        f"## How to load it\n\n`pip install 'laser-rl[hub]'`, then:\n\n```python\n{loading}\n```",
         f"## Files\n\n{_FILES}",
         PROMISE,
     ]
@@ -92,6 +93,51 @@ def _score(score: Mapping[str, Any] | None) -> str:
         f"{score['ci95_low']:.2f} to {score['ci95_high']:.2f} | {score['iqm']:.2f} | {score['episodes']:.0f} | {int(score['step']):,} |\n\n"
         "With sampled actions, in environments that it was not trained in. Of one agent: the interval is over its episodes, not over seeds."
     )
+
+
+def load_from_hub(
+    repo: str | Path,
+    env: EnvironmentSource | None = None,
+    *,
+    revision: str | None = None,
+    net: TorsoSource | None = None,
+    device: str = "auto",
+    trust_code: bool = False,
+) -> LASER:
+    """An agent that `laser push` has sent to the Hugging Face Hub, or that lies in a folder of `laser push --dry-run`.
+
+    Only its safetensors file is downloaded, and nothing that the file names is imported unless you pass `env` or say `trust_code=True`.
+
+    Args:
+        repo: "OWNER/NAME" (needs the extra `hub`), or a folder.
+        env: what to play; None: what the file names.
+        revision: a branch, tag or commit of the repository; None: the newest.
+        net: your own torso, if it was trained with one.
+        device: as of `LASER.load`.
+        trust_code: the code that the file names (`module:callable`) may be imported and called.
+    """
+    given: object = repo
+    if not isinstance(given, str | Path) or not str(given):
+        raise ConfigError(f"load_from_hub: expected OWNER/NAME or a folder, got {shortened(repo)}")
+    path = Path(repo) / AGENT
+    if Path(repo).is_dir():
+        if not path.is_file():
+            raise ConfigError(f"{repo} holds no {AGENT}, expected a folder of 'laser push --dry-run'; choose another")
+    elif isinstance(repo, Path) or not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
+        raise ConfigError(f"load_from_hub: expected OWNER/NAME or a folder that is there, got {shortened(str(repo))}")
+    else:
+        path = Path(_downloaded(hub_api(), repo, revision))
+    return LASER.load(path, env, net=net, device=device, trust_code=trust_code)
+
+
+def _downloaded(api: Any, repo_id: str, revision: str | None) -> str:
+    try:
+        return str(api.hf_hub_download(repo_id, AGENT, revision=revision))
+    except Exception as error:
+        raise ConfigError(
+            f"the Hugging Face Hub gave no {AGENT} of {repo_id} ({type(error).__name__}: {_first_sentence(error)}); "
+            "check its name (OWNER/NAME), your login ('hf auth login') and the network, then try again"
+        ) from error
 
 
 def hub_api() -> Any:

@@ -2,13 +2,14 @@
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import torch
+from torch import Tensor
 
 from laser_rl import checkpoint
 from laser_rl.agent.parameters import load_network
@@ -20,7 +21,7 @@ from laser_rl.config import Config, EnvironmentConfig
 from laser_rl.disk import write_bytes
 from laser_rl.envs.records import EnvironmentSpec, Rows, read_spec, write_spec
 from laser_rl.envs.scores import tasks_of
-from laser_rl.errors import ConfigError, DamagedRun
+from laser_rl.errors import ConfigError, DamagedRun, shortened
 from laser_rl.evaluation.statistics import EvalResult, rollout, summarise_episodes, summarise_mixture
 from laser_rl.metrics.standing import best, standing
 from laser_rl.networks.agent_network import AgentNetwork
@@ -57,18 +58,26 @@ class Trained:
     def environment(self) -> EnvironmentConfig:
         return self.config.environment
 
-    def save(self, path: str | Path) -> Path:
-        """Network, spaces and configuration in one safetensors file, for `LASER.load`."""
-        path = Path(path)
-        if not path.absolute().parent.is_dir():
-            raise ConfigError(f"save: expected a file in a folder that is there, got {path}; make {path.parent} first")
+    def save(self, path: str | Path, parts: Mapping[str, Tensor] | None = None) -> Path:
+        """Network, spaces and configuration, and other `parts`, in one safetensors file, for `LASER.load`."""
+        path = self.require_place(path)
         values, spec = self.config.model_dump_json(), write_spec(self.spec).decode()
         about = {"format": AGENT_FORMAT, "config": values, "steps": str(self.steps), "spec": spec}
         dense = {name: tensor.detach().cpu().contiguous() for name, tensor in self.network.state_dict().items()}
         try:
-            write_bytes(path, safetensors.torch.save(dense, metadata=about))
-        except (IsADirectoryError, NotADirectoryError, PermissionError) as error:
+            write_bytes(path, safetensors.torch.save({**dense, **(parts or {})}, metadata=about))
+        except OSError as error:
             raise ConfigError(f"save: {path} cannot be written ({error.strerror}); choose another file") from error
+        return path
+
+    @staticmethod
+    def require_place(path: str | Path) -> Path:
+        """ConfigError if the folder of a file to be written is not there."""
+        if not isinstance(path, str | Path):
+            raise ConfigError(f"save: expected the path of a file, got {shortened(path)}")
+        path = Path(path)
+        if not path.absolute().parent.is_dir():
+            raise ConfigError(f"save: expected a file in a folder that is there, got {path}; make {path.parent} first")
         return path
 
 

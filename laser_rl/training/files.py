@@ -105,14 +105,19 @@ def command_for(verb: str, path: Path) -> str:
         members = read_sweep(path, used=False).configs
     except UserError:  # the command itself says why
         members = ()
-    named = any(code_in(one.environment.id, one.environment.options, one.loss.trust) for one in members)
+    named = any(map(_code_of, members))
     return f"laser {verb} {shlex.quote(str(path))}" + (f" {trust.FLAG}" if named else "")
 
 
 def require_trusted(*configs: Config) -> None:
     """`Untrusted` if only a file gave the name of code in one of these, before anything is written or started."""
     for one in configs:
-        trust.require(*code_in(one.environment.id, one.environment.options, one.loss.trust))
+        trust.require(*_code_of(one))
+
+
+def _code_of(config: Config) -> list[str]:
+    environment = config.environment
+    return code_in(environment.id, environment.options, config.loss.trust, config.optimiser.schedule)
 
 
 def awaits_evaluation(training: Mapping[str, Any]) -> bool:

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TypedDict, Unpack
 
-from laser_rl.agent.relevance import require_relevance
+from laser_rl.agent.functions import require_function
 from laser_rl.config import Config
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.rows import Sink
@@ -22,6 +22,7 @@ from laser_rl.training.saving import warm_start
 from laser_rl.training.settings import SweepConfig
 from laser_rl.training.stop import FINISHED, signals
 from laser_rl.training.trainer import Trainer, run_in_turns
+from laser_rl.trust import HERE
 
 log = logging.getLogger("laser_rl.training")
 Elsewhere = Callable[..., Result]  # runs all members where this process only supervises; arguments as of `train`
@@ -34,6 +35,7 @@ class Around(TypedDict, total=False):
     torso: TorsoSource | None  # a user's module, if it is not the configuration's torso
     sinks: Sequence[Sink]  # where rows of metrics go
     callbacks: Sequence[Callback]  # see `Progress`
+    restore: Callable[[Trainer], bool]  # brings members to where they stood, if no directory does
 
 
 def train(
@@ -59,7 +61,7 @@ def _train_in_processes(sweep: SweepConfig, directory: RunDirectory | None, **ar
     if directory is None:
         raise ConfigError("a run in processes of its own needs a run directory: they meet there; give one")
     objects = around.get("source"), around.get("torso")
-    require_by_name(*objects, "over several processes", "use processes=1 with objects of your own")
+    require_by_name(sweep, *objects, "over several processes", "use processes=1 with objects of your own")
     # The processes write into the log themselves.
     sinks = [sink for sink in around.get("sinks", ()) if sink is not directory.log]
     callbacks = around.get("callbacks", ())
@@ -91,7 +93,8 @@ def prepare(settings: Config | SweepConfig, directory: RunDirectory | None = Non
     try:
         save = None if directory is None else directory.save
         trainer = Trainer(sweep, group, sinks=around.get("sinks", ()), callbacks=around.get("callbacks", ()), save=save)
-        if directory is None or not directory.restore(trainer):
+        restore = around.get("restore", lambda _: False) if directory is None else directory.restore
+        if not restore(trainer):
             for store in trainer.stores:
                 warm_start(store, sweep.base, members=len(sweep.settings))
             group.begin()
@@ -104,7 +107,13 @@ def prepare(settings: Config | SweepConfig, directory: RunDirectory | None = Non
 def _require_code(sweep: SweepConfig) -> None:
     require_trusted(*sweep.configs)
     for member in sweep.configs:
-        require_relevance(member.loss.trust)
+        for name, setting in ((member.loss.trust, "loss.trust"), (member.optimiser.schedule, "optimiser.schedule")):
+            require_function(name, setting)
+            if member.run.devices > 1 and name.startswith(HERE):
+                raise ConfigError(
+                    f"run.devices is {member.run.devices}: expected a {setting} that other processes can import, got a function of this "
+                    "program; define it in a module, or use one device"
+                )
 
 
 def run(trainer: Trainer, *, evaluate_at_end: bool = True) -> Result:

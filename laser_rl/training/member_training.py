@@ -6,18 +6,18 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
-from laser_rl.errors import EnvironmentFailed
+from laser_rl.errors import ConfigError, EnvironmentFailed
 from laser_rl.evaluation.statistics import EvalResult, evaluation_of
 from laser_rl.metrics.machine import memory_bytes
 from laser_rl.metrics.rows import EpisodeRows, EpisodeWindow, Kind, Sink, Value, fitness
 from laser_rl.training.budget import Budget
 from laser_rl.training.build import Member, another, derive, slots_of
-from laser_rl.training.evaluate import MemberResult, Unfinished, evaluate, trained_of
+from laser_rl.training.evaluate import MemberResult, Trained, Unfinished, evaluate, trained_of
 from laser_rl.training.files import EVALUATION_DUE
 from laser_rl.training.pbt import Exploit, Standing
 from laser_rl.training.stop import FINISHED, Stop, no_exit
@@ -29,12 +29,37 @@ Locks = Sequence[contextlib.AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class Progress:
-    """What a callback sees at every row of metrics."""
+    """What a callback sees at every row of metrics: `kind` is "train" or "evaluation", `values` are its numbers by name."""
 
     step: int
     update: int
     kind: str
     values: dict[str, float]
+    member: int | None = None
+    """The agent's number in a sweep."""
+    training: "MemberTraining | None" = field(default=None, repr=False, compare=False)
+
+    @property
+    def agent(self) -> Trained:
+        """The agent as it is now; `progress.agent.save(path)` writes a file for `LASER.load`."""
+        training = self._training()
+        return trained_of(training.member, training.steps)
+
+    def evaluate(self, episodes: int | None = None) -> None:
+        """Ask for an evaluation before the next step; its row comes to all callbacks. None: `run.evaluate_episodes`."""
+        self._training().asked_episodes = episodes or self._training().member.config.run.evaluate_episodes
+
+    def told(self, callbacks: "Sequence[Callback]") -> bool:
+        """Call all of them; False if one wants the run to end."""
+        return False not in [callback(self) is not False for callback in callbacks]
+
+    def _training(self) -> "MemberTraining":
+        if self.training is None:
+            raise ConfigError(
+                "a callback asked for an agent that learns in another process, expected one of this process; use processes=1 without a "
+                "cluster, or run.evaluate_every_steps and run.checkpoint_every_steps with a run directory"
+            )
+        return self.training
 
 
 Callback = Callable[[Progress], bool | None]
@@ -65,7 +90,9 @@ class MemberTraining:
         self.extra: dict[str, Callable[[], dict[str, float]]] = {}  # more numbers for every row of metrics
         # Rows by the clock as well, for slow updates. Not where the same seed has to give the same rows.
         self.by_clock = member.config.run.runtime != "serial" or member.learner.device.type == "cuda"
-        self.callbacks, self._sinks = list(callbacks), list(sinks)
+        self.callbacks, self._sinks, self._more_sinks = list(callbacks), list(sinks), list[Sink]()
+        self._log_every_steps: int | None = None  # between rows, instead of what the configuration says
+        self.asked_episodes: int | None = None  # of an evaluation that a callback has asked for
         self._label: dict[str, Value] = {"member": member.number} if numbered else {}
         self._lock = threading.Lock()
         self._error: BaseException | None = None
@@ -87,9 +114,19 @@ class MemberTraining:
     def done(self) -> bool:
         return self.steps >= self.target or self.budget.over
 
-    def extend(self, steps: int, stop: Stop, *, total: int | None) -> None:
+    def extend(
+        self,
+        steps: int,
+        stop: Stop,
+        *,
+        total: int | None,
+        callbacks: Sequence[Callback] = (),
+        sinks: Sequence[Sink] = (),
+        log_every: int | None = None,
+    ) -> None:
         self.target, self.stop, self._logged_at = self.steps + steps, stop, time.monotonic()
         self.horizon = total or self.target
+        self.callbacks, self._more_sinks, self._log_every_steps = list(callbacks), list(sinks), log_every
 
     def begin_at(self, steps: int) -> None:
         self.steps = self._logged_steps = steps
@@ -121,7 +158,10 @@ class MemberTraining:
         self._tick()
         run = self.member.config.run
         enough = run.runtime == "serial" and self.update - self._logged_updates >= run.log_every_updates
-        if enough or (self.by_clock and time.monotonic() - self._logged_at >= run.log_every_s):
+        if self._log_every_steps is not None:
+            if self.steps - self._logged_steps >= self._log_every_steps:
+                self._report()
+        elif enough or (self.by_clock and time.monotonic() - self._logged_at >= run.log_every_s):
             self._report()
 
     def report(self) -> None:
@@ -130,6 +170,8 @@ class MemberTraining:
             for row in self._episodes.rest():
                 self._write("episode", row)
         self._report()
+        if self.asked_episodes is not None:  # by that last row
+            self.evaluate()
 
     def _report(self) -> None:
         if self.update == self._logged_updates:
@@ -169,20 +211,22 @@ class MemberTraining:
         """Evaluate, if due. The locks stop the actor where evaluation plays in the environment that it steps."""
         self.check()
         self._tick()
-        if not 0 < self._next_evaluation <= self.steps:
+        planned = 0 < self._next_evaluation <= self.steps
+        if not planned and self.asked_episodes is None:
             return
         self._plan_evaluation()
         with held(locks if slots_of(another(self.member.source)) is not None else ()):
-            if self.evaluate() is None:
+            if self.evaluate() is None and planned:
                 self._next_evaluation = self.steps  # again, as soon as the run goes on
 
     def evaluate(self) -> EvalResult | None:
         """Play with the current parameters; the seed depends on nothing but run and step. None if a stop is requested meanwhile."""
         run = self.member.config.run
+        episodes, self.asked_episodes = self.asked_episodes or run.evaluate_episodes, None
         try:
             result = evaluate(
                 trained_of(self.member, self.steps),
-                episodes=run.evaluate_episodes,
+                episodes=episodes,
                 deterministic=run.evaluate_deterministic,
                 seed=derive(run.seed, f"evaluation/{self.steps}"),
                 goes_on=lambda: not self.stop.urgent,
@@ -280,12 +324,12 @@ class MemberTraining:
     def _announce(self, kind: Kind, values: dict[str, float]) -> None:
         with self._lock:
             self._write(kind, values)
-        progress = Progress(self.steps, self.update, kind, values)
-        if any(callback(progress) is False for callback in self.callbacks):
+        number = self.member.number if self._label else None
+        if not Progress(self.steps, self.update, kind, values, number, self).told(self.callbacks):
             self.stop.request("a callback")
 
     def _write(self, kind: Kind, values: Mapping[str, Value]) -> None:
-        for sink in self._sinks:
+        for sink in (*self._sinks, *self._more_sinks):
             sink.write(kind, self.steps, self.update, {**self._label, **values})
 
 

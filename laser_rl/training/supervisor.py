@@ -42,6 +42,7 @@ from laser_rl.training.settings import SweepConfig
 from laser_rl.training.stall import SAY_AFTER_S, StallWarning
 from laser_rl.training.stop import Stop, signals
 from laser_rl.training.trainer import Run
+from laser_rl.trust import HERE
 
 log = logging.getLogger("laser_rl.training")
 LOOK_S = 0.1
@@ -191,7 +192,8 @@ class SweepSupervisor(Run, ABC):
                 sink.write(kind, step, update, values)
             if kind in {"train", "evaluation"}:
                 numbers = {name: float(value) for name, value in values.items() if not isinstance(value, str)}
-                if any(callback(Progress(step, update, kind, numbers)) is False for callback in self._callbacks):
+                member = None if self.sweep.single else int(numbers["member"])
+                if not Progress(step, update, kind, numbers, member).told(self._callbacks):
                     self.stop.request("a callback")
 
     def _checkpoint(self) -> Path:
@@ -231,10 +233,15 @@ class SweepSupervisor(Run, ABC):
             self.write("event", {"event": MENDED, **mended.values})
 
 
-def require_by_name(source: EnvironmentSource | None, torso: TorsoSource | None, where: str, instead: str) -> None:
-    if (source is not None and not isinstance(source, str)) or torso is not None:
+def require_by_name(
+    sweep: SweepConfig, source: EnvironmentSource | None, torso: TorsoSource | None, where: str, instead: str
+) -> None:
+    functions = [name for one in sweep.configs for name in (one.loss.trust, one.optimiser.schedule)]
+    passed = any(name.startswith(HERE) for name in functions)
+    if (source is not None and not isinstance(source, str)) or torso is not None or passed:
         raise ConfigError(
-            f"a run {where} needs an environment by id or 'module:callable' and one of our own networks; {instead}"
+            f"a run {where} needs an environment by id or 'module:callable', one of our own networks, and functions that can be imported; "
+            f"{instead}"
         )
 
 

@@ -163,11 +163,11 @@ class Trainer(Run):
         self._survey_clock = DutyCycle(base.run.log_every_s, share=SURVEY_SHARE, most_s=60.0)
         self._plan_save()
 
-    def extend(self, steps: int, *, total: int | None) -> None:
-        """Go on for `steps` more, after an end; schedules go by `total`."""
+    def extend(self, steps: int, **call: Any) -> None:
+        """Go on for `steps` more, after an end; the rest are arguments of `MemberTraining.extend`."""
         self.stop = Stop()
         for training in self.trainings:
-            training.extend(steps, self.stop, total=total)
+            training.extend(steps, self.stop, **call)
         self.budget.pause()
 
     def begin_at(self, steps: int) -> None:

@@ -1,12 +1,15 @@
 """A relevance function of the user's own: `loss.trust` at `module:function`."""
 
+import importlib
+import subprocess
 import sys
 
 import pytest
 import torch
 
 from laser_rl import LASER, Sweep
-from laser_rl.agent.relevance import _imported, own_relevance
+from laser_rl.agent.functions import _imported
+from laser_rl.agent.relevance import own_relevance
 from laser_rl.config import Config, override
 from laser_rl.errors import ConfigError
 from laser_rl.ops.distributions import Categorical
@@ -52,7 +55,7 @@ def module(tmp_path, monkeypatch):
 def trained(trust, **settings):
     agent = LASER("laser/Catch", seed=1, slots=2, trust=trust, trust_bound=2e-4, log_every_updates=5, **settings)
     rows = []
-    agent.learn(400, callbacks=[rows.append])
+    agent.learn(400, callback=rows.append)
     agent.close()
     return agent, [row.values["acceptance"] for row in rows if row.kind == "train"]
 
@@ -75,11 +78,82 @@ def test_the_function_decides(module, function, share):
     assert set(accepted) == {share}
 
 
+def test_a_function_of_the_program_itself_will_do(module, tmp_path):
+    """Also one that no import finds; it is asked for again where it is needed again."""
+    half = 0.5
+    _, accepted = trained(lambda family, policy, behaviour: torch.full(policy.shape[:-1], half))
+    _, everything = trained(lambda family, policy, behaviour: torch.zeros(policy.shape[:-1]))
+    assert set(accepted) == {0.0}
+    assert set(everything) == {1.0}
+    sys.path.append(str(tmp_path))
+    imported = importlib.import_module(module)
+    assert LASER("laser/Catch", trust=imported.same).config.loss.trust == f"{module}:same"
+
+    def nothing(family, policy, behaviour):
+        return torch.full(policy.shape[:-1], float("inf"))
+
+    settings = {"seed": 1, "slots": 2, "trust": nothing}
+    agent = LASER("laser/Catch", run_dir=tmp_path / "run", **settings).learn(300)
+    path = agent.save(tmp_path / "agent.laser", replay=True)
+    agent.close()
+    with LASER("laser/Catch", run_dir=tmp_path / "run", **settings) as again:
+        assert again.learn(100).steps >= 400
+    # What another process sees:
+    asked = "from laser_rl import LASER; import sys; LASER.load(sys.argv[1]).learn(100)"
+    ended = subprocess.run([sys.executable, "-c", asked, path], capture_output=True, text=True, check=False)
+    assert "a function of the program that trained, 'nothing', which no other process can import" in ended.stderr
+    resumed = subprocess.run(
+        [sys.executable, "-m", "laser_rl", "resume", str(tmp_path / "run"), "--steps", "600"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert resumed.returncode == 2
+    assert resumed.stderr.count("\n") == 1
+    assert "pass it again (trust=...), or define it in a module" in resumed.stderr
+    passed = asked.replace("sys.argv[1]", "sys.argv[1], trust=lambda family, policy, behaviour: policy.sum(-1)")
+    subprocess.run([sys.executable, "-c", passed, path], check=True)
+    with pytest.raises(ConfigError, match=r"processes needs .* functions that can be imported; use processes=1"):
+        Sweep("laser/Catch", grid={"trust": [nothing, "off"]}, run_dir=tmp_path / "sweep", processes=2).run(100)
+
+
+@pytest.mark.parametrize("runtime", ["serial", "local"])
+def test_a_schedule_is_a_function_of_what_remains(runtime):
+    seen = []
+
+    def rate(remaining):
+        seen.append(remaining)
+        return 1e-3 * remaining**2
+
+    rows, settings = [], {"seed": 1, "slots": 2, "runtime": runtime}
+    with LASER("laser/Catch", learning_rate=rate, **settings) as agent:
+        agent.learn(600, log_every=100, callback=rows.append)
+    assert max(seen) > 0.9
+    assert min(seen) < 0.1
+    rates = [row.values["learning_rate"] for row in rows]
+    assert rates == sorted(rates, reverse=True)
+    for row in rows:
+        remaining = max(0.0, 1 - row.step / 600)
+        assert row.values["learning_rate"] == pytest.approx(1e-3 * remaining**2, abs=5e-5)
+    with LASER("laser/Catch", schedule=lambda remaining: 0.5, learning_rate=4e-3, **settings) as agent:
+        agent.learn(100, callback=rows.append)
+    assert rows[-1].values["learning_rate"] == 2e-3
+
+
+def test_a_schedule_that_gives_no_rate_is_refused():
+    with pytest.raises(ConfigError, match=r"expected a finite number of at least 0 .* got -1"):
+        LASER("laser/Catch", slots=2, schedule=lambda remaining: -1).learn(300)
+    with pytest.raises(ConfigError, match="learning_rate is a function and so is its own schedule"):
+        LASER("laser/Catch", learning_rate=float, schedule="linear")
+    with pytest.raises(ConfigError, match="give numbers, and the functions as schedule"):
+        Sweep("laser/Catch", grid={"learning_rate": [float]})
+
+
 def test_members_side_by_side_have_it_too(module):
     settings = {"seed": 1, "slots": 2, "stack": "on", "log_every_updates": 5, "trust": f"{module}:nothing"}
     sweep = Sweep("laser/Catch", grid={"learning_rate": [1e-3, 2e-3]}, **settings)
     rows = []
-    sweep.run(300, callbacks=[rows.append])
+    sweep.run(300, callback=rows.append)
     assert {row.values["acceptance"] for row in rows if row.kind == "train"} == {0.0}
 
 

@@ -1,6 +1,6 @@
-"""A notebook's code cells, run in one process: no kernel and no Jupyter is needed for cells that only print.
+"""A notebook's code cells, run in one process: no kernel and no Jupyter is needed to see that they run.
 
-python -m tests.docs.notebook examples/quickstart.ipynb     # runs it and stores what it printed
+python -m tests.docs.notebook examples/quickstart.ipynb     # runs it in a kernel and stores its outputs; needs nbclient and ipykernel
 """
 
 import contextlib
@@ -28,14 +28,17 @@ def cells(path: Path) -> list[dict[str, Any]]:
 
 
 def store(path: Path) -> None:
-    """Write the notebook again with what its cells print now."""
-    content = json.loads(path.read_bytes())
-    printed = iter(play(path))
-    for number, cell in enumerate(one for one in content["cells"] if one["cell_type"] == "code"):
-        text = next(printed).splitlines(keepends=True)
-        cell["execution_count"] = number + 1
-        cell["outputs"] = [{"name": "stdout", "output_type": "stream", "text": text}] if text else []
-    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    """Run the notebook in a kernel and write it again with its outputs, as a browser shows them."""
+    import nbformat  # noqa: PLC0415 - by hand only: pip install nbclient ipykernel
+    from nbclient import NotebookClient  # noqa: PLC0415
+
+    content = nbformat.read(path, as_version=4)
+    NotebookClient(content, record_timing=False, coalesce_streams=True).execute()
+    for cell in content.cells:
+        for output in cell.get("outputs", []):
+            output.get("metadata", {}).clear()
+    content.metadata.language_info = {"name": "python"}  # without the version that happens to be here
+    path.write_text(nbformat.writes(content, indent=1, ensure_ascii=False).rstrip() + "\n")
 
 
 if __name__ == "__main__":

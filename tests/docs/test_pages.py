@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from laser_rl.agent import relevance
+from laser_rl.agent import functions
 from tests.docs.blocks import blocks, commands, play_as_user, play_here, tenth
 
 ROOT = Path(__file__).parents[2]
@@ -20,7 +20,7 @@ PAGES = [*QUICK, DOCS / "faq.md"]
 def test_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     play_here(page)
-    relevance._imported.cache_clear()
+    functions._imported.cache_clear()
 
 
 @pytest.mark.slow

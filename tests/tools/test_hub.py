@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+import laser_rl
 from laser_rl import LASER
 from laser_rl.checkpoint import newest_step
 from laser_rl.cli import export, main
+from laser_rl.errors import ConfigError
 from laser_rl.metrics.log import read
 from laser_rl.tools import hub
 from laser_rl.tools.source import load_source
@@ -61,11 +63,33 @@ def test_a_dry_run_writes_a_folder_that_works_and_sends_nothing(run, tmp_path, c
     assert "not empty" in capsys.readouterr().err
 
 
+def test_an_agent_comes_back_from_a_folder_and_from_the_hub(run, tmp_path, monkeypatch):
+    folder = tmp_path / "hub"
+    assert main(["push", str(run[0]), "somebody/cartpole", "--dry-run", "--out", str(folder)]) == 0
+    fake = FakeHub()
+    monkeypatch.setattr(hub, "hub_api", lambda: fake)
+    fake.hf_hub_download = lambda repo, name, revision: fake.asked.append((repo, revision)) or folder / name
+    agents = [
+        laser_rl.load_from_hub(folder),
+        laser_rl.load_from_hub("somebody/cartpole", revision="v1", device="cpu"),
+    ]
+    assert fake.asked == [("somebody/cartpole", "v1")]
+    for agent in agents:
+        assert agent.steps == newest_step(run[0])
+        assert agent.evaluate(episodes=2).episodes == 2
+    fake.hf_hub_download = lambda *_, **__: 1 / 0
+    with pytest.raises(
+        ConfigError, match=r"gave no agent\.safetensors of somebody/cartpole .*ZeroDivisionError"
+    ) as refused:
+        laser_rl.load_from_hub("somebody/cartpole")
+    assert "\n" not in str(refused.value)
+
+
 def test_the_card_gives_the_score_of_the_run_with_its_interval(run):
     card = hub.model_card(load_source(run[0]), "somebody/cartpole")
     row = read(run[0], ["evaluation"])[-1]
     assert f"| {row['mean']:.2f} | {row['ci95_low']:.2f} to {row['ci95_high']:.2f} |" in card
-    assert 'hf_hub_download("somebody/cartpole", "agent.safetensors")' in card
+    assert 'laser_rl.load_from_hub("somebody/cartpole")' in card
     head = yaml.safe_load(card.split("---")[1])
     [result] = head["model-index"][0]["results"]
     assert result["metrics"][0]["value"] == pytest.approx(row["mean"], abs=1e-4)

@@ -319,7 +319,7 @@ def test_the_action_of_the_file_is_the_one_that_predict_hands_over(environment, 
     start = environment.action_space.start
     state, last = np.zeros((1, 16), np.float32), np.zeros((1, *np.shape(start)), np.int64)
     for row, observation in enumerate(seen):
-        expected, before = agent.predict(observation, before)
+        expected, before = agent.predict(observation, before, deterministic=True)
         given = {"observation": observation[None]}
         if memory == "lstm":
             more = {"is_first": [row == 0], "last_action": last, "last_reward": np.zeros(1, np.float32), "state": state}
