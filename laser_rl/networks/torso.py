@@ -184,7 +184,11 @@ class Instruction(nn.Module):
 
 
 class ObservationNormaliser(nn.Module):
-    """Each number of a vector less its mean, by its standard deviation; the statistics of all rows so far are part of the network's state."""
+    """Each number of a vector less its mean, by its standard deviation, of all rows so far.
+
+    The statistics are buffers of the learner's network. `shift` and `scale`, all that acting needs of them, are parameters without a
+    gradient: they lie in the vector of all parameters, and so go wherever that goes.
+    """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -193,13 +197,16 @@ class ObservationNormaliser(nn.Module):
         self.spread: Tensor
         for name, start in moments.initial(shape)._asdict().items():
             self.register_buffer(name, start)
+        self.shift, self.scale = (
+            nn.Parameter(value(shape), requires_grad=False) for value in (torch.zeros, torch.ones)
+        )
 
     @property
     def moments(self) -> moments.Moments:
         return moments.Moments(self.count, self.mean, self.spread)
 
     def forward(self, observation: Tensor) -> Tensor:
-        return moments.standardise(self.moments, observation)
+        return moments.standardise(observation, self.shift, self.scale)
 
     @torch.no_grad()
     def move(self, observation: Tensor, online: Tensor, taken: Tensor, whole: Callable[[Tensor], Tensor]) -> None:
@@ -208,6 +215,7 @@ class ObservationNormaliser(nn.Module):
         Row T is row 0 of the next unroll. `whole` turns sums over these columns into sums over all columns of the batch.
         """
         seen = online | (whole(online.sum()) == 0)
-        found = whole(moments.sums(self.mean, observation[:-1], seen))
-        for place, moved in zip(self.moments, moments.merge(self.moments, found), strict=True):
+        new = moments.merge(self.moments, whole(moments.sums(self.mean, observation[:-1], seen)))
+        places = (*self.moments, self.shift.data, self.scale.data)
+        for place, moved in zip(places, (*new, *moments.scaling(new)), strict=True):
             place.copy_(torch.where(taken, moved, place))

@@ -24,7 +24,7 @@ class Moments(NamedTuple):
 
 
 def initial(shape: tuple[int, ...]) -> Moments:
-    """Before the first row; `standardise` then only limits."""
+    """Before the first row."""
     return Moments(*(torch.zeros(size, dtype=torch.float64) for size in ((), shape, shape)))
 
 
@@ -60,15 +60,24 @@ def merge(before: Moments, found: Float[Tensor, "3 *shape"]) -> Moments:
     return Moments(count, before.mean + moved, (before.spread + square - count * moved.square()).clamp(min=0))
 
 
-def standardise(moments: Moments, rows: Float[Tensor, "N *shape"]) -> Float[Tensor, "N *shape"]:
-    """(x − mean) / √(variance + 1e-8), within ±10; a number that has never changed becomes 0.
+def scaling(moments: Moments) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
+    """What `standardise` subtracts and multiplies by: the mean, and 1 / √(variance + 1e-8); 0 and 1 before the first row.
 
-    >>> moments = Moments(torch.tensor(2.0), torch.tensor([3.0]), torch.tensor([8.0]))
-    >>> standardise(moments, torch.tensor([[5.0], [99.0]])).squeeze()
+    >>> scaling(Moments(torch.tensor(2.0), torch.tensor([3.0]), torch.tensor([8.0])))
+    (tensor([3.]), tensor([0.5000]))
+    """
+    variance = torch.where(moments.count > 0, moments.spread / moments.count.clamp(min=1) + _EPSILON, 1.0)
+    return moments.mean, variance.rsqrt()
+
+
+def standardise(
+    rows: Float[Tensor, "N *shape"], shift: Float[Tensor, "*shape"], scale: Float[Tensor, "*shape"]
+) -> Float[Tensor, "N *shape"]:
+    """(x − shift) · scale, within ±10; a number that has never changed becomes 0.
+
+    >>> standardise(torch.tensor([[5.0], [99.0]]), torch.tensor([3.0]), torch.tensor([0.5])).squeeze()
     tensor([ 1., 10.])
     """
     if checks.active():
-        checks.same_shape(mean=moments.mean, row=rows[0])
-    variance = torch.where(moments.count > 0, moments.spread / moments.count.clamp(min=1), 1.0)
-    scaled = (rows - moments.mean.to(rows.dtype)) * (variance + _EPSILON).rsqrt().to(rows.dtype)
-    return scaled.clamp(-_LIMIT, _LIMIT)
+        checks.same_shape(shift=shift, scale=scale, row=rows[0])
+    return ((rows - shift) * scale).clamp(-_LIMIT, _LIMIT)

@@ -67,7 +67,9 @@ def network(memory="none", tasks=0, picture=False, seed=1, normalised=False):
     names = tuple(f"task {number}" for number in range(tasks))
     spec = EnvironmentSpec("x", seen, DiscreteActions(ACTIONS), names)
     pixels = {"torso": "cnn", "channels": 4, "pixel_control_cell": 4} if picture else {}
-    net = build_network(spec, hidden=(8,), memory=memory, memory_size=5, popart=tasks > 0, normalise_observation=normalised, **pixels)
+    net = build_network(
+        spec, hidden=(8,), memory=memory, memory_size=5, popart=tasks > 0, normalise_observation=normalised, **pixels
+    )
     nn.init.orthogonal_(net.policy_head.weight)
     net.__class__ = Double
     return net.double()

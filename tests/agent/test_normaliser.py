@@ -31,7 +31,8 @@ def far(seed, online=2):
 
 
 def state(one):
-    return [part.clone() for part in one.network.normaliser.moments]
+    normaliser = one.network.normaliser
+    return [part.clone() for part in (*normaliser.moments, normaliser.shift.data, normaliser.scale.data)]
 
 
 def test_online_rows_are_counted_once_and_all_columns_where_none_is_online():
@@ -39,10 +40,12 @@ def test_online_rows_are_counted_once_and_all_columns_where_none_is_online():
     for seed in range(3):
         one.update(far(seed), progress=0.0)
     rows = torch.cat([far(seed).observation[:-1, :2].flatten(0, 1) for seed in range(3)]).double()
-    count, mean, spread = state(one)
+    count, mean, spread, shift, scale = state(one)
     assert count == len(rows) == 3 * T * 2
     torch.testing.assert_close(mean, rows.mean(0))
     torch.testing.assert_close(spread / count, rows.var(0, correction=0))
+    torch.testing.assert_close(shift, rows.mean(0).float())
+    torch.testing.assert_close(scale, 1 / rows.std(0, correction=0).float())
     one.update(far(3, online=0), progress=0.0)
     assert state(one)[0] == count + T * B
 

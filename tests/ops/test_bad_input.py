@@ -56,7 +56,7 @@ GOOD = {
     actor_critic.reduce: {"loss": ones, "learnable": mask, "how": "sum"},
     actor_critic.actor_critic_losses: LOSSES,
     moments.sums: {"mean": torch.zeros(5), "rows": torch.ones(3, 2, 5), "seen": mask[0]},
-    moments.standardise: {"moments": moments.initial((5,)), "rows": torch.ones(3, 5)},
+    moments.standardise: {"rows": torch.ones(3, 5), "shift": torch.zeros(5), "scale": torch.ones(5)},
     popart.sigma: {"statistics": statistics},
     popart.sums: {"target": ones, "task": task, "learnable": mask, "tasks": 2},
     popart.update: {"statistics": statistics, "seen": popart.sums(ones, task, mask, tasks=2)},
@@ -179,7 +179,7 @@ CASES = [
     # PopArt and PixelControl
     (moments.sums, {"mean": torch.zeros(4)}, wrong_shape("row", (5,), (4,), "mean")),
     (moments.sums, {"seen": torch.ones(3, dtype=torch.bool)}, wrong_shape("column", (2,), (3,), "seen")),
-    (moments.standardise, {"rows": torch.ones(3, 4)}, wrong_shape("row", (4,), (5,), "mean")),
+    (moments.standardise, {"rows": torch.ones(3, 4)}, wrong_shape("row", (4,), (5,), "shift")),
     (popart.sums, {"learnable": ones}, not_mask("learnable")),
     (popart.sums, {"task": torch.tensor([0, 1, 0])}, wrong_shape("task", (3,), (2,), "column")),
     (popart.sums, {"task": task + 1}, "task runs from 1 to 2, expected 0 to 1"),
