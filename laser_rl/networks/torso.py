@@ -1,7 +1,6 @@
-"""Input encoders, from [N, ...] to features [N, F]: torsos of observations, `LastStep` (last action and reward), `Instruction` (words);
-`ObservationNormaliser` stands before a torso.
+"""Input encoders, from [N, ...] to features [N, F]: torsos of observations, `LastStep` (last action and reward), `Instruction` (words).
 
-A user's own module can stand in a torso's place.
+A user's own module can stand in a torso's place. `ObservationNormaliser` stands before it.
 """
 
 import itertools
@@ -210,7 +209,7 @@ class ObservationNormaliser(nn.Module):
 
     @torch.no_grad()
     def move(self, observation: Tensor, online: Tensor, taken: Tensor, whole: Callable[[Tensor], Tensor]) -> None:
-        """Count the rows [T+1, B, ...] of the online columns, of all columns if none is online; nothing moves unless the update was `taken`.
+        """Count the rows [T+1, B, ...] of the online columns, of all if none is online; nothing moves unless the update was `taken`.
 
         Row T is row 0 of the next unroll. `whole` turns sums over these columns into sums over all columns of the batch.
         """
