@@ -254,7 +254,8 @@ class Config(Frozen):
 
     recipe: str = "cartpole"
     """Where the other settings begin: cartpole, minatar, pictures, continuous, box2d, mujoco, impala, atari, popart-impala,
-    popart-impala-pixelcontrol or laser-multitask, for sweeps also demo, atari-shared or dmlab-pbt; what fits the environment, if left out."""
+    popart-impala-pixelcontrol or laser-multitask, for sweeps also demo, atari-shared or dmlab-pbt; what fits the environment, if left
+    out."""
     environment: EnvironmentConfig = EnvironmentConfig()
     network: NetworkConfig = NetworkConfig()
     replay: ReplayConfig = ReplayConfig()
