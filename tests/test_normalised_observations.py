@@ -36,7 +36,7 @@ class Gauges(gymnasium.Env):
 
 def statistics(path):
     tensors = safetensors.torch.load_file(path)
-    return [tensors[f"normaliser.{name}"].numpy() for name in ("count", "mean", "spread")]
+    return [tensors[f"normaliser.{name}"].numpy() for name in ("number", "mean", "spread")]
 
 
 def test_a_saved_agent_has_the_statistics_of_every_row_that_it_learned_from(tmp_path):

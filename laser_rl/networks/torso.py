@@ -191,7 +191,7 @@ class ObservationNormaliser(nn.Module):
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
-        self.count: Tensor
+        self.number: Tensor
         self.mean: Tensor
         self.spread: Tensor
         for name, start in moments.initial(shape)._asdict().items():
@@ -202,7 +202,7 @@ class ObservationNormaliser(nn.Module):
 
     @property
     def moments(self) -> moments.Moments:
-        return moments.Moments(self.count, self.mean, self.spread)
+        return moments.Moments(self.number, self.mean, self.spread)
 
     def forward(self, observation: Tensor) -> Tensor:
         return moments.standardise(observation, self.shift, self.scale)

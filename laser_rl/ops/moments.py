@@ -18,7 +18,7 @@ _EPSILON, _LIMIT = 1e-8, 10.0  # stable-baselines3's VecNormalize
 class Moments(NamedTuple):
     """Statistics of all rows so far, in float64; `spread` is the sum of squared deviations from `mean`."""
 
-    count: Float[Tensor, ""]
+    number: Float[Tensor, ""]
     mean: Float[Tensor, "*shape"]
     spread: Float[Tensor, "*shape"]
 
@@ -53,11 +53,11 @@ def merge(before: Moments, found: Float[Tensor, "3 *shape"]) -> Moments:
     >>> merge(initial((1,)), torch.stack([two, 3 * two, 10 * two])).spread
     tensor([2.], dtype=torch.float64)
     """
-    number, off, square = found
-    count = before.count + number.flatten()[0]
-    moved = off / count.clamp(min=1)
-    # Σ(x − new mean)² = Σ(x − old mean)² − count · (new mean − old mean)²; rounding must not take it below 0.
-    return Moments(count, before.mean + moved, (before.spread + square - count * moved.square()).clamp(min=0))
+    found_rows, off, square = found
+    number = before.number + found_rows.flatten()[0]
+    moved = off / number.clamp(min=1)
+    # Σ(x − new mean)² = Σ(x − old mean)² − number · (new mean − old mean)²; rounding must not take it below 0.
+    return Moments(number, before.mean + moved, (before.spread + square - number * moved.square()).clamp(min=0))
 
 
 def scaling(moments: Moments) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
@@ -66,7 +66,7 @@ def scaling(moments: Moments) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*
     >>> scaling(Moments(torch.tensor(2.0), torch.tensor([3.0]), torch.tensor([8.0])))
     (tensor([3.]), tensor([0.5000]))
     """
-    variance = torch.where(moments.count > 0, moments.spread / moments.count.clamp(min=1) + _EPSILON, 1.0)
+    variance = torch.where(moments.number > 0, moments.spread / moments.number.clamp(min=1) + _EPSILON, 1.0)
     return moments.mean, variance.rsqrt()
 
 

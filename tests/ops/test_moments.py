@@ -37,10 +37,10 @@ def test_batches_one_by_one_agree_with_the_twin_of_all_rows_at_once(seed):
     parts = batches(seed % 1000)
     state, rows = merged(parts), torch.cat([part.flatten(0, 1) for part in parts])
     means, variances = twin.moments(rows.tolist())
-    assert state.count == len(rows)
+    assert state.number == len(rows)
     assert_same(state.mean, means)
     torch.testing.assert_close(
-        state.spread / state.count, torch.tensor(variances, dtype=torch.float64), rtol=1e-8, atol=1e-12
+        state.spread / state.number, torch.tensor(variances, dtype=torch.float64), rtol=1e-8, atol=1e-12
     )
     expected = [twin.standardised(row, means, variances) for row in rows.tolist()]
     torch.testing.assert_close(
@@ -91,7 +91,7 @@ def test_a_spread_survives_a_mean_a_hundred_thousand_times_as_large():
     rows = 1e5 + normal(0, 50, 4, 3)
     state = merged(rows.split(5))
     torch.testing.assert_close(
-        state.spread / state.count, (rows - 1e5).flatten(0, 1).var(0, correction=0), rtol=1e-5, atol=0
+        state.spread / state.number, (rows - 1e5).flatten(0, 1).var(0, correction=0), rtol=1e-5, atol=0
     )
 
 
