@@ -90,6 +90,8 @@ class NetworkConfig(Frozen):
     """How many rows the units of a new memory last, from 1 to this; 0: a few. For what must be kept for longer than an unroll."""
     separate_value: bool = False
     """A torso of its own for the value."""
+    normalise_observation: bool = False
+    """Vectors only: each number less its running mean, by its running standard deviation, within ±10. What is stored stays raw."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of the torso."""
 
@@ -265,8 +267,9 @@ class Config(Frozen):
     """Everything that decides a run."""
 
     recipe: str = "cartpole"
-    """Where the other settings begin: cartpole, minatar, pictures, continuous, impala, atari, popart-impala, popart-impala-pixelcontrol
-    or laser-multitask, for sweeps also demo, atari-shared or dmlab-pbt; what fits the environment, if left out."""
+    """Where the other settings begin: cartpole, minatar, pictures, continuous, box2d, mujoco, impala, atari, popart-impala,
+    popart-impala-pixelcontrol or laser-multitask, for sweeps also demo, atari-shared or dmlab-pbt; what fits the environment, if left
+    out."""
     environment: EnvironmentConfig = EnvironmentConfig()
     network: NetworkConfig = NetworkConfig()
     replay: ReplayConfig = ReplayConfig()

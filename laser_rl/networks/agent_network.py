@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from laser_rl.networks.heads import PixelControlHead, PopArtHead
 from laser_rl.networks.recurrent import Memory, NoMemory
-from laser_rl.networks.torso import MLP, ImpalaDeep, Instruction, LastStep, orthogonal
+from laser_rl.networks.torso import MLP, ImpalaDeep, Instruction, LastStep, ObservationNormaliser, orthogonal
 from laser_rl.types import Inputs
 
 PICTURE = 4  # dimensions of [N, C, H, W]
@@ -30,8 +30,8 @@ class AgentNetwork(nn.Module):
     """Rows [T, B, ...] in, policy parameters and values out.
 
     `torso` maps [N, ...], the observation as float times `scale`, to [N, features]; the value shares it unless it has a `value_torso`.
-    `instruction` reads the last row of a picture, which the torso then does not see. With `popart_tasks` values are in each task's own
-    units. With `bf16` the torso runs in bfloat16; heads and everything after them stay in float32.
+    `normaliser` stands before both. `instruction` reads the last row of a picture, which the torso then does not see. With `popart_tasks`
+    values are in each task's own units. With `bf16` the torso runs in bfloat16; heads and everything after them stay in float32.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class AgentNetwork(nn.Module):
         last: LastStep | None = None,
         instruction: Instruction | None = None,
         value_torso: nn.Module | None = None,
+        normaliser: ObservationNormaliser | None = None,
         popart_tasks: int = 0,
         pixel_control: PixelControlHead | None = None,
         scale: float = 1.0,
@@ -50,7 +51,7 @@ class AgentNetwork(nn.Module):
     ) -> None:
         super().__init__()
         features = int(torso.features)  # type: ignore[arg-type]
-        self.torso, self.value_torso = torso, value_torso
+        self.torso, self.value_torso, self.normaliser = torso, value_torso, normaliser
         self.memory: Memory = memory or NoMemory(features)
         self.last, self.instruction, self.pixel_control = last, instruction, pixel_control
         self.scale, self.bf16 = scale, bf16
@@ -95,6 +96,8 @@ class AgentNetwork(nn.Module):
     def _prepare(self, flat: Tensor) -> Tensor:
         if self._by_bytes(flat):
             return flat
+        if self.normaliser is not None:
+            flat = self.normaliser(flat.float())
         flat = flat.to(torch.bfloat16 if self.bf16 else torch.float32)
         if self.instruction is not None:
             flat = flat[:, :, :-1]
@@ -125,8 +128,9 @@ def side_by_side(network: AgentNetwork, members: int) -> Forward:
     A small network costs more to call than to compute; here each operation is done once, as a product [K, rows, in] · [K, in, out].
     """
     mlp = isinstance(network.torso, MLP) and isinstance(network.value_torso, MLP | None) and not network.bf16
-    if not mlp or not isinstance(network.memory, NoMemory) or network.popart is not None:
-        raise TypeError("only float32 members with MLPs, without memory and PopArt, can be computed side by side")
+    plain = isinstance(network.memory, NoMemory) and network.popart is None and network.normaliser is None
+    if not mlp or not plain:
+        raise TypeError("only float32 MLPs without memory, PopArt and normaliser can be computed side by side")
 
     def forward(parameters: Parameters, observation: Tensor) -> Output:
         rows, columns = observation.shape[:2]

@@ -12,7 +12,7 @@ from laser_rl.errors import ConfigError
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.networks.heads import PixelControlHead
 from laser_rl.networks.recurrent import build_memory
-from laser_rl.networks.torso import CNN, MLP, ImpalaDeep, Instruction, LastStep, Tiles
+from laser_rl.networks.torso import CNN, MLP, ImpalaDeep, Instruction, LastStep, ObservationNormaliser, Tiles
 from laser_rl.ops.distributions import Categorical, Family, MultiCategorical
 from laser_rl.ops.gaussian import DiagonalGaussian
 
@@ -74,6 +74,10 @@ def build_network(
     if config.separate_value and config.memory != "none":
         raise ConfigError("a value with a torso of its own would see nothing of the memory; leave one of the two out")
     shape = stacked_shape(spec.observation, stack)
+    if config.normalise_observation and spec.observation.is_image:
+        raise ConfigError(
+            f"network.normalise_observation is for vectors, observations of {spec.name} are pictures {shape}; leave it out"
+        )
     words, instruction = spec.observation.words, None
     if words:
         shape = (shape[0], shape[1] - 1, shape[2])
@@ -92,6 +96,7 @@ def build_network(
         last=last if config.memory != "none" else None,
         instruction=instruction,
         value_torso=make() if config.separate_value else None,
+        normaliser=ObservationNormaliser(shape) if config.normalise_observation else None,
         popart_tasks=max(1, len(spec.tasks)) if popart else 0,
         pixel_control=_pixel_control(spec, memory.features, pixel_control_cell) if pixel_control_cell else None,
         scale=spec.observation.scale,

@@ -1,11 +1,11 @@
 """Input encoders, from [N, ...] to features [N, F]: torsos of observations, `LastStep` (last action and reward), `Instruction` (words).
 
-A user's own module can stand in a torso's place.
+A user's own module can stand in a torso's place. `ObservationNormaliser` stands before it.
 """
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from laser_rl.envs.records import ActionSpec, BoxActions, DiscreteActions
 from laser_rl.envs.spaces import VOCABULARY
+from laser_rl.ops import moments
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
@@ -179,3 +180,41 @@ class Instruction(nn.Module):
         row = picture[:, -self.channels :, -1].flatten(1)[:, : 2 * self.words].long()
         words = (row[:, ::2] + 256 * row[:, 1::2]).clamp(max=VOCABULARY - 1)
         return F.relu(self.linear(self.embedding(words).flatten(1)))
+
+
+class ObservationNormaliser(nn.Module):
+    """Each number of a vector less its mean, by its standard deviation, of all rows so far.
+
+    The statistics are buffers of the learner's network. `shift` and `scale`, all that acting needs of them, are parameters without a
+    gradient: they lie in the vector of all parameters, and so go wherever that goes.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.number: Tensor
+        self.mean: Tensor
+        self.spread: Tensor
+        for name, start in moments.initial(shape)._asdict().items():
+            self.register_buffer(name, start)
+        self.shift, self.scale = (
+            nn.Parameter(value(shape), requires_grad=False) for value in (torch.zeros, torch.ones)
+        )
+
+    @property
+    def moments(self) -> moments.Moments:
+        return moments.Moments(self.number, self.mean, self.spread)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        return moments.standardise(observation, self.shift, self.scale)
+
+    @torch.no_grad()
+    def move(self, observation: Tensor, online: Tensor, taken: Tensor, whole: Callable[[Tensor], Tensor]) -> None:
+        """Count the rows [T+1, B, ...] of the online columns, of all if none is online; nothing moves unless the update was `taken`.
+
+        Row T is row 0 of the next unroll. `whole` turns sums over these columns into sums over all columns of the batch.
+        """
+        seen = online | (whole(online.sum()) == 0)
+        new = moments.merge(self.moments, whole(moments.sums(self.mean, observation[:-1], seen)))
+        places = (*self.moments, self.shift.data, self.scale.data)
+        for place, moved in zip(places, (*new, *moments.scaling(new)), strict=True):
+            place.copy_(torch.where(taken, moved, place))

@@ -12,12 +12,14 @@ from laser_rl.envs.records import BoxActions, EnvironmentSpec
 from laser_rl.errors import ConfigError, suggestion
 from laser_rl.recipes.agents import (
     atari,
+    box2d,
     cartpole,
     continuous,
     impala,
     is_dmlab,
     laser_multitask,
     minatar,
+    mujoco,
     pictures,
     popart_impala,
     popart_impala_pixelcontrol,
@@ -26,13 +28,13 @@ from laser_rl.recipes.sweeps import atari_shared, demo, dmlab_pbt, small_pbt
 from laser_rl.training.settings import SweepConfig
 
 __all__ = [
-    "RECIPES", "SWEEPS", "atari", "atari_shared", "by_name", "cartpole", "continuous", "demo", "dmlab_pbt", "for_environment",
-    "impala", "laser_multitask", "minatar", "pictures", "popart_impala", "popart_impala_pixelcontrol", "small_pbt",
+    "RECIPES", "SWEEPS", "atari", "atari_shared", "box2d", "by_name", "cartpole", "continuous", "demo", "dmlab_pbt", "for_environment",
+    "impala", "laser_multitask", "minatar", "mujoco", "pictures", "popart_impala", "popart_impala_pixelcontrol", "small_pbt",
     "sweep_by_name",
 ]  # fmt: skip
 
 _AGENTS = (
-    cartpole, minatar, pictures, continuous, impala, atari, popart_impala, popart_impala_pixelcontrol, laser_multitask
+    cartpole, minatar, pictures, continuous, box2d, mujoco, impala, atari, popart_impala, popart_impala_pixelcontrol, laser_multitask
 )  # fmt: skip
 RECIPES: dict[str, Callable[..., Config]] = {agent.__name__.replace("_", "-"): agent for agent in _AGENTS}
 SWEEPS: dict[str, Callable[..., SweepConfig]] = {"demo": demo, "atari-shared": atari_shared, "dmlab-pbt": dmlab_pbt}

@@ -54,19 +54,22 @@ class Double(AgentNetwork):
     """In float64, so that an order of summation does not show."""
 
     def _prepare(self, flat):
-        return flat.double() * self.scale
+        flat = flat.double() * self.scale
+        return flat if self.normaliser is None else self.normaliser(flat)
 
     def _features(self, torso, flat):
         return torso(flat)
 
 
-def network(memory="none", tasks=0, picture=False, seed=1):
+def network(memory="none", tasks=0, picture=False, seed=1, normalised=False):
     torch.manual_seed(seed)
     seen = ObservationSpec((3, 12, 8), "uint8", scale=1 / 255) if picture else ObservationSpec((4,))
     names = tuple(f"task {number}" for number in range(tasks))
     spec = EnvironmentSpec("x", seen, DiscreteActions(ACTIONS), names)
     pixels = {"torso": "cnn", "channels": 4, "pixel_control_cell": 4} if picture else {}
-    net = build_network(spec, hidden=(8,), memory=memory, memory_size=5, popart=tasks > 0, **pixels)
+    net = build_network(
+        spec, hidden=(8,), memory=memory, memory_size=5, popart=tasks > 0, normalise_observation=normalised, **pixels
+    )
     nn.init.orthogonal_(net.policy_head.weight)
     net.__class__ = Double
     return net.double()

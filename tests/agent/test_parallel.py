@@ -32,6 +32,7 @@ CASES = {
     "adam": ({"reduction": "mean"}, {"kind": "adam", "clip_gradient_norm": 0.1}, {}),
     "target acceptance": ({"target_acceptance": 0.5}, {}, {}),
     "PopArt": ({"popart": True, "popart_step": 0.05}, {}, {"tasks": 3}),
+    "normalised observations": ({}, {}, {"normalised": True}),
     "PixelControl": ({"pixel_control_cost": 0.5}, {}, {"picture": True}),
     "LSTM": ({}, {"momentum": 0.5}, {"memory": "lstm"}),
     "GRU": ({}, {}, {"memory": "gru"}),

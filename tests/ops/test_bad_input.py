@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from laser_rl.ops import actor_critic, checks, pixel_control, popart, priority, rewards, rmsprop
+from laser_rl.ops import actor_critic, checks, moments, pixel_control, popart, priority, rewards, rmsprop
 from laser_rl.ops import recurrence as memory
 from laser_rl.ops import trust_region as trust
 from laser_rl.ops.checks import InputError
@@ -55,6 +55,8 @@ GOOD = {
     actor_critic.entropy_loss: {"entropy": ones, "learnable": mask, "online": mask[0]},
     actor_critic.reduce: {"loss": ones, "learnable": mask, "how": "sum"},
     actor_critic.actor_critic_losses: LOSSES,
+    moments.sums: {"mean": torch.zeros(5), "rows": torch.ones(3, 2, 5), "seen": mask[0]},
+    moments.standardise: {"rows": torch.ones(3, 5), "shift": torch.zeros(5), "scale": torch.ones(5)},
     popart.sigma: {"statistics": statistics},
     popart.sums: {"target": ones, "task": task, "learnable": mask, "tasks": 2},
     popart.update: {"statistics": statistics, "seen": popart.sums(ones, task, mask, tasks=2)},
@@ -175,6 +177,9 @@ CASES = [
     *[(actor_critic.actor_critic_losses, {n: ones}, not_mask(n)) for n in ("is_transition", "trusted")],
     (actor_critic.actor_critic_losses, {"action": action + 4}, "action runs from 4 to 4, expected 0 to 3"),
     # PopArt and PixelControl
+    (moments.sums, {"mean": torch.zeros(4)}, wrong_shape("row", (5,), (4,), "mean")),
+    (moments.sums, {"seen": torch.ones(3, dtype=torch.bool)}, wrong_shape("column", (2,), (3,), "seen")),
+    (moments.standardise, {"rows": torch.ones(3, 4)}, wrong_shape("row", (4,), (5,), "shift")),
     (popart.sums, {"learnable": ones}, not_mask("learnable")),
     (popart.sums, {"task": torch.tensor([0, 1, 0])}, wrong_shape("task", (3,), (2,), "column")),
     (popart.sums, {"task": task + 1}, "task runs from 1 to 2, expected 0 to 1"),
