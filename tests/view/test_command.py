@@ -1,6 +1,12 @@
 """`laser dashboard` and `--dashboard`: what is refused, what is said, what is sent to a page."""
 
+import contextlib
+import http.client
 import json
+import os
+import pty
+import re
+import signal
 import subprocess
 import sys
 import time
@@ -35,6 +41,44 @@ def test_without_the_extra_it_is_said_before_anything_begins(monkeypatch, tmp_pa
         assert cli.main(arguments) == 2
         assert "needs the extra 'dashboard'" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def status_of(link):
+    port, token = re.fullmatch(r"http://127.0.0.1:(\d+)(/\?token=\S+)", link).groups()
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", int(port), timeout=20)) as connection:
+        connection.request("GET", token)
+        return connection.getresponse().status
+
+
+TRAIN = [sys.executable, "-m", "laser_rl", "train", "--env", "laser/Catch", "--steps", "200", "--dashboard", "--plain"]
+
+
+@pytest.mark.slow
+def test_the_dashboard_stays_up_after_the_run_until_ctrl_c(tmp_path):
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(TRAIN, stdin=theirs, stdout=theirs, stderr=theirs, cwd=tmp_path, start_new_session=True)
+    os.close(theirs)
+    said = ""
+    while not (link := re.search(r"stays up until Ctrl-C: (\S+)\r", said)):
+        said += os.read(ours, 4096).decode()
+    assert "report:" in said
+    assert status_of(link[1]) == 303
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 0
+    with pytest.raises(OSError, match="refused"):
+        status_of(link[1])
+    os.close(ours)
+
+
+@pytest.mark.slow
+def test_the_dashboard_ends_with_the_run_where_output_is_no_terminal(tmp_path):
+    ours, theirs = pty.openpty()
+    done = subprocess.run(TRAIN, stdin=theirs, capture_output=True, text=True, timeout=120, cwd=tmp_path, check=True)
+    assert "dashboard: http" in done.stdout
+    assert "stays up" not in done.stdout
+    os.close(ours)
+    os.close(theirs)
 
 
 def test_neither_training_nor_help_loads_the_server():
