@@ -2,6 +2,8 @@
 import { colour, compact, css, duration, fill, h, isDark, number } from "./dom.js";
 
 const HEIGHT = 250;
+// How far back smoothing looks: the share of the axis after which a point counts 1/e.
+export const SMOOTHING = { off: 0, light: 0.01, strong: 0.05 };
 const alpha = (hex, a) => (hex.startsWith("#") ? hex + Math.round(a * 255).toString(16).padStart(2, "0") : hex.replace(")", ` / ${a})`));
 
 export class Chart {
@@ -17,18 +19,19 @@ export class Chart {
     this.watch.observe(this.plot);
   }
 
-  draw(data, hidden, axis) {
+  draw(data, { hidden, axis, smoothing }) {
     const lines = data.lines.filter((one) => one.member === null || !hidden.has(one.member));
     this.marks = data.marks || [];
     this.axis = axis;
-    const drawn = this.options.stack ? stacked(lines) : lines.map((one) => one.y);
-    const extra = this.bandOf(lines, data.x.length);
-    this.drawn = lines.map((one, n) => ({ ...one, index: 1 + extra.length + n }));
-    const values = [data.x, ...extra, ...drawn];
+    const reach = this.options.stack || this.options.dots ? 0 : SMOOTHING[smoothing] ?? 0;
+    this.drawn = lines.map((one) => (reach ? { ...one, y: smoothed(data.x, one.y, reach) } : one));
+    const raw = reach ? lines.map((one) => one.y) : [];
+    const bands = this.bandOf(lines, data.x.length);
+    const values = [data.x, ...bands, ...raw, ...(this.options.stack ? stacked(lines) : this.drawn.map((one) => one.y))];
     // A new plot only if there are other lines; otherwise the zoom and the cursor stay.
-    const shape = JSON.stringify([axis, isDark(), extra.length, data.best ?? null, lines.map((one) => [one.name, one.member])]);
+    const shape = JSON.stringify([axis, isDark(), bands.length, raw.length, data.best ?? null, lines.map((one) => [one.name, one.member])]);
     if (shape === this.shape && this.made) this.made.setData(values);
-    else this.build(values, lines, extra.length, data);
+    else this.build(values, lines, bands.length, raw.length, data);
     this.shape = shape;
     const last = data.x.length ? `, ${axis === "time" ? duration(data.x.at(-1)) : `${number(data.x.at(-1))} steps`}` : "";
     this.plot.setAttribute("aria-label", `${this.options.title}: ${lines.length} ${lines.length === 1 ? "line" : "lines"}${last}`);
@@ -53,13 +56,13 @@ export class Chart {
     return [low, high];
   }
 
-  build(values, lines, extra, data) {
+  build(values, lines, extra, raw, data) {
     this.made?.destroy();
     const { share, stack, dots } = this.options;
     const log = this.options.log && values.slice(1).every((one) => one.every((v) => v === null || v > 0));
     const write = share ? (v) => `${Math.round(v * 100)} %` : compact;
     const faint = { width: 0, points: { show: false }, spanGaps: true, stroke: "transparent" };
-    const series = [{}, ...Array.from({ length: extra }, () => ({ ...faint }))];
+    const series = [{}, ...Array.from({ length: extra }, () => ({ ...faint })), ...lines.slice(0, raw).map((one, n) => ({ ...faint, width: 1, stroke: alpha(colour(one.member ?? n), 0.3) }))];
     lines.forEach((one, n) => {
       const stroke = colour(one.member ?? n);
       const best = data.best !== null && data.best !== undefined && one.member === data.best && lines.length > 1;
@@ -134,6 +137,20 @@ export class Chart {
 function newest(values, index) {
   for (let i = index; i >= 0 && i > index - 200; i--) if (values[i] !== null && values[i] !== undefined) return values[i];
   return null;
+}
+
+// An exponential moving average over the axis, so that it does not depend on how many points there are.
+function smoothed(x, y, reach) {
+  const span = reach * (x.at(-1) - x[0]);
+  let sum = 0, weight = 0, last = -Infinity;
+  return y.map((value, i) => {
+    if (value === null) return null;
+    const kept = Math.exp((last - x[i]) / span);
+    last = x[i];
+    sum = sum * kept + value;
+    weight = weight * kept + 1;
+    return sum / weight;
+  });
 }
 
 function interpolated(values) {

@@ -30,6 +30,7 @@ const none = (value) => value === null || value === undefined || Number.isNaN(va
 export const number = (value) => (none(value) ? NONE : Math.abs(value) >= 1e4 ? whole.format(value) : digits.format(value));
 export const count = (value) => (none(value) ? NONE : whole.format(value));
 export const compact = (value) => (none(value) ? NONE : Math.abs(value) < 100 ? digits.format(value) : short.format(value));
+export const exponent = (value) => (value !== 0 && Math.abs(value) < 0.01 ? Number(value.toPrecision(3)).toExponential() : compact(value));
 export const share = (value) => (none(value) ? NONE : `${(100 * value).toFixed(value > 0 && value < 0.1 ? 1 : 0)} %`);
 export const bytes = (value) => (none(value) ? NONE : value >= 2 ** 30 ? `${(value / 2 ** 30).toFixed(1)} GiB` : `${(value / 2 ** 20).toFixed(0)} MiB`);
 export const clock = (seconds) => (none(seconds) ? NONE : new Date(seconds * 1000).toLocaleString());
