@@ -26,6 +26,7 @@ _BEST = "Of a sweep, the numbers of its best member."
 _POINTS = (
     "Each setting that differs, against the score; a point is a run or a member of a sweep, the best one has a ring."
 )
+_TRUSTED = "The share of replayed steps that the learner can use: its policy is close enough to the one that acted."
 _SAME = "All other settings are the same in all directories. – where a directory does not say."
 
 
@@ -77,9 +78,11 @@ def comparison(subjects: Sequence[Subject]) -> dict[str, ComparisonPanel]:
     add("conditions", "Score", partial(_conditions_table, conditions), title="By condition", why=_SEEDS, **wide)
     add("directories", "Score", partial(_directories_table, subjects), title="By directory", why=_BEST, **wide)
     add("differences", "Settings", partial(_differences, subjects), title="Settings that differ", why=_SAME, **wide)
-    for name, numbers in {"trust": {"acceptance": ""}, **TRAINED}.items():
+    for name, numbers in TRAINED.items():
         if len(numbers) == 1:
-            add(name, "Training", partial(_trained, subjects, next(iter(numbers))), optional=True, learners=False)
+            add(name, "Training", partial(_trained, subjects, next(iter(numbers))), optional=True)
+    trusted = {"title": "Trusted steps", "why": _TRUSTED, "kind": "chart", "share": True, "optional": True}
+    add("acceptance", "Training", partial(_trained, subjects, "acceptance"), **trusted)
     return found
 
 

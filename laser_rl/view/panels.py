@@ -26,20 +26,20 @@ _AGES = ("< 10", "< 100", "< 1,000", "< 10,000", "older")  # in updates, as `acc
 _QUARTERS = ("youngest", "a quarter is younger", "half is younger", "three quarters are younger", "oldest")
 # Numbers of training rows, a line for each and each member; of many members only the last one.
 TRAINED: dict[str, dict[str, str]] = {
+    "policy-loss": {"policy_loss": "policy loss"},
+    "value-loss": {"value_loss": "value loss"},
+    "entropy": {"entropy": "entropy"},
+    "kl": {"kl": "KL"},
+    "gradient": {"gradient_norm": "gradient norm"},
+    "learning-rate": {"learning_rate": "learning rate"},
+    "entropy-cost": {"entropy_cost": "entropy cost"},
+    "clipped": {"c_clipped": "c", "rho_clipped": "ρ"},
+    "lag": {"lag_updates": "lag"},
     "steps": {"steps_per_second": "steps/s"},
     "updates": {"updates_per_second": "updates/s"},
     "waiting": {"learner_busy": "learner busy", "learner_wait": "learner wait"},
     "queues": {"queue_inbox": "deliveries of the environments", "queue_batches": "batches gathered ahead"},
     "memory": {"memory_bytes": "memory"},
-    "entropy": {"entropy": "entropy"},
-    "kl": {"kl": "KL"},
-    "clipped": {"c_clipped": "c", "rho_clipped": "ρ"},
-    "lag": {"lag_updates": "lag"},
-    "policy-loss": {"policy_loss": "policy loss"},
-    "value-loss": {"value_loss": "value loss"},
-    "gradient": {"gradient_norm": "gradient norm"},
-    "learning-rate": {"learning_rate": "learning rate"},
-    "entropy-cost": {"entropy_cost": "entropy cost"},
 }
 
 
@@ -175,13 +175,11 @@ def _copy_sentences(subject: Subject, asked: Asked) -> Data:
 
 def _sentence(one: Copy) -> str:
     scores = f" (score {display.short(one.score)} against {display.short(one.donor_score)})"
-    moved = [name for name in one.after if one.after[name] != one.before.get(name)]
-    words = [
-        f"{name} " + (f"from {display.setting(one.before[name])} " if name in one.before else "")
-        + f"to {display.setting(one.after[name])}"
-        for name in moved
-    ]  # fmt: skip
-    changed = f"changed {' and '.join(words)}" if words else "kept its settings"
+    texts = {
+        name: [f"{values[name]:.3g}" for values in (one.before, one.after) if name in values] for name in one.after
+    }
+    moved = [f"{name} from {ends[0]} to {ends[1]}" for name, ends in texts.items() if len(set(ends)) > 1]
+    changed = f"changed {' and '.join(moved)}" if moved else "kept its settings"
     known = math.isfinite(one.score) and math.isfinite(one.donor_score)
     return (
         f"At {one.step:,} steps member {one.member} copied member {one.donor}{scores if known else ''} and {changed}."
@@ -200,7 +198,7 @@ def scatter(subjects: Sequence[Subject], places: Sequence[int] = ()) -> Data:
             name = own if not places else f"{subject.name}, {own}" if subject.is_sweep else subject.name
             points.append({"member": places[n] if places else member.member, "name": name, "score": score})
             values.append(_settings_of(subject, member))
-    names = [name for name in dict.fromkeys(name for one in values for name in one) if name not in NOT_COMPARED]
+    names = [name for name in dict.fromkeys(name for one in values for name in one) if not name.startswith("run.")]
     varied = [name for name in names if len({repr(one.get(name)) for one in values}) > 1]
     what = "Mean of the last evaluation" if evaluated else subjects[0].score_label
     axes = [_axis(name, [one.get(name) for one in values]) for name in varied[:_MOST_SETTINGS]]

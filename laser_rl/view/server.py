@@ -99,8 +99,10 @@ class _Pages:
         every = self._viewed.every()
         listed = [{"run": run.number, "name": run.name, "state": run.state} for run in every]
         if len(every) > 1:
-            shown = f"{min(len(every), MOST_COMPARED)} of {len(every)} directories"
-            listed.insert(0, {"run": self._compared.number, "name": SIDE_BY_SIDE, "state": shown})
+            newest = f"newest {MOST_COMPARED} of " if len(every) > MOST_COMPARED else ""
+            listed.insert(
+                0, {"run": self._compared.number, "name": SIDE_BY_SIDE, "state": f"{newest}{len(every)} directories"}
+            )
         return JSONResponse(listed)
 
     async def _summary(self, request: Request) -> Response:

@@ -34,7 +34,10 @@ function build(list) {
   blank();
   if (recorded) return;  // a report is printed as a whole
   const sight = new IntersectionObserver((entries) => {
-    for (const entry of entries) panels.get(entry.target.id.slice("panel-".length)).seen = entry.isIntersecting;
+    for (const entry of entries) {
+      const panel = panels.get(entry.target.id.slice("panel-".length));
+      if (panel?.section === entry.target) panel.seen = entry.isIntersecting;  // not one of the list before
+    }
     schedule();
   }, { rootMargin: "300px" });
   for (const panel of panels.values()) if (!panel.optional) sight.observe(panel.section);
@@ -81,7 +84,9 @@ function redraw() {
 
 function show(panel) {
   const has = panel.draw(panel.data, view);
-  if (panel.optional && panel.section.hidden === has) panel.section.hidden = !has;
+  if (!panel.optional || panel.section.hidden !== has) return;
+  panel.section.hidden = !has;
+  for (const link of at("groups").children) link.hidden = !document.querySelector(`${link.getAttribute("href")} > :not([hidden])`);
 }
 
 // ---- news ----
@@ -149,7 +154,7 @@ function takeRun(run) {
   const read = run.known < 1 ? ` · reading the log: ${Math.floor(100 * run.known)} %` : "";
   members();
   if (run.panels) {
-    at("about").textContent = `${run.members.length} directories in one chart each${read}`;
+    at("about").textContent = `${run.members.length} directories; each has the same colour in all charts${read}`;
     schedule();
     return;
   }
@@ -229,7 +234,7 @@ function members() {
     const settings = Object.entries(one.settings).map(([name, value]) => `${name.split(".").at(-1)} ${value}`).join(", ");
     const best = one.member === run.best ? "★ " : "";
     return h("button", { type: "button", "data-member": one.member, "aria-pressed": String(!view.hidden.has(one.member)), title: settings, onclick: () => toggle(one.member) },
-      h("i", { class: "swatch", style: { background: colour(one.member) } }), h("span", {}, `${best}${one.name ?? one.member}${settings ? ` · ${settings}` : ""} · ${number(one.score)}`));
+      h("i", { class: "swatch", style: { background: colour(one.member) } }), h("span", {}, `${best}${one.name ?? one.member}${settings && run.members.length <= 12 ? ` · ${settings}` : ""} · ${number(one.score)}`));
   }));
   if (focused !== undefined) place.querySelector(`[data-member="${focused}"]`)?.focus();
 }

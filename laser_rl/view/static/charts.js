@@ -3,7 +3,7 @@ import { colour, compact, css, duration, fill, h, isDark, number } from "./dom.j
 
 const HEIGHT = 250;
 // How far back smoothing looks: the share of the axis after which a point counts 1/e.
-export const SMOOTHING = { off: 0, light: 0.01, strong: 0.05 };
+export const SMOOTHING = { off: 0, light: 0.02, strong: 0.06 };
 const alpha = (hex, a) => (hex.startsWith("#") ? hex + Math.round(a * 255).toString(16).padStart(2, "0") : hex.replace(")", ` / ${a})`));
 
 export class Chart {
@@ -79,9 +79,9 @@ export class Chart {
       width: Math.max(220, this.plot.clientWidth), height: HEIGHT, series, bands,
       legend: { show: false },
       cursor: { sync: { key: `x-${this.axis}` }, points: { size: 7 }, drag: { x: true, y: false } },
-      scales: { x: { time: false }, y: log ? { distr: 3 } : { range: share ? shareRange : padded } },
+      scales: { x: { time: false }, y: log ? { distr: 3, range: (_, low, high) => [low / 1.1, high * 1.1] } : { range: share ? shareRange : padded } },
       axes: [
-        { ...tick, space: 70, incrs: WHOLE, values: (_, at) => (this.axis === "time" ? at.map(duration) : distinct(at, compact)) },
+        { ...tick, size: 34, space: 70, incrs: WHOLE, values: (_, at) => (this.axis === "time" ? at.map(duration) : distinct(at, compact)) },
         { ...tick, size: 56, values: (_, at) => (log ? at.map((v) => (v === null ? "" : v.toPrecision(1))) : distinct(at, write)) },
       ],
       hooks: { setCursor: [(u) => this.tell(u.cursor.idx ?? null)], draw: [(u) => this.mark(u)] },
@@ -130,7 +130,8 @@ export class Chart {
     });
     const at = index === null || !this.made ? null : this.made.data[0][index];
     const where = at === null || at === undefined ? null : h("span", {}, this.axis === "time" ? `at ${duration(at)}` : `at step ${number(at)}`);
-    fill(this.legend, where, ...items);
+    const more = this.drawn.length > items.length ? h("span", {}, `and ${this.drawn.length - items.length} more`) : null;
+    fill(this.legend, where, ...items, more);
   }
 }
 

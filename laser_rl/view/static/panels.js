@@ -8,6 +8,7 @@ const GROUPS = {
     line("returns", "Returns", "The return is the sum of rewards in an episode, here the mean of the last 100; higher is better. The thick line is the best member, chosen by the same numbers and thus likely to look better than it is; the grey band goes from the worst to the best that is shown. Of one agent the band has all that its points are means of.", { band: true, wide: true }),
     line("episodes", "Single episodes", "Returns of single episodes: the line is their mean, the band goes from the lowest to the highest of those behind each point.", { optional: true }),
     line("evaluations", "Evaluations", "Now and then an agent plays without learning; these means are the honest ones. A bar is where the true mean lies in 95 of 100 cases.", { dots: true, optional: true }),
+    { id: "settings", title: "Which settings do well", why: "Each setting in which members differ, against the score; a point is a member with the settings that it has now, the best one has a ring.", kind: "scatter", optional: true },
     line("tasks", "Tasks", "The normalised score of every task of the mixture, of the best member: 0 is random play, 1 the best known.", { optional: true, wide: true }),
     { id: "task-table", title: "By task", why: "The newest numbers of each task, of the best member. A task of which neither random play nor the best is known has its raw return as its score.", kind: "table", optional: true, wide: true },
     { id: "members", title: "Members", why: "A line a member: what it was set to, how far it is, how well it does and what went wrong. Trusted: the share of its own and of others' replayed steps that it learns from. Intervals (95 %) are over episodes of one agent: how well its mean is known, not how another seed would do.", kind: "members", from: "run", wide: true },
@@ -19,8 +20,7 @@ const GROUPS = {
     line("ages", "How old the replay is", "Age is counted in updates since a step was played; old experience comes from policies that are long gone, and is trusted less.", {}),
     line("fill", "How full the replay is", "Once it is full, the oldest experience makes room for new.", { share: true }),
   ],
-  Settings: [
-    { id: "settings", title: "Which settings do well", why: "Each setting in which members differ, against the score; a point is a member with the settings that it has now, the best one has a ring.", kind: "scatter", optional: true, wide: true },
+  Population: [
     { id: "lineage", title: "Who descends from whom", why: "In population based training a weak member becomes a copy of a better one and goes on with changed settings; a line has the colour of the member whose first parameters it carries.", kind: "lineage", optional: true, wide: true },
     { id: "copies", title: "Copies", why: "Every copy of population based training, newest first.", kind: "sentences", optional: true, wide: true },
   ],
@@ -132,6 +132,7 @@ export const MAKERS = {
   scatter(body) {
     return (data, view) => {
       const plots = data.settings.map((axis) => scatter(axis, data.points, view.hidden));
+      body.parentElement.classList.toggle("wide", plots.length > 2);
       const more = data.more ? ` ${data.more} more settings differ.` : "";
       fill(body, h("p", { class: "why" }, `Score: ${data.score.toLowerCase()}.${more}`), h("div", { class: "scatters" }, ...plots));
       return plots.length > 0;
@@ -232,12 +233,14 @@ function scatter(axis, points, hidden) {
   }
   text((left + width - right) / 2, height - 6, "middle", axis.log ? `${axis.name} (log)` : axis.name);
   const best = Math.max(...points.map((one) => one.score));
+  const taken = {};  // members with the same numbers stand beside each other
   points.forEach((one, n) => {
     if (hidden.has(one.member)) return;
+    const x = across(place(axis.values[n])), y = up(one.score), beside = (taken[`${Math.round(x)} ${Math.round(y)}`] ??= []).push(n) - 1;
     const title = svg("title");
     title.textContent = `${one.name}: ${axis.name} ${axis.values[n]}, score ${number(one.score)}`;
     const ring = one.score === best ? { stroke: css("--ink"), "stroke-width": 2 } : {};
-    drawing.append(svg("circle", { cx: across(place(axis.values[n])), cy: up(one.score), r: 5, fill: colour(one.member), "fill-opacity": 0.8, ...ring }, title));
+    drawing.append(svg("circle", { cx: x + 6 * beside, cy: y, r: 5, fill: colour(one.member), "fill-opacity": 0.8, ...ring }, title));
   });
   return drawing;
 }
