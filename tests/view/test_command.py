@@ -18,6 +18,7 @@ from laser_rl.metrics import MetricsLog
 from laser_rl.view import command
 from laser_rl.view.panels import PANELS
 from tests.view.logs import level, write_run, write_sweep
+from tests.view.reading import read_report, report
 from tests.view.serving import serving, until
 
 
@@ -179,3 +180,43 @@ def test_an_empty_directory_waits_for_its_run(tmp_path):
     with serving([tmp_path]) as served:
         assert json.loads(served.ask("/api/runs")[2]) == []
         assert served.ask("/api/runs/0")[0] == 404
+
+
+def test_several_directories_side_by_side_are_what_the_report_says(tmp_path):
+    runs = [write_run(tmp_path / "a", 30), write_sweep(tmp_path / "b", 2, 20)]
+    frozen = read_report(report(*runs, out=tmp_path / "report.html"))
+    with serving([tmp_path]) as served:
+
+        def told(path):
+            return json.loads(served.ask(path)[2])
+
+        first = told("/api/runs")[0]
+        assert (first["name"], first["state"]) == ("Side by side", "2 directories")
+        address = f"/api/runs/{first['run']}"
+        until(lambda: told(address)["known"] == 1 and told(address)["members"] == frozen.run()["members"], "the rows")
+        assert told(address)["panels"] == frozen.run()["panels"]
+        names = [one["id"] for one in frozen.run()["panels"]]
+        assert len(told(f"{address}/panels/compared-0")["lines"]) == 2  # a report has fewer points of it
+        for name in (name for name in names if name != "compared-0"):
+            live = told(f"{address}/panels/{name}?x=time")
+            assert {**live, "version": 0} == {**frozen.panel(name, axis="time"), "version": 0}, name
+        for path in (f"{address}/panels/returns", f"{address}/details", f"{address}/videos/x", "/api/runs/2"):
+            assert served.ask(path)[0] == 404, path
+        before = told(address)["version"]
+        write_run(tmp_path / "a", 5, begin=30)
+        until(lambda: told(address)["version"] > before, "the new rows")
+
+
+def test_one_directory_is_not_compared_and_many_are_bounded(tmp_path):
+    write_run(tmp_path / "runs" / "0", 2)
+    with serving([tmp_path / "runs"]) as served:
+        assert len(json.loads(served.ask("/api/runs")[2])) == 1
+        assert served.ask("/api/runs/500")[0] == 404
+    for n in range(1, 23):
+        write_run(tmp_path / "runs" / str(n), 2)
+        os.utime(tmp_path / "runs" / str(n) / "metrics.jsonl", (n, n))  # the first one is the newest
+    with serving([tmp_path / "runs"]) as served:
+        assert json.loads(served.ask("/api/runs")[2])[0]["state"] == "newest 20 of 23 directories"
+        until(lambda: all(run.changed for run in served.runs.every()), "all to be looked at")
+        names = [one["name"] for one in json.loads(served.ask("/api/runs/500")[2])["members"]]
+        assert sorted(names, key=int) == ["0", *map(str, range(4, 23))]

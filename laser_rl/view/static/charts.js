@@ -185,6 +185,7 @@ const shareRange = () => [0, 1];
 const WHOLE = Array.from({ length: 13 }, (_, n) => [1, 2, 5].map((m) => m * 10 ** n)).flat();
 function padded(_, low, high) {
   if (low === null || high === null) return [0, 1];
-  const room = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
-  return [low >= 0 && low < (high - low) ? 0 : low - room, high + room];
+  const width = high - low > 1e-9 * Math.abs(high) ? high - low : 0;  // a constant that was averaged is off by a rounding error
+  const room = width * 0.06 || Math.abs(high) * 0.1 || 1;
+  return [low >= 0 && low < width ? 0 : low - room, high + room];
 }
