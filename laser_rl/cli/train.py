@@ -56,7 +56,7 @@ class TrainFlags:
     plain: bool = False
     """Lines instead of a live table."""
     dashboard: bool = False
-    """Show it in a browser while it goes on: a process of its own, on this machine only."""
+    """Show it in a browser, on this machine only: a process of its own, which on a terminal stays up after the run until Ctrl-C."""
     processes: int = 1
     """Over how many processes the members are spread; 0: one a core. More than one is not deterministic, and a process that dies is
     started again, also that of a single agent."""
@@ -187,7 +187,7 @@ def _run(
     """Run in a run directory and say how it went and what can be done next."""
     cluster, elsewhere = cluster_of(asked.cluster, asked.cluster_runners), None
     try:
-        with nothing_to_save(), contextlib.ExitStack() as stack:
+        with nothing_to_save(), contextlib.ExitStack() as shown, contextlib.ExitStack() as stack:
             require_trusted(*settings.configs)
             if cluster is not None:
                 from laser_rl.cluster.launch import on_cluster, require_ray  # noqa: PLC0415 - only a run on a cluster needs it
@@ -204,8 +204,7 @@ def _run(
             stack.callback(directory.close)
             tracking = trackers(track, path.name, settings.configs, path, fresh=asked.fresh)
             more: list[Sink] = [TensorBoardLog(path), *tracking]
-            if dashboard:
-                stack.enter_context(dashboard_of(path))
+            stay_up = shown.enter_context(dashboard_of(path)) if dashboard else None
             name = settings.base.environment.id + ("" if settings.single else f", {len(settings.settings)} members")
             terminal = Terminal(highlight=False, force_terminal=False if asked.plain else None)
             steps, pbt = settings.base.run.steps, settings.pbt is not None
@@ -214,7 +213,10 @@ def _run(
                 stack.callback(sink.close)
             result = train(settings, directory, sinks=[directory.log, *more], elsewhere=elsewhere)
             stack.close()
-            return _farewell(path, settings, result)
+            status = _farewell(path, settings, result)
+            if stay_up is not None and status == 0:
+                stay_up()
+            return status
     except KeyboardInterrupt as error:  # before the first step, or again while the end is being saved
         return broken_off(path, error)
 

@@ -2,10 +2,11 @@
 
 import contextlib
 import importlib.util
+import os
 import secrets
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,17 +51,28 @@ def require_dashboard(what: str = "--dashboard") -> None:
 
 
 @contextlib.contextmanager
-def dashboard_of(path: Path) -> Iterator[None]:
-    """The socket is made here, so that the link is known at once, and training does not wait for the other process to begin."""
+def dashboard_of(path: Path) -> Iterator[Callable[[], None]]:
+    """Show a run until the block ends; what it yields waits for Ctrl-C, if there is a terminal to press it on: no script hangs.
+
+    The socket is made here, so that the link is known at once, and training does not wait for the other process to begin.
+    """
     token = secrets.token_urlsafe(32)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port, number = listening.getsockname()[1], listening.fileno()
         start = {"run_dir": str(path.resolve()), "socket": number, "token": token}
         none = subprocess.DEVNULL  # the terminal belongs to training
         process = start_child("view.command", start, files=[number], stdin=none, stdout=none, stderr=none)
-    print(f"dashboard: http://127.0.0.1:{port}/?token={token}", flush=True)
+    link = f"http://127.0.0.1:{port}/?token={token}"
+    print(f"dashboard: {link}", flush=True)
+
+    def stay_up() -> None:
+        if os.isatty(0) and os.isatty(1):
+            print(f"dashboard stays up until Ctrl-C: {link}", flush=True)
+            with contextlib.suppress(KeyboardInterrupt):
+                process.wait()
+
     try:
-        yield
+        yield stay_up
     finally:
         process.kill()  # it has nothing to save
         with contextlib.suppress(subprocess.TimeoutExpired):  # not even a process that cannot die holds training up

@@ -11,31 +11,35 @@ from laser_rl.envs.scores import RETURN_OF, SCORE_OF, reference_of
 from laser_rl.metrics import display
 from laser_rl.metrics.history import Array, CurveLine, aligned
 from laser_rl.metrics.rows import Kind
-from laser_rl.metrics.standing import Copy, copies, mean_of, newest_means
+from laser_rl.metrics.standing import Copy, MemberStanding, copies, mean_of, newest_means
 from laser_rl.view.runs import Subject
 
 POINTS = 1000
 _FEW = 4
 _MOST_NUMBERS = 24_000  # of a panel: many members share them
 _MOST_COPIES = 200
+_MOST_SETTINGS = 12
+_LOG_SPAN = 10  # from here on an axis is logarithmic
+SEED = "run.seed"
+NOT_COMPARED = {SEED, "run.steps", "run.device", "run.runtime", "run.threads", "run.log_every_s"}
 _AGES = ("< 10", "< 100", "< 1,000", "< 10,000", "older")  # in updates, as `acceptance_age_0` to `_4`
 _QUARTERS = ("youngest", "a quarter is younger", "half is younger", "three quarters are younger", "oldest")
 # Numbers of training rows, a line for each and each member; of many members only the last one.
-_TRAINED: dict[str, dict[str, str]] = {
+TRAINED: dict[str, dict[str, str]] = {
+    "policy-loss": {"policy_loss": "policy loss"},
+    "value-loss": {"value_loss": "value loss"},
+    "entropy": {"entropy": "entropy"},
+    "kl": {"kl": "KL"},
+    "gradient": {"gradient_norm": "gradient norm"},
+    "learning-rate": {"learning_rate": "learning rate"},
+    "entropy-cost": {"entropy_cost": "entropy cost"},
+    "clipped": {"c_clipped": "c", "rho_clipped": "ρ"},
+    "lag": {"lag_updates": "lag"},
     "steps": {"steps_per_second": "steps/s"},
     "updates": {"updates_per_second": "updates/s"},
     "waiting": {"learner_busy": "learner busy", "learner_wait": "learner wait"},
     "queues": {"queue_inbox": "deliveries of the environments", "queue_batches": "batches gathered ahead"},
     "memory": {"memory_bytes": "memory"},
-    "entropy": {"entropy": "entropy"},
-    "kl": {"kl": "KL"},
-    "clipped": {"c_clipped": "c", "rho_clipped": "ρ"},
-    "lag": {"lag_updates": "lag"},
-    "policy-loss": {"policy_loss": "policy loss"},
-    "value-loss": {"value_loss": "value loss"},
-    "gradient": {"gradient_norm": "gradient norm"},
-    "learning-rate": {"learning_rate": "learning rate"},
-    "entropy-cost": {"entropy_cost": "entropy cost"},
 }
 
 
@@ -165,13 +169,58 @@ def _lineage(subject: Subject, asked: Asked) -> Data:
     return {"members": count, "end": end, "pieces": pieces, "copies": exploits[-500:]}
 
 
-def _copy_table(subject: Subject, asked: Asked) -> Data:
-    columns = ["step", "member", "donor", "its score", "donor's score", "settings before", "settings after"]
-    lines = []
-    for one in reversed(copies(subject.rows)[-_MOST_COPIES:]):
-        settings = (display.label(values) if values else "–" for values in (one.before, one.after))
-        lines.append([one.step, one.member, one.donor, cell(one.score), cell(one.donor_score), *settings])
-    return table(columns, lines)
+def _copy_sentences(subject: Subject, asked: Asked) -> Data:
+    return {"sentences": [_sentence(one) for one in reversed(copies(subject.rows)[-_MOST_COPIES:])]}
+
+
+def _sentence(one: Copy) -> str:
+    scores = f" (score {display.short(one.score)} against {display.short(one.donor_score)})"
+    texts = {
+        name: [f"{values[name]:.3g}" for values in (one.before, one.after) if name in values] for name in one.after
+    }
+    moved = [f"{name} from {ends[0]} to {ends[1]}" for name, ends in texts.items() if len(set(ends)) > 1]
+    changed = f"changed {' and '.join(moved)}" if moved else "kept its settings"
+    known = math.isfinite(one.score) and math.isfinite(one.donor_score)
+    return (
+        f"At {one.step:,} steps member {one.member} copied member {one.donor}{scores if known else ''} and {changed}."
+    )
+
+
+def scatter(subjects: Sequence[Subject], places: Sequence[int] = ()) -> Data:
+    """Each setting that varies against the score, a point a member; of several directories, with the place of each as its colour."""
+    members = [(n, one, member) for n, one in enumerate(subjects) for member in one.members]
+    evaluated = all(member.evaluation is not None for _, _, member in members)
+    points, values = [], []
+    for n, subject, member in members:
+        score = cell(member.evaluation if evaluated else member.return_mean)
+        if score is not None:
+            own = f"member {member.member}"
+            name = own if not places else f"{subject.name}, {own}" if subject.is_sweep else subject.name
+            points.append({"member": places[n] if places else member.member, "name": name, "score": score})
+            values.append(_settings_of(subject, member))
+    names = [name for name in dict.fromkeys(name for one in values for name in one) if not name.startswith("run.")]
+    varied = [name for name in names if len({repr(one.get(name)) for one in values}) > 1]
+    what = "Mean of the last evaluation" if evaluated else subjects[0].score_label
+    axes = [_axis(name, [one.get(name) for one in values]) for name in varied[:_MOST_SETTINGS]]
+    return {"score": what, "points": points, "settings": axes, "more": len(varied) - len(axes)}
+
+
+def _settings_of(subject: Subject, member: MemberStanding) -> dict[str, Any]:
+    """Every setting of a member as it is now, by full name; a list is not an axis."""
+    full = {display.last_name(name): name for name in subject.settings}
+    own = {full.get(display.last_name(name), name): value for name, value in member.settings.items()}
+    every = {**subject.settings, **own}
+    return {name: value for name, value in every.items() if isinstance(value, str | int | float | None)}
+
+
+def _axis(name: str, values: Sequence[Any]) -> Data:
+    """Numbers, on a logarithmic axis if they span more than a factor of ten; everything else as texts."""
+    known = [cell(value) for value in values if not isinstance(value, bool)]
+    found = [value for value in known if value is not None]
+    if len(found) < len(values):
+        return {"name": display.last_name(name), "log": False, "values": [display.setting(one)[:40] for one in values]}
+    log = min(found) > 0 and max(found) > _LOG_SPAN * min(found)
+    return {"name": display.last_name(name), "log": log, "values": found}
 
 
 PANELS: dict[str, Callable[[Subject, Asked], Data]] = {
@@ -186,8 +235,9 @@ PANELS: dict[str, Callable[[Subject, Asked], Data]] = {
     "ages": _ages,
     "fill": _fill,
     "lineage": _lineage,
-    "copies": _copy_table,
-    **{name: partial(_trained, names) for name, names in _TRAINED.items()},
+    "copies": _copy_sentences,
+    "settings": lambda subject, asked: scatter([subject]),
+    **{name: partial(_trained, names) for name, names in TRAINED.items()},
 }
 
 

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +26,7 @@ from laser_rl.metrics.videos import FOLDER, Film, films
 CONFIG = "config.json"
 SILENT_S = 60.0
 MOST_RUNS = 500
+MOST_COMPARED = 20
 WANTED_S = 60.0
 _LOOK_S, _SCAN_S = 0.5, 5.0
 _DEPTH = 3
@@ -131,17 +132,26 @@ def distinct(names: Sequence[Path]) -> list[str]:
         count += 1
 
 
-class ViewedRun:
+class Viewed:
+    """What a page can ask a server for by its number."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.lock = threading.Lock()  # held while rows go in and while a panel is made of them
+        self.version = 0  # grows whenever there is something new to show
+        self.cache: dict[object, Any] = {}  # answers of the server
+
+
+class ViewedRun(Viewed):
     """One directory that a server shows; its log is read only while a page looks at it."""
 
     def __init__(self, number: int, path: Path) -> None:
-        self.number, self.path, self.name = number, path, path.name
-        self.lock = threading.Lock()  # held while rows go in and while a panel is made of them
-        self.version = 0  # grows whenever there is something new to show
+        super().__init__(number)
+        self.path, self.name = path, path.name
         self.tail, self.history, self.files = Tail(path / FILE), History(), Files({}, {}, [])
         self.wanted = float("-inf")  # when a page last asked for it
+        self.changed = 0.0  # when its log was written last
         self.running, self.state = False, "not begun"
-        self.cache: dict[object, Any] = {}  # answers of the server
         self._seen: tuple[object, ...] = ()
         self._subject: tuple[int, Subject] | None = None
 
@@ -157,7 +167,8 @@ class ViewedRun:
             with contextlib.suppress(OSError):
                 stat = (self.path / name).stat()
                 found[name] = (stat.st_mtime, stat.st_size)
-        silent = self.running and time.time() - found.get(FILE, (0.0, 0))[0] > SILENT_S
+        self.changed = found.get(FILE, (0.0, 0))[0]
+        silent = self.running and time.time() - self.changed > SILENT_S
         seen = (self.running, silent, *found.items())
         if seen == self._seen:
             return
@@ -188,6 +199,31 @@ class ViewedRun:
     def videos(self) -> list[Film]:
         """The newest of `videos/`: plain files only, no links, so that nothing outside the directory can be asked for."""
         return films(self.path)[:_MOST_VIDEOS]
+
+
+class ViewedComparison(Viewed):
+    """The directories whose logs were written last, side by side."""
+
+    def __init__(self) -> None:
+        super().__init__(MOST_RUNS)  # a number that no run has
+        self.runs: list[ViewedRun] = []
+
+    def look(self, every: Sequence[ViewedRun]) -> None:
+        """Choose directories, and ask for their logs to be read."""
+        newest = sorted(every, key=lambda run: run.changed)[-MOST_COMPARED:]
+        self.runs = [run for run in every if run in newest]
+        self.version = len(every) + sum(run.version for run in every)
+        for run in self.runs:
+            run.wanted = time.monotonic()
+
+    @contextlib.contextmanager
+    def subjects(self) -> Iterator[list[Subject]]:
+        """With the locks of all of them."""
+        with contextlib.ExitStack() as stack:
+            chosen = list(self.runs)
+            for run in chosen:
+                stack.enter_context(run.lock)
+            yield [run.subject() for run in chosen]
 
 
 class Runs:

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import uvicorn
 from starlette.applications import Starlette
@@ -22,12 +22,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.videos import open_film
+from laser_rl.view.comparison import SIDE_BY_SIDE, comparison, overview
 from laser_rl.view.facts import details, summary, video_id
 from laser_rl.view.panels import PANELS, Asked, Data
 from laser_rl.view.report import TYPES, static_files
-from laser_rl.view.runs import Runs, ViewedRun
+from laser_rl.view.runs import MOST_COMPARED, Runs, Viewed, ViewedComparison, ViewedRun
 from laser_rl.view.security import HOST, Access, RequestGuard
 
+V = TypeVar("V", bound=Viewed)
 MOST_CONNECTIONS = 256
 _SEND_BUFFER_BYTES = 32 << 10  # what the kernel keeps for a page that does not read
 _PATIENCE_MS = 15_000  # then the kernel ends a connection that takes nothing
@@ -66,11 +68,25 @@ def live_details(run: ViewedRun) -> Data:
     return details(run.subject(), run.videos())
 
 
+def _live_overview(compared: ViewedComparison) -> Data:
+    with compared.subjects() as subjects:
+        known = min((run.known for run in compared.runs), default=1.0)
+        return {**overview(subjects), "run": compared.number, "known": round(known, 3)}
+
+
+def _compared_panel(compared: ViewedComparison, name: str, asked: Asked) -> Data:
+    with compared.subjects() as subjects:
+        panels = comparison(subjects)
+        if name not in panels:
+            raise HTTPException(404)
+        return panels[name].make(asked)
+
+
 class _Pages:
     """What each route answers. Those that are not `async` may wait for the disk, and run in a thread."""
 
     def __init__(self, runs: Runs) -> None:
-        self._viewed, self._files = runs, static_files()
+        self._viewed, self._files, self._compared = runs, static_files(), ViewedComparison()
 
     async def _static(self, request: Request) -> Response:
         """From a table that was made at the start: no path of a request reaches the disk."""
@@ -80,21 +96,33 @@ class _Pages:
         return Response(self._files[name], media_type=TYPES[Path(name).suffix], headers={"cache-control": "no-cache"})
 
     async def _runs(self, request: Request) -> Response:
-        return JSONResponse([{"run": run.number, "name": run.name, "state": run.state} for run in self._viewed.every()])
+        every = self._viewed.every()
+        listed = [{"run": run.number, "name": run.name, "state": run.state} for run in every]
+        if len(every) > 1:
+            newest = f"newest {MOST_COMPARED} of " if len(every) > MOST_COMPARED else ""
+            listed.insert(
+                0, {"run": self._compared.number, "name": SIDE_BY_SIDE, "state": f"{newest}{len(every)} directories"}
+            )
+        return JSONResponse(listed)
 
     async def _summary(self, request: Request) -> Response:
+        if compared := self._comparison(request):
+            return await self._answer(compared, "summary", _live_overview)
         return await self._answer(self._run(request), "summary", live_summary)
 
     async def _details(self, request: Request) -> Response:
         return await self._answer(self._run(request), "details", live_details)
 
     async def _panel(self, request: Request) -> Response:
-        run, name, query = self._run(request), request.path_params["panel"], request.query_params
-        if name not in PANELS:
-            raise HTTPException(404)
+        name, query = request.path_params["panel"], request.query_params
         learner = query.get("learner", "all")
         number = int(learner) if learner.isascii() and learner.isdecimal() and len(learner) < 4 else -1  # noqa: PLR2004
         asked = Asked("time" if query.get("x") == "time" else "step", number if name == "trust" else -1)
+        if compared := self._comparison(request):
+            return await self._answer(compared, (name, asked), lambda run: _compared_panel(run, name, asked))
+        run = self._run(request)
+        if name not in PANELS:
+            raise HTTPException(404)
         return await self._answer(run, (name, asked), lambda run: PANELS[name](run.subject(), asked))
 
     def _video(self, request: Request) -> Response:
@@ -115,6 +143,14 @@ class _Pages:
             Route("/api/runs/{run:int}/videos/{video}", self._video),
         ]
 
+    def _comparison(self, request: Request) -> ViewedComparison | None:
+        """What is asked for by the number that no run has."""
+        every = self._viewed.every()
+        if request.path_params["run"] != self._compared.number or len(every) < 2:  # noqa: PLR2004 - a comparison needs two
+            return None
+        self._compared.look(every)
+        return self._compared
+
     def _run(self, request: Request) -> ViewedRun:
         number = int(request.path_params["run"])
         for run in self._viewed.every()[number : number + 1]:
@@ -122,14 +158,14 @@ class _Pages:
             return run
         raise HTTPException(404)
 
-    async def _answer(self, run: ViewedRun, key: object, make: Callable[[ViewedRun], Data]) -> Response:
+    async def _answer(self, run: V, key: object, make: Callable[[V], Data]) -> Response:
         """What was made before, if it still holds: without a lock and without a thread, since most requests are polls."""
         found = _known(run, key)
         if found is None:
             found = await run_in_threadpool(self._made, run, key, make)
         return Response(found.body, media_type="application/json")
 
-    def _made(self, run: ViewedRun, key: object, make: Callable[[ViewedRun], Data]) -> _Made:
+    def _made(self, run: V, key: object, make: Callable[[V], Data]) -> _Made:
         """Made once for each version of a run, by one thread, however many ask, and so seldom that it takes a hundredth of the time."""
         with run.lock:
             if known := _known(run, key):  # another request has made it meanwhile
@@ -143,7 +179,7 @@ class _Pages:
             return made
 
 
-def _known(run: ViewedRun, key: object) -> _Made | None:
+def _known(run: Viewed, key: object) -> _Made | None:
     found: _Made | None = run.cache.get(key)
     good = found is not None and (found.version == run.version or time.monotonic() <= found.good_until)
     return found if good else None

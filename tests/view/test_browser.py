@@ -1,6 +1,7 @@
 """The page in a real browser, during a live sweep. Pictures are kept in the folder of the test, or in $LASER_SCREENSHOTS."""
 
 import json
+import math
 import os
 import re
 import shutil
@@ -15,7 +16,7 @@ import pytest
 from laser_rl.metrics import MetricsLog
 from tests.metrics.test_sweep_rows import a_sweep
 from tests.view.chromium import PROGRAM, Chromium
-from tests.view.logs import START, write_sweep
+from tests.view.logs import START, write_run, write_sweep
 from tests.view.reading import report
 from tests.view.test_load import end, start_dashboard
 from tests.view.test_report import a_run
@@ -33,7 +34,7 @@ TICKS = """(async () => {
   place.style.width = "600px";
   document.body.append(place);
   const chart = new Chart(place, { title: "a chart", dots: true });
-  chart.draw({ x, marks: [], lines: [{ name: "0", member: 0, y: x, low: x, high: x }] }, new Set(), "step");
+  chart.draw({ x, marks: [], lines: [{ name: "0", member: 0, y: x, low: x, high: x }] }, { hidden: new Set(), axis: "step" });
   await new Promise((done) => setTimeout(done, 300));
   const texts = chart.made.axes[0]._values;
   place.remove();
@@ -91,6 +92,20 @@ def whole_page(browser: Chromium, path: Path, width: int, *, phone: bool = False
     browser.picture(path)
 
 
+def phone_page(browser: Chromium, path: Path) -> None:
+    """At 390 pixels nothing is wider than the page, panels have its whole width, and a finger can hit every control."""
+    whole_page(browser, path, 390, phone=True)
+    assert browser.run("document.documentElement.scrollWidth") <= 390
+    widths = "[...document.querySelectorAll('.panel')].filter((one) => !one.hidden).map((one) => one.clientWidth)"
+    assert min(browser.run(widths)) >= 360
+    plots = "[...document.querySelectorAll('.panel .plot canvas')].map((one) => one.clientWidth)"
+    assert min(browser.run(plots)) >= 330
+    controls = "[...document.querySelectorAll('header button, header select, .members button, nav a')].filter((one) => !one.hidden)"
+    heights = browser.run(f"{controls}.map((one) => one.getBoundingClientRect().height)")
+    assert len(heights) > 6
+    assert min(heights) >= 44
+
+
 def test_a_live_sweep_is_followed_and_a_restart_survived(sweep, browser, pictures, monkeypatch):
     port = ["--port", str(free_port())]
     monkeypatch.setenv("LASER_DASHBOARD_TOKEN", "a-token-of-tests-" + "0" * 30)
@@ -114,8 +129,7 @@ def test_a_live_sweep_is_followed_and_a_restart_survived(sweep, browser, picture
         browser.wait("document.documentElement.dataset.theme === 'dark'")
         whole_page(browser, pictures / "live-dark.png", 1280)
         browser.prefers("light")
-        whole_page(browser, pictures / "live-phone.png", 360, phone=True)
-        assert browser.run("document.documentElement.scrollWidth") <= 360
+        phone_page(browser, pictures / "live-phone.png")
         browser.size(1280, 900)
         assert browser.errors == []
 
@@ -234,21 +248,11 @@ def test_a_finished_sweep_with_everything(tmp_path, browser, pictures):
         whole_page(browser, pictures / "full-light.png", 1280)
         assert browser.wait("document.querySelectorAll('#panel-lineage circle').length") == 5
         browser.wait(
-            "[...document.querySelectorAll('.panel')].every((one) => one.hidden || one.querySelector('canvas, table, svg, dl, video'))"
+            "[...document.querySelectorAll('.panel')].every((one) => one.hidden || one.querySelector('canvas, table, svg, dl, ul, video'))"
         )
         hidden = "[...document.querySelectorAll('.panel')].filter((one) => one.hidden).map((one) => one.id.slice(6))"
-        rest = [
-            "episodes",
-            "tasks",
-            "task-table",
-            "learning-rate",
-            "entropy-cost",
-            "kl",
-            "clipped",
-            "lag",
-            "policy-loss",
-        ]
-        expected = [*rest, "value-loss", "gradient"]  # nothing in the log is about these
+        learning = ["policy-loss", "value-loss", "kl", "gradient", "learning-rate", "entropy-cost", "clipped", "lag"]
+        expected = ["episodes", "tasks", "task-table", *learning]  # nothing in the log is about these
         browser.wait(f"JSON.stringify({hidden}) === JSON.stringify({expected})")  # answers may be a few seconds old
         assert browser.run("document.querySelector('#panel-videos figcaption b').textContent") == "return 31.5"
         caption = browser.run("document.querySelector('#panel-videos figcaption').textContent")
@@ -262,8 +266,7 @@ def test_a_finished_sweep_with_everything(tmp_path, browser, pictures):
         browser.key("t")
         browser.wait("document.documentElement.dataset.theme === 'dark'")
         whole_page(browser, pictures / "full-dark.png", 1280)
-        whole_page(browser, pictures / "full-phone.png", 360, phone=True)
-        assert browser.run("document.documentElement.scrollWidth") <= 360
+        phone_page(browser, pictures / "full-phone.png")
         assert browser.errors == []
     finally:
         end(process)
@@ -297,6 +300,46 @@ def test_numbers_below_a_chart_are_different_where_all_points_are_near_each_othe
         end(process)
 
 
+def test_several_runs_in_one_chart_smoothed_on_request(tmp_path, browser, pictures):
+    """The numbers below the chart are those of the lines: here an average that was computed apart."""
+    steps = [40 * n for n in range(50)]
+    write_run(tmp_path / "a", 50)
+    write_run(tmp_path / "b", 20)
+    process, link = start_dashboard(str(tmp_path))
+    plot = "#panel-steps"
+    legend = f"[...document.querySelectorAll('{plot} .legend span')].map((one) => one.innerText.split(/\\s+/))"
+    ink = f"(() => {{ const c = document.querySelector('{plot} canvas'); return c.toDataURL() }})()"
+    try:
+        browser.go(link)
+        browser.wait(
+            f"{LIVE} && document.querySelectorAll('#panel-compared-0 .legend span').length === 1"
+        )  # one condition
+        browser.run(f"document.querySelector('{plot}').scrollIntoView()")
+        browser.wait(f"document.querySelectorAll('{plot} .legend span').length === 2")
+        assert [name for name, _ in browser.run(legend)] == ["a", "b"]
+        assert browser.run(legend)[0][1] == "1,049"
+        pictures_of = [browser.run(ink)]
+        for level, reach in (("light", 0.02), ("strong", 0.06)):
+            browser.key("s")
+            weights = [math.exp((step - steps[-1]) / (reach * steps[-1])) for step in steps]
+            mean = sum(w * (1000 + n) for n, w in enumerate(weights)) / sum(weights)
+            assert browser.run("document.getElementById('smoothing').value") == level
+            browser.wait(f"{legend}[0][1] === '{mean:,.0f}'")
+            time.sleep(0.5)
+            pictures_of.append(browser.run(ink))
+        browser.picture(pictures / "smoothed.png")
+        assert len(set(pictures_of)) == 3
+        swatch = "getComputedStyle(document.querySelector('%s .swatch')).backgroundColor"
+        assert browser.run(swatch % f"{plot} .legend") == browser.run(swatch % "#members")
+        browser.key("0")
+        browser.wait(f"{legend}.length === 1 && {legend}[0][0] === 'b'")
+        browser.key("s")
+        browser.wait("document.getElementById('smoothing').value === 'off'")
+        assert browser.errors == []
+    finally:
+        end(process)
+
+
 def test_another_run_leaves_nothing_of_the_one_before_in_panels_out_of_sight(tmp_path, browser):
     first, second = write_sweep(tmp_path / "first", 10, 300), write_sweep(tmp_path / "second", 2, 300)
     for run, members in ((first, 10), (second, 2)):
@@ -309,7 +352,9 @@ def test_another_run_leaves_nothing_of_the_one_before_in_panels_out_of_sight(tmp
     texts = "[...document.querySelectorAll('.panel:not(#panel-events):not(#panel-machine)')].map((one) => one.innerText).join(' ')"
     try:
         browser.go(link)
-        browser.wait(f"{LIVE} && {LABEL}")
+        browser.wait(f"{LIVE} && document.querySelector('#panel-compared-0 canvas') !== null")
+        browser.key("n")
+        browser.wait(f"document.title.startsWith('first') && {LABEL}?.includes('10 lines')")
         browser.size(1280, 8000)
         browser.wait(
             "document.querySelectorAll('#panel-who table')[0]?.querySelectorAll('td[aria-label]').length === 100"
@@ -345,17 +390,18 @@ def _keyboard(browser: Chromium) -> None:
     """Everything that can be clicked can be reached with the tabulator, in the order seen, and shows that it has the focus."""
     browser.run("document.activeElement.blur(); scrollTo(0, 0)")
     seen = []
-    for _ in range(12):
+    for _ in range(16):
         browser.call("Input.dispatchKeyEvent", type="keyDown", key="Tab", code="Tab", windowsVirtualKeyCode=9)
         browser.call("Input.dispatchKeyEvent", type="keyUp", key="Tab", code="Tab", windowsVirtualKeyCode=9)
         who, outline = browser.run(
-            "[document.activeElement.id || document.activeElement.className || document.activeElement.dataset.member,"
-            " getComputedStyle(document.activeElement).outlineStyle]"
+            "((one) => [one.id || one.className || one.dataset.member || one.innerText, getComputedStyle(one).outlineStyle])"
+            "(document.activeElement)"
         )
         seen.append(who)
         assert outline != "none", who
-    assert seen[:6] == ["skip", "run", "by-step", "by-time", "theme", "help"]
-    assert seen[6:10] == ["0", "1", "2", "3"]
+    assert seen[:7] == ["skip", "run", "by-step", "by-time", "smoothing", "theme", "help"]
+    assert seen[7:12] == ["Score", "Replay", "Population", "Learning", "Speed"]
+    assert seen[13:] == ["0", "1", "2"]
 
 
 @pytest.mark.parametrize("kind", ["run", "sweep", "several"])
@@ -366,13 +412,16 @@ def test_a_report_shows_everything_and_asks_nobody(tmp_path, browser, pictures, 
     browser.go(path.as_uri())
     shown = "[...document.querySelectorAll('.panel')].filter((one) => !one.hidden)"
     browser.wait(
-        f"{shown}.length > 5 && {shown}.every((one) => one.querySelector('canvas, table, svg, dl, pre, .empty'))"
+        f"{shown}.length > 5 && {shown}.every((one) => one.querySelector('canvas, table, svg, dl, ul, .empty'))"
     )
     assert browser.run("document.getElementById('link').textContent").startswith("report of ")
     assert browser.run("document.documentElement.dataset.theme") == "dark"
-    for width in (1280, 390):
-        whole_page(browser, pictures / f"report-{kind}-{width}.png", width, phone=width < 500)
-        assert browser.run("document.documentElement.scrollWidth") <= width
+    circles = "[...document.querySelectorAll('.scatters svg')].map((one) => one.querySelectorAll('circle').length)"
+    assert browser.run(circles) == ([] if kind == "run" else [9, 9])  # of each of two settings a point a member
+    whole_page(browser, pictures / f"report-{kind}-1280.png", 1280)
+    assert browser.run("document.documentElement.scrollWidth") <= 1280
+    phone_page(browser, pictures / f"report-{kind}-390.png")
+    browser.size(1280, 900)
     browser.key("x")
     browser.wait("document.getElementById('by-time').getAttribute('aria-checked') === 'true'")
     if kind == "several":

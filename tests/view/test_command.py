@@ -1,6 +1,12 @@
 """`laser dashboard` and `--dashboard`: what is refused, what is said, what is sent to a page."""
 
+import contextlib
+import http.client
 import json
+import os
+import pty
+import re
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +18,7 @@ from laser_rl.metrics import MetricsLog
 from laser_rl.view import command
 from laser_rl.view.panels import PANELS
 from tests.view.logs import level, write_run, write_sweep
+from tests.view.reading import read_report, report
 from tests.view.serving import serving, until
 
 
@@ -35,6 +42,44 @@ def test_without_the_extra_it_is_said_before_anything_begins(monkeypatch, tmp_pa
         assert cli.main(arguments) == 2
         assert "needs the extra 'dashboard'" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def status_of(link):
+    port, token = re.fullmatch(r"http://127.0.0.1:(\d+)(/\?token=\S+)", link).groups()
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", int(port), timeout=20)) as connection:
+        connection.request("GET", token)
+        return connection.getresponse().status
+
+
+TRAIN = [sys.executable, "-m", "laser_rl", "train", "--env", "laser/Catch", "--steps", "200", "--dashboard", "--plain"]
+
+
+@pytest.mark.slow
+def test_the_dashboard_stays_up_after_the_run_until_ctrl_c(tmp_path):
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(TRAIN, stdin=theirs, stdout=theirs, stderr=theirs, cwd=tmp_path, start_new_session=True)
+    os.close(theirs)
+    said = ""
+    while not (link := re.search(r"stays up until Ctrl-C: (\S+)\r", said)):
+        said += os.read(ours, 4096).decode()
+    assert "report:" in said
+    assert status_of(link[1]) == 303
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 0
+    with pytest.raises(OSError, match="refused"):
+        status_of(link[1])
+    os.close(ours)
+
+
+@pytest.mark.slow
+def test_the_dashboard_ends_with_the_run_where_output_is_no_terminal(tmp_path):
+    ours, theirs = pty.openpty()
+    done = subprocess.run(TRAIN, stdin=theirs, capture_output=True, text=True, timeout=120, cwd=tmp_path, check=True)
+    assert "dashboard: http" in done.stdout
+    assert "stays up" not in done.stdout
+    os.close(ours)
+    os.close(theirs)
 
 
 def test_neither_training_nor_help_loads_the_server():
@@ -135,3 +180,43 @@ def test_an_empty_directory_waits_for_its_run(tmp_path):
     with serving([tmp_path]) as served:
         assert json.loads(served.ask("/api/runs")[2]) == []
         assert served.ask("/api/runs/0")[0] == 404
+
+
+def test_several_directories_side_by_side_are_what_the_report_says(tmp_path):
+    runs = [write_run(tmp_path / "a", 30), write_sweep(tmp_path / "b", 2, 20)]
+    frozen = read_report(report(*runs, out=tmp_path / "report.html"))
+    with serving([tmp_path]) as served:
+
+        def told(path):
+            return json.loads(served.ask(path)[2])
+
+        first = told("/api/runs")[0]
+        assert (first["name"], first["state"]) == ("Side by side", "2 directories")
+        address = f"/api/runs/{first['run']}"
+        until(lambda: told(address)["known"] == 1 and told(address)["members"] == frozen.run()["members"], "the rows")
+        assert told(address)["panels"] == frozen.run()["panels"]
+        names = [one["id"] for one in frozen.run()["panels"]]
+        assert len(told(f"{address}/panels/compared-0")["lines"]) == 2  # a report has fewer points of it
+        for name in (name for name in names if name != "compared-0"):
+            live = told(f"{address}/panels/{name}?x=time")
+            assert {**live, "version": 0} == {**frozen.panel(name, axis="time"), "version": 0}, name
+        for path in (f"{address}/panels/returns", f"{address}/details", f"{address}/videos/x", "/api/runs/2"):
+            assert served.ask(path)[0] == 404, path
+        before = told(address)["version"]
+        write_run(tmp_path / "a", 5, begin=30)
+        until(lambda: told(address)["version"] > before, "the new rows")
+
+
+def test_one_directory_is_not_compared_and_many_are_bounded(tmp_path):
+    write_run(tmp_path / "runs" / "0", 2)
+    with serving([tmp_path / "runs"]) as served:
+        assert len(json.loads(served.ask("/api/runs")[2])) == 1
+        assert served.ask("/api/runs/500")[0] == 404
+    for n in range(1, 23):
+        write_run(tmp_path / "runs" / str(n), 2)
+        os.utime(tmp_path / "runs" / str(n) / "metrics.jsonl", (n, n))  # the first one is the newest
+    with serving([tmp_path / "runs"]) as served:
+        assert json.loads(served.ask("/api/runs")[2])[0]["state"] == "newest 20 of 23 directories"
+        until(lambda: all(run.changed for run in served.runs.every()), "all to be looked at")
+        names = [one["name"] for one in json.loads(served.ask("/api/runs/500")[2])["members"]]
+        assert sorted(names, key=int) == ["0", *map(str, range(4, 23))]

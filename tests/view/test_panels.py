@@ -83,8 +83,11 @@ def test_lineage_and_copies_say_who_descends_from_whom(sweep):
     assert [(m, start, founder) for m, start, _, founder in data["pieces"]] == [
         (member, step, founder) for member in range(members) for step, founder in expected[member]
     ]
-    table = panel(subject, "copies")
-    assert [line[:3] for line in table["rows"]] == [[one.step, one.member, one.donor] for one in reversed(history)]
+    starts = [
+        f"At {one.step:,} steps member {one.member} copied member {one.donor} (score " for one in reversed(history)
+    ]
+    sentences = panel(subject, "copies")["sentences"]
+    assert all(text.startswith(start) for text, start in zip(sentences, starts, strict=True))
     first = history[0]
     assert first.score == 10 + first.member
     assert set(first.before) == set(first.after) == {"learning_rate", "entropy_cost"}
@@ -106,7 +109,7 @@ def test_what_is_not_known_is_empty_and_never_breaks_json():
     for rows in (nothing, []):
         for name, make in PANELS.items():
             data = json.loads(json.dumps(make(of_rows(rows), Asked("time")), allow_nan=False))
-            assert not any(data.get(part) for part in ("lines", "rows", "copies")), name
+            assert not any(data.get(part) for part in ("lines", "rows", "copies", "points", "sentences")), name
     assert panel(of_rows(nothing), "who")["divergence"] is None
 
 

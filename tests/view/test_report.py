@@ -100,7 +100,7 @@ def test_a_sweep_with_its_members_copies_and_who_trusts_whom(tmp_path):
     folder = a_sweep(tmp_path / "a sweep", 3, pbt=True)
     page = read_report(report(folder))
     told = page.run()
-    assert (told["best"], told["is_sweep"], told["exploits"]) == (2, True, len(page.table("copies")))
+    assert (told["best"], told["is_sweep"], told["exploits"]) == (2, True, len(page.panel("copies")["sentences"]))
     for number, one in enumerate(told["members"]):
         assert (one["steps"], one["updates"], one["evaluation"]) == (60_000, 600, 100 + number)
         assert (one["skipped"], one["interval"]) == (number, [90 + number, 110 + number])
@@ -109,11 +109,67 @@ def test_a_sweep_with_its_members_copies_and_who_trusts_whom(tmp_path):
     one, everybody = page.panel("trust", learner=1), page.panel("trust")
     assert [line["name"] for line in one["lines"]] == [line["name"] for line in everybody["lines"]]
     assert one["lines"][1]["y"][-1] == pytest.approx(0.98, abs=1e-3)
-    copy = page.table("copies")[0]
-    assert copy["settings after"].startswith("learning_rate ")
     moved = page.panel("learning-rate")
     assert len(moved["lines"]) == 3
     assert len({y for line in moved["lines"] for y in line["y"]}) > 3
+
+
+def a_varied_sweep(run_dir, settings, scores, *, evaluated=None):
+    """Member k has the k-th settings and return; evaluations only of so many members."""
+    with MetricsLog(run_dir) as log:
+        for member, score in enumerate(scores):
+            log.write("train", 100, 10, {"member": member, "return_mean": score})
+        for member, score in enumerate(scores[:evaluated]):
+            log.write("evaluation", 100, 10, {"member": member, "mean": -score})
+    base = {"environment": {"id": "x"}, "optimiser": {"learning_rate": 1.0}, "loss": {"discount": 0.99}}
+    (run_dir / "sweep.json").write_text(json.dumps({"base": base, "settings": settings}))
+    return run_dir
+
+
+def test_settings_are_set_against_a_score_that_all_members_have(tmp_path):
+    settings = [
+        {"learning_rate": 1e-4, "loss.discount": 0.9, "loss.trust": "off", "popart": True},
+        {"learning_rate": 1e-3, "loss.discount": 0.9, "loss.trust": "implied", "popart": False},
+        {"learning_rate": 2e-3, "loss.discount": 0.99, "loss.trust": "off", "popart": True},
+    ]
+    for evaluated, sign, what in (
+        (3, -1, "Mean of the last evaluation"),
+        (2, 1, "Mean return of the last 100 episodes"),
+    ):
+        data = read_report(
+            report(a_varied_sweep(tmp_path / what, settings, [5.0, 7.0, 6.0], evaluated=evaluated))
+        ).panel("settings")
+        assert data["score"] == what
+        assert [(one["member"], one["score"]) for one in data["points"]] == [
+            (0, 5 * sign),
+            (1, 7 * sign),
+            (2, 6 * sign),
+        ]
+        axes = {one["name"]: (one["log"], one["values"]) for one in data["settings"]}
+        assert axes["learning_rate"] == (True, [1e-4, 1e-3, 2e-3])  # 20 times
+        assert axes["discount"] == (False, [0.9, 0.9, 0.99])
+        assert axes["trust"] == (False, ["off", "implied", "off"])
+        assert axes["popart"] == (False, ["True", "False", "True"])
+        assert len(axes) == 4
+    same = a_varied_sweep(tmp_path / "same", settings[:1] * 2, [1.0, 2.0])
+    assert read_report(report(same)).panel("settings")["settings"] == []
+
+
+def test_a_copy_is_a_sentence(tmp_path):
+    a_varied_sweep(tmp_path, [{}, {}, {}], [1.0, 2.0, 3.0])
+    settings = {"learning_rate": (6e-4, 7.2e-4), "entropy_cost": (0.01, 0.01 + 1e-12)}
+    marks = {f"{when}_{name}": ends[n] for name, ends in settings.items() for n, when in enumerate(("before", "after"))}
+    with MetricsLog(tmp_path) as log:
+        scores = {"score": 12.5, "donor_score": 3100.0}
+        log.write("event", 40_000, 5, {"event": "exploit", "member": 2, "donor": 0, **scores, **marks})
+        log.write("event", 50_000, 6, {"event": "exploit", "member": 1, "donor": 2, "score": float("nan")})
+    page = read_report(report(tmp_path))
+    assert page.panel("copies")["sentences"] == [
+        "At 50,000 steps member 1 copied member 2 and kept its settings.",
+        "At 40,000 steps member 2 copied member 0 (score 12.5 against 3,100) and changed learning_rate from 0.0006 to 0.00072.",
+    ]
+    rates = {one["name"]: one["values"] for one in page.panel("settings")["settings"]}["learning_rate"]
+    assert rates == [1.0, 1.0, 7.2e-4]  # as they are now
 
 
 @pytest.mark.parametrize("kind", ["run", "sweep"])
@@ -338,13 +394,31 @@ def test_runs_that_differ_in_the_seed_are_one_condition(runs, tmp_path):
 
 def test_the_band_is_from_the_lowest_to_the_highest_run(runs, tmp_path):
     page = read_report(report(*runs, out=tmp_path / "out.html"))
-    data = page.answers["/api/runs/0/panels/compared-0"]
+    data = page.panel("compared-0")
     fast, slow = data["lines"]
     x = np.array(data["x"])
     for line, (low, mean, high) in ((fast, (1, 2, 3)), (slow, (0.1, 0.6, 1.1))):
         for name, slope in (("low", low), ("y", mean), ("high", high)):
             np.testing.assert_allclose(np.array(line[name], float), slope * x / 10, rtol=1e-4)
     assert fast["member"] != slow["member"]  # the colour
+
+
+def test_a_directory_has_one_name_and_colour_in_all_charts_and_counts_time_from_its_own_start(tmp_path):
+    runs = [a_run(tmp_path / "a", rate=0.1), a_run(tmp_path / "b", 2.0, rate=0.01), a_sweep(tmp_path / "c", 3)]
+    page = read_report(report(*runs, out=tmp_path / "out.html"))
+    told = page.run()
+    assert [one["name"] for one in told["members"]] == ["a", "b", "c"]
+    charts = {one["id"] for one in told["panels"]} & {"compared-0", "compared-1", "steps", "acceptance", "value-loss"}
+    assert len(charts) == 5
+    for name in charts:
+        for line in page.panel(name)["lines"]:
+            assert line["name"] == "abc"[line["member"]], name
+    assert [line["name"] for line in page.panel("value-loss")["lines"]] == ["a", "b"]
+    assert all(page.panel(name, axis="time")["x"][0] < 60 for name in charts)
+    points = {n: page.panel(f"settings-{n}") for n in (0, 1)}
+    assert [(one["name"], one["member"]) for one in points[0]["points"]] == [("a", 0), ("b", 1)]
+    assert points[0]["settings"] == [{"name": "learning_rate", "log": False, "values": [0.1, 0.01]}]
+    assert [one["name"] for one in points[1]["points"]] == [f"c, member {n}" for n in range(3)]
 
 
 def test_environments_have_a_chart_each_and_a_sweep_is_its_best_member(tmp_path):
@@ -356,7 +430,7 @@ def test_environments_have_a_chart_each_and_a_sweep_is_its_best_member(tmp_path)
         "Mean return of the last 100 episodes, unknown environment",
     ]
     assert page.table("directories")[1]["kind"] == "sweep of 3"
-    best = page.answers["/api/runs/0/panels/compared-1"]["lines"][0]["y"][-1]
+    best = page.panel("compared-1")["lines"][0]["y"][-1]
     assert best == pytest.approx(max(one["score"] for one in page.run(2)["members"]), rel=1e-4)
 
 

@@ -1,34 +1,43 @@
 // What is shown, and how it stays up to date: the page asks for news every second, and for charts when there are news and they are in sight.
 // In a report nothing is fetched: the answers are in the page itself.
+import { SMOOTHING } from "./charts.js";
 import { clock, colour, count, fill, h, number } from "./dom.js";
 import { MAKERS, PANELS, tiles } from "./panels.js";
 
 const REFRESH_MS = 2000, NEWS_MS = 1000, LIST_EVERY = 5, PATIENCE_MS = 15000;
 const at = (id) => document.getElementById(id);
 const kept = { get: (name) => { try { return localStorage.getItem(name); } catch { return null; } }, set: (name, value) => { try { localStorage.setItem(name, value); } catch { /* private window */ } } };
-const view = { run: 0, axis: kept.get("laser-axis") === "time" ? "time" : "step", hidden: new Set(), learner: "all", runs: [], told: null };
+const view = { run: 0, axis: kept.get("laser-axis") === "time" ? "time" : "step", smoothing: kept.get("laser-smoothing") in SMOOTHING ? kept.get("laser-smoothing") : "off", hidden: new Set(), learner: "all", runs: [], told: null };
 const panels = new Map();
 const recorded = at("recorded") && JSON.parse(at("recorded").textContent);
 let built = null, listening = 0, heard = 0, gone = false, timer = null, refreshed = 0, detailed = -1;
 
 // ---- the page ----
 function build(list) {
-  if (list === built) return;
-  built = list;
+  const wanted = JSON.stringify(list);
+  if (wanted === built) return;
+  built = wanted;
   panels.clear();
-  fill(at("panels"));
-  for (const panel of list) {
+  const groups = new Map();
+  for (const about of list) {
+    const panel = { ...PANELS.find((one) => one.id === about.id), ...about };
     const body = h("div", { class: "body" });
     const title = h("h2", { id: `title-${panel.id}` }, panel.title);
     const choice = panel.learners ? h("select", { "aria-label": "Which learner", onchange: (event) => { view.learner = event.target.value; stale(); } }) : null;
-    const section = h("section", { class: panel.wide ? "panel wide" : "panel", id: `panel-${panel.id}`, "aria-labelledby": `title-${panel.id}`, hidden: panel.optional }, h("div", { class: "top" }, title, choice), h("p", { class: "why" }, panel.why), body);
+    const section = h("section", { class: panel.wide ? "panel wide" : "panel", id: `panel-${panel.id}`, "aria-labelledby": `title-${panel.id}`, hidden: panel.optional }, h("div", { class: "top" }, title, choice), h("p", { class: "why", onclick: (event) => event.target.classList.toggle("whole") }, panel.why), body);
     panels.set(panel.id, { url: `panels/${panel.id}`, ...panel, section, body, choice, seen: true });
-    at("panels").append(section);
+    if (!groups.has(panel.group)) groups.set(panel.group, h("div", { class: "group", id: `group-${panel.group}` }));
+    groups.get(panel.group).append(section);
   }
+  fill(at("panels"), ...groups.values());
+  fill(at("groups"), ...[...groups.keys()].map((name) => h("a", { href: `#group-${name}` }, name)));
   blank();
   if (recorded) return;  // a report is printed as a whole
   const sight = new IntersectionObserver((entries) => {
-    for (const entry of entries) panels.get(entry.target.id.slice("panel-".length)).seen = entry.isIntersecting;
+    for (const entry of entries) {
+      const panel = panels.get(entry.target.id.slice("panel-".length));
+      if (panel?.section === entry.target) panel.seen = entry.isIntersecting;  // not one of the list before
+    }
     schedule();
   }, { rootMargin: "300px" });
   for (const panel of panels.values()) if (!panel.optional) sight.observe(panel.section);
@@ -44,6 +53,11 @@ function blank() {
   }
   for (const id of ["tiles", "members", "about", "notices"]) fill(at(id));
   status("state", "");
+}
+
+function next(by) {
+  const place = view.runs.findIndex((one) => one.run === view.run);
+  choose(view.runs[(place + by + view.runs.length) % view.runs.length]?.run);
 }
 
 function choose(number) {
@@ -70,7 +84,9 @@ function redraw() {
 
 function show(panel) {
   const has = panel.draw(panel.data, view);
-  if (panel.optional && panel.section.hidden === has) panel.section.hidden = !has;
+  if (!panel.optional || panel.section.hidden !== has) return;
+  panel.section.hidden = !has;
+  for (const link of at("groups").children) link.hidden = !document.querySelector(`${link.getAttribute("href")} > :not([hidden])`);
 }
 
 // ---- news ----
@@ -125,8 +141,9 @@ function takeRuns(runs) {
     fill(select, ...runs.map((one) => h("option", { value: one.run }, runs.length > 1 ? `${one.name} · ${one.state}` : one.name)));
   }
   select.value = String(view.run);
-  const last = runs.find((one) => one.name === kept.get("laser-run"));
-  if (first && last && last.run !== view.run && !recorded) choose(last.run);
+  if (!first || !runs.length || recorded) return;
+  const last = runs.find((one) => one.name === kept.get("laser-run")) ?? runs[0];
+  if (last.run !== view.run) choose(last.run);
 }
 
 function takeRun(run) {
@@ -134,15 +151,19 @@ function takeRun(run) {
   view.told = run;
   document.title = `${run.name} · laser`;
   build(run.panels ?? PANELS);
-  if (run.panels) { schedule(); return; }
+  const read = run.known < 1 ? ` · reading the log: ${Math.floor(100 * run.known)} %` : "";
+  members();
+  if (run.panels) {
+    at("about").textContent = `${run.members.length} directories; each has the same colour in all charts${read}`;
+    schedule();
+    return;
+  }
   const looks = { running: "good", finished: "good", stopped: "warn", "broken off": "bad" };
   const silent = run.silent ? `, silent since ${new Date(run.last * 1000).toLocaleTimeString()}` : "";
   status("state", run.state + silent, run.silent ? "warn" : looks[run.state] ?? "");
-  const read = run.known < 1 ? ` · reading the log: ${Math.floor(100 * run.known)} %` : "";
   at("about").textContent = `${run.environment} · ${run.kind} · ${count(run.rows)} rows${read}`;
   tiles(at("tiles"), run);
   notices(run.notices);
-  members();
   const all = panels.get("members");
   all.data = run;
   show(all);
@@ -213,7 +234,7 @@ function members() {
     const settings = Object.entries(one.settings).map(([name, value]) => `${name.split(".").at(-1)} ${value}`).join(", ");
     const best = one.member === run.best ? "★ " : "";
     return h("button", { type: "button", "data-member": one.member, "aria-pressed": String(!view.hidden.has(one.member)), title: settings, onclick: () => toggle(one.member) },
-      h("i", { class: "swatch", style: { background: colour(one.member) } }), h("span", {}, `${best}${one.member}${settings ? ` · ${settings}` : ""} · ${number(one.score)}`));
+      h("i", { class: "swatch", style: { background: colour(one.member) } }), h("span", {}, `${best}${one.name ?? one.member}${settings && run.members.length <= 12 ? ` · ${settings}` : ""} · ${number(one.score)}`));
   }));
   if (focused !== undefined) place.querySelector(`[data-member="${focused}"]`)?.focus();
 }
@@ -242,6 +263,13 @@ function axis(name) {
   stale();
 }
 
+const LEVELS = Object.keys(SMOOTHING);
+function smooth(level) {
+  view.smoothing = at("smoothing").value = level;
+  kept.set("laser-smoothing", level);
+  redraw();
+}
+
 function theme(name) {
   document.documentElement.dataset.theme = name;
   redraw();
@@ -259,8 +287,9 @@ const KEYS = {
   x: ["steps or time", () => axis(view.axis === "time" ? "step" : "time")],
   t: ["light or dark", flip],
   r: ["choose a run", () => at("run").focus()],
-  n: ["next run", () => choose((view.run + 1) % Math.max(1, view.runs.length))],
-  p: ["previous run", () => choose((view.run + view.runs.length - 1) % Math.max(1, view.runs.length))],
+  n: ["next run", () => next(1)],
+  p: ["previous run", () => next(-1)],
+  s: ["smoothing: off, light, strong", () => smooth(LEVELS[(LEVELS.indexOf(view.smoothing) + 1) % LEVELS.length])],
   a: ["show all members", () => only((view.told?.members ?? []).map((one) => one.member))],
   b: ["show the best member only", () => view.told?.members && view.told.best !== null && only([view.told.best])],
 };
@@ -271,6 +300,9 @@ function start() {
   wanted.addEventListener("change", () => theme(chosen()));
   build(PANELS);
   axis(view.axis);
+  fill(at("smoothing"), ...LEVELS.map((level) => h("option", { value: level }, level === "off" ? "not smoothed" : `${level} smoothing`)));
+  smooth(view.smoothing);
+  at("smoothing").addEventListener("change", (event) => smooth(event.target.value));
   at("run").addEventListener("change", (event) => choose(Number(event.target.value)));
   at("by-step").addEventListener("click", () => axis("step"));
   at("by-time").addEventListener("click", () => axis("time"));

@@ -2,6 +2,8 @@
 import { colour, compact, css, duration, fill, h, isDark, number } from "./dom.js";
 
 const HEIGHT = 250;
+// How far back smoothing looks: the share of the axis after which a point counts 1/e.
+export const SMOOTHING = { off: 0, light: 0.02, strong: 0.06 };
 const alpha = (hex, a) => (hex.startsWith("#") ? hex + Math.round(a * 255).toString(16).padStart(2, "0") : hex.replace(")", ` / ${a})`));
 
 export class Chart {
@@ -17,18 +19,19 @@ export class Chart {
     this.watch.observe(this.plot);
   }
 
-  draw(data, hidden, axis) {
+  draw(data, { hidden, axis, smoothing }) {
     const lines = data.lines.filter((one) => one.member === null || !hidden.has(one.member));
     this.marks = data.marks || [];
     this.axis = axis;
-    const drawn = this.options.stack ? stacked(lines) : lines.map((one) => one.y);
-    const extra = this.bandOf(lines, data.x.length);
-    this.drawn = lines.map((one, n) => ({ ...one, index: 1 + extra.length + n }));
-    const values = [data.x, ...extra, ...drawn];
+    const reach = this.options.stack || this.options.dots ? 0 : SMOOTHING[smoothing] ?? 0;
+    this.drawn = lines.map((one) => (reach ? { ...one, y: smoothed(data.x, one.y, reach) } : one));
+    const raw = reach ? lines.map((one) => one.y) : [];
+    const bands = this.bandOf(lines, data.x.length);
+    const values = [data.x, ...bands, ...raw, ...(this.options.stack ? stacked(lines) : this.drawn.map((one) => one.y))];
     // A new plot only if there are other lines; otherwise the zoom and the cursor stay.
-    const shape = JSON.stringify([axis, isDark(), extra.length, data.best ?? null, lines.map((one) => [one.name, one.member])]);
+    const shape = JSON.stringify([axis, isDark(), bands.length, raw.length, data.best ?? null, lines.map((one) => [one.name, one.member])]);
     if (shape === this.shape && this.made) this.made.setData(values);
-    else this.build(values, lines, extra.length, data);
+    else this.build(values, lines, bands.length, raw.length, data);
     this.shape = shape;
     const last = data.x.length ? `, ${axis === "time" ? duration(data.x.at(-1)) : `${number(data.x.at(-1))} steps`}` : "";
     this.plot.setAttribute("aria-label", `${this.options.title}: ${lines.length} ${lines.length === 1 ? "line" : "lines"}${last}`);
@@ -53,13 +56,13 @@ export class Chart {
     return [low, high];
   }
 
-  build(values, lines, extra, data) {
+  build(values, lines, extra, raw, data) {
     this.made?.destroy();
     const { share, stack, dots } = this.options;
     const log = this.options.log && values.slice(1).every((one) => one.every((v) => v === null || v > 0));
     const write = share ? (v) => `${Math.round(v * 100)} %` : compact;
     const faint = { width: 0, points: { show: false }, spanGaps: true, stroke: "transparent" };
-    const series = [{}, ...Array.from({ length: extra }, () => ({ ...faint }))];
+    const series = [{}, ...Array.from({ length: extra }, () => ({ ...faint })), ...lines.slice(0, raw).map((one, n) => ({ ...faint, width: 1, stroke: alpha(colour(one.member ?? n), 0.3) }))];
     lines.forEach((one, n) => {
       const stroke = colour(one.member ?? n);
       const best = data.best !== null && data.best !== undefined && one.member === data.best && lines.length > 1;
@@ -76,9 +79,9 @@ export class Chart {
       width: Math.max(220, this.plot.clientWidth), height: HEIGHT, series, bands,
       legend: { show: false },
       cursor: { sync: { key: `x-${this.axis}` }, points: { size: 7 }, drag: { x: true, y: false } },
-      scales: { x: { time: false }, y: log ? { distr: 3 } : { range: share ? shareRange : padded } },
+      scales: { x: { time: false }, y: log ? { distr: 3, range: (_, low, high) => [low / 1.1, high * 1.1] } : { range: share ? shareRange : padded } },
       axes: [
-        { ...tick, space: 70, incrs: WHOLE, values: (_, at) => (this.axis === "time" ? at.map(duration) : distinct(at, compact)) },
+        { ...tick, size: 34, space: 70, incrs: WHOLE, values: (_, at) => (this.axis === "time" ? at.map(duration) : distinct(at, compact)) },
         { ...tick, size: 56, values: (_, at) => (log ? at.map((v) => (v === null ? "" : v.toPrecision(1))) : distinct(at, write)) },
       ],
       hooks: { setCursor: [(u) => this.tell(u.cursor.idx ?? null)], draw: [(u) => this.mark(u)] },
@@ -127,13 +130,28 @@ export class Chart {
     });
     const at = index === null || !this.made ? null : this.made.data[0][index];
     const where = at === null || at === undefined ? null : h("span", {}, this.axis === "time" ? `at ${duration(at)}` : `at step ${number(at)}`);
-    fill(this.legend, where, ...items);
+    const more = this.drawn.length > items.length ? h("span", {}, `and ${this.drawn.length - items.length} more`) : null;
+    fill(this.legend, where, ...items, more);
   }
 }
 
 function newest(values, index) {
   for (let i = index; i >= 0 && i > index - 200; i--) if (values[i] !== null && values[i] !== undefined) return values[i];
   return null;
+}
+
+// An exponential moving average over the axis, so that it does not depend on how many points there are.
+function smoothed(x, y, reach) {
+  const span = reach * (x.at(-1) - x[0]);
+  let sum = 0, weight = 0, last = -Infinity;
+  return y.map((value, i) => {
+    if (value === null) return null;
+    const kept = Math.exp((last - x[i]) / span);
+    last = x[i];
+    sum = sum * kept + value;
+    weight = weight * kept + 1;
+    return sum / weight;
+  });
 }
 
 function interpolated(values) {
@@ -167,6 +185,7 @@ const shareRange = () => [0, 1];
 const WHOLE = Array.from({ length: 13 }, (_, n) => [1, 2, 5].map((m) => m * 10 ** n)).flat();
 function padded(_, low, high) {
   if (low === null || high === null) return [0, 1];
-  const room = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
-  return [low >= 0 && low < (high - low) ? 0 : low - room, high + room];
+  const width = high - low > 1e-9 * Math.abs(high) ? high - low : 0;  // a constant that was averaged is off by a rounding error
+  const room = width * 0.06 || Math.abs(high) * 0.1 || 1;
+  return [low >= 0 && low < width ? 0 : low - room, high + room];
 }
