@@ -66,6 +66,8 @@ def report(rows: Iterable[Mapping[str, Any]]) -> str:
     """Two tables in Markdown."""
     runs: dict[str, dict[str, dict[int, Mapping[str, Any]]]] = {}  # by task, arm and seed
     for row in rows:
+        if row["last100"] is None:  # no episode ended
+            continue
         task, arm = (
             f"{row['task']}, {row['steps']:,} steps",
             f"{row['arm']} {row['settings'].removeprefix('{}')}".strip(),

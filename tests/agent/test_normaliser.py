@@ -46,6 +46,9 @@ def test_online_rows_are_counted_once_and_all_columns_where_none_is_online():
     torch.testing.assert_close(spread / count, rows.var(0, correction=0))
     torch.testing.assert_close(shift, rows.mean(0).float())
     torch.testing.assert_close(scale, 1 / rows.std(0, correction=0).float())
+    own = [place for place in one.flat.places if place.name.startswith("normaliser")]
+    assert sum(place.last - place.first for place in own) == 2 * 4
+    assert not any(one.flat.gradient[place.first : place.last].any() for place in own)
     one.update(far(3, online=0), progress=0.0)
     assert state(one)[0] == count + T * B
 
