@@ -13,7 +13,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from laser_rl.envs.records import ActionSpec, Array, BoxActions, DiscreteActions, ObservationSpec
+from laser_rl.envs.records import ActionSpec, Array, BoxActions, DiscreteActions, EnvironmentSpec, ObservationSpec
+from laser_rl.errors import ConfigError
 
 KEY, OBSERVATION = "action_mask", "observation"
 CHOICES = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
@@ -22,6 +23,9 @@ ADVICE = "give the mask at every reset and step, with one number for each action
 
 class BadMask(ValueError):
     """A mask that cannot be used: what was expected, and what came."""
+
+    def __str__(self) -> str:
+        return "expected {}, got {}".format(*self.args)
 
 
 def choices_of(action: ActionSpec) -> tuple[int, ...]:
@@ -62,6 +66,22 @@ def read_mask(value: Any, choices: tuple[int, ...], *, last: bool = False) -> ND
     raise BadMask(
         f"an action_mask of {sum(choices)} numbers, each 0 or 1, with a legal action{each}", repr(value)[:200]
     )
+
+
+def beside(spec: EnvironmentSpec, observation: Any, action_mask: Any) -> Any:
+    """An observation with the mask that stood in `info` beside it; `action_mask` None: it has one itself, or needs none."""
+    has_own = isinstance(observation, Mapping) and KEY in observation
+    if action_mask is None and spec.observation.mask and not has_own:
+        raise ConfigError(
+            f"predict: expected the mask of legal actions of {spec.name}, got none; pass action_mask=info['{KEY}']"
+        )
+    if action_mask is None:
+        return observation
+    if not spec.observation.mask:
+        raise ConfigError(
+            f"predict: expected no action_mask, {spec.name} gave none in training, got {action_mask!r}; leave it out"
+        )
+    return {**observation, KEY: action_mask} if has_own else {OBSERVATION: observation, KEY: action_mask}
 
 
 def legal(spec: ObservationSpec, stored: Array) -> NDArray[np.bool_]:

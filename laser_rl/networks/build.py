@@ -141,17 +141,17 @@ def users_torso(source: TorsoSource, shape: tuple[int, ...] | Shapes) -> nn.Modu
     if not isinstance(module, nn.Module):
         raise ConfigError(f"net returned {type(module).__name__}, expected a torch.nn.Module")
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    parts = shape if isinstance(shape, dict) else {"": shape}
+    zeros = {key: torch.zeros(2, *own, device=device) for key, own in parts.items()}
+    said = {key: tuple(tensor.shape) for key, tensor in zeros.items()} if isinstance(shape, dict) else (2, *shape)
     try:
         with torch.no_grad():
-            if isinstance(shape, dict):
-                answer = module({key: torch.zeros(2, *own, device=device) for key, own in shape.items()})
-            else:
-                answer = module(torch.zeros(2, *shape, device=device))
+            answer = module(zeros if isinstance(shape, dict) else zeros[""])
     except (LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise ConfigError(f"net failed on two observations of shape {shape}: {error}") from error
+        raise ConfigError(f"net failed on observations of shape {said}: {error}") from error
     if not isinstance(answer, torch.Tensor) or answer.ndim != 2 or len(answer) != 2:  # noqa: PLR2004
         got = tuple(answer.shape) if isinstance(answer, torch.Tensor) else type(answer).__name__
-        raise ConfigError(f"net maps two observations of shape {shape} to {got}, expected features of shape (2, F)")
+        raise ConfigError(f"net maps observations {said} to {got}, expected features of shape (2, F)")
     module.features = answer.shape[1]  # type: ignore[assignment]
     return module
 
