@@ -20,6 +20,7 @@ from laser_rl.agent.parameters import load_network
 from laser_rl.agent.policy import Memento, Policy, act_once
 from laser_rl.config import Config, override, validated
 from laser_rl.envs.construct import stored_name
+from laser_rl.envs.masks import beside
 from laser_rl.envs.records import EnvironmentSpec, read_spec
 from laser_rl.envs.spaces import Borders, borders_of
 from laser_rl.errors import ConfigError, EnvironmentRefused, shortened
@@ -156,7 +157,13 @@ class LASER:
         return self
 
     def predict(
-        self, observation: Any, state: Memento | None = None, *, reward: float = 0.0, deterministic: bool = True
+        self,
+        observation: Any,
+        state: Memento | None = None,
+        *,
+        reward: float = 0.0,
+        deterministic: bool = True,
+        action_mask: Any = None,
     ) -> tuple[Any, Memento]:
         """The action for one observation as the environment gives it, and what to hand in with the next one of the episode.
 
@@ -165,9 +172,11 @@ class LASER:
             state: what the last call returned; None at the start of an episode.
             reward: of the last step; an agent with a memory looks at it.
             deterministic: the likeliest action instead of a random one.
+            action_mask: `info["action_mask"]`, of an environment that gives it there.
         """
         trained = self._playing()
         self._border = self._border or borders_of(trained.spec)
+        observation = beside(trained.spec, observation, action_mask)
         seen = _observed(self._border.sees, observation, trained.spec)
         if not isinstance(reward, Real) or not math.isfinite(reward):
             raise ConfigError(f"predict: expected reward to be a finite number, got {shortened(reward)}")
@@ -308,9 +317,11 @@ def _observed(sees: Callable[[Any], Any], observation: Any, spec: EnvironmentSpe
     try:
         # A list stands for an array; a Dict's or Tuple's parts are looked at by their space.
         seen = np.asarray(sees(np.asarray(observation) if isinstance(observation, list) else observation))
-        if seen.dtype.kind == "f" and not np.isfinite(seen).all():
+        fits = seen.shape == shape
+        numbers = spec.observation.numbers(seen).values() if fits else [seen]
+        if any(part.dtype.kind == "f" and not np.isfinite(part).all() for part in numbers):
             why = " with NaN or infinity in it"
-        elif seen.shape == shape and seen.dtype.kind in ("bui" if dtype == np.uint8 else "buif"):
+        elif fits and seen.dtype.kind in ("bui" if dtype == np.uint8 else "buif"):
             return seen.astype(dtype, copy=False)
     except mistakes as error:
         why = f" ({type(error).__name__}: {error})"
