@@ -189,6 +189,8 @@ class Slot:
                 result = env.reset(seed=seed)
             except Exception:  # the first row meets it again, where it is handled
                 return
+            finally:
+                self._watch(CONSTRUCTING, self._slot)
             self._mask_in_info = masks.in_info(result)
             self._begun = seed, masks.merged(result) if self._mask_in_info else result
 
