@@ -14,8 +14,8 @@ ILLEGAL = -100.0
 class Forbidding(gymnasium.Env):
     """Two thirds of all actions are forbidden, other ones at every step; an illegal one ends the episode and is noted in a file.
 
-    The best legal action is worth 1: the one whose number the observation shows among those of its choice. On an episode's last row there is
-    no mask in info, and an empty one in the Dict.
+    The best legal action is worth 1: the one whose number the observation shows among those of its choice. An episode's last row has no
+    mask in info, and an empty one in the Dict.
     """
 
     def __init__(self, noted=None, *, where="info", several=False, steps=9):
