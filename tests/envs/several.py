@@ -60,7 +60,7 @@ class Forbidding(gymnasium.Env):
         return self.best, {} if last else {"action_mask": mask if len(self.sizes) == 1 else tuple(masks)}
 
 
-NEAR, FAR, DEPTH = (9, 8, 3), (20, 36), (2, 5, 6)
+NEAR, FAR, DEPTH = (9, 8, 3), (80, 40), (2, 5, 6)
 
 
 def expected_parts(seed, t, total):
@@ -95,8 +95,9 @@ class PictureBook(gymnasium.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.seed, self.t, self.total = seed, 0, 0
-        return expected_parts(seed, 0, 0), {}
+        self.seed = int(self.np_random.integers(1 << 31)) if seed is None else seed  # a vector resets by itself
+        self.t, self.total = 0, 0
+        return expected_parts(self.seed, 0, 0), {}
 
     def step(self, action):
         self.t, self.total = self.t + 1, total_after(self.total, action)
