@@ -13,30 +13,15 @@ from laser_rl import LASER
 from laser_rl.errors import ConfigError, EnvironmentRefused
 from laser_rl.networks.torso import CNN, MLP, Tiles, split_parts
 from laser_rl.training.build import batch_of
-from tests.envs.several import Both, Forbidding, PictureBook, expected_parts
+from tests.envs.several import Both, Forbidding, MaskedBook, PictureBook, expected_parts
 
 SMALL = {"hidden": (16,), "unroll_steps": 5, "slots": 4, "capacity_steps": 500, "batch_unrolls": 8, "seed": 1}
-
-
-class MaskedBook(PictureBook):
-    """The same with a mask of actions in info; action 1 is illegal at every second step."""
-
-    def reset(self, *, seed=None, options=None):
-        observation, _ = super().reset(seed=seed)
-        return observation, {"action_mask": self.mask()}
-
-    def step(self, action):
-        assert self.mask()[action]
-        *result, _ = super().step(action)
-        return *result, {"action_mask": self.mask()}
-
-    def mask(self):
-        return np.array([1, self.t % 2 == 0, 1], np.int8)
+LONG = {**SMALL, "unroll_steps": 20}  # enough bytes to be compressed
 
 
 @pytest.fixture(scope="module", params=[PictureBook, MaskedBook])
 def agent(request):
-    agent = LASER(request.param, **SMALL).learn(200)
+    agent = LASER(request.param, **LONG).learn(400)
     yield agent
     agent.close()
 
@@ -103,12 +88,12 @@ def test_a_resumed_run_is_the_same_to_the_last_bit(tmp_path):
     whole = LASER(**settings)
     parts = LASER(**settings, run_dir=tmp_path / "run")
     for one in (whole, parts):
-        one.learn(150, total=300)
+        one.learn(100, total=200)
     parts.close()
     assert torch.equal(parameters(whole), parameters(parts))
     again = LASER(**settings, run_dir=tmp_path / "run")
     for one in (whole, again):
-        one.learn(150, total=300)
+        one.learn(100, total=200)
         one.close()
     assert torch.equal(parameters(whole), parameters(again))
     assert again.member.learner.version > parts.member.learner.version
@@ -227,7 +212,7 @@ def test_a_picture_alone_may_have_a_mask():
 
 def test_vectors_of_environments_with_pictures_give_the_same_rows():
     vector = gymnasium.vector.SyncVectorEnv([PictureBook] * 4)
-    agent = LASER(vector, **SMALL).learn(60)
+    agent = LASER(vector, **LONG).learn(400)
     test_every_byte_arrives_in_batches_and_at_the_torsos(agent)
     agent.close()
     vector.close()

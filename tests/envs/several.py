@@ -107,6 +107,22 @@ class PictureBook(gymnasium.Env):
         return seen, float(self.total) / PRIME, self.t == 3 + self.seed % 7, False, {}
 
 
+class MaskedBook(PictureBook):
+    """The same with a mask of actions in info; action 1 is illegal at every second step."""
+
+    def reset(self, *, seed=None, options=None):
+        observation, _ = super().reset(seed=seed)
+        return observation, {"action_mask": self.mask()}
+
+    def step(self, action):
+        assert self.mask()[action]
+        *result, _ = super().step(action)
+        return *result, {"action_mask": self.mask()}
+
+    def mask(self):
+        return np.array([1, self.t % 2 == 0, 1], np.int8)
+
+
 class Both(gymnasium.Env):
     """The right one of two actions depends on the picture's bright side and on a number: neither alone says anything about it."""
 
