@@ -119,12 +119,12 @@ class Exported(NamedTuple):
 
 def export_onnx(trained: Trained, path: Path, *, rows: int = 320) -> Exported:
     """Write the acting policy to `path`, in place of an older file, if it acts as torch does on about `rows` random observations."""
-    require_extra()
     if trained.spec.observation.parts:
         raise ConfigError(
             f"expected an observation that is one picture or one vector, {trained.environment.id} has the parts "
             f"{', '.join(part.key for part in trained.spec.observation.parts)}; their bytes cannot be read in ONNX: use LASER.save"
         )
+    require_extra()
     acting = Acting(trained.network, trained.family, starts_in(trained.spec.action))
     seen = random_rows(trained, rows)
     program = _program(acting, seen[0])

@@ -146,3 +146,16 @@ class Both(gymnasium.Env):
         picture = self.np_random.integers(0, 60, (8, 8, 1)).astype(np.uint8)
         picture[:, 4 * self.side : 4 * self.side + 4] += 150
         return {"picture": picture, "number": np.array([2 * self.sign - 1], np.float32)}
+
+
+class Drawn(Forbidding):
+    """One that can be filmed."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
+
+    def __init__(self, noted=None, *, render_mode=None):
+        super().__init__(noted)
+        self.render_mode = render_mode
+
+    def render(self):
+        return np.full((16, 16, 3), self.t, np.uint8)
