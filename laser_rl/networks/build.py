@@ -101,7 +101,7 @@ def build_network(
         shapes = {part.key: part.shape for part in parts}
         if torso is not None:
             return users_torso(torso, shapes)
-        return PartTorsos({key: _part_torso(config, own) for key, own in shapes.items()})
+        return PartTorsos({key: _part_torso(config, own) for key, own in shapes.items()}, config.hidden[-1])
 
     own, last = make(), LastStep(spec.action, blind=not config.last_step)
     features = int(own.features) + (instruction.features if instruction else 0)  # type: ignore[arg-type]

@@ -129,18 +129,20 @@ class ImpalaDeep(nn.Module):
 
 
 class PartTorsos(nn.Module):
-    """A torso for each part of an observation, by the parts' keys; their features side by side."""
+    """A torso for each part of an observation, by the parts' keys, then one layer: what depends on several parts is no sum over them."""
 
-    def __init__(self, torsos: Mapping[str, nn.Module]) -> None:
+    def __init__(self, torsos: Mapping[str, nn.Module], hidden: int) -> None:
         super().__init__()
         self.keys, self.torsos = (
             tuple(torsos),
             nn.ModuleList(torsos.values()),
         )  # a key may hold what a module's name may not
-        self.features = sum(int(torso.features) for torso in torsos.values())  # type: ignore[arg-type, misc]
+        width = sum(int(torso.features) for torso in torsos.values())  # type: ignore[arg-type, misc]
+        self.joint, self.features = orthogonal(nn.Linear(width, hidden), gain=math.sqrt(2)), hidden
 
     def forward(self, parts: Mapping[str, Tensor]) -> Tensor:
-        return torch.cat([torso(parts[key]) for key, torso in zip(self.keys, self.torsos, strict=True)], -1)
+        found = [torso(parts[key]) for key, torso in zip(self.keys, self.torsos, strict=True)]
+        return torch.relu(self.joint(torch.cat(found, -1)))
 
 
 def split_parts(flat: Tensor, parts: Sequence[Part]) -> dict[str, Tensor]:
