@@ -170,7 +170,7 @@ class Learner:
             self.optimiser.step(finite, self.flat.value, self.flat.gradient, self._rate)
             if (normaliser := self.network.normaliser) is not None:
                 # After the step: the loss sees the observations as the actor of this version did, and both move to the next one together.
-                normaliser.move(batch.observation, batch.online, finite, self.team.sum)
+                normaliser.move(self.network.without_mask(batch.observation), batch.online, finite, self.team.sum)
             age = self._version - batch.version
             numbers = {**loss.numbers, **ages(age, batch, 1, self.team), "gradient_norm": norm[None]}
             self._add(list(numbers), torch.cat(list(numbers.values())))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.ops import checks
-from laser_rl.ops.distributions import Family
+from laser_rl.ops.distributions import FORBIDDEN, Family
 from laser_rl.types import Array, Inputs, UnrollLayout
 
 if TYPE_CHECKING:
@@ -91,12 +91,13 @@ def choose(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """From a policy's parameters [n, P]: actions as stored, the parameters that they were drawn from, the environment's actions.
 
-    A network that has diverged answers with NaN. Then the parameters are taken to be 0 (a uniform choice, a standard normal): what is
-    stored is what the action was drawn from, nothing non-finite reaches the replay, and the learner has time to roll back.
+    A network that has diverged answers with NaN. Then the parameters are taken to be 0 (a uniform choice, a standard normal) but for
+    actions that are forbidden: what is stored is what the action was drawn from, nothing non-finite reaches the replay, and the learner has
+    time to roll back.
     """
     behaviour = behaviour.float()
     broken = ~behaviour.isfinite().all(-1, keepdim=True)
-    behaviour = torch.where(broken, 0.0, behaviour)
+    behaviour = torch.where(broken & (behaviour != FORBIDDEN), 0.0, behaviour)
     action = family.mode(behaviour) if deterministic else family.sample(behaviour, generator)
     return action, behaviour, family.to_environment(action)
 

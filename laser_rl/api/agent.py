@@ -19,6 +19,7 @@ from laser_rl.api.agent_file import AgentFile, save_with_replay
 from laser_rl.api.arguments import callbacks_of, count_of, each_of, observed, require_state, watched, with_names
 from laser_rl.config import Config, override
 from laser_rl.envs.construct import stored_name
+from laser_rl.envs.masks import beside
 from laser_rl.envs.spaces import borders_of, unbatching
 from laser_rl.errors import ConfigError, shortened
 from laser_rl.evaluation.statistics import EvalResult
@@ -174,6 +175,7 @@ class LASER:
         reward: Any = 0.0,
         episode_start: Any = None,
         deterministic: bool = False,
+        action_mask: Any = None,
     ) -> tuple[Any, Memento]:
         """The action for one observation as the environment gives it, and what to hand in with the next one of the episode.
 
@@ -186,6 +188,7 @@ class LASER:
             reward: of the last step, or one for each of a batch; an agent with a memory looks at it.
             episode_start: whether an episode begins here, or [n] of a batch: those forget; None: if there is no state.
             deterministic: the likeliest action; the default here and in `evaluate` is a random one, as in training.
+            action_mask: `info["action_mask"]`, of an environment that gives it there; [n, ...] with a batch.
 
         >>> import numpy as np
         >>> with LASER("laser/Catch", seed=1) as agent:
@@ -197,6 +200,7 @@ class LASER:
         if self._border is None:
             self._border = (*borders_of(trained.spec), unbatching(trained.spec))
         sees, acts, split = self._border
+        observation = beside(trained.spec, observation, action_mask)
         batch = split(observation)
         items = [observation] if batch is None else batch
         if not items:

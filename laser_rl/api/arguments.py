@@ -114,9 +114,11 @@ def observed(sees: Callable[[Any], Any], observation: Any, spec: EnvironmentSpec
     try:
         # A list stands for an array; a Dict's or Tuple's parts are looked at by their space.
         seen = np.asarray(sees(np.asarray(observation) if isinstance(observation, list) else observation))
-        if seen.dtype.kind == "f" and not np.isfinite(seen).all():
+        fits = seen.shape == shape
+        numbers = spec.observation.numbers(seen).values() if fits else [seen]
+        if any(part.dtype.kind == "f" and not np.isfinite(part).all() for part in numbers):
             why = " with NaN or infinity in it"
-        elif seen.shape == shape and seen.dtype.kind in ("bui" if dtype == np.uint8 else "buif"):
+        elif fits and seen.dtype.kind in ("bui" if dtype == np.uint8 else "buif"):
             return seen.astype(dtype, copy=False)
     except mistakes as error:
         why = f" ({type(error).__name__}: {error})"

@@ -59,12 +59,16 @@ class CheckEnv(Order):
 def spec_facts(spec: EnvironmentSpec) -> dict[str, str]:
     seen, action = spec.observation, spec.action
     kind = "picture" if seen.is_image else "vector"
+    stored = f"{seen.dtype} {seen.shape}, a {kind}, scaled by {seen.scale:.4g}"
+    if seen.parts:
+        stored = "; ".join(f"{part.key}: {part.dtype} {part.shape}, scaled by {part.scale:.4g}" for part in seen.parts)
+    stored += f"; the last {seen.mask} numbers say which actions are legal" if seen.mask else ""
     chosen = f"one of {action.count} choices" if isinstance(action, DiscreteActions) else ""
     if isinstance(action, BoxActions):
         chosen = f"{len(action.low)} real numbers, from {list(action.low)} to {list(action.high)}"
     elif isinstance(action, MultiDiscreteActions):
         chosen = f"{len(action.counts)} choices at once, among {', '.join(map(str, action.counts))}"
-    facts = {"observation": f"{seen.dtype} {seen.shape}, a {kind}, scaled by {seen.scale:.4g}", "action": chosen}
+    facts = {"observation": stored, "action": chosen}
     return facts | ({"tasks": ", ".join(spec.tasks)} if spec.tasks else {})
 
 

@@ -17,8 +17,9 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from laser_rl.envs.masks import ADVICE, CHOICES, KEY, BadMask
 from laser_rl.envs.records import Array, ObservationSpec
-from laser_rl.envs.spaces import Convert, flat_scales, leaves_of, named, spec_of
+from laser_rl.envs.spaces import Convert, Joined, flat_scales, leaves_of, named, spec_of
 from laser_rl.errors import EnvironmentRefused
 
 LOGGER = logging.getLogger("laser_rl.envs")
@@ -42,26 +43,31 @@ class Bounds:
     """Compares stored observations with the bounds that their space declares, until one leaves them: then it warns, once."""
 
     def __init__(self, space: spaces.Space[Any], spec: ObservationSpec, convert: Convert, warn: Warn) -> None:
-        self._warn = warn
-        self._boxes = [(path, leaf) for path, leaf in leaves_of(space, "") if isinstance(leaf, spaces.Box)]
-        if isinstance(space, spaces.Box):  # pictures are turned, as their values are
-            ends = [convert(bound).astype(spec.dtype).reshape(-1) for bound in (space.low, space.high)]
+        self._warn, self._numbers = warn, spec.numbers
+        leaves = _looked_at(space, spec, "")
+        self._boxes = [(path, leaf) for path, leaf in leaves if isinstance(leaf, spaces.Box)]
+        self._ends: list[tuple[Any, Any]]  # of each part
+        if isinstance(convert, Joined):
+            self._ends = convert.ends()
+        elif isinstance(space, spaces.Box):  # pictures are turned, as their values are
+            low, high = (convert(bound).astype(spec.dtype).reshape(-1) for bound in (space.low, space.high))
+            self._ends = [(low, high)]
         else:
             flat: Any = spaces.flatten_space(space)
             # Scaled like the values, so that a value at its bound is never outside.
-            ends = [bound.astype(np.float32) * flat_scales(space, "") for bound in (flat.low, flat.high)]
-        self._low, self._high = ends
-        widest = (0, 255) if spec.dtype == "uint8" else (-np.inf, np.inf)
-        self.watching = bool(self._boxes and ((self._low > widest[0]) | (self._high < widest[1])).any())
-        self._lows, self._highs = self._low[:FEW].tolist(), self._high[:FEW].tolist()
+            low, high = (bound.astype(np.float32) * flat_scales(space, "") for bound in (flat.low, flat.high))
+            self._ends = [(low, high)]
+        self.watching = bool(self._boxes and any(map(_narrow, self._ends)))
+        self._lows, self._highs = (ends[:FEW].tolist() for ends in self._ends[0])
 
     def around(self, values: list[float]) -> bool:
         return all(map(operator.le, self._lows, values)) and all(map(operator.le, values, self._highs))
 
     def look(self, stored: NDArray[Any], observations: Sequence[Any], where: Callable[[], str]) -> None:
         """At the observations of one or several slots: `stored`, one a row, and as the environment gave them."""
-        flat = stored.reshape(len(observations), -1)
-        for index in np.flatnonzero(((flat < self._low) | (flat > self._high)).any(1)).tolist():
+        parts = self._numbers(stored.reshape(len(observations), -1)).values()
+        outside = [((part < low) | (part > high)).any(1) for part, (low, high) in zip(parts, self._ends, strict=True)]
+        for index in np.flatnonzero(np.any(outside, 0)).tolist():
             for path, box in self._boxes:
                 value = functools.reduce(operator.getitem, path, observations[index])
                 for at in np.argwhere((value < box.low) | (value > box.high)):
@@ -73,6 +79,19 @@ class Bounds:
                         "widen observation_space or clip the value (this is said once)",
                     )
         return None
+
+
+def _looked_at(
+    space: spaces.Space[Any], spec: ObservationSpec, name: str
+) -> list[tuple[tuple[Any, ...], spaces.Space[Any]]]:
+    """The parts of a space, without the mask of actions, which has a check of its own."""
+    return [(path, leaf) for path, leaf in leaves_of(space, name) if not spec.mask or path[0] != KEY]
+
+
+def _narrow(ends: tuple[NDArray[Any], NDArray[Any]]) -> bool:
+    """Whether a stored value can be outside of these."""
+    least, most = (0, 255) if ends[0].dtype == np.uint8 else (-np.inf, np.inf)
+    return bool(((ends[0] > least) | (ends[1] < most)).any())
 
 
 FULL_ROWS = 100
@@ -96,17 +115,19 @@ class Border:
         self.spec, (self._convert, self.to_action) = spec_of(self._space, self._action_space, name)
         seen = self.spec.observation
         self._is_box = isinstance(self._space, spaces.Box)
-        self._leaves = list(leaves_of(self._space, name))
+        self._masked, self._chooses = seen.mask > 0, isinstance(self._action_space, CHOICES)
+        self._leaves = _looked_at(self._space, seen, name)
         self._shape, self._dtype = self._space.shape, self._space.dtype
         fits = {np.dtype(np.float32), np.dtype(np.uint8), np.dtype(bool)}
         self._may_overflow = not (self._is_box and self._dtype in fits)
-        self._floats = seen.dtype == "float32"
         self._bounds = Bounds(self._space, seen, self._convert, warn)
         self._full_left, self._episode, self._step = FULL_ROWS, -1, 0
         self.bind(np.zeros(seen.shape, seen.dtype))
 
     def bind(self, out: Array) -> None:
-        self._out, self._flat = out, out.reshape(-1)
+        seen, self._out, self._flat = self.spec.observation, out, out.reshape(-1)
+        self._floats = [part for part in seen.numbers(self._flat).values() if part.dtype == np.float32]
+        self._few = self._flat.size <= FEW and not seen.parts
 
     def starting(self, episode: int) -> None:
         self._episode, self._step = episode, 0
@@ -138,12 +159,12 @@ class Border:
         if self._full_left > 0 and env.action_space != self._action_space:
             advice = "keep one space and ignore illegal actions"
             self._refuse(f"the action_space to stay {self._action_space}", str(env.action_space), advice)
-        self._store(observation)
+        self._store(observation, last=bool(terminated or truncated))
         if not -LARGEST <= reward <= LARGEST:  # false for NaN too
             raise BadValue("reward", reward)
         return float(reward), bool(terminated), bool(truncated), info
 
-    def _store(self, observation: Any) -> None:
+    def _store(self, observation: Any, *, last: bool = False) -> None:
         if self._full_left > 0:
             self._full_left -= 1
             self._check_fully(observation)
@@ -152,24 +173,32 @@ class Border:
         ):
             self._check_fully(observation)
         if self._may_overflow:
-            try:
-                with np.errstate(over="ignore"):  # float64 beyond float32 becomes Inf, which is seen afterwards
-                    self._out[...] = self._convert(observation)
-            except (KeyError, IndexError, TypeError, ValueError, AttributeError):
-                self._check_fully(observation)
-                raise
+            self._convert_carefully(observation, last=last)
         else:
             self._out[...] = self._convert(observation)
         flat, watching = self._flat, self._bounds.watching
-        if flat.size <= FEW:  # in Python: a call of NumPy takes longer
+        if self._few:  # in Python: a call of NumPy takes longer
             values = flat.tolist()
             if self._floats and not all(map(math.isfinite, values)):
                 raise BadValue("observation", _first_bad(flat))
             watching = watching and not self._bounds.around(values)
-        elif self._floats and not np.isfinite(flat).all():
-            raise BadValue("observation", _first_bad(flat))
+        else:
+            for part in self._floats:
+                if not np.isfinite(part).all():
+                    raise BadValue("observation", _first_bad(part))
         if watching:
             self._bounds.look(flat, [observation], self.where)
+
+    def _convert_carefully(self, observation: Any, *, last: bool) -> None:
+        try:
+            with np.errstate(over="ignore"):  # float64 beyond float32 becomes Inf, which is seen afterwards
+                self._out[...] = self._convert(observation, last=last) if self._masked else self._convert(observation)
+        except BadMask as bad:
+            expected, got = bad.args
+            self._refuse(expected, got, ADVICE)
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+            self._check_fully(observation)
+            raise
 
     def _check_fully(self, observation: Any) -> None:
         for path, space in self._leaves:
@@ -206,6 +235,8 @@ class Border:
     def _check_info(self, info: Any) -> None:
         if type(info) is not dict and not isinstance(info, Mapping):
             self._refuse("info to be a dict", _describe(info), "return {} if there is nothing to say")
+        if info and self._chooses and not self._masked and KEY in info:
+            self._refuse(f"info['{KEY}'] from the first reset on, or never", "one later", ADVICE)
 
     def _refuse(self, expected: str, got: str, advice: str) -> NoReturn:
         raise EnvironmentRefused(f"{self.where()}: expected {expected}, got {got}; {advice}")

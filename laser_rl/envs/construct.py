@@ -175,14 +175,14 @@ class BorrowedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env: Env) -> None:
         super().__init__(env)
-        self._turn = Turn(env)
+        self.turn = Turn(env)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        self._turn.take()
+        self.turn.take()
         return self.env.reset(seed=seed, options=options)
 
     def step(self, action: Any) -> Any:
-        if self._turn.lost:
+        if self.turn.lost:
             raise StreamBroken
         return self.env.step(action)
 

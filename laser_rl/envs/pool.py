@@ -23,7 +23,7 @@ from safetensors.numpy import save
 from laser_rl.envs import worker as protocol
 from laser_rl.envs.border import LOGGER, Env, warn_once
 from laser_rl.envs.records import ActionHistory, Array, EnvironmentSpec, Ints, Rows, read_spec
-from laser_rl.envs.slot import RESTARTS, TIMEOUTS, OnBadValue, SlotEnvironments
+from laser_rl.envs.slot import CONSTRUCTING, RESTARTS, TIMEOUTS, OnBadValue, SlotEnvironments
 from laser_rl.errors import EnvironmentEnded, EnvironmentRefused
 
 GLANCE_S = 0.1  # how often a waiting pool looks after its workers
@@ -198,7 +198,7 @@ class PoolEnvironments(SlotEnvironments):
         if worker.fate() is not None:
             self._lose(worker, "ended")
         elif worker.command is not None or not worker.ready:
-            limit = self._limits.of(int(activity[protocol.PHASE]), ready=worker.ready)
+            limit = self._limits.of(int(activity[protocol.PHASE]))
             if worker.stalled_for(activity) > limit:
                 self._counts[worker.slots.start, TIMEOUTS] += 1
                 self._lose(worker, f"exceeded its limit of {limit:g} s")
@@ -209,6 +209,7 @@ class PoolEnvironments(SlotEnvironments):
             return
         members = [(slot, int(self._episode[slot]), bool(self._open[slot])) for slot in worker.slots]
         start = json.dumps({**self._start, "index": worker.index, "members": members}).encode()
+        self.activity[worker.index][protocol.PHASE] = CONSTRUCTING  # not what its predecessor died of
         try:
             worker.start(self._starter, self._memory, (start, self._constructor))
         except OSError as error:  # no memory or no process is free just now

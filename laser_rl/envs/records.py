@@ -24,20 +24,52 @@ ALIGNMENT = 64  # bytes; a cache line, so that two workers never write to the sa
 
 
 @dataclass(frozen=True)
+class Part:
+    """A picture of a Dict or Tuple, or the vector of all else in it, where the observation is stored as bytes."""
+
+    key: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    scale: float = 1.0
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
 class ObservationSpec:
     """One observation as it is stored: uint8 [C, H, W] for pictures, float32 of any shape otherwise.
 
-    A picture may carry an instruction: then its last row holds no pixels but the numbers of `words` words (`envs.spaces`).
+    A picture may carry an instruction: then its last row holds no pixels but the numbers of `words` words (`envs.spaces`). With `parts`
+    it is a vector of bytes, those of one part behind those of the other. The last `mask` numbers of a vector say which actions are legal
+    (`envs.masks`).
     """
 
     shape: tuple[int, ...]
     dtype: str = "float32"
     scale: float = 1.0  # what a network multiplies it by
     words: int = 0
+    parts: tuple[Part, ...] = ()
+    mask: int = 0
 
     @property
     def is_image(self) -> bool:
         return len(self.shape) == 3  # noqa: PLR2004
+
+    @property
+    def pictures(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of all pictures in it."""
+        shapes = [part.shape for part in self.parts] or [self.shape]
+        return tuple(shape for shape in shapes if len(shape) == 3)  # noqa: PLR2004
+
+    def numbers(self, stored: Array) -> dict[str, Array]:
+        """The parts of stored observations [..., n] by their keys, as views and without the mask; "" where there are no parts."""
+        found, at = dict[str, Array](), 0
+        for part in self.parts:
+            found[part.key] = stored[..., at : at + part.nbytes].view(part.dtype)
+            at += part.nbytes
+        return found or {"": stored[..., : stored.shape[-1] - self.mask]}
 
 
 @dataclass(frozen=True)
@@ -100,7 +132,9 @@ def read_spec(message: bytes) -> EnvironmentSpec:
     kinds = {kind.__name__: kind for kind in (DiscreteActions, MultiDiscreteActions, BoxActions)}
     for name in ("observation", "action"):  # JSON has no tuples
         parts[name] = {key: tuple(value) if isinstance(value, list) else value for key, value in parts[name].items()}
-    observation, action = ObservationSpec(**parts["observation"]), kinds[parts["kind"]](**parts["action"])
+    each = [Part(**{**part, "shape": tuple(part["shape"])}) for part in parts["observation"].pop("parts", ())]
+    observation = ObservationSpec(**parts["observation"], parts=tuple(each))
+    action = kinds[parts["kind"]](**parts["action"])
     return EnvironmentSpec(parts["name"], observation, action, tuple(parts["tasks"]), parts.get("spaces"))
 
 

@@ -16,8 +16,9 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
+from laser_rl.envs import masks
 from laser_rl.envs.border import BadValue, Border, Env, Warn, warn_once
-from laser_rl.envs.construct import StreamBroken, packages_of
+from laser_rl.envs.construct import BorrowedEnv, StreamBroken, packages_of
 from laser_rl.envs.records import (
     ActionHistory,
     Array,
@@ -85,8 +86,11 @@ class Slot:
         self._counts, self._on_bad_value, self._watch = counts, on_bad_value, watch
         self._episode, self._broken, self._warn = episode, broken, warn
         self._env: Any = None  # an Env, unless the last one has failed
+        self._made: Any = None  # the same, as it was constructed
         self._failures, self._open, self._digest, self._lives = 0, False, 0, 0
         self._fresh, self._lost_life = True, False
+        self._begun: tuple[int, Any] | None = None  # the seed and the result of a reset that is still to become a row
+        self._mask_in_info: bool | None = None  # not known before the first reset
         self._border = self._patiently(self._construct)
         self.spec = self._border.spec
 
@@ -141,7 +145,7 @@ class Slot:
 
     def close(self) -> None:
         """Close the environment; the next row comes from another copy."""
-        env, self._env = self._env, None
+        env, self._env, self._made, self._begun = self._env, None, None, None
         self._open = False
         if env is not None:
             try:
@@ -170,8 +174,25 @@ class Slot:
                 "subclass gymnasium.Env, or hand in a function that returns one (a VectorEnv is handed in itself; multi-agent "
                 "environments are not supported)"
             )
-        self._env = made
-        return Border(made, self._name, self._slot, self._warn)
+        if self._mask_in_info is None:
+            self._look_for_mask(made)
+        self._made, self._env = made, masks.MaskInObservation(made) if self._mask_in_info else made
+        return Border(self._env, self._name, self._slot, self._warn)
+
+    def _look_for_mask(self, env: Env) -> None:
+        """Reset an environment that may have a mask of actions in its info: its spec depends on that. The first row is of this reset."""
+        self._mask_in_info = False
+        if masks.may_be_in_info(env.observation_space, env.action_space):
+            seed = self._seed_of(self._episode + 1)
+            self._watch(RESETTING, self._slot)
+            try:
+                result = env.reset(seed=seed)
+            except Exception:  # the first row meets it again, where it is handled
+                return
+            finally:
+                self._watch(CONSTRUCTING, self._slot)
+            self._mask_in_info = masks.in_info(result)
+            self._begun = seed, masks.merged(result) if self._mask_in_info else result
 
     def _begin(self) -> None:
         self._open = False
@@ -188,11 +209,13 @@ class Slot:
             self._border.bind(self._out)
         # A new number for each attempt: a seed that raises would raise again.
         self._episode += 1
-        block, place = divmod(self._episode, SEEDS_AT_ONCE)
-        seed = _seeds(self._seed, self._slot, block)[place]
+        seed = self._seed_of(self._episode)
         self._border.starting(self._episode)
-        self._watch(RESETTING, self._slot)
-        info = self._border.after_reset(self._env.reset(seed=seed))
+        begun, self._begun = self._begun, None
+        if begun is None or begun[0] != seed or (isinstance(self._made, BorrowedEnv) and self._made.turn.lost):
+            self._watch(RESETTING, self._slot)
+            begun = seed, self._env.reset(seed=seed)
+        info = self._border.after_reset(begun[1])
         row, index = self._row, self._index
         row.episode[index], row.seed[index] = self._episode, seed
         row.is_first[index], row.restarted[index] = True, self._broken
@@ -202,6 +225,10 @@ class Slot:
         self._digests[index] = self._digest
         self._lives = self._border.lives(info, 0) if info else 0
         self._open, self._broken, self._fresh, self._lost_life = True, False, True, False
+
+    def _seed_of(self, episode: int) -> int:
+        block, place = divmod(episode, SEEDS_AT_ONCE)
+        return _seeds(self._seed, self._slot, block)[place]
 
     def _transition(self, action: Any) -> None:
         self._watch(STEPPING, self._slot)

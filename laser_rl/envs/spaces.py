@@ -1,7 +1,8 @@
 """Conversion of Gymnasium's spaces and of their values: specs, observations, actions, and pictures with an instruction in a last row.
 
 A picture is stored as [C, H, W], uint8 or float32; everything else as a flat float32 vector, by Gymnasium's own rules of flattening. Bytes
-inside a Dict or Tuple are divided by their upper bound, so that they are of the same magnitude as the other parts.
+inside a Dict or Tuple are divided by their upper bound, so that they are of the same magnitude as the other parts. A Dict or Tuple with a
+picture in it is stored as one vector of bytes, those of its pictures and then those of all else as a float32 vector (`Joined`).
 
 An instruction in words (DMLab's INSTR) is written into the picture that it belongs to: one more row of pixels holds the numbers of its
 words. So an observation stays one array of bytes: the replay compresses it, a worker process shares it, and no observation can lose its
@@ -9,7 +10,9 @@ words. The row at the bottom, taken as channels · width bytes channel by channe
 lower one first. 0 is no word; any other number stands for a word, and for whichever other words have the same hash.
 """
 
+import functools
 import math
+import operator
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +23,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from laser_rl.envs import masks
 from laser_rl.envs.records import (
     ActionSpec,
     Array,
@@ -28,12 +32,14 @@ from laser_rl.envs.records import (
     EnvironmentSpec,
     MultiDiscreteActions,
     ObservationSpec,
+    Part,
 )
 from laser_rl.errors import ConfigError, EnvironmentRefused
 
 Space = spaces.Space[Any]
-Convert = Callable[[Any], Any]
+Convert = Callable[..., Any]
 PICTURE_DIMENSIONS = 3
+SMALLEST_SIDE = 3  # of a picture inside a Dict; what is smaller is flattened
 SIZED = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 WORDS = 16  # of an instruction that are kept; the rest is dropped
 VOCABULARY = 1000  # how many numbers words can have, including 0 for no word
@@ -103,8 +109,8 @@ def flat_scales(space: Space, name: str) -> NDArray[np.float32]:
     return np.concatenate([np.empty(0, np.float32), *parts])
 
 
-def observation_border(space: Space, name: str) -> tuple[ObservationSpec, Convert]:
-    """How observations of `space` are stored."""
+def observation_border(space: Space, name: str, action: ActionSpec | None = None) -> tuple[ObservationSpec, Convert]:
+    """How observations of `space` are stored; `action` says how many numbers a mask in it has to have."""
     if isinstance(space, PictureWithInstruction):
         # Its channels are first, whatever its width.
         return ObservationSpec(space.shape, "uint8", _scale(space), WORDS), _as_it_is
@@ -112,6 +118,9 @@ def observation_border(space: Space, name: str) -> tuple[ObservationSpec, Conver
     _refuse_empty(scales.size, space, name, "observation_space")
     if isinstance(space, spaces.Box):
         return _box_observation(space)
+    if masks.in_space(space) or any(_is_picture(leaf) for _, leaf in leaves_of(space, name)):
+        joined = Joined(space, name, action)
+        return joined.spec, joined
     if (scales == 1).all():
         return ObservationSpec(scales.shape), lambda value: spaces.flatten(space, value)
     return ObservationSpec(scales.shape), lambda value: cast("NDArray[Any]", spaces.flatten(space, value)) * scales
@@ -139,6 +148,96 @@ def _box_observation(space: spaces.Box) -> tuple[ObservationSpec, Convert]:
         return ObservationSpec(shape, dtype, scale), _as_it_is
     channels_first = (shape[2], shape[0], shape[1])
     return ObservationSpec(channels_first, dtype, scale), lambda value: value.transpose(2, 0, 1)
+
+
+def _is_picture(leaf: Space) -> bool:
+    if not isinstance(leaf, spaces.Box):
+        return False
+    seen = _box_observation(leaf)[0]
+    return seen.is_image and min(seen.shape[1:]) >= SMALLEST_SIDE
+
+
+class Joined:
+    """Conversion of a Dict or Tuple with pictures, or with a mask of actions, into one array; bytes if there is a picture."""
+
+    def __init__(self, space: Space, name: str, action: ActionSpec | None) -> None:
+        masked, leaves = masks.in_space(space), list(leaves_of(space, name))
+        if masked:
+            size = sum(math.prod(leaf.shape or ()) for path, leaf in leaves if path[0] == masks.KEY)
+            leaves = [(path, leaf) for path, leaf in leaves if path[0] != masks.KEY]
+            self._choices = (size,) if action is None else masks.choices_of(action)
+            _refuse_mask(size, sum(self._choices), bool(leaves), name)
+        self._masked = masked
+        boxes = [(path, leaf) for path, leaf in leaves if isinstance(leaf, spaces.Box) and _is_picture(leaf)]
+        self._pictures = [(path, leaf, *_box_observation(leaf)) for path, leaf in boxes]
+        self._rest = [(path, leaf, leaf_scale(leaf)) for path, leaf in leaves if not _is_picture(leaf)]
+        self.spec = self._spec(sum(self._choices) if masked else 0)
+
+    def _spec(self, mask: int) -> ObservationSpec:
+        numbers, parts = sum(spaces.flatdim(leaf) for _, leaf, _ in self._rest), list[Part]()
+        if not self._pictures:
+            return ObservationSpec((numbers + mask,), mask=mask)
+        for path, _, seen, _ in self._pictures:
+            parts.append(Part(_unused("/".join(map(str, path)), parts), seen.shape, seen.dtype, seen.scale))
+        parts += [Part(_unused("rest", parts), (numbers,))] if numbers else []
+        return ObservationSpec((sum(part.nbytes for part in parts) + mask,), "uint8", parts=tuple(parts), mask=mask)
+
+    def __call__(self, value: Any, *, last: bool = False) -> Array:
+        """One array of an observation; `last` if it is its episode's last, see `masks.read_mask`."""
+        found: list[Array] = []
+        for path, _, seen, sees in self._pictures:
+            picture = sees(functools.reduce(operator.getitem, path, value))
+            if picture.shape != seen.shape:
+                raise ValueError(f"expected a picture of {seen.shape}, got {picture.shape}")
+            found.append(np.ascontiguousarray(picture.astype(seen.dtype, casting="same_kind")).reshape(-1))
+        numbers: list[Array] = []
+        for path, leaf, scale in self._rest:
+            flat = cast("NDArray[Any]", spaces.flatten(leaf, functools.reduce(operator.getitem, path, value)))
+            numbers.append((flat if scale == 1 else flat * scale).astype(np.float32))
+        if numbers:
+            found.append(np.concatenate(numbers))
+        if self._masked:
+            mask = masks.read_mask(value.get(masks.KEY), self._choices, last=last)
+            found.append(mask if self.spec.parts else mask.astype(np.float32))
+        return np.concatenate([one.view(np.uint8) for one in found] if self.spec.parts else found)
+
+    def ends(self) -> list[tuple[Array, Array]]:
+        """The smallest and largest values of each part, as it is stored."""
+        found: list[tuple[Array, Array]] = []
+        for _, leaf, seen, sees in self._pictures:
+            low, high = (sees(end).astype(seen.dtype).reshape(-1) for end in (leaf.low, leaf.high))
+            found.append((low, high))
+        flat: list[tuple[Any, float]] = [(spaces.flatten_space(leaf), scale) for _, leaf, scale in self._rest]
+        if flat:
+            lows, highs = (
+                [(getattr(one, end) * scale).astype(np.float32) for one, scale in flat] for end in ("low", "high")
+            )
+            found.append((np.concatenate(lows), np.concatenate(highs)))
+        return found
+
+
+def _unused(key: str, parts: list[Part]) -> str:
+    """A key that no part has yet: labels with strokes in them look like paths."""
+    while key in {part.key for part in parts}:
+        key += "_"
+    return key
+
+
+def _refuse_mask(size: int, wanted: int, others: bool, name: str) -> None:
+    if not wanted:
+        raise EnvironmentRefused(
+            f"{name}: expected an action_mask only with Discrete, MultiDiscrete or MultiBinary actions, got one with a Box; "
+            "give the key another name, or drop it in a wrapper"
+        )
+    if size != wanted:
+        raise EnvironmentRefused(
+            f"{name}: expected observation_space['action_mask'] to hold {wanted} numbers, one for each action of each choice, "
+            f"got {size}; use spaces.MultiBinary({wanted})"
+        )
+    if not others:
+        raise EnvironmentRefused(
+            f"{name}: expected something to see beside the action_mask, got a Dict without another key; add one"
+        )
 
 
 def action_border(space: Space, name: str) -> tuple[ActionSpec, Convert]:
@@ -207,7 +306,8 @@ class Borders(NamedTuple):
 
 def spec_of(observation: Space, action: Space, name: str) -> tuple[EnvironmentSpec, Borders]:
     """An environment's spec, which has both spaces as JSON, and its conversions."""
-    (seen, sees), (chosen, acts) = observation_border(observation, name), action_border(action, name)
+    chosen, acts = action_border(action, name)
+    seen, sees = observation_border(observation, name, chosen)
     kept = {"observation": _describe(observation), "action": _describe(action)}
     return EnvironmentSpec(name, seen, chosen, spaces=kept), Borders(sees, acts)
 
@@ -218,7 +318,7 @@ def borders_of(spec: EnvironmentSpec) -> Borders:
     sees, acts = kept.get("observation"), kept.get("action")
     as_it_is: Convert = int if isinstance(spec.action, DiscreteActions) else np.asarray
     return Borders(
-        np.asarray if sees is None else observation_border(_space(sees), spec.name)[1],
+        np.asarray if sees is None else observation_border(_space(sees), spec.name, spec.action)[1],
         as_it_is if acts is None else action_border(_space(acts), spec.name)[1],
     )
 

@@ -83,10 +83,9 @@ class ProcessLimits:
     reset_s: float = 60.0
     constructor_s: float = 120.0
 
-    def of(self, phase: int, *, ready: bool) -> float:
-        if not ready or phase == CONSTRUCTING:
-            return self.constructor_s
-        return {RESETTING: self.reset_s, PAUSING: self.step_s + LONGEST_PAUSE_S}.get(phase, self.step_s)
+    def of(self, phase: int) -> float:
+        others = {RESETTING: self.reset_s, PAUSING: self.step_s + LONGEST_PAUSE_S, CONSTRUCTING: self.constructor_s}
+        return others.get(phase, self.step_s)
 
 
 def start_python(

@@ -1,18 +1,28 @@
 """The whole network: torso, memory, heads; and one architecture with several sets of parameters as one computation."""
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from laser_rl.envs.records import Part
 from laser_rl.networks.heads import PixelControlHead, PopArtHead
 from laser_rl.networks.recurrent import Memory, NoMemory
-from laser_rl.networks.torso import MLP, ImpalaDeep, Instruction, LastStep, ObservationNormaliser, orthogonal
+from laser_rl.networks.torso import (
+    MLP,
+    PICTURE,
+    ImpalaDeep,
+    Instruction,
+    LastStep,
+    ObservationNormaliser,
+    orthogonal,
+    split_parts,
+)
+from laser_rl.ops.distributions import FORBIDDEN
 from laser_rl.types import Inputs
 
-PICTURE = 4  # dimensions of [N, C, H, W]
 Parameters = Mapping[str, Tensor]  # by the network's own names, each with a leading K
 Forward = Callable[[Parameters, Tensor], "Output"]  # observation [T, K · B, ...]
 
@@ -30,8 +40,11 @@ class AgentNetwork(nn.Module):
     """Rows [T, B, ...] in, policy parameters and values out.
 
     `torso` maps [N, ...], the observation as float times `scale`, to [N, features]; the value shares it unless it has a `value_torso`.
-    `normaliser` stands before both. `instruction` reads the last row of a picture, which the torso then does not see. With `popart_tasks`
-    values are in each task's own units. With `bf16` the torso runs in bfloat16; heads and everything after them stay in float32.
+    `normaliser` stands before both. `instruction` reads the last row of a picture, which the torso then does not see. Of an observation
+    with `parts`, stored as bytes, the torso gets a dict of tensors by their keys. The last `mask` numbers of an observation are for the
+    policy alone: illegal actions get a logit that gives them no probability, so what is stored, its ratios, KL and entropy are those of the
+    legal ones. With `popart_tasks` values are in each task's own units. With `bf16` the torso runs in bfloat16; heads and everything after
+    them stay in float32.
     """
 
     def __init__(
@@ -47,6 +60,8 @@ class AgentNetwork(nn.Module):
         popart_tasks: int = 0,
         pixel_control: PixelControlHead | None = None,
         scale: float = 1.0,
+        parts: Sequence[Part] = (),
+        mask: int = 0,
         bf16: bool = False,
     ) -> None:
         super().__init__()
@@ -54,7 +69,7 @@ class AgentNetwork(nn.Module):
         self.torso, self.value_torso, self.normaliser = torso, value_torso, normaliser
         self.memory: Memory = memory or NoMemory(features)
         self.last, self.instruction, self.pixel_control = last, instruction, pixel_control
-        self.scale, self.bf16 = scale, bf16
+        self.scale, self.parts, self.mask, self.bf16 = scale, tuple(parts), mask, bf16
         # A policy that starts near uniform, as small weights make it, explores before it has reasons not to.
         self.policy_head = orthogonal(nn.Linear(self.memory.features, parameter_size), gain=0.01)
         width = self.memory.features if value_torso is None else int(value_torso.features)  # type: ignore[arg-type]
@@ -76,7 +91,7 @@ class AgentNetwork(nn.Module):
         rows = inputs.observation.shape[:2]
         # Batches lie unroll by unroll; torsos do not care for the order of rows, and pictures are too large to be put into another.
         turned = inputs.observation.ndim > PICTURE and inputs.observation.stride(0) < inputs.observation.stride(1)
-        flat = (inputs.observation.transpose(0, 1) if turned else inputs.observation).flatten(0, 1)
+        flat = self.without_mask(inputs.observation.transpose(0, 1) if turned else inputs.observation).flatten(0, 1)
 
         def by_row(features: Tensor) -> Tensor:
             return features.view(rows[1], rows[0], -1).transpose(0, 1) if turned else features.view(*rows, -1)
@@ -91,9 +106,20 @@ class AgentNetwork(nn.Module):
         pixel_q = self.pixel_control(features) if auxiliary and self.pixel_control is not None else None
         value = self.value_head(valued)
         value = value if self.popart is not None else value.squeeze(-1)
-        return Output(self.policy_head(features), value, valued, pixel_q), states
+        return Output(self.masked(self.policy_head(features), inputs.observation), value, valued, pixel_q), states
 
-    def _prepare(self, flat: Tensor) -> Tensor:
+    def without_mask(self, observation: Tensor) -> Tensor:
+        return observation[..., : -self.mask] if self.mask else observation
+
+    def masked(self, policy: Tensor, observation: Tensor) -> Tensor:
+        """Logits [T, B, P] of legal actions, and `FORBIDDEN` for the others; a legal one stays far above, whatever the network says."""
+        if not self.mask:
+            return policy
+        return torch.where(observation[..., -self.mask :] != 0, policy.clamp(min=FORBIDDEN / 2), FORBIDDEN)
+
+    def _prepare(self, flat: Tensor) -> Tensor | dict[str, Tensor]:
+        if self.parts:
+            return split_parts(flat, self.parts)
         if self._by_bytes(flat):
             return flat
         if self.normaliser is not None:
@@ -105,12 +131,13 @@ class AgentNetwork(nn.Module):
             flat = flat * self.scale
         return flat.contiguous(memory_format=torch.channels_last) if flat.ndim == PICTURE else flat
 
-    def _features(self, torso: Callable[[Tensor], Tensor], flat: Tensor) -> Tensor:
-        cast = torch.autocast(flat.device.type, torch.bfloat16) if self.bf16 else contextlib.nullcontext()
-        with cast:
-            if flat.dtype == torch.uint8 and isinstance(torso, ImpalaDeep):
-                return torso.from_bytes(flat, self.scale).float()
-            return torso(flat).float()
+    def _features(self, torso: nn.Module, seen: Tensor | dict[str, Tensor]) -> Tensor:
+        device = self.policy_head.weight.device.type
+        with torch.autocast(device, torch.bfloat16) if self.bf16 else contextlib.nullcontext():
+            if isinstance(torso, ImpalaDeep) and isinstance(seen, Tensor) and seen.dtype == torch.uint8:
+                return torso.from_bytes(seen, self.scale).float()
+            features: Tensor = torso(seen)
+            return features.float()
 
     def _by_bytes(self, flat: Tensor) -> bool:
         """Whether all torsos take the stored bytes as they are: our own kernels scale them on the way."""
@@ -134,7 +161,7 @@ def side_by_side(network: AgentNetwork, members: int) -> Forward:
 
     def forward(parameters: Parameters, observation: Tensor) -> Output:
         rows, columns = observation.shape[:2]
-        seen = torch.unflatten(observation, 1, (members, -1)).transpose(0, 1)
+        seen = torch.unflatten(network.without_mask(observation), 1, (members, -1)).transpose(0, 1)
         flat = seen.reshape(members, rows * columns // members, -1).float()
         if network.scale != 1.0:
             flat = flat * network.scale
@@ -144,7 +171,7 @@ def side_by_side(network: AgentNetwork, members: int) -> Forward:
         policy, value = (
             head.view(members, rows, columns // members, -1).transpose(0, 1).flatten(1, 2) for head in heads
         )
-        return Output(policy, value.squeeze(-1))
+        return Output(network.masked(policy, observation), value.squeeze(-1))
 
     return forward
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,12 +13,22 @@ from laser_rl.errors import ConfigError
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.networks.heads import PixelControlHead
 from laser_rl.networks.recurrent import build_memory
-from laser_rl.networks.torso import CNN, MLP, ImpalaDeep, Instruction, LastStep, ObservationNormaliser, Tiles
+from laser_rl.networks.torso import (
+    CNN,
+    MLP,
+    ImpalaDeep,
+    Instruction,
+    LastStep,
+    ObservationNormaliser,
+    PartTorsos,
+    Tiles,
+)
 from laser_rl.ops.distributions import Categorical, Family, MultiCategorical
 from laser_rl.ops.gaussian import DiagonalGaussian
 
-# A user's torso: a module, or a function of the observation's shape (stack included) that makes one.
-TorsoSource = nn.Module | Callable[[tuple[int, ...]], nn.Module]
+Shapes = dict[str, tuple[int, ...]]  # of the parts of an observation
+# A user's torso: a module, or a function of the observation's shape (stack included; a dict of parts has one of shapes) that makes one.
+TorsoSource = nn.Module | Callable[[Any], nn.Module]
 SMALL_PICTURE = 32
 
 
@@ -30,9 +41,15 @@ def family_of(action: ActionSpec) -> Family:
 
 
 def stacked_shape(observation: ObservationSpec, stack: int) -> tuple[int, ...]:
-    """What the network sees of an observation: pictures are stacked along their channels."""
+    """What the network sees of an observation: pictures are stacked along their channels. A mask is not counted."""
     if stack == 1:
-        return observation.shape
+        return (*observation.shape[:-1], observation.shape[-1] - observation.mask)
+    if observation.parts:
+        raise ConfigError(
+            f"frame_stack is {stack}, but only a picture alone is stacked, and these observations have the parts "
+            f"{', '.join(part.key for part in observation.parts)}{' and a mask' if observation.mask else ''}; set it to 1, and stack in "
+            "the environment if you need to (gymnasium.wrappers.FrameStackObservation)"
+        )
     if not observation.is_image:
         raise ConfigError(f"frame_stack is {stack}, but observations {observation.shape} are no pictures; set it to 1")
     return (stack * observation.shape[0], *observation.shape[1:])
@@ -61,6 +78,14 @@ def build_torso(config: NetworkConfig, shape: tuple[int, ...]) -> nn.Module:
     return Tiles(shape, config.channels, config.hidden[-1])
 
 
+def _part_torso(config: NetworkConfig, shape: tuple[int, ...]) -> nn.Module:
+    """Vectors get an MLP, small pictures a CNN, large ones what the configuration names: a Dict may hold all three."""
+    if len(shape) == 1:
+        return MLP(shape, config.hidden)
+    small = max(shape[1:]) <= SMALL_PICTURE or min(shape[1:]) < Tiles.TILE
+    return build_torso(config.model_copy(update={"torso": "cnn"}) if small and config.torso != "mlp" else config, shape)
+
+
 def build_network(
     spec: EnvironmentSpec,
     config: NetworkConfig,
@@ -74,17 +99,22 @@ def build_network(
     if config.separate_value and config.memory != "none":
         raise ConfigError("a value with a torso of its own would see nothing of the memory; leave one of the two out")
     shape = stacked_shape(spec.observation, stack)
-    if config.normalise_observation and spec.observation.is_image:
+    if config.normalise_observation and spec.observation.pictures:
         raise ConfigError(
-            f"network.normalise_observation is for vectors, observations of {spec.name} are pictures {shape}; leave it out"
+            f"network.normalise_observation is for vectors, observations of {spec.name} have pictures; leave it out"
         )
-    words, instruction = spec.observation.words, None
+    words, instruction, parts = spec.observation.words, None, spec.observation.parts
     if words:
         shape = (shape[0], shape[1] - 1, shape[2])
         instruction = Instruction(words, spec.observation.shape[0])
 
     def make() -> nn.Module:
-        return build_torso(config, shape) if torso is None else users_torso(torso, shape)
+        if not parts:
+            return build_torso(config, shape) if torso is None else users_torso(torso, shape)
+        shapes = {part.key: part.shape for part in parts}
+        if torso is not None:
+            return users_torso(torso, shapes)
+        return PartTorsos({key: _part_torso(config, own) for key, own in shapes.items()}, config.hidden[-1])
 
     own, last = make(), LastStep(spec.action, blind=not config.last_step)
     features = int(own.features) + (instruction.features if instruction else 0)  # type: ignore[arg-type]
@@ -100,6 +130,8 @@ def build_network(
         popart_tasks=max(1, len(spec.tasks)) if popart else 0,
         pixel_control=_pixel_control(spec, memory.features, pixel_control_cell) if pixel_control_cell else None,
         scale=spec.observation.scale,
+        parts=parts,
+        mask=spec.observation.mask,
         bf16=config.precision == "bf16",
     )
 
@@ -117,20 +149,23 @@ def _pixel_control(spec: EnvironmentSpec, features: int, cell: int) -> PixelCont
     return PixelControlHead(features, spec.action.count, picture, cell)
 
 
-def users_torso(source: TorsoSource, shape: tuple[int, ...]) -> nn.Module:
+def users_torso(source: TorsoSource, shape: tuple[int, ...] | Shapes) -> nn.Module:
     """A user's module, tried once on two observations: it must answer with one vector of features each."""
     module = source if isinstance(source, nn.Module) else source(shape)
     if not isinstance(module, nn.Module):
         raise ConfigError(f"net returned {type(module).__name__}, expected a torch.nn.Module")
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    parts = shape if isinstance(shape, dict) else {"": shape}
+    zeros = {key: torch.zeros(2, *own, device=device) for key, own in parts.items()}
+    said = {key: tuple(tensor.shape) for key, tensor in zeros.items()} if isinstance(shape, dict) else (2, *shape)
     try:
         with torch.no_grad():
-            answer = module(torch.zeros(2, *shape, device=device))
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise ConfigError(f"net failed on observations of shape {(2, *shape)}: {error}") from error
+            answer = module(zeros if isinstance(shape, dict) else zeros[""])
+    except (LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(f"net failed on observations of shape {said}: {error}") from error
     if not isinstance(answer, torch.Tensor) or answer.ndim != 2 or len(answer) != 2:  # noqa: PLR2004
         got = tuple(answer.shape) if isinstance(answer, torch.Tensor) else type(answer).__name__
-        raise ConfigError(f"net maps observations {(2, *shape)} to {got}, expected features of shape (2, F)")
+        raise ConfigError(f"net maps observations {said} to {got}, expected features of shape (2, F)")
     module.features = answer.shape[1]  # type: ignore[assignment]
     return module
 

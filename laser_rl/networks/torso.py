@@ -5,18 +5,19 @@ A user's own module can stand in a torso's place. `ObservationNormaliser` stands
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from laser_rl.envs.records import ActionSpec, BoxActions, DiscreteActions
+from laser_rl.envs.records import ActionSpec, BoxActions, DiscreteActions, Part
 from laser_rl.envs.spaces import VOCABULARY
 from laser_rl.ops import moments
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
+PICTURE = 4  # dimensions of [N, C, H, W]
 
 
 class MLP(nn.Module):
@@ -126,6 +127,40 @@ class ImpalaDeep(nn.Module):
 
     def _ends(self, pictures: Tensor) -> Tensor:
         return torch.relu(self.linear(pictures.flatten(1)))
+
+
+class PartTorsos(nn.Module):
+    """A torso for each part of an observation, by the parts' keys, then one layer: what depends on several parts is no sum over them."""
+
+    def __init__(self, torsos: Mapping[str, nn.Module], hidden: int) -> None:
+        super().__init__()
+        self.keys, self.torsos = (
+            tuple(torsos),
+            nn.ModuleList(torsos.values()),
+        )  # a key may hold what a module's name may not
+        width = sum(int(torso.features) for torso in torsos.values())  # type: ignore[arg-type, misc]
+        self.joint, self.features = orthogonal(nn.Linear(width, hidden), gain=math.sqrt(2)), hidden
+
+    def forward(self, parts: Mapping[str, Tensor]) -> Tensor:
+        found = [torso(parts[key]) for key, torso in zip(self.keys, self.torsos, strict=True)]
+        return torch.relu(self.joint(torch.cat(found, -1)))
+
+
+def split_parts(flat: Tensor, parts: Sequence[Part]) -> dict[str, Tensor]:
+    """From stored bytes [N, bytes] to the scaled numbers of each part, float32 [N, ...]."""
+    found: dict[str, Tensor] = {}
+    pieces = torch.split(flat, [part.nbytes for part in parts], -1)
+    for part, piece in zip(parts, pieces, strict=True):
+        # A copy where floats are read: bytes in the middle of a row need not be aligned.
+        numbers = (
+            piece.float()
+            if part.dtype == "uint8"
+            else piece.clone(memory_format=torch.contiguous_format).view(torch.float32)
+        )
+        shaped = numbers.reshape(-1, *part.shape)
+        shaped = shaped if part.scale == 1.0 else shaped * part.scale
+        found[part.key] = shaped.contiguous(memory_format=torch.channels_last) if shaped.ndim == PICTURE else shaped
+    return found
 
 
 def orthogonal(layer: Layer, gain: float) -> Layer:

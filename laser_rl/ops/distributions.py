@@ -16,6 +16,7 @@ from torch import Tensor
 
 from laser_rl.ops import checks
 
+FORBIDDEN = -1e4  # the logit of an action that must not be taken: its probability is exactly 0, and all stays finite
 Parameters = Float[Tensor, "*rows P"]
 Rows = Float[Tensor, "*rows"]
 Actions = Num[Tensor, "*rows_and_shape"]

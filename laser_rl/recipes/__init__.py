@@ -6,7 +6,7 @@ Sources: [L] the LASER paper (Schmitt et al. 2019), [I] the IMPALA paper (Espeho
 
 from collections.abc import Callable
 
-from laser_rl.config import Config
+from laser_rl.config import Config, override
 from laser_rl.envs.make import is_atari
 from laser_rl.envs.records import BoxActions, EnvironmentSpec
 from laser_rl.errors import ConfigError, suggestion
@@ -64,11 +64,15 @@ def for_environment(spec: EnvironmentSpec, environment: str) -> Config:
     """The recipe that fits what an environment looks like."""
     if isinstance(spec.action, BoxActions):
         return continuous(environment)
-    if not spec.observation.is_image:
+    if not (shapes := spec.observation.pictures):
         return cartpole(environment)
+    small = max(max(shape[1:]) for shape in shapes) <= 32  # noqa: PLR2004 - as networks.build chooses
     if spec.tasks or is_dmlab(environment):
-        return laser_multitask(environment)
-    if is_atari(environment):
+        chosen = laser_multitask(environment)
+    elif is_atari(environment):
         return atari(environment)
-    small = max(spec.observation.shape[1:]) <= 32  # noqa: PLR2004 - as networks.build chooses
-    return minatar(environment) if small else pictures(environment)
+    else:
+        chosen = minatar(environment) if small else pictures(environment)
+    # Neither is for observations of several parts.
+    alone = {"environment.frame_stack": 1, "loss.pixel_control_cost": 0.0}
+    return override(chosen, alone) if spec.observation.parts else chosen

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from laser_rl.envs import slot
 from laser_rl.envs.construct import constructor
 from laser_rl.envs.make import is_atari, is_mixture, make_environments
+from laser_rl.envs.masks import choices_of, legal
 from laser_rl.envs.records import ActionSpec, DiscreteActions, Environments, MultiDiscreteActions, Rows, write_spec
 from laser_rl.errors import EnvironmentFailed, EnvironmentRefused, UserError
 
@@ -218,7 +219,9 @@ class Bench:
             yield rows, action, time.perf_counter() - start
             if time.monotonic() > deadline:
                 return
-            action = random_actions(environments.spec.action, generator, len(rows.slots))
+            spec = environments.spec
+            allowed = legal(spec.observation, rows.observation) if spec.observation.mask else None
+            action = random_actions(spec.action, generator, len(rows.slots), allowed)
             step = 1 if rows.is_first[0] else step + 1
             self._watch("step", int(rows.episode[0]), step)
             self._reset_in_step = False
@@ -346,8 +349,14 @@ class Bench:
             self._report(Finding("workers", "defect", f"{head}; {fix}", "\n".join(trace.splitlines()[-6:])))
 
 
-def random_actions(spec: ActionSpec, generator: np.random.Generator, count: int) -> NDArray[Any]:
-    """Actions for `count` slots, uniform within the bounds and normal where there are none."""
+def random_actions(
+    spec: ActionSpec, generator: np.random.Generator, count: int, allowed: NDArray[np.bool_] | None = None
+) -> NDArray[Any]:
+    """Actions for `count` slots, uniform among those `allowed`, within the bounds, and normal where there are none."""
+    if allowed is not None:
+        parts = np.split(generator.uniform(0.5, 1.0, allowed.shape) * allowed, np.cumsum(choices_of(spec))[:-1], axis=1)
+        chosen = np.stack([part.argmax(1) for part in parts], axis=1)
+        return chosen[:, 0] if isinstance(spec, DiscreteActions) else chosen
     if isinstance(spec, DiscreteActions):
         return generator.integers(spec.count, size=count)
     if isinstance(spec, MultiDiscreteActions):

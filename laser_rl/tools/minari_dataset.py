@@ -24,7 +24,8 @@ from laser_rl.checkpoint import Loaded
 from laser_rl.config import Config, EnvironmentConfig
 from laser_rl.envs.construct import constructor
 from laser_rl.envs.make import is_atari, is_mixture
-from laser_rl.envs.records import ActionSpec, BoxActions, DiscreteActions
+from laser_rl.envs.masks import KEY
+from laser_rl.envs.records import ActionSpec, BoxActions, DiscreteActions, ObservationSpec, Part
 from laser_rl.errors import ConfigError, EnvironmentRefused, MissingExtra, require_modules
 from laser_rl.networks.build import family_of
 from laser_rl.ops.distributions import Family
@@ -61,8 +62,9 @@ class _Replay:
     config: Config
     layout: UnrollLayout
     family: Family
+    seen: ObservationSpec
     tasks: tuple[str, ...]
-    observation: spaces.Box
+    observation: spaces.Box | spaces.Dict
     action: Space
     env: EnvSpec | None  # where the environment's own spaces are those of the dataset
 
@@ -114,15 +116,37 @@ def _replay(run_dir: Path, member: int | None) -> _Replay:
     sweep, spec = read_sweep(run_dir), spec_in(loaded, member)
     config, family = sweep.base if member is None else sweep.configs[member], family_of(spec.action)
     layout = layout_of(spec, family, config)
-    bounds = (0, 255, np.uint8) if layout.observation_dtype == "uint8" else (-np.inf, np.inf, np.float32)
-    observation = spaces.Box(bounds[0], bounds[1], layout.observation_shape, bounds[2])
-    known = _own_spaces(config.environment, observation, _actions(spec.action))
-    return _Replay(loaded, config, layout, family, spec.tasks, *known)
+    known = _own_spaces(config.environment, _observations(spec.observation), _actions(spec.action))
+    return _Replay(loaded, config, layout, family, spec.observation, spec.tasks, *known)
+
+
+def _observations(seen: ObservationSpec) -> spaces.Box | spaces.Dict:
+    """One Box, or a Dict of those of the parts, where a mask of actions is one more."""
+    if not seen.parts:
+        return _box(seen.shape, seen.dtype)
+    mask = {KEY: spaces.Box(0, 1, (seen.mask,), np.uint8)} if seen.mask else {}
+    return spaces.Dict([(_label(part), _box(part.shape, part.dtype)) for part in seen.parts] + list(mask.items()))
+
+
+def _box(shape: tuple[int, ...], dtype: str) -> spaces.Box:
+    return spaces.Box(0, 255, shape, np.uint8) if dtype == "uint8" else spaces.Box(-np.inf, np.inf, shape, np.float32)
+
+
+def _label(part: Part) -> str:
+    return part.key.replace("/", ".")  # a stroke would be a folder in the file
+
+
+def _observed(seen: ObservationSpec, stored: Array) -> Any:
+    if not seen.parts:
+        return stored
+    numbers = seen.numbers(stored)
+    found = {_label(part): numbers[part.key].reshape(-1, *part.shape) for part in seen.parts}
+    return {**found, **({KEY: stored[:, -seen.mask :]} if seen.mask else {})}
 
 
 def _own_spaces(
-    environment: EnvironmentConfig, observation: spaces.Box, action: Space
-) -> tuple[spaces.Box, Space, EnvSpec | None]:
+    environment: EnvironmentConfig, observation: spaces.Box | spaces.Dict, action: Space
+) -> tuple[spaces.Box | spaces.Dict, Space, EnvSpec | None]:
     """The environment's own observation space and description, where agents see it in the same form."""
     stored = observation, action, None
     if environment.id.startswith("laser/") or is_atari(environment.id) or is_mixture(environment.id):
@@ -210,7 +234,7 @@ def _buffer(number: int, episode: WholeEpisode, replay: _Replay) -> Any:
     return EpisodeBuffer(
         id=number,
         seed=None if episode.seed == NO_SEED else episode.seed,
-        observations=episode.observation,
+        observations=_observed(replay.seen, episode.observation),
         actions=environment_actions(replay.family, replay.action, episode.action),
         rewards=episode.reward,
         terminations=episode.terminated,
@@ -241,6 +265,7 @@ def _describe(folder: Path, dataset_id: str, replay: _Replay, dataset: Dataset, 
             "environment_options": environment.options,
             "tasks": list(replay.tasks),
             "frame_stack": replay.layout.stack,
+            "action_mask": replay.seen.mask,  # how many of the last numbers of an observation, unless it has a key of its own
             "behaviour": f"parameters of {replay.family}, from which each action was drawn",
         },
     })  # fmt: skip

@@ -43,7 +43,7 @@ HOW_TO_CALL = """\
 A policy trained by laser-rl. Every input and output has a leading batch dimension; pass 1 for one environment.
 observation: as the environment gives it after laser-rl's wrappers; bytes are scaled inside. Pictures are stacked along
 their channels, oldest first, with zeros before an episode's first frame. A Dict or Tuple is one vector, in Gymnasium's order,
-its bytes divided by their upper bound.
+its bytes divided by their upper bound. A mask of actions follows as the last numbers of that vector: 1 where an action is legal.
 action: the likeliest one, as the environment takes it; several choices or numbers are flat. To sample instead, use logits and add the
 first number of each choice (start in laser_rl.action); or use mean and log_std, then squash into the bounds as laser_rl.action says.
 With a memory: state is zeros before the first row of an episode, then next_state of the row before; is_first is true on that first row.
@@ -119,6 +119,11 @@ class Exported(NamedTuple):
 
 def export_onnx(trained: Trained, path: Path, *, rows: int = 320) -> Exported:
     """Write the acting policy to `path`, in place of an older file, if it acts as torch does on about `rows` random observations."""
+    if trained.spec.observation.parts:
+        raise ConfigError(
+            f"expected an observation that is one picture or one vector, {trained.environment.id} has the parts "
+            f"{', '.join(part.key for part in trained.spec.observation.parts)}; their bytes cannot be read in ONNX: use LASER.save"
+        )
     require_extra()
     acting = Acting(trained.network, trained.family, starts_in(trained.spec.action))
     seen = random_rows(trained, rows)
@@ -159,6 +164,7 @@ def described(trained: Trained) -> dict[str, Any]:
         "step": trained.steps,
         "frame_stack": layout.stack,
         "observation": {"shape": list(_seen_shape(trained)), "dtype": layout.observation_dtype},
+        **({"action_mask": mask} if (mask := trained.spec.observation.mask) else {}),
         "action": {**_action_of(trained.family), **({"start": list(starts)} if starts else {})},
     }
     if is_atari(environment.id):
@@ -231,6 +237,9 @@ def random_rows(trained: Trained, rows: int) -> list[Seen]:
     most = round(1 / trained.spec.observation.scale)  # of bytes; larger ones would be beyond what rounding allows
     for number in range(-(-rows // SLOTS)):
         seen = random.integers(0, most + 1, shape, np.uint8) if pictures else random.standard_normal(shape, np.float32)
+        if mask := trained.spec.observation.mask:
+            seen[:, -mask:] = random.random((SLOTS, mask)) < 0.5  # noqa: PLR2004
+            seen[:, -mask] = 1
         reward, first = random.standard_normal(SLOTS, np.float32), random.random(SLOTS) < (0.1 if number else 1)
         action = action.copy()
         action[first] = 0

@@ -20,9 +20,10 @@ from laser_rl.disk import whole, write_json
 from laser_rl.envs.atari import AtariSettings
 from laser_rl.envs.border import Env
 from laser_rl.envs.make import make_renderable
+from laser_rl.envs.masks import MaskInObservation, in_space
 from laser_rl.envs.records import DiscreteActions
 from laser_rl.envs.scores import tasks_of
-from laser_rl.envs.spaces import action_border, observation_border
+from laser_rl.envs.spaces import spec_of
 from laser_rl.errors import ConfigError, MissingExtra, UserError
 from laser_rl.metrics.videos import facts_path
 from laser_rl.training.evaluate import Trained
@@ -120,8 +121,9 @@ def _play(
     most_frames: float,
 ) -> Iterator[Frame]:
     """The pictures of an episode; `went` is kept up to date."""
-    _, sees = observation_border(env.observation_space, trained.environment.id)
-    actions, acts = action_border(env.action_space, trained.environment.id)
+    if trained.spec.observation.mask and not in_space(env.observation_space):
+        env = MaskInObservation(env)
+    spec, (sees, acts) = spec_of(env.observation_space, env.action_space, trained.environment.id)
     observation, _ = env.reset(seed=seed)
     reward, before = 0.0, None
     while True:
@@ -132,7 +134,7 @@ def _play(
             return
         seen, is_first = np.asarray(sees(observation))[np.newaxis], np.array([before is None])
         [action], before = act_once(policy, trained.layout, seen, np.array([reward], np.float32), is_first, before)
-        if isinstance(actions, DiscreteActions) and int(action) >= actions.count:
+        if isinstance(spec.action, DiscreteActions) and int(action) >= spec.action.count:
             action = np.zeros_like(action)  # of a mixture: an action that this task does not know acts as 0
         observation, given, terminated, truncated, _ = env.step(acts(action))
         reward = float(given)
