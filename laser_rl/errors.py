@@ -25,6 +25,7 @@ _THEIRS = (
     ("vf_coef vf_loss_coeff", "loss.baseline_cost", "the weight of the value's loss"),
     ("target_kl kl_target", "loss.trust_bound", "the KL beyond which a replayed step is rejected; it ends no epoch"),
     ("vtrace_clip_rho_threshold", "loss.clip_rho", "the same number"),
+    ("norm_obs normalize_observations", "network.normalise_observation", "true: running mean and deviation, kept in the network"),
     ("norm_reward norm_adv normalize_advantage", "loss.popart", "true: values and advantages in units of the returns"),
     ("clip_rewards clip_reward", "loss.reward_transform", "clip: to the range from -1 to 1"),
     ("buffer_size capacity", "replay.capacity_steps", "environment steps, of all members together"),
@@ -46,7 +47,7 @@ _THEIRS = (
     ("n_epochs update_epochs num_epochs num_minibatches gradient_steps", "", "the replay repeats steps: replay.fraction"),
     ("tau target_update target_update_interval target_network_frequency", "", "the values have no target network"),
     ("exploration_fraction exploration_final_eps action_noise use_sde", "", "the policy itself is random: loss.entropy_cost"),
-    ("tensorboard_log exp_name storage_path", "", "all files go to the run directory: run_dir= or --out"),
+    ("tensorboard_log exp_name storage_path", "", "all files go to the run directory, run_dir= or --out; learn takes tensorboard_log="),
 )  # fmt: skip
 THEIRS = {name: (ours, note) for names, ours, note in _THEIRS for name in names.split()}
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # the disk, the user's share of it, or one file is full

@@ -9,8 +9,8 @@ import yaml
 from laser_rl import checkpoint, cli, recipes
 from laser_rl.checkpoint.snapshot import grouped
 from laser_rl.config import override
+from laser_rl.envs.instructions import word_numbers
 from laser_rl.envs.scores import suite_of
-from laser_rl.envs.spaces import word_numbers
 from laser_rl.metrics.log import read
 from laser_rl.replay.mixer import Counts
 from laser_rl.training.build import open_environments, seeded_network

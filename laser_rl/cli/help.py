@@ -36,7 +36,7 @@ class Flag(NamedTuple):
     text: str
 
 
-class Source:
+class SourceText:
     """Classes and names of types in some modules of the package, as they are written."""
 
     def __init__(self, *modules: str) -> None:
@@ -97,7 +97,7 @@ def _text(node: ast.AST) -> str:
     return ""
 
 
-def flags_of(source: Source, owner: str, *, settings: bool) -> dict[str, Flag]:
+def flags_of(source: SourceText, owner: str, *, settings: bool) -> dict[str, Flag]:
     """A command's own flags, then all settings if it takes them, by the shortest name that there is."""
     flags = [*source.flags(owner), *(source.flags("Config") if settings else ())]
     short, lasts = {full: name for name, full in SHORT.items()}, [flag.name.rpartition(".")[2] for flag in flags]
@@ -108,7 +108,7 @@ def flags_of(source: Source, owner: str, *, settings: bool) -> dict[str, Flag]:
 def help_text(command: str, *, everything: bool) -> str:
     """What `laser COMMAND --help` or, with everything, `--help-all` prints."""
     module, owner, alone, shown = COMMANDS[command]
-    source = Source("config", "training/settings", f"cli/{module}")
+    source = SourceText("config", "training/settings", f"cli/{module}")
     flags, everything = flags_of(source, owner, settings=bool(shown)), everything or not shown
     more = (
         ""

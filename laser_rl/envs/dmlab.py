@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from laser_rl.disk import whole
 from laser_rl.envs.border import LOGGER
+from laser_rl.envs.instructions import PictureWithInstruction, with_instruction
 from laser_rl.envs.scores import SUITES, read_table
-from laser_rl.envs.spaces import PictureWithInstruction, with_instruction
 from laser_rl.errors import EnvironmentRefused
 
 LEVELS = tuple(task.id.removeprefix("dmlab/") for task in SUITES["dmlab-30"])  # by the names of their training versions

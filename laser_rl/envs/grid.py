@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from laser_rl.envs.spaces import PictureWithInstruction, with_instruction
+from laser_rl.envs.instructions import PictureWithInstruction, with_instruction
 from laser_rl.errors import EnvironmentRefused
 
 Picture = NDArray[np.uint8]

@@ -41,7 +41,7 @@ class Part:
 class ObservationSpec:
     """One observation as it is stored: uint8 [C, H, W] for pictures, float32 of any shape otherwise.
 
-    A picture may carry an instruction: then its last row holds no pixels but the numbers of `words` words (`envs.spaces`). With `parts`
+    A picture may carry an instruction: then its last row holds the numbers of `words` words (`envs.instructions`). With `parts`
     it is a vector of bytes, those of one part behind those of the other. The last `mask` numbers of a vector say which actions are legal
     (`envs.masks`).
     """

@@ -1,22 +1,14 @@
-"""Conversion of Gymnasium's spaces and of their values: specs, observations, actions, and pictures with an instruction in a last row.
+"""Conversion of Gymnasium's spaces and of their values: specs, observations and actions.
 
 A picture is stored as [C, H, W], uint8 or float32; everything else as a flat float32 vector, by Gymnasium's own rules of flattening. Bytes
 inside a Dict or Tuple are divided by their upper bound, so that they are of the same magnitude as the other parts. A Dict or Tuple with a
 picture in it is stored as one vector of bytes, those of its pictures and then those of all else as a float32 vector (`Joined`).
-
-An instruction in words (DMLab's INSTR) is written into the picture that it belongs to: one more row of pixels holds the numbers of its
-words. So an observation stays one array of bytes: the replay compresses it, a worker process shares it, and no observation can lose its
-words. The row at the bottom, taken as channels · width bytes channel by channel, begins with two bytes for each of `words` words, the
-lower one first. 0 is no word; any other number stands for a word, and for whichever other words have the same hash.
 """
 
 import functools
 import math
 import operator
-import re
-import zlib
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -24,6 +16,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from laser_rl.envs import masks
+from laser_rl.envs.instructions import WORDS, PictureWithInstruction
 from laser_rl.envs.records import (
     ActionSpec,
     Array,
@@ -41,47 +34,6 @@ Convert = Callable[..., Any]
 PICTURE_DIMENSIONS = 3
 SMALLEST_SIDE = 3  # of a picture inside a Dict; what is smaller is flattened
 SIZED = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-WORDS = 16  # of an instruction that are kept; the rest is dropped
-VOCABULARY = 1000  # how many numbers words can have, including 0 for no word
-NUMBER = np.dtype("<u2")
-
-
-class PictureWithInstruction(spaces.Box):
-    """The space of pictures with an instruction. A wrapper that changes the pictures replaces this space; then no words are read."""
-
-    def __init__(self, *, channels: int, height: int, width: int) -> None:
-        needed = WORDS * NUMBER.itemsize
-        if channels * width < needed:
-            raise EnvironmentRefused(
-                f"expected a picture whose rows hold {needed} bytes, two for each of {WORDS} words, got {channels} channels of "
-                f"width {width}; make it {-(-needed // channels)} wide, or leave instructions out"
-            )
-        super().__init__(0, 255, (channels, height + 1, width), np.uint8)
-        self.channels, self.height, self.width = channels, height, width
-
-
-def word_number(word: str) -> int:
-    """The number of a word: 1 to 999, the same in every process and on every machine, whatever the case of its letters."""
-    return zlib.crc32(word.lower().encode()) % (VOCABULARY - 1) + 1
-
-
-@lru_cache(maxsize=1024)  # an instruction stays for many steps
-def word_numbers(text: str) -> tuple[int, ...]:
-    """The numbers of a text's first `WORDS` words, then zeros; signs and spaces between words do not count."""
-    found = [word_number(word) for word in re.findall(r"\w+", text)[:WORDS]]
-    return (*found, *[0] * (WORDS - len(found)))
-
-
-def with_instruction(picture: NDArray[Any], text: str) -> NDArray[np.uint8]:
-    """A copy of `picture`, uint8 [C, H, W], with the instruction in a row of its own: [C, H + 1, W]."""
-    channels, height, width = picture.shape
-    numbers = np.array(word_numbers(text), NUMBER).view(np.uint8)
-    row = np.zeros(channels * width, np.uint8)
-    row[: numbers.size] = numbers
-    carried = np.empty((channels, height + 1, width), np.uint8)
-    carried[:, :height] = picture
-    carried[:, height] = row.reshape(channels, width)
-    return carried
 
 
 def leaves_of(space: Space, name: str, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Space]]:

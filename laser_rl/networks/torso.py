@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from laser_rl.envs.instructions import VOCABULARY
 from laser_rl.envs.records import ActionSpec, BoxActions, DiscreteActions, Part
-from laser_rl.envs.spaces import VOCABULARY
 from laser_rl.ops import moments
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
@@ -200,7 +200,7 @@ class LastStep:
 
 
 class Instruction(nn.Module):
-    """The words in the last row of a picture (`envs.spaces`), each embedded at its place, then one layer."""
+    """The words in the last row of a picture (`envs.instructions`), each embedded at its place, then one layer."""
 
     EMBEDDING = 16
 

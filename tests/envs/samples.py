@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from laser_rl.envs.spaces import WORDS
+from laser_rl.envs.instructions import WORDS
 
 PRIME = 65_521
 WIDTH = 64
@@ -23,7 +23,7 @@ def expected_observation(seed, t, total):
 
 
 def words_in(picture):
-    """The numbers of the words in a picture's last row, as `envs.spaces` describes it, and what follows them."""
+    """The numbers of the words in a picture's last row, as `envs.instructions` describes it, and what follows them."""
     line = [int(byte) for channel in picture[:, -1] for byte in channel]
     return tuple(line[2 * index] + 256 * line[2 * index + 1] for index in range(WORDS)), line[2 * WORDS :]
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from laser_rl.envs.dmlab import ACTIONS, HELD_OUT_SEEDS, LEVELS, DmlabEnv, LevelCache, lab_level
+from laser_rl.envs.instructions import WORDS, with_instruction, word_numbers
 from laser_rl.envs.make import make_environments, make_renderable
 from laser_rl.envs.records import DiscreteActions, ObservationSpec, seed_of
 from laser_rl.envs.scores import SUITES
-from laser_rl.envs.spaces import WORDS, with_instruction, word_numbers
 from laser_rl.errors import EnvironmentRefused
 from tests.envs import standin_lab
 from tests.envs.samples import words_in

@@ -6,10 +6,10 @@ import pytest
 
 from laser_rl.envs.construct import constructor
 from laser_rl.envs.grid import COLOURS, OBJECTS, draw, tile, tile_number
+from laser_rl.envs.instructions import word_numbers
 from laser_rl.envs.make import make_environments, make_renderable
 from laser_rl.envs.scores import SUITES
 from laser_rl.envs.slot import SerialEnvironments
-from laser_rl.envs.spaces import word_numbers
 from laser_rl.envs.tasks import TaskEnv, TMaze
 from laser_rl.errors import EnvironmentRefused, MissingExtra
 from tests.envs.samples import words_in

@@ -9,17 +9,17 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laser_rl.envs.make import make_environments
-from laser_rl.envs.records import ObservationSpec
-from laser_rl.envs.spaces import (
+from laser_rl.envs.instructions import (
     VOCABULARY,
     WORDS,
     PictureWithInstruction,
-    observation_border,
     with_instruction,
     word_number,
     word_numbers,
 )
+from laser_rl.envs.make import make_environments
+from laser_rl.envs.records import ObservationSpec
+from laser_rl.envs.spaces import observation_border
 from laser_rl.envs.vector import VectorAdapter
 from laser_rl.errors import EnvironmentRefused
 from tests.envs.samples import words_in
@@ -67,7 +67,7 @@ def test_a_words_number_leaves_zero_for_none(word):
 
 
 def test_numbers_do_not_depend_on_the_process():
-    program = "from laser_rl.envs.spaces import word_numbers; print(*word_numbers('find the red hat'))"
+    program = "from laser_rl.envs.instructions import word_numbers; print(*word_numbers('find the red hat'))"
     done = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,

@@ -223,6 +223,8 @@ class Killing:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(process.pid, signal.SIGKILL)
                         self.done += 1
+                        # A process that is still dying must not be killed, and counted, again.
+                        wait_for(lambda pid=process.pid: not alive(pid), over, "its end")
                         pool.step.__self__.last[list(worker.slots)] = time.monotonic()
 
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
+from laser_rl.envs.instructions import with_instruction
 from laser_rl.envs.records import BoxActions, DiscreteActions, EnvironmentSpec, MultiDiscreteActions, ObservationSpec
-from laser_rl.envs.spaces import with_instruction
 from laser_rl.errors import ConfigError
 from laser_rl.networks.recurrent import GRU, LSTM, PreCo, build_memory, state_size
 from laser_rl.networks.torso import LastStep
