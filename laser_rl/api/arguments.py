@@ -51,10 +51,12 @@ def with_names(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings in which functions have become names; `learning_rate=f` is a rate of 1 with the schedule f."""
     named = dict(settings)
     for name, value in settings.items():
-        last = name.rpartition(".")[2]
-        if callable(value) and last in {"trust", "schedule"}:
+        if not callable(value):
+            continue
+        last = str(name).rpartition(".")[2]
+        if last in {"trust", "schedule"}:
             named[name] = name_of(value)
-        elif callable(value) and last == "learning_rate":
+        elif last == "learning_rate":
             if _SCHEDULE & settings.keys():
                 raise ConfigError("learning_rate is a function and so is its own schedule; leave out schedule")
             named |= {name: 1.0, "optimiser.schedule": name_of(value)}
@@ -63,7 +65,7 @@ def with_names(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def named_in_grid(name: str, value: Any) -> Any:
     """A value of a grid, with the name of a function in its place."""
-    if callable(value) and name.rpartition(".")[2] == "learning_rate":
+    if callable(value) and str(name).rpartition(".")[2] == "learning_rate":
         raise ConfigError(
             "a grid cannot hold learning rates that are functions; give numbers, and the functions as schedule"
         )

@@ -124,8 +124,15 @@ class Sweep:
             base, values = sweep.base, sweep.model_dump(exclude={"base"})
         else:
             base, values = config or base_config(env, recipe), {}
-        members = None if members is None else [with_names(own) for own in members]
-        grid = None if grid is None else {name: [named_in_grid(name, one) for one in grid[name]] for name in grid}
+        if isinstance(
+            members, list | tuple
+        ):  # what is neither, nor a Mapping below, is refused with the other settings
+            members = [with_names(own) if isinstance(own, Mapping) else own for own in members]
+        if isinstance(grid, Mapping):
+            grid = {
+                name: [named_in_grid(name, one) for one in values] if isinstance(values, list | tuple) else values
+                for name, values in grid.items()
+            }
         given = {"grid": grid, "random": random, "members": members, "draws": draws}
         values = with_source(values, {name: value for name, value in given.items() if value is not None})
         if share_replay is not None:

@@ -253,7 +253,7 @@ def test_the_command_line(tmp_path, capsys):
     assert "finished, checkpoint at step" in (out := capsys.readouterr().out)
     assert "left of its budget" in out
     assert cli.main([*train, "--budget-minutes", "0"]) == 2
-    assert "run.budget_minutes is 0.0: input should be greater than 0" in capsys.readouterr().err
+    assert "run.budget_minutes is 0: input should be greater than 0" in capsys.readouterr().err
 
 
 def test_the_command_line_of_a_sweep(tmp_path, capsys):

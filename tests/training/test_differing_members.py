@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from laser_rl import Sweep
-from laser_rl.config import Config, RunConfig, _names
+from laser_rl.config import RunConfig, setting_types
 from laser_rl.errors import ConfigError
 from laser_rl.training.build_group import build_group
 from laser_rl.training.member_group import MemberGroup
@@ -30,6 +30,7 @@ MAY = {
     "network.last_step": False,
     "network.memory_span": 9,
     "network.separate_value": True,
+    "network.normalise_observation": True,
     "network.precision": "bf16",
     "loss.discount": 0.5,
     "loss.batch_unrolls": 16,
@@ -95,7 +96,7 @@ def of_two(own, *, first, **more):
 
 
 def test_the_tables_name_every_setting():
-    assert sorted([*MAY, *NEVER]) == sorted(_names(Config))
+    assert sorted([*MAY, *NEVER]) == sorted(setting_types())
 
 
 def both_orders(names):
