@@ -112,7 +112,8 @@ class DiagonalGaussian(Family):
         if checks.active():
             self._check(parameters)
         mean, raw = parameters.chunk(2, -1)
-        return mean, self.min_scale + F.softplus(raw)
+        repeated = raw.ndim > 1 and raw.stride(0) == 0  # for many draws: one scale is broadcast to all of them
+        return mean, self.min_scale + F.softplus(raw[:1] if repeated else raw)
 
     def _log_stretch(self, latent: Tensor) -> Tensor:
         """Each dimension's log |da/du|; without cancellation log(1 − tanh² u) = 2·(log 2 − u − softplus(−2u))."""

@@ -90,6 +90,19 @@ def test_entropy_without_bounds_is_the_closed_form():
         assert_same(entropy, stats.norm(scale=scale).entropy().sum())
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parameters_repeated_without_a_copy_give_what_copies_give(family):
+    rows, others = normal(0, 3, family.parameter_size), normal(1, 3, family.parameter_size)
+    repeated, other = rows.expand(5, *rows.shape), others.expand(5, *others.shape)
+    copies = repeated.clone()
+    action = family.sample(repeated, generator(2))
+    assert torch.equal(action, family.sample(copies, generator(2)))
+    assert torch.equal(family.log_prob(repeated, action), family.log_prob(copies, action))
+    assert torch.equal(family.entropy(repeated), family.entropy(copies))
+    assert torch.equal(family.kl(repeated, other), family.kl(copies, other.clone()))
+    assert torch.equal(family.mode(repeated), family.mode(copies))
+
+
 def test_density_of_a_bounded_action_integrates_to_one():
     family = DiagonalGaussian((-2.0,), (1.0,))
     parameters = torch.tensor([0.4, 0.2], dtype=torch.float64)
