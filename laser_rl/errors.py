@@ -3,8 +3,10 @@
 import difflib
 import errno
 import importlib.util
+import re
 from collections.abc import Iterable
 
+_SHORT = {"k": 1_000, "M": 1_000_000, "m": 1_000_000, "G": 1_000_000_000}
 _MOST_REPEATED = 200  # letters of a value that is refused
 # Names that stable-baselines3, CleanRL and RLlib have for a setting of ours, and what its value is here; without a setting of ours: why.
 _THEIRS = (
@@ -115,6 +117,16 @@ def called_here(name: str) -> str:
     """
     ours, note = THEIRS[name]
     return f"{name} is {ours!r} here: {note}" if ours else f"{name} has no counterpart here: {note}"
+
+
+def written_out(word: str) -> str:
+    """200k and 1.5M as whole numbers; every other word as it is.
+
+    >>> written_out("1.5M"), written_out("10"), written_out("best")
+    ('1500000', '10', 'best')
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kMmG])", word.replace("_", ""))
+    return word if match is None else str(round(float(match[1]) * _SHORT[match[2]]))
 
 
 def shortened(value: object) -> str:

@@ -1,7 +1,6 @@
 """What users hand to methods of `LASER` and `Sweep`, checked: a mistake is one sentence that says what was expected and what came."""
 
 import contextlib
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
@@ -13,12 +12,11 @@ from numpy.typing import NDArray
 from laser_rl.agent.functions import name_of
 from laser_rl.agent.policy import Memento
 from laser_rl.envs.records import EnvironmentSpec
-from laser_rl.errors import ConfigError, EnvironmentRefused, shortened
+from laser_rl.errors import ConfigError, EnvironmentRefused, shortened, written_out
 from laser_rl.metrics.rows import Sink
 from laser_rl.training.member_training import Callback
 from laser_rl.types import Array
 
-_SHORT = {"": 1, "k": 1_000, "M": 1_000_000, "m": 1_000_000, "G": 1_000_000_000}
 _SCHEDULE = {"schedule", "optimiser.schedule"}
 
 
@@ -28,8 +26,8 @@ def count_of(method: str, name: str, value: object, *, least: int = 0) -> int:
     >>> count_of("learn", "steps", "1.5k"), count_of("learn", "steps", 1e5)
     (1500, 100000)
     """
-    if isinstance(value, str) and (match := re.fullmatch(r"(\d+(?:\.\d+)?)([kMmG]?)", value.replace("_", ""))):
-        value = round(float(match[1]) * _SHORT[match[2]], 6)
+    if isinstance(value, str) and (digits := written_out(value).replace("_", "")).isdecimal():
+        value = int(digits)
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     whole = whole or (isinstance(value, float) and value.is_integer())
     if not whole or value < least:  # type: ignore[operator]

@@ -5,15 +5,14 @@ A command is imported only when it is called, so that `laser --help` does not wa
 
 import importlib
 import os
-import re
 import select
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from laser_rl import __version__
-from laser_rl.errors import ConfigError, UserError, is_full, suggestion
+import laser_rl
+from laser_rl.errors import ConfigError, UserError, is_full, suggestion, written_out
 
 USAGE_ERROR = 2
 HELP = frozenset({"-h", "--help", "--help-all"})
@@ -24,7 +23,6 @@ TRUST_HELP = (
     "--trust-code: import and call the code that a file names (module:callable); of every command, never the default"
 )
 FULL = 5  # as of `training.saving.NoSpace`
-_SHORT = {"k": 1_000, "M": 1_000_000, "m": 1_000_000, "G": 1_000_000_000}
 
 
 # The module, what it holds (a class of flags that can be called, or a function of the arguments), and what the command does.
@@ -92,7 +90,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         print(_usage())
         return 0
     if arguments[0] == "--version":
-        print(f"laser {__version__}")
+        print(f"laser {laser_rl.__version__}")
         return 0
     name, *rest = arguments
     for word in arguments:
@@ -161,16 +159,11 @@ def expand_numbers(arguments: Sequence[str]) -> list[str]:
         flag, equals, value = word.partition("=")
         counts = flag.startswith("--") and flag.endswith(("steps", "frames", "video-every"))
         if counts and equals:
-            expanded.append(f"{flag}={_expand(value)}")
+            expanded.append(f"{flag}={written_out(value)}")
         else:
-            expanded.append(_expand(word) if counting else word)
+            expanded.append(written_out(word) if counting else word)
         counting = counts and not equals
     return expanded
-
-
-def _expand(word: str) -> str:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kMmG])", word.replace("_", ""))
-    return word if match is None else str(round(float(match[1]) * _SHORT[match[2]]))
 
 
 def _not_usable(error: OSError) -> str:
