@@ -64,24 +64,21 @@ def columns_of(layout: UnrollLayout, batch: Batch, first: int, count: int) -> di
 
 @dataclass(frozen=True)
 class Counts:
-    """Unrolls of a batch, whole numbers: an honoured replay fraction."""
+    """Unrolls of a batch by where they come from."""
 
     online: int
     replayed: int
 
     @classmethod
     def of(cls, batch_size: int, replay_fraction: float) -> "Counts":
-        """The nearest whole numbers; ConfigError if they would turn some into none."""
+        """The nearest whole numbers, and at least one of each where there is some of it; ConfigError for one unroll that would be both."""
         replayed = int(np.floor(replay_fraction * batch_size + 0.5))
-        smaller = min(replay_fraction, 1 - replay_fraction)
-        if smaller > 0 and replayed in {0, batch_size}:
-            missing = "replayed" if replayed == 0 else "online"
-            nearest = (0.0, 1 / batch_size) if replayed == 0 else (1 - 1 / batch_size, 1.0)
-            enough = int(0.5 / max(smaller, 1e-9)) + 1
-            raise ConfigError(
-                f"a replay fraction of {replay_fraction} leaves no {missing} unroll in a batch of {batch_size}; "
-                f"use {nearest[0]:.6g} or {nearest[1]:.6g}, or a batch of at least {enough}"
-            )
+        if 0 < replay_fraction < 1:
+            if batch_size == 1:
+                raise ConfigError(
+                    f"a replay fraction of {replay_fraction} needs two unrolls a batch, got 1; use 0 or 1"
+                )
+            replayed = min(max(replayed, 1), batch_size - 1)
         return cls(batch_size - replayed, replayed)
 
 
