@@ -16,6 +16,10 @@ centre there. 32 environments won there, so they are run once more from bound 0.
 **Comparison** (stage 2): the ten games of Atari-10 (Aitchison, Sweetser and Hutter 2023), a subset that others chose because scores on
 it predict scores on all 57. The calibrated agent (`CHOSEN`) with seeds 1 to 3, `impala` with as many environments and seeds 1 and 2,
 6 M frames.
+
+**Sharing** (stage 3): every third of the ten games from the second on, which has nothing to do with scores. Three members that differ in
+their learning rate by a factor of 30; one replay that all of them write to, with the chosen trust region or with every row trusted, or a
+replay each, together as large; seeds 1 and 2, 3 M frames a member.
 """
 
 from collections.abc import Mapping
@@ -30,6 +34,9 @@ CALIBRATION_GAMES = ("Assault", "DemonAttack", "RoadRunner")
 COMPARISON_GAMES = (
     "Amidar", "BattleZone", "Bowling", "DoubleDunk", "Frostbite", "KungFuMaster", "NameThisGame", "Phoenix", "Qbert", "Riverraid",
 )  # fmt: skip
+
+SHARING_GAMES = COMPARISON_GAMES[1::3]
+RATES = (1e-4, 6e-4, 3e-3)
 
 PROTOCOL: Mapping[str, Any] = {
     "environment.atari.sticky_actions": 0.25,
@@ -61,6 +68,9 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     **{name: settings for factor in FACTORS.values() for name, settings in factor.items()},
     "laser": CHOSEN,
     "impala": {"environment.slots": CHOSEN["environment.slots"]},
+    "shared": CHOSEN,
+    "naive": {**CHOSEN, "loss.trust": "off", "loss.trust_bound": None},
+    "separate": {**CHOSEN, "replay.capacity_steps": CENTRE["replay.capacity_steps"] // len(RATES)},
 }
 
 
@@ -77,6 +87,16 @@ class Part:
     variant: str
     seed: int
     frames: int
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """The learning rates of a sweep's members; none of a single run."""
+        return RATES if self.stage == 3 else ()
+
+    @property
+    def all_frames(self) -> int:
+        """Frames of all members together."""
+        return self.frames * max(1, len(self.rates))
 
     @property
     def name(self) -> str:
@@ -99,7 +119,13 @@ def parts() -> list[Part]:
         for game in COMPARISON_GAMES
         for variant in variants
     ]
-    return calibration + comparison
+    sharing = [
+        Part(3, game, variant, seed, 3_000_000)
+        for seed in (1, 2)
+        for game in SHARING_GAMES
+        for variant in ("shared", "naive", "separate")
+    ]
+    return calibration + comparison + sharing
 
 
 def config_of(part: Part) -> Config:

@@ -3,6 +3,7 @@
     python -m benchmarks.atari_queue status
     nvidia-cuda-mps-control -d
     python -m benchmarks.atari_queue work --minutes 27 --workers 6 --rows new.jsonl
+    python -m benchmarks.atari_queue work --minutes 27 --workers 2 --stages 3 --rows new.jsonl  # sweeps of three processes
     python -m benchmarks.atari_queue keep new.jsonl
 
 `work` starts the next missing run whenever a worker is free and the run can still end within the time; runs that are not done at the end
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.atari_plan import FRAMES_A_STEP, Part, config_of, parts
-from laser_rl.config import override
+from laser_rl.config import Config, override
 from laser_rl.disk import write_bytes
 from laser_rl.envs.worker import die_with
 from laser_rl.metrics.log import MetricsLog, read
@@ -98,29 +99,58 @@ def run_part(name: str, folder: Path, threads: int) -> None:
     """Train one part in this process, and write its row of results into its folder."""
     import torch  # noqa: PLC0415 - the queue itself needs none
 
-    from laser_rl import LASER  # noqa: PLC0415
-
     die_with(os.getppid())
     part = next(part for part in parts() if part.name == name)
-    config = override(config_of(part), {"environment.atari.threads": threads, "run.threads": threads})
+    each = max(1, threads // max(1, len(part.rates)))
+    config = override(config_of(part), {"environment.atari.threads": each, "run.threads": each})
     began = time.time()
     with MetricsLog(folder) as log:
-        agent = LASER(config.environment.id, config=config, sinks=[log])
-        agent.learn(config.run.steps)
+        (_train_sweep if part.rates else _train)(part, config, folder, log)
         seconds = time.time() - began
-        agent.save(folder / "agent.laser")
-        agent.close()
     rows = read(folder, ("train", "episode"))
-    train = [row for row in rows if row["kind"] == "train"]
+    train, episodes = ([row for row in rows if row["kind"] == kind] for kind in ("train", "episode"))
     card = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     row = {
         "name": name, "stage": part.stage, "game": part.game, "variant": part.variant, "seed": part.seed, "frames": part.frames,
         "date": time.strftime("%Y-%m-%d"), "seconds": round(seconds, 1), "device": card, "torch": torch.__version__,
         "first_update_seconds": round(float(train[0]["time"]) - began, 1), "updates": train[-1]["update"],
-        **buckets([row for row in rows if row["kind"] == "episode"], part.frames),
-        "train": columns(train), "config": config.model_dump(mode="json"),
+        **buckets(episodes, part.frames), "train": columns(train), "config": config.model_dump(mode="json"),
     }  # fmt: skip
+    if part.rates:
+        row["members"] = [
+            {
+                "learning_rate": rate,
+                **buckets([one for one in episodes if one["member"] == member], part.frames),
+                "train": columns([one for one in train if one["member"] == member]),
+            }
+            for member, rate in enumerate(part.rates)
+        ]
+        del row["train"]
     write_bytes(folder / "row.json", json.dumps(row, allow_nan=False).encode())
+
+
+def _train(part: Part, config: Config, folder: Path, log: MetricsLog) -> None:
+    from laser_rl import LASER  # noqa: PLC0415 - the queue itself needs no torch
+
+    with LASER(config.environment.id, config=config, sinks=[log]) as agent:
+        agent.learn(config.run.steps)
+        agent.save(folder / "agent.laser")
+
+
+def _train_sweep(part: Part, config: Config, folder: Path, log: MetricsLog) -> None:
+    """A process a member: as many work at once as with single runs."""
+    from laser_rl import Sweep  # noqa: PLC0415
+
+    settings = {"run.checkpoint_every_steps": 0, "run.evaluate_episodes": 1}
+    sweep = Sweep(
+        config.environment.id,
+        config=override(config, settings),
+        members=[{"learning_rate": rate} for rate in part.rates],
+        share_replay=part.variant != "separate",
+        processes=len(part.rates),
+        sinks=[log],
+    )
+    sweep.run().best().save(folder / "agent.laser")
 
 
 class Running:
@@ -149,7 +179,8 @@ class Running:
         """Frames so far: the step of the last row in the log."""
         with contextlib.suppress(OSError, IndexError, ValueError):
             data = (self.folder / "metrics.jsonl").read_bytes()[-65_536:].splitlines()
-            return min(self.part.frames, FRAMES_A_STEP * int(json.loads(data[-2])["step"]))
+            step = min(self.part.frames, FRAMES_A_STEP * int(json.loads(data[-2])["step"]))
+            return step * max(1, len(self.part.rates))
         return 0
 
 
@@ -163,14 +194,14 @@ def work(asked: argparse.Namespace) -> int:
     while (running or waiting) and time.monotonic() < end:
         for one in [one for one in running if one.process.poll() is not None]:
             running.remove(one)
-            done_frames += one.part.frames
+            done_frames += one.part.all_frames
             failed += not _finish(one, asked.rows, asked.agents)
         spent = time.monotonic() - began
         frames = done_frames + sum(one.frames for one in running)
         rate = FIRST_RATE if spent < 120 or not frames else frames / spent
-        left = sum(one.part.frames - one.frames for one in running)
+        left = sum(one.part.all_frames - one.frames for one in running)
         if waiting and len(running) < asked.workers:
-            if (left + waiting[0].frames) / rate + MARGIN_S > end - time.monotonic():
+            if (left + waiting[0].all_frames) / rate + MARGIN_S > end - time.monotonic():
                 if not running:
                     break
             else:
@@ -189,7 +220,7 @@ def work(asked: argparse.Namespace) -> int:
         with contextlib.suppress(subprocess.TimeoutExpired):
             one.process.wait(STOP_S)
         one.process.kill()
-        print(f"{one.part.name} was not done: {one.frames:,} of {one.part.frames:,} frames", flush=True)
+        print(f"{one.part.name} was not done: {one.frames:,} of {one.part.all_frames:,} frames", flush=True)
     return failed
 
 

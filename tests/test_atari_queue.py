@@ -6,6 +6,8 @@ import json
 import pytest
 
 from benchmarks import atari_plan, atari_queue, atari_queue_report
+from laser_rl import recipes
+from laser_rl.config import override
 
 # Settings that rows made before their removal still hold, at the values at which they did nothing.
 GONE = {"online_share": "fixed", "online_share_least": 0.0625, "online_share_most": 0.5, "policy_trust_bound": None}
@@ -85,7 +87,7 @@ def test_a_run_that_fails_is_counted_and_leaves_no_row(queue, tmp_path, monkeypa
 
 def test_the_plan_names_every_run_once_and_its_settings_are_the_protocols():
     every = atari_plan.parts()
-    assert len({part.name for part in every}) == len(every) == 110
+    assert len({part.name for part in every}) == len(every) == 128
     assert not set(atari_plan.CALIBRATION_GAMES) & set(atari_plan.COMPARISON_GAMES)
     for part in every:
         config = atari_plan.config_of(part)
@@ -141,3 +143,29 @@ def test_games_without_all_of_their_runs_do_not_count():
     assert seeds == {"laser": 1, "impala": 1}
     assert set(atari_plan.COMPARISON_GAMES) - set(atari_queue_report.complete_games(rows, seeds)) == {"Qbert"}
     assert "Only games that have all runs count here: Amidar" in atari_queue_report.comparison_page(rows)
+
+
+def test_sweeps_that_share_have_three_members_and_equal_replays():
+    sweeps = [part for part in atari_plan.parts() if part.rates]
+    assert len(sweeps) == 18
+    assert {part.game for part in sweeps} == {"BattleZone", "Frostbite", "Phoenix"}
+    configs = {part.variant: atari_plan.config_of(part) for part in sweeps}
+    assert (configs["shared"].loss.trust, configs["naive"].loss.trust) == ("implied", "off")
+    assert configs["shared"].replay.capacity_steps // 3 == configs["separate"].replay.capacity_steps
+    assert sweeps[0].all_frames == 9_000_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["shared", "separate"])
+def test_a_sweep_leaves_a_row_with_its_members(variant, tmp_path, monkeypatch):
+    part = atari_plan.Part(3, "Phoenix", variant, 1, 4_000)
+    small = {"run.steps": 1_000, "run.seed": 1, "log_every_updates": 5, "run.device": "cpu", "environment.slots": 2}
+    monkeypatch.setattr(atari_queue, "parts", lambda: [part])
+    monkeypatch.setattr(atari_queue, "config_of", lambda part: override(recipes.cartpole("laser/Catch"), small))
+    monkeypatch.setattr(atari_queue, "die_with", lambda pid: None)
+    atari_queue.run_part(part.name, tmp_path, threads=3)
+    row = json.loads((tmp_path / "row.json").read_text())
+    assert [member["learning_rate"] for member in row["members"]] == list(atari_plan.RATES)
+    assert sum(sum(member["episodes"]) for member in row["members"]) == sum(row["episodes"])
+    assert all(sum(member["episodes"]) > 50 and member["train"]["update"][-1] > 20 for member in row["members"])
+    assert (tmp_path / "agent.laser").exists()
