@@ -105,7 +105,8 @@ def test_the_clock_is_ours_and_the_cap_is_a_truncation():
 @pytest.mark.slow
 def test_the_first_no_ops_are_up_to_37():
     envs = AtariEnvironments("breakout", slots=4, seed=1, settings=AtariSettings(threads=1))
-    frames = [envs._groups[0].env.reset(seed=np.arange(4) + 4 * turn)[1]["episode_frame_number"] for turn in range(6)]
+    _, vector = envs._groups[0]
+    frames = [vector.reset(seed=np.arange(4) + 4 * turn)[1]["episode_frame_number"] for turn in range(6)]
     counted = set(np.concatenate(frames).tolist())
     assert counted <= set(range(38))
     assert max(counted) >= 33
