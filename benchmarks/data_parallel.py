@@ -100,6 +100,7 @@ def built(devices: int, columns: int, width: int) -> Iterator[Member]:
         "run.devices": devices,
         "run.threads": 1,
         "batch_unrolls": columns,
+        "fraction": 0.875,
         "capacity_steps": 4_000,
         "hidden": (width, width),
     }

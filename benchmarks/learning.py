@@ -47,13 +47,17 @@ REPLAY = {
     "no replay, same batch": WITHOUT,
     "no replay, same number of updates": {**WITHOUT, "loss.batch_unrolls": 1},
 }
-CONSTANT = {"optimiser.schedule": "constant"}  # a run ends when it is solved, so there is no end to plan for
+# The recipe `cartpole` as it was tuned for this measure, the first evaluations that reach a target. A run ends there: a constant rate.
+CONSTANT = {
+    "replay.fraction": 0.875, "loss.batch_unrolls": 8, "loss.entropy_cost": 0.0, "optimiser.learning_rate": 2e-3,
+    "optimiser.schedule": "constant",
+}  # fmt: skip
 SPARSE = {**CONSTANT, "loss.reward_scale": 1.0, "loss.entropy_cost": 0.01}
 TASKS = {
     "catch": Task("laser/Catch", "cartpole", 60_000, 2_000, 1.0, 100, SPARSE),
     "deepsea": Task("laser/DeepSea-10", "cartpole", 200_000, 2_000, 0.99, 100, {**SPARSE, "environment.slots": 16}),
     "breakout": Task("MinAtar/Breakout-v1", "minatar", 3_000_000, 100_000, 15.0, 50),
-    "pendulum": Task("Pendulum-v1", "continuous", 150_000, 5_000, -200.0, 50),
+    "pendulum": Task("Pendulum-v1", "pendulum", 150_000, 5_000, -200.0, 50),
     "replay-cartpole": Task("CartPole-v1", "cartpole", 150_000, 2_000, 475.0, 20, CONSTANT, REPLAY),
     "replay-catch": Task("laser/Catch", "cartpole", 150_000, 2_000, 0.9, 100, SPARSE, REPLAY),
 }

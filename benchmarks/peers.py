@@ -2,12 +2,14 @@
 
     python -m benchmarks.peers run --seeds 0 1 2 3 4 --workers 8 --out benchmarks/results/peers.jsonl
     python -m benchmarks.peers report benchmarks/results/peers.jsonl
+    python -m benchmarks.peers publish benchmarks/results/peers.jsonl  # docs/results/peers
 
 Each run has a process with one thread, and appends its line of JSON when it is done; what the file has already is not run again. The
 measure is the mean return of the last 100 training episodes, as each agent explores, at the end and at 20 points of the run. A task is
-solved where that mean reaches Gymnasium's reward threshold. Seconds are those of acting and learning.
+solved where that mean reaches Gymnasium's reward threshold; `dip` counts the longest row of episodes after that with a mean below the
+task's own `dip`. Seconds are those of acting and learning.
 
-Needs stable-baselines3 and gymnasium[box2d,mujoco]; `report` also scipy.
+Needs stable-baselines3 and gymnasium[box2d,mujoco]; the tables also scipy and matplotlib.
 """
 
 import argparse
@@ -22,6 +24,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from importlib.metadata import PackageNotFoundError, version
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -151,11 +154,11 @@ def measured(job: Job) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     cpu, (episodes, seconds) = time.process_time(), ARMS[job.arm][1](job)
-    threshold = gymnasium.spec(job.task).reward_threshold
+    threshold, dip = gymnasium.spec(job.task).reward_threshold, TASKS[job.task].get("dip")
     packages = ("torch", "gymnasium", "stable-baselines3", "mujoco", "box2d", "numpy")
     return {
         **job._asdict(),
-        **judged(episodes, job.steps, threshold),
+        **judged(episodes, job.steps, threshold, dip),
         "threshold": threshold,
         "seconds": round(seconds, 1),
         "cpu_seconds": round(time.process_time() - cpu, 1),
@@ -165,7 +168,7 @@ def measured(job: Job) -> dict[str, Any]:
     }
 
 
-def judged(episodes: Episodes, steps: int, threshold: float | None) -> dict[str, Any]:
+def judged(episodes: Episodes, steps: int, threshold: float | None, dip: float | None = None) -> dict[str, Any]:
     """The measure at the end and at equal distances, and when the task was solved; an episode that ended after `steps` does not count.
 
     >>> judged([(10, 1.0), (20, 3.0), (41, 9.0)], 40, None)["curve"][4::5]
@@ -177,13 +180,15 @@ def judged(episodes: Episodes, steps: int, threshold: float | None) -> dict[str,
         seen = [one for at, one in episodes if at <= step][-WINDOW:]
         return round(statistics.fmean(seen), 3) if seen else None
 
-    solved = None
+    solved = longest = None
     if threshold is not None and len(returns) >= WINDOW:
         means = np.convolve(returns, np.ones(WINDOW) / WINDOW, mode="valid")
         reached = np.flatnonzero(means >= threshold - 1e-6)
         solved = episodes[WINDOW - 1 + int(reached[0])][0] if reached.size else None
+        if reached.size and dip is not None:
+            longest = max((len(list(row)) for low, row in groupby(means[reached[0] :] < dip) if low), default=0)
     curve = [mean_at(steps * (i + 1) / POINTS) for i in range(POINTS)]
-    return {"last100": curve[-1], "episodes": len(returns), "solved_at": solved, "curve": curve}
+    return {"last100": curve[-1], "episodes": len(returns), "solved_at": solved, "dip": longest, "curve": curve}
 
 
 def _installed(package: str) -> str | None:
@@ -275,15 +280,22 @@ def main(words: Sequence[str] | None = None) -> int:
     running.add_argument("--out", type=Path, required=True, help="file of JSON lines that grows")
     commands.add_parser("one", help="one run, as JSON").add_argument("job")
     commands.add_parser("report", help="tables in Markdown").add_argument("files", type=Path, nargs="+")
+    publishing = commands.add_parser("publish", help="curves and tables into a page")
+    publishing.add_argument("files", type=Path, nargs="+")
+    publishing.add_argument("--into", type=Path, default=ROOT / "docs" / "results" / "peers", help="the page's folder")
     arguments = parser.parse_args(words)
     if arguments.command == "run":
         return run(arguments)
     if arguments.command == "one":
         print(json.dumps(measured(Job(**json.loads(arguments.job)))))
     else:
-        from benchmarks.peers_report import report  # noqa: PLC0415 - it reads the arms from here
+        from benchmarks.peers_report import publish, report  # noqa: PLC0415 - it reads the arms from here
 
-        print(report(row for path in arguments.files for row in rows_of(path)))
+        rows = [row for path in arguments.files for row in rows_of(path)]
+        if arguments.command == "report":
+            print(report(rows))
+        else:
+            publish(rows, arguments.into)
     return 0
 
 

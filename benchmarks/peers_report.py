@@ -1,14 +1,22 @@
-"""Tables of `peers.py`: what each agent came to, and ours less each peer's."""
+"""Tables and curves of `peers.py`: what each agent came to, and ours less each peer's."""
 
+import csv
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from matplotlib.figure import Figure
 from scipy.special import stdtr, stdtrit
 
-from benchmarks.peers import ARMS, OURS
+from benchmarks.peers import ARMS, OURS, POINTS, TASKS
 
 LEVEL, NEVER = 0.05, float("inf")
+BEGIN, END = "<!-- peers: made by `python -m benchmarks.peers publish` -->", "<!-- peers end -->"
+COLOURS = {"default": "#0072b2", "recipe": "#56b4e9", "ppo": "#d55e00", "ppo-zoo": "#e69f00", "sac": "#009e73"}
+_COLUMNS = 5  # of curves
+Row = Mapping[str, Any]
+Runs = dict[str, dict[str, dict[int, Row]]]  # by task, arm and seed
 
 
 class Difference(NamedTuple):
@@ -62,10 +70,12 @@ def holm(values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def report(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Two tables in Markdown."""
-    runs: dict[str, dict[str, dict[int, Mapping[str, Any]]]] = {}  # by task, arm and seed
-    for row in rows:
+def sorted_out(rows: Iterable[Row]) -> Runs:
+    """The runs in which an episode ended, in the order of tasks and arms that `peers` has."""
+    runs: Runs = {}
+    for row in sorted(
+        rows, key=lambda row: (list(TASKS).index(row["task"]), list(ARMS).index(row["arm"]), row["seed"])
+    ):
         if row["last100"] is None:  # no episode ended
             continue
         task, arm = (
@@ -73,6 +83,22 @@ def report(rows: Iterable[Mapping[str, Any]]) -> str:
             f"{row['arm']} {row['settings'].removeprefix('{}')}".strip(),
         )
         runs.setdefault(task, {}).setdefault(arm, {})[row["seed"]] = row
+    return runs
+
+
+def compared(runs: Runs) -> list[tuple[Difference, float, str]]:
+    """Every difference with its p-value, adjusted for all of them, and who is better by it."""
+    family = [one for task, by_arm in runs.items() for one in differences(task, by_arm)]
+    adjusted = holm([one.p for one in family])
+    return [
+        (one, p, "–" if not p < LEVEL else "ours" if one.mean > 0 else "peer")
+        for one, p in zip(family, adjusted, strict=True)
+    ]
+
+
+def report(rows: Iterable[Row]) -> str:
+    """Two tables in Markdown."""
+    runs = sorted_out(rows)
     lines = [
         "| task | agent | seeds | last 100 episodes, 95 % interval | solved | steps until solved | s |",
         "|---" * 7 + "|",
@@ -80,11 +106,10 @@ def report(rows: Iterable[Mapping[str, Any]]) -> str:
     lines += [
         line(task, arm, list(by_seed.values())) for task, by_arm in runs.items() for arm, by_seed in by_arm.items()
     ]
-    family = [one for task, by_arm in runs.items() for one in differences(task, by_arm)]
+    family = compared(runs)
     lines += ["", f"Differences by seed; p by the paired t test, adjusted by Holm for all {len(family)}.", ""]
     lines += ["| task | ours | peer | seeds | ours − peer, 95 % interval | p | p, Holm | better |", "|---" * 8 + "|"]
-    for one, adjusted in zip(family, holm([one.p for one in family]), strict=True):
-        better = "–" if not adjusted < LEVEL else "ours" if one.mean > 0 else "peer"
+    for one, adjusted, better in family:
         cells = [one.task, shown(one.ours), shown(one.peer), str(one.seeds), f"{one.mean:.1f} ± {one.half:.1f}"]
         lines.append(f"| {' | '.join(cells)} | {one.p:.3f} | {adjusted:.3f} | {better} |")
     return "\n".join(lines)
@@ -118,3 +143,81 @@ def shown(arm: str) -> str:
     """An arm as a table has it."""
     name, _, changed = arm.partition(" ")
     return f"{ARMS[name][0]} {changed}".strip()
+
+
+def publish(rows: Iterable[Row], folder: Path) -> None:
+    """Curves, tables as CSV, and between two marks of the folder's README a table with a line a task."""
+    runs = sorted_out(rows)
+    folder.mkdir(parents=True, exist_ok=True)
+    draw(runs, folder / "curves.png")
+    with (folder / "agents.csv").open("w", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(
+            ["task", "agent", "seeds", "mean", "half_interval", "solved", "median_steps", "longest_dip", "seconds"]
+        )
+        for task, by_arm in runs.items():
+            table.writerows([task, *_summary(arm, list(by_seed.values()))] for arm, by_seed in by_arm.items())
+    with (folder / "differences.csv").open("w", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow([*Difference._fields, "p_holm", "better"])
+        for one, adjusted, better in compared(runs):
+            table.writerow([*one[:4], *(f"{number:.4g}" for number in (*one[4:], adjusted)), better])
+    page = folder / "README.md"
+    before, _, rest = page.read_text().partition(BEGIN)
+    page.write_text(f"{before}{BEGIN}\n\n{compact(runs)}\n\n{END}{rest.partition(END)[2]}")
+
+
+def _summary(arm: str, runs: Sequence[Row]) -> list[str | int]:
+    cells = [cell.strip() for cell in line("", arm, runs).split("|")]
+    mean, _, half = cells[4].partition(" ± ")
+    dips = [row["dip"] for row in runs if row.get("dip") is not None]
+    return [*cells[2:4], mean, half, cells[5], cells[6], max(dips, default="–"), cells[7]]
+
+
+def compact(runs: Runs) -> str:
+    """A line a task; a star marks a peer that ours beats by Holm's rule, a cross one that beats ours (the recipe, if there is one)."""
+    verdicts = {(one.task, one.ours, one.peer): better for one, _, better in compared(runs)}
+    shown_arms = [arm for arm in ARMS if any(arm in by_arm for by_arm in runs.values())]
+    lines = [f"| task | {' | '.join(ARMS[arm][0] for arm in shown_arms)} |", "|---" * (len(shown_arms) + 1) + "|"]
+    for task, by_arm in runs.items():
+        ours = "recipe" if "recipe" in by_arm else "default"
+        cells = []
+        for arm in shown_arms:
+            runs_of_arm = [row["last100"] for row in by_arm.get(arm, {}).values()]
+            if not runs_of_arm:
+                cells.append("")
+                continue
+            mean, half = t_interval(runs_of_arm)
+            mark = {"ours": " \\*", "peer": " ×"}.get(verdicts.get((task, ours, arm), ""), "")
+            interval = f" ± {half:.0f}" if len(runs_of_arm) > 1 else ""
+            cells.append(f"{mean:.0f}{interval} ({len(runs_of_arm)}){mark}")
+        lines.append(f"| {task.removesuffix(' steps')} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def draw(runs: Runs, path: Path) -> None:
+    """A panel a task: the mean over seeds and its range."""
+    figure = Figure(figsize=(15, 2.9 * -(-len(runs) // _COLUMNS)), layout="constrained")
+    axes = list(figure.subplots(-(-len(runs) // _COLUMNS), _COLUMNS, squeeze=False).flat)
+    for axis, (task, by_arm) in zip(axes, runs.items(), strict=False):
+        for arm, by_seed in by_arm.items():
+            steps = next(iter(by_seed.values()))["steps"]
+            points = [
+                (steps * (place + 1) / POINTS / 1e3, [value for value in column if value is not None])
+                for place, column in enumerate(zip(*(row["curve"] for row in by_seed.values()), strict=True))
+            ]
+            points = [(at, values) for at, values in points if len(values) == len(by_seed)]
+            x, columns = [at for at, _ in points], [values for _, values in points]
+            colour = COLOURS[arm.split()[0]]
+            axis.plot(x, [statistics.fmean(values) for values in columns], color=colour, label=shown(arm))
+            axis.fill_between(x, [*map(min, columns)], [*map(max, columns)], color=colour, alpha=0.15, linewidth=0)
+        axis.set_title(task.partition(",")[0], fontsize=10)
+        axis.set_xlabel("thousand steps", fontsize=8)
+        axis.tick_params(labelsize=8)
+    for axis in axes[len(runs) :]:
+        axis.set_axis_off()
+    handles = {
+        label: handle for axis in figure.axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles), frameon=False)
+    figure.savefig(path, dpi=100, metadata={"Software": None})

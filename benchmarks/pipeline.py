@@ -49,13 +49,14 @@ PONG = {
     "replay.fraction": 0.5,
     "new_unrolls_per_update": 8,  # about as much acting as learning, where overlap is hardest and brings most
 }
+CATCH = {"environment.slots": 16, "fraction": 0.875, "batch_unrolls": 8}
 CASES: dict[str, Callable[[], Config]] = {
     # ALE's own vector environment, IMPALA's small network in bf16.
     "pong": lambda: override(recipes.atari("ALE/Pong-v5"), {**ON_ONE_CORE, **PONG}),
     # Environments in a worker process, a small CNN; the recipe as it is.
     "minatar": lambda: override(recipes.minatar(), {**ON_ONE_CORE, "placement": "process", "workers": 1}),
     # All in NumPy and a tiny network: nearly everything holds the interpreter lock.
-    "catch": lambda: override(recipes.cartpole("laser/Catch"), {**ON_ONE_CORE, "environment.slots": 16}),
+    "catch": lambda: override(recipes.cartpole("laser/Catch"), {**ON_ONE_CORE, **CATCH}),
 }
 
 

@@ -36,7 +36,7 @@ RATES = [2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3, 3e-4, 6e-4, 1.2e-3, 2.4e-3]
 def base(task: str, steps: int, **more: Any) -> Any:
     """The common settings."""
     settings = {
-        "run.steps": steps, "reward_scale": 1.0, "entropy_cost": 0.01, "schedule": "constant", "run.device": "cpu",
+        "run.steps": steps, "reward_scale": 1.0, "entropy_cost": 0.01, "fraction": 0.875, "batch_unrolls": 8, "run.device": "cpu",
         "run.threads": 1, "checkpoint_every_steps": 0, "evaluate_episodes": 1, "capacity_steps": 90_000,
         "hidden": (int(os.environ["LASER_HIDDEN"]),) * 2, **more,
     }  # fmt: skip

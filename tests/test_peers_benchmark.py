@@ -27,6 +27,20 @@ def test_the_measure_is_the_mean_of_the_last_hundred_episodes_within_the_steps()
     assert judged([(5, 9.0)] * 99, 100, 1.0)["solved_at"] is None
 
 
+def test_a_dip_is_the_longest_row_of_low_means_after_the_task_was_solved():
+    returns = [0.0] * 100 + [500.0] * 200 + [0.0] * 30 + [500.0] * 200 + [0.0] * 12 + [500.0] * 100
+    episodes = [(n, one) for n, one in enumerate(returns, start=1)]
+    means = np.array([np.mean(returns[n - 100 : n]) for n in range(100, len(returns) + 1)])
+    solved = int(np.flatnonzero(means >= 475)[0])
+    longest = run = 0
+    for mean in means[solved:]:
+        run = run + 1 if mean < 450 else 0
+        longest = max(longest, run)
+    assert judged(episodes, len(returns), 475.0, 450.0)["dip"] == longest > 100
+    assert judged(episodes[:280], 280, 475.0, 450.0)["dip"] == 0
+    assert judged(episodes[:150], 150, 475.0, 450.0)["dip"] is None  # not solved
+
+
 @pytest.mark.slow
 def test_finished_runs_are_not_run_again_and_a_torn_line_is(tmp_path, capsys):
     path = tmp_path / "results.jsonl"
@@ -66,7 +80,8 @@ def test_a_run_that_fails_is_told_and_tried_again(tmp_path, capsys):
 
 def row(arm, seed, last100, solved=None):
     return {
-        **Job("CartPole-v1", arm, seed, 1000)._asdict(), "last100": last100, "solved_at": solved, "threshold": 475.0, "seconds": 2.0
+        **Job("CartPole-v1", arm, seed, 1000)._asdict(), "last100": last100, "solved_at": solved, "threshold": 475.0, "seconds": 2.0,
+        "curve": [None] + [last100] * 19,
     }  # fmt: skip
 
 
@@ -91,6 +106,20 @@ def test_the_report_has_students_intervals_and_paired_tests_with_holms_rule():
         assert f"| LASER | {peer} | 5 | {numbers} |" in text
 
 
+def test_the_page_has_a_line_a_task_and_marks_who_is_better(tmp_path):
+    (tmp_path / "README.md").write_text(f"Above.\n\n{peers_report.BEGIN}\nold\n{peers_report.END}\n\nBelow.\n")
+    means = {"default": 300, "ppo": 100, "ppo-zoo": 500, "sac": 299}
+    rows = [row(arm, seed, mean + seed * (1 + (arm == "sac"))) for arm, mean in means.items() for seed in range(5)]
+    peers_report.publish(rows, tmp_path)
+    text = (tmp_path / "README.md").read_text()
+    assert text.startswith("Above.")
+    assert text.endswith("Below.\n")
+    assert "old" not in text
+    assert r"| CartPole-v1, 1,000 | 302 ± 2 (5) | 102 ± 2 (5) \* | 502 ± 2 (5) × | 303 ± 4 (5) |" in text
+    assert len((tmp_path / "differences.csv").read_text().splitlines()) == 4
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
+
+
 def test_runs_that_are_all_alike_decide_nothing_unless_they_differ():
     same = peers_report.difference("x", "default", "ppo", {0: 1.0, 1: 2.0}, {0: 1.0, 1: 2.0})
     apart = peers_report.difference("x", "default", "ppo", {0: 3.0, 1: 4.0}, {0: 1.0, 1: 2.0})
@@ -101,7 +130,7 @@ def test_runs_that_are_all_alike_decide_nothing_unless_they_differ():
 def test_every_task_is_known_to_gymnasium_and_its_recipe_to_us():
     for name, task in peers.TASKS.items():
         assert peers.gymnasium.spec(name).id == name
-        assert task.get("recipe") in {None, "box2d", "mujoco"}
+        assert task.get("recipe") in {None, "pendulum"}
         assert task["steps"] >= 100_000
         assert {"gamma", "n_envs"} <= task["zoo"].keys()
 
