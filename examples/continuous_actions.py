@@ -15,7 +15,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=150_000)
     parser.add_argument("--stretches", type=int, default=10)
     arguments = parser.parse_args()
-    agent = LASER("Pendulum-v1", recipe="continuous", seed=1)
+    agent = LASER("Pendulum-v1", recipe="pendulum", seed=1)
     print(f"policy: {agent.member.learner.family}")
     print(f"untrained: mean {agent.evaluate(episodes=20).mean:.0f}")
     for _ in range(arguments.stretches):

@@ -49,7 +49,7 @@ class RingTorso(nn.Module):
 
 if __name__ == "__main__":
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else 8_000
-    agent = LASER(Ring, net=lambda shape: RingTorso(), seed=1, entropy_cost=0.05, reward_scale=1.0)
+    agent = LASER(Ring, net=lambda shape: RingTorso(), seed=1, learning_rate=2e-3, entropy_cost=0.05, reward_scale=1.0)
     print(f"mean return of 100 episodes: {agent.learn(steps).evaluate(100).mean:.2f}, at best 0.77")
     env, state, terminated, truncated = Ring(), None, False, False
     observation, _ = env.reset(seed=3)

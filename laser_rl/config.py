@@ -100,7 +100,7 @@ class ReplayConfig(Frozen):
     """The mixture of every batch, and what is kept."""
 
     fraction: Share = 0.875
-    """Share of replayed unrolls in every batch; honoured exactly, as integer counts."""
+    """Share of replayed unrolls in every batch: the nearest whole number of them, and at least one of each kind, but for 0 and 1."""
     capacity_steps: Count = 100_000
     """Environment steps that are kept, of all members together; oldest unrolls leave first."""
     codec: Literal["auto", "raw", "zstd"] = "auto"
@@ -267,7 +267,7 @@ class Config(Frozen):
     """Everything that decides a run."""
 
     recipe: str = "cartpole"
-    """Where the other settings begin: cartpole, minatar, pictures, continuous, box2d, mujoco, impala, atari, popart-impala,
+    """Where the other settings begin: cartpole, minatar, pictures, continuous, pendulum, box2d, mujoco, impala, atari, popart-impala,
     popart-impala-pixelcontrol or laser-multitask, for sweeps also demo, atari-shared or dmlab-pbt; what fits the environment, if left
     out."""
     environment: EnvironmentConfig = EnvironmentConfig()

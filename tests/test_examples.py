@@ -15,6 +15,7 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from laser_rl import LASER
 from laser_rl.agent.loss import laser_loss
 from laser_rl.config import LossConfig
 from laser_rl.networks.agent_network import Output
@@ -308,3 +309,18 @@ def test_single_file_laser_mixes_exactly(clocks):
         drawn |= set(names[~mask].tolist())
     assert online == offered  # each new unroll is online once, in order
     assert drawn == set(offered[-5:])
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers", "module"),
+    [("cartpole", 4, None), ("lunarlander", 8, "Box2D"), ("halfcheetah", 17, "mujoco")],
+)
+def test_a_trained_agent_predicts_without_its_environment_and_plays_as_its_table_says(name, numbers, module):
+    agent = LASER.load(EXAMPLES / "agents" / f"{name}.laser", device="cpu")
+    action, _ = agent.predict(np.zeros((3, numbers), np.float32), deterministic=True)
+    assert len(action) == 3
+    if module is not None:
+        pytest.importorskip(module)
+    [line] = [one for one in (EXAMPLES / "agents" / "README.md").read_text().splitlines() if f"`{name}.laser`" in one]
+    told = float(re.findall(r"([\d,]+) \[", line)[-1].replace(",", ""))  # with the likeliest actions
+    assert agent.evaluate(episodes=5, seed=1000, deterministic=True).mean > 0.7 * told

@@ -65,6 +65,21 @@ def test_other_environments_keep_their_recipe():
     assert chosen((1, 84, 84), "pong").recipe == "atari"
     assert chosen((4, 10, 10)).recipe == "minatar"
     assert chosen((3, 84, 84), action=BoxActions((-1.0,), (1.0,))).recipe == "continuous"
+    assert not chosen(
+        (3, 84, 84), action=BoxActions((-1.0,), (1.0,))
+    ).network.normalise_observation  # refused for pictures
+
+
+@pytest.mark.parametrize("count", [1, 3, 6])
+def test_the_trust_bound_grows_with_the_actions_as_the_kl_does(count):
+    config = chosen((4,), action=BoxActions((-1.0,) * count, (1.0,) * count), dtype="float32")
+    assert config.loss.trust_bound == pytest.approx(count / 6)
+    assert config.network.normalise_observation
+
+
+def test_lunar_lander_is_known_by_its_entry_in_the_registry():
+    assert chosen((8,), "LunarLander-v3", dtype="float32").recipe == "box2d"  # Box2D itself need not be there
+    assert chosen((8,), "CartPole-v1", dtype="float32").recipe == "cartpole"
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])

@@ -105,7 +105,7 @@ def test_a_bad_file_is_refused_in_one_sentence(tmp_path, capsys, text, message):
     [
         (["--env", "CartPol-v1"], "did you mean CartPole-v1"),
         (["--env", "no_such_module:make"], "no_such_module"),
-        (["--env", "CartPole-v1", "--replay.fraction", "0.96"], "use 0.875 or 1"),
+        (["--env", "CartPole-v1", "--batch-unrolls", "1"], "use 0 or 1"),
         (["--env", "CartPole-v1", "--environment.frame-stack", "4"], "are no pictures; set it to 1"),
         (["--env", "CartPole-v1", "--device", "cuda:77"], "device"),
         (["--env", "CartPole-v1", "--replay.capacity-steps", "900000M"], "lower --replay.capacity-steps to"),

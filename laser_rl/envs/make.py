@@ -257,6 +257,11 @@ def is_atari(name: str) -> bool:
     return name.startswith("ALE/") or ("/" not in name and ":" not in name and atari_game(name) in ATARI_57)
 
 
+def is_box2d(name: str) -> bool:
+    spec = gymnasium.registry.get(name)
+    return spec is not None and str(spec.entry_point).startswith("gymnasium.envs.box2d")
+
+
 def is_mixture(name: str) -> bool:
     return name.startswith(PREFIX) or "," in name
 

@@ -7,7 +7,7 @@ Sources: [L] the LASER paper (Schmitt et al. 2019), [I] the IMPALA paper (Espeho
 from collections.abc import Callable
 
 from laser_rl.config import Config, override
-from laser_rl.envs.make import is_atari
+from laser_rl.envs.make import is_atari, is_box2d
 from laser_rl.envs.records import BoxActions, EnvironmentSpec
 from laser_rl.errors import ConfigError, suggestion
 from laser_rl.recipes.agents import (
@@ -20,6 +20,7 @@ from laser_rl.recipes.agents import (
     laser_multitask,
     minatar,
     mujoco,
+    pendulum,
     pictures,
     popart_impala,
     popart_impala_pixelcontrol,
@@ -29,12 +30,13 @@ from laser_rl.training.settings import SweepConfig
 
 __all__ = [
     "RECIPES", "SWEEPS", "atari", "atari_shared", "box2d", "by_name", "cartpole", "continuous", "demo", "dmlab_pbt", "for_environment",
-    "impala", "laser_multitask", "minatar", "mujoco", "pictures", "popart_impala", "popart_impala_pixelcontrol", "small_pbt",
+    "impala", "laser_multitask", "minatar", "mujoco", "pendulum", "pictures", "popart_impala", "popart_impala_pixelcontrol", "small_pbt",
     "sweep_by_name",
 ]  # fmt: skip
 
 _AGENTS = (
-    cartpole, minatar, pictures, continuous, box2d, mujoco, impala, atari, popart_impala, popart_impala_pixelcontrol, laser_multitask
+    cartpole, minatar, pictures, continuous, pendulum, box2d, mujoco, impala, atari, popart_impala, popart_impala_pixelcontrol,
+    laser_multitask,
 )  # fmt: skip
 RECIPES: dict[str, Callable[..., Config]] = {agent.__name__.replace("_", "-"): agent for agent in _AGENTS}
 SWEEPS: dict[str, Callable[..., SweepConfig]] = {"demo": demo, "atari-shared": atari_shared, "dmlab-pbt": dmlab_pbt}
@@ -62,10 +64,12 @@ def sweep_by_name(name: str, environment: str | None = None) -> SweepConfig:
 
 def for_environment(spec: EnvironmentSpec, environment: str) -> Config:
     """The recipe that fits what an environment looks like."""
+    shapes = spec.observation.pictures
     if isinstance(spec.action, BoxActions):
-        return continuous(environment)
-    if not (shapes := spec.observation.pictures):
-        return cartpole(environment)
+        raw = {"network.normalise_observation": False} if shapes else {}  # the normaliser is for vectors
+        return override(continuous(environment, len(spec.action.low)), raw)
+    if not shapes:
+        return box2d(environment) if is_box2d(environment) else cartpole(environment)
     small = max(max(shape[1:]) for shape in shapes) <= 32  # noqa: PLR2004 - as networks.build chooses
     if spec.tasks or is_dmlab(environment):
         chosen = laser_multitask(environment)

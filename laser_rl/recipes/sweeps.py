@@ -11,6 +11,8 @@ def demo(environment: str = "laser/DeepSea-10") -> SweepConfig:
     settings = {
         "recipe": "demo",
         "environment.slots": shared(environment, 8),  # [D]
+        "replay.fraction": 0.875,  # [L]
+        "loss.batch_unrolls": 8,  # [T] DeepSea-10: 1 online + 7 replayed
         "loss.trust_bound": 0.1,  # [T] DeepSea-10, as entropy and reward scale
         "loss.entropy_cost": 0.01,
         "loss.reward_scale": 1.0,

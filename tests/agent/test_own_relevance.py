@@ -182,10 +182,10 @@ def test_a_name_that_leads_nowhere_is_said_before_the_first_step(module, name, m
 
 
 @pytest.mark.parametrize(
-    ("function", "got"), [("by_action", r"a tensor of shape \(20, 8, 3\)"), ("a_number", "got float")]
+    ("function", "got"), [("by_action", r"a tensor of shape \(20, 32, 3\)"), ("a_number", "got float")]
 )
 def test_an_answer_that_is_not_one_number_a_row_is_refused(module, function, got):
-    with pytest.raises(ConfigError, match=rf"{function}: expected a tensor of shape \(20, 8\), .*{got}"):
+    with pytest.raises(ConfigError, match=rf"{function}: expected a tensor of shape \(20, 32\), .*{got}"):
         trained(f"{module}:{function}")
 
 

@@ -41,12 +41,12 @@ SMALL = {
     "log_every_updates": 20, "checkpoint_every_steps": 0,
 }  # fmt: skip
 AGENTS: dict[str, dict[str, Any]] = {
-    "mlp": {"env": "laser/Catch", "recipe": "cartpole"},
-    "lstm": {"env": "laser/Catch", "recipe": "cartpole", "memory": "lstm", "memory_size": 8},
+    "mlp": {"env": "laser/Catch", "recipe": "cartpole", "entropy_cost": 0.0},
+    "lstm": {"env": "laser/Catch", "recipe": "cartpole", "entropy_cost": 0.0, "memory": "lstm", "memory_size": 8},
     "convolution": {"env": "laser/Catch", "recipe": "minatar", "options": {"image": True}, "channels": 4},
     "continuous": {
         "env": "Pendulum-v1",
-        "recipe": "continuous",
+        "recipe": "pendulum",
         "options": {"max_episode_steps": 20},
         "warmup_steps": 50,
     },

@@ -23,6 +23,11 @@ def small(environment="CartPole-v1", **settings):
         "evaluate_episodes": 2,
         "log_every_updates": 10,
         "checkpoint_every_steps": 200,
+        "fraction": 0.875,
+        "batch_unrolls": 8,
+        "learning_rate": 2e-3,
+        "schedule": "linear",
+        "entropy_cost": 0.0,
     }
     return override(recipes.cartpole(environment), {**defaults, **settings})
 
