@@ -135,7 +135,9 @@ def test_a_schedule_is_a_function_of_what_remains(runtime):
     made = {1e-3 * remaining**2 for remaining in seen}
     for row in rows:
         assert any(row.values["learning_rate"] == pytest.approx(one) for one in made)
-        if runtime == "serial":  # threads act on while the learner makes an update: a row's step may be ahead of the update's
+        if (
+            runtime == "serial"
+        ):  # threads act on while the learner makes an update: a row's step may be ahead of the update's
             remaining = max(0.0, 1 - row.step / 600)
             assert row.values["learning_rate"] == pytest.approx(1e-3 * remaining**2, abs=5e-5)
     with LASER("laser/Catch", schedule=lambda remaining: 0.5, learning_rate=4e-3, **settings) as agent:
