@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from laser_rl.agent.policy import Decision, Seen, restore_generator
+from laser_rl.agent.policy import Decision, Seen, channels, restore_generator
 from laser_rl.envs.records import Environments, Rows
 from laser_rl.types import Array, Episode, UnrollLayout, Unrolls, empty_unrolls
 
@@ -37,28 +37,6 @@ class Decides(Protocol):
 
     def act(self, rows: Seen, envs: Envs) -> Decision:
         """Decide for the newest rows of these environments."""
-
-
-class FrameStack:
-    """The newest frames of each environment, oldest first; frames of an earlier episode are zero."""
-
-    def __init__(self, count: int, frames: int, shape: tuple[int, ...], dtype: str) -> None:
-        self.frames = frames
-        self.array: Array = np.zeros((count, frames, *shape), dtype)
-
-    def push(self, rows: Rows) -> None:
-        envs = rows.slots
-        if self.frames > 1:
-            self.array[envs, :-1] = self.array[envs, 1:]
-            self.array[envs[rows.is_first], :-1] = 0
-        self.array[envs, -1] = rows.observation
-
-    def seen(self, envs: NDArray[np.int64]) -> Array:
-        """What the network sees: [n, frames · C, H, W] for pictures, the observation itself if there is no stack."""
-        stacked = self.array[envs]
-        if self.frames == 1:
-            return stacked[:, 0]
-        return stacked.reshape(len(stacked), -1, *stacked.shape[3:])
 
 
 class Actor:
@@ -87,7 +65,8 @@ class Actor:
         self._ended = np.zeros(count, bool)  # the environment's newest row is the last of its episode
         self._length = np.zeros(count, np.int64)
         self._return = np.zeros(count, np.float64)
-        self._stack = FrameStack(count, layout.stack, layout.observation_shape, layout.observation_dtype)
+        # The newest frames of each environment, oldest first; those of an earlier episode are zero.
+        self._stack: Array = np.zeros((count, layout.stack, *layout.observation_shape), layout.observation_dtype)
         self._ready: Envs = np.zeros(0, np.int64)  # environments that wait for an action
 
     @property
@@ -108,7 +87,7 @@ class Actor:
         if recorded and self.layout.state_size:
             self._unrecorded[:] = 0
         rows = self.environments.reset()
-        self._stack.push(rows)
+        self._push(rows)
         self._begin_unrolls(rows)
         self._ended[rows.slots] = False
         self._ready = rows.slots
@@ -128,7 +107,7 @@ class Actor:
         self._open.behaviour[envs, at] = decision.behaviour
         self._open.is_transition[envs, at] = ~self._ended[envs]
         rows = self.environments.step(envs, decision.environment_action)
-        self._stack.push(rows)
+        self._push(rows)
         episodes = self._count(rows)
         unrolls = self._record(rows)
         self._ended[rows.slots] = rows.terminated | rows.truncated
@@ -140,7 +119,12 @@ class Actor:
         recording = self._open
         first = cast("NDArray[np.bool_]", recording.is_first[envs, self.layout.context + at])
         last = recording.last_action[envs, at], recording.last_reward[envs, at]
-        return Seen(self._stack.seen(envs), first, *last, self._memory[envs])
+        return Seen(channels(self._stack[envs]), first, *last, self._memory[envs])
+
+    def _push(self, rows: Rows) -> None:
+        self._stack[rows.slots, :-1] = self._stack[rows.slots, 1:]
+        self._stack[rows.slots[rows.is_first], :-1] = 0
+        self._stack[rows.slots, -1] = rows.observation
 
     def _record(self, rows: Rows) -> Unrolls | None:
         skipped = rows.restarted | (self._unrecorded[rows.slots] > 0)
@@ -185,7 +169,7 @@ class Actor:
     def _begin_unrolls(self, rows: Rows) -> None:
         """Start anew at these rows; the context is what the stack still holds."""
         envs, context, recording = rows.slots, self.layout.context, self._open
-        recording.observation[envs, : context + 1] = self._stack.array[envs]
+        recording.observation[envs, : context + 1] = self._stack[envs]
         recording.is_first[envs, :context] = False  # the stack has been cut already
         recording.is_first[envs, context] = rows.is_first
         recording.last_action[envs, 0] = self._taken(rows)
@@ -223,7 +207,7 @@ class Actor:
         self._ready = np.array(own["ready"]) if environments else rows.slots
         if lost.any():
             new = _only(rows, lost)
-            self._stack.push(new)
+            self._push(new)
             self._begin_unrolls(new)
             self._ended[new.slots], self._length[new.slots], self._return[new.slots] = False, 0, 0.0
             if not self.layout.state_size:  # else see `begin`. Without a shift all unrolls would end at once
@@ -237,7 +221,7 @@ class Actor:
             "ended": self._ended,
             "length": self._length,
             "return": self._return,
-            "stack": self._stack.array,
+            "stack": self._stack,
             "memory": self._memory,
         }
 

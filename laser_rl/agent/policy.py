@@ -102,6 +102,11 @@ def choose(
     return action, behaviour, family.to_environment(action)
 
 
+def channels(frames: Array) -> Array:
+    """What the network sees of frames [n, stack, ...]: [n, stack · C, H, W] for pictures, the observation itself if there is no stack."""
+    return frames[:, 0] if frames.shape[1] == 1 else frames.reshape(len(frames), -1, *frames.shape[3:])
+
+
 def finite(state: Tensor) -> Tensor:
     """A memory's state with zeros in rows that are not finite: a diverged state is not carried on and never reaches the replay."""
     return torch.where(state.isfinite().all(-1, keepdim=True), state, 0.0)
@@ -145,7 +150,6 @@ def act_once(
     frames[is_first, :-1] = 0
     last = before.last_action.copy()
     last[is_first] = 0
-    stacked = frames.reshape(len(frames), -1, *frames.shape[3:]) if layout.stack > 1 else frames[:, 0]
-    decision = policy.act(Seen(stacked, is_first, last, reward, before.memory))
+    decision = policy.act(Seen(channels(frames), is_first, last, reward, before.memory))
     memory = before.memory if decision.state is None else decision.state
     return decision.environment_action, Memento(frames, memory, decision.action)

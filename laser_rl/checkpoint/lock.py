@@ -11,9 +11,9 @@ import os
 import platform
 import time
 import weakref
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self
 
 from laser_rl import disk
 from laser_rl.errors import ConfigError
@@ -31,7 +31,7 @@ class Owner:
     host: str
 
 
-class RunLock:
+class RunLock(AbstractContextManager["RunLock"]):
     """Owns a run directory until `release` or the end of the process."""
 
     def __init__(self, run_dir: str | Path) -> None:
@@ -53,9 +53,6 @@ class RunLock:
         if self._handle is not None:
             os.close(self._handle)  # not unlocked: that would unlock the parent's
             self._handle = None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.release()

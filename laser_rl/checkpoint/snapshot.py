@@ -293,13 +293,11 @@ def _into_place(temporary: Path, final: Path) -> None:
     replaced = final.with_name(final.name + _REPLACED)
     if final.exists():
         # A folder cannot be renamed onto a full one. Under its other name the old one is still found by `latest`.
-        if replaced.exists():
-            _discard(replaced)
+        _discard(replaced)
         final.rename(replaced)
     temporary.replace(final)
     disk.sync_path(final.parent)
-    if replaced.exists():
-        _discard(replaced)
+    _discard(replaced)
 
 
 def _retire(folder: Path, step: int, keep: int) -> None:
@@ -310,8 +308,7 @@ def _retire(folder: Path, step: int, keep: int) -> None:
             older.append(path)
             continue
         aside = path.with_name(path.name.removesuffix(_REPLACED) + _ASIDE)
-        if aside.exists():
-            _discard(aside)
+        _discard(aside)
         path.rename(aside)
         _log.warning("checkpoint %s is newer than the run, which went on from before it; it is kept as %s", path, aside)
     for path in older[keep:]:
@@ -334,10 +331,11 @@ def _unnamed(run_dir: Path, before: int | None) -> list[Path]:
 
 
 def _discard(path: Path) -> None:
-    """Remove a checkpoint: under a name that is never loaded, so that a crash half-way leaves no half checkpoint."""
+    """Remove a checkpoint, if it is there: under a name that is never loaded, so that a crash half-way leaves no half checkpoint."""
     doomed = disk.temporary_beside(path)
-    path.rename(doomed)
-    _remove(doomed)
+    with contextlib.suppress(FileNotFoundError):
+        path.rename(doomed)
+        _remove(doomed)
 
 
 def _remove(path: Path) -> None:

@@ -191,10 +191,8 @@ class Replay:
 
     def span(self) -> tuple[int, int]:
         """The first id held and the first not yet held; nothing is held if they are the same. Needs no lock."""
-        first, end = (
-            self.first_id,
-            self.next_id,
-        )  # in this order: both only grow, and the second may be newer than the first
+        # In this order: both only grow, and the second may be newer than the first.
+        first, end = self.first_id, self.next_id
         return max(first, end - self.capacity), max(first, end)
 
     @property

@@ -42,9 +42,6 @@ class MemberState(NamedTuple):
     tensors: dict[str, dict[str, Any]]  # by group; tensors, or arrays of the mixer
     numbers: dict[str, Any]  # everything else, as JSON
 
-    def without_unrolls(self) -> "MemberState":
-        return self._replace(tensors={**self.tensors, "mixer": {n: a[:0] for n, a in self.tensors["mixer"].items()}})
-
 
 def member_state(training: MemberTraining) -> MemberState:
     member, mixer = training.member, training.member.mixer.state_dict()
@@ -73,12 +70,13 @@ def load_learner(training: MemberTraining, tensors: Tensors, numbers: Mapping[st
 
 
 def published(training: MemberTraining) -> bytes:
-    """A member's state for other processes: all but its actor and the unrolls that wait for an update."""
-    return packed(member_state(training).without_unrolls())
+    return packed(member_state(training))
 
 
 def packed(state: MemberState) -> bytes:
-    dense = {name: torch.as_tensor(value).detach().cpu().contiguous() for name, value in flat(state.tensors).items()}
+    """A member's state for other processes: all but its actor and the unrolls that wait for an update."""
+    tensors = {**state.tensors, "mixer": {name: array[:0] for name, array in state.tensors["mixer"].items()}}
+    dense = {name: torch.as_tensor(value).detach().cpu().contiguous() for name, value in flat(tensors).items()}
     return safetensors.torch.save(dense, metadata={"numbers": json.dumps(state.numbers)})
 
 

@@ -224,7 +224,7 @@ class SweepSupervisor(Run, ABC):
             mended = self._fill_replays(loaded)
             for number, numbers in enumerate(loaded.state["members"]):
                 state = MemberState(grouped(loaded.tensors[member_name(number)]), numbers)
-                self._states.put(number, packed(state.without_unrolls()))
+                self._states.put(number, packed(state))
                 self._states.steps[number] = numbers["training"]["steps"]
             self.load_state_dict(loaded.state["trainer"])
             self._load_published()
