@@ -274,8 +274,11 @@ class Learner:
         return LearnerState(tensors, {**counters, "names": list(self.numbers.names), **tuned})
 
     def load_state_dict(self, tensors: Mapping[str, Mapping[str, Tensor]], numbers: Mapping[str, Any]) -> None:
-        """Continue exactly from a saved state; refused if the state that a roll-back would restore is not finite."""
-        require_finite(tensors["good"], "the last state that learned")
+        """Continue exactly from a saved state; refused if the state that a roll-back would restore is not finite.
+
+        A run that was exported to be carried has no "good" state: there a roll-back restores what is loaded.
+        """
+        require_finite(tensors.get("good", tensors["network"]), "the last state that learned")
         load_network(self.network, tensors["network"])
         self.optimiser.load_state_dict(tensors["optimiser"])
         learner = tensors["learner"]
@@ -283,7 +286,7 @@ class Learner:
         restore_generator(self.generator, learner["generator"])
         self.numbers.load_state_dict(numbers["names"], learner)
         self.recurrent.load_state_dict(learner)
-        self.recovery.load_state_dict(tensors["good"], numbers)
+        self.recovery.load_state_dict(tensors.get("good"), numbers)
         self.version = numbers["version"]
         self.loss = LossConfig.model_validate(numbers["loss"])
         self.rates = OptimiserConfig.model_validate(numbers["optimiser"])

@@ -219,9 +219,10 @@ class Recovery:
         """After other parameters were copied in. A roll-back restores the member's own until these have learned."""
         self._counts, self._there = self.counts._replace(failing=0), False
 
-    def load_state_dict(self, good: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
-        device = self._flat.value.device
-        self.good = {name: tensor.to(device, copy=True).contiguous() for name, tensor in good.items()}
+    def load_state_dict(self, good: Mapping[str, Tensor] | None, numbers: Mapping[str, Any]) -> None:
+        """Go on with the copy that was saved, or with one of the present state."""
+        device, kept = self._flat.value.device, self._copies() if good is None else good
+        self.good = {name: tensor.to(device, copy=True).contiguous() for name, tensor in kept.items()}
         self._counts = RecoveryCounts(*(numbers[name] for name in RecoveryCounts._fields))
         self._there = False
 

@@ -1,4 +1,4 @@
-"""`laser export`, `laser push`: a trained agent and its replay for other programs, and for the Hugging Face Hub."""
+"""`laser export`, `laser push`: a trained agent, its replay or its run for other programs, machines, and the Hugging Face Hub."""
 
 import tempfile
 from dataclasses import dataclass
@@ -12,7 +12,8 @@ from laser_rl.metrics import display
 from laser_rl.tools.hub import hub_api, require_login, upload, write_folder
 from laser_rl.tools.minari_dataset import export_minari
 from laser_rl.tools.onnx_policy import export_onnx, require_extra
-from laser_rl.tools.source import load_source
+from laser_rl.tools.source import copy_run, load_source
+from laser_rl.training.files import command_for
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,10 @@ class Export:
     compared with torch on random observations before it is put in place."""
     minari: Annotated[str | None, tyro.conf.arg(metavar="NAMESPACE/NAME-vN")] = None
     """The whole episodes of the replay as a Minari dataset of this name, exact."""
+    run: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    """A run directory that is small enough to carry and goes on elsewhere: the newest checkpoint, the log, a part of the replay."""
+    replay_steps: int = 0
+    """Of --run: so many of the newest steps of each replay come along; 0: none."""
     member: Annotated[str | None, tyro.conf.arg(metavar="best|N")] = None
     """Of a sweep: a member's number, or the best by its last evaluation. If left out, the best one's policy, and the
     episodes of all members."""
@@ -32,14 +37,21 @@ class Export:
     """Where Minari datasets go, instead of MINARI_DATASETS_PATH or ~/.minari/datasets."""
 
     def __call__(self) -> int:
-        if self.onnx is None and self.minari is None:
-            raise ConfigError("export what? say --onnx policy.onnx, --minari NAMESPACE/NAME-v0, or both")
+        if self.onnx is None and self.minari is None and self.run is None:
+            raise ConfigError("export what? say --onnx policy.onnx, --minari NAMESPACE/NAME-v0, --run DIR, or several")
+        if self.replay_steps and self.run is None:
+            raise ConfigError("--replay-steps is for --run")
         if self.out is not None and self.minari is None:
             raise ConfigError("--out is for --minari; --onnx names its file by itself")
         if self.onnx is not None:
             _onnx(self, self.onnx)
         if self.minari is not None:
             _minari(self, self.minari)
+        if self.run is not None:
+            held, size = copy_run(self.run_dir, self.run, self.replay_steps)
+            print(
+                f"{self.run}: {display.size(size)}, {held:,} steps of replay; go on with: {command_for('resume', self.run)}"
+            )
         return 0
 
 
