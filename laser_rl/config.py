@@ -5,6 +5,7 @@ Units stand in the field names. Parts of the program receive values, or a sectio
 
 import difflib
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
@@ -27,6 +28,11 @@ class Frozen(BaseModel):
     """Unknown names are refused and nothing can be changed after validation."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+def auto_slots() -> int:
+    """Environments that keep emulators on all cores at work while the policy decides: 16 a core, at most 256."""
+    return min(256, 16 * len(os.sched_getaffinity(0)))
 
 
 class AtariConfig(Frozen):
@@ -53,7 +59,7 @@ class EnvironmentConfig(Frozen):
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the environment."""
     slots: Count = 8
-    """How many environments are stepped side by side."""
+    """How many environments are stepped side by side; auto: 16 a core, at most 256. A run keeps the number that it began with."""
     placement: Literal["auto", "thread", "process"] = "auto"
     """Python environments in this thread, or in supervised processes."""
     workers: CountOrNone = 0
@@ -67,6 +73,11 @@ class EnvironmentConfig(Frozen):
     on_bad_value: Literal["fail", "drop"] = "fail"
     """NaN or infinity from the environment: stop, or discard the episode."""
     atari: AtariConfig = AtariConfig()
+
+    @field_validator("slots", mode="before")
+    @classmethod
+    def _from_cores(cls, slots: Any) -> Any:
+        return auto_slots() if slots == "auto" else slots
 
 
 class NetworkConfig(Frozen):

@@ -12,6 +12,7 @@ from laser_rl.config import (
     OptimiserConfig,
     ReplayConfig,
     RunConfig,
+    auto_slots,
     override,
 )
 from laser_rl.envs.scores import tasks_of
@@ -181,7 +182,7 @@ def atari(environment: str = "ALE/Breakout-v5") -> Config:
         recipe="atari",
         environment=EnvironmentConfig(
             id=environment,
-            slots=64,  # [D]
+            slots=auto_slots(),  # [D]
             frame_stack=4,  # [I]
             atari=AtariConfig(most_noops=37, most_frames=108_000),  # [L] evaluation protocol
         ),

@@ -29,6 +29,7 @@ def atari_shared(environment: str = "ALE/Breakout-v5") -> SweepConfig:
     """The paper's sweep on Atari: nine members, one replay; all else as `atari`."""
     settings = {
         "recipe": "atari-shared",
+        "environment.slots": 64,  # [D] of each of nine members
         "replay.fraction": 0.96,  # [L] 5 online and 123 replayed unrolls
         "replay.capacity_steps": 10_000_000,  # the capacity of the paper's other shared replays, [D] for Atari
         "optimiser.schedule": "constant",  # [L] constant in sweeps

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from laser_rl import LASER, Sweep, cli
+from laser_rl import LASER, Sweep, cli, recipes
 from laser_rl.config import Config, override, setting_types
 from laser_rl.errors import THEIRS, ConfigError, called_here
 from laser_rl.recipes import RECIPES
@@ -190,3 +190,21 @@ def test_a_command_ends_quietly_when_its_output_is_closed(arguments):
     done = subprocess.run([*LASER_COMMAND, *arguments], stdout=write, stderr=subprocess.PIPE, timeout=60, check=False)
     os.close(write)
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_slots_auto_is_a_number_by_the_cores_from_the_start(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2})
+    assert override(Config(), {"slots": "auto"}).environment.slots == 48
+    assert recipes.by_name("atari").environment.slots == 48
+    file = tmp_path / "settings.yaml"
+    file.write_text("environment: {id: laser/Catch, slots: auto}")
+    for words in (["laser/Catch", "--slots", "auto"], ["--config", str(file)]):
+        out = tmp_path / f"run-{len(words)}-{words[0].strip('-').replace('/', '-')}"
+        assert cli.main(["train", *words, "--steps", "200", "--out", str(out), "--plain"]) == 0
+        assert (
+            json.loads((out / "config.json").read_text())["environment"]["slots"] == 48
+        )  # a run that goes on elsewhere keeps it
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(64)))
+    assert recipes.by_name("atari").environment.slots == 256
+    with pytest.raises(ConfigError, match="slots"):
+        override(Config(), {"slots": "many"})

@@ -1,7 +1,9 @@
 """The default configuration and every recipe, as JSON."""
 
 import json
+import os
 from typing import Any
+from unittest import mock
 
 from laser_rl import recipes
 from laser_rl.config import Config
@@ -12,7 +14,12 @@ ELSEWHERE = "laser/Catch"  # some recipes have other numbers for tasks that are 
 
 
 def all_settings() -> dict[str, Any]:
-    """By name: every value of every setting."""
+    """By name: every value of every setting, on a machine of four cores."""
+    with mock.patch.object(os, "sched_getaffinity", return_value=set(range(4))):
+        return _all_settings()
+
+
+def _all_settings() -> dict[str, Any]:
     one_member = SweepConfig(members=({},))
     least_pbt = PbtConfig(burn_in_steps=0, every_episodes=1, margin=0.0)
     found = {"default": Config(), "default of sweeps": one_member, "default of PBT": least_pbt}
