@@ -1,13 +1,19 @@
 """The Atari queue: which runs it starts within a time, what it keeps, and what its page says."""
 
 import argparse
+import doctest
+import importlib
 import json
 
+import ale_py
+import gymnasium
 import pytest
 
 from benchmarks import atari_plan, atari_queue, atari_queue_report
 from laser_rl import recipes
 from laser_rl.config import override
+from laser_rl.envs.atari import atari_game
+from laser_rl.envs.scores import ATARI_57
 
 # Settings that rows made before their removal still hold, at the values at which they did nothing.
 GONE = {"online_share": "fixed", "online_share_least": 0.0625, "online_share_most": 0.5, "policy_trust_bound": None}
@@ -106,7 +112,20 @@ def test_kept_rows_are_of_the_plan_and_the_page_is_made_of_them():
         assert row["config"]["environment"]["id"] == config["environment"]["id"]
         assert sum(row["episodes"]) > 100
     assert (atari_queue_report.RESULTS / "calibration.md").read_text() == atari_queue_report.page(rows)
-    assert (atari_queue_report.RESULTS / "comparison.md").read_text() == atari_queue_report.comparison_page(rows)
+    assert (atari_queue_report.RESULTS / "README.md").read_text() == atari_queue_report.comparison_page(rows)
+
+
+def test_the_readme_says_what_the_rows_say():
+    rows, readme = atari_queue.load(), (atari_queue_report.RESULTS.parents[2] / "README.md").read_text()
+    seeds = atari_queue_report.seeds_done(rows)
+    games = atari_queue_report.complete_games(rows, seeds)
+    for variant in seeds:
+        found = atari_queue_report.iqm_at(rows, variant, games, seeds[variant], 6)
+        assert f"{found.iqm:.2f} [{found.ci95[0]:.2f}, {found.ci95[1]:.2f}]" in readme
+    for agent in ("Rainbow", "IQN"):
+        assert f"{agent} ({atari_queue_report.public_iqm_at(agent, games, 6):.2f})" in readme
+    scores = atari_queue_report.scores_by_game(rows, games)
+    assert all(ours > without for ours, without in zip(scores["LASER"], scores["without replay"], strict=True))
 
 
 def comparison_rows(score):
@@ -133,7 +152,7 @@ def test_the_comparison_finds_the_scores_that_were_put_in():
     assert atari_queue_report.iqm_at(rows, "impala", games, 2, 6).iqm == pytest.approx(0.6)
     assert all("LASER is better" in line for line in atari_queue_report.verdicts(rows, games))
     worse = comparison_rows(lambda variant, million: -1.0 if variant == "laser" else 0.5)
-    assert all("LASER is not better" in line for line in atari_queue_report.verdicts(worse, games))
+    assert all("LASER is worse" in line for line in atari_queue_report.verdicts(worse, games))
 
 
 def test_games_without_all_of_their_runs_do_not_count():
@@ -142,7 +161,7 @@ def test_games_without_all_of_their_runs_do_not_count():
     seeds = atari_queue_report.seeds_done(rows)
     assert seeds == {"laser": 1, "impala": 1}
     assert set(atari_plan.COMPARISON_GAMES) - set(atari_queue_report.complete_games(rows, seeds)) == {"Qbert"}
-    assert "Only games that have all runs count here: Amidar" in atari_queue_report.comparison_page(rows)
+    assert "Only games that have all runs count: Amidar" in atari_queue_report.comparison_page(rows)
 
 
 def test_sweeps_that_share_have_three_members_and_equal_replays():
@@ -169,3 +188,18 @@ def test_a_sweep_leaves_a_row_with_its_members(variant, tmp_path, monkeypatch):
     assert sum(sum(member["episodes"]) for member in row["members"]) == sum(row["episodes"])
     assert all(sum(member["episodes"]) > 50 and member["train"]["update"][-1] > 20 for member in row["members"])
     assert (tmp_path / "agent.laser").exists()
+
+
+@pytest.mark.parametrize("name", ["atari_plan", "atari_queue", "atari_queue_report"])
+def test_examples_in_docstrings_hold(name):
+    found = doctest.testmod(importlib.import_module(f"benchmarks.{name}"))
+    assert found.attempted > 0
+    assert found.failed == 0
+
+
+def test_every_game_of_the_table_is_found_by_its_environment():
+    gymnasium.register_envs(ale_py)
+    known = {atari_game(name) for name in gymnasium.registry if name.startswith("ALE/")}
+    assert len(ATARI_57) == 57
+    assert ATARI_57.keys() <= known
+    assert all(score.best != score.random for score in ATARI_57.values())

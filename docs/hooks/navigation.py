@@ -29,7 +29,7 @@ def pages(pattern: str) -> list[str]:
     """The pages that a pattern matches.
 
     >>> pages("results/atari/*.md")
-    ['results/atari/README.md', 'results/atari/calibration.md', 'results/atari/comparison.md']
+    ['results/atari/README.md', 'results/atari/calibration.md']
     """
     found = [path.relative_to(DOCS) for path in DOCS.glob(pattern)]
     return [
