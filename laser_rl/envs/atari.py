@@ -12,6 +12,7 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
+from laser_rl.envs.border import LOGGER
 from laser_rl.envs.records import (
     Array,
     DiscreteActions,
@@ -24,6 +25,9 @@ from laser_rl.envs.records import (
 )
 from laser_rl.envs.scores import ATARI_57
 from laser_rl.errors import EnvironmentRefused, MissingExtra
+
+
+MANY = 32  # emulators; their constructors run one after the other, each computes a palette (ale-py 0.12)
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,8 @@ class AtariEnvironments(Environments):
     ) -> None:
         settings, rom = settings or AtariSettings(), atari_game(game)
         shares = np.array_split(np.arange(slots), min(groups, slots))
+        if slots >= MANY:
+            LOGGER.info("starting %d emulators, which takes ALE 0.1 to 0.2 s each", slots)
         self._groups = [(own, atari_vector(rom, len(own), settings)) for own in shares]
         self._sent: deque[tuple[Ints, Any]] = deque()  # groups, longest ago first; their rows are owed
         self.slots = slots
