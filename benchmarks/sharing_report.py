@@ -1,8 +1,9 @@
 """Tables and pictures of `benchmarks/sharing.py`, made from its files alone.
 
-    python benchmarks/sharing_report.py        # pictures, tables.csv and differences.csv in docs/results/sharing
+    python -m benchmarks.sharing_report        # pictures, tables.csv and differences.csv in docs/results/sharing, and the tables of pages
 
-The unit is the sweep: numbers of its members are averaged first, and intervals are bootstraps over seeds (95 %, of the mean). "whole run"
+The unit is the sweep: numbers of its members are averaged first, and intervals are Student's t over seeds (95 %, of the mean): with five
+seeds a percentile bootstrap is too narrow. Differences are paired by seed, and Holm's rule decides over each family of them. "whole run"
 is the mean return over all of training, which is what sample efficiency looks like; "end" the last three buckets; "solved" the share of
 members whose end is at the task's mark, "steps" the mean over members of the steps to the first bucket at the mark (a member that never
 gets there counts the whole run); "best" the best member at the end (a maximum over nine: optimistic, as in the paper).
@@ -17,17 +18,39 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from sharing import BOUNDS, RESULTS, TASKS, VARIANTS
+
+from benchmarks.peers_report import Difference, difference, holm, t_interval
+from benchmarks.sharing import BOUNDS, RESULTS, TASKS, VARIANTS
 
 Values = NDArray[np.float64]
 MAIN = ("none", "separate", "naive", "trust 0.03", "trust 0.1")
 COLOURS = {"none": "0.6", "separate": "C0", "naive": "C3", "trust 0.01": "C8", "trust 0.03": "C2", "trust 0.1": "C1"}
-RESAMPLES = 2_000
 END = 3  # buckets
 LEAST_SEEDS = 3
 COMPARED = (("trust 0.1", "separate"), ("trust 0.03", "separate"), ("naive", "separate"), ("trust 0.1", "naive"))
 TABLE_COLUMNS = ("task", "members", "variant", "seeds", "measure", "mean", "low", "high")
-DIFFERENCE_COLUMNS = ("task", "variant", "less", "seeds", "difference", "low", "high", "verdict")
+DIFFERENCE_COLUMNS = ("task", "variant", "less", "seeds", "difference", "low", "high", "p_holm", "verdict")
+LEVEL = 0.05
+NAMES = {"breakout": "MinAtar Breakout", "asterix": "MinAtar Asterix", "cartpole": "CartPole"}
+MARK = "<!-- sharing: made by `python -m benchmarks.sharing_report` -->", "<!-- sharing end -->"
+# Pages with a table of the whole run: the heading of each variant, and the tasks.
+PAGES = {
+    RESULTS / "README.md": (
+        {
+            "separate": "a replay each", "naive": "one replay, every row trusted",
+            "trust 0.03": "one replay, b = 0.03", "trust 0.1": "b = 0.1",
+        },
+        ("deepsea-12", "deepsea-14", "keydoor-8", "sparsegrid-8", "cartpole", "asterix", "breakout", "convention"),
+    ),
+    RESULTS.parents[2] / "README.md": (
+        {
+            "separate": "a replay each",
+            "naive": "one replay, every row trusted",
+            "trust 0.1": "one replay, trust region (b = 0.1)",
+        },
+        ("deepsea-12", "keydoor-8", "cartpole", "breakout", "convention"),
+    ),
+}  # fmt: skip
 
 
 def read(name: str) -> dict[str, dict[int, Values]]:
@@ -52,10 +75,9 @@ def _filled(values: list[float]) -> list[float]:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean over seeds, and a bootstrap interval of it."""
-    array, random = np.asarray(values, np.float64), np.random.default_rng(0)
-    means = array[random.integers(len(array), size=(RESAMPLES, len(array)))].mean(1)
-    return float(array.mean()), *np.percentile(means, [2.5, 97.5]).tolist()
+    """Mean over seeds, and its t interval."""
+    mean, half = t_interval(values)
+    return mean, mean - half, mean + half
 
 
 def numbers(curves: Values, solved: float | None, bucket: int = 1) -> dict[str, float]:
@@ -82,21 +104,62 @@ def table(name: str, data: dict[str, dict[int, Values]], group: str, members: sl
     return lines
 
 
-def differences(name: str, data: dict[str, dict[int, Values]], solved: float | None) -> list[list[str]]:
-    """Trust region against separate replay and against naive sharing over the whole run, seed by seed: the same seeds in both."""
-    lines = []
+def differences(every: dict[str, dict[str, dict[int, Values]]]) -> list[list[str]]:
+    """Over the whole run, seed by seed, and over the tasks: each task's difference as a share of what the other variant has there.
+
+    A family is one comparison on all tasks; the comparisons over tasks are a family, too.
+    """
+    scores = {
+        name: {
+            variant: {seed: numbers(curves, None)["whole run"] for seed, curves in seeds.items()}
+            for variant, seeds in data.items()
+        }
+        for name, data in every.items()
+    }
+    families: list[list[Difference]] = []
+    overall: list[Difference] = []
     for one, other in COMPARED:
-        seeds = sorted(data.get(one, {}).keys() & data.get(other, {}).keys())
-        if len(seeds) < LEAST_SEEDS:
-            continue
-        each = [
-            numbers(data[one][seed], solved)["whole run"] - numbers(data[other][seed], solved)["whole run"]
-            for seed in seeds
-        ]
-        mean, low, high = interval(each)
-        verdict = "better" if low > 0 else "worse" if high < 0 else "undecided"
-        lines.append([name, one, other, str(len(seeds)), *(f"{value:.3f}" for value in (mean, low, high)), verdict])
+        pairs = {name: (by.get(one, {}), by.get(other, {})) for name, by in scores.items()}
+        pairs = {name: pair for name, pair in pairs.items() if len(pair[0].keys() & pair[1].keys()) >= LEAST_SEEDS}
+        families.append([difference(name, one, other, *pair) for name, pair in pairs.items()])
+        shares = {
+            place: found.mean / float(np.mean(list(pairs[found.task][1].values())))
+            for place, found in enumerate(families[-1])
+        }
+        overall.append(difference("over tasks", one, other, shares, dict.fromkeys(shares, 0.0)))
+    lines = []
+    for family in (*families, overall):
+        for one, p in zip(family, holm([one.p for one in family]), strict=True):
+            verdict = "undecided" if p >= LEVEL else "better" if one.mean > 0 else "worse"
+            cells = [f"{value:.3f}" for value in (one.mean, one.mean - one.half, one.mean + one.half)]
+            lines.append([one.task, one.ours, one.peer, str(one.seeds), *cells, f"{p:.2g}", verdict])
     return lines
+
+
+def page_table(lines: Sequence[Sequence[str]], headings: dict[str, str], tasks: Sequence[str]) -> str:
+    """The whole run in Markdown, a line a task."""
+    found = {
+        (name, variant): _cell([float(one) for one in cells])
+        for name, members, variant, _, measure, *cells in lines
+        if (members, measure) == ("all", "whole run")
+    }
+    shown = [f"| task | {' | '.join(headings.values())} |", "|---" * (len(headings) + 1) + "|"]
+    for name in tasks:
+        cells = " | ".join(found.get((name, variant), "") for variant in headings)
+        shown.append(f"| {NAMES.get(name, _title(name))} | {cells} |")
+    return "\n".join(shown)
+
+
+def _cell(values: Sequence[float]) -> str:
+    digits = 0 if abs(values[0]) >= 100 else 2
+    mean, low, high = (f"{value:.{digits}f}".replace("-", "−") for value in values)
+    return f"{mean} [{low}, {high}]"
+
+
+def _title(name: str) -> str:
+    words = {"deepsea": "DeepSea", "keydoor": "KeyDoor", "sparsegrid": "SparseGrid", "convention": "Convention"}
+    first, _, size = name.partition("-")
+    return f"{words.get(first, first)} {size}".strip()
 
 
 def picture(name: str, data: dict[str, dict[int, Values]]) -> None:
@@ -109,7 +172,7 @@ def picture(name: str, data: dict[str, dict[int, Values]]) -> None:
         steps = task.bucket * np.arange(1, curves.shape[2] + 1)
         for axes, over in ((left, np.nanmean(curves, 1)), (right, np.nanmax(curves, 1))):
             axes.plot(steps, over.mean(0), color=COLOURS[variant], label=variant, linewidth=1.8)
-            low, high = np.percentile(_resampled(over), [2.5, 97.5], axis=0)
+            low, high = np.array([interval(at) for at in over.T.tolist()]).T[1:]
             axes.fill_between(steps, low, high, color=COLOURS[variant], alpha=0.15, linewidth=0)
     for axes, title in ((left, "mean of the members"), (right, "pointwise best member")):
         axes.set(xlabel="steps of a member", title=title)
@@ -119,11 +182,6 @@ def picture(name: str, data: dict[str, dict[int, Values]]) -> None:
     left.legend(frameon=False, fontsize=8)
     figure.suptitle(name)
     figure.savefig(RESULTS / f"{name}.png")
-
-
-def _resampled(over: Values) -> Values:
-    random = np.random.default_rng(0)
-    return over[random.integers(len(over), size=(RESAMPLES, len(over)))].mean(1)
 
 
 def bounds_picture(every: dict[str, dict[str, dict[int, Values]]]) -> None:
@@ -155,7 +213,6 @@ def main() -> None:
     """All tasks that have a file."""
     every: dict[str, dict[str, dict[int, Values]]] = {}
     lines: list[list[str]] = []
-    compared: list[list[str]] = []
     for name, task in TASKS.items():
         if not (RESULTS / f"{name}.csv").exists():
             continue
@@ -166,10 +223,13 @@ def main() -> None:
         for group in dict.fromkeys(task.groups):
             first, count = task.groups.index(group), task.groups.count(group)
             lines += table(name, data, group, slice(first, first + count))
-        compared += differences(name, data, task.solved)
     bounds_picture(every)
     write(RESULTS / "tables.csv", TABLE_COLUMNS, lines)
-    write(RESULTS / "differences.csv", DIFFERENCE_COLUMNS, compared)
+    write(RESULTS / "differences.csv", DIFFERENCE_COLUMNS, differences(every))
+    for page, (headings, tasks) in PAGES.items():
+        before, _, rest = page.read_text().partition(MARK[0])
+        after = rest.partition(MARK[1])[2]
+        page.write_text(f"{before}{MARK[0]}\n\n{page_table(lines, headings, tasks)}\n\n{MARK[1]}{after}")
 
 
 if __name__ == "__main__":

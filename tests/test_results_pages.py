@@ -66,3 +66,25 @@ def test_recurrent_shows_the_kept_scores(head, experiment):
         told = [float(number) for number in re.findall(r"[\d.]+", end)]
         kept = [float(found[variant, "score at the end"][name]) for name in ("mean", "low", "high")]
         assert told == pytest.approx(kept, abs=0.006)
+
+
+def test_what_is_said_of_sharing_is_in_the_table_of_differences():
+    with (RESULTS / "sharing" / "differences.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    kept = {f"{row['difference']} [{row['low']}, {row['high']}]".replace("-", "−") for row in rows}
+    text = (RESULTS / "sharing" / "README.md").read_text()
+    said = re.findall(r"−?\d\.\d{3} \[−?\d\.\d{3}, −?\d\.\d{3}\]", text)
+    assert len(said) == 5
+    assert set(said) <= kept
+    decided = {(row["variant"], row["less"], row["verdict"]): set() for row in rows}
+    for row in rows:
+        decided[row["variant"], row["less"], row["verdict"]].add(row["task"])
+    assert decided["trust 0.1", "separate", "better"] == {"sparsegrid-8", "over tasks"}
+    assert decided["naive", "separate", "better"] == {"deepsea-12", "keydoor-8", "sparsegrid-8", "catch"}
+    assert decided["trust 0.1", "naive", "worse"] == {"deepsea-12", "catch", "breakout"}
+    [over] = [
+        row for row in rows if (row["task"], row["variant"], row["less"]) == ("over tasks", "trust 0.1", "separate")
+    ]
+    share = [f"{100 * float(row):.0f}" for row in (over["difference"], over["low"], over["high"])]
+    readme = (RESULTS.parents[1] / "README.md").read_text()
+    assert "{} % [{}, {}] of the return, p = {}".format(*share, over["p_holm"]) in readme
