@@ -142,19 +142,19 @@ def test_another_distribution_keeps_the_number_of_draws_of_the_file(tmp_path):
 def test_what_members_differ_in_is_replaced_as_a_whole(tmp_path):
     file = tmp_path / "my.yaml"
     file.write_text("recipe: demo\nbase: {environment: {id: laser/Catch}}\nmembers: [{entropy_cost: 0.1}, {}]\n")
-    base, rest = begin(None, file, None)
+    base, rest = begin(file, None, None, sweep=True)
     assert (rest["members"], rest.get("grid"), base.recipe) == (
         [{"entropy_cost": 0.1}, {}],
         None,
         "demo",
     )
     file.write_text("recipe: demo\nshare: none\n")
-    base, rest = begin(None, file, "laser/Catch")
+    base, rest = begin(file, None, "laser/Catch", sweep=True)
     assert (rest["grid"], rest["share"]) == (
         recipes.demo().grid,
         "none",
     )  # the recipe's, as the file has none
-    assert begin("cartpole", file, None)[1] == {"share": "none"}  # the flag's recipe counts
+    assert begin(file, "cartpole", None, sweep=True)[1] == {"share": "none"}  # the flag's recipe counts
 
 
 def test_values_of_a_list_are_numbers_lists_or_words():

@@ -158,7 +158,8 @@ class LASER:
         if self._refusal:
             raise ConfigError(self._refusal)
         trainer = self._prepared()
-        console = functools.partial(self._console, trainer.steps + more)
+        where = "" if self._run_dir is None else f" in {self._run_dir}"
+        console = {"title": f"{self.config.environment.id}{where}", "total_steps": max(1, trainer.steps + more)}
         shown = {"progress_bar": progress_bar, "tensorboard_log": tensorboard_log, "verbose": verbose}
         with self._trust.applied(), watched("learn", console, **shown) as sinks:
             trainer.extend(more, total=total, callbacks=called, sinks=sinks, log_every=log_every)
@@ -307,12 +308,6 @@ class LASER:
     def close(self) -> None:
         """End the environments and other processes, let go of the run directory; the agent can still predict."""
         self._open.close()
-
-    def _console(self, steps: int, terminal: Any) -> Sink:
-        from laser_rl.metrics.console import Console  # noqa: PLC0415 - rich, only where something is shown
-
-        where = "" if self._run_dir is None else f" in {self._run_dir}"
-        return Console(f"{self.config.environment.id}{where}", max(1, steps), terminal=terminal)
 
     def _prepared(self) -> Trainer:
         if self._trainer is None:

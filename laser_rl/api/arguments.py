@@ -72,9 +72,9 @@ def named_in_grid(name: str, value: Any) -> Any:
 
 @contextlib.contextmanager
 def watched(
-    method: str, console: Callable[[Any], Sink], *, progress_bar: object, tensorboard_log: object, verbose: object
+    method: str, console: Mapping[str, Any], *, progress_bar: object, tensorboard_log: object, verbose: object
 ) -> Iterator[list[Sink]]:
-    """The sinks that a call of `learn` or `run` asks for, closed at its end; `console` makes one for a terminal."""
+    """The sinks that a call of `learn` or `run` asks for, closed at its end; `console`: what a `Console` shows."""
     for name, value in (("progress_bar", progress_bar), ("verbose", verbose)):
         if value not in (0, 1):
             raise ConfigError(f"{method}: expected {name} to be 0 or 1 (False or True), got {shortened(value)}")
@@ -83,26 +83,26 @@ def watched(
         if tensorboard_log is not None:
             from laser_rl.metrics.tensorboard import TensorBoardLog  # noqa: PLC0415 - slow to import
 
-            sinks.append(TensorBoardLog(_folder(method, "tensorboard_log", tensorboard_log)))
+            try:
+                folder = Path(tensorboard_log)  # type: ignore[arg-type]
+                folder.mkdir(parents=True, exist_ok=True)
+            except (OSError, TypeError, ValueError) as error:
+                expected = "a folder that can be written to"
+                raise ConfigError(
+                    f"{method}: expected tensorboard_log to be {expected}, got {shortened(tensorboard_log)} ({error})"
+                ) from None
+            sinks.append(TensorBoardLog(folder))
         if progress_bar or verbose:
-            from rich.console import Console as Terminal  # noqa: PLC0415
+            from rich.console import Console as Terminal  # noqa: PLC0415 - only where something is shown
+
+            from laser_rl.metrics.console import Console  # noqa: PLC0415
 
             live = None if progress_bar else False  # None: if there is a terminal, or a notebook
-            sinks.append(console(Terminal(highlight=False, force_terminal=live, force_jupyter=live)))
+            terminal = Terminal(highlight=False, force_terminal=live, force_jupyter=live)
+            sinks.append(Console(**console, terminal=terminal))
         for sink in sinks:
             stack.callback(sink.close)
         yield sinks
-
-
-def _folder(method: str, name: str, value: object) -> Path:
-    try:
-        folder = Path(value)  # type: ignore[arg-type]
-        folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{method}: expected {name} to be a folder that can be written to, got {shortened(value)} ({error})"
-        ) from None
-    return folder
 
 
 def observed(sees: Callable[[Any], Any], observation: Any, spec: EnvironmentSpec) -> Array:

@@ -1,5 +1,6 @@
 """`Sweep`: train several agents that differ in a few settings at the same speed, by default with one shared replay."""
 
+import contextlib
 import shutil
 import tempfile
 import weakref
@@ -23,10 +24,10 @@ from laser_rl.training.build import EnvironmentSource, slots_of
 from laser_rl.training.build_group import one_layout
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.evaluate import Result
-from laser_rl.training.launch import process_count, train
+from laser_rl.training.launch import Elsewhere, process_count, train
 from laser_rl.training.member_training import Callback
 from laser_rl.training.pbt import PbtConfig
-from laser_rl.training.settings import Distribution, SweepConfig, cluster_of, sweep_from, with_source
+from laser_rl.training.settings import ClusterSettings, Distribution, SweepConfig, cluster_of, sweep_from, with_source
 from laser_rl.training.stop import EXIT_STATUS, deliver_again
 
 _SHARE: dict[bool | str, str] = {True: "shared", False: "separate", "none": "none"}
@@ -178,61 +179,59 @@ class Sweep:
             steps = count_of("run", "steps", steps, least=1)
             values = self.config.model_dump(exclude={"base", "pbt"} if self._pbt_wanted else {"base"})
             self.config = self._complete(values, override(self.config.base, {"run.steps": steps}))
-        if self._cluster is None:
-            require_memory(self.config, self._source)
-        folder = self._run_dir or Path(tempfile.mkdtemp(prefix="laser-sweep-"))
+        elsewhere = elsewhere_of(self.config, self._cluster, self._source)
+        members, base = self.config.settings, self.config.base
+        console = {"title": f"{base.environment.id}, {len(members)} members", "total_steps": base.run.steps}
+        console |= {"settings": members, "pbt": self.config.pbt is not None}
         shown = {"progress_bar": progress_bar, "tensorboard_log": tensorboard_log, "verbose": verbose}
-        try:
-            with watched("run", self._console, **shown) as sinks:
-                result = self._run_in(folder, called, sinks)
-        except BaseException:
+        with contextlib.ExitStack() as removing, contextlib.ExitStack() as stack:
+            folder = self._run_dir or Path(tempfile.mkdtemp(prefix="laser-sweep-"))
             if self._run_dir is None:
-                shutil.rmtree(folder, ignore_errors=True)
-            raise
-        if self._run_dir is None:
-            removing = weakref.finalize(result, shutil.rmtree, folder, ignore_errors=True)
-            if result.interrupted in EXIT_STATUS:
-                removing()  # the signal may end the process before the result is collected
-        deliver_again(result.interrupted)
-        return result
-
-    def _console(self, terminal: Any) -> Sink:
-        from laser_rl.metrics.console import Console  # noqa: PLC0415 - rich, only where something is shown
-
-        settings, base = self.config.settings, self.config.base
-        title = f"{base.environment.id}, {len(settings)} members"
-        return Console(title, base.run.steps, settings, pbt=self.config.pbt is not None, terminal=terminal)
-
-    def _run_in(self, path: Path, callbacks: Sequence[Callback], sinks: Sequence[Sink]) -> SweepResult:
-        # Processes meet in the directory.
-        keeps = self._run_dir is not None or process_count(self.config) > 0 or self._cluster is not None
-        directory = RunDirectory(path, self.config)
-        name = f"{self.config.base.environment.id}-sweep" if self._run_dir is None else self._run_dir.name
-        more = trackers(self._track, name, self.config.configs, self._run_dir)
-        try:
-            elsewhere = None
-            if self._cluster is not None:
-                from laser_rl.cluster.launch import on_cluster  # noqa: PLC0415 - a run on this machine never needs it
-
-                elsewhere = on_cluster(self._cluster)
+                removing.callback(shutil.rmtree, folder, ignore_errors=True)
+            sinks = stack.enter_context(watched("run", console, **shown))
+            directory = stack.enter_context(contextlib.closing(RunDirectory(folder, self.config)))
+            name = f"{base.environment.id}-sweep" if self._run_dir is None else self._run_dir.name
+            more = trackers(self._track, name, self.config.configs, self._run_dir)
+            for sink in more:
+                stack.callback(sink.close)
+            # Processes meet in the directory.
+            keeps = self._run_dir is not None or process_count(self.config) > 0 or elsewhere is not None
             end = train(
                 self.config,
                 directory if keeps else None,
                 source=self._source,
                 torso=self._net,
                 sinks=[directory.log, *self._sinks, *sinks, *more],
-                callbacks=callbacks,
+                callbacks=called,
                 elsewhere=elsewhere,
             )
-        finally:
-            directory.close()
-            for sink in more:
-                sink.close()
-        return SweepResult(**vars(end), run_dir=path)
+            result = SweepResult(**vars(end), run_dir=folder)
+            if (
+                result.interrupted not in EXIT_STATUS
+            ):  # else the signal may end the process before the result is collected
+                weakref.finalize(result, removing.pop_all().close)
+        deliver_again(result.interrupted)
+        return result
 
     def _complete(self, values: Mapping[str, Any], base: Config) -> SweepConfig:
         pbt = {"pbt": recipes.small_pbt(base.run.steps)} if self._pbt_wanted else {}
         return sweep_from({**values, **pbt, "base": base})
+
+
+def elsewhere_of(
+    sweep: SweepConfig, cluster: ClusterSettings | None, source: EnvironmentSource | None = None
+) -> Elsewhere | None:
+    """What runs the members on a cluster; None: this machine does. ConfigError, before anything is written, if it cannot."""
+    if cluster is None:
+        if not sweep.single:
+            require_memory(sweep, source)
+        return None
+    from laser_rl.cluster.launch import on_cluster, require_ray  # noqa: PLC0415 - a run on this machine never needs it
+    from laser_rl.cluster.requirements import require_possible  # noqa: PLC0415
+
+    require_possible(sweep, cluster)
+    require_ray()
+    return on_cluster(cluster)
 
 
 def require_memory(sweep: SweepConfig, source: EnvironmentSource | None = None) -> None:

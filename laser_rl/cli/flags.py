@@ -120,30 +120,31 @@ def _read_value(kind: Any, words: Sequence[str]) -> Any:
     return words[0] if is_text else value_of(words[0])
 
 
-def base_from(file: Path | Mapping[str, Any] | None, recipe: str | None, env: str | None) -> Config:
-    """Where the flags begin: the recipe by name, or what fits the environment; then a file's values over it."""
-    stored = read_file(file) if isinstance(file, Path) else file or {}
-    env, recipe = env or environment_of(stored), recipe or recipe_of(stored)
-    if recipe == "default" or (recipe is None and env is None):
-        recipe = "cartpole"
-    if recipe is not None:
-        return merged(recipes.by_name(recipe, env), stored)
-    from laser_rl.api.agent import base_config as fitting  # noqa: PLC0415 - torch, and the environment is opened once
+def begin(
+    file: Path | None, recipe: str | None, env: str | None, *, sweep: bool = False
+) -> tuple[Config, dict[str, Any]]:
+    """Where the flags begin: a recipe by name, or what fits the environment, and a file's values over it.
 
-    return merged(fitting(env or "", None), stored)
+    Of a sweep the recipe may be one for sweeps, and all but the base comes as plain values.
+    """
+    stored: dict[str, Any] = {} if file is None else _read_sweep(file) if sweep else {"base": read_file(file)}
+    sections, named = stored.pop("base", {}), stored.pop("recipe", None)
+    if not isinstance(sections, dict):
+        raise ConfigError(f"base is {sections!r}, expected sections such as 'loss:' with settings under them")
+    recipe = recipe or named or sections.get("recipe")
+    if recipe is not None and not isinstance(recipe, str):
+        raise ConfigError(f"recipe is {shortened(recipe)}, expected a name; 'laser train --help' lists them")
+    section = sections.get("environment")
+    known = section.get("id") if isinstance(section, dict) else None
+    env = env or (known if isinstance(known, str) else None)  # anything else is refused with the other settings
+    if sweep and recipe in recipes.SWEEPS:
+        chosen = recipes.sweep_by_name(recipe, env)
+        return merged(chosen.base, sections), with_source(chosen.model_dump(exclude={"base"}), stored)
+    if recipe is not None or env is None:
+        return merged(recipes.by_name(recipe or "cartpole", env), sections), stored
+    from laser_rl.api.agent import base_config  # noqa: PLC0415 - torch, and the environment is opened once
 
-
-def recipe_of(stored: Mapping[str, Any]) -> str | None:
-    name = stored.get("recipe")
-    if name is not None and not isinstance(name, str):
-        raise ConfigError(f"recipe is {shortened(name)}, expected a name; 'laser train --help' lists them")
-    return name
-
-
-def environment_of(stored: Mapping[str, Any]) -> str | None:
-    section = stored.get("environment")
-    name = section.get("id") if isinstance(section, dict) else None
-    return name if isinstance(name, str) else None  # anything else is refused with the other settings
+    return merged(base_config(env, None), sections), stored
 
 
 def merged(config: Config, stored: Mapping[str, Any]) -> Config:
@@ -215,25 +216,6 @@ def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, dict) and isinstance(base.get(name), dict)
     }
     return {**base, **over, **inner}
-
-
-def begin(recipe: str | None, file: Path | None, env: str | None) -> tuple[Config, dict[str, Any]]:
-    """The recipe, of a sweep or of one agent, or what fits the environment; then the file's values over it. All but the base are plain."""
-    stored = _read_sweep(file) if file is not None else {}
-    sections = stored.pop("base", {})
-    if not isinstance(sections, dict):
-        raise ConfigError(f"base is {sections!r}, expected sections such as 'loss:' with settings under them")
-    named = recipe_of(stored) or recipe_of(sections)
-    stored.pop("recipe", None)
-    recipe, env = recipe or named, env or environment_of(sections)
-    rest: dict[str, Any] = {}
-    if recipe in recipes.SWEEPS:
-        sweep = recipes.sweep_by_name(recipe, env)
-        rest = sweep.model_dump(exclude={"base"})
-        base = merged(sweep.base, sections)
-    else:
-        base = base_from(sections, recipe, env)
-    return base, with_source(rest, stored)
 
 
 def _read_sweep(file: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 import yaml
 
-from laser_rl.cli.flags import base_from, typed
+from laser_rl.cli.flags import begin, typed
 from laser_rl.config import Config, override
 from laser_rl.errors import ConfigError
 from laser_rl.research.paper import as_json, compared, show
@@ -37,7 +37,7 @@ def config_command(arguments: list[str]) -> int:
     if arguments and arguments[0] != "show":
         raise ConfigError(f"laser config {arguments[0]}: expected laser config show, with flags as of laser train")
     given = typed(arguments[1:], Show)
-    config: Config | SweepConfig = override(base_from(*given.begins()), given.settings)
+    config: Config | SweepConfig = override(begin(*given.begins())[0], given.settings)
     asked = given.take("config show", Show())
     if asked.run_dir:
         sweep = read_sweep(asked.run_dir)

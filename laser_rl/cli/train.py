@@ -12,8 +12,8 @@ import tyro
 from rich.console import Console as Terminal
 
 from laser_rl import checkpoint, recipes
-from laser_rl.api.sweep import require_memory
-from laser_rl.cli.flags import Typed, base_from, begin, grid_of, random_of, typed
+from laser_rl.api.sweep import elsewhere_of
+from laser_rl.cli.flags import Typed, begin, grid_of, random_of, typed
 from laser_rl.config import Config, full_name, override
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.console import Console
@@ -130,7 +130,7 @@ class Resume:
 
 def train_command(arguments: list[str]) -> int:
     given = typed(arguments, TrainFlags)
-    base = override(base_from(*given.begins()), given.settings)
+    base = override(begin(*given.begins())[0], given.settings)
     asked = given.take("train", TrainFlags())
     settings = SweepConfig(base=base, processes=asked.processes)
     return _start(asked, settings, base.environment.id, given)
@@ -138,8 +138,7 @@ def train_command(arguments: list[str]) -> int:
 
 def sweep_command(arguments: list[str]) -> int:
     given = typed(arguments, SweepFlags)
-    file, recipe, env = given.begins()
-    base, rest = begin(recipe, file, env)
+    base, rest = begin(*given.begins(), sweep=True)
     shown = {name: rest[name] for name in ("share", "stack", "processes") if name in rest}
     asked = given.take("sweep", SweepFlags(pbt=rest.get("pbt") is not None, **shown))
     settings = _sweep_of(asked, override(base, given.settings), rest)
@@ -185,19 +184,10 @@ def _run(
     accept_changes: bool = False,
 ) -> int:
     """Run in a run directory and say how it went and what can be done next."""
-    cluster, elsewhere = cluster_of(asked.cluster, asked.cluster_runners), None
     try:
         with nothing_to_save(), contextlib.ExitStack() as shown, contextlib.ExitStack() as stack:
             require_trusted(*settings.configs)
-            if cluster is not None:
-                from laser_rl.cluster.launch import on_cluster, require_ray  # noqa: PLC0415 - only a run on a cluster needs it
-                from laser_rl.cluster.requirements import require_possible  # noqa: PLC0415
-
-                require_possible(settings, cluster)
-                require_ray()
-                elsewhere = on_cluster(cluster)
-            elif not settings.single:
-                require_memory(settings)
+            elsewhere = elsewhere_of(settings, cluster_of(asked.cluster, asked.cluster_runners))
             if dashboard:
                 require_dashboard()
             directory = RunDirectory(path, settings, fresh=asked.fresh, accept_changes=accept_changes)

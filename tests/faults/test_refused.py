@@ -17,7 +17,7 @@ import torch
 from laser_rl import LASER, checkpoint, cli
 from laser_rl.checkpoint import manifest
 from laser_rl.checkpoint.snapshot import grouped, member_name
-from laser_rl.cli.flags import base_from, begin, read_file
+from laser_rl.cli.flags import begin
 from laser_rl.cli.status import status_of
 from laser_rl.errors import DamagedRun, UserError
 from laser_rl.training.build_group import build_group
@@ -82,9 +82,9 @@ class Place:
         readers = {
             "config.json": self.read_config,
             "sweep.json": lambda: read_sweep(run_dir),
-            "settings.yaml": lambda: base_from(read_file(path), "cartpole", None),
-            "settings.json": lambda: base_from(read_file(path), "cartpole", None),
-            "sweep.yaml": lambda: begin("cartpole", path, None),
+            "settings.yaml": lambda: begin(path, "cartpole", None),
+            "settings.json": lambda: begin(path, "cartpole", None),
+            "sweep.yaml": lambda: begin(path, "cartpole", None, sweep=True),
             "metrics.jsonl": lambda: status_of(run_dir),
             "machine.json": lambda: report(run_dir),
             "run.lock": lambda: (checkpoint.owner(run_dir), checkpoint.RunLock(run_dir).release()),

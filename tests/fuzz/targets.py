@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from laser_rl import LASER, checkpoint
-from laser_rl.cli.flags import base_from, begin, read_file
+from laser_rl.cli.flags import begin
 from laser_rl.cli.status import status_of
 from laser_rl.metrics.machine import sessions
 from laser_rl.research.experiment import suite_of
@@ -49,12 +49,12 @@ def settings_files(folder: Path, golden: Path) -> dict[str, Target]:
     pbt = {**grid, "pbt": {"burn_in_steps": 1, "every_episodes": 1, "margin": 0.5, "tuned": ["learning_rate"]}}
 
     def settings(path: Path) -> Feed:
-        return lambda data, _: base_from(written(path, data) and read_file(path), "cartpole", None)
+        return lambda data, _: begin(written(path, data), "cartpole", None)
 
     def sweep(path: Path) -> Feed:
         def feed(data: bytes, _: int) -> object:
             path.write_bytes(data)
-            base, rest = begin(None if b"recipe" in data else "cartpole", path, "CartPole-v1")
+            base, rest = begin(path, None if b"recipe" in data else "cartpole", "CartPole-v1", sweep=True)
             return sweep_from({"base": base, **rest})
 
         return feed
