@@ -14,16 +14,11 @@ from typing import Any
 import laser_rl
 from laser_rl.errors import ConfigError, UserError, is_full, suggestion, written_out
 
-USAGE_ERROR = 2
 HELP = frozenset({"-h", "--help", "--help-all"})
-INTERRUPTED = 130
-UNREAD = 141  # as a program that SIGPIPE ends
 _MOST_SHOWN = 200  # letters of a path
 TRUST_HELP = (
     "--trust-code: import and call the code that a file names (module:callable); of every command, never the default"
 )
-FULL = 5  # as of `training.saving.NoSpace`
-
 
 # The module, what it holds (a class of flags that can be called, or a function of the arguments), and what the command does.
 COMMANDS = {
@@ -63,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not (_nobody_reads() if isinstance(error, BrokenPipeError) else _output() != before):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return UNREAD
+        return 141  # as a program that SIGPIPE ends
 
 
 def _output() -> tuple[int, int] | None:
@@ -87,7 +82,10 @@ def _nobody_reads() -> bool:
 def _main(arguments: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if not arguments or arguments[0] in {"-h", "--help"}:
-        print(_usage())
+        width = max(map(len, COMMANDS))
+        lines = "\n".join(f"  {name:<{width}}  {summary}" for name, (_, _, summary) in COMMANDS.items())
+        end = f"laser COMMAND --help explains one; laser --version\n{TRUST_HELP}"
+        print(f"usage: laser COMMAND [OPTIONS]\n\n{lines}\n\n{end}")
         return 0
     if arguments[0] == "--version":
         print(f"laser {laser_rl.__version__}")
@@ -135,12 +133,12 @@ def _run(name: str, arguments: list[str]) -> int:
     except OSError as error:
         if is_full(error):
             said = f"{error.strerror}: {error.filename or 'a file'} could not be written; free some space there"
-            return _refuse(said, FULL)
+            return _refuse(said, 5)  # as of `training.saving.NoSpace`
         if error.filename is None:  # no path of the user's: a fault of ours, or of the machine
             raise
         return _refuse(_not_usable(error))
     except KeyboardInterrupt:
-        return _refuse("interrupted", INTERRUPTED)
+        return _refuse("interrupted", 130)
 
 
 def _asked(flags: type, name: str, arguments: list[str]) -> Any:
@@ -172,13 +170,6 @@ def _not_usable(error: OSError) -> str:
     return f"{shown}: {error.strerror}, expected a path that can be used; check the name and its permissions, or choose another"
 
 
-def _usage() -> str:
-    width = max(map(len, COMMANDS))
-    lines = "\n".join(f"  {name:<{width}}  {summary}" for name, (_, _, summary) in COMMANDS.items())
-    end = f"laser COMMAND --help explains one; laser --version\n{TRUST_HELP}"
-    return f"usage: laser COMMAND [OPTIONS]\n\n{lines}\n\n{end}"
-
-
-def _refuse(message: str, status: int = USAGE_ERROR) -> int:
+def _refuse(message: str, status: int = 2) -> int:
     print(f"laser: {message}", file=sys.stderr)
     return status

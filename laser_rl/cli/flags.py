@@ -24,7 +24,7 @@ Asked = TypeVar("Asked")
 _MOST_VALUES, _MOST_LEVELS = 100_000, 20
 _ENV = SHORT["env"]
 _WORDS = {"True": True, "False": False, "None": None}  # as other flags take them
-_KINDS = {"log_uniform": ("low", "high"), "uniform": ("low", "high"), "choice": None}
+_KINDS = ("log_uniform", "uniform", "choice")
 
 
 @dataclass
@@ -255,11 +255,11 @@ def random_of(words: Iterable[str]) -> dict[str, dict[str, Any]]:
         kind, *parts = text.split(":")
         if kind not in _KINDS:
             raise ConfigError(f"--random {word}: {kind!r} is no distribution; there are {', '.join(_KINDS)}: {example}")
-        values, names = [value_of(part) for part in parts], _KINDS[kind]
-        if names is None:
+        values = [value_of(part) for part in parts]
+        if kind == "choice":
             found[name] = {"kind": kind, "values": values}
-        elif len(values) == len(names) and all(isinstance(value, int | float) for value in values):
-            found[name] = {"kind": kind, **dict(zip(names, values, strict=True))}
+        elif [type(value) in {int, float} for value in values] == [True, True]:
+            found[name] = {"kind": kind, "low": values[0], "high": values[1]}
         else:
             raise ConfigError(f"--random {word}: {kind} needs two numbers, got {parts}; write {example}")
     return found

@@ -42,14 +42,11 @@ class Evaluate:
         print(
             f"{_prefix(member)}{trained.environment.id} after {trained.steps:,} steps, {result.episodes} episodes, {how}"
         )
-        print("\n".join(_task_lines(result)) if result.tasks else _line(result))
+        low, high = result.ci95
+        mean = f"mean {result.mean:.2f} (95 % interval {low:.2f} to {high:.2f})"
+        alone = f"{mean}, IQM {result.iqm:.2f}, median {result.median:.2f}"
+        print("\n".join(_task_lines(result)) if result.tasks else alone)
         return 0
-
-
-def _line(result: EvalResult) -> str:
-    low, high = result.ci95
-    mean = f"mean {result.mean:.2f} (95 % interval {low:.2f} to {high:.2f})"
-    return f"{mean}, IQM {result.iqm:.2f}, median {result.median:.2f}"
 
 
 def _task_lines(result: EvalResult) -> list[str]:

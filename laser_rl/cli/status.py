@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -84,7 +84,10 @@ def _text(found: dict[str, Any]) -> str:
     mixed = len(tasks_of(found["environment"])) > 1
     returns = "score" if mixed else "return"
     headings = ["member", "settings", "steps", returns, "evaluation", "trusted own", "others", "steps/s", "updates/s"]
-    return "\n".join([title, *_aligned([[*headings, "last row"], *(_cells(one) for one in members)])])
+    lines = [[*headings, "last row"], *(_cells(one) for one in members)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    table = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+    return "\n".join([title, *table])
 
 
 def _cells(one: dict[str, Any]) -> list[str]:
@@ -104,8 +107,3 @@ def _cells(one: dict[str, Any]) -> list[str]:
         text("updates_per_second", display.short),
         text("silent_seconds", lambda seconds: f"{display.duration(seconds)} ago"),
     ]
-
-
-def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
