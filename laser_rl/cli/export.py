@@ -11,7 +11,7 @@ from laser_rl.errors import ConfigError
 from laser_rl.metrics import display
 from laser_rl.tools.hub import hub_api, require_login, upload, write_folder
 from laser_rl.tools.minari_dataset import export_minari
-from laser_rl.tools.onnx_policy import export_onnx, require_extra
+from laser_rl.tools.onnx_policy import export_onnx
 from laser_rl.tools.source import copy_run, load_source
 from laser_rl.training.files import command_for
 
@@ -56,7 +56,6 @@ class Export:
 
 
 def _onnx(asked: Export, path: Path) -> None:
-    require_extra()
     if path.is_dir() or path.suffix != ".onnx":
         raise ConfigError(f"--onnx names a file, expected something like policy.onnx, got {path}")
     source = load_source(asked.run_dir, asked.member)

@@ -10,7 +10,6 @@ import gc
 import itertools
 import json
 import math
-import os
 import sys
 import time
 import traceback
@@ -32,6 +31,7 @@ from laser_rl.envs.make import is_atari, is_mixture, make_environments
 from laser_rl.envs.masks import choices_of, legal
 from laser_rl.envs.records import ActionSpec, DiscreteActions, Environments, MultiDiscreteActions, Rows, write_spec
 from laser_rl.errors import EnvironmentFailed, EnvironmentRefused, UserError
+from laser_rl.metrics.machine import memory_bytes
 
 Verdict = Literal["good", "warning", "defect", "not done"]
 
@@ -263,10 +263,12 @@ class Bench:
                 lengths += played[ended].tolist()
                 returns += paid[ended].tolist()
                 if not memory and steps >= self._order.steps // 3:  # after that, caches are filled
-                    memory = _resident_bytes()
+                    gc.collect()
+                    memory = memory_bytes()
                 if steps >= (self._order.steps if lengths or not self._one else ENDLESS_STEPS):
                     break
-            growth, slots = _resident_bytes() - memory if memory else 0, environments.slots
+            gc.collect()
+            growth, slots = memory_bytes() - memory if memory else 0, environments.slots
         self._send({"facts": _episodes(steps, lengths, returns) | self._speed(steps, slots, took)})
         if growth >= LARGE_GROWTH:
             fix = "look for a list or dict that is added to in step or reset and never emptied; laser replaces no worker for its size"
@@ -375,9 +377,3 @@ def _episodes(steps: int, lengths: list[int], returns: list[float]) -> dict[str,
         spread = f"± {error:.2g} (95 %), from {min(returns):,.4g} to {max(returns):,.4g}"
         facts["random return"] = f"{mean(returns):,.4g} {spread}"
     return facts
-
-
-def _resident_bytes() -> int:
-    """Memory of this process, without garbage."""
-    gc.collect()
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

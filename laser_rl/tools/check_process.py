@@ -12,11 +12,11 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import asdict, dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import IO, Any
 
 from laser_rl.envs.records import EnvironmentSpec, read_spec
 from laser_rl.envs.worker import die_with, end_group, fate_of, start_python
@@ -64,8 +64,8 @@ class Examination:
 def examine(order: Order, say: Callable[[str], None] = lambda stage: None) -> Examination:
     """Examine an environment; refuses a name that is not known. `say` is told the name of each stage as it begins."""
     found = Examination(order.id)
-    with contextlib.closing(_Child(order)) as child:
-        for message in child.messages():
+    with contextlib.closing(_messages(order)) as messages:
+        for message in messages:
             if "stage" in message:
                 say(message["stage"])
             found.take(message)
@@ -73,59 +73,43 @@ def examine(order: Order, say: Callable[[str], None] = lambda stage: None) -> Ex
     return found
 
 
-class _Child:
-    """The process, seen from outside."""
-
-    def __init__(self, order: Order) -> None:
-        self._at, self._limit = ("import", 0, 0), order.limit
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close(); what a user prints is not our table
-        self._pipe, theirs = Pipe(duplex=False)
-        arguments = [str(theirs.fileno()), str(os.getpid()), json.dumps(asdict(order))]
-        self._process = start_python("laser_rl.tools.check_process", arguments, (theirs.fileno(),), self._output)
+def _messages(order: Order) -> Generator[dict[str, Any], None, None]:
+    """What the process says; a hang or a crash is told as a last finding. At the end nothing is left of it, nor of what it started."""
+    pipe, theirs = Pipe(duplex=False)
+    arguments, at = [str(theirs.fileno()), str(os.getpid()), json.dumps(asdict(order))], ("import", 0, 0)
+    with pipe, tempfile.TemporaryFile() as output:  # what a user prints is not our table
+        process = start_python("laser_rl.tools.check_process", arguments, (theirs.fileno(),), output)
         theirs.close()
-
-    def messages(self) -> Iterator[dict[str, Any]]:
-        """What the process says; a hang or a crash is told as a last finding."""
-        with contextlib.suppress(EOFError):
-            while True:
-                if not self._pipe.poll(self._limit):
-                    text = f"no answer within {self._limit:g} s: it hangs in {place_of(self._at)}"
-                    fix = "give what it waits for a timeout (the stack is below); if it is only slow, raise --limit"
-                    yield _accident("answers", f"{text}; {fix}", self._stack())
-                    return
-                message: dict[str, Any] = json.loads(self._pipe.recv_bytes())
-                self._at = message.get("at", self._at)
+        try:
+            while pipe.poll(order.limit):
+                message: dict[str, Any] = json.loads(pipe.recv_bytes())
+                at = message.get("at", at)
                 yield message
-        fate = fate_of(self._process.pid, wait_s=10.0)
-        if fate is None or (fate.si_code, fate.si_status) != (os.CLD_EXITED, 0):
-            status = 0 if fate is None else fate.si_status
-            killed = fate is not None and fate.si_code != os.CLD_EXITED
-            how = f"signal {signal.Signals(status).name}" if killed else f"exit status {status}"
-            fix = "nothing in an environment may end its process: look at native code, os._exit and sys.exit"
-            text = f"the process ended with {how} in {place_of(self._at)}; {fix}"
-            yield _accident("errors", text, "\n".join(self._printed(0)[-8:]))
-
-    def _stack(self) -> str:
-        start = self._output.seek(0, os.SEEK_END)
-        self._process.send_signal(signal.SIGUSR1)
-        time.sleep(0.5)  # for its last words
-        frames = [line for line in self._printed(start) if line.lstrip().startswith("File")]
-        return "\n".join(line for line in frames if not any(part in line for part in FOREIGN))[:2_000]
-
-    def _printed(self, start: int) -> list[str]:
-        end = self._output.seek(0, os.SEEK_END)
-        self._output.seek(max(start, end - (1 << 16)))
-        return self._output.read().decode(errors="replace").splitlines()
-
-    def close(self) -> None:
-        """Nothing is left of the process, nor of what the environment has started and forgotten."""
-        end_group(self._process)
-        self._output.close()
-        self._pipe.close()
+            text = f"no answer within {order.limit:g} s: it hangs in {place_of(at)}"
+            fix = "give what it waits for a timeout (the stack is below); if it is only slow, raise --limit"
+            start = output.seek(0, os.SEEK_END)
+            process.send_signal(signal.SIGUSR1)
+            time.sleep(0.5)  # for its last words
+            frames = [line for line in _printed(output, start) if line.lstrip().startswith("File")]
+            stack = "\n".join(line for line in frames if not any(part in line for part in FOREIGN))[:2_000]
+            yield {"finding": asdict(Finding("answers", "defect", f"{text}; {fix}", stack))}
+        except EOFError:
+            fate = fate_of(process.pid, wait_s=10.0)
+            if fate is None or (fate.si_code, fate.si_status) != (os.CLD_EXITED, 0):
+                status = 0 if fate is None else fate.si_status
+                killed = fate is not None and fate.si_code != os.CLD_EXITED
+                how = f"signal {signal.Signals(status).name}" if killed else f"exit status {status}"
+                fix = "nothing in an environment may end its process: look at native code, os._exit and sys.exit"
+                text = f"the process ended with {how} in {place_of(at)}; {fix}"
+                yield {"finding": asdict(Finding("errors", "defect", text, "\n".join(_printed(output, 0)[-8:])))}
+        finally:
+            end_group(process)
 
 
-def _accident(check: str, text: str, trace: str) -> dict[str, Any]:
-    return {"finding": asdict(Finding(check, "defect", text, trace))}
+def _printed(output: IO[bytes], start: int) -> list[str]:
+    end = output.seek(0, os.SEEK_END)
+    output.seek(max(start, end - (1 << 16)))
+    return output.read().decode(errors="replace").splitlines()
 
 
 def main() -> None:

@@ -3,9 +3,10 @@
 The folder is a run directory: `laser evaluate` and `laser enjoy` understand it. Nothing leaves this machine before `upload` is called.
 """
 
+import contextlib
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def model_card(source: Source, repo_id: str) -> str:
     made = (
         f"An agent trained with laser-rl {__version__} by off-policy actor-critic with shared experience replay "
         f"([arXiv 1909.11583](https://arxiv.org/abs/1909.11583)): {source.trained.steps:,} steps{whose}, "
-        f"recipe `{source.config.recipe}`, seed {source.config.run.seed}."
+        f"recipe `{source.trained.config.recipe}`, seed {source.trained.config.run.seed}."
     )
     loading = f'import laser_rl\n\nagent = laser_rl.load_from_hub("{repo_id}")\nprint(agent.evaluate(episodes=20))'
     lines = [
@@ -126,18 +127,13 @@ def load_from_hub(
     elif isinstance(repo, Path) or not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
         raise ConfigError(f"load_from_hub: expected OWNER/NAME or a folder that is there, got {shortened(str(repo))}")
     else:
-        path = Path(_downloaded(hub_api(), repo, revision))
+        api, todo = (
+            hub_api(),
+            "check its name (OWNER/NAME), your login ('hf auth login') and the network, then try again",
+        )
+        with _asked(f"gave no {AGENT} of {repo}", todo):
+            path = Path(api.hf_hub_download(repo, AGENT, revision=revision))
     return LASER.load(path, env, net=net, device=device, trust_code=trust_code)
-
-
-def _downloaded(api: Any, repo_id: str, revision: str | None) -> str:
-    try:
-        return str(api.hf_hub_download(repo_id, AGENT, revision=revision))
-    except Exception as error:
-        raise ConfigError(
-            f"the Hugging Face Hub gave no {AGENT} of {repo_id} ({type(error).__name__}: {_first_sentence(error)}); "
-            "check its name (OWNER/NAME), your login ('hf auth login') and the network, then try again"
-        ) from error
 
 
 def hub_api() -> Any:
@@ -149,27 +145,24 @@ def hub_api() -> Any:
 
 
 def require_login(api: Any) -> None:
-    try:
+    with _asked("does not know you", "log in with 'hf auth login', or set HF_TOKEN to a token with the right to write"):
         api.whoami()
-    except Exception as error:
-        raise ConfigError(
-            f"the Hugging Face Hub does not know you ({_first_sentence(error)}); log in with 'hf auth login', or set "
-            "HF_TOKEN to a token with the right to write"
-        ) from error
 
 
 def upload(api: Any, folder: Path, repo_id: str, *, public: bool, message: str) -> str:
     """Send a folder of `write_folder`; returns the address. What the Hub refuses is said in one line."""
-    try:
+    todo = "check its name (OWNER/NAME), your rights there and the network, then try again"
+    with _asked(f"refused {repo_id}", todo):
         address = api.create_repo(repo_id, repo_type="model", private=not public, exist_ok=True)
         api.upload_folder(repo_id=repo_id, folder_path=str(folder), repo_type="model", commit_message=message)
-    except Exception as error:
-        raise ConfigError(
-            f"the Hugging Face Hub refused {repo_id} ({type(error).__name__}: {_first_sentence(error)}); "
-            "check its name (OWNER/NAME), your rights there and the network, then try again"
-        ) from error
     return str(address)
 
 
-def _first_sentence(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].split(". ")[0][:200]
+@contextlib.contextmanager
+def _asked(what: str, todo: str) -> Iterator[None]:
+    """Whatever the Hub's client raises is a ConfigError with its first sentence."""
+    try:
+        yield
+    except Exception as error:
+        said = (str(error).strip() or "no reason given").splitlines()[0].split(". ")[0][:200]
+        raise ConfigError(f"the Hugging Face Hub {what} ({type(error).__name__}: {said}); {todo}") from error

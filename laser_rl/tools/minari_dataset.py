@@ -19,20 +19,20 @@ import torch
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
-from laser_rl import checkpoint, disk
+from laser_rl import disk
 from laser_rl.checkpoint import Loaded
 from laser_rl.config import Config, EnvironmentConfig
 from laser_rl.envs.construct import constructor
 from laser_rl.envs.make import is_atari, is_mixture
 from laser_rl.envs.masks import KEY
-from laser_rl.envs.records import ActionSpec, BoxActions, DiscreteActions, ObservationSpec, Part
+from laser_rl.envs.records import ActionSpec, BoxActions, DiscreteActions, EnvironmentSpec, ObservationSpec, Part
 from laser_rl.errors import ConfigError, EnvironmentRefused, MissingExtra, require_modules
 from laser_rl.networks.build import family_of
 from laser_rl.ops.distributions import Family
 from laser_rl.tools.whole_episodes import NO_SEED, EpisodeReader, WholeEpisode
 from laser_rl.training.build import layout_of
-from laser_rl.training.evaluate import chosen_member, spec_in
-from laser_rl.training.files import command_for, read_sweep
+from laser_rl.training.evaluate import chosen_member, newest, spec_in
+from laser_rl.training.files import read_sweep
 from laser_rl.trust import Untrusted
 from laser_rl.types import Array, UnrollLayout
 
@@ -62,8 +62,7 @@ class _Replay:
     config: Config
     layout: UnrollLayout
     family: Family
-    seen: ObservationSpec
-    tasks: tuple[str, ...]
+    spec: EnvironmentSpec
     observation: spaces.Box | spaces.Dict
     action: Space
     env: EnvSpec | None  # where the environment's own spaces are those of the dataset
@@ -77,7 +76,14 @@ def export_minari(
     `out` is the root of the datasets; None: Minari's own, MINARI_DATASETS_PATH or ~/.minari/datasets.
     """
     require_modules("a Minari dataset", "minari", "h5py", "minari")
-    _require_name(dataset_id)
+    from minari.dataset.minari_dataset import parse_dataset_id  # noqa: PLC0415 - needs the extra
+
+    try:
+        parse_dataset_id(dataset_id)
+    except (ValueError, TypeError):
+        raise ConfigError(
+            f"expected the name of a Minari dataset, NAMESPACE/NAME-vN such as laser/breakout/mixed-v0, got {dataset_id!r}"
+        ) from None
     given = out or os.environ.get("MINARI_DATASETS_PATH")  # as Minari looks for it
     root = Path(given).absolute() if given else Path.home() / ".minari" / "datasets"
     number = None if member is None else chosen_member(run_dir, member)
@@ -91,33 +97,22 @@ def export_minari(
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as work:
         folder = Path(work) / "dataset"
         disk.make_folder(folder / "data")
-        dataset = _write(folder / "data", run_dir, replay, number)
-        if not dataset.episodes:
-            whose = "" if number is None else f" of member {number}"
-            raise ConfigError(
-                f"the replay of {run_dir} holds no whole episode{whose}: they are longer than what it keeps; "
-                "train with a larger --replay.capacity-steps"
-            )
-        _describe(folder / "data", dataset_id, replay, dataset, "all" if number is None else [number])
+        counts = _write(folder / "data", run_dir, replay, number, dataset_id)
         _make_namespace(root, path)
         folder.replace(path)
         disk.sync_path(path.parent)
-    return dataset._replace(path=path)
+    return Dataset(path, *counts)
 
 
 def _replay(run_dir: Path, member: int | None) -> _Replay:
-    loaded = checkpoint.latest(run_dir, replay="salvage")
-    if loaded is None:
-        raise ConfigError(
-            f"{run_dir} holds no checkpoint yet; '{command_for('resume', run_dir)}' goes on until it does"
-        )
+    loaded = newest(run_dir, replay="salvage")
     if not loaded.segments:
         raise ConfigError(f"{run_dir} keeps no replay, expected one to export; train with --replay.fraction above 0")
     sweep, spec = read_sweep(run_dir), spec_in(loaded, member)
     config, family = sweep.base if member is None else sweep.configs[member], family_of(spec.action)
     layout = layout_of(spec, family, config)
     known = _own_spaces(config.environment, _observations(spec.observation), _actions(spec.action))
-    return _Replay(loaded, config, layout, family, spec.observation, spec.tasks, *known)
+    return _Replay(loaded, config, layout, family, spec, *known)
 
 
 def _observations(seen: ObservationSpec) -> spaces.Box | spaces.Dict:
@@ -182,7 +177,8 @@ def environment_actions(family: Family, space: Space, action: Array) -> Array:
     return np.asarray(np.clip(squashed, space.low, space.high))
 
 
-def _write(folder: Path, run_dir: Path, replay: _Replay, member: int | None) -> Dataset:
+def _write(folder: Path, run_dir: Path, replay: _Replay, member: int | None, dataset_id: str) -> tuple[int, int, float]:
+    """Episodes, and metadata: what Minari reads, and under `laser_rl` what its arrays mean. Returns episodes, steps and the mean return."""
     from minari.dataset.minari_storage import MinariStorage  # noqa: PLC0415 - needs the extra
 
     known = replay.observation, replay.action, replay.env
@@ -198,7 +194,33 @@ def _write(folder: Path, run_dir: Path, replay: _Replay, member: int | None) -> 
         ]
         storage.update_episode_metadata(about, range(count, count + len(batch)))
         returns += [one["return"] for one in about]
-    return Dataset(folder, len(returns), storage.total_steps, float(np.mean(returns)) if returns else float("nan"))
+    if not returns:
+        whose = "" if member is None else f" of member {member}"
+        raise ConfigError(
+            f"the replay of {run_dir} holds no whole episode{whose}: they are longer than what it keeps; "
+            "train with a larger --replay.capacity-steps"
+        )
+    environment, mean = replay.config.environment, float(np.mean(returns))
+    storage.update_metadata({
+        "dataset_id": dataset_id,
+        "minari_version": importlib.metadata.version("minari"),
+        "algorithm_name": "LASER",
+        "description": f"Whole episodes of {environment.id} out of the replay of a LASER run, after "
+        f"{replay.loaded.step:,} steps: {len(returns):,} episodes, mean return {mean:.4g}.",
+        "laser_rl": {
+            "checkpoint_step": replay.loaded.step,
+            "members": "all" if member is None else [member],
+            "environment": environment.id,
+            "environment_options": environment.options,
+            "tasks": list(replay.spec.tasks),
+            "frame_stack": replay.layout.stack,
+            "action_mask": replay.spec.observation.mask,  # how many of the last numbers of an observation, unless it has a key of its own
+            "behaviour": f"parameters of {replay.family}, from which each action was drawn",
+        },
+    })  # fmt: skip
+    disk.sync_path(folder / DATA_FILE)
+    disk.sync_path(folder)
+    return len(returns), storage.total_steps, mean
 
 
 def _prepare(file: Path, first: int, batch: list[WholeEpisode]) -> None:
@@ -234,7 +256,7 @@ def _buffer(number: int, episode: WholeEpisode, replay: _Replay) -> Any:
     return EpisodeBuffer(
         id=number,
         seed=None if episode.seed == NO_SEED else episode.seed,
-        observations=_observed(replay.seen, episode.observation),
+        observations=_observed(replay.spec.observation, episode.observation),
         actions=environment_actions(replay.family, replay.action, episode.action),
         rewards=episode.reward,
         terminations=episode.terminated,
@@ -245,43 +267,6 @@ def _buffer(number: int, episode: WholeEpisode, replay: _Replay) -> Any:
 
 def _followed(array: Array, last: float) -> Array:
     return np.concatenate([array, np.full((1, *array.shape[1:]), last, array.dtype)])
-
-
-def _describe(folder: Path, dataset_id: str, replay: _Replay, dataset: Dataset, members: str | list[int]) -> None:
-    """Metadata of the dataset: what Minari reads, and under `laser_rl` what its arrays mean."""
-    from minari.dataset.minari_storage import MinariStorage  # noqa: PLC0415 - needs the extra
-
-    environment = replay.config.environment
-    MinariStorage.read(folder).update_metadata({
-        "dataset_id": dataset_id,
-        "minari_version": importlib.metadata.version("minari"),
-        "algorithm_name": "LASER",
-        "description": f"Whole episodes of {environment.id} out of the replay of a LASER run, after "
-        f"{replay.loaded.step:,} steps: {dataset.episodes:,} episodes, mean return {dataset.mean_return:.4g}.",
-        "laser_rl": {
-            "checkpoint_step": replay.loaded.step,
-            "members": members,
-            "environment": environment.id,
-            "environment_options": environment.options,
-            "tasks": list(replay.tasks),
-            "frame_stack": replay.layout.stack,
-            "action_mask": replay.seen.mask,  # how many of the last numbers of an observation, unless it has a key of its own
-            "behaviour": f"parameters of {replay.family}, from which each action was drawn",
-        },
-    })  # fmt: skip
-    disk.sync_path(folder / DATA_FILE)
-    disk.sync_path(folder)
-
-
-def _require_name(dataset_id: str) -> None:
-    from minari.dataset.minari_dataset import parse_dataset_id  # noqa: PLC0415 - needs the extra
-
-    try:
-        parse_dataset_id(dataset_id)
-    except (ValueError, TypeError):
-        raise ConfigError(
-            f"expected the name of a Minari dataset, NAMESPACE/NAME-vN such as laser/breakout/mixed-v0, got {dataset_id!r}"
-        ) from None
 
 
 def _make_namespace(root: Path, path: Path) -> None:

@@ -124,7 +124,7 @@ def export_onnx(trained: Trained, path: Path, *, rows: int = 320) -> Exported:
             f"expected an observation that is one picture or one vector, {trained.environment.id} has the parts "
             f"{', '.join(part.key for part in trained.spec.observation.parts)}; their bytes cannot be read in ONNX: use LASER.save"
         )
-    require_extra()
+    require_modules("an ONNX file", "onnx", "onnx", "onnxruntime", "onnxscript")
     acting = Acting(trained.network, trained.family, starts_in(trained.spec.action))
     seen = random_rows(trained, rows)
     program = _program(acting, seen[0])
@@ -135,10 +135,6 @@ def export_onnx(trained: Trained, path: Path, *, rows: int = 320) -> Exported:
         program.save(temporary, external_data=False)
         largest = compare(acting, session_of(temporary), seen)
     return Exported(path, acting.inputs, acting.outputs, SLOTS * len(seen), largest)
-
-
-def require_extra() -> None:
-    require_modules("an ONNX file", "onnx", "onnx", "onnxruntime", "onnxscript")
 
 
 def session_of(path: Path) -> Any:
@@ -158,6 +154,9 @@ def _seen_shape(trained: Trained) -> tuple[int, ...]:
 def described(trained: Trained) -> dict[str, Any]:
     """Environment and spaces of an agent, as JSON: what a user of the exported file alone needs."""
     layout, environment, starts = trained.layout, trained.environment, starts_in(trained.spec.action)
+    fields = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(trained.family).items()}
+    for name in {"low", "high"} & set(fields):  # JSON knows no infinity: a dimension without bounds has null
+        fields[name] = [bound if math.isfinite(bound) else None for bound in fields[name]]
     about: dict[str, Any] = {
         "environment": environment.id,
         "environment_options": environment.options,
@@ -165,19 +164,11 @@ def described(trained: Trained) -> dict[str, Any]:
         "frame_stack": layout.stack,
         "observation": {"shape": list(_seen_shape(trained)), "dtype": layout.observation_dtype},
         **({"action_mask": mask} if (mask := trained.spec.observation.mask) else {}),
-        "action": {**_action_of(trained.family), **({"start": list(starts)} if starts else {})},
+        "action": {"family": type(trained.family).__name__, **fields, **({"start": list(starts)} if starts else {})},
     }
     if is_atari(environment.id):
         about["atari"] = environment.atari.model_dump(mode="json")
     return about
-
-
-def _action_of(family: Family) -> dict[str, Any]:
-    """A family as JSON, which knows no infinity: a dimension without bounds has null."""
-    fields = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(family).items()}
-    for name in {"low", "high"} & set(fields):
-        fields[name] = [bound if math.isfinite(bound) else None for bound in fields[name]]
-    return {"family": type(family).__name__, **fields}
 
 
 def _program(acting: Acting, row: Seen) -> "ONNXProgram":

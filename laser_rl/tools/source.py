@@ -6,11 +6,10 @@ from pathlib import Path
 
 from laser_rl import checkpoint
 from laser_rl.checkpoint import CHECKPOINTS, REPLAY, SegmentEntry, Snapshot
-from laser_rl.config import Config
 from laser_rl.envs.records import ActionSpec, BoxActions, DiscreteActions
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.log import FILE
-from laser_rl.training.evaluate import Trained, chosen_member, load_trained
+from laser_rl.training.evaluate import Trained, chosen_member, load_trained, newest
 from laser_rl.training.files import CONFIG, SWEEP, read_sweep
 from laser_rl.training.saving import STORE_IDS
 
@@ -21,7 +20,6 @@ class Source:
 
     run_dir: Path
     member: int | None
-    config: Config
     trained: Trained
 
     @property
@@ -36,7 +34,7 @@ class Source:
 def load_source(run_dir: Path, member: str | int | None = None) -> Source:
     """The newest checkpoint of a run, or of a sweep's member (the best one if none is named)."""
     number = chosen_member(run_dir, member)
-    return Source(run_dir, number, read_sweep(run_dir).configs[number or 0], load_trained(run_dir, number))
+    return Source(run_dir, number, load_trained(run_dir, number))
 
 
 def starts_in(action: ActionSpec) -> tuple[int, ...]:
@@ -52,9 +50,7 @@ def copy_run(run_dir: Path, folder: Path, replay_steps: int) -> tuple[int, int]:
     Log and settings come along; older segments, films, and the copy of parameters that a roll-back would restore do not. Returns the
     steps of replay that it holds and the bytes of all files.
     """
-    unroll_steps, loaded = read_sweep(run_dir).base.loss.unroll_steps, checkpoint.latest(run_dir)
-    if loaded is None:
-        raise ConfigError(f"{run_dir} holds no checkpoint yet: there is nothing to carry")
+    unroll_steps, loaded = read_sweep(run_dir).base.loss.unroll_steps, newest(run_dir, replay="whole")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(
             f"{folder} is there already, expected no such directory or an empty one; choose another --run"

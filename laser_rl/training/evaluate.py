@@ -16,7 +16,7 @@ from laser_rl.agent.parameters import load_network
 from laser_rl.agent.policy import Memento, Policy, act_once
 from laser_rl.checkpoint import Loaded
 from laser_rl.checkpoint.guarded import fitting
-from laser_rl.checkpoint.snapshot import grouped, member_name
+from laser_rl.checkpoint.snapshot import ReplayCheck, grouped, member_name
 from laser_rl.config import Config, EnvironmentConfig
 from laser_rl.disk import write_bytes
 from laser_rl.envs.records import EnvironmentSpec, Rows, read_spec, write_spec
@@ -110,8 +110,8 @@ def load_trained(run_dir: Path, member: str | int | None = None) -> Trained:
     return trained_from(newest(run_dir), read_sweep(run_dir).configs[number or 0], number, build.device_of("auto"))
 
 
-def newest(run_dir: Path) -> Loaded:
-    loaded = checkpoint.latest(run_dir, replay="unread")
+def newest(run_dir: Path, replay: ReplayCheck = "unread") -> Loaded:
+    loaded = checkpoint.latest(run_dir, replay=replay)
     if loaded is None:
         raise ConfigError(
             f"{run_dir} holds no checkpoint yet; '{command_for('resume', run_dir)}' goes on until it does"
