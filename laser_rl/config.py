@@ -7,7 +7,7 @@ import difflib
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -347,11 +347,11 @@ def validated(values: Mapping[str, Any]) -> Config:
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(problems(error)) from None
+        raise ConfigError(problems(error, unknown)) from None
 
 
-def problems(error: ValidationError) -> str:
-    """A sentence for each mistake."""
+def problems(error: ValidationError, unknown: Callable[[str], str]) -> str:
+    """A sentence for each mistake; `unknown` gives that about a name that does not exist."""
     found = []
     for item in error.errors():
         name, message = ".".join(map(str, item["loc"])), item["msg"].removeprefix("Value error, ")

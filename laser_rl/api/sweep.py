@@ -15,7 +15,7 @@ from laser_rl.api.agent import base_config
 from laser_rl.api.arguments import callbacks_of, count_of, named_in_grid, watched, with_names
 from laser_rl.config import Config, override
 from laser_rl.envs.construct import stored_name
-from laser_rl.errors import ConfigError, MissingExtra
+from laser_rl.errors import ConfigError, require_modules
 from laser_rl.metrics.rows import Sink
 from laser_rl.metrics.tracking import named, trackers
 from laser_rl.networks.build import TorsoSource
@@ -42,10 +42,9 @@ class SweepResult(Result):
 
     def to_pandas(self) -> Any:
         """A table with one row a member: its settings, steps, updates, return and evaluation."""
-        try:
-            import pandas as pd  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
-        except ImportError:
-            raise MissingExtra("SweepResult.to_pandas", "pandas") from None
+        require_modules("SweepResult.to_pandas", "pandas", "pandas")
+        import pandas as pd  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
+
         rows = []
         for one in self.members:
             counts = {"steps": one.steps, "updates": one.updates, "return_mean": one.return_mean}
@@ -226,11 +225,11 @@ def elsewhere_of(
         if not sweep.single:
             require_memory(sweep, source)
         return None
-    from laser_rl.cluster.launch import on_cluster, require_ray  # noqa: PLC0415 - a run on this machine never needs it
+    from laser_rl.cluster.launch import on_cluster  # noqa: PLC0415 - a run on this machine never needs it
     from laser_rl.cluster.requirements import require_possible  # noqa: PLC0415
 
     require_possible(sweep, cluster)
-    require_ray()
+    require_modules("--cluster", "cluster", "ray")
     return on_cluster(cluster)
 
 

@@ -2,7 +2,6 @@
 
 import atexit
 import contextlib
-import importlib.util
 import logging
 import os
 import secrets
@@ -18,7 +17,7 @@ from laser_rl.cluster.guard import ProcessGuard, children_with
 from laser_rl.cluster.placement import HeadLost
 from laser_rl.cluster.requirements import require_possible
 from laser_rl.cluster.supervisor import ClusterSupervisor, LockStep
-from laser_rl.errors import ConfigError, MissingExtra
+from laser_rl.errors import ConfigError
 from laser_rl.metrics.rows import Sink
 from laser_rl.networks.build import TorsoSource
 from laser_rl.training.build import EnvironmentSource
@@ -36,12 +35,6 @@ INLINE_BYTES = 1 << 20  # that go along with a call
 LOOPBACK, SEVERAL_MACHINES = "127.0.0.1", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 QUIET = {"log_to_driver": False, "logging_level": "ERROR"}
 TOKEN_FILE = Path("~/.ray/auth_token")
-
-
-def require_ray() -> None:
-    """`MissingExtra` before anything is trained, if Ray is not installed; Ray is not imported for that."""
-    if importlib.util.find_spec("ray") is None:
-        raise MissingExtra("--cluster", "cluster")
 
 
 def on_cluster(cluster: ClusterSettings | None) -> Elsewhere | None:

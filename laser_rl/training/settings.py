@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
-from laser_rl.config import Config, CountOrNone, Frozen, ReplayConfig, RunConfig, full_name, override, unknown
+from laser_rl.config import Config, CountOrNone, Frozen, ReplayConfig, RunConfig, full_name, override, problems, unknown
 from laser_rl.envs.scores import tasks_of
-from laser_rl.errors import ConfigError, shortened, suggestion
+from laser_rl.errors import ConfigError, suggestion
 from laser_rl.training.pbt import PbtConfig
 
 FORMAT = 1
@@ -220,22 +220,17 @@ def settings_from(values: Mapping[str, Any]) -> SweepConfig:
     try:
         sweep = SweepConfig.model_validate(values)
     except ValidationError as error:
-        raise ConfigError("\n".join(_problem(item) for item in error.errors())) from None
+        raise ConfigError(problems(error, _unknown)) from None
     sweep.configs  # noqa: B018 - refused now if a member's settings cannot be
     return sweep
 
 
-def _problem(item: Any) -> str:
-    places, message = [str(place) for place in item["loc"]], item["msg"].removeprefix("Value error, ")
-    name = ".".join(places)
-    if item["type"] == "extra_forbidden" and places[0] == "base" and len(places) > 1:  # one of a run's settings
-        return unknown(".".join(places[1:]))
-    if item["type"] == "extra_forbidden":  # of the sweep itself
-        known = [*(PbtConfig if places[0] == "pbt" and len(places) > 1 else SweepConfig).model_fields]
-        return f"there is no setting {name!r} of a sweep; {suggestion(places[-1], known)}"
-    if item["type"] == "value_error":
-        return f"{name}: {message}" if name else message
-    return f"{name} is {shortened(item['input'])}: {message[0].lower()}{message[1:]}"
+def _unknown(name: str) -> str:
+    section, _, own = name.partition(".")
+    if section == "base" and own:  # one of a run's settings
+        return unknown(own)
+    known = (PbtConfig if section == "pbt" and own else SweepConfig).model_fields
+    return f"there is no setting {name!r} of a sweep; {suggestion(name.rpartition('.')[2], known)}"
 
 
 @dataclass(frozen=True)
