@@ -104,9 +104,8 @@ class LASER:
         return self._playing().network
 
     def __repr__(self) -> str:
-        known = None if self._trainer is None else self._trainer.group.members[0].learner.network
-        known = self._loaded.network if known is None and self._loaded is not None else known
-        size = "" if known is None else f", {parameter_count(known):,} parameters"
+        built = self._trainer is not None or self._loaded is not None
+        size = f", {parameter_count(self.network):,} parameters" if built else ""
         return f"LASER({self.config.environment.id}, recipe {self.config.recipe}, {self.steps:,} steps{size})"
 
     def __enter__(self) -> Self:
@@ -292,7 +291,7 @@ class LASER:
         agent = cls(saved.source if env is None else env, net=net, config=config)
         agent._loaded = replace(saved, config=agent.config, source=agent._source)
         agent._trust = Trust(code=trust_code)
-        if file.has_replay and not warm_start:
+        if file.parts and not warm_start:
             agent._restore = file.restore
         elif not warm_start:
             agent._refusal = (

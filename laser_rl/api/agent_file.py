@@ -48,18 +48,13 @@ class AgentFile:
         if self._about.get("format") != AGENT_FORMAT:
             found = self._about.get("format")
             raise ConfigError(f"{path} has format {found}, expected {AGENT_FORMAT}; please upgrade laser-rl")
-        self._parts = [name for name in self._names if name.startswith("run/")]
-
-    @property
-    def has_replay(self) -> bool:
-        """Whether learning can go on from it."""
-        return bool(self._parts)
+        self.parts = [name for name in self._names if name.startswith("run/")]  # empty: learning cannot go on from it
 
     def trained(self, net: TorsoSource | None, device: str) -> Trained:
         """The agent, to play with; no environment is opened."""
         try:
             values, spec = json.loads(self._about["config"]), read_spec(self._about["spec"].encode())
-            tensors = {name: self._file.get_tensor(name) for name in self._names if name not in self._parts}
+            tensors = {name: self._file.get_tensor(name) for name in self._names if name not in self.parts}
             steps = int(self._about["steps"])
         except _UNREADABLE as error:
             raise self._refused(error) from None
@@ -77,7 +72,7 @@ class AgentFile:
             tempfile.TemporaryDirectory(prefix="laser-load-") as folder,
             closing(RunDirectory(Path(folder), trainer.settings)) as directory,
         ):
-            for name in self._parts:
+            for name in self.parts:
                 match = _PART.fullmatch(name)
                 if match is None:
                     raise ConfigError(f"{self.path} is no file of LASER.save: it holds {name!r}")
@@ -99,7 +94,6 @@ class AgentFile:
 
 def save_with_replay(trained: Trained, trainer: Trainer, path: Path) -> Path:
     """Write the file of an agent with all that it needs to go on: optimiser, replay, counters, random numbers, open episodes."""
-    trained.require_place(path)
     # Beside the file: that disk has to have the space anyway.
     with tempfile.TemporaryDirectory(prefix=".laser-save-", dir=path.absolute().parent) as folder:
         with closing(RunDirectory(Path(folder), trainer.settings)) as directory:
