@@ -36,7 +36,7 @@ _SENT = frozenset({"train", "evaluation", "sweep"})
 _MOST_WAITING = 1000  # rows, some hundred bytes each
 _LAST_ROWS_S = 30.0
 _LOOK_S, _PATIENCE_S = 0.5, 2.0
-_ALL = -1  # rows of no member
+ALL = -1  # rows of no member
 _MLRUNS = "mlruns"
 _MOST_PARAMETERS, _LONGEST_PARAMETER = 100, 500  # of one call, and of one value: what every store of MLflow takes
 
@@ -154,12 +154,12 @@ _TRACKERS: dict[str, Callable[[TrackedRun, str | None], _Run]] = {
 class Tracking:
     """The sink that feeds one tracker. What goes wrong there is one warning; the run goes on.
 
-    `about` tells what a run is, by the number of the member; of None, the only one, or all of a sweep together. The ids are kept in
-    `folder`. Rows that find the queue full are dropped and counted.
+    `runs` are those of the members, by number; that of `ALL` is the only one, or of a sweep all together. The ids are kept in `folder`.
+    Rows that find the queue full are dropped and counted.
     """
 
-    def __init__(self, tracker: str, about: Callable[[int | None], TrackedRun], folder: Path | None = None) -> None:
-        self.tracker, self.dropped, self._about = tracker, 0, about
+    def __init__(self, tracker: str, runs: Mapping[int, TrackedRun], folder: Path | None = None) -> None:
+        self.tracker, self.dropped, self._about = tracker, 0, runs
         self._book = None if folder is None else book_path(folder, tracker)
         self._ids = _ids_in(self._book)
         self._runs: dict[int, _Run] = {}
@@ -185,7 +185,7 @@ class Tracking:
         }
         numbers[f"{kind}/update"] = update
         try:
-            self._queue.put_nowait((int(values.get("member", _ALL)), int(step), time.time(), numbers))
+            self._queue.put_nowait((int(values.get("member", ALL)), int(step), time.time(), numbers))
         except queue.Full:
             self.dropped += 1
 
@@ -230,8 +230,7 @@ class Tracking:
     def _run_of(self, member: int) -> _Run:
         if member not in self._runs:
             key = str(member)
-            about = self._about(None if member == _ALL else member)
-            self._runs[member] = _TRACKERS[self.tracker](about, self._ids.get(key))
+            self._runs[member] = _TRACKERS[self.tracker](self._about[member], self._ids.get(key))
             self._ids[key] = self._runs[member].id
             if self._book is not None:
                 write_json(self._book, {"ids": self._ids})
@@ -256,15 +255,13 @@ def trackers(
                 write_json(book_path(folder, tracker), {"ids": {}})
     settings = [flat_settings(config.model_dump(mode="json")) for config in configs]
     common = {key: value for key, value in settings[0].items() if all(one.get(key) == value for one in settings)}
-
-    def about(member: int | None) -> TrackedRun:
-        if len(configs) == 1 and member is None:
-            return TrackedRun(name, settings[0], folder)
-        if member is None:
-            return TrackedRun(f"{name}-all", common, folder, group=name)
-        return TrackedRun(f"{name}-member-{member:02d}", settings[member], folder, group=name)
-
-    return [Tracking(tracker, about, folder) for tracker in wanted]
+    runs = {
+        member: TrackedRun(f"{name}-member-{member:02d}", own, folder, group=name)
+        for member, own in enumerate(settings)
+    }
+    single, every = TrackedRun(name, common, folder), TrackedRun(f"{name}-all", common, folder, group=name)
+    runs[ALL] = single if len(configs) == 1 else every
+    return [Tracking(tracker, runs, folder) for tracker in wanted]
 
 
 def named(names: Iterable[str]) -> tuple[str, ...]:

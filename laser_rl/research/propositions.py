@@ -1,6 +1,7 @@
-"""Print the paper's five propositions on a random Markov decision process as tables; `theory` computes them."""
+"""`laser theory`: the paper's five propositions on a random Markov decision process as tables; `theory` computes them."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, get_args
 
 import torch
@@ -14,20 +15,37 @@ from laser_rl.research import theory
 BEHAVIOURS = 4
 
 
-def show(
-    states: int, actions: int, discount: float, *, clip_rho: float, bound: float, sharpness: float, seed: int
-) -> None:
-    """Print the propositions for one policy and four behaviours; `laser theory --help` explains the arguments."""
-    checks.positive(clip_rho=clip_rho, bound=bound, sharpness=sharpness)
-    generator = torch.Generator().manual_seed(seed)
-    mdp = theory.random_mdp(states, actions, discount=discount, generator=generator)
-    policy, *behaviours = [
-        theory.random_policy(states, actions, sharpness=sharpness, generator=generator) for _ in range(1 + BEHAVIOURS)
-    ]
-    console = Console()
-    console.print(_bias(mdp, policy, behaviours[0], clip_rho))
-    console.print(_greed(mdp, policy, behaviours[0], clip_rho))
-    console.print(_contraction(mdp, policy, behaviours, clip_rho, bound))
+@dataclass(frozen=True)
+class Theory:
+    """Compute the paper's five propositions on a random Markov decision process, for one policy and four behaviours."""
+
+    states: int = 4
+    """How many states the process has."""
+    actions: int = 3
+    """How many actions each state offers."""
+    discount: float = 0.9
+    """gamma."""
+    clip_rho: float = 1.0
+    """V-trace's clipping constant, rho-bar."""
+    bound: float = 0.1
+    """The trust region's threshold b on KL(policy || implied policy)."""
+    sharpness: float = 2.0
+    """How deterministic the random policies are; 1 is uniform on the simplex."""
+    seed: int = 0
+    """Of the process and the policies."""
+
+    def __call__(self) -> int:
+        checks.positive(clip_rho=self.clip_rho, bound=self.bound, sharpness=self.sharpness)
+        generator, size = torch.Generator().manual_seed(self.seed), (self.states, self.actions)
+        mdp = theory.random_mdp(*size, discount=self.discount, generator=generator)
+        policy, *behaviours = [
+            theory.random_policy(*size, sharpness=self.sharpness, generator=generator) for _ in range(1 + BEHAVIOURS)
+        ]
+        console = Console()
+        console.print(_bias(mdp, policy, behaviours[0], self.clip_rho))
+        console.print(_greed(mdp, policy, behaviours[0], self.clip_rho))
+        console.print(_contraction(mdp, policy, behaviours, self.clip_rho, self.bound))
+        return 0
 
 
 def _bias(mdp: theory.MDP, policy: Tensor, behaviour: Tensor, clip_rho: float) -> Table:
