@@ -29,7 +29,7 @@ class CheckEnv(Order):
 
     def __call__(self) -> int:
         """Examine it and print what was found."""
-        from laser_rl.recipes.agents import shared  # noqa: PLC0415 - imports the settings, which the help text does not need
+        from laser_rl.recipes import shared  # noqa: PLC0415 - imports the settings, which the help text does not need
 
         if min(self.steps, self.slots) < 1 or self.seconds <= 0:
             raise ConfigError("expected --steps, --slots and --seconds above 0; leave them out for the usual ones")
