@@ -1,5 +1,6 @@
 """`laser compare` on run directories whose rows are written by hand, so that every number is known."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -26,7 +27,7 @@ def make_run(path, environment, returns, *, evaluation=None, **settings):
     """Episodes that ended every hundred steps."""
     path.mkdir()
     write_json(path / CONFIG, override(recipes.atari(environment), settings).model_dump(mode="json"))
-    with MetricsLog(path) as log:
+    with contextlib.closing(MetricsLog(path)) as log:
         for number, value in enumerate(returns, start=1):
             log.write("episode", 100 * number, number, {"return": value, "length": 100, "slot": 0})
         if evaluation is not None:
@@ -38,7 +39,7 @@ def make_sweep(path, environment, members, rates=(1e-3, 2e-3)):
     path.mkdir()
     sweep = SweepConfig(base=recipes.atari(environment), grid={"learning_rate": rates})
     write_json(path / SWEEP, {"format": FORMAT, **described(sweep)})
-    with MetricsLog(path) as log:
+    with contextlib.closing(MetricsLog(path)) as log:
         for member, value in enumerate(members):
             log.write("episode", 100, 1, {"return": value, "length": 100, "slot": 0, "member": member})
     return path
@@ -141,7 +142,7 @@ def test_a_run_without_episodes_is_shown_and_not_counted(pong, tmp_path, capsys)
 
 def test_rows_that_a_resume_made_void_do_not_count(tmp_path, capsys):
     path = make_run(tmp_path / "pong", "pong", [1.0, 2.0, 30.0])
-    with MetricsLog(path) as log:
+    with contextlib.closing(MetricsLog(path)) as log:
         log.resumed(200, 2)
     [run] = json.loads(compared(capsys, path, "--json"))["runs"]
     assert (run["score"], run["frames"], run["episodes"]) == (1.5, 800, 2)

@@ -1,5 +1,6 @@
 """`laser sweep` and what goes with it, as a user types it."""
 
+import contextlib
 import json
 import os
 import shlex
@@ -295,7 +296,7 @@ def test_resume_without_a_checkpoint_is_refused(tmp_path, sweep_dir, capsys):
 
 @pytest.mark.parametrize("leader", [0, 1])
 def test_the_best_member_is_the_one_that_plays(copied, capsys, leader):
-    with MetricsLog(copied) as log:
+    with contextlib.closing(MetricsLog(copied)) as log:
         log.write("evaluation", 200, 10, {"member": leader, "mean": 1e6})
         log.write("evaluation", 200, 10, {"member": 1 - leader, "mean": 0.0})
         log.write("train", 200, 10, {"member": 1 - leader, "return_mean": 1e9})  # evaluations count

@@ -17,7 +17,6 @@ import os
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import AbstractContextManager
 from io import BufferedReader
 from itertools import islice
 from pathlib import Path
@@ -37,7 +36,7 @@ _LAST_BYTES = 8192
 _MARK, _EVENT = b'"resumed"', b'{"kind": "event"'
 
 
-class MetricsLog(AbstractContextManager["MetricsLog"]):
+class MetricsLog:
     """The sink that appends to `metrics.jsonl` of a run directory."""
 
     def __init__(self, run_dir: str | Path) -> None:
@@ -89,9 +88,6 @@ class MetricsLog(AbstractContextManager["MetricsLog"]):
             if self._waiting:
                 count = len(self._waiting) + self._lost
                 log.error("%d rows of metrics are lost: no space for them in %s", count, self.path)
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def _line(self, kind: Kind, values: Mapping[str, Value]) -> bytes:
         step, update = self._newest

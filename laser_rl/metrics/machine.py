@@ -30,14 +30,13 @@ def machine() -> dict[str, Any]:
     }
 
 
-def record(run_dir: str | Path) -> Path:
+def record(run_dir: str | Path) -> None:
     """Add this process to `machine.json` of a run directory; the newest sessions are kept."""
     path = Path(run_dir) / FILE
     command = shlex.join([Path(sys.argv[0]).name or "python", *sys.argv[1:]])
     this = {"time": round(time.time(), 3), "command": command, **machine()}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, {"sessions": [*sessions(run_dir), this][-_MOST_SESSIONS:]})
-    return path
 
 
 def sessions(run_dir: str | Path) -> list[dict[str, Any]]:

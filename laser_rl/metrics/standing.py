@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from laser_rl.disk import read_json
-from laser_rl.errors import ConfigError
 from laser_rl.metrics import display
 from laser_rl.metrics.history import Array, History
 from laser_rl.metrics.log import FILE
@@ -49,16 +48,9 @@ class Copy(NamedTuple):
     after: dict[str, float]
 
 
-def standing(run_dir: str | Path) -> list[MemberStanding]:
+def standing(run_dir: Path) -> list[MemberStanding]:
     """All members of a sweep, in order."""
-    run_dir = Path(run_dir)
-    found = standing_of(History.read(run_dir / FILE).kept(), read_json(run_dir / SWEEP))
-    if not found:
-        raise ConfigError(
-            f"expected {run_dir / SWEEP} or {run_dir / FILE} with rows of members, got neither; "
-            f"is this the directory of a sweep? 'laser sweep --out {run_dir}' makes one"
-        )
-    return found
+    return standing_of(History.read(run_dir / FILE).kept(), read_json(run_dir / SWEEP))
 
 
 def standing_of(rows: Sequence[Row], sweep: Mapping[str, Any], now: float | None = None) -> list[MemberStanding]:

@@ -16,7 +16,7 @@ import zstandard
 from rich.console import Console
 from rich.progress import track
 
-from laser_rl.checkpoint import REPLAY, Loaded, SegmentEntry, segments
+from laser_rl.checkpoint import REPLAY, Loaded, segments
 from laser_rl.checkpoint.guarded import Damaged
 from laser_rl.training.saving import STORE_IDS
 from laser_rl.types import Array, UnrollLayout, Unrolls
@@ -74,20 +74,16 @@ class EpisodeReader:
         streams: dict[tuple[int, int, int], _OpenStream] = {}
         terminal = Console(stderr=True)
         for entry in track(self._entries, "reading the replay", console=terminal, transient=True):
-            for record in self._records(entry):
+            path, (first, end) = self._folder / entry.name, self._bounds[entry.first_id // STORE_IDS]
+            if not path.exists():  # what is damaged is passed over, what is gone is not a replay's fault
+                raise Damaged(path, "is gone; if the run goes on, it has made room: stop it first, or try again")
+            # The unrolls that the replay held and whose checksums are right, wherever they lie.
+            for record in (one for one in segments.salvaged(self._folder, entry) if first <= one.number < end):
                 with contextlib.suppress(Damaged):  # forged, or of another layout
                     unroll = self._decoded(record.compressed)
                     key = (record.number // STORE_IDS, int(unroll.member[0]), int(unroll.slot[0]))
                     streams[key], ended = self._go_on(streams.get(key), record, unroll)
                     yield from (one for one in ended if self._member in {None, one.member})
-
-    def _records(self, entry: SegmentEntry) -> Iterator[segments.Record]:
-        """The unrolls of a segment that the replay held and whose checksums are right, wherever they lie."""
-        first, end = self._bounds[entry.first_id // STORE_IDS]
-        path = self._folder / entry.name
-        if not path.exists():  # what is damaged is passed over, what is gone is not a replay's fault
-            raise Damaged(path, "is gone; if the run goes on, it has made room: stop it first, or try again")
-        yield from (one for one in segments.salvaged(self._folder, entry) if first <= one.number < end)
 
     def _decoded(self, compressed: bytes) -> Unrolls:
         size = segments.row_bytes(self._layout)

@@ -1,5 +1,6 @@
 """metrics.jsonl: nothing is lost but half a line, void rows go, and equal runs have equal hashes."""
 
+import contextlib
 import json
 import math
 import os
@@ -32,7 +33,7 @@ def same(a, b):
 @given(rows=st.lists(VALUES, max_size=5))
 def test_every_value_comes_back(tmp_path_factory, rows):
     run_dir = tmp_path_factory.mktemp("run")
-    with MetricsLog(run_dir) as log:
+    with contextlib.closing(MetricsLog(run_dir)) as log:
         for number, values in enumerate(rows):
             log.write("train", 10 * number, number, values)
     found = read(run_dir)
@@ -43,7 +44,7 @@ def test_every_value_comes_back(tmp_path_factory, rows):
 
 
 def test_each_line_is_strict_json_also_for_what_json_does_not_know(tmp_path):
-    with MetricsLog(tmp_path) as log:
+    with contextlib.closing(MetricsLog(tmp_path)) as log:
         values = {"a": math.nan, "b": -math.inf, "c": np.float32(0.5), "d": torch.tensor(2.0), "e": np.int32(3)}
         log.write("train", np.int64(1), 1, values)
 
@@ -55,7 +56,7 @@ def test_each_line_is_strict_json_also_for_what_json_does_not_know(tmp_path):
 
 
 def test_a_torn_last_line_is_left_out_and_spoils_no_later_one(tmp_path):
-    with MetricsLog(tmp_path) as log:
+    with contextlib.closing(MetricsLog(tmp_path)) as log:
         for number in range(3):
             log.write("train", number, number, {"x": number})
     whole = (tmp_path / FILE).read_bytes()
@@ -63,7 +64,7 @@ def test_a_torn_last_line_is_left_out_and_spoils_no_later_one(tmp_path):
     for cut in range(last, len(whole)):
         (tmp_path / FILE).write_bytes(whole[:cut])
         assert [row["x"] for row in read(tmp_path)] == [0, 1]
-        with MetricsLog(tmp_path) as log:
+        with contextlib.closing(MetricsLog(tmp_path)) as log:
             log.write("train", 9, 9, {"x": 9})
         found = [row["x"] for row in read(tmp_path)]
         assert found == ([0, 1, 2, 9] if cut == len(whole) - 1 else [0, 1, 9])
@@ -87,9 +88,9 @@ def test_a_row_that_was_cut_off_by_a_full_disk_comes_later_and_whole(tmp_path, m
 
 def test_a_reader_beside_a_writer_sees_each_row_once_and_whole(tmp_path):
     code = """
-import sys
+import contextlib, sys
 from laser_rl.metrics import MetricsLog
-with MetricsLog(sys.argv[1]) as log:
+with contextlib.closing(MetricsLog(sys.argv[1])) as log:
     for n in range(3000):
         log.write("train", n, n, {"text": "x" * (n % 700)})
 """
@@ -137,13 +138,13 @@ def train(log, updates, steps_each=10):
 
 @pytest.mark.parametrize("died_after", range(6, 13))
 def test_a_resumed_run_has_the_hash_of_an_uninterrupted_one(tmp_path, died_after):
-    with MetricsLog(tmp_path / "whole") as log:
+    with contextlib.closing(MetricsLog(tmp_path / "whole")) as log:
         train(log, range(1, 16))
-    with MetricsLog(tmp_path / "resumed") as log:
+    with contextlib.closing(MetricsLog(tmp_path / "resumed")) as log:
         train(log, range(1, died_after + 1))
         # Acting goes on after the checkpoint: this episode has the update of the checkpoint, and a later step.
         log.write("episode", died_after * 10 + 6, died_after, {"return": 1.5, "length": 7})
-    with MetricsLog(tmp_path / "resumed") as log:
+    with contextlib.closing(MetricsLog(tmp_path / "resumed")) as log:
         log.resumed(60, 6)
         train(log, range(7, 16))
     assert rows_hash(tmp_path / "whole") == rows_hash(tmp_path / "resumed")
@@ -171,7 +172,7 @@ def test_the_hash_sees_every_number_but_not_the_clock(tmp_path, change):
     ],
 )
 def test_resuming_twice_voids_what_each_time_came_after(tmp_path, written, held):
-    with MetricsLog(tmp_path) as log:
+    with contextlib.closing(MetricsLog(tmp_path)) as log:
         for one in written:
             if isinstance(one, str):
                 log.resumed(int(one[-1]), int(one[-1]))
@@ -182,7 +183,7 @@ def test_resuming_twice_voids_what_each_time_came_after(tmp_path, written, held)
 
 
 def test_updates_without_a_step_between_are_void_too(tmp_path):
-    with MetricsLog(tmp_path) as log:
+    with contextlib.closing(MetricsLog(tmp_path)) as log:
         for update in (1, 2, 3):
             log.write("train", 10, update, {})
         log.resumed(10, 2)
@@ -197,7 +198,7 @@ def test_updates_without_a_step_between_are_void_too(tmp_path):
 def test_a_mark_voids_rows_of_its_own_member_only(tmp_path_factory, events):
     def found(member_of, chosen):
         run_dir = tmp_path_factory.mktemp("run")
-        with MetricsLog(run_dir) as log:
+        with contextlib.closing(MetricsLog(run_dir)) as log:
             for number, (member, mark, step, update) in enumerate(events):
                 own = {} if member_of(member) is None else {"member": member_of(member)}
                 if member in chosen and mark:

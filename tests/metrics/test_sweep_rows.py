@@ -1,5 +1,6 @@
 """The rows of sweeps that nobody ran: members differ in known ways, so that a mixed-up member shows."""
 
+import contextlib
 import json
 
 import numpy as np
@@ -66,7 +67,7 @@ def a_sweep(run_dir, members, *, pbt=False, evaluated=True, times=TIMES):
     """Write metrics.jsonl and sweep.json; the highest return is that of the member with the highest (4 k) mod K."""
     random, hyper = np.random.default_rng(members), settings_of(members)
     run_dir.mkdir(parents=True, exist_ok=True)
-    with MetricsLog(run_dir) as log:
+    with contextlib.closing(MetricsLog(run_dir)) as log:
         for t in range(1, times + 1):
             for member in range(members):
                 log.write("train", 1000 * t, 10 * t, train_values(member, members, t / times, hyper[member], random))
@@ -97,9 +98,9 @@ def test_a_resumed_sweep_has_the_hash_of_an_uninterrupted_one(tmp_path, died):
             if sweep:
                 log.write("sweep", 20 * t, 2 * t, {"replay_fill": t / 9})
 
-    with MetricsLog(tmp_path / "whole") as log:
+    with contextlib.closing(MetricsLog(tmp_path / "whole")) as log:
         train(log, range(1, 9))
-    with MetricsLog(tmp_path / "resumed") as log:
+    with contextlib.closing(MetricsLog(tmp_path / "resumed")) as log:
         train(log, range(1, 4))
         for member, end in enumerate(died):  # one member got further than the other before the end
             train(log, range(4, end + 1), (member,), sweep=False)

@@ -1,5 +1,6 @@
 """The page in a real browser, during a live sweep. Pictures are kept in the folder of the test, or in $LASER_SCREENSHOTS."""
 
+import contextlib
 import json
 import math
 import os
@@ -218,7 +219,7 @@ def a_video(path: Path) -> None:
 
 def test_a_finished_sweep_with_everything(tmp_path, browser, pictures):
     run = write_sweep(tmp_path / NAME, 10, 3000)
-    with MetricsLog(run) as log:
+    with contextlib.closing(MetricsLog(run)) as log:
         for n, (member, donor) in enumerate([(0, 9), (1, 8), (2, 9), (0, 7), (5, 2)]):
             log.write(
                 "event",
@@ -275,7 +276,7 @@ def test_a_finished_sweep_with_everything(tmp_path, browser, pictures):
 def test_numbers_below_a_chart_are_different_where_all_points_are_near_each_other(tmp_path, browser, pictures):
     """Final evaluations alone: all of them have the same step, or nearly."""
     run = write_sweep(tmp_path / "sweep", 3, 1501)
-    with MetricsLog(run) as log:
+    with contextlib.closing(MetricsLog(run)) as log:
         for member in range(3):
             log.write(
                 "evaluation",
@@ -343,7 +344,7 @@ def test_several_runs_in_one_chart_smoothed_on_request(tmp_path, browser, pictur
 def test_another_run_leaves_nothing_of_the_one_before_in_panels_out_of_sight(tmp_path, browser):
     first, second = write_sweep(tmp_path / "first", 10, 300), write_sweep(tmp_path / "second", 2, 300)
     for run, members in ((first, 10), (second, 2)):
-        with MetricsLog(run) as log:
+        with contextlib.closing(MetricsLog(run)) as log:
             for number in range(1, members):
                 told = {"event": "exploit", "member": number, "donor": 0, "score": 1.0, "donor_score": 2.0}
                 log.write("event", 10_000, 100, told)

@@ -171,7 +171,7 @@ def test_a_run_that_ends_says_so(tmp_path):
             lambda: json.loads(served.ask("/api/runs/0")[2])["state"] == "broken off",
             "the state of a run without a process",
         )
-        with MetricsLog(run) as log:
+        with contextlib.closing(MetricsLog(run)) as log:
             log.write("event", 120, 3, {"event": "finished"})
         until(lambda: json.loads(served.ask("/api/runs/0")[2])["state"] == "finished", "the end to be seen")
 

@@ -1,5 +1,6 @@
 """The log is read on, in pieces, each byte once; what is kept of it is bounded, and says what a report says."""
 
+import contextlib
 import json
 import math
 import time
@@ -34,7 +35,7 @@ def rows_of(tail, piece_bytes=1 << 20):
 @given(st.integers(1, 400), st.integers(0, 3))
 def test_pieces_of_any_size_give_the_rows_of_the_reader(tmp_path_factory, piece, torn):
     path = tmp_path_factory.mktemp("run")
-    with MetricsLog(path) as log:
+    with contextlib.closing(MetricsLog(path)) as log:
         for n in range(12):
             log.write("train", n, n, {"kl": [0.5, math.inf, math.nan][n % 3], "note": "ü{},"})
     log.path.write_bytes(log.path.read_bytes() + b'{"kind": "train", "step": 99'[: 9 * torn])
@@ -151,7 +152,7 @@ def test_lines_on_one_axis_have_at_most_so_many_points():
 
 
 def test_a_resume_voids_what_a_report_leaves_out(tmp_path):
-    with MetricsLog(tmp_path) as log:
+    with contextlib.closing(MetricsLog(tmp_path)) as log:
         for member in (0, 1):
             for n in range(1, 8):
                 log.write("train", 10 * n, n, {"member": member, "return_mean": float(n)})
@@ -251,7 +252,7 @@ def test_a_folder_counts_as_all_runs_in_it(tmp_path):
 
 def test_a_run_that_falls_silent_is_news(tmp_path, monkeypatch):
     run = ViewedRun(0, tmp_path)
-    with MetricsLog(tmp_path) as log, RunLock(tmp_path):
+    with contextlib.closing(MetricsLog(tmp_path)) as log, RunLock(tmp_path):
         log.write("train", 1, 1, {"kl": 0.5})
         run.look()
         run.read_on()
@@ -266,7 +267,7 @@ def test_a_run_that_falls_silent_is_news(tmp_path, monkeypatch):
 
 
 def test_a_run_that_never_reports_means_shows_its_episodes(tmp_path):
-    with MetricsLog(tmp_path) as log:
+    with contextlib.closing(MetricsLog(tmp_path)) as log:
         for n in range(5):
             log.write("episode", n, n, {"return": float(n), "length": 3, "slot": 0})
     run = ViewedRun(0, tmp_path)

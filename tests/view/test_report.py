@@ -1,6 +1,7 @@
 """The report is the dashboard's page with its answers inside: it says what the rows say, of any directory, whole or not."""
 
 import base64
+import contextlib
 import json
 import os
 import re
@@ -27,7 +28,7 @@ TASKS = ("laser/Catch", "laser/TMaze-5", EVIL)
 
 def a_run(run_dir, slope=1.0, *, seed=7, rate=0.001, updates=120, more=None, ended=True):
     run_dir.mkdir(parents=True, exist_ok=True)
-    with MetricsLog(run_dir) as log:
+    with contextlib.closing(MetricsLog(run_dir)) as log:
         for update in range(1, updates + 1):
             log.write("episode", 10 * update, update, {"return": slope * update, "length": 5, "slot": 0})
             values = {
@@ -61,7 +62,7 @@ def a_mixture(run_dir):
             values |= {f"return_of_{name}": level + number, f"score_of_{name}": level - number}
         return values
 
-    with MetricsLog(run_dir) as log:
+    with contextlib.closing(MetricsLog(run_dir)) as log:
         for update in range(1, 20):
             log.write("train", 10 * update, update, {**numbers(update / 10), "entropy": 0.5})
         played = numbers(4.0)
@@ -116,7 +117,7 @@ def test_a_sweep_with_its_members_copies_and_who_trusts_whom(tmp_path):
 
 def a_varied_sweep(run_dir, settings, scores, *, evaluated=None):
     """Member k has the k-th settings and return; evaluations only of so many members."""
-    with MetricsLog(run_dir) as log:
+    with contextlib.closing(MetricsLog(run_dir)) as log:
         for member, score in enumerate(scores):
             log.write("train", 100, 10, {"member": member, "return_mean": score})
         for member, score in enumerate(scores[:evaluated]):
@@ -159,7 +160,7 @@ def test_a_copy_is_a_sentence(tmp_path):
     a_varied_sweep(tmp_path, [{}, {}, {}], [1.0, 2.0, 3.0])
     settings = {"learning_rate": (6e-4, 7.2e-4), "entropy_cost": (0.01, 0.01 + 1e-12)}
     marks = {f"{when}_{name}": ends[n] for name, ends in settings.items() for n, when in enumerate(("before", "after"))}
-    with MetricsLog(tmp_path) as log:
+    with contextlib.closing(MetricsLog(tmp_path)) as log:
         scores = {"score": 12.5, "donor_score": 3100.0}
         log.write("event", 40_000, 5, {"event": "exploit", "member": 2, "donor": 0, **scores, **marks})
         log.write("event", 50_000, 6, {"event": "exploit", "member": 1, "donor": 2, "score": float("nan")})
@@ -210,7 +211,7 @@ def test_a_mixture_has_every_task_and_says_what_its_curve_is(tmp_path):
 
 def test_everything_from_outside_is_data(tmp_path):
     run_dir = a_run(tmp_path / EVIL.replace("/", "_"), more={EVIL: 1.0})
-    with MetricsLog(run_dir) as log:
+    with contextlib.closing(MetricsLog(run_dir)) as log:
         log.write("evaluation", 1200, 120, {"mean": 1.0, "note": EVIL, EVIL: EVIL})
         log.write("event", 1200, 120, {"event": EVIL, EVIL: EVIL})
     (run_dir / "config.json").write_text(json.dumps({"environment": {"id": EVIL}, "replay": {EVIL: EVIL}}))
@@ -223,7 +224,7 @@ def test_everything_from_outside_is_data(tmp_path):
     assert page.details()["machine"]["GPU"] == EVIL
     assert page.details()["videos"][0]["task"] == EVIL
     sweep = tmp_path / "sweep"
-    with MetricsLog(sweep) as log:
+    with contextlib.closing(MetricsLog(sweep)) as log:
         log.write("train", 10, 1, {"member": 0, "return_mean": 1.0, EVIL: EVIL})
         log.write("event", 10, 1, {"event": "exploit", "member": 0, "donor": 1, f"after_{EVIL}": 1.0})
     (sweep / "sweep.json").write_text(json.dumps({"settings": [{EVIL: EVIL}, {}], "recipe": EVIL, "base": {EVIL: 1}}))
@@ -242,7 +243,7 @@ def test_it_asks_nobody_and_its_scripts_cannot_be_ended(tmp_path):
 
 def test_warnings_count_over_sessions_and_say_whose(tmp_path):
     counts = [0, 2, 2, 0, 1]  # a new session counts from nothing
-    with MetricsLog(tmp_path) as log:
+    with contextlib.closing(MetricsLog(tmp_path)) as log:
         for n, count in enumerate(counts, start=1):
             values = {"skipped_updates": count, "environment_restarts": 4, "kl": float("nan") if n < 3 else 0.1}
             log.write("train", n, n, {**values, "episodes": 200, "return_mean": 1.0})
@@ -258,7 +259,7 @@ def test_warnings_count_over_sessions_and_say_whose(tmp_path):
 
 def test_a_resumption_is_marked_and_its_void_rows_are_left_out(tmp_path):
     a_run(tmp_path, ended=False)
-    with MetricsLog(tmp_path) as log:
+    with contextlib.closing(MetricsLog(tmp_path)) as log:
         log.resumed(600, 60)
         log.write("train", 610, 61, {"return_mean": -5.0, "entropy": 0.25})
         log.write("event", 610, 61, {"event": "finished"})
@@ -291,7 +292,7 @@ def test_before_the_first_row_and_before_the_first_episode(tmp_path, name):
     assert any("no rows yet" in text for text in page.notices("warning"))
     assert page.details()["settings"]
     assert page.run()["state"] == "not begun"
-    with MetricsLog(tmp_path) as log:
+    with contextlib.closing(MetricsLog(tmp_path)) as log:
         log.write("train", 10, 1, {"entropy": 0.5, "episodes": 3, **({"member": 0} if name == "sweep.json" else {})})
     page = read_report(report(tmp_path))
     assert page.panel("returns")["lines"] == []
@@ -301,7 +302,7 @@ def test_before_the_first_row_and_before_the_first_episode(tmp_path, name):
 @pytest.mark.parametrize("file", ["config.json", "sweep.json"])
 @pytest.mark.parametrize("content", ["{", "[]", '{"settings": 3}', '{"settings": [1, null]}', "[" * 100_000])
 def test_damaged_settings_are_no_reason_to_refuse(tmp_path, file, content):
-    with MetricsLog(tmp_path) as log:
+    with contextlib.closing(MetricsLog(tmp_path)) as log:
         for member in range(3):
             log.write("train", 10, 1, {"member": member, "entropy": 0.5})
     (tmp_path / file).write_text(content)
@@ -444,7 +445,7 @@ def test_a_setting_that_one_directory_does_not_know_differs(tmp_path):
 
 def test_directories_without_settings_are_never_one_condition_and_one_twice_is_one(tmp_path):
     for name in ("x/a", "y/a"):
-        with MetricsLog(tmp_path / name) as log:
+        with contextlib.closing(MetricsLog(tmp_path / name)) as log:
             log.write("train", 10, 1, {"return_mean": 1.0})
     page = read_report(report(tmp_path / "x/a", tmp_path / "y/a", out=tmp_path / "out.html"))
     assert [line["condition"] for line in page.table("conditions")] == ["x/a", "y/a"]
