@@ -44,33 +44,27 @@ class Export:
         if self.out is not None and self.minari is None:
             raise ConfigError("--out is for --minari; --onnx names its file by itself")
         if self.onnx is not None:
-            _onnx(self, self.onnx)
+            if self.onnx.is_dir() or self.onnx.suffix != ".onnx":
+                raise ConfigError(f"--onnx names a file, expected something like policy.onnx, got {self.onnx}")
+            source = load_source(self.run_dir, self.member)
+            policy = export_onnx(source.trained, self.onnx)
+            inputs, outputs = ", ".join(policy.inputs), ", ".join(policy.outputs)
+            print(f"{self.onnx}: {source}\ninputs    {inputs}\noutputs   {outputs}")
+            print(f"verified  same actions on {policy.rows} observations, largest difference {policy.largest:.1g}")
         if self.minari is not None:
-            _minari(self, self.minari)
+            made = export_minari(self.run_dir, self.minari, member=self.member, out=self.out)
+            print(made.path)
+            print(
+                f"{made.episodes:,} whole episodes, {made.steps:,} steps, mean return {display.short(made.mean_return)}"
+            )
+            place = "" if self.out is None else f"MINARI_DATASETS_PATH={self.out} "
+            print(f"""load it: {place}python -c 'import minari; print(minari.load_dataset("{self.minari}")[0])'""")
         if self.run is not None:
             held, size = copy_run(self.run_dir, self.run, self.replay_steps)
             print(
                 f"{self.run}: {display.size(size)}, {held:,} steps of replay; go on with: {command_for('resume', self.run)}"
             )
         return 0
-
-
-def _onnx(asked: Export, path: Path) -> None:
-    if path.is_dir() or path.suffix != ".onnx":
-        raise ConfigError(f"--onnx names a file, expected something like policy.onnx, got {path}")
-    source = load_source(asked.run_dir, asked.member)
-    made = export_onnx(source.trained, path)
-    inputs, outputs = ", ".join(made.inputs), ", ".join(made.outputs)
-    print(f"{path}: {source}\ninputs    {inputs}\noutputs   {outputs}")
-    print(f"verified  same actions on {made.rows} observations, largest difference {made.largest:.1g}")
-
-
-def _minari(asked: Export, dataset_id: str) -> None:
-    made = export_minari(asked.run_dir, dataset_id, member=asked.member, out=asked.out)
-    print(made.path)
-    print(f"{made.episodes:,} whole episodes, {made.steps:,} steps, mean return {display.short(made.mean_return)}")
-    place = "" if asked.out is None else f"MINARI_DATASETS_PATH={asked.out} "
-    print(f"""load it: {place}python -c 'import minari; print(minari.load_dataset("{dataset_id}")[0])'""")
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 import argparse
 import ast
+import contextlib
+from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -64,7 +66,10 @@ class SourceText:
             if isinstance(kind, ast.Name) and kind.id in self.classes:
                 yield from self.flags(kind.id, f"{full}.")
             elif "Positional" not in ast.unparse(kind):
-                yield Flag(full, self.metavar(kind), _default(node.value), _text(after))
+                default = None
+                with contextlib.suppress(ValueError):  # made by a call: nothing, or nothing that a line could show
+                    default = None if node.value is None else ast.literal_eval(node.value)
+                yield Flag(full, self.metavar(kind), default, _text(after))
 
     def metavar(self, kind: ast.expr) -> str:
         """A word for a value of a type; empty for what is true or false."""
@@ -83,13 +88,6 @@ class SourceText:
         return _WORDS.get(ast.unparse(kind), "")
 
 
-def _default(value: ast.expr | None) -> object:
-    try:
-        return None if value is None else ast.literal_eval(value)
-    except ValueError:  # made by a call: nothing, or nothing that a line could show
-        return None
-
-
 def _text(node: ast.AST) -> str:
     match node:
         case ast.Expr(value=ast.Constant(value=str(text))):
@@ -97,19 +95,16 @@ def _text(node: ast.AST) -> str:
     return ""
 
 
-def flags_of(source: SourceText, owner: str, *, settings: bool) -> dict[str, Flag]:
-    """A command's own flags, then all settings if it takes them, by the shortest name that there is."""
-    flags = [*source.flags(owner), *(source.flags("Config") if settings else ())]
-    short, lasts = {full: name for name, full in SHORT.items()}, [flag.name.rpartition(".")[2] for flag in flags]
-    unique = {flag.name: last if lasts.count(last) == 1 else flag.name for flag, last in zip(flags, lasts, strict=True)}
-    return {short.get(flag.name, unique[flag.name]): flag for flag in flags}
-
-
 def help_text(command: str, *, everything: bool) -> str:
     """What `laser COMMAND --help` or, with everything, `--help-all` prints."""
     module, owner, alone, shown = COMMANDS[command]
     source = SourceText("config", "training/settings", f"cli/{module}")
-    flags, everything = flags_of(source, owner, settings=bool(shown)), everything or not shown
+    # The command's own flags, then all settings if it takes them, by the shortest name that there is.
+    every, everything = [*source.flags(owner), *(source.flags("Config") if shown else ())], everything or not shown
+    lasts = Counter(flag.name.rpartition(".")[2] for flag in every)
+    unique = {last if lasts[last := flag.name.rpartition(".")[2]] == 1 else flag.name: flag for flag in every}
+    short = {full: name for name, full in SHORT.items()}
+    flags = {short.get(flag.name, name): flag for name, flag in unique.items()}
     more = (
         ""
         if everything
