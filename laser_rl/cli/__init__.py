@@ -26,7 +26,7 @@ COMMANDS = {
     "sweep": ("cli.train", "sweep_command", "train several agents that differ in a few settings and share one replay"),
     "status": ("cli.status", "Status", "how runs and sweeps stand, also while they go on"),
     "resume": ("cli.train", "resume_command", "go on with a run or sweep that was stopped, killed or finished"),
-    "verify": ("cli.show", "Verify", "check every file of runs and sweeps: checkpoints, replay, metrics, settings"),
+    "verify": ("tools.verify", "Verify", "check every file of runs and sweeps: checkpoints, replay, metrics, settings"),
     "evaluate": ("cli.play", "Evaluate", "play with the newest checkpoint: mean, IQM, 95 % interval"),
     "enjoy": ("cli.play", "Enjoy", "make a video of the newest checkpoint"),
     "export": ("cli.export", "Export", "the policy as ONNX, whole episodes of the replay as a Minari dataset"),

@@ -124,5 +124,5 @@ def help_text(command: str, *, everything: bool) -> str:
         given = everything and not (flag.default is None or flag.default is False or flag.default == ())
         text = (f"{flag.text} (default: {flag.default})" if given else flag.text).replace("%", "%%")
         value = {"metavar": flag.metavar} if flag.metavar else {"action": "store_true"}
-        groups[section].add_argument(f"--{name.replace('_', '-')}", help=text, **value)  # type: ignore[arg-type]
+        groups[section].add_argument(f"--{name.replace('_', '-')}", help=text, **value)
     return parser.format_help()

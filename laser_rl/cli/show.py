@@ -1,7 +1,7 @@
-"""`laser config`, `laser report`, `laser verify`, `laser compare`: to look at things without changing them."""
+"""`laser config`, `laser report`, `laser compare`: to look at things without changing them."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -11,8 +11,7 @@ import yaml
 from laser_rl.cli.flags import begin, typed
 from laser_rl.config import Config, override
 from laser_rl.errors import ConfigError
-from laser_rl.research.paper import as_json, compared, show
-from laser_rl.tools.verify import exit_status, findings, text
+from laser_rl.research.paper import compared, show
 from laser_rl.training.files import read_sweep
 from laser_rl.training.settings import SweepConfig
 from laser_rl.view.report import report
@@ -64,28 +63,6 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Verify:
-    """Check every file of runs and sweeps: settings, metrics, checkpoints, replay. A line a file.
-
-    Exit status 3 if one is damaged or was changed, 6 if one cannot be read.
-    """
-
-    run_dirs: RunDirs
-    """Directories of runs or sweeps."""
-    json: bool = False
-    """Everything as JSON, a list with one object a directory."""
-
-    def __call__(self) -> int:
-        found = {run_dir: list(findings(run_dir)) for run_dir in self.run_dirs}
-        if self.json:
-            listed = [{"run_dir": str(path), "files": [asdict(one) for one in files]} for path, files in found.items()]
-            print(json.dumps(listed, indent=2))
-        else:
-            print("\n\n".join(text(path, files) for path, files in found.items()))
-        return exit_status(one for files in found.values() for one in files)
-
-
-@dataclass(frozen=True)
 class Compare:
     """Atari runs and sweeps beside LASER and Rainbow, game by game. Reads only, so it may be asked while they go on.
 
@@ -103,7 +80,7 @@ class Compare:
     def __call__(self) -> int:
         found = compared(self.run_dirs, self.frames)
         if self.json:
-            print(as_json(found))
+            print(json.dumps(json.loads(json.dumps(found), parse_constant=lambda _: None), indent=2))  # null, not NaN
         else:
             show(found)
         return 0

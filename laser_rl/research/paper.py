@@ -10,7 +10,6 @@ median over games is taken for each member before the best is chosen (`protocol`
 
 import csv
 import functools
-import json
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -245,11 +244,6 @@ def _notes(runs: Sequence[GameRun], configs: Sequence[Config], lines: Sequence[M
             yield f"{line['run']}: a mean of {line['episodes']} episodes so far, the paper's are of {LAST_EPISODES}"
     if not _same_members([run for run in runs if run.kind == "sweep"]):
         yield "the sweeps have different members, so none can be followed over the games: no median"
-
-
-def as_json(found: Mapping[str, Any]) -> str:
-    """Everything, with null instead of NaN."""
-    return json.dumps(json.loads(json.dumps(found), parse_constant=lambda _: None), indent=2)
 
 
 def show(found: Mapping[str, Any]) -> None:

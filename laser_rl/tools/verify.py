@@ -1,11 +1,14 @@
-"""Is every file of a run or sweep what was written? Reads only, and repairs nothing."""
+"""`laser verify`: is every file of a run or sweep what was written? Reads only, and repairs nothing."""
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
+
+import tyro
 
 from laser_rl import checkpoint
 from laser_rl.checkpoint import CHECKPOINTS, REPLAY, SegmentEntry, manifest
@@ -28,6 +31,31 @@ class FileFinding:
     file: str  # in the run directory
     state: Literal["whole", "damaged", "changed", "unreadable", "left over"]
     detail: str
+
+
+@dataclass(frozen=True)
+class Verify:
+    """Check every file of runs and sweeps: settings, metrics, checkpoints, replay. A line a file.
+
+    Exit status 3 if one is damaged or was changed, 6 if one cannot be read.
+    """
+
+    run_dirs: tyro.conf.Positional[tuple[Path, ...]]
+    """Directories of runs or sweeps."""
+    json: bool = False
+    """Everything as JSON, a list with one object a directory."""
+
+    def __call__(self) -> int:
+        found = {run_dir: list(findings(run_dir)) for run_dir in self.run_dirs}
+        if self.json:
+            listed = [{"run_dir": str(path), "files": [asdict(one) for one in files]} for path, files in found.items()]
+            print(json.dumps(listed, indent=2))
+        else:
+            print("\n\n".join(_text(path, files) for path, files in found.items()))
+        states = {one.state for files in found.values() for one in files}
+        if states & {"damaged", "changed"}:
+            return DamagedRun.exit_status
+        return Unreadable.exit_status if "unreadable" in states else 0
 
 
 def findings(run_dir: Path) -> Iterator[FileFinding]:
@@ -148,15 +176,7 @@ def _named(run_dir: Path) -> set[str]:
     return names
 
 
-def exit_status(files: Iterable[FileFinding]) -> int:
-    """0 if every file is in order; else that of the worst."""
-    states = {one.state for one in files}
-    if states & {"damaged", "changed"}:
-        return DamagedRun.exit_status
-    return Unreadable.exit_status if "unreadable" in states else 0
-
-
-def text(run_dir: Path, files: Sequence[FileFinding]) -> str:
+def _text(run_dir: Path, files: Sequence[FileFinding]) -> str:
     width = max(len(one.file) for one in files)
     bad = sum(one.state not in {"whole", "left over"} for one in files)
     lines = [f"{one.state:<10}  {one.file:<{width}}  {one.detail}" for one in files]
