@@ -23,7 +23,6 @@ PROMISE = (
     "`--trust-code`, in Python `trust_code=True`."
 )
 """README, SECURITY.md and every model card say this, word for word; a test compares them."""
-_SUITE, _LAB = "suite:", "dmlab/"
 _CODE = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w./-]*")  # not host:8080, not https://
 
 
@@ -81,14 +80,12 @@ def require(*names: str) -> None:
 def code_in(environment: str, options: Mapping[str, Any], *functions: str) -> list[str]:
     """The names of code among an environment's id (or ids, with commas), its options and settings that may name functions."""
     ids = [part.strip() for part in environment.split(",")]
-    found = [name for name in ids if (":" in name and not name.startswith(_SUITE)) or _is_foreign_level(name, options)]
+    found = [name for name in ids if ":" in name and not name.startswith("suite:")]
+    # A level of Lab's is a script: a path can lead to any, and so can Lab's own settings.
+    levels = [name for name in ids if name.startswith("dmlab/")]
+    found += [name for name in levels if name.count("/") > 1 or options.get("lab_config")]
     found += [text for text in _texts(options) if _CODE.fullmatch(text)]
     return found + [name for name in functions if ":" in name and not name.startswith(HERE)]
-
-
-def _is_foreign_level(name: str, options: Mapping[str, Any]) -> bool:
-    """A level of Lab's is a script: a path can lead to any, and so can Lab's own settings."""
-    return name.startswith(_LAB) and ("/" in name.removeprefix(_LAB) or bool(options.get("lab_config")))
 
 
 def _texts(values: object) -> Iterator[str]:

@@ -136,7 +136,10 @@ def _run(name: str, arguments: list[str]) -> int:
             return _refuse(said, 5)  # as of `training.saving.NoSpace`
         if error.filename is None:  # no path of the user's: a fault of ours, or of the machine
             raise
-        return _refuse(_not_usable(error))
+        path = os.fsencode(error.filename).decode(errors="backslashreplace") or "a path"
+        shown = path if len(path) <= _MOST_SHOWN else f"{path[:_MOST_SHOWN]}…"
+        todo = "expected a path that can be used; check the name and its permissions, or choose another"
+        return _refuse(f"{shown}: {error.strerror}, {todo}")
     except KeyboardInterrupt:
         return _refuse("interrupted", 130)
 
@@ -162,12 +165,6 @@ def expand_numbers(arguments: Sequence[str]) -> list[str]:
             expanded.append(written_out(word) if counting else word)
         counting = counts and not equals
     return expanded
-
-
-def _not_usable(error: OSError) -> str:
-    path = os.fsencode(error.filename).decode(errors="backslashreplace") if error.filename != "" else "a path"
-    shown = path if len(path) <= _MOST_SHOWN else f"{path[:_MOST_SHOWN]}…"
-    return f"{shown}: {error.strerror}, expected a path that can be used; check the name and its permissions, or choose another"
 
 
 def _refuse(message: str, status: int = 2) -> int:

@@ -154,7 +154,8 @@ class History:
             if row["kind"] == "event":
                 self._flush(groups)
                 self.events.append(row)
-                if _is_exploit(row):
+                who = row.get("member"), row.get("donor")
+                if row.get("event") == "exploit" and all(isinstance(one, int) and one < _MOST_MEMBERS for one in who):
                     self._exploits.append(row)
                 if row.get("event") == "resumed":
                     self._void(row)
@@ -251,11 +252,6 @@ def _column(rows: list[Row], name: str) -> Array:
         values = np.array([one if isinstance(one, float) else math.nan for one in found], np.float64)
     values[~np.isfinite(values)] = math.nan
     return values
-
-
-def _is_exploit(row: Row) -> bool:
-    members = (row.get("member"), row.get("donor"))
-    return row.get("event") == "exploit" and all(isinstance(one, int) and one < _MOST_MEMBERS for one in members)
 
 
 def _own(row: Row) -> int:
