@@ -52,7 +52,6 @@ _THEIRS = (
     ("tensorboard_log exp_name storage_path", "", "all files go to the run directory, run_dir= or --out; learn takes tensorboard_log="),
 )  # fmt: skip
 THEIRS = {name: (ours, note) for names, ours, note in _THEIRS for name in names.split()}
-NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # the disk, the user's share of it, or one file is full
 
 
 class UserError(Exception):
@@ -100,7 +99,8 @@ class DamagedRun(UserError):
 
 def is_full(error: BaseException) -> bool:
     """Whether something could not be written for lack of space: it may work later."""
-    return isinstance(error, OSError) and error.errno in NO_SPACE
+    # The disk, the user's share of it, or one file is full.
+    return isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def suggestion(name: str, known: Iterable[str], otherwise: str = "") -> str:

@@ -17,8 +17,6 @@ from laser_rl.metrics.rows import Sink
 from laser_rl.training.member_training import Callback
 from laser_rl.types import Array
 
-_SCHEDULE = {"schedule", "optimiser.schedule"}
-
 
 def count_of(method: str, name: str, value: object, *, least: int = 0) -> int:
     """A whole number; 1e5 is how people write it, "200k" and "1.5M" are what the command line takes.
@@ -55,7 +53,7 @@ def with_names(settings: Mapping[str, Any]) -> dict[str, Any]:
         if last in {"trust", "schedule"}:
             named[name] = name_of(value)
         elif last == "learning_rate":
-            if _SCHEDULE & settings.keys():
+            if {"schedule", "optimiser.schedule"} & settings.keys():
                 raise ConfigError("learning_rate is a function and so is its own schedule; leave out schedule")
             named |= {name: 1.0, "optimiser.schedule": name_of(value)}
     return named

@@ -16,7 +16,6 @@ from laser_rl.metrics.log import FILE
 from laser_rl.metrics.rows import Row, mean
 
 SWEEP = "sweep.json"
-_LAST = 10  # rows
 
 
 @dataclass(frozen=True)
@@ -110,13 +109,9 @@ def state_of(last: Row | None, *, running: bool) -> str:
 def newest_means(rows: Iterable[Row], names: Sequence[str], members: int) -> Array:
     """[member, name]: means over the newest ten training rows of each member; NaN where there is no number."""
     trained = _by_member(row for row in rows if row["kind"] == "train")
-    cells = [mean_of(trained.get(member, [])[-_LAST:], name) for member in range(members) for name in names]
+    newest = [trained.get(member, [])[-10:] for member in range(members)]
+    cells = [mean(row.get(name) for row in own) for own in newest for name in names]
     return np.array(cells, dtype=np.float64).reshape(members, len(names))
-
-
-def mean_of(rows: Iterable[Row], name: str) -> float:
-    """The mean of the finite numbers of a name; NaN if there is none."""
-    return mean(row.get(name) for row in rows)
 
 
 def copies(rows: Iterable[Row]) -> list[Copy]:

@@ -10,8 +10,8 @@ import numpy as np
 from laser_rl.envs.scores import RETURN_OF, SCORE_OF, reference_of
 from laser_rl.metrics import display
 from laser_rl.metrics.history import Array, CurveLine, aligned
-from laser_rl.metrics.rows import Kind
-from laser_rl.metrics.standing import Copy, MemberStanding, copies, mean_of, newest_means
+from laser_rl.metrics.rows import Kind, mean
+from laser_rl.metrics.standing import Copy, MemberStanding, copies, newest_means
 from laser_rl.view.runs import Subject
 
 POINTS = 1000
@@ -129,7 +129,10 @@ def _trust(subject: Subject, asked: Asked) -> Data:
 def _who(subject: Subject, asked: Asked) -> Data:
     count = len(subject.members)
     newest = subject.history.newest("sweep")
-    cells = [[0.0 if i == j else mean_of(newest, f"divergence_{i}_{j}") for j in range(count)] for i in range(count)]
+    cells = [
+        [0.0 if i == j else mean(row.get(f"divergence_{i}_{j}") for row in newest) for j in range(count)]
+        for i in range(count)
+    ]
     known = any(math.isfinite(value) for i, row in enumerate(cells) for j, value in enumerate(row) if i != j)
     trusted = newest_means(subject.rows, [f"acceptance_from_{n}" for n in range(count)], count)
     by_age = newest_means(subject.rows, [f"acceptance_age_{age}" for age in range(len(_AGES))], count)
