@@ -6,6 +6,7 @@ import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
@@ -225,12 +226,12 @@ def elsewhere_of(
         if not sweep.single:
             require_memory(sweep, source)
         return None
-    from laser_rl.cluster.launch import on_cluster  # noqa: PLC0415 - a run on this machine never needs it
+    from laser_rl.cluster.launch import run_cluster  # noqa: PLC0415 - a run on this machine never needs it
     from laser_rl.cluster.requirements import require_possible  # noqa: PLC0415
 
     require_possible(sweep, cluster)
     require_modules("--cluster", "cluster", "ray")
-    return on_cluster(cluster)
+    return partial(run_cluster, cluster)
 
 
 def require_memory(sweep: SweepConfig, source: EnvironmentSource | None = None) -> None:

@@ -8,7 +8,6 @@ import secrets
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from laser_rl.networks.build import TorsoSource
 from laser_rl.training.build import EnvironmentSource
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.evaluate import Result
-from laser_rl.training.launch import Elsewhere
 from laser_rl.training.member_training import Callback
 from laser_rl.training.settings import ClusterSettings, SweepConfig
 from laser_rl.training.supervisor import require_by_name
@@ -35,11 +33,6 @@ INLINE_BYTES = 1 << 20  # that go along with a call
 LOOPBACK, SEVERAL_MACHINES = "127.0.0.1", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 QUIET = {"log_to_driver": False, "logging_level": "ERROR"}
 TOKEN_FILE = Path("~/.ray/auth_token")
-
-
-def on_cluster(cluster: ClusterSettings | None) -> Elsewhere | None:
-    """For `launch.train`: run on this cluster; None: on this machine."""
-    return None if cluster is None else partial(run_cluster, cluster)
 
 
 def run_cluster(

@@ -1,13 +1,13 @@
 """Sweeps on a cluster, for tests: small ones, and what identifies their parameters."""
 
 import contextlib
+import functools
 import hashlib
 import os
 import signal
 import time
 
 from laser_rl.cluster.calls import ray
-from laser_rl.cluster.launch import on_cluster as elsewhere
 from laser_rl.cluster.launch import run_cluster
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import train
@@ -25,8 +25,9 @@ def small_sweep(environment="laser/Catch", *, rates=RATES, share="shared", pbt=N
 def finished(config, path, cluster=None, **more):
     """Run to the end; on a cluster if one is given."""
     directory = RunDirectory(path, config)
+    elsewhere = None if cluster is None else functools.partial(run_cluster, cluster)
     try:
-        return train(config, directory, sinks=[directory.log], elsewhere=elsewhere(cluster), **more)
+        return train(config, directory, sinks=[directory.log], elsewhere=elsewhere, **more)
     finally:
         directory.close()
 
