@@ -157,10 +157,9 @@ class LASER:
         if self._refusal:
             raise ConfigError(self._refusal)
         trainer = self._prepared()
-        where = "" if self._run_dir is None else f" in {self._run_dir}"
-        console = {"title": f"{self.config.environment.id}{where}", "total_steps": max(1, trainer.steps + more)}
         shown = {"progress_bar": progress_bar, "tensorboard_log": tensorboard_log, "verbose": verbose}
-        with self._trust.applied(), watched("learn", console, **shown) as sinks:
+        until, where = trainer.steps + more, self._run_dir
+        with self._trust.applied(), watched("learn", trainer.settings, until, where, **shown) as sinks:
             trainer.extend(more, total=total, callbacks=called, sinks=sinks, log_every=log_every)
             go, settings = functools.partial(run, trainer, evaluate_at_end=False), self.config.run
             result = with_videos(go, self._run_dir, settings, source=self._source, network=self._net)

@@ -15,6 +15,7 @@ from laser_rl.envs.records import EnvironmentSpec
 from laser_rl.errors import ConfigError, EnvironmentRefused, shortened, written_out
 from laser_rl.metrics.rows import Sink
 from laser_rl.training.member_training import Callback
+from laser_rl.training.settings import SweepConfig
 from laser_rl.types import Array
 
 
@@ -70,9 +71,16 @@ def named_in_grid(name: str, value: Any) -> Any:
 
 @contextlib.contextmanager
 def watched(
-    method: str, console: Mapping[str, Any], *, progress_bar: object, tensorboard_log: object, verbose: object
+    method: str,
+    sweep: SweepConfig,
+    steps: int,
+    run_dir: Path | None,
+    *,
+    progress_bar: object,
+    tensorboard_log: object,
+    verbose: object,
 ) -> Iterator[list[Sink]]:
-    """The sinks that a call of `learn` or `run` asks for, closed at its end; `console`: what a `Console` shows."""
+    """The sinks that a run of so many `steps` is watched with, closed at its end: TensorBoard's files, a table or lines."""
     for name, value in (("progress_bar", progress_bar), ("verbose", verbose)):
         if value not in (0, 1):
             raise ConfigError(f"{method}: expected {name} to be 0 or 1 (False or True), got {shortened(value)}")
@@ -97,7 +105,10 @@ def watched(
 
             live = None if progress_bar else False  # None: if there is a terminal, or a notebook
             terminal = Terminal(highlight=False, force_terminal=live, force_jupyter=live)
-            sinks.append(Console(**console, terminal=terminal))
+            name = sweep.base.environment.id + ("" if sweep.single else f", {len(sweep.settings)} members")
+            title = name if run_dir is None else f"{name} in {run_dir}"
+            pbt = sweep.pbt is not None
+            sinks.append(Console(title, max(1, steps), sweep.settings, pbt=pbt, terminal=terminal))
         for sink in sinks:
             stack.callback(sink.close)
         yield sinks

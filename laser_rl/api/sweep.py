@@ -180,15 +180,13 @@ class Sweep:
             values = self.config.model_dump(exclude={"base", "pbt"} if self._pbt_wanted else {"base"})
             self.config = self._complete(values, override(self.config.base, {"run.steps": steps}))
         elsewhere = elsewhere_of(self.config, self._cluster, self._source)
-        members, base = self.config.settings, self.config.base
-        console = {"title": f"{base.environment.id}, {len(members)} members", "total_steps": base.run.steps}
-        console |= {"settings": members, "pbt": self.config.pbt is not None}
+        base = self.config.base
         shown = {"progress_bar": progress_bar, "tensorboard_log": tensorboard_log, "verbose": verbose}
         with contextlib.ExitStack() as removing, contextlib.ExitStack() as stack:
             folder = self._run_dir or Path(tempfile.mkdtemp(prefix="laser-sweep-"))
             if self._run_dir is None:
                 removing.callback(shutil.rmtree, folder, ignore_errors=True)
-            sinks = stack.enter_context(watched("run", console, **shown))
+            sinks = stack.enter_context(watched("run", self.config, base.run.steps, self._run_dir, **shown))
             directory = stack.enter_context(contextlib.closing(RunDirectory(folder, self.config)))
             name = f"{base.environment.id}-sweep" if self._run_dir is None else self._run_dir.name
             more = trackers(self._track, name, self.config.configs, self._run_dir)

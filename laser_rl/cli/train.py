@@ -9,17 +9,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
-from rich.console import Console as Terminal
 
 from laser_rl import checkpoint, recipes
+from laser_rl.api.arguments import watched
 from laser_rl.api.sweep import elsewhere_of
 from laser_rl.cli.flags import Typed, begin, grid_of, random_of, typed
 from laser_rl.config import Config, full_name, override
 from laser_rl.errors import ConfigError
-from laser_rl.metrics.console import Console
 from laser_rl.metrics.display import flat_settings, label
-from laser_rl.metrics.rows import Sink
-from laser_rl.metrics.tensorboard import TensorBoardLog
 from laser_rl.metrics.tracking import commands, named, tracked, trackers
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.evaluate import MemberResult, Result
@@ -193,15 +190,12 @@ def _run(
             directory = RunDirectory(path, settings, fresh=asked.fresh, accept_changes=accept_changes)
             stack.callback(directory.close)
             tracking = trackers(track, path.name, settings.configs, path, fresh=asked.fresh)
-            more: list[Sink] = [TensorBoardLog(path), *tracking]
-            stay_up = shown.enter_context(dashboard_of(path)) if dashboard else None
-            name = settings.base.environment.id + ("" if settings.single else f", {len(settings.settings)} members")
-            terminal = Terminal(highlight=False, force_terminal=False if asked.plain else None)
-            steps, pbt = settings.base.run.steps, settings.pbt is not None
-            more.append(Console(f"{name} in {path}", steps, settings.settings, pbt=pbt, terminal=terminal))
-            for sink in more:
+            for sink in tracking:
                 stack.callback(sink.close)
-            result = train(settings, directory, sinks=[directory.log, *more], elsewhere=elsewhere)
+            stay_up = shown.enter_context(dashboard_of(path)) if dashboard else None
+            how = {"progress_bar": not asked.plain, "tensorboard_log": path, "verbose": asked.plain}
+            sinks = stack.enter_context(watched("train", settings, settings.base.run.steps, path, **how))
+            result = train(settings, directory, sinks=[directory.log, *sinks, *tracking], elsewhere=elsewhere)
             stack.close()
             status = _farewell(path, settings, result)
             if stay_up is not None and status == 0:
