@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from laser_rl.errors import THEIRS, ConfigError, called_here, shortened
 
@@ -19,9 +19,6 @@ Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 CountOrNone = Annotated[int, Field(ge=0)]
 _FUNCTION = re.compile(r"[\w.]+:\w+")  # module:function
-
-# For KL(pi, implied) from our own sweep over it (docs/results/sharing); for KL(pi, mu), which is larger, from a prototype.
-DEFAULT_BOUND = 0.1
 
 
 class Frozen(BaseModel):
@@ -58,7 +55,7 @@ class EnvironmentConfig(Frozen):
     module:callable; several with commas between them, or a suite: suite:grid."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the environment."""
-    slots: Count = 8
+    slots: Annotated[Count, BeforeValidator(lambda slots: auto_slots() if slots == "auto" else slots)] = 8
     """How many environments are stepped side by side; auto: 16 a core, at most 256. A run keeps the number that it began with."""
     placement: Literal["auto", "thread", "process"] = "auto"
     """Python environments in this thread, or in supervised processes."""
@@ -73,11 +70,6 @@ class EnvironmentConfig(Frozen):
     on_bad_value: Literal["fail", "drop"] = "fail"
     """NaN or infinity from the environment: stop, or discard the episode."""
     atari: AtariConfig = AtariConfig()
-
-    @field_validator("slots", mode="before")
-    @classmethod
-    def _from_cores(cls, slots: Any) -> Any:
-        return auto_slots() if slots == "auto" else slots
 
 
 class NetworkConfig(Frozen):
@@ -189,7 +181,8 @@ class LossConfig(Frozen):
         """The threshold, or its default; infinite if everything is trusted."""
         if self.trust == "off":
             return math.inf
-        return self.trust_bound or DEFAULT_BOUND
+        # For KL(pi, implied) from our own sweep over it (docs/results/sharing); for KL(pi, mu), which is larger, from a prototype.
+        return self.trust_bound or 0.1
 
     @model_validator(mode="after")
     def _consistent(self) -> "LossConfig":

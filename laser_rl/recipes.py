@@ -2,9 +2,6 @@
 
 Sources: [L] the LASER paper (Schmitt et al. 2019), [I] the IMPALA paper (Espeholt et al. 2018), whose values LASER inherits,
 [D] our decision where both are silent (docs/differences-from-the-paper.md), [T] tuned by us on the task named (docs/results/README.md).
-
-Systems of the paper's comparison on DMLab-30 are the paper's own there. On another mixture of tasks the same parts have a size that learns
-`suite:grid` on a small machine.
 """
 
 from collections.abc import Callable
@@ -144,10 +141,8 @@ def pendulum(environment: str = "Pendulum-v1") -> Config:
 
 
 def continuous(environment: str = "HalfCheetah-v5", actions: int = 6) -> Config:
-    """Real-valued actions, so many of them: `box2d` with another bound. [T]: HalfCheetah, Walker2d, Hopper, BipedalWalker, 200,000 steps.
-
-    [T] on these: unrolls of 10 steps were no better, entropy costs of 0 and 0.01 and a rate of 1e-3 were worse.
-    """
+    """Real-valued actions, so many of them: `box2d` with another bound. [T]: HalfCheetah, Walker2d, Hopper, BipedalWalker, 200,000 steps."""
+    # [T] on these: unrolls of 10 steps were no better, entropy costs of 0 and 0.01 and a rate of 1e-3 were worse.
     # The KL is a sum over the actions. [T] HalfCheetah, with six: a return of 1,090 with 0.1, 1,722 with 0.3, 3,394 with 1, and
     # 2,193 with every row trusted; Pendulum, with one: -612 with 0.1, -1,019 with 1.
     return override(box2d(environment), {"recipe": "continuous", "loss.trust_bound": actions / 6})
@@ -223,7 +218,10 @@ def impala(environment: str = "ALE/Breakout-v5") -> Config:
 
 
 def laser_multitask(environment: str = SUITE) -> Config:
-    """LASER with a memory: PreCo LSTM, PopArt, PixelControl, 87.5 % replay with states refreshed."""
+    """LASER with a memory: PreCo LSTM, PopArt, PixelControl, 87.5 % replay with states refreshed.
+
+    On DMLab it is the paper's own; elsewhere the same parts have a size that learns `suite:grid` on a small machine.
+    """
     base = _dmlab(environment) if is_dmlab(environment) else _small(environment)
     return base.model_copy(update={"recipe": "laser-multitask"})
 
@@ -348,11 +346,7 @@ def dmlab_pbt(environment: str = "suite:dmlab-30") -> SweepConfig:
 
 
 def small_pbt(steps: int) -> PbtConfig:
-    """Population based training for runs of minutes: what it means where a recipe has none of its own. [D], not tuned.
-
-    Args:
-        steps: of each member.
-    """
+    """Population based training for members of so many steps, in minutes: the rule where a recipe has none. [D], not tuned."""
     # The size of a return is not known here, so any difference counts: a margin in a file is better.
     return PbtConfig(burn_in_steps=steps // 10, every_episodes=50, margin=0.0)
 
