@@ -141,7 +141,7 @@ def pendulum(environment: str = "Pendulum-v1") -> Config:
 
 
 def continuous(environment: str = "HalfCheetah-v5", actions: int = 6) -> Config:
-    """Real-valued actions, so many of them: `box2d` with another bound. [T]: HalfCheetah, Walker2d, Hopper, BipedalWalker, 200,000 steps."""
+    """Real-valued actions, so many: `box2d` with its own bound. [T]: HalfCheetah, Walker2d, Hopper, BipedalWalker, 200,000 steps."""
     # [T] on these: unrolls of 10 steps were no better, entropy costs of 0 and 0.01 and a rate of 1e-3 were worse.
     # The KL is a sum over the actions. [T] HalfCheetah, with six: a return of 1,090 with 0.1, 1,722 with 0.3, 3,394 with 1, and
     # 2,193 with every row trusted; Pendulum, with one: -612 with 0.1, -1,019 with 1.
