@@ -36,8 +36,10 @@ def test_atari_shared_is_the_papers_sweep():
         19,
     )
     assert {config.optimiser.schedule for config in shared.configs} == {"constant"}
+    assert base.environment.slots == 64  # of each of nine members; a single agent has as many as the cores can feed
+    environment = base.environment.model_copy(update={"slots": single.environment.slots})
     changed = {"recipe": single.recipe, "replay": single.replay, "optimiser": single.optimiser}
-    assert base.model_copy(update=changed) == single  # nothing else differs
+    assert base.model_copy(update={**changed, "environment": environment}) == single  # nothing else differs
     assert base.optimiser.model_copy(update={"schedule": "linear"}) == single.optimiser
 
 

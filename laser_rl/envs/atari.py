@@ -26,7 +26,6 @@ from laser_rl.envs.records import (
 from laser_rl.envs.scores import ATARI_57
 from laser_rl.errors import EnvironmentRefused, MissingExtra
 
-
 MANY = 32  # emulators; their constructors run one after the other, each computes a palette (ale-py 0.12)
 
 
