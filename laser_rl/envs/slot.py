@@ -353,7 +353,7 @@ class SerialEnvironments(SlotEnvironments):
         except EXITS as error:
             raise exit_of(error, self.spec.name) from None
         rows = self._block.take(np.arange(self.slots))
-        self._history.renew(rows, self._block.digest)
+        self._history.note(rows, None, self._block.digest)
         return rows
 
     def close(self) -> None:

@@ -45,8 +45,7 @@ class PopArtHead(nn.Linear):
         `whole` turns sums over these columns into sums over all columns of the batch, if there are more.
         """
         old = self.statistics
-        seen = torch.stack(popart.sums(target, task, learnable, tasks=len(old.mean)))
-        new = popart.update(old, popart.Sums(*whole(seen)), step=step)
+        new = popart.update(old, whole(popart.sums(target, task, learnable, tasks=len(old.mean))), step=step)
         # Not looked at here: that would wait for a GPU.
         finite = new.mean.isfinite().all() & new.mean_square.isfinite().all()
         layer = popart.rescale(popart.Layer(self.weight, self.bias), old, new)

@@ -8,7 +8,7 @@ Parameters are logits, not probabilities; all is finite for parameters up to ±1
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Num
@@ -20,13 +20,6 @@ FORBIDDEN = -1e4  # the logit of an action that must not be taken: its probabili
 Parameters = Float[Tensor, "*rows P"]
 Rows = Float[Tensor, "*rows"]
 Actions = Num[Tensor, "*rows_and_shape"]
-
-
-class Evaluation(NamedTuple):
-    """What a loss asks of a policy at one action."""
-
-    log_prob: Rows
-    entropy: Rows
 
 
 @runtime_checkable
@@ -52,9 +45,9 @@ class Family(Protocol):
     def entropy(self, parameters: Parameters) -> Rows:
         """Entropy of what the environment receives."""
 
-    def evaluate(self, parameters: Parameters, action: Actions) -> Evaluation:
+    def evaluate(self, parameters: Parameters, action: Actions) -> tuple[Rows, Rows]:
         """`log_prob` and `entropy` at once: a loss needs both, and for categories they share most of their work."""
-        return Evaluation(self.log_prob(parameters, action), self.entropy(parameters))
+        return self.log_prob(parameters, action), self.entropy(parameters)
 
     def kl(self, parameters: Parameters, other: Parameters) -> Rows:
         """KL(parameters ‖ other)."""
@@ -113,16 +106,15 @@ class _Categories(Family):
         """−Σ π log π; entropies of independent choices add up."""
         return _sum([_entropy(log_p) for log_p in self._log_probs(parameters)])
 
-    def evaluate(self, parameters: Parameters, action: Actions) -> Evaluation:
+    def evaluate(self, parameters: Parameters, action: Actions) -> tuple[Rows, Rows]:
         """Both from one normalisation."""
         log_probs = self._log_probs(parameters)
-        log_prob = self._log_prob(log_probs, parameters, action)
-        return Evaluation(log_prob, _sum([_entropy(log_p) for log_p in log_probs]))
+        return self._log_prob(log_probs, parameters, action), _sum([_entropy(log_p) for log_p in log_probs])
 
     def kl(self, parameters: Parameters, other: Parameters) -> Rows:
         """Σ π·(log π − log other); divergences of independent choices add up (those to the implied policy do not)."""
         factors = zip(self._log_probs(parameters), self._log_probs(other), strict=True)
-        return _sum([_kl(log_p, log_q) for log_p, log_q in factors])
+        return _sum([(log_p.exp() * (log_p - log_q)).sum(-1) for log_p, log_q in factors])
 
     def sample(self, parameters: Parameters, generator: torch.Generator | None = None) -> Actions:
         """One draw a choice; needs no normalisation and no look at the values."""
@@ -217,10 +209,6 @@ def _sum(parts: list[Tensor]) -> Tensor:
 
 def _entropy(log_p: Tensor) -> Tensor:
     return (log_p.exp() * -log_p).sum(-1)
-
-
-def _kl(log_p: Tensor, log_q: Tensor) -> Tensor:
-    return (log_p.exp() * (log_p - log_q)).sum(-1)
 
 
 def _sample(logits: Tensor, generator: torch.Generator | None) -> Tensor:
