@@ -85,8 +85,15 @@ class Family(Protocol):
 class _Categories(Family):
     """Independent choices, each among some actions; the parameters are all logits side by side."""
 
+    actions: int | tuple[int, ...]  # of one choice, or of each of several
+
+    @property
+    def action_shape(self) -> tuple[int, ...]:
+        """A scalar for one choice, else one integer a choice."""
+        return () if isinstance(self.actions, int) else (len(self.actions),)
+
     def _sizes(self) -> tuple[int, ...]:
-        raise NotImplementedError
+        return (self.actions,) if isinstance(self.actions, int) else self.actions
 
     @property
     def parameter_size(self) -> int:
@@ -168,14 +175,6 @@ class Categorical(_Categories):
     def __post_init__(self) -> None:
         checks.require(self.actions > 0, f"actions is {self.actions}, expected at least 1")
 
-    @property
-    def action_shape(self) -> tuple[int, ...]:
-        """A scalar."""
-        return ()
-
-    def _sizes(self) -> tuple[int, ...]:
-        return (self.actions,)
-
 
 @dataclass(frozen=True)
 class MultiCategorical(_Categories):
@@ -193,14 +192,6 @@ class MultiCategorical(_Categories):
     def __post_init__(self) -> None:
         valid = len(self.actions) > 0 and min(self.actions) > 0
         checks.require(valid, f"actions is {self.actions}, expected at least one factor with at least one action each")
-
-    @property
-    def action_shape(self) -> tuple[int, ...]:
-        """One integer a choice."""
-        return (len(self.actions),)
-
-    def _sizes(self) -> tuple[int, ...]:
-        return self.actions
 
 
 def _sum(parts: list[Tensor]) -> Tensor:

@@ -45,15 +45,9 @@ def vtrace(
 ) -> Estimate:
     """The trusted V-trace return (eq. return_vtrace).
 
-    Args:
-        log_ratio: log π(a_t|s_t) − log μ(a_t|s_t); the logarithm, so that no ratio overflows before it is clipped.
-        learnable: λ_t and a real transition.
-        reward: r_t.
-        discount: γ_t, 0 where the environment terminated.
-        value: V(s_t), the first T of the T+1 values of an unroll.
-        next_value: V(s_{t+1}), the last T of them.
-        clip_rho: ρ̄, sets the fixed point (Prop. 1); infinity gives the unclipped one.
-        clip_c: c̄ ≤ ρ̄, sets only the speed.
+    `log_ratio` is log π(a_t|s_t) − log μ(a_t|s_t): no ratio overflows before it is clipped. The discount is 0 where the environment
+    terminated. Of the T+1 values of an unroll, `value` has the first T, `next_value` the last T. `clip_rho` (ρ̄) sets the fixed point
+    (Prop. 1), infinity gives the unclipped one; `clip_c` (c̄ ≤ ρ̄) sets only the speed.
 
     On the agent's own data the target is the plain n-step return:
 
