@@ -9,7 +9,7 @@ import torch
 
 from laser_rl import LASER, Sweep
 from laser_rl.agent.functions import _imported
-from laser_rl.agent.relevance import own_relevance
+from laser_rl.agent.loss import own_relevance
 from laser_rl.config import Config, override
 from laser_rl.errors import ConfigError
 from laser_rl.ops.distributions import Categorical
