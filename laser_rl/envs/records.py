@@ -274,6 +274,11 @@ def block_over(arrays: Mapping[str, Array]) -> RowBlock:
     return RowBlock(rows, cast("Ints", arrays["digest"]))
 
 
+def empty_block(observation: ObservationSpec, slots: int) -> RowBlock:
+    fields = block_fields(observation, slots)
+    return block_over({name: np.zeros(shape, dtype) for name, (shape, dtype) in fields.items()})
+
+
 def size_of(fields: Fields) -> int:
     return sum(_aligned(shape, dtype) for shape, dtype in fields.values())
 
