@@ -17,11 +17,10 @@ class PopArtHead(nn.Linear):
     def __init__(self, features: int, tasks: int) -> None:
         super().__init__(features, tasks)
         orthogonal(self, gain=1.0)
-        mean, mean_square = popart.initial(tasks)
         self.mean: Tensor
         self.mean_square: Tensor
-        self.register_buffer("mean", mean)
-        self.register_buffer("mean_square", mean_square)
+        for name, start in popart.initial(tasks)._asdict().items():
+            self.register_buffer(name, start)
 
     @property
     def statistics(self) -> popart.Statistics:
