@@ -135,10 +135,8 @@ class Actor:
             rows = _only(rows, ~skipped)
         envs, at = rows.slots, self._cursor[rows.slots]
         recording, first = self._open, rows.is_first
-        recording.reward[envs, at] = rows.reward
-        recording.terminated[envs, at] = rows.terminated
-        recording.truncated[envs, at] = rows.truncated
-        recording.lost_life[envs, at] = rows.lost_life
+        for name in ("reward", "terminated", "truncated", "lost_life"):
+            getattr(recording, name)[envs, at] = getattr(rows, name)
         recording.last_reward[envs, at + 1] = rows.reward
         recording.last_action[envs, at + 1] = self._taken(rows)
         recording.observation[envs, self.layout.context + at + 1] = rows.observation

@@ -2,15 +2,12 @@
 
 import functools
 import math
-import pkgutil
-import sys
 from collections.abc import Callable
 from numbers import Real
-from pathlib import Path
 from typing import Any
 
-from laser_rl.envs.construct import stored_name
-from laser_rl.errors import ConfigError, shortened
+from laser_rl.envs.construct import imported, stored_name
+from laser_rl.errors import ConfigError, EnvironmentRefused, shortened
 from laser_rl.trust import HERE, require
 
 _passed: dict[str, Callable[..., Any]] = {}  # objects that no import finds, by the name that settings have for them
@@ -73,14 +70,8 @@ def own_factor(name: str, remaining: float) -> float:
 
 @functools.cache
 def _imported(name: str, setting: str) -> Callable[..., Any]:
-    if str(Path.cwd()) not in sys.path:  # a command line has its own directory there, users have theirs in mind
-        sys.path.append(str(Path.cwd()))
     try:
-        found: Callable[..., Any] = pkgutil.resolve_name(name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"{setting} is {name!r}, which cannot be imported from here ({error}); check the spelling"
-        ) from error
-    if not callable(found):
-        raise ConfigError(f"{setting} is {name!r}, which is no function; check the spelling")
-    return found
+        function: Callable[..., Any] = imported(name)
+    except EnvironmentRefused as error:
+        raise ConfigError(f"{setting}: {error}") from error
+    return function

@@ -8,12 +8,11 @@ from torch import Tensor
 
 from laser_rl.agent.functions import own_factor
 from laser_rl.agent.learner_metrics import EVERY, Numbers, ages, tally
-from laser_rl.agent.loss import Hyper, Loss, hyper_of, laser_loss
+from laser_rl.agent.loss import Hyper, Loss, draws, hyper_of, laser_loss, require_splittable
 from laser_rl.agent.memory_state import Recurrent
 from laser_rl.agent.parallel import ALONE, Team, require_together
 from laser_rl.agent.parameters import GOOD_EVERY, FlatParameters, Optimiser, Recovery, load_network, require_finite
 from laser_rl.agent.policy import restore_generator
-from laser_rl.agent.relevance import draws, require_splittable
 from laser_rl.config import LossConfig, OptimiserConfig, full_name
 from laser_rl.errors import ConfigError
 from laser_rl.networks.agent_network import AgentNetwork
@@ -25,8 +24,6 @@ from laser_rl.types import Batch
 
 if TYPE_CHECKING:
     from laser_rl.cuda.graphs import CudaGraphs, Graphed  # a run on a CPU never imports it
-
-BOUND_RATE = 0.01  # of the controller of the trust bound: an update changes the bound by at most a factor e^0.01
 
 
 class LearnerState(NamedTuple):
@@ -146,7 +143,10 @@ class Learner:
         return learned
 
     def _launched(self, launcher: "Graphed[UpdateOutcome]", batch: Batch) -> UpdateOutcome:
-        if self._addresses != (addresses := self._present_addresses()):
+        # A recorded update is void when one of the tensors that it uses has been replaced.
+        tensors = (self.flat.value, self.flat.gradient, self.bound, self.numbers.sums, *self.optimiser.state.values())
+        addresses = *(tensor.data_ptr() for tensor in tensors), *self.recurrent.addresses()
+        if self._addresses != addresses:
             launcher.forget()
             self._addresses = addresses
         self.recovery.launching()
@@ -178,11 +178,6 @@ class Learner:
                 self.recovery.note(finite)
         return UpdateOutcome(loss._replace(total=loss.total.detach()), batch, age, finite)
 
-    def _present_addresses(self) -> tuple[int, ...]:
-        """Addresses of the tensors that an update uses and that may be replaced: a recorded update is void when one has moved."""
-        tensors = (self.flat.value, self.flat.gradient, self.bound, self.numbers.sums, *self.optimiser.state.values())
-        return *(tensor.data_ptr() for tensor in tensors), *self.recurrent.addresses()
-
     def step(self, norm: Tensor, progress: float) -> None:
         self._clip(norm)
         self._rate.fill_(self.learning_rate(progress))
@@ -205,7 +200,7 @@ class Learner:
         self.numbers.add(names, values)
         if (target := self.loss.target_acceptance) is not None:
             accepted = values[names.index("acceptance")]
-            self.bound.copy_(trust_region.adapt_bound(self.bound, accepted, target=target, rate=BOUND_RATE))
+            self.bound.copy_(trust_region.adapt_bound(self.bound, accepted, target=target))
 
     def learning_rate(self, progress: float) -> float:
         rate, schedule = self.rates.learning_rate, self.rates.schedule

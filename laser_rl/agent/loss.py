@@ -1,27 +1,29 @@
 """`laser_loss` assembles Algorithm 1 from `ops`: relevance, trust, V-trace, losses; for one member, or for several side by side."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from laser_rl.agent.functions import function_named
 from laser_rl.agent.parallel import ALONE, Team
-from laser_rl.agent.relevance import behaviour_relevance
 from laser_rl.config import LossConfig
 from laser_rl.errors import ConfigError
 from laser_rl.networks.agent_network import AgentNetwork, Output
 from laser_rl.networks.heads import PopArtHead, of_task
-from laser_rl.ops import pixel_control, rewards
+from laser_rl.ops import pixel_control, rewards, trust_region
 from laser_rl.ops.actor_critic import ActorCriticLosses, actor_critic_losses, counted, reduce, value_loss
 from laser_rl.ops.distributions import Family
 from laser_rl.ops.popart import normalise, sigma
-from laser_rl.ops.trust_region import within
 from laser_rl.types import Batch
 
 # Settings in which members side by side may differ; the others of `LossConfig` decide which operations are done.
 ROWWISE = ("discount", "entropy_cost", "baseline_cost", "reward_scale", "pixel_control_cost")
+Relevance = Callable[[Family, Tensor, Tensor], object]
+"""From a family and the parameters of policy and behaviour, each [T, B, P], to a number for each row [T, B]: small is trusted. The user
+wrote it, so its result is checked."""
 
 
 class Loss(NamedTuple):
@@ -52,13 +54,9 @@ class Hyper(NamedTuple):
 def hyper_of(
     losses: Sequence[LossConfig], device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> Hyper:
-    """The constants of several members; ConfigError if they cannot be computed side by side."""
-    first = losses[0]
-    for other in losses:
-        if differing := differences(first, other):
-            raise ConfigError(f"members that differ in {', '.join(differing)} cannot be computed side by side")
+    """The constants of several members, between which there are no `differences`."""
     values = torch.tensor([[getattr(loss, name) for loss in losses] for name in ROWWISE], device=device, dtype=dtype)
-    return Hyper(first, *values)
+    return Hyper(losses[0], *values)
 
 
 def differences(one: LossConfig, other: LossConfig) -> list[str]:
@@ -89,7 +87,11 @@ def laser_loss(
     relevance = behaviour_relevance(family, policy, batch.behaviour, common, generator)
     value = output.value if popart is None else popart.value(output.value, batch.task)
     stored = (batch.behaviour, batch.action, learned_reward(batch.reward, hyper), learned_discount(batch, hyper))
-    masks = (batch.is_transition, batch.online, within(relevance, columns(bound.expand(hyper.members), batch)))
+    masks = (
+        batch.is_transition,
+        batch.online,
+        trust_region.within(relevance, columns(bound.expand(hyper.members), batch)),
+    )
     losses = actor_critic_losses(family, policy, value, *stored, *masks, clip_rho=common.clip_rho, clip_c=common.clip_c)
     if popart is not None:
         losses = _in_units(popart, output, losses, batch.task, common.popart_step, team)
@@ -106,6 +108,44 @@ def laser_loss(
         total = total + hyper.pixel_control_cost * pixels_loss[0]
         numbers["pixel_control_loss"] = found[2]
     return Loss(total.sum(), numbers, losses.learnable, relevance, losses.value.detach())
+
+
+def behaviour_relevance(
+    family: Family, policy: Tensor, behaviour: Tensor, hyper: LossConfig, generator: torch.Generator | None
+) -> Tensor:
+    """β(s, μ) of section 4.3; with trust off it is still computed, because it is worth knowing."""
+    if hyper.trust == "behaviour":
+        return trust_region.kl_to_behaviour(family, policy, behaviour)
+    if ":" in hyper.trust:
+        return own_relevance(hyper.trust, family, policy, behaviour)
+    return trust_region.kl_to_implied(family, policy, behaviour, clip_rho=hyper.clip_rho, generator=generator)
+
+
+def draws(family: Family, hyper: LossConfig) -> bool:
+    exact = family.joint_size is not None and family.joint_size <= trust_region.ENUMERABLE
+    return hyper.trust in {"implied", "off"} and not exact
+
+
+def require_splittable(family: Family, loss: LossConfig, devices: int) -> None:
+    """ConfigError where several devices would not learn what one learns."""
+    if devices > 1 and draws(family, loss):
+        raise ConfigError(
+            f"run.devices is {devices}, but the relevance of these actions is estimated from random ones, which several devices would "
+            "draw differently from one; use --loss.trust behaviour, or --run.devices 1"
+        )
+
+
+def own_relevance(name: str, family: Family, policy: Tensor, behaviour: Tensor) -> Tensor:
+    """What the user's function `module:function` says of each row; nothing is learned through it, and NaN is not trusted."""
+    with torch.no_grad():
+        found = function_named(name, "loss.trust")(family, policy, behaviour)
+    expected = policy.shape[:-1]
+    if not isinstance(found, Tensor) or found.shape != expected:
+        got = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        raise ConfigError(
+            f"{name}: expected a tensor of shape {tuple(expected)}, one number a row, got {got}; return a relevance for each row"
+        )
+    return found
 
 
 def _pixels(

@@ -6,7 +6,6 @@ parameters of several members can lie side by side, as the rows of a matrix.
 
 import itertools
 import logging
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -72,7 +71,6 @@ def shaped(flat: Tensor, shape: tuple[int, ...]) -> Tensor:
     if len(shape) != 4:  # noqa: PLR2004
         return flat.view(*rows, *shape)
     out, inputs, height, width = shape
-    assert flat.shape[-1] == math.prod(shape)  # noqa: S101
     return flat.view(*rows, out, height, width, inputs).movedim(-1, -3)
 
 

@@ -12,9 +12,9 @@ import torch
 
 from laser_rl import recipes
 from laser_rl.agent.functions import pass_again
+from laser_rl.agent.loss import Relevance
 from laser_rl.agent.parameters import load_network
 from laser_rl.agent.policy import Memento, Policy, act_once
-from laser_rl.agent.relevance import Relevance
 from laser_rl.api.agent_file import AgentFile, save_with_replay
 from laser_rl.api.arguments import callbacks_of, count_of, each_of, observed, require_state, watched, with_names
 from laser_rl.config import Config, override

@@ -13,7 +13,6 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -35,7 +34,7 @@ WARM_UPS = 3  # libraries choose algorithms and allocate workspaces in the first
 TURN_S = 900.0  # another thread may be compiling
 
 
-@contextmanager
+@contextlib.contextmanager
 def turn(who: str, timeout_s: float = TURN_S) -> Iterator[None]:
     """Hold `CAPTURE`; a TimeoutError names the waiting side."""
     if not CAPTURE.acquire(timeout=timeout_s):
@@ -137,7 +136,7 @@ class CudaGraphs:
             torch._C._cuda_releasePool(self._device.index, pool)  # noqa: SLF001
 
 
-@contextmanager
+@contextlib.contextmanager
 def _no_garbage_collection() -> Iterator[None]:
     """A graph of another learner that is collected during a capture would be destroyed there, and the capture would fail."""
     was_on = gc.isenabled()

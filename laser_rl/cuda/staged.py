@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,17 +19,9 @@ MOST_GRAPHS = 8
 ALIGNMENT = 16
 WHO = "the actor"
 Kind = tuple["np.dtype[np.generic]", tuple[int, ...]]  # of an array's rows
-
-
-class StagedResult(NamedTuple):
-    """One of the function's results, for one row."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        return prod(self.shape) * self.dtype.itemsize
+StagedResult = tuple[
+    torch.dtype, tuple[int, ...], int
+]  # type, shape and bytes of a row of one of the function's results
 
 
 class Staged:
@@ -107,28 +99,23 @@ class Staged:
         if self._met[rows] == 1 and self._on_card:
             with turn(WHO):  # kernels may be compiled and tuned on first sight
                 self._compute(rows)
-        elif self._worth(rows):
-            if rows not in self._graphs:
-                self._capture(rows)
+        elif rows in self._graphs:
+            self._graphs[rows].replay()
+        elif self._captures and self._met[rows] > OFTEN and len(self._graphs) < MOST_GRAPHS:
+            # One pool: graphs follow one another on one stream, and what they leave is in `_packed`, which is not of the pool.
+            pool = next((graph.pool() for graph in self._graphs.values()), None)
+            self._graphs[rows] = capture(
+                lambda: self._compute(rows), self._device, who=WHO, generators=self._generators, pool=pool
+            )
             self._graphs[rows].replay()
         else:
             self._compute(rows)
 
-    def _worth(self, rows: int) -> bool:
-        often = self._met[rows] > OFTEN and len(self._graphs) < MOST_GRAPHS
-        return self._captures and (rows in self._graphs or often)
-
-    def _capture(self, rows: int) -> None:
-        # One pool: graphs follow one another on one stream, and what they leave is in `_packed`, which is not of the pool.
-        pool = next((graph.pool() for graph in self._graphs.values()), None)
-        self._graphs[rows] = capture(
-            lambda: self._compute(rows), self._device, who=WHO, generators=self._generators, pool=pool
-        )
-
     def _compute(self, rows: int) -> None:
         results = self._function([there[:rows] for there in self._there])
         if not self._results:  # the first call; never within a capture
-            self._results = [StagedResult(result.dtype, tuple(result.shape[1:])) for result in results]
+            shapes = [tuple(result.shape[1:]) for result in results]
+            self._results = [(one.dtype, to, prod(to) * one.itemsize) for one, to in zip(results, shapes, strict=True)]
             size = self._size(self._room)
             self._packed = torch.zeros(size, dtype=torch.uint8, device=self._device)
             self._back = torch.zeros(size, dtype=torch.uint8, pin_memory=self._on_card)
@@ -136,14 +123,13 @@ class Staged:
             view.copy_(result)
 
     def _size(self, rows: int) -> int:
-        return sum(_up(rows * result.nbytes) for result in self._results)
+        return sum(_up(rows * nbytes) for _, _, nbytes in self._results)
 
     def _views(self, packed: Tensor, rows: int) -> list[Tensor]:
         views, at = [], 0
-        for result in self._results:
-            part = packed[at : at + rows * result.nbytes]
-            views.append(part.view(result.dtype).view(rows, *result.shape))
-            at += _up(rows * result.nbytes)
+        for dtype, shape, nbytes in self._results:
+            views.append(packed[at : at + rows * nbytes].view(dtype).view(rows, *shape))
+            at += _up(rows * nbytes)
         return views
 
 

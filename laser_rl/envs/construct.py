@@ -40,7 +40,7 @@ def constructor(name: str, options: Mapping[str, Any]) -> Callable[[], Env]:
             "or LASER(env, run_dir=...)"
         )
     if all(part.isidentifier() for part in name.partition(":")[2].split(".")):  # an id ends in -v0 and is no identifier
-        _attribute(name)
+        imported(name)
         return functools.partial(_from_attribute, name, dict(options))
     if name.startswith("dmlab/"):
         return dmlab_constructor(name.removeprefix("dmlab/"), options)
@@ -71,10 +71,11 @@ def _from_registry(name: str, options: Mapping[str, Any]) -> Env:
 
 def _from_attribute(name: str, options: Mapping[str, Any]) -> Any:
     with packages_of(name):
-        return _attribute(name)(**options)
+        return imported(name)(**options)
 
 
-def _attribute(name: str) -> Any:
+def imported(name: str) -> Any:
+    """What `module:name` stands for; refuses what is no class or function."""
     module, _, attribute = name.partition(":")
     found = _nested(_import(module), attribute)
     if not callable(found):

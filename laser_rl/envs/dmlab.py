@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from laser_rl.disk import whole
 from laser_rl.envs.border import LOGGER
-from laser_rl.envs.instructions import PictureWithInstruction, with_instruction
+from laser_rl.envs.instructions import picture_space, with_instruction
 from laser_rl.envs.scores import SUITES, read_table
 from laser_rl.errors import EnvironmentRefused
 
@@ -111,11 +111,7 @@ class DmlabEnv(gymnasium.Env[Picture, Any]):
                     "data/brady_konkle_oliva2008/README.md in Lab's repository says where to get them",
                 )
             config["datasetPath"] = dataset_path
-        self.observation_space: spaces.Space[Any] = (
-            PictureWithInstruction(channels=3, height=height, width=width)
-            if instructions
-            else spaces.Box(0, 255, (3, height, width), np.uint8)
-        )
+        self.observation_space: spaces.Space[Any] = picture_space((3, height, width), instruction=instructions)
         self.action_space = spaces.Discrete(actions)
         self.metadata = {"render_modes": ["rgb_array"], "render_fps": FRAMES_PER_SECOND // action_repeat}
         self.render_mode = render_mode

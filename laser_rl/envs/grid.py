@@ -13,10 +13,9 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces
 from numpy.typing import NDArray
 
-from laser_rl.envs.instructions import PictureWithInstruction, with_instruction
+from laser_rl.envs.instructions import picture_space, with_instruction
 from laser_rl.errors import EnvironmentRefused
 
 Picture = NDArray[np.uint8]
@@ -104,14 +103,9 @@ class GridPictures(gymnasium.Wrapper[Any, Any, Any, Any]):
                 f"{type(bare).__name__}: expected a view of {VIEW} by {VIEW} cells, got {bare.agent_view_size}; "
                 "leave the option agent_view_size out"
             )
-        channels, height, width = SHAPE
         varies = bool(bare.observation_space["mission"].ordered_placeholders)
         told = varies and not type(bare).__name__.startswith(SHOWN)
-        self.observation_space = (
-            PictureWithInstruction(channels=channels, height=height, width=width)
-            if told
-            else spaces.Box(0, 255, SHAPE, np.uint8)
-        )
+        self.observation_space = picture_space(SHAPE, instruction=told)
         # MiniGrid's reset and step end with this call; it is most of what they cost.
         bare.gen_obs = (lambda: with_instruction(self.picture(), bare.mission)) if told else self.picture
         self._bare = bare

@@ -35,6 +35,14 @@ class PictureWithInstruction(spaces.Box):
         self.channels, self.height, self.width = channels, height, width
 
 
+def picture_space(shape: tuple[int, int, int], *, instruction: bool) -> spaces.Box:
+    """The space of pictures [C, H, W], with an instruction or without."""
+    channels, height, width = shape
+    if instruction:
+        return PictureWithInstruction(channels=channels, height=height, width=width)
+    return spaces.Box(0, 255, shape, np.uint8)
+
+
 def word_number(word: str) -> int:
     """The number of a word: 1 to 999, the same in every process and on every machine, whatever the case of its letters."""
     return zlib.crc32(word.lower().encode()) % (VOCABULARY - 1) + 1

@@ -110,10 +110,7 @@ class PoolEnvironments(SlotEnvironments):
     def receive(self) -> Rows:
         slots, self.arrived = np.array(sorted(self.arrived), np.int64), []
         rows = self._block.take(slots)
-        if self._loading:
-            self._history.renew(rows, self._block.digest)
-        else:
-            self._history.note(rows, self._action[slots], self._block.digest[slots])
+        self._history.note(rows, None if self._loading else self._action[slots], self._block.digest[slots])
         self._loading = False
         return rows
 

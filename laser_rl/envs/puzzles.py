@@ -85,8 +85,7 @@ class _GridWalk(Task):
     """A walk on a square grid from the upper left corner to a goal that pays 1. Actions: up, down, left, right."""
 
     size: int
-    shortest: int  # steps of the shortest way
-    optimal_return = 1.0  # `most_steps` is never below `shortest`
+    optimal_return = 1.0  # the shortest way never takes more than `most_steps`
 
     def _lay_out(self, after: Ints, goal: int, most_steps: int, features: int) -> None:
         """`after[place, action]` is where an action leads."""
@@ -132,7 +131,6 @@ class KeyDoor(_GridWalk):
         distance = np.abs(row - key // self.size) + np.abs(column - key % self.size)
         door = _pick(np.flatnonzero(distance[1:] >= self.size - 1) + 1, self.layout_seed, 1)  # never the start
         self.key, self.door = divmod(key, self.size), divmod(door, self.size)
-        self.shortest = sum(self.key) + int(distance[door])
         without = _open_moves(self.size)
         after = np.concatenate([np.where(without == key, key + cells, without), without + cells])
         self._lay_out(after, cells + door, 6 * self.size, features=cells + 1)
@@ -177,8 +175,6 @@ class SparseGrid(_GridWalk):
         after[:, UP] = np.where(column_of == gaps[row_of - 1], after[:, UP], here)
         after[:, DOWN] = np.where(column_of == gaps[row_of], after[:, DOWN], here)
         self.gaps = tuple(gaps.tolist())
-        # Along each row to its gap, and down.
-        self.shortest = self.size - 1 + int(np.abs(np.diff(gaps, prepend=0)).sum())
         self._lay_out(after, self.size * (self.size - 1) + self.gaps[-1], 8 * self.size**2, features=self.size**2)
 
     def observe(self, positions: Positions) -> Array:

@@ -274,6 +274,11 @@ def block_over(arrays: Mapping[str, Array]) -> RowBlock:
     return RowBlock(rows, cast("Ints", arrays["digest"]))
 
 
+def empty_block(observation: ObservationSpec, slots: int) -> RowBlock:
+    fields = block_fields(observation, slots)
+    return block_over({name: np.zeros(shape, dtype) for name, (shape, dtype) in fields.items()})
+
+
 def size_of(fields: Fields) -> int:
     return sum(_aligned(shape, dtype) for shape, dtype in fields.values())
 
@@ -300,20 +305,15 @@ class ActionHistory:
         self._actions = [bytearray() for _ in range(slots)]
         self._episode, self._digest = np.full(slots, -1, np.int64), np.zeros(slots, np.int64)
 
-    def note(self, rows: Rows, action: Array, digest: Ints) -> None:
-        data, width = action.tobytes(), self._width
+    def note(self, rows: Rows, action: Array | None, digest: Ints) -> None:
+        """Take in rows and the actions that led to them; `action` None: rows of `load_state_dict`, whose actions are known."""
+        data, width = b"" if action is None else action.tobytes(), self._width
         for index, (slot, first) in enumerate(zip(rows.slots.tolist(), rows.is_first.tolist(), strict=True)):
             if first:
                 self._actions[slot].clear()
             else:
                 self._actions[slot] += data[index * width : (index + 1) * width]
         self._episode[rows.slots], self._digest[rows.slots] = rows.episode, digest
-
-    def renew(self, rows: Rows, digest: Ints) -> None:
-        """After `load_state_dict`: the rows that every slot stands at now; forgets the actions of episodes that could not be rebuilt."""
-        for slot in np.flatnonzero(rows.is_first).tolist():
-            self._actions[slot].clear()
-        self._episode[:], self._digest[:] = rows.episode, digest
 
     def state_dict(self) -> dict[str, Array]:
         """Flat arrays, one entry a slot; `actions` of all slots one after the other."""

@@ -19,17 +19,7 @@ from numpy.typing import NDArray
 from laser_rl.envs import masks
 from laser_rl.envs.border import BadValue, Border, Env, Warn, warn_once
 from laser_rl.envs.construct import BorrowedEnv, StreamBroken, packages_of
-from laser_rl.envs.records import (
-    ActionHistory,
-    Array,
-    Environments,
-    Ints,
-    RowBlock,
-    Rows,
-    block_fields,
-    block_over,
-    seed_of,
-)
+from laser_rl.envs.records import ActionHistory, Array, Environments, Ints, RowBlock, Rows, empty_block, seed_of
 from laser_rl.errors import EnvironmentEnded, EnvironmentFailed, EnvironmentRefused
 
 COUNTERS = ("restarts", "timeouts", "errors", "dropped_episodes", "lost_episodes")
@@ -324,8 +314,7 @@ class SerialEnvironments(SlotEnvironments):
         common |= {"warn": functools.partial(warn_once, name), **hooks}
         self._members = [Slot(make, slot=index, counts=self._counts[index], **common) for index in range(slots)]
         self.spec = self._members[0].spec
-        fields = block_fields(self.spec.observation, slots)
-        self._block = block_over({key: np.zeros(shape, dtype) for key, (shape, dtype) in fields.items()})
+        self._block = empty_block(self.spec.observation, slots)
         for index, member in enumerate(self._members):
             member.bind(self._block, index)
         self._history = ActionHistory(slots, self.spec.action)
@@ -353,7 +342,7 @@ class SerialEnvironments(SlotEnvironments):
         except EXITS as error:
             raise exit_of(error, self.spec.name) from None
         rows = self._block.take(np.arange(self.slots))
-        self._history.renew(rows, self._block.digest)
+        self._history.note(rows, None, self._block.digest)
         return rows
 
     def close(self) -> None:

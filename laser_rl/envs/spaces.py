@@ -9,7 +9,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 from gymnasium import spaces
@@ -31,6 +31,9 @@ from laser_rl.errors import ConfigError, EnvironmentRefused
 
 Space = spaces.Space[Any]
 Convert = Callable[..., Any]
+Borders = tuple[
+    Convert, Convert
+]  # from an observation to its stored form, and from an agent's action to the environment's
 PICTURE_DIMENSIONS = 3
 SMALLEST_SIDE = 3  # of a picture inside a Dict; what is smaller is flattened
 SIZED = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
@@ -249,19 +252,12 @@ def _refuse_empty(count: int, space: Space, name: str, key: str) -> None:
         )
 
 
-class Borders(NamedTuple):
-    """Both conversions: `sees` turns an observation into its stored form, `acts` an agent's action into the environment's."""
-
-    sees: Convert
-    acts: Convert
-
-
 def spec_of(observation: Space, action: Space, name: str) -> tuple[EnvironmentSpec, Borders]:
     """An environment's spec, which has both spaces as JSON, and its conversions."""
     chosen, acts = action_border(action, name)
     seen, sees = observation_border(observation, name, chosen)
     kept = {"observation": _describe(observation), "action": _describe(action)}
-    return EnvironmentSpec(name, seen, chosen, spaces=kept), Borders(sees, acts)
+    return EnvironmentSpec(name, seen, chosen, spaces=kept), (sees, acts)
 
 
 def borders_of(spec: EnvironmentSpec) -> Borders:
@@ -269,7 +265,7 @@ def borders_of(spec: EnvironmentSpec) -> Borders:
     kept = spec.spaces or {}
     sees, acts = kept.get("observation"), kept.get("action")
     as_it_is: Convert = int if isinstance(spec.action, DiscreteActions) else np.asarray
-    return Borders(
+    return (
         np.asarray if sees is None else observation_border(_space(sees), spec.name, spec.action)[1],
         as_it_is if acts is None else action_border(_space(acts), spec.name)[1],
     )
@@ -288,7 +284,7 @@ def unbatching(spec: EnvironmentSpec) -> Callable[[Any], list[Any] | None]:
         sizes = set[int | None]()
         try:
             for path, shape in shapes:
-                found = np.shape(_at(observation, path))
+                found = np.shape(functools.reduce(operator.getitem, path, observation))
                 sizes.add(found[0] if len(found) == len(shape) + 1 and found[1:] == shape else None)
         except (LookupError, TypeError, ValueError):  # refused with what a single one should be
             return None
@@ -296,12 +292,6 @@ def unbatching(spec: EnvironmentSpec) -> Callable[[Any], list[Any] | None]:
         return None if others or size is None else [_item(space, observation, number) for number in range(size)]
 
     return split
-
-
-def _at(value: Any, path: tuple[Any, ...]) -> Any:
-    for label in path:
-        value = value[label]
-    return value
 
 
 def _item(space: Space, value: Any, number: int) -> Any:

@@ -43,7 +43,6 @@ class Task(Protocol):
     @property
     def random_return(self) -> float:
         """Of uniformly random actions, on average."""
-        raise NotImplementedError
 
     def begin(self, seed: Ints) -> Positions:
         """The first positions of episodes with these seeds: arrays of their own, which are written in place."""

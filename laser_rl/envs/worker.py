@@ -45,18 +45,7 @@ from laser_rl.envs.records import (
     size_of,
     write_spec,
 )
-from laser_rl.envs.slot import (
-    CONSTRUCTING,
-    COUNTERS,
-    EXITS,
-    FIRST_PAUSE_S,
-    IDLE,
-    MOST_FAILURES,
-    PAUSING,
-    RESETTING,
-    Slot,
-    exit_of,
-)
+from laser_rl.envs.slot import COUNTERS, EXITS, FIRST_PAUSE_S, IDLE, MOST_FAILURES, Slot, exit_of
 from laser_rl.errors import EnvironmentEnded, EnvironmentFailed, EnvironmentRefused
 
 ENTRY = "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); from {} import main; main()"
@@ -84,8 +73,8 @@ class ProcessLimits:
     constructor_s: float = 120.0
 
     def of(self, phase: int) -> float:
-        others = {RESETTING: self.reset_s, PAUSING: self.step_s + LONGEST_PAUSE_S, CONSTRUCTING: self.constructor_s}
-        return others.get(phase, self.step_s)
+        step_s = self.step_s
+        return (step_s, self.constructor_s, self.reset_s, step_s, step_s + LONGEST_PAUSE_S)[phase]  # as `DOING`
 
 
 def start_python(

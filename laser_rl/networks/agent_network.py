@@ -11,7 +11,6 @@ from laser_rl.envs.records import Part
 from laser_rl.networks.heads import PixelControlHead, PopArtHead
 from laser_rl.networks.recurrent import Memory, NoMemory
 from laser_rl.networks.torso import (
-    MLP,
     PICTURE,
     ImpalaDeep,
     Instruction,
@@ -120,8 +119,10 @@ class AgentNetwork(nn.Module):
     def _prepare(self, flat: Tensor) -> Tensor | dict[str, Tensor]:
         if self.parts:
             return split_parts(flat, self.parts)
-        if self._by_bytes(flat):
-            return flat
+        torsos = [torso for torso in (self.torso, self.value_torso) if torso is not None]
+        plain = self.bf16 and self.instruction is None
+        if plain and all(isinstance(torso, ImpalaDeep) and torso.reads_bytes(flat) for torso in torsos):
+            return flat  # the stored bytes: our own kernels scale them on the way
         if self.normaliser is not None:
             flat = self.normaliser(flat.float())
         flat = flat.to(torch.bfloat16 if self.bf16 else torch.float32)
@@ -139,25 +140,13 @@ class AgentNetwork(nn.Module):
             features: Tensor = torso(seen)
             return features.float()
 
-    def _by_bytes(self, flat: Tensor) -> bool:
-        """Whether all torsos take the stored bytes as they are: our own kernels scale them on the way."""
-        torsos = [self.torso] if self.value_torso is None else [self.torso, self.value_torso]
-        return (
-            self.bf16
-            and self.instruction is None
-            and all(isinstance(torso, ImpalaDeep) and torso.reads_bytes(flat) for torso in torsos)
-        )
-
 
 def side_by_side(network: AgentNetwork, members: int) -> Forward:
     """A function that does for K sets of parameters what `network` does for its own; columns of each member one after the other.
 
     A small network costs more to call than to compute; here each operation is done once, as a product [K, rows, in] · [K, in, out].
+    For float32 MLPs without memory, PopArt and normaliser only.
     """
-    mlp = isinstance(network.torso, MLP) and isinstance(network.value_torso, MLP | None) and not network.bf16
-    plain = isinstance(network.memory, NoMemory) and network.popart is None and network.normaliser is None
-    if not mlp or not plain:
-        raise TypeError("only float32 MLPs without memory, PopArt and normaliser can be computed side by side")
 
     def forward(parameters: Parameters, observation: Tensor) -> Output:
         rows, columns = observation.shape[:2]

@@ -17,11 +17,10 @@ class PopArtHead(nn.Linear):
     def __init__(self, features: int, tasks: int) -> None:
         super().__init__(features, tasks)
         orthogonal(self, gain=1.0)
-        mean, mean_square = popart.initial(tasks)
         self.mean: Tensor
         self.mean_square: Tensor
-        self.register_buffer("mean", mean)
-        self.register_buffer("mean_square", mean_square)
+        for name, start in popart.initial(tasks)._asdict().items():
+            self.register_buffer(name, start)
 
     @property
     def statistics(self) -> popart.Statistics:
@@ -45,8 +44,7 @@ class PopArtHead(nn.Linear):
         `whole` turns sums over these columns into sums over all columns of the batch, if there are more.
         """
         old = self.statistics
-        seen = torch.stack(popart.sums(target, task, learnable, tasks=len(old.mean)))
-        new = popart.update(old, popart.Sums(*whole(seen)), step=step)
+        new = popart.update(old, whole(popart.sums(target, task, learnable, tasks=len(old.mean))), step=step)
         # Not looked at here: that would wait for a GPU.
         finite = new.mean.isfinite().all() & new.mean_square.isfinite().all()
         layer = popart.rescale(popart.Layer(self.weight, self.bias), old, new)

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from laser_rl.envs.instructions import VOCABULARY
-from laser_rl.envs.records import ActionSpec, BoxActions, DiscreteActions, Part
+from laser_rl.envs.masks import choices_of
+from laser_rl.envs.records import ActionSpec, BoxActions, Part
 from laser_rl.ops import moments
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
@@ -134,10 +135,8 @@ class PartTorsos(nn.Module):
 
     def __init__(self, torsos: Mapping[str, nn.Module], hidden: int) -> None:
         super().__init__()
-        self.keys, self.torsos = (
-            tuple(torsos),
-            nn.ModuleList(torsos.values()),
-        )  # a key may hold what a module's name may not
+        # No ModuleDict: a key may hold what a module's name may not.
+        self.keys, self.torsos = tuple(torsos), nn.ModuleList(torsos.values())
         width = sum(int(torso.features) for torso in torsos.values())  # type: ignore[arg-type, misc]
         self.joint, self.features = orthogonal(nn.Linear(width, hidden), gain=math.sqrt(2)), hidden
 
@@ -177,14 +176,8 @@ class LastStep:
     """
 
     def __init__(self, action: ActionSpec, *, blind: bool = False) -> None:
-        self._blind = blind
-        self._counts: tuple[int, ...] | None
-        if isinstance(action, BoxActions):
-            self._counts, actions = None, len(action.low)
-        else:
-            self._counts = (action.count,) if isinstance(action, DiscreteActions) else action.counts
-            actions = sum(self._counts)
-        self.features = actions + 1
+        self._blind, self._counts = blind, choices_of(action)
+        self.features = 1 + (len(action.low) if isinstance(action, BoxActions) else sum(self._counts))
 
     def __call__(self, last_action: Tensor, last_reward: Tensor, is_first: Tensor) -> Tensor:
         """Encode rows [T, B] as [T, B, features]."""
@@ -192,7 +185,7 @@ class LastStep:
         if self._blind:
             return torch.zeros(*rows, self.features, device=last_reward.device)
         action = last_action.reshape(*rows, -1)
-        if self._counts is not None:
+        if self._counts:
             hot = [F.one_hot(part, count) for part, count in zip(action.long().unbind(-1), self._counts, strict=True)]
             action = torch.cat(hot, -1)
         both = torch.cat([action.float(), last_reward.clamp(-1.0, 1.0).unsqueeze(-1)], -1)

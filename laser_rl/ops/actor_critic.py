@@ -130,19 +130,9 @@ def actor_critic_losses(
 ) -> ActorCriticLosses:
     """Algorithm 1 from the network's outputs to the losses (with eq. 2's advantage, see docs/differences-from-the-paper.md).
 
-    Args:
-        family: what `policy` and `behaviour` parametrise.
-        policy: parameters of π at the first T input rows.
-        value: V at all T+1 input rows; it is shifted here and nowhere else.
-        behaviour: parameters of μ, as stored.
-        action: the stored action.
-        reward: r_t.
-        discount: γ_t, 0 where the environment terminated.
-        is_transition: False on the row after the end of an episode.
-        online: which unrolls of the batch are the agent's own newest.
-        trusted: the trust indicator λ.
-        clip_rho: ρ̄.
-        clip_c: c̄.
+    `policy` holds the parameters of π at the first T input rows, `value` V at all T+1: it is shifted here and nowhere else. `behaviour`
+    holds the parameters of μ, as stored. `is_transition` is False on the row after the end of an episode, `online` says which unrolls are
+    the agent's own newest, and `trusted` is the indicator λ. `vtrace` explains the others.
 
     >>> from laser_rl.ops.distributions import Categorical
     >>> logits, ones = torch.zeros(2, 1, 2), torch.ones(2, 1)

@@ -109,15 +109,6 @@ def finite(where: Tensor | None = None, **tensors: Tensor) -> None:
             )
 
 
-def clip_constants(*, clip_rho: float, clip_c: float) -> None:
-    """ρ̄ ≥ c̄ > 0, as the contraction of V-trace needs."""
-    positive(clip_rho=clip_rho, clip_c=clip_c)
-    require(
-        clip_rho >= clip_c,
-        f"clip_rho ({clip_rho}) is below clip_c ({clip_c}); V-trace needs clip_rho >= clip_c: raise clip_rho or lower clip_c",
-    )
-
-
 def positive(**numbers: float | int | Tensor) -> None:
     """All numbers are above zero, and not NaN; infinity is allowed."""
     for name, number in numbers.items():

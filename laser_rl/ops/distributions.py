@@ -8,7 +8,7 @@ Parameters are logits, not probabilities; all is finite for parameters up to ±1
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Num
@@ -20,13 +20,6 @@ FORBIDDEN = -1e4  # the logit of an action that must not be taken: its probabili
 Parameters = Float[Tensor, "*rows P"]
 Rows = Float[Tensor, "*rows"]
 Actions = Num[Tensor, "*rows_and_shape"]
-
-
-class Evaluation(NamedTuple):
-    """What a loss asks of a policy at one action."""
-
-    log_prob: Rows
-    entropy: Rows
 
 
 @runtime_checkable
@@ -52,9 +45,9 @@ class Family(Protocol):
     def entropy(self, parameters: Parameters) -> Rows:
         """Entropy of what the environment receives."""
 
-    def evaluate(self, parameters: Parameters, action: Actions) -> Evaluation:
+    def evaluate(self, parameters: Parameters, action: Actions) -> tuple[Rows, Rows]:
         """`log_prob` and `entropy` at once: a loss needs both, and for categories they share most of their work."""
-        return Evaluation(self.log_prob(parameters, action), self.entropy(parameters))
+        return self.log_prob(parameters, action), self.entropy(parameters)
 
     def kl(self, parameters: Parameters, other: Parameters) -> Rows:
         """KL(parameters ‖ other)."""
@@ -92,8 +85,15 @@ class Family(Protocol):
 class _Categories(Family):
     """Independent choices, each among some actions; the parameters are all logits side by side."""
 
+    actions: int | tuple[int, ...]  # of one choice, or of each of several
+
+    @property
+    def action_shape(self) -> tuple[int, ...]:
+        """A scalar for one choice, else one integer a choice."""
+        return () if isinstance(self.actions, int) else (len(self.actions),)
+
     def _sizes(self) -> tuple[int, ...]:
-        raise NotImplementedError
+        return (self.actions,) if isinstance(self.actions, int) else self.actions
 
     @property
     def parameter_size(self) -> int:
@@ -113,16 +113,15 @@ class _Categories(Family):
         """−Σ π log π; entropies of independent choices add up."""
         return _sum([_entropy(log_p) for log_p in self._log_probs(parameters)])
 
-    def evaluate(self, parameters: Parameters, action: Actions) -> Evaluation:
+    def evaluate(self, parameters: Parameters, action: Actions) -> tuple[Rows, Rows]:
         """Both from one normalisation."""
         log_probs = self._log_probs(parameters)
-        log_prob = self._log_prob(log_probs, parameters, action)
-        return Evaluation(log_prob, _sum([_entropy(log_p) for log_p in log_probs]))
+        return self._log_prob(log_probs, parameters, action), _sum([_entropy(log_p) for log_p in log_probs])
 
     def kl(self, parameters: Parameters, other: Parameters) -> Rows:
         """Σ π·(log π − log other); divergences of independent choices add up (those to the implied policy do not)."""
         factors = zip(self._log_probs(parameters), self._log_probs(other), strict=True)
-        return _sum([_kl(log_p, log_q) for log_p, log_q in factors])
+        return _sum([(log_p.exp() * (log_p - log_q)).sum(-1) for log_p, log_q in factors])
 
     def sample(self, parameters: Parameters, generator: torch.Generator | None = None) -> Actions:
         """One draw a choice; needs no normalisation and no look at the values."""
@@ -176,14 +175,6 @@ class Categorical(_Categories):
     def __post_init__(self) -> None:
         checks.require(self.actions > 0, f"actions is {self.actions}, expected at least 1")
 
-    @property
-    def action_shape(self) -> tuple[int, ...]:
-        """A scalar."""
-        return ()
-
-    def _sizes(self) -> tuple[int, ...]:
-        return (self.actions,)
-
 
 @dataclass(frozen=True)
 class MultiCategorical(_Categories):
@@ -202,14 +193,6 @@ class MultiCategorical(_Categories):
         valid = len(self.actions) > 0 and min(self.actions) > 0
         checks.require(valid, f"actions is {self.actions}, expected at least one factor with at least one action each")
 
-    @property
-    def action_shape(self) -> tuple[int, ...]:
-        """One integer a choice."""
-        return (len(self.actions),)
-
-    def _sizes(self) -> tuple[int, ...]:
-        return self.actions
-
 
 def _sum(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
@@ -217,10 +200,6 @@ def _sum(parts: list[Tensor]) -> Tensor:
 
 def _entropy(log_p: Tensor) -> Tensor:
     return (log_p.exp() * -log_p).sum(-1)
-
-
-def _kl(log_p: Tensor, log_q: Tensor) -> Tensor:
-    return (log_p.exp() * (log_p - log_q)).sum(-1)
 
 
 def _sample(logits: Tensor, generator: torch.Generator | None) -> Tensor:

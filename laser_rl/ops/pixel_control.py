@@ -11,8 +11,6 @@ from torch import Tensor
 from laser_rl.ops import checks
 from laser_rl.ops.recurrence import backward_recurrence
 
-_UINT8_MAX = 255.0
-
 
 def cumulants(observation: Num[Tensor, "T_plus_1 B C H W"], *, cell: int = 4) -> Float[Tensor, "T B h w"]:
     """Mean absolute change of each cell's pixels from one row to the next; uint8 counts as [0, 255], floats as [0, 1].
@@ -38,7 +36,7 @@ def cumulants(observation: Num[Tensor, "T_plus_1 B C H W"], *, cell: int = 4) ->
     height, width = change.shape[-2:]
     cells = change.reshape(*change.shape[:-2], height // cell, cell, width // cell, cell)
     if observation.dtype == torch.uint8:
-        return cells.mean((2, 4, 6), dtype=torch.float32) / _UINT8_MAX
+        return cells.mean((2, 4, 6), dtype=torch.float32) / 255.0
     return cells.mean((2, 4, 6))
 
 
@@ -72,7 +70,14 @@ def q_targets(
     tensor([3.5000, 5.0000])
     """
     if checks.active():
-        _check_rows(q, cumulant, discount, learnable)
+        checks.rows(learnable, discount=discount)
+        expected, got = (*learnable.shape, *q.shape[3:]), tuple(cumulant.shape)
+        checks.require(
+            got == expected and q.shape[:2] == (got[0] + 1, got[1]),
+            f"cumulant has shape {got}, expected {expected} for q {tuple(q.shape)}",
+        )
+        checks.numbers(q=q)
+        checks.numbers(learnable[..., None, None], cumulant=cumulant)
     with torch.no_grad():
         best_next = q[1:].amax(2)
         # Whether the return runs on through row t+1; never beyond the unroll.
@@ -93,12 +98,8 @@ def q_loss(
 ) -> Float[Tensor, "T B"]:
     """½·(target − Q(s_t, a_t))², summed over cells; 0 on rows that are not learnable.
 
-    Args:
-        q: action values of every cell at all T+1 input rows.
-        action: the stored action.
-        cumulant: what `cumulants` gives.
-        discount: the auxiliary task's own (the paper's sources use 0.9), 0 where the environment terminated.
-        learnable: trusted and a real transition: the trust region holds for auxiliary tasks too.
+    The discount is the auxiliary task's own (the paper's sources use 0.9), 0 where the environment terminated. The trust region holds for
+    auxiliary tasks too.
 
     >>> q = torch.zeros(2, 1, 2, 1, 1)
     >>> ones = torch.ones(1, 1)
@@ -113,14 +114,3 @@ def q_loss(
     taken = q[:-1].gather(2, index).squeeze(2)
     error = torch.where(learnable[..., None, None], target - taken, taken.new_zeros(()))
     return 0.5 * error.square().sum((2, 3))
-
-
-def _check_rows(q: Tensor, cumulant: Tensor, discount: Tensor, learnable: Tensor) -> None:
-    checks.rows(learnable, discount=discount)
-    expected, got = (*learnable.shape, *q.shape[3:]), tuple(cumulant.shape)
-    checks.require(
-        got == expected and q.shape[:2] == (got[0] + 1, got[1]),
-        f"cumulant has shape {got}, expected {expected} for q {tuple(q.shape)}",
-    )
-    checks.numbers(q=q)
-    checks.numbers(learnable[..., None, None], cumulant=cumulant)

@@ -44,20 +44,12 @@ def sigma(statistics: Statistics) -> Float[Tensor, "tasks"]:
     return variance.clamp(_LOWEST**2, _HIGHEST**2).sqrt()
 
 
-class Sums(NamedTuple):
-    """Sums over the targets of a batch, for each task; those of the parts of a batch add up."""
-
-    number: Float[Tensor, "tasks"]
-    target: Float[Tensor, "tasks"]
-    square: Float[Tensor, "tasks"]
-
-
 def sums(
     target: Float[Tensor, "T B"], task: Integer[Tensor, "B"], learnable: Bool[Tensor, "T B"], *, tasks: int
-) -> Sums:
-    """Number, sum and sum of squares of each task's learnable targets, in float64.
+) -> Float[Tensor, "3 tasks"]:
+    """Number, sum and sum of squares of each task's learnable targets, in float64; those of the parts of a batch add up.
 
-    >>> sums(torch.tensor([[4.0, 8.0]]), torch.tensor([0, 0]), torch.tensor([[True, False]]), tasks=2).target
+    >>> sums(torch.tensor([[4.0, 8.0]]), torch.tensor([0, 0]), torch.tensor([[True, False]]), tasks=2)[1]
     tensor([4., 0.], dtype=torch.float64)
     """
     if checks.active():
@@ -68,27 +60,28 @@ def sums(
         target = torch.where(learnable, target, target.new_zeros(())).double()
         nothing, task = target.new_zeros(tasks), task.long()
         rows = learnable.sum(0).double(), target.sum(0), target.square().sum(0)
-        return Sums(*(nothing.index_add(0, task, row) for row in rows))
+        return torch.stack([nothing.index_add(0, task, row) for row in rows])
 
 
-def update(statistics: Statistics, seen: Sums, *, step: float = 3e-4) -> Statistics:
-    """Move each task's moments towards those of the targets in `seen`, by `step` a target.
+def update(statistics: Statistics, seen: Float[Tensor, "3 tasks"], *, step: float = 3e-4) -> Statistics:
+    """Move each task's moments towards those of the targets that `sums` was taken of, by `step` a target.
 
     n targets of one task move its moments by 1 − (1 − step)ⁿ of the way to their average: a running mean that saw them one by one, made
     independent of their order. It agrees with Σ step·(target − mean) to first order and cannot overshoot however large the batch.
 
     >>> one = torch.ones(1, dtype=torch.float64)
-    >>> update(initial(1), Sums(one, 4 * one, 16 * one), step=0.5).mean
+    >>> update(initial(1), torch.stack([one, 4 * one, 16 * one]), step=0.5).mean
     tensor([2.], dtype=torch.float64)
     """
     if checks.active():
         checks.share(step=step)
     with torch.no_grad():
-        rate = 1 - (1 - step) ** seen.number  # 0 for a task without a target
-        number = seen.number.clamp(min=1)
+        number, total, square = seen
+        rate = 1 - (1 - step) ** number  # 0 for a task without a target
+        number = number.clamp(min=1)
         return Statistics(
-            statistics.mean + rate * (seen.target / number - statistics.mean),
-            statistics.mean_square + rate * (seen.square / number - statistics.mean_square),
+            statistics.mean + rate * (total / number - statistics.mean),
+            statistics.mean_square + rate * (square / number - statistics.mean_square),
         )
 
 

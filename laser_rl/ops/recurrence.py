@@ -20,10 +20,6 @@ def backward_recurrence(addend: Float[Tensor, "T *rest"], factor: Float[Tensor, 
     behind it is ever divided out again. While torch.compile traces, a short recursion is written out instead: it becomes one
     kernel (docs/adr/0007).
 
-    Args:
-        addend: what row t adds.
-        factor: with what weight row t lets through what comes after it.
-
     >>> backward_recurrence(torch.tensor([1.0, 1.0, 1.0]), torch.tensor([0.5, 0.5, 0.5]))
     tensor([1.7500, 1.5000, 1.0000])
     """

@@ -45,15 +45,9 @@ def vtrace(
 ) -> Estimate:
     """The trusted V-trace return (eq. return_vtrace).
 
-    Args:
-        log_ratio: log π(a_t|s_t) − log μ(a_t|s_t); the logarithm, so that no ratio overflows before it is clipped.
-        learnable: λ_t and a real transition.
-        reward: r_t.
-        discount: γ_t, 0 where the environment terminated.
-        value: V(s_t), the first T of the T+1 values of an unroll.
-        next_value: V(s_{t+1}), the last T of them.
-        clip_rho: ρ̄, sets the fixed point (Prop. 1); infinity gives the unclipped one.
-        clip_c: c̄ ≤ ρ̄, sets only the speed.
+    `log_ratio` is log π(a_t|s_t) − log μ(a_t|s_t): no ratio overflows before it is clipped. The discount is 0 where the environment
+    terminated. Of the T+1 values of an unroll, `value` has the first T, `next_value` the last T. `clip_rho` (ρ̄) sets the fixed point
+    (Prop. 1), infinity gives the unclipped one; `clip_c` (c̄ ≤ ρ̄) sets only the speed.
 
     On the agent's own data the target is the plain n-step return:
 
@@ -63,15 +57,25 @@ def vtrace(
     tensor([1.7500, 1.5000, 1.0000])
     """
     if checks.active():
-        checks.clip_constants(clip_rho=clip_rho, clip_c=clip_c)
-        rows = {"log_ratio": log_ratio, "reward": reward, "discount": discount}
-        _check(learnable, **rows, value=value, next_value=next_value)
+        checks.positive(clip_rho=clip_rho, clip_c=clip_c)
+        checks.require(
+            clip_rho >= clip_c,  # as the contraction needs
+            f"clip_rho ({clip_rho}) is below clip_c ({clip_c}); V-trace needs clip_rho >= clip_c: raise clip_rho or lower clip_c",
+        )
+        values = {"value": value, "next_value": next_value}
+        checks.rows(learnable, log_ratio=log_ratio, reward=reward, discount=discount, **values)
+        checks.finite(**values)  # rows before one that is not learnable bootstrap from its value
     with torch.no_grad():
         rho = clipped_ratio(log_ratio, clip_rho)
         trace = discount * clipped_ratio(log_ratio, clip_c)
         td_error = reward + discount * next_value - value
-        gain = _trusted_sum(rho * td_error, trace, learnable)
-        return _estimate(gain, rho, reward, discount, value, next_value)
+        # `where`, not a product with the mask: what stands in a row that is not learnable may be NaN, and NaN · 0 is NaN.
+        nothing = td_error.new_zeros(())
+        gain = backward_recurrence(
+            torch.where(learnable, rho * td_error, nothing), torch.where(learnable, trace, nothing)
+        )
+        next_target = next_value + torch.cat([gain[1:], torch.zeros_like(gain[:1])])
+        return Estimate(value + gain, reward + discount * next_target - value, rho)
 
 
 def importance_sampled(
@@ -84,20 +88,14 @@ def importance_sampled(
 ) -> Estimate:
     """The trusted importance-sampled return (eq. return_is): unbiased, and of unbounded variance.
 
-    Unlike V-trace's, its product includes the ratio of the current step: acc_t = learnable_t·ratio_t·(δ_t + γ_t·acc_{t+1}).
+    Its product includes the ratio of the current step, acc_t = learnable_t·ratio_t·(δ_t + γ_t·acc_{t+1}): V-trace's without clipping.
 
     >>> one = torch.ones(2, 1)
     >>> importance_sampled(torch.log(2 * one), one.bool(), one, one, 0 * one, 0 * one).target.squeeze(1)
     tensor([6., 2.])
     """
-    if checks.active():
-        rows = {"log_ratio": log_ratio, "reward": reward, "discount": discount}
-        _check(learnable, **rows, value=value, next_value=next_value)
-    with torch.no_grad():
-        ratio = log_ratio.exp()
-        td_error = reward + discount * next_value - value
-        gain = _trusted_sum(ratio * td_error, ratio * discount, learnable)
-        return _estimate(gain, ratio, reward, discount, value, next_value)
+    unclipped = {"clip_rho": math.inf, "clip_c": math.inf}
+    return vtrace(log_ratio, learnable, reward, discount, value, next_value, **unclipped)
 
 
 def clipped_ratio(log_ratio: Float[Tensor, "*rows"], clip: float) -> Float[Tensor, "*rows"]:
@@ -107,21 +105,3 @@ def clipped_ratio(log_ratio: Float[Tensor, "*rows"], clip: float) -> Float[Tenso
     tensor([0., 1., 2.])
     """
     return log_ratio.clamp(max=math.log(clip)).exp()
-
-
-def _trusted_sum(term: Tensor, trace: Tensor, learnable: Tensor) -> Tensor:
-    # `where`, not a product with the mask: what stands in a row that is not learnable may be NaN, and NaN · 0 is NaN.
-    nothing = term.new_zeros(())
-    return backward_recurrence(torch.where(learnable, term, nothing), torch.where(learnable, trace, nothing))
-
-
-def _estimate(
-    gain: Tensor, rho: Tensor, reward: Tensor, discount: Tensor, value: Tensor, next_value: Tensor
-) -> Estimate:
-    next_target = next_value + torch.cat([gain[1:], torch.zeros_like(gain[:1])])
-    return Estimate(value + gain, reward + discount * next_target - value, rho)
-
-
-def _check(learnable: Tensor, **numbers: Tensor) -> None:
-    checks.rows(learnable, **numbers)
-    checks.finite(value=numbers["value"], next_value=numbers["next_value"])  # rows before it bootstrap from any of them

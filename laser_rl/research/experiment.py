@@ -14,8 +14,7 @@ import yaml
 
 from laser_rl import recipes
 from laser_rl.config import full_name, override
-from laser_rl.envs.puzzles import task_of
-from laser_rl.envs.scores import ATARI_57, tasks_of
+from laser_rl.envs.scores import ATARI_57, Reference, references_of, tasks_of
 from laser_rl.errors import ConfigError
 from laser_rl.research.protocol import ATARI_BUCKET_FRAMES, DMLAB_BUCKET_FRAMES
 from laser_rl.training.pbt import PbtConfig, paper
@@ -28,7 +27,13 @@ STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
 LARGEST_STEPS = 10_000_000  # the paper's largest replay
 BUCKETS = 20
 FRAMES_A_STEP = 4
-SMOKE_TURNS, SMOKE_BUCKETS, SMOKE_MEMBERS, SMOKE_UNROLL = 200, 4, 2, 5  # 200: the longest maze is truncated after 123
+SMOKE_TASKS, SMOKE_TURNS, SMOKE_BUCKETS, SMOKE_MEMBERS, SMOKE_UNROLL = (
+    2,
+    200,
+    4,
+    2,
+    5,
+)  # 200: the longest maze is truncated after 123
 FACTORS = (0.5, 1.0, 2.0)  # the paper's, around the middle
 
 
@@ -43,11 +48,7 @@ class ExperimentTask:
     each_steps: int  # capacity of a replay that belongs to one member
     online_unrolls: int  # batch of an agent without replay
     pbt: PbtConfig
-    random: float  # mean return of random actions: a score of 0
-    best: float  # what counts as 1: the best possible return, or a person's
-
-    def normalised(self, value: float) -> float:
-        return (value - self.random) / (self.best - self.random)
+    returns: Reference  # of random actions, a score of 0, and of the best possible play or of a person, a score of 1
 
 
 @dataclass(frozen=True)
@@ -143,9 +144,11 @@ class ExperimentSuite:
             raise ConfigError(f"suite {self.name} has no task {name!r}; it has {', '.join(known)}")
         return known[name]
 
-    def of(self, experiment: Experiment, names: Sequence[str] = ()) -> list[ExperimentTask]:
-        chosen = names or experiment.tasks.get(self.name) or [task.name for task in self.tasks]
-        return [self.task(name) for name in chosen]
+    def of(self, experiment: Experiment, names: Sequence[str] = (), *, smoke: bool = False) -> list[ExperimentTask]:
+        """The tasks with these names, or those of the experiment; to `smoke`, two of those, and all of them `shrunk`."""
+        own = experiment.tasks.get(self.name) or [task.name for task in self.tasks]
+        chosen = names or (own[:SMOKE_TASKS] if smoke else own)
+        return [shrunk(self.task(name)) if smoke else self.task(name) for name in chosen]
 
 
 class PlannedRun(NamedTuple):
@@ -185,6 +188,12 @@ EXPERIMENTS = {
 }
 
 
+def experiment_of(name: str) -> Experiment:
+    if name not in EXPERIMENTS:
+        raise ConfigError(f"there is no experiment {name!r}; there are {', '.join(EXPERIMENTS)}")
+    return EXPERIMENTS[name]
+
+
 def suite_of(name: str) -> ExperimentSuite:
     if name not in SUITES:
         raise ConfigError(f"there is no suite {name!r} of experiments; there are {', '.join(SUITES)}")
@@ -204,7 +213,7 @@ def _small(
     environment: str,
     steps: int,
     settings: Mapping[str, Any] = {},
-    scores: Sequence[float] | None = None,
+    scores: tuple[float, float] | None = None,
     each_steps: int = 6_000,
     recipe: str = "cartpole",
     members: str | Sequence[dict[str, Any]] = "grid",
@@ -216,9 +225,6 @@ def _small(
     chosen = named[members] if isinstance(members, str) else tuple(members)
     # One store for all has as much replay as all separate ones together.
     together = override(base, {"replay.capacity_steps": each_steps * len(chosen)})
-    if scores is None:
-        native = task_of(environment, {})
-        scores = native.random_return, native.optimal_return
     return ExperimentTask(
         name=name,
         sweep=SweepConfig(base=together, members=chosen, stack="auto"),
@@ -227,8 +233,7 @@ def _small(
         each_steps=each_steps,
         online_unrolls=base.loss.batch_unrolls // 8,
         pbt=PbtConfig(burn_in_steps=steps // 10, every_episodes=150, margin=0.05),
-        random=scores[0],
-        best=scores[1],
+        returns=references_of((environment,))[0] if scores is None else Reference(*scores),
     )
 
 
@@ -239,7 +244,7 @@ def atari() -> ExperimentSuite:
     for game, person in ATARI_57.items():
         sweep = recipes.atari_shared(f"ALE/{''.join(part.capitalize() for part in game.split('_'))}-v5")
         pbt = paper(score_low=person.random, score_high=person.best)
-        tasks.append(_as_published(game, sweep, ATARI_BUCKET_FRAMES, online, pbt, (person.random, person.best)))
+        tasks.append(_as_published(game, sweep, ATARI_BUCKET_FRAMES, online, pbt, person))
     return ExperimentSuite("atari", tasks, kept=True)
 
 
@@ -248,12 +253,12 @@ def dmlab() -> ExperimentSuite:
     """DMLab-30 as one mixture; its returns are median normalised scores."""
     sweep, online = recipes.dmlab_pbt(), recipes.popart_impala().loss.batch_unrolls
     plain = sweep.model_copy(update={"pbt": None})
-    task = _as_published("dmlab-30", plain, DMLAB_BUCKET_FRAMES, online, sweep.pbt or paper(), (0.0, 1.0))
+    task = _as_published("dmlab-30", plain, DMLAB_BUCKET_FRAMES, online, sweep.pbt or paper(), Reference(0.0, 1.0))
     return ExperimentSuite("dmlab", (task,), kept=True)
 
 
 def _as_published(
-    name: str, sweep: SweepConfig, bucket_frames: int, online_unrolls: int, pbt: PbtConfig, scores: tuple[float, float]
+    name: str, sweep: SweepConfig, bucket_frames: int, online_unrolls: int, pbt: PbtConfig, returns: Reference
 ) -> ExperimentTask:
     return ExperimentTask(
         name=name,
@@ -263,8 +268,7 @@ def _as_published(
         each_steps=sweep.base.replay.capacity_steps,  # the paper's separate replays are as large as its shared one
         online_unrolls=online_unrolls,
         pbt=pbt,
-        random=scores[0],
-        best=scores[1],
+        returns=returns,
     )
 
 

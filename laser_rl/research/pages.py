@@ -17,7 +17,7 @@ from laser_rl.research.experiment import (
     Experiment,
     ExperimentTask,
     data_file,
-    shrunk,
+    experiment_of,
     suite_of,
 )
 from laser_rl.research.verdicts import ALL, Judged, Results, Spread, judge, overall, results_of, spread_of
@@ -55,12 +55,6 @@ def read_about(folder: Path) -> About:
         raise ConfigError(f"{path} cannot be read: {error}; run the experiment again to write it anew") from None
 
 
-def experiment_of(name: str) -> Experiment:
-    if name not in EXPERIMENTS:
-        raise ConfigError(f"there is no experiment {name!r}; there are {', '.join(EXPERIMENTS)}")
-    return EXPERIMENTS[name]
-
-
 def table(columns: Sequence[str], lines: Iterable[Mapping[str, Any]]) -> bytes:
     """Lines as CSV, the same bytes for the same lines."""
     text = io.StringIO(newline="")
@@ -84,9 +78,8 @@ def report(folder: Path) -> list[Judged]:
     if not (folder / CURVES).is_file():
         raise ConfigError(f"{folder} has no {CURVES} yet; let the experiment end, or run the same command again")
     lines = read_table(folder / CURVES)
-    experiment, tasks = experiment_of(about.name), [suite_of(about.suite).task(name) for name in about.tasks]
-    if about.smoke:
-        tasks = [shrunk(task) for task in tasks]
+    experiment = experiment_of(about.name)
+    tasks = suite_of(about.suite).of(experiment, about.tasks, smoke=about.smoke)
     results = results_of(lines)
     judged = judge(experiment, tasks, results)
     scores = [

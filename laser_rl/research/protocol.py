@@ -102,8 +102,6 @@ def last_episodes(episodes: Episodes, *, count: int = LAST_EPISODES) -> float:
         return math.nan
     after = np.cumsum(weights[::-1])[::-1] - weights  # episodes after each row
     last = after < count
-    if (weights[last] == 1).all():
-        return float(returns[last].mean())
     return float(np.average(returns[last], weights=weights[last]))
 
 

@@ -35,24 +35,14 @@ from laser_rl.errors import ConfigError, UserError
 from laser_rl.metrics.log import read
 from laser_rl.metrics.machine import machine
 from laser_rl.metrics.rows import Kind, Row, Value
-from laser_rl.research.experiment import EXPERIMENTS, SUITES, Experiment, PlannedRun, planned, shrunk, suite_of
-from laser_rl.research.pages import (
-    ABOUT,
-    CURVES,
-    TIMES,
-    About,
-    experiment_of,
-    report,
-    table,
-    verdict_table,
-    write_index,
-)
+from laser_rl.research.experiment import EXPERIMENTS, SUITES, Experiment, PlannedRun, experiment_of, planned, suite_of
+from laser_rl.research.pages import ABOUT, CURVES, TIMES, About, report, table, verdict_table, write_index
 from laser_rl.research.protocol import curve_lines
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import act_and_learn, prepare, train
 from laser_rl.training.settings import SweepConfig
 
-SEEDS, SMOKE_SEEDS, SMOKE_TASKS = 5, 2, 2
+SEEDS, SMOKE_SEEDS = 5, 2
 UNDECISIVE = ("video_every_steps", "keep_videos", "devices")  # of `run`: came later, and move no number
 END_S = 10.0
 
@@ -98,9 +88,7 @@ def run_experiments(plan: Plan, command: str) -> None:
 
 def _run(experiment: Experiment, plan: Plan, command: str) -> None:
     suite = suite_of(plan.suite)
-    tasks = suite.of(experiment, plan.tasks)
-    if plan.smoke:
-        tasks = [shrunk(task) for task in (tasks if plan.tasks else tasks[:SMOKE_TASKS])]
+    tasks = suite.of(experiment, plan.tasks, smoke=plan.smoke)
     count = plan.seeds if plan.seeds is not None else SMOKE_SEEDS if plan.smoke else SEEDS
     if count < 1:
         raise ConfigError(f"expected at least one seed, got {count}")

@@ -169,7 +169,7 @@ def judge_claim(claim: Claim, scores: Scores) -> Verdict | None:
 def _scores(task: ExperimentTask, results: Results, statistic: Statistic) -> Scores:
     return {
         # Rounded, so that two runs with the same returns have no difference, not one of the last bit.
-        condition: {seed: round(task.normalised(values[statistic]), _DIGITS) for seed, values in seeds.items()}
+        condition: {seed: round(task.returns.normalised(values[statistic]), _DIGITS) for seed, values in seeds.items()}
         for condition, seeds in results[task.name].items()
     }
 

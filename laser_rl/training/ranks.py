@@ -27,8 +27,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from laser_rl.agent.learner import Learner
+from laser_rl.agent.loss import require_splittable
 from laser_rl.agent.parallel import Team, own_columns
-from laser_rl.agent.relevance import require_splittable
 from laser_rl.checkpoint.snapshot import flat, grouped
 from laser_rl.config import Config, override, validated
 from laser_rl.envs.records import EnvironmentSpec, carve, read_spec, size_of, write_spec

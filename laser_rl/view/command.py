@@ -1,7 +1,6 @@
 """`laser dashboard`, and `--dashboard` of train and sweep: a process of its own beside training, whose end does not matter to it."""
 
 import contextlib
-import importlib.util
 import os
 import secrets
 import socket
@@ -13,7 +12,7 @@ from typing import Any
 
 import tyro
 
-from laser_rl.errors import ConfigError, MissingExtra
+from laser_rl.errors import ConfigError, require_modules
 from laser_rl.training.process_handle import start_child
 
 _END_S = 5.0
@@ -46,8 +45,7 @@ class Dashboard:
 
 
 def require_dashboard(what: str = "--dashboard") -> None:
-    if any(importlib.util.find_spec(name) is None for name in ("starlette", "uvicorn")):
-        raise MissingExtra(what, "dashboard")
+    require_modules(what, "dashboard", "starlette", "uvicorn")
 
 
 @contextlib.contextmanager

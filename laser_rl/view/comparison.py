@@ -30,13 +30,6 @@ _TRUSTED = "The share of replayed steps that the learner can use: its policy is 
 _SAME = "All other settings are the same in all directories. – where a directory does not say."
 
 
-class ComparisonPanel(NamedTuple):
-    """A panel of several directories: what the page is told of it, and its data."""
-
-    about: Data
-    make: Callable[[Asked], Data]
-
-
 class _Condition(NamedTuple):
     name: str
     colour: int  # of its first directory
@@ -50,16 +43,16 @@ def overview(subjects: Sequence[Subject]) -> Data:
     members: list[Data] = [
         {"member": n, "name": one.name, "score": scores[n], "settings": {}} for n, one in enumerate(subjects)
     ]
-    panels = [one.about for one in comparison(subjects).values()]
+    panels = [about for about, _ in comparison(subjects).values()]
     return {"name": SIDE_BY_SIDE, "panels": panels, "members": members, "best": None}
 
 
-def comparison(subjects: Sequence[Subject]) -> dict[str, ComparisonPanel]:
-    """The panels by id, in their order. What an about leaves out is as in the page of one run."""
+def comparison(subjects: Sequence[Subject]) -> dict[str, tuple[Data, Callable[[Asked], Data]]]:
+    """What the page is told of each panel, and what makes its data, by id. What is left out is as in the page of one run."""
     conditions, found = _conditions_of(subjects), {}
 
     def add(name: str, group: str, make: Callable[[Asked], Data], **about: object) -> None:
-        found[name] = ComparisonPanel({"id": name, "group": group, **about}, make)
+        found[name] = {"id": name, "group": group, **about}, make
 
     environments = list(dict.fromkeys(one.environment for one in subjects))
     for number, name in enumerate(environments):
@@ -73,7 +66,7 @@ def comparison(subjects: Sequence[Subject]) -> dict[str, ComparisonPanel]:
         if several:
             add(f"runs-{number}", "Score", partial(_compared, single), **line, why=_RUNS)
         points = {"title": f"Which settings do well{suffix}", "kind": "scatter", "wide": True, "optional": True}
-        add(f"settings-{number}", "Settings", partial(_scattered, played), **points, why=_POINTS)
+        add(f"settings-{number}", "Settings", partial(scatter, [*played.values()], [*played]), **points, why=_POINTS)
     wide = {"kind": "table", "wide": True}
     add("conditions", "Score", partial(_conditions_table, conditions), title="By condition", why=_SEEDS, **wide)
     add("directories", "Score", partial(_directories_table, subjects), title="By directory", why=_BEST, **wide)
@@ -140,10 +133,6 @@ def _directories_table(subjects: Sequence[Subject], asked: Asked) -> Data:
 def _differences(subjects: Sequence[Subject], asked: Asked) -> Data:
     lines = [[name, *(_told(one, name) for one in subjects)] for name in _differing(subjects)]
     return table(["setting", *(one.name for one in subjects)], lines)
-
-
-def _scattered(subjects: dict[int, Subject], asked: Asked) -> Data:
-    return scatter(list(subjects.values()), list(subjects))
 
 
 def _trained(subjects: Sequence[Subject], name: str, asked: Asked) -> Data:

@@ -23,7 +23,8 @@ _LOG_SPAN = 10  # from here on an axis is logarithmic
 SEED = "run.seed"
 NOT_COMPARED = {SEED, "run.steps", "run.device", "run.runtime", "run.threads", "run.log_every_s"}
 _AGES = ("< 10", "< 100", "< 1,000", "< 10,000", "older")  # in updates, as `acceptance_age_0` to `_4`
-_QUARTERS = ("youngest", "a quarter is younger", "half is younger", "three quarters are younger", "oldest")
+_YOUNGER = ("youngest", "a quarter is younger", "half is younger", "three quarters are younger", "oldest")
+_QUARTERS = {f"age_{25 * quarter}": text for quarter, text in enumerate(_YOUNGER)}
 # Numbers of training rows, a line for each and each member; of many members only the last one.
 TRAINED: dict[str, dict[str, str]] = {
     "policy-loss": {"policy_loss": "policy loss"},
@@ -150,15 +151,9 @@ def _replay(subject: Subject, asked: Asked) -> Data:
     return chart(subject, _of_sweep(subject, asked, labels), asked)
 
 
-def _ages(subject: Subject, asked: Asked) -> Data:
-    """How old the replay is, as percentiles; of a single run, the mean age of what it replays."""
-    found = _of_sweep(subject, asked, {f"age_{25 * quarter}": text for quarter, text in enumerate(_QUARTERS)})
-    return chart(subject, found or _of_members(subject, asked, "replay_age_updates", "mean age"), asked)
-
-
-def _fill(subject: Subject, asked: Asked) -> Data:
-    found = _of_sweep(subject, asked, {"replay_fill": "replay"})
-    return chart(subject, found or _of_members(subject, asked, "replay_fill", "replay"), asked)
+def _shared(labels: Mapping[str, str], own: tuple[str, str], subject: Subject, asked: Asked) -> Data:
+    """Numbers of the replay of a sweep; of a single run, one number of its training rows."""
+    return chart(subject, _of_sweep(subject, asked, labels) or _of_members(subject, asked, *own), asked)
 
 
 def _lineage(subject: Subject, asked: Asked) -> Data:
@@ -189,7 +184,7 @@ def _sentence(one: Copy) -> str:
     )
 
 
-def scatter(subjects: Sequence[Subject], places: Sequence[int] = ()) -> Data:
+def scatter(subjects: Sequence[Subject], places: Sequence[int], asked: Asked) -> Data:
     """Each setting that varies against the score, a point a member; of several directories, with the place of each as its colour."""
     members = [(n, one, member) for n, one in enumerate(subjects) for member in one.members]
     evaluated = all(member.evaluation is not None for _, _, member in members)
@@ -235,11 +230,11 @@ PANELS: dict[str, Callable[[Subject, Asked], Data]] = {
     "trust": _trust,
     "who": _who,
     "replay": _replay,
-    "ages": _ages,
-    "fill": _fill,
+    "ages": partial(_shared, _QUARTERS, ("replay_age_updates", "mean age")),
+    "fill": partial(_shared, {"replay_fill": "replay"}, ("replay_fill", "replay")),
     "lineage": _lineage,
     "copies": _copy_sentences,
-    "settings": lambda subject, asked: scatter([subject]),
+    "settings": lambda subject, asked: scatter([subject], (), asked),
     **{name: partial(_trained, names) for name, names in TRAINED.items()},
 }
 

@@ -57,9 +57,9 @@ def recorded(subjects: Sequence[Subject], beside: Path) -> Data:
     if first:
         listed.insert(0, {"run": 0, "name": SIDE_BY_SIDE, "state": f"{len(subjects)} directories"})
         answers["/api/runs/0"] = {"run": 0, "version": 1, **overview(subjects)}
-        for name, panel in comparison(subjects).items():
+        for name, (_, make) in comparison(subjects).items():
             for axis in ("step", "time"):
-                answers[f"/api/runs/0/panels/{name}?x={axis}&learner=all"] = panel.make(Asked(axis, points=_POINTS))
+                answers[f"/api/runs/0/panels/{name}?x={axis}&learner=all"] = make(Asked(axis, points=_POINTS))
     for number, one in enumerate(subjects, start=first):
         answers |= _answers(one, number, beside, alone=len(subjects) == 1)
     return {"written": round(time.time()), "/api/runs": listed, **answers}

@@ -96,15 +96,13 @@ class RequestGuard:
             return PlainTextResponse(f"Ask for http://{HOST}:{self._access.port}/ by that name.\n", 400)
         if any(origin not in self._origins for origin in headers.getlist("origin")) or not _own_page(scope, headers):
             return PlainTextResponse("This was asked for by another page.\n", 403)
-        if not self._access.knows(headers.get("cookie", "")) and not self._offers(scope):
+        # The token may be in the address of the first page, and of no other.
+        offered = scope["path"] == "/" and scope["method"] in METHODS and self._access.opens(_tokens(scope))
+        if not offered and not self._access.knows(headers.get("cookie", "")):
             return PlainTextResponse(_DENIED, 401)
         if scope["method"] not in METHODS:
             return PlainTextResponse("This only shows things: GET and HEAD.\n", 405, {"allow": ", ".join(METHODS)})
         return None
-
-    def _offers(self, scope: Scope) -> bool:
-        """Whether the token is in the address: of the first page, and of no other."""
-        return scope["path"] == "/" and scope["method"] in METHODS and self._access.opens(_tokens(scope))
 
     def _entry(self, scope: Scope) -> Response | None:
         """The token is exchanged for a cookie, and the address bar shows it no more."""

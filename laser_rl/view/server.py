@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import uvicorn
 from starlette.applications import Starlette
@@ -52,14 +52,6 @@ class _OpenFile(FileResponse):
             await super().__call__(scope, receive, send)
 
 
-class _Made(NamedTuple):
-    """An answer that was made of a version of a run."""
-
-    version: int
-    good_until: float
-    body: bytes
-
-
 def live_summary(run: ViewedRun) -> Data:
     return {**summary(run.subject(), known=run.known), "run": run.number, "state": run.state}
 
@@ -79,7 +71,7 @@ def _compared_panel(compared: ViewedComparison, name: str, asked: Asked) -> Data
         panels = comparison(subjects)
         if name not in panels:
             raise HTTPException(404)
-        return panels[name].make(asked)
+        return panels[name][1](asked)
 
 
 class _Pages:
@@ -160,12 +152,12 @@ class _Pages:
 
     async def _answer(self, run: V, key: object, make: Callable[[V], Data]) -> Response:
         """What was made before, if it still holds: without a lock and without a thread, since most requests are polls."""
-        found = _known(run, key)
-        if found is None:
-            found = await run_in_threadpool(self._made, run, key, make)
-        return Response(found.body, media_type="application/json")
+        body = _known(run, key)
+        if body is None:
+            body = await run_in_threadpool(self._made, run, key, make)
+        return Response(body, media_type="application/json")
 
-    def _made(self, run: V, key: object, make: Callable[[V], Data]) -> _Made:
+    def _made(self, run: V, key: object, make: Callable[[V], Data]) -> bytes:
         """Made once for each version of a run, by one thread, however many ask, and so seldom that it takes a hundredth of the time."""
         with run.lock:
             if known := _known(run, key):  # another request has made it meanwhile
@@ -175,14 +167,13 @@ class _Pages:
             began = time.thread_time()  # not the clock on the wall: others may use the processor
             body = encoded({**make(run), "version": run.version})
             hold = min(_LONGEST_HOLD_S, _REST * (time.thread_time() - began))
-            made = run.cache[key] = _Made(run.version, time.monotonic() + hold, body)
-            return made
+            run.cache[key] = run.version, time.monotonic() + hold, body
+            return body
 
 
-def _known(run: Viewed, key: object) -> _Made | None:
-    found: _Made | None = run.cache.get(key)
-    good = found is not None and (found.version == run.version or time.monotonic() <= found.good_until)
-    return found if good else None
+def _known(run: Viewed, key: object) -> bytes | None:
+    version, good_until, body = run.cache.get(key, (-1, 0.0, None))
+    return body if version == run.version or time.monotonic() <= good_until else None
 
 
 def encoded(value: Any) -> bytes:

@@ -9,7 +9,7 @@ import torch
 
 from laser_rl import LASER, Sweep
 from laser_rl.agent.functions import _imported
-from laser_rl.agent.relevance import own_relevance
+from laser_rl.agent.loss import own_relevance
 from laser_rl.config import Config, override
 from laser_rl.errors import ConfigError
 from laser_rl.ops.distributions import Categorical
@@ -170,9 +170,12 @@ def test_nothing_is_learned_through_it(module):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nowhere_at_all:f", "which cannot be imported from here .*'nowhere_at_all'.* check the spelling"),
-        ("MODULE:missing", "which cannot be imported from here .*'missing'.*; check the spelling"),
-        ("MODULE:limit", "which is no function"),
+        (
+            "nowhere_at_all:f",
+            "loss.trust: expected 'nowhere_at_all' to be a module .* imported from here.* check the spelling",
+        ),
+        ("MODULE:missing", "loss.trust: expected .*:missing to be .* a function, got nothing; check the spelling"),
+        ("MODULE:limit", "loss.trust: expected .*:limit to be .* a function, got float"),
     ],
 )
 def test_a_name_that_leads_nowhere_is_said_before_the_first_step(module, name, message):

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
+from laser_rl.agent.loss import require_splittable
 from laser_rl.agent.parallel import ALONE, Drifted, Team, own_columns, part_of, require_together
 from laser_rl.agent.parameters import GIVE_UP_AFTER
-from laser_rl.agent.relevance import require_splittable
 from laser_rl.config import LossConfig
 from laser_rl.errors import ConfigError
 from laser_rl.ops.gaussian import DiagonalGaussian

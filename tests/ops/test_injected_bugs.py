@@ -30,20 +30,20 @@ BUGS = [
     ),
     Bug(
         "distributions",
-        "return (log_p.exp() * (log_p - log_q)).sum(-1)",
-        "return (log_q.exp() * (log_q - log_p)).sum(-1)",
+        "(log_p.exp() * (log_p - log_q)).sum(-1)",
+        "(log_q.exp() * (log_q - log_p)).sum(-1)",
         "test_divergence_in_the_wrong_direction",
     ),
     Bug(
         "vtrace",
-        "    nothing = term.new_zeros(())\n",
-        "    nothing = term.new_zeros(())\n    learnable = learnable.cumprod(0).bool()\n",
+        "        nothing = td_error.new_zeros(())\n",
+        "        nothing = td_error.new_zeros(())\n        learnable = learnable.cumprod(0).bool()\n",
         "test_mask_as_a_cumulative_product",
     ),
     Bug(
         "vtrace",
-        "torch.where(learnable, term, nothing), torch.where",
-        "term, torch.where",
+        "torch.where(learnable, rho * td_error, nothing), torch.where",
+        "rho * td_error, torch.where",
         "test_trust_on_the_trace_but_not_on_the_error",
     ),
     Bug("vtrace", "clamp(max=math.log(clip))", "clamp(min=math.log(clip))", "test_clipping_with_max"),
@@ -67,9 +67,9 @@ BUGS = [
     ),
     Bug(
         "vtrace",
-        "td_error = reward + discount * next_value - value\n        gain = _trusted_sum(rho",
+        "td_error = reward + discount * next_value - value\n",
         "next_value = torch.cat([next_value[1:], next_value[-1:]])\n"
-        "        td_error = reward + discount * next_value - value\n        gain = _trusted_sum(rho",
+        "        td_error = reward + discount * next_value - value\n",
         "test_value_after_a_truncation_taken_from_the_next_episode",
     ),
     Bug(

@@ -34,7 +34,7 @@ def test_every_task_of_the_small_suite_is_used():
     used = {task.name for experiment in EXPERIMENTS.values() for task in suite.of(experiment)}
     assert used == {task.name for task in suite.tasks}
     for task in suite.tasks:
-        assert task.best > task.random
+        assert task.returns.best > task.returns.random
         assert task.sweep.base.run.runtime == "serial"  # or the same seed would not give the same table
         assert task.sweep.base.run.steps % task.bucket_steps == 0
 
@@ -43,7 +43,7 @@ def test_atari_has_the_papers_members_and_humans():
     task = suite_of("atari").task("ms_pacman")
     assert task.sweep.base.environment.id == "ALE/MsPacman-v5"
     assert len(task.sweep.settings) == 9
-    assert (task.random, task.best) == (307.3, 6951.6)
+    assert (task.returns.random, task.returns.best) == (307.3, 6951.6)
     assert sweeps("sharing", "ms_pacman", "atari")["no replay"].configs[0].loss.batch_unrolls == 32
 
 

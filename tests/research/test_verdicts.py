@@ -42,7 +42,8 @@ def curve_lines(make=score, tasks=TASKS, conditions=("no replay", "separate", "s
         for condition in conditions:
             for seed in SEEDS:
                 for bucket in range(10):
-                    value = task.random + (task.best - task.random) * make(task, condition, seed, bucket)
+                    random, best = task.returns.random, task.returns.best
+                    value = random + (best - random) * make(task, condition, seed, bucket)
                     place = {"task": task.name, "condition": condition, "seed": str(seed), "step": str(bucket + 1)}
                     lines.append({**place, "mean": f"{value:.9g}", "best": f"{value + 1:.9g}"})
     return lines

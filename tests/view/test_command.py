@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import importlib.util
 import json
 import os
 import pty
@@ -15,7 +16,6 @@ import pytest
 
 from laser_rl import cli
 from laser_rl.metrics import MetricsLog
-from laser_rl.view import command
 from laser_rl.view.panels import PANELS
 from tests.view.logs import level, write_run, write_sweep
 from tests.view.reading import read_report, report
@@ -37,7 +37,7 @@ def test_mistakes_are_refused_without_a_traceback(capsys, tmp_path, monkeypatch,
 
 
 def test_without_the_extra_it_is_said_before_anything_begins(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for arguments in (["dashboard", str(tmp_path)], ["train", "--dashboard", "--out", str(tmp_path / "run")]):
         assert cli.main(arguments) == 2
         assert "needs the extra 'dashboard'" in capsys.readouterr().err
