@@ -8,10 +8,10 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from laser_rl.cluster.calls import ray
 from laser_rl.cluster.guard import ProcessGuard, children_with
@@ -19,13 +19,9 @@ from laser_rl.cluster.placement import HeadLost
 from laser_rl.cluster.requirements import require_possible
 from laser_rl.cluster.supervisor import ClusterSupervisor, LockStep
 from laser_rl.errors import ConfigError, MissingExtra
-from laser_rl.metrics.rows import Sink
-from laser_rl.networks.build import TorsoSource
-from laser_rl.training.build import EnvironmentSource
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.evaluate import Result
-from laser_rl.training.launch import Elsewhere
-from laser_rl.training.member_training import Callback
+from laser_rl.training.launch import Around, Elsewhere
 from laser_rl.training.settings import ClusterSettings, SweepConfig
 from laser_rl.training.supervisor import require_by_name
 
@@ -50,26 +46,18 @@ def on_cluster(cluster: ClusterSettings | None) -> Elsewhere | None:
 
 
 def run_cluster(
-    cluster: ClusterSettings,
-    sweep: SweepConfig,
-    directory: RunDirectory | None,
-    *,
-    source: EnvironmentSource | None = None,
-    torso: TorsoSource | None = None,
-    sinks: Sequence[Sink] = (),
-    callbacks: Sequence[Callback] = (),
+    cluster: ClusterSettings, sweep: SweepConfig, directory: RunDirectory | None, **around: Unpack[Around]
 ) -> Result:
     """Run a sweep on a cluster; ConfigError for what cannot be sent there, before anything is started."""
     if directory is None:
         raise ConfigError(
             "a sweep on a cluster needs a run directory: its checkpoints are all that outlives it; give one"
         )
-    require_by_name(sweep, source, torso, "on a cluster", "leave out cluster to use objects of your own")
+    require_by_name(sweep, "on a cluster", "leave out cluster to use objects of your own", **around)
     require_possible(sweep, cluster)
-    others = [sink for sink in sinks if sink is not directory.log]  # the supervisor writes into the log itself
     kind = LockStep if sweep.base.run.runtime == "serial" else ClusterSupervisor
     with joined(cluster.address):
-        return kind(sweep, directory, cluster, sinks=others, callbacks=callbacks).run()
+        return kind(sweep, directory, cluster, **around).run()
 
 
 @contextlib.contextmanager

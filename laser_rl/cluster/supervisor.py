@@ -2,9 +2,9 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -16,13 +16,13 @@ from laser_rl.cluster.replays import Replays
 from laser_rl.cluster.runner import AT_ONCE, ActorStart
 from laser_rl.config import override
 from laser_rl.errors import UserError
-from laser_rl.metrics.rows import Sink, Value
+from laser_rl.metrics.rows import Value
 from laser_rl.replay.mixer import Counts
 from laser_rl.training.build_group import build_members, one_layout
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.files import command_for
+from laser_rl.training.launch import Around
 from laser_rl.training.member_process import States
-from laser_rl.training.member_training import Callback
 from laser_rl.training.pbt import Exploit, Standing, decide
 from laser_rl.training.saving import Written, parsed
 from laser_rl.training.settings import ClusterSettings, SweepConfig
@@ -38,13 +38,7 @@ class ClusterSupervisor(SweepSupervisor):
     """The supervisor's view of a sweep on a cluster that has been joined; see `SweepSupervisor` for the arguments."""
 
     def __init__(
-        self,
-        sweep: SweepConfig,
-        directory: RunDirectory,
-        cluster: ClusterSettings,
-        *,
-        sinks: Sequence[Sink] = (),
-        callbacks: Sequence[Callback] = (),
+        self, sweep: SweepConfig, directory: RunDirectory, cluster: ClusterSettings, **around: Unpack[Around]
     ) -> None:
         self.watch, members, base = NodeWatch(), len(sweep.settings), sweep.base
         self.in_step, self._shared = base.run.runtime == "serial", sweep.share == "shared"
@@ -68,7 +62,7 @@ class ClusterSupervisor(SweepSupervisor):
             parts = build_members(
                 _on(sweep, "cpu"), stores=None if self.replays is None else self.replays.views(members)
             )
-            super().__init__(sweep, directory, parts, self.known, sinks=sinks, callbacks=callbacks)
+            super().__init__(sweep, directory, parts, self.known, **around)
             self._begin()
             self.links.steps = self.known.steps.tolist()
             self._look_at_shards()

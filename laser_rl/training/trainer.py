@@ -184,8 +184,8 @@ class Trainer(Run):
         among = self.pace.among([training.steps >= training.target for training in self.trainings])
         if not any(among):
             return False
-        for acted in self.group.act(among):
-            training = self.trainings[acted.place]
+        for place, acted in self.group.act(among):
+            training = self.trainings[place]
             training.acted(acted.steps, acted.episodes)
             if acted.unrolls is not None:
                 training.member.mixer.offer(acted.unrolls)

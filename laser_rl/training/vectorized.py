@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from laser_rl.agent.actor import ActorStep
 from laser_rl.agent.learner import Learner
 from laser_rl.agent.learner_metrics import EVERY, ages, tally
 from laser_rl.agent.loss import columns, differences, hyper_of, laser_loss
@@ -24,8 +25,8 @@ from laser_rl.ops import checks
 from laser_rl.ops.distributions import Family
 from laser_rl.replay.memory_layout import allocate
 from laser_rl.training.build import Member, on_device
-from laser_rl.training.member_group import MemberGroup, MemberSteps
-from laser_rl.types import Batch, Episode, Unrolls
+from laser_rl.training.member_group import MemberGroup
+from laser_rl.types import Batch, Unrolls
 
 MOST_PARAMETERS = 300_000  # of one member; how the gain shrinks with the size is in benchmarks/README.md
 
@@ -157,22 +158,17 @@ class VectorizedGroup(MemberGroup):
         gpu = stack.value.device.type == "cuda"
         self._batch = allocate(first.layout, self._columns * len(members), pin=gpu, stacked=not gpu)
 
-    def act(self, among: Sequence[bool]) -> Iterator[MemberSteps]:
+    def act(self, among: Sequence[bool]) -> Iterator[tuple[int, ActorStep]]:
         versions = [member.learner.version for member in self.members]
         self.actor.versions[:] = np.repeat(versions, self._slots)
         taken = self.actor.step(np.repeat(np.asarray(among), self._slots))
-        steps = np.bincount(taken.moved // self._slots, minlength=len(self.members))
-        finished: list[list[Episode]] = [[] for _ in self.members]
-        for episode in taken.episodes:
-            place, slot = divmod(episode.slot, self._slots)
-            finished[place].append(episode._replace(slot=slot))
-        unrolls, whose = taken.unrolls, np.zeros(0, np.int64)
-        if unrolls is not None:
-            whose = np.searchsorted(self.actor.member[:: self._slots], unrolls.member)
         for place in np.flatnonzero(among).tolist():
-            own = np.flatnonzero(whose == place)
-            part = Unrolls(*(field[own] for field in unrolls)) if unrolls is not None and len(own) else None
-            yield MemberSteps(place, int(steps[place]), finished[place], part)
+            first, unrolls = place * self._slots, None
+            if taken.unrolls is not None and (own := taken.unrolls.member == self.members[place].number).any():
+                unrolls = Unrolls(*(field[own] for field in taken.unrolls))
+            slots = range(first, first + self._slots)
+            episodes = [one._replace(slot=one.slot - first) for one in taken.episodes if one.slot in slots]
+            yield place, ActorStep(unrolls, episodes, taken.moved[taken.moved // self._slots == place])
 
     def ready(self) -> list[int]:
         """All together, or those that are ready as soon as one would fall behind."""
