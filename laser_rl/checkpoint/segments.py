@@ -13,7 +13,7 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from io import BufferedReader
 from itertools import islice
@@ -43,6 +43,7 @@ _HEADER_MAGIC, _RECORD_MAGIC = 0x184D2A5A, 0x184D2A5B
 SEGMENT = re.compile(r"segment-(\d{12,20})-\d{12,20}\.zst")  # what `_segment_name` makes
 _NONE = -1  # instead of the number of the unroll before: it is the stream's first
 Numbers = NDArray[np.int64]
+Streams = dict[tuple[int, int], int]  # the newest unroll of each stream, by member and slot
 
 
 @dataclass(frozen=True)
@@ -77,45 +78,27 @@ class Block(NamedTuple):
     unrolls: Unrolls
 
 
-class Streams:
-    """Which unroll of each stream is the newest, so that the next one can be written with the number of the one before it."""
-
-    def __init__(self, newest: Mapping[tuple[int, int], int] | None = None) -> None:
-        self._newest = dict(newest or {})
-
-    def follow(self, first_id: int, unrolls: Unrolls, oldest: int = 0) -> Numbers:
-        """The number of the unroll before each of these, which are numbered from `first_id` on; -1 if it is older than `oldest`."""
-        previous = np.full(len(unrolls.member), _NONE, np.int64)
-        streams = zip(unrolls.member.tolist(), unrolls.slot.tolist(), strict=True)
-        for row, stream in enumerate(streams):
-            before = self._newest.get(stream, _NONE)
-            previous[row] = before if before >= oldest else _NONE
-            self._newest[stream] = first_id + row
-        return previous
-
-    def copy(self) -> "Streams":
-        return Streams(self._newest)
+def follow(streams: Streams, first_id: int, unrolls: Unrolls, oldest: int = 0) -> Numbers:
+    """The number of the unroll before each of these, which are numbered from `first_id` on; -1 if it is older than `oldest`."""
+    previous = np.full(len(unrolls.member), _NONE, np.int64)
+    for row, stream in enumerate(zip(unrolls.member.tolist(), unrolls.slot.tolist(), strict=True)):
+        before = streams.get(stream, _NONE)
+        previous[row] = before if before >= oldest else _NONE
+        streams[stream] = first_id + row
+    return previous
 
 
 def write_segment(
-    folder: str | Path,
-    layout: UnrollLayout,
-    first_id: int,
-    unrolls: Unrolls,
-    previous: Numbers | None = None,
+    folder: Path, layout: UnrollLayout, first_id: int, unrolls: Unrolls, previous: Numbers
 ) -> SegmentEntry:
-    """Write consecutive unrolls, numbered from `first_id`, as one file; it is there whole or not at all.
-
-    `previous`: the numbers that `Streams.follow` gives; without them, what came before this file is taken to be nothing.
-    """
-    folder, count = Path(folder), len(unrolls.member)
+    """Write consecutive unrolls, numbered from `first_id`, as one file; it is there whole or not at all. `previous`: see `follow`."""
+    count = len(unrolls.member)
     name = _segment_name(first_id, count)
-    before = Streams().follow(first_id, unrolls) if previous is None else previous
     digest, size = hashlib.sha256(), 0
 
     def measured() -> Iterator[bytes]:
         nonlocal size
-        for block in _encoded(layout, first_id, unrolls, before):
+        for block in _encoded(layout, first_id, unrolls, previous):
             digest.update(block)
             size += len(block)
             yield block
@@ -126,10 +109,10 @@ def write_segment(
 
 
 def read_segment(
-    folder: str | Path, entry: SegmentEntry, layout: UnrollLayout, first_id: int = 0
+    folder: Path, entry: SegmentEntry, layout: UnrollLayout, first_id: int = 0
 ) -> Iterator[tuple[int, Unrolls]]:
     """Blocks of at most 1024 unrolls with the number of their first, from `first_id` on; raises `DamagedRun` at the first bad unroll."""
-    path = Path(folder) / entry.name
+    path = folder / entry.name
     with guarded.reading(path), _opened(path, entry) as file:
         found, expected = _read_header(path, file).get("layout"), _layout_json(layout)
         if found != expected:

@@ -190,8 +190,7 @@ def _run(
         with nothing_to_save(), contextlib.ExitStack() as shown, contextlib.ExitStack() as stack:
             require_trusted(*settings.configs)
             if cluster is not None:
-                from laser_rl.cluster.launch import on_cluster, require_ray  # noqa: PLC0415 - only a run on a cluster needs it
-                from laser_rl.cluster.requirements import require_possible  # noqa: PLC0415
+                from laser_rl.cluster.launch import on_cluster, require_possible, require_ray  # noqa: PLC0415 - only a run on a cluster needs it
 
                 require_possible(settings, cluster)
                 require_ray()

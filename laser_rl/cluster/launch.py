@@ -16,8 +16,8 @@ from typing import Any, Unpack
 from laser_rl.cluster.calls import ray
 from laser_rl.cluster.guard import ProcessGuard, children_with
 from laser_rl.cluster.placement import HeadLost
-from laser_rl.cluster.requirements import require_possible
 from laser_rl.cluster.supervisor import ClusterSupervisor, LockStep
+from laser_rl.envs.scores import tasks_of
 from laser_rl.errors import ConfigError, MissingExtra
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.evaluate import Result
@@ -40,9 +40,9 @@ def require_ray() -> None:
         raise MissingExtra("--cluster", "cluster")
 
 
-def on_cluster(cluster: ClusterSettings | None) -> Elsewhere | None:
-    """For `launch.train`: run on this cluster; None: on this machine."""
-    return None if cluster is None else partial(run_cluster, cluster)
+def on_cluster(cluster: ClusterSettings) -> Elsewhere:
+    """For `launch.train`: run on this cluster."""
+    return partial(run_cluster, cluster)
 
 
 def run_cluster(
@@ -58,6 +58,44 @@ def run_cluster(
     kind = LockStep if sweep.base.run.runtime == "serial" else ClusterSupervisor
     with joined(cluster.address):
         return kind(sweep, directory, cluster, **around).run()
+
+
+def require_possible(sweep: SweepConfig, cluster: ClusterSettings) -> None:
+    """Refuse what a cluster cannot do, before anything is started."""
+    if sweep.stack == "on":
+        raise ConfigError(
+            "on a cluster each member has processes of its own, so they are not computed side by side; leave out --stack"
+        )
+    if sweep.base.run.devices > 1:
+        raise ConfigError(
+            f"run.devices {sweep.base.run.devices} are of one machine, and a learner of a cluster has one; leave out one of the two"
+        )
+    if sweep.processes != 1:
+        raise ConfigError(
+            f"--processes {sweep.processes} spreads a sweep over one machine, --cluster over several; leave out one of the two"
+        )
+    for config in sweep.configs:
+        if config.replay.fraction and config.replay.sampling != "uniform":
+            raise ConfigError(
+                "priorities are kept by one learner for one store, a cluster's replay lies in several; use --replay.sampling uniform"
+            )
+        if config.replay.fraction and config.network.memory != "none" and config.replay.state == "refresh":
+            raise ConfigError(
+                "a memory is refreshed by replaying whole episodes in order, which a cluster's replay does not do; "
+                "use --replay.state stored (with --replay.burn-in-steps), or leave out --cluster"
+            )
+    environment, runners = sweep.base.environment, cluster.runners
+    tasks = max(1, len(tasks_of(environment.id)))
+    if runners < 1 or environment.slots % (tasks * runners) * (tasks > 1) or runners > environment.slots:
+        slots = f"{environment.slots} slots" + (f" of {tasks} tasks" if tasks > 1 else "")
+        raise ConfigError(
+            f"{runners} runners cannot share the {slots} of a member; "
+            f"use --cluster-runners {max(1, environment.slots // tasks // 2)} or fewer, or more --environment.slots"
+        )
+    if sweep.base.run.runtime == "serial" and runners > 1:
+        raise ConfigError(
+            f"in lock-step (--runtime serial) a member has one runner, not {runners}; leave out --cluster-runners, or use --runtime local"
+        )
 
 
 @contextlib.contextmanager

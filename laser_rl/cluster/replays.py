@@ -19,6 +19,7 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from laser_rl.checkpoint import Loaded, Mended, SegmentEntry, Streams, write_segment
+from laser_rl.checkpoint.segments import follow
 from laser_rl.cluster.calls import AnswerLost, Backoff, LongPoll, awaited, kill
 from laser_rl.cluster.placement import NodeWatch
 from laser_rl.cluster.shard import ShardClient, ShardPlan, ShardReport
@@ -70,7 +71,7 @@ class ReplayFiles(Segments):
                 gathered = awaited(shard.gather(ids), WHO, str(shard), ANSWER_S)
                 unrolls, number = unpack(self._layout, unseal(self._layout, gathered.encoded)), self._base + self._next
                 if count := len(unrolls.member):
-                    previous = self._streams.follow(number, unrolls, oldest=self._base + self._first)
+                    previous = follow(self._streams, number, unrolls, oldest=self._base + self._first)
                     self.entries.append(write_segment(self._folder, self._layout, number, unrolls, previous))
                     self._next += count
                 self._until[shard.number] = int(ids[-1]) + 1

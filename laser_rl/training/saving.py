@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from laser_rl import checkpoint
-from laser_rl.checkpoint import Loaded, Mended, Salvage, SegmentEntry, Streams, read_segment, write_segment
+from laser_rl.checkpoint import Loaded, Mended, SegmentEntry, Streams, read_segment, write_segment
 from laser_rl.checkpoint.guarded import fitting
+from laser_rl.checkpoint.salvage import salvage
+from laser_rl.checkpoint.segments import follow
 from laser_rl.checkpoint.snapshot import flat, grouped
 from laser_rl.config import Config
 from laser_rl.envs.records import write_spec
@@ -107,7 +109,7 @@ class Segments:
                 first, self.entries = begin, []
             start = begin + len(unrolls.member)
             number = self._base + begin
-            previous = self._streams.follow(number, unrolls, oldest=self._base + first)
+            previous = follow(self._streams, number, unrolls, oldest=self._base + first)
             if len(unrolls.member):
                 self.entries.append(write_segment(self._folder, self._layout, number, unrolls, previous))
         return {"first_id": first, "next_id": last}
@@ -130,20 +132,19 @@ class Segments:
         broken, mended = {entry.name for entry in self.entries} & set(damaged), None
         if broken:
             bounds = {"first_id": self._base + first, "next_id": self._base + end}
-            salvage = Salvage(self._folder, self.entries, broken, self._layout, **bounds)
+            mended, left = salvage(self._folder, self.entries, broken, self._layout, **bounds)
             # New numbers, after all that were ever given: files of older checkpoints keep theirs.
             self.entries = []
             replay.begin_at(end)
-            for block in salvage.unrolls():
+            for block in left:
                 replay.insert(block)
-            mended = salvage.mended
             first, end = end, end + mended.kept
         else:
             replay.begin_at(first)
             for entry in self.entries:
                 for number, block in read_segment(self._folder, entry, self._layout, first_id=self._base + first):
                     replay.insert(block)
-                    self._streams.follow(number, block)
+                    follow(self._streams, number, block)
         if (replay.first_id, replay.next_id) != (first, end):
             raise ConfigError(
                 f"the replay on disk holds unrolls {first} to {end - 1}, but only "

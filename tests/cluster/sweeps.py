@@ -26,7 +26,7 @@ def finished(config, path, cluster=None, **more):
     """Run to the end; on a cluster if one is given."""
     directory = RunDirectory(path, config)
     try:
-        return train(config, directory, sinks=[directory.log], elsewhere=elsewhere(cluster), **more)
+        return train(config, directory, sinks=[directory.log], elsewhere=cluster and elsewhere(cluster), **more)
     finally:
         directory.close()
 

@@ -11,10 +11,10 @@ import pytest
 from laser_rl.cluster import calls, channels, placement
 from laser_rl.cluster.calls import ActorGone, Answer, AnswerLost
 from laser_rl.cluster.channels import LearnerLinks, RemoteLearner, RunnerInbox, SupervisorLink
+from laser_rl.cluster.launch import require_possible
 from laser_rl.cluster.learner_actor import RemoteActor, RemoteBatchSource
 from laser_rl.cluster.placement import KILLED, MOST_A_CORE, SupervisedActor, shares_of
 from laser_rl.cluster.replays import ReplayFiles, ShardFiller
-from laser_rl.cluster.requirements import require_possible
 from laser_rl.cluster.runner import ActorStart, ReplayWriter, RunnerOutbox
 from laser_rl.cluster.shard import ShardPlan
 from laser_rl.config import override
