@@ -133,7 +133,7 @@ def allocate(layout: UnrollLayout, columns: int, *, pin: bool = False, stacked: 
     """A zeroed batch to be filled over and over; its tensors are time-major views [T+1, B, ...] of unroll-major memory.
 
     With `stacked=False` its observation holds the single frames [context + T+1, B, ...]: a quarter of the bytes to gather and to
-    transfer, for `upload`, which stacks on the device.
+    transfer, for `DeviceBatch`, which stacks on the device.
     """
     sizes = shape_of(layout)
     rows, stack = (layout.steps + 1, sizes.stack) if stacked else (sizes.frame_rows, 1)
@@ -156,7 +156,7 @@ def views(layout: UnrollLayout, parts: Parts) -> Batch:
 
 
 def parts_of(layout: UnrollLayout, batch: Batch) -> Parts:
-    """The blocks behind a batch of `allocate` or `upload`; ValueError for any other."""
+    """The blocks behind a batch of `allocate` or `DeviceBatch`; ValueError for any other."""
     sizes, columns = shape_of(layout), batch.online.shape[0]
     rows, frame = batch.observation.shape[0], sizes.frame_bytes
     frame *= sizes.stack if rows == layout.steps + 1 else 1
@@ -234,7 +234,7 @@ class DeviceBatch:
         for block in (*self._parts, self._stacks):
             block.record_stream(stream)
 
-    def copy_from(self, batch: Batch) -> None:
+    def copy_from(self, batch: Batch) -> Batch:
         """On the current stream. From pinned memory this does not wait: keep the batch as it is until the device has caught up."""
         for there, here in zip(self._parts, parts_of(self._layout, batch), strict=True):
             there.copy_(here, non_blocking=True)
@@ -243,13 +243,7 @@ class DeviceBatch:
             offset = sizes.place("is_first")[1]
             is_first = self._parts.records[:, offset : offset + sizes.frame_rows].view(torch.bool)
             stack_into(self._layout, self._parts.frames, is_first, self._stacks)
-
-
-def upload(layout: UnrollLayout, batch: Batch, device: torch.device | str) -> Batch:
-    """A batch of `allocate` on a device, in memory of its own; see `DeviceBatch.copy_from`."""
-    there = DeviceBatch(layout, batch, device)
-    there.copy_from(batch)
-    return there.batch
+        return self.batch
 
 
 def put_packed(layout: UnrollLayout, blocks: Iterable[Packed], batch: Batch, first_column: int) -> None:

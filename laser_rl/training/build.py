@@ -28,7 +28,7 @@ from laser_rl.networks.recurrent import state_size
 from laser_rl.ops.distributions import Family
 from laser_rl.replay.lanes import Lanes
 from laser_rl.replay.memory_estimate import estimate, require_fits
-from laser_rl.replay.memory_layout import allocate, upload
+from laser_rl.replay.memory_layout import allocate
 from laser_rl.replay.mixer import Counts, Mixer, Sampler, UniformSampler
 from laser_rl.replay.prioritised import Prioritised
 from laser_rl.replay.store import Replay
@@ -134,9 +134,10 @@ def _sampler(config: Config, replay: Replay, replayed: int) -> Sampler:
 
 
 def learn(member: Member, batch: Batch, *, progress: float) -> None:
+    """One update from a batch on the learner's device."""
     learner = member.learner
     with nullcontext() if member.ranks is None else member.ranks.updating(learner, progress):
-        learner.update(on_device(member, batch), progress=progress)
+        learner.update(batch, progress=progress)
     if learner.priorities is not None:
         ids, priority = (part.cpu().numpy() for part in learner.priorities)
         member.mixer.prioritise(ids, priority.astype(np.float64))
@@ -171,12 +172,6 @@ def batch_of(member: Member) -> Batch:
     """A batch to be filled over and over; for a GPU in pinned memory and unstacked, a quarter of the bytes to transfer."""
     gpu = member.learner.device.type == "cuda"
     return allocate(member.layout, member.config.loss.batch_unrolls, pin=gpu, stacked=not gpu)
-
-
-def on_device(member: Member, batch: Batch) -> Batch:
-    """The batch on the learner's device. A transfer may still be under way: do not change the batch before the update is done."""
-    device = member.learner.device
-    return batch if batch.online.device.type == device.type else upload(member.layout, batch, device)
 
 
 def slots_of(source: EnvironmentSource) -> int | None:
