@@ -26,7 +26,7 @@ from laser_rl.training.member_group import PinnedBatch
 from laser_rl.training.member_process import PUBLISH_S
 from laser_rl.training.member_training import MemberTraining, evaluate_last
 from laser_rl.training.pbt import Exploit, Standing
-from laser_rl.training.saving import load_learner, parsed, published
+from laser_rl.training.saving import load_published, parsed, published
 from laser_rl.training.stall import Gate, StallWarning
 from laser_rl.training.stop import FINISHED, Stop
 from laser_rl.training.threads import gathered, learn_ahead
@@ -177,14 +177,8 @@ class LearnerActor:
             budget=Budget(member.config.run.budget_minutes, spent_s=start.spent_s),
         )
         self.training.by_clock = self.training.by_clock or not start.in_step
-        # Steps that were made are made, whatever of their learning was lost.
-        state, training = parsed(start.state), self.training
-        load_learner(training, state.tensors, state.numbers)
-        training.steps = max(training.steps, start.steps)
-        self._applied: int = training.notes.get("applied", -1)
-        if training.steps or training.update:
-            training.announce("resumed")
-        self._link.move(training.steps)
+        load_published(self.training, start.state, start.steps)
+        self._link.move(self.training.steps)
         if store is not None:
             self.training.extra["shards"] = store.counters
         self._source = RemoteBatchSource(self.training, self._inbox, actor, self._link, start.slack)
@@ -215,7 +209,7 @@ class LearnerActor:
         self.training.between()
         if self._link.order is not None:
             exploit, [state] = self._link.order
-            if exploit.number > self._applied:
+            if not self.training.has_applied(exploit):
                 who, whom = f"member {self._start.member}", f"the state of member {exploit.donor}"
                 self.copy(exploit, awaited(Answer(state), who, whom))
         if self._publishing.due():
@@ -223,13 +217,11 @@ class LearnerActor:
 
     def copy(self, exploit: Exploit, donor: bytes) -> None:
         self.training.become(exploit, parsed(donor).tensors)
-        self._applied = exploit.number
         self._publish_parameters()
         self.publish()
 
     def publish(self) -> bytes:
         with self._publishing.measured():
-            self.training.notes["applied"] = self._applied
             state = published(self.training)
             self._link.publish(state)
         return state

@@ -15,7 +15,6 @@ from laser_rl.cluster.placement import HeadLost, MemberPlacement, NodeWatch, Sha
 from laser_rl.cluster.replays import Replays
 from laser_rl.cluster.runner import AT_ONCE, ActorStart
 from laser_rl.config import override
-from laser_rl.errors import UserError
 from laser_rl.metrics.rows import Value
 from laser_rl.replay.mixer import Counts
 from laser_rl.training.build_group import build_members, one_layout
@@ -24,6 +23,7 @@ from laser_rl.training.files import command_for
 from laser_rl.training.launch import Around
 from laser_rl.training.member_process import States
 from laser_rl.training.pbt import Exploit, Standing, decide
+from laser_rl.training.process_handle import ProcessDied
 from laser_rl.training.saving import Written, parsed
 from laser_rl.training.settings import ClusterSettings, SweepConfig
 from laser_rl.training.stall import StepBarrier
@@ -201,12 +201,6 @@ def _slack(sweep: SweepConfig, runners: int) -> int:
     return max(steps, (TURNS_AHEAD + 1) * slots, 2 * runners * delivery)
 
 
-class StepLost(UserError):
-    """An actor of a run in lock-step is gone."""
-
-    exit_status = 4
-
-
 class LockStep(ClusterSupervisor):
     """A `ClusterSupervisor` in lock-step: members take turns in the order of a sweep in one process, through the same actors and shards.
 
@@ -252,8 +246,7 @@ class LockStep(ClusterSupervisor):
         if self.pbt is None or self.sweep.pbt is None:
             return
         standing = [one for one, _ in looks]
-        since = [now.episodes - before for now, before in zip(standing, self.pbt.decided_at, strict=True)]
-        if max(since) < self.sweep.pbt.every_episodes:
+        if not self.pbt.is_due([one.episodes for one in standing], self.sweep.pbt):
             return
         exploits = decide(standing, [tuned for _, tuned in looks], self.sweep.pbt, self.pbt)
         donors = {exploit.donor: self._call(exploit.donor, "learner", "publish") for exploit in exploits}
@@ -299,7 +292,7 @@ class LockStep(ClusterSupervisor):
             try:
                 return awaited(answer, "the sweep in lock-step", f"the {who} of member {member} to {method}", STEP_S)
             except AnswerLost as error:
-                raise StepLost(
+                raise ProcessDied(
                     f"the {who} of member {member} is gone ({error}); in lock-step nothing is replaced: go on from the last checkpoint "
                     f"with: {command_for('resume', self.directory.path)}"
                 ) from None

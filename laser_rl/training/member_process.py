@@ -29,7 +29,7 @@ from laser_rl.training.launch import run
 from laser_rl.training.member_training import Locks, MemberTraining, held
 from laser_rl.training.pbt import Exploit, exploit_of
 from laser_rl.training.process_handle import shared_memory
-from laser_rl.training.saving import load_learner, parsed, published
+from laser_rl.training.saving import load_published, parsed, published
 from laser_rl.training.settings import settings_from
 from laser_rl.training.stall import StallWarning
 from laser_rl.training.trainer import Trainer
@@ -160,7 +160,6 @@ class ProcessTrainer(Trainer):
                 settle()
                 for training, exploit, donor in copies:
                     training.become(exploit, parsed(donor).tensors)
-                    training.notes["applied"] = exploit.number
                 self.save()
 
     def _listen(self) -> None:
@@ -175,7 +174,7 @@ class ProcessTrainer(Trainer):
         for training in self.trainings:
             order = self._orders.get(training.member.number)
             exploit = None if order is None else exploit_of(json.loads(order))
-            if exploit is not None and exploit.number > training.notes.get("applied", -1):
+            if exploit is not None and not training.has_applied(exploit):
                 donor = self.board.get(exploit.donor)
                 found += [] if donor is None else [(training, exploit, donor)]
         return found
@@ -186,16 +185,12 @@ class ProcessTrainer(Trainer):
                 self.board.put(training.member.number, published(training))
 
     def go_on(self) -> None:
-        """Load the newest states of the members here, and reset all environments; steps that were made are made, whatever was learned."""
+        """Load the newest states of the members here, and reset all environments."""
         for place, training in enumerate(self.trainings):
             data, made = self.board.get(training.member.number), int(self.board.steps[training.member.number])
-            if data is None:
-                continue
-            load_learner(training, *parsed(data))
-            training.steps = max(training.steps, made)
-            if training.steps or training.update:
-                training.announce("resumed")
-            self.pace.move(place, training.steps)
+            if data is not None:
+                load_published(training, data, made)
+                self.pace.move(place, training.steps)
         stores = [member.replay for member in self.group.members]
         written = {number for store in stores if store is not None for number in store.composition()}
         self.group.begin(recorded=any(member.number in written for member in self.group.members))

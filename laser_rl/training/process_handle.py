@@ -30,7 +30,7 @@ ENTRY = (
 
 
 class ProcessDied(UserError):
-    """A process of the sweep dies again and again."""
+    """A process of the sweep is gone, and is not replaced: it dies again and again, or members act in lock-step."""
 
     exit_status = 4
 

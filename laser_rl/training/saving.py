@@ -75,6 +75,14 @@ def published(training: MemberTraining) -> bytes:
     return packed(member_state(training))
 
 
+def load_published(training: MemberTraining, data: bytes, made: int) -> None:
+    """Go on from a published state. Steps that were `made` since are made, whatever of their learning was lost."""
+    load_learner(training, *parsed(data))
+    training.steps = max(training.steps, made)
+    if training.steps or training.update:
+        training.announce("resumed")
+
+
 def packed(state: MemberState) -> bytes:
     """A member's state for other processes: all but its actor and the unrolls that wait for an update."""
     tensors = {**state.tensors, "mixer": {name: array[:0] for name, array in state.tensors["mixer"].items()}}

@@ -157,9 +157,6 @@ class SweepSupervisor(Run, ABC):
             training.steps = int(self._states.steps[number])
         self._ended = all(ended)
 
-    def _applied(self, exploit: Exploit) -> bool:
-        return exploit.number <= self.trainings[exploit.member].notes.get("applied", -1)
-
     def _exploit(self) -> None:
         """Decide on what is published, and see to it that what was decided is done: a member that was killed is told again."""
         if self.pbt is None or self.stop.reason is not None:
@@ -300,8 +297,7 @@ class ProcessSupervisor(SweepSupervisor):
     def _relieve(self) -> None:
         """Name a process that blocks the others, and kill it in the end; also while this process waits for a replay's lock itself."""
         limit_s = REPLACE_S if self.stop.reason is None else HASTE_S
-        holders = [store.lock.holder() for store in self.stores if isinstance(store.lock, SharedLock)]
-        taken = {holder.pid: holder.taken for holder in holders if holder is not None}
+        taken = dict(store.lock.holder() for store in self.stores if isinstance(store.lock, SharedLock))
         before, self._blocking = self._blocking, {}
         for process in self.processes:
             pid, stopped = process.pid, process.stopped

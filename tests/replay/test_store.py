@@ -14,7 +14,17 @@ from laser_rl.replay.memory_estimate import estimate
 from laser_rl.replay.memory_layout import DeviceBatch, allocate, pack, put_packed
 from laser_rl.replay.store import Evicted, Replay
 from laser_rl.types import UnrollLayout
-from tests.replay.inputs import LAYOUTS, PICTURE, STACKED, VECTOR, assert_column, assert_same, numbered, take
+from tests.replay.inputs import (
+    LAYOUTS,
+    PICTURE,
+    STACKED,
+    VECTOR,
+    assert_column,
+    assert_same,
+    compressed_bytes,
+    numbered,
+    take,
+)
 
 CODECS = ["raw", "zstd"]
 layouts = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{layout.observation_shape}x{layout.stack}")
@@ -115,7 +125,7 @@ def test_first_in_first_out_by_bytes(numbers, budget, chunk):
                 model.popleft()
         held = [i for i, _ in model]
         assert (store.first_id, len(store)) == (held[0], len(held))
-        assert store.compressed_bytes == sum(size for _, size in model) <= budget
+        assert compressed_bytes(store) == sum(size for _, size in model) <= budget
         assert_same(store.export(np.array(held)), take(unrolls, held))
 
 
