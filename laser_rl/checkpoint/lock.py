@@ -34,10 +34,8 @@ class Owner:
 class RunLock(AbstractContextManager["RunLock"]):
     """Owns a run directory until `release` or the end of the process."""
 
-    def __init__(self, run_dir: str | Path) -> None:
-        path = Path(run_dir) / NAME
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._handle: int | None = _acquire(path)
+    def __init__(self, run_dir: Path) -> None:
+        self._handle: int | None = _acquire(run_dir / NAME)
         _held.add(self)
 
     def release(self) -> None:
@@ -69,11 +67,10 @@ def _leave_all() -> None:
 os.register_at_fork(after_in_child=_leave_all)
 
 
-def owner(run_dir: str | Path) -> Owner | None:
+def owner(run_dir: Path) -> Owner | None:
     """The process that owns a run directory, for those who only read it; None if the kernel says that no process does."""
-    path = Path(run_dir) / NAME
     try:
-        with disk.open_regular(path) as file:
+        with disk.open_regular(run_dir / NAME) as file:
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 return None

@@ -22,6 +22,7 @@ from laser_rl.errors import ConfigError, MissingExtra
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.evaluate import Result
 from laser_rl.training.launch import Around, Elsewhere
+from laser_rl.training.process_handle import end_at_once
 from laser_rl.training.settings import ClusterSettings, SweepConfig
 from laser_rl.training.supervisor import require_by_name
 
@@ -113,20 +114,13 @@ def joined(address: str) -> Iterator[None]:
         # Ray would wait a minute for a head that is gone, and then crash this process. It also crashes an interpreter that ends, so
         # that our exit status would be lost; that is why the end is cut short.
         atexit.unregister(library.shutdown)
-        atexit.register(_end_at_once)
+        atexit.register(end_at_once, HeadLost.exit_status)
         raise
     finally:
         if not isinstance(sys.exception(), HeadLost):
             library.shutdown()
         if guard is not None:
             guard.close()
-
-
-def _end_at_once() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(HeadLost.exit_status)
 
 
 def _authenticate() -> bool:

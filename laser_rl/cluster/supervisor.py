@@ -82,13 +82,11 @@ class ClusterSupervisor(SweepSupervisor):
         return shares_of(cpus, gpus, members=self.known.members, runners=run.runners, device=device)
 
     def _start(self, member: int) -> ActorStart:
-        state = self.known.get(member)
-        assert state is not None  # noqa: S101 - all are there before an actor is started
         return replace(
             self._run,
             member=member,
             steps=int(self.known.steps[member]),
-            state=state,
+            state=self.known.get(member),
             spent_s=self.budget.spent_s,
             shards=None if self.replays is None else self.links.shards[member],
         )
@@ -102,9 +100,9 @@ class ClusterSupervisor(SweepSupervisor):
         for place in self.placements:
             for what, with_updates in place.look(int(self.known.steps[place.member])):
                 values: dict[str, Value] = {}
-                if with_updates and (state := self.known.get(place.member)) is not None:
-                    since = int(self._updates[place.member]) - parsed(state).numbers["learner"]["version"]
-                    values["updates"] = max(0, since)
+                if with_updates:
+                    known = parsed(self.known.get(place.member)).numbers["learner"]["version"]
+                    values["updates"] = max(0, int(self._updates[place.member]) - known)
                 self._report_lost(what, values)
         self._look_at_shards()
         self._make_room()

@@ -26,7 +26,6 @@ Ids = NDArray[np.int64]
 Codec = Literal["raw", "zstd"]
 # More fields of a record: zero in the store, set in a batch.
 ONLINE, CARRIED, WEIGHT, ID = "online", "carried", "weight", "id"
-STATE = "state"
 OF_BATCH = {ONLINE: "bool", CARRIED: "bool", WEIGHT: "float32", ID: "int64"}
 ALIGNMENT = 64  # of a record: a cache line; every field starts at a multiple of 8 so that it can be viewed as its type
 FIELD_ALIGNMENT = 8
@@ -150,7 +149,7 @@ def views(layout: UnrollLayout, parts: Parts) -> Batch:
         dtype, offset = sizes.place(name)
         raw = parts.records[:, offset : offset + dtype.itemsize]
         field = raw.view(_torch_type(dtype.base)).reshape(columns, *dtype.shape)
-        fields[name] = field.transpose(0, 1) if dtype.shape and name != STATE else field  # a state has no rows
+        fields[name] = field.transpose(0, 1) if dtype.shape and name != "state" else field  # a state has no rows
     fields["is_first"] = fields["is_first"][layout.context :]
     return Batch(**fields)
 

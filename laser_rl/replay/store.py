@@ -117,7 +117,6 @@ class _Ring:
         return after if after + size <= len(self._room.blocks) else 0
 
     def _settle(self) -> None:
-        """Make again what a writer left half done."""
         if not self._count[UNSETTLED]:
             return
         self._count[NEXT] = max(self._count[NEXT], self._count[FIRST])  # it was in `begin_at`

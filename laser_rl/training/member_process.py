@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import cuda
 
 from laser_rl.envs.records import carve, size_of
-from laser_rl.gpu_streams import wait_for
+from laser_rl.gpu_streams import marked, wait_for
 from laser_rl.metrics.log import MetricsLog
 from laser_rl.replay.shared import Handle
 from laser_rl.replay.store import Replay
@@ -50,8 +49,9 @@ class States:
         self.members, self.steps = members, np.zeros(members, np.int64)
         self._newest: dict[int, bytes] = {}
 
-    def get(self, member: int) -> bytes | None:
-        return self._newest.get(member)
+    def get(self, member: int) -> bytes:
+        """Nothing, if none was published."""
+        return self._newest.get(member, b"")
 
     def put(self, member: int, data: bytes) -> None:
         self._newest[member] = data
@@ -88,11 +88,11 @@ class SharedStateStore(States):
         self._length[member, place], self._checksum[member, place] = len(data), zlib.crc32(data)
         self._current[member] += 1  # last: until here the old one counts
 
-    def get(self, member: int) -> bytes | None:
+    def get(self, member: int) -> bytes:
         for _ in range(TRIES):
             current = int(self._current[member])
             if not current:
-                return None
+                return b""
             place = current % 2
             data = self._boxes[member, place, : int(self._length[member, place])].tobytes()
             # Two newer ones while we read would have gone over this one.
@@ -119,9 +119,7 @@ class GpuSemaphore:
         try:
             yield
             if device.type == "cuda":
-                event = cuda.Event()  # type: ignore[no-untyped-call]
-                event.record(cuda.current_stream(device))
-                wait_for(event, "a learner", "its update on the card")
+                wait_for(marked(device), "a learner", "its update on the card")
         finally:
             fcntl.lockf(self.handle, fcntl.LOCK_UN, 1, place)
 
@@ -173,10 +171,8 @@ class ProcessTrainer(Trainer):
         self._looked, found = time.monotonic(), []
         for training in self.trainings:
             order = self._orders.get(training.member.number)
-            exploit = None if order is None else exploit_of(json.loads(order))
-            if exploit is not None and not training.has_applied(exploit):
-                donor = self.board.get(exploit.donor)
-                found += [] if donor is None else [(training, exploit, donor)]
+            if order and not training.has_applied(exploit := exploit_of(json.loads(order))):
+                found.append((training, exploit, self.board.get(exploit.donor)))
         return found
 
     def save(self, *, last: bool = True) -> None:
@@ -188,7 +184,7 @@ class ProcessTrainer(Trainer):
         """Load the newest states of the members here, and reset all environments."""
         for place, training in enumerate(self.trainings):
             data, made = self.board.get(training.member.number), int(self.board.steps[training.member.number])
-            if data is not None:
+            if data:
                 load_published(training, data, made)
                 self.pace.move(place, training.steps)
         stores = [member.replay for member in self.group.members]

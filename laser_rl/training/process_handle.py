@@ -75,10 +75,14 @@ def run_child(module: str, start: int) -> NoReturn:
     except (UserError, TimeoutError) as error:  # a TimeoutError names the lock or the member that blocked this one
         print(f"laser: {error}", file=sys.stderr)
         status = ENVIRONMENT_ENDED if isinstance(error, EnvironmentEnded) else getattr(error, "exit_status", 1)
+    # All is closed. What Python takes apart on its way out takes seconds, and may wait for processes that are gone.
+    end_at_once(status)
+
+
+def end_at_once(status: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # the parent may be gone
             stream.flush()
-    # All is closed. What Python takes apart on its way out takes seconds, and may wait for processes that are gone.
     os._exit(status)
 
 

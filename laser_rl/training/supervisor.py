@@ -142,16 +142,11 @@ class SweepSupervisor(Run, ABC):
         if due:
             self.save(last=False)
 
-    def _state(self, number: int) -> MemberState:
-        data = self._states.get(number)
-        assert data is not None  # noqa: S101 - all are there before any member is started
-        return parsed(data)
-
     def _load_published(self) -> None:
         """Load what is published into the copies, one by one: large states are not held together."""
         ended = []
         for number, training in enumerate(self.trainings):
-            state = self._state(number)
+            state = parsed(self._states.get(number))
             ended.append(has_ended(state.numbers["training"]))
             load_learner(training, state.tensors, state.numbers)
             training.steps = int(self._states.steps[number])
@@ -195,7 +190,7 @@ class SweepSupervisor(Run, ABC):
 
     def _checkpoint(self) -> Path:
         """A checkpoint of what is published; open episodes and unrolls under way are not in it."""
-        states = [self._state(number) for number in range(self._states.members)]
+        states = [parsed(self._states.get(number)) for number in range(self._states.members)]
         for number, state in enumerate(states):
             state.numbers["training"]["steps"] = int(self._states.steps[number])
         return self.directory.write(self, states, self._write_replays, {})
