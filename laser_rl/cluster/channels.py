@@ -1,12 +1,10 @@
 """The two channels of a learner: to its runners, and to the supervisor.
 
-Runners call their learner: deliveries go one way, parameters and the reason to stop the other. A runner's call waits in the learner's actor
-until there is something to say (`LongPoll`), and to look whether the answer has come costs no call. With `in_step` a runner calls at every
-look instead, which is as new as can be: for lock-step, where runs are compared bit by bit.
+Runners call their learner (`LongPoll`): deliveries go one way, parameters and the reason to stop the other. With `in_step` a runner calls
+at every look instead, which is as new as can be: for lock-step, where runs are compared bit by bit.
 
-The supervisor calls every learner: rows, steps and states go one way; others' steps, orders, shards and the reason to stop the other. One
-call waits with every learner (`SupervisorLink.exchange`), which answers when it has news. No file system is shared: the supervisor writes
-the run directory. A learner that is killed loses what it has not told yet, some hundredths of a second of rows.
+The supervisor calls every learner (`SupervisorLink.exchange`): rows, steps and states go one way; others' steps, orders, shards and the
+reason to stop the other. A learner that is killed loses what it has not told yet, some hundredths of a second of rows.
 """
 
 import logging

@@ -250,8 +250,8 @@ class Replays:
         return [files.write() for files in self._files], self._directory.segments()
 
     def fill(self, loaded: Loaded) -> Mended | None:
-        fillers, ids = self._fillers(), loaded.state["replays"][: len(self._files)]
-        mended = fill_stores(loaded, list(zip(self._files, cast("list[Replay]", fillers), ids, strict=True)))
+        fillers = self._fillers()
+        mended = fill_stores(loaded, list(zip(self._files, cast("list[Replay]", fillers), strict=True)))
         for files, filler in zip(self._files, fillers, strict=True):
             files.reached(filler)
         return mended

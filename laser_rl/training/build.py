@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
@@ -116,20 +116,19 @@ def build_mixer(config: Config, layout: UnrollLayout, replay: Replay | None) -> 
         sampler=None if replay is None else _sampler(config, replay, counts.replayed),
         new_unrolls_per_update=config.loss.new_unrolls_per_update or None,
         min_unrolls=max(1, -(-config.replay.warmup_steps // layout.steps)),
+        zero_state=config.replay.state == "zero",
     )
 
 
 def _sampler(config: Config, replay: Replay, replayed: int) -> Sampler:
     settings, refresh = config.replay, config.network.memory != "none" and config.replay.state == "refresh"
-    state: Literal["stored", "zero"] = "zero" if settings.state == "zero" else "stored"
     if settings.sampling == "uniform":
-        return Lanes(replay, replayed) if refresh else UniformSampler(replay, state=state)
+        return Lanes(replay, replayed) if refresh else UniformSampler(replay)
     return Prioritised(
         replay,
         exponent=settings.priority_exponent,
         importance_exponent=settings.importance_exponent,
         uniform_share=settings.priority_uniform_share,
-        state=state,
     )
 
 

@@ -170,10 +170,10 @@ def _exported(replay: Replay, begin: int, end: int) -> tuple[int, Unrolls]:
     raise outrun(replay)
 
 
-def fill_stores(loaded: Loaded, stores: Sequence[tuple[Segments, Replay, Mapping[str, int]]]) -> Mended | None:
+def fill_stores(loaded: Loaded, stores: Sequence[tuple[Segments, Replay]]) -> Mended | None:
     """Load the replays of a checkpoint; of damaged ones what can be read, with a warning that names what is lost."""
-    names = {problem.path.name for problem in loaded.damaged}
-    found = [files.fill(replay, loaded.segments, ids, names) for files, replay, ids in stores]
+    names, ids = {problem.path.name for problem in loaded.damaged}, loaded.state["replays"]
+    found = [files.fill(replay, loaded.segments, ids[at], names) for at, (files, replay) in enumerate(stores)]
     mended = [one for one in found if one is not None]
     if not mended:
         return None

@@ -95,10 +95,10 @@ class SweepSupervisor(Run, ABC):
         time.sleep(LOOK_S)
 
     def _write_replays(self) -> Written:
-        return self.directory.write_stores(self.stores, self.members[0].layout)
+        return self.directory.write_stores(self.stores)
 
     def _fill_replays(self, loaded: Loaded) -> Mended | None:
-        return self.directory.fill(self.stores, self.members[0].layout, loaded)
+        return self.directory.fill(self.stores, loaded)
 
     def _warm_start(self) -> None:
         for store in self.stores:
