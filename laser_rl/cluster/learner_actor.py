@@ -15,14 +15,11 @@ from laser_rl.cluster.channels import RUNNERS, SUPERVISOR, News, RemoteDelivery,
 from laser_rl.cluster.runner import ActorEnded, ActorStart, ended
 from laser_rl.cluster.shard import ShardClient
 from laser_rl.cluster.sharded import AHEAD, Emptied, ShardedReplay
-from laser_rl.envs.records import EnvironmentSpec
-from laser_rl.gpu_streams import own_stream
 from laser_rl.replay.prefetcher import Exhausted
 from laser_rl.replay.store import Replay
 from laser_rl.training.budget import Budget, DutyCycle
-from laser_rl.training.build import learn
 from laser_rl.training.build_group import build_members
-from laser_rl.training.member_group import PinnedBatch
+from laser_rl.training.member_group import MemberGroup
 from laser_rl.training.member_process import PUBLISH_S
 from laser_rl.training.member_training import MemberTraining, evaluate_last
 from laser_rl.training.pbt import Exploit, Standing
@@ -47,8 +44,8 @@ EMPTY_S = 5.0  # with every shard lost; then new unrolls have to be taken, so th
 class RemoteActor:
     """In place of the `Actor` of a member whose runners are elsewhere, and of its environments: only what a learner asks of them."""
 
-    def __init__(self, spec: EnvironmentSpec, member: int) -> None:
-        self.spec, self.member, self.environments = spec, np.array([member]), self
+    def __init__(self, member: int) -> None:
+        self.member, self.environments = np.array([member]), self
         self.faults: Counter[str] = Counter()  # that the environments survived, since this learner began
 
     def counters(self, slots: NDArray[np.int64] | None = None) -> Mapping[str, int]:
@@ -167,7 +164,7 @@ class LearnerActor:
         [member] = build_members(start.sweep, numbers=[start.member], stores=stores)
         if not start.in_step:
             torch.set_num_threads(max(1, min(torch.get_num_threads(), start.threads)))
-        actor = RemoteActor(member.spec, start.member)
+        actor = RemoteActor(start.member)
         member.actor = cast("Actor", actor)
         self.training = MemberTraining(
             member,
@@ -184,7 +181,7 @@ class LearnerActor:
         self._source = RemoteBatchSource(self.training, self._inbox, actor, self._link, start.slack)
         self._publish_parameters()
         self._publishing = DutyCycle(PUBLISH_S, share=PUBLISH_SHARE, most_s=PUBLISH_MOST_S)
-        self._batch: PinnedBatch | None = None
+        self._group = MemberGroup([member])  # for lock-step
 
     def _publish_parameters(self) -> None:
         learner = self.training.member.learner
@@ -246,12 +243,8 @@ class LearnerActor:
         return self.training.steps
 
     def learn(self) -> None:
-        member = self.training.member
-        while member.mixer.ready():
-            self._batch = self._batch or PinnedBatch.of(member, own_stream(member.learner.device, "uploading"))
-            self._batch.fill(member.mixer.fill)
-            with self._batch.read() as batch:
-                learn(member, batch, progress=self.training.progress)
+        while places := self._group.ready():
+            self._group.learn(places, [self.training.progress])
             self._publish_parameters()
             self.training.learned()
 

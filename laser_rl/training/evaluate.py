@@ -105,18 +105,20 @@ def trained_of(member: build.Member, steps: int) -> Trained:
 
 def load_trained(run_dir: Path, member: str | int | None = None) -> Trained:
     """What the newest checkpoint of a run or of a sweep holds for a `chosen_member`; no replay is loaded."""
-    number = chosen_member(run_dir, member)
-    # Played where we are, not where it was trained.
-    return trained_from(newest(run_dir), read_sweep(run_dir).configs[number or 0], number, build.device_of("auto"))
-
-
-def newest(run_dir: Path) -> Loaded:
-    loaded = checkpoint.latest(run_dir, replay="unread")
+    number, loaded = chosen_member(run_dir, member), checkpoint.latest(run_dir, replay="unread")
     if loaded is None:
         raise ConfigError(
             f"{run_dir} holds no checkpoint yet; '{command_for('resume', run_dir)}' goes on until it does"
         )
-    return loaded
+    config, spec = read_sweep(run_dir).configs[number or 0], spec_in(loaded, number)
+    network = build.seeded_network(config, spec, None).to(
+        build.device_of("auto")
+    )  # played here, wherever it was trained
+    with fitting(loaded.path):
+        load_network(network, grouped(loaded.tensors[member_name(number or 0)])["network"])
+    require_finite(loaded.path, network)
+    torch.set_num_threads(build.threads_of(config, network))
+    return Trained(network, config, spec, config.environment.id, loaded.step)
 
 
 def spec_of(source: build.EnvironmentSource, config: Config) -> EnvironmentSpec:
@@ -130,16 +132,6 @@ def spec_in(loaded: Loaded, number: int | None) -> EnvironmentSpec:
     """What the environment looks like, as a checkpoint says it: it is not opened."""
     with fitting(loaded.path):
         return read_spec(loaded.state["members"][number or 0]["spec"].encode())
-
-
-def trained_from(loaded: Loaded, config: Config, number: int | None, device: torch.device) -> Trained:
-    spec = spec_in(loaded, number)
-    network = build.seeded_network(config, spec, None).to(device)
-    with fitting(loaded.path):
-        load_network(network, grouped(loaded.tensors[member_name(number or 0)])["network"])
-    require_finite(loaded.path, network)
-    torch.set_num_threads(build.threads_of(config, network))
-    return Trained(network, config, spec, config.environment.id, loaded.step)
 
 
 def require_finite(path: Path, network: AgentNetwork) -> None:

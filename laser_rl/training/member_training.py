@@ -146,7 +146,7 @@ class MemberTraining:
             self.stop.request(FINISHED)
 
     def _ended(self, episode: Episode) -> None:
-        spec = self.member.environments.spec
+        spec = self.member.spec
         task = spec.task_of(episode.slot)
         self.window.add(episode.raw_return, task)
         values = {"return": episode.raw_return, "length": episode.length, "slot": episode.slot}
