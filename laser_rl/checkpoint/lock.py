@@ -19,7 +19,6 @@ from laser_rl import disk
 from laser_rl.errors import ConfigError
 
 NAME = "run.lock"
-_LIMIT = 4096
 _PATIENCE_S, _PAUSE_S = 0.3, 0.01  # `owner` holds the lock for an instant
 
 
@@ -74,7 +73,7 @@ def owner(run_dir: Path) -> Owner | None:
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 return None
-            return _owner_in(file.read(_LIMIT))
+            return _owner_in(file.read(4096))
     except OSError:
         return None
 

@@ -35,7 +35,6 @@ PUBLISH_SHARE, PUBLISH_MOST_S = 0.002, 60.0
 # Parameters likewise: a version costs object store and runners as much again. IMPALA's actors fetch once an unroll; an unroll
 # of Pong takes half a second, one of CartPole less than PARAMETERS_S: its runners act with older parameters. V-trace corrects that.
 PARAMETERS_S, PARAMETERS_SHARE, PARAMETERS_MOST_S = 0.1, 0.015, 0.5
-TAKE_S = 0.1
 IN_STEP_S = 600.0  # for the delivery of a step in lock-step
 PACED_S = 0.005  # between two looks at the others' steps
 EMPTY_S = 5.0  # with every shard lost; then new unrolls have to be taken, so that runners make more
@@ -104,7 +103,7 @@ class RemoteBatchSource:
                     self._training.member.mixer.fill(batch)
             except Emptied:
                 # Its online unrolls are used up. Runners wait for us to take some, and the replay for the runners.
-                while not self.ready(TAKE_S):
+                while not self.ready(0.1):
                     pass
             else:
                 return

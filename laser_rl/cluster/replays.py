@@ -38,7 +38,6 @@ log = logging.getLogger("laser_rl.training")
 STEADY_S = 60.0  # a shard that dies sooner than this may do so again: too little memory, a node that is going
 NUMBERS = 10_000  # of shards, that each of several stores has to itself
 AT_ONCE = 1024  # unrolls in a segment; they are held uncompressed while it is written
-INSERT_S = 600.0
 WHO = "the checkpoint"
 
 
@@ -119,7 +118,7 @@ class ShardFiller:
                 at = (part + self._turn) % len(self._shards)
                 encoded = seal(pack(self.layout, Unrolls(*(field[rows] for field in unrolls))), self._codec)
                 answer = self._shards[at].insert("checkpoint", self._turn, encoded)
-                awaited(answer, WHO, f"{self._shards[at]} to take {len(rows)} unrolls", INSERT_S)
+                awaited(answer, WHO, f"{self._shards[at]} to take {len(rows)} unrolls", timeout_s=600.0)
         self._turn += 1
         self.next_id += len(unrolls.member)
 

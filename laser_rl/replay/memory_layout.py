@@ -28,7 +28,6 @@ Codec = Literal["raw", "zstd"]
 ONLINE, CARRIED, WEIGHT, ID = "online", "carried", "weight", "id"
 OF_BATCH = {ONLINE: "bool", CARRIED: "bool", WEIGHT: "float32", ID: "int64"}
 ALIGNMENT = 64  # of a record: a cache line; every field starts at a multiple of 8 so that it can be viewed as its type
-FIELD_ALIGNMENT = 8
 
 
 class Shape(NamedTuple):
@@ -88,7 +87,7 @@ def shape_of(layout: UnrollLayout) -> Shape:
         names.append(name)
         formats.append((np.dtype(dtype), shape))
         offsets.append(at)
-        at = _up(at + prod(shape) * np.dtype(dtype).itemsize, FIELD_ALIGNMENT)
+        at = _up(at + prod(shape) * np.dtype(dtype).itemsize, 8)
     record = np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": _up(at, ALIGNMENT)})
     (rows, *observation), dtype = layout.fields()["observation"]
     return Shape(record, prod(observation) * np.dtype(dtype).itemsize, rows, layout.stack)

@@ -32,7 +32,6 @@ FORMAT = 1
 Frame = NDArray[np.uint8]  # [height, width, 3]
 MOST_FRAMES, FRAMES_PER_SECOND = 1800, 30  # of a short film: a minute
 GIF_FRAMES = 3000
-_FFMPEG_S = 60.0
 
 
 class FilmFailed(UserError):
@@ -183,7 +182,7 @@ def _write_mp4(path: Path, frames: Iterator[Frame], frames_per_second: float) ->
             except BrokenPipeError:  # its status tells
                 break
         with contextlib.suppress(subprocess.TimeoutExpired):
-            ffmpeg.communicate(timeout=_FFMPEG_S)
+            ffmpeg.communicate(timeout=60.0)
     finally:
         ffmpeg.kill()
         ffmpeg.communicate()

@@ -35,7 +35,6 @@ from laser_rl.training.trainer import Trainer
 from laser_rl.types import UnrollLayout
 
 LOOK_S = 0.05
-TRIES = 100
 TAKE_S = 1e-4  # between two looks for a place
 PUBLISH_S = 1.0  # so much of a member's learning is lost if its process is killed; with large networks more:
 # these are published more seldom, so that it takes no more of the time than this.
@@ -89,7 +88,7 @@ class SharedStateStore(States):
         self._current[member] += 1  # last: until here the old one counts
 
     def get(self, member: int) -> bytes:
-        for _ in range(TRIES):
+        for _ in range(100):
             current = int(self._current[member])
             if not current:
                 return b""

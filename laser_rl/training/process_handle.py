@@ -17,7 +17,6 @@ from laser_rl.errors import ConfigError, EnvironmentEnded, UserError
 from laser_rl.training.stop import deaf
 
 log = logging.getLogger("laser_rl.training")
-KILL_S = 30.0
 MOST_RESTARTS = 5  # without a step of its members in between
 ENVIRONMENT_ENDED = 6  # the status of a process whose environment asked the program to end
 IN_VAIN = frozenset({0, ConfigError.exit_status, ENVIRONMENT_ENDED})  # another start would end in the same way
@@ -90,7 +89,7 @@ def kill_tree(process: "subprocess.Popen[bytes]") -> None:
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-    process.wait(KILL_S)
+    process.wait(30.0)
 
 
 class ProcessHandle:
