@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from laser_rl.cluster.calls import Answer, AnswerLost, LongPoll, awaited, ray
@@ -157,12 +156,8 @@ class RemoteLearner:
                 parameters = awaited(Answer(parameters[0]), WHO, "parameters from its learner")
             except (AnswerLost, TimeoutError):  # its learner has died, and took it along
                 return newer_than
-        # Into memory on a CPU without a copy in between, and without torch's warning of a read-only array.
-        with torch.no_grad():
-            if into.device.type == "cpu" and into.is_contiguous():
-                into.detach().numpy()[...] = parameters
-            else:
-                into.copy_(torch.tensor(parameters))
+        # By NumPy (a runner acts on a CPU): without a copy in between, and without torch's warning of a read-only array.
+        into.detach().numpy()[...] = parameters
         return version
 
     def shards(self) -> Sequence[ShardClient]:

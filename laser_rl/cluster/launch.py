@@ -42,7 +42,6 @@ def require_ray() -> None:
 
 
 def on_cluster(cluster: ClusterSettings) -> Elsewhere:
-    """For `launch.train`: run on this cluster."""
     return partial(run_cluster, cluster)
 
 
@@ -136,7 +135,6 @@ def _authenticate() -> bool:
 
 
 def _connect(library: Any, address: str, *, own_token: bool) -> ProcessGuard | None:
-    """Join a cluster, or start one; the guard of one that was started."""
     # Ray starts its actors with a niceness of 15, so that anything else on the machine would go before them. Deliveries have
     # some 150 KB; by way of the object store, as Ray sends all above 100, they cost several calls more. Heard by a new cluster only.
     os.environ.setdefault("RAY_worker_niceness", "0")

@@ -66,7 +66,6 @@ class RemoteBatchSource:
         self._waiting = StallWarning(f"the learner of member {training.member.number}", "")
 
     def ready(self, timeout_s: float) -> bool:
-        """True if a batch can be filled, after waiting so long for unrolls at most."""
         mixer = self._training.member.mixer
         with self._lock:
             if mixer.ready():

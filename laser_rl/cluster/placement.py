@@ -38,7 +38,6 @@ class NodeWatch:
         threading.Thread(target=self._run, name="nodes", daemon=True).start()
 
     def nodes(self) -> Sequence[str]:
-        """Their ids, in an order that stays."""
         return [node["NodeID"] for node in self._found]
 
     def resource(self, name: str) -> list[float]:

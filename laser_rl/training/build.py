@@ -205,7 +205,6 @@ def layout_of(spec: EnvironmentSpec, family: Family, config: Config) -> UnrollLa
 
 
 def build_replay(config: Config, layout: UnrollLayout, *, shared: bool = False) -> Replay | None:
-    """Refused beforehand if it does not fit into memory."""
     if not Counts.of(config.loss.batch_unrolls, config.replay.fraction).replayed:
         return None
     capacity, budget = config.replay.capacity_steps, config.replay.budget_bytes

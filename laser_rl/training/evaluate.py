@@ -208,7 +208,7 @@ class MemberResult(Trained):
 
 @dataclass(frozen=True)
 class Result:
-    """How a run of one agent, or a sweep, ended."""
+    """How a run of one agent, or a sweep, ended: `steps` of the slowest member, `updates` of all together."""
 
     members: tuple[MemberResult, ...]
     exploits: tuple[Exploit, ...]
@@ -217,12 +217,10 @@ class Result:
 
     @property
     def steps(self) -> int:
-        """Of the slowest member."""
         return min(member.steps for member in self.members)
 
     @property
     def updates(self) -> int:
-        """Of all members together."""
         return sum(member.updates for member in self.members)
 
     def best(self) -> MemberResult:

@@ -119,7 +119,6 @@ def _play(
     stride: int,
     most_frames: float,
 ) -> Iterator[Frame]:
-    """The pictures of an episode; `went` is kept up to date."""
     if trained.spec.observation.mask and not in_space(env.observation_space):
         env = MaskInObservation(env)
     spec, (sees, acts) = spec_of(env.observation_space, env.action_space, trained.environment.id)

@@ -277,10 +277,9 @@ class Trainer(Run):
         self._survey(last=True)
 
     def _survey(self, *, last: bool = False) -> None:
-        """Write a row about all members, if one is due; on a GPU, where no two runs are equal, also by the clock."""
         since = self.updates - self._surveyed
         enough = since >= (1 if last else self.settings.base.run.log_every_updates * len(self.trainings))
-        on_gpu = self.group.members[0].learner.device.type == "cuda"
+        on_gpu = self.group.members[0].learner.device.type == "cuda"  # no two runs are equal there: also by the clock
         if self._surveys and (enough or (on_gpu and since and self._survey_clock.due())):
             self._surveyed = self.updates
             with self._survey_clock.measured():
