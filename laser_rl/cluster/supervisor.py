@@ -37,6 +37,8 @@ LOOK_S, STEP_S = 0.2, 600.0
 class ClusterSupervisor(SweepSupervisor):
     """The supervisor's view of a sweep on a cluster that has been joined; see `SweepSupervisor` for the arguments."""
 
+    _look_s = LOOK_S
+
     def __init__(
         self, sweep: SweepConfig, directory: RunDirectory, cluster: ClusterSettings, **around: Unpack[Around]
     ) -> None:
@@ -90,9 +92,6 @@ class ClusterSupervisor(SweepSupervisor):
             spent_s=self.budget.spent_s,
             shards=None if self.replays is None else self.links.shards[member],
         )
-
-    def _pause(self) -> None:
-        time.sleep(LOOK_S)
 
     def _watch(self) -> bool:
         self._require_head()
@@ -208,9 +207,7 @@ class LockStep(ClusterSupervisor):
 
     _barrier: StepBarrier | None = None  # made when all actors are prepared
     _over = False  # the learners have ended
-
-    def _pause(self) -> None:
-        """There is always something to do."""
+    _look_s = 0.0  # there is always something to do
 
     def _watch(self) -> bool:
         self._require_head()

@@ -59,6 +59,8 @@ class SweepSupervisor(Run, ABC):
     Nothing acts or learns with its `members`. `sinks` get the rows that the members write into the log of the `directory`.
     """
 
+    _look_s = LOOK_S  # between two looks at the members
+
     def __init__(
         self,
         sweep: SweepConfig,
@@ -91,9 +93,6 @@ class SweepSupervisor(Run, ABC):
     @abstractmethod
     def _tell(self, exploit: Exploit) -> None: ...
 
-    def _pause(self) -> None:
-        time.sleep(LOOK_S)
-
     def _write_replays(self) -> Written:
         return self.directory.write_stores(self.stores)
 
@@ -113,7 +112,7 @@ class SweepSupervisor(Run, ABC):
         try:
             with signals(self.stop):
                 while not self._look():
-                    self._pause()
+                    time.sleep(self._look_s)
                 self._pass_rows()
                 self._survey()
                 interrupted = self.stop.interrupted
